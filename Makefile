@@ -1,0 +1,50 @@
+# What people type. `make` alone builds; see each target's line.
+
+.PHONY: build check test soak bench peers demo deps
+
+# The release build: target/release/beeline, and beside it beeline-llvm, the optimising compiler.
+build:
+	cargo build --release --workspace --bins --lib --examples
+
+# Quick, before each commit: format, lints, unit tests.
+check:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo test --workspace --exclude beeline-e2e --exclude beeline-bench --lib
+
+# Everything, on a Debian 12 as root; what a machine lacks is skipped, and said. In the release profile, so that nothing
+# is compiled twice (`make check` has the unit tests with overflow checks); --show-output for the reasons of skips. Tools
+# run once more with LLVM's code from the start.
+test: deps build
+	@status=0; \
+	cargo test --release --workspace --no-fail-fast -- --show-output || status=$$?; \
+	echo "== with LLVM's code"; \
+	BEELINE_ENGINE=llvm BEELINE_E2E_ENGINE=beeline cargo test --release --no-fail-fast -p beeline-e2e \
+		--test scripts --test callbacks --test objects --test tasks -- --show-output || status=$$?; \
+	exit $$status
+
+# The tests that could go on for ever, each for so many seconds, with new random numbers each time. What fails prints its
+# BEELINE_SEED; `BEELINE_SEED=N make soak` repeats it.
+SOAK_SECONDS ?= 600
+SOAK = BEELINE_SOAK=$(SOAK_SECONDS) cargo test --release --no-fail-fast
+soak: deps build
+	$(SOAK) -p beeline-maps --test kills --test scribble -- --show-output
+	$(SOAK) -p beeline-e2e --test differential --test sums --test engines -- --show-output
+
+# Beeline and the kernel side by side. `make bench ARGS="entry --json"` takes a part; ARGS=--help lists them.
+bench: deps build
+	$${CARGO_TARGET_DIR:-target}/release/beeline-bench $(ARGS)
+	$(if $(ARGS),,$(MAKE) peers)
+
+# Engines against native code, the kernel, rbpf, solana-sbpf and wasmtime; these are built here and nowhere else.
+peers: deps
+	cargo build --release --manifest-path bench/peers/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}
+	$${CARGO_TARGET_DIR:-target}/release/beeline-peers $(ARGS)
+
+# A Python program under a bpftrace one-liner, by Beeline and by the kernel.
+demo: deps
+	./scripts/demo.sh
+
+# Debian packages and the Rust target, only those that are missing.
+deps:
+	./scripts/deps.sh

@@ -1,0 +1,2 @@
+// Strings that differ in their first quarter.
+#include "strcmp.h"

@@ -1,0 +1,2 @@
+// Strings that are equal to their end.
+#include "strcmp.h"

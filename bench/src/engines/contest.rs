@@ -1,0 +1,150 @@
+//! Turns in short rounds, of which the best counts.
+
+use super::programs::Program;
+use super::report::Figure;
+use super::workshop::Workshop;
+use std::time::Duration;
+
+/// Who runs programs.
+pub trait Contestant {
+    /// A short name, the column's heading.
+    fn name(&self) -> &'static str;
+
+    /// Makes a program ready to run.
+    fn prepare(&self, program: &Program, workshop: &Workshop) -> anyhow::Result<Box<dyn Prepared>>;
+}
+
+/// A program that is ready to run, with its memory.
+pub trait Prepared {
+    /// Runs it so many times.
+    fn run(&mut self, times: u32) -> anyhow::Result<Outcome>;
+}
+
+/// What came of some runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Outcome {
+    /// The last run's r0; the low half is compared, as the kernel gives no more.
+    pub result: u64,
+    /// All runs together.
+    pub took: Duration,
+}
+
+/// Times runs of something that cannot fail, by the time that this thread had the processor: a round may be longer than
+/// what other programs leave in one piece. `run` is inlined, so that its call costs nothing.
+#[inline(always)]
+pub fn timed(times: u32, mut run: impl FnMut() -> u64) -> Outcome {
+    let mut result = 0;
+    let start = processor_time();
+    for _ in 0..times {
+        result = run();
+    }
+    Outcome {
+        result,
+        took: processor_time().saturating_sub(start),
+    }
+}
+
+/// For how long this thread has had a processor.
+pub(super) fn processor_time() -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the kernel writes one timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
+    Duration::new(now.tv_sec.cast_unsigned(), now.tv_nsec as u32)
+}
+
+/// How long a round should take: less than what a neighbour on the machine leaves undisturbed.
+const ROUND: Duration = Duration::from_millis(2);
+
+struct Turn<'a> {
+    name: &'static str,
+    prepared: Box<dyn Prepared + 'a>,
+    times: u32,
+    best_ns: f64,
+}
+
+/// Has every contestant run every program, in `rounds` rounds. The first is what others are compared with, in time and in
+/// result. One that cannot run a program, or gets another result, has no figure for it, and the reason is told on stderr.
+pub fn contest(
+    programs: &[Program],
+    contestants: &[Box<dyn Contestant>],
+    rounds: u32,
+) -> anyhow::Result<Vec<Figure>> {
+    let workshop = Workshop::new()?;
+    let mut figures = Vec::new();
+    for program in programs {
+        let mut turns = line_up(program, contestants, &workshop);
+        for _ in 0..rounds {
+            for turn in &mut turns {
+                let outcome = turn.prepared.run(turn.times)?;
+                turn.best_ns = turn.best_ns.min(each_ns(&outcome, turn.times));
+            }
+        }
+        let native_ns = turns.first().map_or(f64::NAN, |first| first.best_ns);
+        figures.extend(turns.iter().map(|turn| Figure {
+            program: program.name,
+            engine: turn.name,
+            ns: turn.best_ns,
+            ratio: turn.best_ns / native_ns,
+        }));
+    }
+    Ok(figures)
+}
+
+/// Those that can run a program and get the first one's result.
+fn line_up<'a>(
+    program: &Program,
+    contestants: &'a [Box<dyn Contestant>],
+    workshop: &Workshop,
+) -> Vec<Turn<'a>> {
+    let mut expected = None;
+    let mut turns = Vec::new();
+    for contestant in contestants {
+        let first = contestant
+            .prepare(program, workshop)
+            .and_then(|mut prepared| {
+                Ok((
+                    prepared.run(1)?.result,
+                    calibrated(&mut *prepared)?,
+                    prepared,
+                ))
+            });
+        let name = contestant.name();
+        match first {
+            Err(why) => eprintln!("{} by {name}: {why:#}", program.name),
+            Ok((result, times, prepared)) => {
+                let expected = *expected.get_or_insert(result as u32);
+                if result as u32 == expected {
+                    turns.push(Turn {
+                        name,
+                        prepared,
+                        times,
+                        best_ns: f64::INFINITY,
+                    });
+                } else {
+                    eprintln!("{} by {name}: {result:#x}, not {expected:#x}", program.name);
+                }
+            }
+        }
+    }
+    turns
+}
+
+/// Runs that make a round.
+fn calibrated(prepared: &mut dyn Prepared) -> anyhow::Result<u32> {
+    let mut times = 1_u32;
+    loop {
+        let took = prepared.run(times)?.took;
+        if took >= ROUND / 4 || times >= 1 << 24 {
+            let enough = ROUND.as_secs_f64() / took.as_secs_f64().max(1e-9) * f64::from(times);
+            return Ok((enough as u32).max(1));
+        }
+        times *= 4;
+    }
+}
+
+fn each_ns(outcome: &Outcome, times: u32) -> f64 {
+    outcome.took.as_secs_f64() * 1e9 / f64::from(times)
+}

@@ -1,0 +1,3 @@
+//! Contests of engines, to which other workspaces can bring contestants of their own ([`engines`]).
+
+pub mod engines;

@@ -1,0 +1,163 @@
+//! Beeline and the kernel side by side, in one run on one machine.
+//!
+//! Each measurement starts a fresh target that times itself, runs an unmodified tool on it by the kernel
+//! and by Beeline, and takes the best of several rounds. Added cost is what a probed call takes more than an
+//! unprobed one. `demo` shows the same for one real program.
+
+mod demo;
+mod measure;
+mod operations;
+mod session;
+mod table;
+
+use beeline_bench::engines::{self, PROGRAMS, ROUNDS};
+use beeline_e2e::{Engine, Turn};
+use clap::{Parser, ValueEnum};
+use serde::Serialize;
+use serde_json::Value;
+use table::Row;
+
+/// What Beeline's probes cost, and what the kernel's do; how fast Beeline's engines are.
+#[derive(Parser)]
+#[command(version, about)]
+struct Options {
+    /// The measurements to take; all if none is named.
+    #[arg(value_enum)]
+    only: Vec<Topic>,
+    /// The engines to measure; both if not given.
+    #[arg(long, value_enum)]
+    engine: Option<Which>,
+    /// Print one JSON array of rows instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Which {
+    Kernel,
+    Beeline,
+}
+
+/// A measurement.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Topic {
+    /// An empty program at a function's entry, by the kind of its first instruction.
+    Entry,
+    /// An empty program at a function's return, by the kind of its first instruction.
+    Return,
+    /// bpftrace's `@[comm] = count()`.
+    Count,
+    /// Ten million calls of getpid() in libc.
+    Getpid,
+    /// How long the target stands still while probes are attached.
+    Stop,
+    /// What the target grows by.
+    Footprint,
+    /// From an event in the target to the tool's printed line.
+    Event,
+    /// Map operations and helpers, from a program and from the tool.
+    Operations,
+    /// Programs run by each of Beeline's engines, by the kernel's compiler and natively. Not part of the usual run:
+    /// beeline-peers does the same, and others' engines take part.
+    Engines,
+    /// What compiling takes, and what a call of compiled code does.
+    Compile,
+    /// A real program under a one-liner. Not part of the usual run.
+    Demo,
+}
+
+const USUAL: [Topic; 9] = [
+    Topic::Entry,
+    Topic::Return,
+    Topic::Count,
+    Topic::Getpid,
+    Topic::Stop,
+    Topic::Footprint,
+    Topic::Event,
+    Topic::Operations,
+    Topic::Compile,
+];
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let _turn = Turn::take();
+    let engines = usable_engines(options.engine);
+    let topics = if options.only.is_empty() {
+        USUAL.to_vec()
+    } else {
+        options.only
+    };
+    let mut rows = Vec::new();
+    for topic in topics {
+        rows.extend(measured(topic, &engines, options.json)?);
+    }
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+    }
+    Ok(())
+}
+
+/// The engines asked for, less those that the machine has not got, which is said.
+fn usable_engines(which: Option<Which>) -> Vec<Engine> {
+    let wanted = match which {
+        None => vec![Engine::Kernel, Engine::Beeline],
+        Some(Which::Kernel) => vec![Engine::Kernel],
+        Some(Which::Beeline) => vec![Engine::Beeline],
+    };
+    let usable = |engine: &Engine| match engine.available() {
+        Ok(()) => true,
+        Err(why) => {
+            eprintln!("not measured on the {engine}: {why}");
+            false
+        }
+    };
+    wanted.into_iter().filter(usable).collect()
+}
+
+/// Takes a topic's figures; prints them, or gives them as rows of JSON.
+fn measured(topic: Topic, on: &[Engine], json: bool) -> anyhow::Result<Vec<Value>> {
+    match topic {
+        Topic::Engines => {
+            let contestants = engines::usual_contestants();
+            let figures = engines::contest(&PROGRAMS, &contestants, ROUNDS)?;
+            shown(&figures, json, engines::print)
+        }
+        Topic::Compile => {
+            let mut call = Row::new("call of an embedded, empty program", "ns");
+            call.beeline = Some(engines::empty_call(ROUNDS)?);
+            let call = shown(&[call], json, table::print)?;
+            let times = engines::compile_times(ROUNDS)?;
+            let times = shown(&times, json, engines::print_compile_times)?;
+            Ok([call, times].concat())
+        }
+        other => shown(&probes(other, on)?, json, table::print),
+    }
+}
+
+/// Prints rows, or gives them as JSON.
+fn shown<R: Serialize>(rows: &[R], json: bool, print: fn(&[R])) -> anyhow::Result<Vec<Value>> {
+    if json {
+        return Ok(rows
+            .iter()
+            .map(serde_json::to_value)
+            .collect::<Result<_, _>>()?);
+    }
+    print(rows);
+    Ok(Vec::new())
+}
+
+/// What is measured on the kernel and on Beeline, one row each.
+fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
+    match topic {
+        Topic::Entry => measure::empty_probes(engines, 'p'),
+        Topic::Return => measure::empty_probes(engines, 'r'),
+        Topic::Count => measure::counting(engines),
+        Topic::Getpid => measure::getpid(engines),
+        Topic::Stop => measure::stops(engines),
+        Topic::Footprint => measure::footprints(engines),
+        Topic::Event => measure::events(engines),
+        Topic::Operations => operations::all(engines),
+        Topic::Demo => demo::run(engines),
+        Topic::Engines | Topic::Compile => Ok(Vec::new()),
+    }
+}

@@ -1,0 +1,412 @@
+//! The little of BTF that Beeline reads: where a structure's fields are, which variables a section has.
+//!
+//! Two kinds of it come here: the kernel's own, for the synthetic `struct task_struct`, and that of tools and of object
+//! files, which says what maps there are and where in a map's value the kernel would keep a lock. Neither is trusted: every
+//! offset is checked, every walk is bounded, and what makes no sense is simply not found.
+//!
+//! The format is that of `Documentation/bpf/btf.rst`.
+
+/// `BTF_KIND_*`.
+pub mod kind {
+    #![allow(missing_docs)] // The names are the kernel's.
+    pub const INT: u8 = 1;
+    pub const PTR: u8 = 2;
+    pub const ARRAY: u8 = 3;
+    pub const STRUCT: u8 = 4;
+    pub const UNION: u8 = 5;
+    pub const ENUM: u8 = 6;
+    pub const FWD: u8 = 7;
+    pub const TYPEDEF: u8 = 8;
+    pub const VOLATILE: u8 = 9;
+    pub const CONST: u8 = 10;
+    pub const RESTRICT: u8 = 11;
+    pub const FUNC: u8 = 12;
+    pub const FUNC_PROTO: u8 = 13;
+    pub const VAR: u8 = 14;
+    pub const DATASEC: u8 = 15;
+    pub const FLOAT: u8 = 16;
+    pub const DECL_TAG: u8 = 17;
+    pub const TYPE_TAG: u8 = 18;
+    pub const ENUM64: u8 = 19;
+}
+
+/// `BTF_VAR_*` and `BTF_FUNC_*`.
+pub mod linkage {
+    #![allow(missing_docs)] // The names are the kernel's.
+    pub const STATIC: u32 = 0;
+    pub const GLOBAL: u32 = 1;
+    pub const EXTERN: u32 = 2;
+}
+
+const MAGIC_AND_VERSION: [u8; 3] = [0x9f, 0xeb, 1];
+/// Bytes of `struct btf_type`.
+const TYPE: usize = 12;
+/// Bytes of `struct btf_member`, and of `struct btf_var_secinfo`.
+const MEMBER: usize = 12;
+/// Types behind types that are followed.
+const DEEPEST: u32 = 32;
+/// Members that one look-up visits at the most: anonymous structures may hold each other many times over.
+const MEMBERS_VISITED: u32 = 100_000;
+
+/// Type information, with an index of its types.
+#[derive(Debug)]
+pub struct Btf<'a> {
+    types: &'a [u8],
+    strings: &'a [u8],
+    /// Where each type begins in `types`; the first is number 1.
+    starts: Vec<u32>,
+}
+
+/// One type.
+#[derive(Debug, Clone, Copy)]
+pub struct Type<'a> {
+    /// [`kind`].
+    pub kind: u8,
+    /// Empty if it has none.
+    pub name: &'a [u8],
+    /// Bytes, or the type that this one refers to.
+    size_or_type: u32,
+    /// The low half of the second word: how many members, or a function's linkage.
+    count: u16,
+    /// Members have sizes in bits.
+    bitfields: bool,
+    /// What follows it: members, or an array's description.
+    rest: &'a [u8],
+}
+
+/// A member of a structure, or a variable of a section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member<'a> {
+    /// Empty for an anonymous structure or union, and for a variable.
+    pub name: &'a [u8],
+    /// Its type's number.
+    pub type_id: u32,
+    /// Bytes from the structure's start.
+    pub offset: u32,
+}
+
+/// A field that was looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// Bytes from the start of the structure that the look-up began at.
+    pub offset: u32,
+    /// Bytes.
+    pub size: u32,
+}
+
+impl<'a> Btf<'a> {
+    /// Indexes the types; `None` if the data is no BTF.
+    pub fn parse(data: &'a [u8]) -> Option<Self> {
+        if !data.starts_with(&MAGIC_AND_VERSION) {
+            return None;
+        }
+        let header = u32_at(data, 4)?;
+        let section = |at: usize| {
+            let start = (header as usize).checked_add(u32_at(data, at)? as usize)?;
+            data.get(start..start.checked_add(u32_at(data, at + 4)? as usize)?)
+        };
+        let (types, strings) = (section(8)?, section(16)?);
+        let mut starts = Vec::new();
+        let mut at = 0;
+        while at < types.len() {
+            starts.push(u32::try_from(at).ok()?);
+            let info = u32_at(types, at + 4)?;
+            at = at.checked_add(TYPE + rest_len(info)?)?;
+        }
+        (at == types.len()).then_some(Self {
+            types,
+            strings,
+            starts,
+        })
+    }
+
+    /// The type of a number; `None` for 0, which is `void`.
+    pub fn get(&self, id: u32) -> Option<Type<'a>> {
+        let start = *self.starts.get(id.checked_sub(1)? as usize)? as usize;
+        let info = u32_at(self.types, start + 4)?;
+        let rest = start + TYPE;
+        Some(Type {
+            kind: kind_of(info),
+            name: self.string(u32_at(self.types, start)?)?,
+            size_or_type: u32_at(self.types, start + 8)?,
+            count: info as u16,
+            bitfields: info >> 31 != 0,
+            rest: self.types.get(rest..rest + rest_len(info)?)?,
+        })
+    }
+
+    /// The numbers of the first types of these names and kinds; 0 where there is none. One pass over all types.
+    pub fn find<const N: usize>(&self, wanted: [(u8, &str); N]) -> [u32; N] {
+        let mut found = [0; N];
+        for id in 1..=self.starts.len() as u32 {
+            let Some(it) = self.get(id) else { continue };
+            for (place, (kind, name)) in found.iter_mut().zip(wanted) {
+                if *place == 0 && it.kind == kind && it.name == name.as_bytes() {
+                    *place = id;
+                }
+            }
+        }
+        found
+    }
+
+    /// What a type is behind its `typedef`s and qualifiers.
+    pub fn resolve(&self, mut id: u32) -> Option<(u32, Type<'a>)> {
+        for _ in 0..DEEPEST {
+            let it = self.get(id)?;
+            match it.kind {
+                kind::TYPEDEF
+                | kind::VOLATILE
+                | kind::CONST
+                | kind::RESTRICT
+                | kind::TYPE_TAG
+                | kind::VAR => id = it.size_or_type,
+                _ => return Some((id, it)),
+            }
+        }
+        None
+    }
+
+    /// Bytes of a type.
+    pub fn size(&self, id: u32) -> Option<u32> {
+        let (mut id, mut count) = (id, 1u32);
+        for _ in 0..DEEPEST {
+            let (_, it) = self.resolve(id)?;
+            match it.kind {
+                kind::PTR => return count.checked_mul(8),
+                kind::ARRAY => {
+                    count = count.checked_mul(u32_at(it.rest, 8)?)?;
+                    id = u32_at(it.rest, 0)?;
+                }
+                kind::INT
+                | kind::STRUCT
+                | kind::UNION
+                | kind::ENUM
+                | kind::ENUM64
+                | kind::FLOAT
+                | kind::DATASEC => return count.checked_mul(it.size_or_type),
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// The members of a structure or union that begin at whole bytes, or the variables of a section.
+    pub fn members(&self, of: Type<'a>) -> impl Iterator<Item = Member<'a>> + '_ {
+        let (members, variables) = match of.kind {
+            kind::STRUCT | kind::UNION => (of.rest, &[][..]),
+            kind::DATASEC => (&[][..], of.rest),
+            _ => (&[][..], &[][..]),
+        };
+        let members = members.chunks_exact(MEMBER).filter_map(move |member| {
+            let (word, bits) = (u32_at(member, 8)?, of.bitfields);
+            let (offset, size) = if bits {
+                (word & 0xff_ffff, word >> 24)
+            } else {
+                (word, 0)
+            };
+            (offset % 8 == 0 && size == 0).then_some(Member {
+                name: self.string(u32_at(member, 0)?)?,
+                type_id: u32_at(member, 4)?,
+                offset: offset / 8,
+            })
+        });
+        let variables = variables.chunks_exact(MEMBER).filter_map(|variable| {
+            Some(Member {
+                name: &[],
+                type_id: u32_at(variable, 0)?,
+                offset: u32_at(variable, 4)?,
+            })
+        });
+        members.chain(variables)
+    }
+
+    /// The field that a path such as `ns.inum` leads to, through anonymous members too. Of an array it is the first
+    /// element that the path goes on in.
+    pub fn field(&self, structure: u32, path: &str) -> Option<Field> {
+        let (mut id, mut offset, mut visits) = (structure, 0u32, MEMBERS_VISITED);
+        for name in path.split('.') {
+            let member = self.member(id, name.as_bytes(), DEEPEST, &mut visits)?;
+            offset = offset.checked_add(member.offset)?;
+            id = member.type_id;
+        }
+        Some(Field {
+            offset,
+            size: self.size(id)?,
+        })
+    }
+
+    fn member(&self, id: u32, name: &[u8], depth: u32, visits: &mut u32) -> Option<Member<'a>> {
+        let (_, mut it) = self.resolve(id)?;
+        if it.kind == kind::ARRAY {
+            it = self.resolve(u32_at(it.rest, 0)?)?.1;
+        }
+        let depth = depth.checked_sub(1)?;
+        for member in self.members(it) {
+            *visits = visits.checked_sub(1)?;
+            if member.name == name {
+                return Some(member);
+            }
+            if member.name.is_empty()
+                && let Some(inner) = self.member(member.type_id, name, depth, visits)
+            {
+                return Some(Member {
+                    offset: member.offset.checked_add(inner.offset)?,
+                    ..inner
+                });
+            }
+        }
+        None
+    }
+
+    /// The string at an offset of the string section.
+    pub fn string(&self, offset: u32) -> Option<&'a [u8]> {
+        let rest = self.strings.get(offset as usize..)?;
+        rest.split(|byte| *byte == 0).next()
+    }
+}
+
+impl Type<'_> {
+    /// The number of the type that a variable, pointer or qualifier refers to; of others it means nothing.
+    pub fn refers_to(&self) -> u32 {
+        self.size_or_type
+    }
+
+    /// Where a variable or a function is defined: [`linkage`].
+    pub fn linkage(&self) -> Option<u32> {
+        match self.kind {
+            kind::VAR => u32_at(self.rest, 0),
+            kind::FUNC => Some(self.count.into()),
+            _ => None,
+        }
+    }
+
+    /// An integer's encoding: `BTF_INT_SIGNED` 1, `BTF_INT_CHAR` 2, `BTF_INT_BOOL` 4.
+    pub fn int_encoding(&self) -> Option<u32> {
+        let word = (self.kind == kind::INT).then(|| u32_at(self.rest, 0))??;
+        Some(word >> 24 & 0xf)
+    }
+
+    /// An array's element type and count.
+    pub fn array(&self) -> Option<(u32, u32)> {
+        (self.kind == kind::ARRAY).then_some(())?;
+        Some((u32_at(self.rest, 0)?, u32_at(self.rest, 8)?))
+    }
+}
+
+fn kind_of(info: u32) -> u8 {
+    (info >> 24) as u8 & 0x1f
+}
+
+/// Bytes that follow a `struct btf_type`, by its second word; `None` for a kind that nobody knows.
+fn rest_len(info: u32) -> Option<usize> {
+    let count = (info & 0xffff) as usize;
+    Some(match kind_of(info) {
+        kind::INT | kind::VAR | kind::DECL_TAG => 4,
+        kind::ARRAY => 12,
+        kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => count * MEMBER,
+        kind::ENUM | kind::FUNC_PROTO => count * 8,
+        kind::PTR
+        | kind::FWD
+        | kind::TYPEDEF
+        | kind::VOLATILE
+        | kind::CONST
+        | kind::RESTRICT
+        | kind::FUNC
+        | kind::FLOAT
+        | kind::TYPE_TAG => 0,
+        _ => return None,
+    })
+}
+
+fn u32_at(data: &[u8], at: usize) -> Option<u32> {
+    let bytes = data.get(at..at.checked_add(4)?)?;
+    Some(u32::from_le_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// `struct outer { int a; union { int b; struct { int c; struct upid { int nr; } numbers[2]; }; }; }`.
+    fn sample() -> Vec<u8> {
+        let strings = b"\0int\0outer\0a\0b\0c\0upid\0nr\0numbers\0";
+        let name = |wanted: &str| {
+            let all: Vec<_> = strings.split(|b| *b == 0).collect();
+            let before = all.iter().position(|s| *s == wanted.as_bytes()).unwrap();
+            all[..before]
+                .iter()
+                .map(|s| s.len() as u32 + 1)
+                .sum::<u32>()
+        };
+        let mut types = Vec::new();
+        let mut put = |words: &[u32]| types.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+        let info = |kind: u8, count: u32| u32::from(kind) << 24 | count;
+        put(&[name("int"), info(kind::INT, 0), 4, 32]); // 1
+        put(&[name("upid"), info(kind::STRUCT, 1), 4, name("nr"), 1, 0]); // 2
+        put(&[0, info(kind::ARRAY, 0), 0, 2, 1, 2]); // 3
+        put(&[0, info(kind::STRUCT, 2), 12, name("c"), 1, 0]); // 4
+        put(&[name("numbers"), 3, 32]);
+        put(&[0, info(kind::UNION, 2), 12, name("b"), 1, 0, 0, 4, 0]); // 5
+        put(&[
+            name("outer"),
+            info(kind::STRUCT, 2),
+            16,
+            name("a"),
+            1,
+            0,
+            0,
+            5,
+            32,
+        ]); // 6
+        let mut btf = vec![0x9f, 0xeb, 1, 0];
+        let header = [
+            24,
+            0,
+            types.len() as u32,
+            types.len() as u32,
+            strings.len() as u32,
+        ];
+        btf.extend(header.iter().flat_map(|w: &u32| w.to_le_bytes()));
+        btf.extend(types);
+        btf.extend(strings);
+        btf
+    }
+
+    #[test]
+    fn fields_are_found_through_anonymous_members_and_arrays() {
+        let data = sample();
+        let btf = Btf::parse(&data).unwrap();
+        let [outer, none] = btf.find([(kind::STRUCT, "outer"), (kind::UNION, "outer")]);
+        assert_eq!((outer, none), (6, 0));
+        let at = |path| {
+            btf.field(outer, path)
+                .map(|field| (field.offset, field.size))
+        };
+        assert_eq!(at("a"), Some((0, 4)));
+        assert_eq!(at("b"), Some((4, 4)));
+        assert_eq!(at("c"), Some((4, 4)));
+        assert_eq!(at("numbers"), Some((8, 8)));
+        assert_eq!(at("numbers.nr"), Some((8, 4)));
+        assert_eq!(at("numbers.none"), None);
+        assert_eq!(btf.size(outer), Some(16));
+    }
+
+    proptest! {
+        #[test]
+        fn no_data_makes_the_parser_panic(flips in proptest::collection::vec((0usize..320, any::<u8>()), 0..12)) {
+            let mut data = sample();
+            for (at, byte) in flips {
+                if let Some(place) = data.get_mut(at) {
+                    *place = byte;
+                }
+            }
+            if let Some(btf) = Btf::parse(&data) {
+                for id in 0..8 {
+                    let _ = (btf.size(id), btf.field(id, "numbers.nr"), btf.field(id, "c"));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Which engines a session has.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use beeline_compile::aot::Aot;
+use beeline_compile::worker::LLVM;
+use beeline_compile::{CodeStore, Worker};
+use beeline_runtime::engines::{Choice, Engines, Optimizer};
+use clap::{Args, ValueEnum};
+
+use crate::say;
+
+/// What the user says about engines.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Whose code programs run
+    #[arg(long, value_enum, default_value_t, env = "BEELINE_ENGINE")]
+    engine: Engine,
+    /// A file made by `beeline compile`: programs that it was made from run its code
+    #[arg(long, value_name = "FILE")]
+    aot: Option<PathBuf>,
+    /// Say what is compiled when
+    #[arg(long)]
+    verbose: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// The light compiler's at once, and LLVM's as soon as it is there, if LLVM is
+    #[default]
+    Auto,
+    /// The light compiler's
+    Light,
+    /// LLVM's, which is waited for
+    Llvm,
+}
+
+impl Options {
+    /// The engines of a session.
+    pub fn engines(&self) -> anyhow::Result<Engines> {
+        let choice = match self.engine {
+            Engine::Auto => Choice::Auto,
+            Engine::Light => Choice::Light,
+            Engine::Llvm => Choice::Optimized,
+        };
+        let mut engines = Engines::new(choice, Arc::new(say)).verbose(self.verbose);
+        if self.engine != Engine::Light {
+            engines = match (optimizer(), self.engine) {
+                (Ok(optimizer), _) => engines.with_optimizer(optimizer),
+                (Err(_), Engine::Auto) => engines,
+                (Err(missing), _) => return Err(missing),
+            };
+            if let Some(store) = self.store() {
+                engines = engines.with_store(store);
+            }
+        }
+        match &self.aot {
+            None => Ok(engines),
+            Some(file) => with_aot(engines, file).with_context(|| file.display().to_string()),
+        }
+    }
+
+    /// The directory for compiled code. Without it programs are compiled at each start.
+    fn store(&self) -> Option<CodeStore> {
+        let directory = CodeStore::standard_directory()?;
+        let store = CodeStore::open(&directory);
+        if let Err(error) = &store
+            && self.verbose
+        {
+            let directory = directory.display();
+            say(&format!("compiled code is not kept: {directory}: {error}"));
+        }
+        store.ok()
+    }
+}
+
+fn with_aot(engines: Engines, file: &Path) -> anyhow::Result<Engines> {
+    let aot = Aot::from_bytes(&std::fs::read(file)?)?;
+    Ok(engines.with_aot(aot)?)
+}
+
+/// LLVM's compiler. Errors: it is not there.
+pub fn optimizer() -> anyhow::Result<Optimizer> {
+    match Worker::beside_this() {
+        Some(worker) => Ok(Box::new(worker)),
+        None => {
+            anyhow::bail!("there is no {LLVM} beside beeline; install it, or give --engine light")
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The `beeline` command.
+
+mod compile;
+mod detach;
+mod engines;
+mod prog;
+mod ps;
+mod run;
+
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Run eBPF tools where the event happens: inside the traced process, without a kernel trap.
+#[derive(Debug, Parser)]
+#[command(name = "beeline", version, arg_required_else_help = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run an eBPF tool: its programs run in user space, inside the processes it traces
+    Run {
+        /// Reach every process that the tool asks for, even if its command line names one with -p
+        #[arg(long, conflicts_with = "pid")]
+        all: bool,
+        /// Where the tool asks for every process, reach this one only (may be repeated; the default is the PID
+        /// that the tool's own -p names)
+        #[arg(long)]
+        pid: Vec<i32>,
+        #[command(flatten)]
+        engines: engines::Options,
+        /// The tool and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        tool: Vec<OsString>,
+    },
+    /// List the processes that Beeline is present in, and what it has mapped and hooked there
+    Ps {
+        /// For scripts
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compile an object file's programs, for machines without a compiler
+    Compile(compile::Arguments),
+    /// Run programs of an object file for their result, or list them
+    #[command(subcommand)]
+    Prog(prog::Command),
+    /// Take Beeline out of a process: restore its code and unmap everything
+    Detach {
+        /// The process
+        pid: i32,
+    },
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Run {
+            all,
+            pid,
+            engines,
+            tool,
+        } => run::run(tool, all, pid, &engines),
+        Command::Ps { json } => {
+            end_with_the_reader();
+            ps::ps(json)
+        }
+        Command::Compile(arguments) => compile::compile(&arguments),
+        Command::Prog(command) => {
+            end_with_the_reader();
+            prog::prog(&command)
+        }
+        Command::Detach { pid } => detach::detach(pid),
+    };
+    outcome.unwrap_or_else(|error| {
+        say(&format!("{error:#}"));
+        ExitCode::FAILURE
+    })
+}
+
+/// `beeline ps | head` ends quietly. Not for a session, which must clean up.
+fn end_with_the_reader() {
+    // SAFETY: sets a disposition; no handler of ours is involved.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+/// One line for the user, on stderr, apart from what the tool prints.
+fn say(line: &str) {
+    if std::io::stderr().is_terminal() {
+        eprintln!("\x1b[1mbeeline:\x1b[0m {line}");
+    } else {
+        eprintln!("beeline: {line}");
+    }
+}

@@ -1,0 +1,84 @@
+//! `beeline prog`: programs of an object file, without a tool and without anything to attach to.
+
+mod disasm;
+pub mod file;
+pub mod loaded;
+mod run;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use beeline_compile::{Compiler, Light, Machine};
+use beeline_runtime::engines::{Choice, Engines};
+use clap::{Subcommand, ValueEnum};
+
+use crate::engines::optimizer;
+use crate::say;
+
+/// What to do with a program.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program here and say what it returns, and how long it takes
+    Run(run::Arguments),
+    /// Print a program's instructions, and the machine code beside them
+    Disasm(disasm::Arguments),
+}
+
+pub fn prog(command: &Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(arguments) => run::run(arguments),
+        Command::Disasm(arguments) => disasm::disasm(arguments),
+    }
+}
+
+/// Who makes machine code.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum CompilerName {
+    /// The light compiler
+    #[default]
+    Light,
+    /// LLVM
+    Llvm,
+}
+
+impl CompilerName {
+    /// The compiler. Errors: it is not there.
+    pub fn compiler(self) -> anyhow::Result<Box<dyn Compiler + Send + Sync>> {
+        Ok(match self {
+            Self::Light => Box::new(Light),
+            Self::Llvm => optimizer()?,
+        })
+    }
+
+    /// Engines that take this compiler's code.
+    pub fn engines(self) -> anyhow::Result<Engines> {
+        let engines = |choice| Engines::new(choice, Arc::new(say));
+        Ok(match self {
+            Self::Light => engines(Choice::Light),
+            Self::Llvm => engines(Choice::Optimized).with_optimizer(self.compiler()?),
+        })
+    }
+}
+
+/// A processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "kebab-case")]
+pub enum MachineName {
+    #[value(name = "x86-64", alias = "x86_64")]
+    X86_64,
+    Aarch64,
+}
+
+impl From<MachineName> for Machine {
+    fn from(name: MachineName) -> Self {
+        match name {
+            MachineName::X86_64 => Self::X86_64,
+            MachineName::Aarch64 => Self::Aarch64,
+        }
+    }
+}
+
+/// The machine asked for, or this one.
+pub fn machine(asked: Option<MachineName>) -> Machine {
+    asked.map_or(Machine::HERE.unwrap_or(Machine::X86_64), Machine::from)
+}

@@ -1,0 +1,136 @@
+//! Files that programs come from: objects, and what `beeline compile` makes of them.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use beeline_compile::aot::{Aot, AotMap, AotProgram};
+use beeline_isa::Insn;
+use beeline_object::{Contents, MapDefinition, Object, Program, RunningKernel, SectionKind};
+
+/// What files of `beeline compile` begin with.
+const AHEAD: &[u8] = b"bee aot";
+
+/// A file's programs.
+#[derive(Debug)]
+pub struct File {
+    pub object: Object,
+    /// Their code, if the file has it.
+    pub aot: Option<Aot>,
+}
+
+impl File {
+    /// Reads a file of either kind.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let named = || path.display().to_string();
+        let data = fs::read(path).with_context(named)?;
+        if data.starts_with(AHEAD) {
+            let aot = Aot::from_bytes(&data).with_context(named)?;
+            let object = object_of(&aot).with_context(named)?;
+            let aot = Some(aot);
+            return Ok(Self { object, aot });
+        }
+        let object = Object::parse(&data, &RunningKernel::default()).with_context(named)?;
+        Ok(Self { object, aot: None })
+    }
+
+    /// The programs of a section, and of a name if one is given; all if neither is.
+    pub fn select(
+        &self,
+        section: Option<&str>,
+        name: Option<&str>,
+    ) -> anyhow::Result<Vec<&Program>> {
+        let is_wanted = |program: &&Program| {
+            section.is_none_or(|section| program.section == section)
+                && name.is_none_or(|name| program.name == name)
+        };
+        let found: Vec<_> = self.object.programs.iter().filter(is_wanted).collect();
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        let listed = |program: &Program| format!("\n  {} ({})", program.section, program.name);
+        let there: String = self.object.programs.iter().map(listed).collect();
+        let what = match (section, name) {
+            (Some(section), None) => format!("no section {section}"),
+            (None, Some(name)) => format!("no program {name}"),
+            (Some(section), Some(name)) => format!("no program {name} in a section {section}"),
+            (None, None) => "no program".to_owned(),
+        };
+        if there.is_empty() {
+            bail!("the file has {what}: it has none at all");
+        }
+        bail!("the file has {what}; there are, by section and program:{there}");
+    }
+
+    /// The one program that is meant.
+    pub fn select_one(
+        &self,
+        section: Option<&str>,
+        name: Option<&str>,
+    ) -> anyhow::Result<&Program> {
+        let found = self.select(section, name)?;
+        match found.as_slice() {
+            [one] => Ok(one),
+            several => {
+                let listed =
+                    |it: &&Program| format!("\n  --section {} --program {}", it.section, it.name);
+                let listed: String = several.iter().map(listed).collect();
+                bail!(
+                    "{} programs could be meant; say which:{listed}",
+                    several.len()
+                );
+            }
+        }
+    }
+}
+
+/// A compiled file as the object that it was made from.
+fn object_of(aot: &Aot) -> anyhow::Result<Object> {
+    let program = |it: &AotProgram| {
+        let insns = Insn::decode_all(&it.insns)?;
+        Ok(Program {
+            name: it.name.clone(),
+            section: it.section.clone(),
+            kind: SectionKind {
+                prog_type: it.prog_type,
+                expected_attach_type: it.expected_attach_type,
+                flags: 0,
+            },
+            autoload: true,
+            insns: insns.collect(),
+            functions: vec![(0, it.name.clone())],
+            lines: Vec::new(),
+        })
+    };
+    let map = |it: &AotMap| MapDefinition {
+        name: it.name.clone(),
+        map_type: it.map_type,
+        key_size: it.key_size,
+        value_size: it.value_size,
+        max_entries: it.max_entries,
+        flags: it.map_flags,
+        map_extra: it.map_extra,
+        contents: match it.contents.as_slice() {
+            [] => Contents::Empty,
+            value => Contents::Value(value.to_vec()),
+        },
+        ..MapDefinition::default()
+    };
+    let maps = aot.maps.iter().map(|it| {
+        let inner = it.inner.and_then(|inner| aot.maps.get(inner as usize));
+        MapDefinition {
+            inner: inner.map(|inner| Box::new(map(inner))),
+            ..map(it)
+        }
+    });
+    Ok(Object {
+        programs: aot
+            .programs
+            .iter()
+            .map(program)
+            .collect::<Result<_, anyhow::Error>>()?,
+        maps: maps.collect(),
+        license: aot.license.clone(),
+        ..Object::default()
+    })
+}

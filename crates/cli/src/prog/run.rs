@@ -1,0 +1,118 @@
+//! `beeline prog run`: a program's result, and the time that it takes.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use beeline_runtime::TestRun;
+use beeline_runtime::engines::{Choice, Engines};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+use super::CompilerName;
+use super::file::File;
+use super::loaded::Loaded;
+use crate::say;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// An object file of clang -target bpf, or a file of `beeline compile`
+    file: PathBuf,
+    /// The program's section, such as uprobe//bin/bash:readline
+    #[arg(long)]
+    section: Option<String>,
+    /// The program's function, where a section has several
+    #[arg(long)]
+    program: Option<String>,
+    /// What r1 points to: this file's bytes [default: 4096 zeros]
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Write these bytes afterwards
+    #[arg(long, value_name = "FILE")]
+    data_out: Option<PathBuf>,
+    /// Runs, one after the other
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    repeat: u32,
+    /// What runs it [default: the light compiler's code, or the file's own]
+    #[arg(long, value_enum)]
+    engine: Option<EngineName>,
+    /// For scripts
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum EngineName {
+    /// Checks every access
+    Interpreter,
+    /// The light compiler's code
+    Light,
+    /// LLVM's code
+    Llvm,
+}
+
+/// Bytes of context if none are given: as many zeros as any context has.
+const ZEROS: usize = 4096;
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut file = File::read(&arguments.file)?;
+    let aot = file.aot.take();
+    let is_ahead = aot.is_some();
+    let engines = match (arguments.engine, aot) {
+        (None, Some(aot)) => Engines::new(Choice::Light, Arc::new(say))
+            .with_aot(aot)
+            .with_context(|| arguments.file.display().to_string())?,
+        (Some(EngineName::Llvm), _) => CompilerName::Llvm.engines()?,
+        _ => CompilerName::Light.engines()?,
+    };
+    let section = arguments.section.as_deref();
+    let program = file.select_one(section, arguments.program.as_deref())?;
+    let context = match &arguments.data {
+        Some(data) => fs::read(data).with_context(|| data.display().to_string())?,
+        None => vec![0; ZEROS],
+    };
+    let mut loaded = Loaded::new(&file.object, engines)?;
+    let id = loaded.program(program)?;
+    let (_, compiled, _) = loaded.compiled(id)?;
+    if is_ahead && arguments.engine.is_none() && !compiled.is_ahead {
+        bail!(
+            "the file's code of {} is for maps of another shape; compile it on this machine",
+            program.name
+        );
+    }
+    let checked = arguments.engine == Some(EngineName::Interpreter);
+    let engine = if checked {
+        "interpreter"
+    } else {
+        &compiled.engine
+    };
+    let run = TestRun {
+        context,
+        repeat: arguments.repeat,
+        checked,
+    };
+    let result = loaded.runtime.test_run(id, run)?;
+    let nanoseconds = result.duration.as_nanos();
+    if let Some(out) = &arguments.data_out {
+        fs::write(out, &result.context).with_context(|| out.display().to_string())?;
+    }
+    if arguments.json {
+        let result = json!({
+            "retval": result.value,
+            "duration": nanoseconds as u64,
+            "repeat": arguments.repeat,
+            "engine": engine,
+            "section": program.section,
+            "program": program.name,
+        });
+        println!("{}", serde_json::to_string_pretty(&result)?);
+    } else {
+        println!(
+            "Return value: {}, duration (average): {nanoseconds}ns",
+            result.value
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,104 @@
+//! `beeline ps`: where Beeline is present.
+
+use std::fs;
+use std::process::ExitCode;
+
+use beeline_runtime::leave::{Presence, everywhere};
+use serde_json::json;
+
+/// Lists every process with something of Beeline's in it.
+pub fn ps(as_json: bool) -> anyhow::Result<ExitCode> {
+    let found = everywhere();
+    if as_json {
+        let list: Vec<_> = found.iter().map(as_value).collect();
+        println!("{}", serde_json::to_string_pretty(&list)?);
+    } else if found.is_empty() {
+        println!("Beeline is in no process that you may trace.");
+    } else {
+        println!(
+            "{:>8}  {:<16} {:>8}  {:<8} {:>5}  TOOL",
+            "PID", "COMM", "SESSION", "STATE", "SITES"
+        );
+        for presence in &found {
+            print(presence);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(presence: &Presence) {
+    let state = if presence.is_live { "live" } else { "orphan" };
+    let (pid, session, sites) = (presence.pid, presence.session, presence.sites.len());
+    println!(
+        "{pid:>8}  {:<16} {session:>8}  {state:<8} {sites:>5}  {}",
+        comm(pid),
+        presence.tool
+    );
+    for site in &presence.sites {
+        let kind = if site.is_breakpoint {
+            "breakpoint"
+        } else {
+            "jump"
+        };
+        println!(
+            "{:>10}{:#x} {kind} {}",
+            "",
+            site.address,
+            place(presence, site.address)
+        );
+        for program in &site.programs {
+            println!("{:>12}program {}, {}", "", program.name, program.engine);
+        }
+    }
+    for mapping in &presence.mappings {
+        println!(
+            "{:>10}{:#x}-{:#x} {}",
+            "",
+            mapping.start,
+            mapping.end,
+            mapping.path.display()
+        );
+    }
+    if !presence.is_live {
+        println!(
+            "{:>10}its session has ended: `beeline detach {pid}` restores it",
+            ""
+        );
+    }
+}
+
+fn as_value(presence: &Presence) -> serde_json::Value {
+    json!({
+        "pid": presence.pid,
+        "comm": comm(presence.pid),
+        "session": presence.session,
+        "live": presence.is_live,
+        "tool": presence.tool,
+        "sites": presence.sites.iter().map(|site| json!({
+            "address": site.address,
+            "kind": if site.is_breakpoint { "breakpoint" } else { "jump" },
+            "place": place(presence, site.address),
+            "programs": site.programs.iter().map(|program| json!({
+                "name": program.name,
+                "engine": program.engine,
+            })).collect::<Vec<_>>(),
+        })).collect::<Vec<_>>(),
+        "mappings": presence.mappings.iter().map(|mapping| json!({
+            "start": mapping.start,
+            "end": mapping.end,
+            "name": mapping.path,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn comm(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm"))
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+/// The file and offset that an address belongs to.
+fn place(presence: &Presence, address: u64) -> String {
+    presence.place_of(address).unwrap_or_else(|| "?".to_owned())
+}

@@ -1,0 +1,48 @@
+//! Files that hold code: a kind, a checksum, and a value. Whatever the bytes are, reading them gives the value that was
+//! written or an error.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::digest::Digest;
+
+/// What a file begins with: what it is, and the version of its layout.
+pub type Kind = [u8; 8];
+
+/// Why a file's bytes are not what they should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Damaged {
+    /// Another kind of file, or another version of the kind.
+    #[error("it is no such file, or of another version")]
+    Kind,
+    /// The checksum does not match.
+    #[error("it is damaged: its checksum is wrong")]
+    Checksum,
+    /// The checksum matches, but what it covers is no such value.
+    #[error("it is damaged: its contents make no sense")]
+    Contents,
+}
+
+/// Bytes for a value.
+pub fn seal(kind: Kind, value: &impl Serialize) -> Vec<u8> {
+    // A vector has room for everything, and what is sealed here always has lengths: this cannot fail.
+    let contents = postcard::to_stdvec(value).unwrap_or_default();
+    let checksum = Digest::of_bytes(&contents);
+    [&kind[..], checksum.bytes(), &contents].concat()
+}
+
+/// The inverse of [`seal`].
+pub fn unseal<T: DeserializeOwned>(kind: Kind, bytes: &[u8]) -> Result<T, Damaged> {
+    let (found, rest) = bytes.split_at_checked(kind.len()).ok_or(Damaged::Kind)?;
+    if found != kind {
+        return Err(Damaged::Kind);
+    }
+    let (checksum, contents) = rest.split_at_checked(32).ok_or(Damaged::Checksum)?;
+    if checksum != Digest::of_bytes(contents).bytes() {
+        return Err(Damaged::Checksum);
+    }
+    match postcard::take_from_bytes(contents) {
+        Ok((value, [])) => Ok(value),
+        _ => Err(Damaged::Contents),
+    }
+}

@@ -1,0 +1,75 @@
+//! What a function begins and ends with, and what is counted and checked on the way.
+
+use std::ptr::with_exposed_provenance_mut as place;
+
+use beeline_isa::FRAME_POINTER;
+use beeline_verifier::MAX_FRAMES;
+
+use super::machine::{Machine, Registers, Stop, fault};
+use super::memory::FRAME_BYTES;
+
+impl Machine<'_> {
+    /// Runs a function from its first slot.
+    pub fn run_function(&mut self, start: usize, r: Registers, given: u16) -> Result<u64, Stop> {
+        self.charge(1, start)?;
+        if self.program.is_all_written {
+            self.execute::<false>(start, r, given)
+        } else {
+            self.execute::<true>(start, r, given)
+        }
+    }
+
+    /// Makes room for a function's frame.
+    pub fn call_frame(&mut self, slot: usize) -> Result<(), Stop> {
+        if self.depth + 1 >= MAX_FRAMES {
+            return Err(fault(
+                slot,
+                format!("the call stack of {} frames is too deep", MAX_FRAMES + 1),
+            ));
+        }
+        self.depth += 1;
+        self.memory.push_frame();
+        Ok(())
+    }
+
+    /// Gives back a function's frame.
+    pub fn return_frame(&mut self) {
+        self.depth -= 1;
+        self.memory.pop_frame();
+    }
+
+    /// Sets the frame pointer, and clears the stack that the function uses: it may not tell what was there before.
+    #[inline(always)]
+    pub fn enter(&mut self, start: usize, r: &mut Registers) {
+        let top = self.memory.frame() + FRAME_BYTES;
+        r[usize::from(FRAME_POINTER)] = top;
+        let used = self.program.stack_bytes.get(start).copied().unwrap_or(0);
+        let bottom = place::<u8>(top as usize - usize::from(used));
+        // SAFETY: a function uses at most a frame, and the frame is this run's.
+        unsafe { bottom.write_bytes(0, used.into()) };
+    }
+
+    #[inline(always)]
+    pub fn charge(&mut self, slots: usize, slot: usize) -> Result<(), Stop> {
+        match self.budget.checked_sub(slots as u64) {
+            Some(left) => {
+                self.budget = left;
+                Ok(())
+            }
+            None => Err(fault(slot, "the program has run for too long")),
+        }
+    }
+
+    pub fn check_written(&self, slot: usize, written: u16) -> Result<u16, Stop> {
+        let used = self.program.uses.get(slot).copied().unwrap_or_default();
+        match used.reads & !written {
+            0 => Ok(written & !used.clears | used.writes),
+            missing => Err(never_written(slot, missing.trailing_zeros())),
+        }
+    }
+}
+
+#[cold]
+pub(super) fn never_written(slot: usize, register: u32) -> Stop {
+    fault(slot, format!("R{register} !read_ok"))
+}

@@ -1,0 +1,294 @@
+//! What is known of a helper call's arguments before the program runs.
+//!
+//! One walk over each function, in the order of its slots. Where ways meet, what all of them agree on is known; at the head
+//! of a loop nothing is. So what is said of a call holds on every way to it.
+
+use std::collections::{BTreeSet, HashMap};
+
+use beeline_isa::{Alu, FRAME_POINTER, Imm64, Op, Operand, Size};
+use beeline_verifier::{Flow, Function};
+
+/// What a register holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Known {
+    /// Anything.
+    Nothing,
+    /// This number.
+    Number(u64),
+    /// The map of this index.
+    Map(u32),
+    /// The function's frame pointer and so many bytes.
+    Stack(i32),
+    /// Not an address of the stack.
+    Elsewhere,
+}
+
+/// What is known where a helper is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arguments {
+    registers: [Known; FRAME_POINTER as usize],
+    stack: Stack,
+}
+
+impl Arguments {
+    /// What a register holds.
+    pub fn register(&self, register: u8) -> Known {
+        match self.registers.get(usize::from(register)) {
+            Some(&known) => known,
+            None => Known::Stack(0),
+        }
+    }
+
+    /// The map that a register holds.
+    pub fn map(&self, register: u8) -> Option<u32> {
+        match self.register(register) {
+            Known::Map(map) => Some(map),
+            _ => None,
+        }
+    }
+
+    /// The number that a register holds.
+    pub fn number(&self, register: u8) -> Option<u64> {
+        match self.register(register) {
+            Known::Number(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// The number that lies in the four bytes that a register points to.
+    pub fn word_at(&self, register: u8) -> Option<u32> {
+        match self.register(register) {
+            Known::Stack(at) => self.stack.word(at),
+            _ => None,
+        }
+    }
+
+    fn nothing() -> Self {
+        Self {
+            registers: [Known::Nothing; FRAME_POINTER as usize],
+            stack: Stack::default(),
+        }
+    }
+
+    fn set(&mut self, register: u8, known: Known) {
+        if let Some(place) = self.registers.get_mut(usize::from(register)) {
+            *place = known;
+        }
+    }
+
+    /// What holds here and there.
+    fn meet(&mut self, other: &Self) {
+        for (here, there) in self.registers.iter_mut().zip(other.registers) {
+            if *here != there {
+                *here = Known::Nothing;
+            }
+        }
+        self.stack.meet(&other.stack);
+    }
+
+    /// Becomes what is known behind an operation.
+    fn pass(&mut self, op: Op) {
+        match op {
+            Op::Store {
+                size,
+                dst,
+                src,
+                off,
+            } => {
+                let value = match src {
+                    Operand::Imm(imm) => Known::Number(i64::from(imm).cast_unsigned()),
+                    Operand::Reg(src) => self.register(src),
+                };
+                self.store(dst, off, size, value);
+            }
+            Op::StoreRelease { size, dst, off, .. } => self.store(dst, off, size, Known::Nothing),
+            Op::Atomic { wide, dst, off, .. } => {
+                let size = if wide { Size::B8 } else { Size::B4 };
+                self.store(dst, off, size, Known::Nothing);
+            }
+            Op::CallHelper { id } => return self.call(Some(id)),
+            Op::CallLocal { .. } | Op::CallKernel { .. } => return self.call(None),
+            _ => {}
+        }
+        if let Some(register) = op.written() {
+            self.set(register, self.result(op));
+        }
+    }
+
+    /// What an operation that is no call leaves in the register that it writes.
+    fn result(&self, op: Op) -> Known {
+        match op {
+            Op::Move { wide, src, .. } => {
+                let value = match src {
+                    Operand::Imm(imm) => Known::Number(i64::from(imm).cast_unsigned()),
+                    Operand::Reg(src) => self.register(src),
+                };
+                match value {
+                    Known::Number(number) if !wide => Known::Number(number & 0xffff_ffff),
+                    value if wide => value,
+                    _ => Known::Nothing,
+                }
+            }
+            Op::Alu {
+                op: Alu::Add,
+                wide: true,
+                dst,
+                src: Operand::Imm(imm),
+            } => match self.register(dst) {
+                Known::Stack(at) => at.checked_add(imm).map_or(Known::Nothing, Known::Stack),
+                Known::Number(number) => {
+                    Known::Number(number.wrapping_add(i64::from(imm).cast_unsigned()))
+                }
+                Known::Elsewhere => Known::Elsewhere,
+                _ => Known::Nothing,
+            },
+            Op::Imm64 { kind, low, .. } => match (kind, u32::try_from(low)) {
+                (Imm64::Map, Ok(map)) => Known::Map(map),
+                (Imm64::MapValue, _) => Known::Elsewhere,
+                _ => Known::Nothing,
+            },
+            _ => Known::Nothing,
+        }
+    }
+
+    fn store(&mut self, dst: u8, off: i16, size: Size, value: Known) {
+        match self.register(dst) {
+            Known::Stack(base) => match base.checked_add(off.into()) {
+                Some(at) => self.stack.store(at, size, value),
+                None => self.stack = Stack::default(),
+            },
+            Known::Elsewhere | Known::Map(_) => {}
+            Known::Nothing | Known::Number(_) => self.stack = Stack::default(),
+        }
+    }
+
+    fn call(&mut self, helper: Option<u32>) {
+        let keeps_stack = helper.is_some_and(|id| LEAVE_STACK_ALONE.contains(&id));
+        if !keeps_stack {
+            self.stack = Stack::default();
+        }
+        for register in 0..=5 {
+            self.set(register, Known::Nothing);
+        }
+        if helper.is_some_and(|id| GIVE_NO_STACK.contains(&id)) {
+            self.set(0, Known::Elsewhere);
+        }
+    }
+}
+
+/// Helpers that write nothing to memory that a program may point them to: map_lookup_elem, map_update_elem, map_delete_elem,
+/// ktime_get_ns, trace_printk, get_prandom_u32, get_smp_processor_id, get_current_pid_tgid, get_current_uid_gid,
+/// perf_event_output, get_stackid, get_current_task, get_current_cgroup_id, ktime_get_boot_ns, the ringbuf_ ones from output to
+/// query, get_func_ip, get_attach_cookie, trace_vprintk, map_lookup_percpu_elem.
+const LEAVE_STACK_ALONE: [u32; 23] = [
+    1, 2, 3, 5, 6, 7, 8, 14, 15, 25, 27, 35, 80, 125, 130, 131, 132, 133, 134, 173, 174, 177, 195,
+];
+/// Helpers that give an address, or null: map_lookup_elem, ringbuf_reserve, map_lookup_percpu_elem.
+const GIVE_NO_STACK: [u32; 3] = [1, 131, 195];
+
+/// Numbers that lie on the stack: those stored last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Stack([Option<Stored>; 8]);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stored {
+    /// From the frame pointer to the first byte.
+    at: i32,
+    size: Size,
+    value: u64,
+}
+
+impl Stored {
+    fn end(&self) -> i32 {
+        self.at.saturating_add(self.size.bytes().into())
+    }
+}
+
+impl Stack {
+    fn store(&mut self, at: i32, size: Size, value: Known) {
+        let end = at.saturating_add(size.bytes().into());
+        for place in &mut self.0 {
+            if place.is_some_and(|stored| stored.at < end && at < stored.end()) {
+                *place = None;
+            }
+        }
+        if let Known::Number(value) = value {
+            // The last place is free now, or what it holds is forgotten.
+            let free = self.0.iter().position(Option::is_none);
+            let place = free.unwrap_or(self.0.len() - 1);
+            self.0[..=place].rotate_right(1);
+            self.0[0] = Some(Stored { at, size, value });
+        }
+    }
+
+    fn word(&self, at: i32) -> Option<u32> {
+        let end = at.checked_add(4)?;
+        let mut stored = self.0.iter().flatten();
+        let stored = stored.find(|stored| stored.at <= at && end <= stored.end())?;
+        let shift = (at - stored.at) * 8;
+        Some((stored.value >> shift) as u32)
+    }
+
+    fn meet(&mut self, other: &Self) {
+        for place in &mut self.0 {
+            if !other.0.contains(place) {
+                *place = None;
+            }
+        }
+    }
+}
+
+/// Calls `visit` for each reachable call of a helper: its slot, the helper, and what is known there.
+pub fn at_calls(flow: &Flow, mut visit: impl FnMut(usize, u32, &Arguments)) {
+    for &function in flow.functions() {
+        walk(flow, function, &mut visit);
+    }
+}
+
+fn walk(flow: &Flow, function: Function, visit: &mut impl FnMut(usize, u32, &Arguments)) {
+    let loops = loop_heads(flow, function);
+    let mut coming: HashMap<usize, Arguments> = HashMap::new();
+    let mut fallen = Some(on_entry(function));
+    for (index, op) in flow.reachable_ops(function) {
+        let jumped = coming.remove(&index);
+        let mut known = match (fallen.take(), jumped) {
+            _ if loops.contains(&index) => Arguments::nothing(),
+            (Some(mut one), Some(other)) => {
+                one.meet(&other);
+                one
+            }
+            (Some(only), None) | (None, Some(only)) => only,
+            (None, None) => Arguments::nothing(),
+        };
+        if let Op::CallHelper { id } = op {
+            visit(index, id, &known);
+        }
+        known.pass(op);
+        let next = index + if flow.op(index + 1).is_none() { 2 } else { 1 };
+        for successor in flow.successors(index).filter(|&to| to > index) {
+            if successor == next {
+                fallen = Some(known);
+            } else {
+                coming
+                    .entry(successor)
+                    .and_modify(|other| other.meet(&known))
+                    .or_insert(known);
+            }
+        }
+    }
+}
+
+fn on_entry(function: Function) -> Arguments {
+    let mut known = Arguments::nothing();
+    if function.start == 0 {
+        known.set(1, Known::Elsewhere);
+    }
+    known
+}
+
+/// Where jumps lead back to.
+fn loop_heads(flow: &Flow, function: Function) -> BTreeSet<usize> {
+    flow.reachable_ops(function)
+        .flat_map(|(index, _)| flow.successors(index).filter(move |&to| to <= index))
+        .collect()
+}

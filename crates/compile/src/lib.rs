@@ -1,0 +1,40 @@
+//! Engines: ways to run eBPF.
+//!
+//! An [`Engine`] takes a [`Program`] and makes it ready to run in this process; a [`Compiler`] is an engine that makes
+//! position-independent machine code, which can as well be mapped into another process. The code is entered by
+//! [`beeline_isa::abi::Entry`], holds no address, and touches neither vector nor x87 registers.
+//!
+//! Code can be kept: by content in a [`CodeStore`], so that a program is compiled once, and in a file ([`aot`]), so that it
+//! runs where there is no compiler.
+//!
+//! A compiler may run in a process of its own, behind a [`Worker`].
+//!
+//! Compilers rely on a program's structure only ([`beeline_verifier::Flow`]); that memory accesses are good is
+//! for the verifier to know. The [`Interpreter`] relies on nothing: what no verifier has seen runs there and nowhere else.
+
+pub mod aot;
+mod code;
+pub mod container;
+pub mod cpu;
+pub mod decision;
+mod digest;
+mod engine;
+mod executable;
+mod inline;
+mod interpreter;
+mod known;
+mod light;
+mod registers;
+mod store;
+pub mod worker;
+
+pub use code::{Code, Error, InsnAt};
+pub use digest::Digest;
+pub use engine::{Compiler, Context, Engine, Fault, Machine, MapShape, Program, Runnable};
+pub use executable::Executable;
+pub use inline::{Inline, inlines};
+pub use interpreter::Interpreter;
+pub use light::Light;
+pub use registers::RegisterSet;
+pub use store::CodeStore;
+pub use worker::Worker;

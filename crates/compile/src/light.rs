@@ -1,0 +1,38 @@
+//! The light compiler: each eBPF register has a fixed home in a general register, each instruction becomes a few
+//! machine instructions, jumps take their short form where they can.
+//!
+//! There is no register allocation and no optimiser, so thousands of instructions take milliseconds. The code saves only
+//! what the platform's ABI says it has to and what the program really changes: `r0 = 0; exit` becomes `xor eax, eax; ret`.
+//! What compilers of eBPF take apart for want of an instruction is put together again on x86-64 (a sum that is an address, a
+//! branch over a jump, a search among constants that is a look-up in a table), and helpers of a few instructions stand in place of their calls ([`crate::inlines`]).
+//!
+//! A function whose address is taken gets a thunk by which helpers call it. A tail call leaves the calling function's
+//! frame and jumps to the next program; see [`beeline_isa::abi`].
+//!
+//! What is the same for every machine is in `outline`, the facts of a program, and `walk`, the way through it.
+
+mod aarch64;
+mod lookup;
+mod outline;
+mod walk;
+mod x86_64;
+
+use crate::code::{Code, Error};
+use crate::engine::{Compiler, Machine, Program};
+
+/// The light compiler.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Light;
+
+impl Compiler for Light {
+    fn name(&self) -> &'static str {
+        "light"
+    }
+
+    fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
+        match machine {
+            Machine::X86_64 => x86_64::compile(program),
+            Machine::Aarch64 => aarch64::compile(program),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Calls: of helpers, from helpers back into the program, and into the next program.
+
+use beeline_isa::abi::{RUN_CONTEXT, RUN_HELPERS, RUN_MAP_COUNT, RUN_MAPS, RUN_VALUES, TAIL_CALL};
+
+use super::assembler::{Access, FP, Indirect, LR, Label, Pair, Reg, SP, Sum};
+use super::emit::Emitter;
+use super::frame::Frame;
+use super::registers::{ABORTED, CALLER_SAVED, RESULT, RUN, home};
+use crate::code::Error;
+use crate::light::outline::helper_index;
+
+/// What a tail call may change in the run, and has to be as before when the program is returned to.
+const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];
+/// Bytes of stack that a function needs to keep the [`TABLES`].
+pub(crate) const TABLES_BYTES: u32 = 32;
+/// Bytes of stack between a helper's call of a callback and the callback's frame.
+pub(crate) const CALLBACK_BYTES: u32 = 32;
+
+impl Emitter<'_> {
+    pub(crate) fn call_helper(&mut self, index: usize, id: u32) -> Result<(), Error> {
+        let id = helper_index(index, id)?;
+        self.clobbers = CALLER_SAVED;
+        let helper = self.scratch(0);
+        self.asm.mov(true, Reg::x(5), RUN);
+        self.load_field(helper, RUN, RUN_HELPERS);
+        self.load_field(helper, helper, id as usize * 8);
+        self.asm.indirect(Indirect::Blr, helper);
+        self.asm.mov(true, home(0), RESULT);
+        Ok(())
+    }
+
+    /// The program's own tail call: the next program takes its place.
+    pub(crate) fn replace_program(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
+        let next = self.asm.label();
+        self.call_helper(index, TAIL_CALL)?;
+        self.asm.cbz(true, home(0), next);
+        self.leave_for_next_program(frame);
+        self.asm.indirect(Indirect::Br, home(0));
+        self.asm.bind(next);
+        Ok(())
+    }
+
+    /// A tail call in a called function: the next program takes the function's place, and returns into this program. What
+    /// remains of the function's frame are the tables of this program, and the way back.
+    pub(crate) fn replace_function(&mut self, index: usize, frame: &Frame) -> Result<(), Error> {
+        let next = self.asm.label();
+        let kept = [0, 1, 2].map(|number| self.scratch(number));
+        let (below, record) = (TABLES_BYTES, 16);
+        for (register, table) in kept.into_iter().zip(TABLES) {
+            self.load_field(register, RUN, table);
+        }
+        self.asm.sum(Sum::Sub, true, SP, SP, below, false);
+        self.tables(Pair::Stp, Access::Store, kept, 0);
+        self.call_helper(index, TAIL_CALL)?;
+        self.tables(Pair::Ldp, Access::Load, kept, 0);
+        self.asm.sum(Sum::Add, true, SP, SP, below, false);
+        self.asm.cbz(true, home(0), next);
+        self.leave_for_next_program(frame);
+        let all = record + TABLES_BYTES.cast_signed();
+        self.asm.pair(Pair::StpBefore, [FP, LR], SP, -all);
+        self.asm.sum(Sum::Add, true, FP, SP, 0, false);
+        self.tables(Pair::Stp, Access::Store, kept, record);
+        self.asm.indirect(Indirect::Blr, home(0));
+        self.tables(Pair::Ldp, Access::Load, kept, record);
+        self.asm.pair(Pair::LdpAfter, [FP, LR], SP, all);
+        for (register, table) in kept.into_iter().zip(TABLES) {
+            self.asm
+                .word_access(Access::Store, register, RUN, table as u32);
+        }
+        self.asm.mov(true, home(0), RESULT);
+        self.return_to_caller(false);
+        self.asm.bind(next);
+        Ok(())
+    }
+
+    /// Stores the tables at the stack pointer and so many bytes, or loads them from there.
+    fn tables(&mut self, two: Pair, one: Access, [maps, values, count]: [Reg; 3], off: i32) {
+        self.asm.pair(two, [maps, values], SP, off);
+        self.asm
+            .word_access(one, count, SP, off.cast_unsigned() + 16);
+    }
+
+    /// Leaves the frame, with the next program's arguments where it expects them.
+    fn leave_for_next_program(&mut self, frame: &Frame) {
+        self.load_field(RESULT, RUN, RUN_CONTEXT);
+        self.asm.mov(true, Reg::x(1), RUN);
+        frame.leave(&mut self.asm);
+    }
+
+    /// Returns from a called function, whose frame is left; says if poison has ended the program.
+    pub(crate) fn return_to_caller(&mut self, aborted: bool) {
+        if self.outline.unwinds {
+            self.clobber(ABORTED);
+            self.constant(ABORTED, aborted.into());
+        }
+        self.asm.ret();
+    }
+
+    /// What helpers call to call a function. The arguments are where the function expects them; what it does not keep but
+    /// the ABI wants kept is the run's register.
+    pub(crate) fn callback_thunk(&mut self, entry: Label) {
+        let bytes = CALLBACK_BYTES.cast_signed();
+        self.asm.pair(Pair::StpBefore, [FP, LR], SP, -bytes);
+        self.asm.sum(Sum::Add, true, FP, SP, 0, false);
+        self.asm.word_access(Access::Store, RUN, SP, 16);
+        self.asm.mov(true, RUN, Reg::x(5));
+        self.asm.bl(entry);
+        self.asm.mov(true, RESULT, home(0));
+        if self.outline.unwinds {
+            // The helper stands between this and the program, so poison ends what the helper does: 1 means stop.
+            let returned = self.asm.label();
+            self.asm.cbz(false, ABORTED, returned);
+            self.constant(RESULT, 1);
+            self.asm.bind(returned);
+        }
+        self.asm.word_access(Access::Load, RUN, SP, 16);
+        self.asm.pair(Pair::LdpAfter, [FP, LR], SP, bytes);
+        self.asm.ret();
+    }
+}

@@ -1,0 +1,70 @@
+//! Code for x86-64.
+
+mod arithmetic;
+mod calls;
+mod emit;
+mod frame;
+mod fuse;
+mod inline;
+mod memory;
+mod registers;
+mod table;
+
+use beeline_verifier::Flow;
+use iced_x86::code_asm::CodeAssembler;
+use iced_x86::{BlockEncoderOptions, IcedError};
+
+use super::outline::{Labels, Outline};
+use super::walk::walk;
+use crate::code::{Code, Error, InsnAt};
+use crate::decision::Decisions;
+use crate::engine::Program;
+use crate::registers::RegisterSet;
+use calls::CALLBACK_BYTES;
+use emit::Emitter;
+use frame::Frame;
+use registers::CALLER_SAVED;
+
+impl From<IcedError> for Error {
+    fn from(error: IcedError) -> Self {
+        Self::Assembler(error.to_string())
+    }
+}
+
+pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
+    let flow = Flow::of(program.insns)?;
+    let outline = Outline::of(program, &flow);
+    let mut asm = CodeAssembler::new(64)?;
+    let labels = Labels::of(&outline, || asm.create_label());
+    let frames: Vec<Frame> = (0..)
+        .zip(outline.needs())
+        .map(|(number, needs)| Frame::of(&needs, outline.uses_run && number == 0))
+        .collect();
+    let frame_bytes = |number| frames.get(number).map_or(0, Frame::bytes_with_call);
+    let stack_bytes = outline.stack_bytes(&labels, frame_bytes, CALLBACK_BYTES)?;
+    let mut emitter = Emitter {
+        asm,
+        outline: &outline,
+        labels: &labels,
+        clobbers: RegisterSet::EMPTY,
+        decisions: Decisions::default(),
+        tables: Vec::new(),
+    };
+    let starts = walk(&mut emitter, &outline, &labels, &frames)?;
+    emitter.put_tables()?;
+    let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+    let assembled = emitter.asm.assemble_options(0, options)?.inner;
+    let offsets = assembled.new_instruction_offsets;
+    let place = |&(before, insn): &(usize, usize)| {
+        let at = *offsets.get(before)?;
+        let insn = insn as u32; // a program has a million at the most
+        Some(InsnAt { at, insn })
+    };
+    Ok(Code {
+        bytes: assembled.code_buffer,
+        clobbers: emitter.clobbers.intersection(CALLER_SAVED),
+        uses_run: outline.uses_run,
+        stack_bytes,
+        insns: starts.iter().filter_map(place).collect(),
+    })
+}

@@ -1,0 +1,15 @@
+//! Atomic operations, by the words of the instruction set.
+
+mod common;
+
+use common::{atomics, result};
+
+#[test]
+fn atomics_on_all_registers() {
+    atomics::atomics_on_all_registers(result);
+}
+
+#[test]
+fn compare_and_exchange_in_both_outcomes() {
+    atomics::compare_and_exchange_in_both_outcomes(result);
+}

@@ -1,0 +1,93 @@
+//! Searches among constants that the light compiler makes a table of.
+
+mod common;
+
+use beeline_isa::{Insn, opcode::*};
+
+use common::{EXIT, branch, compile, executable, load, mov};
+
+/// The constant for a value, and for all that have none.
+const CONSTANTS: [i32; 12] = [7, -1, 300, 0, i32::MIN, i32::MAX, 5, 6, -300, 9, 10, 11];
+const OTHERWISE: i32 = -77;
+
+/// `r0 = constant` for the value that r1 points to, from `first` on; as clang does it, with classes for branches and moves.
+fn search(first: i32, branches: u8, moves: u8) -> Vec<Insn> {
+    let put = |imm| Insn {
+        code: moves | K | MOV,
+        ..mov(0, imm)
+    };
+    let mut insns = vec![load(2, 1, 0), mov(0, 1)];
+    for (value, constant) in (first..).zip(CONSTANTS) {
+        let next = Insn {
+            code: branches | K | JNE,
+            ..branch(JNE, 2, value, 2)
+        };
+        insns.extend([next, put(constant)]);
+        insns.push(Insn {
+            code: JMP | JA,
+            ..Insn::default()
+        });
+    }
+    insns.push(put(OTHERWISE));
+    let end = insns.len();
+    for (slot, insn) in insns.iter_mut().enumerate() {
+        if insn.code == JMP | JA {
+            insn.off = (end - slot - 1) as i16;
+        }
+    }
+    insns.push(EXIT);
+    insns
+}
+
+#[test]
+fn each_value_finds_its_constant_and_others_none() {
+    for first in [0, 1, 1000, -5] {
+        for (branches, moves) in [(JMP, ALU64), (JMP, ALU), (JMP32, ALU64), (JMP32, ALU)] {
+            let program = executable(&search(first, branches, moves));
+            for value in i64::from(first) - 3..i64::from(first) + 15 {
+                for high in [0, 1 << 32, 1 << 63] {
+                    let value = value.cast_unsigned() ^ high;
+                    let index = match branches {
+                        JMP => value.wrapping_sub(i64::from(first).cast_unsigned()),
+                        _ => u64::from((value as u32).wrapping_sub(first.cast_unsigned())),
+                    };
+                    let constant = CONSTANTS.get(index as usize).copied();
+                    let constant = constant.unwrap_or(OTHERWISE);
+                    let expected = match moves {
+                        ALU64 => i64::from(constant).cast_unsigned(),
+                        _ => constant.cast_unsigned().into(),
+                    };
+                    let memory = [value];
+                    // SAFETY: the program reads this memory and no other.
+                    let found = unsafe { program.call(memory.as_ptr().cast(), std::ptr::null()) };
+                    assert_eq!(found, expected, "{value:#x}, from {first} on");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn the_constants_stand_in_a_table() {
+    let table: Vec<u8> = CONSTANTS.into_iter().flat_map(i32::to_le_bytes).collect();
+    let code = compile(&search(1000, JMP32, ALU)).expect("a whole program");
+    assert!(code.bytes.ends_with(&table));
+}
+
+#[test]
+fn few_values_are_compared() {
+    let mut insns = search(0, JMP, ALU64);
+    // The first seven, then `otherwise`.
+    insns.drain(2 + 7 * 3..2 + CONSTANTS.len() * 3);
+    for insn in insns.iter_mut().filter(|insn| insn.code == JMP | JA) {
+        insn.off -= 5 * 3;
+    }
+    let program = executable(&insns);
+    for (value, constant) in (0..).zip(&CONSTANTS[..7]).chain([(7_u64, &OTHERWISE)]) {
+        let memory = [value];
+        // SAFETY: the program reads this memory and no other.
+        let found = unsafe { program.call(memory.as_ptr().cast(), std::ptr::null()) };
+        assert_eq!(found, i64::from(*constant).cast_unsigned());
+    }
+}

@@ -1,0 +1,312 @@
+//! `bpf(command, attribute, size)`: which command goes where, and those that are small.
+
+use std::sync::Arc;
+
+use beeline_runtime::backend::Errno;
+
+use crate::attr::{ATTR_LIMIT, BpfAttr, BtfLoad, LinkCreate};
+use crate::mode::Mode;
+use crate::notify::Reply;
+use crate::objects::{Btf, Link, Object};
+use crate::server::{Answer, Call};
+use crate::sysfs::printable;
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+const ENOENT: Errno = Errno(libc::ENOENT);
+const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+
+/// `enum bpf_cmd` of `linux/bpf.h`.
+mod cmd {
+    pub(super) const MAP_CREATE: u32 = 0;
+    pub(super) const MAP_LOOKUP_ELEM: u32 = 1;
+    pub(super) const MAP_UPDATE_ELEM: u32 = 2;
+    pub(super) const MAP_DELETE_ELEM: u32 = 3;
+    pub(super) const MAP_GET_NEXT_KEY: u32 = 4;
+    pub(super) const PROG_LOAD: u32 = 5;
+    pub(super) const OBJ_PIN: u32 = 6;
+    pub(super) const OBJ_GET: u32 = 7;
+    pub(super) const PROG_TEST_RUN: u32 = 10;
+    pub(super) const PROG_GET_NEXT_ID: u32 = 11;
+    pub(super) const MAP_GET_NEXT_ID: u32 = 12;
+    pub(super) const PROG_GET_FD_BY_ID: u32 = 13;
+    pub(super) const MAP_GET_FD_BY_ID: u32 = 14;
+    pub(super) const OBJ_GET_INFO_BY_FD: u32 = 15;
+    pub(super) const RAW_TRACEPOINT_OPEN: u32 = 17;
+    pub(super) const BTF_LOAD: u32 = 18;
+    pub(super) const BTF_GET_FD_BY_ID: u32 = 19;
+    pub(super) const TASK_FD_QUERY: u32 = 20;
+    pub(super) const MAP_LOOKUP_AND_DELETE_ELEM: u32 = 21;
+    pub(super) const MAP_FREEZE: u32 = 22;
+    pub(super) const BTF_GET_NEXT_ID: u32 = 23;
+    pub(super) const MAP_LOOKUP_BATCH: u32 = 24;
+    pub(super) const MAP_LOOKUP_AND_DELETE_BATCH: u32 = 25;
+    pub(super) const MAP_UPDATE_BATCH: u32 = 26;
+    pub(super) const MAP_DELETE_BATCH: u32 = 27;
+    pub(super) const LINK_CREATE: u32 = 28;
+    pub(super) const LINK_GET_FD_BY_ID: u32 = 30;
+    pub(super) const LINK_GET_NEXT_ID: u32 = 31;
+    pub(super) const ENABLE_STATS: u32 = 32;
+    pub(super) const PROG_BIND_MAP: u32 = 35;
+    pub(super) const TOKEN_CREATE: u32 = 36;
+}
+
+/// Of `enum bpf_attach_type`: to a perf event.
+const BPF_PERF_EVENT: u32 = 41;
+
+/// Longest BTF that the kernel takes.
+const BTF_LIMIT: u32 = 16 << 20;
+
+impl Call<'_> {
+    pub(crate) fn bpf(&self) -> Answer {
+        let [command, address, size, ..] = self.args;
+        let size = size as u32 as usize;
+        if size > ATTR_LIMIT {
+            return Err(Errno(libc::E2BIG));
+        }
+        let attr = &BpfAttr::parse(&self.memory.bytes(address, size)?)?;
+        match command as u32 {
+            cmd::MAP_CREATE => self.map_create(attr),
+            cmd::MAP_LOOKUP_ELEM => self.map_lookup(attr),
+            cmd::MAP_LOOKUP_AND_DELETE_ELEM => self.map_lookup_and_delete(attr),
+            cmd::MAP_UPDATE_ELEM => self.map_update(attr),
+            cmd::MAP_DELETE_ELEM => self.map_delete(attr),
+            cmd::MAP_GET_NEXT_KEY => self.map_next_key(attr),
+            cmd::MAP_FREEZE => self.map_freeze(attr),
+            cmd::MAP_LOOKUP_BATCH => self.lookup_batch(attr, false),
+            cmd::MAP_LOOKUP_AND_DELETE_BATCH => self.lookup_batch(attr, true),
+            cmd::MAP_UPDATE_BATCH => self.update_batch(attr),
+            cmd::MAP_DELETE_BATCH => self.delete_batch(attr),
+            cmd::PROG_LOAD => self.prog_load(attr),
+            cmd::PROG_BIND_MAP => self.prog_bind_map(attr),
+            cmd::PROG_TEST_RUN => self.prog_test_run(attr),
+            cmd::BTF_LOAD => self.btf_load(attr),
+            cmd::LINK_CREATE => self.link_create(attr),
+            cmd::RAW_TRACEPOINT_OPEN => self.raw_tracepoint_open(attr),
+            cmd::OBJ_GET_INFO_BY_FD => self.info_by_fd(attr),
+            cmd::MAP_GET_NEXT_ID => self.next_id(attr, map_id),
+            cmd::PROG_GET_NEXT_ID => self.next_id(attr, program_id),
+            cmd::LINK_GET_NEXT_ID => self.next_id(attr, link_id),
+            cmd::BTF_GET_NEXT_ID => self.next_id(attr, btf_id),
+            cmd::MAP_GET_FD_BY_ID => self.fd_by_id(attr, map_id, 12),
+            cmd::PROG_GET_FD_BY_ID => self.fd_by_id(attr, program_id, 4),
+            cmd::LINK_GET_FD_BY_ID => self.fd_by_id(attr, link_id, 4),
+            cmd::BTF_GET_FD_BY_ID => self.fd_by_id(attr, btf_id, 4),
+            cmd::OBJ_PIN => self.obj_pin(attr),
+            cmd::OBJ_GET => self.obj_get(attr),
+            cmd::TASK_FD_QUERY => Err(ENOENT),
+            cmd::ENABLE_STATS => Err(Errno(libc::EPERM)),
+            cmd::TOKEN_CREATE => Err(EOPNOTSUPP),
+            // Attaching to cgroups, iterators, and whatever newer kernels have.
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn btf_load(&self, attr: &BpfAttr) -> Answer {
+        let wanted = BtfLoad::parse(attr)?;
+        if wanted.size > BTF_LIMIT {
+            return Err(Errno(libc::E2BIG));
+        }
+        let data = self.memory.bytes(wanted.data, wanted.size as usize)?;
+        check_btf(&data)?;
+        let btf = Btf::of_tool(self.door.fds.new_number(), data);
+        self.descriptor(Object::Btf(Arc::new(btf)))
+    }
+
+    fn link_create(&self, attr: &BpfAttr) -> Answer {
+        let wanted = LinkCreate::parse(attr)?;
+        let program = self.door.fds.program(self.tid, wanted.prog_fd)?;
+        match wanted.attach_type {
+            BPF_PERF_EVENT if wanted.flags == 0 => {
+                let event = self.door.fds.event(self.tid, wanted.target_fd)?;
+                event.set_program(&program, wanted.cookie)?;
+                let link = Link {
+                    id: self.door.fds.new_number(),
+                    program,
+                    event,
+                    cookie: wanted.cookie,
+                };
+                self.descriptor(Object::Link(Arc::new(link)))
+            }
+            // Also for links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for them
+            // conclude that this kernel has none, and use one event for each probe.
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn raw_tracepoint_open(&self, attr: &BpfAttr) -> Answer {
+        attr.ends_at(24)?;
+        let (name, prog_fd) = (attr.u64(0), attr.i32(8));
+        self.door.fds.program(self.tid, prog_fd)?;
+        let name = printable(self.memory.string(name, 127));
+        let what = if name.is_empty() {
+            "kernel tracing programs".into()
+        } else {
+            format!("rawtracepoint:{name}")
+        };
+        self.door.backend.unsupported(&what);
+        Err(ENOENT)
+    }
+
+    /// The smallest id greater than the one given.
+    fn next_id(&self, attr: &BpfAttr, number: fn(&Object) -> Option<u32>) -> Answer {
+        attr.ends_at(8)?;
+        if attr.u32(0) >= i32::MAX as u32 {
+            return Err(EINVAL);
+        }
+        let (next, _) = self.next_object(attr.u32(0), number)?;
+        self.write_back(4, next)?;
+        Ok(Reply::Value(0))
+    }
+
+    /// A new descriptor of the object with an id. Those of maps have a mode, in the attribute's third field.
+    fn fd_by_id(&self, attr: &BpfAttr, number: fn(&Object) -> Option<u32>, end: usize) -> Answer {
+        attr.ends_at(end)?;
+        let mode = Mode::of_flags(attr.u32(8))?;
+        let wanted = attr.u32(0);
+        let before = wanted.checked_sub(1).ok_or(ENOENT)?;
+        let (found, object) = self.next_object(before, number)?;
+        if found != wanted {
+            return Err(ENOENT);
+        }
+        self.descriptor_with(object, mode)
+    }
+
+    /// The next object that the tool can reach by a descriptor, a pinned name or as an element of a map.
+    fn next_object(
+        &self,
+        after: u32,
+        number: fn(&Object) -> Option<u32>,
+    ) -> Result<(u32, Object), Errno> {
+        let mut others = self.door.bpffs.pinned();
+        others.extend(self.door.members.alive());
+        self.door.fds.next(after, &others, number).ok_or(ENOENT)
+    }
+
+    /// Writes a result into the tool's attribute.
+    pub(crate) fn write_back(&self, offset: u64, value: u32) -> Result<(), Errno> {
+        let field = self.args[1]
+            .checked_add(offset)
+            .ok_or(Errno(libc::EFAULT))?;
+        self.memory.write_u32(field, value)
+    }
+
+    /// One more descriptor for the tool, of an object that may have others.
+    pub(crate) fn descriptor(&self, object: Object) -> Answer {
+        self.descriptor_with(object, Mode::BOTH)
+    }
+
+    /// As [`Self::descriptor`]; the mode says what may be done with a map by it.
+    pub(crate) fn descriptor_with(&self, object: Object, mode: Mode) -> Answer {
+        let memory = match &object {
+            Object::Map(map) if map.is_file() => Some(map.held.id),
+            Object::Ring(ring) => Some(ring.held.id),
+            _ => None,
+        };
+        let file = match memory {
+            Some(id) => {
+                self.door.count_memory_file();
+                let memory = mode.open(self.door.backend.memory(id)?)?;
+                self.door.fds.add_memory(object, memory)?
+            }
+            None => self.door.fds.add_anchored(object)?,
+        };
+        Ok(Reply::Descriptor {
+            file,
+            cloexec: true,
+        })
+    }
+}
+
+fn map_id(object: &Object) -> Option<u32> {
+    if let Object::Map(map) = object {
+        Some(map.held.id.0)
+    } else {
+        None
+    }
+}
+
+fn program_id(object: &Object) -> Option<u32> {
+    if let Object::Program(program) = object {
+        Some(program.held.id.0)
+    } else {
+        None
+    }
+}
+
+fn link_id(object: &Object) -> Option<u32> {
+    if let Object::Link(link) = object {
+        Some(link.id)
+    } else {
+        None
+    }
+}
+
+fn btf_id(object: &Object) -> Option<u32> {
+    if let Object::Btf(btf) = object {
+        Some(btf.id)
+    } else {
+        None
+    }
+}
+
+/// The header of `struct btf_header`, and that both sections are within the data. What the types
+/// say is between the tool and those who show them; the door only keeps them.
+fn check_btf(data: &[u8]) -> Result<(), Errno> {
+    const MAGIC_AND_VERSION: [u8; 4] = [0x9f, 0xeb, 1, 0];
+    const HEADER: u32 = 24;
+    let field = |offset| crate::attr::u32_at(data, offset);
+    let (header, types, types_len, strings, strings_len) =
+        (field(4), field(8), field(12), field(16), field(20));
+    if !data.starts_with(&MAGIC_AND_VERSION) || header < HEADER || !types.is_multiple_of(4) {
+        return Err(EINVAL);
+    }
+    let section = |offset: u32, len: u32| {
+        let start = (header as usize).checked_add(offset as usize)?;
+        data.get(start..start.checked_add(len as usize)?)
+    };
+    section(types, types_len).ok_or(EINVAL)?;
+    let strings = section(strings, strings_len).ok_or(EINVAL)?;
+    if strings.first() != Some(&0) || strings.last() != Some(&0) {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// An empty type section and a string section with one empty string.
+    fn smallest_btf() -> Vec<u8> {
+        let mut btf = vec![0x9f, 0xeb, 1, 0];
+        for field in [24u32, 0, 0, 0, 1] {
+            btf.extend(field.to_ne_bytes());
+        }
+        btf.push(0);
+        btf
+    }
+
+    #[test]
+    fn btf_headers_are_checked() {
+        let good = smallest_btf();
+        assert_eq!(check_btf(&good), Ok(()));
+        for (at, byte) in [(0, 0), (2, 2), (4, 200), (8, 3), (12, 9), (20, 9)] {
+            let mut bad = good.clone();
+            bad[at] = byte;
+            assert_eq!(check_btf(&bad), Err(EINVAL), "byte {at}");
+        }
+        assert_eq!(check_btf(&[]), Err(EINVAL));
+    }
+
+    proptest! {
+        #[test]
+        fn no_btf_makes_the_check_panic(mut data in proptest::collection::vec(any::<u8>(), 0..64), good_start: bool) {
+            if good_start {
+                data.splice(0..data.len().min(4), [0x9f, 0xeb, 1, 0]);
+            }
+            let _ = check_btf(&data);
+        }
+    }
+}

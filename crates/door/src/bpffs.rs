@@ -1,0 +1,346 @@
+//! The session's own BPF file system: what the tool finds at `/sys/fs/bpf`, whether or not the machine has one there and
+//! whatever is in it. It begins empty and ends with the session, and the objects pinned in it with it.
+//!
+//! It is a directory of the user's, private to the session, in which a pinned object is an empty file. The door
+//! answers the system calls that name a path under `/sys/fs/bpf` by the same ones on that directory
+//! ([`crate::paths`]). Directories that the tool opens are real ones, so what it does relative to them needs no door.
+//!
+//! The directory is locked while its session lives, so one that a killed session left is known, and removed by a later one.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use beeline_runtime::backend::Errno;
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
+
+use crate::elements::Use;
+use crate::objects::Object;
+
+/// Where the tool sees it.
+const MOUNT: &str = "/sys/fs/bpf";
+/// How the names of the directories begin.
+const NAME: &str = "beeline-bpffs-";
+
+const EPERM: Errno = Errno(libc::EPERM);
+const EEXIST: Errno = Errno(libc::EEXIST);
+const EACCES: Errno = Errno(libc::EACCES);
+
+/// The file system. It is made when it is first looked at.
+#[derive(Default)]
+pub(crate) struct BpfFs {
+    tree: OnceLock<Option<Tree>>,
+    /// By inode.
+    pins: Mutex<HashMap<u64, Pin>>,
+}
+
+/// An object and its file, by which is known whether it still has a name.
+struct Pin {
+    object: Object,
+    file: OwnedFd,
+    _use: Use,
+}
+
+/// The directory; it and all in it go with this.
+struct Tree {
+    root: OwnedFd,
+    path: PathBuf,
+}
+
+/// A path in the file system: the directory that it is in, and its last name. The root's own name is `.`.
+pub(crate) struct Place {
+    pub(crate) directory: OwnedFd,
+    pub(crate) name: PathBuf,
+}
+
+impl BpfFs {
+    /// The path below the root, if an absolute path of the tool's leads into this file system.
+    pub(crate) fn inside(&self, path: &[u8]) -> Option<PathBuf> {
+        let path = lexically_normal(Path::new(OsStr::from_bytes(path)));
+        let own = self.tree.get().and_then(Option::as_ref);
+        path.strip_prefix(MOUNT)
+            .or_else(|error| own.map_or(Err(error), |tree| path.strip_prefix(&tree.path)))
+            .ok()
+            .map(Path::to_owned)
+    }
+
+    /// Finds the directory of a path below the root. Names with a dot are EPERM, as in the kernel, which keeps them for
+    /// itself.
+    pub(crate) fn place(&self, inside: &Path) -> Result<Place, Errno> {
+        let tree = self.tree.get_or_init(Tree::new).as_ref().ok_or(EACCES)?;
+        if inside.as_os_str().as_bytes().contains(&b'.') {
+            return Err(EPERM);
+        }
+        let open = |path: &Path| {
+            let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::openat2(&tree.root, path, flags, Mode::empty(), resolve).map_err(errno)
+        };
+        let here = Path::new(".");
+        match (inside.parent(), inside.file_name()) {
+            (Some(parent), Some(name)) => Ok(Place {
+                directory: open(if parent.as_os_str().is_empty() {
+                    here
+                } else {
+                    parent
+                })?,
+                name: name.into(),
+            }),
+            _ => Ok(Place {
+                directory: open(here)?,
+                name: here.into(),
+            }),
+        }
+    }
+
+    /// Gives an object a name. EEXIST if there is one.
+    pub(crate) fn pin(&self, inside: &Path, object: Object) -> Result<(), Errno> {
+        let place = self.place(inside)?;
+        if place.name == Path::new(".") {
+            return Err(EEXIST);
+        }
+        let mut pins = self.pins();
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDONLY | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = rustix::fs::openat(&place.directory, &place.name, flags, mode).map_err(errno)?;
+        let inode = rustix::fs::fstat(&file).map_err(errno)?.st_ino;
+        let _use = Use::of(&object);
+        pins.insert(inode, Pin { object, file, _use });
+        Ok(())
+    }
+
+    /// The object with a name. EACCES if the name is a directory's.
+    pub(crate) fn get(&self, inside: &Path) -> Result<Object, Errno> {
+        let place = self.place(inside)?;
+        let stat = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(errno)?;
+        let pins = self.pins();
+        let pin = pins.get(&stat.st_ino).ok_or(EACCES)?;
+        Ok(pin.object.clone())
+    }
+
+    /// Removes a name, and lets the object go.
+    pub(crate) fn unlink(&self, inside: &Path, flags: AtFlags) -> Result<(), Errno> {
+        let place = self.place(inside)?;
+        rustix::fs::unlinkat(&place.directory, &place.name, flags).map_err(errno)?;
+        self.forget_unnamed();
+        Ok(())
+    }
+
+    pub(crate) fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Result<(), Errno> {
+        let (from, to) = (self.place(from)?, self.place(to)?);
+        rustix::fs::renameat_with(&from.directory, &from.name, &to.directory, &to.name, flags)
+            .map_err(errno)?;
+        self.forget_unnamed();
+        Ok(())
+    }
+
+    /// Opens a directory. Pinned objects are not for reading: EIO, as in the kernel.
+    pub(crate) fn open(&self, inside: &Path, flags: u64) -> Result<OwnedFd, Errno> {
+        let place = self.place(inside)?;
+        let kept = libc::O_DIRECTORY | libc::O_PATH | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let found = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW);
+        let writes = flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64;
+        match found.map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+            Err(rustix::io::Errno::NOENT) if flags & libc::O_CREAT as u64 != 0 => Err(EACCES),
+            Err(error) => Err(errno(error)),
+            Ok(FileType::Directory) if writes => Err(Errno(libc::EISDIR)),
+            Ok(kind) if kind != FileType::Directory && flags & libc::O_PATH as u64 == 0 => {
+                Err(Errno(libc::EIO))
+            }
+            Ok(_) => {
+                let flags = OFlags::from_bits_retain(flags as u32 & kept as u32) | OFlags::CLOEXEC;
+                rustix::fs::openat(&place.directory, &place.name, flags, Mode::empty())
+                    .map_err(errno)
+            }
+        }
+    }
+
+    /// Objects with a name.
+    pub(crate) fn pinned(&self) -> Vec<Object> {
+        self.forget_unnamed();
+        self.pins().values().map(|pin| pin.object.clone()).collect()
+    }
+
+    /// Lets go of all.
+    pub(crate) fn clear(&self) -> Vec<Object> {
+        let pins = std::mem::take(&mut *self.pins());
+        pins.into_values().map(|pin| pin.object).collect()
+    }
+
+    /// Lets go of objects whose last name is gone: by `unlink` here, or relative to a directory of the tool's.
+    fn forget_unnamed(&self) {
+        let mut gone = Vec::new();
+        self.pins().retain(|_, pin| {
+            let named = rustix::fs::fstat(&pin.file).is_ok_and(|stat| stat.st_nlink > 0);
+            if !named {
+                gone.push(pin.object.clone());
+            }
+            named
+        });
+        // Not under the lock: detaching takes its time.
+        drop(gone);
+    }
+
+    /// Each change is a single one, so it is whole whenever the lock is free.
+    fn pins(&self) -> MutexGuard<'_, HashMap<u64, Pin>> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tree {
+    /// In memory where possible. `None` if there is no place where the user may write.
+    fn new() -> Option<Tree> {
+        let runtime_directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let places = [
+            runtime_directory.filter(|path| path.is_absolute()),
+            Some("/dev/shm".into()),
+            Some(std::env::temp_dir()),
+        ];
+        places.into_iter().flatten().find_map(|place| {
+            remove_abandoned(&place);
+            // Another session that is just looking may take a new one for abandoned, until it is locked.
+            const TRIES: usize = 8;
+            (0..TRIES).find_map(|_| {
+                let path = fresh_directory(&place)?;
+                let root = lock_directory(&path)?;
+                Some(Tree { root, path })
+            })
+        })
+    }
+}
+
+/// The directory, locked for the session: `None` if another has it, or if it is no directory of this user's.
+fn lock_directory(path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let is_own = |directory| {
+        let stat = rustix::fs::fstat(directory);
+        stat.is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
+    };
+    if !is_own(&directory) {
+        return None;
+    }
+    rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;
+    let there = rustix::fs::fstat(&directory).is_ok_and(|stat| stat.st_nlink > 0);
+    there.then_some(directory)
+}
+
+/// Removes what sessions have left that were killed.
+fn remove_abandoned(place: &Path) {
+    let Ok(entries) = std::fs::read_dir(place) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if entry.file_name().as_bytes().starts_with(NAME.as_bytes()) {
+            let path = entry.path();
+            if let Some(_lock) = lock_directory(&path) {
+                // Nobody uses it; if it stays, a later session tries again.
+                let _ = std::fs::remove_dir_all(&path);
+            }
+        }
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // What cannot be removed is empty files in a directory of the user's own.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// A directory of a name that did not exist, for this user only.
+fn fresh_directory(place: &Path) -> Option<PathBuf> {
+    let mut template = place
+        .join(format!("{NAME}XXXXXX"))
+        .into_os_string()
+        .into_vec();
+    template.push(0);
+    // SAFETY: a path that ends in a NUL, which the call changes in place.
+    if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
+        return None;
+    }
+    template.pop();
+    Some(PathBuf::from(std::ffi::OsString::from_vec(template)))
+}
+
+/// Without `.`, `..` and doubled slashes.
+fn lexically_normal(path: &Path) -> PathBuf {
+    let mut normal = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::CurDir => {}
+            Component::ParentDir => {
+                normal.pop();
+            }
+            other => normal.push(other),
+        }
+    }
+    normal
+}
+
+pub(crate) fn errno(error: rustix::io::Errno) -> Errno {
+    Errno(error.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_lead_inside_or_not() {
+        let fs = BpfFs::default();
+        let inside = |path: &str| fs.inside(path.as_bytes());
+        assert_eq!(inside("/sys/fs/bpf"), Some(PathBuf::new()));
+        assert_eq!(inside("/sys/fs//bpf/./a/b/"), Some("a/b".into()));
+        assert_eq!(inside("/sys/fs/cgroup/../bpf/a"), Some("a".into()));
+        assert_eq!(inside("/sys/fs/bpf/../x"), None);
+        assert_eq!(inside("/sys/fs/bpfx"), None);
+        assert_eq!(inside("sys/fs/bpf"), None);
+    }
+
+    #[test]
+    fn the_tree_goes_with_the_session() {
+        let fs = BpfFs::default();
+        assert!(fs.get(Path::new("none")).is_err());
+        let path = fs.tree.get().unwrap().as_ref().unwrap().path.clone();
+        assert!(path.is_dir());
+        drop(fs);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_a_killed_session_left_is_removed() {
+        let scratch = std::env::temp_dir().join(format!("beeline-test-{}", std::process::id()));
+        let place = scratch.join("place");
+        std::fs::create_dir_all(&place).unwrap();
+        let living = fresh_directory(&place).unwrap();
+        let _lock = lock_directory(&living).unwrap();
+        let abandoned = fresh_directory(&place).unwrap();
+        std::fs::write(abandoned.join("pin"), "").unwrap();
+        let elsewhere = fresh_directory(&scratch).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, place.join(format!("{NAME}link"))).unwrap();
+        remove_abandoned(&place);
+        assert!(living.exists() && elsewhere.exists());
+        assert!(!abandoned.exists());
+        std::fs::remove_dir_all(&scratch).unwrap();
+    }
+
+    #[test]
+    fn directories_are_made_listed_and_removed() {
+        let fs = BpfFs::default();
+        let place = fs.place(Path::new("d")).unwrap();
+        rustix::fs::mkdirat(&place.directory, &place.name, Mode::RWXU).unwrap();
+        assert!(fs.open(Path::new("d"), libc::O_DIRECTORY as u64).is_ok());
+        assert_eq!(fs.open(Path::new("e"), 0).err(), Some(Errno(libc::ENOENT)));
+        let create = libc::O_CREAT as u64;
+        assert_eq!(fs.open(Path::new("e"), create).err(), Some(EACCES));
+        assert_eq!(fs.place(Path::new("a.b")).err(), Some(EPERM));
+        assert_eq!(fs.get(Path::new("d")).err(), Some(EACCES));
+        assert_eq!(fs.unlink(Path::new("d"), AtFlags::REMOVEDIR), Ok(()));
+        assert_eq!(fs.get(Path::new("d")).err(), Some(Errno(libc::ENOENT)));
+    }
+}

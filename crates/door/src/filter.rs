@@ -1,0 +1,412 @@
+//! Which system calls of the tool come to the door: a classic BPF program for seccomp.
+//!
+//! The filter sees numbers only, so it sorts coarsely; handlers let through (`Continue`) what turns
+//! out not to be theirs. The native x86-64 calls are sorted by a chain of blocks, one for each
+//! system call.
+//! `bpf` and `perf_event_open` through the i386 and x32 entries do not exist, as on a kernel built without.
+
+use libc::{c_long, sock_filter};
+
+use crate::Options;
+
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const X32_BIT: u32 = 0x4000_0000;
+const I386_BPF: u32 = 357;
+const I386_PERF_EVENT_OPEN: u32 = 336;
+/// The commands of perf events are `_IO*('$', n)`: their second byte is `$`.
+const PERF_IOCTL_TYPE: u32 = 0x2400;
+const IOCTL_TYPE_MASK: u32 = 0xff00;
+
+/// Offsets in `struct seccomp_data`.
+const NR: u32 = 0;
+const ARCH: u32 = 4;
+const fn arg_low(n: u32) -> u32 {
+    16 + 8 * n
+}
+const fn arg_high(n: u32) -> u32 {
+    arg_low(n) + 4
+}
+
+const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
+const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+const NO_SUCH_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+/// An "error" of number 0 makes the call return 0 without being made.
+const SAY_ZERO: u32 = libc::SECCOMP_RET_ERRNO;
+
+/// The filter for a tool.
+pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
+    let mut code = vec![load(ARCH)];
+    code.extend(foreign_entry());
+    code.push(load(NR));
+    code.extend(x32_entry());
+    for call in [
+        libc::SYS_bpf,
+        libc::SYS_perf_event_open,
+        libc::SYS_epoll_ctl,
+        libc::SYS_openat,
+        libc::SYS_open,
+        // Of paths in the BPF file system, or of descriptors.
+        libc::SYS_mkdir,
+        libc::SYS_mkdirat,
+        libc::SYS_unlink,
+        libc::SYS_unlinkat,
+        libc::SYS_rmdir,
+        libc::SYS_rename,
+        libc::SYS_renameat,
+        libc::SYS_renameat2,
+        libc::SYS_access,
+        libc::SYS_faccessat,
+        libc::SYS_faccessat2,
+        libc::SYS_stat,
+        libc::SYS_lstat,
+        libc::SYS_getxattr,
+        libc::SYS_lgetxattr,
+        libc::SYS_listxattr,
+        libc::SYS_llistxattr,
+        libc::SYS_statfs,
+        libc::SYS_fstatfs,
+        libc::SYS_readlink,
+        libc::SYS_readlinkat,
+    ] {
+        code.extend(when(call, &[ret(NOTIFY)]));
+    }
+    for call in [libc::SYS_poll, libc::SYS_ppoll] {
+        code.extend(when(call, &with_any(1)));
+    }
+    for call in [libc::SYS_select, libc::SYS_pselect6] {
+        code.extend(when(call, &with_any(0)));
+    }
+    code.extend(when(libc::SYS_newfstatat, &with_a_path(3)));
+    code.extend(when(libc::SYS_statx, &with_a_path(2)));
+    code.extend(when(libc::SYS_ioctl, &perf_ioctls()));
+    code.extend(when(libc::SYS_mmap, &shared_file_mappings()));
+    code.extend(when(libc::SYS_prlimit64, &raising_own_memlock()));
+    code.extend(when(libc::SYS_setrlimit, &setrlimit_memlock()));
+    if options.pretend_root {
+        code.extend(when(libc::SYS_geteuid, &[ret(SAY_ZERO)]));
+    }
+    code.push(ret(ALLOW));
+    code
+}
+
+/// With the architecture loaded: decides the calls of another entry than x86-64's.
+fn foreign_entry() -> Vec<sock_filter> {
+    let mut block = vec![load(NR)];
+    block.push(skip_unless_equal(I386_BPF, 1));
+    block.push(ret(NO_SUCH_CALL));
+    block.push(skip_unless_equal(I386_PERF_EVENT_OPEN, 1));
+    block.push(ret(NO_SUCH_CALL));
+    block.push(ret(ALLOW));
+    let mut code = vec![skip_if_equal(AUDIT_ARCH_X86_64, block.len())];
+    code.extend(block);
+    code
+}
+
+/// With the number loaded: decides the x32 calls, whose number for the two is the native one plus a
+/// bit.
+fn x32_entry() -> Vec<sock_filter> {
+    let block = [
+        skip_unless_equal(X32_BIT | libc::SYS_bpf as u32, 1),
+        ret(NO_SUCH_CALL),
+        skip_unless_equal(X32_BIT | libc::SYS_perf_event_open as u32, 1),
+        ret(NO_SUCH_CALL),
+        ret(ALLOW),
+    ];
+    let mut code = vec![branch(libc::BPF_JSET, X32_BIT, 0, block.len())];
+    code.extend(block);
+    code
+}
+
+/// Only commands of type `$`, which no other kind of file uses for the numbers that matter.
+fn perf_ioctls() -> Vec<sock_filter> {
+    vec![
+        load(arg_low(1)),
+        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, IOCTL_TYPE_MASK),
+        skip_unless_equal(PERF_IOCTL_TYPE, 1),
+        ret(NOTIFY),
+        ret(ALLOW),
+    ]
+}
+
+/// To wait for no descriptors is to sleep. The kernel takes the count as an `int`.
+fn with_any(count: u32) -> Vec<sock_filter> {
+    vec![
+        load(arg_low(count)),
+        skip_unless_equal(0, 1),
+        ret(ALLOW),
+        ret(NOTIFY),
+    ]
+}
+
+/// The C library makes every `fstat` a call without a path, and says so in the flags.
+fn with_a_path(flags: u32) -> Vec<sock_filter> {
+    vec![
+        load(arg_low(flags)),
+        branch(libc::BPF_JSET, libc::AT_EMPTY_PATH as u32, 0, 1),
+        ret(ALLOW),
+        ret(NOTIFY),
+    ]
+}
+
+/// `MAP_SHARED` and `MAP_SHARED_VALIDATE` have bit 0, `MAP_PRIVATE` has not. `MAP_NORESERVE` marks what Beeline itself
+/// maps into a child of the tool that it traces: it means nothing for memory files, and tools do not use it.
+fn shared_file_mappings() -> Vec<sock_filter> {
+    vec![
+        load(arg_low(3)),
+        statement(
+            libc::BPF_ALU | libc::BPF_AND | libc::BPF_K,
+            (libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u32,
+        ),
+        skip_unless_equal(libc::MAP_SHARED as u32, 1),
+        ret(NOTIFY),
+        ret(ALLOW),
+    ]
+}
+
+/// Tools raise the limit of locked memory for kernels that charged maps to it, and some give up
+/// when they may not:
+/// `prlimit64(0, RLIMIT_MEMLOCK, new, NULL)` says 0. A caller that also asks for the old limit gets the kernel's answer.
+fn raising_own_memlock() -> Vec<sock_filter> {
+    let allow = ret(ALLOW);
+    let mut code = Vec::new();
+    for (offset, value) in [
+        (arg_low(0), 0),
+        (arg_low(1), libc::RLIMIT_MEMLOCK),
+        (arg_low(3), 0),
+        (arg_high(3), 0),
+    ] {
+        code.extend([load(offset), skip_if_equal(value, 1), allow]);
+    }
+    code.extend(say_zero_if_not_null(2));
+    code
+}
+
+fn setrlimit_memlock() -> Vec<sock_filter> {
+    let mut code = vec![
+        load(arg_low(0)),
+        skip_if_equal(libc::RLIMIT_MEMLOCK, 1),
+        ret(ALLOW),
+    ];
+    code.extend(say_zero_if_not_null(1));
+    code
+}
+
+fn say_zero_if_not_null(argument: u32) -> [sock_filter; 7] {
+    [
+        load(arg_low(argument)),
+        skip_if_equal(0, 1),
+        ret(SAY_ZERO),
+        load(arg_high(argument)),
+        skip_if_equal(0, 1),
+        ret(SAY_ZERO),
+        ret(ALLOW),
+    ]
+}
+
+/// With the number loaded: `block`, which must return, if it is `call`.
+fn when(call: c_long, block: &[sock_filter]) -> Vec<sock_filter> {
+    let mut code = vec![skip_unless_equal(call as u32, block.len())];
+    code.extend_from_slice(block);
+    code
+}
+
+fn load(offset: u32) -> sock_filter {
+    statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset)
+}
+
+fn ret(action: u32) -> sock_filter {
+    statement(libc::BPF_RET | libc::BPF_K, action)
+}
+
+fn skip_if_equal(value: u32, count: usize) -> sock_filter {
+    branch(libc::BPF_JEQ, value, count, 0)
+}
+
+fn skip_unless_equal(value: u32, count: usize) -> sock_filter {
+    branch(libc::BPF_JEQ, value, 0, count)
+}
+
+fn statement(code: u32, k: u32) -> sock_filter {
+    sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    }
+}
+
+fn branch(condition: u32, k: u32, yes: usize, no: usize) -> sock_filter {
+    sock_filter {
+        code: (libc::BPF_JMP | condition | libc::BPF_K) as u16,
+        jt: yes as u8,
+        jf: no as u8,
+        k,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the filter on one call.
+    fn verdict(options: &Options, arch: u32, nr: u32, args: [u64; 6]) -> u32 {
+        let code = program(options);
+        let mut data = [0u8; 64];
+        data[..4].copy_from_slice(&nr.to_ne_bytes());
+        data[4..8].copy_from_slice(&arch.to_ne_bytes());
+        for (n, arg) in args.iter().enumerate() {
+            data[16 + 8 * n..24 + 8 * n].copy_from_slice(&arg.to_ne_bytes());
+        }
+        let (mut pc, mut a) = (0usize, 0u32);
+        loop {
+            let insn = code[pc];
+            pc += 1;
+            let taken = match u32::from(insn.code) {
+                c if c == libc::BPF_LD | libc::BPF_W | libc::BPF_ABS => {
+                    let at = insn.k as usize;
+                    a = u32::from_ne_bytes(data[at..at + 4].try_into().unwrap());
+                    continue;
+                }
+                c if c == libc::BPF_ALU | libc::BPF_AND | libc::BPF_K => {
+                    a &= insn.k;
+                    continue;
+                }
+                c if c == libc::BPF_RET | libc::BPF_K => return insn.k,
+                c if c == libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K => a == insn.k,
+                c if c == libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K => a & insn.k != 0,
+                other => panic!("unexpected instruction {other:#x}"),
+            };
+            pc += usize::from(if taken { insn.jt } else { insn.jf });
+        }
+    }
+
+    fn native(nr: c_long, args: [u64; 6]) -> u32 {
+        verdict(&Options::default(), AUDIT_ARCH_X86_64, nr as u32, args)
+    }
+
+    #[test]
+    fn ebpf_calls_come_to_the_door_and_others_do_not() {
+        for nr in [
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_epoll_ctl,
+            libc::SYS_openat,
+        ] {
+            assert_eq!(native(nr, [0; 6]), NOTIFY);
+        }
+        for nr in [
+            libc::SYS_read,
+            libc::SYS_geteuid,
+            libc::SYS_close,
+            libc::SYS_execve,
+        ] {
+            assert_eq!(native(nr, [0; 6]), ALLOW);
+        }
+    }
+
+    #[test]
+    fn foreign_entries_have_no_ebpf() {
+        let options = Options::default();
+        let i386 = 0x4000_0003;
+        assert_eq!(verdict(&options, i386, I386_BPF, [0; 6]), NO_SUCH_CALL);
+        assert_eq!(
+            verdict(&options, i386, I386_PERF_EVENT_OPEN, [0; 6]),
+            NO_SUCH_CALL
+        );
+        assert_eq!(verdict(&options, i386, libc::SYS_bpf as u32, [0; 6]), ALLOW);
+        for nr in [libc::SYS_bpf, libc::SYS_perf_event_open] {
+            assert_eq!(native(nr | c_long::from(X32_BIT), [0; 6]), NO_SUCH_CALL);
+        }
+        assert_eq!(
+            native(libc::SYS_read | c_long::from(X32_BIT), [0; 6]),
+            ALLOW
+        );
+    }
+
+    #[test]
+    fn ioctl_and_mmap_are_sorted_by_argument() {
+        assert_eq!(native(libc::SYS_ioctl, [3, 0x2400, 0, 0, 0, 0]), NOTIFY);
+        assert_eq!(
+            native(libc::SYS_ioctl, [3, 0x4004_2408, 5, 0, 0, 0]),
+            NOTIFY
+        );
+        assert_eq!(
+            native(libc::SYS_ioctl, [3, libc::TCGETS, 0, 0, 0, 0]),
+            ALLOW
+        );
+        let map = |flags: i32| native(libc::SYS_mmap, [0, 4096, 3, flags as u64, 3, 0]);
+        assert_eq!(map(libc::MAP_SHARED), NOTIFY);
+        assert_eq!(map(libc::MAP_SHARED | libc::MAP_FIXED), NOTIFY);
+        assert_eq!(map(libc::MAP_SHARED_VALIDATE), NOTIFY);
+        assert_eq!(map(libc::MAP_SHARED | libc::MAP_ANONYMOUS), ALLOW);
+        assert_eq!(map(libc::MAP_SHARED | libc::MAP_NORESERVE), ALLOW);
+        assert_eq!(map(libc::MAP_PRIVATE), ALLOW);
+    }
+
+    #[test]
+    fn a_file_without_a_path_is_the_kernels() {
+        let empty = libc::AT_EMPTY_PATH as u64;
+        assert_eq!(native(libc::SYS_newfstatat, [3, 1, 1, empty, 0, 0]), ALLOW);
+        assert_eq!(native(libc::SYS_newfstatat, [3, 1, 1, 0x100, 0, 0]), NOTIFY);
+        assert_eq!(native(libc::SYS_statx, [3, 1, empty, 0, 0, 0]), ALLOW);
+        assert_eq!(native(libc::SYS_statx, [3, 1, 0, 0, 0, 0]), NOTIFY);
+    }
+
+    #[test]
+    fn waiting_for_nothing_is_the_kernels() {
+        for nr in [libc::SYS_poll, libc::SYS_ppoll] {
+            assert_eq!(native(nr, [0x1000, 0, 10, 0, 0, 0]), ALLOW);
+            assert_eq!(native(nr, [0x1000, 1, 10, 0, 0, 0]), NOTIFY);
+        }
+        for nr in [libc::SYS_select, libc::SYS_pselect6] {
+            assert_eq!(native(nr, [0, 0, 0, 0, 0x1000, 0]), ALLOW);
+            assert_eq!(native(nr, [4, 0x1000, 0, 0, 0, 0]), NOTIFY);
+        }
+    }
+
+    #[test]
+    fn memlock_is_raised_in_word_only() {
+        let limit = u64::from(libc::RLIMIT_MEMLOCK);
+        assert_eq!(
+            native(libc::SYS_prlimit64, [0, limit, 0x7fff_0000_0000, 0, 0, 0]),
+            SAY_ZERO
+        );
+        assert_eq!(
+            native(libc::SYS_prlimit64, [0, limit, 0x1000, 0, 0, 0]),
+            SAY_ZERO
+        );
+        assert_eq!(native(libc::SYS_prlimit64, [0, limit, 0, 0, 0, 0]), ALLOW);
+        assert_eq!(
+            native(libc::SYS_prlimit64, [0, limit, 0x1000, 0x1000, 0, 0]),
+            ALLOW
+        );
+        assert_eq!(
+            native(libc::SYS_prlimit64, [7, limit, 0x1000, 0, 0, 0]),
+            ALLOW
+        );
+        assert_eq!(native(libc::SYS_prlimit64, [0, 3, 0x1000, 0, 0, 0]), ALLOW);
+        assert_eq!(
+            native(libc::SYS_setrlimit, [limit, 0x1000, 0, 0, 0, 0]),
+            SAY_ZERO
+        );
+        assert_eq!(native(libc::SYS_setrlimit, [3, 0x1000, 0, 0, 0, 0]), ALLOW);
+    }
+
+    #[test]
+    fn root_is_pretended_only_on_request() {
+        let options = Options { pretend_root: true };
+        assert_eq!(
+            verdict(
+                &options,
+                AUDIT_ARCH_X86_64,
+                libc::SYS_geteuid as u32,
+                [0; 6]
+            ),
+            SAY_ZERO
+        );
+        assert_eq!(
+            verdict(&options, AUDIT_ARCH_X86_64, libc::SYS_read as u32, [0; 6]),
+            ALLOW
+        );
+    }
+}

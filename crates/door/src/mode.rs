@@ -1,0 +1,102 @@
+//! What may be done with a map by one descriptor: `BPF_F_RDONLY` and `BPF_F_WRONLY`.
+//!
+//! As in the kernel the mode is that of the open file, so copies of a descriptor have it, and the kernel itself keeps
+//! a tool from mapping what it may not write.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use beeline_runtime::backend::Errno;
+use rustix::fs::OFlags;
+
+const BPF_F_RDONLY: u32 = 1 << 3;
+const BPF_F_WRONLY: u32 = 1 << 4;
+
+/// For system calls; programs may read and write all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mode {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+}
+
+impl Mode {
+    /// Those of `BPF_MAP_CREATE` that are for the descriptor it gives.
+    pub(crate) const FLAGS: u32 = BPF_F_RDONLY | BPF_F_WRONLY;
+
+    pub(crate) const BOTH: Mode = Mode {
+        read: true,
+        write: true,
+    };
+
+    /// From the flags of commands that give descriptors. EINVAL for any other flag, and for both.
+    pub(crate) fn of_flags(flags: u32) -> Result<Mode, Errno> {
+        match flags {
+            0 => Ok(Mode::BOTH),
+            BPF_F_RDONLY => Ok(Mode {
+                write: false,
+                ..Mode::BOTH
+            }),
+            BPF_F_WRONLY => Ok(Mode {
+                read: false,
+                ..Mode::BOTH
+            }),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    /// From the flags of `BPF_MAP_CREATE`, which has others too.
+    pub(crate) fn of_map_flags(flags: u32) -> Result<Mode, Errno> {
+        Mode::of_flags(flags & Mode::FLAGS)
+    }
+
+    /// The mode of a descriptor, from what `lstat` says of its link in `/proc/TID/fd`.
+    pub(crate) fn of_link(permissions: u32) -> Mode {
+        Mode {
+            read: permissions & libc::S_IRUSR != 0,
+            write: permissions & libc::S_IWUSR != 0,
+        }
+    }
+
+    /// EPERM if reading is not allowed.
+    pub(crate) fn may_read(self) -> Result<(), Errno> {
+        self.read.then_some(()).ok_or(Errno(libc::EPERM))
+    }
+
+    /// EPERM if writing is not allowed.
+    pub(crate) fn may_write(self) -> Result<(), Errno> {
+        self.write.then_some(()).ok_or(Errno(libc::EPERM))
+    }
+
+    /// The same memory file, opened in this mode.
+    pub(crate) fn open(self, file: OwnedFd) -> Result<OwnedFd, Errno> {
+        let access = match self {
+            Mode::BOTH => return Ok(file),
+            Mode { read: true, .. } => OFlags::RDONLY,
+            Mode { .. } => OFlags::WRONLY,
+        };
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::open(path, access | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+            .map_err(|error| Errno(error.raw_os_error()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_and_links_say_the_mode() {
+        for flags in [0, BPF_F_RDONLY, BPF_F_WRONLY] {
+            let mode = Mode::of_flags(flags).unwrap();
+            let file = rustix::fs::memfd_create("mode", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            let opened = mode.open(file).unwrap();
+            let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
+            let seen = rustix::fs::lstat(link).unwrap();
+            assert_eq!(Mode::of_link(seen.st_mode), mode);
+        }
+        let both = BPF_F_RDONLY | BPF_F_WRONLY;
+        assert_eq!(Mode::of_flags(both), Err(Errno(libc::EINVAL)));
+        assert_eq!(Mode::of_map_flags(both), Err(Errno(libc::EINVAL)));
+        assert_eq!(Mode::of_flags(1), Err(Errno(libc::EINVAL)));
+        assert_eq!(Mode::of_map_flags(1), Ok(Mode::BOTH));
+    }
+}

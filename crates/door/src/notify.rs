@@ -1,0 +1,235 @@
+//! The kernel's side of the conversation: a seccomp listener, the calls it delivers, and their
+//! answers.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use beeline_runtime::backend::Errno;
+
+/// A system call of the tool that waits for its answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request {
+    /// The kernel's cookie for this call.
+    pub(crate) id: u64,
+    /// The calling thread.
+    pub(crate) tid: i32,
+    /// System call number, x86-64's.
+    pub(crate) nr: i64,
+    /// The instruction after the one that made the call.
+    pub(crate) ip: u64,
+    /// The arguments, not to be trusted.
+    pub(crate) args: [u64; 6],
+}
+
+/// What the tool gets for a call.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// The call returns this.
+    Value(i64),
+    /// The call returns a new descriptor of this file.
+    Descriptor {
+        /// The file.
+        file: OwnedFd,
+        /// Closed on `execve`.
+        cloexec: bool,
+    },
+    /// The kernel makes the call as if there were no door.
+    Continue,
+}
+
+/// The descriptor that seccomp gave for the filter.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    fd: OwnedFd,
+    /// Bytes that this kernel writes for a request, which may be more than this program knows.
+    request_len: usize,
+}
+
+impl Listener {
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+        let mut sizes = libc::seccomp_notif_sizes {
+            seccomp_notif: 0,
+            seccomp_notif_resp: 0,
+            seccomp_data: 0,
+        };
+        // SAFETY: GET_NOTIF_SIZES writes one seccomp_notif_sizes to its third argument, which is
+        // one.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_GET_NOTIF_SIZES,
+                0,
+                &raw mut sizes,
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let request_len = usize::from(sizes.seccomp_notif).max(size_of::<libc::seccomp_notif>());
+        let listener = Listener { fd, request_len };
+        listener.wake_on_the_same_cpu();
+        Ok(listener)
+    }
+
+    /// The tool sleeps until it is answered, so the door may take its CPU at once (Linux 6.6 on;
+    /// else nothing changes).
+    fn wake_on_the_same_cpu(&self) {
+        const SYNC_WAKE_UP: libc::c_ulong = 1;
+        // SAFETY: SET_FLAGS takes its argument by value.
+        unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS,
+                SYNC_WAKE_UP,
+            )
+        };
+    }
+
+    /// Waits for the next call; `None` when no process is left under the filter.
+    pub(crate) fn receive(&self) -> Option<Request> {
+        loop {
+            let mut poll = libc::pollfd {
+                fd: self.fd.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one pollfd, exclusively borrowed.
+            let ready = unsafe { libc::poll(&raw mut poll, 1, -1) };
+            if ready < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {
+                continue;
+            }
+            if ready < 0 || poll.revents & libc::POLLIN == 0 {
+                return None;
+            }
+            if let Some(request) = self.take() {
+                return Some(request);
+            }
+        }
+    }
+
+    /// Takes one request; `None` if its thread was killed or interrupted meanwhile.
+    fn take(&self) -> Option<Request> {
+        let mut buffer = vec![0u64; self.request_len.div_ceil(8)];
+        // SAFETY: the buffer is zeroed, as the kernel demands, and has the bytes that the kernel
+        // said it writes.
+        let result = unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_RECV,
+                buffer.as_mut_ptr(),
+            )
+        };
+        if result < 0 {
+            return None;
+        }
+        // SAFETY: the buffer is aligned to 8 and holds at least a seccomp_notif, for which any
+        // bytes are valid.
+        let notif = unsafe { buffer.as_ptr().cast::<libc::seccomp_notif>().read() };
+        Some(Request {
+            id: notif.id,
+            tid: notif.pid as i32,
+            nr: i64::from(notif.data.nr),
+            ip: notif.data.instruction_pointer,
+            args: notif.data.args,
+        })
+    }
+
+    /// Is the call still waiting? Until it is seen to be after reading the thread's memory, what
+    /// was read may be another's.
+    pub(crate) fn waits(&self, id: u64) -> bool {
+        // SAFETY: ID_VALID reads one u64.
+        unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_ID_VALID,
+                &raw const id,
+            ) == 0
+        }
+    }
+
+    /// Answers a call; `false` if the caller is not there any more to take it.
+    pub(crate) fn answer(&self, id: u64, reply: Result<Reply, Errno>) -> bool {
+        match reply {
+            Ok(Reply::Value(value)) => self.send(id, value, 0, 0),
+            Ok(Reply::Continue) => {
+                self.send(id, 0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)
+            }
+            Ok(Reply::Descriptor { file, cloexec }) => {
+                match self.install(id, file.as_fd(), cloexec) {
+                    Ok(()) => true,
+                    // The tool is gone, or has too many files open and wants to know.
+                    Err(Errno(errno)) => {
+                        self.send(id, 0, -errno, 0);
+                        false
+                    }
+                }
+            }
+            Err(Errno(errno)) => self.send(id, 0, -errno, 0),
+        }
+    }
+
+    fn send(&self, id: u64, val: i64, error: i32, flags: u32) -> bool {
+        let response = libc::seccomp_notif_resp {
+            id,
+            val,
+            error,
+            flags,
+        };
+        // SAFETY: SEND reads one seccomp_notif_resp.
+        unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_SEND,
+                &raw const response,
+            ) == 0
+        }
+    }
+
+    /// Puts a file in the place of a descriptor of the tool, whose call goes on waiting.
+    pub(crate) fn replace(
+        &self,
+        id: u64,
+        fd: i32,
+        file: BorrowedFd<'_>,
+        cloexec: bool,
+    ) -> Result<(), Errno> {
+        self.add(libc::seccomp_notif_addfd {
+            id,
+            flags: libc::SECCOMP_ADDFD_FLAG_SETFD as u32,
+            srcfd: file.as_raw_fd() as u32,
+            newfd: fd as u32,
+            newfd_flags: if cloexec { libc::O_CLOEXEC as u32 } else { 0 },
+        })
+    }
+
+    /// Puts a file into the tool and answers with its number, in one step that either happens or
+    /// does not.
+    fn install(&self, id: u64, file: BorrowedFd<'_>, cloexec: bool) -> Result<(), Errno> {
+        self.add(libc::seccomp_notif_addfd {
+            id,
+            flags: libc::SECCOMP_ADDFD_FLAG_SEND as u32,
+            srcfd: file.as_raw_fd() as u32,
+            newfd: 0,
+            newfd_flags: if cloexec { libc::O_CLOEXEC as u32 } else { 0 },
+        })
+    }
+
+    fn add(&self, request: libc::seccomp_notif_addfd) -> Result<(), Errno> {
+        // SAFETY: ADDFD reads one seccomp_notif_addfd.
+        let result = unsafe {
+            libc::ioctl(
+                self.fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_ADDFD,
+                &raw const request,
+            )
+        };
+        if result < 0 {
+            return Err(Errno(
+                io::Error::last_os_error()
+                    .raw_os_error()
+                    .unwrap_or(libc::EIO),
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,316 @@
+//! The objects that a tool's descriptors stand for.
+//!
+//! Each is counted by `Arc`: the table of descriptors holds one count for as long as the tool has a
+//! descriptor, other objects hold more (an event its program, a link its event), and a call that is
+//! being served holds one for its time. With the last count goes the backend's object, by [`Held`].
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use beeline_runtime::backend::{AttachPoint, Backend, Errno, Id, MapSpec};
+
+use crate::elements::Elements;
+use crate::map::is_ring_buffer;
+
+/// `BPF_PROG_TYPE_KPROBE`, which is also every user-space probe's.
+pub(crate) const PROG_TYPE_KPROBE: u32 = 2;
+/// `BPF_PROG_TYPE_PERF_EVENT`.
+pub(crate) const PROG_TYPE_PERF_EVENT: u32 = 7;
+/// `BPF_PROG_TYPE_RAW_TRACEPOINT`.
+pub(crate) const PROG_TYPE_RAW_TRACEPOINT: u32 = 17;
+/// `BPF_PROG_TYPE_SYSCALL`.
+pub(crate) const PROG_TYPE_SYSCALL: u32 = 31;
+
+/// Any object with a descriptor.
+#[derive(Clone)]
+pub(crate) enum Object {
+    Map(Arc<Map>),
+    Program(Arc<Program>),
+    Btf(Arc<Btf>),
+    /// A perf event that programs are attached to.
+    Event(Arc<Event>),
+    /// A perf event that programs write to.
+    Ring(Arc<Ring>),
+    Link(Arc<Link>),
+}
+
+impl Object {
+    /// What a tool can wait for: rings of both kinds.
+    pub(crate) fn wakeup(&self) -> Option<(Id, &Wakeup)> {
+        match self {
+            Object::Ring(ring) => Some((ring.held.id, &ring.wakeup)),
+            Object::Map(map) if is_ring_buffer(map.spec.map_type) => {
+                Some((map.held.id, &map.wakeup))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// An object of the backend, released with this.
+pub(crate) struct Held {
+    backend: Arc<dyn Backend>,
+    pub(crate) id: Id,
+}
+
+impl Held {
+    pub(crate) fn new(backend: &Arc<dyn Backend>, id: Id) -> Self {
+        Held {
+            backend: Arc::clone(backend),
+            id,
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.backend.release(self.id);
+    }
+}
+
+pub(crate) struct Map {
+    pub(crate) held: Held,
+    pub(crate) spec: MapSpec,
+    /// Type information: the BTF and the types of key and value in it.
+    pub(crate) btf: Option<(Arc<Btf>, u32, u32)>,
+    pub(crate) frozen: AtomicBool,
+    /// What the elements of a map of objects keep alive.
+    pub(crate) elements: Elements,
+    /// Descriptors that the tool has of it, as far as the table of them knows.
+    pub(crate) uses: AtomicUsize,
+    pub(crate) wakeup: Wakeup,
+}
+
+pub(crate) struct Program {
+    pub(crate) held: Held,
+    pub(crate) prog_type: u32,
+    pub(crate) gpl: bool,
+    pub(crate) btf: Option<Arc<Btf>>,
+    /// `struct bpf_func_info` and `struct bpf_line_info`, as the tool gave them.
+    pub(crate) func_info: Vec<u8>,
+    pub(crate) line_info: Vec<u8>,
+    /// When, in nanoseconds since the machine started.
+    pub(crate) loaded: u64,
+    /// By whom.
+    pub(crate) uid: u32,
+}
+
+pub(crate) struct Btf {
+    /// The door's own number; the backend knows no BTF.
+    pub(crate) id: u32,
+    source: BtfSource,
+}
+
+enum BtfSource {
+    Tool(Vec<u8>),
+    /// Some megabytes, read when first asked for.
+    Kernel(OnceLock<Vec<u8>>),
+}
+
+impl Btf {
+    /// The number of the kernel's own, which is the first everywhere: tools go through all numbers to find it.
+    pub(crate) const KERNELS: u32 = 1;
+    const KERNELS_FILE: &str = "/sys/kernel/btf/vmlinux";
+
+    /// What a tool has loaded.
+    pub(crate) fn of_tool(id: u32, data: Vec<u8>) -> Self {
+        let source = BtfSource::Tool(data);
+        Self { id, source }
+    }
+
+    /// The running kernel's; `None` if it has none.
+    pub(crate) fn of_kernel() -> Option<Self> {
+        let is_there = std::fs::exists(Self::KERNELS_FILE).unwrap_or(false);
+        is_there.then_some(Self {
+            id: Self::KERNELS,
+            source: BtfSource::Kernel(OnceLock::new()),
+        })
+    }
+
+    pub(crate) fn data(&self) -> &[u8] {
+        let read = || std::fs::read(Self::KERNELS_FILE).unwrap_or_default();
+        match &self.source {
+            BtfSource::Tool(data) => data,
+            BtfSource::Kernel(data) => data.get_or_init(read),
+        }
+    }
+
+    /// The kernel's has a name.
+    pub(crate) fn name(&self) -> &'static str {
+        match self.source {
+            BtfSource::Tool(_) => "",
+            BtfSource::Kernel(_) => "vmlinux",
+        }
+    }
+}
+
+pub(crate) struct Ring {
+    pub(crate) held: Held,
+    pub(crate) wakeup: Wakeup,
+    /// Data pages, once the tool has mapped it.
+    pages: Mutex<Option<u32>>,
+}
+
+impl Ring {
+    pub(crate) fn new(held: Held) -> Self {
+        Ring {
+            held,
+            wakeup: Wakeup::default(),
+            pages: Mutex::new(None),
+        }
+    }
+
+    /// Calls `resize` the first time; after that the size is settled, and another is EINVAL.
+    pub(crate) fn set_pages(
+        &self,
+        wanted: u32,
+        resize: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        match *pages {
+            Some(settled) if settled != wanted => Err(Errno(libc::EINVAL)),
+            Some(_) => Ok(()),
+            None => {
+                resize()?;
+                *pages = Some(wanted);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The descriptor that the tool's epoll waits on in place of the object's. It lives as long as the
+/// object, because epoll knows it by its number in this process.
+#[derive(Default)]
+pub(crate) struct Wakeup(OnceLock<OwnedFd>);
+
+impl Wakeup {
+    /// The eventfd of `id`, asked for once.
+    pub(crate) fn get(&self, backend: &dyn Backend, id: Id) -> Result<&OwnedFd, Errno> {
+        if let Some(fd) = self.0.get() {
+            return Ok(fd);
+        }
+        let fd = backend.wakeup(id)?;
+        Ok(self.0.get_or_init(|| fd))
+    }
+}
+
+/// A link: while it lives, its event runs its program.
+pub(crate) struct Link {
+    /// The door's own number: an event that is disabled has no link in the backend.
+    pub(crate) id: u32,
+    pub(crate) program: Arc<Program>,
+    pub(crate) event: Arc<Event>,
+    /// What `bpf_get_attach_cookie` gives.
+    pub(crate) cookie: u64,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.event.clear_program();
+    }
+}
+
+/// A perf event with a place to attach to. Attached in the backend while it is enabled and has a
+/// program.
+pub(crate) struct Event {
+    /// The door's own number, what `PERF_EVENT_IOC_ID` gives.
+    pub(crate) id: u32,
+    backend: Arc<dyn Backend>,
+    point: AttachPoint,
+    state: Mutex<EventState>,
+}
+
+struct EventState {
+    enabled: bool,
+    program: Option<(Arc<Program>, u64)>,
+    attached: Option<Held>,
+}
+
+impl Event {
+    pub(crate) fn new(
+        backend: &Arc<dyn Backend>,
+        id: u32,
+        point: AttachPoint,
+        enabled: bool,
+    ) -> Self {
+        let state = Mutex::new(EventState {
+            enabled,
+            program: None,
+            attached: None,
+        });
+        Event {
+            id,
+            backend: Arc::clone(backend),
+            point,
+            state,
+        }
+    }
+
+    pub(crate) fn point(&self) -> &AttachPoint {
+        &self.point
+    }
+
+    /// Gives the event its program, and attaches if it is enabled. EEXIST if it has one, EINVAL if
+    /// the program's type does not fit the event.
+    pub(crate) fn set_program(&self, program: &Arc<Program>, cookie: u64) -> Result<(), Errno> {
+        let fits = match self.point {
+            AttachPoint::Uprobe { .. } => PROG_TYPE_KPROBE,
+            AttachPoint::Timer { .. } => PROG_TYPE_PERF_EVENT,
+        };
+        if program.prog_type != fits {
+            return Err(Errno(libc::EINVAL));
+        }
+        let mut state = self.lock();
+        if state.program.is_some() {
+            return Err(Errno(libc::EEXIST));
+        }
+        if state.enabled {
+            state.attached = Some(self.attach(program, cookie)?);
+        }
+        state.program = Some((Arc::clone(program), cookie));
+        Ok(())
+    }
+
+    /// Takes the program away again.
+    pub(crate) fn clear_program(&self) {
+        let mut state = self.lock();
+        state.attached = None;
+        state.program = None;
+    }
+
+    pub(crate) fn enable(&self) -> Result<(), Errno> {
+        let mut state = self.lock();
+        if let (None, Some((program, cookie))) = (&state.attached, &state.program) {
+            state.attached = Some(self.attach(program, *cookie)?);
+        }
+        state.enabled = true;
+        Ok(())
+    }
+
+    /// Detaches before it returns.
+    pub(crate) fn disable(&self) {
+        let mut state = self.lock();
+        state.attached = None;
+        state.enabled = false;
+    }
+
+    fn attach(&self, program: &Program, with_cookie: u64) -> Result<Held, Errno> {
+        let mut point = self.point.clone();
+        if let AttachPoint::Uprobe { cookie, .. } = &mut point {
+            *cookie = with_cookie;
+        }
+        let link = self.backend.attach(program.held.id, &point)?;
+        Ok(Held::new(&self.backend, link))
+    }
+
+    /// Every step above leaves the state whole, so a panic of the backend in between does no harm.
+    fn lock(&self) -> MutexGuard<'_, EventState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

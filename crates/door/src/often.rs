@@ -1,0 +1,58 @@
+//! Which of the tool's `syscall` instructions ask for map operations often enough to be given a shortcut.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Calls before it is worth stopping the process for a moment.
+const OFTEN: u32 = 32;
+/// Instructions that are counted at a time; with more, counting begins again.
+const COUNTED: usize = 256;
+
+/// Calls by thread and instruction.
+#[derive(Default)]
+pub(crate) struct Often(Mutex<HashMap<(i32, u64), Count>>);
+
+struct Count {
+    left: u32,
+    /// What the count begins with next time: twice as much each time, as a shortcut may not be possible.
+    next: u32,
+}
+
+impl Often {
+    /// Counts a map operation; `true` each time that there have been many.
+    pub(crate) fn count(&self, tid: i32, ip: u64) -> bool {
+        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if calls.len() >= COUNTED {
+            calls.clear();
+        }
+        let count = calls.entry((tid, ip)).or_insert(Count {
+            left: OFTEN,
+            next: OFTEN,
+        });
+        count.left -= 1;
+        if count.left > 0 {
+            return false;
+        }
+        count.next = count.next.saturating_mul(2);
+        count.left = count.next;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_instruction_is_counted_for_itself() {
+        let often = Often::default();
+        let mut found = Vec::new();
+        for call in 1..=3 * OFTEN {
+            if often.count(1, 0x1000) {
+                found.push(call);
+            }
+            assert!(!often.count(1, 0x2000 + u64::from(call)));
+        }
+        assert_eq!(found, [OFTEN, 3 * OFTEN]);
+    }
+}

@@ -1,0 +1,105 @@
+//! `BPF_OBJ_PIN` and `BPF_OBJ_GET`: giving an object a name in the BPF file system, and finding it by that.
+
+use std::path::{Path, PathBuf};
+
+use beeline_runtime::backend::Errno;
+
+use crate::attr::BpfAttr;
+use crate::mode::Mode;
+use crate::notify::Reply;
+use crate::objects::Object;
+use crate::server::{Answer, Call};
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+const ENOENT: Errno = Errno(libc::ENOENT);
+/// The path is relative to the descriptor in the attribute.
+const BPF_F_PATH_FD: u32 = 1 << 14;
+
+/// Where a path leads.
+enum Named {
+    /// Into the BPF file system, to this path below its root.
+    Inside(PathBuf),
+    /// Elsewhere.
+    Outside(PathBuf),
+}
+
+impl Call<'_> {
+    /// The errors are in the kernel's order: the attribute, the object, the path.
+    pub(crate) fn obj_pin(&self, attr: &BpfAttr) -> Answer {
+        let flags = attr.ends_at(20)?.u32(12);
+        if flags & !BPF_F_PATH_FD != 0 {
+            return Err(EINVAL);
+        }
+        let path_at = relative_to(attr, flags)?;
+        let object = match self.door.fds.find(self.tid, attr.i32(8)) {
+            Ok(Some(object @ (Object::Map(_) | Object::Program(_) | Object::Link(_)))) => object,
+            _ => return Err(EINVAL),
+        };
+        match self.named(path_at, attr.u64(0))? {
+            Named::Inside(path) => self.door.bpffs.pin(&path, object)?,
+            Named::Outside(path) => return Err(why_not_pinned(&path)),
+        }
+        Ok(Reply::Value(0))
+    }
+
+    pub(crate) fn obj_get(&self, attr: &BpfAttr) -> Answer {
+        let flags = attr.ends_at(20)?.u32(12);
+        if attr.u32(8) != 0 {
+            return Err(EINVAL);
+        }
+        let path_at = relative_to(attr, flags)?;
+        let mode = Mode::of_flags(flags & !BPF_F_PATH_FD)?;
+        let object = match self.named(path_at, attr.u64(0))? {
+            Named::Inside(path) => self.door.bpffs.get(&path)?,
+            Named::Outside(path) => return Err(why_not_found(&path)),
+        };
+        if matches!(object, Object::Link(_)) && mode != Mode::BOTH {
+            return Err(EINVAL);
+        }
+        self.descriptor_with(object, mode)
+    }
+
+    fn named(&self, directory: i32, path: u64) -> Result<Named, Errno> {
+        const LONGEST: usize = libc::PATH_MAX as usize;
+        let path = self.memory.string(path, LONGEST)?;
+        match path.len() {
+            0 => return Err(ENOENT),
+            LONGEST => return Err(Errno(libc::ENAMETOOLONG)),
+            _ => {}
+        }
+        let path = self.absolute(directory, &path)?;
+        let inside = self.door.bpffs.inside(path.as_os_str().as_encoded_bytes());
+        Ok(match inside {
+            Some(inside) => Named::Inside(inside),
+            None => Named::Outside(path),
+        })
+    }
+}
+
+/// The descriptor that the path is relative to, which is only allowed with its flag.
+fn relative_to(attr: &BpfAttr, flags: u32) -> Result<i32, Errno> {
+    let fd = attr.i32(16);
+    match flags & BPF_F_PATH_FD {
+        0 if fd != 0 => Err(EINVAL),
+        0 => Ok(libc::AT_FDCWD),
+        _ => Ok(fd),
+    }
+}
+
+/// No BPF file system: EPERM, unless the path itself is wrong.
+fn why_not_pinned(path: &Path) -> Errno {
+    match (path.symlink_metadata(), path.parent().map(Path::metadata)) {
+        (Ok(_), _) => Errno(libc::EEXIST),
+        (Err(_), Some(Ok(parent))) if !parent.is_dir() => Errno(libc::ENOTDIR),
+        (Err(_), Some(Ok(_))) => Errno(libc::EPERM),
+        (Err(error), _) => crate::fds::errno(error),
+    }
+}
+
+/// Other files are no objects: EACCES.
+fn why_not_found(path: &Path) -> Errno {
+    match path.metadata() {
+        Ok(_) => Errno(libc::EACCES),
+        Err(error) => crate::fds::errno(error),
+    }
+}

@@ -1,0 +1,323 @@
+//! Starting a tool under the filter, and learning how it ends.
+//!
+//! A thread of its own, the *keeper*, starts the tool and then waits for it. The tool asks the
+//! kernel for SIGTERM at the death of its parent, which to the kernel is the thread that forked it:
+//! with the keeper as parent, the tool is told when Beeline dies, however it dies, and not when
+//! some thread of the caller ends.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use beeline_runtime::backend::Backend;
+use libc::sock_filter;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::notify::Listener;
+use crate::server::Server;
+use crate::{Error, Options, filter};
+
+/// A tool that runs under the door.
+///
+/// It has been started when [`Tool::spawn`] returns, and waits at its first system call for the
+/// door, until [`Tool::serve`]. It shares Beeline's standard files, process group and terminal:
+/// Ctrl-C reaches it directly, so the caller has only to outlive it (ignore SIGINT), and to pass on
+/// other signals to [`Tool::pid`]. If Beeline dies, the tool gets SIGTERM, and those of its system
+/// calls that the door should answer fail with ENOSYS.
+#[derive(Debug)]
+pub struct Tool {
+    pid: i32,
+    listener: Listener,
+    keeper: JoinHandle<io::Result<ExitStatus>>,
+}
+
+impl Tool {
+    /// Starts `command`, a program (looked for in PATH) and its arguments, with Beeline's
+    /// environment.
+    pub fn spawn(command: &[OsString], options: &Options) -> Result<Tool, Error> {
+        let (program, arguments) = command.split_first().ok_or(Error::NoCommand)?;
+        let mut command = Command::new(program);
+        command.args(arguments);
+        let name = program.to_string_lossy().into_owned();
+        let filter = filter::program(options);
+
+        let (started, start) = mpsc::sync_channel(1);
+        let keeper = std::thread::Builder::new()
+            .name("beeline-keeper".into())
+            .spawn(move || {
+                let child = match start_under_filter(command, &name, filter) {
+                    Ok((child, listener)) => {
+                        // The receiver waits below, and holds on until it has this.
+                        let _ = started.send(Ok((child.id(), listener)));
+                        child
+                    }
+                    Err(error) => {
+                        let _ = started.send(Err(error));
+                        return Err(io::ErrorKind::NotFound.into());
+                    }
+                };
+                wait(&child)
+            })
+            .map_err(Error::system("starting a thread"))?;
+
+        let (pid, listener) = start.recv().map_err(|_| Error::System {
+            what: "starting the tool",
+            source: io::Error::other("its thread ended early"),
+        })??;
+        let listener = Listener::new(listener).map_err(Error::Filter)?;
+        Ok(Tool {
+            pid: pid as i32,
+            listener,
+            keeper,
+        })
+    }
+
+    /// The tool's process id.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Answers the eBPF calls of the tool and its children from `backend` until the last of them
+    /// has ended, then releases all they still had, and says how the tool itself ended.
+    ///
+    /// Children that outlive the tool are served on, as without the door many of their calls would
+    /// fail.
+    pub fn serve(self, backend: Arc<dyn Backend>) -> Result<ExitStatus, Error> {
+        Server::new(self.listener, backend)
+            .map_err(Error::system("preparing to serve the tool"))?
+            .run();
+        match self.keeper.join() {
+            Ok(status) => status.map_err(Error::system("waiting for the tool")),
+            Err(_) => Err(Error::System {
+                what: "waiting for the tool",
+                source: io::Error::other("the waiting thread panicked"),
+            }),
+        }
+    }
+}
+
+/// Waits for the end of a child that the calling thread started.
+///
+/// Other threads of Beeline may trace the tool for a moment. A plain `wait` would be given the stops that are meant for
+/// them, and take the first for the end: `__WNOTHREAD` keeps it to what is this thread's. And it would sleep on where the
+/// tool ends while it is traced, as the kernel wakes nobody when a tracer of the parent's own process lets go.
+fn wait(child: &Child) -> io::Result<ExitStatus> {
+    /// For the tracer to let go of a tool that has ended.
+    const MOMENT: Duration = Duration::from_millis(1);
+    let pid = Pid::from_child(child);
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    let mut ended = [PollFd::new(&process, PollFlags::IN)];
+    while poll(&mut ended, None) == Err(rustix::io::Errno::INTR) {}
+    let mut status = 0;
+    loop {
+        let flags = libc::__WNOTHREAD | libc::WNOHANG;
+        // SAFETY: writes one integer.
+        match unsafe { libc::waitpid(child.id() as i32, &raw mut status, flags) } {
+            0 => std::thread::sleep(MOMENT),
+            ended if ended > 0 => return Ok(ExitStatus::from_raw(status)),
+            _ => return Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Forks, installs the filter, executes; the child sends the listener's descriptor before it
+/// executes.
+fn start_under_filter(
+    mut command: Command,
+    name: &str,
+    filter: Vec<sock_filter>,
+) -> Result<(Child, OwnedFd), Error> {
+    let (ours, theirs) = socket_pair().map_err(Error::system("creating a socket pair"))?;
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only async-signal-safe system calls are made on memory prepared
+    // here: nothing allocates or locks.
+    unsafe {
+        command.pre_exec(move || {
+            die_with_parent(parent)?;
+            let listener = install(&filter)?;
+            send_descriptor(theirs.as_raw_fd(), listener)
+        });
+    }
+    let spawned = command.spawn();
+    // The closure keeps the child's end open here.
+    drop(command);
+    let listener = receive_descriptor(ours.as_raw_fd());
+    match (spawned, listener) {
+        (Ok(child), Ok(listener)) => Ok((child, listener)),
+        (Ok(mut child), Err(error)) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(Error::Filter(error))
+        }
+        // The listener came, so it was the execution that failed.
+        (Err(_), Ok(_)) if !exists(name) => Err(Error::NotFound(name.to_owned())),
+        (Err(source), Ok(_)) => Err(Error::NotExecutable {
+            name: name.to_owned(),
+            source,
+        }),
+        (Err(error), Err(_)) => Err(Error::Filter(error)),
+    }
+}
+
+/// Is there a file of that name where it was looked for? `execvp` says EACCES also when it found
+/// none, if PATH has a directory that may not be searched.
+fn exists(name: &str) -> bool {
+    if name.contains('/') {
+        return Path::new(name).exists();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(name).exists())
+}
+
+fn die_with_parent(parent: u32) -> io::Result<()> {
+    // SAFETY: PR_SET_PDEATHSIG takes its argument by value; getppid has none.
+    let orphaned = unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+        libc::getppid() as u32 != parent
+    };
+    // The parent may have died before it was asked to tell.
+    if orphaned {
+        Err(io::Error::from_raw_os_error(libc::ECHILD))
+    } else {
+        Ok(())
+    }
+}
+
+/// Installs the filter on the calling thread, and gives the listener's descriptor.
+fn install(filter: &[sock_filter]) -> io::Result<RawFd> {
+    let program = libc::sock_fprog {
+        len: filter.len() as u16,
+        filter: filter.as_ptr().cast_mut(),
+    };
+    match seccomp(&program) {
+        // An unprivileged thread must first give up gaining privileges. A privileged one keeps
+        // them: the tool may run sudo.
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            // SAFETY: PR_SET_NO_NEW_PRIVS takes its arguments by value.
+            if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            seccomp(&program)
+        }
+        result => result,
+    }
+}
+
+fn seccomp(program: &libc::sock_fprog) -> io::Result<RawFd> {
+    let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+    // A call that the door has begun to serve is not to be broken off and begun again by every
+    // signal (Linux 5.19 on).
+    let steadily = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
+    let mut error = io::Error::from_raw_os_error(libc::EINVAL);
+    for flags in [steadily, listen] {
+        // SAFETY: `program` points to `len` instructions that live through the call.
+        let fd = unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                flags,
+                std::ptr::from_ref(program),
+            )
+        };
+        if fd >= 0 {
+            return Ok(fd as RawFd);
+        }
+        error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EINVAL) {
+            break;
+        }
+    }
+    Err(error)
+}
+
+fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [-1; 2];
+    // SAFETY: socketpair writes two descriptors to `fds`.
+    if unsafe {
+        libc::socketpair(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC,
+            0,
+            fds.as_mut_ptr(),
+        )
+    } < 0
+    {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: both were just opened for us alone.
+    Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
+/// Room and alignment for a control message with one descriptor.
+type Control = [u64; 4];
+
+fn send_descriptor(socket: RawFd, fd: RawFd) -> io::Result<()> {
+    let mut byte = [0u8; 1];
+    let mut part = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    let mut control: Control = [0; 4];
+    let message = message_header(&mut part, &mut control);
+    // SAFETY: `control` is zeroed, aligned and long enough for one header and one descriptor, so
+    // CMSG_FIRSTHDR points into it.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        (*header).cmsg_level = libc::SOL_SOCKET;
+        (*header).cmsg_type = libc::SCM_RIGHTS;
+        (*header).cmsg_len = libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
+        libc::CMSG_DATA(header).cast::<RawFd>().write_unaligned(fd);
+    }
+    // SAFETY: the message and all it points to live through the call.
+    if unsafe { libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
+    let mut byte = [0u8; 1];
+    let mut part = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    let mut control: Control = [0; 4];
+    let mut message = message_header(&mut part, &mut control);
+    // The child sent before it executed or failed, so there is something now or never.
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the message and all it points to live through the call and are exclusively borrowed.
+    if unsafe { libc::recvmsg(socket, &raw mut message, flags) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel filled `control` and set its length, which CMSG_FIRSTHDR checks.
+    unsafe {
+        let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
+            return Err(io::Error::other(
+                "the tool's process did not send the listener",
+            ));
+        }
+        Ok(OwnedFd::from_raw_fd(
+            libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned(),
+        ))
+    }
+}
+
+fn message_header(part: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+    // SAFETY: msghdr is plain data, for which zero is valid.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    // SAFETY: CMSG_SPACE is arithmetic only; its result, 24, is within `Control`.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as usize;
+    message
+}

@@ -1,0 +1,93 @@
+//! What a tool's type information says of a map's value: its size, and where the fields are that belong to the kernel.
+
+use beeline_runtime::backend::{Errno, SpecialFields};
+use beeline_runtime::btf::{Btf, Type, kind};
+
+use crate::attr::MapCreate;
+use crate::map::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_TASK_STORAGE};
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+/// Structures within structures that are looked into.
+const DEEPEST: u32 = 32;
+/// Members that are looked at: structures may hold each other many times over.
+const MOST_MEMBERS: u32 = 100_000;
+
+/// Checks the types of key and value as the kernel does; finds a lock and a timer in the value.
+pub(crate) fn check(data: &[u8], wanted: &MapCreate) -> Result<SpecialFields, Errno> {
+    if wanted.btf_value_type == 0 {
+        return Ok(SpecialFields::default());
+    }
+    let btf = Btf::parse(data).ok_or(EINVAL)?;
+    let is_array = wanted.map_type == BPF_MAP_TYPE_ARRAY;
+    let by_number = is_array || wanted.map_type == BPF_MAP_TYPE_TASK_STORAGE;
+    let (_, value) = btf.resolve(wanted.btf_value_type).ok_or(EINVAL)?;
+    if wanted.btf_key_type == 0 {
+        // Only the sections of global variables have no type for the key.
+        if !is_array || wanted.max_entries != 1 || value.kind != kind::DATASEC {
+            return Err(EINVAL);
+        }
+    } else if btf.size(wanted.btf_key_type) != Some(wanted.key_size)
+        || by_number && btf.resolve(wanted.btf_key_type).ok_or(EINVAL)?.1.kind != kind::INT
+    {
+        return Err(EINVAL);
+    }
+    if btf.size(wanted.btf_value_type) != Some(wanted.value_size) {
+        return Err(EINVAL);
+    }
+    let mut search = Search {
+        btf: &btf,
+        found: SpecialFields::default(),
+        members: MOST_MEMBERS,
+    };
+    // A value that is wrong in this is one without such fields: its map is made, and no program may lock it.
+    let found = search.within(value, 0, DEEPEST);
+    Ok(found.map_or_else(SpecialFields::default, |()| search.found))
+}
+
+struct Search<'a> {
+    btf: &'a Btf<'a>,
+    found: SpecialFields,
+    members: u32,
+}
+
+impl<'a> Search<'a> {
+    /// Looks through a structure, or a section of variables, that begins at an offset of the value. None for fields that
+    /// cannot be.
+    fn within(&mut self, of: Type<'a>, start: u32, depth: u32) -> Option<()> {
+        let depth = depth.checked_sub(1)?;
+        let btf = self.btf;
+        let (mut locks, mut timers) = (0, 0);
+        for member in btf.members(of) {
+            self.members = self.members.checked_sub(1)?;
+            let offset = start.checked_add(member.offset)?;
+            let mut count = 1u32;
+            let mut it = btf.get(member.type_id)?;
+            if it.kind == kind::VAR {
+                it = btf.get(it.refers_to())?;
+            }
+            while let Some((element, elements)) = it.array() {
+                self.members = self.members.checked_sub(1)?;
+                count = count.checked_mul(elements)?;
+                it = btf.get(element)?;
+            }
+            if it.kind != kind::STRUCT || count == 0 {
+                continue;
+            }
+            let (place, seen) = match it.name {
+                b"bpf_spin_lock" => (&mut self.found.spin_lock, &mut locks),
+                b"bpf_timer" => (&mut self.found.timer, &mut timers),
+                _ => {
+                    self.within(it, offset, depth)?;
+                    continue;
+                }
+            };
+            *seen += count;
+            // The kernel looks for a second one in the same structure only.
+            if *seen > 1 {
+                return None;
+            }
+            *place = Some(offset);
+        }
+        Some(())
+    }
+}

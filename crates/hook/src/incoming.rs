@@ -1,0 +1,77 @@
+//! Branches from one function to the inside of another.
+//!
+//! Compilers make them between a function's hot and cold part, and hand-written code wherever it saves a byte: several
+//! of a C library's string functions begin by jumping a few bytes into the next one.
+
+use iced_x86::{Decoder, DecoderOptions};
+
+use crate::plan::Function;
+use crate::relocate;
+
+/// Where code of other functions leads to the inside of a function. Made once for a file's text.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Incoming {
+    /// Rising, without duplicates: targets, and where they are named.
+    targets: Vec<(u64, u64)>,
+}
+
+impl Incoming {
+    /// Looks through all functions of a text. That decodes everything, which takes tens of
+    /// milliseconds for each MB.
+    pub fn of<'a>(functions: impl IntoIterator<Item = Function<'a>>) -> Self {
+        let mut targets = Vec::new();
+        let mut starts = Vec::new();
+        let mut end = 0;
+        for function in functions {
+            starts.push(function.start);
+            end = end.max(function.start.saturating_add(function.code.len() as u64));
+            collect(&function, &mut targets);
+        }
+        starts.sort_unstable();
+        let text = starts.first().copied().unwrap_or_default()..end;
+        targets
+            .retain(|(target, _)| text.contains(target) && starts.binary_search(target).is_err());
+        targets.sort_unstable();
+        targets.dedup_by_key(|(target, _)| *target);
+        Self { targets }
+    }
+
+    /// The same for the text mapped `bias` bytes higher than it was looked through (wrapping: lower is possible too).
+    /// So a file can be looked through once, at the addresses in the file.
+    pub fn shifted(&self, bias: u64) -> Self {
+        let shift =
+            |(target, from): &(u64, u64)| (target.wrapping_add(bias), from.wrapping_add(bias));
+        let mut targets: Vec<_> = self.targets.iter().map(shift).collect();
+        targets.sort_unstable();
+        Self { targets }
+    }
+
+    /// The first place that names an address strictly between `start` and `start + len`.
+    pub(crate) fn inside(&self, start: u64, len: usize) -> Option<u64> {
+        let next = self.targets.partition_point(|(target, _)| *target <= start);
+        let (target, from) = self.targets.get(next)?;
+        (target - start < len as u64).then_some(*from)
+    }
+}
+
+/// Adds the addresses that the function names outside of itself.
+fn collect(function: &Function, targets: &mut Vec<(u64, u64)>) {
+    let mut decoder = Decoder::with_ip(64, function.code, function.start, DecoderOptions::NONE);
+    while decoder.can_decode() {
+        let at = decoder.position();
+        let instruction = decoder.decode();
+        if instruction.is_invalid() {
+            // Data, perhaps: what is read into it can only make the answer more careful.
+            if decoder.set_position(at + 1).is_err() {
+                return;
+            }
+            decoder.set_ip(function.start.wrapping_add(at as u64 + 1));
+            continue;
+        }
+        if let Some(target) = relocate::absolute_target(&instruction)
+            && target.wrapping_sub(function.start) >= function.code.len() as u64
+        {
+            targets.push((target, instruction.ip()));
+        }
+    }
+}

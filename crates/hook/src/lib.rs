@@ -1,0 +1,30 @@
+//! Choose how an address is hooked, move the instructions that the hook displaces, write the trampoline.
+//!
+//! Bytes and addresses go in, bytes come out; no process is touched here. A *site* is the address to hook.
+//! [`plan()`] decides whether it can take a five-byte jump or only a breakpoint, and why. [`emit`] writes the
+//! *trampoline*: code near the site that saves the registers, calls the hook, restores them, runs the displaced
+//! instructions and jumps back behind them. [`jump_patch`] and [`INT3`] are what goes over the site itself.
+//! [`displaced`] moves the instructions alone, for a signal handler that does the rest. [`Incoming`] is what a file's other functions know
+//! about a site, for [`plan_among`].
+//!
+//! What a moved instruction cannot keep: `endbr64` at the site is displaced like any other instruction, so a
+//! process that enforces indirect-branch tracking must not be hooked; and with a shadow stack a displaced call
+//! (which pushes its original return address and jumps) would be refused by the processor.
+
+mod flags;
+mod incoming;
+mod patch;
+mod plan;
+mod relocate;
+mod survey;
+mod trampoline;
+
+pub use flags::Flags;
+pub use incoming::Incoming;
+pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};
+pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};
+pub use relocate::RelocateError;
+pub use trampoline::{
+    EmitError, Full, Light, PT_REGS_LEN, Registers, SystemCall, Trampoline, TrampolineSpec,
+    displaced, emit,
+};

@@ -1,0 +1,94 @@
+//! What is written over a site.
+
+use std::ops::RangeInclusive;
+
+use thiserror::Error;
+
+/// Bytes of a jump with a 32-bit displacement.
+pub const JUMP_LEN: usize = 5;
+
+/// The breakpoint instruction.
+pub const INT3: u8 = 0xcc;
+
+const JMP_REL32: u8 = 0xe9;
+
+/// How far a 32-bit displacement leads, less room for the longest trampoline.
+const REACH: u64 = (1 << 31) - SLACK;
+
+/// More than the bytes of any trampoline: all of it reaches what its start reaches.
+pub(crate) const SLACK: u64 = 64 << 10;
+
+/// A branch or an operand does not reach its target.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "{target:#x} is more than 2 GiB from {from:#x}: place the trampoline nearer, or use a breakpoint"
+)]
+pub struct ReachError {
+    /// The instruction, or the address behind it.
+    pub from: u64,
+    /// What it should reach.
+    pub target: u64,
+}
+
+/// The displacement that leads from the end of an instruction to `target`.
+pub(crate) fn displacement(end: u64, target: u64) -> Result<i32, ReachError> {
+    i32::try_from(target.wrapping_sub(end) as i64).map_err(|_| ReachError { from: end, target })
+}
+
+/// A jump to `target` that fills the `window_len` bytes at `site`: what is left over are breakpoints, which no
+/// thread reaches as long as none was inside the window when it was patched.
+///
+/// The window of a [`Kind::Jump`](crate::Kind::Jump) has room for the jump; a shorter one gives an error too.
+pub fn jump_patch(site: u64, window_len: usize, target: u64) -> Result<Vec<u8>, ReachError> {
+    if window_len < JUMP_LEN {
+        return Err(ReachError { from: site, target });
+    }
+    let displacement = displacement(site.wrapping_add(JUMP_LEN as u64), target)?;
+    let mut bytes = vec![INT3; window_len];
+    bytes[0] = JMP_REL32;
+    bytes[1..JUMP_LEN].copy_from_slice(&displacement.to_le_bytes());
+    Ok(bytes)
+}
+
+/// Where a trampoline may start to be reached from `site` and to reach back: 2 GiB to both sides, less some room.
+/// [`Plan::reach`](crate::Plan::reach) also takes into account what the displaced instructions address.
+pub fn reach(site: u64) -> RangeInclusive<u64> {
+    site.saturating_sub(REACH)..=site.saturating_add(REACH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jump_patch_fills_the_window() {
+        assert_eq!(
+            jump_patch(0x1000, 5, 0x2000),
+            Ok(vec![0xe9, 0xfb, 0x0f, 0, 0])
+        );
+        assert_eq!(
+            jump_patch(0x2000, 7, 0x1000),
+            Ok(vec![0xe9, 0xfb, 0xef, 0xff, 0xff, INT3, INT3])
+        );
+        assert!(jump_patch(0x1000, 4, 0x2000).is_err());
+    }
+
+    #[test]
+    fn jump_patch_names_what_is_out_of_reach() {
+        let error = jump_patch(0x1000, 5, 0x1_0000_0000).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "0x100000000 is more than 2 GiB from 0x1005: place the trampoline nearer, or use a breakpoint"
+        );
+    }
+
+    #[test]
+    fn both_ends_of_the_reach_are_reached() {
+        let site = 0x7f00_1234_5678;
+        let (low, high) = reach(site).into_inner();
+        for start in [low, high] {
+            assert!(jump_patch(site, 5, start).is_ok());
+            assert!(jump_patch(start + SLACK - 5, 5, site + 15).is_ok());
+        }
+    }
+}

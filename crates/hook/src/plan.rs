@@ -1,0 +1,465 @@
+//! How a site is to be hooked.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use iced_x86::{FlowControl, Instruction, Mnemonic};
+use thiserror::Error;
+
+use crate::flags::{self, Flags};
+use crate::incoming::Incoming;
+use crate::patch::{self, JUMP_LEN};
+use crate::relocate::{self, Displaced};
+use crate::survey::Survey;
+
+/// The code that a site lies in.
+#[derive(Debug, Clone, Copy)]
+pub struct Function<'a> {
+    /// Run-time address of the first byte.
+    pub start: u64,
+    /// From `start` to the next symbol, so with the padding behind the function. Unpatched bytes.
+    pub code: &'a [u8],
+}
+
+/// How a site is hooked. Made by [`plan()`].
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The hooked address.
+    pub site: u64,
+    /// Bytes from the site on that the hook stands for: at least [`JUMP_LEN`] for a jump, all of them overwritten;
+    /// the length of the one instruction for a breakpoint, which overwrites its first byte.
+    pub window_len: usize,
+    /// Jump or breakpoint.
+    pub kind: Kind,
+    /// What of the flags register the code behind the site may still read.
+    pub flags: Flags,
+    /// The site is its function's first instruction, so the stack pointer is at the return address.
+    pub at_start: bool,
+    /// There may be live data in the 128 bytes below the stack pointer.
+    pub red_zone: bool,
+    pub(crate) window: Vec<Displaced>,
+}
+
+impl Plan {
+    /// The displaced instructions, decoded at their original addresses; without the padding they may be followed by.
+    pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
+        self.window.iter().map(|displaced| &displaced.instruction)
+    }
+
+    /// The same site, hooked by a breakpoint: for one whose window another site lies in.
+    pub fn into_breakpoint(mut self) -> Self {
+        self.window.truncate(1);
+        self.window_len = self
+            .window
+            .first()
+            .map_or(0, |displaced| displaced.bytes.len());
+        self.kind = Kind::Breakpoint {
+            reason: Reason::AnotherProbe,
+        };
+        self
+    }
+
+    /// Where a trampoline may start so that the site reaches it, and its displaced instructions reach what they
+    /// address. `None` if there is no such place; the site can then only be hooked by the kernel.
+    pub fn reach(&self) -> Option<RangeInclusive<u64>> {
+        let (mut low, mut high) = patch::reach(self.site).into_inner();
+        for displaced in &self.window {
+            if let Some(target) = relocate::absolute_target(&displaced.instruction) {
+                let (target_low, target_high) = patch::reach(target).into_inner();
+                low = low.max(target_low);
+                high = high.min(target_high);
+            }
+        }
+        (low <= high).then_some(low..=high)
+    }
+}
+
+/// What is written over the site.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// A jump to the trampoline; see [`jump_patch`](crate::jump_patch).
+    Jump,
+    /// A breakpoint, [`INT3`](crate::INT3), because a jump would not be safe.
+    Breakpoint {
+        /// Why not a jump.
+        reason: Reason,
+    },
+}
+
+/// Why a site cannot take a jump; prints as a phrase. Offsets are bytes from the function's start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reason {
+    /// Another instruction refers to the middle of the bytes that a jump would overwrite.
+    BranchInside {
+        /// Where the branch (or the instruction that takes the address) is.
+        offset: u64,
+    },
+    /// Another function leads to the middle of the bytes that a jump would overwrite.
+    BranchFromOutside {
+        /// The address of the instruction that names it.
+        from: u64,
+    },
+    /// The first instruction branches to itself.
+    SelfLoop,
+    /// Fewer than five bytes belong to the function from the site on.
+    TooShort {
+        /// Bytes there are.
+        len: usize,
+    },
+    /// What is behind a call would be overwritten too, and the call returns to there.
+    CallNotLast,
+    /// A jump table may lead to the middle of the bytes.
+    IndirectJump {
+        /// Where the jump is.
+        offset: u64,
+    },
+    /// The function's cold part is elsewhere, and may branch to the middle of the bytes.
+    LeavesFunction {
+        /// Where the conditional branch that leaves is.
+        offset: u64,
+    },
+    /// Bytes behind the site are not instructions, so a branch to the middle may be hidden.
+    Undecodable {
+        /// Where they are.
+        offset: u64,
+    },
+    /// An instruction in the window has to stay where it is.
+    CannotMove {
+        /// In Intel syntax.
+        instruction: String,
+        /// Why, as a phrase.
+        why: &'static str,
+    },
+    /// Somebody else's site is there; see [`Plan::into_breakpoint`].
+    AnotherProbe,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BranchInside { offset } => {
+                write!(f, "a branch at +{offset:#x} lands inside the patched bytes")
+            }
+            Self::BranchFromOutside { from } => {
+                write!(
+                    f,
+                    "a branch at {from:#x}, in another function, lands inside the patched bytes"
+                )
+            }
+            Self::SelfLoop => f.write_str("the instruction branches to itself"),
+            Self::TooShort { len: 1 } => f.write_str("the function is too short (1 byte)"),
+            Self::TooShort { len } => write!(f, "the function is too short ({len} bytes)"),
+            Self::CallNotLast => f.write_str("a call is not the last displaced instruction"),
+            Self::IndirectJump { offset } => {
+                write!(
+                    f,
+                    "an indirect jump at +{offset:#x} makes the function's branch targets unknown"
+                )
+            }
+            Self::LeavesFunction { offset } => {
+                write!(
+                    f,
+                    "a branch at +{offset:#x} leaves the function, and may come back to anywhere in it"
+                )
+            }
+            Self::Undecodable { offset } => {
+                write!(
+                    f,
+                    "the bytes at +{offset:#x} are no instructions, so a branch may be hidden"
+                )
+            }
+            Self::CannotMove { instruction, why } => {
+                write!(f, "instruction `{instruction}` cannot be moved: {why}")
+            }
+            Self::AnotherProbe => f.write_str("another probe lies inside the bytes of a jump"),
+        }
+    }
+}
+
+/// Why an address cannot be hooked at all.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PlanError {
+    /// The site is not in the function.
+    #[error(
+        "address {site:#x} is outside the function ({len} bytes at {start:#x}): choose an address inside"
+    )]
+    Outside {
+        /// The address asked for.
+        site: u64,
+        /// The function's start.
+        start: u64,
+        /// The function's length in bytes.
+        len: usize,
+    },
+    /// The site is in the middle of an instruction.
+    #[error(
+        "offset +{offset:#x} is inside the instruction `{instruction}` at +{instruction_offset:#x}: \
+         choose an offset where an instruction starts"
+    )]
+    NotBoundary {
+        /// Bytes from the function's start.
+        offset: u64,
+        /// In Intel syntax.
+        instruction: String,
+        /// Where it starts, in bytes from the function's start.
+        instruction_offset: u64,
+    },
+    /// Bytes up to and including the site do not decode.
+    #[error(
+        "the bytes at +{offset:#x} are no instruction, so +{site_offset:#x} cannot be told to be one: probe the function's start"
+    )]
+    Undecodable {
+        /// Bytes from the function's start.
+        offset: u64,
+        /// The site's, likewise.
+        site_offset: u64,
+    },
+    /// The instruction at the site has to run where it is.
+    #[error(
+        "the instruction `{instruction}` at +{offset:#x} cannot be hooked: {why}; choose the one before or after it"
+    )]
+    CannotMove {
+        /// Bytes from the function's start.
+        offset: u64,
+        /// In Intel syntax.
+        instruction: String,
+        /// Why, as a phrase.
+        why: &'static str,
+    },
+}
+
+/// Decides how `site` is hooked.
+///
+/// A jump is chosen only if nothing in the function can branch to the middle of the bytes it overwrites. Branches from
+/// other functions are not seen: use [`plan_among`] wherever their code is at hand.
+pub fn plan(site: u64, function: &Function) -> Result<Plan, PlanError> {
+    decide(site, function, None, Role::Any)
+}
+
+/// Decides how `site` is hooked, knowing what the other functions of the same file branch to.
+///
+/// What stays unknown are exception landing pads, for sites that are not their function's start.
+pub fn plan_among(site: u64, function: &Function, incoming: &Incoming) -> Result<Plan, PlanError> {
+    decide(site, function, Some(incoming), Role::Any)
+}
+
+/// As [`plan_among`], for a site that is a `syscall` instruction and is to be given a
+/// [`SystemCall`](crate::SystemCall): it moves together with what follows it.
+///
+/// The kernel sees the moved instruction's address: it comes back behind it, and when it restarts the call, to it. Only a
+/// process whose seccomp filters look at addresses, or that compares them itself as cancellable calls do, can
+/// tell the difference.
+pub fn plan_system_call(
+    site: u64,
+    function: &Function,
+    incoming: &Incoming,
+) -> Result<Plan, PlanError> {
+    decide(site, function, Some(incoming), Role::SystemCall)
+}
+
+/// What a site is hooked for.
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    Any,
+    SystemCall,
+}
+
+fn decide(
+    site: u64,
+    function: &Function,
+    incoming: Option<&Incoming>,
+    role: Role,
+) -> Result<Plan, PlanError> {
+    let survey = Survey::of(function);
+    let index = find_site(site, function, &survey)?;
+    let first = survey
+        .displaced(index, function)
+        .ok_or(undecodable(site, function, site))?;
+    if let Err(why) = relocate::movement(&first.instruction) {
+        let offset = site.wrapping_sub(function.start);
+        return Err(PlanError::CannotMove {
+            offset,
+            instruction: first.instruction.to_string(),
+            why,
+        });
+    }
+
+    let at_start = site == function.start;
+    // A loop to the function's first instruction reaches it with a frame's data below the stack pointer.
+    let entered_by_call_only = at_start && !survey.refers_to(site);
+    let (kind, window, window_len) =
+        match jump_window(function, &survey, index, role).and_then(|(window, len)| {
+            check_references(site, len, function, &survey, incoming).map(|()| (window, len))
+        }) {
+            Ok((window, len)) => (Kind::Jump, window, len),
+            Err(reason) => {
+                let len = first.bytes.len();
+                (Kind::Breakpoint { reason }, vec![first], len)
+            }
+        };
+    Ok(Plan {
+        site,
+        window_len,
+        kind,
+        flags: flags::needed(&survey, index, entered_by_call_only),
+        at_start,
+        red_zone: !entered_by_call_only,
+        window,
+    })
+}
+
+/// The index of the instruction at the site.
+fn find_site(site: u64, function: &Function, survey: &Survey) -> Result<usize, PlanError> {
+    let len = function.code.len();
+    let offset = site.wrapping_sub(function.start);
+    let past_the_end = function.start.checked_add(len as u64).is_none();
+    if site < function.start || offset >= len as u64 || past_the_end {
+        return Err(PlanError::Outside {
+            site,
+            start: function.start,
+            len,
+        });
+    }
+    let index = survey
+        .instructions
+        .partition_point(|instruction| instruction.ip() < site);
+    match survey.instructions.get(index) {
+        Some(instruction) if instruction.ip() == site => return Ok(index),
+        _ => {}
+    }
+    match index
+        .checked_sub(1)
+        .and_then(|before| survey.instructions.get(before))
+    {
+        Some(around) if around.next_ip() > site => Err(PlanError::NotBoundary {
+            offset,
+            instruction: around.to_string(),
+            instruction_offset: around.ip().wrapping_sub(function.start),
+        }),
+        _ => Err(undecodable(survey.end, function, site)),
+    }
+}
+
+fn undecodable(at: u64, function: &Function, site: u64) -> PlanError {
+    PlanError::Undecodable {
+        offset: at.wrapping_sub(function.start),
+        site_offset: site.wrapping_sub(function.start),
+    }
+}
+
+/// The instructions that a jump at the site displaces, and how many bytes it overwrites at most.
+fn jump_window(
+    function: &Function,
+    survey: &Survey,
+    index: usize,
+    role: Role,
+) -> Result<(Vec<Displaced>, usize), Reason> {
+    let mut window = Vec::new();
+    let mut len = 0;
+    let mut ended = false;
+    let mut next = index;
+    while len < JUMP_LEN {
+        let Some(displaced) = survey.displaced(next, function) else {
+            return Err(Reason::TooShort { len });
+        };
+        if ended {
+            // Nothing runs behind a return or a jump, so what is there has to be padding, or it is somebody else's.
+            if !is_padding(&displaced.instruction) {
+                return Err(Reason::TooShort { len });
+            }
+            len += displaced.bytes.len();
+        } else {
+            let is_the_call = role == Role::SystemCall
+                && window.is_empty()
+                && displaced.instruction.mnemonic() == Mnemonic::Syscall;
+            if !is_the_call {
+                check_member(&displaced.instruction)?;
+            }
+            len += displaced.bytes.len();
+            if relocate::is_call(&displaced.instruction) && len < JUMP_LEN {
+                return Err(Reason::CallNotLast);
+            }
+            ended = ends_flow(&displaced.instruction);
+            window.push(displaced);
+        }
+        next += 1;
+    }
+    Ok((window, len))
+}
+
+/// Can the instruction be one of several that move?
+fn check_member(instruction: &Instruction) -> Result<(), Reason> {
+    relocate::movement(instruction)
+        .and_then(|_| relocate::moves_with_others(instruction))
+        .map_err(|why| Reason::CannotMove {
+            instruction: instruction.to_string(),
+            why,
+        })
+}
+
+/// Does anything in the function lead to the middle of the window, or may it without being seen?
+fn check_references(
+    site: u64,
+    len: usize,
+    function: &Function,
+    survey: &Survey,
+    incoming: Option<&Incoming>,
+) -> Result<(), Reason> {
+    if let Some(from) = incoming.and_then(|incoming| incoming.inside(site, len)) {
+        return Err(Reason::BranchFromOutside { from });
+    }
+    let offset_of = |address: u64| address.wrapping_sub(function.start);
+    let inside = |target: u64| target > site && target - site < len as u64;
+    for instruction in &survey.instructions {
+        let Some(target) = relocate::absolute_target(instruction) else {
+            continue;
+        };
+        if inside(target) {
+            return Err(Reason::BranchInside {
+                offset: offset_of(instruction.ip()),
+            });
+        }
+        if target == site && instruction.ip() == site && relocate::is_direct_branch(instruction) {
+            return Err(Reason::SelfLoop);
+        }
+    }
+    if let Some(address) = survey.hidden {
+        return Err(Reason::Undecodable {
+            offset: offset_of(address),
+        });
+    }
+    if site == function.start {
+        return Ok(());
+    }
+    if let Some(address) = survey.indirect_jump {
+        return Err(Reason::IndirectJump {
+            offset: offset_of(address),
+        });
+    }
+    if let (Some(address), None) = (survey.leaves, incoming) {
+        return Err(Reason::LeavesFunction {
+            offset: offset_of(address),
+        });
+    }
+    Ok(())
+}
+
+/// Does the processor never go on to the next instruction?
+pub(crate) fn ends_flow(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.flow_control(),
+        FlowControl::Return
+            | FlowControl::UnconditionalBranch
+            | FlowControl::IndirectBranch
+            | FlowControl::Exception
+    )
+}
+
+/// Functions start on such a boundary, also those without a symbol.
+const FUNCTION_ALIGN: u64 = 16;
+
+/// Filler between functions. One that starts at a function's alignment may be a function's patchable entry.
+fn is_padding(instruction: &Instruction) -> bool {
+    use iced_x86::Mnemonic::{Int3, Nop};
+    matches!(instruction.mnemonic(), Nop | Int3) && !instruction.ip().is_multiple_of(FUNCTION_ALIGN)
+}

@@ -1,0 +1,290 @@
+//! Moving instructions to another address without changing what they do.
+//!
+//! Bytes are copied as they are wherever possible, so that redundant prefixes and odd encodings survive.
+
+use iced_x86::{Code, Encoder, FlowControl, Instruction, OpKind, Register};
+use thiserror::Error;
+
+use crate::patch::{JUMP_LEN, ReachError, displacement};
+
+/// An instruction that a hook displaces.
+#[derive(Debug, Clone)]
+pub(crate) struct Displaced {
+    /// Decoded at its original address.
+    pub instruction: Instruction,
+    /// As found there.
+    pub bytes: Vec<u8>,
+    /// Where in `bytes` a 32-bit memory displacement is.
+    pub displacement: Option<usize>,
+}
+
+/// Why the displaced instructions cannot run at the chosen place.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RelocateError {
+    /// Something they address is too far from there.
+    #[error("moving `{instruction}` from {address:#x}: {source}")]
+    Reach {
+        /// In Intel syntax.
+        instruction: String,
+        /// Its original address.
+        address: u64,
+        /// From where to where.
+        source: ReachError,
+    },
+    /// The moved form has no encoding.
+    #[error("moving `{instruction}` from {address:#x}: {why}: use a kernel uprobe there")]
+    Encode {
+        /// In Intel syntax.
+        instruction: String,
+        /// Its original address.
+        address: u64,
+        /// Why, as a phrase.
+        why: String,
+    },
+}
+
+/// How an instruction is moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Movement {
+    /// It does not depend on where it is.
+    Copy,
+    /// Its memory operand is relative to its address.
+    Operand,
+    /// A jump, conditional or not, that has a form with a 32-bit displacement.
+    Branch,
+    /// `loop` or `jrcxz`, which only reach 127 bytes.
+    ShortBranch,
+    /// A call: it has to leave its original return address on the stack.
+    Call,
+    /// The start of a transaction, with the address to go to when it fails.
+    Transaction,
+}
+
+/// How the instruction is moved, or, as a phrase, why it cannot be.
+pub(crate) fn movement(instruction: &Instruction) -> Result<Movement, &'static str> {
+    if instruction.is_privileged()
+        || matches!(
+            instruction.flow_control(),
+            FlowControl::Exception | FlowControl::Interrupt
+        )
+    {
+        return Err("the address it faults at is seen by the process");
+    }
+    if instruction.is_call_far() || instruction.is_call_far_indirect() {
+        return Err("a far call leaves its own address on the stack");
+    }
+    if instruction.is_call_near() || instruction.is_call_near_indirect() {
+        return call_movement(instruction);
+    }
+    if instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64 {
+        return Ok(match instruction.code() {
+            Code::Xbegin_rel32 => Movement::Transaction,
+            _ if instruction.is_jcc_short_or_near() || instruction.is_jmp_short_or_near() => {
+                Movement::Branch
+            }
+            _ if instruction.is_loop() || instruction.is_loopcc() || instruction.is_jcx_short() => {
+                Movement::ShortBranch
+            }
+            _ => return Err("this kind of branch has no moved form"),
+        });
+    }
+    let has_branch = instruction.op_kinds().any(|kind| {
+        matches!(
+            kind,
+            OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::FarBranch16 | OpKind::FarBranch32
+        )
+    });
+    if has_branch || instruction.code() == Code::Xbegin_rel16 {
+        return Err("its target is cut off to fewer than 64 bits");
+    }
+    operand_movement(instruction)
+}
+
+fn operand_movement(instruction: &Instruction) -> Result<Movement, &'static str> {
+    if !instruction.is_ip_rel_memory_operand() {
+        return Ok(Movement::Copy);
+    }
+    match instruction.memory_base() {
+        Register::RIP => Ok(Movement::Operand),
+        _ => Err("its operand's address is cut off to 32 bits"),
+    }
+}
+
+fn call_movement(instruction: &Instruction) -> Result<Movement, &'static str> {
+    match instruction.code() {
+        Code::Call_rel32_64 => Ok(Movement::Call),
+        Code::Call_rm64 if instruction.op0_kind() == OpKind::Register => {
+            match instruction.op0_register() {
+                Register::RSP => Err("its target is the stack pointer"),
+                _ => Ok(Movement::Call),
+            }
+        }
+        Code::Call_rm64 => {
+            operand_movement(instruction).and_then(|_| match instruction.memory_base() {
+                Register::ESP => Err("its operand's address is cut off to 32 bits"),
+                _ => Ok(Movement::Call),
+            })
+        }
+        _ => Err("this kind of call has no moved form"),
+    }
+}
+
+/// May the instruction move together with neighbours? A phrase says why not: these are moved only on their own.
+pub(crate) fn moves_with_others(instruction: &Instruction) -> Result<(), &'static str> {
+    match instruction.flow_control() {
+        FlowControl::XbeginXabortXend => Err("it is part of a transaction"),
+        FlowControl::Call if !is_call(instruction) => Err("its address is seen by the kernel"),
+        _ => Ok(()),
+    }
+}
+
+/// Does what [`relocate`] writes for the instruction ever reach its own end?
+pub(crate) fn goes_on(instruction: &Instruction) -> bool {
+    !is_call(instruction) && !crate::plan::ends_flow(instruction)
+}
+
+/// A near call, direct or not.
+pub(crate) fn is_call(instruction: &Instruction) -> bool {
+    instruction.is_call_near() || instruction.is_call_near_indirect()
+}
+
+/// A branch within the address space's 64 bits, other than a call, whose target is in the instruction.
+pub(crate) fn is_direct_branch(instruction: &Instruction) -> bool {
+    instruction.op_count() > 0
+        && instruction.op0_kind() == OpKind::NearBranch64
+        && !instruction.is_call_near()
+}
+
+/// The address that the instruction names relative to its own: a branch's or call's target, or an operand's address.
+pub(crate) fn absolute_target(instruction: &Instruction) -> Option<u64> {
+    if instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64 {
+        return Some(instruction.near_branch_target());
+    }
+    instruction
+        .is_ip_rel_memory_operand()
+        .then(|| instruction.ip_rel_memory_address())
+}
+
+/// The bytes that do at `at` what the instruction did at its own address.
+///
+/// A call becomes the last thing that runs there: it returns to its original successor.
+pub(crate) fn relocate(displaced: &Displaced, at: u64) -> Result<Vec<u8>, RelocateError> {
+    let Displaced {
+        instruction, bytes, ..
+    } = displaced;
+    let movement = movement(instruction).map_err(|why| encode_error(instruction, why))?;
+    let reach = |source| RelocateError::Reach {
+        instruction: instruction.to_string(),
+        address: instruction.ip(),
+        source,
+    };
+    let target = absolute_target(instruction).unwrap_or_default();
+    match movement {
+        Movement::Copy => Ok(bytes.clone()),
+        Movement::Operand => move_operand(displaced, at, target),
+        Movement::Branch => {
+            let mut near = *instruction;
+            near.as_near_branch();
+            displacement(at, target).map_err(reach)?;
+            encode(&near, instruction, at)
+        }
+        Movement::Transaction => encode(instruction, instruction, at),
+        Movement::ShortBranch => move_short_branch(bytes, at, target).map_err(reach),
+        Movement::Call => move_call(instruction, at),
+    }
+}
+
+fn move_operand(displaced: &Displaced, at: u64, target: u64) -> Result<Vec<u8>, RelocateError> {
+    let Displaced {
+        instruction,
+        bytes,
+        displacement: offset,
+    } = displaced;
+    let value = displacement(at.wrapping_add(bytes.len() as u64), target).map_err(|source| {
+        RelocateError::Reach {
+            instruction: instruction.to_string(),
+            address: instruction.ip(),
+            source,
+        }
+    })?;
+    let mut bytes = bytes.clone();
+    let field = offset.and_then(|offset| bytes.get_mut(offset..offset + 4));
+    field
+        .ok_or_else(|| encode_error(instruction, "its displacement was not found"))?
+        .copy_from_slice(&value.to_le_bytes());
+    Ok(bytes)
+}
+
+/// `loop taken; jmp short behind; taken: jmp target; behind:`
+fn move_short_branch(original: &[u8], at: u64, target: u64) -> Result<Vec<u8>, ReachError> {
+    const JMP_REL8: u8 = 0xeb;
+    const JMP_REL32: u8 = 0xe9;
+    let mut bytes = original.to_vec();
+    if let Some(rel8) = bytes.last_mut() {
+        *rel8 = 2;
+    }
+    bytes.extend([JMP_REL8, JUMP_LEN as u8, JMP_REL32]);
+    let end = at.wrapping_add(bytes.len() as u64 + 4);
+    bytes.extend(displacement(end, target)?.to_le_bytes());
+    Ok(bytes)
+}
+
+/// `push qword [rip+literal]; jmp target; literal: dq original return address`
+fn move_call(call: &Instruction, at: u64) -> Result<Vec<u8>, RelocateError> {
+    const PUSH_LITERAL: [u8; 2] = [0xff, 0x35];
+    const PUSH_LEN: u64 = 6;
+    let jump = call_as_jump(call)?;
+    let jump_bytes = encode(&jump, call, at.wrapping_add(PUSH_LEN))?;
+    let mut bytes = PUSH_LITERAL.to_vec();
+    bytes.extend((jump_bytes.len() as u32).to_le_bytes());
+    bytes.extend(jump_bytes);
+    bytes.extend(call.next_ip().to_le_bytes());
+    Ok(bytes)
+}
+
+/// The jump that goes where the call goes, when the return address is already on the stack.
+fn call_as_jump(call: &Instruction) -> Result<Instruction, RelocateError> {
+    const PUSHED: i64 = 8;
+    let mut jump = *call;
+    if call.is_call_near() {
+        jump.set_code(Code::Jmp_rel32_64);
+        return Ok(jump);
+    }
+    jump.set_code(Code::Jmp_rm64);
+    if call.op0_kind() == OpKind::Memory && call.memory_base() == Register::RSP {
+        let moved = (call.memory_displacement64() as i64).wrapping_add(PUSHED);
+        if i32::try_from(moved).is_err() {
+            return Err(encode_error(
+                call,
+                "its operand is too far from the stack pointer",
+            ));
+        }
+        jump.set_memory_displacement64(moved as u64);
+        jump.set_memory_displ_size(8);
+    }
+    Ok(jump)
+}
+
+/// Encodes `moved` at `at`; `original` is for the error message.
+fn encode(moved: &Instruction, original: &Instruction, at: u64) -> Result<Vec<u8>, RelocateError> {
+    let mut encoder = Encoder::new(64);
+    encoder
+        .encode(moved, at)
+        .map_err(|error| match absolute_target(original) {
+            Some(target) if displacement(at, target).is_err() => RelocateError::Reach {
+                instruction: original.to_string(),
+                address: original.ip(),
+                source: ReachError { from: at, target },
+            },
+            _ => encode_error(original, &error.to_string()),
+        })?;
+    Ok(encoder.take_buffer())
+}
+
+fn encode_error(instruction: &Instruction, why: &str) -> RelocateError {
+    RelocateError::Encode {
+        instruction: instruction.to_string(),
+        address: instruction.ip(),
+        why: why.to_owned(),
+    }
+}

@@ -1,0 +1,75 @@
+//! A hook in place of a system call.
+
+use iced_x86::code_asm::{
+    CodeAssembler, eax, ptr, r8, r9, r10, r11, rax, rbp, rcx, rdi, rdx, rsi, rsp,
+};
+use iced_x86::{IcedError, Mnemonic};
+
+use super::{EmitError, Head, RED_ZONE, assemble};
+use crate::plan::Plan;
+
+/// A function that is asked first at a `syscall` instruction: `(first, second, third argument, data) -> result`, by the
+/// System V ABI, with general registers only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SystemCall {
+    /// The number of the call that it is asked about.
+    pub number: u32,
+    /// Address of the function.
+    pub function: u64,
+    /// Its last argument.
+    pub data: u64,
+    /// The result by which it declines: then the call is made.
+    pub declined: i64,
+}
+
+/// Bytes of `syscall`.
+const SYSCALL_LEN: u8 = 2;
+/// Bytes of `mov eax, imm32`.
+const MOV_EAX_LEN: u8 = 5;
+
+/// Writes the head for a site, whose body follows it at once.
+pub(super) fn head(plan: &Plan, at: u64, spec: &SystemCall) -> Result<Head, EmitError> {
+    let first = plan
+        .window
+        .first()
+        .map(|first| first.instruction.mnemonic());
+    if first != Some(Mnemonic::Syscall) {
+        return Err(EmitError::NoSystemCall { site: plan.site });
+    }
+    let (code, ()) = assemble(at, |asm| write_head(asm, spec))?;
+    Ok(Head {
+        bytes: code.inner.code_buffer,
+        return_entry: None,
+    })
+}
+
+/// The kernel changes rax, rcx and r11 only; so does this.
+fn write_head(asm: &mut CodeAssembler, spec: &SystemCall) -> Result<(), IcedError> {
+    let (mut decline, mut body) = (asm.create_label(), asm.create_label());
+    let saved = [rdi, rsi, rdx, r8, r9, r10, rbp];
+    asm.cmp(eax, spec.number.cast_signed())?;
+    asm.jne(body)?;
+    asm.lea(rsp, ptr(rsp - RED_ZONE))?;
+    for register in saved {
+        asm.push(register)?;
+    }
+    asm.mov(rbp, rsp)?;
+    asm.and(rsp, -16)?;
+    asm.mov(rcx, spec.data)?;
+    asm.mov(rax, spec.function)?;
+    asm.call(rax)?;
+    asm.mov(rsp, rbp)?;
+    for register in saved.into_iter().rev() {
+        asm.pop(register)?;
+    }
+    asm.lea(rsp, ptr(rsp + RED_ZONE))?;
+    asm.mov(r11, spec.declined)?;
+    asm.cmp(rax, r11)?;
+    asm.je(decline)?;
+    // Over the two instructions that make the call after all.
+    asm.db(&[0xeb, MOV_EAX_LEN + SYSCALL_LEN])?;
+    asm.set_label(&mut decline)?;
+    asm.mov(eax, spec.number)?;
+    asm.set_label(&mut body)?;
+    asm.zero_bytes()
+}

@@ -1,0 +1,66 @@
+//! Sets of general registers.
+
+use std::ops::BitOr;
+
+use iced_x86::Register;
+
+/// A set of general registers, as a bit for each number that the processor's encoding gives them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Registers(
+    /// Bit 0 is rax, then rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+    pub u16,
+);
+
+impl Registers {
+    /// No register.
+    pub const NONE: Self = Self(0);
+    /// The accumulator.
+    pub const RAX: Self = Self(1 << 0);
+    /// The stack pointer.
+    pub const RSP: Self = Self(1 << 4);
+    /// The last of those that calls may change.
+    pub const R11: Self = Self(1 << 11);
+    /// All that a System V function may change: rax, rcx, rdx, rsi, rdi, r8 to r11.
+    pub const CALLER_SAVED: Self = Self(0b0000_1111_1100_0111);
+
+    /// Are all of `other` in the set?
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The registers in the order of their numbers.
+    pub(super) fn iter(self) -> impl Iterator<Item = Register> {
+        BY_NUMBER
+            .into_iter()
+            .enumerate()
+            .filter(move |(number, _)| self.0 >> number & 1 != 0)
+            .map(|(_, register)| register)
+    }
+}
+
+impl BitOr for Registers {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+const BY_NUMBER: [Register; 16] = [
+    Register::RAX,
+    Register::RCX,
+    Register::RDX,
+    Register::RBX,
+    Register::RSP,
+    Register::RBP,
+    Register::RSI,
+    Register::RDI,
+    Register::R8,
+    Register::R9,
+    Register::R10,
+    Register::R11,
+    Register::R12,
+    Register::R13,
+    Register::R14,
+    Register::R15,
+];

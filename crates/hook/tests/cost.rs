@@ -1,0 +1,135 @@
+//! What a hook costs. Prints; only what is out of all proportion fails, since machines differ and may be busy.
+
+mod support;
+
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
+
+use beeline_hook::{
+    Full, Function, Incoming, Light, Registers, TrampolineSpec, emit, jump_patch, plan,
+};
+
+use support::elf::Library;
+use support::memory::{Arena, write};
+
+/// lea rax, [rdi+1]; nop; ret
+const FUNCTION: &[u8] = b"\x48\x8d\x47\x01\x90\xc3\xcc\xcc";
+/// The same where flags are live: cmc comes later, and the site is behind a nop.
+const INSIDE: &[u8] = b"\x90\x48\x8d\x47\x01\x90\xf5\xc3";
+/// xor eax, eax; ret
+const NOTHING: &[u8] = b"\x31\xc0\xc3";
+/// mov eax, 1; ret
+const WANTED: &[u8] = b"\xb8\x01\x00\x00\x00\xc3";
+
+/// The best of several rounds, in ns a call.
+fn time(function: u64) -> f64 {
+    const CALLS: u32 = 200_000;
+    // SAFETY: the address of a function of this signature, hooked or not.
+    let function = unsafe { std::mem::transmute::<u64, extern "sysv64" fn(u64) -> u64>(function) };
+    let round = || {
+        let start = Instant::now();
+        for i in 0..CALLS {
+            assert_eq!(function(u64::from(i)), u64::from(i) + 1);
+        }
+        start.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
+    };
+    (0..15).map(|_| round()).fold(f64::INFINITY, f64::min)
+}
+
+fn hooked(arena: &mut Arena, code: &[u8], offset: u64, spec: TrampolineSpec) -> u64 {
+    let start = arena.push(code);
+    let plan = plan(start + offset, &Function { start, code }).unwrap();
+    let at = arena.next();
+    arena.push(&emit(&plan, at, &spec).unwrap().bytes);
+    // SAFETY: the arena's own memory, and nothing runs there now.
+    unsafe {
+        write(
+            plan.site,
+            &jump_patch(plan.site, plan.window_len, at).unwrap(),
+        )
+    };
+    start
+}
+
+/// `leave` for one call at a time: gives back the word that `enter` kept.
+fn keeping_hook(arena: &mut Arena) -> (u64, u64) {
+    static KEPT: AtomicU64 = AtomicU64::new(0);
+    let slot = KEPT.as_ptr() as u64;
+    // mov rax, [rdi+152]; mov rax, [rax]; mov rcx, slot; mov [rcx], rax; mov eax, 1; ret
+    let mut enter = b"\x48\x8b\x87\x98\x00\x00\x00\x48\x8b\x00\x48\xb9".to_vec();
+    enter.extend(slot.to_le_bytes());
+    enter.extend(b"\x48\x89\x01");
+    enter.extend(WANTED);
+    // mov rax, slot; mov rax, [rax]; ret
+    let mut leave = b"\x48\xb8".to_vec();
+    leave.extend(slot.to_le_bytes());
+    leave.extend(b"\x48\x8b\x00\xc3");
+    (arena.push(&enter), arena.push(&leave))
+}
+
+#[test]
+fn cost_of_a_hook() {
+    let mut arena = Arena::new(1 << 16);
+    let nothing = arena.push(NOTHING);
+    let (enter, leave) = keeping_hook(&mut arena);
+    let full = TrampolineSpec::Full(Full {
+        descriptor: 0,
+        enter: nothing,
+        leave: None,
+        shows_registers: true,
+    });
+    let watched = TrampolineSpec::Full(Full {
+        descriptor: 0,
+        enter,
+        leave: Some(leave),
+        shows_registers: true,
+    });
+    let light = TrampolineSpec::Light(Light {
+        entry: nothing,
+        clobbers: Registers::RAX,
+    });
+    let all = TrampolineSpec::Light(Light {
+        entry: nothing,
+        clobbers: Registers::CALLER_SAVED,
+    });
+    let plain = arena.push(FUNCTION);
+    let plain = time(plain);
+    eprintln!("unhooked: {plain:.1} ns");
+    for (name, code, offset, spec) in [
+        ("light, 1 register", FUNCTION, 0, light),
+        ("light, 9 registers", FUNCTION, 0, all),
+        ("light, flags", INSIDE, 1, light),
+        ("full", FUNCTION, 0, full),
+        ("full, flags", INSIDE, 1, full),
+        ("full, return watched", FUNCTION, 0, watched),
+    ] {
+        let cost = time(hooked(&mut arena, code, offset, spec)) - plain;
+        eprintln!("{name}: +{cost:.1} ns");
+        assert!(cost < 200.0);
+    }
+}
+
+#[test]
+fn cost_of_deciding() {
+    let Some(library) = Library::find("libc.so.6") else {
+        eprintln!("skipped: no libc.so.6");
+        return;
+    };
+    let functions = || {
+        library
+            .bodies()
+            .map(|(start, code)| Function { start, code })
+    };
+    let start = Instant::now();
+    Incoming::of(functions());
+    eprintln!(
+        "branches between {} kB of functions: {:?}",
+        library.text.1.len() / 1000,
+        start.elapsed()
+    );
+    let start = Instant::now();
+    let planned = functions()
+        .filter(|function| plan(function.start, function).is_ok())
+        .count();
+    eprintln!("{planned} plans: {:?}", start.elapsed());
+}

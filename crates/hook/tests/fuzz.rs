@@ -1,0 +1,104 @@
+//! Whatever the bytes are, nothing panics, and what is moved means the same.
+
+mod support;
+
+use beeline_hook::{
+    Full, Function, Incoming, Kind, Light, Registers, TrampolineSpec, displaced, emit, jump_patch,
+    plan, plan_among,
+};
+use proptest::prelude::*;
+
+use support::same;
+
+/// Bytes that begin something: prefixes, branches, calls, operands relative to the instruction.
+fn likely() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        proptest::collection::vec(any::<u8>(), 1..6),
+        proptest::sample::select(vec![
+            vec![0x66],
+            vec![0x67],
+            vec![0xf2],
+            vec![0xf3],
+            vec![0x64],
+            vec![0x48],
+            vec![0x41],
+            vec![0xf0],
+            vec![0x0f],
+            vec![0x0f, 0x84],
+            vec![0xe8],
+            vec![0xe9],
+            vec![0xeb],
+            vec![0x74],
+            vec![0xe2],
+            vec![0xe3],
+            vec![0xff, 0x15],
+            vec![0xff, 0x25],
+            vec![0xff, 0x54, 0x24],
+            vec![0xff, 0xd0],
+            vec![0x8b, 0x05],
+            vec![0xc7, 0xf8],
+            vec![0xc4, 0xe2],
+            vec![0xc5],
+            vec![0x62, 0xf1],
+            vec![0x90],
+            vec![0xc3],
+            vec![0xcc],
+        ]),
+    ];
+    proptest::collection::vec(piece, 1..12).prop_map(|pieces| pieces.concat())
+}
+
+fn try_everything(code: &[u8], start: u64, at: u64) {
+    let function = Function { start, code };
+    let incoming = Incoming::of([function]);
+    for site in start..start.saturating_add(code.len() as u64 + 1) {
+        let _ = plan_among(site, &function, &incoming);
+        let Ok(plan) = plan(site, &function) else {
+            continue;
+        };
+        assert!(plan.window_len <= code.len());
+        let leave = plan.at_start.then_some(1);
+        let specs = [
+            TrampolineSpec::Full(Full {
+                descriptor: u64::MAX,
+                enter: at,
+                leave,
+                shows_registers: true,
+            }),
+            TrampolineSpec::Light(Light {
+                entry: at,
+                clobbers: Registers::CALLER_SAVED,
+            }),
+        ];
+        for spec in specs {
+            let Ok(trampoline) = emit(&plan, at, &spec) else {
+                continue;
+            };
+            same::check(&plan, &trampoline, at).unwrap();
+        }
+        if let Ok(body) = displaced(&plan, at) {
+            same::check(&plan, &body, at).unwrap();
+        }
+        let near = plan.reach().is_some_and(|reach| reach.contains(&at));
+        if near {
+            assert!(plan.kind != Kind::Jump || jump_patch(site, plan.window_len, at).is_ok());
+            for spec in specs {
+                emit(&plan, at, &spec).unwrap();
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_bytes(code in likely(), start in 0x10_0000u64..1 << 47, away in -(1i64 << 31)..1 << 31) {
+        try_everything(&code, start, start.wrapping_add_signed(away));
+    }
+
+    #[test]
+    fn any_address(code in likely(), start in any::<u64>(), at in any::<u64>()) {
+        try_everything(&code, start, at);
+    }
+}

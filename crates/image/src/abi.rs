@@ -1,0 +1,509 @@
+//! The structures that the runtime lays out for the image, in the target's address space.
+//!
+//! Three kinds of memory, by who may change it:
+//!
+//! - the **arena** (read and execute only in the target, written by Beeline alone): [`Target`], [`Site`],
+//!   [`LinkList`], [`Link`], [`MapHandle`], [`RingSlot`], [`ObjectTable`], [`CgroupPath`] and the trampolines. What can change while the target
+//!   runs is a single word that Beeline stores atomically.
+//! - **private** memory of the target: [`Control`], [`crate::returns::ReturnTable`], the [`Slot`]s and their stacks.
+//! - the **session** page, shared by all targets of one session: [`Session`].
+//!
+//! Nothing in here is read back by Beeline for its own memory safety, save to restore an orphan, and then it is checked.
+
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire};
+
+pub use beeline_isa::abi::TID_UNKNOWN;
+use beeline_isa::abi::{self, Entry, HELPER_SLOTS, Run};
+use beeline_maps::Map;
+
+/// What the image's blob starts with: offsets from its start.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct EntryPoints {
+    /// [`crate::enter::beeline_enter`].
+    pub enter: u64,
+    /// [`crate::enter::beeline_leave`].
+    pub leave: u64,
+    /// [`crate::signals::beeline_signal`].
+    pub signal: u64,
+    /// [`crate::helpers::beeline_helpers`].
+    pub helpers: u64,
+    /// [`crate::natives::beeline_sigaction`].
+    pub sigaction: u64,
+    /// [`crate::shortcut::beeline_shortcut`].
+    pub shortcut: u64,
+}
+
+/// The kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`), which uprobe programs get as context.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(missing_docs)]
+pub struct PtRegs {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub bp: u64,
+    pub bx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub ax: u64,
+    pub cx: u64,
+    pub dx: u64,
+    pub si: u64,
+    pub di: u64,
+    pub orig_ax: u64,
+    pub ip: u64,
+    pub cs: u64,
+    pub flags: u64,
+    pub sp: u64,
+    pub ss: u64,
+}
+
+/// One target, as its image sees it. In the arena.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Target {
+    /// Helper addresses in the image, by helper number.
+    pub helpers: [usize; HELPER_SLOTS],
+    /// Private, wiped in a forked child.
+    pub control: *mut Control,
+    /// Private.
+    pub signals: *mut Signals,
+    /// Private.
+    pub returns: *mut crate::returns::ReturnTable,
+    /// Private: `cpus` slots.
+    pub slots: *mut Slot,
+    /// Shared with all targets of the session.
+    pub session: *const Session,
+    /// `clock_gettime` in the target's vDSO, or 0.
+    pub clock_gettime: usize,
+    /// The device and inode of its pid namespace, as `stat` on `/proc/PID/ns/pid` gives them.
+    pub pid_namespace: [u64; 2],
+    /// CPUs that per-CPU values exist for.
+    pub cpus: u32,
+    /// The word that marks what this target holds in shared memory; never 0.
+    pub owner: u32,
+    /// Where the C library keeps a thread's id, as an offset from the thread pointer; [`TID_UNKNOWN`] if not found.
+    pub tid_offset: i32,
+    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`].
+    pub flags: AtomicU32,
+    /// The newest [`ObjectTable`]'s address, or 0.
+    pub objects: AtomicUsize,
+    /// The [`CgroupPath`]'s address, or 0 while no program has asked for it.
+    pub cgroups: AtomicUsize,
+    /// The [`MapHandle`] of the session's trace buffer, a ring of [`TraceLine`]s; 0 while no program here prints.
+    pub trace: AtomicUsize,
+    /// The arena that this is in, with all compiled programs.
+    pub arena: usize,
+    /// Its bytes.
+    pub arena_len: usize,
+    /// [`Tasks`]' address, or 0 as long as no program asks for its task.
+    pub tasks: AtomicUsize,
+    /// Sites hooked by a breakpoint, [`BREAKPOINTS`] of them, 0 where free; looked up by the SIGTRAP handler.
+    pub breakpoints: [AtomicUsize; BREAKPOINTS],
+}
+
+/// Compiled code looks at these itself.
+const _: () = {
+    assert!(offset_of!(Context, run) == 0);
+    assert!(offset_of!(Context, target) == abi::CONTEXT_TARGET);
+    assert!(offset_of!(Context, site) == abi::CONTEXT_SITE);
+    assert!(offset_of!(Context, cpu) == abi::CONTEXT_CPU);
+    assert!(offset_of!(Context, cookie) == abi::CONTEXT_COOKIE);
+    assert!(offset_of!(Site, address) == abi::SITE_ADDRESS);
+    assert!(offset_of!(Target, control) == abi::TARGET_CONTROL);
+    assert!(offset_of!(Target, tid_offset) == abi::TARGET_TID_OFFSET);
+    assert!(offset_of!(Control, pid) == 0);
+};
+/// In [`Target::flags`]: the image's SIGSEGV and SIGBUS handlers are installed.
+pub const FAULTS_CAUGHT: u32 = 1;
+/// In [`Target::flags`]: the image's SIGTRAP handler is installed.
+pub const TRAPS_CAUGHT: u32 = 2;
+/// In [`Target::flags`]: the machine has the instruction `rdpid`.
+pub const HAS_RDPID: u32 = 4;
+const _: () = assert!(
+    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID).count_ones() == 3,
+    "each flag has a bit of its own"
+);
+/// How many sites of one target can be hooked by breakpoints.
+pub const BREAKPOINTS: usize = 256;
+
+/// Where the synthetic `struct task_struct`s are, in private memory, and where in one the image stores what belongs to the
+/// thread. In the arena. Field offsets are bytes from a copy's start; 0 for what this kernel does not have.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Tasks {
+    /// The copy for the first slot: a `struct task_struct`, then its `struct pid`.
+    pub copies: usize,
+    /// From a copy to the next slot's.
+    pub stride: usize,
+    /// The main thread's task, at the start of all that is laid out.
+    pub leader: usize,
+    /// Where all that ends.
+    pub end: usize,
+    /// `pid_t`: the thread's id.
+    pub pid: u32,
+    /// 16 bytes.
+    pub comm: u32,
+    /// A task's address.
+    pub group_leader: u32,
+    /// Address of the `struct pid`.
+    pub thread_pid: u32,
+    /// The `struct pid` itself.
+    pub thread_pid_at: u32,
+    /// `int`, in the `struct pid`: the thread's id.
+    pub number: u32,
+}
+
+/// What differs between a target and its forked children: all zero in a child.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Control {
+    /// The target's process id; 0 in a forked child, whose probes then do nothing.
+    pub pid: AtomicU32,
+    /// The process id as the target itself sees it, in its own pid namespace.
+    pub own_pid: u32,
+    /// How many slots have a [`Slot::lock`].
+    pub locks: AtomicU32,
+}
+
+/// The signals whose handlers the image takes over: SIGTRAP, SIGBUS and SIGSEGV, in the order of [`Signals::saved`].
+pub const SIGNALS: [u32; 3] = [5, 7, 11];
+
+/// The target's own actions for [`SIGNALS`], kept while the image's handlers are installed.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Signals {
+    /// As the target would find them.
+    pub saved: [SignalAction; SIGNALS.len()],
+    /// The address of the image's handler.
+    pub handler: u64,
+    /// What it returns to.
+    pub restorer: u64,
+}
+
+/// The kernel's `struct sigaction` on x86-64.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SignalAction {
+    /// 0: default, 1: ignore, else a function.
+    pub handler: u64,
+    /// `SA_*`.
+    pub flags: u64,
+    /// What the handler returns to.
+    pub restorer: u64,
+    /// Signals blocked meanwhile.
+    pub mask: u64,
+}
+
+/// What a program has to itself while it runs: one for each CPU, leased by whoever runs there.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Slot {
+    /// The highest address of the slot's stack, 16-byte aligned.
+    pub stack_top: usize,
+    /// State of the pseudo-random generator; not 0.
+    pub random: u64,
+    /// What tells the lease's holder from other threads of the target; 0 while the slot is free.
+    pub holder: AtomicUsize,
+    /// The address of the `struct bpf_spin_lock` that the running program holds or waits for, or 0.
+    pub lock: AtomicUsize,
+    /// Names of threads seen lately, by thread id.
+    pub comms: [CommEntry; COMM_ENTRIES],
+    /// Pages that were readable a moment ago, by page number and tick.
+    pub pages: [u64; PAGE_ENTRIES],
+    /// Pages that a stack walk could not read a moment ago, likewise.
+    pub holes: [u64; HOLE_ENTRIES],
+    /// A place for a record or a stack trace being put together.
+    pub scratch: [u64; SCRATCH_WORDS],
+}
+
+/// Entries of [`Slot::comms`], a power of two.
+pub const COMM_ENTRIES: usize = 16;
+/// Entries of [`Slot::pages`], a power of two.
+pub const PAGE_ENTRIES: usize = 64;
+/// Entries of [`Slot::holes`], a power of two.
+pub const HOLE_ENTRIES: usize = 8;
+/// Words of [`Slot::scratch`]: a stack trace of the kernel's greatest depth.
+pub const SCRATCH_WORDS: usize = 128;
+
+/// One thread's name.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct CommEntry {
+    /// 0: empty.
+    pub tid: u32,
+    /// The coarse clock's tick at which the name was read.
+    pub tick: u32,
+    /// Ends with a NUL.
+    pub comm: [u8; 16],
+}
+
+/// The session's shared page: no data of programs, only who runs where and who is to be woken.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Session {
+    /// Incremented when something was published for the tool; the runtime waits on it as a futex.
+    pub doorbell: AtomicU32,
+    /// 1 while the runtime sleeps on the doorbell.
+    pub waiting: AtomicU32,
+    /// Probe hits that ran no program because no slot was free in time, or no return could be remembered.
+    pub missed: AtomicU64,
+    /// Changes of maps that programs wanted to make and could not, as a lock was not to be had.
+    pub refused: AtomicU64,
+    /// Times that a program went on without a `bpf_spin_lock`, as its holder did not run.
+    pub unguarded: AtomicU64,
+    /// Which slots are taken, by CPU; [`MAX_CPUS`] of them are laid out.
+    pub leases: [Lease; MAX_CPUS],
+}
+
+/// The most CPUs that a session can serve.
+pub const MAX_CPUS: usize = 1024;
+
+/// The word that says who runs on one CPU's slot: an owner, or 0. Each on its own cache line.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Lease {
+    /// [`Target::owner`] of the holder.
+    pub owner: AtomicU32,
+}
+
+/// One hooked address in one target. In the arena.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Site {
+    /// The target it is in.
+    pub target: *const Target,
+    /// The hooked address.
+    pub address: u64,
+    /// Programs to run when the site is reached: a [`LinkList`]'s address, or 0.
+    pub entry: AtomicUsize,
+    /// Programs to run when the function returns: a [`LinkList`]'s address, or 0.
+    pub returns: AtomicUsize,
+    /// Where the hooked function returns to while its return is watched: inside the trampoline; 0 if it cannot be.
+    pub return_entry: u64,
+    /// Where the displaced instructions are, for a breakpoint's handler to go on at.
+    pub body: u64,
+    /// [`SITE_FUNCTION_ENTRY`].
+    pub flags: u64,
+    /// The next site's address, or 0: with [`Manifest::first_site`] a list of all, for whoever restores the target.
+    pub next: usize,
+    /// 0: not patched now, else [`SITE_JUMP`] or [`SITE_BREAKPOINT`].
+    pub patched: AtomicU32,
+    /// Bytes of `original` that count.
+    pub original_len: u32,
+    /// What was there before the patch.
+    pub original: [u8; ORIGINAL_BYTES],
+    /// What was put there.
+    pub patch: [u8; ORIGINAL_BYTES],
+}
+
+/// Room for the instructions that a patch displaces: four bytes and one instruction of the greatest length.
+pub const ORIGINAL_BYTES: usize = 24;
+/// In [`Site::patched`]: a jump to a trampoline.
+pub const SITE_JUMP: u32 = 1;
+/// In [`Site::patched`]: a breakpoint, handled by the image's SIGTRAP handler.
+pub const SITE_BREAKPOINT: u32 = 2;
+
+/// What every arena starts with: all that is needed to give the target back as it was, for a Beeline that has never
+/// seen it before. Written by the session, read through `/proc/PID/mem`, and believed no further than it can be checked.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Manifest {
+    /// [`MANIFEST_MAGIC`].
+    pub magic: u64,
+    /// The session's process id.
+    pub session: u32,
+    /// The target's [`Target::owner`].
+    pub owner: u32,
+    /// Keeps the next field aligned.
+    pub reserved: u32,
+    /// The kind of this arena: 1 for the target's first, which holds the rest of this page; 0 for one more.
+    pub first: u32,
+    /// The session process's start time, in clock ticks since boot (field 22 of `/proc/PID/stat`).
+    pub session_start: u64,
+    /// The newest [`Site`]'s address, or 0.
+    pub first_site: AtomicUsize,
+    /// The private region.
+    pub private: usize,
+    /// Its bytes.
+    pub private_len: usize,
+    /// The target's [`crate::returns::ReturnTable`].
+    pub returns: usize,
+    /// The target's [`Signals`].
+    pub signals: usize,
+    /// Bit i: the handler for `SIGNALS[i]` is installed.
+    pub handlers: AtomicUsize,
+    /// The handler's address.
+    pub handler: usize,
+    /// The tool's command line, as far as it fits, NUL-terminated.
+    pub tool: [u8; TOOL_BYTES],
+}
+
+/// Room for a command line in a manifest.
+pub const TOOL_BYTES: usize = 128;
+/// "beeline" and the version of this layout.
+pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x01");
+
+/// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
+/// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.
+pub const SITE_FUNCTION_ENTRY: u64 = 1;
+
+/// The head of an array of [`Link`] addresses. In the arena, never changed once published.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LinkList {
+    /// How many `usize` addresses of [`Link`]s follow.
+    pub count: usize,
+    /// What any of the programs needs: the bits of all [`Link::needs`].
+    pub needs: usize,
+}
+
+/// In [`Link::needs`]: a leased slot, for its stack or what helpers keep there. Others run on the target's stack.
+pub const NEEDS_SLOT: usize = 1;
+/// In [`Link::needs`]: all registers.
+pub const NEEDS_REGISTERS: usize = 2;
+
+/// A program attached to a site. In the arena.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Link {
+    /// The address of compiled code, an [`Entry`]. Better code may take its place while the link is in use.
+    pub entry: AtomicUsize,
+    /// Its environment.
+    pub run: Run,
+    /// For `bpf_get_attach_cookie`.
+    pub cookie: u64,
+    /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`].
+    pub needs: usize,
+    /// 0 while the link is disabled.
+    pub enabled: AtomicUsize,
+    /// Whose code `entry` is, for people: up to eight characters, NUL-padded.
+    pub engine: AtomicU64,
+    /// The program's name, for people, NUL-padded.
+    pub name: [u8; NAME_BYTES],
+}
+
+/// The kernel's `BPF_OBJ_NAME_LEN`.
+pub const NAME_BYTES: usize = 16;
+
+impl Link {
+    /// The code to call now.
+    #[inline(always)]
+    pub fn entry(&self) -> Entry {
+        // SAFETY: nobody but the runtime writes the arena, and it stores addresses of compiled code only.
+        unsafe { core::mem::transmute::<usize, Entry>(self.entry.load(Acquire)) }
+    }
+}
+
+/// What a program's map reference points to. In the arena.
+#[repr(C)]
+#[derive(Debug)]
+pub struct MapHandle {
+    /// The map, at its place in this address space.
+    pub map: Map,
+    /// For a perf event array: `max_entries` [`RingSlot`]s; else null.
+    pub rings: *const RingSlot,
+    /// The map's id in the session: by it and by an element's content [`ObjectTable`] names the element's object.
+    pub id: u32,
+}
+
+/// The head of a hash table of all objects that elements of maps name here: `mask + 1` [`ObjectEntry`]s follow, a power
+/// of two, some of them free; searched from [`crate::objects::home`] on. In the arena; entries are added to it, and when
+/// it is half full a greater one takes its place.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ObjectTable {
+    /// Entries less one.
+    pub mask: usize,
+}
+
+/// One object as an element of one map.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ObjectEntry {
+    /// [`crate::objects::name`]; 0 while the entry is free. Stored last.
+    pub name: AtomicU64,
+    /// Of an inner map the [`MapHandle`]'s address, of a program its [`Link`]'s, of a cgroup the kernel's id of it.
+    pub value: AtomicUsize,
+}
+
+/// The head of the list of cgroups that the target is in: `depth` ids follow, of 64 bits, from the root to its own. In
+/// the arena, never changed once published.
+#[repr(C)]
+#[derive(Debug)]
+pub struct CgroupPath {
+    /// How many there are, at least 1.
+    pub depth: usize,
+}
+
+/// The beginning of a record in the trace buffer: a line for the trace pipe, whose text follows and ends with a NUL.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct TraceLine {
+    /// Nanoseconds of the monotonic clock.
+    pub time: u64,
+    /// The thread.
+    pub tid: u32,
+    /// What its program saw as its CPU.
+    pub cpu: u32,
+    /// Its name, NUL-padded.
+    pub comm: [u8; 16],
+}
+
+/// One element of a perf event array: a ring mapped into this address space.
+#[repr(C)]
+#[derive(Debug)]
+pub struct RingSlot {
+    /// The control page's address; 0 while the element is empty. Stored last.
+    pub base: AtomicUsize,
+    /// Data pages.
+    pub pages: AtomicU32,
+    /// The ring's CPU.
+    pub cpu: AtomicU32,
+}
+
+/// The environment of one run, in a slot's stack: what helpers are passed as their last argument.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Context {
+    /// What compiled code reads. Must be the first field.
+    pub run: Run,
+    /// The target.
+    pub target: *const Target,
+    /// The leased slot.
+    pub slot: *mut Slot,
+    /// The registers at the probed place, or null for a program that is not at one.
+    pub regs: *const PtRegs,
+    /// The site, or null.
+    pub site: *const Site,
+    /// The slot's index, which programs see as their CPU.
+    pub cpu: u32,
+    /// The tick of the coarse clock as of this run; 0 if not read yet.
+    pub tick: u32,
+    /// For `bpf_get_attach_cookie`.
+    pub cookie: u64,
+    /// Tail calls of this run so far.
+    pub tail_calls: u32,
+    /// To be sent when the programs are done.
+    pub signals: PendingSignals,
+    /// Signals that the thread blocks, and has to again when the programs are done; bit n-1 for signal n.
+    pub unblocked: u64,
+}
+
+/// Signals that programs have asked for, bit n-1 for signal n.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PendingSignals {
+    /// For the process.
+    pub process: u64,
+    /// For the thread.
+    pub thread: u64,
+}
+
+/// The kernel's `MAX_TAIL_CALL_CNT`.
+pub const MAX_TAIL_CALLS: u32 = 33;

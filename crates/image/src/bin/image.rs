@@ -1,0 +1,37 @@
+//! The freestanding image: the library's entry points, linked alone.
+#![cfg_attr(target_os = "none", no_std, no_main)]
+
+#[cfg(target_os = "none")]
+mod freestanding {
+    use beeline_image::{enter, helpers, natives, shortcut, signals};
+
+    // The blob starts with the offsets of its entry points, in the order of `beeline_image::abi::EntryPoints`.
+    core::arch::global_asm!(
+        ".section .beeline_table, \"a\"",
+        "beeline_table:",
+        ".quad {enter} - beeline_table",
+        ".quad {leave} - beeline_table",
+        ".quad {signal} - beeline_table",
+        ".quad {helpers} - beeline_table",
+        ".quad {sigaction} - beeline_table",
+        ".quad {shortcut} - beeline_table",
+        enter = sym enter::beeline_enter,
+        leave = sym enter::beeline_leave,
+        signal = sym signals::beeline_signal,
+        helpers = sym helpers::beeline_helpers,
+        sigaction = sym natives::beeline_sigaction,
+        shortcut = sym shortcut::beeline_shortcut,
+    );
+
+    /// Never linked: the build refuses an image that holds it.
+    #[panic_handler]
+    fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+        loop {}
+    }
+}
+
+/// On a hosted target there is nothing to run.
+#[cfg(not(target_os = "none"))]
+fn main() {
+    eprintln!("this program is the freestanding image; build it for x86_64-unknown-none");
+}

@@ -1,0 +1,361 @@
+//! From a trampoline into the programs of a site, and back.
+
+use core::hint::spin_loop;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use beeline_isa::abi::Run;
+
+use crate::abi::{
+    Context, Control, HAS_RDPID, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT,
+    PendingSignals, PtRegs, Site, TID_UNKNOWN, Target,
+};
+use crate::helpers::signal;
+use crate::{helpers, sys};
+
+/// A hooked address was reached. Returns 1 if the trampoline shall watch the function's return, else 0.
+///
+/// # Safety
+/// For trampolines only: `regs` are the registers at the site, `site` is the trampoline's own.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_enter(regs: *const PtRegs, site: *const Site) -> u64 {
+    // SAFETY: the runtime laid the site and its target out for this trampoline.
+    let (site, target) = unsafe { (&*site, &*(*site).target) };
+    // SAFETY: private memory of the target, mapped as long as the trampoline is.
+    let control = unsafe { &*target.control };
+    if control.pid.load(Relaxed) == 0 {
+        return 0;
+    }
+    match (site.entry.load(Acquire), site.returns.load(Relaxed)) {
+        (0, 0) => 0,
+        (0, _) => watch_return(target, site, regs),
+        (entry, _) => enter_running(target, control, site, regs, entry as *const LinkList),
+    }
+}
+
+/// As [`beeline_enter`], with programs to run: apart, so that a site whose returns alone are watched needs no frame.
+#[inline(never)]
+fn enter_running(
+    target: &Target,
+    control: &Control,
+    site: &Site,
+    regs: *const PtRegs,
+    entry: *const LinkList,
+) -> u64 {
+    run_all(target, control, site, regs, entry);
+    match site.returns.load(Relaxed) {
+        0 => 0,
+        _ => watch_return(target, site, regs),
+    }
+}
+
+/// A watched function returned. Gives the address to go on at.
+///
+/// # Safety
+/// For trampolines only: `regs` are the registers after the return, `site` is the trampoline's own.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site) -> u64 {
+    // SAFETY: as in `beeline_enter`; the trampoline's registers are writable.
+    let (regs, site, target) = unsafe { (&mut *regs, &*site, &*(*site).target) };
+    let key = (regs.sp as usize).wrapping_sub(8);
+    // SAFETY: private memory of the target (or its copy in a forked child), mapped as long as the trampoline is.
+    let (control, table) = unsafe { (&*target.control, &*target.returns) };
+    let Some(address) = table.take(key) else {
+        // The one way to come here is a stack slot that was copied elsewhere by the target itself. Nothing knows
+        // where it meant to return to; stop at a place that names us rather than run wild.
+        lost_return();
+    };
+    regs.ip = address;
+    let links = site.returns.load(Acquire);
+    if links != 0 && control.pid.load(Relaxed) != 0 {
+        run_all(target, control, site, regs, links as *const LinkList);
+    }
+    address
+}
+
+/// Remembers where the call returns to, so that the trampoline may take its place.
+fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
+    // SAFETY: the trampoline's registers; at a function's entry the stack pointer is at the return address.
+    let (slot, address) = unsafe { ((*regs).sp as usize, *((*regs).sp as *const u64)) };
+    // SAFETY: private memory of the target, mapped as long as the trampoline is.
+    if unsafe { (*target.returns).insert(slot, address, site.return_entry) } {
+        1
+    } else {
+        miss(target);
+        0
+    }
+}
+
+/// Counts a hit that ran no program, or whose return is not watched.
+#[cold]
+fn miss(target: &Target) {
+    // SAFETY: the session page is mapped as long as the trampoline is.
+    unsafe { &*target.session }.missed.fetch_add(1, Relaxed);
+}
+
+/// Without a return address there is nothing to go on with.
+#[cold]
+fn lost_return() -> ! {
+    // SAFETY: ends the process by SIGILL at an address in the image.
+    unsafe { core::arch::asm!("ud2", options(noreturn, nostack)) }
+}
+
+/// Runs every program of the list.
+#[inline(always)]
+fn run_all(
+    target: &Target,
+    control: &Control,
+    site: &Site,
+    regs: *const PtRegs,
+    links: *const LinkList,
+) {
+    // SAFETY: a list is published complete and never changed.
+    if unsafe { (*links).needs } & NEEDS_SLOT != 0 {
+        return run_leased(target, control, site, regs, links);
+    }
+    // SAFETY: as above; the registers are the trampoline's.
+    for link in unsafe { ready(links, regs) } {
+        // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
+        unsafe { link.entry()(regs.cast(), &raw const link.run) };
+    }
+}
+
+/// What [`run_links`] needs, on the slot's own stack.
+struct Job {
+    context: Context,
+    links: *const LinkList,
+}
+
+/// Leases a slot and runs every program of the list in it.
+#[inline(never)]
+fn run_leased(
+    target: &Target,
+    control: &Control,
+    site: &Site,
+    regs: *const PtRegs,
+    links: *const LinkList,
+) {
+    let Some((lease, cpu)) = lease(target) else {
+        miss(target);
+        return;
+    };
+    // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
+    let slot = unsafe { target.slots.add(cpu as usize) };
+    let mut job = Job {
+        context: Context {
+            // SAFETY: pointers and a number, each replaced before a program sees it.
+            run: unsafe { core::mem::zeroed() },
+            target,
+            slot,
+            regs,
+            site,
+            cpu,
+            tick: 0,
+            cookie: 0,
+            tail_calls: 0,
+            signals: PendingSignals::default(),
+            unblocked: 0,
+        },
+        links,
+    };
+    // SAFETY: the slot is ours until the lease ends, and with it its stack.
+    unsafe { sys::call_on_stack((*slot).stack_top, run_links, (&raw mut job).cast()) };
+    // A child forked by a signal handler that interrupted the program has a copy of it, but not the lease.
+    if control.pid.load(Relaxed) != 0 {
+        release(target, lease, cpu);
+    }
+    if job.context.signals != PendingSignals::default() {
+        signal::send(job.context.signals, control.own_pid);
+    }
+}
+
+/// Runs a job's programs one after the other. On the slot's stack.
+unsafe extern "sysv64" fn run_links(job: *mut u8) {
+    // SAFETY: `run_leased` passes its own job.
+    let job = unsafe { &mut *job.cast::<Job>() };
+    let regs = job.context.regs.cast();
+    // SAFETY: a list is published complete and never changed; the registers are the trampoline's.
+    for link in unsafe { ready(job.links, job.context.regs) } {
+        // SAFETY: the program was checked and compiled for this context.
+        unsafe { run(&mut job.context, link, regs) };
+    }
+    signal::block_again(&job.context);
+}
+
+/// The links of a list whose programs are to run: enabled, and with the registers known if they look at them.
+///
+/// A site's first programs may have needed no registers and have a trampoline that shows none (its `cs` is 0). Calls
+/// that are under way in it when another program is attached are before that program's time.
+///
+/// # Safety
+/// The list is a published one, and `regs` are a trampoline's.
+#[inline(always)]
+unsafe fn ready<'a>(links: *const LinkList, regs: *const PtRegs) -> impl Iterator<Item = &'a Link> {
+    // SAFETY: the caller's promise.
+    let (count, are_shown) = unsafe { ((*links).count, (*regs).cs != 0) };
+    (0..count)
+        // SAFETY: `count` link addresses follow the list's head, each a link that outlives the list.
+        .map(move |i| unsafe { &**links.add(1).cast::<*const Link>().add(i) })
+        .filter(move |link| are_shown || link.needs & NEEDS_REGISTERS == 0)
+        .filter(|link| link.enabled.load(Relaxed) != 0)
+}
+
+/// Runs one link's program outside any target, on a context of its type's own; gives r0, or `None` if no slot was
+/// free in time.
+///
+/// # Safety
+/// `target` and `link` must be laid out for this address space, `argument` be what the program's type asks for.
+pub unsafe fn run_here(target: &Target, link: &Link, argument: *const u8) -> Option<u64> {
+    let (lease, cpu) = lease(target)?;
+    // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
+    let slot = unsafe { target.slots.add(cpu as usize) };
+    let mut context = Context {
+        run: link.run,
+        target,
+        slot,
+        regs: core::ptr::null(),
+        site: core::ptr::null(),
+        cpu,
+        tick: 0,
+        cookie: 0,
+        tail_calls: 0,
+        signals: PendingSignals::default(),
+        unblocked: 0,
+    };
+    // SAFETY: the slot is leased; the rest is the caller's promise.
+    let result = unsafe { run(&mut context, link, argument) };
+    signal::block_again(&context);
+    release(target, lease, cpu);
+    Some(result)
+}
+
+/// Runs one link's program on its argument.
+///
+/// # Safety
+/// The context's slot must be leased by the caller.
+unsafe fn run(context: &mut Context, link: &Link, argument: *const u8) -> u64 {
+    context.run = Run {
+        context: argument,
+        ..link.run
+    };
+    (context.cookie, context.tail_calls) = (link.cookie, 0);
+    // SAFETY: the caller's promise; the link's program was compiled by the runtime.
+    let result = unsafe { link.entry()(argument, (&raw const *context).cast()) };
+    helpers::release_lock(context);
+    result
+}
+
+/// Spins on a taken slot before the CPU is given to somebody else.
+const SPINS: u32 = 200;
+/// Times the CPU is given away before a hit is counted as missed: about a tenth of a second.
+const YIELDS: u32 = 1_500;
+/// Of these, how often just to whoever is next; then for a moment, as the holder may have a lower priority.
+const SHORT_YIELDS: u32 = 20;
+
+/// Takes a free slot, the current CPU's if possible.
+#[inline(always)]
+pub fn lease(target: &Target) -> Option<(&'static Lease, u32)> {
+    // SAFETY: the session page is mapped as long as the trampoline is.
+    let leases = unsafe { &(*target.session).leases };
+    // SAFETY: private memory of the target, mapped as long as the trampoline is.
+    let locks = unsafe { &(*target.control).locks };
+    if locks.load(Relaxed) != 0 && helpers::thread_holds_one(target, this_thread(target)) {
+        return None;
+    }
+    let cpu = sys::cpu(target.flags.load(Relaxed) & HAS_RDPID != 0);
+    if cpu < target.cpus
+        && let Some(lease) = leases.get(cpu as usize)
+        && take(target, lease, cpu)
+    {
+        return Some((lease, cpu));
+    }
+    lease_any(target, cpu)
+}
+
+#[cold]
+#[inline(never)]
+fn lease_any(target: &Target, cpu: u32) -> Option<(&'static Lease, u32)> {
+    // SAFETY: as in `lease`.
+    let leases = unsafe { &(*target.session).leases };
+    let this = this_thread(target);
+    for round in 0..SPINS + YIELDS {
+        let mut is_nested = false;
+        for i in 0..target.cpus {
+            let index = cpu.wrapping_add(i).checked_rem(target.cpus)?;
+            let lease = leases.get(index as usize)?;
+            if take(target, lease, index) {
+                return Some((lease, index));
+            }
+            // SAFETY: below `target.cpus`.
+            let holder = unsafe { &*target.slots.add(index as usize) }
+                .holder
+                .load(Relaxed);
+            is_nested |= holder == this;
+        }
+        match round {
+            0..SPINS => spin_loop(),
+            // A signal handler that interrupted a program of this very thread: it would wait for itself, or for
+            // other threads whose handlers wait for this one.
+            _ if is_nested => return None,
+            _ if round < SPINS + SHORT_YIELDS => sys::yield_cpu(),
+            _ => sys::pause(),
+        }
+    }
+    None
+}
+
+/// Does the thread that leased the slot `cpu` hold another one, too?
+pub fn is_nested(target: &Target, cpu: u32) -> bool {
+    let this = this_thread(target);
+    (0..target.cpus).filter(|index| *index != cpu).any(|index| {
+        // SAFETY: the runtime laid out `target.cpus` slots.
+        let slot = unsafe { &*target.slots.add(index as usize) };
+        slot.holder.load(Relaxed) == this
+    })
+}
+
+#[inline(always)]
+fn take(target: &Target, lease: &Lease, index: u32) -> bool {
+    if lease.owner.load(Relaxed) != 0 {
+        return false;
+    }
+    // SAFETY: callers check the index against `target.cpus`.
+    let holder = unsafe { &(*target.slots.add(index as usize)).holder };
+    // The slot's own word, which no other process can write, keeps two threads off one stack; the lease keeps the
+    // targets of a session off each other's per-CPU values.
+    if holder
+        .compare_exchange(0, this_thread(target), Acquire, Relaxed)
+        .is_err()
+    {
+        return false;
+    }
+    if lease
+        .owner
+        .compare_exchange(0, target.owner, Acquire, Relaxed)
+        .is_err()
+    {
+        holder.store(0, Release);
+        return false;
+    }
+    true
+}
+
+/// Gives a slot back.
+#[inline(always)]
+fn release(target: &Target, lease: &Lease, index: u32) {
+    lease.owner.store(0, Release);
+    // SAFETY: `take` was given the same index.
+    unsafe { &(*target.slots.add(index as usize)).holder }.store(0, Release);
+}
+
+/// A word that differs between the threads that live in a process: the thread's id if it is at hand, which is quicker
+/// than the thread pointer.
+#[inline(always)]
+fn this_thread(target: &Target) -> usize {
+    let name = match target.tid_offset {
+        TID_UNKNOWN => sys::thread_pointer(),
+        // SAFETY: the runtime found each thread's own id at this offset.
+        offset => unsafe { sys::thread_word(offset) as usize },
+    };
+    // Never 0, which is nobody; and user space has addresses of 47 bits.
+    name << 1 | 1
+}

@@ -1,0 +1,121 @@
+//! Helpers on maps whose elements are objects: tail calls, inner maps, cgroups.
+
+use core::sync::atomic::Ordering::Acquire;
+
+use beeline_isa::abi::Run;
+use beeline_maps::Kind;
+
+use super::{context, failed};
+use crate::abi::{CgroupPath, Link, MAX_TAIL_CALLS, MapHandle, Target};
+use crate::objects::find;
+
+const E2BIG: i32 = 7;
+const EAGAIN: i32 = 11;
+
+/// The kernel's id of the default hierarchy's root.
+const ROOT_CGROUP: u64 = 1;
+
+/// `bpf_tail_call(context, map, index)`: the entry of the next program, whose tables the run has from now on; or 0, and the
+/// calling program goes on. What belongs to the attachment, as its cookie, stays.
+pub unsafe extern "sysv64" fn tail_call(
+    _: u64,
+    map: u64,
+    index: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    // SAFETY: called by a program with its own run and one of its own maps.
+    let (context, map) = unsafe { (context(run), &*(map as *const MapHandle)) };
+    if map.map.spec().kind() != Some(Kind::ProgArray) || context.tail_calls >= MAX_TAIL_CALLS {
+        return 0;
+    }
+    let index = index as u32;
+    // SAFETY: the key is the 4 bytes of an index; the target outlives the run.
+    let link = unsafe { find(&*context.target, map, (&raw const index).cast()) } as *const Link;
+    // SAFETY: null, or a link that stays as long as the target's arena: elements of program arrays are links.
+    let Some(link) = (unsafe { link.as_ref() }) else {
+        return 0;
+    };
+    context.tail_calls += 1;
+    context.run = Run {
+        context: context.run.context,
+        ..link.run
+    };
+    link.entry() as usize as u64
+}
+
+/// The inner map that is an element of `map`, which is no map of values: its [`MapHandle`]'s address, or 0.
+///
+/// # Safety
+/// `key` is readable for the map's keys' size.
+#[cold]
+pub unsafe fn inner_map(map: &MapHandle, key: *const u8, run: *const Run) -> u64 {
+    if !matches!(
+        map.map.spec().kind(),
+        Some(Kind::ArrayOfMaps | Kind::HashOfMaps)
+    ) {
+        return 0;
+    }
+    // SAFETY: the caller's promise; called by a program with its own run, which the target outlives.
+    unsafe { find(&*context(run).target, map, key) as u64 }
+}
+
+/// `bpf_current_task_under_cgroup(map, index)`.
+pub unsafe extern "sysv64" fn current_task_under_cgroup(
+    map: u64,
+    index: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    // SAFETY: called by a program with its own run and one of its own maps; the target outlives the run.
+    let (map, target) = unsafe { (&*(map as *const MapHandle), &*context(run).target) };
+    let index = index as u32;
+    if index >= map.map.spec().max_entries {
+        return failed(E2BIG);
+    }
+    // SAFETY: the key is the 4 bytes of an index.
+    match unsafe { find(target, map, (&raw const index).cast()) } as u64 {
+        0 => failed(EAGAIN),
+        wanted => u64::from(cgroups(target).any(|cgroup| cgroup == wanted)),
+    }
+}
+
+/// `bpf_get_current_cgroup_id()`.
+pub unsafe extern "sysv64" fn get_current_cgroup_id(
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    // SAFETY: called by a program with its own run, which the target outlives.
+    let target = unsafe { &*context(run).target };
+    cgroups(target).last().unwrap_or(ROOT_CGROUP)
+}
+
+/// `bpf_get_current_ancestor_cgroup_id(level)`: 0 if there is none at that level; the root is at level 0.
+pub unsafe extern "sysv64" fn get_current_ancestor_cgroup_id(
+    level: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    // SAFETY: called by a program with its own run, which the target outlives.
+    let target = unsafe { &*context(run).target };
+    cgroups(target).nth(level as u32 as usize).unwrap_or(0)
+}
+
+/// The ids of the cgroups that the target is in, from the root to its own.
+fn cgroups(target: &Target) -> impl Iterator<Item = u64> {
+    let path = target.cgroups.load(Acquire) as *const CgroupPath;
+    // SAFETY: null, or a path that is published whole and stays as long as the target's arena.
+    let depth = unsafe { path.as_ref() }.map_or(0, |path| path.depth);
+    // SAFETY: `depth` ids follow the head.
+    (0..depth).map(move |level| unsafe { *path.add(1).cast::<u64>().add(level) })
+}

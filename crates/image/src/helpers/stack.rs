@@ -1,0 +1,129 @@
+//! Stack traces: the frame-pointer walk that the kernel does for user stacks.
+
+use beeline_isa::abi::Run;
+
+use super::maps::caller;
+use super::{context, failed, read};
+use crate::abi::{Context, MapHandle, SCRATCH_WORDS, SITE_FUNCTION_ENTRY};
+use crate::sys;
+
+const EFAULT: i32 = 14;
+const EINVAL: i32 = 22;
+const BPF_F_SKIP_FIELD_MASK: u64 = 0xff;
+const BPF_F_USER_STACK: u64 = 1 << 8;
+const BPF_F_USER_BUILD_ID: u64 = 1 << 11;
+/// `kernel.perf_event_max_stack`'s default.
+const MAX_DEPTH: usize = 127;
+
+/// `bpf_get_stackid(ctx, map, flags)`. There is no kernel stack here: asking for one gives `-EFAULT`, as the
+/// kernel does for a task without one.
+pub unsafe extern "sysv64" fn get_stackid(
+    _: u64,
+    map: u64,
+    flags: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    if flags & BPF_F_USER_STACK == 0 {
+        return failed(EFAULT);
+    }
+    // SAFETY: called by a program with its own run; the map argument is a handle of the program's own.
+    let (context, handle) = unsafe { (context(run), &*(map as *const MapHandle)) };
+    let frames = walk(context, MAX_DEPTH);
+    // SAFETY: the walk filled so many words of the leased slot's scratch.
+    let addresses = unsafe { (*context.slot).scratch.get(..frames) }.unwrap_or_default();
+    match handle.map.stack_id(addresses, flags, &caller(context)) {
+        Ok(id) => u64::from(id),
+        Err(error) => failed(error.0),
+    }
+}
+
+/// `bpf_get_stack(ctx, buf, size, flags)`: bytes written.
+pub unsafe extern "sysv64" fn get_stack(
+    _: u64,
+    buf: u64,
+    size: u64,
+    flags: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    if flags & !(BPF_F_SKIP_FIELD_MASK | BPF_F_USER_STACK) != 0
+        || flags & BPF_F_USER_BUILD_ID != 0
+        || !size.is_multiple_of(8)
+    {
+        return failed(EINVAL);
+    }
+    let buf = buf as *mut u8;
+    let size = size as usize & 0xffff_ffff;
+    let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
+    // SAFETY: called by a program with its own run, which answers for `size` bytes at `buf`.
+    unsafe {
+        let context = context(run);
+        let frames = if flags & BPF_F_USER_STACK == 0 {
+            0
+        } else {
+            walk(context, size / 8 + skip)
+        };
+        let Some(addresses) = (*context.slot)
+            .scratch
+            .get(skip..frames)
+            .filter(|found| !found.is_empty())
+        else {
+            sys::zero(buf, size);
+            return failed(EFAULT);
+        };
+        let bytes = addresses.len() * 8;
+        sys::copy(buf, addresses.as_ptr().cast(), bytes);
+        sys::zero(buf.add(bytes), size - bytes);
+        bytes as u64
+    }
+}
+
+/// Fills the slot's scratch with the return addresses of the user stack, innermost first; gives their number.
+fn walk(context: &mut Context, most: usize) -> usize {
+    // SAFETY: null, or the registers and the site of this run; the target outlives it.
+    let (Some(regs), site, returns) = (unsafe {
+        (
+            context.regs.as_ref(),
+            context.site.as_ref(),
+            &*(*context.target).returns,
+        )
+    }) else {
+        return 0;
+    };
+    let most = most.min(MAX_DEPTH).min(SCRATCH_WORDS);
+    let mut count = 0;
+    let mut push = |context: &mut Context, address: u64| {
+        // SAFETY: the slot is leased by this run.
+        let place = unsafe { (*context.slot).scratch.get_mut(count) };
+        match place {
+            Some(place) if count < most => *place = address,
+            _ => return false,
+        }
+        count += 1;
+        true
+    };
+    let mut more = push(context, regs.ip);
+    // Before the frame is set up, the caller is only at the stack pointer.
+    let at_entry =
+        site.is_some_and(|site| site.flags & SITE_FUNCTION_ENTRY != 0 && site.address == regs.ip);
+    if more && at_entry {
+        let mut caller = 0u64;
+        // SAFETY: there is room for a word.
+        if unsafe { read::copy(context, (&raw mut caller).cast(), regs.sp, 8) } {
+            more = push(context, returns.original(regs.sp as usize, caller));
+        }
+    }
+    let mut frame_pointer = regs.bp;
+    while more {
+        let mut frame = [0u64; 2];
+        if !read::copy_frame(context, &mut frame, frame_pointer) {
+            break;
+        }
+        let slot = (frame_pointer as usize).wrapping_add(8);
+        more = push(context, returns.original(slot, frame[1]));
+        frame_pointer = frame[0];
+    }
+    count
+}

@@ -1,0 +1,154 @@
+//! The current task: a synthetic `struct task_struct` in the target's own memory, laid out by the runtime; and the values
+//! that maps keep for tasks.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use beeline_isa::abi::Run;
+
+use super::identity::{comm, tid};
+use super::{context, failed, maps, read, signal};
+use crate::abi::{Context, MapHandle, Tasks};
+
+const ENOENT: i32 = 2;
+const EINVAL: i32 = 22;
+/// `BPF_LOCAL_STORAGE_GET_F_CREATE`.
+const CREATE: u64 = 1;
+
+/// `bpf_get_current_task_btf()`: as `bpf_get_current_task`, for programs that read from the address by themselves.
+pub unsafe extern "sysv64" fn get_current_task_btf(
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    // SAFETY: called by a program with its own run.
+    unsafe {
+        signal::let_faults_in(context(run));
+        get_current_task(0, 0, 0, 0, 0, run)
+    }
+}
+
+/// `bpf_get_current_task()`: the address of the slot's copy, with the thread's id and
+/// name in it; for the main thread that of its own. 0 if the kernel does not say how a task looks.
+pub unsafe extern "sysv64" fn get_current_task(
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    // SAFETY: called by a program with its own run.
+    let context = unsafe { context(run) };
+    match tasks(context) {
+        // SAFETY: the slot is leased by this run.
+        Some(tasks) => unsafe { fill(tasks, context) },
+        None => 0,
+    }
+}
+
+/// The tasks here, if a program has asked for one.
+fn tasks(context: &Context) -> Option<&'static Tasks> {
+    // SAFETY: the context's target outlives the run.
+    let tasks = unsafe { &*context.target }.tasks.load(Acquire) as *const Tasks;
+    // SAFETY: null, or laid out by the runtime for as long as programs can run.
+    unsafe { tasks.as_ref() }
+}
+
+/// Are these bytes of a synthetic task? Then they can be read, and are in this very process, which for programs that run
+/// in Beeline itself is another than the one that they read from.
+pub fn holds(context: &Context, from: u64, bytes: u64) -> bool {
+    tasks(context).is_some_and(|tasks| {
+        let end = from.checked_add(bytes);
+        from >= tasks.leader as u64 && end.is_some_and(|end| end <= tasks.end as u64)
+    })
+}
+
+/// Stores what belongs to the thread into its task; gives that one's address.
+///
+/// # Safety
+/// The context's slot must be leased by the caller.
+unsafe fn fill(tasks: &Tasks, context: &mut Context) -> u64 {
+    let (tid, comm) = (tid(context), comm(context));
+    // SAFETY: the context's target outlives the run.
+    let is_leader = unsafe { &*(*context.target).control }.pid.load(Relaxed) == tid;
+    let task = match is_leader {
+        true => tasks.leader,
+        false => tasks
+            .copies
+            .wrapping_add(tasks.stride.wrapping_mul(context.cpu as usize)),
+    };
+    let at = |offset: u32| task.wrapping_add(offset as usize);
+    // SAFETY: the runtime checked that these fields lie in a task; a copy is private to this slot, and the main thread's
+    // task to the main thread.
+    unsafe {
+        (at(tasks.comm) as *mut [u8; 16]).write_unaligned(comm);
+        if is_leader {
+            return task as u64;
+        }
+        (at(tasks.pid) as *mut u32).write_unaligned(tid);
+        (at(tasks.group_leader) as *mut usize).write_unaligned(tasks.leader);
+        if tasks.thread_pid != 0 && tasks.number != 0 {
+            (at(tasks.thread_pid) as *mut usize).write_unaligned(at(tasks.thread_pid_at));
+            (at(tasks.number) as *mut u32).write_unaligned(tid);
+        }
+    }
+    task as u64
+}
+
+/// `bpf_task_storage_get(map, task, value, flags)`: the value that the map has for a task, or null.
+pub unsafe extern "sysv64" fn task_storage_get(
+    map: u64,
+    task: u64,
+    value: u64,
+    flags: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    // SAFETY: called by a program with its own run and one of its own maps.
+    let (context, map) = unsafe { (context(run), &(*(map as *const MapHandle)).map) };
+    let Some(thread) = thread_of(task, context).filter(|_| flags & !CREATE == 0) else {
+        return 0;
+    };
+    // SAFETY: a storage's keys have 4 bytes.
+    let found = unsafe { map.lookup((&raw const thread).cast(), context.cpu) };
+    if !found.is_null() || flags & CREATE == 0 {
+        return found as u64;
+    }
+    // SAFETY: the program answers for the value.
+    unsafe { map.task_value(thread, value as *const u8, &maps::caller(context)) as u64 }
+}
+
+/// `bpf_task_storage_delete(map, task)`.
+pub unsafe extern "sysv64" fn task_storage_delete(
+    map: u64,
+    task: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    // SAFETY: called by a program with its own run and one of its own maps.
+    let (context, map) = unsafe { (context(run), &(*(map as *const MapHandle)).map) };
+    if task == 0 {
+        return failed(EINVAL);
+    }
+    let Some(thread) = thread_of(task, context) else {
+        return failed(ENOENT);
+    };
+    // SAFETY: a storage's keys have 4 bytes.
+    let deleted = unsafe { map.delete((&raw const thread).cast(), &maps::caller(context)) };
+    deleted.map_or_else(|error| failed(error.0), |()| 0)
+}
+
+/// The id of the thread that a synthetic task stands for; none for null, or what is no task.
+fn thread_of(task: u64, context: &mut Context) -> Option<u32> {
+    let tasks = tasks(context)?;
+    let mut thread = 0u32;
+    let field = task.checked_add(tasks.pid.into())?;
+    // SAFETY: there is room for 4 bytes, and what cannot be read is not.
+    let is_read = task != 0 && unsafe { read::copy(context, (&raw mut thread).cast(), field, 4) };
+    is_read.then_some(thread)
+}

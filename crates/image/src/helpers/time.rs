@@ -1,0 +1,87 @@
+//! Clocks, read through the target's vDSO: no system call.
+
+use beeline_isa::abi::Run;
+
+use super::context;
+use crate::abi::{Context, Target};
+use crate::sys;
+
+const MONOTONIC: u64 = 1;
+const MONOTONIC_COARSE: u64 = 6;
+const BOOTTIME: u64 = 7;
+const TAI: u64 = 11;
+
+/// A helper for each clock.
+macro_rules! clocks {
+    ($($helper:ident reads $clock:ident;)*) => {$(
+        pub unsafe extern "sysv64" fn $helper(_: u64, _: u64, _: u64, _: u64, _: u64, run: *const Run) -> u64 {
+            // SAFETY: called by a program with its own run.
+            unsafe { read(context(run), $clock) }
+        }
+    )*};
+}
+
+clocks! {
+    ktime_get_ns reads MONOTONIC;
+    ktime_get_boot_ns reads BOOTTIME;
+    ktime_get_coarse_ns reads MONOTONIC_COARSE;
+    ktime_get_tai_ns reads TAI;
+}
+
+/// `bpf_jiffies64()`: ticks since five minutes before the low half of the counter wraps at boot, as in the kernel.
+pub unsafe extern "sysv64" fn jiffies64(
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    let mut resolution = [0u64; 2];
+    let place = (&raw mut resolution) as u64;
+    // SAFETY: fills `resolution`.
+    unsafe { sys::syscall(sys::nr::CLOCK_GETRES, [MONOTONIC_COARSE, place, 0, 0]) };
+    // The coarse clock moves at each tick.
+    let tick = resolution[1].max(1);
+    let before_boot = 300 * (1_000_000_000 / tick);
+    // SAFETY: called by a program with its own run.
+    let ticks = unsafe { read(context(run), MONOTONIC_COARSE) } / tick;
+    (1u64 << 32).wrapping_sub(before_boot).wrapping_add(ticks)
+}
+
+/// A number that changes at every tick of the coarse clock (1 to 4 ms) and is never 0: how fresh a remembered fact is.
+pub fn tick(context: &mut Context) -> u32 {
+    if context.tick == 0 {
+        // SAFETY: the context's target is laid out by the runtime.
+        let now = unsafe { read(context, MONOTONIC_COARSE) };
+        // A tick is at least a millisecond: 2^17 ns is well below that, so two ticks never share a number
+        // within a second; 12 bits are compared in the page cache.
+        context.tick = (now >> 17) as u32 | 1 << 31;
+    }
+    context.tick
+}
+
+/// Nanoseconds of the monotonic clock.
+pub fn now(context: &Context) -> u64 {
+    // SAFETY: the context's target is laid out by the runtime.
+    unsafe { read(context, MONOTONIC) }
+}
+
+unsafe fn read(context: &Context, clock: u64) -> u64 {
+    // SAFETY: the context's target outlives the run.
+    let target: &Target = unsafe { &*context.target };
+    let mut time = [0u64; 2];
+    let place = (&raw mut time) as u64;
+    if target.clock_gettime == 0 {
+        // SAFETY: fills `time`.
+        unsafe { sys::syscall(sys::nr::CLOCK_GETTIME, [clock, place, 0, 0]) };
+    } else {
+        // SAFETY: the runtime found the vDSO's clock_gettime at this address; it uses general registers only.
+        unsafe {
+            let clock_gettime: extern "sysv64" fn(u64, u64) -> i32 =
+                core::mem::transmute(target.clock_gettime);
+            clock_gettime(clock, place);
+        }
+    }
+    time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1])
+}

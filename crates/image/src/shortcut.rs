@@ -1,0 +1,308 @@
+//! A tool's own map operations, done in the tool's process: what its `bpf()` would wait microseconds for.
+//!
+//! The runtime puts a jump over a `syscall` instruction by which a tool asks for map operations often. The trampoline
+//! there calls [`beeline_shortcut`] for `bpf` and makes the system call for whatever that declines ([`DECLINED`]): every
+//! command but the few below, every map that is not a plain one, arguments that look wrong. So an answer from here is
+//! always the one that the door would give, only sooner.
+//!
+//! Which map a descriptor stands for is asked of the kernel each time: the position of a map's file is a number that
+//! names the map ([`MAP_POSITION`]), and one `lseek` reads it. Whatever the tool does to its descriptors is thus seen.
+//!
+//! The tool's pointers are checked once for each page, by a system call that fails where memory is missing.
+
+mod batch;
+mod memory;
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+use beeline_maps::{Caller, Errno, Map};
+
+use crate::sys::{self, nr};
+use memory::overlap;
+
+/// The session's plain maps, by id, for the processes of its tool, which map it read-only.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Directory {
+    /// Entry n is the map with id n.
+    pub maps: [Listed; LISTED],
+}
+
+/// Maps with higher ids are left to the door.
+pub const LISTED: usize = 4096;
+
+/// A map of the directory.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Listed {
+    /// [`SERVED`], and [`FROZEN`] when the tool may not change it any more. Stored after `map`; 0 when the map is gone
+    /// or is not for here.
+    pub state: AtomicU32,
+    /// A handle that is mapped nowhere; not changed while `state` is not 0.
+    pub map: Map,
+}
+
+/// In [`Listed::state`]: operations on it can be done here.
+pub const SERVED: u32 = 1;
+/// In [`Listed::state`]: look-ups only.
+pub const FROZEN: u32 = 2;
+
+/// What one process of a tool has: private memory, all zero in a forked child.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Shortcut {
+    /// 0 in a forked child, which goes by the door.
+    pub alive: AtomicU32,
+    /// The mark of this process in the maps' locks.
+    pub owner: u32,
+    /// The process's id, as it sees it itself.
+    pub pid: u64,
+    /// Read-only.
+    pub directory: *const Directory,
+    /// How much of [`WINDOW`] is taken.
+    pub used: AtomicU64,
+    /// Maps that are mapped here.
+    pub known: [Known; KNOWN],
+    /// Pages that were seen to be there: the page's number twice, plus 1 if it can be written.
+    pub pages: [AtomicU64; PAGES],
+}
+
+/// Maps that one process can have mapped here; more are left to the door.
+pub const KNOWN: usize = 64;
+/// Entries of [`Shortcut::pages`], a power of two.
+pub const PAGES: usize = 64;
+
+/// A map that is mapped here.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Known {
+    /// The map's id; 0 where there is none. Stored last.
+    pub id: AtomicU32,
+    /// 1 when somebody fills this entry, or has.
+    pub taken: AtomicU32,
+    /// The handle.
+    pub map: Map,
+}
+
+/// Where maps are mapped: far from what loaders and allocators choose, so that it can be told from what the tool maps.
+pub const WINDOW: core::ops::Range<u64> = 0x2bee_0000_0000..0x2bfe_0000_0000;
+
+/// The position of a map's file: this, plus the map's id eight bits up, plus [`READS`] and [`WRITES`] as the descriptor
+/// allows.
+pub const MAP_POSITION: u64 = 0x0bee << 48;
+/// In a position: look-ups are allowed.
+pub const READS: u64 = 1;
+/// In a position: changes are allowed.
+pub const WRITES: u64 = 2;
+
+/// The system call is to be made.
+pub const DECLINED: i64 = i64::MIN;
+
+/// `enum bpf_cmd` of `linux/bpf.h`.
+mod cmd {
+    pub(super) const LOOKUP: u64 = 1;
+    pub(super) const UPDATE: u64 = 2;
+    pub(super) const DELETE: u64 = 3;
+    pub(super) const NEXT_KEY: u64 = 4;
+    pub(super) const LOOKUP_AND_DELETE: u64 = 21;
+    pub(super) const LOOKUP_BATCH: u64 = 24;
+    pub(super) const LOOKUP_AND_DELETE_BATCH: u64 = 25;
+    pub(super) const UPDATE_BATCH: u64 = 26;
+    pub(super) const DELETE_BATCH: u64 = 27;
+}
+
+/// `bpf(command, attribute, size)` in a process that has a shortcut: the call's result, negative for an error, or
+/// [`DECLINED`].
+///
+/// # Safety
+/// For trampolines only: `shortcut` is the process's own. The arguments may be anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_shortcut(
+    command: u64,
+    attribute: u64,
+    size: u64,
+    shortcut: *const Shortcut,
+) -> i64 {
+    // SAFETY: private memory of the process, mapped as long as the trampoline is.
+    let here = unsafe { &*shortcut };
+    if here.alive.load(Relaxed) == 0 {
+        return DECLINED;
+    }
+    let done = match command {
+        cmd::LOOKUP..=cmd::NEXT_KEY | cmd::LOOKUP_AND_DELETE => here
+            .attribute::<Element>(attribute, size)
+            .and_then(|element| here.operate(command, &element)),
+        cmd::LOOKUP_BATCH..=cmd::DELETE_BATCH => here.batch(command, attribute, size),
+        _ => None,
+    };
+    match done {
+        Some(Ok(())) => 0,
+        Some(Err(error)) => -i64::from(error.0),
+        None => DECLINED,
+    }
+}
+
+/// The part of `union bpf_attr` for commands on one element.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Element {
+    fd: u32,
+    unused: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// Longer keys are not iterated over here.
+const LONGEST_KEY: usize = 128;
+/// The greatest `union bpf_attr` that is looked at.
+const LARGEST: u64 = 256;
+
+impl Shortcut {
+    /// The attribute, if it is of the usual kind: whole, and zero where these commands have no field.
+    fn attribute<T: Copy>(&self, at: u64, size: u64) -> Option<T> {
+        let own = size_of::<T>() as u64;
+        if !(own..=LARGEST).contains(&size) || !size.is_multiple_of(8) || !self.reads(at, size) {
+            return None;
+        }
+        let mut offset = own;
+        while offset < size {
+            // SAFETY: within the attribute, which can be read.
+            if unsafe { ((at + offset) as *const u64).read_unaligned() } != 0 {
+                return None;
+            }
+            offset += 8;
+        }
+        // SAFETY: as above; the types that are asked for are integers.
+        Some(unsafe { (at as *const T).read_unaligned() })
+    }
+
+    /// Does what the command says. `None`: it is not for here.
+    fn operate(&self, command: u64, element: &Element) -> Option<Result<(), Errno>> {
+        let (map, writable) = self.map(element.fd)?;
+        if element.unused != 0 {
+            return None;
+        }
+        if !writable && !matches!(command, cmd::LOOKUP | cmd::NEXT_KEY) {
+            return None;
+        }
+        let caller = self.caller();
+        if command == cmd::NEXT_KEY && element.flags != 0 {
+            return None;
+        }
+        if command == cmd::DELETE && (element.value != 0 || element.flags != 0) {
+            return None;
+        }
+        let key_size = map.spec().key_size as usize;
+        let mut copy = MaybeUninit::<[u8; LONGEST_KEY]>::uninit();
+        let key = match (element.key, command) {
+            (0, cmd::NEXT_KEY) => None,
+            // Many tools have the next key put where this one is.
+            (at, cmd::NEXT_KEY) if key_size <= LONGEST_KEY => {
+                let (from, to) = (self.input(at, key_size)?, copy.as_mut_ptr().cast::<u8>());
+                // SAFETY: there is room for the longest key, and the slice is of what was copied.
+                Some(unsafe {
+                    sys::copy(to, from.as_ptr(), key_size);
+                    core::slice::from_raw_parts(to, key_size)
+                })
+            }
+            (_, cmd::NEXT_KEY) => return None,
+            (at, _) if overlap(at, key_size, element.value, map.value_len()) => return None,
+            (at, _) => Some(self.input(at, key_size)?),
+        };
+        Some(match command {
+            cmd::LOOKUP => {
+                let out = self.output(element.value, map.value_len())?;
+                map.lookup_copy(key?, out, element.flags, &caller)
+            }
+            cmd::LOOKUP_AND_DELETE => {
+                let out = self.output(element.value, map.value_len())?;
+                map.lookup_and_delete(key?, out, element.flags, &caller)
+            }
+            cmd::UPDATE => {
+                let value = self.input(element.value, map.value_len())?;
+                map.update_copy(key?, value, element.flags, &caller)
+            }
+            cmd::DELETE => map.delete_key(key?, &caller),
+            _ => {
+                let out = self.output(element.value, map.spec().key_size as usize)?;
+                map.next_key(key, out, &caller)
+            }
+        })
+    }
+
+    /// Who we are in the maps' locks.
+    fn caller(&self) -> Caller {
+        Caller {
+            owner: self.owner,
+            cpu: Caller::NO_SLOT,
+            relax: |_| {
+                sys::pause();
+                true
+            },
+            context: 0,
+        }
+    }
+
+    /// The map behind a descriptor, and whether it may be changed by it.
+    fn map(&self, fd: u32) -> Option<(&Map, bool)> {
+        const SEEK_CUR: u64 = 1;
+        // SAFETY: only asks for a number.
+        let position = unsafe { sys::syscall(nr::LSEEK, [fd.into(), 0, SEEK_CUR, 0]) } as u64;
+        let named = position.wrapping_sub(MAP_POSITION);
+        let (id, access) = (named >> 8, named & 0xff);
+        if id >= LISTED as u64 || access & READS == 0 {
+            return None;
+        }
+        // SAFETY: the directory is mapped as long as the trampoline is.
+        let listed = unsafe { &*self.directory }.maps.get(id as usize)?;
+        let state = listed.state.load(Acquire);
+        if state & SERVED == 0 {
+            return None;
+        }
+        let writable = access & WRITES != 0 && state & FROZEN == 0;
+        let id = id as u32;
+        let known = self.known.iter().find(|known| known.id.load(Acquire) == id);
+        let map = match known {
+            Some(known) => &known.map,
+            None => self.learn(id, fd, listed)?,
+        };
+        Some((map, writable))
+    }
+
+    /// Maps a map for the first time.
+    #[cold]
+    #[inline(never)]
+    fn learn(&self, id: u32, fd: u32, listed: &Listed) -> Option<&Map> {
+        const READ_WRITE: u64 = 3;
+        /// Shared, at this place or nowhere, and with the mark that tells Beeline's mappings from the tool's.
+        const FLAGS: u64 = 1 | 0x10_0000 | 0x4000;
+        let len = listed.map.layout().len;
+        let place = self
+            .known
+            .iter()
+            .find(|known| known.taken.compare_exchange(0, 1, AcqRel, Relaxed).is_ok())?;
+        let start = WINDOW.start + self.used.fetch_add(len, Relaxed);
+        if start + len > WINDOW.end {
+            return None;
+        }
+        // SAFETY: maps at a place where there is nothing.
+        let base = unsafe { sys::syscall6(nr::MMAP, [start, len, READ_WRITE, FLAGS, fd.into(), 0]) }
+            as u64;
+        if base != start {
+            return None;
+        }
+        // SAFETY: the entry is this thread's until its id is stored; the file was mapped whole, and stays so.
+        unsafe {
+            let map = (&raw const place.map).cast_mut();
+            sys::copy(map.cast(), (&raw const listed.map).cast(), size_of::<Map>());
+            (*map).rebase(base as *mut u8);
+        }
+        place.id.store(id, Release);
+        Some(&place.map)
+    }
+}

@@ -1,0 +1,113 @@
+//! The tool's memory: looked at before it is used, as its pointers may be anything.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::{PAGES, Shortcut};
+use crate::sys::{self, nr};
+
+const PAGE: u64 = 4096;
+const USER_END: u64 = 1 << 47;
+/// What `getcpu` writes.
+const WORD: u64 = 4;
+
+impl Shortcut {
+    /// Bytes that the tool passes; none if they cannot be read, or are not there to be passed.
+    pub(super) fn input<'a>(&self, at: u64, len: usize) -> Option<&'a [u8]> {
+        if at == 0 || len == 0 || !self.reads(at, len as u64) {
+            return None;
+        }
+        // SAFETY: readable, as far as can be known; what the tool changes meanwhile is its own affair.
+        Some(unsafe { core::slice::from_raw_parts(at as *const u8, len) })
+    }
+
+    /// Room that the tool has for an answer.
+    pub(super) fn output<'a>(&self, at: u64, len: usize) -> Option<&'a mut [u8]> {
+        if at == 0 || len < WORD as usize || !self.writes(at, len as u64) {
+            return None;
+        }
+        // SAFETY: as above, and writable.
+        Some(unsafe { core::slice::from_raw_parts_mut(at as *mut u8, len) })
+    }
+
+    #[inline]
+    pub(super) fn reads(&self, at: u64, len: u64) -> bool {
+        self.pages_of(at, len, |page| {
+            let seen = self.seen(page).load(Relaxed);
+            seen >> 1 == page || self.ask_to_read(page)
+        })
+    }
+
+    #[inline]
+    pub(super) fn writes(&self, at: u64, len: u64) -> bool {
+        self.pages_of(at, len, |page| {
+            let first = at.max(page * PAGE);
+            self.seen(page).load(Relaxed) == page << 1 | 1
+                || self.ask_to_write(page, first, at + len)
+        })
+    }
+
+    #[inline]
+    fn pages_of(&self, at: u64, len: u64, ok: impl Fn(u64) -> bool) -> bool {
+        let Some(end) = at.checked_add(len).filter(|end| *end <= USER_END) else {
+            return false;
+        };
+        let mut page = at / PAGE;
+        while page * PAGE < end {
+            if page == 0 || !ok(page) {
+                return false;
+            }
+            page += 1;
+        }
+        true
+    }
+
+    #[inline]
+    fn seen(&self, page: u64) -> &AtomicU64 {
+        // SAFETY: masked.
+        unsafe { self.pages.get_unchecked(page as usize & (PAGES - 1)) }
+    }
+
+    #[cold]
+    fn ask_to_read(&self, page: u64) -> bool {
+        let mut byte = 0u8;
+        let (to, from) = ([(&raw mut byte) as u64, 1], [page * PAGE, 1]);
+        // SAFETY: writes the byte.
+        let read = unsafe {
+            let (to, from) = ((&raw const to) as u64, (&raw const from) as u64);
+            sys::syscall6(nr::PROCESS_VM_READV, [self.pid, to, 1, from, 1, 0])
+        };
+        if read == 1 {
+            self.seen(page).store(page << 1, Relaxed);
+        }
+        read == 1
+    }
+
+    /// Has the kernel write a word where the answer may go, from `from` on and before `to`; what stood there stays if
+    /// there is no answer.
+    #[cold]
+    fn ask_to_write(&self, page: u64, from: u64, to: u64) -> bool {
+        // A word that lies across two pages tells of both.
+        let place = from.min(to.wrapping_sub(WORD));
+        if !self.reads(place, WORD) {
+            return false;
+        }
+        // SAFETY: the page can be read, and the word is room for an answer.
+        let written = unsafe {
+            let before = (place as *const u32).read_unaligned();
+            let written = sys::syscall(nr::GETCPU, [place, 0, 0, 0]);
+            if written == 0 {
+                (place as *mut u32).write_unaligned(before);
+            }
+            written
+        };
+        if written == 0 {
+            self.seen(page).store(page << 1 | 1, Relaxed);
+        }
+        written == 0
+    }
+}
+
+/// Do two stretches of memory share a byte?
+pub(super) fn overlap(a: u64, a_len: usize, b: u64, b_len: usize) -> bool {
+    a < b.saturating_add(b_len as u64) && b < a.saturating_add(a_len as u64)
+}

@@ -1,0 +1,250 @@
+//! The image's handlers for SIGTRAP, SIGBUS and SIGSEGV: breakpoint sites, and reads that faulted, of helpers and
+//! of programs. Whatever else
+//! arrives is the target's own affair and is handed on as if we were not there.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::abi::{PtRegs, SIGNALS, SignalAction, Signals, Site, Target};
+use crate::enter::beeline_enter;
+use crate::helpers::fault_fixup;
+use crate::loads;
+use crate::sys::{self, nr};
+
+pub(crate) const SIGTRAP: u32 = 5;
+const INT3: u8 = 0xcc;
+const SIG_DFL: u64 = 0;
+const SIG_IGN: u64 = 1;
+const SA_SIGINFO: u64 = 4;
+const SA_RESTORER: u64 = 0x0400_0000;
+const SA_ONSTACK: u64 = 0x0800_0000;
+const SA_RESTART: u64 = 0x1000_0000;
+const SA_NODEFER: u64 = 0x4000_0000;
+const SA_RESETHAND: u64 = 0x8000_0000;
+const SIGSET_BYTES: u64 = 8;
+
+/// The kernel's `siginfo_t`, as far as we look.
+#[repr(C)]
+#[derive(Debug)]
+pub struct SignalInfo {
+    signo: i32,
+    errno: i32,
+    code: i32,
+}
+
+/// The kernel's `struct ucontext` with the general registers of `struct sigcontext`
+/// (`arch/x86/include/uapi/asm/sigcontext.h`).
+#[repr(C)]
+#[derive(Debug)]
+pub struct UserContext {
+    flags: u64,
+    link: u64,
+    stack: [u64; 3],
+    r8: u64,
+    r9: u64,
+    r10: u64,
+    r11: u64,
+    r12: u64,
+    r13: u64,
+    r14: u64,
+    r15: u64,
+    di: u64,
+    si: u64,
+    bp: u64,
+    bx: u64,
+    dx: u64,
+    ax: u64,
+    cx: u64,
+    sp: u64,
+    ip: u64,
+    eflags: u64,
+}
+
+/// The handler, entered through a stub in the arena that adds the last argument.
+///
+/// # Safety
+/// For the kernel only.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_signal(
+    signal: u32,
+    info: *mut SignalInfo,
+    context: *mut UserContext,
+    target: *const Target,
+) {
+    // SAFETY: the kernel passes a frame that is ours to change; the stub names its own target.
+    let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
+    // A positive code: the kernel raised it for what this very thread did.
+    if code > 0 {
+        if signal == SIGTRAP {
+            if breakpoint(this, registers) {
+                return;
+            }
+        } else if let Some(fixup) = fault_fixup(registers.ip) {
+            registers.ip = fixup;
+            return;
+        } else if skip_load(registers, this.arena, this.arena_len) {
+            return;
+        }
+    }
+    // SAFETY: the same frame, handed on.
+    unsafe { hand_on(signal, info, context, this) };
+}
+
+/// The action that stands in for the target's own: the image's handler, on the stack and with the mask that the
+/// target's handler asks for, if it has one.
+pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction {
+    let flags = match own.handler {
+        SIG_DFL | SIG_IGN => SA_ONSTACK | SA_NODEFER | SA_RESTART,
+        _ => own.flags & (SA_ONSTACK | SA_NODEFER | SA_RESTART),
+    };
+    SignalAction {
+        handler,
+        flags: flags | SA_SIGINFO | SA_RESTORER,
+        restorer,
+        mask: own.mask,
+    }
+}
+
+/// Lets a program's load that faulted give zero, if the thread is at one in the arena with the programs, of so many bytes.
+/// Nothing else there loads from addresses that a program has made up.
+pub fn skip_load(registers: &mut UserContext, arena: usize, len: usize) -> bool {
+    let (address, end) = (registers.ip as usize, arena.wrapping_add(len));
+    let last = address.checked_add(loads::LONGEST);
+    if address < arena || last.is_none_or(|last| last > end) {
+        return false;
+    }
+    // SAFETY: in the arena, which is mapped as long as the handler is.
+    let Some(load) = loads::decode(unsafe { &*(address as *const [u8; loads::LONGEST]) }) else {
+        return false;
+    };
+    registers.ip = registers.ip.wrapping_add(load.len);
+    registers.set(load.register, 0);
+    true
+}
+
+/// Runs the site whose breakpoint was hit; false if it is none of ours.
+fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
+    let address = registers.ip.wrapping_sub(1);
+    let Some(site) = find(target, address) else {
+        // The site was restored while this thread was on its way here: what stands there now is to be run.
+        // SAFETY: the thread has just run an instruction there.
+        let is_gone = unsafe { *(address as *const u8) } != INT3;
+        if is_gone {
+            registers.ip = address;
+        }
+        return is_gone;
+    };
+    let regs = registers.at(address);
+    // SAFETY: the registers at the site, and a site that the runtime laid out.
+    let watch = unsafe { beeline_enter(&raw const regs, site) } != 0;
+    if watch {
+        // SAFETY: return probes are placed at function entries only, where the return address is on top.
+        unsafe { *(registers.sp as *mut u64) = site.return_entry };
+    }
+    registers.ip = site.body;
+    true
+}
+
+fn find(target: &Target, address: u64) -> Option<&Site> {
+    target
+        .breakpoints
+        .iter()
+        .map(|place| place.load(Relaxed) as *const Site)
+        // SAFETY: null, or a site that the runtime laid out and keeps as long as the arena.
+        .filter_map(|site| unsafe { site.as_ref() })
+        .find(|site| site.address == address)
+}
+
+impl UserContext {
+    /// Sets a register by the processor's number for it.
+    fn set(&mut self, register: u8, value: u64) {
+        // Where the frame has rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 ... among the sixteen words from `r8` on.
+        const PLACES: u64 = 0x7654_3210_89af_bced;
+        let place = (PLACES >> (u32::from(register & 0xf) * 4)) & 0xf;
+        // SAFETY: below 16, and the sixteen words follow each other in this structure.
+        unsafe { (&raw mut self.r8).add(place as usize).write(value) };
+    }
+
+    fn at(&self, ip: u64) -> PtRegs {
+        PtRegs {
+            r15: self.r15,
+            r14: self.r14,
+            r13: self.r13,
+            r12: self.r12,
+            bp: self.bp,
+            bx: self.bx,
+            r11: self.r11,
+            r10: self.r10,
+            r9: self.r9,
+            r8: self.r8,
+            ax: self.ax,
+            cx: self.cx,
+            dx: self.dx,
+            si: self.si,
+            di: self.di,
+            orig_ax: u64::MAX,
+            ip,
+            cs: 0x33,
+            flags: self.eflags,
+            sp: self.sp,
+            ss: 0x2b,
+        }
+    }
+}
+
+/// Does what the target's own action says.
+unsafe fn hand_on(signal: u32, info: *mut SignalInfo, context: *mut UserContext, target: &Target) {
+    // SAFETY: private memory of the target, mapped as long as the handler is installed.
+    let signals: &mut Signals = unsafe { &mut *target.signals };
+    let Some(saved) = SIGNALS
+        .iter()
+        .position(|s| *s == signal)
+        .and_then(|i| signals.saved.get_mut(i))
+    else {
+        return;
+    };
+    let action = *saved;
+    // SAFETY: the kernel's own siginfo.
+    let raised_by_fault = unsafe { (*info).code } > 0;
+    match action.handler {
+        SIG_IGN if !raised_by_fault => {}
+        // A fault cannot be ignored: the kernel takes the default action then.
+        SIG_DFL | SIG_IGN => {
+            let default = SignalAction::default();
+            // SAFETY: sets the default action, and raises the signal once more for it to be taken as soon as this
+            // handler returns; a fault would also repeat by itself, a trap would not.
+            unsafe {
+                sys::syscall(
+                    nr::RT_SIGACTION,
+                    [
+                        u64::from(signal),
+                        (&raw const default) as u64,
+                        0,
+                        SIGSET_BYTES,
+                    ],
+                );
+                let (pid, tid) = (
+                    sys::syscall(nr::GETPID, [0; 4]),
+                    sys::syscall(nr::GETTID, [0; 4]),
+                );
+                if !raised_by_fault || signal == SIGTRAP {
+                    sys::syscall(
+                        nr::RT_TGSIGQUEUEINFO,
+                        [pid as u64, tid as u64, u64::from(signal), info as u64],
+                    );
+                }
+            }
+        }
+        handler => {
+            if action.flags & SA_RESETHAND != 0 {
+                *saved = SignalAction::default();
+            }
+            // SAFETY: the target's own handler, on the same frame that the kernel would give it. The mask and the
+            // stack are as it asked for, because our action copies its flags and mask.
+            unsafe {
+                let handler: extern "sysv64" fn(u32, *mut SignalInfo, *mut UserContext) =
+                    core::mem::transmute(handler);
+                handler(signal, info, context);
+            }
+        }
+    }
+}

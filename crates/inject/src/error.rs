@@ -1,0 +1,237 @@
+//! Why something could not be done, and what to do about it.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// Anything that goes wrong here. Whatever it is, the target has been let go and runs as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no process with this number, or it has been reaped.
+    #[error("there is no process {pid}: it has ended, or lives in another PID namespace")]
+    NoSuchProcess {
+        /// As asked for.
+        pid: i32,
+    },
+    /// The process ended before or while it was worked on.
+    #[error("process {pid} has ended or is ending: there is nothing left to attach to")]
+    Exited {
+        /// The target.
+        pid: i32,
+    },
+    /// The kernel does not let us trace it.
+    #[error("process {pid} may not be traced: {why}")]
+    NotPermitted {
+        /// The target.
+        pid: i32,
+        /// Which rule forbids it.
+        why: Refusal,
+    },
+    /// It runs 32-bit code.
+    #[error("process {pid} is a 32-bit program: Beeline serves 64-bit x86 programs only")]
+    ThirtyTwoBit {
+        /// The target.
+        pid: i32,
+    },
+    /// A thread of the kernel, which has no user space.
+    #[error(
+        "process {pid} is a kernel thread: there is no user space to attach to, name a user process"
+    )]
+    KernelThread {
+        /// The target.
+        pid: i32,
+    },
+    /// It is this very process.
+    #[error("process {pid} is Beeline itself: a process cannot stop and patch itself")]
+    Itself {
+        /// The target.
+        pid: i32,
+    },
+    /// A process has one tracer at most.
+    #[error(
+        "process {pid} is already traced by {comm} (process {tracer}): end that tracer, then try again"
+    )]
+    Traced {
+        /// The target.
+        pid: i32,
+        /// The tracer's process number.
+        tracer: i32,
+        /// The tracer's name.
+        comm: String,
+    },
+    /// A seccomp filter may kill the target for a system call that it would not make itself.
+    #[error(
+        "process {pid} is confined by seccomp: a system call made on its behalf could kill it; run Beeline with CAP_SYS_ADMIN and allow it to suspend seccomp for the moment"
+    )]
+    Seccomp {
+        /// The target.
+        pid: i32,
+    },
+    /// A thread did not stop in time.
+    #[error(
+        "thread {tid} of process {pid} could not be stopped within {seconds} s: it waits in the kernel (state {state}: a vfork, a slow disk, a frozen group); try again later"
+    )]
+    Stuck {
+        /// The target.
+        pid: i32,
+        /// Its thread.
+        tid: i32,
+        /// The state letter in `/proc/PID/stat`.
+        state: char,
+        /// How long it was given.
+        seconds: u64,
+    },
+    /// A number that names none of the stopped threads.
+    #[error(
+        "process {pid} has no thread {tid} that is held: name one of those that `threads()` gives"
+    )]
+    NoSuchThread {
+        /// The target.
+        pid: i32,
+        /// As asked for.
+        tid: i32,
+    },
+    /// The target's memory could not be read or written.
+    #[error(
+        "cannot {verb} {len} bytes at {address:#x} in process {pid}: {source}; the address must be mapped there"
+    )]
+    Memory {
+        /// The target.
+        pid: i32,
+        /// "read" or "write".
+        verb: &'static str,
+        /// First byte.
+        address: u64,
+        /// Bytes asked for.
+        len: usize,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A system call run in the target failed.
+    #[error("system call {number}, run in process {pid}, failed: {errno}")]
+    Syscall {
+        /// The target.
+        pid: i32,
+        /// `__NR_*`.
+        number: i64,
+        /// What it returned.
+        errno: Errno,
+    },
+    /// The target's thread got a signal instead of a result.
+    #[error(
+        "system call {number}, run in process {pid}, was answered with signal {signal}: something in the target filters its system calls"
+    )]
+    Intercepted {
+        /// The target.
+        pid: i32,
+        /// `__NR_*`.
+        number: i64,
+        /// The signal's number.
+        signal: i32,
+    },
+    /// No thread or no instruction to run a system call with.
+    #[error("no system call can be run in process {pid}: {why}")]
+    NoAgent {
+        /// The target.
+        pid: i32,
+        /// What is missing.
+        why: &'static str,
+    },
+    /// Fewer descriptors arrived than were sent.
+    #[error(
+        "process {pid} took {got} of {sent} descriptors: it is at its limit of open files; raise its RLIMIT_NOFILE (prlimit --nofile)"
+    )]
+    DescriptorLimit {
+        /// The target.
+        pid: i32,
+        /// How many arrived.
+        got: usize,
+        /// How many it was sent.
+        sent: usize,
+    },
+    /// A mapping did not go where it had to.
+    #[error(
+        "process {pid}: wanted a mapping at {wanted:#x} and got {got:#x}: something else is there"
+    )]
+    Misplaced {
+        /// The target.
+        pid: i32,
+        /// As asked for.
+        wanted: u64,
+        /// Where the kernel put it (it has been unmapped again).
+        got: u64,
+    },
+    /// A file that describes the target does not make sense, or cannot be read.
+    #[error("cannot {what} of process {pid}: {source}")]
+    Inspect {
+        /// The target.
+        pid: i32,
+        /// For example "read maps".
+        what: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A ptrace request failed that should not.
+    #[error("ptrace {request} on thread {tid} failed: {source}; the target has been let go")]
+    Ptrace {
+        /// The request's name.
+        request: &'static str,
+        /// The thread.
+        tid: i32,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The thread that traces could not be started, or a socket not be made: this process is short of something.
+    #[error("Beeline cannot {what}: {source}")]
+    Local {
+        /// What it tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// What a system call run in the target returned, if that is what this is.
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Syscall { errno, .. } => Some(*errno),
+            _ => None,
+        }
+    }
+}
+
+/// Which rule of the kernel forbids tracing a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It belongs to somebody else.
+    #[error(
+        "it belongs to user {owner} and Beeline runs as user {us}; run Beeline as that user or with CAP_SYS_PTRACE"
+    )]
+    OtherUser {
+        /// Its real user id.
+        owner: u32,
+        /// Our effective user id.
+        us: u32,
+    },
+    /// It has made itself non-dumpable, or has run a set-uid program.
+    #[error(
+        "it is not dumpable (prctl PR_SET_DUMPABLE, or a set-uid program); run Beeline with CAP_SYS_PTRACE"
+    )]
+    NotDumpable,
+    /// The Yama security module.
+    #[error(
+        "Yama forbids it (kernel.yama.ptrace_scope is {scope}); set it to 0, start the program under Beeline, or run Beeline with CAP_SYS_PTRACE"
+    )]
+    Yama {
+        /// The value of the setting.
+        scope: u32,
+    },
+    /// None of the rules that we know.
+    #[error(
+        "the kernel says EPERM (a security module, a user namespace, or more capabilities than ours); run Beeline as root in the host's namespace"
+    )]
+    Other,
+}

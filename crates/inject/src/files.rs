@@ -1,0 +1,306 @@
+//! Mapping our files into the target, which sees neither paths nor descriptors of them.
+//!
+//! The target makes a pair of sockets, we take one end of it from outside, send the descriptors through, and
+//! have the target receive, map and close them. All on a page of its own, mapped for the purpose.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::Error;
+use crate::regions::PAGE;
+use crate::session::Session;
+
+/// A part of a file that is to be mapped into a target.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapping<'a> {
+    /// The file, open here.
+    pub file: BorrowedFd<'a>,
+    /// Bytes from the start of the file; a multiple of the page size.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What the target may do with it.
+    pub protection: ProtFlags,
+    /// Shared or private, and what to make of `address`.
+    pub flags: MapFlags,
+    /// Where; 0 for anywhere. A wish, unless `flags` has `FIXED_NOREPLACE` or `FIXED`.
+    pub address: u64,
+}
+
+/// A [`Mapping`] with a descriptor of its own, so that it can go to the thread that traces.
+#[derive(Debug)]
+pub(crate) struct Parcel {
+    file: OwnedFd,
+    offset: u64,
+    len: u64,
+    protection: ProtFlags,
+    flags: MapFlags,
+    address: u64,
+}
+
+impl Parcel {
+    pub fn of(mapping: &Mapping<'_>) -> Result<Self, Error> {
+        let Mapping {
+            file,
+            offset,
+            len,
+            protection,
+            flags,
+            address,
+        } = *mapping;
+        let file = file.try_clone_to_owned();
+        let file = file.map_err(|source| Error::Local {
+            what: "duplicate a descriptor",
+            source,
+        })?;
+        Ok(Self {
+            file,
+            offset,
+            len,
+            protection,
+            flags,
+            address,
+        })
+    }
+}
+
+/// The most descriptors that one message may carry (`SCM_MAX_FD`).
+const MOST_FILES: usize = 253;
+
+// What lies where on the scratch page.
+const PAIR: u64 = 0;
+const MSGHDR: u64 = 16;
+const IOVEC: u64 = 80;
+const PAYLOAD: u64 = 96;
+const CONTROL: u64 = 128;
+/// `CMSG_LEN(0)`: bytes of a control message's head.
+const CMSG_HEAD: usize = 16;
+const CONTROL_LEN: usize = CMSG_HEAD + MOST_FILES * size_of::<i32>() + 4;
+const _: () = assert!(CONTROL as usize + CONTROL_LEN <= PAGE as usize);
+
+impl Session {
+    /// Maps all of them or none; gives their addresses.
+    pub fn map_files(&mut self, parcels: &[Parcel]) -> Result<Vec<u64>, Error> {
+        let mut placed = Vec::with_capacity(parcels.len());
+        for batch in parcels.chunks(MOST_FILES) {
+            if let Err(error) = self.map_batch(batch, &mut placed) {
+                for (&address, parcel) in placed.iter().zip(parcels) {
+                    // Should this fail as well, the first error is the one to tell.
+                    let _ = self.unmap(address, parcel.len);
+                }
+                return Err(error);
+            }
+        }
+        Ok(placed)
+    }
+
+    pub fn map_anonymous(
+        &mut self,
+        len: u64,
+        protection: ProtFlags,
+        flags: MapFlags,
+        address: u64,
+    ) -> Result<u64, Error> {
+        let flags = flags | MapFlags::from_bits_retain(libc::MAP_ANONYMOUS as u32);
+        self.map(-1, 0, len, protection, flags, address)
+    }
+
+    pub fn unmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
+        self.call(libc::SYS_munmap, [address, len, 0, 0, 0, 0])
+            .map(drop)
+    }
+
+    fn map(
+        &mut self,
+        fd: i32,
+        offset: u64,
+        len: u64,
+        prot: ProtFlags,
+        flags: MapFlags,
+        wanted: u64,
+    ) -> Result<u64, Error> {
+        let arguments = [
+            wanted,
+            len,
+            u64::from(prot.bits()),
+            u64::from(flags.bits()),
+            fd as u64,
+            offset,
+        ];
+        let got = self.call(libc::SYS_mmap, arguments)?;
+        // A kernel before 4.17 takes FIXED_NOREPLACE for a wish.
+        if flags.contains(MapFlags::FIXED_NOREPLACE) && got != wanted {
+            self.unmap(got, len)?;
+            return Err(Error::Misplaced {
+                pid: self.process.pid(),
+                wanted,
+                got,
+            });
+        }
+        Ok(got)
+    }
+
+    fn map_batch(&mut self, batch: &[Parcel], placed: &mut Vec<u64>) -> Result<(), Error> {
+        let scratch = self.map_anonymous(
+            PAGE,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+            0,
+        )?;
+        let outcome = self.map_through(scratch, batch, placed);
+        let cleaned = self.unmap(scratch, PAGE);
+        outcome.and(cleaned)
+    }
+
+    fn map_through(
+        &mut self,
+        scratch: u64,
+        batch: &[Parcel],
+        placed: &mut Vec<u64>,
+    ) -> Result<(), Error> {
+        let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
+        self.call(
+            libc::SYS_socketpair,
+            [libc::AF_UNIX as u64, kind, 0, scratch + PAIR, 0, 0],
+        )?;
+        let pair: [i32; 2] = self.read_numbers(scratch + PAIR)?;
+        let outcome = self.receive(scratch, pair, batch).and_then(|files| {
+            let mapped = self.map_received(&files, batch, placed);
+            let closed = self.close_all(&files);
+            mapped.and(closed)
+        });
+        let closed = self.close_all(&pair);
+        outcome.and(closed)
+    }
+
+    /// Sends the files into one end of the target's socket pair and has it receive them at the other. Gives their
+    /// numbers there.
+    fn receive(
+        &mut self,
+        scratch: u64,
+        [ours, theirs]: [i32; 2],
+        batch: &[Parcel],
+    ) -> Result<Vec<i32>, Error> {
+        let pid = self.process.pid();
+        let taken = self.process.take_descriptor(ours);
+        let end = taken.map_err(|source| Error::Local {
+            what: "take a socket from the target",
+            source,
+        })?;
+        let files: Vec<BorrowedFd<'_>> = batch.iter().map(|parcel| parcel.file.as_fd()).collect();
+        let mut space =
+            [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(&end, &[IoSlice::new(&[0])], &mut control, flags).map_err(|errno| {
+            Error::Local {
+                what: "send descriptors to the target",
+                source: errno.into(),
+            }
+        })?;
+
+        self.write(scratch + MSGHDR, &message_header(scratch))?;
+        self.write(scratch + IOVEC, &words::<2, 16>([scratch + PAYLOAD, 1]))?;
+        let flags = (libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) as u64;
+        self.call(
+            libc::SYS_recvmsg,
+            [theirs as u64, scratch + MSGHDR, flags, 0, 0, 0],
+        )?;
+        let received = self.received(scratch)?;
+        if received.len() != batch.len() {
+            self.close_all(&received)?;
+            return Err(Error::DescriptorLimit {
+                pid,
+                got: received.len(),
+                sent: batch.len(),
+            });
+        }
+        Ok(received)
+    }
+
+    /// The descriptors in the control message that the target has received.
+    fn received(&mut self, scratch: u64) -> Result<Vec<i32>, Error> {
+        let mut control = [0; CONTROL_LEN];
+        self.read(scratch + CONTROL, &mut control)?;
+        // The page was zeroed when it was mapped, so the length is 0 if no message has come.
+        let (len, rest) = control.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+        let len = usize::try_from(u64::from_ne_bytes(*len))
+            .unwrap_or(0)
+            .clamp(CMSG_HEAD, CONTROL_LEN);
+        let (level_and_type, files) = rest[..len - 8].split_at(CMSG_HEAD - 8);
+        let rights = words32([libc::SOL_SOCKET, libc::SCM_RIGHTS]);
+        let files = if level_and_type == rights { files } else { &[] };
+        Ok(files
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&bytes| i32::from_ne_bytes(bytes))
+            .collect())
+    }
+
+    fn map_received(
+        &mut self,
+        files: &[i32],
+        batch: &[Parcel],
+        placed: &mut Vec<u64>,
+    ) -> Result<(), Error> {
+        for (&fd, parcel) in files.iter().zip(batch) {
+            placed.push(self.map(
+                fd,
+                parcel.offset,
+                parcel.len,
+                parcel.protection,
+                parcel.flags,
+                parcel.address,
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Closes all of them in the target, whatever becomes of one.
+    fn close_all(&mut self, files: &[i32]) -> Result<(), Error> {
+        let close = |&fd: &i32| {
+            self.call(libc::SYS_close, [fd as u64, 0, 0, 0, 0, 0])
+                .map(drop)
+        };
+        files.iter().map(close).fold(Ok(()), Result::and)
+    }
+
+    fn read_numbers(&mut self, address: u64) -> Result<[i32; 2], Error> {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        let both = u64::from_ne_bytes(bytes);
+        Ok([both as i32, (both >> 32) as i32])
+    }
+}
+
+/// A `struct msghdr` for one byte of payload and as much control data as fits.
+fn message_header(scratch: u64) -> [u8; 56] {
+    // name, its length, iovec, their count, control, its length, flags
+    words([
+        0,
+        0,
+        scratch + IOVEC,
+        1,
+        scratch + CONTROL,
+        CONTROL_LEN as u64,
+        0,
+    ])
+}
+
+fn words<const COUNT: usize, const LEN: usize>(words: [u64; COUNT]) -> [u8; LEN] {
+    const { assert!(COUNT * 8 == LEN) };
+    let mut bytes = [0; LEN];
+    for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *place = word.to_ne_bytes();
+    }
+    bytes
+}
+
+fn words32([first, second]: [i32; 2]) -> [u8; 8] {
+    (u64::from(first as u32) | u64::from(second as u32) << 32).to_ne_bytes()
+}

@@ -1,0 +1,148 @@
+//! Interrupted code that a signal handler will return into.
+//!
+//! A thread that is held in a signal handler has two places: where it is, and where it was when the signal came,
+//! which the kernel has saved on its stack. Patching must mind both.
+
+use std::ops::Range;
+
+use crate::regions::Region;
+use crate::{Error, Stopped};
+
+/// A place on a stack from which a thread will return by `rt_sigreturn`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignalFrame {
+    /// The thread.
+    pub tid: i32,
+    /// Where the thread will go on after the handler.
+    pub ip: u64,
+    /// Where that address is kept: write another there to send the thread elsewhere.
+    pub saved_at: u64,
+    /// What the handler returns to: code that makes the `rt_sigreturn` call.
+    pub restorer: u64,
+}
+
+/// From the start of a signal frame, where the restorer's address is, to the saved instruction pointer: that address,
+/// then of `struct ucontext` flags, link, stack (3 words) and 16 registers.
+const RESTORER_TO_IP: u64 = 8 * (1 + 2 + 3 + 16);
+
+/// Bytes of stack that are looked through, from the stack pointer up.
+const REACH: u64 = 256 << 10;
+/// Frames upon frames that are followed from stack to stack, before we take them for garbage.
+const DEPTH: usize = 16;
+
+/// Finds the signal frames on all threads' stacks by which a thread will return into one of `ranges`, be it by
+/// the saved address or by the restorer.
+///
+/// It goes by the look of what the kernel saves, so a stale frame, or data that look like one, can be among them.
+/// A handler on an alternate stack leads on to the stack that it interrupted.
+pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<SignalFrame>, Error> {
+    let regions = stopped.regions()?;
+    let mut found: Vec<SignalFrame> = Vec::new();
+    for thread in stopped.threads() {
+        let mut stacks = vec![thread.registers().rsp];
+        let mut at = 0;
+        while let Some(&sp) = stacks.get(at).filter(|_| at < DEPTH) {
+            at += 1;
+            for (saved_at, saved) in frames_from(stopped, &regions, sp) {
+                if !stacks
+                    .iter()
+                    .any(|&seen| seen <= saved.sp && saved.sp < seen + REACH)
+                {
+                    stacks.push(saved.sp);
+                }
+                let mut restorer = [0; 8];
+                // A frame without a readable start is none.
+                let _ = stopped.read(saved_at.wrapping_sub(RESTORER_TO_IP), &mut restorer);
+                let frame = SignalFrame {
+                    tid: thread.tid(),
+                    ip: saved.ip,
+                    saved_at,
+                    restorer: u64::from_ne_bytes(restorer),
+                };
+                let leads_into = |range: &Range<u64>| {
+                    range.contains(&frame.ip) || range.contains(&frame.restorer)
+                };
+                if ranges.iter().any(leads_into) && !found.contains(&frame) {
+                    found.push(frame);
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Every frame between `sp` and the end of its mapping, or of our reach.
+fn frames_from(stopped: &Stopped, regions: &[Region], sp: u64) -> Vec<(u64, Saved)> {
+    let start = sp & !7;
+    let Some(region) = regions.iter().find(|region| region.contains(start)) else {
+        return Vec::new();
+    };
+    let len = (region.end - start).min(REACH);
+    let mut stack = vec![0; len as usize];
+    // A stack that cannot be read (a guard page, a vanished mapping) holds no frame that the thread could use.
+    if stopped.read(start, &mut stack).is_err() {
+        return Vec::new();
+    }
+    let words: Vec<u64> = stack
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|&bytes| u64::from_ne_bytes(bytes))
+        .collect();
+    let frames = words.windows(4).enumerate().filter_map(|(at, window)| {
+        let &[sp, ip, flags, selectors] = window else {
+            return None;
+        };
+        let saved_at = start + 8 * (at as u64 + 1);
+        Saved::recognise(sp, ip, flags, selectors).map(|saved| (saved_at, saved))
+    });
+    frames.collect()
+}
+
+/// The part of the kernel's `struct sigcontext_64` that tells a frame: rsp, rip, eflags, and cs, gs, fs, ss as
+/// four halves of 16 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Saved {
+    sp: u64,
+    ip: u64,
+}
+
+impl Saved {
+    fn recognise(sp: u64, ip: u64, flags: u64, selectors: u64) -> Option<Self> {
+        const CS: u64 = 0x33;
+        const SS: u64 = 0x2b;
+        // Bit 1 is always set; bits 3, 5, 15 and all above 21 never are, and user code cannot be without interrupts (9).
+        const ALWAYS: u64 = 1 << 1 | 1 << 9;
+        const NEVER: u64 = 1 << 3 | 1 << 5 | 1 << 15 | !((1 << 22) - 1);
+        let code = selectors & 0xffff == CS;
+        let stack = matches!(selectors >> 48, SS | 0);
+        let plausible = flags & ALWAYS == ALWAYS && flags & NEVER == 0 && sp != 0;
+        (code && stack && plausible).then_some(Self { sp, ip })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_a_frame_from_other_data() {
+        let frame = Saved {
+            sp: 0x7ffd_0000,
+            ip: 0x40_1000,
+        };
+        assert_eq!(
+            Saved::recognise(frame.sp, frame.ip, 0x246, 0x002b_0000_0000_0033),
+            Some(frame)
+        );
+        assert_eq!(
+            Saved::recognise(frame.sp, frame.ip, 0x246, 0x002b_0000_0000_0023),
+            None
+        );
+        assert_eq!(
+            Saved::recognise(frame.sp, frame.ip, 0x4_0000_0246, 0x002b_0000_0000_0033),
+            None
+        );
+        assert_eq!(Saved::recognise(frame.sp, frame.ip, 0, 0x33), None);
+    }
+}

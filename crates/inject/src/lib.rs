@@ -1,0 +1,48 @@
+//! Stop a target, run system calls in it, map memory into it, patch it, and let it go as if nothing had been.
+//!
+//! [`Process::open`] names a target and says why it may not be touched, if so. [`Process::stop`] holds all of
+//! its threads and gives a [`Stopped`], the only thing through which a target is changed: registers, text, new
+//! mappings of files that Beeline made. Dropping it, on whatever path, puts every register, signal mask and
+//! descriptor back and lets the target run. [`Watched`] is for targets that Beeline starts itself: it stops
+//! them when their libraries are mapped and none of their code has run.
+//!
+//! What a target can notice: time, and nothing else. No byte of its code is changed to run a system call (a
+//! `syscall` instruction that is already there is borrowed), its stack is not written, signals are neither lost
+//! nor seen twice, and a system call that the stop interrupted goes on. One exception: a timed wait
+//! that the kernel itself cannot continue (`epoll_wait`, see [`Stopped`]) starts its timeout anew.
+//!
+//! What this crate does not do: choose what to patch (the `hook` crate) or what to map (the runtime).
+//!
+//! **For who embeds it.** The kernel reports a tracee's stops to any thread of the tracing process that waits
+//! for it, whatever it waits for. So while a child of this process is stopped or watched nothing may wait for it
+//! (`Child::wait`, `Child::try_wait`, `waitpid(-1)`): wait for [`Process::pidfd`] to become readable first.
+//! This crate itself waits for the threads of its targets only, and never takes an exit status.
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!(
+    "beeline-inject knows the registers and the ptrace interface of Linux on x86-64 only"
+);
+
+mod error;
+mod files;
+mod frames;
+mod loader;
+mod proc;
+mod process;
+mod ptrace;
+mod regions;
+mod remote;
+mod session;
+mod stopped;
+mod watch;
+mod worker;
+
+pub use error::{Error, Refusal};
+pub use files::Mapping;
+pub use frames::{SignalFrame, signal_frames};
+pub use process::{Options, Process, Seccomp};
+pub use regions::{Permissions, Region, find_gap};
+pub use rustix::io::Errno;
+pub use rustix::mm::{MapFlags, ProtFlags};
+pub use stopped::{Stopped, Thread};
+pub use watch::{Loaded, Watched};

@@ -1,0 +1,96 @@
+//! What `/proc/PID` says about a process or one of its threads.
+
+/// The lines of `/proc/PID/status` that decide whether a process can be worked on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Status {
+    /// `R`, `S`, `D`, `T`, `t`, `Z`, `X`, `I`; NUL if the line is missing.
+    pub state: char,
+    /// The process, if this is a thread's.
+    pub process: Option<i32>,
+    /// The thread that traces it; 0 for none.
+    pub tracer: i32,
+    /// Real user id.
+    pub uid: u32,
+    /// 0 off, 1 strict, 2 filter.
+    pub seccomp: u32,
+    /// Signals that are ignored, bit n-1 for signal n.
+    pub ignored: u64,
+}
+
+impl Status {
+    /// Reads the file's text; an unknown or odd line is skipped.
+    pub fn parse(text: &[u8]) -> Self {
+        let mut status = Self::default();
+        for line in String::from_utf8_lossy(text).lines() {
+            let Some((name, rest)) = line.split_once(':') else {
+                continue;
+            };
+            let first = rest.split_whitespace().next().unwrap_or("");
+            match name {
+                "State" => status.state = first.chars().next().unwrap_or('\0'),
+                "Tgid" => status.process = first.parse().ok(),
+                "TracerPid" => status.tracer = first.parse().unwrap_or(0),
+                "Uid" => status.uid = first.parse().unwrap_or(0),
+                "Seccomp" => status.seccomp = first.parse().unwrap_or(0),
+                "SigIgn" => status.ignored = u64::from_str_radix(first, 16).unwrap_or(0),
+                _ => {}
+            }
+        }
+        status
+    }
+
+    /// A zombie, or about to become one: its memory is gone.
+    pub fn is_dead(&self) -> bool {
+        is_dead(self.state)
+    }
+}
+
+/// Whether a state letter means that the thread will never run again.
+pub(crate) fn is_dead(state: char) -> bool {
+    matches!(state, 'Z' | 'X' | 'x')
+}
+
+/// State letter and `PF_*` flags of `/proc/PID/stat`. The name in it may hold anything, blanks and brackets too,
+/// so the fields are counted from the last bracket.
+pub(crate) fn state_and_flags(stat: &[u8]) -> Option<(char, u64)> {
+    let text = String::from_utf8_lossy(stat);
+    let (_, rest) = text.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    // ppid, process group, session, terminal and its group stand between.
+    let flags = fields.nth(5)?.parse().ok()?;
+    Some((state, flags))
+}
+
+/// `PF_KTHREAD` of the kernel's `sched.h`, as shown in `/proc/PID/stat`.
+pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_with_an_odd_name() {
+        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigIgn:\t0000000000000010\n";
+        let status = Status::parse(text);
+        assert_eq!(
+            status,
+            Status {
+                state: 't',
+                process: Some(41),
+                tracer: 42,
+                uid: 1000,
+                seccomp: 2,
+                ignored: 16
+            }
+        );
+        assert!(!status.is_dead());
+    }
+
+    #[test]
+    fn stat_with_brackets_in_the_name() {
+        let (state, flags) = state_and_flags(b"7 (a) Z 1 (b) S 1 7 7 0 -1 2097152 0 0").unwrap();
+        assert_eq!((state, flags), ('S', PF_KTHREAD));
+        assert_eq!(state_and_flags(b"garbage"), None);
+    }
+}

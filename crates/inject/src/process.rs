@@ -1,0 +1,435 @@
+//! A process that may be worked on, and its memory as seen from outside.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Dir, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::proc::{PF_KTHREAD, Status, is_dead, state_and_flags};
+use crate::regions::{self, Region};
+use crate::{Error, Refusal, Stopped};
+
+/// A process that Beeline has found it may trace. Cheap to clone; holds descriptors that name this process
+/// and no later one of the same number.
+#[derive(Debug, Clone)]
+pub struct Process(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    pid: i32,
+    pidfd: OwnedFd,
+    /// `/proc/PID`: goes stale with the process, so what is read through it is never another's.
+    dir: OwnedFd,
+    options: Options,
+}
+
+/// How a process is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Options {
+    /// What to do about a target under seccomp.
+    pub seccomp: Seccomp,
+}
+
+/// What to do about a target under seccomp, which might be killed for a system call that Beeline runs in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Seccomp {
+    /// Leave it alone: [`Error::Seccomp`].
+    #[default]
+    Refuse,
+    /// Suspend its filters while it is stopped. That takes CAP_SYS_ADMIN: without it stopping gives
+    /// [`Error::Seccomp`].
+    Suspend,
+    /// Leave its filters at work: they are known to let pass what Beeline does.
+    Trust,
+}
+
+impl Process {
+    /// Looks at a process with the default [`Options`]. It is not stopped and notices nothing.
+    ///
+    /// Errors: those by which [`Error`] names a process that cannot be traced.
+    pub fn open(pid: i32) -> Result<Self, Error> {
+        Self::open_with(pid, Options::default())
+    }
+
+    /// Looks at a process.
+    pub fn open_with(pid: i32, options: Options) -> Result<Self, Error> {
+        let process = Self::find(pid, options)?;
+        process.check()?;
+        Ok(process)
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.0.pid
+    }
+
+    /// Readable (POLLIN) once the process has ended.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.0.pidfd.as_fd()
+    }
+
+    /// Whether it has not ended yet. A zombie has.
+    pub fn is_alive(&self) -> bool {
+        let mut fds = [PollFd::new(&self.0.pidfd, PollFlags::IN)];
+        // While we hold its threads they do not quite go away, and the pidfd waits for that; their state tells.
+        poll(&mut fds, Some(&Timespec::default())) == Ok(0) && self.has_living_thread()
+    }
+
+    /// Takes a descriptor of the target's.
+    pub(crate) fn take_descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
+        let flags = PidfdGetfdFlags::empty();
+        match self.living_thread() {
+            Some(tid) if tid != self.pid() => {
+                // The first thread, which the pidfd stands for, has no descriptors any more once it has ended.
+                let thread = Pid::from_raw(tid).ok_or(io::ErrorKind::NotFound)?;
+                Ok(pidfd_getfd(pidfd_open(thread, PIDFD_THREAD)?, fd, flags)?)
+            }
+            _ => Ok(pidfd_getfd(&self.0.pidfd, fd, flags)?),
+        }
+    }
+
+    fn has_living_thread(&self) -> bool {
+        // One look can miss a thread in `execve`, which ends the others and changes its number.
+        const LOOKS: u32 = 4;
+        (0..LOOKS).any(|_| self.living_thread().is_some())
+    }
+
+    /// The first of its threads that has not ended.
+    fn living_thread(&self) -> Option<i32> {
+        let lives = |&tid: &i32| !is_dead(self.thread_state(tid));
+        Some(self.pid())
+            .filter(lives)
+            .or_else(|| self.list_threads().ok()?.into_iter().find(lives))
+    }
+
+    /// What is mapped into it, in ascending order. Unless it is stopped this may change at any moment.
+    pub fn regions(&self) -> Result<Vec<Region>, Error> {
+        Ok(regions::parse(&self.read_file("maps")?))
+    }
+
+    /// Reads the target's memory. Errors: [`Error::Memory`] if not all of it is mapped.
+    pub fn read_memory(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
+        let len = into.len();
+        self.memory()?
+            .read_exact_at(into, address)
+            .map_err(|source| self.memory_error("read", address, len, source))
+    }
+
+    /// Writes the target's memory, read-only and executable pages included. In a private mapping the target gets its
+    /// own copy of the page. While the target runs it may see the bytes change one by one: to patch code use
+    /// [`Stopped::write`].
+    ///
+    /// Errors: [`Error::Memory`] if not all of it is mapped, or mapped shared and read-only.
+    pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
+        let outcome = self.memory()?.write_all_at(bytes, address);
+        outcome.map_err(|source| self.memory_error("write", address, bytes.len(), source))
+    }
+
+    /// Stops all threads of the process. They go on when the [`Stopped`] is dropped.
+    ///
+    /// Errors: [`Error::Stuck`] if a thread cannot be stopped within two seconds, [`Error::Exited`], and those of
+    /// [`Process::open`], whose reasons may have come up since.
+    pub fn stop(&self) -> Result<Stopped, Error> {
+        Stopped::new(self)
+    }
+
+    /// Its memory as it is now: after an `execve` the file is of no more use.
+    pub(crate) fn memory(&self) -> Result<File, Error> {
+        self.open_file("mem", OFlags::RDWR)
+            .map_err(|source| self.inspect_error("open the memory", source))
+    }
+
+    /// The file that holds the target's program, open for reading.
+    pub(crate) fn program(&self) -> Result<File, Error> {
+        self.open_file("exe", OFlags::RDONLY)
+            .map_err(|source| self.inspect_error("open the program", source))
+    }
+
+    /// A file by its absolute path as the target sees it, open for reading.
+    pub(crate) fn open_in_root(&self, path: &Path) -> Result<File, Error> {
+        let open = || {
+            let root = rustix::fs::openat(
+                &self.0.dir,
+                "root",
+                OFlags::PATH | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?;
+            let inside = path.strip_prefix("/").unwrap_or(path);
+            rustix::fs::openat(
+                root,
+                inside,
+                OFlags::RDONLY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+        };
+        open()
+            .map(File::from)
+            .map_err(|errno| self.inspect_error(&format!("open {}", path.display()), errno.into()))
+    }
+
+    /// The numbers of its threads, zombies included.
+    pub(crate) fn thread_ids(&self) -> Result<Vec<i32>, Error> {
+        // Not through `inspect_error`, which asks for the threads itself.
+        self.list_threads().map_err(|errno| match errno {
+            Errno::NOENT | Errno::SRCH => Error::Exited { pid: self.pid() },
+            errno => Error::Inspect {
+                pid: self.pid(),
+                what: "list the threads".to_owned(),
+                source: errno.into(),
+            },
+        })
+    }
+
+    fn list_threads(&self) -> Result<Vec<i32>, Errno> {
+        let mut ids = Vec::new();
+        for entry in Dir::new(rustix::fs::openat(
+            &self.0.dir,
+            "task",
+            DIRECTORY,
+            Mode::empty(),
+        )?)? {
+            ids.extend(
+                entry?
+                    .file_name()
+                    .to_str()
+                    .ok()
+                    .and_then(|name| name.parse::<i32>().ok()),
+            );
+        }
+        Ok(ids)
+    }
+
+    /// The state letter of one of its threads, `X` if it is gone.
+    pub(crate) fn thread_state(&self, tid: i32) -> char {
+        let stat = self.read_raw(&format!("task/{tid}/stat"));
+        stat.ok()
+            .and_then(|stat| state_and_flags(&stat))
+            .map_or('X', |(state, _)| state)
+    }
+
+    /// What `status` says of one of its threads.
+    pub(crate) fn thread_status(&self, tid: i32) -> Result<Status, Error> {
+        let name = format!("task/{tid}/status");
+        let text = self
+            .read_raw(&name)
+            .map_err(|source| self.inspect_error(&format!("read {name}"), source))?;
+        Ok(Status::parse(&text))
+    }
+
+    /// Whether a process under seccomp is left alone.
+    pub(crate) fn refuses_seccomp(&self) -> bool {
+        self.0.options.seccomp == Seccomp::Refuse
+    }
+
+    /// Whether seccomp is to be suspended.
+    pub(crate) fn suspends_seccomp(&self) -> bool {
+        self.0.options.seccomp == Seccomp::Suspend
+    }
+
+    /// Reads a whole file of `/proc/PID`.
+    pub(crate) fn read_file(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let read = || {
+            let mut bytes = Vec::new();
+            self.open_file(name, OFlags::RDONLY)?
+                .read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        read().map_err(|source| self.inspect_error(&format!("read {name}"), source))
+    }
+
+    /// Opens a file of `/proc/PID`, or of a thread that still has what the process had if the first thread has
+    /// ended before the others.
+    fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        match self.living_thread() {
+            Some(tid) if tid != self.pid() => self.open_raw(&format!("task/{tid}/{name}"), flags),
+            _ => self.open_raw(name, flags),
+        }
+    }
+
+    fn read_raw(&self, name: &str) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open_raw(name, OFlags::RDONLY)?
+            .read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn open_raw(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        Ok(rustix::fs::openat(&self.0.dir, name, flags | OFlags::CLOEXEC, Mode::empty())?.into())
+    }
+
+    pub(crate) fn memory_error(
+        &self,
+        verb: &'static str,
+        address: u64,
+        len: usize,
+        source: io::Error,
+    ) -> Error {
+        if !self.is_alive() {
+            return Error::Exited { pid: self.pid() };
+        }
+        Error::Memory {
+            pid: self.pid(),
+            verb,
+            address,
+            len,
+            source,
+        }
+    }
+
+    pub(crate) fn inspect_error(&self, what: &str, source: io::Error) -> Error {
+        if !self.is_alive() {
+            return Error::Exited { pid: self.pid() };
+        }
+        Error::Inspect {
+            pid: self.pid(),
+            what: what.to_owned(),
+            source,
+        }
+    }
+}
+
+/// Finding a process, and finding out whether and why not it can be traced.
+impl Process {
+    fn find(pid: i32, options: Options) -> Result<Self, Error> {
+        if u32::try_from(pid) == Ok(std::process::id()) {
+            return Err(Error::Itself { pid });
+        }
+        let absent = |_| Error::NoSuchProcess { pid };
+        let number = if pid > 0 { Pid::from_raw(pid) } else { None };
+        let number = number.ok_or(Error::NoSuchProcess { pid })?;
+        // EINVAL here says that the number is a thread's and not a process's.
+        let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(absent)?;
+        let dir =
+            rustix::fs::open(format!("/proc/{pid}"), DIRECTORY, Mode::empty()).map_err(absent)?;
+        let process = Self(Arc::new(Inner {
+            pid,
+            pidfd,
+            dir,
+            options,
+        }));
+        // While the process that the pidfd names lives the number is its own, so the directory is too.
+        if process.is_alive() {
+            Ok(process)
+        } else {
+            Err(Error::Exited { pid })
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let pid = self.pid();
+        if let Some((_, flags)) = state_and_flags(&self.read_file("stat")?)
+            && flags & PF_KTHREAD != 0
+        {
+            return Err(Error::KernelThread { pid });
+        }
+        let status = Status::parse(&self.read_file("status")?);
+        if status.is_dead() {
+            return Err(Error::Exited { pid });
+        }
+        self.check_tracer(&status)?;
+        // The kernel asks of who opens this file what it asks of a tracer, and the target does not notice.
+        if let Err(error) = self.open_file("mem", OFlags::RDWR) {
+            return Err(self.refusal(&status, error));
+        }
+        self.check_class()?;
+        if status.seccomp != 0 && self.refuses_seccomp() {
+            return Err(Error::Seccomp { pid });
+        }
+        Ok(())
+    }
+
+    /// An error if the program is not a 64-bit one.
+    pub(crate) fn check_class(&self) -> Result<(), Error> {
+        let program = match self.open_file("exe", OFlags::RDONLY) {
+            // We may trace the process but not read its file. No 32-bit thread will be used, see `Session::agent`.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+            other => other.map_err(|source| self.inspect_error("open the program", source))?,
+        };
+        let mut start = [0; ELF64.len()];
+        let read = program.read_exact_at(&mut start, 0);
+        read.map_err(|source| self.inspect_error("read the program", source))?;
+        if start == *ELF64 {
+            Ok(())
+        } else {
+            Err(Error::ThirtyTwoBit { pid: self.pid() })
+        }
+    }
+
+    /// An error if somebody traces it already.
+    fn check_tracer(&self, status: &Status) -> Result<(), Error> {
+        if status.tracer == 0 {
+            return Ok(());
+        }
+        // It is a thread; who is to be ended is its process.
+        let thread = std::fs::read(format!("/proc/{}/status", status.tracer)).unwrap_or_default();
+        let (pid, tracer) = (
+            self.pid(),
+            Status::parse(&thread).process.unwrap_or(status.tracer),
+        );
+        let comm = std::fs::read(format!("/proc/{tracer}/comm")).unwrap_or_default();
+        Err(Error::Traced {
+            pid,
+            tracer,
+            comm: String::from_utf8_lossy(comm.trim_ascii_end()).into_owned(),
+        })
+    }
+
+    /// Names the reason why one of its threads could not be seized.
+    pub(crate) fn seize_error(&self, tid: i32, source: io::Error) -> Error {
+        let pid = self.pid();
+        let Ok(status) = self.thread_status(tid) else {
+            return Error::Exited { pid };
+        };
+        if let Err(traced) = self.check_tracer(&status) {
+            return traced;
+        }
+        // Seizing is all it takes to trace; suspending seccomp as well takes a capability.
+        if self.suspends_seccomp() && self.open_file("mem", OFlags::RDWR).is_ok() {
+            return Error::Seccomp { pid };
+        }
+        self.refusal(&status, source)
+    }
+
+    fn refusal(&self, status: &Status, error: io::Error) -> Error {
+        let pid = self.pid();
+        if !matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM)) {
+            return self.inspect_error("open the memory", error);
+        }
+        let us = rustix::process::geteuid().as_raw();
+        // The kernel gives these files to root when the process is not dumpable.
+        let owner = rustix::fs::statat(&self.0.dir, "stat", rustix::fs::AtFlags::empty())
+            .map_or(status.uid, |stat| stat.st_uid);
+        let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+        let scope = yama
+            .ok()
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0);
+        let why = match (us, scope) {
+            _ if us != 0 && status.uid != us => Refusal::OtherUser {
+                owner: status.uid,
+                us,
+            },
+            _ if us != 0 && owner != us => Refusal::NotDumpable,
+            (_, 1..) => Refusal::Yama { scope },
+            _ => Refusal::Other,
+        };
+        Error::NotPermitted { pid, why }
+    }
+}
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY
+    .union(OFlags::RDONLY)
+    .union(OFlags::CLOEXEC);
+
+/// A pidfd for a thread rather than its process; Linux 6.9 and later. The same bit as `O_EXCL`.
+const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
+
+/// The magic number of ELF and the class byte for 64 bits.
+const ELF64: &[u8; 5] = b"\x7fELF\x02";

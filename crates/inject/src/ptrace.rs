@@ -1,0 +1,314 @@
+//! The kernel's `ptrace` and `waitid`, one typed function for each request that we make.
+//!
+//! Every function here must be called on the thread that seized the tracee.
+
+use std::ffi::c_void;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+
+use libc::{c_int, c_uint, pid_t, user_regs_struct};
+
+use crate::Error;
+
+/// `PTRACE_O_SUSPEND_SECCOMP`: the tracee's seccomp filters sleep while it is seized so.
+pub(crate) const SUSPEND_SECCOMP: c_int = libc::PTRACE_O_SUSPEND_SECCOMP;
+/// Stop at the end of each `execve`.
+pub(crate) const TRACE_EXEC: c_int = libc::PTRACE_O_TRACEEXEC;
+
+// Of the kernel's linux/ptrace.h, absent from the libc crate or typed differently across its versions.
+const SET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4210;
+const GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;
+const GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
+
+/// Bytes of the kernel's `sigset_t`.
+const SIGSET_LEN: usize = 8;
+
+/// How a stopped tracee goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Go {
+    /// Until something happens to it.
+    On,
+    /// Until the next entry to or exit from a system call.
+    ToSyscall,
+    /// For one instruction.
+    OneStep,
+}
+
+/// What a wait for one tracee came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Nothing has happened yet.
+    None,
+    /// Held on its way back to user space, as by [`interrupt`]. `group`: job control has stopped the process.
+    Trap { group: bool },
+    /// Entering or leaving a system call.
+    Syscall,
+    /// About to get this signal.
+    Signal(c_int),
+    /// Has run `execve`.
+    Exec,
+    /// Ended; its exit status is left for its parent.
+    Gone,
+}
+
+/// `struct ptrace_sud_config`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct SyscallDispatch {
+    /// 0: off.
+    pub mode: u64,
+    pub selector: u64,
+    pub offset: u64,
+    pub len: u64,
+}
+
+/// `struct ptrace_rseq_configuration`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct RseqConfiguration {
+    pointer: u64,
+    size: u32,
+    signature: u32,
+    flags: u32,
+    pad: u32,
+}
+
+/// Makes this thread the tracer of `tid`, which goes on running. Errors: ESRCH, EPERM.
+pub(crate) fn seize(tid: pid_t, options: c_int) -> io::Result<()> {
+    let options = (options | libc::PTRACE_O_TRACESYSGOOD) as usize;
+    // SAFETY: PTRACE_SEIZE takes no address and its data is a number.
+    unsafe { request(libc::PTRACE_SEIZE, tid, 0, options) }
+}
+
+/// Asks a seized thread, running or not, to trap before it next runs user code.
+pub(crate) fn interrupt(tid: pid_t) -> Result<(), Error> {
+    // SAFETY: PTRACE_INTERRUPT takes neither address nor data.
+    unsafe { request(libc::PTRACE_INTERRUPT, tid, 0, 0) }.map_err(named("INTERRUPT", tid))
+}
+
+/// Lets a stopped thread go on, with `signal` delivered unless that is 0.
+pub(crate) fn resume(tid: pid_t, how: Go, signal: c_int) -> Result<(), Error> {
+    let (what, name) = match how {
+        Go::On => (libc::PTRACE_CONT, "CONT"),
+        Go::ToSyscall => (libc::PTRACE_SYSCALL, "SYSCALL"),
+        Go::OneStep => (libc::PTRACE_SINGLESTEP, "SINGLESTEP"),
+    };
+    // SAFETY: these requests take no address and a signal's number as data.
+    unsafe { request(what, tid, 0, signal as usize) }.map_err(named(name, tid))
+}
+
+/// Lets a thread that job control has stopped stay stopped, and reports what comes next.
+pub(crate) fn listen(tid: pid_t) -> Result<(), Error> {
+    // SAFETY: PTRACE_LISTEN takes neither address nor data.
+    unsafe { request(libc::PTRACE_LISTEN, tid, 0, 0) }.map_err(named("LISTEN", tid))
+}
+
+/// Ends the tracing of a stopped thread, with `signal` delivered unless that is 0.
+pub(crate) fn detach(tid: pid_t, signal: c_int) -> Result<(), Error> {
+    // SAFETY: PTRACE_DETACH takes no address and a signal's number as data.
+    unsafe { request(libc::PTRACE_DETACH, tid, 0, signal as usize) }.map_err(named("DETACH", tid))
+}
+
+/// The general registers of a stopped thread.
+pub(crate) fn registers(tid: pid_t) -> Result<user_regs_struct, Error> {
+    let mut regs = MaybeUninit::<user_regs_struct>::uninit();
+    // SAFETY: PTRACE_GETREGS writes one `user_regs_struct` to data, which is room for one.
+    unsafe { request(libc::PTRACE_GETREGS, tid, 0, regs.as_mut_ptr() as usize) }
+        .map_err(named("GETREGS", tid))?;
+    // SAFETY: the request has succeeded, so the kernel has filled it.
+    Ok(unsafe { regs.assume_init() })
+}
+
+/// Sets the general registers of a stopped thread.
+pub(crate) fn set_registers(tid: pid_t, regs: &user_regs_struct) -> Result<(), Error> {
+    // SAFETY: PTRACE_SETREGS reads one `user_regs_struct` at data; the reference is to one.
+    unsafe {
+        request(
+            libc::PTRACE_SETREGS,
+            tid,
+            0,
+            std::ptr::from_ref(regs) as usize,
+        )
+    }
+    .map_err(named("SETREGS", tid))
+}
+
+/// The signals that a stopped thread blocks, bit n-1 for signal n.
+pub(crate) fn signal_mask(tid: pid_t) -> Result<u64, Error> {
+    let mut mask = 0u64;
+    // SAFETY: PTRACE_GETSIGMASK writes as many bytes as its address says, 8, to data, which is a u64.
+    unsafe {
+        request(
+            libc::PTRACE_GETSIGMASK,
+            tid,
+            SIGSET_LEN,
+            &raw mut mask as usize,
+        )
+    }
+    .map_err(named("GETSIGMASK", tid))?;
+    Ok(mask)
+}
+
+/// Sets the signals that a stopped thread blocks.
+pub(crate) fn set_signal_mask(tid: pid_t, mask: u64) -> Result<(), Error> {
+    // SAFETY: PTRACE_SETSIGMASK reads as many bytes as its address says, 8, at data, which is a u64.
+    unsafe {
+        request(
+            libc::PTRACE_SETSIGMASK,
+            tid,
+            SIGSET_LEN,
+            &raw const mask as usize,
+        )
+    }
+    .map_err(named("SETSIGMASK", tid))
+}
+
+/// Where a stopped thread's `struct rseq` is, if it has registered one and the kernel tells (5.13 and later).
+pub(crate) fn rseq_area(tid: pid_t) -> Option<u64> {
+    let mut rseq = RseqConfiguration::default();
+    let len = size_of::<RseqConfiguration>();
+    // SAFETY: this request writes at most as many bytes as its address says to data, which has that many. It
+    // returns a count, so any answer but -1 is a success.
+    unsafe { request(GET_RSEQ_CONFIGURATION, tid, len, &raw mut rseq as usize) }.ok()?;
+    (rseq.pointer != 0).then_some(rseq.pointer)
+}
+
+/// How a stopped thread's system calls are dispatched to itself, if the kernel tells (6.4 and later).
+pub(crate) fn syscall_dispatch(tid: pid_t) -> Option<SyscallDispatch> {
+    let mut config = SyscallDispatch::default();
+    let len = size_of::<SyscallDispatch>();
+    // SAFETY: this request writes as many bytes as its address says to data, which has that many.
+    unsafe {
+        request(
+            GET_SYSCALL_USER_DISPATCH_CONFIG,
+            tid,
+            len,
+            &raw mut config as usize,
+        )
+    }
+    .ok()?;
+    Some(config)
+}
+
+/// Sets what [`syscall_dispatch`] gives.
+pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &SyscallDispatch) -> Result<(), Error> {
+    let data = std::ptr::from_ref(config) as usize;
+    // SAFETY: this request reads as many bytes as its address says at data, which has that many.
+    unsafe {
+        request(
+            SET_SYSCALL_USER_DISPATCH_CONFIG,
+            tid,
+            size_of::<SyscallDispatch>(),
+            data,
+        )
+    }
+    .map_err(named("SET_SYSCALL_USER_DISPATCH_CONFIG", tid))
+}
+
+/// Waits until something happens to `tid`.
+pub(crate) fn wait(tid: pid_t) -> Result<Event, Error> {
+    loop {
+        // An end is looked at, not taken: the status belongs to the parent, which may be this very process.
+        match wait_with(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)? {
+            Event::Gone => return Ok(Event::Gone),
+            _ => match poll_stop(tid)? {
+                Event::None => continue,
+                event => return Ok(event),
+            },
+        }
+    }
+}
+
+/// What has happened to `tid`, if anything has.
+pub(crate) fn poll(tid: pid_t) -> Result<Event, Error> {
+    match poll_stop(tid)? {
+        Event::None => match wait_with(tid, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG)? {
+            Event::Gone => Ok(Event::Gone),
+            // It has stopped meanwhile: the kernel shows a tracee's stop even if only its end is asked for.
+            _ => poll_stop(tid),
+        },
+        event => Ok(event),
+    }
+}
+
+/// Clears away a tracee that has ended. For threads only: the status of a process is its parent's. Any thread of
+/// the tracing process may do this.
+pub(crate) fn reap(tid: pid_t) {
+    // Looked at first: a wait for the end takes a stop as well.
+    let ended =
+        wait_id(tid, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG).map(|info| event_of(&info));
+    if let Ok(Event::Gone) = ended {
+        // Should somebody else be faster there is nothing to do.
+        let _ = wait_id(tid, libc::WEXITED | libc::WNOHANG);
+    }
+}
+
+fn poll_stop(tid: pid_t) -> Result<Event, Error> {
+    wait_with(tid, libc::WSTOPPED | libc::WNOHANG)
+}
+
+fn wait_with(tid: pid_t, flags: c_int) -> Result<Event, Error> {
+    match wait_id(tid, flags) {
+        Ok(info) => Ok(event_of(&info)),
+        // It has been cleared away, as the kernel does with threads that are not traced.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Event::Gone),
+        Err(error) => Err(named("wait", tid)(error)),
+    }
+}
+
+fn wait_id(tid: pid_t, flags: c_int) -> io::Result<libc::siginfo_t> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let (id, flags) = (tid.cast_unsigned(), flags | libc::__WALL);
+    loop {
+        // SAFETY: `info` is room for one siginfo_t, which waitid fills or leaves.
+        if unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), flags) } == 0 {
+            // SAFETY: zeroes are a valid siginfo_t, and waitid has written a valid one over them if anything.
+            return Ok(unsafe { info.assume_init() });
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn event_of(info: &libc::siginfo_t) -> Event {
+    // SAFETY: these fields are those that waitid fills in; when it reports nothing they are zero.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    if pid == 0 {
+        return Event::None;
+    }
+    match info.si_code {
+        libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED => Event::Gone,
+        // For a tracee the status is the signal in the low byte and a PTRACE_EVENT_* above it.
+        _ => match (status >> 8, status & 0xff) {
+            (libc::PTRACE_EVENT_STOP, signal) => Event::Trap {
+                group: signal != libc::SIGTRAP,
+            },
+            (libc::PTRACE_EVENT_EXEC, _) => Event::Exec,
+            (_, signal) if signal == libc::SIGTRAP | 0x80 => Event::Syscall,
+            (_, signal) => Event::Signal(signal),
+        },
+    }
+}
+
+fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::Ptrace {
+        request,
+        tid,
+        source,
+    }
+}
+
+/// # Safety
+/// `address` and `data` must be what `what` asks for: where it reads or writes memory through one of
+/// them, that memory must be valid for as many bytes as the request is documented to touch.
+unsafe fn request(what: c_uint, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: the caller has seen to the two pointers; the rest are numbers.
+    let result = unsafe { libc::ptrace(what, tid, address as *mut c_void, data as *mut c_void) };
+    if result == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,466 @@
+//! A target whose threads are held, as seen by the thread that holds them.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_long, user_regs_struct};
+use rustix::thread::sched_yield;
+
+use crate::ptrace::{self, Event, Go};
+use crate::remote::Borrowed;
+use crate::{Error, Process, Refusal};
+
+/// How long the others are held for a thread that cannot stop now because it sleeps in the kernel.
+const HOLD: Duration = Duration::from_millis(50);
+/// A thread that has not stopped after so many looks is asked about, and again after as many.
+const SLEEPS: u32 = 64;
+/// How long the threads of a target are given to stop.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Holds threads of one process. Must stay on the thread that made it. Dropping it lets them all go.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub process: Process,
+    pub tracees: Vec<Tracee>,
+    /// When the first thread was asked to stop.
+    pub since: Instant,
+    /// A `syscall` instruction in the target, once one has been looked for.
+    pub gate: Option<u64>,
+    /// The target's memory, once it has been needed: opening it costs more than using it.
+    memory: Option<File>,
+}
+
+/// One held thread.
+#[derive(Debug)]
+pub(crate) struct Tracee {
+    pub tid: i32,
+    pub state: State,
+    /// What the thread will go on with.
+    pub regs: user_regs_struct,
+    /// `regs` differs from what the kernel has for it.
+    pub changed: bool,
+    /// What else is to be put back, if system calls have been run in this thread.
+    pub borrowed: Option<Borrowed>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Seized, and asked to trap.
+    Running,
+    /// Held on its way back to user space.
+    Held,
+    /// Ended.
+    Gone,
+}
+
+impl Session {
+    /// Stops every thread of the process.
+    ///
+    /// If this fails the caller's thread must end: a thread of the target that would not stop can be let go of in
+    /// no other way.
+    pub fn stop(process: &Process) -> Result<Self, Error> {
+        let mut session = Self::of(process, Vec::new());
+        let deadline = session.since + PATIENCE;
+        // A thread that runs can make another at any moment. When all that are known are held and two looks
+        // show no other there is none: the second is for one that the first missed because a thread ended during it.
+        let (mut quiet, mut refusals) = (0, 0);
+        while quiet < 2 {
+            let fresh = session.seize_unknown(&mut refusals)?;
+            session.await_all(deadline)?;
+            let settled = session.note_registers()?;
+            let held = session
+                .tracees
+                .iter()
+                .any(|tracee| tracee.state == State::Held);
+            if !held && !process.is_alive() {
+                return Err(session.exited());
+            }
+            quiet = if fresh || !settled || !held {
+                0
+            } else {
+                quiet + 1
+            };
+        }
+        session.tracees.retain(|tracee| tracee.state == State::Held);
+        Ok(session)
+    }
+
+    /// Seizes a process that runs and leaves it running. It must have one thread only.
+    pub fn seize_running(process: &Process, options: c_int) -> Result<Self, Error> {
+        let tid = process.pid();
+        ptrace::seize(tid, options | seccomp_option(process))
+            .map_err(|source| process.seize_error(tid, source))?;
+        Ok(Self::of(process, vec![Tracee::new(tid)]))
+    }
+
+    fn of(process: &Process, tracees: Vec<Tracee>) -> Self {
+        Self {
+            process: process.clone(),
+            tracees,
+            since: Instant::now(),
+            gate: None,
+            memory: None,
+        }
+    }
+
+    /// After `execve`: nothing is where it was.
+    pub fn forget_image(&mut self) {
+        self.gate = None;
+        self.memory = None;
+    }
+
+    /// Reads the target's memory.
+    pub fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Error> {
+        let len = into.len();
+        let outcome = self.memory()?.read_exact_at(into, address);
+        outcome.map_err(|source| self.process.memory_error("read", address, len, source))
+    }
+
+    /// Writes the target's memory, read-only pages included. This thread must do it: kernels can be told to
+    /// let no one but the tracer write those.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
+        let outcome = self.memory()?.write_all_at(bytes, address);
+        outcome.map_err(|source| {
+            self.process
+                .memory_error("write", address, bytes.len(), source)
+        })
+    }
+
+    fn memory(&mut self) -> Result<&File, Error> {
+        let file = match self.memory.take() {
+            Some(file) => file,
+            None => self.process.memory()?,
+        };
+        Ok(self.memory.insert(file))
+    }
+
+    pub fn exited(&self) -> Error {
+        Error::Exited {
+            pid: self.process.pid(),
+        }
+    }
+
+    /// Puts everything back and lets all threads go. Returns how long they were held.
+    pub fn let_go(&mut self) -> Result<Duration, Error> {
+        let mut outcome = Ok(());
+        for at in 0..self.tracees.len() {
+            let released = self.restore(at).and_then(|()| self.detach(at));
+            outcome = outcome.and(released);
+        }
+        let held = self.since.elapsed();
+        let ended = self
+            .tracees
+            .iter()
+            .all(|tracee| tracee.state == State::Gone);
+        self.tracees.clear();
+        if ended && outcome.is_ok() {
+            Err(self.exited())
+        } else {
+            outcome.map(|()| held)
+        }
+    }
+
+    fn detach(&mut self, at: usize) -> Result<(), Error> {
+        let Some(tracee) = self
+            .tracees
+            .get_mut(at)
+            .filter(|tracee| tracee.state == State::Held)
+        else {
+            return Ok(());
+        };
+        match tracee
+            .set_registers()
+            .and_then(|()| ptrace::detach(tracee.tid, 0))
+        {
+            // A thread that is killed while it is held may end before we let go of it.
+            Err(error) if is_esrch(&error) => tracee.state = State::Gone,
+            other => other?,
+        }
+        Ok(())
+    }
+
+    /// Seizes all threads that are not yet, and asks them to stop. Returns whether there were any.
+    fn seize_unknown(&mut self, refusals: &mut u32) -> Result<bool, Error> {
+        let options = seccomp_option(&self.process);
+        let mut fresh = false;
+        // The number of one that is gone may be another's by now: `execve` gives its thread that of the first.
+        self.tracees.retain(|tracee| tracee.state != State::Gone);
+        for tid in self.process.thread_ids()? {
+            if self.tracees.iter().any(|tracee| tracee.tid == tid) {
+                continue;
+            }
+            match ptrace::seize(tid, options) {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+                // So the kernel answers for a thread that has ended but is still listed: it needs no stopping.
+                Err(_) if crate::proc::is_dead(self.process.thread_state(tid)) => continue,
+                // Seized already, under another number: it has run `execve`.
+                Err(_) if self.is_ours(tid) => {}
+                Err(error) => {
+                    self.refused(tid, error, refusals)?;
+                    fresh = true;
+                    continue;
+                }
+            }
+            fresh = true;
+            if self.tracees.is_empty() {
+                self.since = Instant::now();
+            }
+            self.tracees.push(Tracee::new(tid));
+            self.ask(self.tracees.len() - 1)?;
+        }
+        Ok(fresh)
+    }
+
+    fn is_ours(&self, tid: i32) -> bool {
+        let us = rustix::thread::gettid().as_raw_nonzero().get();
+        self.process
+            .thread_status(tid)
+            .is_ok_and(|status| status.tracer == us)
+    }
+
+    /// An error if a thread may not be traced. The kernel also refuses one that is just ending or in `execve`, so a
+    /// refusal that has no reason is believed only when it has been repeated.
+    fn refused(&self, tid: i32, error: io::Error, refusals: &mut u32) -> Result<(), Error> {
+        const BELIEVE: u32 = 50;
+        *refusals += 1;
+        match self.process.seize_error(tid, error) {
+            Error::NotPermitted {
+                why: Refusal::Other,
+                ..
+            }
+            | Error::Exited { .. }
+                if *refusals < BELIEVE =>
+            {
+                pause(50 + *refusals);
+                Ok(())
+            }
+            error => Err(error),
+        }
+    }
+
+    /// Asks a seized thread to trap.
+    fn ask(&mut self, at: usize) -> Result<(), Error> {
+        let Some(tracee) = self.tracees.get_mut(at) else {
+            return Ok(());
+        };
+        match ptrace::interrupt(tracee.tid) {
+            Err(error) if is_esrch(&error) => tracee.state = State::Gone,
+            other => other?,
+        }
+        Ok(())
+    }
+
+    /// Waits until all seized threads are held or gone.
+    pub fn await_all(&mut self, deadline: Instant) -> Result<(), Error> {
+        let mut idle = 0;
+        loop {
+            let mut waiting = None;
+            let mut moved = false;
+            for at in 0..self.tracees.len() {
+                if self.tracees[at].state == State::Running {
+                    moved |= self.advance(at)?;
+                    waiting = Some(at);
+                }
+            }
+            let Some(at) = waiting else { return Ok(()) };
+            idle = if moved { 0 } else { idle + 1 };
+            if idle >= SLEEPS && idle.is_multiple_of(SLEEPS) {
+                self.check_patience(at, deadline)?;
+                // It may be no longer ours: another thread has run `execve` and taken its number. Asking tells.
+                self.ask(at)?;
+            }
+            pause(idle);
+        }
+    }
+
+    /// An error if it is no use to wait for a thread, or not for now.
+    fn check_patience(&self, at: usize, deadline: Instant) -> Result<(), Error> {
+        let now = Instant::now();
+        if now < self.since + HOLD {
+            return Ok(());
+        }
+        // One that is merely slow to get a processor is worth holding the others for, one in deep sleep is not.
+        let tid = self.tracees[at].tid;
+        let state = self.process.thread_state(tid);
+        if now < deadline && state != 'D' {
+            return Ok(());
+        }
+        let (pid, seconds) = (self.process.pid(), PATIENCE.as_secs());
+        Err(Error::Stuck {
+            pid,
+            tid,
+            state,
+            seconds,
+        })
+    }
+
+    /// Looks whether a running thread has stopped, and lets it on if it was not yet for us. Returns whether
+    /// anything has happened.
+    fn advance(&mut self, at: usize) -> Result<bool, Error> {
+        let tid = self.tracees[at].tid;
+        match ptrace::poll(tid)? {
+            Event::None => return Ok(false),
+            Event::Gone => {
+                self.tracees[at].state = State::Gone;
+                if tid != self.process.pid() {
+                    ptrace::reap(tid);
+                }
+            }
+            Event::Trap { .. } => self.tracees[at].state = State::Held,
+            // Let the kernel deliver it, as it would have: it builds the handler's frame, or stops or ends the
+            // process, and traps before the first instruction of the handler. The stop for the signal has used up our request.
+            Event::Signal(signal) => self.ask_again(at, signal)?,
+            Event::Syscall | Event::Exec => self.ask_again(at, 0)?,
+        }
+        Ok(true)
+    }
+
+    pub fn ask_again(&mut self, at: usize, signal: c_int) -> Result<(), Error> {
+        let tid = self.tracees[at].tid;
+        let again = ptrace::interrupt(tid).and_then(|()| ptrace::resume(tid, Go::On, signal));
+        match again {
+            // Killed; the next look at it will tell.
+            Err(error) if is_esrch(&error) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Reads the registers of all held threads. Returns whether all were still held.
+    ///
+    /// A thread may be on the move again although we saw it held: `execve` in one thread ends all others and
+    /// takes over the number of the first.
+    pub fn note_registers(&mut self) -> Result<bool, Error> {
+        let mut settled = true;
+        for at in 0..self.tracees.len() {
+            if self.tracees[at].state != State::Held {
+                continue;
+            }
+            match ptrace::registers(self.tracees[at].tid) {
+                Ok(regs) => {
+                    let tracee = &mut self.tracees[at];
+                    tracee.regs = regs;
+                    tracee.changed = false;
+                    tracee.mend_interrupted_call();
+                }
+                Err(error) if is_esrch(&error) => {
+                    settled = false;
+                    self.tracees[at].state = State::Running;
+                    self.ask(at)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(settled)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Whatever could not be put back or let go has ended, or is let go by the kernel when this thread ends.
+        let _ = self.let_go();
+    }
+}
+
+impl Tracee {
+    fn new(tid: i32) -> Self {
+        // SAFETY: the registers are plain integers, for which zeroes are a value.
+        let regs = unsafe { std::mem::zeroed() };
+        Self {
+            tid,
+            state: State::Running,
+            regs,
+            changed: false,
+            borrowed: None,
+        }
+    }
+
+    /// Gives the kernel the registers if they are not what it has.
+    pub fn set_registers(&mut self) -> Result<(), Error> {
+        if std::mem::take(&mut self.changed) {
+            ptrace::set_registers(self.tid, &self.regs)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether it is to repeat a call that blocks other signals while it waits than are blocked otherwise.
+    pub fn waits_with_other_mask(&self) -> bool {
+        let call = self.regs.orig_rax as c_long;
+        self.regs.rax as i64 == ERESTARTNOHAND && WAIT_WITH_MASK.contains(&call)
+    }
+
+    /// Some system calls answer a stop with EINTR where nothing but a signal handler should make them: epoll_wait
+    /// and a few others (signal(7) lists them). Has one done so, then ask the kernel to decide as it does for all others: EINTR if a
+    /// handler runs now, and the call anew if none does.
+    fn mend_interrupted_call(&mut self) {
+        let call = self.regs.orig_rax as c_long;
+        if self.regs.rax as i64 == -i64::from(libc::EINTR) && GIVE_UP_WHEN_STOPPED.contains(&call) {
+            self.regs.rax = ERESTARTNOHAND as u64;
+            self.changed = true;
+        }
+    }
+}
+
+/// Negated, as the kernel leaves it in `rax`: "the call anew, or EINTR if a handler runs". Of its errno.h.
+pub(crate) const ERESTARTNOHAND: i64 = -514;
+
+/// Calls that the kernel does not continue after a stop, and that have done nothing when they say EINTR.
+/// The socket calls among them only with a timeout set.
+const GIVE_UP_WHEN_STOPPED: &[c_long] = &[
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    SYS_IO_PGETEVENTS,
+    libc::SYS_io_uring_enter,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+];
+
+/// Calls that take a signal mask for the time they wait.
+const WAIT_WITH_MASK: &[c_long] = &[
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    SYS_IO_PGETEVENTS,
+];
+
+/// Of the kernel's table of x86-64 calls; the libc crate lacks it here.
+const SYS_IO_PGETEVENTS: c_long = 333;
+
+fn seccomp_option(process: &Process) -> c_int {
+    if process.suspends_seccomp() {
+        ptrace::SUSPEND_SECCOMP
+    } else {
+        0
+    }
+}
+
+/// "No such thread", which for a tracee also means that it is not stopped.
+pub(crate) fn is_esrch(error: &Error) -> bool {
+    matches!(error, Error::Ptrace { source, .. } if source.raw_os_error() == Some(libc::ESRCH))
+}
+
+/// Waits a little, the longer the longer nothing has happened: most threads stop within microseconds, and while
+/// we wait the target does.
+fn pause(idle: u32) {
+    match idle {
+        0..50 => sched_yield(),
+        _ => std::thread::sleep(Duration::from_micros(u64::from(idle.min(1000)))),
+    }
+}

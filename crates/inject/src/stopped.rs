@@ -1,0 +1,250 @@
+//! A target whose threads are all held.
+
+use std::time::{Duration, Instant};
+
+use libc::user_regs_struct;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::files::Parcel;
+use crate::ptrace;
+use crate::session::{PATIENCE, Session, State};
+use crate::worker::Worker;
+use crate::{Error, Mapping, Process, Region};
+
+/// A process all of whose threads are held. Dropping it lets them go on, each where and as it was.
+///
+/// A thread of ours does the tracing and lives as long as this, so a `Stopped` may move between
+/// threads. If Beeline dies the kernel lets the target go; only between the calls of this type, though, is it certain
+/// that no register is astray.
+///
+/// **Waits that start anew.** A thread held in `epoll_wait`, `semtimedop`, `sigtimedwait`, `io_getevents`,
+/// `io_uring_enter`, or in a socket call with a timeout would see EINTR, as after any stop by job control. It is made to
+/// repeat the call instead, so a timeout given to it counts from the end of the stop. All other calls the
+/// kernel continues by itself: `nanosleep`, `poll` and `futex` with their old deadline, `select` and `ppoll` with the time
+/// that was left.
+#[derive(Debug)]
+pub struct Stopped {
+    process: Process,
+    threads: Vec<Thread>,
+    worker: Worker<Session>,
+}
+
+/// Between two tries to stop a target.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// A held thread.
+#[derive(Debug, Clone)]
+pub struct Thread {
+    tid: i32,
+    registers: user_regs_struct,
+}
+
+impl Thread {
+    /// Its number, as in `gettid`.
+    pub fn tid(&self) -> i32 {
+        self.tid
+    }
+
+    /// The registers that it goes on with.
+    pub fn registers(&self) -> &user_regs_struct {
+        &self.registers
+    }
+
+    /// Address of the instruction that it goes on with; but see [`Thread::restarts`].
+    pub fn ip(&self) -> u64 {
+        self.registers.rip
+    }
+
+    /// Its thread pointer.
+    pub fn fs_base(&self) -> u64 {
+        self.registers.fs_base
+    }
+
+    /// Whether it was held within a system call that is going to be made once more. If so [`Thread::ip`] is behind the
+    /// `syscall` instruction, and the thread goes on two bytes earlier, on that instruction; the same is true
+    /// of an address set with [`Stopped::set_ip`].
+    pub fn restarts(&self) -> bool {
+        const RESTARTS: [i64; 4] = [-512, -513, crate::session::ERESTARTNOHAND, -516];
+        self.registers.orig_rax as i64 >= 0 && RESTARTS.contains(&(self.registers.rax as i64))
+    }
+}
+
+impl Stopped {
+    pub(crate) fn new(process: &Process) -> Result<Self, Error> {
+        let begun = Instant::now();
+        loop {
+            let of = process.clone();
+            match Self::around(process, move || Session::stop(&of)) {
+                // All have been let go. Where the one that sleeps in the kernel wakes up soon (mostly it is a vfork)
+                // another try finds it awake.
+                Err(Error::Stuck { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
+                Err(error) => return Err(error),
+                Ok(mut stopped) => {
+                    stopped.refresh();
+                    return Ok(stopped);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn around(
+        process: &Process,
+        make: impl FnOnce() -> Result<Session, Error> + Send + 'static,
+    ) -> Result<Self, Error> {
+        // A thread in `execve` waits until the others have ended and been cleared away, and the kernel lets us seize no
+        // thread meanwhile. So while the tracing thread waits there, another must clear away what it has seized.
+        let clear = || {
+            let threads = process.thread_ids().unwrap_or_default();
+            threads
+                .into_iter()
+                .filter(|&tid| tid != process.pid())
+                .for_each(ptrace::reap);
+        };
+        let worker = Worker::start(make, clear).map_err(|source| Error::Local {
+            what: "start a thread",
+            source,
+        })??;
+        Ok(Self {
+            process: process.clone(),
+            threads: Vec::new(),
+            worker,
+        })
+    }
+
+    /// Takes note of the threads that are held now.
+    pub(crate) fn refresh(&mut self) {
+        self.threads = self.run(|session| {
+            let held = session
+                .tracees
+                .iter()
+                .filter(|tracee| tracee.state == State::Held);
+            held.map(|tracee| Thread {
+                tid: tracee.tid,
+                registers: tracee.regs,
+            })
+            .collect()
+        });
+    }
+
+    /// Runs `work` on the thread that traces.
+    pub(crate) fn run<R: Send + 'static>(
+        &mut self,
+        work: impl FnOnce(&mut Session) -> R + Send + 'static,
+    ) -> R {
+        self.worker.run(work)
+    }
+
+    /// The process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Its threads, all of them but those that have ended.
+    pub fn threads(&self) -> &[Thread] {
+        &self.threads
+    }
+
+    /// What is mapped into it. It cannot change but by the methods here.
+    pub fn regions(&self) -> Result<Vec<Region>, Error> {
+        self.process.regions()
+    }
+
+    /// How long the target has been held.
+    pub fn held_for(&mut self) -> Duration {
+        self.run(|session| session.since.elapsed())
+    }
+
+    /// Lets the target go, and says how long it was held. Dropping does the same and says nothing.
+    ///
+    /// Errors: [`Error::Exited`] if it has been killed in the meantime.
+    pub fn resume(mut self) -> Result<Duration, Error> {
+        self.run(Session::let_go)
+    }
+
+    /// Makes a thread go on at `ip`. If the thread [restarts](Thread::restarts) a call, `ip` is the address behind
+    /// a `syscall` instruction.
+    pub fn set_ip(&mut self, tid: i32, ip: u64) -> Result<(), Error> {
+        let absent = Error::NoSuchThread {
+            pid: self.process.pid(),
+            tid,
+        };
+        let Some(thread) = self.threads.iter_mut().find(|thread| thread.tid == tid) else {
+            return Err(absent);
+        };
+        thread.registers.rip = ip;
+        self.run(move |session| {
+            let tracee = session
+                .tracees
+                .iter_mut()
+                .find(|tracee| tracee.tid == tid && tracee.state == State::Held);
+            let tracee = tracee.ok_or(absent)?;
+            tracee.regs.rip = ip;
+            tracee.changed = true;
+            Ok(())
+        })
+    }
+
+    /// Reads the target's memory. Errors: [`Error::Memory`].
+    pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.process.read_memory(address, into)
+    }
+
+    /// Writes the target's memory, code included. A page of a private mapping becomes the target's own.
+    /// Errors: [`Error::Memory`].
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
+        let bytes = bytes.to_vec();
+        self.run(move |session| session.write(address, &bytes))
+    }
+
+    /// Runs a system call in one of the target's threads and gives its result. It must be one that returns, and soon:
+    /// the target is held as long.
+    ///
+    /// Errors: [`Error::Syscall`] with the error number that it returned; [`Error::Seccomp`], [`Error::NoAgent`]
+    /// if no thread can make one.
+    pub fn syscall(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, Error> {
+        self.run(move |session| session.call(number, arguments))
+    }
+
+    /// Maps a file that is open here into the target. See [`Stopped::map_files`].
+    pub fn map_file(&mut self, mapping: &Mapping<'_>) -> Result<u64, Error> {
+        let placed = self.map_files(std::slice::from_ref(mapping))?;
+        placed.first().copied().ok_or(Error::NoAgent {
+            pid: self.process.pid(),
+            why: "nothing was mapped",
+        })
+    }
+
+    /// Maps files that are open here into the target: all of them, or if there is an error none. Gives their
+    /// addresses. The target is left with no descriptor.
+    ///
+    /// Errors: [`Error::DescriptorLimit`], [`Error::Misplaced`], and [`Error::Syscall`] from `socketpair`,
+    /// `recvmsg` or `mmap`.
+    pub fn map_files(&mut self, mappings: &[Mapping<'_>]) -> Result<Vec<u64>, Error> {
+        let parcels: Vec<Parcel> = mappings.iter().map(Parcel::of).collect::<Result<_, _>>()?;
+        self.run(move |session| session.map_files(&parcels))
+    }
+
+    /// Maps `len` bytes of fresh private memory. `flags` says what to make of `address`; 0 is anywhere.
+    pub fn mmap_anonymous(
+        &mut self,
+        len: u64,
+        protection: ProtFlags,
+        flags: MapFlags,
+        address: u64,
+    ) -> Result<u64, Error> {
+        self.run(move |session| {
+            session.map_anonymous(len, protection, flags | MapFlags::PRIVATE, address)
+        })
+    }
+
+    /// Unmaps `len` bytes.
+    pub fn munmap(&mut self, address: u64, len: u64) -> Result<(), Error> {
+        self.run(move |session| session.unmap(address, len))
+    }
+
+    /// Advises the kernel on `len` bytes (`libc::MADV_*`).
+    pub fn madvise(&mut self, address: u64, len: u64, advice: i32) -> Result<(), Error> {
+        let arguments = [address, len, advice as u64, 0, 0, 0];
+        self.syscall(libc::SYS_madvise, arguments).map(drop)
+    }
+}

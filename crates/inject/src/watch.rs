@@ -1,0 +1,249 @@
+//! Stopping a program that is being started, when its libraries are mapped and none of its code has run.
+
+use libc::c_int;
+
+use crate::loader::{self, Rendezvous};
+use crate::ptrace::{self, Event, Go};
+use crate::regions::PAGE;
+use crate::session::{PATIENCE, Session, State};
+use crate::{Error, MapFlags, Process, ProtFlags, Stopped};
+
+/// A process that is going to run `execve`, followed until its new program is ready to be worked on.
+///
+/// Being traced, a set-uid program gets no more rights than Beeline could give it.
+#[derive(Debug)]
+pub struct Watched(Stopped);
+
+/// What became of a [`Watched`] process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loaded<R> {
+    /// It was stopped with its libraries mapped, and this is what the callback returned.
+    Ready(R),
+    /// It ended before it came so far.
+    Ended,
+}
+
+impl Watched {
+    /// Begins to follow a process which has not run its `execve` yet; best one that waits for Beeline to let it.
+    /// It must have one thread only, and runs on.
+    ///
+    /// Errors: those of [`Process::open`].
+    pub fn seize(process: &Process) -> Result<Self, Error> {
+        let of = process.clone();
+        let make = move || Session::seize_running(&of, ptrace::TRACE_EXEC);
+        Ok(Self(Stopped::around(process, make)?))
+    }
+
+    /// Lets it run its `execve` and its loader, stops it when the libraries are mapped but no constructor has run
+    /// (a static program: at its first instruction), and calls back. Then the process is let go for good.
+    ///
+    /// Waits as long as it takes. Signals that the process gets are passed on.
+    ///
+    /// Errors: [`Error::ThirtyTwoBit`] and others on account of the new program, which runs on then.
+    pub fn run_until_loaded<R>(
+        mut self,
+        callback: impl FnOnce(&mut Stopped) -> R,
+    ) -> Result<Loaded<R>, Error> {
+        match self.0.run(Session::run_until_loaded) {
+            Ok(()) => {}
+            Err(Error::Exited { .. }) => return Ok(Loaded::Ended),
+            Err(error) => return Err(error),
+        }
+        self.0.refresh();
+        Ok(Loaded::Ready(callback(&mut self.0)))
+    }
+}
+
+/// What `int3` is made of.
+const BREAKPOINT: u8 = 0xcc;
+
+/// The first and only thread.
+const ONLY: usize = 0;
+
+enum Reached {
+    Exec,
+    Breakpoint,
+}
+
+impl Session {
+    fn run_until_loaded(&mut self) -> Result<(), Error> {
+        self.run_to(None)?;
+        loop {
+            self.hold()?;
+            self.forget_image();
+            self.process.check_class()?;
+            let Some(rendezvous) = loader::find(&self.process)? else {
+                return Ok(());
+            };
+            match self.run_loader(rendezvous)? {
+                Reached::Breakpoint => return Ok(()),
+                // The loader does not, but nothing forbids it.
+                Reached::Exec => continue,
+            }
+        }
+    }
+
+    /// Runs a held process until its loader has mapped all libraries, and holds it there.
+    fn run_loader(&mut self, rendezvous: Rendezvous) -> Result<Reached, Error> {
+        let tid = self.tid();
+        let mask = ptrace::signal_mask(tid)?;
+        let ignored = self.process.thread_status(tid)?.ignored & bit(libc::SIGTRAP) != 0;
+        loop {
+            if let Reached::Exec = self.run_to_breakpoint(rendezvous.address)? {
+                return Ok(Reached::Exec);
+            }
+            // A trap that is blocked or ignored the kernel forces upon the thread, and so changes both.
+            self.hold()?;
+            ptrace::set_signal_mask(tid, mask)?;
+            if ignored {
+                self.ignore(libc::SIGTRAP)?;
+            }
+            if self.is_consistent(&rendezvous)? {
+                return Ok(Reached::Breakpoint);
+            }
+            self.step()?;
+            ptrace::set_signal_mask(tid, mask)?;
+        }
+    }
+
+    fn is_consistent(&mut self, rendezvous: &Rendezvous) -> Result<bool, Error> {
+        let Some(address) = rendezvous.state else {
+            return Ok(true);
+        };
+        let mut state = [0; 4];
+        self.read(address, &mut state)?;
+        Ok(state == [0; 4])
+    }
+
+    /// Runs a held process to `address`, where a breakpoint is for just so long, and leaves it before that
+    /// instruction, in the stop for the trap.
+    fn run_to_breakpoint(&mut self, address: u64) -> Result<Reached, Error> {
+        let mut original = [0];
+        self.read(address, &mut original)?;
+        self.write(address, &[BREAKPOINT])?;
+        let reached = self.go_held().and_then(|()| self.run_to(Some(address)));
+        // After `execve` the breakpoint has gone with the rest.
+        if !matches!(reached, Ok(Reached::Exec)) {
+            let removed = self.write(address, &original);
+            if reached.is_ok() {
+                removed?;
+            }
+        }
+        if let Ok(Reached::Breakpoint) = reached {
+            let tid = self.tid();
+            let mut regs = ptrace::registers(tid)?;
+            regs.rip = address;
+            ptrace::set_registers(tid, &regs)?;
+        }
+        reached
+    }
+
+    /// Waits until the running process has run `execve`, or hit the breakpoint at the address. What else stops it
+    /// is as it would be without us.
+    fn run_to(&mut self, breakpoint: Option<u64>) -> Result<Reached, Error> {
+        let tid = self.tid();
+        loop {
+            let signal = match ptrace::wait(tid)? {
+                Event::Exec => return Ok(Reached::Exec),
+                Event::Gone => return Err(self.ended()),
+                Event::Trap { group: true } => {
+                    ptrace::listen(tid)?;
+                    continue;
+                }
+                Event::Signal(libc::SIGTRAP) if breakpoint.is_some() => {
+                    let ip = ptrace::registers(tid)?.rip;
+                    if Some(ip.wrapping_sub(1)) == breakpoint {
+                        return Ok(Reached::Breakpoint);
+                    }
+                    libc::SIGTRAP
+                }
+                Event::Signal(signal) => signal,
+                Event::Trap { group: false } | Event::Syscall | Event::None => 0,
+            };
+            ptrace::resume(tid, Go::On, signal)?;
+        }
+    }
+
+    /// Brings the stopped process to its way back to user space, where system calls can be run in it.
+    fn hold(&mut self) -> Result<(), Error> {
+        let now = std::time::Instant::now();
+        self.since = now;
+        if let Some(tracee) = self.tracees.get_mut(ONLY) {
+            tracee.state = State::Running;
+        }
+        self.ask_again(ONLY, 0)?;
+        self.await_all(now + PATIENCE)?;
+        self.note_registers()?;
+        match self.tracees.get(ONLY) {
+            Some(tracee) if tracee.state == State::Held => Ok(()),
+            _ => Err(self.ended()),
+        }
+    }
+
+    /// Lets the held process run, still traced.
+    fn go_held(&mut self) -> Result<(), Error> {
+        self.restore(ONLY)?;
+        if let Some(tracee) = self.tracees.get_mut(ONLY) {
+            tracee.set_registers()?;
+            tracee.state = State::Running;
+        }
+        ptrace::resume(self.tid(), Go::On, 0)
+    }
+
+    /// Has the held process run one instruction.
+    fn step(&mut self) -> Result<(), Error> {
+        let tid = self.tid();
+        self.restore(ONLY)?;
+        let mut signal = 0;
+        loop {
+            ptrace::resume(tid, Go::OneStep, signal)?;
+            signal = match ptrace::wait(tid)? {
+                Event::Signal(libc::SIGTRAP) => break,
+                Event::Signal(signal) => signal,
+                Event::Gone => return Err(self.ended()),
+                _ => 0,
+            };
+        }
+        self.hold()
+    }
+
+    /// Makes the target ignore a signal.
+    fn ignore(&mut self, signal: c_int) -> Result<(), Error> {
+        let scratch = self.map_anonymous(
+            PAGE,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+            0,
+        )?;
+        // The kernel's struct sigaction begins with the handler; all else in it is 0, as the page is.
+        let outcome = self
+            .write(scratch, &libc::SIG_IGN.to_ne_bytes())
+            .and_then(|()| {
+                const SIGSET_LEN: u64 = 8;
+                self.call(
+                    libc::SYS_rt_sigaction,
+                    [signal as u64, scratch, 0, SIGSET_LEN, 0, 0],
+                )
+                .map(drop)
+            });
+        let cleaned = self.unmap(scratch, PAGE);
+        let restored = self.restore(ONLY);
+        outcome.and(cleaned).and(restored)
+    }
+
+    fn tid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    fn ended(&mut self) -> Error {
+        if let Some(tracee) = self.tracees.get_mut(ONLY) {
+            tracee.state = State::Gone;
+        }
+        self.exited()
+    }
+}
+
+/// A signal's bit in a set of signals.
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}

@@ -1,0 +1,141 @@
+//! A thread that owns a value and works on it when asked.
+//!
+//! The kernel ties a tracee to the one thread that seized it, and lets go of every tracee, in whatever state, when
+//! that thread ends. A session therefore lives on a thread of its own: its owner may move between threads, and
+//! neither a panic nor a tracee that will not stop can leave the target held.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often `meanwhile` is called while a worker starts.
+const MEANWHILE: Duration = Duration::from_millis(20);
+
+type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
+
+/// Owns a thread that owns an `S`. Dropping it drops the `S` there, and returns when the thread has ended.
+#[derive(Debug)]
+pub(crate) struct Worker<S> {
+    jobs: Option<Sender<Job<S>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<S: 'static> Worker<S> {
+    /// Starts the thread and makes the value there, calling `meanwhile` now and then as long as that takes. If it
+    /// fails the thread has ended before this returns.
+    pub fn start<E: Send + 'static>(
+        make: impl FnOnce() -> Result<S, E> + Send + 'static,
+        mut meanwhile: impl FnMut(),
+    ) -> io::Result<Result<Self, E>> {
+        let (jobs, queue) = channel::<Job<S>>();
+        let (made, outcome) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name("beeline-tracer".into())
+            .spawn(move || {
+                let mut value = match make() {
+                    Ok(value) => value,
+                    Err(error) => return answer(&made, Err(error)),
+                };
+                answer(&made, Ok(()));
+                for job in queue {
+                    job(&mut value);
+                }
+            })?;
+        let worker = Self {
+            jobs: Some(jobs),
+            thread: Some(thread),
+        };
+        loop {
+            match outcome.recv_timeout(MEANWHILE) {
+                Ok(Ok(())) => return Ok(Ok(worker)),
+                Ok(Err(error)) => {
+                    drop(worker);
+                    return Ok(Err(error));
+                }
+                Err(RecvTimeoutError::Timeout) => meanwhile(),
+                Err(RecvTimeoutError::Disconnected) => worker.rethrow(),
+            }
+        }
+    }
+
+    /// Runs `work` on the value and waits for what it returns. A panic in it ends the thread and comes out here.
+    pub fn run<R: Send + 'static>(&mut self, work: impl FnOnce(&mut S) -> R + Send + 'static) -> R {
+        let (done, outcome) = sync_channel(1);
+        let job: Job<S> =
+            Box::new(
+                move |value| match catch_unwind(AssertUnwindSafe(|| work(value))) {
+                    Ok(result) => answer(&done, result),
+                    Err(panic) => {
+                        // The owner is to see the panic only after the thread has ended: `done` goes first, then we do.
+                        drop(done);
+                        resume_unwind(panic)
+                    }
+                },
+            );
+        let sent = self
+            .jobs
+            .as_ref()
+            .is_some_and(|jobs| jobs.send(job).is_ok());
+        match outcome.recv() {
+            Ok(result) if sent => result,
+            _ => self.rethrow(),
+        }
+    }
+
+    /// The thread is gone without an answer, so it has panicked.
+    fn rethrow(&self) -> ! {
+        panic!("the tracing thread has panicked; its target has been let go")
+    }
+}
+
+fn answer<T>(to: &SyncSender<T>, value: T) {
+    // The other side waits for this; if it is gone nobody wants to know.
+    let _ = to.send(value);
+}
+
+impl<S> Drop for Worker<S> {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported already, by the panic hook and to whoever asked.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn works_on_one_thread_and_drops_there() {
+        struct Home(std::thread::ThreadId);
+        impl Drop for Home {
+            fn drop(&mut self) {
+                assert_eq!(self.0, std::thread::current().id());
+            }
+        }
+        let made = Worker::start(|| Ok::<_, ()>(Home(std::thread::current().id())), || ()).unwrap();
+        let mut worker = made.unwrap();
+        assert!(worker.run(|home| home.0 == std::thread::current().id()));
+        assert!(worker.run(|home| home.0) != std::thread::current().id());
+    }
+
+    #[test]
+    fn a_failure_comes_back() {
+        assert_eq!(
+            Worker::<()>::start(|| Err("no"), || ()).unwrap().err(),
+            Some("no")
+        );
+    }
+
+    #[test]
+    fn a_panic_comes_back_too() {
+        let mut worker = Worker::start(|| Ok::<_, ()>(0), || ()).unwrap().unwrap();
+        let outcome = catch_unwind(AssertUnwindSafe(|| worker.run(|_| panic!("on purpose"))));
+        assert!(outcome.is_err());
+        drop(worker);
+    }
+}

@@ -1,0 +1,193 @@
+//! A program is stopped when its libraries are mapped and before anything in it has run.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use beeline_inject::{Error, Loaded, MapFlags, Process, ProtFlags, Stopped, Watched};
+use common::{Target, compile};
+
+/// A program that uses a library of ours, with further options.
+fn program(options: &[&str]) -> PathBuf {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    let library = LIBRARY.get_or_init(|| compile("library.c", &["-shared", "-fPIC"]));
+    let mut all = vec![library.to_str().unwrap()];
+    all.extend(options);
+    compile("uses_library.c", &all)
+}
+
+/// A shell that waits for a line before it starts the program.
+fn waiting_shell(before: &str, program: &Path, arguments: &str) -> Target {
+    let script = format!(
+        "echo ready; read go; {before} exec {} {arguments}",
+        program.display()
+    );
+    let mut target = Target::spawn(Command::new("sh").args(["-c", &script]));
+    target.await_line("ready");
+    target
+}
+
+fn has(stopped: &Stopped, name: &str) -> bool {
+    let regions = stopped.regions().unwrap();
+    regions
+        .iter()
+        .any(|region| region.permissions.execute && region.path.to_string_lossy().contains(name))
+}
+
+/// What every callback does: run system calls, and leave a page behind.
+fn work(stopped: &mut Stopped) {
+    assert_eq!(stopped.threads().len(), 1);
+    let pid = stopped.process().pid() as u64;
+    assert_eq!(stopped.syscall(libc::SYS_getpid, [0; 6]).unwrap(), pid);
+    stopped
+        .mmap_anonymous(4096, ProtFlags::READ, MapFlags::PRIVATE, 0)
+        .unwrap();
+}
+
+#[test]
+fn libraries_are_there_and_constructors_have_not_run() {
+    for options in [&["-fPIE", "-pie"][..], &["-no-pie"]] {
+        let mut target = waiting_shell("", &program(options), "");
+        let watched = Watched::seize(&target.open()).unwrap();
+        target.close_input();
+        let loaded = watched.run_until_loaded(|stopped| {
+            work(stopped);
+            assert!(has(stopped, "library.c") && has(stopped, "libc.so"));
+            breakpoints_left(stopped)
+        });
+        assert_eq!(loaded.unwrap(), Loaded::Ready(0));
+        target.await_line("constructor");
+        target.await_line("main");
+        target.finish_fine();
+    }
+}
+
+/// Whether the loader's function begins with a breakpoint, counted.
+fn breakpoints_left(stopped: &Stopped) -> usize {
+    let ip = stopped.threads()[0].ip();
+    let mut byte = [0];
+    stopped.read(ip, &mut byte).unwrap();
+    usize::from(byte == [0xcc])
+}
+
+#[test]
+fn a_program_of_one_piece() {
+    let mut target = waiting_shell("", &compile("target.c", &["-static"]), "registers");
+    let watched = Watched::seize(&target.open()).unwrap();
+    // The shell reads a line, so give it none: end of file will do, and the program ends at once.
+    target.close_input();
+    let loaded = watched.run_until_loaded(|stopped| {
+        work(stopped);
+        has(stopped, "target.c")
+    });
+    assert_eq!(loaded.unwrap(), Loaded::Ready(true));
+    target.await_line("ready");
+    target.finish_fine();
+}
+
+#[test]
+fn the_loader_started_by_name() {
+    let loader = Path::new("/lib64/ld-linux-x86-64.so.2");
+    if !loader.exists() {
+        eprintln!("skipped: no glibc here");
+        return;
+    }
+    let mut target = waiting_shell("", loader, &program(&[]).display().to_string());
+    let watched = Watched::seize(&target.open()).unwrap();
+    target.close_input();
+    let loaded = watched.run_until_loaded(|stopped| {
+        work(stopped);
+        has(stopped, "library.c")
+    });
+    assert_eq!(loaded.unwrap(), Loaded::Ready(true));
+    target.await_line("constructor");
+    target.await_line("main");
+    target.finish_fine();
+}
+
+#[test]
+fn an_ignored_trap_stays_ignored() {
+    let mut target = waiting_shell("trap '' TRAP;", &program(&[]), "ignored");
+    let watched = Watched::seize(&target.open()).unwrap();
+    target.close_input();
+    assert_eq!(watched.run_until_loaded(work).unwrap(), Loaded::Ready(()));
+    target.await_line("constructor");
+    target.await_line("main");
+    target.finish_fine();
+}
+
+#[test]
+fn a_blocked_trap_stays_blocked() {
+    use std::os::unix::process::CommandExt;
+    let script = format!(
+        "echo ready; read go; exec {} blocked",
+        program(&[]).display()
+    );
+    let mut command = Command::new("bash");
+    // SAFETY: only async-signal-safe functions are called, on values of this frame.
+    unsafe {
+        command.args(["-c", &script]).pre_exec(|| {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, libc::SIGTRAP);
+            libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+            Ok(())
+        });
+    }
+    let mut target = Target::spawn(&mut command);
+    target.await_line("ready");
+    let watched = Watched::seize(&target.open()).unwrap();
+    target.close_input();
+    assert_eq!(watched.run_until_loaded(work).unwrap(), Loaded::Ready(()));
+    target.await_line("constructor");
+    target.await_line("main");
+    target.finish_fine();
+}
+
+#[test]
+fn it_ends_before_it_starts_anything() {
+    let mut target = Target::spawn(Command::new("sh").args(["-c", "echo ready; read go; exit 42"]));
+    target.await_line("ready");
+    let watched = Watched::seize(&target.open()).unwrap();
+    target.close_input();
+    assert_eq!(watched.run_until_loaded(|_| ()).unwrap(), Loaded::Ended);
+    target.finish_fine();
+}
+
+#[test]
+fn signals_reach_it_on_the_way() {
+    let script = "trap 'echo ready' USR1; echo ready; while ! read go; do :; done; exit 42";
+    let mut target = Target::spawn(Command::new("bash").args(["-c", script]));
+    target.await_line("ready");
+    let watched = Watched::seize(&target.open()).unwrap();
+    let pid = target.pid();
+    let watcher = std::thread::spawn(move || watched.run_until_loaded(|_| ()));
+    target.signal(libc::SIGUSR1);
+    target.await_line("ready");
+    // Stopped and continued it is still there; terminated it ends.
+    target.signal(libc::SIGSTOP);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    target.signal(libc::SIGCONT);
+    target.signal(libc::SIGUSR1);
+    target.await_line("ready");
+    target.signal(libc::SIGTERM);
+    assert_eq!(watcher.join().unwrap().unwrap(), Loaded::Ended);
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(target.finish().signal(), Some(libc::SIGTERM));
+    assert!(matches!(
+        Process::open(pid),
+        Err(Error::NoSuchProcess { .. })
+    ));
+}
+
+#[test]
+fn dropped_it_runs_on() {
+    let mut target = waiting_shell("", &program(&[]), "");
+    drop(Watched::seize(&target.open()).unwrap());
+    target.close_input();
+    target.await_line("constructor");
+    target.await_line("main");
+    target.finish_fine();
+}

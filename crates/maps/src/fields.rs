@@ -1,0 +1,231 @@
+//! Fields of values that belong to the kernel: a `struct bpf_spin_lock`, a `struct bpf_timer`.
+//!
+//! An update leaves them as they are, a look-up shows zeros in their place, and a new element's are zero. Where they are
+//! is no part of a [`Spec`]: the kernel, too, learns it from the type of the value.
+//!
+//! A lock's word holds the tag of its holder's process, as the locks of maps do ([`Caller`]), so a dead holder's is
+//! freed. That is found by looking at all elements that were ever used, since any pointer into a value may be locked;
+//! only maps with locks pay for it.
+
+use core::sync::atomic::AtomicU32;
+
+use crate::lock::{self, Guard};
+use crate::{Caller, Errno, Kind, Map, Spec, flags, words};
+
+/// Bytes of a `struct bpf_spin_lock`, and its alignment.
+pub const SPIN_LOCK: u32 = 4;
+/// Bytes of a `struct bpf_timer`.
+pub const TIMER: u32 = 16;
+const TIMER_ALIGN: u32 = 8;
+/// In place of an offset: the value has no such field.
+const NONE: u32 = u32::MAX;
+
+/// Where the special fields of a map's values are.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fields {
+    spin_lock: u32,
+    timer: u32,
+}
+
+impl Fields {
+    /// A value without any.
+    pub const EMPTY: Self = Self {
+        spin_lock: NONE,
+        timer: NONE,
+    };
+
+    /// Fields at these bytes of the value.
+    ///
+    /// # Errors
+    /// The kernel's: `EINVAL` for an offset that is not aligned, `EFAULT` for one that is outside the value or where the
+    /// fields overlap, `EACCES` for a map that programs only read or only write, `EOPNOTSUPP` for a type of map that may
+    /// not have such a field.
+    pub fn new(spec: &Spec, spin_lock: Option<u32>, timer: Option<u32>) -> Result<Self, Errno> {
+        let check = |offset: Option<u32>, size: u32, align: u32| match offset {
+            Some(offset) if !offset.is_multiple_of(align) => Err(Errno::EINVAL),
+            Some(offset) => match offset.checked_add(size) {
+                Some(end) if end <= spec.value_size => Ok(offset..end),
+                _ => Err(Errno::EFAULT),
+            },
+            None => Ok(NONE..NONE),
+        };
+        let lock = check(spin_lock, SPIN_LOCK, SPIN_LOCK)?;
+        let clock = check(timer, TIMER, TIMER_ALIGN)?;
+        if lock.start < clock.end && clock.start < lock.end {
+            return Err(Errno::EFAULT);
+        }
+        let (has_lock, has_timer) = (spin_lock.is_some(), timer.is_some());
+        let one_sided = spec.flags & (flags::RDONLY_PROG | flags::WRONLY_PROG) != 0;
+        if (has_lock || has_timer) && one_sided {
+            return Err(Errno::EACCES);
+        }
+        let kind = spec.kind();
+        let may_lock = matches!(kind, Some(Kind::Hash | Kind::Array | Kind::TaskStorage));
+        let may_time = matches!(kind, Some(Kind::Hash | Kind::LruHash | Kind::Array));
+        if has_lock && !may_lock || has_timer && !may_time {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        Ok(Self {
+            spin_lock: lock.start,
+            timer: clock.start,
+        })
+    }
+
+    /// Offset of the lock in a value.
+    pub fn spin_lock(&self) -> Option<u32> {
+        (self.spin_lock != NONE).then_some(self.spin_lock)
+    }
+
+    /// Offset of the timer in a value.
+    pub fn timer(&self) -> Option<u32> {
+        (self.timer != NONE).then_some(self.timer)
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.spin_lock & self.timer == NONE
+    }
+
+    /// Is the byte at this offset one of a special field's?
+    fn holds(&self, at: u32) -> bool {
+        let within = |field: u32, size| field != NONE && at.wrapping_sub(field) < size;
+        within(self.spin_lock, SPIN_LOCK) || within(self.timer, TIMER)
+    }
+}
+
+impl Map {
+    /// The same map, whose values have special fields.
+    pub fn with_fields(mut self, fields: Fields) -> Self {
+        self.fields = fields;
+        self
+    }
+
+    /// Where the special fields of its values are.
+    pub fn fields(&self) -> &Fields {
+        &self.fields
+    }
+
+    /// Copies a value in, the special fields left as they are.
+    ///
+    /// # Safety
+    /// As for [`words::store`], with `to` a value of this map.
+    #[inline]
+    pub(crate) unsafe fn store_value(&self, to: *mut u8, from: *const u8, len: usize) {
+        if self.fields.is_empty() {
+            // SAFETY: the caller's promise.
+            unsafe { words::store(to, from, len) };
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { words::store_where(to, from, len, |at| !self.fields.holds(at as u32)) };
+        }
+    }
+
+    /// Zeroes the special fields in a copy of a value.
+    ///
+    /// # Safety
+    /// `copy` is writable for `value_size` bytes.
+    pub(crate) unsafe fn hide_fields(&self, copy: *mut u8) {
+        let fields = [
+            (self.fields.spin_lock, SPIN_LOCK),
+            (self.fields.timer, TIMER),
+        ];
+        for (start, size) in fields.into_iter().filter(|(start, _)| *start != NONE) {
+            for at in start..start.wrapping_add(size) {
+                // Written singly, as there is no `memset` where the crate is linked freestanding.
+                // SAFETY: `Fields::new` checked that the field lies within the value.
+                unsafe { copy.add(at as usize).write_volatile(0) };
+            }
+        }
+    }
+
+    /// Zeroes the special fields of a new element's value.
+    ///
+    /// # Safety
+    /// `value` is a value of this map that nobody else has.
+    pub(crate) unsafe fn clear_fields(&self, value: *mut u8) {
+        let fields = [
+            (self.fields.spin_lock, SPIN_LOCK),
+            (self.fields.timer, TIMER),
+        ];
+        for (start, size) in fields.into_iter().filter(|(start, _)| *start != NONE) {
+            for at in (start..start.wrapping_add(size)).step_by(4) {
+                // SAFETY: in the value, and 4-aligned as both are.
+                unsafe { words::half(value.add(at as usize)) }
+                    .store(0, core::sync::atomic::Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes `BPF_F_LOCK` out of flags, and says whether it was there.
+    ///
+    /// # Errors
+    /// `EINVAL` if it was and the values have no lock.
+    pub(crate) fn lock_flag(&self, flags: u64) -> Result<(u64, bool), Errno> {
+        let is_locked = flags & flags::LOCK != 0;
+        if is_locked && self.fields.spin_lock().is_none() {
+            return Err(Errno::EINVAL);
+        }
+        Ok((flags & !flags::LOCK, is_locked))
+    }
+
+    /// Does something to an element's value, under its lock if that is wanted (and then it has one).
+    ///
+    /// # Errors
+    /// `EBUSY` if the lock does not become free, and what `work` gives.
+    #[inline]
+    pub(crate) fn guarded(
+        &self,
+        is_locked: bool,
+        index: u32,
+        caller: &Caller,
+        work: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let _guard = match self.value_lock(index).filter(|_| is_locked) {
+            Some(lock) => Some(lock::acquire(lock, caller)?),
+            None => None,
+        };
+        work()
+    }
+
+    /// The lock of an element.
+    fn value_lock(&self, index: u32) -> Option<&AtomicU32> {
+        let at = self.fields.spin_lock()? as usize;
+        // SAFETY: in the element's value, 4-aligned as `Fields::new` checked.
+        Some(unsafe { words::half(self.value(index, 0).wrapping_add(at)) })
+    }
+
+    /// Frees the locks of values that the dead held, of the first `used` elements.
+    pub(crate) fn release_values(&self, used: u32, dead: &dyn Fn(u32) -> bool) {
+        for index in 0..used.min(self.layout.entries) {
+            let Some(lock) = self.value_lock(index) else {
+                return;
+            };
+            lock::free_if(lock, dead);
+        }
+    }
+}
+
+/// `bpf_spin_lock`: takes the lock at an address in a value, and says whether it got it.
+///
+/// # Safety
+/// `lock` is a 4-aligned `struct bpf_spin_lock` in the value of a map that is mapped here.
+pub unsafe fn spin_lock(lock: *mut u8, caller: &Caller) -> bool {
+    // SAFETY: the caller's promise.
+    match lock::acquire(unsafe { words::half(lock) }, caller) {
+        Ok(guard) => {
+            Guard::keep(guard);
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// `bpf_spin_unlock`: frees the lock at an address in a value, if it is the caller's.
+///
+/// # Safety
+/// As for [`spin_lock`].
+pub unsafe fn spin_unlock(lock: *mut u8, caller: &Caller) {
+    // SAFETY: the caller's promise.
+    lock::free_if(unsafe { words::half(lock) }, &|tag| tag == caller.owner);
+}

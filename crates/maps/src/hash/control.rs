@@ -1,0 +1,121 @@
+//! The control area of a hash: what is not an element.
+//!
+//! | bytes from its start | |
+//! | --- | --- |
+//! | 0 | the mark below which all nodes have been used; whether a node was left behind |
+//! | 64 | the clock's hand (see [`super::evict`]) |
+//! | 128 | the waits board |
+//! | 192 | 32 shards of 64 bytes |
+//! | 2240 | a record of 64 bytes for each CPU slot, and 8 for callers that have none |
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::{Caller, Map, words};
+
+const CLOCK: u64 = 64;
+const WAITS: u64 = 128;
+const SHARDS: u64 = 192;
+const RECORDS: u64 = SHARDS + 32 * LINE;
+const LINE: u64 = 64;
+
+/// Places on the waits board, a power of two.
+pub(super) const WAITERS: u32 = 16;
+
+/// Records of callers that have no CPU slot, a power of two. Each process has one, which its threads share, and
+/// with other processes if there are many.
+const SLOTLESS: u32 = 8;
+
+/// Bytes of the control area.
+pub(crate) fn len(cpus: u32) -> u64 {
+    RECORDS + LINE * (u64::from(cpus) + u64::from(SLOTLESS))
+}
+
+/// What belongs to the callers of some CPUs: a free list, and how far they have gone in their run of the clock.
+#[derive(Clone, Copy)]
+pub(super) struct Shard<'m> {
+    pub(super) lock: &'m AtomicU32,
+    pub(super) head: &'m AtomicU32,
+    pub(super) position: &'m AtomicU64,
+    pub(super) index: &'m AtomicU32,
+}
+
+/// What the caller on a CPU slot may have in hand: written before it is taken, and not cleared, as the lock
+/// word or stamp of what is named says whether it still is. So a death is repaired without looking
+/// through the map.
+#[derive(Clone, Copy)]
+pub(super) struct Record<'m> {
+    /// The number of the bucket that it works on.
+    pub(super) bucket: &'m AtomicU32,
+    /// The number of the bucket that it evicts from.
+    pub(super) victim: &'m AtomicU32,
+    /// The link to the node.
+    pub(super) node: &'m AtomicU32,
+}
+
+impl Map {
+    /// The number of nodes, from the first on, that were ever used.
+    pub(super) fn used_mark(&self) -> &AtomicU32 {
+        self.control_half(0)
+    }
+
+    /// Not 0 if a process could not give a node back, which is in no record then.
+    pub(super) fn left_behind(&self) -> &AtomicU32 {
+        self.control_half(4)
+    }
+
+    /// How many nodes the clock's hand has passed, since ever.
+    pub(super) fn clock(&self) -> &AtomicU64 {
+        // SAFETY: 8-aligned, and in the control area.
+        unsafe { words::word(self.at(self.layout.control.wrapping_add(CLOCK))) }
+    }
+
+    /// Numbers of buckets whose locks are waited for, or were.
+    pub(super) fn wait(&self, place: u32) -> &AtomicU32 {
+        self.control_half(WAITS + 4 * u64::from(place & (WAITERS - 1)))
+    }
+
+    pub(super) fn shard(&self, number: u32) -> Shard<'_> {
+        let at = SHARDS.wrapping_add(LINE * u64::from(number & self.layout.shard_mask));
+        let position = self.at(self.layout.control.wrapping_add(at + 8));
+        Shard {
+            lock: self.control_half(at),
+            head: self.control_half(at + 4),
+            // SAFETY: 8-aligned, and in the control area.
+            position: unsafe { words::word(position) },
+            index: self.control_half(at + 16),
+        }
+    }
+
+    #[inline]
+    pub(super) fn record_of(&self, caller: &Caller) -> Record<'_> {
+        let cpus = self.layout.cpus;
+        self.record(if caller.cpu < cpus {
+            caller.cpu
+        } else {
+            cpus.wrapping_add(caller.owner & (SLOTLESS - 1))
+        })
+    }
+
+    /// How many records there are.
+    pub(super) fn records(&self) -> u32 {
+        self.layout.cpus.wrapping_add(SLOTLESS)
+    }
+
+    /// A record, by a number below that of all.
+    #[inline]
+    pub(super) fn record(&self, number: u32) -> Record<'_> {
+        let at = RECORDS.wrapping_add(LINE * u64::from(number));
+        Record {
+            bucket: self.control_half(at),
+            victim: self.control_half(at + 4),
+            node: self.control_half(at + 8),
+        }
+    }
+
+    /// Callers' offsets are multiples of 4 below [`len`].
+    #[inline]
+    fn control_half(&self, offset: u64) -> &AtomicU32 {
+        // SAFETY: 4-aligned, and in the control area.
+        unsafe { words::half(self.at(self.layout.control.wrapping_add(offset))) }
+    }
+}

@@ -1,0 +1,109 @@
+//! Going through all elements of a hash while anybody changes it.
+
+use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering::Acquire;
+
+use super::{Bucket, Node, RESTARTS, nodes::IN_USE};
+use crate::Map;
+
+/// Links to nodes of one bucket, read before the first of them is shown: a node that is deleted then does not lead astray.
+/// Chains are mostly much shorter; a longer one is read in parts.
+type Links = [MaybeUninit<u32>; 32];
+
+/// A part of a chain, in [`Links`].
+struct Part {
+    count: usize,
+    /// The first link that there was no room for.
+    rest: Option<u32>,
+    /// The walk did not stay in the chain.
+    strayed: bool,
+}
+
+impl Map {
+    /// Shows every element's key and value; gives how many, the one with which `each` said false included.
+    pub(crate) fn hash_for_each(
+        &self,
+        cpu: u32,
+        mut each: impl FnMut(*const u8, *mut u8) -> bool,
+    ) -> u32 {
+        let mut links = [const { MaybeUninit::uninit() }; 32];
+        let mut seen = 0;
+        for number in 0..=self.layout.mask {
+            let bucket = self.bucket(number);
+            let mut from = None;
+            // A walk in a map that is overwritten all the time has an end, too.
+            while seen < self.longest_walk() {
+                let (read, rest) = self.read_links(bucket, from, &mut links);
+                for link in read {
+                    let Some(node) = self.node_of(*link).filter(|node| self.is_in(*node, bucket))
+                    else {
+                        continue;
+                    };
+                    seen = seen.wrapping_add(1);
+                    if !each(node.key(), self.value(node.index, cpu)) {
+                        return seen;
+                    }
+                }
+                match rest {
+                    Some(link) => from = Some(link),
+                    None => break,
+                }
+            }
+        }
+        seen
+    }
+
+    /// The links of a bucket's chain, from its head or from a link on, as far as there is room; and the link to go on
+    /// from.
+    fn read_links<'a>(
+        &self,
+        bucket: Bucket<'_>,
+        from: Option<u32>,
+        links: &'a mut Links,
+    ) -> (&'a [u32], Option<u32>) {
+        let mut part = self.read_part(bucket, from, links);
+        for _ in 0..RESTARTS {
+            // From the middle of a chain there is no way back to it.
+            if !part.strayed || from.is_some() {
+                break;
+            }
+            part = self.read_part(bucket, from, links);
+        }
+        let read = links.get(..part.count).unwrap_or(&[]);
+        // SAFETY: `read_part` wrote the first `count`.
+        (unsafe { read.assume_init_ref() }, part.rest)
+    }
+
+    fn read_part(&self, bucket: Bucket<'_>, from: Option<u32>, links: &mut Links) -> Part {
+        let mut link = from.unwrap_or_else(|| bucket.head.load(Acquire));
+        let (mut count, mut rest, mut again) = (0, None, false);
+        while let Some(node) = self.node_of(link) {
+            let (before, after) = links.split_at_mut_checked(count).unwrap_or_default();
+            let Some(place) = after.first_mut() else {
+                rest = Some(link);
+                break;
+            };
+            // SAFETY: these were written by earlier turns.
+            again = unsafe { before.assume_init_ref() }.contains(&link);
+            if again {
+                break; // It was moved to the front of the chain.
+            }
+            place.write(link);
+            count = count.wrapping_add(1);
+            link = node.next.load(Acquire);
+        }
+        // Any other end than its own says that a node was taken away meanwhile.
+        let whole = link == bucket.end() || link == 0 && count == 0 || rest.is_some();
+        Part {
+            count,
+            rest,
+            strayed: again || !whole,
+        }
+    }
+
+    /// Is the node in this bucket's chain, and not deleted since its link was read?
+    fn is_in(&self, node: Node<'_>, bucket: Bucket<'_>) -> bool {
+        node.stamp().load(Acquire) == IN_USE
+            && node.hash().load(Acquire) & self.layout.mask == bucket.number
+    }
+}

@@ -1,0 +1,90 @@
+//! Which element makes room for a new one in a full LRU hash.
+//!
+//! A clock: a look-up or a replacement raises a node's mark, up to 3; the hand goes round over all nodes, lowers
+//! the marks, and takes the first node that bears none. A new element bears none, but lies behind the hand,
+//! so it has a whole turn to be used in. What is used often so outlives what was used once.
+//!
+//! CPUs do not fight for the hand: each takes it on by a run of nodes, and goes through that by itself. A run
+//! that was begun more than a turn ago is dropped, as what it leads to may be new.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::{Bucket, MAX_MARK, Node, control::Shard, nodes::IN_USE};
+use crate::{Caller, Map, lock};
+
+/// Nodes of a run, at most.
+const RUN: u32 = 16;
+/// After so many nodes the next one is taken although it is marked: when nearly all are, it matters little
+/// which one goes, and it matters that an update ends soon.
+const LONGEST_SEARCH: u32 = 8192;
+
+impl Map {
+    /// Takes an element out of the map, which is full, while the caller holds the lock of `held`. Its node is
+    /// stamped as the caller's then.
+    ///
+    /// None if all buckets that were tried are locked by others: to be tried again without holding a lock, as
+    /// those may be waiting for ours in the same way.
+    pub(super) fn evict(&self, held: Bucket<'_>, caller: &Caller) -> Option<Node<'_>> {
+        let shard = self.shard(caller.cpu);
+        let entries = self.layout.entries;
+        let search = entries.saturating_mul(MAX_MARK).min(LONGEST_SEARCH);
+        for step in 0..entries.min(LONGEST_SEARCH) + search + RUN {
+            let Some(node) = self.node_of(self.candidate(shard)) else {
+                continue;
+            };
+            if node.stamp().load(Relaxed) != IN_USE {
+                continue;
+            }
+            let mark = node.mark().load(Relaxed);
+            if step < search && mark != 0 {
+                node.mark().store(mark.wrapping_sub(1), Relaxed);
+                continue;
+            }
+            if self.take_linked(node, held, caller).is_some() {
+                return Some(node);
+            }
+        }
+        None
+    }
+
+    /// Takes this node out of its chain; none if that is locked by another, or the node is in none.
+    fn take_linked(&self, node: Node<'_>, held: Bucket<'_>, caller: &Caller) -> Option<()> {
+        let bucket = self.bucket(node.hash().load(Acquire));
+        let _guard = if bucket.number == held.number {
+            None
+        } else {
+            self.record_of(caller).victim.store(bucket.number, Release);
+            let guard = lock::attempt(bucket.lock, caller).ok()?;
+            if guard.is_none() {
+                self.wait(caller.cpu).store(bucket.number, Relaxed);
+            }
+            Some(guard?)
+        };
+        self.unlink(self.word_to(bucket, node)?, node, caller);
+        Some(())
+    }
+
+    /// The link to the next node that the clock's hand comes to.
+    fn candidate(&self, shard: Shard<'_>) -> u32 {
+        let entries = self.layout.entries;
+        let (mut position, mut index) = (shard.position.load(Relaxed), shard.index.load(Relaxed));
+        let run = u64::from(self.run());
+        let is_old = self.clock().load(Relaxed).wrapping_sub(position) > u64::from(entries);
+        if position & run.wrapping_sub(1) == 0 || is_old || index >= entries {
+            position = self.clock().fetch_add(run, Relaxed);
+            index = position.checked_rem(entries.into()).unwrap_or(0) as u32;
+        }
+        let link = index.wrapping_add(1);
+        shard.position.store(position.wrapping_add(1), Relaxed);
+        shard
+            .index
+            .store(if link == entries { 0 } else { link }, Relaxed);
+        link
+    }
+
+    /// Nodes of a run, a power of two: few enough that all shards' runs together are a part of the map.
+    fn run(&self) -> u32 {
+        let share = self.layout.entries >> (2 + self.layout.shard_mask.count_ones());
+        1 << share.clamp(1, RUN).ilog2()
+    }
+}

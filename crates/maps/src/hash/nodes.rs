@@ -1,0 +1,109 @@
+//! The supply of nodes.
+//!
+//! A node's stamp says where it is: never used (0), on a free list, in use, or in the hands of the process
+//! whose tag it is. Nodes come from the free list of the caller's CPU, then from those never used, then from
+//! the other lists. A list is changed under its lock, and a node is stamped before it leaves the list and
+//! until after
+//! it is back, so at a death only the first node of a list can be both listed and stamped. Which node a caller has
+//! in hand is written in his record before it is stamped.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::{Node, control::Shard};
+use crate::{Caller, Errno, Map, lock};
+
+/// Stamp: in a chain.
+pub(super) const IN_USE: u32 = u32::MAX;
+/// Stamp: on a free list.
+pub(super) const FREE: u32 = u32::MAX - 1;
+/// Stamp: never used.
+pub(super) const UNUSED: u32 = 0;
+
+impl Map {
+    /// A node, stamped as the caller's. Errors: `E2BIG` if there is none, `EBUSY` if a list is locked for
+    /// too long.
+    pub(super) fn take_node(&self, caller: &Caller) -> Result<Node<'_>, Errno> {
+        let own = caller.cpu & self.layout.shard_mask;
+        let mut failure = Errno::E2BIG;
+        match self.pop(self.shard(own), caller) {
+            Ok(Some(node)) => return Ok(node),
+            Ok(None) => {}
+            Err(error) => failure = error,
+        }
+        if let Some(node) = self.take_unused(caller) {
+            return Ok(node);
+        }
+        for other in 1..=self.layout.shard_mask {
+            match self.pop(self.shard(own.wrapping_add(other)), caller) {
+                Ok(Some(node)) => return Ok(node),
+                Ok(None) => {}
+                Err(error) => failure = error,
+            }
+        }
+        Err(failure)
+    }
+
+    /// Stamps a node as the caller's, who takes it into his hands.
+    pub(super) fn stamp_node(&self, node: Node<'_>, caller: &Caller) {
+        self.record_of(caller).node.store(node.link(), Release);
+        node.stamp().store(caller.owner, Release);
+    }
+
+    /// Puts a node that is stamped as the caller's on a free list. If all lists are locked for too long it
+    /// stays the caller's, until that is dead, and is left to a look through the whole map.
+    pub(super) fn give_node(&self, node: Node<'_>, caller: &Caller) {
+        for attempt in 0..=self.layout.shard_mask {
+            let shard = self.shard(caller.cpu.wrapping_add(attempt));
+            if let Ok(_guard) = lock::acquire(shard.lock, caller) {
+                node.next.store(shard.head.load(Relaxed), Release);
+                shard.head.store(node.link(), Release);
+                node.stamp().store(FREE, Release);
+                return;
+            }
+        }
+        self.left_behind().store(1, Release);
+    }
+
+    fn pop(&self, shard: Shard<'_>, caller: &Caller) -> Result<Option<Node<'_>>, Errno> {
+        if shard.head.load(Relaxed) == 0 {
+            return Ok(None);
+        }
+        let _guard = lock::acquire(shard.lock, caller)?;
+        let Some(node) = self.node_of(shard.head.load(Relaxed)) else {
+            return Ok(None);
+        };
+        if node.stamp().load(Relaxed) != FREE {
+            // Somebody wrote over the list. What is on it cannot be told from what is in use: give it up.
+            shard.head.store(0, Relaxed);
+            return Ok(None);
+        }
+        self.stamp_node(node, caller);
+        shard.head.store(node.next.load(Relaxed), Release);
+        Ok(Some(node))
+    }
+
+    /// A node that was never used. Stamping it is taking it; the mark below which all are taken follows, and
+    /// whoever finds it behind moves it on.
+    fn take_unused(&self, caller: &Caller) -> Option<Node<'_>> {
+        let mark = self.used_mark();
+        for _ in 0..=self.layout.entries {
+            let seen = mark.load(Relaxed);
+            let node = self.node_of(seen.wrapping_add(1))?;
+            self.record_of(caller).node.store(node.link(), Release);
+            let taken = node
+                .stamp()
+                .compare_exchange(UNUSED, caller.owner, AcqRel, Relaxed)
+                .is_ok();
+            let _ = mark.compare_exchange(seen, seen.wrapping_add(1), AcqRel, Acquire);
+            if taken {
+                return Some(node);
+            }
+        }
+        None
+    }
+
+    /// How many elements, from the first on, may ever have had a value: the one at the mark may be taken already.
+    pub(crate) fn used_nodes(&self) -> u32 {
+        self.used_mark().load(Acquire).saturating_add(1)
+    }
+}

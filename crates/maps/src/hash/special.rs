@@ -1,0 +1,68 @@
+//! Look-ups for one kind of hash and one size of keys, for compilers that know both.
+
+use core::sync::atomic::Ordering::Acquire;
+
+use super::{NODE_KEY, Node, hash_words};
+use crate::Map;
+
+impl Map {
+    /// [`Map::lookup`] in a hash whose keys have `KEY` bytes: a per-CPU one or not, an LRU one or not.
+    ///
+    /// Most elements are the first of their bucket, and are found without a frame; the rest is left to [`Map::look_on`].
+    ///
+    /// # Safety
+    /// The map is of that kind, and `key` is readable for `KEY` bytes.
+    #[inline(always)]
+    pub unsafe fn lookup_hash<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
+        &self,
+        key: *const u8,
+        cpu: u32,
+    ) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let hash = unsafe { hash_words(key, KEY) };
+        let bucket = self.bucket(hash);
+        let link = bucket.head.load(Acquire);
+        match self.node_of(link) {
+            // SAFETY: the caller's promise.
+            Some(node) if unsafe { node.has_key(key, KEY) } => {
+                self.used::<KEY, PER_CPU, LRU>(node, cpu)
+            }
+            None if link == 0 || link == bucket.end() => core::ptr::null_mut(),
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.look_on::<KEY, PER_CPU, LRU>(key, cpu) },
+        }
+    }
+
+    /// Looks through the whole bucket.
+    #[cold]
+    #[inline(never)]
+    unsafe fn look_on<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
+        &self,
+        key: *const u8,
+        cpu: u32,
+    ) -> *mut u8 {
+        // SAFETY: the promise of `lookup_hash`'s caller.
+        match unsafe { self.find_sized(key, KEY) } {
+            Some(node) => self.used::<KEY, PER_CPU, LRU>(node, cpu),
+            None => core::ptr::null_mut(),
+        }
+    }
+
+    /// A node's value.
+    #[inline(always)]
+    fn used<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
+        &self,
+        node: Node<'_>,
+        cpu: u32,
+    ) -> *mut u8 {
+        if LRU {
+            node.touch();
+        }
+        if PER_CPU {
+            return self.value(node.index, cpu);
+        }
+        // Behind the key, as the layout has it.
+        let key_end = const { NODE_KEY as usize + KEY.next_multiple_of(8) };
+        node.at.wrapping_add(key_end)
+    }
+}

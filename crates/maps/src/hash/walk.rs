@@ -1,0 +1,61 @@
+//! Going through all keys of a hash.
+
+use core::sync::atomic::Ordering::Acquire;
+
+use super::{Bucket, hash_words};
+use crate::{Caller, Errno, Map, words};
+
+impl Map {
+    /// The key after `key`, in the order of the buckets; the first one if `key` is none or not there.
+    pub(crate) fn hash_next(
+        &self,
+        key: Option<&[u8]>,
+        out: &mut [u8],
+        caller: &Caller,
+    ) -> Result<(), Errno> {
+        let mut number = 0;
+        if let Some(key) = key {
+            // SAFETY: the caller has checked that the key has key_size bytes.
+            let hash = unsafe { hash_words(key.as_ptr(), key.len()) };
+            let bucket = self.bucket(hash);
+            let _guard = self.lock_bucket(bucket, caller)?;
+            // SAFETY: as above.
+            if let Some((node, _)) = unsafe { self.find_in(bucket, hash, key.as_ptr()) } {
+                if self.copy_key(node.next.load(Acquire), out) {
+                    return Ok(());
+                }
+                number = bucket.number.wrapping_add(1);
+            }
+        }
+        while number <= self.layout.mask {
+            if self.first_key(self.bucket(number), out, caller)? {
+                return Ok(());
+            }
+            number = number.wrapping_add(1);
+        }
+        Err(Errno::ENOENT)
+    }
+
+    fn first_key(
+        &self,
+        bucket: Bucket<'_>,
+        out: &mut [u8],
+        caller: &Caller,
+    ) -> Result<bool, Errno> {
+        if bucket.is_empty() {
+            return Ok(false);
+        }
+        let _guard = self.lock_bucket(bucket, caller)?;
+        Ok(self.copy_key(bucket.head.load(Acquire), out))
+    }
+
+    /// Copies the key of the node that `link` leads to, if it does. The caller holds the bucket's lock.
+    fn copy_key(&self, link: u32, out: &mut [u8]) -> bool {
+        let Some(node) = self.node_of(link) else {
+            return false;
+        };
+        // SAFETY: a node has room for a key, 8-aligned, and `out` has the same size: all callers checked it.
+        unsafe { words::load(out.as_mut_ptr(), node.key(), out.len()) };
+        true
+    }
+}

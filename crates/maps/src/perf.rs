@@ -1,0 +1,219 @@
+//! The perf ring of one CPU, as `perf_event_open` and `mmap` give it to a tool, in a memory file of its
+//! own: a
+//! control page (`struct perf_event_mmap_page`, `linux/perf_event.h`) and a power of two of data pages.
+//!
+//! Records are `PERF_RECORD_SAMPLE` with `PERF_SAMPLE_RAW` alone, and `PERF_RECORD_LOST`. A record is
+//! written first, then
+//! the head moves past it, in one store: whoever dies, a consumer never sees half a record. The tool can
+//! write
+//! all of it: positions are masked, never believed.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use crate::{Caller, Errno, layout::PAGE, lock, words};
+
+// Offsets in the control page, from `struct perf_event_mmap_page`.
+const DATA_HEAD: u64 = 1024;
+const DATA_TAIL: u64 = 1032;
+const DATA_OFFSET: u64 = 1040;
+const DATA_SIZE: u64 = 1048;
+// Ours, in the part of the page that the kernel leaves unused.
+const LOCK: u64 = 2048;
+const ENABLED: u64 = 2052;
+const WAKEUP_EVENTS: u64 = 2056;
+const EVENTS: u64 = 2060;
+const ID: u64 = 2064;
+const LOST_PENDING: u64 = 2072;
+const LOST_TOTAL: u64 = 2080;
+const WAKEUP_HEAD: u64 = 2088;
+
+const RECORD_LOST: u64 = 2;
+const RECORD_SAMPLE: u64 = 9;
+/// Bytes of a lost record: header, id, count.
+const LOST_LEN: u64 = 24;
+
+/// A perf ring as one process has mapped it: plain data, like [`crate::Map`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Ring {
+    base: *mut u8,
+    /// Bytes of data; a power of two.
+    size: u64,
+}
+
+// SAFETY: the memory behind `base` is shared between processes, so all access to it is by atomic words.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// Bytes of the file of a ring with that many data pages.
+    ///
+    /// # Errors
+    /// `EINVAL` if `pages` is not a power of two, `ENOMEM` above 4 GiB.
+    pub fn file_len(pages: u32) -> Result<u64, Errno> {
+        if !pages.is_power_of_two() {
+            return Err(Errno::EINVAL);
+        }
+        if pages > 1 << 20 {
+            Err(Errno::ENOMEM)
+        } else {
+            Ok((u64::from(pages) + 1) * PAGE)
+        }
+    }
+
+    /// A handle on the ring with `pages` data pages whose file is mapped at `base`.
+    ///
+    /// # Errors
+    /// Those of [`Ring::file_len`].
+    ///
+    /// # Safety
+    /// For as long as the handle or a copy of it is used the file is mapped shared, readable and writable,
+    /// at `base`,
+    /// a page's start, for [`Ring::file_len`] bytes. A handle for another address space is only used there.
+    pub unsafe fn attach(pages: u32, base: *mut u8) -> Result<Self, Errno> {
+        Ok(Self {
+            base,
+            size: Self::file_len(pages)? - PAGE,
+        })
+    }
+
+    /// The handle as bytes, to be copied to an 8-aligned place in another process.
+    pub fn as_bytes(&self) -> &[u8; size_of::<Ring>()] {
+        const { assert!(size_of::<Ring>() == 16) };
+        // SAFETY: plain data without padding.
+        unsafe { &*core::ptr::from_ref(self).cast() }
+    }
+
+    /// Fills in the control page of a fresh, zeroed file. `id` is that of the event, for lost records;
+    /// the tool is woken after every `wakeup_events` samples (0: only when the ring is half full). The
+    /// ring is not enabled.
+    pub fn init(&self, id: u64, wakeup_events: u32) {
+        self.word(DATA_OFFSET).store(PAGE, Relaxed);
+        self.word(DATA_SIZE).store(self.size, Relaxed);
+        self.word(ID).store(id, Relaxed);
+        self.half(WAKEUP_EVENTS).store(wakeup_events, Release);
+    }
+
+    /// `PERF_EVENT_IOC_ENABLE` and `DISABLE`.
+    pub fn enable(&self, on: bool) {
+        self.half(ENABLED).store(on.into(), Release);
+    }
+
+    /// `bpf_perf_event_output`: a sample with `data`, padded as the kernel pads it. Says whether the tool
+    /// is to be woken.
+    ///
+    /// # Errors
+    /// `ENOSPC`, counted, when there is no room; `E2BIG` for more than a record can hold (64 KiB);
+    /// `EOPNOTSUPP` when
+    /// the ring is not enabled; `EBUSY` if another holds the ring for too long.
+    pub fn output(&self, data: &[u8], caller: &Caller) -> Result<bool, Errno> {
+        let raw = (data.len() as u64).wrapping_add(4 + 7) & !7;
+        let len = raw.wrapping_add(8);
+        if data.len() > u16::MAX as usize || len > u16::MAX.into() {
+            return Err(Errno::E2BIG);
+        }
+        if self.half(ENABLED).load(Acquire) == 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let _guard = lock::acquire(self.half(LOCK), caller)?;
+        let mut head = self.word(DATA_HEAD).load(Relaxed) & !7;
+        let lost = self.word(LOST_PENDING).load(Relaxed);
+        let need = if lost == 0 { len } else { len + LOST_LEN };
+        if need > self.room(head) {
+            self.word(LOST_PENDING).store(lost.wrapping_add(1), Relaxed);
+            self.word(LOST_TOTAL).fetch_add(1, Relaxed);
+            return Err(Errno::ENOSPC);
+        }
+        if lost != 0 {
+            for word in [
+                RECORD_LOST | LOST_LEN << 48,
+                self.word(ID).load(Relaxed),
+                lost,
+            ] {
+                head = self.put(head, word);
+            }
+            self.word(LOST_PENDING).store(0, Relaxed);
+        }
+        head = self.put(head, RECORD_SAMPLE | MISC << 32 | len << 48);
+        head = self.put_raw(head, data, raw - 4);
+        self.word(DATA_HEAD).store(head, Release);
+        Ok(self.wakes(head))
+    }
+
+    /// Samples that found no room so far.
+    pub fn lost(&self) -> u64 {
+        self.word(LOST_TOTAL).load(Relaxed)
+    }
+
+    /// After a death: frees the lock of a producer that is `dead`. Nothing else need be done.
+    pub fn release(&self, dead: &dyn Fn(u32) -> bool) {
+        lock::free_if(self.half(LOCK), dead);
+    }
+
+    /// Bytes free: one less than the ring holds, as in the kernel, so that full and empty differ.
+    fn room(&self, head: u64) -> u64 {
+        let tail = self.word(DATA_TAIL).load(Acquire);
+        tail.wrapping_sub(head).wrapping_sub(1) & (self.size - 1)
+    }
+
+    /// Whether this record completes a batch, or half the ring was filled since the last waking.
+    fn wakes(&self, head: u64) -> bool {
+        let every = self.half(WAKEUP_EVENTS).load(Relaxed);
+        let events = self.half(EVENTS).load(Relaxed).wrapping_add(1);
+        let since = head.wrapping_sub(self.word(WAKEUP_HEAD).load(Relaxed));
+        let wakes = (every != 0 && events >= every) || since > self.size / 2;
+        self.half(EVENTS)
+            .store(if wakes { 0 } else { events }, Relaxed);
+        if wakes {
+            self.word(WAKEUP_HEAD).store(head, Relaxed);
+        }
+        wakes
+    }
+
+    /// Writes a 32-bit size and `data`, padded with zeros to the size, by words. Returns the new head.
+    fn put_raw(&self, mut head: u64, data: &[u8], size: u64) -> u64 {
+        // The stream of bytes is 4 ahead of the words: each word takes 4 bytes over to the next.
+        let mut carry = size & u64::from(u32::MAX);
+        // SAFETY: the slice is readable.
+        unsafe {
+            words::all(data.as_ptr(), data.len(), |_, word| {
+                head = self.put(head, carry | word << 32);
+                carry = word >> 32;
+                true
+            });
+        }
+        // A last word of more than 4 bytes, or none at all, leaves bytes to be written.
+        if data.len() % 8 > 4 || data.len().is_multiple_of(8) {
+            self.put(head, carry)
+        } else {
+            head
+        }
+    }
+
+    /// Writes a word at a position, a multiple of 8, and returns the next.
+    #[inline]
+    fn put(&self, head: u64, value: u64) -> u64 {
+        self.word(PAGE.wrapping_add(head & (self.size - 1)))
+            .store(value, Relaxed);
+        head.wrapping_add(8)
+    }
+
+    #[inline]
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        // SAFETY: an 8-aligned place in the control page, or in the data by a masked position.
+        unsafe { words::word(self.base.wrapping_add(offset as usize)) }
+    }
+
+    #[inline]
+    fn half(&self, offset: u64) -> &AtomicU32 {
+        // SAFETY: a 4-aligned place in the control page.
+        unsafe { words::half(self.base.wrapping_add(offset as usize)) }
+    }
+}
+
+/// `PERF_RECORD_MISC_USER`: the program ran on behalf of user-space code.
+const MISC: u64 = 2;

@@ -1,0 +1,136 @@
+//! Queues and stacks: values in a circle, with one more place than there may be values.
+//!
+//! One word says where the next value goes and where the oldest lies. A value is written to the place that this word
+//! leaves out, then the word is replaced: whoever dies, the queue is as it was before or after. Freeing the lock is
+//! all the repair there is.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Release},
+};
+
+use crate::{Caller, Errno, Kind, Map, flags, lock, words};
+
+/// The used part of the circle.
+#[derive(Clone, Copy)]
+struct Ends {
+    /// Where the next value goes.
+    head: u32,
+    /// The oldest value, unless that is `head` too.
+    tail: u32,
+}
+
+impl Ends {
+    fn is_empty(self) -> bool {
+        self.head == self.tail
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.head) | u64::from(self.tail) << 32
+    }
+}
+
+impl Map {
+    /// # Safety
+    /// `value` is readable for `value_size` bytes.
+    pub(crate) unsafe fn queue_push(
+        &self,
+        value: *const u8,
+        flags: u64,
+        caller: &Caller,
+    ) -> Result<(), Errno> {
+        if !matches!(flags, flags::ANY | flags::EXIST) {
+            return Err(Errno::EINVAL);
+        }
+        let _guard = lock::acquire(self.queue_lock(), caller)?;
+        let Ends { head, mut tail } = self.ends();
+        let next = self.after(head);
+        if next == tail {
+            if flags != flags::EXIST {
+                return Err(Errno::E2BIG);
+            }
+            tail = self.after(tail);
+        }
+        // SAFETY: the value is the caller's promise; the place has as much room, 8-aligned.
+        unsafe { words::store(self.value(head, 0), value, self.spec.value_size as usize) };
+        self.publish(Ends { head: next, tail });
+        Ok(())
+    }
+
+    /// Copies the next value out, and removes it if it is to be taken. `ENOENT` if there is none: then `out` is zero.
+    ///
+    /// # Safety
+    /// `out` is writable for `value_size` bytes.
+    pub(crate) unsafe fn queue_get(
+        &self,
+        out: *mut u8,
+        take: bool,
+        caller: &Caller,
+    ) -> Result<(), Errno> {
+        let len = self.spec.value_size as usize;
+        let _guard = lock::acquire(self.queue_lock(), caller)?;
+        let ends = self.ends();
+        if ends.is_empty() {
+            // SAFETY: the caller's promise.
+            words::blank(unsafe { core::slice::from_raw_parts_mut(out, len) });
+            return Err(Errno::ENOENT);
+        }
+        let (place, rest) = if self.kind() == Some(Kind::Stack) {
+            let newest = self.before(ends.head);
+            let rest = Ends {
+                head: newest,
+                ..ends
+            };
+            (newest, rest)
+        } else {
+            let tail = self.after(ends.tail);
+            (ends.tail, Ends { tail, ..ends })
+        };
+        // SAFETY: `out` is the caller's promise; the place holds as much, 8-aligned.
+        unsafe { words::load(out, self.value(place, 0), len) };
+        if take {
+            self.publish(rest);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn queue_release(&self, dead: &dyn Fn(u32) -> bool) {
+        lock::free_if(self.queue_lock(), dead);
+    }
+
+    /// The ends, in range. Memory that somebody wrote over is an empty queue.
+    fn ends(&self) -> Ends {
+        let word = self.ends_word().load(Acquire);
+        let (head, tail) = (word as u32, (word >> 32) as u32);
+        if head.max(tail) > self.spec.max_entries {
+            return Ends { head: 0, tail: 0 };
+        }
+        Ends { head, tail }
+    }
+
+    fn publish(&self, ends: Ends) {
+        self.ends_word().store(ends.word(), Release);
+    }
+
+    fn after(&self, place: u32) -> u32 {
+        if place >= self.spec.max_entries {
+            0
+        } else {
+            place.wrapping_add(1)
+        }
+    }
+
+    fn before(&self, place: u32) -> u32 {
+        place.checked_sub(1).unwrap_or(self.spec.max_entries)
+    }
+
+    fn queue_lock(&self) -> &AtomicU32 {
+        // SAFETY: the first word of the control page.
+        unsafe { words::half(self.at(self.layout.control)) }
+    }
+
+    fn ends_word(&self) -> &AtomicU64 {
+        // SAFETY: the second 8 bytes of the control page.
+        unsafe { words::word(self.at(self.layout.control.wrapping_add(8))) }
+    }
+}

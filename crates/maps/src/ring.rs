@@ -1,0 +1,278 @@
+//! The BPF ring buffer: records of many producers to one consumer, in the kernel's format.
+//!
+//! A record is a header (32-bit length with the bits [`BUSY`] and [`DISCARD`], and 32 bits that consumers
+//! ignore; here the producer's tag) and data, all 8-aligned. Positions only grow. A producer takes room under
+//! the ring's lock: it writes a busy header, then moves the producer position past it, so that a consumer
+//! that sees
+//! the position sees the header, and waits there. The lock is held for a few instructions; the data is
+//! written without it.
+//!
+//! A producer that dies in the lock has not moved the position, or is done: freeing the lock is enough.
+//! One that dies later leaves a busy record with its tag, which [`Map::release`] turns into a discarded one.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+};
+
+use crate::{Caller, Errno, Kind, Map, flags, layout::PAGE, lock, words};
+
+/// In a header's length: the record is not complete.
+pub const BUSY: u32 = 1 << 31;
+/// In a header's length: the record is to be skipped.
+pub const DISCARD: u32 = 1 << 30;
+/// Bytes of a record's header.
+pub const HEADER: u64 = 8;
+
+/// The longest record (the kernel's `RINGBUF_MAX_RECORD_SZ`).
+const MAX_RECORD: u64 = u32::MAX as u64 / 4;
+
+/// A map that is a ring buffer.
+#[derive(Debug, Clone, Copy)]
+pub struct Ring<'m> {
+    map: &'m Map,
+}
+
+impl<'m> Ring<'m> {
+    /// The ring in `map`, if it is one.
+    pub fn of(map: &'m Map) -> Option<Self> {
+        (map.kind() == Some(Kind::Ringbuf)).then_some(Self { map })
+    }
+
+    /// `bpf_ringbuf_reserve`: room for a record of `size` bytes, 8-aligned, to be given to [`Ring::commit`].
+    ///
+    /// # Errors
+    /// `EINVAL` for flags; `EAGAIN`, counted in [`Ring::dropped`], when there is no room or the lock is
+    /// not to be had.
+    pub fn reserve(&self, size: u64, flags: u64, caller: &Caller) -> Result<*mut u8, Errno> {
+        if flags != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let record = self.take_room(size, caller);
+        if record.is_err() {
+            self.dropped_count().fetch_add(1, Relaxed);
+        }
+        record
+    }
+
+    fn take_room(&self, size: u64, caller: &Caller) -> Result<*mut u8, Errno> {
+        if size > MAX_RECORD {
+            return Err(Errno::EAGAIN);
+        }
+        let len = record_len(size);
+        let _guard = lock::acquire(self.lock(), caller).map_err(|_| Errno::EAGAIN)?;
+        let consumer = self.consumer().load(Acquire);
+        let start = self.producer().load(Relaxed) & !7;
+        let end = start.wrapping_add(len);
+        if end.wrapping_sub(consumer) > self.mask() {
+            return Err(Errno::EAGAIN);
+        }
+        let header = self.header(start);
+        header.owner.store(caller.owner, Relaxed);
+        header.len.store(size as u32 | BUSY, Release);
+        self.producer().store(end, Release);
+        Ok(header.data)
+    }
+
+    /// Whether `sample` points into this ring's data: programs hand a record back without naming its ring.
+    pub fn owns(&self, sample: *const u8) -> bool {
+        let data = self.map.base as u64 + self.map.layout.values;
+        let offset = (sample as u64).wrapping_sub(data);
+        offset.wrapping_sub(HEADER) <= self.mask() && offset.is_multiple_of(8)
+    }
+
+    /// `bpf_ringbuf_submit` and, with `discard`, `bpf_ringbuf_discard`: hands the record to the consumer.
+    /// Says
+    /// whether the consumer is to be woken, by the kernel's rule: forced by `flags`, or not forbidden and the
+    /// consumer has got as far as this record. What this ring does not own is left alone.
+    pub fn commit(&self, sample: *mut u8, discard: bool, flags: u64) -> bool {
+        if !self.owns(sample) {
+            return false;
+        }
+        let data = self.map.base as u64 + self.map.layout.values;
+        let position = (sample as u64).wrapping_sub(data).wrapping_sub(HEADER);
+        let header = self.header(position);
+        let len = header.len.load(Relaxed) & !BUSY;
+        // Sequentially consistent, as the kernel's: the consumer, who stores its position and then looks for
+        // a finished record, and we, who finish one and then look at its position, cannot both miss the
+        // other.
+        header
+            .len
+            .swap(if discard { len | DISCARD } else { len }, SeqCst);
+        let caught_up = self.consumer().load(SeqCst) & self.mask() == position;
+        flags & flags::RB_FORCE_WAKEUP != 0 || (caught_up && flags & flags::RB_NO_WAKEUP == 0)
+    }
+
+    /// `bpf_ringbuf_output`: a record with a copy of `data`. Says whether the consumer is to be woken.
+    ///
+    /// # Errors
+    /// `EINVAL` for unknown flags, `EAGAIN` as for [`Ring::reserve`].
+    pub fn output(&self, data: &[u8], flags: u64, caller: &Caller) -> Result<bool, Errno> {
+        if flags & !(flags::RB_NO_WAKEUP | flags::RB_FORCE_WAKEUP) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let record = self.reserve(data.len() as u64, 0, caller)?;
+        // SAFETY: the record has room for that many bytes, 8-aligned.
+        unsafe { words::store(record, data.as_ptr(), data.len()) };
+        Ok(self.commit(record, false, flags))
+    }
+
+    /// The consumer's position, if there is a finished record at it.
+    pub fn readable(&self) -> Option<u64> {
+        let (consumer, producer) = (self.consumer().load(Acquire), self.producer().load(Acquire));
+        let waits = consumer != producer && consumer.is_multiple_of(8);
+        let is_busy =
+            |position: u64| self.header(position & self.mask()).len.load(Acquire) & BUSY != 0;
+        (waits && !is_busy(consumer)).then_some(consumer)
+    }
+
+    /// The next record for the consumer that is finished and not discarded. To be given to [`Ring::consumed`] when it
+    /// has been read.
+    pub fn next_record(&self) -> Option<Record> {
+        let size = self.mask().wrapping_add(1);
+        // As many records as there can be: no walk through memory that is overwritten goes on for ever.
+        for _ in 0..size / HEADER {
+            let position = self.readable()?;
+            if self.query(0) > size {
+                self.skip_all();
+                return None;
+            }
+            let header = self.header(position);
+            let len = header.len.load(Acquire);
+            let record = Record {
+                data: header.data,
+                len: (len & !(BUSY | DISCARD)) as usize,
+                end: position.wrapping_add(record_len((len & !(BUSY | DISCARD)).into())),
+            };
+            if record.end.wrapping_sub(position) > size {
+                self.skip_all();
+                return None;
+            }
+            if len & DISCARD == 0 {
+                return Some(record);
+            }
+            self.consumed(&record);
+        }
+        None
+    }
+
+    /// No producer of ours writes such a header or position: nothing after it can be told apart.
+    fn skip_all(&self) {
+        self.consumer()
+            .store(self.producer().load(Acquire) & !7, SeqCst);
+    }
+
+    /// Gives a record's room back.
+    pub fn consumed(&self, record: &Record) {
+        self.consumer().store(record.end, SeqCst);
+    }
+
+    /// `bpf_ringbuf_query`: 0 bytes not consumed, 1 bytes of the ring, 2 the consumer's position, 3 the
+    /// producers'; else 0.
+    pub fn query(&self, what: u64) -> u64 {
+        let (consumer, producer) = (self.consumer().load(Acquire), self.producer().load(Acquire));
+        match what {
+            0 => producer.wrapping_sub(consumer),
+            1 => self.mask() + 1,
+            2 => consumer,
+            3 => producer,
+            _ => 0,
+        }
+    }
+
+    /// Records that found no room so far.
+    pub fn dropped(&self) -> u64 {
+        self.dropped_count().load(Relaxed)
+    }
+
+    fn mask(&self) -> u64 {
+        self.map.layout.mask.into()
+    }
+
+    fn consumer(&self) -> &'m AtomicU64 {
+        // SAFETY: the start of the first page.
+        unsafe { words::word(self.map.at(0)) }
+    }
+
+    fn producer(&self) -> &'m AtomicU64 {
+        // SAFETY: the start of the second page.
+        unsafe { words::word(self.map.at(PAGE)) }
+    }
+
+    fn lock(&self) -> &'m AtomicU32 {
+        // SAFETY: the first word of the control page.
+        unsafe { words::half(self.map.at(self.map.layout.control)) }
+    }
+
+    fn dropped_count(&self) -> &'m AtomicU64 {
+        // SAFETY: the second 8 bytes of the control page.
+        unsafe { words::word(self.map.at(self.map.layout.control.wrapping_add(8))) }
+    }
+
+    /// The record at a position, a multiple of 8.
+    fn header(&self, position: u64) -> Header<'m> {
+        let at = self
+            .map
+            .at(self.map.layout.values.wrapping_add(position & self.mask()));
+        // SAFETY: the position is masked, and 8-aligned as all records are.
+        let (len, owner) = unsafe { (words::half(at), words::half(at.wrapping_add(4))) };
+        Header {
+            len,
+            owner,
+            data: at.wrapping_add(HEADER as usize),
+        }
+    }
+}
+
+/// A record that the consumer reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Record {
+    /// Its data, in the ring.
+    pub data: *const u8,
+    /// Bytes.
+    pub len: usize,
+    /// The position behind it.
+    end: u64,
+}
+
+struct Header<'m> {
+    len: &'m AtomicU32,
+    owner: &'m AtomicU32,
+    data: *mut u8,
+}
+
+/// Bytes that a record of `size` takes.
+fn record_len(size: u64) -> u64 {
+    (size + HEADER + 7) & !7
+}
+
+impl Map {
+    /// Discards the records that the dead have begun. Says whether there were any: the consumer may wait
+    /// at one.
+    pub(crate) fn ring_release(
+        &self,
+        dead: &dyn Fn(u32) -> bool,
+        caller: &Caller,
+    ) -> Result<bool, Errno> {
+        let Some(ring) = Ring::of(self) else {
+            return Ok(false);
+        };
+        // With the lock nobody begins a record, so all between the positions stays where it is.
+        let _guard = lock::steal(ring.lock(), dead, caller)?;
+        let end = ring.producer().load(Acquire) & !7;
+        let mut position = ring.consumer().load(Acquire) & !7;
+        let mut found = false;
+        while end.wrapping_sub(position).wrapping_sub(1) <= ring.mask() {
+            let header = ring.header(position);
+            let len = header.len.load(Acquire);
+            if len & BUSY != 0 && dead(header.owner.load(Acquire)) {
+                found |= header
+                    .len
+                    .compare_exchange(len, (len & !BUSY) | DISCARD, SeqCst, Relaxed)
+                    .is_ok();
+            }
+            position = position.wrapping_add(record_len((len & !(BUSY | DISCARD)).into()));
+        }
+        Ok(found)
+    }
+}

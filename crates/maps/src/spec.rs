@@ -1,0 +1,349 @@
+//! What a map is: the arguments of `BPF_MAP_CREATE`, and the kernel's rules for them.
+
+use crate::{Errno, layout::PAGE};
+
+/// `BPF_F_*` flags, with the kernel's values: of map creation, of updates, and of single helpers.
+#[allow(missing_docs)] // The names are the kernel's.
+pub mod flags {
+    pub const NO_PREALLOC: u32 = 1 << 0;
+    pub const NO_COMMON_LRU: u32 = 1 << 1;
+    pub const NUMA_NODE: u32 = 1 << 2;
+    pub const RDONLY: u32 = 1 << 3;
+    pub const WRONLY: u32 = 1 << 4;
+    pub const ZERO_SEED: u32 = 1 << 6;
+    pub const RDONLY_PROG: u32 = 1 << 7;
+    pub const WRONLY_PROG: u32 = 1 << 8;
+    pub const CLONE: u32 = 1 << 9;
+    pub const MMAPABLE: u32 = 1 << 10;
+    pub const PRESERVE_ELEMS: u32 = 1 << 11;
+    pub const INNER_MAP: u32 = 1 << 12;
+    pub const TOKEN_FD: u32 = 1 << 16;
+
+    /// Update: create or replace.
+    pub const ANY: u64 = 0;
+    /// Update: create only.
+    pub const NOEXIST: u64 = 1;
+    /// Update: replace only.
+    pub const EXIST: u64 = 2;
+
+    /// Update and look-up: under the value's own lock.
+    pub const LOCK: u64 = 4;
+
+    /// `bpf_get_stackid`: frames to leave out.
+    pub const STACK_SKIP_MASK: u64 = 0xff;
+    pub const USER_STACK: u64 = 1 << 8;
+    pub const FAST_STACK_CMP: u64 = 1 << 9;
+    pub const REUSE_STACKID: u64 = 1 << 10;
+
+    /// Ring buffer: do not wake the consumer.
+    pub const RB_NO_WAKEUP: u64 = 1 << 0;
+    /// Ring buffer: wake the consumer in any case.
+    pub const RB_FORCE_WAKEUP: u64 = 1 << 1;
+}
+
+/// The map types that are served, with the kernel's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)] // The names are the kernel's.
+pub enum Kind {
+    Hash = 1,
+    Array = 2,
+    ProgArray = 3,
+    PerfEventArray = 4,
+    PercpuHash = 5,
+    PercpuArray = 6,
+    StackTrace = 7,
+    CgroupArray = 8,
+    LruHash = 9,
+    LruPercpuHash = 10,
+    LpmTrie = 11,
+    ArrayOfMaps = 12,
+    HashOfMaps = 13,
+    Queue = 22,
+    Stack = 23,
+    Ringbuf = 27,
+    TaskStorage = 29,
+    BloomFilter = 30,
+    UserRingbuf = 31,
+}
+
+impl Kind {
+    /// Are the elements objects (programs, maps, cgroups), kept as their ids? See [`Map::object`].
+    ///
+    /// [`Map::object`]: crate::Map::object
+    pub fn holds_objects(self) -> bool {
+        matches!(
+            self,
+            Self::ProgArray | Self::CgroupArray | Self::ArrayOfMaps | Self::HashOfMaps
+        )
+    }
+
+    /// Are the elements kept in a hash?
+    pub const fn is_hash(self) -> bool {
+        matches!(
+            self,
+            Self::Hash
+                | Self::PercpuHash
+                | Self::LruHash
+                | Self::LruPercpuHash
+                | Self::HashOfMaps
+                | Self::TaskStorage
+        )
+    }
+
+    /// A hash that makes room for a new element, when it is full, by dropping one that was not used for long.
+    pub const fn is_lru(self) -> bool {
+        matches!(self, Self::LruHash | Self::LruPercpuHash)
+    }
+
+    /// Every CPU has values of its own.
+    pub const fn is_percpu(self) -> bool {
+        matches!(
+            self,
+            Self::PercpuHash | Self::PercpuArray | Self::LruPercpuHash
+        )
+    }
+}
+
+/// What a map is: the arguments of `BPF_MAP_CREATE`.
+///
+/// Packed so that it has no padding: it is part of a handle, which is copied as bytes.
+#[repr(C, packed(4))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spec {
+    /// `BPF_MAP_TYPE_*`; see [`Kind`].
+    pub map_type: u32,
+    /// Bytes.
+    pub key_size: u32,
+    /// Bytes.
+    pub value_size: u32,
+    /// Elements; bytes of data for a ring buffer; 0 for a task storage.
+    pub max_entries: u32,
+    /// `BPF_F_*`; see [`flags`].
+    pub flags: u32,
+    /// How many hash functions a Bloom filter uses, or 0 for the kernel's default; 0 for other types.
+    pub map_extra: u64,
+}
+
+/// Frames of the deepest stack that the kernel records by default (`kernel.perf_event_max_stack`).
+const MAX_STACK_FRAMES: u32 = 127;
+/// The largest block the kernel allocates for a hash element, and what the element's header takes of it.
+const MAX_HASH_ELEMENT: u64 = (4 << 20) - 48;
+/// The largest per-CPU value (the kernel's `PCPU_MIN_UNIT_SIZE`).
+const MAX_PERCPU_VALUE: u32 = 32 << 10;
+/// The largest block the kernel allocates (`KMALLOC_MAX_SIZE`): the largest value of queues and filters.
+const MAX_BLOCK: u32 = 4 << 20;
+/// The sizes that a trie's key may have: the prefix's length, and 1 to 256 bytes.
+const TRIE_KEY: core::ops::RangeInclusive<u32> = 5..=260;
+/// The largest value of a trie: a node's header and the data of the largest key are in the same block.
+const MAX_TRIE_VALUE: u32 = MAX_BLOCK - 256 - 24;
+/// The largest value of a task storage: with the element's header it fits a 16-bit length.
+const MAX_STORED_VALUE: u32 = u16::MAX as u32 - 128;
+/// The hash functions that a Bloom filter may be asked to use.
+const MAX_HASH_FUNCTIONS: u64 = 15;
+
+impl Spec {
+    /// The type of the map, if it is one that is served.
+    pub fn kind(&self) -> Option<Kind> {
+        Some(match self.map_type {
+            1 => Kind::Hash,
+            2 => Kind::Array,
+            3 => Kind::ProgArray,
+            4 => Kind::PerfEventArray,
+            5 => Kind::PercpuHash,
+            6 => Kind::PercpuArray,
+            7 => Kind::StackTrace,
+            8 => Kind::CgroupArray,
+            9 => Kind::LruHash,
+            10 => Kind::LruPercpuHash,
+            11 => Kind::LpmTrie,
+            12 => Kind::ArrayOfMaps,
+            13 => Kind::HashOfMaps,
+            22 => Kind::Queue,
+            23 => Kind::Stack,
+            27 => Kind::Ringbuf,
+            29 => Kind::TaskStorage,
+            30 => Kind::BloomFilter,
+            31 => Kind::UserRingbuf,
+            _ => return None,
+        })
+    }
+
+    /// Checks the arguments as the kernel does, and says which type it is.
+    ///
+    /// # Errors
+    /// The kernel's for the same arguments: `EINVAL` for what makes no sense or has an unknown flag, `E2BIG`
+    /// for what is too large. A type that is not served is `EINVAL`, as on a kernel without it.
+    /// What is not part of a spec is the caller's to check: a map of maps has an inner map, and a task
+    /// storage has BTF types for its key and value, else it is `EINVAL`.
+    pub fn check(&self) -> Result<Kind, Errno> {
+        let kind = self.kind().ok_or(Errno::EINVAL)?;
+        let both = |a, b| self.flags & (a | b) == a | b;
+        if both(flags::RDONLY, flags::WRONLY) {
+            return Err(Errno::EINVAL);
+        }
+        // Of a filter the kernel checks this before all else.
+        if kind == Kind::BloomFilter && self.value_size > MAX_BLOCK {
+            return Err(Errno::E2BIG);
+        }
+        if self.map_extra > self.largest_extra(kind)
+            || both(flags::RDONLY_PROG, flags::WRONLY_PROG)
+            || self.flags & !(allowed_flags(kind) | flags::TOKEN_FD) != 0
+        {
+            return Err(Errno::EINVAL);
+        }
+        match kind {
+            Kind::Hash | Kind::PercpuHash | Kind::LruHash | Kind::LruPercpuHash => {
+                self.check_hash(kind)?
+            }
+            Kind::HashOfMaps if self.value_size != 4 => return Err(Errno::EINVAL),
+            Kind::HashOfMaps => self.check_hash(kind)?,
+            Kind::Array | Kind::PercpuArray => self.check_array(kind)?,
+            Kind::PerfEventArray | Kind::CgroupArray => self.check_array(kind)?,
+            Kind::ProgArray | Kind::ArrayOfMaps => self.check_array(kind)?,
+            Kind::StackTrace => self.check_stack()?,
+            Kind::Ringbuf | Kind::UserRingbuf => self.check_ring()?,
+            Kind::Queue | Kind::Stack | Kind::BloomFilter => self.check_queue()?,
+            Kind::LpmTrie => self.check_trie()?,
+            Kind::TaskStorage => self.check_storage()?,
+        }
+        // As in the kernel the token is asked for last, and there is none.
+        if self.flags & flags::TOKEN_FD != 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(kind)
+    }
+
+    fn largest_extra(&self, kind: Kind) -> u64 {
+        if kind == Kind::BloomFilter {
+            MAX_HASH_FUNCTIONS
+        } else {
+            0
+        }
+    }
+
+    fn check_hash(&self, kind: Kind) -> Result<(), Errno> {
+        let has = |flag| self.flags & flag != 0;
+        if kind.is_lru() && has(flags::NO_PREALLOC) {
+            return Err(Errno::ENOTSUPP);
+        }
+        if has(flags::NUMA_NODE) && (kind.is_percpu() || has(flags::NO_COMMON_LRU)) {
+            return Err(Errno::EINVAL);
+        }
+        if self.max_entries == 0 || self.key_size == 0 || self.value_size == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let element = u64::from(self.key_size) + u64::from(self.value_size);
+        let percpu = kind.is_percpu() && self.value_size > MAX_PERCPU_VALUE;
+        // The kernel's table of 16-byte buckets, a power of two of them, must stay below 4 GiB.
+        if element >= MAX_HASH_ELEMENT || percpu || self.max_entries > 1 << 27 {
+            return Err(Errno::E2BIG);
+        }
+        Ok(())
+    }
+
+    fn check_array(&self, kind: Kind) -> Result<(), Errno> {
+        let descriptors = kind == Kind::PerfEventArray || kind.holds_objects();
+        if self.max_entries == 0
+            || self.key_size != 4
+            || self.value_size == 0
+            || (descriptors && self.value_size != 4)
+        {
+            return Err(Errno::EINVAL);
+        }
+        let percpu = kind == Kind::PercpuArray && self.value_size > MAX_PERCPU_VALUE;
+        if self.value_size > i32::MAX as u32 || percpu {
+            return Err(Errno::E2BIG);
+        }
+        Ok(())
+    }
+
+    fn check_stack(&self) -> Result<(), Errno> {
+        let frames = self.value_size / 8;
+        if self.max_entries == 0
+            || self.key_size != 4
+            || !self.value_size.is_multiple_of(8)
+            || frames == 0
+            || frames > MAX_STACK_FRAMES
+        {
+            return Err(Errno::EINVAL);
+        }
+        // The kernel rounds the number of slots up to a power of two of 32 bits.
+        if self.max_entries > 1 << 31 {
+            return Err(Errno::E2BIG);
+        }
+        Ok(())
+    }
+
+    fn check_ring(&self) -> Result<(), Errno> {
+        let whole_pages = u64::from(self.max_entries).is_multiple_of(PAGE);
+        if self.key_size != 0
+            || self.value_size != 0
+            || !self.max_entries.is_power_of_two()
+            || !whole_pages
+        {
+            return Err(Errno::EINVAL);
+        }
+        Ok(())
+    }
+
+    /// Queues, stacks and Bloom filters: values without keys.
+    fn check_queue(&self) -> Result<(), Errno> {
+        if self.max_entries == 0 || self.key_size != 0 || self.value_size == 0 {
+            return Err(Errno::EINVAL);
+        }
+        if self.value_size > MAX_BLOCK {
+            return Err(Errno::E2BIG);
+        }
+        Ok(())
+    }
+
+    fn check_trie(&self) -> Result<(), Errno> {
+        if self.max_entries == 0
+            || self.flags & flags::NO_PREALLOC == 0
+            || !TRIE_KEY.contains(&self.key_size)
+            || self.value_size == 0
+            || self.value_size > MAX_TRIE_VALUE
+        {
+            return Err(Errno::EINVAL);
+        }
+        Ok(())
+    }
+
+    fn check_storage(&self) -> Result<(), Errno> {
+        if self.max_entries != 0
+            || self.flags & flags::NO_PREALLOC == 0
+            || self.key_size != 4
+            || self.value_size == 0
+        {
+            return Err(Errno::EINVAL);
+        }
+        if self.value_size > MAX_STORED_VALUE {
+            return Err(Errno::E2BIG);
+        }
+        Ok(())
+    }
+}
+
+fn allowed_flags(kind: Kind) -> u32 {
+    let user = flags::RDONLY | flags::WRONLY;
+    let access = user | flags::RDONLY_PROG | flags::WRONLY_PROG;
+    match kind {
+        Kind::Hash => flags::NO_PREALLOC | flags::NUMA_NODE | flags::ZERO_SEED | access,
+        Kind::PercpuHash => flags::NO_PREALLOC | flags::ZERO_SEED | access,
+        Kind::LruHash | Kind::LruPercpuHash => {
+            let lru = flags::NO_PREALLOC | flags::NO_COMMON_LRU;
+            lru | flags::NUMA_NODE | flags::ZERO_SEED | access
+        }
+        Kind::Array => flags::NUMA_NODE | flags::MMAPABLE | flags::INNER_MAP | access,
+        Kind::PercpuArray => access,
+        Kind::PerfEventArray => flags::NUMA_NODE | flags::PRESERVE_ELEMS | user,
+        Kind::CgroupArray | Kind::StackTrace => flags::NUMA_NODE | user,
+        Kind::ProgArray | Kind::ArrayOfMaps => flags::NUMA_NODE | user,
+        Kind::HashOfMaps => flags::NO_PREALLOC | flags::NUMA_NODE | flags::ZERO_SEED | access,
+        Kind::Ringbuf | Kind::UserRingbuf => flags::NUMA_NODE,
+        Kind::Queue | Kind::Stack => flags::NUMA_NODE | access,
+        Kind::BloomFilter => flags::NUMA_NODE | flags::ZERO_SEED | access,
+        Kind::LpmTrie => flags::NO_PREALLOC | flags::NUMA_NODE | access,
+        Kind::TaskStorage => flags::NO_PREALLOC | flags::CLONE,
+    }
+}

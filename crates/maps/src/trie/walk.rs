@@ -1,0 +1,69 @@
+//! Going through all keys of a trie, in the kernel's order: what is below a node, 0 before 1, then the node.
+
+use core::sync::atomic::Ordering::Acquire;
+
+use super::{Node, Prefix, bit};
+use crate::{Caller, Errno, Map, lock, words};
+
+impl Map {
+    /// The key after `key`; the first one if `key` is none or not there.
+    pub(crate) fn trie_next(
+        &self,
+        key: Option<&[u8]>,
+        out: &mut [u8],
+        caller: &Caller,
+    ) -> Result<(), Errno> {
+        let _guard = lock::acquire(self.trie_lock(), caller)?;
+        let root = self.root().load(Acquire);
+        let root = self.trie_node(root).ok_or(Errno::ENOENT)?;
+        // SAFETY: the caller has checked that the key has key_size bytes.
+        let key = key.and_then(|key| unsafe { self.prefix(key.as_ptr()) }.ok());
+        let next = match key.and_then(|key| self.successor(root, key)) {
+            Some(next) => next.ok_or(Errno::ENOENT)?,
+            None => self.leftmost(root),
+        };
+        let (len, data) = out.split_first_chunk_mut().ok_or(Errno::EINVAL)?;
+        *len = self.node_len(next).to_ne_bytes();
+        // SAFETY: a node has the bytes of the longest prefix, which is what a key has after its length.
+        unsafe { words::load(data.as_mut_ptr(), next.data(), data.len()) };
+        Ok(())
+    }
+
+    /// The element after the one with this key, if there is one; none if there is no such key.
+    fn successor(&self, root: Node, key: Prefix) -> Option<Option<Node>> {
+        let mut node = root;
+        // The nearest node above that is still to come, or below whose other child the next one is.
+        let mut next = None;
+        for _ in 0..=self.longest_prefix() {
+            let (len, common) = (self.node_len(node), self.common(node, key));
+            if common != len {
+                return None;
+            }
+            if len == key.len {
+                let found = |(node, is_above)| if is_above { node } else { self.leftmost(node) };
+                return node.is_element().then_some(next.map(found));
+            }
+            let side = bit(key.data, len);
+            match self.trie_node(node.child(true).load(Acquire)) {
+                Some(other) if !side => next = Some((other, false)),
+                _ if node.is_element() => next = Some((node, true)),
+                _ => {}
+            }
+            node = self.trie_node(node.child(side).load(Acquire))?;
+        }
+        None
+    }
+
+    /// The first element at or below a node: the one that is reached by going left where there is a left.
+    fn leftmost(&self, top: Node) -> Node {
+        let mut node = top;
+        for _ in 0..=self.longest_prefix() {
+            let child = |side| self.trie_node(node.child(side).load(Acquire));
+            match child(false).or_else(|| child(true)) {
+                Some(below) => node = below,
+                None => break,
+            }
+        }
+        node
+    }
+}

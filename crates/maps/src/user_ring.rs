@@ -1,0 +1,157 @@
+//! The user ring buffer: samples of the tool's to programs, in the kernel's format.
+//!
+//! The tool writes a sample's header, its data, and moves the producer's position (the second page); all of that is
+//! checked as the kernel checks it, and nothing read twice. Programs drain it one at a time: who does holds a lock
+//! with its tag, and moves the consumer's position (the first page) past each sample after the program has seen it. If
+//! it dies before that, the sample is seen again.
+
+use core::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Release},
+};
+
+use crate::{
+    Caller, Errno, Kind, Map,
+    layout::PAGE,
+    lock,
+    ring::{BUSY, DISCARD, HEADER},
+    words,
+};
+
+/// The longest sample: what a dynptr can describe.
+const MAX_SAMPLE: u64 = (1 << 24) - 1;
+
+/// A map that is a user ring buffer.
+#[derive(Debug, Clone, Copy)]
+pub struct UserRing<'m> {
+    map: &'m Map,
+}
+
+impl<'m> UserRing<'m> {
+    /// The ring in `map`, if it is one.
+    pub fn of(map: &'m Map) -> Option<Self> {
+        (map.kind() == Some(Kind::UserRingbuf)).then_some(Self { map })
+    }
+
+    /// Begins to drain the ring, for `bpf_user_ringbuf_drain`: until the result is dropped nobody else does.
+    ///
+    /// # Errors
+    /// `EBUSY` if somebody else does, `EINVAL` for an impossible tag.
+    pub fn drain(&self, caller: &Caller) -> Result<Drain<'m>, Errno> {
+        Ok(Drain {
+            ring: *self,
+            _guard: lock::attempt(self.lock(), caller)?.ok_or(Errno::EBUSY)?,
+        })
+    }
+
+    /// The consumer's position: where programs have got to.
+    pub fn consumed(&self) -> u64 {
+        self.consumer().load(Acquire)
+    }
+
+    fn mask(&self) -> u64 {
+        self.map.layout.mask.into()
+    }
+
+    fn consumer(&self) -> &'m AtomicU64 {
+        // SAFETY: the start of the first page.
+        unsafe { words::word(self.map.at(0)) }
+    }
+
+    fn producer(&self) -> &'m AtomicU64 {
+        // SAFETY: the start of the second page.
+        unsafe { words::word(self.map.at(PAGE)) }
+    }
+
+    fn lock(&self) -> &'m AtomicU32 {
+        // SAFETY: the first word of the control page.
+        unsafe { words::half(self.map.at(self.map.layout.control)) }
+    }
+
+    /// The address of the data's byte at a position.
+    fn data(&self, position: u64) -> *mut u8 {
+        let offset = position & self.mask();
+        self.map.at(self.map.layout.values.wrapping_add(offset))
+    }
+}
+
+/// A sample in the ring's memory, which the tool can still write to.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// Where it is, 8-aligned and in one piece.
+    pub data: *mut u8,
+    /// Its bytes.
+    pub len: u32,
+}
+
+/// The right to drain a ring.
+#[derive(Debug)]
+pub struct Drain<'m> {
+    ring: UserRing<'m>,
+    _guard: lock::Guard<'m>,
+}
+
+impl Drain<'_> {
+    /// The next sample. It stays the next one until it is [released](Self::release).
+    ///
+    /// # Errors
+    /// `ENODATA` if there is none, or the tool has not finished it; `EAGAIN` if it was discarded: it is skipped now;
+    /// `EINVAL` for a producer's position that is not aligned or does not cover the sample; `E2BIG` for a sample
+    /// larger than the ring or than a dynptr can be.
+    pub fn peek(&self) -> Result<Sample, Errno> {
+        let ring = self.ring;
+        let producer = ring.producer().load(Acquire);
+        if !producer.is_multiple_of(8) {
+            return Err(Errno::EINVAL);
+        }
+        let consumer = ring.consumer().load(Acquire) & !7;
+        if consumer >= producer {
+            return Err(Errno::ENODATA);
+        }
+        // SAFETY: the position is masked and 8-aligned.
+        let header = unsafe { words::half(ring.data(consumer)) }.load(Acquire);
+        let len = u64::from(header & !(BUSY | DISCARD));
+        let total = total_len(len);
+        if total > producer.wrapping_sub(consumer) {
+            return Err(Errno::EINVAL);
+        }
+        if total > ring.mask().wrapping_add(1) || len > MAX_SAMPLE {
+            return Err(Errno::E2BIG);
+        }
+        if header & DISCARD != 0 {
+            self.advance(consumer, total);
+            return Err(Errno::EAGAIN);
+        }
+        if header & BUSY != 0 {
+            return Err(Errno::ENODATA);
+        }
+        Ok(Sample {
+            data: ring.data(consumer.wrapping_add(HEADER)),
+            len: len as u32,
+        })
+    }
+
+    /// Gives a sample's room back to the tool.
+    pub fn release(&self, sample: Sample) {
+        let consumer = self.ring.consumer().load(Acquire) & !7;
+        self.advance(consumer, total_len(sample.len.into()));
+    }
+
+    fn advance(&self, consumer: u64, total: u64) {
+        let position = consumer.wrapping_add(total);
+        self.ring.consumer().store(position, Release);
+    }
+}
+
+impl Map {
+    pub(crate) fn user_ring_release(&self, dead: &dyn Fn(u32) -> bool) {
+        if let Some(ring) = UserRing::of(self) {
+            lock::free_if(ring.lock(), dead);
+        }
+    }
+}
+
+/// Bytes that a sample of `len` takes.
+fn total_len(len: u64) -> u64 {
+    len.wrapping_add(HEADER + 7) & !7
+}

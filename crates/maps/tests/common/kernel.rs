@@ -1,0 +1,373 @@
+//! The kernel's maps and programs, by bpf(2): the oracle.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use beeline_maps::{Errno, Kind, Spec};
+
+const MAP_CREATE: u32 = 0;
+const LOOKUP: u32 = 1;
+const UPDATE: u32 = 2;
+const DELETE: u32 = 3;
+const NEXT_KEY: u32 = 4;
+const PROG_LOAD: u32 = 5;
+const TEST_RUN: u32 = 10;
+const BTF_LOAD: u32 = 18;
+const INFO_BY_FD: u32 = 15;
+const LOOKUP_AND_DELETE: u32 = 21;
+const FREEZE: u32 = 22;
+const LOOKUP_BATCH: u32 = 24;
+const LOOKUP_AND_DELETE_BATCH: u32 = 25;
+
+const SCHED_CLS: u32 = 3;
+
+/// Says on stderr why the test is not run, if the kernel gives us no maps.
+pub fn is_missing() -> bool {
+    let spec = super::spec(1, 4, 4, 1);
+    match KernelMap::new(&spec) {
+        Ok(_) => false,
+        Err(error) => {
+            eprintln!("skipped: bpf(2) gives no map here ({error:?})");
+            true
+        }
+    }
+}
+
+/// The kernel's count of possible CPUs.
+pub fn cpus() -> u32 {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
+    text.trim()
+        .rsplit(['-', ','])
+        .next()
+        .unwrap()
+        .parse::<u32>()
+        .unwrap()
+        + 1
+}
+
+fn bpf(command: u32, attr: &mut [u64]) -> Result<i32, Errno> {
+    // SAFETY: the attributes are readable and writable; what they point to is the callers' care.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            attr.as_mut_ptr(),
+            std::mem::size_of_val(attr),
+        )
+    };
+    if result < 0 {
+        return Err(Errno(
+            std::io::Error::last_os_error().raw_os_error().unwrap(),
+        ));
+    }
+    Ok(result as i32)
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// BTF with an `int` (1) and more types: `int`, `main` and `callback` are the names at 1, 5 and 10.
+fn types(more: &[u32]) -> OwnedFd {
+    const STRINGS: &[u8; 19] = b"\0int\0main\0callback\0";
+    let int = [1, 1 << 24, 4, 1 << 24 | 32];
+    let len = (size_of_val(&int) + size_of_val(more)) as u32;
+    let header = [0x0001_eb9f, 24, 0, len, len, STRINGS.len() as u32];
+    let words = header.iter().chain(&int).chain(more);
+    let mut btf: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
+    btf.extend(STRINGS);
+    let mut attr = [btf.as_ptr() as u64, 0, btf.len() as u64];
+    let fd = bpf(BTF_LOAD, &mut attr).expect("the types are loaded");
+    // SAFETY: a descriptor that nobody else owns.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A map of the kernel's.
+pub struct KernelMap {
+    pub fd: OwnedFd,
+    key_size: usize,
+}
+
+impl KernelMap {
+    pub fn new(spec: &Spec) -> Result<Self, Errno> {
+        let mut attr = [0u64; 9];
+        attr[0] = pair(spec.map_type, spec.key_size);
+        attr[1] = pair(spec.value_size, spec.max_entries);
+        attr[2] = pair(spec.flags, 0);
+        attr[8] = spec.map_extra;
+        // What else such a map must have: a map of maps an inner map, a task storage types of key and value.
+        let inner = match spec.kind() {
+            Some(Kind::ArrayOfMaps | Kind::HashOfMaps) => {
+                Some(Self::new(&super::spec(2, 4, 4, 1))?)
+            }
+            _ => None,
+        };
+        if let Some(inner) = &inner {
+            attr[2] |= pair(0, inner.fd.as_raw_fd() as u32);
+        }
+        // Type 2 is a structure of the value's size.
+        let types = (spec.kind() == Some(Kind::TaskStorage))
+            .then(|| types(&[0, 4 << 24, spec.value_size.max(1)]));
+        if let Some(types) = &types {
+            attr[6] = pair(types.as_raw_fd() as u32, 1);
+            attr[7] = pair(2, 0);
+        }
+        let fd = bpf(MAP_CREATE, &mut attr)?;
+        // SAFETY: a descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self {
+            fd,
+            key_size: spec.key_size as usize,
+        })
+    }
+
+    fn element(
+        &self,
+        command: u32,
+        key: *const u8,
+        value: *mut u8,
+        flags: u64,
+    ) -> Result<(), Errno> {
+        // A map without keys wants no pointer to one.
+        let key = if self.key_size == 0 {
+            std::ptr::null()
+        } else {
+            key
+        };
+        let mut attr = [self.fd.as_raw_fd() as u64, key as u64, value as u64, flags];
+        bpf(command, &mut attr).map(drop)
+    }
+
+    pub fn lookup(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
+        assert_eq!(key.len(), self.key_size);
+        self.element(LOOKUP, key.as_ptr(), out.as_mut_ptr(), 0)
+    }
+
+    pub fn lookup_and_delete(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
+        assert_eq!(key.len(), self.key_size);
+        self.element(LOOKUP_AND_DELETE, key.as_ptr(), out.as_mut_ptr(), 0)
+    }
+
+    pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+        assert_eq!(key.len(), self.key_size);
+        self.element(UPDATE, key.as_ptr(), value.as_ptr().cast_mut(), flags)
+    }
+
+    pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
+        assert_eq!(key.len(), self.key_size);
+        self.element(DELETE, key.as_ptr(), std::ptr::null_mut(), 0)
+    }
+
+    /// No more changes from here, and, with the flag for it, none by programs.
+    pub fn freeze(&self) -> Result<(), Errno> {
+        bpf(FREEZE, &mut [self.fd.as_raw_fd() as u64]).map(drop)
+    }
+
+    pub fn next_key(&self, key: Option<&[u8]>, out: &mut [u8]) -> Result<(), Errno> {
+        let key = key.map_or(std::ptr::null(), <[u8]>::as_ptr);
+        self.element(NEXT_KEY, key, out.as_mut_ptr(), 0)
+    }
+}
+
+/// What a batch call gave: its result, its count, and the cursor if it wrote one.
+#[derive(Debug, PartialEq)]
+pub struct Batch {
+    pub result: Result<(), Errno>,
+    pub count: u32,
+    pub cursor: Option<u32>,
+}
+
+impl KernelMap {
+    /// Reads as many elements as `keys` and `values` have room for, after `cursor`.
+    pub fn read_batch(
+        &self,
+        cursor: Option<u32>,
+        keys: &mut [u8],
+        values: &mut [u8],
+        delete: bool,
+    ) -> Batch {
+        const NOT_WRITTEN: u32 = u32::MAX;
+        let mut next = NOT_WRITTEN;
+        let mut attr = [0u64; 7];
+        attr[0] = cursor
+            .as_ref()
+            .map_or(0, |cursor| std::ptr::from_ref(cursor) as u64);
+        attr[1] = &raw mut next as u64;
+        attr[2] = keys.as_mut_ptr() as u64;
+        attr[3] = values.as_mut_ptr() as u64;
+        let room = keys.len() / self.key_size;
+        attr[4] = pair(room as u32, self.fd.as_raw_fd() as u32);
+        let command = if delete {
+            LOOKUP_AND_DELETE_BATCH
+        } else {
+            LOOKUP_BATCH
+        };
+        let result = bpf(command, &mut attr).map(drop);
+        Batch {
+            result,
+            count: attr[4] as u32,
+            cursor: (next != NOT_WRITTEN).then_some(next),
+        }
+    }
+}
+
+/// One instruction.
+pub fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> u64 {
+    u64::from(code)
+        | u64::from(dst) << 8
+        | u64::from(src) << 12
+        | u64::from(off as u16) << 16
+        | u64::from(imm as u32) << 32
+}
+
+/// The instructions that lay `bytes` on the stack, its beginning at r10 - `at`.
+pub fn stack_bytes(at: i16, bytes: &[u8]) -> Vec<u64> {
+    let store = |(i, byte): (usize, &u8)| insn(0x72, 10, 0, i as i16 - at, i32::from(*byte));
+    bytes.iter().enumerate().map(store).collect()
+}
+
+/// dst = r10 - at
+pub fn stack_address(dst: u8, at: i16) -> [u64; 2] {
+    [
+        insn(0xbf, dst, 10, 0, 0),
+        insn(0x07, dst, 0, 0, -i32::from(at)),
+    ]
+}
+
+/// dst = the map
+pub fn map_address(dst: u8, map: &KernelMap) -> [u64; 2] {
+    [insn(0x18, dst, 1, 0, map.fd.as_raw_fd()), 0]
+}
+
+/// dst = the first value of an array, plus `offset`
+pub fn value_address(dst: u8, map: &KernelMap, offset: i32) -> [u64; 2] {
+    let second = insn(0, 0, 0, 0, offset);
+    [insn(0x18, dst, 2, 0, map.fd.as_raw_fd()), second]
+}
+
+pub fn move_imm(dst: u8, imm: i32) -> u64 {
+    insn(0xb7, dst, 0, 0, imm)
+}
+
+pub fn call(helper: i32) -> [u64; 2] {
+    [insn(0x85, 0, 0, 0, helper), insn(0x95, 0, 0, 0, 0)]
+}
+
+/// The kernel's id of a map or program.
+pub fn id(object: &OwnedFd) -> u32 {
+    // Type and id are first in both structures.
+    let mut info = [0u32; 2];
+    let len = size_of_val(&info) as u32;
+    let mut attr = [
+        pair(object.as_raw_fd() as u32, len),
+        info.as_mut_ptr() as u64,
+    ];
+    bpf(INFO_BY_FD, &mut attr).expect("an object has information");
+    info[1]
+}
+
+/// Loads a program as a traffic classifier.
+pub fn load(insns: &[u64]) -> OwnedFd {
+    load_with(insns, [0; 16])
+}
+
+/// The same for a program with a callback that begins at that instruction.
+pub fn load_with_callback(insns: &[u64], callback: u32) -> OwnedFd {
+    // 2 is a function without parameters that gives an int; 3 and 4 are of that type.
+    let types = types(&[0, 13 << 24, 1, 5, 12 << 24, 2, 10, 12 << 24, 2]);
+    let functions = [0, 3, callback, 4];
+    let mut attr = [0; 16];
+    attr[9] = pair(types.as_raw_fd() as u32, 8);
+    attr[10] = functions.as_ptr() as u64;
+    attr[11] = 2;
+    load_with(insns, attr)
+}
+
+fn load_with(insns: &[u64], attr: [u64; 16]) -> OwnedFd {
+    let mut log = vec![0u8; 1 << 16];
+    try_load_with(SCHED_CLS, insns, attr, &mut log)
+        .unwrap_or_else(|error| panic!("{error:?}: {}", String::from_utf8_lossy(&log)))
+}
+
+/// Loads a program of a type; the error and the verifier's log if it is refused.
+pub fn try_load(prog_type: u32, insns: &[u64], log: &mut [u8]) -> Result<OwnedFd, Errno> {
+    try_load_with(prog_type, insns, [0; 16], log)
+}
+
+fn try_load_with(
+    prog_type: u32,
+    insns: &[u64],
+    mut attr: [u64; 16],
+    log: &mut [u8],
+) -> Result<OwnedFd, Errno> {
+    attr[0] = pair(prog_type, insns.len() as u32);
+    attr[1] = insns.as_ptr() as u64;
+    attr[2] = c"GPL".as_ptr() as u64;
+    attr[3] = pair(1, log.len() as u32);
+    attr[4] = log.as_mut_ptr() as u64;
+    let fd = bpf(PROG_LOAD, &mut attr)?;
+    // SAFETY: a descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Runs a program once, on the CPU that the thread is on; its result.
+pub fn run(insns: &[u64]) -> i32 {
+    run_loaded(&load(insns))
+}
+
+/// As [`run`]; the error and the verifier's log if the program is not loaded.
+pub fn try_run(insns: &[u64], log: &mut [u8]) -> Result<i32, Errno> {
+    try_load(SCHED_CLS, insns, log).map(|program| run_loaded(&program))
+}
+
+/// The same for a program that is loaded.
+pub fn run_loaded(program: &OwnedFd) -> i32 {
+    run_on(program, &[0; 64])
+}
+
+/// The same, with this packet.
+fn run_on(program: &OwnedFd, packet: &[u8; 64]) -> i32 {
+    let mut attr = [0u64; 10];
+    attr[0] = pair(program.as_raw_fd() as u32, 0);
+    attr[1] = pair(packet.len() as u32, 0);
+    attr[2] = packet.as_ptr() as u64;
+    bpf(TEST_RUN, &mut attr).expect("test run");
+    (attr[0] >> 32) as i32
+}
+
+/// A program that looks a key of 8 bytes up.
+pub struct LookUp(OwnedFd);
+
+impl LookUp {
+    pub fn new(map: &KernelMap) -> Self {
+        const KEY_IN_PACKET: i32 = 24;
+        // r3 = r10 - 8: where bpf_skb_load_bytes puts the key.
+        let mut insns = vec![move_imm(2, KEY_IN_PACKET)];
+        insns.extend(stack_address(3, 8));
+        insns.push(move_imm(4, 8));
+        insns.push(insn(0x85, 0, 0, 0, 26));
+        insns.extend(map_address(1, map));
+        insns.extend(stack_address(2, 8));
+        insns.push(insn(0x85, 0, 0, 0, 1));
+        // if r0 != 0 then r0 = 1
+        insns.push(insn(0x15, 0, 0, 1, 0));
+        insns.push(move_imm(0, 1));
+        insns.push(insn(0x95, 0, 0, 0, 0));
+        Self(load(&insns))
+    }
+
+    pub fn has(&self, key: u64) -> bool {
+        let mut packet = [0u8; 64];
+        packet[24..32].copy_from_slice(&key.to_ne_bytes());
+        run_on(&self.0, &packet) == 1
+    }
+}
+
+/// Keeps the calling thread on one CPU.
+pub fn stay_on(cpu: u32) {
+    // SAFETY: the set is plain data, and initialised.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu as usize, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of_val(&set), &set), 0);
+    }
+}

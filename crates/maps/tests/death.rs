@@ -1,0 +1,327 @@
+//! Processes are killed in the middle of their work on a map; the others go on, and nothing is lost.
+
+mod common;
+
+use std::{
+    cell::Cell,
+    collections::HashSet,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+use beeline_maps::{Caller, Errno, Map, ring::Ring};
+use common::{
+    Ours, caller,
+    children::{kill, random, spawn},
+    spec,
+};
+
+const KEYS: u64 = 200;
+
+/// Inserts, overwrites and deletes random keys; a value is always its key, twice.
+fn churn(map: &Map, owner: u32, seed: u64) {
+    let me = caller(owner, owner - 1);
+    let mut state = seed | 1;
+    loop {
+        let key = (random(&mut state) % KEYS).to_ne_bytes();
+        let mut value = [0; 16];
+        value[..8].copy_from_slice(&key);
+        value[8..].copy_from_slice(&key);
+        // SAFETY: keys have 8 bytes and values 16.
+        unsafe {
+            if random(&mut state).is_multiple_of(3) {
+                let _ = map.delete(key.as_ptr(), &me);
+            } else {
+                let _ = map.update(key.as_ptr(), value.as_ptr(), 0, &me);
+            }
+        }
+    }
+}
+
+/// The tags of the dead are used again only after the runtime has cleared up behind them.
+#[test]
+fn hash_survives_kills_and_loses_no_node() {
+    for map_type in [1, 5, 9, 10] {
+        // Fewer nodes than keys, so that the free lists run empty too.
+        let ours = Ours::new(&spec(map_type, 8, 16, 150), 4).unwrap();
+        let me = caller(100, Caller::NO_SLOT);
+        let mut pids: Vec<i32> = (0..4)
+            .map(|i| spawn(|| churn(&ours.map, i + 1, 77 + u64::from(i))))
+            .collect();
+        for round in 0..150u64 {
+            thread::sleep(Duration::from_micros(500 + round * 7 % 1500));
+            let victim = (round % 4) as usize;
+            kill(pids[victim]);
+            let owner = victim as u32 + 1;
+            while ours.map.release_owner(owner, &me) == Err(Errno::EBUSY) {}
+            assert_eq!(ours.held_by(owner), (vec![], vec![]), "after round {round}");
+            pids[victim] = spawn(|| churn(&ours.map, owner, round * 1000 + 3));
+        }
+        pids.iter().for_each(|pid| kill(*pid));
+        assert_eq!(ours.map.release(&|owner| owner <= 4, &me), Ok(false));
+        check_whole(&ours);
+    }
+}
+
+/// Others go on while processes die: with a runtime that clears up, no operation fails for that.
+#[test]
+fn the_dead_keep_nobody_waiting() {
+    // Few buckets, so that most of the dead hold one that is wanted.
+    let ours = Ours::new(&spec(1, 8, 16, 2), 4).unwrap();
+    let stop = AtomicBool::new(false);
+    let longest = thread::scope(|scope| {
+        let survivor = scope.spawn(|| {
+            let me = caller(50, 3);
+            let mut longest = Duration::ZERO;
+            for key in (0..3u64).map(u64::to_ne_bytes).cycle() {
+                let start = Instant::now();
+                let set = ours.set(&key, &[1; 16], 0, &me);
+                longest = longest.max(start.elapsed());
+                assert!(matches!(set, Ok(()) | Err(Errno::E2BIG)), "{set:?}");
+                if stop.load(Relaxed) {
+                    break;
+                }
+            }
+            longest
+        });
+        let mut stolen = 0;
+        for round in 0..200u64 {
+            let pid = spawn(|| churn(&ours.map, 1, round));
+            thread::sleep(Duration::from_micros(300 + round * 7 % 500));
+            kill(pid);
+            stolen += ours.held_by(1).0.len();
+            while ours.map.release_owner(1, &caller(100, Caller::NO_SLOT)) == Err(Errno::EBUSY) {}
+        }
+        stop.store(true, Relaxed);
+        assert!(stolen > 0, "nobody died with a lock");
+        survivor.join().unwrap()
+    });
+    println!("the longest update took {longest:?}");
+}
+
+/// Chains hold each key once and find it, and chains and free lists together hold every node.
+fn check_whole(ours: &Ours) {
+    let me = caller(100, 0);
+    let is_lru = matches!(ours.map.spec().map_type, 9 | 10);
+    let keys = ours.keys();
+    let distinct: HashSet<_> = keys.iter().cloned().collect();
+    assert_eq!(keys.len(), distinct.len(), "a key is there twice");
+    for key in (0..KEYS).map(u64::to_ne_bytes) {
+        let found = ours.get(&key, 0);
+        assert_eq!(found.is_some(), distinct.contains(&key[..]), "key {key:?}");
+    }
+    let entries = ours.map.spec().max_entries as usize;
+    for (room, key) in (keys.len()..).zip(1000u64..) {
+        match ours.set(&key.to_ne_bytes(), &[0; 16], 0, &me) {
+            Ok(()) if is_lru && room == 3 * entries => break,
+            Ok(()) => assert!(is_lru || room < entries, "nodes were doubled"),
+            Err(error) => {
+                assert_eq!((error, room), (Errno::E2BIG, entries), "nodes were lost");
+                break;
+            }
+        }
+    }
+    assert_eq!(ours.keys().len(), entries);
+    for key in ours.keys() {
+        assert_eq!(ours.map.delete_key(&key, &me), Ok(()));
+    }
+    assert!(ours.keys().is_empty());
+}
+
+/// A lock that is never released costs an error, not a hang.
+#[test]
+fn lock_of_a_dead_process_gives_ebusy_until_it_is_released() {
+    let ours = Ours::new(&spec(1, 8, 16, 1), 2).unwrap();
+    ours.set(&[1; 8], &[1; 16], 0, &caller(5, 0)).unwrap();
+    // (A value of one word would be replaced without the lock, as nobody can see half of it.)
+    // The one bucket's lock, as a dead process leaves it.
+    let lock = ours
+        .memory
+        .base
+        .wrapping_add(ours.map.layout().table as usize + 4)
+        .cast::<u32>();
+    // SAFETY: inside the mapping; nobody else runs.
+    unsafe { lock.write(5) };
+    assert_eq!(
+        ours.set(&[1; 8], &[2; 16], 0, &caller(6, 0)),
+        Err(Errno::EBUSY)
+    );
+    assert_eq!(
+        ours.get(&[1; 8], 0),
+        Some(vec![1; 16]),
+        "look-ups take no lock"
+    );
+    assert_eq!(ours.map.release_owner(5, &caller(6, 0)), Ok(false));
+    assert_eq!(ours.set(&[1; 8], &[2; 16], 0, &caller(6, 0)), Ok(()));
+}
+
+/// Records begun by the dead are discarded, the consumer gets on, and what it gets is whole.
+#[test]
+fn ring_survives_kills() {
+    let ours = Ours::new(&spec(27, 0, 0, 4096), 2).unwrap();
+    let ring = Ring::of(&ours.map).unwrap();
+    let produce = |owner: u32| {
+        let me = caller(owner, owner);
+        loop {
+            if let Ok(record) = ring.reserve(32, 0, &me) {
+                for i in 0..4 {
+                    // SAFETY: the record has 32 bytes, 8-aligned.
+                    unsafe { record.cast::<u64>().add(i).write_volatile(u64::from(owner)) };
+                }
+                ring.commit(record, false, 0);
+            }
+        }
+    };
+    let mut consumer = common::Consumer::new(&ours.memory, 4096);
+    let mut got = 0u64;
+    let mut take = |record: &[u8]| {
+        assert_eq!(record.len(), 32);
+        let words: Vec<_> = record.chunks(8).collect();
+        assert!(
+            words.iter().all(|word| *word == words[0] && word[0] <= 4),
+            "{record:?}"
+        );
+        got += 1;
+    };
+    let mut pids: Vec<i32> = (1..=4).map(|owner| spawn(|| produce(owner))).collect();
+    for round in 0..200u64 {
+        let until = Instant::now() + Duration::from_micros(300 + round * 13 % 900);
+        while Instant::now() < until {
+            consumer.consume(&mut take);
+        }
+        let victim = (round % 4) as usize;
+        let owner = victim as u32 + 1;
+        kill(pids[victim]);
+        while ours.map.release_owner(owner, &caller(100, 0)).is_err() {}
+        pids[victim] = spawn(|| produce(owner));
+    }
+    pids.iter().for_each(|pid| kill(*pid));
+    ours.map
+        .release(&|owner| owner <= 4, &caller(100, 0))
+        .unwrap();
+    consumer.consume(&mut take);
+    assert_eq!(ring.query(0), 0, "the consumer is stuck");
+    assert!(got > 1000, "only {got} records");
+}
+
+/// A stack that was half written is not there.
+#[test]
+fn stacks_survive_kills() {
+    let ours = Ours::new(&spec(7, 4, 64 * 8, 16), 2).unwrap();
+    let work = |owner: u32| {
+        let me = caller(owner, owner);
+        let mut state = u64::from(owner) * 99 + 1;
+        loop {
+            let ips = [random(&mut state) % 100; 64];
+            let _ = ours.map.stack_id(&ips, 1 << 10, &me);
+        }
+    };
+    let mut pids: Vec<i32> = (1..=3).map(|owner| spawn(|| work(owner))).collect();
+    for round in 0..100 {
+        thread::sleep(Duration::from_millis(1));
+        let owner = round % 3 + 1;
+        let pid = &mut pids[owner as usize - 1];
+        kill(*pid);
+        ours.map.release_owner(owner, &caller(100, 0)).unwrap();
+        for key in ours.keys() {
+            let mut out = vec![0; 64 * 8];
+            match ours.map.lookup_copy(&key, &mut out, 0, &caller(100, 0)) {
+                Ok(()) => assert!(out.chunks(8).all(|ip| ip == &out[..8]), "a torn stack"),
+                Err(error) => assert!(matches!(error, Errno::ENOENT | Errno::EBUSY)),
+            }
+        }
+        *pid = spawn(|| work(owner));
+    }
+    pids.iter().for_each(|pid| kill(*pid));
+}
+
+thread_local! {
+    /// The map that is released by whoever waits for a lock.
+    static WAITED_FOR: Cell<Option<Map>> = const { Cell::new(None) };
+}
+
+/// A caller that does what the runtime does meanwhile: everybody but itself is dead.
+fn impatient() -> Caller {
+    fn relax(_: &Caller) -> bool {
+        if let Some(map) = WAITED_FOR.take() {
+            let _ = map.release(&|owner| owner != 7, &caller(7, Caller::NO_SLOT));
+            WAITED_FOR.set(Some(map));
+        }
+        true
+    }
+    Caller {
+        relax,
+        ..caller(7, 0)
+    }
+}
+
+/// Whatever is written over a map's memory, its operations return, and touch nothing outside.
+#[test]
+fn scribbled_memory_hurts_nobody() {
+    let mut state = 12345u64;
+    for map_type in [1, 5, 7, 9, 10, 27] {
+        let spec = match map_type {
+            7 => spec(7, 4, 64, 8),
+            27 => spec(27, 0, 0, 4096),
+            _ => spec(map_type, 8, 16, 8),
+        };
+        for round in 0..60u64 {
+            let ours = Ours::new(&spec, 2).unwrap();
+            let me = caller(7, 0);
+            WAITED_FOR.set(Some(ours.map));
+            for i in 0..6u64 {
+                use_it(&ours, i);
+            }
+            let len = ours.map.layout().len;
+            // A few words anywhere, or (in every third round) one value everywhere, but no lock held for ever
+            // by nobody, which would only make the test slow: those are released as the runtime would.
+            for _ in 0..if round % 3 == 0 { len / 4 } else { 30 } {
+                let at = random(&mut state) % (len / 4) * 4;
+                let value = if round % 2 == 0 {
+                    random(&mut state) % 12
+                } else {
+                    random(&mut state)
+                };
+                // SAFETY: inside the mapping, 4-aligned.
+                unsafe {
+                    ours.memory
+                        .base
+                        .add(at as usize)
+                        .cast::<u32>()
+                        .write_volatile(value as u32)
+                };
+            }
+            let _ = ours.map.release(&|owner| owner != 7, &me);
+            for i in 0..10 {
+                use_it(&ours, i);
+            }
+            let _ = ours.map.release(&|_| true, &me);
+            WAITED_FOR.set(None);
+        }
+    }
+}
+
+fn use_it(ours: &Ours, i: u64) {
+    let me = impatient();
+    let map = &ours.map;
+    match map.spec().map_type {
+        7 => {
+            let _ = map.stack_id(&[i, 2, 3], 1 << 10, &me);
+            let _ = map.lookup_copy(&(i as u32).to_ne_bytes(), &mut [0; 64], 0, &me);
+            let _ = map.next_key(None, &mut [0; 4], &me);
+        }
+        27 => {
+            let _ = Ring::of(map).unwrap().output(&[1; 40], 0, &me);
+        }
+        _ => {
+            let key = i.to_ne_bytes();
+            let _ = ours.set(&key, &[1; 16], 0, &me);
+            let _ = ours.get(&key, 1);
+            let _ = map.next_key(Some(&key), &mut [0; 8], &me);
+            if i.is_multiple_of(2) {
+                let _ = map.delete_key(&key, &me);
+            }
+        }
+    }
+}

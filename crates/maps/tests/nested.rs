@@ -1,0 +1,121 @@
+//! A program in a signal handler meets a lock that the program which it interrupted holds: it must not wait, as that goes
+//! on only after it.
+
+mod common;
+
+use std::{cell::Cell, sync::atomic::AtomicU32, sync::atomic::Ordering::Relaxed};
+
+use beeline_maps::{Caller, Errno, flags};
+use common::{Ours, caller, spec};
+
+const OWNER: u32 = 7;
+
+thread_local!(static ASKED: Cell<u32> = const { Cell::new(0) });
+
+/// A caller that must not wait, on another CPU slot than the interrupted program's.
+fn nested() -> Caller {
+    Caller {
+        relax: |_| {
+            ASKED.set(ASKED.get() + 1);
+            false
+        },
+        ..caller(OWNER, 1)
+    }
+}
+
+/// The locks of all buckets.
+fn locks(ours: &Ours) -> Vec<&AtomicU32> {
+    let layout = ours.map.layout();
+    let lock = |number: u32| {
+        let at = layout.table as usize + 8 * number as usize + 4;
+        // SAFETY: the second word of a bucket, which is 8-aligned.
+        unsafe { AtomicU32::from_ptr(ours.memory.base.add(at).cast()) }
+    };
+    (0..=layout.mask).map(lock).collect()
+}
+
+/// A map with the elements 1 and 2, and all its locks in the hands of the interrupted program.
+fn interrupted(map_type: u32, value_size: u32) -> Ours {
+    let ours = Ours::new(&spec(map_type, 4, value_size, 4), 2).unwrap();
+    for key in [1u32, 2] {
+        let value = vec![key as u8; value_size as usize];
+        ours.set(&key.to_ne_bytes(), &value, 0, &caller(OWNER, 0))
+            .unwrap();
+    }
+    locks(&ours)
+        .iter()
+        .for_each(|lock| lock.store(OWNER, Relaxed));
+    ASKED.set(0);
+    ours
+}
+
+fn set(ours: &Ours, key: u32, flags: u64) -> Result<(), Errno> {
+    let value = vec![9; ours.map.spec().value_size as usize];
+    ours.set(&key.to_ne_bytes(), &value, flags, &nested())
+}
+
+#[test]
+fn counts_are_kept() {
+    for (map_type, value_size) in [(1, 8), (9, 8), (5, 8), (5, 24), (10, 24)] {
+        let ours = interrupted(map_type, value_size);
+        assert_eq!(set(&ours, 1, 0), Ok(()));
+        assert_eq!(set(&ours, 2, flags::EXIST), Ok(()));
+        assert_eq!(set(&ours, 1, flags::NOEXIST), Err(Errno::EEXIST));
+        for key in [1u32, 2] {
+            let value = vec![9; value_size as usize];
+            assert_eq!(ours.get(&key.to_ne_bytes(), 1), Some(value));
+        }
+    }
+}
+
+#[test]
+fn nobody_waits_nor_says_that_the_holder_hangs() {
+    for (map_type, value_size, key) in [(1, 8, 3), (1, 16, 1), (5, 8, 3), (9, 16, 1), (9, 8, 3)] {
+        let ours = interrupted(map_type, value_size);
+        assert_eq!(set(&ours, key, 0), Err(Errno::EBUSY));
+        assert_eq!(ASKED.get(), 1);
+        // SAFETY: the key has four bytes.
+        let deleted = unsafe { ours.map.delete(1u32.to_ne_bytes().as_ptr(), &nested()) };
+        assert_eq!(deleted, Err(Errno::EBUSY));
+        assert_eq!(ASKED.get(), 2);
+        assert!(locks(&ours).iter().all(|lock| lock.load(Relaxed) == OWNER));
+        assert_eq!(
+            ours.get(&1u32.to_ne_bytes(), 0),
+            Some(vec![1; value_size as usize])
+        );
+    }
+}
+
+#[test]
+fn neither_do_types_with_one_lock() {
+    for (map_type, key, value) in [(22, 0, 8), (23, 0, 8), (11, 8, 8), (7, 4, 64)] {
+        let flags = if map_type == 11 {
+            flags::NO_PREALLOC
+        } else {
+            0
+        };
+        let spec = beeline_maps::Spec {
+            flags,
+            ..spec(map_type, key, value, 4)
+        };
+        let ours = Ours::new(&spec, 2).unwrap();
+        let layout = ours.map.layout();
+        let (first, slots) = match map_type {
+            7 => (layout.table, layout.mask + 1),
+            _ => (layout.control, 1),
+        };
+        for slot in 0..slots {
+            // SAFETY: a lock is the first word of the control page, and of a stack's slot, 16 bytes each.
+            let lock = unsafe { ours.memory.base.add(first as usize + 16 * slot as usize) };
+            // SAFETY: as above.
+            unsafe { lock.cast::<u32>().write_volatile(OWNER) };
+        }
+        ASKED.set(0);
+        let done = match map_type {
+            7 => ours.map.stack_id(&[1, 2], 0, &nested()).map(drop),
+            11 => ours.set(&[8, 0, 0, 0, 1, 0, 0, 0], &[0; 8], 0, &nested()),
+            _ => ours.map.update_copy(&[], &[0; 8], 0, &nested()),
+        };
+        assert_eq!((done, ASKED.get()), (Err(Errno::EBUSY), 1));
+    }
+}

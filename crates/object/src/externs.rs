@@ -1,0 +1,210 @@
+//! What a file uses that others define: options of the kernel's configuration, and the kernel's variables and functions.
+
+use std::collections::HashMap;
+
+use beeline_btf::{Btf, Type, kind};
+
+use crate::Error;
+use crate::elf::{Elf, Symbol};
+use crate::kernel::Kernel;
+use crate::maps::{Contents, MMAPABLE, MapDefinition, RDONLY_PROG, variables_of};
+
+/// What an extern turned out to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extern {
+    /// A place in the map of configuration values.
+    Config { map: usize, offset: u32 },
+    /// An address in the kernel; 0 for a weak one that is not there.
+    Address(u64),
+    /// A variable or function of the kernel, by its number in the kernel's BTF.
+    Typed(u32),
+    /// A weak function that is not there; its number among all externs.
+    Missing(u32),
+}
+
+/// All externs of a file, by their symbol.
+pub(crate) fn resolve(
+    elf: &Elf<'_>,
+    btf: Option<&Btf<'_>>,
+    kernel: &dyn Kernel,
+    maps: &mut Vec<MapDefinition>,
+) -> Result<HashMap<usize, Extern>, Error> {
+    let is_extern = |it: &Symbol<'_>| {
+        it.section.is_none() && !it.is_local && !it.is_function && !it.name.is_empty()
+    };
+    let symbols = elf.symbols.iter().enumerate();
+    let externs: Vec<_> = symbols.filter(|(_, it)| is_extern(it)).collect();
+    if externs.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let btf = btf.ok_or(Error::NoBtf)?;
+    let types = |section| variables_of(btf, section).into_iter().collect();
+    let options: HashMap<String, Type<'_>> = types(".kconfig");
+    let of_kernel: HashMap<String, Type<'_>> = types(".ksyms");
+    let mut resolved = HashMap::new();
+    let mut config = Vec::new();
+    for (place, (number, symbol)) in externs.into_iter().enumerate() {
+        if let Some(option) = options.get(symbol.name) {
+            config.push(ConfigOption::of(btf, number, symbol, *option, kernel)?);
+            continue;
+        }
+        let wanted = of_kernel
+            .get(symbol.name)
+            .ok_or_else(|| Error::missing(symbol.name, "the file's BTF does not describe it"))?;
+        let found = in_kernel(btf, symbol, *wanted, place as u32, kernel)?;
+        resolved.insert(number, found);
+    }
+    if !config.is_empty() {
+        let map = maps.len();
+        let (definition, offsets) = config_map(config);
+        maps.push(definition);
+        let places = offsets.into_iter();
+        resolved.extend(places.map(|(number, offset)| (number, Extern::Config { map, offset })));
+    }
+    Ok(resolved)
+}
+
+fn in_kernel(
+    btf: &Btf<'_>,
+    symbol: &Symbol<'_>,
+    wanted: Type<'_>,
+    place: u32,
+    kernel: &dyn Kernel,
+) -> Result<Extern, Error> {
+    let is_function = wanted.kind == kind::FUNC;
+    if !is_function && btf.resolve(wanted.refers_to()).is_none() {
+        // `extern const void name`: no type, only an address.
+        return match kernel.symbol(symbol.name) {
+            Some(address) => Ok(Extern::Address(address)),
+            None if symbol.is_weak => Ok(Extern::Address(0)),
+            None => Err(Error::missing(symbol.name, "the kernel has no such symbol")),
+        };
+    }
+    let found = kernel.btf().and_then(Btf::parse).map_or(0, |kernel| {
+        let kind = if is_function { kind::FUNC } else { kind::VAR };
+        kernel.find([(kind, symbol.name)])[0]
+    });
+    match found {
+        0 if symbol.is_weak && is_function => Ok(Extern::Missing(place)),
+        0 if symbol.is_weak => Ok(Extern::Address(0)),
+        0 => Err(Error::missing(
+            symbol.name,
+            "the kernel's BTF does not have it",
+        )),
+        found => Ok(Extern::Typed(found)),
+    }
+}
+
+/// An option of the kernel's configuration.
+struct ConfigOption {
+    symbol: usize,
+    name: String,
+    align: u32,
+    value: Vec<u8>,
+}
+
+impl ConfigOption {
+    fn of(
+        btf: &Btf<'_>,
+        number: usize,
+        symbol: &Symbol<'_>,
+        variable: Type<'_>,
+        kernel: &dyn Kernel,
+    ) -> Result<Self, Error> {
+        let wrong = |why: &str| Error::missing(symbol.name, why);
+        let size = btf
+            .size(variable.refers_to())
+            .filter(|size| (1..=4096).contains(size))
+            .ok_or_else(|| wrong("its type has no size"))?;
+        let text = match symbol.name {
+            "LINUX_KERNEL_VERSION" => Some(kernel.version().to_string()),
+            // Programs of ours have cookies, and find system calls' arguments where kernels since 4.17 have them.
+            "LINUX_HAS_BPF_COOKIE" | "LINUX_HAS_SYSCALL_WRAPPER" => Some("1".to_owned()),
+            name => kernel.config(name),
+        };
+        let (_, it) = btf
+            .resolve(variable.refers_to())
+            .ok_or_else(|| wrong("it has no type"))?;
+        let value = match text {
+            Some(text) => config_value(btf, it, size, &text).ok_or_else(|| {
+                wrong("its value in the kernel's configuration is not of its type")
+            })?,
+            None if symbol.is_weak => vec![0; size as usize],
+            None => return Err(wrong("the kernel's configuration does not have it")),
+        };
+        let align = match it.array() {
+            Some((element, _)) => btf.size(element).unwrap_or(1),
+            None => size,
+        };
+        Ok(Self {
+            symbol: number,
+            name: symbol.name.to_owned(),
+            align: align.clamp(1, 8),
+            value,
+        })
+    }
+}
+
+/// A value as the program has it: `y`, `m` and `n`, text in quotes, or a number.
+fn config_value(btf: &Btf<'_>, it: Type<'_>, size: u32, text: &str) -> Option<Vec<u8>> {
+    let size = size as usize;
+    let encoding = it.int_encoding().unwrap_or(0);
+    let (is_bool, is_signed) = (encoding & 4 != 0, encoding & 1 != 0);
+    let number = match text {
+        "y" | "m" | "n" if it.kind == kind::INT && size == 1 && !is_bool => {
+            i128::from(*text.as_bytes().first()?)
+        }
+        "n" => 0,
+        "y" => 1,
+        "m" if !is_bool => 2,
+        _ => {
+            if let Some(text) = text.strip_prefix('"') {
+                let (element, count) = it.array()?;
+                (btf.size(element) == Some(1)).then_some(())?;
+                let mut value = text.trim_end_matches('"').as_bytes().to_vec();
+                value.truncate((count as usize).saturating_sub(1));
+                value.resize(size, 0);
+                return Some(value);
+            }
+            match text.strip_prefix("0x") {
+                Some(digits) => i128::from_str_radix(digits, 16).ok()?,
+                None => text.parse().ok()?,
+            }
+        }
+    };
+    let bits = 8 * u32::try_from(size).ok().filter(|size| *size <= 8)?;
+    let (least, most) = match is_signed {
+        true => (-(1i128 << (bits - 1)), (1 << (bits - 1)) - 1),
+        false => (0, (1i128 << bits) - 1),
+    };
+    (least..=most).contains(&number).then_some(())?;
+    number.to_le_bytes().get(..size).map(<[u8]>::to_vec)
+}
+
+/// Options by alignment, the largest first, then by size, then by name; with the place of each, by its symbol.
+fn config_map(mut options: Vec<ConfigOption>) -> (MapDefinition, Vec<(usize, u32)>) {
+    options.sort_by(|a, b| {
+        let by_align = b.align.cmp(&a.align);
+        let by_size = || a.value.len().cmp(&b.value.len());
+        by_align
+            .then_with(by_size)
+            .then_with(|| a.name.cmp(&b.name))
+    });
+    let (mut value, mut offsets) = (Vec::new(), Vec::new());
+    for option in options {
+        value.resize(value.len().next_multiple_of(option.align as usize), 0);
+        offsets.push((option.symbol, value.len() as u32));
+        value.extend(option.value);
+    }
+    let definition = MapDefinition {
+        name: ".kconfig".to_owned(),
+        map_type: 2,
+        key_size: 4,
+        value_size: value.len() as u32,
+        max_entries: 1,
+        flags: RDONLY_PROG | MMAPABLE,
+        contents: Contents::Value(value),
+        ..MapDefinition::default()
+    };
+    (definition, offsets)
+}

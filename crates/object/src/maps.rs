@@ -1,0 +1,337 @@
+//! The maps of a file: those that its types describe in `.maps`, those of the older `maps` section, and its variables.
+
+use beeline_btf::{Btf, Type, kind, linkage};
+
+use crate::Error;
+use crate::elf::{Elf, Section, Symbol};
+
+const ARRAY: u32 = 2;
+const ARRAY_OF_MAPS: u32 = 12;
+const HASH_OF_MAPS: u32 = 13;
+const PROG_ARRAY: u32 = 3;
+/// `BPF_F_RDONLY_PROG`.
+pub(crate) const RDONLY_PROG: u32 = 1 << 7;
+/// `BPF_F_MMAPABLE`.
+pub(crate) const MMAPABLE: u32 = 1 << 10;
+/// `LIBBPF_PIN_BY_NAME`.
+const PIN_BY_NAME: u32 = 1;
+/// Bytes of variables that one section may have.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// A map as the file asks for it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MapDefinition {
+    /// Its variable's name, or that of the section whose variables it holds.
+    pub name: String,
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes.
+    pub key_size: u32,
+    /// Bytes.
+    pub value_size: u32,
+    /// Elements, as the file says: libbpf puts the number of CPUs for 0 in a perf event array, and rounds a ring buffer up to
+    /// a power of two of pages.
+    pub max_entries: u32,
+    /// `BPF_F_*`.
+    pub flags: u32,
+    /// `map_extra` of `BPF_MAP_CREATE`.
+    pub map_extra: u64,
+    /// Of its value in the file's BTF; 0 if not known.
+    pub value_type: u32,
+    /// Is it to be pinned by its name?
+    pub pinned: bool,
+    /// Of a map of maps: what its maps are like.
+    pub inner: Option<Box<MapDefinition>>,
+    /// What it holds before a program runs.
+    pub contents: Contents,
+}
+
+/// What a map begins with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Contents {
+    /// Nothing, or zeros.
+    #[default]
+    Empty,
+    /// Its one value: variables.
+    Value(Vec<u8>),
+    /// Elements that are maps, by index and map.
+    Maps(Vec<(u32, usize)>),
+    /// Elements that are programs, by index and name.
+    Programs(Vec<(u32, String)>),
+}
+
+impl MapDefinition {
+    /// Are these a section's variables, all in one value?
+    pub fn holds_variables(&self) -> bool {
+        matches!(self.contents, Contents::Value(_))
+    }
+}
+
+/// Maps, and the places in the file that stand for them.
+#[derive(Debug, Default)]
+pub(crate) struct Maps {
+    pub(crate) all: Vec<MapDefinition>,
+    /// Section, offset in it if it holds several maps, and the map's index.
+    places: Vec<(usize, Option<u64>, usize)>,
+}
+
+impl Maps {
+    pub(crate) fn of(elf: &Elf<'_>, btf: Option<&Btf<'_>>) -> Result<Self, Error> {
+        let mut maps = Self::default();
+        maps.described(elf, btf)?;
+        maps.of_old_section(elf)?;
+        for (number, section) in elf.sections.iter().enumerate() {
+            if holds_variables(section) && section.size > 0 {
+                let map = variables(section, btf)?;
+                maps.add(map, number, None);
+            }
+        }
+        maps.initial_elements(elf, btf)?;
+        Ok(maps)
+    }
+
+    /// The map that a symbol stands for, and if it is of variables.
+    pub(crate) fn of_symbol(&self, symbol: &Symbol<'_>) -> Option<(usize, bool)> {
+        let section = symbol.section?;
+        let found = self.places.iter().find(|(of, offset, _)| {
+            *of == section && offset.is_none_or(|offset| offset == symbol.value)
+        });
+        found.map(|&(_, offset, map)| (map, offset.is_none()))
+    }
+
+    fn add(&mut self, map: MapDefinition, section: usize, offset: Option<u64>) {
+        self.places.push((section, offset, self.all.len()));
+        self.all.push(map);
+    }
+
+    /// Maps in `.maps`.
+    fn described(&mut self, elf: &Elf<'_>, btf: Option<&Btf<'_>>) -> Result<(), Error> {
+        let Some((number, _)) = elf.section(".maps") else {
+            return Ok(());
+        };
+        let btf = btf.ok_or(Error::NoBtf)?;
+        for (name, variable) in variables_of(btf, ".maps") {
+            let symbol = elf
+                .symbol_in(number, &name)
+                .ok_or_else(|| Error::map(&name, "it has no symbol"))?;
+            let (_, description) = btf
+                .resolve(variable.refers_to())
+                .ok_or_else(|| Error::map(&name, "it has no type"))?;
+            let map = described(btf, &name, description, false)?;
+            self.add(map, number, Some(symbol.value));
+        }
+        Ok(())
+    }
+
+    /// Maps in `maps`: type, key and value size, elements, flags; as libbpf took them before version 1.
+    fn of_old_section(&mut self, elf: &Elf<'_>) -> Result<(), Error> {
+        let Some((number, section)) = elf.section("maps") else {
+            return Ok(());
+        };
+        let symbols = elf.symbols.iter();
+        for symbol in symbols.filter(|it| it.section == Some(number) && !it.is_section) {
+            let words = usize::try_from(symbol.value)
+                .ok()
+                .and_then(|at| section.data.get(at..)?.get(..20))
+                .ok_or_else(|| Error::map(symbol.name, "its description ends too early"))?;
+            let mut words = words
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .copied()
+                .map(u32::from_le_bytes);
+            let mut word = || words.next().unwrap_or(0);
+            let map = MapDefinition {
+                name: symbol.name.to_owned(),
+                map_type: word(),
+                key_size: word(),
+                value_size: word(),
+                max_entries: word(),
+                flags: word(),
+                ..MapDefinition::default()
+            };
+            self.add(map, number, Some(symbol.value));
+        }
+        Ok(())
+    }
+
+    /// What `values` of maps of maps and of program arrays are initialised with: relocations of `.maps`.
+    fn initial_elements(&mut self, elf: &Elf<'_>, btf: Option<&Btf<'_>>) -> Result<(), Error> {
+        let (Some((number, section)), Some(btf)) = (elf.section(".maps"), btf) else {
+            return Ok(());
+        };
+        for relocation in &section.relocations {
+            let place = self.places.iter().filter(|(of, at, _)| {
+                *of == number && at.is_some_and(|at| at <= relocation.offset)
+            });
+            let holder = place.max_by_key(|(_, at, _)| *at).copied();
+            let symbol = elf.symbols.get(relocation.symbol);
+            let (Some((_, Some(start), holder)), Some(symbol)) = (holder, symbol) else {
+                return Err(Error::Broken("a relocation of .maps leads nowhere".into()));
+            };
+            let element = self.of_symbol(symbol).map(|(map, _)| map);
+            let Some(map) = self.all.get_mut(holder) else {
+                continue;
+            };
+            let index = values_offset(btf, &map.name)
+                .and_then(|offset| (relocation.offset - start).checked_sub(offset.into()))
+                .and_then(|bytes| u32::try_from(bytes / 8).ok())
+                .ok_or_else(|| Error::map(&map.name, "its initial elements are not in `values`"))?;
+            match (element, &mut map.contents) {
+                (Some(element), Contents::Maps(elements)) => elements.push((index, element)),
+                (Some(element), contents @ Contents::Empty) => {
+                    *contents = Contents::Maps(vec![(index, element)]);
+                }
+                (None, Contents::Programs(elements)) => {
+                    elements.push((index, symbol.name.to_owned()));
+                }
+                (None, contents @ Contents::Empty) => {
+                    *contents = Contents::Programs(vec![(index, symbol.name.to_owned())]);
+                }
+                _ => {
+                    return Err(Error::map(
+                        &map.name,
+                        "its initial elements are of two kinds",
+                    ));
+                }
+            }
+            map.max_entries = map.max_entries.max(index.saturating_add(1));
+        }
+        Ok(())
+    }
+}
+
+/// Is it a section of global variables?
+fn holds_variables(section: &Section<'_>) -> bool {
+    let is = |name: &str| {
+        let rest = section.name.strip_prefix(name);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    if section.holds_zeros {
+        is(".bss")
+    } else {
+        !section.holds_code && (is(".data") || is(".rodata"))
+    }
+}
+
+fn variables(section: &Section<'_>, btf: Option<&Btf<'_>>) -> Result<MapDefinition, Error> {
+    let too_large = || Error::map(section.name, "it is too large");
+    let bytes = usize::try_from(section.size).map_err(|_| too_large())?;
+    if section.size > MOST_BYTES {
+        return Err(too_large());
+    }
+    let value = if section.holds_zeros {
+        vec![0; bytes]
+    } else {
+        section.data.to_vec()
+    };
+    // The tool may map it, unless nobody outside its file sees its variables.
+    let is_seen = btf.is_some_and(|btf| {
+        variables_of(btf, section.name)
+            .iter()
+            .any(|(_, it)| it.linkage() != Some(linkage::STATIC))
+    });
+    let is_constant = section.name.starts_with(".rodata");
+    Ok(MapDefinition {
+        name: section.name.to_owned(),
+        map_type: ARRAY,
+        key_size: 4,
+        value_size: bytes as u32, // at most MOST_BYTES
+        max_entries: 1,
+        flags: if is_constant { RDONLY_PROG } else { 0 } | if is_seen { MMAPABLE } else { 0 },
+        value_type: btf.map_or(0, |btf| btf.find([(kind::DATASEC, section.name)])[0]),
+        contents: Contents::Value(value),
+        ..MapDefinition::default()
+    })
+}
+
+/// Names and types of a section's variables.
+pub(crate) fn variables_of<'a>(btf: &Btf<'a>, section: &str) -> Vec<(String, Type<'a>)> {
+    let [number] = btf.find([(kind::DATASEC, section)]);
+    let Some(section) = btf.get(number) else {
+        return Vec::new();
+    };
+    btf.members(section)
+        .filter_map(|member| btf.get(member.type_id))
+        .map(|it| (String::from_utf8_lossy(it.name).into_owned(), it))
+        .collect()
+}
+
+/// Bytes from a map's start to its `values`.
+fn values_offset(btf: &Btf<'_>, map: &str) -> Option<u32> {
+    let variables = variables_of(btf, ".maps");
+    let (_, variable) = variables.iter().find(|(name, _)| name == map)?;
+    let (_, description) = btf.resolve(variable.refers_to())?;
+    let mut members = btf.members(description);
+    members.find(|it| it.name == b"values").map(|it| it.offset)
+}
+
+/// A map from the structure that describes it: numbers are the lengths of arrays that members point to, types what they
+/// point to.
+fn described(
+    btf: &Btf<'_>,
+    name: &str,
+    description: Type<'_>,
+    is_inner: bool,
+) -> Result<MapDefinition, Error> {
+    if description.kind != kind::STRUCT {
+        return Err(Error::map(name, "its type is no structure"));
+    }
+    let mut map = MapDefinition {
+        name: name.to_owned(),
+        ..MapDefinition::default()
+    };
+    for member in btf.members(description) {
+        let what = String::from_utf8_lossy(member.name);
+        let wrong = || Error::map(name, format!("`{what}` is not what libbpf expects"));
+        let number = || number(btf, member.type_id).ok_or_else(wrong);
+        let size_of = || sized(btf, member.type_id).ok_or_else(wrong);
+        match &*what {
+            "type" => map.map_type = number()?,
+            "max_entries" => map.max_entries = number()?,
+            "map_flags" => map.flags = number()?,
+            "map_extra" => map.map_extra = number()?.into(),
+            "key_size" => map.key_size = number()?,
+            "value_size" => map.value_size = number()?,
+            "key" => map.key_size = size_of()?.1,
+            "value" => (map.value_type, map.value_size) = size_of()?,
+            "pinning" if !is_inner => map.pinned = number()? == PIN_BY_NAME,
+            "values" if !is_inner => {
+                map.value_size = 4;
+                let element = btf.get(member.type_id).and_then(|it| it.array());
+                let pointer = element.and_then(|(element, _)| btf.resolve(element));
+                let pointee = pointer.and_then(|(_, it)| btf.resolve(it.refers_to()));
+                map.inner = match (map.map_type, pointee) {
+                    (ARRAY_OF_MAPS | HASH_OF_MAPS, Some((_, inner))) => {
+                        let name = format!("{name}.inner");
+                        Some(Box::new(described(btf, &name, inner, true)?))
+                    }
+                    (PROG_ARRAY, Some((_, it))) if it.kind == kind::FUNC_PROTO => None,
+                    _ => return Err(wrong()),
+                };
+            }
+            "numa_node" => {}
+            _ => {
+                return Err(Error::map(
+                    name,
+                    format!("it has a field `{what}`, which is unknown"),
+                ));
+            }
+        }
+    }
+    Ok(map)
+}
+
+/// `int (*member)[NUMBER]`.
+fn number(btf: &Btf<'_>, member: u32) -> Option<u32> {
+    let (_, pointer) = btf.resolve(member)?;
+    (pointer.kind == kind::PTR).then_some(())?;
+    Some(btf.get(pointer.refers_to())?.array()?.1)
+}
+
+/// `TYPE *member`: the type and its size.
+fn sized(btf: &Btf<'_>, member: u32) -> Option<(u32, u32)> {
+    let pointer = btf.get(member)?;
+    (pointer.kind == kind::PTR).then_some(())?;
+    Some((pointer.refers_to(), btf.size(pointer.refers_to())?))
+}

@@ -1,0 +1,233 @@
+//! What stands behind the door: the one interface that the user-space runtime implements today, and the
+//! local kernel and a remote guest can implement later.
+//!
+//! Objects are named by ids, as in the kernel. The door owns the tool's descriptors, maps them to ids, and
+//! says [`Backend::release`] when the last descriptor of an object is gone; the backend keeps an object alive
+//! as long as others of its objects (a program its maps, a link its program) need it.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use beeline_maps::{Batch, Errno};
+
+/// A kernel-style object id, never 0, never reused in a session; maps, programs, links and rings share one space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Id(pub u32);
+
+/// `BPF_MAP_CREATE`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapSpec {
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes.
+    pub key_size: u32,
+    /// Bytes.
+    pub value_size: u32,
+    /// Elements; bytes of data for a ring buffer.
+    pub max_entries: u32,
+    /// `BPF_F_*`.
+    pub flags: u32,
+    /// The hash functions of a Bloom filter; 0 for other types.
+    pub map_extra: u64,
+    /// At most 15 bytes.
+    pub name: String,
+    /// Of a map of maps: the map that those to come have to be like.
+    pub inner: Option<Id>,
+    /// What the value's type says.
+    pub fields: SpecialFields,
+}
+
+/// What an element of a map of objects is set to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ObjectRef {
+    /// Of `ARRAY_OF_MAPS` and `HASH_OF_MAPS`.
+    Map(Id),
+    /// Of `PROG_ARRAY`.
+    Program(Id),
+    /// Of `CGROUP_ARRAY`: the kernel's id of a cgroup of version 2, which is its directory's inode number.
+    Cgroup(u64),
+}
+
+/// Where in a map's value the fields are that belong to the kernel: bytes from the value's start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpecialFields {
+    /// A `struct bpf_spin_lock`.
+    pub spin_lock: Option<u32>,
+    /// A `struct bpf_timer`.
+    pub timer: Option<u32>,
+}
+
+/// `BPF_PROG_LOAD`.
+#[derive(Debug, Clone)]
+pub struct ProgramSpec {
+    /// `BPF_PROG_TYPE_*`.
+    pub prog_type: u32,
+    /// `BPF_*` attach type.
+    pub expected_attach_type: u32,
+    /// Raw instructions, 8 bytes each. Map descriptors in `LD_IMM64` are as the tool wrote them; `maps` resolves them.
+    pub insns: Vec<u8>,
+    /// Every map descriptor that the instructions name, with the map behind it; a descriptor that is no map is absent.
+    pub maps: Vec<(i32, Id)>,
+    /// At most 15 bytes.
+    pub name: String,
+    /// For example "GPL".
+    pub license: String,
+}
+
+/// Why a program was not loaded: what `bpf()` returns and what goes into the tool's log buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadError {
+    /// As the kernel gives for the same defect.
+    pub errno: Errno,
+    /// Text in the manner of the kernel verifier's log.
+    pub log: String,
+}
+
+/// Where a program is to be attached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttachPoint {
+    /// A place in a file's text, in every process of `scope` that maps the file.
+    Uprobe {
+        /// As the tool named it; may be `/proc/PID/root/...`.
+        path: PathBuf,
+        /// Byte offset in the file.
+        offset: u64,
+        /// Run when the function that starts there returns.
+        retprobe: bool,
+        /// Only this process; otherwise all processes that the session's scope admits.
+        pid: Option<i32>,
+        /// Returned by `bpf_get_attach_cookie`.
+        cookie: u64,
+    },
+    /// Runs in Beeline itself at each tick.
+    Timer {
+        /// Time between two ticks.
+        period: Duration,
+    },
+}
+
+/// Facts of `BPF_OBJ_GET_INFO_BY_FD` that the backend knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Info {
+    /// A map.
+    Map(MapSpec),
+    /// A program.
+    Program {
+        /// `BPF_PROG_TYPE_*`.
+        prog_type: u32,
+        /// The name given at load.
+        name: String,
+        /// The digest of its instructions that the running kernel would give it.
+        tag: [u8; 8],
+        /// Compiled code.
+        jited: Vec<u8>,
+        /// Raw instructions, 8 bytes each, with maps by their ids.
+        xlated: Vec<u8>,
+        /// The maps it keeps alive: those it uses in the order of first use, then those bound to it.
+        maps: Vec<Id>,
+    },
+    /// A link.
+    Link {
+        /// Its program.
+        program: Id,
+    },
+}
+
+/// The interface. Every method may be called from several threads.
+///
+/// Errors are the kernel's own for the same call. A feature that is not served gets the errno that an older
+/// kernel without it gives; the backend says so once on stderr by [`Backend::unsupported`].
+pub trait Backend: Send + Sync {
+    /// CPUs that per-CPU values are given for: the kernel's count of possible CPUs.
+    fn cpus(&self) -> u32;
+
+    /// Creates a map. Errors: EINVAL, E2BIG, ENOMEM, EPERM as the kernel's; EBADF for a map of maps without inner map, and
+    /// ENOTSUPP for one whose inner map cannot be one.
+    fn map_create(&self, spec: &MapSpec) -> Result<Id, Errno>;
+    /// The memory file of a map or of a perf ring, laid out so that the tool's own `mmap` of it is right.
+    fn memory(&self, id: Id) -> Result<OwnedFd, Errno>;
+    /// Bytes of a value as the system calls see it: `value_size`, or for per-CPU maps
+    /// `cpus * round_up(value_size, 8)`.
+    fn map_value_len(&self, map: Id) -> Result<usize, Errno>;
+    /// `BPF_MAP_LOOKUP_ELEM`; `value` has [`Self::map_value_len`] bytes.
+    fn map_lookup(&self, map: Id, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno>;
+    /// `BPF_MAP_UPDATE_ELEM`.
+    fn map_update(&self, map: Id, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno>;
+    /// `BPF_MAP_UPDATE_ELEM` on a map of objects: its elements read as the objects' ids. EINVAL for an object of another
+    /// kind, a program of another type, or a map that is not like the map of maps' own inner map. An object stays alive as
+    /// long as it is an element.
+    fn map_set_object(
+        &self,
+        map: Id,
+        key: &[u8],
+        object: ObjectRef,
+        flags: u64,
+    ) -> Result<(), Errno>;
+    /// `BPF_MAP_DELETE_ELEM`.
+    fn map_delete(&self, map: Id, key: &[u8]) -> Result<(), Errno>;
+    /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM`.
+    fn map_lookup_and_delete(
+        &self,
+        map: Id,
+        key: &[u8],
+        value: &mut [u8],
+        flags: u64,
+    ) -> Result<(), Errno>;
+    /// `BPF_MAP_GET_NEXT_KEY`; `None` asks for the first.
+    fn map_next_key(&self, map: Id, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno>;
+    /// `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH` of a hash or an array: fills keys and
+    /// values with as many whole buckets of a hash as have room, from the bucket `cursor` on (ENOSPC if not even the first
+    /// that is not empty has), or with elements of an array, from the index `cursor` on.
+    fn map_read_batch(
+        &self,
+        map: Id,
+        cursor: u32,
+        room: (&mut [u8], &mut [u8]),
+        delete: bool,
+    ) -> Result<Batch, Errno>;
+    /// `BPF_MAP_FREEZE`: no more changes from the tool.
+    fn map_freeze(&self, map: Id) -> Result<(), Errno>;
+
+    /// Creates the ring behind a `PERF_COUNT_SW_BPF_OUTPUT` event of one CPU.
+    fn perf_ring_create(&self, cpu: u32) -> Result<Id, Errno>;
+    /// The tool maps `pages` data pages (a power of two) after the control page. To be called before its `mmap`.
+    fn perf_ring_resize(&self, ring: Id, pages: u32) -> Result<(), Errno>;
+    /// `PERF_EVENT_IOC_ENABLE` or `DISABLE` on such an event.
+    fn perf_ring_enable(&self, ring: Id, on: bool) -> Result<(), Errno>;
+    /// Puts a ring into an element of a `PERF_EVENT_ARRAY`.
+    fn perf_array_set(&self, map: Id, index: u32, ring: Id) -> Result<(), Errno>;
+    /// An eventfd that is written when a ring-buffer map or a perf ring has something to read (never read back:
+    /// wait on it edge-triggered).
+    fn wakeup(&self, id: Id) -> Result<OwnedFd, Errno>;
+    /// Has a ring-buffer map or a perf ring something to read?
+    fn readable(&self, id: Id) -> Result<bool, Errno>;
+
+    /// Checks, compiles and seals a program.
+    fn program_load(&self, spec: &ProgramSpec) -> Result<Id, LoadError>;
+    /// `BPF_PROG_BIND_MAP`: the program keeps the map alive.
+    fn program_bind_map(&self, program: Id, map: Id) -> Result<(), Errno>;
+    /// `BPF_PROG_TEST_RUN` on a raw tracepoint or syscall program: runs it once here; gives r0.
+    fn program_test_run(&self, program: Id, context: &[u8]) -> Result<u64, Errno>;
+
+    /// Attaches, enabled. When it returns every target that is there is patched.
+    fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno>;
+    /// Is there such a place? Checked when the tool opens the event, before it names a program.
+    fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno>;
+
+    /// A process of the tool asks for map operations again and again, by the `syscall` instruction that ends at `ip`: they
+    /// may be done in the process itself from now on. Not to be waited for.
+    fn shorten(&self, pid: i32, ip: u64) {
+        let _ = (pid, ip);
+    }
+
+    /// What an object is.
+    fn info(&self, id: Id) -> Result<Info, Errno>;
+    /// The tool has no descriptor of the object any more. A link is detached before this returns.
+    fn release(&self, id: Id);
+    /// The reading end of a new pipe that lines of `bpf_trace_printk` come out of, in the shape of the kernel's
+    /// `trace_pipe`; each line comes out of one pipe only.
+    fn trace_pipe(&self) -> Result<OwnedFd, Errno>;
+    /// Tells the user, once for each `what`, that something is not served.
+    fn unsupported(&self, what: &str);
+}

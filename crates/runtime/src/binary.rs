@@ -1,0 +1,303 @@
+//! What an ELF file says about a place in its text: where it is mapped, and in which function it lies.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Bound, Range};
+
+use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
+use object::elf::{EM_X86_64, PF_X};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
+use object::{Endianness, elf};
+
+type Sections<'data> = SectionTable<'data, elf::FileHeader64<Endianness>>;
+
+/// A place this far behind the last function that the file names is taken for the start of one that it does not.
+const UNKNOWN_LENGTH: u64 = 4096;
+
+/// An ELF file's executable segments and functions.
+#[derive(Debug)]
+pub struct Binary {
+    segments: Vec<Segment>,
+    /// End by start of every function, in the file's virtual addresses.
+    functions: BTreeMap<u64, u64>,
+    /// Where [`WANTED`] functions are, in the file's virtual addresses.
+    wanted: BTreeMap<&'static str, u64>,
+    /// Where [`RETURNING_TWICE`] functions are, likewise.
+    returning_twice: BTreeSet<u64>,
+    is_go: bool,
+}
+
+/// Functions that return more often than they are called: there is no one return to watch.
+const RETURNING_TWICE: [&str; 9] = [
+    "vfork",
+    "__vfork",
+    "__libc_vfork",
+    "setjmp",
+    "_setjmp",
+    "__sigsetjmp",
+    "sigsetjmp",
+    "getcontext",
+    "__getcontext",
+];
+
+/// What the Go linker, and no other, puts into programs, stripped ones too: the table of functions that its runtime needs.
+const GO_SECTIONS: [&[u8]; 2] = [b".gopclntab", b".data.rel.ro.gopclntab"];
+
+/// Functions that Beeline itself looks for.
+const WANTED: [&str; 1] = ["sigaction"];
+
+/// An executable segment whose ends are numbers.
+#[derive(Debug)]
+struct Segment {
+    offset: u64,
+    address: u64,
+    len: u64,
+}
+
+impl Segment {
+    fn new(offset: u64, address: u64, len: u64) -> Option<Self> {
+        (offset.checked_add(len).is_some() && address.checked_add(len).is_some()).then_some(Self {
+            offset,
+            address,
+            len,
+        })
+    }
+
+    fn offsets(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
+
+    fn addresses(&self) -> Range<u64> {
+        self.address..self.address + self.len
+    }
+
+    /// The file offset of an address from the segment's start to its end.
+    fn to_offset(&self, address: u64) -> u64 {
+        address - self.address + self.offset
+    }
+
+    /// The address of a file offset, likewise.
+    fn to_address(&self, offset: u64) -> u64 {
+        offset - self.offset + self.address
+    }
+}
+
+/// The surroundings of a probed place, as file offsets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The function, to the next function or the segment's end.
+    pub function: Range<u64>,
+}
+
+impl Binary {
+    /// Reads a file's headers and symbols. An error says what is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let header = elf::FileHeader64::<Endianness>::parse(bytes)
+            .map_err(|_| "not a 64-bit ELF file".to_owned())?;
+        let endian = header.endian().map_err(|e| e.to_string())?;
+        if header.e_machine(endian) != EM_X86_64 {
+            return Err("not an x86-64 program or library".into());
+        }
+        let segments = header
+            .program_headers(endian, bytes)
+            .map_err(|e| e.to_string())?
+            .iter()
+            .filter(|segment| {
+                segment.p_type(endian) == elf::PT_LOAD && segment.p_flags(endian).contains(PF_X)
+            })
+            .filter_map(|segment| {
+                let (offset, address) = (segment.p_offset(endian), segment.p_vaddr(endian));
+                Segment::new(offset, address, segment.p_filesz(endian))
+            })
+            .collect();
+        let mut binary = Self {
+            segments,
+            functions: BTreeMap::new(),
+            wanted: BTreeMap::new(),
+            returning_twice: BTreeSet::new(),
+            is_go: false,
+        };
+        let sections = header.sections(endian, bytes).map_err(|e| e.to_string())?;
+        binary.is_go = GO_SECTIONS
+            .iter()
+            .any(|name| sections.section_by_name(endian, name).is_some());
+        binary.add_unwind_ranges(bytes, &sections, endian);
+        for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+            let Ok(table) = sections.symbols(endian, bytes, kind) else {
+                continue;
+            };
+            for symbol in table.iter() {
+                let is_function = matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC);
+                let (start, len) = (symbol.st_value(endian), symbol.st_size(endian));
+                if !is_function || symbol.st_shndx(endian) == elf::SHN_UNDEF {
+                    continue;
+                }
+                let end = binary.functions.entry(start).or_insert(start);
+                *end = (*end).max(start.saturating_add(len));
+                let name = symbol.name(endian, table.strings()).unwrap_or_default();
+                if RETURNING_TWICE.iter().any(|twice| twice.as_bytes() == name) {
+                    binary.returning_twice.insert(start);
+                }
+                if let Some(wanted) = WANTED.iter().find(|wanted| wanted.as_bytes() == name) {
+                    binary.wanted.insert(wanted, start);
+                }
+            }
+        }
+        Ok(binary)
+    }
+
+    /// Unwind information names functions also where symbols have been stripped. What does not make sense in it is
+    /// passed over: it only sharpens the picture.
+    fn add_unwind_ranges(&mut self, bytes: &[u8], sections: &Sections<'_>, endian: Endianness) {
+        let section = sections.section_by_name(endian, b".eh_frame");
+        let Some((_, section)) = section else { return };
+        let Ok(data) = section.data(endian, bytes) else {
+            return;
+        };
+        let frames = EhFrame::new(data, LittleEndian);
+        let bases = BaseAddresses::default().set_eh_frame(section.sh_addr(endian));
+        let mut entries = frames.entries(&bases);
+        while let Ok(Some(entry)) = entries.next() {
+            let CieOrFde::Fde(partial) = entry else {
+                continue;
+            };
+            let Ok(fde) =
+                partial.parse(|section, bases, offset| section.cie_from_offset(bases, offset))
+            else {
+                continue;
+            };
+            // What signal handlers return to starts a byte early, for the sake of unwinders.
+            if fde.is_signal_trampoline() {
+                continue;
+            }
+            let (start, len) = (fde.initial_address(), fde.len());
+            let end = start.saturating_add(len);
+            // One entry spans the whole procedure linkage table; a function has no other inside.
+            let holds_others = len > 1 && self.functions.range(start + 1..end).next().is_some();
+            if len > 0 && !holds_others {
+                let known = self.functions.entry(start).or_insert(start);
+                *known = (*known).max(end);
+            }
+        }
+    }
+
+    /// Where a file offset lies; an error says why a probe cannot be there.
+    pub fn place(&self, offset: u64) -> Result<Place, String> {
+        let segment = self
+            .segment(offset)
+            .ok_or_else(|| format!("offset {offset:#x} is not in its executable code"))?;
+        let address = segment.to_address(offset);
+        let mut later = self
+            .functions
+            .range((Bound::Excluded(address), Bound::Unbounded));
+        let segment_end = segment.addresses().end;
+        let next = later
+            .next()
+            .map_or(segment_end, |(start, _)| *start)
+            .min(segment_end);
+        let function = match self.functions.range(segment.address..=address).next_back() {
+            // Hand-written assembly often has no size, or the wrong one: it reaches to the next function.
+            Some((start, end)) if address - start < UNKNOWN_LENGTH || address < *end => {
+                *start..next
+            }
+            _ => address..next.min(address.saturating_add(UNKNOWN_LENGTH)),
+        };
+        Ok(Place {
+            function: segment.to_offset(function.start)..segment.to_offset(function.end),
+        })
+    }
+
+    fn segment(&self, offset: u64) -> Option<&Segment> {
+        self.segments
+            .iter()
+            .find(|segment| segment.offsets().contains(&offset))
+    }
+
+    /// Does the function at this file offset return more often than it is called?
+    pub fn returns_twice(&self, offset: u64) -> bool {
+        self.segment(offset)
+            .is_some_and(|segment| self.returning_twice.contains(&segment.to_address(offset)))
+    }
+
+    /// Is it a Go program, whose functions run on stacks of a few kilobytes and are called with only some hundred bytes left?
+    pub fn is_go(&self) -> bool {
+        self.is_go
+    }
+
+    /// The file offset of a [`WANTED`] function.
+    pub fn wanted(&self, name: &str) -> Option<u64> {
+        let address = *self.wanted.get(name)?;
+        let segment = self
+            .segments
+            .iter()
+            .find(|s| s.addresses().contains(&address))?;
+        Some(segment.to_offset(address))
+    }
+
+    /// Every function that the file names, as file offsets, each up to the next one.
+    pub fn functions(&self) -> Vec<Range<u64>> {
+        let mut functions = Vec::new();
+        for segment in &self.segments {
+            let starts = self
+                .functions
+                .range(segment.addresses())
+                .map(|(start, _)| *start);
+            let starts: Vec<u64> = starts.collect();
+            let ends = starts
+                .iter()
+                .skip(1)
+                .copied()
+                .chain([segment.addresses().end]);
+            let range =
+                |(start, end): (&u64, u64)| segment.to_offset(*start)..segment.to_offset(end);
+            functions.extend(starts.iter().zip(ends).map(range));
+        }
+        functions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shell() -> Vec<u8> {
+        std::fs::read("/bin/sh").expect("every system has a shell")
+    }
+
+    #[test]
+    fn a_function_holds_the_places_inside_it() {
+        let binary = Binary::parse(&shell()).unwrap();
+        let functions = binary.functions();
+        assert!(functions.len() > 100, "also where symbols are stripped");
+        for function in functions.iter().filter(|function| !function.is_empty()) {
+            assert_eq!(binary.place(function.start).unwrap().function, *function);
+            let middle = function.start + (function.end - function.start).min(4000) / 2;
+            assert_eq!(binary.place(middle).unwrap().function, *function);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+        /// Headers, tables and unwind information are anybody's bytes.
+        #[test]
+        fn a_spoiled_file_gives_an_answer(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),
+            near_the_start in any::<bool>(),
+            offset in any::<u64>(),
+        ) {
+            let mut bytes = shell();
+            let len = if near_the_start { 1024 } else { bytes.len() };
+            for (at, byte) in changes {
+                bytes[at.index(len)] = byte;
+            }
+            if let Ok(binary) = Binary::parse(&bytes) {
+                for at in [offset, offset % (1 << 20)] {
+                    let _ = (binary.place(at), binary.returns_twice(at));
+                }
+                let _ = (binary.functions(), binary.wanted("sigaction"));
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Who is told when a process dies: a thread that waits for all of them at once.
+//!
+//! What a dead process held in shared memory keeps others waiting until it is freed, so this is not left to the next round
+//! of looking around.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use beeline_inject::Process;
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+/// Watches processes until it is dropped.
+#[derive(Debug)]
+pub struct Deaths {
+    shared: Arc<Watched>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    epoll: OwnedFd,
+    /// Ends the thread.
+    end: OwnedFd,
+    /// By the number that stands for each; they keep the process's descriptor open.
+    processes: Mutex<HashMap<u32, Process>>,
+}
+
+/// Stands for the end itself: no owner's number.
+const END: u64 = u64::MAX;
+
+impl Deaths {
+    /// Starts the thread. `died` is called with a process's number when it has ended.
+    pub fn start(died: impl Fn(u32) + Send + 'static) -> io::Result<Self> {
+        let shared = Arc::new(Watched {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            end: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            processes: Mutex::default(),
+        });
+        let data = epoll::EventData::new_u64(END);
+        epoll::add(&shared.epoll, &shared.end, data, epoll::EventFlags::IN)?;
+        let thread = std::thread::Builder::new().name("beeline-deaths".into());
+        let thread = thread.spawn({
+            let shared = shared.clone();
+            move || shared.wait(died)
+        })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Watches a process under a number of its own. If that cannot be, its end is found in some other way, later.
+    pub fn watch(&self, process: &Process, number: u32) {
+        let mut processes = self.shared.lock();
+        processes.insert(number, process.clone());
+        let data = epoll::EventData::new_u64(number.into());
+        let _ = epoll::add(
+            &self.shared.epoll,
+            process.pidfd(),
+            data,
+            epoll::EventFlags::IN,
+        );
+    }
+}
+
+impl Watched {
+    fn wait(&self, died: impl Fn(u32)) {
+        come_first();
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            let waited = epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                None,
+            );
+            match waited {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+            for event in &events {
+                match u32::try_from(event.data.u64()) {
+                    Ok(number) => {
+                        if let Some(process) = self.lock().remove(&number) {
+                            let _ = epoll::delete(&self.epoll, process.pidfd());
+                        }
+                        died(number);
+                    }
+                    Err(_) => return,
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Process>> {
+        self.processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has this thread run before all ordinary ones, where that is allowed: others wait for what it frees, some of them busily,
+/// and it never has much to do.
+fn come_first() {
+    const LOWEST: libc::sched_param = libc::sched_param { sched_priority: 1 };
+    let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: reads the parameter; concerns the calling thread alone.
+    unsafe { libc::sched_setscheduler(0, policy, &LOWEST) };
+}
+
+impl Drop for Deaths {
+    fn drop(&mut self) {
+        // Fails only when the count is full, and then the thread wakes anyway.
+        let _ = rustix::io::write(&self.shared.end, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

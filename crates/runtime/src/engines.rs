@@ -1,0 +1,338 @@
+//! Who compiles programs, and when.
+//!
+//! The light compiler takes microseconds, so its code is attached at once. An optimizing one may take much longer and runs
+//! in a process of its own: its code takes the place of the other when it is there ([`crate::improver`]), and is kept on
+//! disk, so that the next start has it at once. Each distinct program is compiled once in a session.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use beeline_compile::aot::{Aot, Unusable};
+use beeline_compile::{
+    Code, CodeStore, Compiler, Digest, Error, Light, Machine, MapShape, Program,
+};
+use beeline_image::helpers;
+use beeline_isa::Insn;
+
+use crate::session::Report;
+
+/// The machine that programs run on.
+const MACHINE: Machine = Machine::X86_64;
+
+/// Which engine's code programs are to run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The light compiler's at once, and the optimizer's as soon as it is there.
+    #[default]
+    Auto,
+    /// The light compiler's.
+    Light,
+    /// The optimizer's, which is waited for.
+    Optimized,
+}
+
+/// A compiler that may take its time.
+pub type Optimizer = Box<dyn Compiler + Send + Sync>;
+
+/// The engines of a session.
+pub struct Engines {
+    choice: Choice,
+    optimizer: Option<Optimizer>,
+    store: Option<CodeStore>,
+    ahead: Option<Aot>,
+    report: Report,
+    /// Report also what only some want to know.
+    is_verbose: bool,
+    has_failed: AtomicBool,
+    light: Mutex<Made>,
+    optimized: Mutex<Made>,
+}
+
+type Made = HashMap<Digest, Arc<Compiled>>;
+
+/// A program's code, and whose it is.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// The engine's name.
+    pub engine: String,
+    /// Was it made ahead of time, and came in a file?
+    pub is_ahead: bool,
+    /// The code.
+    pub code: Code,
+}
+
+/// What code is made from.
+#[derive(Debug)]
+pub struct Source {
+    insns: Vec<Insn>,
+    maps: Vec<MapShape>,
+    digest: Digest,
+}
+
+impl Source {
+    /// Resolved instructions over maps of these shapes.
+    pub fn new(insns: Vec<Insn>, maps: Vec<MapShape>) -> Self {
+        let digest = Digest::of_program(&program(&insns, &maps));
+        Self {
+            insns,
+            maps,
+            digest,
+        }
+    }
+
+    /// As engines are given it.
+    pub fn program(&self) -> Program<'_> {
+        program(&self.insns, &self.maps)
+    }
+
+    /// Its name.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+}
+
+impl Engines {
+    /// The light compiler alone, until there are others.
+    pub fn new(choice: Choice, report: Report) -> Self {
+        Self {
+            choice,
+            optimizer: None,
+            store: None,
+            ahead: None,
+            report,
+            is_verbose: false,
+            has_failed: AtomicBool::new(false),
+            light: Mutex::default(),
+            optimized: Mutex::default(),
+        }
+    }
+
+    /// With a compiler for [`Choice::Auto`] and [`Choice::Optimized`].
+    pub fn with_optimizer(self, optimizer: Optimizer) -> Self {
+        Self {
+            optimizer: Some(optimizer),
+            ..self
+        }
+    }
+
+    /// With a place where the optimizer's code is kept.
+    pub fn with_store(self, store: CodeStore) -> Self {
+        Self {
+            store: Some(store),
+            ..self
+        }
+    }
+
+    /// With code made ahead of time, which is taken for the programs that it was made from.
+    pub fn with_aot(self, aot: Aot) -> Result<Self, Unusable> {
+        aot.check(&helper_table())?;
+        Ok(Self {
+            ahead: Some(aot),
+            ..self
+        })
+    }
+
+    /// Reporting what is compiled when.
+    pub fn verbose(self, is_verbose: bool) -> Self {
+        Self { is_verbose, ..self }
+    }
+
+    /// The code to begin with.
+    pub(crate) fn first(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
+        if let Some(ahead) = self.ahead.as_ref().and_then(|aot| aot.find(&source.digest)) {
+            return Ok(Arc::new(Compiled {
+                engine: ahead.engine.clone(),
+                is_ahead: true,
+                code: ahead.code.clone(),
+            }));
+        }
+        match (self.choice, &self.optimizer) {
+            (Choice::Light, _) | (_, None) => self.lightly(source),
+            (Choice::Optimized, Some(optimizer)) => self.optimized(source).or_else(|error| {
+                let light = self.lightly(source)?;
+                if !self.has_failed.swap(true, Relaxed) {
+                    let engine = optimizer.name();
+                    (self.report)(&format!(
+                        "{engine} failed, and the light compiler's code runs: {error}"
+                    ));
+                }
+                Ok(light)
+            }),
+            (Choice::Auto, Some(optimizer)) => match self.kept(source, optimizer.as_ref()) {
+                Some(kept) => Ok(kept),
+                None => self.lightly(source).or_else(|_| self.optimized(source)),
+            },
+        }
+    }
+
+    /// Will better code than this come?
+    pub(crate) fn is_to_be_improved(&self, first: &Compiled) -> bool {
+        let Some(optimizer) = &self.optimizer else {
+            return false;
+        };
+        self.choice == Choice::Auto
+            && first.engine == Light.name()
+            && optimizer.name() != first.engine
+    }
+
+    /// The optimizer's code, however long it takes.
+    pub(crate) fn optimized(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
+        let optimizer = self.optimizer.as_deref().ok_or(Error::NoCodeForMachine)?;
+        if let Some(kept) = self.kept(source, optimizer) {
+            return Ok(kept);
+        }
+        // Whoever wants the same program meanwhile waits here, and finds it.
+        let mut made = lock(&self.optimized);
+        if let Some(known) = made.get(&source.digest) {
+            return Ok(known.clone());
+        }
+        let place = self.place_of(source, optimizer);
+        let compiled = compile(optimizer, source)?;
+        // If another optimizer was installed meanwhile, whose code it is cannot be told.
+        if let Some((store, name)) = place
+            && self.place_of(source, optimizer).map(|place| place.1) == Some(name)
+            && let Err(error) = store.put(&name, &compiled.code)
+        {
+            self.tell(&format!("compiled code is not kept: {error}"));
+        }
+        made.insert(source.digest, compiled.clone());
+        Ok(compiled)
+    }
+
+    /// The session ends: nothing is to be compiled any more.
+    pub(crate) fn stop(&self) {
+        if let Some(optimizer) = &self.optimizer {
+            optimizer.stop();
+        }
+    }
+
+    /// Says something to whoever wants to know.
+    pub(crate) fn tell(&self, what: &str) {
+        if self.is_verbose {
+            (self.report)(what);
+        }
+    }
+
+    fn lightly(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
+        if let Some(known) = lock(&self.light).get(&source.digest) {
+            return Ok(known.clone());
+        }
+        let compiled = compile(&Light, source)?;
+        lock(&self.light).insert(source.digest, compiled.clone());
+        Ok(compiled)
+    }
+
+    /// The optimizer's code, if it was made before: here, or in another session.
+    fn kept(
+        &self,
+        source: &Source,
+        optimizer: &(dyn Compiler + Send + Sync),
+    ) -> Option<Arc<Compiled>> {
+        // Not waited for: it is held for as long as a program is compiled.
+        let mut made = self.optimized.try_lock().ok()?;
+        if let Some(known) = made.get(&source.digest) {
+            return Some(known.clone());
+        }
+        let (store, name) = self.place_of(source, optimizer)?;
+        let compiled = Arc::new(Compiled {
+            engine: optimizer.name().to_owned(),
+            is_ahead: false,
+            code: store.get(&name)?,
+        });
+        made.insert(source.digest, compiled.clone());
+        Some(compiled)
+    }
+
+    /// Where the optimizer's code of a program is kept, if it is.
+    fn place_of(
+        &self,
+        source: &Source,
+        optimizer: &(dyn Compiler + Send + Sync),
+    ) -> Option<(&CodeStore, Digest)> {
+        let store = self.store.as_ref()?;
+        let is_kept = !optimizer.identity().is_empty();
+        is_kept.then(|| (store, Digest::of_code(&source.digest, optimizer, MACHINE)))
+    }
+}
+
+/// A program as all engines are given it.
+fn program<'a>(insns: &'a [Insn], maps: &'a [MapShape]) -> Program<'a> {
+    Program {
+        insns,
+        maps,
+        in_image: true,
+    }
+}
+
+/// What code made ahead of time has to have been made for.
+pub fn helper_table() -> Digest {
+    Digest::of_helpers(
+        helpers::ALL
+            .iter()
+            .map(|helper| (helper.number, helper.name)),
+    )
+}
+
+fn compile(compiler: &(impl Compiler + ?Sized), source: &Source) -> Result<Arc<Compiled>, Error> {
+    Ok(Arc::new(Compiled {
+        engine: compiler.name().to_owned(),
+        is_ahead: false,
+        code: compiler.compile(&program(&source.insns, &source.maps), MACHINE)?,
+    }))
+}
+
+/// Only whole entries are added.
+fn lock(made: &Mutex<Made>) -> MutexGuard<'_, Made> {
+    made.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    /// Another is installed over it with every program that it compiles, unless it is settled.
+    struct Replaced {
+        is_settled: bool,
+        version: AtomicU32,
+    }
+
+    impl Compiler for Replaced {
+        fn name(&self) -> &'static str {
+            "other"
+        }
+
+        fn identity(&self) -> String {
+            format!("version {}", self.version.load(Relaxed))
+        }
+
+        fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
+            if !self.is_settled {
+                self.version.fetch_add(1, Relaxed);
+            }
+            Light.compile(program, machine)
+        }
+    }
+
+    #[test]
+    fn code_of_an_optimizer_that_was_replaced_meanwhile_is_not_kept() {
+        let exit = Insn::decode_all(&[0x95, 0, 0, 0, 0, 0, 0, 0]).expect("whole");
+        let source = Source::new(exit.collect(), Vec::new());
+        for is_settled in [true, false] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let optimizer = Replaced {
+                is_settled,
+                version: AtomicU32::new(0),
+            };
+            let engines = Engines::new(Choice::Optimized, Arc::new(|_: &str| {}))
+                .with_optimizer(Box::new(optimizer))
+                .with_store(CodeStore::open(directory.path()).expect("a store"));
+            let compiled = engines.first(&source).expect("code");
+            assert_eq!(compiled.engine, "other");
+            let files = std::fs::read_dir(directory.path()).expect("a directory");
+            assert_eq!(files.count(), usize::from(is_settled));
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! What programs need around them in one address space: the target's record, maps, links, all in an arena.
+//!
+//! The same for a traced process, where the arena is mapped read-execute, and for Beeline itself, where timer
+//! programs and test runs are executed.
+
+mod objects;
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Release, SeqCst};
+
+use beeline_image::abi;
+use beeline_isa::abi::Run;
+
+use crate::arena::{ARENA_BYTES, Arena};
+use crate::backend::Id;
+use crate::engines::Compiled;
+use crate::error::{Error, os};
+use crate::map::MapObject;
+use crate::patch;
+use crate::private::Private;
+use crate::program::Program;
+use crate::ring::Ring;
+use crate::scope::start_time;
+use crate::shared::Shared;
+use crate::tasks::Tasks;
+
+/// One address space's environment.
+#[derive(Debug)]
+pub struct Environment {
+    /// Holds everything here; starts with its manifest.
+    pub home: Arena,
+    /// The [`abi::Target`].
+    pub target: u64,
+    /// The image.
+    pub image: u64,
+    /// The stub that brings the signal handler its target, and the one it returns to the kernel by.
+    pub handler: u64,
+    /// See `handler`.
+    pub restorer: u64,
+    /// Private memory.
+    pub private: Private,
+    maps: HashMap<Id, PlacedMap>,
+    /// Places of [`abi::MapHandle`]s that are free again.
+    free_handles: Vec<u64>,
+    /// Compiled code here, and its address.
+    codes: Vec<(Arc<Compiled>, u64)>,
+    /// All [`abi::Link`]s of a program.
+    links: HashMap<Id, Vec<u64>>,
+    /// The [`abi::Link`]s of programs that are tail-called.
+    next_programs: HashMap<Id, u64>,
+    /// What is in the [`abi::ObjectTable`].
+    objects: HashMap<u64, u64>,
+    /// The [`abi::CgroupPath`]s that have been published, so that moving to and fro takes no memory.
+    cgroups: HashMap<Vec<u64>, u64>,
+    /// The path of the cgroup that programs were last told of; empty before that.
+    cgroup: String,
+    tasks: Option<Tasks>,
+}
+
+#[derive(Debug)]
+struct PlacedMap {
+    map: Arc<MapObject>,
+    /// Where it is mapped.
+    base: u64,
+    /// The [`abi::MapHandle`].
+    handle: u64,
+    values: u64,
+    /// A perf event array's [`abi::RingSlot`]s.
+    slots: u64,
+    /// Where its rings are mapped, by their id.
+    rings: HashMap<Id, u64>,
+}
+
+/// Addresses that an environment is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Bases {
+    /// The image.
+    pub image: u64,
+    /// The session page.
+    pub session: u64,
+    /// Private memory.
+    pub private: Private,
+    /// `clock_gettime` in the vDSO, or 0.
+    pub clock_gettime: u64,
+    /// See [`abi::Target::tid_offset`].
+    pub tid_offset: i32,
+    /// See [`abi::Target::pid_namespace`].
+    pub pid_namespace: [u64; 2],
+}
+
+impl Environment {
+    /// Lays an environment out in a fresh arena that has been placed.
+    pub fn new(mut home: Arena, shared: &Shared, owner: u32, bases: &Bases) -> Result<Self, Error> {
+        let private = bases.private;
+        home.value(manifest(shared, Some((&private, owner))))
+            .map_err(os("filling an arena"))?;
+        let points = shared.image.points();
+        let record = abi::Target {
+            helpers: shared.image.helpers_at(bases.image),
+            control: private.control() as *mut _,
+            signals: private.signals() as *mut _,
+            returns: private.returns() as *mut _,
+            slots: private.slots() as *mut _,
+            session: bases.session as *const _,
+            clock_gettime: bases.clock_gettime as usize,
+            pid_namespace: bases.pid_namespace,
+            cpus: shared.cpus,
+            owner,
+            tid_offset: bases.tid_offset,
+            flags: if has_rdpid() { abi::HAS_RDPID } else { 0 }.into(),
+            objects: 0.into(),
+            cgroups: 0.into(),
+            trace: AtomicUsize::new(0),
+            arena: home.base() as usize,
+            arena_len: ARENA_BYTES,
+            tasks: 0.into(),
+            breakpoints: [const { AtomicUsize::new(0) }; abi::BREAKPOINTS],
+        };
+        let target = home.value(record).map_err(os("filling an arena"))?;
+        let (handler, restorer) = patch::signal_stubs(bases.image + points.signal, target);
+        let handler = home.bytes(&handler, 16).map_err(os("filling an arena"))?;
+        let restorer = home.bytes(&restorer, 16).map_err(os("filling an arena"))?;
+        let base = home.base();
+        // SAFETY: placed above as a `Manifest`, which the target itself does not read.
+        unsafe {
+            home.change::<abi::Manifest>(base, |manifest| manifest.handler = handler as usize)
+        };
+        Ok(Self {
+            home,
+            target,
+            image: bases.image,
+            handler,
+            restorer,
+            private,
+            maps: HashMap::new(),
+            free_handles: Vec::new(),
+            codes: Vec::new(),
+            links: HashMap::new(),
+            next_programs: HashMap::new(),
+            objects: HashMap::new(),
+            cgroups: HashMap::new(),
+            cgroup: String::new(),
+            tasks: None,
+        })
+    }
+
+    /// The manifest, to be changed by its atomics.
+    pub fn manifest(&self) -> &abi::Manifest {
+        // SAFETY: every home arena starts with one.
+        unsafe { self.home.get(self.home.base()) }
+    }
+
+    /// The target's record, to be changed by its atomics.
+    pub fn record(&self) -> &abi::Target {
+        // SAFETY: placed by `new`.
+        unsafe { self.home.get(self.target) }
+    }
+
+    /// Lets programs see process `pid` as their task, from now on; `write` stores into private memory. Nothing if the
+    /// kernel does not say how a task looks: programs get a null pointer then.
+    pub fn show_task(
+        &mut self,
+        shared: &Shared,
+        pid: i32,
+        write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (None, Some(blueprint)) = (&self.tasks, shared.blueprint()) else {
+            return Ok(());
+        };
+        let place = self.private.tasks();
+        let (tasks, layout) = Tasks::place(blueprint, place, shared.cpus, pid as u32, write)?;
+        let layout = self.home.value(layout).map_err(os("filling an arena"))?;
+        self.record().tasks.store(layout as usize, Release);
+        self.tasks = Some(tasks);
+        Ok(())
+    }
+
+    /// Brings the task up to date, if programs see it.
+    pub fn update_task(
+        &mut self,
+        shared: &Shared,
+        write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        match (&mut self.tasks, shared.blueprint()) {
+            (Some(tasks), Some(blueprint)) => tasks.update(blueprint, write),
+            _ => Ok(()),
+        }
+    }
+
+    /// Is the map known here?
+    pub fn has_map(&self, map: Id) -> bool {
+        self.maps.contains_key(&map)
+    }
+
+    /// Makes a map known that is mapped at `base`.
+    pub fn place_map(&mut self, map: &Arc<MapObject>, base: u64) -> Result<(), Error> {
+        let slots = match map.ring_elements() {
+            0 => 0,
+            n => self
+                .home
+                .zeroed::<abi::RingSlot>(n)
+                .map_err(os("filling an arena"))?,
+        };
+        let local = map.at(base);
+        let values = base + local.layout().values;
+        let handle = abi::MapHandle {
+            map: local,
+            rings: slots as *const _,
+            id: map.id.0,
+        };
+        let handle = self.place_handle(handle)?;
+        self.maps.insert(
+            map.id,
+            PlacedMap {
+                map: map.clone(),
+                base,
+                handle,
+                values,
+                slots,
+                rings: HashMap::new(),
+            },
+        );
+        Ok(())
+    }
+
+    /// The rings of a perf event array that are not mapped here yet.
+    pub fn missing_rings(&self, map: Id) -> Vec<Arc<Ring>> {
+        let Some(placed) = self.maps.get(&map) else {
+            return Vec::new();
+        };
+        placed
+            .map
+            .rings()
+            .into_iter()
+            .flatten()
+            .filter(|ring| ring.is_sized() && !placed.rings.contains_key(&ring.id))
+            .collect()
+    }
+
+    /// Publishes a perf event array's elements; `mapped` are rings mapped since the last call.
+    pub fn publish_rings(&mut self, map: Id, mapped: impl IntoIterator<Item = (Id, u64)>) {
+        let Some(placed) = self.maps.get_mut(&map) else {
+            return;
+        };
+        placed.rings.extend(mapped);
+        for (index, ring) in placed.map.rings().iter().enumerate() {
+            let place = placed.slots + (index * size_of::<abi::RingSlot>()) as u64;
+            // SAFETY: `place_map` placed one slot for each element.
+            let slot = unsafe { self.home.get::<abi::RingSlot>(place) };
+            let base = ring
+                .as_ref()
+                .and_then(|ring| placed.rings.get(&ring.id))
+                .copied()
+                .unwrap_or(0);
+            if let Some(ring) = ring {
+                slot.pages.store(ring.pages(), SeqCst);
+                slot.cpu.store(ring.cpu, SeqCst);
+            }
+            slot.base.store(base as usize, Release);
+        }
+    }
+
+    /// A program's best code that there is room for, and its address here.
+    pub fn place_program(&mut self, program: &Program) -> Result<(Arc<Compiled>, u64), Error> {
+        self.place_code(program.code())
+            .or_else(|_| self.place_code(program.first()))
+    }
+
+    /// Code, and its address here; placed once.
+    fn place_code(&mut self, code: &Arc<Compiled>) -> Result<(Arc<Compiled>, u64), Error> {
+        let mut known = self
+            .codes
+            .iter()
+            .filter(|(known, _)| Arc::ptr_eq(known, code));
+        if let Some((_, at)) = known.next() {
+            return Ok((code.clone(), *at));
+        }
+        let at = self
+            .home
+            .bytes(&code.code.bytes, 64)
+            .map_err(os("filling an arena"))?;
+        self.codes.push((code.clone(), at));
+        Ok((code.clone(), at))
+    }
+
+    /// Has a program's links run its best code from now on. Nothing is stopped for that: who is inside the older code
+    /// leaves it in his own time.
+    pub fn renew(&mut self, program: &Program) -> Result<(), Error> {
+        if !self.links.contains_key(&program.id) {
+            return Ok(());
+        }
+        let (code, at) = self.place_code(program.code())?;
+        for link in self.links.get(&program.id).into_iter().flatten() {
+            // SAFETY: placed by `place_link`.
+            let link = unsafe { self.home.get::<abi::Link>(*link) };
+            link.entry.store(at as usize, Release);
+            link.engine.store(word_of(&code.engine), Release);
+        }
+        Ok(())
+    }
+
+    /// Places an [`abi::Link`] for a program whose maps are all known.
+    pub fn place_link(&mut self, program: &Program, cookie: u64) -> Result<u64, Error> {
+        let placed = program.maps.iter().filter_map(|map| self.maps.get(&map.id));
+        let (handles, values): (Vec<u64>, Vec<u64>) =
+            placed.map(|placed| (placed.handle, placed.values)).unzip();
+        if let Some(trace) = program.trace.and_then(|trace| self.maps.get(&trace)) {
+            self.record().trace.store(trace.handle as usize, Release);
+        }
+        let (code, at) = self.place_program(program)?;
+        let maps = self.home.array(&handles).map_err(os("filling an arena"))?;
+        let values = self.home.array(&values).map_err(os("filling an arena"))?;
+        let run = Run {
+            maps: maps as *const usize,
+            values: values as *const usize,
+            map_count: program.maps.len(),
+            ..self.bare_run()
+        };
+        let mut name = [0; abi::NAME_BYTES];
+        let known = name.iter_mut().zip(program.name.bytes());
+        known.for_each(|(to, from)| *to = from);
+        let link = self.link(abi::Link {
+            run,
+            cookie,
+            needs: needs(program),
+            engine: word_of(&code.engine).into(),
+            name,
+            ..self.bare_link(at)
+        })?;
+        self.links.entry(program.id).or_default().push(link);
+        Ok(link)
+    }
+
+    /// Places an [`abi::Link`] for a function of the image itself, at an offset in it.
+    pub fn place_native(&mut self, offset: u64) -> Result<u64, Error> {
+        self.link(self.bare_link(self.image + offset))
+    }
+
+    fn link(&mut self, link: abi::Link) -> Result<u64, Error> {
+        self.home.value(link).map_err(os("filling an arena"))
+    }
+
+    /// A link that needs all there is and has no maps.
+    fn bare_link(&self, code: u64) -> abi::Link {
+        abi::Link {
+            entry: AtomicUsize::new(code as usize),
+            run: self.bare_run(),
+            cookie: 0,
+            needs: abi::NEEDS_SLOT | abi::NEEDS_REGISTERS,
+            enabled: 1.into(),
+            engine: word_of(IMAGE).into(),
+            name: [0; abi::NAME_BYTES],
+        }
+    }
+
+    fn bare_run(&self) -> Run {
+        let helpers = self.target as usize + std::mem::offset_of!(abi::Target, helpers);
+        Run {
+            helpers: helpers as *const usize,
+            maps: std::ptr::null(),
+            values: std::ptr::null(),
+            map_count: 0,
+            context: std::ptr::null(),
+        }
+    }
+
+    /// Places a list of links; 0 for none.
+    pub fn place_list(&mut self, links: &[u64]) -> Result<u64, Error> {
+        if links.is_empty() {
+            return Ok(0);
+        }
+        // SAFETY: placed by `place_link`.
+        let needs = |link: &u64| unsafe { self.home.get::<abi::Link>(*link) }.needs;
+        let head = [
+            links.len(),
+            links.iter().map(needs).fold(0, |all, one| all | one),
+        ]
+        .map(|word| word as u64);
+        let words: Vec<u64> = head.into_iter().chain(links.iter().copied()).collect();
+        self.home.array(&words).map_err(os("filling an arena"))
+    }
+}
+
+/// The device and inode of a process's pid namespace; zeros, which no namespace has, if they are not to be had.
+pub fn pid_namespace(pid: i32) -> [u64; 2] {
+    std::fs::metadata(format!("/proc/{pid}/ns/pid")).map_or([0; 2], |file| [file.dev(), file.ino()])
+}
+
+/// What [`abi::Link::needs`] says of a program.
+fn needs(program: &Program) -> usize {
+    let (slot, registers) = (program.needs.slot, program.needs.reads_context);
+    (if slot { abi::NEEDS_SLOT } else { 0 }) | (if registers { abi::NEEDS_REGISTERS } else { 0 })
+}
+
+/// [`abi::Link::engine`] of the image's own functions.
+pub const IMAGE: &str = "image";
+
+/// The first eight bytes of a name as [`abi::Link::engine`] holds them.
+fn word_of(name: &str) -> u64 {
+    let mut word = [0; 8];
+    word.iter_mut()
+        .zip(name.bytes())
+        .for_each(|(to, from)| *to = from);
+    u64::from_ne_bytes(word)
+}
+
+/// Has the machine the instruction `rdpid`? (CPUID leaf 7, ECX bit 22; Intel SDM volume 2.)
+fn has_rdpid() -> bool {
+    let leaves = std::arch::x86_64::__cpuid(0).eax;
+    leaves >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ecx >> 22 & 1 != 0
+}
+
+/// The start of an arena: with the private memory for a target's first, without for one more.
+pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manifest {
+    let (private, owner) = target.unzip();
+    let line = shared
+        .tool
+        .iter()
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ");
+    let mut tool = [0; abi::TOOL_BYTES];
+    let kept = line.floor_char_boundary(tool.len() - 1);
+    tool[..kept].copy_from_slice(&line.as_bytes()[..kept]);
+    let session = std::process::id();
+    abi::Manifest {
+        magic: abi::MANIFEST_MAGIC,
+        session,
+        owner: owner.unwrap_or(0),
+        reserved: 0,
+        first: private.is_some().into(),
+        session_start: start_time(session as i32).unwrap_or(0),
+        first_site: 0.into(),
+        private: private.map_or(0, |p| p.base as usize),
+        private_len: private.map_or(0, |p| p.len as usize),
+        returns: private.map_or(0, |p| p.returns() as usize),
+        signals: private.map_or(0, |p| p.signals() as usize),
+        handlers: 0.into(),
+        handler: 0,
+        tool,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use beeline_compile::{Compiler, Light, Machine};
+    use beeline_image::loads::{LONGEST, decode};
+    use iced_x86::{Code, Decoder, OpKind};
+
+    /// The image must recognise every load that the compiler writes, for every pair of registers: one that it does not is a
+    /// fault of the target.
+    #[test]
+    fn all_loads_of_programs_are_known_to_the_image() {
+        let (mut program, exit) = (Vec::new(), [0x95, 0, 0, 0, 0, 0, 0, 0]);
+        // LDX of 4, 2, 1 and 8 bytes, and the sign-extending ones of 4, 2 and 1.
+        for opcode in [0x61, 0x69, 0x71, 0x79, 0x81, 0x89, 0x91u8] {
+            for (dst, src) in (0..10).flat_map(|dst| (0..11).map(move |src| (dst, src))) {
+                for offset in [0i16, 16, -8, 0x1000] {
+                    let [low, high] = offset.to_le_bytes();
+                    program.extend([opcode, dst | src << 4, low, high, 0, 0, 0, 0]);
+                }
+            }
+        }
+        program.extend(exit);
+        let insns: Vec<_> = beeline_isa::Insn::decode_all(&program).unwrap().collect();
+        let bare = beeline_compile::Program::new(&insns);
+        let code = Light.compile(&bare, Machine::X86_64).unwrap();
+        let mut decoder = Decoder::new(64, &code.bytes, 0);
+        let mut loads = 0;
+        while decoder.can_decode() {
+            let insn = decoder.decode();
+            let from_memory = insn.op_count() == 2 && insn.op1_kind() == OpKind::Memory;
+            if !from_memory || insn.code() == Code::Lea_r64_m {
+                continue;
+            }
+            let mut bytes = [0; LONGEST];
+            let rest = &code.bytes[insn.ip() as usize..];
+            let len = rest.len().min(LONGEST);
+            bytes[..len].copy_from_slice(&rest[..len]);
+            let load = decode(&bytes).unwrap_or_else(|| panic!("{insn}"));
+            assert_eq!(load.len, insn.len() as u64, "{insn}");
+            let register = insn.op0_register().full_register().number() as u8;
+            assert_eq!(load.register, register, "{insn}");
+            loads += 1;
+        }
+        assert_eq!(loads, program.len() / 8 - 1);
+    }
+}

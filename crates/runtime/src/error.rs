@@ -1,0 +1,99 @@
+//! What can go wrong, in words for the user.
+
+use std::io;
+use std::path::PathBuf;
+
+use beeline_maps::Errno;
+
+/// An error of the runtime. Each names the thing, says why, and is also an errno for the tool.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file is no program or library that can be probed, or the place in it cannot be.
+    #[error("{}: {why}", path.display())]
+    Binary {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The place cannot be hooked.
+    #[error("{}+{offset:#x} cannot be probed: {why}", path.display())]
+    Site {
+        /// The file.
+        path: PathBuf,
+        /// Byte offset in it.
+        offset: u64,
+        /// Why.
+        why: String,
+    },
+    /// A process cannot be traced.
+    #[error(transparent)]
+    Inject(#[from] beeline_inject::Error),
+    /// Something in a process is not as it has to be.
+    #[error("process {pid}: {why}")]
+    Target {
+        /// The process.
+        pid: i32,
+        /// What, and what to do.
+        why: String,
+    },
+    /// The thread that runs programs here is gone, or had no slot free in time.
+    #[error("Beeline could not run a program in its own process")]
+    Runner,
+    /// A program that was run with every access checked did what it must not.
+    #[error("the program was ended at {0}")]
+    Fault(beeline_compile::Fault),
+    /// An engine does not take a program.
+    #[error(transparent)]
+    Engine(#[from] beeline_compile::Error),
+    /// This machine lacks something.
+    #[error("{0}")]
+    Machine(
+        /// What.
+        &'static str,
+    ),
+    /// A system call of our own failed.
+    #[error("{what}: {source}")]
+    Os {
+        /// What was being done.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// The errno that the tool is given.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Open { source, .. } | Self::Os { source, .. } => {
+                Errno(source.raw_os_error().unwrap_or(libc::EIO))
+            }
+            Self::Binary { .. } | Self::Site { .. } | Self::Machine(_) => Errno(libc::EINVAL),
+            Self::Inject(error) => Errno(match error {
+                beeline_inject::Error::NoSuchProcess { .. }
+                | beeline_inject::Error::Exited { .. } => libc::ESRCH,
+                beeline_inject::Error::NotPermitted { .. }
+                | beeline_inject::Error::Seccomp { .. } => libc::EPERM,
+                beeline_inject::Error::Traced { .. } => libc::EBUSY,
+                _ => libc::EINVAL,
+            }),
+            Self::Fault(_) => Errno(libc::EFAULT),
+            Self::Engine(_) => Errno(libc::ENOTSUP),
+            Self::Target { .. } | Self::Runner => Errno(libc::EBUSY),
+        }
+    }
+}
+
+/// Says what was being done when a system call of our own failed.
+pub fn os(what: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Os { what, source }
+}

@@ -1,0 +1,98 @@
+//! Better code for programs that run already.
+//!
+//! A thread of its own has the optimizer compile what was loaded. Its code is then placed beside the other in each process
+//! that runs the program, and one word per link is changed, by which the next call finds it. Nobody is stopped, no call is
+//! lost, and a thread that is inside the older code finds it whole until Beeline leaves the process.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use crate::engines::Engines;
+use crate::error::{Error, os};
+use crate::program::Program;
+use crate::reach::Reach;
+use crate::runner::Runner;
+
+/// The thread's front. The thread is not waited for at the end, as an optimizer may hang.
+pub struct Improver(Sender<Weak<Program>>);
+
+/// What the thread works with; it keeps nothing of the session alive.
+struct Worker {
+    engines: Arc<Engines>,
+    reach: Weak<Reach>,
+    runner: Weak<Runner>,
+}
+
+impl Improver {
+    /// Starts the thread.
+    pub fn start(
+        engines: &Arc<Engines>,
+        reach: &Arc<Reach>,
+        runner: &Arc<Runner>,
+    ) -> Result<Self, Error> {
+        let (jobs, queue) = channel();
+        let worker = Worker {
+            engines: engines.clone(),
+            reach: Arc::downgrade(reach),
+            runner: Arc::downgrade(runner),
+        };
+        std::thread::Builder::new()
+            .name("beeline-improve".into())
+            .spawn(move || worker.work(&queue))
+            .map_err(os("starting a thread"))?;
+        Ok(Self(jobs))
+    }
+
+    /// The program's code is to be replaced by better.
+    pub fn improve(&self, program: &Arc<Program>) {
+        // Without the thread it keeps the code that it has.
+        let _ = self.0.send(Arc::downgrade(program));
+    }
+}
+
+impl Worker {
+    fn work(&self, queue: &Receiver<Weak<Program>>) {
+        for program in queue {
+            if self.reach.strong_count() == 0 {
+                return;
+            }
+            // Not held while it is compiled: the tool may let go of it.
+            let Some(source) = program.upgrade().map(|program| program.source.clone()) else {
+                continue;
+            };
+            let start = Instant::now();
+            let outcome = self.engines.optimized(&source);
+            let Some(program) = program.upgrade() else {
+                continue;
+            };
+            match outcome {
+                Ok(better) => {
+                    let engine = better.engine.clone();
+                    match program.improve(better) {
+                        Ok(()) => self.renew(&program, &engine, start),
+                        Err(why) => self.keep(&program, why),
+                    }
+                }
+                Err(error) => self.keep(&program, &error.to_string()),
+            }
+        }
+    }
+
+    fn renew(&self, program: &Arc<Program>, engine: &str, start: Instant) {
+        if let (Some(reach), Some(runner)) = (self.reach.upgrade(), self.runner.upgrade()) {
+            reach.renew(program, &|error| self.keep(program, &error.to_string()));
+            runner.renew(program.clone());
+        }
+        let (name, time) = (&program.name, start.elapsed());
+        self.engines.tell(&format!(
+            "program {name}: code of {engine} after {time:.1?}"
+        ));
+    }
+
+    fn keep(&self, program: &Program, why: &str) {
+        let (name, engine) = (&program.name, &program.first().engine);
+        self.engines
+            .tell(&format!("program {name} keeps the code of {engine}: {why}"));
+    }
+}

@@ -1,0 +1,122 @@
+//! What a stranger can read of the places that a session has hooked.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, Site};
+use beeline_inject::{Process, Region};
+
+use super::{INT3, read};
+use crate::environment::IMAGE;
+
+/// More programs than this, at one site or at all, are taken for garbage.
+const MAX_PROGRAMS: usize = 1 << 10;
+const MAX_PROGRAMS_AT_ALL: usize = 1 << 16;
+/// More sites than this in a list that was read from a process are taken for garbage.
+const MAX_SITES: usize = 1 << 16;
+
+/// A place that a session has hooked at some time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SiteFacts {
+    /// Where.
+    pub address: u64,
+    /// By a breakpoint, not by a jump.
+    pub is_breakpoint: bool,
+    /// What was there before.
+    pub original: Vec<u8>,
+    /// What was put there.
+    pub patch: Vec<u8>,
+    /// What runs there: first at the entry, then at the return.
+    pub programs: Vec<ProgramFacts>,
+}
+
+/// A program at a site.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramFacts {
+    /// The name given at load.
+    pub name: String,
+    /// Whose code it runs: `light`, `llvm`.
+    pub engine: String,
+}
+
+/// Follows the list of sites, as far as it makes sense.
+pub(super) fn records(
+    process: &Process,
+    manifest: &Manifest,
+    mappings: &[Region],
+) -> Vec<SiteFacts> {
+    let mut found = Vec::new();
+    let mut left = MAX_PROGRAMS_AT_ALL;
+    let mut next = manifest.first_site.load(Relaxed) as u64;
+    while found.len() < MAX_SITES && mappings.iter().any(|mapping| mapping.contains(next)) {
+        // SAFETY: a site is integers, bytes and addresses that are not followed here.
+        let Ok(site) = (unsafe { read::<Site>(process, next) }) else {
+            break;
+        };
+        let len = (site.original_len as usize).min(ORIGINAL_BYTES);
+        found.push(SiteFacts {
+            address: site.address,
+            is_breakpoint: site.patch[0] == INT3,
+            original: site.original[..len].to_vec(),
+            patch: site.patch[..len].to_vec(),
+            programs: [&site.entry, &site.returns]
+                .into_iter()
+                .flat_map(|list| programs(process, list.load(Relaxed) as u64, &mut left))
+                .collect(),
+        });
+        // Each site is placed behind the ones before it, so a list that turns back is none of ours.
+        if site.next as u64 >= next {
+            break;
+        }
+        next = site.next as u64;
+    }
+    found
+}
+
+/// The tool's programs of a [`LinkList`], as far as it makes sense.
+fn programs(process: &Process, list: u64, left: &mut usize) -> Vec<ProgramFacts> {
+    if list == 0 {
+        return Vec::new();
+    }
+    // SAFETY: two numbers.
+    let head = unsafe { read::<LinkList>(process, list) }.ok();
+    let count = head.map_or(0, |head| head.count.min(MAX_PROGRAMS).min(*left));
+    *left -= count;
+    let links = (0..count as u64).filter_map(|index| {
+        let place = list + size_of::<LinkList>() as u64 + index * 8;
+        // SAFETY: a number.
+        let link = unsafe { read::<u64>(process, place) }.ok()?;
+        // SAFETY: a link is numbers, bytes and addresses that are not followed here.
+        unsafe { read::<Link>(process, link) }.ok()
+    });
+    let is_tools = |link: &Link| link.enabled.load(Relaxed) != 0 && engine_of(link) != IMAGE;
+    links
+        .filter(is_tools)
+        .map(|link| ProgramFacts {
+            name: text_of(&link.name),
+            engine: engine_of(&link),
+        })
+        .collect()
+}
+
+fn engine_of(link: &Link) -> String {
+    text_of(&link.engine.load(Relaxed).to_ne_bytes())
+}
+
+/// What stands before the first NUL. The process chooses it, and people see it in their terminals: nothing in it controls
+/// those.
+pub(super) fn text_of(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).replace(char::is_control, "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::text_of;
+
+    #[test]
+    fn what_a_process_says_cannot_control_a_terminal() {
+        assert_eq!(text_of(b"light\0\0rest"), "light");
+        let replaced = "\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}";
+        assert_eq!(text_of(b"\x1b[2J\n\xc2\x9b\xff"), replaced);
+    }
+}

@@ -1,0 +1,49 @@
+//! The objects of eBPF and their lifetimes: maps, programs, links and the targets they reach into.
+//!
+//! [`Runtime`] is one session. It implements [`backend::Backend`], the interface that the door speaks to. Programs
+//! are checked ([`program`]), compiled ([`engines`]) and placed into targets ([`target`]) together with the image; what a
+//! process needs to be given back as it was stands in the process itself ([`leave`]), so that `beeline detach` works
+//! also when the session is gone.
+//!
+//! The crate does not print: what the user should know goes to the [`Report`] that a session is given.
+
+mod arena;
+pub mod backend;
+mod binary;
+mod cgroup;
+mod deaths;
+pub mod engines;
+mod environment;
+mod error;
+mod image;
+mod improver;
+pub mod leave;
+mod link;
+mod map;
+mod memory;
+mod notifier;
+mod objects;
+mod opening;
+mod patch;
+mod private;
+mod program;
+mod reach;
+mod ring;
+mod runner;
+mod scope;
+mod session;
+mod shared;
+pub mod shortcut;
+mod tag;
+mod target;
+mod tasks;
+mod trace;
+mod vdso;
+
+pub use beeline_btf as btf;
+pub use error::Error;
+pub use map::shape_of;
+pub use opening::check;
+pub use runner::{TestResult, TestRun};
+pub use scope::Scope;
+pub use session::{Report, Runtime};

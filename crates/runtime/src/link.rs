@@ -1,0 +1,212 @@
+//! A link: a program and where it is attached.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use beeline_hook::{Function, Incoming};
+use beeline_inject::Region;
+
+use crate::backend::Id;
+use crate::binary::Binary;
+use crate::error::Error;
+use crate::program::Program;
+
+/// A program attached to a place in a file.
+#[derive(Debug)]
+pub struct Uprobe {
+    /// Its id.
+    pub id: Id,
+    /// The program.
+    pub program: Arc<Program>,
+    /// The place.
+    pub place: FilePlace,
+    /// Run at the return.
+    pub retprobe: bool,
+    /// Only this process.
+    pub pid: Option<i32>,
+    /// For `bpf_get_attach_cookie`.
+    pub cookie: u64,
+}
+
+/// A place in a file's text.
+#[derive(Debug)]
+pub struct FilePlace {
+    /// As the tool named it.
+    pub path: PathBuf,
+    /// Bytes from the start of the file.
+    pub offset: u64,
+    /// The function around it: its file offset, and its bytes.
+    function: (u64, Vec<u8>),
+    file: Arc<ProbedFile>,
+}
+
+/// A file that probes are placed in, read once in a session.
+#[derive(Debug)]
+pub struct ProbedFile {
+    binary: Binary,
+    bytes: Vec<u8>,
+    device: u64,
+    inode: u64,
+    /// Branches between its functions, at file offsets.
+    incoming: Incoming,
+}
+
+impl ProbedFile {
+    fn read(path: &Path) -> Result<Self, Error> {
+        let open = |source| Error::Open {
+            path: path.into(),
+            source,
+        };
+        let facts = fs::metadata(path).map_err(open)?;
+        let bytes = fs::read(path).map_err(open)?;
+        let binary = Binary::parse(&bytes).map_err(|why| Error::Binary {
+            path: path.into(),
+            why,
+        })?;
+        let functions = binary.functions();
+        let incoming = Incoming::of(functions.iter().filter_map(|range| {
+            let code = bytes.get(range.start as usize..range.end as usize)?;
+            Some(Function {
+                start: range.start,
+                code,
+            })
+        }));
+        Ok(Self {
+            binary,
+            bytes,
+            device: facts.dev(),
+            inode: facts.ino(),
+            incoming,
+        })
+    }
+}
+
+/// The files of a session, by what identifies their contents.
+#[derive(Debug, Default)]
+pub struct Files(Mutex<HashMap<FileId, Arc<ProbedFile>>>);
+
+/// Device, inode, and the time of the last change in seconds and nanoseconds.
+type FileId = (u64, u64, i64, i64);
+
+impl Files {
+    /// Looks a place up. Errors name the file and say why a probe cannot be there.
+    pub fn place(&self, path: &Path, offset: u64) -> Result<FilePlace, Error> {
+        let file = self.file(path)?;
+        let why = |why| Error::Site {
+            path: path.into(),
+            offset,
+            why,
+        };
+        let function = file.binary.place(offset).map_err(why)?.function;
+        let code = file
+            .bytes
+            .get(function.start as usize..function.end as usize);
+        let code = code
+            .ok_or_else(|| why("the file is shorter than its headers say".into()))?
+            .to_vec();
+        Ok(FilePlace {
+            path: path.into(),
+            offset,
+            function: (function.start, code),
+            file,
+        })
+    }
+
+    /// Where a function that Beeline itself looks for is, if the file has it.
+    pub fn wanted(&self, path: &Path, name: &str) -> Option<FilePlace> {
+        let offset = self.file(path).ok()?.binary.wanted(name)?;
+        self.place(path, offset).ok()
+    }
+
+    fn file(&self, path: &Path) -> Result<Arc<ProbedFile>, Error> {
+        let facts = fs::metadata(path).map_err(|source| Error::Open {
+            path: path.into(),
+            source,
+        })?;
+        let key = (facts.dev(), facts.ino(), facts.mtime(), facts.mtime_nsec());
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = known.get(&key) {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(ProbedFile::read(path)?);
+        known.insert(key, file.clone());
+        Ok(file)
+    }
+}
+
+impl FilePlace {
+    /// The addresses at which a process has this place mapped executable.
+    pub fn addresses(&self, regions: &[Region]) -> Vec<u64> {
+        regions
+            .iter()
+            .filter(|region| {
+                region.permissions.execute
+                    && !region.permissions.shared
+                    && self.is_mapped_by(region)
+            })
+            .filter(|region| {
+                (region.offset..region.offset + (region.end - region.start)).contains(&self.offset)
+            })
+            .map(|region| region.start + (self.offset - region.offset))
+            .collect()
+    }
+
+    /// The function around the place, for a process that has the place at `address`: its start, and its bytes.
+    pub fn function_at(&self, address: u64) -> (u64, &[u8]) {
+        let (start, code) = &self.function;
+        (address - (self.offset - start), code)
+    }
+
+    /// Does the function there return more often than it is called?
+    pub fn returns_twice(&self) -> bool {
+        self.file.binary.returns_twice(self.offset)
+    }
+
+    /// May its functions be called with only some hundred bytes of stack left?
+    pub fn has_small_stacks(&self) -> bool {
+        self.file.binary.is_go()
+    }
+
+    /// Branches from other functions, for a process that has the place at `address`.
+    pub fn incoming_at(&self, address: u64) -> Incoming {
+        self.file
+            .incoming
+            .shifted(address.wrapping_sub(self.offset))
+    }
+
+    /// Some file systems give `stat` another device than `maps`; then inode and name have to do.
+    fn is_mapped_by(&self, region: &Region) -> bool {
+        let same_name = || {
+            let mapped = region.path.file_name();
+            mapped.is_some()
+                && mapped
+                    == fs::canonicalize(&self.path)
+                        .ok()
+                        .as_deref()
+                        .and_then(Path::file_name)
+        };
+        region.inode == self.file.inode && (region.device == self.file.device || same_name())
+    }
+}
+
+/// What is behind a link's id.
+#[derive(Debug, Clone)]
+pub enum Link {
+    /// In processes.
+    Uprobe(Arc<Uprobe>),
+    /// In Beeline.
+    Timer(Arc<Program>),
+}
+
+impl Link {
+    /// Its program.
+    pub fn program(&self) -> &Arc<Program> {
+        match self {
+            Self::Uprobe(uprobe) => &uprobe.program,
+            Self::Timer(program) => program,
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! A map as the runtime keeps it: its memory file, mapped here, and what only the tool's side needs.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use beeline_compile::MapShape;
+use beeline_maps::user_ring::UserRing;
+use beeline_maps::{Caller, Errno, Fields, Kind, Layout, Map, Spec, flags, ring};
+
+use crate::backend::{Id, MapSpec};
+use crate::memory::Memory;
+use crate::notifier::{Source, wakeup_fd};
+use crate::objects::{self, Elements, Object, ProgramKind};
+use crate::ring::Ring;
+
+/// The owner's tag of Beeline itself in a map's locks; targets' begin above it.
+pub const RUNTIME_OWNER: u32 = 1;
+
+/// A map.
+#[derive(Debug)]
+pub struct MapObject {
+    /// Its id.
+    pub id: Id,
+    /// As it was asked for.
+    pub spec: MapSpec,
+    /// Its file.
+    pub memory: Memory,
+    /// Mapped at `memory`.
+    map: Map,
+    frozen: AtomicBool,
+    /// A perf event array's elements.
+    rings: Mutex<Vec<Option<Arc<Ring>>>>,
+    /// The elements of a map of objects.
+    pub elements: Elements,
+    /// Which programs a program array takes.
+    pub programs: ProgramKind,
+    /// What the inner maps of a map of maps have to be like.
+    inner: Option<MapSpec>,
+    /// For a ring buffer: what the tool waits on, and one more than the position at which it was
+    /// last woken; for a user ring buffer, the position itself.
+    wakeup: OwnedFd,
+    seen: AtomicU64,
+}
+
+/// What a tool may do to a map's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Look-ups.
+    pub reads: bool,
+    /// Changes.
+    pub writes: bool,
+}
+
+impl MapObject {
+    /// Creates a map; `inner` is that of a map of maps.
+    pub fn new(
+        id: Id,
+        spec: &MapSpec,
+        inner: Option<&MapObject>,
+        cpus: u32,
+    ) -> Result<Self, Errno> {
+        let plain = Spec {
+            map_type: spec.map_type,
+            key_size: spec.key_size,
+            value_size: spec.value_size,
+            max_entries: spec.max_entries,
+            flags: spec.flags,
+            map_extra: spec.map_extra,
+        };
+        let layout = Layout::new(&plain, cpus)?;
+        let inner = match (plain.kind(), inner) {
+            (Some(Kind::ArrayOfMaps | Kind::HashOfMaps), Some(inner)) => {
+                objects::check_inner(inner)?;
+                Some(inner.spec.clone())
+            }
+            (Some(Kind::ArrayOfMaps | Kind::HashOfMaps), None) => return Err(Errno::EBADF),
+            _ => None,
+        };
+        let fields = Fields::new(&plain, spec.fields.spin_lock, spec.fields.timer)?;
+        let name = format!("{}-map-{}", std::process::id(), spec.name);
+        let memory = Memory::new(&name, layout.len as usize).map_err(out_of_memory)?;
+        memory.seal_size().map_err(out_of_memory)?;
+        // SAFETY: the file was made for this layout, and its mapping lives as long as this object.
+        let map = unsafe { Map::attach(&plain, cpus, memory.base()) }?.with_fields(fields);
+        let elements = if plain.kind() == Some(Kind::PerfEventArray) {
+            spec.max_entries as usize
+        } else {
+            0
+        };
+        Ok(Self {
+            id,
+            spec: spec.clone(),
+            memory,
+            map,
+            frozen: AtomicBool::new(false),
+            rings: Mutex::new(vec![None; elements]),
+            elements: Elements::default(),
+            programs: ProgramKind::default(),
+            inner,
+            wakeup: wakeup_fd().map_err(out_of_memory)?,
+            seen: AtomicU64::new(0),
+        })
+    }
+
+    /// The handle for use here.
+    pub fn here(&self) -> &Map {
+        &self.map
+    }
+
+    /// The handle for a process that has the file mapped at `base`.
+    pub fn at(&self, base: u64) -> Map {
+        // SAFETY: the caller hands it to that process.
+        unsafe { self.map.rebased(base as *mut u8) }
+    }
+
+    /// Who we are in the map's locks, on behalf of the tool.
+    pub fn caller() -> Caller {
+        Caller {
+            owner: RUNTIME_OWNER,
+            cpu: Caller::NO_SLOT,
+            relax: |_| {
+                std::thread::sleep(Duration::from_micros(50));
+                true
+            },
+            context: 0,
+        }
+    }
+
+    /// What a compiler may know of it.
+    pub fn shape(&self) -> MapShape {
+        shape_of(&self.map)
+    }
+
+    /// No more changes by the tool.
+    pub fn freeze(&self) -> Result<(), Errno> {
+        if self.frozen.swap(true, SeqCst) {
+            Err(Errno(libc::EBUSY))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// May the tool still change it?
+    pub fn check_thawed(&self) -> Result<(), Errno> {
+        if self.frozen.load(SeqCst) {
+            Err(Errno(libc::EPERM))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// How many rings a perf event array can hold; 0 for other maps.
+    pub fn ring_elements(&self) -> usize {
+        self.rings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len()
+    }
+
+    /// A perf event array's elements.
+    pub fn rings(&self) -> Vec<Option<Arc<Ring>>> {
+        self.rings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Sets or clears an element of a perf event array.
+    pub fn set_ring(&self, index: u32, ring: Option<Arc<Ring>>) -> Result<(), Errno> {
+        let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let element = rings.get_mut(index as usize).ok_or(Errno(libc::E2BIG))?;
+        if ring.is_none() && element.is_none() {
+            return Err(Errno(libc::ENOENT));
+        }
+        *element = ring;
+        Ok(())
+    }
+
+    /// May the tool read it and change it, by its flags?
+    pub fn access(&self) -> Access {
+        Access {
+            reads: self.spec.flags & flags::WRONLY == 0,
+            writes: self.spec.flags & flags::RDONLY == 0,
+        }
+    }
+
+    /// Has it, as a ring buffer, something to read?
+    pub fn is_readable(&self) -> bool {
+        ring::Ring::of(&self.map).is_some_and(|ring| ring.readable().is_some())
+    }
+
+    /// Are its elements objects?
+    pub fn holds_objects(&self) -> bool {
+        self.map.spec().kind().is_some_and(Kind::holds_objects)
+    }
+
+    /// Is it a program array?
+    pub fn is_program_array(&self) -> bool {
+        self.map.spec().kind() == Some(Kind::ProgArray)
+    }
+
+    /// May this object be an element? `EINVAL` if not.
+    pub fn admit(&self, object: &Object) -> Result<(), Errno> {
+        match (self.map.spec().kind(), object, &self.inner) {
+            (Some(Kind::ProgArray), Object::Program(program), _) => self.programs.admit(program),
+            (Some(Kind::ArrayOfMaps | Kind::HashOfMaps), Object::Map(map), Some(inner))
+                if objects::alike(inner, &map.spec) =>
+            {
+                Ok(())
+            }
+            (Some(Kind::CgroupArray), Object::Cgroup { .. }, _) => Ok(()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Is it a ring buffer, of programs' records or of the tool's samples?
+    pub fn is_ring_buffer(&self) -> bool {
+        matches!(
+            self.map.spec().kind(),
+            Some(Kind::Ringbuf | Kind::UserRingbuf)
+        )
+    }
+}
+
+impl Source for MapObject {
+    fn news(&self) -> bool {
+        if let Some(ring) = UserRing::of(&self.map) {
+            // There is room again.
+            let position = ring.consumed();
+            return self.seen.swap(position, Relaxed) != position;
+        }
+        let Some(ring) = ring::Ring::of(&self.map) else {
+            return false;
+        };
+        // Once for each position that the tool has got to: what is finished behind it is read with it.
+        let Some(position) = ring.readable() else {
+            return false;
+        };
+        self.seen.swap(position + 1, Relaxed) != position + 1
+    }
+
+    fn wakeup(&self) -> &OwnedFd {
+        &self.wakeup
+    }
+
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
+        if UserRing::of(&self.map).is_some() {
+            // This tool waits for room to write, of which it is the read that tells.
+            let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
+        }
+    }
+}
+
+fn out_of_memory(error: io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::ENOMEM))
+}
+
+/// What a compiler may know of a map.
+pub fn shape_of(map: &Map) -> MapShape {
+    let layout = map.layout();
+    let below_2g = |bytes| u32::try_from(bytes).ok().filter(|bytes| *bytes >> 31 == 0);
+    let strides = below_2g(layout.stride).zip(below_2g(layout.cpu_stride));
+    let (entries, key_size) = (map.spec().max_entries, map.spec().key_size);
+    match (map.spec().kind(), strides) {
+        (Some(Kind::Array), Some((stride, _))) => MapShape::Array { entries, stride },
+        (Some(Kind::PercpuArray), Some((stride, cpu_stride))) => MapShape::PerCpuArray {
+            entries,
+            stride,
+            cpu_stride,
+        },
+        (Some(kind @ (Kind::Hash | Kind::PercpuHash | Kind::LruHash | Kind::LruPercpuHash)), _) => {
+            MapShape::Hash {
+                key_size,
+                per_cpu: kind.is_percpu(),
+                lru: kind.is_lru(),
+            }
+        }
+        _ => MapShape::Opaque,
+    }
+}

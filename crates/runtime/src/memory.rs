@@ -1,0 +1,174 @@
+//! Memory files: what is shared with tools and targets, each object in its own.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Bytes of a page on x86-64.
+pub const PAGE: usize = 4096;
+
+/// Rounds up to whole pages.
+pub fn pages(bytes: usize) -> usize {
+    bytes.next_multiple_of(PAGE)
+}
+
+/// A memory file, mapped here read-write for as long as it lives.
+#[derive(Debug)]
+pub struct Memory {
+    file: OwnedFd,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and is plain memory; what is shared in it is accessed by
+// atomics or under the rules of its owner.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Creates a zeroed file of `len` bytes (rounded up to pages), named `beeline-<name>` in `/proc/PID/maps`.
+    pub fn new(name: &str, len: usize) -> io::Result<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create(format!("beeline-{name}"), flags)?;
+        let len = pages(len.max(1));
+        rustix::fs::ftruncate(&file, len as u64)?;
+        let base = Self::map(file.as_fd(), len)?;
+        Ok(Self { file, base, len })
+    }
+
+    /// Forbids any change of size.
+    pub fn seal_size(&self) -> io::Result<()> {
+        Ok(rustix::fs::fcntl_add_seals(
+            &self.file,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+        )?)
+    }
+
+    /// Forbids any change of size, and any new writable mapping: from now on only this value writes.
+    pub fn seal_for_others(&self) -> io::Result<()> {
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        Ok(rustix::fs::fcntl_add_seals(&self.file, seals)?)
+    }
+
+    /// Gives the file another length; the mapping here moves with it.
+    pub fn resize(&mut self, len: usize) -> io::Result<()> {
+        let len = pages(len.max(1));
+        rustix::fs::ftruncate(&self.file, len as u64)?;
+        let base = Self::map(self.file.as_fd(), len)?;
+        // SAFETY: the old mapping is this value's own and nobody holds a reference into it: `&mut self`.
+        unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len)? };
+        (self.base, self.len) = (base, len);
+        Ok(())
+    }
+
+    /// The file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Where it is mapped here.
+    pub fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Bytes, whole pages.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Another descriptor of the file.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        self.file.try_clone()
+    }
+
+    /// The file opened anew: with a position of its own.
+    pub fn reopen(&self) -> io::Result<OwnedFd> {
+        use std::os::fd::AsRawFd;
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let file = File::options().read(true).write(true).open(path)?;
+        Ok(file.into())
+    }
+
+    fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<NonNull<u8>> {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
+        NonNull::new(base.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own; nothing refers to it after the drop.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Code mapped executable here, for programs that run in Beeline itself.
+#[derive(Debug)]
+pub struct Executable {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: read-only code.
+unsafe impl Send for Executable {}
+// SAFETY: read-only code.
+unsafe impl Sync for Executable {}
+
+impl Executable {
+    /// Maps a sealed file read-execute.
+    pub fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                pages(len),
+                ProtFlags::READ | ProtFlags::EXEC,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self {
+            base,
+            len: pages(len),
+        })
+    }
+
+    /// The first byte.
+    pub fn base(&self) -> *const u8 {
+        self.base.as_ptr()
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A file's bytes in a new sealed memory file.
+pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(rustix::fs::memfd_create(format!("beeline-{name}"), flags)?);
+    io::Write::write_all(&mut &file, bytes)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file)
+}

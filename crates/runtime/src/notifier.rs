@@ -1,0 +1,143 @@
+//! Waking the tool: one thread sleeps on the session's doorbell, which targets ring without holding a descriptor,
+//! and writes the eventfd of each ring that has something new.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+use beeline_image::abi::Session;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::futex;
+use rustix::time::Timespec;
+
+/// Something a tool can wait for.
+pub trait Source: Send + Sync {
+    /// Has anything been published since the last call?
+    fn news(&self) -> bool;
+    /// The descriptor that the tool waits on.
+    fn wakeup(&self) -> &OwnedFd;
+    /// Wakes a tool that waits for something to read.
+    fn wake(&self) {
+        // It fails only when the counter is full, and then the tool is being woken already.
+        let _ = rustix::io::write(self.wakeup(), &1u64.to_ne_bytes());
+    }
+}
+
+/// An eventfd for a [`Source`].
+pub fn wakeup_fd() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// A target can be killed after it has taken the bell and before it has rung it.
+const LOOK_AGAIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
+/// The thread and what it watches.
+pub struct Notifier {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    session: SessionPage,
+    sources: Mutex<Vec<Weak<dyn Source>>>,
+    stop: AtomicBool,
+}
+
+/// The session's page, which lives as long as the notifier: its owner drops the notifier first.
+struct SessionPage(*const Session);
+
+// SAFETY: the page is shared memory of atomics.
+unsafe impl Send for SessionPage {}
+// SAFETY: as above.
+unsafe impl Sync for SessionPage {}
+
+impl Notifier {
+    /// Starts the thread.
+    ///
+    /// # Safety
+    /// The session's page must outlive the notifier.
+    pub unsafe fn start(session: *const Session) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            session: SessionPage(session),
+            sources: Mutex::default(),
+            stop: AtomicBool::new(false),
+        });
+        let thread = std::thread::Builder::new()
+            .name("beeline-notify".into())
+            .spawn({
+                let shared = shared.clone();
+                move || shared.run()
+            })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Watches one more source, as long as it lives.
+    pub fn watch(&self, source: &Arc<impl Source + 'static>) {
+        let source: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
+        self.shared
+            .sources
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(source);
+    }
+}
+
+impl Shared {
+    fn session(&self) -> &Session {
+        // SAFETY: promised to `Notifier::start`.
+        unsafe { &*self.session.0 }
+    }
+
+    fn run(&self) {
+        while !self.stop.load(SeqCst) {
+            let session = self.session();
+            let seen = session.doorbell.load(SeqCst);
+            // From here on whoever publishes also rings; what was published before is found by this look.
+            session.waiting.store(1, SeqCst);
+            if self.notify() == 0 && !self.stop.load(SeqCst) {
+                // An error is a changed word or a signal: look again either way.
+                let _ = futex::wait(
+                    &session.doorbell,
+                    futex::Flags::empty(),
+                    seen,
+                    Some(&LOOK_AGAIN),
+                );
+            }
+            session.waiting.store(0, SeqCst);
+        }
+    }
+
+    /// Wakes the tool for each source with news; gives their number.
+    fn notify(&self) -> usize {
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        sources.retain(|source| source.strong_count() > 0);
+        let with_news = sources
+            .iter()
+            .filter_map(Weak::upgrade)
+            .filter(|source| source.news());
+        with_news.inspect(|source| source.wake()).count()
+    }
+
+    fn ring(&self) {
+        self.session().doorbell.fetch_add(1, SeqCst);
+        let _ = futex::wake(&self.session().doorbell, futex::Flags::empty(), 1);
+    }
+}
+
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        self.shared.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

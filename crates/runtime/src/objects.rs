@@ -1,0 +1,209 @@
+//! Objects as elements of maps: programs to tail-call, inner maps, cgroups; and all that can be reached through them.
+//!
+//! In shared memory an element is its object's id. What the id stands for is known here, by [`Elements`], and in every
+//! process that has the map, by the table of [`crate::environment`]. An element is set in three steps: it is noted here as
+//! coming; every process that has the map gets the object, with what can be reached through it; and then only the id is
+//! stored in shared memory. A process that gets the map meanwhile finds the object here. So no program comes upon an id
+//! that its process does not know.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use beeline_maps::{Errno, Kind, flags};
+
+use crate::backend::{Id, MapSpec};
+use crate::map::MapObject;
+use crate::program::Program;
+
+/// What an element names.
+#[derive(Debug, Clone)]
+pub enum Object {
+    /// Of a map of maps.
+    Map(Arc<MapObject>),
+    /// Of a program array.
+    Program(Arc<Program>),
+    /// Of a cgroup array.
+    Cgroup {
+        /// In the session.
+        id: Id,
+        /// The kernel's, of 64 bits.
+        kernel_id: u64,
+    },
+}
+
+impl Object {
+    /// Its id in the session, which is what stands in shared memory.
+    pub fn id(&self) -> Id {
+        match self {
+            Self::Map(map) => map.id,
+            Self::Program(program) => program.id,
+            Self::Cgroup { id, .. } => *id,
+        }
+    }
+}
+
+/// The elements of one map, as long as they are in it. Only the tool changes them.
+#[derive(Debug, Default)]
+pub struct Elements {
+    /// Held for a whole change.
+    changing: Mutex<()>,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    by_key: BTreeMap<Vec<u8>, Object>,
+    /// About to be stored in shared memory.
+    coming: Option<Object>,
+}
+
+impl Elements {
+    /// Sets one. `announce` brings the object to every process that has the map, `store` puts its id into shared memory.
+    pub fn set(
+        &self,
+        key: &[u8],
+        object: Object,
+        announce: impl FnOnce(),
+        store: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let _changing = lock(&self.changing);
+        lock(&self.held).coming = Some(object.clone());
+        announce();
+        let stored = store();
+        let replaced = {
+            let mut held = lock(&self.held);
+            held.coming = None;
+            match stored {
+                Ok(()) => held.by_key.insert(key.to_vec(), object),
+                Err(_) => None,
+            }
+        };
+        // Not under the lock: it may be the last of a program, and that of more maps.
+        drop(replaced);
+        stored
+    }
+
+    /// Removes one; `store` takes its id out of shared memory. Processes keep what they have mapped until it is worth a stop
+    /// to unmap it ([`crate::target::Target::unmap_out_of_reach`]).
+    pub fn remove(
+        &self,
+        key: &[u8],
+        store: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let _changing = lock(&self.changing);
+        store()?;
+        let removed = lock(&self.held).by_key.remove(key);
+        drop(removed);
+        Ok(())
+    }
+
+    /// All of them, with one that is coming.
+    fn all(&self) -> Vec<Object> {
+        let held = lock(&self.held);
+        held.by_key.values().chain(&held.coming).cloned().collect()
+    }
+}
+
+/// Which programs an array takes: those that could run in each other's place.
+#[derive(Debug, Default)]
+pub struct ProgramKind(Mutex<Option<(u32, u32)>>);
+
+impl ProgramKind {
+    /// The first program, be it one that uses the array or one that is put into it, decides; `EINVAL` for others.
+    pub fn admit(&self, program: &Program) -> Result<(), Errno> {
+        let kind = (program.prog_type, program.expected_attach_type);
+        let mut decided = lock(&self.0);
+        if *decided.get_or_insert(kind) == kind {
+            Ok(())
+        } else {
+            Err(Errno(libc::EINVAL))
+        }
+    }
+}
+
+/// Can a map be the inner map of maps of maps? The errors are the kernel's.
+pub fn check_inner(map: &MapObject) -> Result<(), Errno> {
+    match map.here().spec().kind() {
+        Some(Kind::ArrayOfMaps | Kind::HashOfMaps) => Err(Errno(libc::EINVAL)),
+        Some(Kind::ProgArray) => Err(Errno::ENOTSUPP),
+        _ => Ok(()),
+    }
+}
+
+/// Is a map so like the one that a map of maps was created with that programs cannot tell?
+pub fn alike(template: &MapSpec, map: &MapSpec) -> bool {
+    // Access flags belong to a descriptor.
+    let lasting = |spec: &MapSpec| spec.flags & !(flags::RDONLY | flags::WRONLY);
+    let fixed_size =
+        template.map_type == Kind::Array as u32 && template.flags & flags::INNER_MAP == 0;
+    template.map_type == map.map_type
+        && template.key_size == map.key_size
+        && template.value_size == map.value_size
+        && lasting(template) == lasting(map)
+        && template.fields == map.fields
+        && (!fixed_size || template.max_entries == map.max_entries)
+}
+
+/// What a process must be given before programs can use some maps.
+#[derive(Debug, Default)]
+pub struct Reachable {
+    /// Maps, each once.
+    pub maps: Vec<Arc<MapObject>>,
+    /// Elements, by the map that they are in.
+    pub elements: Vec<(Id, Object)>,
+}
+
+impl Reachable {
+    /// From some maps, but for what `known` says the process has: that came with all that was behind it.
+    pub fn from_maps(maps: &[Arc<MapObject>], known: impl Fn(Id) -> bool) -> Self {
+        let mut reachable = Self::default();
+        reachable.follow(maps.to_vec(), known);
+        reachable
+    }
+
+    /// From a new element of a map that the process has.
+    pub fn from_element(map: Id, object: &Object, known: impl Fn(Id) -> bool) -> Self {
+        let mut reachable = Self {
+            elements: vec![(map, object.clone())],
+            ..Self::default()
+        };
+        reachable.follow(behind(object), known);
+        reachable
+    }
+
+    /// Does a program among the elements look at the current task?
+    pub fn looks_at_task(&self) -> bool {
+        self.elements
+            .iter()
+            .any(|(_, object)| matches!(object, Object::Program(program) if program.needs.task))
+    }
+
+    fn follow(&mut self, mut ahead: Vec<Arc<MapObject>>, known: impl Fn(Id) -> bool) {
+        // Programs and the arrays that they are in may go round in a circle.
+        let mut seen = HashSet::new();
+        while let Some(map) = ahead.pop() {
+            if known(map.id) || !seen.insert(map.id) {
+                continue;
+            }
+            for object in map.elements.all() {
+                ahead.extend(behind(&object));
+                self.elements.push((map.id, object));
+            }
+            self.maps.push(map);
+        }
+    }
+}
+
+/// The maps directly behind an object.
+fn behind(object: &Object) -> Vec<Arc<MapObject>> {
+    match object {
+        Object::Map(map) => vec![map.clone()],
+        Object::Program(program) => program.maps.clone(),
+        Object::Cgroup { .. } => Vec::new(),
+    }
+}
+
+/// Each change under the locks here is a single one, so what they protect is whole whenever they are free.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,36 @@
+//! Opening and stopping a process that another Beeline, or another thread of this one, may hold for a moment.
+
+use std::time::Duration;
+
+use beeline_inject::{Options, Process, Seccomp};
+
+use crate::error::Error;
+
+/// Times that whoever holds it is given a millisecond to let it go.
+const PATIENCE: u32 = 2_000;
+
+/// Opens a process. Errors say why it may not be traced.
+pub fn open(pid: i32, seccomp: Seccomp) -> Result<Process, Error> {
+    patiently(|| Ok(Process::open_with(pid, Options { seccomp })?))
+}
+
+/// Does what needs a process that nobody else holds; again, if that is a Beeline. Between the attempts nothing is locked
+/// that the holder may wait for.
+pub fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    for _ in 0..PATIENCE {
+        match attempt() {
+            Err(Error::Inject(beeline_inject::Error::Traced { comm, .. }))
+                if comm.starts_with("beeline") =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            outcome => return outcome,
+        }
+    }
+    attempt()
+}
+
+/// May this process be traced?
+pub fn check(pid: i32) -> Result<(), Error> {
+    open(pid, Seccomp::Refuse).map(drop)
+}

@@ -1,0 +1,217 @@
+//! What is done to a stopped process: patches, signal handlers, and the way back.
+
+use std::fs;
+use std::mem::offset_of;
+use std::sync::atomic::Ordering::SeqCst;
+
+use beeline_hook::{Kind, Plan};
+use beeline_image::abi::{SIGNALS, SITE_BREAKPOINT, SITE_JUMP, SignalAction, Signals, Site};
+use beeline_image::signals::mirrored;
+use beeline_inject::{Stopped, signal_frames};
+
+use crate::environment::Environment;
+use crate::error::Error;
+
+const SIGSET_BYTES: u64 = 8;
+
+/// Bytes that the patch of a site overwrites.
+pub fn len(plan: &Plan) -> usize {
+    match plan.kind {
+        Kind::Jump => plan.window_len,
+        Kind::Breakpoint { .. } => 1,
+    }
+}
+
+/// Stores a site's patch. Threads that are inside the patched bytes, or will be when a signal handler returns, are
+/// set to the moved instructions.
+pub fn apply(
+    stopped: &mut Stopped,
+    plan: &Plan,
+    record: &Site,
+    resume_map: &[(u64, u64)],
+) -> Result<(), Error> {
+    let len = len(plan);
+    let inside = plan.site + 1..plan.site + len as u64;
+    let pid = stopped.process().pid();
+    let moved = |ip: u64| {
+        resume_map
+            .iter()
+            .find(|(original, _)| *original == ip)
+            .map(|(_, moved)| *moved)
+            .ok_or_else(|| Error::Target {
+                pid,
+                why: format!("a thread is at {ip:#x}, in the middle of an instruction"),
+            })
+    };
+    let mut threads = Vec::new();
+    for thread in stopped
+        .threads()
+        .iter()
+        .filter(|thread| inside.contains(&thread.ip()))
+    {
+        threads.push((thread.tid(), moved(thread.ip())?));
+    }
+    let mut frames = Vec::new();
+    if !inside.is_empty() {
+        for frame in signal_frames(stopped, std::slice::from_ref(&inside))? {
+            // What only looks like a frame need not name an instruction's start, and is left alone.
+            frames.extend(moved(frame.ip).ok().map(|ip| (frame.saved_at, ip)));
+        }
+    }
+    record.patched.store(
+        if matches!(plan.kind, Kind::Jump) {
+            SITE_JUMP
+        } else {
+            SITE_BREAKPOINT
+        },
+        SeqCst,
+    );
+    if let Err(error) = stopped.write(plan.site, &record.patch[..len]) {
+        record.patched.store(0, SeqCst);
+        return Err(error.into());
+    }
+    for (tid, ip) in threads {
+        stopped.set_ip(tid, ip)?;
+    }
+    for (place, ip) in frames {
+        stopped.write(place, &ip.to_ne_bytes())?;
+    }
+    Ok(())
+}
+
+/// Puts a site's original bytes back. If another session has displaced the patch it stays, and stays listed.
+pub fn restore(stopped: &mut Stopped, address: u64, record: &Site) -> Result<(), Error> {
+    if record.patched.load(SeqCst) == 0 {
+        return Ok(());
+    }
+    let len = record.original_len as usize;
+    let mut now = vec![0; len];
+    if stopped.read(address, &mut now).is_err() {
+        // Unmapped by the target.
+        record.patched.store(0, SeqCst);
+        return Ok(());
+    }
+    if now == record.patch[..len] {
+        stopped.write(address, &record.original[..len])?;
+        now.copy_from_slice(&record.original[..len]);
+    }
+    if now == record.original[..len] {
+        record.patched.store(0, SeqCst);
+    }
+    Ok(())
+}
+
+/// Two stubs for the arena: the handler that adds its target to the kernel's three arguments, and the one that
+/// returns to the kernel (its bytes are what unwinders look for).
+pub fn signal_stubs(handler: u64, target: u64) -> (Vec<u8>, Vec<u8>) {
+    let mut stub = vec![0x48, 0xb9]; // movabs rcx, target
+    stub.extend(target.to_le_bytes());
+    stub.extend([0x48, 0xb8]); // movabs rax, handler
+    stub.extend(handler.to_le_bytes());
+    stub.extend([0xff, 0xe0]); // jmp rax
+    let restorer = vec![0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]; // mov rax, rt_sigreturn; syscall
+    (stub, restorer)
+}
+
+/// A signal's place in [`SIGNALS`].
+pub fn signal_index(signal: i32) -> usize {
+    SIGNALS
+        .iter()
+        .position(|known| *known == signal as u32)
+        .unwrap_or(0)
+}
+
+/// Makes the image's handler the target's for one signal, and keeps the target's own action.
+pub fn install_handler(
+    stopped: &mut Stopped,
+    signal: i32,
+    environment: &Environment,
+) -> Result<(), Error> {
+    let (handler, restorer) = (environment.handler, environment.restorer);
+    let signals = environment.private.signals();
+    let (saved, scratch) = (saved_action(signals, signal), scratch(signals));
+    stopped.syscall(
+        libc::SYS_rt_sigaction,
+        [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
+    )?;
+    let old = read_action(stopped, scratch)?;
+    if old.handler == handler {
+        return Ok(());
+    }
+    write_action(stopped, saved, &old)?;
+    let ours = [handler, restorer].map(u64::to_ne_bytes);
+    stopped.write(
+        signals + offset_of!(Signals, handler) as u64,
+        ours.as_flattened(),
+    )?;
+    let new = mirrored(&old, handler, restorer);
+    write_action(stopped, scratch, &new)?;
+    stopped.syscall(
+        libc::SYS_rt_sigaction,
+        [signal as u64, scratch, 0, SIGSET_BYTES, 0, 0],
+    )?;
+    Ok(())
+}
+
+/// Gives the target its own action back. False if somebody has put another handler over ours meanwhile, which may
+/// call ours: then it has to stay.
+pub fn remove_handler(
+    stopped: &mut Stopped,
+    signal: i32,
+    signals: u64,
+    handler: u64,
+) -> Result<bool, Error> {
+    let (saved, scratch) = (saved_action(signals, signal), scratch(signals));
+    stopped.syscall(
+        libc::SYS_rt_sigaction,
+        [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
+    )?;
+    if read_action(stopped, scratch)?.handler != handler {
+        return Ok(false);
+    }
+    stopped.syscall(
+        libc::SYS_rt_sigaction,
+        [signal as u64, saved, 0, SIGSET_BYTES, 0, 0],
+    )?;
+    Ok(true)
+}
+
+/// Where a target's own action is kept.
+fn saved_action(signals: u64, signal: i32) -> u64 {
+    signals + (signal_index(signal) * size_of::<SignalAction>()) as u64
+}
+
+/// Room for a system call's argument, behind the [`Signals`].
+fn scratch(signals: u64) -> u64 {
+    signals + size_of::<Signals>().next_multiple_of(64) as u64
+}
+
+fn read_action(stopped: &Stopped, at: u64) -> Result<SignalAction, Error> {
+    let mut words = [[0u8; 8]; 4];
+    stopped.read(at, words.as_flattened_mut())?;
+    let [handler, flags, restorer, mask] = words.map(u64::from_ne_bytes);
+    Ok(SignalAction {
+        handler,
+        flags,
+        restorer,
+        mask,
+    })
+}
+
+fn write_action(stopped: &mut Stopped, at: u64, action: &SignalAction) -> Result<(), Error> {
+    let words = [action.handler, action.flags, action.restorer, action.mask].map(u64::to_ne_bytes);
+    Ok(stopped.write(at, words.as_flattened())?)
+}
+
+/// A thread of the process that has the signal blocked.
+pub fn thread_blocking(pid: i32, signal: i32) -> Option<i32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    threads.flatten().find_map(|thread| {
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let blocked = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigBlk:"))?;
+        let mask = u64::from_str_radix(blocked.trim(), 16).ok()?;
+        (mask >> (signal - 1) & 1 == 1).then(|| thread.file_name().to_str()?.parse().ok())?
+    })
+}

@@ -1,0 +1,159 @@
+//! The private memory of a target: what belongs to it alone and is never shared.
+
+use std::mem::{offset_of, size_of};
+
+use beeline_image::abi::{Control, Slot, TID_UNKNOWN};
+use beeline_image::returns::ReturnTable;
+use beeline_inject::{MapFlags, Process, ProtFlags, Stopped};
+
+use crate::error::{Error, os};
+use crate::memory::{PAGE, pages};
+use crate::tasks;
+
+/// Bytes of a slot's stack. Programs need a few kilobytes; a signal that arrives while one runs has the target's
+/// own handler run here too. Only what is touched takes memory.
+const STACK: usize = 256 << 10;
+
+/// Addresses of the region's parts: the control page (wiped in a forked child), the page of saved signal
+/// actions, the return table, the slots, the synthetic tasks, and for each slot a guard page and a stack.
+#[derive(Debug, Clone, Copy)]
+pub struct Private {
+    /// First byte.
+    pub base: u64,
+    /// Bytes.
+    pub len: u64,
+    slots: u64,
+    tasks: u64,
+    stacks: u64,
+}
+
+impl Private {
+    /// The parts of a region at `base`.
+    pub fn layout(base: u64, cpus: u32) -> Self {
+        let returns = base + 2 * PAGE as u64;
+        let slots = returns + pages(size_of::<ReturnTable>()) as u64;
+        let tasks = slots + pages(size_of::<Slot>() * cpus as usize) as u64;
+        let stacks = tasks + tasks::room(cpus);
+        let len = stacks + ((PAGE + STACK) * cpus as usize) as u64 - base;
+        Self {
+            base,
+            len,
+            slots,
+            tasks,
+            stacks,
+        }
+    }
+
+    /// Maps the region into a stopped target.
+    pub fn map(stopped: &mut Stopped, cpus: u32) -> Result<Self, Error> {
+        let len = Self::layout(0, cpus).len;
+        let base = stopped.mmap_anonymous(
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::empty(),
+            0,
+        )?;
+        let this = Self::layout(base, cpus);
+        stopped.madvise(this.control(), PAGE as u64, libc::MADV_WIPEONFORK)?;
+        for cpu in 0..cpus {
+            let guard = this.stack_top(cpu) - (STACK + PAGE) as u64;
+            stopped.syscall(libc::SYS_mprotect, [guard, PAGE as u64, 0, 0, 0, 0])?;
+        }
+        Ok(this)
+    }
+
+    /// Has `write` store what the image expects to find. The last store lets programs run.
+    pub fn fill(
+        &self,
+        pid: i32,
+        cpus: u32,
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut seeds = vec![[0u8; 8]; cpus as usize];
+        rustix::rand::getrandom(
+            seeds.as_flattened_mut(),
+            rustix::rand::GetRandomFlags::empty(),
+        )
+        .map_err(|error| os("reading random bytes")(error.into()))?;
+        for (cpu, seed) in seeds.into_iter().enumerate() {
+            let slot = self.slots + (cpu * size_of::<Slot>()) as u64;
+            write(
+                slot + offset_of!(Slot, stack_top) as u64,
+                &self.stack_top(cpu as u32).to_ne_bytes(),
+            )?;
+            let seed = u64::from_ne_bytes(seed) | 1;
+            write(slot + offset_of!(Slot, random) as u64, &seed.to_ne_bytes())?;
+        }
+        write(
+            self.control() + offset_of!(Control, own_pid) as u64,
+            &own_pid(pid).to_ne_bytes(),
+        )?;
+        write(
+            self.control() + offset_of!(Control, pid) as u64,
+            &pid.to_ne_bytes(),
+        )
+    }
+
+    /// The [`Control`].
+    pub fn control(&self) -> u64 {
+        self.base
+    }
+
+    /// The [`Signals`](beeline_image::abi::Signals), on a page of their own.
+    pub fn signals(&self) -> u64 {
+        self.base + PAGE as u64
+    }
+
+    /// The [`ReturnTable`].
+    pub fn returns(&self) -> u64 {
+        self.base + 2 * PAGE as u64
+    }
+
+    /// The [`Slot`]s.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// Room for [`tasks`]; untouched, and so without memory, unless a program asks for its task.
+    pub fn tasks(&self) -> u64 {
+        self.tasks
+    }
+
+    fn stack_top(&self, cpu: u32) -> u64 {
+        self.stacks + ((PAGE + STACK) * (cpu as usize + 1)) as u64
+    }
+}
+
+/// Offsets from the thread pointer at which C libraries for x86-64 keep the thread's id: glibc since 2.11, musl.
+const TID_OFFSETS: [i32; 2] = [0x2d0, 0x30];
+
+/// Finds where every thread keeps its own id, if the C library is one that does.
+pub fn find_tid_offset(process: &Process, stopped: &Stopped) -> i32 {
+    let all_keep_it_at = |offset: i32| {
+        let own_namespace = own_pid(process.pid()) == process.pid();
+        own_namespace
+            && stopped.threads().iter().all(|thread| {
+                let mut word = [0; 4];
+                let place = thread.fs_base().wrapping_add_signed(offset.into());
+                process.read_memory(place, &mut word).is_ok()
+                    && i32::from_ne_bytes(word) == thread.tid()
+            })
+    };
+    TID_OFFSETS
+        .into_iter()
+        .find(|offset| all_keep_it_at(*offset))
+        .unwrap_or(TID_UNKNOWN)
+}
+
+/// The process's id in its own, innermost pid namespace.
+pub fn own_pid(pid: i32) -> i32 {
+    std::fs::read_to_string(format!("/proc/{pid}/status"))
+        .ok()
+        .and_then(|status| {
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("NSpid:"))?;
+            line.split_whitespace().last()?.parse().ok()
+        })
+        .unwrap_or(pid)
+}

@@ -1,0 +1,305 @@
+//! A program: checked, compiled, and ready to be placed into targets.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use beeline_compile::Code;
+use beeline_image::helpers;
+use beeline_isa::abi::TAIL_CALL;
+use beeline_isa::{Insn, Op};
+use beeline_verifier::{MapFacts, Reject, Rules};
+
+use crate::backend::{Errno, Id, LoadError, ProgramSpec};
+use crate::engines::{Compiled, Engines, Source};
+use crate::map::MapObject;
+
+/// A loaded program.
+#[derive(Debug)]
+pub struct Program {
+    /// Its id.
+    pub id: Id,
+    /// `BPF_PROG_TYPE_*`.
+    pub prog_type: u32,
+    /// `BPF_*` attach type.
+    pub expected_attach_type: u32,
+    /// The name given at load.
+    pub name: String,
+    /// See [`crate::tag`].
+    pub tag: [u8; 8],
+    /// Its instructions as the system calls show them: maps by their ids.
+    pub shown: Vec<u8>,
+    /// What its code is made from.
+    pub source: Arc<Source>,
+    /// The code that it was loaded with.
+    first: Arc<Compiled>,
+    /// What came later.
+    better: OnceLock<Arc<Compiled>>,
+    /// Its maps; compiled code names them by their place here.
+    pub maps: Vec<Arc<MapObject>>,
+    /// What it needs of whoever runs it.
+    pub needs: Needs,
+    /// The map among them that is the session's trace buffer, which the tool does not know of.
+    pub trace: Option<Id>,
+    /// Maps that it keeps alive without using them.
+    bound: Mutex<Vec<Arc<MapObject>>>,
+}
+
+/// What a program needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needs {
+    /// It calls helpers or uses maps.
+    pub environment: bool,
+    /// It has to run in a leased slot: for its environment, or for the stack there.
+    pub slot: bool,
+    /// It looks at the registers.
+    pub reads_context: bool,
+    /// It reads the target's memory, which may fault.
+    pub reads_memory: bool,
+    /// It asks for the target's cgroups.
+    pub asks_cgroups: bool,
+    /// It looks at the current task.
+    pub task: bool,
+    /// It prints to the trace pipe.
+    pub prints: bool,
+}
+
+/// Bytes of stack that a program may take from the target: a goroutine has some 800 left, the trampoline takes half.
+const BORROWED_STACK: u32 = 128;
+/// Bytes of stack that a program may take of its slot's, which helpers and signal handlers use too.
+const SLOT_STACK: u32 = 64 << 10;
+
+/// Helpers that read the target's memory, or give an address that a program reads from by itself.
+const READERS: [u32; 13] = [4, 6, 27, 45, 67, 112, 113, 114, 115, 148, 158, 165, 177];
+/// Helpers that ask for the target's cgroups.
+const CGROUPS: [u32; 3] = [37, 80, 123];
+/// Helpers that give the current task, or take one.
+const TASK: [u32; 4] = [35, 156, 157, 158];
+/// Helpers that print to the trace pipe.
+const PRINTERS: [u32; 2] = [6, 177];
+
+/// Helpers that change the traced process. A kernel that is locked down refuses them too.
+const FORBIDDEN: [(u32, &str); 2] = [
+    (36, "writing into the traced process (bpf_probe_write_user)"),
+    (58, "overriding what functions return (bpf_override_return)"),
+];
+
+/// What a program that was refused wanted to do and may not.
+pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
+    let calls = |wanted: u32| {
+        let mut insns = Insn::decode_all(insns).into_iter().flatten();
+        insns.any(|insn| matches!(insn.op(), Ok(Op::CallHelper { id }) if id == wanted))
+    };
+    FORBIDDEN
+        .iter()
+        .filter(move |(number, _)| calls(*number))
+        .map(|(_, what)| *what)
+}
+
+impl Program {
+    /// Checks and compiles. `maps` are those that the spec's descriptors name.
+    pub fn load(
+        id: Id,
+        spec: &ProgramSpec,
+        maps: &HashMap<i32, Arc<MapObject>>,
+        engines: &Engines,
+    ) -> Result<Self, LoadError> {
+        let insns: Vec<Insn> = Insn::decode_all(&spec.insns)
+            .map_err(|error| refuse(libc::EINVAL, error.to_string()))?
+            .collect();
+        let is_helper = |number: u32| helpers::ALL.iter().any(|helper| helper.number == number);
+        let facts = |fd: i32| {
+            let map = maps.get(&fd)?;
+            let direct = !map.here().direct_values().is_null() && map.spec.max_entries == 1;
+            Some(MapFacts {
+                direct_value_bytes: direct.then_some(map.spec.value_size),
+            })
+        };
+        let summary = beeline_verifier::check(
+            &insns,
+            &Rules {
+                helper: &is_helper,
+                map: &facts,
+            },
+        )
+        .map_err(rejected)?;
+        let mut used: Vec<Arc<MapObject>> = Vec::new();
+        let mut indexes = Vec::new();
+        for map in &summary.maps {
+            // Two descriptors may name one map.
+            let object = maps
+                .get(&map.fd)
+                .ok_or_else(|| refuse(libc::EBADF, format!("fd {} is no map", map.fd)))?;
+            let index = used
+                .iter()
+                .position(|known| known.id == object.id)
+                .unwrap_or_else(|| {
+                    used.push(object.clone());
+                    used.len() - 1
+                });
+            indexes.push((map.fd, index as u32));
+        }
+        check_fields(spec.prog_type, &used)?;
+        let resolved = beeline_verifier::resolve(&insns, &indexes)
+            .map_err(|missing| refuse(libc::EBADF, format!("fd {} is no map", missing.fd)))?;
+        let shapes = used.iter().map(|map| map.shape()).collect();
+        let source = Source::new(resolved, shapes);
+        let first = engines
+            .first(&source)
+            .map_err(|error| refuse(libc::ENOTSUP, error.to_string()))?;
+        let code = &first.code;
+        check_stack(code).map_err(|why| refuse(libc::E2BIG, why.to_owned()))?;
+        let calls = |helpers: &[u32]| {
+            summary
+                .helpers
+                .iter()
+                .any(|helper| helpers.contains(helper))
+        };
+        let needs = Needs {
+            environment: code.uses_run,
+            slot: code.uses_run || code.stack_bytes > BORROWED_STACK,
+            // Of programs that it may tail-call, now or later, nothing is known but that they run in its place.
+            reads_context: summary.reads_context || calls(&[TAIL_CALL]),
+            reads_memory: calls(&[TAIL_CALL]) || calls(&READERS),
+            asks_cgroups: calls(&CGROUPS),
+            prints: calls(&PRINTERS),
+            task: calls(&TASK),
+        };
+        let program = Self {
+            id,
+            prog_type: spec.prog_type,
+            expected_attach_type: spec.expected_attach_type,
+            name: spec.name.clone(),
+            tag: crate::tag::of(&spec.insns),
+            shown: with_map_ids(&spec.insns, maps),
+            source: Arc::new(source),
+            first,
+            better: OnceLock::new(),
+            maps: used,
+            needs,
+            trace: None,
+            bound: Mutex::default(),
+        };
+        let arrays = program.maps.iter().filter(|map| map.is_program_array());
+        for array in arrays {
+            array
+                .programs
+                .admit(&program)
+                .map_err(|errno| refuse(errno.0, String::new()))?;
+        }
+        Ok(program)
+    }
+
+    /// The best code that there is.
+    pub fn code(&self) -> &Arc<Compiled> {
+        self.better.get().unwrap_or(&self.first)
+    }
+
+    /// The code that it was loaded with, which can run wherever the best finds no room.
+    pub fn first(&self) -> &Arc<Compiled> {
+        &self.first
+    }
+
+    /// Whoever places the program from now on takes this code. An error says why it cannot be used where the first code
+    /// runs already.
+    pub fn improve(&self, better: Arc<Compiled>) -> Result<(), &'static str> {
+        check_stack(&better.code)?;
+        if better.code.uses_run && !self.needs.environment {
+            return Err("the other code calls helpers, for which it was not attached");
+        }
+        if better.code.stack_bytes > BORROWED_STACK && !self.needs.slot {
+            return Err("the other code needs more stack than traced functions can spare");
+        }
+        let _ = self.better.set(better); // Improved once.
+        Ok(())
+    }
+
+    /// Gives it the trace buffer to print to.
+    pub fn print_to(&mut self, trace: Arc<MapObject>) {
+        self.trace = Some(trace.id);
+        self.maps.push(trace);
+    }
+
+    /// `BPF_PROG_BIND_MAP`.
+    pub fn bind(&self, map: Arc<MapObject>) {
+        self.bound
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(map);
+    }
+
+    /// Every map of the tool's that it keeps alive: those that it uses, then those bound to it.
+    pub fn map_ids(&self) -> Vec<Id> {
+        let used = self.maps.iter().map(|map| map.id);
+        let mut ids: Vec<Id> = used.filter(|id| self.trace != Some(*id)).collect();
+        for map in self
+            .bound
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
+            if !ids.contains(&map.id) {
+                ids.push(map.id);
+            }
+        }
+        ids
+    }
+}
+
+/// Can a slot's stack hold its frames?
+fn check_stack(code: &Code) -> Result<(), &'static str> {
+    match code.stack_bytes {
+        0..=SLOT_STACK => Ok(()),
+        _ => Err("its frames need more stack than programs have"),
+    }
+}
+
+/// Programs that may interrupt others, and the holder of a lock too, may not use maps with locks or timers.
+fn check_fields(prog_type: u32, maps: &[Arc<MapObject>]) -> Result<(), LoadError> {
+    // BPF_PROG_TYPE_ KPROBE, TRACEPOINT, PERF_EVENT, RAW_TRACEPOINT and its writable form.
+    const TRACING: [u32; 5] = [2, 5, 7, 17, 24];
+    if !TRACING.contains(&prog_type) {
+        return Ok(());
+    }
+    let fields = |map: &Arc<MapObject>| *map.here().fields();
+    let locks = maps.iter().any(|map| fields(map).spin_lock().is_some());
+    let timers = maps.iter().any(|map| fields(map).timer().is_some());
+    match (locks, timers) {
+        (true, _) => Err(refuse(
+            libc::EINVAL,
+            "tracing progs cannot use bpf_spin_lock yet".to_owned(),
+        )),
+        (_, true) => Err(refuse(
+            libc::EINVAL,
+            "tracing progs cannot use bpf_timer yet".to_owned(),
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn refuse(errno: i32, why: String) -> LoadError {
+    LoadError {
+        errno: Errno(errno),
+        log: why + "\n",
+    }
+}
+
+fn rejected(reject: Reject) -> LoadError {
+    LoadError {
+        errno: Errno(reject.errno),
+        log: reject.log,
+    }
+}
+
+/// The instructions with each map's descriptor replaced by its id.
+fn with_map_ids(insns: &[u8], maps: &HashMap<i32, Arc<MapObject>>) -> Vec<u8> {
+    let mut shown = insns.to_vec();
+    crate::tag::each_map_load(&mut shown, |first, _| {
+        let id = (*first)
+            .try_into()
+            .ok()
+            .and_then(|fd| maps.get(&i32::from_ne_bytes(fd)))
+            .map_or(0, |map| map.id.0);
+        first.copy_from_slice(&id.to_ne_bytes());
+    });
+    shown
+}

@@ -1,0 +1,676 @@
+//! The processes that a session reaches into: finding them, attaching, noticing their end, and leaving them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use beeline_compile::worker::LLVM;
+use beeline_inject::{Process, Seccomp, Watched};
+use beeline_maps::Kind;
+
+use crate::backend::Id;
+use crate::deaths::Deaths;
+use crate::error::{Error, os};
+use crate::leave;
+use crate::link::Uprobe;
+use crate::map::{MapObject, RUNTIME_OWNER};
+use crate::objects::Object;
+use crate::opening;
+use crate::program::Program;
+use crate::ring::Ring;
+use crate::scope::{Scope, all_processes, descends, parent, stack_start};
+use crate::session::Report;
+use crate::shared::Shared;
+use crate::shortcut::Shortcuts;
+use crate::target::{Body, Hold, Request, Target};
+
+/// How often processes are looked at: for their end, and for new ones that a link is to reach.
+const ROUND: Duration = Duration::from_millis(100);
+/// Every so many rounds it is looked for threads that have ended.
+const FORGETTING: u32 = 10;
+/// How long a process that could not be attached to is left alone.
+const PAUSE: Duration = Duration::from_secs(5);
+/// How long a process that is new is looked at each round: it may yet run another program, and load its libraries.
+const YOUTH: Duration = Duration::from_secs(2);
+/// Looks for what a session has left behind.
+const LOOKS: usize = 8;
+
+/// See the module.
+pub struct Reach {
+    shared: Arc<Shared>,
+    scope: Scope,
+    tool: Arc<AtomicI32>,
+    /// Seccomp filters that the tool was started under, of which the last is the door's.
+    filters: OnceLock<u32>,
+    report: Report,
+    next_owner: AtomicU32,
+    links: Mutex<BTreeMap<Id, Arc<Uprobe>>>,
+    targets: Mutex<BTreeMap<i32, Arc<Mutex<Target>>>>,
+    /// Processes that are followed until their libraries are mapped.
+    starting: Mutex<BTreeSet<i32>>,
+    /// Whose locks are freed when a process dies.
+    maps: Mutex<Vec<Weak<MapObject>>>,
+    rings: Mutex<Vec<Weak<Ring>>>,
+    stop: AtomicBool,
+    watcher: Mutex<Option<JoinHandle<()>>>,
+    /// Says when a process that holds things in shared memory has died, by its owner's tag.
+    deaths: Mutex<Option<Deaths>>,
+    /// Owners of the dead whose things could not all be freed yet.
+    dead: Mutex<Vec<u32>>,
+    /// Threads that wait for a process to be loaded.
+    followers: Mutex<Vec<JoinHandle<()>>>,
+    /// What could not be attached, so that it is told once and tried seldom.
+    failures: Mutex<BTreeMap<(i32, Id), Instant>>,
+}
+
+impl Reach {
+    /// Starts to watch processes.
+    pub fn start(
+        shared: Arc<Shared>,
+        scope: Scope,
+        tool: Arc<AtomicI32>,
+        report: Report,
+    ) -> Result<Arc<Self>, Error> {
+        let reach = Arc::new_cyclic(|reach: &Weak<Self>| Self {
+            deaths: Mutex::new(Deaths::start(told_to(reach.clone())).ok()),
+            shared,
+            scope,
+            tool,
+            filters: OnceLock::new(),
+            report,
+            next_owner: AtomicU32::new(RUNTIME_OWNER + 1),
+            links: Mutex::default(),
+            targets: Mutex::default(),
+            starting: Mutex::default(),
+            maps: Mutex::default(),
+            rings: Mutex::default(),
+            stop: AtomicBool::new(false),
+            watcher: Mutex::default(),
+            dead: Mutex::default(),
+            followers: Mutex::default(),
+            failures: Mutex::default(),
+        });
+        let thread = std::thread::Builder::new()
+            .name("beeline-watch".into())
+            .spawn({
+                let reach = reach.clone();
+                move || reach.watch()
+            });
+        *lock(&reach.watcher) = Some(thread.map_err(os("starting a thread"))?);
+        Ok(reach)
+    }
+
+    /// Attaches a link to every process that it concerns now, and to those that come later.
+    pub fn attach(self: &Arc<Self>, link: &Arc<Uprobe>) -> Result<(), Error> {
+        lock(&self.links).insert(link.id, link.clone());
+        let named = self.named(link);
+        for pid in self.candidates(link) {
+            match self.attach_process(pid, link) {
+                Ok(()) => {}
+                // Among all processes there are always some that may not be touched or that end just now.
+                Err(error) if named => {
+                    self.detach(link);
+                    return Err(error);
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a link everywhere.
+    pub fn detach(&self, link: &Uprobe) {
+        lock(&self.links).remove(&link.id);
+        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
+        for target in targets {
+            lock(&target).detach(link.id);
+        }
+        self.shared.removals.fetch_add(1, SeqCst);
+    }
+
+    /// Restores code that runs no program any more, notices processes that have moved to another cgroup, and unmaps maps that
+    /// are out of reach; tells the rest who they are.
+    fn tidy(&self) {
+        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
+        for target in targets {
+            let mut target = lock(&target);
+            // What fails is tried again in the next round, and told at the session's end.
+            let _ = target.restore_idle();
+            let _ = target.refresh_cgroups();
+            let _ = target.unmap_out_of_reach();
+            let _ = target.update_task();
+        }
+    }
+
+    /// Empties task storages of threads that have ended.
+    fn forget_threads(&self) {
+        let is_gone = |tid: u32| !std::path::Path::new(&format!("/proc/{tid}")).exists();
+        for map in lock(&self.maps).iter().filter_map(Weak::upgrade) {
+            if map.here().spec().kind() == Some(Kind::TaskStorage) {
+                // Who finds a lock taken for long tries again in the next round.
+                let _ = map.here().forget_tasks(&is_gone, &MapObject::caller());
+            }
+        }
+    }
+
+    /// A perf event array has other elements now.
+    pub fn rings_changed(&self, map: Id) {
+        self.tell(|target| target.rings_changed(map));
+    }
+
+    /// A map of objects gets another element, which every process that has the map has to know first. One that cannot be
+    /// given it finds the element empty.
+    pub fn object_added(&self, map: Id, object: &Object) {
+        self.tell(|target| target.object_added(map, object));
+    }
+
+    /// Has a program's best code run everywhere from now on; `failed` is told where it does not.
+    pub fn renew(&self, program: &Program, failed: &dyn Fn(Error)) {
+        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
+        for target in targets {
+            if let Err(error) = lock(&target).renew(program) {
+                failed(error);
+            }
+        }
+    }
+
+    /// Does something in every process; what fails is reported.
+    fn tell(&self, change: impl Fn(&mut Target) -> Result<(), Error>) {
+        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
+        for target in targets {
+            let outcome = opening::patiently(|| change(&mut lock(&target)));
+            if let Err(error) = outcome
+                && lock(&target).process().is_alive()
+            {
+                (self.report)(&error.to_string());
+            }
+        }
+    }
+
+    /// Frees this map's locks when a process dies.
+    pub fn watch_map(&self, map: &Arc<MapObject>) {
+        let mut maps = lock(&self.maps);
+        maps.retain(|map| map.strong_count() > 0);
+        maps.push(Arc::downgrade(map));
+    }
+
+    /// Frees this ring's lock when a process dies.
+    pub fn watch_ring(&self, ring: &Arc<Ring>) {
+        lock(&self.rings).push(Arc::downgrade(ring));
+    }
+
+    /// Leaves every process as it was, and their children that inherited our memory.
+    pub fn close(&self) {
+        if self.stop.swap(true, SeqCst) {
+            return;
+        }
+        if let Some(watcher) = lock(&self.watcher).take() {
+            watcher.thread().unpark();
+            let _ = watcher.join();
+        }
+        lock(&self.links).clear();
+        for thread in std::mem::take(&mut *lock(&self.followers)) {
+            let _ = thread.join();
+        }
+        lock(&self.targets).clear();
+        let deaths = lock(&self.deaths).take();
+        drop(deaths);
+        self.leave_all();
+        let page = self.shared.page();
+        let refused = page.refused.load(SeqCst);
+        if refused > 0 {
+            (self.report)(&format!(
+                "{refused} changes of maps were not made: a lock was held too long"
+            ));
+        }
+        let missed = page.missed.load(SeqCst);
+        if missed > 0 {
+            (self.report)(&format!(
+                "{missed} probe hits ran no program: no CPU slot or no room for a return was free"
+            ));
+        }
+        let unguarded = page.unguarded.load(SeqCst);
+        if unguarded > 0 {
+            (self.report)(&format!(
+                "{unguarded} times a program went on without a bpf_spin_lock: its holder did not run"
+            ));
+        }
+    }
+
+    /// Leaves every process, forked children too; and takes out sessions that ended while ours lay over what they had
+    /// hooked.
+    fn leave_all(&self) {
+        let own = std::process::id() as i32;
+        let mut failed = BTreeSet::new();
+        // A process that forks meanwhile leaves a child that is found by the next look.
+        for _ in 0..LOOKS {
+            let mut found = leave::everywhere();
+            let ours: BTreeSet<i32> = found
+                .iter()
+                .filter(|p| p.session == own)
+                .map(|p| p.pid)
+                .collect();
+            found.retain(|p| {
+                ours.contains(&p.pid)
+                    && !failed.contains(&p.pid)
+                    && (p.session == own || !p.is_live)
+            });
+            found.sort_by_key(|presence| presence.session != own);
+            if found.is_empty() {
+                break;
+            }
+            for presence in found {
+                if let Err(error) = presence.leave() {
+                    failed.insert(presence.pid);
+                    if std::path::Path::new(&format!("/proc/{}/maps", presence.pid)).exists() {
+                        (self.report)(&error.to_string());
+                    }
+                }
+            }
+        }
+        for pid in leave::unreachable(own) {
+            (self.report)(&format!(
+                "process {pid} cannot be looked at now (it is traced, or no longer ours): `beeline detach {pid}` it later"
+            ));
+        }
+    }
+
+    /// Is the process that the link concerns one that the user named?
+    fn named(&self, link: &Uprobe) -> bool {
+        link.pid.is_some() || self.scope != Scope::All
+    }
+
+    fn candidates(&self, link: &Uprobe) -> Vec<i32> {
+        let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
+        match (link.pid, &self.scope) {
+            (Some(pid), _) => vec![pid],
+            (None, Scope::Processes(pids)) => pids.clone(),
+            (None, Scope::All) => all_processes()
+                .into_iter()
+                .filter(|pid| *pid != own && *pid != tool)
+                .collect(),
+            (None, Scope::Children) => all_processes()
+                .into_iter()
+                .filter(|pid| *pid != tool && descends(*pid, tool))
+                .collect(),
+        }
+    }
+
+    /// Attaches a link to one process, if that maps the file now; otherwise it is looked at again later.
+    fn attach_process(self: &Arc<Self>, pid: i32, link: &Arc<Uprobe>) -> Result<(), Error> {
+        if self.follows_start(pid)? {
+            return Ok(());
+        }
+        if !self.named(link) && pid != self.tool.load(SeqCst) && is_part_of_us(pid) {
+            return Ok(());
+        }
+        // A process that we trace already may be held by another thread of ours just now, and then looks taken.
+        let known = lock(&self.targets).get(&pid).cloned();
+        let known = known
+            .map(|target| lock(&target).process().clone())
+            .filter(Process::is_alive);
+        let process = known.map_or_else(|| self.open(pid), Ok)?;
+        self.attach_to(&process, link, &mut Hold::Brief)
+    }
+
+    /// May this process be traced?
+    pub fn check(&self, pid: i32) -> Result<(), Error> {
+        self.open(pid).map(drop)
+    }
+
+    /// The tool has been started, and is under no filter of its own yet.
+    pub fn tool_started(&self, tool: i32) {
+        if let Some(filters) = seccomp_filters(tool) {
+            let _ = self.filters.set(filters);
+        }
+    }
+
+    /// Opens a process. What the tool has started is under the door's own filter, which lets pass what we do; with one more
+    /// of its own it is refused.
+    fn open(&self, pid: i32) -> Result<Process, Error> {
+        let tool = self.tool.load(SeqCst);
+        let is_ours = tool != 0
+            && self.filters.get().copied() == seccomp_filters(pid)
+            && (pid == tool || descends(pid, tool));
+        let seccomp = if is_ours {
+            Seccomp::Trust
+        } else {
+            Seccomp::Refuse
+        };
+        opening::open(pid, seccomp)
+    }
+
+    fn attach_to(
+        &self,
+        process: &Process,
+        link: &Arc<Uprobe>,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        let addresses = link.place.addresses(&process.regions()?);
+        if addresses.is_empty() {
+            return Ok(());
+        }
+        self.disown(process);
+        let target = self.target(process);
+        let mut target = lock(&target);
+        for address in addresses {
+            if target.runs_at(address, link.id) {
+                continue;
+            }
+            let request = Request {
+                link: link.id,
+                body: Body::Program(&link.program),
+                cookie: link.cookie,
+                retprobe: link.retprobe,
+                address,
+                place: &link.place,
+            };
+            target.attach(&request, hold)?;
+        }
+        Ok(())
+    }
+
+    /// A child that was forked from a target has its patched code, and nothing behind it: it begins anew.
+    fn disown(&self, process: &Process) {
+        if lock(&self.targets).contains_key(&process.pid()) {
+            return;
+        }
+        let own = std::process::id() as i32;
+        let inherited = leave::presences(process).unwrap_or_default();
+        for presence in inherited
+            .into_iter()
+            .filter(|presence| presence.session == own)
+        {
+            // If it cannot be, attaching says why.
+            let _ = presence.remove(process);
+        }
+    }
+
+    fn target(&self, process: &Process) -> Arc<Mutex<Target>> {
+        let mut targets = lock(&self.targets);
+        let target = targets.entry(process.pid()).or_insert_with(|| {
+            let owner = self.new_owner(process);
+            Arc::new(Mutex::new(Target::new(
+                process.clone(),
+                owner,
+                self.shared.clone(),
+            )))
+        });
+        target.clone()
+    }
+
+    /// A tag for what a process holds in shared memory, which is freed when it dies.
+    fn new_owner(&self, process: &Process) -> u32 {
+        let owner = self.next_owner.fetch_add(1, SeqCst);
+        if let Some(deaths) = &*lock(&self.deaths) {
+            deaths.watch(process, owner);
+        }
+        owner
+    }
+
+    /// Gives a process of the tool a shortcut at the `syscall` instruction before `ip`.
+    pub fn open_shortcut(&self, pid: i32, ip: u64, shortcuts: &Shortcuts) -> Result<(), Error> {
+        let process = self.open(pid)?;
+        shortcuts.open(&process, || self.new_owner(&process), ip, &self.shared)
+    }
+
+    /// A child of the tool that is still a copy of the tool will run another program: it is followed to there, and
+    /// stopped when that program's libraries are mapped and none of its code has run.
+    fn follows_start(self: &Arc<Self>, pid: i32) -> Result<bool, Error> {
+        let tool = self.tool.load(SeqCst);
+        if tool == 0 || !is_copy_of(pid, tool) || !descends(pid, tool) {
+            return Ok(lock(&self.starting).contains(&pid));
+        }
+        if !lock(&self.starting).insert(pid) {
+            return Ok(true);
+        }
+        let follower = self.follow(pid).inspect_err(|_| {
+            lock(&self.starting).remove(&pid);
+        })?;
+        lock(&self.followers).push(follower);
+        Ok(true)
+    }
+
+    /// Follows a process on a thread of its own until its program is loaded, and attaches every link then.
+    fn follow(self: &Arc<Self>, pid: i32) -> Result<JoinHandle<()>, Error> {
+        let process = self.open(pid)?;
+        let watched = Watched::seize(&process)?;
+        let reach = self.clone();
+        let follow = move || {
+            let outcome = watched.run_until_loaded(|stopped| {
+                lock(&reach.starting).remove(&pid);
+                let links: Vec<_> = lock(&reach.links).values().cloned().collect();
+                for link in links
+                    .into_iter()
+                    .filter(|link| link.pid.is_none_or(|only| only == pid))
+                {
+                    reach.attach_to(&process, &link, &mut Hold::Held(stopped))?;
+                }
+                Ok::<(), Error>(())
+            });
+            lock(&reach.starting).remove(&pid);
+            let outcome = outcome
+                .map_err(Error::from)
+                .and_then(|loaded| match loaded {
+                    beeline_inject::Loaded::Ready(attached) => attached,
+                    beeline_inject::Loaded::Ended => Ok(()),
+                });
+            if let Err(error) = outcome {
+                (reach.report)(&error.to_string());
+            }
+        };
+        std::thread::Builder::new()
+            .name("beeline-start".into())
+            .spawn(follow)
+            .map_err(os("starting a thread"))
+    }
+
+    /// Until the session ends: looks for processes that have died, and for new ones.
+    fn watch(self: &Arc<Self>) {
+        // When each process was first seen, by its program: running another one makes it new.
+        let mut known: BTreeMap<(i32, Option<PathBuf>), Instant> = BTreeMap::new();
+        let mut round = 0u32;
+        while !self.stop.load(SeqCst) {
+            std::thread::park_timeout(ROUND);
+            self.bury();
+            self.tidy();
+            round = round.wrapping_add(1);
+            if round.is_multiple_of(FORGETTING) {
+                self.forget_threads();
+            }
+            let links: Vec<_> = lock(&self.links).values().cloned().collect();
+            if links.is_empty() {
+                continue;
+            }
+            let now = Instant::now();
+            let seen: BTreeSet<_> = all_processes()
+                .into_iter()
+                .map(|pid| (pid, program(pid)))
+                .collect();
+            known.retain(|process, _| seen.contains(process));
+            let mut young = BTreeSet::new();
+            for process in seen {
+                let pid = process.0;
+                if now.duration_since(*known.entry(process).or_insert(now)) < YOUTH {
+                    young.insert(pid);
+                }
+            }
+            for pid in self.wanting(&links, &young) {
+                self.revisit(pid, &links);
+            }
+        }
+    }
+
+    /// The processes that a link may still have to be attached to. Of all processes that is only young ones: what an
+    /// old one loads later is found only if it is one that was named.
+    fn wanting(&self, links: &[Arc<Uprobe>], young: &BTreeSet<i32>) -> BTreeSet<i32> {
+        let of_link = |link: &Arc<Uprobe>| {
+            let named = self.named(link);
+            self.candidates(link)
+                .into_iter()
+                .filter(move |pid| named || young.contains(pid))
+        };
+        match self.scope {
+            // All the same for every link that does not name a process itself.
+            Scope::All => {
+                let mut rest = links.iter().filter(|link| link.pid.is_none());
+                let named = links.iter().filter_map(|link| link.pid);
+                rest.next()
+                    .into_iter()
+                    .flat_map(of_link)
+                    .chain(named)
+                    .collect()
+            }
+            _ => links
+                .iter()
+                .take(1)
+                .flat_map(of_link)
+                .chain(links.iter().filter_map(|link| link.pid))
+                .collect(),
+        }
+    }
+
+    /// Looks whether a process maps files by now, or anew, that links are to be attached in.
+    fn revisit(self: &Arc<Self>, pid: i32, links: &[Arc<Uprobe>]) {
+        let target = lock(&self.targets).get(&pid).cloned();
+        if let Some(target) = &target {
+            lock(target).forget_unmapped();
+        }
+        let regions = target
+            .as_ref()
+            .and_then(|target| lock(target).process().regions().ok());
+        for link in links
+            .iter()
+            .filter(|link| link.pid.is_none_or(|only| only == pid))
+        {
+            // The common case by far, and it costs nothing: all that is there is hooked.
+            let is_done = match (&target, &regions) {
+                (Some(target), Some(regions)) => {
+                    let target = lock(target);
+                    link.place
+                        .addresses(regions)
+                        .iter()
+                        .all(|address| target.runs_at(*address, link.id))
+                }
+                _ => false,
+            };
+            if !is_done {
+                self.try_again(pid, link);
+            }
+        }
+    }
+
+    /// Attaches a link to a process that may map the file by now. What fails is told once, for a process that was named.
+    fn try_again(self: &Arc<Self>, pid: i32, link: &Arc<Uprobe>) {
+        let key = (pid, link.id);
+        if lock(&self.failures)
+            .get(&key)
+            .is_some_and(|since| since.elapsed() < PAUSE)
+        {
+            return;
+        }
+        if let Err(error) = self.attach_process(pid, link) {
+            let is_new = lock(&self.failures).insert(key, Instant::now()).is_none();
+            let is_there = std::path::Path::new(&format!("/proc/{pid}")).exists();
+            if is_new && is_there && self.named(link) {
+                (self.report)(&error.to_string());
+            }
+        }
+    }
+
+    /// Forgets processes that have ended or run another program now, and frees what they held in shared memory.
+    fn bury(&self) {
+        let gone: Vec<_> = {
+            let mut targets = lock(&self.targets);
+            let dead: Vec<i32> = targets
+                .iter()
+                .filter(|(_, target)| target.try_lock().is_ok_and(|target| target.is_gone()))
+                .map(|(pid, _)| *pid)
+                .collect();
+            dead.into_iter()
+                .filter_map(|pid| targets.remove(&pid))
+                .collect()
+        };
+        let mut dead = lock(&self.dead);
+        dead.extend(gone.iter().map(|target| lock(target).owner()));
+        dead.retain(|owner| !self.free(*owner));
+    }
+
+    /// A process has died: what others may be waiting for is freed at once, the rest in the next round.
+    fn died(&self, owner: u32) {
+        if !self.free(owner) {
+            lock(&self.dead).push(owner);
+        }
+    }
+
+    /// Frees what a dead process held; false if somebody alive keeps a lock that this needs: to be tried again.
+    fn free(&self, owner: u32) -> bool {
+        let caller = MapObject::caller();
+        let mut is_done = true;
+        for map in lock(&self.maps).iter().filter_map(Weak::upgrade) {
+            is_done &= map.here().release_owner(owner, &caller).is_ok();
+        }
+        for ring in lock(&self.rings).iter().filter_map(Weak::upgrade) {
+            ring.release(&|tag| tag == owner);
+        }
+        // A slot's next user writes over what the maps know of the dead one.
+        if is_done {
+            for lease in &self.shared.page().leases {
+                let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
+            }
+        }
+        is_done
+    }
+}
+
+/// What the thread that learns of deaths calls.
+fn told_to(reach: Weak<Reach>) -> impl Fn(u32) + Send + 'static {
+    move |owner| {
+        if let Some(reach) = reach.upgrade() {
+            reach.died(owner);
+        }
+    }
+}
+
+/// Is a process, which descends from another, still the copy that `fork` made? Both run one file, and no `exec` has laid
+/// out a stack of its own.
+fn is_copy_of(pid: i32, tool: i32) -> bool {
+    program(pid).is_some_and(|path| Some(path) == program(tool))
+        && stack_start(pid) == stack_start(tool)
+}
+
+/// The file that a process runs.
+fn program(pid: i32) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/{pid}/exe")).ok()
+}
+
+/// Have we started it beside the tool: a compiler, or what is about to become one? Not every child of ours is that: to the
+/// first process of a container come all whose parents have ended.
+fn is_part_of_us(pid: i32) -> bool {
+    let own = std::process::id() as i32;
+    let is_compiler = |file: &PathBuf| {
+        let name = file.file_name().map(OsStr::as_encoded_bytes);
+        name.is_some_and(|name| name.starts_with(LLVM.as_bytes()))
+            || program(own).as_ref() == Some(file)
+    };
+    parent(pid) == Some(own) && program(pid).as_ref().is_some_and(is_compiler)
+}
+
+/// How many seccomp filters a process is under.
+fn seccomp_filters(pid: i32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("Seccomp_filters:"))?
+        .trim()
+        .parse()
+        .ok()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

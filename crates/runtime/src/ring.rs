@@ -1,0 +1,160 @@
+//! The perf ring of one CPU, as the runtime keeps it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use beeline_maps::{Errno, perf};
+
+use crate::backend::Id;
+use crate::memory::Memory;
+use crate::notifier::{Source, wakeup_fd};
+
+/// Where the control page keeps how far records have been written (`struct perf_event_mmap_page`).
+const DATA_HEAD: usize = 1024;
+/// And how far the tool has read.
+const DATA_TAIL: usize = 1032;
+/// The tool is woken for every record, as the tools ask for.
+const WAKEUP_EVENTS: u32 = 1;
+
+/// A ring in a file of its own.
+#[derive(Debug)]
+pub struct Ring {
+    /// Its id, also that of its event in lost records.
+    pub id: Id,
+    /// Its CPU.
+    pub cpu: u32,
+    memory: Mutex<Memory>,
+    pages: AtomicU32,
+    sized: AtomicBool,
+    enabled: AtomicBool,
+    wakeup: OwnedFd,
+    seen: AtomicU64,
+}
+
+impl Ring {
+    /// A ring of one page; the tool says how many it wants when it maps it.
+    pub fn new(id: Id, cpu: u32) -> io::Result<Self> {
+        let memory = Memory::new(&format!("{}-ring-{cpu}", std::process::id()), file_len(1)?)?;
+        let ring = Self {
+            id,
+            cpu,
+            memory: Mutex::new(memory),
+            pages: AtomicU32::new(1),
+            sized: AtomicBool::new(false),
+            enabled: AtomicBool::new(false),
+            wakeup: wakeup_fd()?,
+            seen: AtomicU64::new(0),
+        };
+        ring.set_up(&ring.memory(), 1);
+        Ok(ring)
+    }
+
+    /// Gives it `pages` data pages: the tool is about to map it. Nobody else maps it before; from then on its size is
+    /// what it is, and another one is `EINVAL`, as in the kernel.
+    pub fn resize(&self, pages: u32) -> Result<(), Errno> {
+        let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::ENOMEM));
+        let len = file_len(pages).map_err(failed)?;
+        let mut memory = self.memory();
+        if self.is_sized() {
+            return if pages == self.pages() {
+                Ok(())
+            } else {
+                Err(Errno(libc::EINVAL))
+            };
+        }
+        memory.resize(len).map_err(failed)?;
+        self.pages.store(pages, Relaxed);
+        self.set_up(&memory, pages);
+        self.sized.store(true, SeqCst);
+        Ok(())
+    }
+
+    /// Has the tool said how large it is to be?
+    pub fn is_sized(&self) -> bool {
+        self.sized.load(SeqCst)
+    }
+
+    /// `PERF_EVENT_IOC_ENABLE` and `DISABLE`.
+    pub fn enable(&self, on: bool) {
+        self.enabled.store(on, Relaxed);
+        if let Some(ring) = self.handle(&self.memory()) {
+            ring.enable(on);
+        }
+    }
+
+    /// Data pages.
+    pub fn pages(&self) -> u32 {
+        self.pages.load(Relaxed)
+    }
+
+    /// Bytes of the file.
+    pub fn len(&self) -> usize {
+        self.memory().len()
+    }
+
+    /// Where it is mapped here.
+    pub fn here(&self) -> u64 {
+        self.memory().base() as u64
+    }
+
+    /// Another descriptor of the file.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        self.memory().share()
+    }
+
+    /// Has it something to read?
+    pub fn is_readable(&self) -> bool {
+        let memory = self.memory();
+        position(&memory, DATA_HEAD) != position(&memory, DATA_TAIL)
+    }
+
+    /// Frees what a process held that has died.
+    pub fn release(&self, dead: &dyn Fn(u32) -> bool) {
+        if let Some(ring) = self.handle(&self.memory()) {
+            ring.release(dead);
+        }
+    }
+
+    fn set_up(&self, memory: &Memory, pages: u32) {
+        // SAFETY: the file has room for so many pages, and is mapped at the memory's base.
+        if let Ok(ring) = unsafe { perf::Ring::attach(pages, memory.base()) } {
+            ring.init(self.id.0.into(), WAKEUP_EVENTS);
+            ring.enable(self.enabled.load(Relaxed));
+        }
+    }
+
+    fn handle(&self, memory: &Memory) -> Option<perf::Ring> {
+        // SAFETY: as in `set_up`; callers hold the lock, so the memory stays.
+        unsafe { perf::Ring::attach(self.pages(), memory.base()) }.ok()
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Source for Ring {
+    fn news(&self) -> bool {
+        let head = position(&self.memory(), DATA_HEAD);
+        self.seen.swap(head, Relaxed) != head
+    }
+
+    fn wakeup(&self) -> &OwnedFd {
+        &self.wakeup
+    }
+}
+
+/// One of the two positions in the control page.
+fn position(memory: &Memory, at: usize) -> u64 {
+    // SAFETY: inside the control page, aligned; the word is only ever accessed atomically.
+    unsafe { &*memory.base().add(at).cast::<AtomicU64>() }.load(Relaxed)
+}
+
+fn file_len(pages: u32) -> io::Result<usize> {
+    perf::Ring::file_len(pages)
+        .map(|len| len as usize)
+        .map_err(|error| io::Error::from_raw_os_error(error.0))
+}

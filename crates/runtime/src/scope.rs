@@ -1,0 +1,120 @@
+//! Which processes a session may reach when its tool asks for all of them.
+//!
+//! Many tools open a probe for every process and filter afterwards, or (bpftrace 0.17 with `-p`) not at all.
+//! Reaching into every process that maps a library is not what somebody wants who named one.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+/// The answer to "every process".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scope {
+    /// All that we may trace, but for ourselves and the tool.
+    All,
+    /// These only.
+    Processes(Vec<i32>),
+    /// What the tool starts.
+    Children,
+}
+
+impl Scope {
+    /// Takes the scope from the tool's own command line: `-p PID` (or `--pid`) names a process, and for bpftrace
+    /// `-c` a command.
+    pub fn of_command(command: &[OsString]) -> Self {
+        let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+        let mut pids = Vec::new();
+        for (i, word) in words.iter().enumerate().skip(1) {
+            let value = match word.as_ref() {
+                "-p" | "--pid" => words.get(i + 1).map(AsRef::as_ref),
+                _ => word
+                    .strip_prefix("--pid=")
+                    .or_else(|| word.strip_prefix("-p")),
+            };
+            pids.extend(value.and_then(|value| value.parse::<i32>().ok()));
+        }
+        let is_bpftrace = words
+            .first()
+            .is_some_and(|tool| Path::new(tool.as_ref()).ends_with("bpftrace"));
+        if !pids.is_empty() {
+            Self::Processes(pids)
+        } else if is_bpftrace && words.iter().any(|word| word == "-c") {
+            Self::Children
+        } else {
+            Self::All
+        }
+    }
+}
+
+/// All process ids there are.
+pub fn all_processes() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// Is `pid` a descendant of `ancestor`?
+pub fn descends(pid: i32, ancestor: i32) -> bool {
+    let mut current = pid;
+    // Process trees are shallow; the bound keeps a race with reparenting from going round.
+    for _ in 0..64 {
+        match parent(current) {
+            Some(up) if up == ancestor => return true,
+            Some(up) if up > 1 => current = up,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// The fields of `/proc/PID/stat` behind the command name, which may itself hold spaces and parentheses.
+pub fn stat_fields(pid: i32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    Some(rest.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Who started a process, or has taken it on.
+pub fn parent(pid: i32) -> Option<i32> {
+    stat_fields(pid)?.get(1)?.parse().ok()
+}
+
+/// When a process started, in clock ticks since boot: with its id, a name that is not used again.
+pub fn start_time(pid: i32) -> Option<u64> {
+    stat_fields(pid)?.get(19)?.parse().ok()
+}
+
+/// Where a process's stack began, which each `exec` chooses anew (`man 5 proc_pid_stat`: startstack).
+pub fn stack_start(pid: i32) -> Option<u64> {
+    stat_fields(pid)?.get(25)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(line: &str) -> Scope {
+        Scope::of_command(&line.split(' ').map(OsString::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_named_process_bounds_the_scope() {
+        assert_eq!(scope("bpftrace -p 12 -e x"), Scope::Processes(vec![12]));
+        assert_eq!(scope("funclatency -p12 f"), Scope::Processes(vec![12]));
+        assert_eq!(scope("memleak --pid=12"), Scope::Processes(vec![12]));
+        assert_eq!(scope("/usr/bin/bpftrace -e x -c true"), Scope::Children);
+        assert_eq!(scope("bashreadline"), Scope::All);
+        assert_eq!(scope("bpftrace -e x -print"), Scope::All);
+    }
+
+    #[test]
+    fn parents_are_found() {
+        let me = std::process::id() as i32;
+        assert!(descends(me, parent(me).unwrap()));
+        assert!(!descends(1, me));
+    }
+}

@@ -1,0 +1,611 @@
+//! The user-space runtime behind the door: one session's objects, and the processes they reach into.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::{
+    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, MapSpec, ObjectRef, ProgramSpec,
+};
+use crate::engines::{Compiled, Engines, Source};
+use crate::error::{Error, os};
+use crate::improver::Improver;
+use crate::link::{FilePlace, Link, Uprobe};
+use crate::map::MapObject;
+use crate::notifier::Notifier;
+use crate::objects::Object;
+use crate::program::{self, Program};
+use crate::reach::Reach;
+use crate::ring::Ring;
+use crate::runner::{Runner, TestResult, TestRun};
+use crate::scope::Scope;
+use crate::shared::Shared;
+use crate::shortcut::{self, Shortcuts};
+use crate::trace::Trace;
+
+/// Tells the user something; the argument is one line without an end.
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// A session. Dropping it restores every process.
+pub struct Runtime {
+    objects: Mutex<Objects>,
+    next_id: AtomicU32,
+    tool: Arc<AtomicI32>,
+    told: Mutex<BTreeSet<String>>,
+    report: Report,
+    reach: Arc<Reach>,
+    runner: Arc<Runner>,
+    engines: Arc<Engines>,
+    improver: Improver,
+    /// Made when a program prints or a tool reads.
+    trace: Mutex<Option<Arc<Trace>>>,
+    // Dropped before the session page that it sleeps on.
+    notifier: Notifier,
+    shortcuts: Shortcuts,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Objects {
+    maps: HashMap<Id, Arc<MapObject>>,
+    programs: HashMap<Id, Arc<Program>>,
+    links: HashMap<Id, Link>,
+    rings: HashMap<Id, Arc<Ring>>,
+    /// Our ids of cgroups, by the kernel's.
+    cgroups: HashMap<u64, Id>,
+}
+
+impl Runtime {
+    /// Begins a session for a tool's command line.
+    pub fn new(
+        command: Vec<OsString>,
+        scope: Scope,
+        engines: Engines,
+        report: Report,
+    ) -> Result<Arc<Self>, Error> {
+        let cpus = possible_cpus().map_err(os("reading /sys/devices/system/cpu/possible"))?;
+        if !has_fsgsbase() {
+            return Err(Error::Machine(
+                "this processor or kernel lacks FSGSBASE (Linux 5.9 and a CPU since 2012 have it)",
+            ));
+        }
+        let shared =
+            Arc::new(Shared::new(command, cpus).map_err(os("creating the session's memory"))?);
+        // SAFETY: `shared` is kept by this runtime, which drops the notifier first.
+        let notifier =
+            unsafe { Notifier::start(shared.page()) }.map_err(os("starting a thread"))?;
+        let tool = Arc::new(AtomicI32::new(0));
+        let runner = Runner::start(shared.clone(), {
+            let tool = tool.clone();
+            move || tool.load(SeqCst)
+        })?;
+        let runner = Arc::new(runner);
+        let reach = Reach::start(shared.clone(), scope, tool.clone(), report.clone())?;
+        let engines = Arc::new(engines);
+        let improver = Improver::start(&engines, &reach, &runner)?;
+        Ok(Arc::new(Self {
+            objects: Mutex::default(),
+            next_id: AtomicU32::new(1),
+            tool,
+            told: Mutex::default(),
+            report,
+            reach,
+            runner,
+            engines,
+            improver,
+            trace: Mutex::default(),
+            notifier,
+            shortcuts: Shortcuts::new().map_err(os("creating the session's memory"))?,
+            shared,
+        }))
+    }
+
+    /// Runs a program in this process, for its result. Errors: also [`Error::Fault`] of a checked run.
+    pub fn test_run(&self, program: Id, run: TestRun) -> Result<TestResult, Error> {
+        let program = self.program(program).map_err(|_| Error::Runner)?;
+        self.runner.once(program, run)
+    }
+
+    /// What a program's code is made from, and its code now.
+    pub fn compiled(&self, program: Id) -> Result<(Arc<Source>, Arc<Compiled>), Errno> {
+        let program = self.program(program)?;
+        Ok((program.source.clone(), program.code().clone()))
+    }
+
+    /// The tool has been started.
+    pub fn set_tool(&self, pid: i32) {
+        self.reach.tool_started(pid);
+        self.tool.store(pid, SeqCst);
+    }
+
+    /// Detaches everything: every process is as it was when this returns. Errors have been reported.
+    pub fn close(&self) {
+        self.engines.stop();
+        self.reach.close();
+        let trace = self
+            .trace
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let (unread, dropped) = trace.map(|trace| trace.close()).unwrap_or_default();
+        if unread > 0 {
+            (self.report)(&format!(
+                "{unread} lines of bpf_trace_printk were not read from trace_pipe"
+            ));
+        }
+        if dropped > 0 {
+            (self.report)(&format!(
+                "{dropped} lines of bpf_trace_printk were dropped: trace_pipe was not read in time"
+            ));
+        }
+    }
+
+    fn trace(&self) -> Result<Arc<Trace>, Errno> {
+        let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(trace) = &*trace {
+            return Ok(trace.clone());
+        }
+        let new = Arc::new(Trace::new(self.id(), self.shared.cpus)?);
+        self.reach.watch_map(new.map());
+        Ok(trace.insert(new).clone())
+    }
+
+    fn id(&self) -> Id {
+        Id(self.next_id.fetch_add(1, SeqCst))
+    }
+
+    fn objects(&self) -> MutexGuard<'_, Objects> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn map(&self, id: Id) -> Result<Arc<MapObject>, Errno> {
+        self.objects()
+            .maps
+            .get(&id)
+            .cloned()
+            .ok_or(Errno(libc::EBADF))
+    }
+
+    fn program(&self, id: Id) -> Result<Arc<Program>, Errno> {
+        self.objects()
+            .programs
+            .get(&id)
+            .cloned()
+            .ok_or(Errno(libc::EBADF))
+    }
+
+    /// What an element is to name.
+    fn object(&self, object: ObjectRef) -> Result<Object, Errno> {
+        Ok(match object {
+            ObjectRef::Map(id) => Object::Map(self.map(id)?),
+            ObjectRef::Program(id) => Object::Program(self.program(id)?),
+            ObjectRef::Cgroup(kernel_id) => {
+                let mut objects = self.objects();
+                let id = *objects
+                    .cgroups
+                    .entry(kernel_id)
+                    .or_insert_with(|| self.id());
+                Object::Cgroup { id, kernel_id }
+            }
+        })
+    }
+
+    fn ring(&self, id: Id) -> Result<Arc<Ring>, Errno> {
+        self.objects()
+            .rings
+            .get(&id)
+            .cloned()
+            .ok_or(Errno(libc::EBADF))
+    }
+
+    /// The place in a file that an attach point names, if a program can be attached there.
+    fn place_of(&self, point: &AttachPoint) -> Result<Option<FilePlace>, Errno> {
+        match point {
+            AttachPoint::Uprobe {
+                path,
+                offset,
+                retprobe,
+                ..
+            } => {
+                let place = self
+                    .shared
+                    .files
+                    .place(path, *offset)
+                    .map_err(|error| self.refuse(&error))?;
+                if *retprobe && place.returns_twice() {
+                    let why =
+                        "it returns more often than it is called, so its return cannot be watched"
+                            .to_owned();
+                    return Err(self.refuse(&Error::Site {
+                        path: path.clone(),
+                        offset: *offset,
+                        why,
+                    }));
+                }
+                Ok(Some(place))
+            }
+            AttachPoint::Timer { .. } => Ok(None),
+        }
+    }
+
+    /// Tells the user about an error that the tool only gets a number for.
+    fn refuse(&self, error: &Error) -> Errno {
+        (self.report)(&error.to_string());
+        error.errno()
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Backend for Runtime {
+    fn cpus(&self) -> u32 {
+        self.shared.cpus
+    }
+
+    fn map_create(&self, spec: &MapSpec) -> Result<Id, Errno> {
+        let id = self.id();
+        let inner = spec.inner.map(|inner| self.map(inner)).transpose()?;
+        let map = MapObject::new(id, spec, inner.as_deref(), self.shared.cpus)?;
+        let map = Arc::new(map);
+        if map.is_ring_buffer() {
+            self.notifier.watch(&map);
+        }
+        self.reach.watch_map(&map);
+        self.shortcuts.list(&map);
+        self.objects().maps.insert(id, map);
+        Ok(id)
+    }
+
+    fn memory(&self, id: Id) -> Result<OwnedFd, Errno> {
+        let shared = match self.map(id) {
+            Ok(map) => map
+                .memory
+                .reopen()
+                .inspect(|file| shortcut::name_descriptor(file, &map)),
+            Err(_) => self.ring(id)?.share(),
+        };
+        shared.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+    }
+
+    fn map_value_len(&self, map: Id) -> Result<usize, Errno> {
+        Ok(self.map(map)?.here().value_len())
+    }
+
+    fn map_lookup(&self, map: Id, key: &[u8], value: &mut [u8], flags: u64) -> Result<(), Errno> {
+        self.map(map)?
+            .here()
+            .lookup_copy(key, value, flags, &MapObject::caller())
+    }
+
+    fn map_update(&self, map: Id, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
+        let map = self.map(map)?;
+        map.check_thawed()?;
+        map.here()
+            .update_copy(key, value, flags, &MapObject::caller())
+    }
+
+    fn map_set_object(
+        &self,
+        map: Id,
+        key: &[u8],
+        object: ObjectRef,
+        flags: u64,
+    ) -> Result<(), Errno> {
+        let (map, object) = (self.map(map)?, self.object(object)?);
+        map.check_thawed()?;
+        map.admit(&object)?;
+        let id = object.id().0.to_ne_bytes();
+        let announce = || {
+            self.reach.object_added(map.id, &object);
+            self.runner.object_added(map.id, object.clone());
+        };
+        let store = || {
+            map.here()
+                .update_copy(key, &id, flags, &MapObject::caller())
+        };
+        map.elements.set(key, object.clone(), announce, store)?;
+        self.shared.removals.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    fn map_delete(&self, map: Id, key: &[u8]) -> Result<(), Errno> {
+        let map = self.map(map)?;
+        map.check_thawed()?;
+        if map.ring_elements() > 0 {
+            let index = key
+                .try_into()
+                .map(u32::from_ne_bytes)
+                .map_err(|_| Errno(libc::EINVAL))?;
+            map.set_ring(index, None)?;
+            self.reach.rings_changed(map.id);
+            self.runner.rings_changed(map.id);
+            return Ok(());
+        }
+        let delete = || map.here().delete_key(key, &MapObject::caller());
+        if !map.holds_objects() {
+            return delete();
+        }
+        map.elements.remove(key, delete)?;
+        self.shared.removals.fetch_add(1, SeqCst);
+        Ok(())
+    }
+
+    fn map_lookup_and_delete(
+        &self,
+        map: Id,
+        key: &[u8],
+        value: &mut [u8],
+        flags: u64,
+    ) -> Result<(), Errno> {
+        let map = self.map(map)?;
+        map.check_thawed()?;
+        map.here()
+            .lookup_and_delete(key, value, flags, &MapObject::caller())
+    }
+
+    fn map_next_key(&self, map: Id, key: Option<&[u8]>, next: &mut [u8]) -> Result<(), Errno> {
+        self.map(map)?
+            .here()
+            .next_key(key, next, &MapObject::caller())
+    }
+
+    fn map_read_batch(
+        &self,
+        map: Id,
+        cursor: u32,
+        (keys, values): (&mut [u8], &mut [u8]),
+        delete: bool,
+    ) -> Result<Batch, Errno> {
+        self.map(map)?
+            .here()
+            .read_batch(cursor, keys, values, delete, &MapObject::caller())
+    }
+
+    fn map_freeze(&self, map: Id) -> Result<(), Errno> {
+        self.map(map)?.freeze()?;
+        self.shortcuts.freeze(map.0);
+        Ok(())
+    }
+
+    fn perf_ring_create(&self, cpu: u32) -> Result<Id, Errno> {
+        let id = self.id();
+        let ring = Ring::new(id, cpu)
+            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        let ring = Arc::new(ring);
+        self.notifier.watch(&ring);
+        self.reach.watch_ring(&ring);
+        self.objects().rings.insert(id, ring);
+        Ok(id)
+    }
+
+    fn perf_ring_resize(&self, ring: Id, pages: u32) -> Result<(), Errno> {
+        self.ring(ring)?.resize(pages)?;
+        // Arrays that it was put into before can have it now.
+        let maps: Vec<_> = self.objects().maps.values().cloned().collect();
+        for map in maps {
+            if map.rings().iter().flatten().any(|held| held.id == ring) {
+                self.reach.rings_changed(map.id);
+                self.runner.rings_changed(map.id);
+            }
+        }
+        Ok(())
+    }
+
+    fn perf_ring_enable(&self, ring: Id, on: bool) -> Result<(), Errno> {
+        self.ring(ring)?.enable(on);
+        Ok(())
+    }
+
+    fn perf_array_set(&self, map: Id, index: u32, ring: Id) -> Result<(), Errno> {
+        let ring = self.ring(ring)?;
+        self.map(map)?.set_ring(index, Some(ring))?;
+        self.reach.rings_changed(map);
+        self.runner.rings_changed(map);
+        Ok(())
+    }
+
+    fn wakeup(&self, id: Id) -> Result<OwnedFd, Errno> {
+        use crate::notifier::Source;
+        let wakeup = match self.map(id) {
+            Ok(map) => map.wakeup().try_clone(),
+            Err(_) => self.ring(id)?.wakeup().try_clone(),
+        };
+        wakeup.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
+    }
+
+    fn readable(&self, id: Id) -> Result<bool, Errno> {
+        match self.map(id) {
+            Ok(map) => Ok(map.is_readable()),
+            Err(_) => Ok(self.ring(id)?.is_readable()),
+        }
+    }
+
+    fn program_load(&self, spec: &ProgramSpec) -> Result<Id, LoadError> {
+        let maps = {
+            let objects = self.objects();
+            spec.maps
+                .iter()
+                .filter_map(|(fd, id)| Some((*fd, objects.maps.get(id)?.clone())))
+                .collect()
+        };
+        let id = self.id();
+        let mut program = Program::load(id, spec, &maps, &self.engines).inspect_err(|_| {
+            for what in program::forbidden(&spec.insns) {
+                self.unsupported(what);
+            }
+        })?;
+        if program.needs.asks_cgroups {
+            self.shared.cgroups.want();
+        }
+        if program.needs.prints {
+            let trace = self.trace().map_err(|errno| LoadError {
+                errno,
+                log: String::new(),
+            })?;
+            program.print_to(trace.map().clone());
+        }
+        if program.needs.task && self.shared.blueprint().is_none() {
+            self.unsupported(
+                "the current task: /sys/kernel/btf/vmlinux does not say how this kernel lays it out",
+            );
+        }
+        let program = Arc::new(program);
+        if self.engines.is_to_be_improved(program.code()) {
+            self.improver.improve(&program);
+        }
+        self.objects().programs.insert(id, program);
+        Ok(id)
+    }
+
+    fn program_bind_map(&self, program: Id, map: Id) -> Result<(), Errno> {
+        let map = self.map(map)?;
+        self.program(program)?.bind(map);
+        Ok(())
+    }
+
+    fn program_test_run(&self, program: Id, context: &[u8]) -> Result<u64, Errno> {
+        // As much as a raw tracepoint can have: twelve arguments.
+        let mut argument = vec![0; 12 * 8];
+        if context.len() > argument.len() {
+            return Err(Errno(libc::E2BIG));
+        }
+        argument[..context.len()].copy_from_slice(context);
+        let run = TestRun {
+            context: argument,
+            ..TestRun::default()
+        };
+        self.runner
+            .once(self.program(program)?, run)
+            .map(|result| result.value)
+            .map_err(|error| self.refuse(&error))
+    }
+
+    fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno> {
+        let program = self.program(program)?;
+        let id = self.id();
+        let link = match (point, self.place_of(point)?) {
+            (
+                AttachPoint::Uprobe {
+                    retprobe,
+                    pid,
+                    cookie,
+                    ..
+                },
+                Some(place),
+            ) => {
+                let uprobe = Uprobe {
+                    id,
+                    program,
+                    place,
+                    retprobe: *retprobe,
+                    pid: *pid,
+                    cookie: *cookie,
+                };
+                let uprobe = Arc::new(uprobe);
+                self.reach
+                    .attach(&uprobe)
+                    .map_err(|error| self.refuse(&error))?;
+                Link::Uprobe(uprobe)
+            }
+            (AttachPoint::Timer { period }, _) => {
+                self.runner.every(id, program.clone(), *period);
+                Link::Timer(program)
+            }
+            (AttachPoint::Uprobe { .. }, None) => return Err(Errno(libc::EINVAL)),
+        };
+        self.objects().links.insert(id, link);
+        Ok(id)
+    }
+
+    fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno> {
+        self.place_of(point)?;
+        match point {
+            AttachPoint::Uprobe { pid: Some(pid), .. } => {
+                self.reach.check(*pid).map_err(|error| self.refuse(&error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn shorten(&self, pid: i32, ip: u64) {
+        // The door goes on answering what has no shortcut.
+        let _ = self.reach.open_shortcut(pid, ip, &self.shortcuts);
+    }
+
+    fn info(&self, id: Id) -> Result<Info, Errno> {
+        let objects = self.objects();
+        if let Some(map) = objects.maps.get(&id) {
+            return Ok(Info::Map(map.spec.clone()));
+        }
+        if let Some(program) = objects.programs.get(&id) {
+            return Ok(Info::Program {
+                prog_type: program.prog_type,
+                name: program.name.clone(),
+                tag: program.tag,
+                jited: program.code().code.bytes.clone(),
+                xlated: program.shown.clone(),
+                maps: program.map_ids(),
+            });
+        }
+        objects
+            .links
+            .get(&id)
+            .map(|link| Info::Link {
+                program: link.program().id,
+            })
+            .ok_or(Errno(libc::EBADF))
+    }
+
+    fn release(&self, id: Id) {
+        self.shortcuts.unlist(id.0);
+        let link = {
+            let mut objects = self.objects();
+            objects.maps.remove(&id);
+            objects.programs.remove(&id);
+            objects.rings.remove(&id);
+            objects.links.remove(&id)
+        };
+        match link {
+            Some(Link::Uprobe(uprobe)) => self.reach.detach(&uprobe),
+            Some(Link::Timer(_)) => self.runner.cancel(id),
+            None => {}
+        }
+    }
+
+    fn trace_pipe(&self) -> Result<OwnedFd, Errno> {
+        self.trace()?.open(&self.notifier)
+    }
+
+    fn unsupported(&self, what: &str) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.insert(what.to_owned()) {
+            (self.report)(what);
+        }
+    }
+}
+
+/// The kernel's count of possible CPUs, from a list such as `0-3,8`.
+fn possible_cpus() -> std::io::Result<u32> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    let last = list
+        .trim()
+        .rsplit([',', '-'])
+        .next()
+        .and_then(|last| last.parse::<u32>().ok());
+    Ok(last
+        .map_or(1, |last| last + 1)
+        .min(beeline_image::abi::MAX_CPUS as u32))
+}
+
+/// `HWCAP2_FSGSBASE`: the kernel lets user space read the thread pointer.
+fn has_fsgsbase() -> bool {
+    const HWCAP2_FSGSBASE: u64 = 2;
+    // SAFETY: reads the auxiliary vector.
+    unsafe { libc::getauxval(libc::AT_HWCAP2) & HWCAP2_FSGSBASE != 0 }
+}

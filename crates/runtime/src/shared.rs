@@ -1,0 +1,66 @@
+//! What all targets of a session share.
+
+use std::ffi::OsString;
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
+
+use beeline_image::abi::Session;
+
+use crate::cgroup::Cgroups;
+use crate::image::Image;
+use crate::link::Files;
+use crate::memory::Memory;
+use crate::tasks::Blueprint;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Shared {
+    /// The image.
+    pub image: Image,
+    /// Holds a [`Session`].
+    pub session: Memory,
+    /// CPUs that per-CPU values are kept for.
+    pub cpus: u32,
+    /// The tool's command line.
+    pub tool: Vec<OsString>,
+    /// Files that probes are placed in.
+    pub files: Files,
+    /// What targets are to be told of theirs.
+    pub cgroups: Cgroups,
+    /// How often an element of a map of objects was removed or replaced, or a link detached: what could be reached before
+    /// may be out of reach.
+    pub removals: AtomicU64,
+    /// See [`Self::blueprint`].
+    blueprint: OnceLock<Option<Blueprint>>,
+}
+
+impl Shared {
+    /// Makes the files of a new session.
+    pub fn new(tool: Vec<OsString>, cpus: u32) -> io::Result<Self> {
+        let id = std::process::id();
+        let session = Memory::new(&format!("{id}-session"), size_of::<Session>())?;
+        session.seal_size()?;
+        Ok(Self {
+            image: Image::new(id)?,
+            session,
+            cpus,
+            tool,
+            files: Files::default(),
+            cgroups: Cgroups::default(),
+            removals: AtomicU64::new(0),
+            blueprint: OnceLock::new(),
+        })
+    }
+
+    /// How the running kernel lays out a task; `None` if it does not say. Read when it is first asked for.
+    pub fn blueprint(&self) -> Option<&Blueprint> {
+        self.blueprint.get_or_init(Blueprint::of_kernel).as_ref()
+    }
+
+    /// The session page, mapped here.
+    pub fn page(&self) -> &Session {
+        // SAFETY: the file was made of its size, zeroed, and is all atomics.
+        unsafe { &*self.session.base().cast::<Session>() }
+    }
+}

@@ -1,0 +1,416 @@
+//! One traced process: what is mapped into it, and its hooked sites.
+//!
+//! Everything that can be is prepared while the process runs: function bodies are read, plans made, trampolines
+//! written into an arena that only Beeline writes. A stop then stores the patch and no more. The first one also
+//! maps the image, the session page, an arena and the program's maps.
+
+mod handlers;
+mod mapping;
+mod sites;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Release;
+
+use beeline_hook::Plan;
+use beeline_image::abi::{self, Site};
+use beeline_inject::{Process, Stopped};
+
+use crate::arena::Arena;
+use crate::backend::Id;
+use crate::environment::Environment;
+use crate::error::Error;
+use crate::link::FilePlace;
+use crate::map::MapObject;
+use crate::patch;
+use crate::program::{Needs, Program};
+use crate::shared::Shared;
+
+/// One link's share in one site, as the runtime asks for it.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The link.
+    pub link: Id,
+    /// What is run.
+    pub body: Body<'a>,
+    /// For `bpf_get_attach_cookie`.
+    pub cookie: u64,
+    /// Run at the return.
+    pub retprobe: bool,
+    /// The address to hook.
+    pub address: u64,
+    /// The file's place that is mapped there.
+    pub place: &'a FilePlace,
+}
+
+/// What a link runs.
+#[derive(Debug, Clone, Copy)]
+pub enum Body<'a> {
+    /// A tool's program.
+    Program(&'a Program),
+    /// A function of the image, at this offset in it.
+    Native(u64),
+}
+
+impl Body<'_> {
+    fn maps(&self) -> &[Arc<MapObject>] {
+        match self {
+            Self::Program(program) => &program.maps,
+            Self::Native(_) => &[],
+        }
+    }
+
+    fn needs(&self) -> Needs {
+        match self {
+            Self::Program(program) => program.needs,
+            Self::Native(_) => Needs {
+                environment: true,
+                slot: true,
+                reads_context: true,
+                reads_memory: false,
+                asks_cgroups: false,
+                prints: false,
+                task: false,
+            },
+        }
+    }
+}
+
+/// What stands for the image's own links, which no tool can name.
+const NATIVE: Id = Id(0);
+
+/// Who holds the process while it is changed.
+#[derive(Debug)]
+pub enum Hold<'a> {
+    /// Nobody: it is stopped for each change and runs between them.
+    Brief,
+    /// The caller, who has it stopped all along.
+    Held(&'a mut Stopped),
+}
+
+impl Hold<'_> {
+    fn with<R>(
+        &mut self,
+        process: &Process,
+        work: impl FnOnce(&mut Stopped) -> Result<R, Error>,
+    ) -> Result<R, Error> {
+        match self {
+            Self::Held(stopped) => work(stopped),
+            Self::Brief => {
+                let mut stopped = process.stop()?;
+                let outcome = work(&mut stopped);
+                // If it was killed meanwhile, the next who asks is told.
+                let _ = stopped.resume();
+                outcome
+            }
+        }
+    }
+}
+
+/// A traced process.
+#[derive(Debug)]
+pub struct Target {
+    process: Process,
+    owner: u32,
+    shared: Arc<Shared>,
+    environment: Option<Environment>,
+    /// Arenas near sites that the home arena is too far from.
+    outposts: Vec<Arena>,
+    sites: BTreeMap<u64, Hooked>,
+    /// [`Shared::removals`] when it was last looked for maps out of reach.
+    removals: u64,
+}
+
+/// A hooked site.
+#[derive(Debug)]
+struct Hooked {
+    /// The [`Site`], in the home arena.
+    record: u64,
+    plan: Plan,
+    entry: Vec<Attached>,
+    returns: Vec<Attached>,
+    /// Its trampoline runs one program without the image.
+    light: bool,
+    /// Its trampoline shows all registers; others are quicker.
+    shows_registers: bool,
+}
+
+#[derive(Debug)]
+struct Attached {
+    id: Id,
+    /// The [`abi::Link`].
+    link: u64,
+    /// What its program starts from.
+    maps: Vec<Arc<MapObject>>,
+}
+
+impl Hooked {
+    fn runs(&self, link: Id) -> bool {
+        self.entry
+            .iter()
+            .chain(&self.returns)
+            .any(|attached| attached.id == link)
+    }
+
+    fn list(&mut self, of_returns: bool) -> &mut Vec<Attached> {
+        if of_returns {
+            &mut self.returns
+        } else {
+            &mut self.entry
+        }
+    }
+}
+
+impl Target {
+    /// A process that may be traced; it is not touched yet. `owner` marks what it holds in shared memory.
+    pub fn new(process: Process, owner: u32, shared: Arc<Shared>) -> Self {
+        Self {
+            process,
+            owner,
+            shared,
+            environment: None,
+            outposts: Vec::new(),
+            sites: BTreeMap::new(),
+            removals: 0,
+        }
+    }
+
+    /// The process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// What marks its locks and slots in shared memory.
+    pub fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// Does this link's program run at this address?
+    pub fn runs_at(&self, address: u64, link: Id) -> bool {
+        self.sites.get(&address).is_some_and(|site| site.runs(link))
+    }
+
+    /// Forgets the sites whose code has been unmapped since, or replaced by other code.
+    pub fn forget_unmapped(&mut self) {
+        let Some(environment) = &self.environment else {
+            return;
+        };
+        self.sites.retain(|address, site| {
+            // SAFETY: placed as a `Site`.
+            let record = unsafe { environment.home.get::<Site>(site.record) };
+            let mut now = [0; 1];
+            let is_there = self.process.read_memory(*address, &mut now).is_ok();
+            // Another session's jump, or a debugger's breakpoint, may lie upon ours.
+            is_there && (now[0] == record.patch[0] || now[0] == beeline_hook::INT3)
+        });
+    }
+
+    /// Has it ended, or does it run another program now?
+    pub fn is_gone(&self) -> bool {
+        let Some(environment) = &self.environment else {
+            return !self.process.is_alive();
+        };
+        let mut magic = [0; 8];
+        let read = self
+            .process
+            .read_memory(environment.home.base(), &mut magic);
+        read.is_err() || u64::from_ne_bytes(magic) != abi::MANIFEST_MAGIC
+    }
+
+    /// Attaches a program to a site. The process runs on whatever happens.
+    pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
+        let mut plan = match self.sites.get(&request.address) {
+            Some(site) => site.plan.clone(),
+            None => self.plan(request)?,
+        };
+        if self
+            .sites
+            .range(plan.site + 1..plan.site + plan.window_len as u64)
+            .next()
+            .is_some()
+        {
+            plan = plan.into_breakpoint();
+        }
+        if request.retprobe && !plan.at_start {
+            return Err(self.error("a return probe needs the function's first address"));
+        }
+        self.map_what_is_missing(&plan, request.body.maps(), hold)?;
+        self.refresh_cgroups()?;
+        if request.body.needs().reads_memory {
+            self.catch(&[libc::SIGBUS, libc::SIGSEGV], hold)?;
+        }
+        if request.body.needs().task {
+            self.show_task()?;
+        }
+        let environment = self.environment_mut()?;
+        let link = match request.body {
+            Body::Program(program) => environment.place_link(program, request.cookie)?,
+            Body::Native(offset) => environment.place_native(offset)?,
+        };
+        let attached = Attached {
+            id: request.link,
+            link,
+            maps: request.body.maps().to_vec(),
+        };
+        match self.sites.remove(&request.address) {
+            Some(site) => self.extend(request, site, attached, hold),
+            None => {
+                self.make_room(request.address, hold)?;
+                self.hook(request, plan, attached, hold)
+            }
+        }
+    }
+
+    /// Ends a link's part: its program is not started any more when this returns. Nothing is stopped for that; a site
+    /// that is left without programs is restored by [`Self::restore_idle`].
+    pub fn detach(&mut self, link: Id) {
+        let touched: Vec<u64> = self
+            .sites
+            .iter()
+            .filter(|(_, site)| site.runs(link))
+            .map(|(at, _)| *at)
+            .collect();
+        for address in touched {
+            let Some(mut site) = self.sites.remove(&address) else {
+                continue;
+            };
+            for attached in site
+                .entry
+                .iter()
+                .chain(&site.returns)
+                .filter(|attached| attached.id == link)
+            {
+                if let Some(environment) = &self.environment {
+                    // SAFETY: placed as a `Link`.
+                    unsafe { environment.home.get::<abi::Link>(attached.link) }
+                        .enabled
+                        .store(0, Release);
+                }
+            }
+            for of_returns in [false, true] {
+                site.list(of_returns).retain(|attached| attached.id != link);
+            }
+            // Without room for a shorter list the old one stays, with the link in it disabled.
+            let _ = self.publish(&site);
+            self.sites.insert(address, site);
+        }
+    }
+
+    /// Restores the sites that run no program any more, all in one stop.
+    pub fn restore_idle(&mut self) -> Result<(), Error> {
+        let is_idle = |site: &Hooked| site.entry.is_empty() && site.returns.is_empty();
+        let idle: Vec<(u64, u64)> = self
+            .sites
+            .iter()
+            .filter(|(_, site)| is_idle(site))
+            .map(|(address, site)| (*address, site.record))
+            .collect();
+        if idle.is_empty() {
+            return Ok(());
+        }
+        let environment = self.environment()?;
+        Hold::Brief.with(&self.process, |stopped| {
+            for (address, place) in &idle {
+                // SAFETY: placed as a `Site`.
+                patch::restore(stopped, *address, unsafe {
+                    environment.home.get::<Site>(*place)
+                })?;
+            }
+            Ok(())
+        })?;
+        for (address, place) in idle {
+            self.set_breakpoint(place, 0);
+            self.sites.remove(&address);
+        }
+        Ok(())
+    }
+
+    /// Lets programs see this process as their task.
+    fn show_task(&mut self) -> Result<(), Error> {
+        let (process, shared) = (self.process.clone(), self.shared.clone());
+        self.environment_mut()?
+            .show_task(&shared, process.pid(), |at, bytes| {
+                Ok(process.write_memory(at, bytes)?)
+            })
+    }
+
+    /// Brings up to date what programs see as their task.
+    pub fn update_task(&mut self) -> Result<(), Error> {
+        // After an `execve` the addresses are another program's.
+        if self.is_gone() {
+            return Ok(());
+        }
+        let process = &self.process;
+        match &mut self.environment {
+            Some(environment) => environment.update_task(&self.shared, |at, bytes| {
+                Ok(process.write_memory(at, bytes)?)
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Has a program's links run its best code from now on. A trampoline that calls the program itself goes on with the
+    /// older code: such a program has no effect.
+    pub fn renew(&mut self, program: &Program) -> Result<(), Error> {
+        match &mut self.environment {
+            Some(environment) => environment.renew(program),
+            None => Ok(()),
+        }
+    }
+
+    /// A perf event array that may be used here has other elements now.
+    pub fn rings_changed(&mut self, map: Id) -> Result<(), Error> {
+        match &self.environment {
+            Some(environment) if environment.has_map(map) => self.map_rings(map, &mut Hold::Brief),
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells programs which cgroups they run in, if any asks.
+    pub fn refresh_cgroups(&mut self) -> Result<(), Error> {
+        match &mut self.environment {
+            Some(environment) => {
+                environment.refresh_cgroups(&self.shared.cgroups, self.process.pid())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn arenas(&self) -> impl Iterator<Item = &Arena> {
+        self.environment
+            .iter()
+            .map(|environment| &environment.home)
+            .chain(&self.outposts)
+    }
+
+    fn arenas_mut(&mut self) -> impl Iterator<Item = &mut Arena> {
+        self.environment
+            .iter_mut()
+            .map(|environment| &mut environment.home)
+            .chain(&mut self.outposts)
+    }
+
+    fn environment(&self) -> Result<&Environment, Error> {
+        self.environment
+            .as_ref()
+            .ok_or_else(|| self.error("the image is not mapped"))
+    }
+
+    fn environment_mut(&mut self) -> Result<&mut Environment, Error> {
+        let pid = self.process.pid();
+        self.environment.as_mut().ok_or_else(|| Error::Target {
+            pid,
+            why: "the image is not mapped".into(),
+        })
+    }
+
+    fn error(&self, why: impl Into<String>) -> Error {
+        Error::Target {
+            pid: self.process.pid(),
+            why: why.into(),
+        }
+    }
+}
+
+/// More than any trampoline takes.
+const TRAMPOLINE_BYTES: usize = 4096;

@@ -1,0 +1,105 @@
+//! The image's signal handlers in a target: which are installed, and what keeps them in place.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::SeqCst;
+
+use beeline_hook::Kind;
+use beeline_image::abi;
+
+use super::{Body, Hold, NATIVE, Request, Target};
+use crate::error::Error;
+use crate::patch;
+
+impl Target {
+    /// Installs the image's handler for those of the signals that have none yet.
+    pub(super) fn catch(&mut self, signals: &[i32], hold: &mut Hold<'_>) -> Result<(), Error> {
+        let environment = self.environment()?;
+        let installed = &environment.manifest().handlers;
+        let missing: Vec<i32> = signals
+            .iter()
+            .copied()
+            .filter(|s| installed.load(SeqCst) & 1 << patch::signal_index(*s) == 0)
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        hold.with(&self.process, |stopped| {
+            for signal in &missing {
+                patch::install_handler(stopped, *signal, environment)?;
+                installed.fetch_or(1 << patch::signal_index(*signal), SeqCst);
+            }
+            Ok(())
+        })?;
+        for signal in missing {
+            let caught = if signal == libc::SIGTRAP {
+                abi::TRAPS_CAUGHT
+            } else {
+                abi::FAULTS_CAUGHT
+            };
+            environment.record().flags.fetch_or(caught, SeqCst);
+        }
+        self.keep_handlers(hold);
+        Ok(())
+    }
+
+    /// Watches the C library's `sigaction`, so that the target can install handlers without taking the image's away.
+    /// Where there is none (Go, for one) the target's handlers are those it had when it was attached to.
+    fn keep_handlers(&mut self, hold: &mut Hold<'_>) {
+        if self.sites.values().any(|site| site.runs(NATIVE)) {
+            return;
+        }
+        let regions = self.process.regions().unwrap_or_default();
+        let root = format!("/proc/{}/root", self.process.pid());
+        let texts = regions
+            .iter()
+            .filter(|region| region.permissions.execute && region.inode != 0);
+        for region in texts {
+            let path =
+                PathBuf::from(&root).join(region.path.strip_prefix("/").unwrap_or(&region.path));
+            let Some(place) = self.shared.files.wanted(&path, "sigaction") else {
+                continue;
+            };
+            for address in place.addresses(&regions) {
+                let request = Request {
+                    link: NATIVE,
+                    body: Body::Native(self.shared.image.points().sigaction),
+                    cookie: 0,
+                    retprobe: false,
+                    address,
+                    place: &place,
+                };
+                // A breakpoint could not change the arguments; then, and on failure, the handlers stay as they are.
+                if self
+                    .plan(&request)
+                    .is_ok_and(|plan| matches!(plan.kind, Kind::Jump))
+                {
+                    let _ = self.attach(&request, hold);
+                }
+            }
+            return;
+        }
+    }
+
+    /// A thread that blocks SIGTRAP would be killed by a breakpoint.
+    pub(super) fn check_trap_unblocked(&self) -> Result<(), Error> {
+        match patch::thread_blocking(self.process.pid(), libc::SIGTRAP) {
+            None => Ok(()),
+            Some(tid) => Err(self.error(format!(
+                "the site can only be hooked by a breakpoint, and thread {tid} blocks SIGTRAP: it would be killed there"
+            ))),
+        }
+    }
+
+    /// Replaces one entry of the breakpoint table; false if `old` is not in it.
+    pub(super) fn set_breakpoint(&self, old: u64, new: u64) -> bool {
+        let Some(environment) = &self.environment else {
+            return false;
+        };
+        let table = &environment.record().breakpoints;
+        table.iter().any(|place| {
+            place
+                .compare_exchange(old as usize, new as usize, SeqCst, SeqCst)
+                .is_ok()
+        })
+    }
+}

@@ -1,0 +1,294 @@
+//! What is mapped into a target, and when.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use beeline_hook::Plan;
+use beeline_inject::{MapFlags, Mapping, ProtFlags, find_gap};
+
+use super::{Hold, TRAMPOLINE_BYTES, Target};
+use crate::arena::{ARENA_BYTES, Arena};
+use crate::backend::Id;
+use crate::environment::{Bases, Environment, manifest, pid_namespace};
+use crate::error::{Error, os};
+use crate::map::MapObject;
+use crate::objects::{Object, Reachable};
+use crate::private::{Private, find_tid_offset};
+use crate::ring::Ring;
+
+impl Target {
+    /// Maps the image, an arena near the site and the program's maps, as far as they are missing, in one stop.
+    pub(super) fn map_what_is_missing(
+        &mut self,
+        plan: &Plan,
+        maps: &[Arc<MapObject>],
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        let reach = plan
+            .reach()
+            .ok_or_else(|| self.error("the site's operands are too far apart to be moved"))?;
+        let new = NewMaps::of(self.unknown(maps))?;
+        let first = self.environment.is_none();
+        let near = self
+            .arenas()
+            .any(|arena| arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(64)));
+        if near && new.is_empty() {
+            return Ok(());
+        }
+        let shared = self.shared.clone();
+        let mut arena = match near {
+            true => None,
+            false => Some(
+                Arena::new(&format!("{}-arena", std::process::id()))
+                    .map_err(os("creating an arena"))?,
+            ),
+        };
+        let mut mappings = Vec::new();
+        if let Some(arena) = &arena {
+            let place =
+                find_gap(&self.process.regions()?, reach, ARENA_BYTES as u64).ok_or_else(|| {
+                    self.error("there is no free address range near enough to the site")
+                })?;
+            mappings.push(Mapping {
+                address: place,
+                flags: OURS | MapFlags::FIXED_NOREPLACE,
+                ..mapping(arena.file(), ARENA_BYTES, READ_EXECUTE)
+            });
+        }
+        if first {
+            mappings.push(mapping(
+                shared.image.file(),
+                shared.image.len(),
+                READ_EXECUTE,
+            ));
+            mappings.push(mapping(
+                shared.session.file(),
+                shared.session.len(),
+                READ_WRITE,
+            ));
+        }
+        mappings.extend(new.mappings());
+        let (placed, private) = hold.with(&self.process, |stopped| {
+            let placed = stopped.map_files(&mappings)?;
+            let private = match first {
+                true => Some((
+                    Private::map(stopped, shared.cpus)?,
+                    find_tid_offset(&self.process, stopped),
+                )),
+                false => None,
+            };
+            Ok((placed, private))
+        })?;
+        drop(mappings);
+        let mut placed = placed.into_iter();
+        let mut next = || placed.next().unwrap_or_default();
+        if let Some(arena) = &mut arena {
+            arena.placed(next());
+        }
+        match (arena, private) {
+            (Some(home), Some((private, tid_offset))) => {
+                let (image, session) = (next(), next());
+                let clock_gettime = crate::vdso::clock_gettime(&self.process)?.unwrap_or(0);
+                let bases = Bases {
+                    image,
+                    session,
+                    private,
+                    clock_gettime,
+                    tid_offset,
+                    pid_namespace: pid_namespace(self.process.pid()),
+                };
+                self.environment = Some(Environment::new(home, &shared, self.owner, &bases)?);
+                let process = self.process.clone();
+                private.fill(process.pid(), shared.cpus, |at, bytes| {
+                    Ok(process.write_memory(at, bytes)?)
+                })?;
+            }
+            (Some(mut outpost), _) => {
+                outpost
+                    .value(manifest(&shared, None))
+                    .map_err(os("filling an arena"))?;
+                self.outposts.push(outpost);
+            }
+            (None, _) => {}
+        }
+        self.take_in(&new, placed)
+    }
+
+    /// What of some maps, and of all that can be reached through them, this process does not have.
+    fn unknown(&self, maps: &[Arc<MapObject>]) -> Reachable {
+        Reachable::from_maps(maps, |map| self.has_map(map))
+    }
+
+    fn has_map(&self, map: Id) -> bool {
+        self.environment
+            .as_ref()
+            .is_some_and(|here| here.has_map(map))
+    }
+
+    /// Maps what is behind a new element of a map, if programs here may use that map.
+    pub fn object_added(&mut self, map: Id, object: &Object) -> Result<(), Error> {
+        if !self.has_map(map) {
+            return Ok(());
+        }
+        self.refresh_cgroups()?;
+        let reachable = Reachable::from_element(map, object, |map| self.has_map(map));
+        let new = NewMaps::of(reachable)?;
+        let mappings: Vec<_> = new.mappings().collect();
+        let placed = match mappings.is_empty() {
+            true => Vec::new(),
+            false => {
+                Hold::Brief.with(&self.process, |stopped| Ok(stopped.map_files(&mappings)?))?
+            }
+        };
+        self.take_in(&new, placed.into_iter())
+    }
+
+    /// Unmaps the maps that programs here cannot come upon any more, when there are many. They cannot be in use by any
+    /// program that runs without a slot, as none of those uses maps.
+    pub fn unmap_out_of_reach(&mut self) -> Result<(), Error> {
+        let removals = self.shared.removals.load(SeqCst);
+        let Some(environment) = self.environment.as_mut() else {
+            return Ok(());
+        };
+        if removals == self.removals {
+            return Ok(());
+        }
+        let sites = self.sites.values();
+        let attached = sites.flat_map(|site| site.entry.iter().chain(&site.returns));
+        let maps: Vec<_> = attached.flat_map(|one| one.maps.iter().cloned()).collect();
+        let reachable = Reachable::from_maps(&maps, |_| false);
+        let unused = environment.out_of_reach(&reachable);
+        let bytes: u64 = unused.iter().map(|(_, len)| len).sum();
+        if unused.len() < MANY_MAPS && bytes < MANY_BYTES {
+            self.removals = removals;
+            return Ok(());
+        }
+        let (shared, owner) = (&self.shared, self.owner);
+        let is_done = Hold::Brief.with(&self.process, |stopped| {
+            let mut leases = shared.page().leases.iter();
+            if leases.any(|lease| lease.owner.load(SeqCst) == owner) {
+                return Ok(false);
+            }
+            environment.forget_out_of_reach(&reachable);
+            for (base, len) in &unused {
+                stopped.munmap(*base, *len)?;
+            }
+            Ok(true)
+        })?;
+        if is_done {
+            self.removals = removals;
+        }
+        Ok(())
+    }
+
+    /// Makes maps known that have been mapped, with their rings, at addresses in the order of [`NewMaps::mappings`]; then
+    /// the objects that are elements of them.
+    fn take_in(
+        &mut self,
+        new: &NewMaps,
+        mut placed: impl Iterator<Item = u64>,
+    ) -> Result<(), Error> {
+        let environment = self.environment_mut()?;
+        for map in &new.reachable.maps {
+            environment.place_map(map, placed.next().unwrap_or_default())?;
+        }
+        let rings: Vec<_> = new.rings.iter().zip(placed).collect();
+        for map in &new.reachable.maps {
+            let of_map = rings.iter().filter(|(ring, _)| ring.map == map.id);
+            environment.publish_rings(map.id, of_map.map(|(ring, at)| (ring.ring.id, *at)));
+        }
+        if new.reachable.looks_at_task() {
+            self.show_task()?;
+        }
+        self.environment_mut()?.place_objects(&new.reachable)
+    }
+
+    /// Maps the rings of a perf event array that are new, and publishes them all.
+    pub(super) fn map_rings(&mut self, map: Id, hold: &mut Hold<'_>) -> Result<(), Error> {
+        let missing = self.environment()?.missing_rings(map);
+        let mut placed = Vec::new();
+        if !missing.is_empty() {
+            let files = missing
+                .iter()
+                .map(|ring| ring.share())
+                .collect::<Result<Vec<_>, _>>();
+            let files = files.map_err(os("sharing a perf ring"))?;
+            let mappings: Vec<_> = files
+                .iter()
+                .zip(&missing)
+                .map(|(file, ring)| mapping(file.as_fd(), ring.len(), READ_WRITE))
+                .collect();
+            placed = hold.with(&self.process, |stopped| Ok(stopped.map_files(&mappings)?))?;
+        }
+        self.environment_mut()?
+            .publish_rings(map, missing.iter().map(|ring| ring.id).zip(placed));
+        Ok(())
+    }
+}
+
+/// Maps that are to be mapped into a process, and their perf rings: all in one go.
+struct NewMaps {
+    reachable: Reachable,
+    rings: Vec<NewRing>,
+}
+
+struct NewRing {
+    /// The perf event array that it is in.
+    map: Id,
+    ring: Arc<Ring>,
+    file: OwnedFd,
+}
+
+impl NewMaps {
+    fn of(reachable: Reachable) -> Result<Self, Error> {
+        let mut rings = Vec::new();
+        for map in &reachable.maps {
+            let sized = map
+                .rings()
+                .into_iter()
+                .flatten()
+                .filter(|ring| ring.is_sized());
+            for ring in sized {
+                let file = ring.share().map_err(os("sharing a perf ring"))?;
+                let map = map.id;
+                rings.push(NewRing { map, ring, file });
+            }
+        }
+        Ok(Self { reachable, rings })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.reachable.maps.is_empty()
+    }
+
+    fn mappings(&self) -> impl Iterator<Item = Mapping<'_>> {
+        let maps = self.reachable.maps.iter();
+        let rings = self.rings.iter();
+        maps.map(|map| mapping(map.memory.file(), map.memory.len(), READ_WRITE))
+            .chain(rings.map(|new| mapping(new.file.as_fd(), new.ring.len(), READ_WRITE)))
+    }
+}
+
+/// Maps out of reach, or their bytes, that are worth a stop.
+const MANY_MAPS: usize = 16;
+const MANY_BYTES: u64 = 16 << 20;
+
+const READ_EXECUTE: ProtFlags = ProtFlags::READ.union(ProtFlags::EXEC);
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+/// Shared, with a mark that means nothing for memory files: by it the door's filter tells what is mapped into a child
+/// of the tool from what the child maps itself.
+const OURS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
+
+/// A whole file, anywhere.
+fn mapping(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> Mapping<'_> {
+    Mapping {
+        file,
+        offset: 0,
+        len: len as u64,
+        protection,
+        flags: OURS,
+        address: 0,
+    }
+}

@@ -1,0 +1,337 @@
+//! How a place in a target is hooked: planned, its trampoline written, patched, and what runs there published.
+
+use std::sync::atomic::Ordering::{Release, SeqCst};
+
+use beeline_hook::{Full, Function, Kind, Light, Plan, Registers, Trampoline, TrampolineSpec};
+use beeline_image::abi::{self, Site};
+use beeline_inject::Stopped;
+
+use super::{Attached, Body, Hold, Hooked, Request, TRAMPOLINE_BYTES, Target};
+use crate::environment::Environment;
+use crate::error::{Error, os};
+use crate::leave::presences;
+use crate::patch;
+
+impl Target {
+    pub(super) fn plan(&self, request: &Request<'_>) -> Result<Plan, Error> {
+        let (start, code) = self.current_code(request)?;
+        let incoming = request.place.incoming_at(request.address);
+        beeline_hook::plan_among(request.address, &Function { start, code: &code }, &incoming)
+            .map_err(|why| self.error(why.to_string()))
+    }
+
+    /// The function around the site, as it would be without us. That is what stands in the file, but for the jumps of
+    /// other sessions: those are moved like any other instruction.
+    fn current_code(&self, request: &Request<'_>) -> Result<(u64, Vec<u8>), Error> {
+        let (start, code) = request.place.function_at(request.address);
+        let mut code = code.to_vec();
+        let mut now = vec![0; code.len()];
+        self.process.read_memory(start, &mut now)?;
+        let end = start + code.len() as u64;
+        for (address, site) in self
+            .sites
+            .range(start.saturating_sub(abi::ORIGINAL_BYTES as u64)..end)
+        {
+            // SAFETY: placed as a `Site`.
+            let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
+            overlay(
+                &mut now,
+                start,
+                *address,
+                &record.original[..record.original_len as usize],
+            );
+        }
+        if now != code {
+            let own = std::process::id() as i32;
+            let others = presences(&self.process)?
+                .into_iter()
+                .filter(|presence| presence.session != own);
+            for site in others.flat_map(|presence| presence.sites) {
+                overlay(&mut code, start, site.address, &site.patch);
+            }
+        }
+        match now.iter().zip(&code).position(|(now, file)| now != file) {
+            None => Ok((start, code)),
+            Some(i) => Err(self.error(format!(
+                "its code at {:#x} is not what the file holds: somebody else has patched it (a debugger, another \
+                 tracer, a kernel uprobe); end that first",
+                start + i as u64
+            ))),
+        }
+    }
+
+    /// A site whose jump reaches over `address` is hooked by a breakpoint instead.
+    pub(super) fn make_room(&mut self, address: u64, hold: &mut Hold<'_>) -> Result<(), Error> {
+        let Some((at, site)) = self.sites.range(..address).next_back() else {
+            return Ok(());
+        };
+        if !matches!(site.plan.kind, Kind::Jump) || at + site.plan.window_len as u64 <= address {
+            return Ok(());
+        }
+        let at = *at;
+        self.check_trap_unblocked()?;
+        self.catch(&[libc::SIGTRAP], hold)?;
+        let Some(mut site) = self.sites.remove(&at) else {
+            return Ok(());
+        };
+        let (old, plan) = (site.record, site.plan.clone());
+        site.plan = plan.clone().into_breakpoint();
+        site.light = false;
+        let done = self.place_record(&site.plan, |original, environment| {
+            // SAFETY: placed as a `Site`.
+            *original = unsafe { environment.home.get::<Site>(old) }.original;
+        });
+        let outcome = done.and_then(|record| {
+            site.record = record;
+            let trampoline = self.write_trampoline(&site, None)?;
+            self.publish(&site)?;
+            if !self.set_breakpoint(0, record) {
+                return Err(self.error("there are too many sites that only a breakpoint can hook"));
+            }
+            hold.with(&self.process, |stopped| {
+                // SAFETY: placed as a `Site`.
+                patch::restore(stopped, at, unsafe {
+                    self.environment()?.home.get::<Site>(old)
+                })?;
+                self.patch(stopped, &site, &trampoline)
+            })
+        });
+        if outcome.is_err() {
+            (site.record, site.plan) = (old, plan);
+        }
+        self.sites.insert(at, site);
+        outcome
+    }
+
+    /// Adds a program to a site that is hooked already.
+    pub(super) fn extend(
+        &mut self,
+        request: &Request<'_>,
+        mut site: Hooked,
+        attached: Attached,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        site.list(request.retprobe).push(attached);
+        let mut outcome = self.publish(&site);
+        let showed_registers = site.shows_registers;
+        site.shows_registers |= request.body.needs().reads_context;
+        if outcome.is_ok() && (site.light || site.shows_registers != showed_registers) {
+            // The light trampoline knows its one program only, and the image runs no program that looks at registers
+            // which its trampoline does not show.
+            outcome = self.write_trampoline(&site, None).and_then(|trampoline| {
+                hold.with(&self.process, |stopped| {
+                    self.patch(stopped, &site, &trampoline)
+                })
+            });
+            site.light &= outcome.is_err();
+        }
+        if outcome.is_err() {
+            // What its trampoline does not serve is not attached, and may be tried again.
+            site.shows_registers = showed_registers;
+            site.list(request.retprobe).pop();
+            let _ = self.publish(&site);
+        }
+        self.sites.insert(request.address, site);
+        outcome
+    }
+
+    /// Hooks a new site.
+    pub(super) fn hook(
+        &mut self,
+        request: &Request<'_>,
+        plan: Plan,
+        attached: Attached,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
+        if is_breakpoint {
+            self.check_trap_unblocked()?;
+            self.catch(&[libc::SIGTRAP], hold)?;
+        }
+        let needs = request.body.needs();
+        let light = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
+        let record = self.place_site(request, &plan)?;
+        let shows_registers = needs.reads_context;
+        let mut site = Hooked {
+            record,
+            plan,
+            entry: Vec::new(),
+            returns: Vec::new(),
+            light,
+            shows_registers,
+        };
+        site.list(request.retprobe).push(attached);
+        let call = match request.body {
+            Body::Program(program) if light => {
+                let (code, entry) = self.environment_mut()?.place_program(program)?;
+                // x86-64 has 16 registers.
+                let clobbers = Registers(code.code.clobbers.bits() as u16);
+                Some(Light { entry, clobbers })
+            }
+            _ => None,
+        };
+        let trampoline = self.write_trampoline(&site, call)?;
+        self.publish(&site)?;
+        if is_breakpoint && !self.set_breakpoint(0, site.record) {
+            return Err(self.error("there are too many sites that only a breakpoint can hook"));
+        }
+        hold.with(&self.process, |stopped| {
+            self.patch(stopped, &site, &trampoline)
+        })?;
+        self.sites.insert(request.address, site);
+        Ok(())
+    }
+
+    /// Places a new site's record.
+    fn place_site(&mut self, request: &Request<'_>, plan: &Plan) -> Result<u64, Error> {
+        let (start, code) = self.current_code(request)?;
+        let bytes = code
+            .get((request.address - start) as usize..)
+            .unwrap_or_default();
+        self.place_record(plan, |original, _| {
+            for (to, from) in original.iter_mut().zip(bytes) {
+                *to = *from;
+            }
+        })
+    }
+
+    /// Places a site's record and lists it in the manifest. `original` fills in what is to be restored.
+    fn place_record(
+        &mut self,
+        plan: &Plan,
+        original: impl FnOnce(&mut [u8; abi::ORIGINAL_BYTES], &Environment),
+    ) -> Result<u64, Error> {
+        let environment = self.environment_mut()?;
+        let mut bytes = [0; abi::ORIGINAL_BYTES];
+        original(&mut bytes, environment);
+        let is_entry = bytes[0] == PUSH_RBP || bytes.starts_with(&ENDBR64);
+        let site = Site {
+            target: environment.target as *const _,
+            address: plan.site,
+            entry: 0.into(),
+            returns: 0.into(),
+            return_entry: 0,
+            body: 0,
+            flags: if is_entry {
+                abi::SITE_FUNCTION_ENTRY
+            } else {
+                0
+            },
+            next: environment.manifest().first_site.load(SeqCst),
+            patched: 0.into(),
+            original_len: patch::len(plan) as u32,
+            original: bytes,
+            patch: [0; abi::ORIGINAL_BYTES],
+        };
+        let site = environment
+            .home
+            .value(site)
+            .map_err(os("filling an arena"))?;
+        // Listed before it is patched: a patch that nobody could find must never be.
+        environment
+            .manifest()
+            .first_site
+            .store(site as usize, SeqCst);
+        Ok(site)
+    }
+
+    /// Writes a site's trampoline into an arena near it; the patch that leads there goes into the record.
+    fn write_trampoline(
+        &mut self,
+        site: &Hooked,
+        light: Option<Light>,
+    ) -> Result<Trampoline, Error> {
+        let environment = self.environment()?;
+        let points = self.shared.image.points();
+        let spec = match light {
+            Some(light) => TrampolineSpec::Light(light),
+            None => TrampolineSpec::Full(Full {
+                descriptor: site.record,
+                enter: environment.image + points.enter,
+                leave: site
+                    .plan
+                    .at_start
+                    .then_some(environment.image + points.leave),
+                shows_registers: site.shows_registers,
+            }),
+        };
+        let reach = site
+            .plan
+            .reach()
+            .ok_or_else(|| self.error("the site's operands are too far apart"))?;
+        let (pid, plan) = (self.process.pid(), &site.plan);
+        let fail = |why: String| Error::Target { pid, why };
+        let arena = self
+            .arenas_mut()
+            .find(|arena| arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(64)))
+            .ok_or_else(|| fail("no arena is near enough to the site".into()))?;
+        let at = arena.next(64);
+        let trampoline =
+            beeline_hook::emit(plan, at, &spec).map_err(|why| fail(why.to_string()))?;
+        arena
+            .bytes(&trampoline.bytes, 64)
+            .map_err(os("filling an arena"))?;
+        let patch = match plan.kind {
+            Kind::Jump => beeline_hook::jump_patch(plan.site, plan.window_len, at)
+                .map_err(|why| fail(why.to_string()))?,
+            Kind::Breakpoint { .. } => vec![beeline_hook::INT3],
+        };
+        // SAFETY: placed as a `Site`; what changes here is only read by threads that came through a patch, and an
+        // older trampoline of the site leads to the same kind of places.
+        unsafe {
+            self.environment_mut()?
+                .home
+                .change::<Site>(site.record, |record| {
+                    record.body = trampoline.body;
+                    record.return_entry = trampoline.return_entry.unwrap_or(record.return_entry);
+                    record.patch[..patch.len()].copy_from_slice(&patch);
+                });
+        }
+        Ok(trampoline)
+    }
+
+    /// Stores a site's patch while the process is stopped.
+    fn patch(
+        &self,
+        stopped: &mut Stopped,
+        site: &Hooked,
+        trampoline: &Trampoline,
+    ) -> Result<(), Error> {
+        // SAFETY: placed as a `Site`.
+        let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
+        patch::apply(stopped, &site.plan, record, &trampoline.resume_map)
+    }
+
+    /// Publishes which programs run at a site: from the next hit on these and no others.
+    pub(super) fn publish(&mut self, site: &Hooked) -> Result<(), Error> {
+        let links = |attached: &[Attached]| {
+            attached
+                .iter()
+                .map(|attached| attached.link)
+                .collect::<Vec<_>>()
+        };
+        let environment = self.environment_mut()?;
+        let entry = environment.place_list(&links(&site.entry))?;
+        let returns = environment.place_list(&links(&site.returns))?;
+        // SAFETY: placed as a `Site`.
+        let record = unsafe { environment.home.get::<Site>(site.record) };
+        record.entry.store(entry as usize, Release);
+        record.returns.store(returns as usize, Release);
+        Ok(())
+    }
+}
+
+/// Lays `bytes`, which are at `address`, over those of a function that starts at `start`.
+fn overlay(code: &mut [u8], start: u64, address: u64, bytes: &[u8]) {
+    for (at, byte) in (address..).zip(bytes) {
+        let place = at
+            .checked_sub(start)
+            .and_then(|offset| code.get_mut(usize::try_from(offset).ok()?));
+        if let Some(place) = place {
+            *place = *byte;
+        }
+    }
+}
+
+const PUSH_RBP: u8 = 0x55;
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];

@@ -1,0 +1,567 @@
+//! The synthetic `struct task_struct` that `bpf_get_current_task` and `bpf_get_current_task_btf` lead to.
+//!
+//! Tools look at the current task by offsets that they took from the running kernel's BTF, so that is what it is laid out
+//! by. The main thread has a task of its own; other threads find themselves in a copy that belongs to the slot they run
+//! in, in which the image stores their id and name at each call. What belongs to the process, and its ancestors up to the first, is written here, from what `/proc` says, and
+//! kept up to date ([`Tasks::update`]). Every other field is zero.
+//!
+//! What that means for programs: a thread's task has another address each time, and times of start are the process's, to
+//! a hundredth of a second.
+
+mod facts;
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use beeline_image::abi;
+
+use crate::btf::{Btf, Field, kind};
+use crate::error::Error;
+use facts::{Facts, NAMESPACES, Sign};
+
+/// Room for all but the copies.
+const PROCESS_ROOM: u64 = 192 << 10;
+/// Room for one copy.
+const COPY_ROOM: u64 = 32 << 10;
+/// How often a process is looked at for changes.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Ancestors that are followed.
+const ANCESTORS: usize = 8;
+
+/// Bytes of address space that tasks may take in a target.
+pub const fn room(cpus: u32) -> u64 {
+    PROCESS_ROOM + COPY_ROOM * cpus as u64
+}
+
+/// The structures that are laid out, and their fields that are filled.
+const SHAPES: [(&str, &[&str]); 17] = [
+    (
+        "task_struct",
+        &[
+            "pid",
+            "tgid",
+            "comm",
+            "real_parent",
+            "parent",
+            "group_leader",
+            "start_time",
+            "start_boottime",
+            "real_start_time",
+            "nsproxy",
+            "thread_pid",
+            "cred",
+            "real_cred",
+            "flags",
+            "mm",
+            "active_mm",
+            "cgroups",
+            "loginuid.val",
+            "prio",
+            "static_prio",
+            "normal_prio",
+            "rt_priority",
+            "policy",
+            "exit_signal",
+        ],
+    ),
+    (
+        "nsproxy",
+        &[
+            "uts_ns",
+            "ipc_ns",
+            "mnt_ns",
+            "pid_ns_for_children",
+            "net_ns",
+            "time_ns",
+            "time_ns_for_children",
+            "cgroup_ns",
+        ],
+    ),
+    ("uts_namespace", INUM),
+    ("ipc_namespace", INUM),
+    ("mnt_namespace", INUM),
+    ("pid_namespace", &["ns.inum", "level"]),
+    ("net", INUM),
+    ("time_namespace", INUM),
+    ("cgroup_namespace", INUM),
+    ("user_namespace", INUM),
+    ("pid", &["level", "numbers"]),
+    ("upid", &["nr", "ns"]),
+    (
+        "cred",
+        &[
+            "uid.val",
+            "gid.val",
+            "suid.val",
+            "sgid.val",
+            "euid.val",
+            "egid.val",
+            "fsuid.val",
+            "fsgid.val",
+            "user_ns",
+        ],
+    ),
+    (
+        "mm_struct",
+        &[
+            "start_code",
+            "end_code",
+            "start_stack",
+            "start_data",
+            "end_data",
+            "start_brk",
+            "arg_start",
+            "arg_end",
+            "env_start",
+            "env_end",
+        ],
+    ),
+    ("css_set", &["dfl_cgrp"]),
+    ("cgroup", &["kn"]),
+    ("kernfs_node", &["id", "name"]),
+];
+const INUM: &[&str] = &["ns.inum"];
+
+/// In a task's `flags`: forked, and runs what its maker ran.
+const PF_FORKNOEXEC: u64 = 0x40;
+
+/// Fields of a copy that the image stores.
+const IMAGES: [&str; 4] = ["pid", "comm", "group_leader", "thread_pid"];
+
+/// The structure and the field of `struct nsproxy` for each of [`NAMESPACES`].
+const NAMESPACE_SHAPES: [(&str, &str); NAMESPACES.len()] = [
+    ("uts_namespace", "uts_ns"),
+    ("ipc_namespace", "ipc_ns"),
+    ("mnt_namespace", "mnt_ns"),
+    ("pid_namespace", "pid_ns_for_children"),
+    ("net", "net_ns"),
+    ("time_namespace", "time_ns"),
+    ("time_namespace", "time_ns_for_children"),
+    ("cgroup_namespace", "cgroup_ns"),
+    ("user_namespace", ""),
+];
+
+/// Where the running kernel keeps what is filled.
+#[derive(Debug)]
+pub struct Blueprint {
+    sizes: HashMap<&'static str, u32>,
+    fields: HashMap<(&'static str, &'static str), Field>,
+}
+
+impl Blueprint {
+    /// Reads the kernel's BTF; `None` where there is none.
+    pub fn of_kernel() -> Option<Self> {
+        let data = std::fs::read("/sys/kernel/btf/vmlinux").ok()?;
+        Self::from_btf(&Btf::parse(&data)?)
+    }
+
+    /// `None` if the kernel's task does not have what the image fills, or is too large.
+    fn from_btf(btf: &Btf<'_>) -> Option<Self> {
+        let ids = btf.find(SHAPES.map(|(name, _)| (kind::STRUCT, name)));
+        let mut this = Self {
+            sizes: HashMap::new(),
+            fields: HashMap::new(),
+        };
+        for ((name, fields), id) in SHAPES.into_iter().zip(ids) {
+            let Some(size) = btf.size(id) else { continue };
+            this.sizes.insert(name, size);
+            // A field that this kernel does not have, no tool asks for.
+            let found = fields
+                .iter()
+                .filter_map(|path| Some(((name, *path), btf.field(id, path)?)));
+            this.fields.extend(found);
+        }
+        let is_whole = ["pid", "tgid", "comm", "group_leader"]
+            .iter()
+            .all(|field| this.field("task_struct", field).is_some());
+        let copy = this.size("task_struct")? + this.pid_bytes(MOST_LEVELS)?;
+        (is_whole && copy <= COPY_ROOM).then_some(this)
+    }
+
+    fn size(&self, structure: &str) -> Option<u64> {
+        Some(self.sizes.get(structure)?.next_multiple_of(64).into())
+    }
+
+    fn field(&self, structure: &'static str, path: &'static str) -> Option<Field> {
+        self.fields.get(&(structure, path)).copied()
+    }
+
+    /// Bytes of a `struct pid` with numbers for so many namespaces.
+    fn pid_bytes(&self, levels: usize) -> Option<u64> {
+        let upid = u64::from(*self.sizes.get("upid")?);
+        Some((self.size("pid")? + upid * levels as u64).next_multiple_of(64))
+    }
+}
+
+/// Nested pid namespaces (the kernel's `MAX_PID_NS_LEVEL`, and the first).
+const MOST_LEVELS: usize = 33;
+
+/// The tasks of one target.
+#[derive(Debug)]
+pub struct Tasks {
+    base: u64,
+    cpus: u32,
+    pid: u32,
+    /// What is there now: the process's part, then a copy.
+    written: [Vec<u8>; 2],
+    /// What the process was like when that was written.
+    sign: Sign,
+    /// When that was last compared.
+    looked: Instant,
+}
+
+impl Tasks {
+    /// Lays out a process's tasks at `base`, where there is [`room`], by storing through `write`. Gives what the image has
+    /// to know, too.
+    pub fn place(
+        blueprint: &Blueprint,
+        base: u64,
+        cpus: u32,
+        pid: u32,
+        write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(Self, abi::Tasks), Error> {
+        let mut this = Self {
+            base,
+            cpus,
+            pid,
+            written: [Vec::new(), Vec::new()],
+            sign: Sign::of(pid),
+            looked: Instant::now(),
+        };
+        let [process, copy] = this.build(blueprint);
+        this.store(process, copy, write)?;
+        let offset = |path| {
+            let field = blueprint.field("task_struct", path);
+            field.map_or(0, |field| field.offset)
+        };
+        let number = blueprint
+            .field("pid", "numbers")
+            .zip(blueprint.field("upid", "nr"));
+        let thread_pid = blueprint.size("task_struct").unwrap_or(0) as u32;
+        let layout = abi::Tasks {
+            copies: (base + PROCESS_ROOM) as usize,
+            stride: COPY_ROOM as usize,
+            leader: base as usize,
+            end: (base + room(cpus)) as usize,
+            pid: offset("pid"),
+            comm: offset("comm"),
+            group_leader: offset("group_leader"),
+            thread_pid: offset("thread_pid"),
+            thread_pid_at: thread_pid,
+            number: number.map_or(0, |(numbers, nr)| thread_pid + numbers.offset + nr.offset),
+        };
+        Ok((this, layout))
+    }
+
+    /// Stores what has changed since, if it is time to look: the process may have another parent now, or another user.
+    pub fn update(
+        &mut self,
+        blueprint: &Blueprint,
+        write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if self.looked.elapsed() < PERIOD {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        let sign = Sign::of(self.pid);
+        if sign == self.sign {
+            return Ok(());
+        }
+        self.sign = sign;
+        let [process, copy] = self.build(blueprint);
+        self.store(process, copy, write)
+    }
+
+    /// Stores the words that are not there yet. A program that reads meanwhile may see some of the old and some of the new,
+    /// as in the kernel.
+    fn store(
+        &mut self,
+        process: Vec<u8>,
+        copy: Vec<u8>,
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let [old_process, old_copy] = &self.written;
+        for (at, run) in changes(old_process, &process) {
+            write(self.base + at, run)?;
+        }
+        for (at, run) in changes(old_copy, &copy) {
+            for cpu in 0..u64::from(self.cpus) {
+                write(self.base + PROCESS_ROOM + COPY_ROOM * cpu + at, run)?;
+            }
+        }
+        self.written = [process, copy];
+        Ok(())
+    }
+
+    /// The process's part, which begins with the main thread's task; and a copy of that for a slot, with its
+    /// `struct pid` behind it, where what the image stores is left empty.
+    fn build(&self, blueprint: &Blueprint) -> [Vec<u8>; 2] {
+        let mut builder = Builder {
+            blueprint,
+            base: self.base,
+            bytes: Vec::new(),
+            known: HashMap::new(),
+        };
+        let facts = Facts::of(self.pid).unwrap_or_default();
+        let pid = builder.family(&facts).unwrap_or(self.base) - self.base;
+        let task = blueprint.size("task_struct").unwrap_or(0);
+        let end = pid + blueprint.pid_bytes(facts.numbers.len()).unwrap_or(0);
+        let part = |from: u64, to: u64| builder.bytes.get(from as usize..to as usize);
+        let parts = [part(0, task), part(pid, end)].map(Option::unwrap_or_default);
+        let mut copy = parts.concat();
+        let process = std::mem::take(&mut builder.bytes);
+        for path in IMAGES {
+            if let Some(field) = blueprint.field("task_struct", path) {
+                copy[field.offset as usize..][..field.size as usize].fill(0);
+            }
+        }
+        // What differs between the main thread and others, whatever they do.
+        let mut thread = Builder {
+            base: 0,
+            bytes: copy,
+            ..builder
+        };
+        thread.set(0, "task_struct", "exit_signal", u64::MAX);
+        let flags = facts.flags | PF_FORKNOEXEC;
+        thread.set(0, "task_struct", "flags", flags);
+        [process, thread.bytes]
+    }
+}
+
+/// The runs of eight-byte words that differ.
+fn changes<'a>(old: &'a [u8], new: &'a [u8]) -> impl Iterator<Item = (u64, &'a [u8])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let differs = |at: &usize| old.get(*at..*at + 8) != new.get(*at..*at + 8);
+        at = (at..new.len()).step_by(8).find(differs)?;
+        let end = (at..new.len()).step_by(8).find(|at| !differs(at));
+        let (start, end) = (at, end.unwrap_or(new.len()));
+        at = end;
+        Some((start as u64, &new[start..end]))
+    })
+}
+
+/// Puts structures one after the other.
+struct Builder<'a> {
+    blueprint: &'a Blueprint,
+    base: u64,
+    bytes: Vec<u8>,
+    /// Namespaces, which processes share.
+    known: HashMap<(&'static str, u32), u64>,
+}
+
+impl Builder<'_> {
+    /// A process, its parent, and so on. Gives the address of the process's `struct pid`.
+    fn family(&mut self, facts: &Facts) -> Option<u64> {
+        let (mut child, pid) = self.task(facts)?;
+        let mut next = facts.parent;
+        for _ in 0..ANCESTORS {
+            let facts = match next {
+                Some(0) => Facts::idle(),
+                Some(pid) => Facts::of(pid).unwrap_or_default(),
+                None => break,
+            };
+            let Some((parent, _)) = self.task(&facts) else {
+                break;
+            };
+            self.set_parent(child, parent);
+            (child, next) = (parent, facts.parent);
+        }
+        // The idle task is its own parent; elsewhere it is as far as we look.
+        self.set_parent(child, child);
+        Some(pid)
+    }
+
+    fn set_parent(&mut self, task: u64, parent: u64) {
+        self.set(task, "task_struct", "real_parent", parent);
+        self.set(task, "task_struct", "parent", parent);
+    }
+
+    /// A main thread's task. Gives its address and that of its `struct pid`, which follows it.
+    fn task(&mut self, facts: &Facts) -> Option<(u64, u64)> {
+        let task = self.object("task_struct")?;
+        let pid = self.pid(facts)?;
+        let numbers = [
+            ("pid", facts.pid.into()),
+            ("tgid", facts.pid.into()),
+            ("group_leader", task),
+            ("thread_pid", pid),
+            ("flags", facts.flags),
+            ("start_boottime", facts.start),
+            ("real_start_time", facts.start),
+            ("start_time", facts.start.saturating_sub(suspended())),
+            ("loginuid.val", facts.loginuid.unwrap_or(0)),
+        ];
+        for (path, value) in numbers.into_iter().chain(facts.scheduling.iter().copied()) {
+            self.set(task, "task_struct", path, value);
+        }
+        self.set_bytes(task, "task_struct", "comm", &facts.comm);
+        let pointers = [
+            ("nsproxy", self.nsproxy(facts)),
+            ("cred", self.cred(facts)),
+            ("mm", self.memory(facts)),
+            ("cgroups", self.cgroups(facts)),
+        ];
+        for (path, address) in pointers {
+            self.set(task, "task_struct", path, address.unwrap_or(0));
+        }
+        for (same, path) in [("real_cred", "cred"), ("active_mm", "mm")] {
+            let address = self.get(task, "task_struct", path);
+            self.set(task, "task_struct", same, address);
+        }
+        Some((task, pid))
+    }
+
+    fn pid(&mut self, facts: &Facts) -> Option<u64> {
+        let levels = facts.numbers.len().clamp(1, MOST_LEVELS);
+        let pid = self.room(self.blueprint.pid_bytes(levels)?)?;
+        self.set(pid, "pid", "level", levels as u64 - 1);
+        let first = self.blueprint.field("pid", "numbers")?.offset;
+        let each = *self.blueprint.sizes.get("upid")?;
+        for (level, number) in facts.numbers.iter().take(levels).enumerate() {
+            let upid = pid + u64::from(first + each * level as u32);
+            self.set(upid, "upid", "nr", (*number).into());
+            if level + 1 == levels {
+                let namespace = self.pid_namespace(facts.pid_namespace, facts);
+                self.set(upid, "upid", "ns", namespace.unwrap_or(0));
+            }
+        }
+        Some(pid)
+    }
+
+    fn pid_namespace(&mut self, inum: Option<u32>, facts: &Facts) -> Option<u64> {
+        let namespace = self.namespace("pid_namespace", inum?)?;
+        if inum == facts.pid_namespace {
+            let level = facts.numbers.len().saturating_sub(1);
+            self.set(namespace, "pid_namespace", "level", level as u64);
+        }
+        Some(namespace)
+    }
+
+    fn nsproxy(&mut self, facts: &Facts) -> Option<u64> {
+        facts.namespaces.iter().any(Option::is_some).then_some(())?;
+        let nsproxy = self.object("nsproxy")?;
+        for ((structure, field), inum) in NAMESPACE_SHAPES.into_iter().zip(facts.namespaces) {
+            if let Some(address) = inum.and_then(|inum| self.namespace(structure, inum)) {
+                self.set(nsproxy, "nsproxy", field, address);
+            }
+        }
+        Some(nsproxy)
+    }
+
+    fn namespace(&mut self, structure: &'static str, inum: u32) -> Option<u64> {
+        if let Some(address) = self.known.get(&(structure, inum)) {
+            return Some(*address);
+        }
+        let address = self.object(structure)?;
+        self.set(address, structure, "ns.inum", inum.into());
+        self.known.insert((structure, inum), address);
+        Some(address)
+    }
+
+    fn cred(&mut self, facts: &Facts) -> Option<u64> {
+        let cred = self.object("cred")?;
+        let uids = ["uid.val", "euid.val", "suid.val", "fsuid.val"];
+        let gids = ["gid.val", "egid.val", "sgid.val", "fsgid.val"];
+        let all = uids.into_iter().zip(facts.uids);
+        for (path, id) in all.chain(gids.into_iter().zip(facts.gids)) {
+            self.set(cred, "cred", path, id);
+        }
+        let user = facts.namespaces.last().copied().flatten();
+        if let Some(user) = user.and_then(|inum| self.namespace("user_namespace", inum)) {
+            self.set(cred, "cred", "user_ns", user);
+        }
+        Some(cred)
+    }
+
+    /// None for a kernel thread, which has no memory of its own.
+    fn memory(&mut self, facts: &Facts) -> Option<u64> {
+        facts.memory.iter().any(|(_, at)| *at != 0).then_some(())?;
+        let memory = self.object("mm_struct")?;
+        for (path, value) in &facts.memory {
+            self.set(memory, "mm_struct", path, *value);
+        }
+        Some(memory)
+    }
+
+    fn cgroups(&mut self, facts: &Facts) -> Option<u64> {
+        let (id, name) = facts.cgroup.as_ref()?;
+        let (set, cgroup) = (self.object("css_set")?, self.object("cgroup")?);
+        let node = self.object("kernfs_node")?;
+        let text = self.room((name.len() as u64 + 1).next_multiple_of(64))?;
+        self.put(text - self.base, name);
+        self.set(set, "css_set", "dfl_cgrp", cgroup);
+        self.set(cgroup, "cgroup", "kn", node);
+        self.set(node, "kernfs_node", "id", *id);
+        self.set(node, "kernfs_node", "name", text);
+        Some(set)
+    }
+
+    /// Room for a structure, zeroed. None if the kernel has no such structure, or all room is taken.
+    fn object(&mut self, structure: &str) -> Option<u64> {
+        self.room(self.blueprint.size(structure)?)
+    }
+
+    fn room(&mut self, bytes: u64) -> Option<u64> {
+        let start = self.bytes.len() as u64;
+        (start + bytes <= PROCESS_ROOM).then_some(())?;
+        self.bytes.resize((start + bytes) as usize, 0);
+        Some(self.base + start)
+    }
+
+    fn set(&mut self, object: u64, structure: &'static str, path: &'static str, value: u64) {
+        if let Some(field) = self.blueprint.field(structure, path) {
+            let size = field.size.min(8) as usize;
+            let at = object - self.base + u64::from(field.offset);
+            self.put(at, &value.to_ne_bytes()[..size]);
+        }
+    }
+
+    fn set_bytes(
+        &mut self,
+        object: u64,
+        structure: &'static str,
+        path: &'static str,
+        value: &[u8],
+    ) {
+        if let Some(field) = self.blueprint.field(structure, path) {
+            let kept = value.len().min(field.size.saturating_sub(1) as usize);
+            self.put(object - self.base + u64::from(field.offset), &value[..kept]);
+        }
+    }
+
+    fn get(&self, object: u64, structure: &'static str, path: &'static str) -> u64 {
+        let field = self.blueprint.field(structure, path);
+        let at = field.map(|field| (object - self.base) as usize + field.offset as usize);
+        let bytes = at.and_then(|at| self.bytes.get(at..at + 8));
+        bytes.map_or(0, |bytes| {
+            u64::from_ne_bytes(bytes.try_into().unwrap_or_default())
+        })
+    }
+
+    fn put(&mut self, at: u64, bytes: &[u8]) {
+        if let Some(room) = self.bytes.get_mut(at as usize..at as usize + bytes.len()) {
+            room.copy_from_slice(bytes);
+        }
+    }
+}
+
+/// Nanoseconds that the machine has been suspended: what the two clocks of start times differ by.
+fn suspended() -> u64 {
+    let [boot, monotonic] = [libc::CLOCK_BOOTTIME, libc::CLOCK_MONOTONIC].map(|clock| {
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: fills the structure.
+        unsafe { libc::clock_gettime(clock, &raw mut time) };
+        (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64
+    });
+    // They are read one after the other; what a machine that never slept shows is that.
+    let difference = boot.saturating_sub(monotonic);
+    if difference < 1_000_000 {
+        0
+    } else {
+        difference
+    }
+}

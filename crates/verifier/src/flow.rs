@@ -1,0 +1,383 @@
+//! The shape of a program: what each slot does, where functions begin and end, what follows what.
+
+use std::collections::BTreeSet;
+
+use beeline_isa::{BadInsn, Imm64, Insn, Op};
+
+use crate::reject::{E2BIG, EACCES, EINVAL, Reject};
+
+/// The longest program, in slots; as the kernel's limit for privileged users.
+pub const MAX_INSNS: usize = 1_000_000;
+/// The deepest chain of calls, in functions, the program's entry included; as in the kernel.
+pub const MAX_FRAMES: usize = 8;
+
+/// A program of defined instructions whose jumps and calls all lead to instructions of the right function.
+#[derive(Debug, Clone)]
+pub struct Flow {
+    /// By slot; `None` for the second slot of a 64-bit immediate.
+    ops: Vec<Option<Op>>,
+    functions: Vec<Function>,
+    reachable: Vec<bool>,
+}
+
+/// The slots `start..end`. The first function is the program's entry; they follow each other without a gap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Function {
+    /// First slot.
+    pub start: usize,
+    /// One more than the last slot.
+    pub end: usize,
+}
+
+impl Flow {
+    /// Finds the shape of a program, or the first reason why it has none.
+    pub fn of(insns: &[Insn]) -> Result<Self, Reject> {
+        match insns.len() {
+            0 => return Err(Reject::program(E2BIG, "a program needs at least one insn")),
+            length if length > MAX_INSNS => {
+                return Err(Reject::program(
+                    E2BIG,
+                    format!("{length} insns are more than the {MAX_INSNS} allowed"),
+                ));
+            }
+            _ => {}
+        }
+        let ops = decode(insns)?;
+        let functions = functions(insns, &ops)?;
+        let mut flow = Self {
+            reachable: vec![false; ops.len()],
+            ops,
+            functions,
+        };
+        for &function in &flow.functions {
+            flow.check_jumps(function)?;
+        }
+        flow.reachable = flow.reach(false);
+        Ok(flow)
+    }
+
+    /// Number of slots.
+    #[allow(clippy::len_without_is_empty, reason = "a program is never empty")]
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// What the slot does; `None` for the second slot of a 64-bit immediate and outside the program.
+    pub fn op(&self, index: usize) -> Option<Op> {
+        self.ops.get(index).copied().flatten()
+    }
+
+    /// All functions, in the order of their slots, called or not.
+    pub fn functions(&self) -> &[Function] {
+        &self.functions
+    }
+
+    /// The number of the function that begins at a slot.
+    pub fn function_at(&self, start: usize) -> Option<usize> {
+        self.functions
+            .binary_search_by_key(&start, |function| function.start)
+            .ok()
+    }
+
+    /// May control get to this slot? Nothing follows poison; branches are taken to go either way.
+    pub fn is_reachable(&self, index: usize) -> bool {
+        self.reachable.get(index).copied().unwrap_or(false)
+    }
+
+    /// The reachable operations of a function with their slots.
+    pub fn reachable_ops(&self, function: Function) -> impl Iterator<Item = (usize, Op)> {
+        (function.start..function.end)
+            .filter(|&index| self.is_reachable(index))
+            .filter_map(|index| Some((index, self.op(index)?)))
+    }
+
+    /// Where control may go from a slot within its function.
+    pub fn successors(&self, index: usize) -> impl Iterator<Item = usize> + use<> {
+        let next = index + 1;
+        let (first, second) = match self.op(index) {
+            Some(Op::Exit | Op::Poison { .. }) => (None, None),
+            Some(Op::Jump { off }) => (target(index, off), None),
+            Some(Op::Branch { off, .. } | Op::MayGoto { off }) => {
+                (Some(next), target(index, off.into()))
+            }
+            Some(Op::Imm64 { .. }) => (Some(next + 1), None),
+            _ => (Some(next), None),
+        };
+        [first, second].into_iter().flatten()
+    }
+
+    /// The slot where the function begins that this slot calls or takes the address of.
+    pub fn callee(&self, index: usize) -> Option<usize> {
+        self.op(index).and_then(|op| callee(index, &op))
+    }
+
+    /// The first slot that control cannot get to, were poison an ordinary call: what the kernel looks at.
+    pub(crate) fn first_unreachable(&self) -> Option<usize> {
+        let reachable = self.reach(true);
+        (0..self.len())
+            .find(|&index| self.op(index).is_some() && reachable.get(index) == Some(&false))
+    }
+
+    /// The first reachable slot from which control can never get to an end of its function.
+    pub(crate) fn first_endless(&self) -> Option<usize> {
+        let mut predecessors: Vec<Vec<usize>> = vec![Vec::new(); self.len()];
+        let mut pending = Vec::new();
+        for index in (0..self.len()).filter(|&index| self.is_reachable(index)) {
+            for next in self.successors(index) {
+                if let Some(list) = predecessors.get_mut(next) {
+                    list.push(index);
+                }
+            }
+            if matches!(self.op(index), Some(Op::Exit | Op::Poison { .. })) {
+                pending.push(index);
+            }
+        }
+        let mut ends = vec![false; self.len()];
+        while let Some(index) = pending.pop() {
+            if let Some(seen @ false) = ends.get_mut(index) {
+                *seen = true;
+                pending.extend(predecessors.get(index).into_iter().flatten());
+            }
+        }
+        (0..self.len()).find(|&index| {
+            self.is_reachable(index) && self.op(index).is_some() && ends.get(index) == Some(&false)
+        })
+    }
+
+    /// The longest chain of calls in functions, 1 where nothing is called; E2BIG above [`MAX_FRAMES`].
+    pub fn frame_depth(&self) -> Result<usize, Reject> {
+        self.deepest(|_| 1)
+    }
+
+    /// The largest sum of `cost` (called with a function's number) over a chain of calls; E2BIG if a chain
+    /// has more than [`MAX_FRAMES`] functions, as recursion always has.
+    pub fn deepest(&self, cost: impl Fn(usize) -> usize) -> Result<usize, Reject> {
+        let calls = self.calls();
+        // By function: the cost of the dearest chain of so many calls that ends in it.
+        let mut chains: Vec<Option<usize>> = vec![None; self.functions.len()];
+        if let Some(entry) = chains.first_mut() {
+            *entry = Some(cost(0));
+        }
+        let mut deepest = 0;
+        for _ in 0..MAX_FRAMES {
+            deepest = chains.iter().flatten().copied().fold(deepest, usize::max);
+            let mut longer = vec![None; chains.len()];
+            for &(caller, callee) in &calls {
+                if let (Some(&Some(chain)), Some(slot)) =
+                    (chains.get(caller), longer.get_mut(callee))
+                {
+                    *slot = (*slot).max(Some(chain + cost(callee)));
+                }
+            }
+            chains = longer;
+            if chains.iter().all(Option::is_none) {
+                return Ok(deepest);
+            }
+        }
+        Err(Reject::program(
+            E2BIG,
+            format!("the call stack of {} frames is too deep", MAX_FRAMES + 1),
+        ))
+    }
+
+    /// The reachable calls, each pair of caller and callee once.
+    fn calls(&self) -> BTreeSet<(usize, usize)> {
+        let mut calls = BTreeSet::new();
+        for (number, &function) in self.functions.iter().enumerate() {
+            for (index, _) in self.reachable_ops(function) {
+                if let Some(callee) = self.callee(index).and_then(|start| self.function_at(start)) {
+                    calls.insert((number, callee));
+                }
+            }
+        }
+        calls
+    }
+
+    fn check_jumps(&self, function: Function) -> Result<(), Reject> {
+        let inside = function.start..function.end;
+        for index in inside.clone() {
+            let destination = match self.op(index) {
+                Some(Op::Jump { off }) => i64::from(off),
+                Some(Op::Branch { off, .. } | Op::MayGoto { off }) => off.into(),
+                _ => continue,
+            };
+            let destination = index as i64 + 1 + destination;
+            let Some(to) = usize::try_from(destination)
+                .ok()
+                .filter(|to| inside.contains(to))
+            else {
+                return Err(Reject::program(
+                    EINVAL,
+                    format!("jump out of range from insn {index} to {destination}"),
+                ));
+            };
+            if self.op(to).is_none() {
+                return Err(Reject::program(
+                    EINVAL,
+                    format!("jump into the middle of ldimm64 insn {}", to - 1),
+                ));
+            }
+        }
+        // Poison may stand in place of any instruction but the last; control ends there all the same.
+        match self.op(function.end - 1) {
+            Some(Op::Exit | Op::Jump { .. }) => Ok(()),
+            _ => Err(Reject::program(EINVAL, "last insn is not an exit or jmp")),
+        }
+    }
+
+    fn reach(&self, through_poison: bool) -> Vec<bool> {
+        let mut reached = vec![false; self.len()];
+        let mut pending = vec![0];
+        while let Some(index) = pending.pop() {
+            match reached.get_mut(index) {
+                Some(seen @ false) => *seen = true,
+                _ => continue,
+            }
+            pending.extend(self.successors(index));
+            pending.extend(self.callee(index));
+            if through_poison && matches!(self.op(index), Some(Op::Poison { .. })) {
+                pending.push(index + 1);
+            }
+        }
+        reached
+    }
+}
+
+/// The slot `off` after the one that follows `index`; `None` below 0.
+fn target(index: usize, off: i32) -> Option<usize> {
+    (index + 1).checked_add_signed(isize::try_from(off).ok()?)
+}
+
+fn callee(index: usize, op: &Op) -> Option<usize> {
+    match *op {
+        Op::CallLocal { off }
+        | Op::Imm64 {
+            kind: Imm64::Function,
+            low: off,
+            ..
+        } => target(index, off),
+        _ => None,
+    }
+}
+
+fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Reject> {
+    let mut ops = Vec::with_capacity(insns.len());
+    let mut slots = insns.iter().enumerate();
+    while let Some((index, &insn)) = slots.next() {
+        let op = insn.op().map_err(|bad| undefined(index, insn, bad))?;
+        ops.push(Some(op));
+        if insn.is_imm64() {
+            match slots.next() {
+                Some((
+                    _,
+                    &Insn {
+                        code: 0,
+                        dst: 0,
+                        src: 0,
+                        off: 0,
+                        imm,
+                    },
+                )) if imm == 0 || takes_high_half(&op) => ops.push(None),
+                _ => {
+                    return Err(Reject::insn(
+                        EINVAL,
+                        index,
+                        insn,
+                        "invalid bpf_ld_imm64 insn",
+                    ));
+                }
+            }
+        }
+    }
+    Ok(ops)
+}
+
+fn takes_high_half(op: &Op) -> bool {
+    !matches!(
+        op,
+        Op::Imm64 {
+            kind: Imm64::Map | Imm64::MapIndex,
+            ..
+        }
+    )
+}
+
+fn undefined(index: usize, insn: Insn, bad: BadInsn) -> Reject {
+    match bad {
+        BadInsn::Opcode => Reject::insn(
+            EINVAL,
+            index,
+            insn,
+            format!("unknown opcode {:02x}", insn.code),
+        ),
+        BadInsn::Reserved => Reject::insn(EINVAL, index, insn, reserved(insn)),
+        BadInsn::MayGoto => Reject::insn(
+            EINVAL,
+            index,
+            insn,
+            format!("invalid may_goto imm {}", insn.imm),
+        ),
+        BadInsn::FramePointer => Reject::insn(EACCES, index, insn, bad.to_string()),
+        _ => Reject::insn(EINVAL, index, insn, bad.to_string()),
+    }
+}
+
+/// The kernel's words for a field that should be 0.
+fn reserved(insn: Insn) -> String {
+    use beeline_isa::opcode::*;
+    let name = match (insn.code & CLASS_MASK, insn.code & OP_MASK) {
+        (LD, _) if insn.off == 0 => return "unrecognized bpf_ld_imm64 insn".to_owned(),
+        (LD, _) => "BPF_LD_IMM64",
+        (LDX, _) => "BPF_LDX",
+        (ST, _) => "BPF_ST",
+        (STX, _) if insn.code & MODE_MASK != ATOMIC => "BPF_STX",
+        (STX, _) if matches!(insn.code & SIZE_MASK, B | H) => {
+            return "invalid atomic operand size".to_owned();
+        }
+        (STX, _) => return format!("BPF_ATOMIC uses invalid atomic opcode {:02x}", insn.imm),
+        (ALU | ALU64, NEG) => "BPF_NEG",
+        (ALU | ALU64, END) => "BPF_END",
+        (ALU | ALU64, MOV) => "BPF_MOV",
+        (ALU | ALU64, _) => "BPF_ALU",
+        (_, JA) => "BPF_JA",
+        (_, CALL) => "BPF_CALL",
+        (_, EXIT) => "BPF_EXIT",
+        _ => "BPF_JMP/JMP32",
+    };
+    format!("{name} uses reserved fields")
+}
+
+/// Cuts the program where its calls lead to.
+fn functions(insns: &[Insn], ops: &[Option<Op>]) -> Result<Vec<Function>, Reject> {
+    let mut starts = BTreeSet::from([0]);
+    for (index, op) in ops.iter().enumerate() {
+        let Some(
+            Op::CallLocal { .. }
+            | Op::Imm64 {
+                kind: Imm64::Function,
+                ..
+            },
+        ) = op
+        else {
+            continue;
+        };
+        match op.as_ref().and_then(|op| callee(index, op)) {
+            Some(start) if matches!(ops.get(start), Some(Some(_))) => starts.insert(start),
+            _ => {
+                let insn = insns.get(index).copied().unwrap_or_default();
+                return Err(Reject::insn(
+                    EINVAL,
+                    index,
+                    insn,
+                    "call to invalid destination",
+                ));
+            }
+        };
+    }
+    let ends = starts.iter().copied().skip(1).chain([ops.len()]);
+    Ok(starts
+        .iter()
+        .zip(ends)
+        .map(|(&start, end)| Function { start, end })
+        .collect())
+}

@@ -1,0 +1,49 @@
+//! The answer no.
+
+use beeline_isa::Insn;
+
+/// "Argument list too long": the program is empty, too long or calls too deeply.
+pub const E2BIG: i32 = 7;
+/// "Bad file descriptor".
+pub const EBADF: i32 = 9;
+/// "Permission denied": a register or the stack is used in a way it must not be.
+pub const EACCES: i32 = 13;
+/// "Invalid argument": the program is malformed.
+pub const EINVAL: i32 = 22;
+/// "Protocol error": a map is named by its place in an array that the load did not come with.
+pub const EPROTO: i32 = 71;
+
+/// The kernel's own "operation not supported".
+pub const ENOTSUPP: i32 = 524;
+
+/// Why a program is not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("eBPF program refused (errno {errno}): {}", .log.trim_end())]
+pub struct Reject {
+    /// The error number that the kernel's `BPF_PROG_LOAD` gives for the same defect, positive.
+    pub errno: i32,
+    /// One or more lines in the manner of the kernel verifier's log; names the instruction.
+    pub log: String,
+}
+
+impl Reject {
+    /// A defect of the whole program, or one whose message names the instruction itself.
+    pub(crate) fn program(errno: i32, message: impl AsRef<str>) -> Self {
+        Self {
+            errno,
+            log: format!("{}\n", message.as_ref()),
+        }
+    }
+
+    /// A defect of one instruction, which is quoted first.
+    pub(crate) fn insn(errno: i32, index: usize, insn: Insn, message: impl AsRef<str>) -> Self {
+        Self {
+            errno,
+            log: format!(
+                "{index}: ({:02x}) {insn}\n{}\n",
+                insn.code,
+                message.as_ref()
+            ),
+        }
+    }
+}

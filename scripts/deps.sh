@@ -1,0 +1,84 @@
+#!/bin/sh
+# Installs what the build, the tests, the benchmark and the demonstration need on Debian 12, as root.
+# Only what is missing is fetched. Nothing asks a question.
+set -eu
+
+PACKAGES="bpftrace libbpf-tools nginx-light wrk gcc g++ libc6-dev binutils make python3 util-linux openssl ca-certificates curl clang libbpf-dev llvm-19-dev
+    qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+
+# memleak is in Debian 13's libbpf-tools only. It is unpacked beside the system, with the libraries that it was
+# built for, and never installed.
+MEMLEAK_HOME=/usr/local/lib/beeline-test-tools
+MEMLEAK_PACKAGES="libbpf-tools libc6 libelf1t64 zlib1g libzstd1"
+
+main() {
+    if [ "$(id -u)" != 0 ]; then
+        echo "deps.sh: not root, so nothing is installed; tests whose tools are missing will be skipped" >&2
+    elif command -v apt-get >/dev/null; then
+        install_packages
+        command -v memleak >/dev/null || unpack_memleak || echo "deps.sh: no memleak; its test will be skipped" >&2
+    else
+        echo "deps.sh: no apt-get; install by hand: $PACKAGES" >&2
+    fi
+    prepare_rust
+}
+
+is_installed() {
+    [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+install_packages() {
+    missing=
+    for package in $PACKAGES; do
+        is_installed "$package" || missing="$missing $package"
+    done
+    [ -n "$missing" ] || return 0
+    echo "deps.sh: installing$missing"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update --quiet --quiet
+    # shellcheck disable=SC2086 # a list of words
+    apt-get install --quiet --quiet --yes --no-install-recommends $missing
+}
+
+unpack_memleak() (
+    set -e
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+    chmod 755 "$work"
+    mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/files"
+    touch "$work/status"
+    keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    echo "deb [signed-by=$keys] http://deb.debian.org/debian trixie main" >"$work/sources.list"
+    set -- -o "Dir::Etc::SourceList=$work/sources.list" -o Dir::Etc::SourceParts=- \
+        -o "Dir::State::Lists=$work/lists" -o "Dir::State::status=$work/status" -o "Dir::Cache=$work/cache" \
+        -o APT::Sandbox::User=root
+    echo "deps.sh: fetching memleak"
+    timeout 300 apt-get --quiet --quiet "$@" update || exit 1
+    cd "$work"
+    # shellcheck disable=SC2086 # a list of words
+    timeout 300 apt-get --quiet --quiet "$@" download $MEMLEAK_PACKAGES || exit 1
+    for package in "$work"/*.deb; do
+        dpkg-deb -x "$package" "$work/files" || exit 1
+    done
+    mkdir -p "$MEMLEAK_HOME"
+    cp "$work"/files/usr/sbin/memleak* "$MEMLEAK_HOME/memleak"
+    for library in ld-linux-x86-64.so.2 libc.so.6 libelf.so.1 libz.so.1 libzstd.so.1 libm.so.6; do
+        cp -L "$work/files/usr/lib/x86_64-linux-gnu/$library" "$MEMLEAK_HOME/"
+    done
+    printf '#!/bin/sh\nexec %s/ld-linux-x86-64.so.2 --library-path %s %s/memleak "$@"\n' \
+        "$MEMLEAK_HOME" "$MEMLEAK_HOME" "$MEMLEAK_HOME" >/usr/local/bin/memleak
+    chmod 755 /usr/local/bin/memleak
+)
+
+# rust-toolchain.toml names the toolchain and its targets; rustup, where there is one, fetches what is missing.
+prepare_rust() {
+    if ! command -v cargo >/dev/null; then
+        echo "deps.sh: no cargo: install Rust from https://rustup.rs" >&2
+        exit 1
+    fi
+    if command -v rustup >/dev/null; then
+        rustup target list --installed | grep -q x86_64-unknown-none || rustup target add x86_64-unknown-none
+    fi
+}
+
+main

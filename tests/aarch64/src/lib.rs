@@ -1,0 +1,162 @@
+//! For tests: compiled programs for aarch64 run under qemu-user, many in one process.
+//!
+//! A [`Runner`] is a small C program, built for aarch64 when it is started; `runner.c` tells what goes over its pipes.
+
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use tempfile::TempDir;
+
+const COMPILER: &str = "aarch64-linux-gnu-gcc";
+const EMULATOR: &str = "qemu-aarch64";
+
+/// The process that runs programs.
+pub struct Runner {
+    child: Child,
+    // Gone before the child is waited for.
+    pipes: Option<(BufWriter<ChildStdin>, BufReader<ChildStdout>)>,
+    _program: TempDir,
+}
+
+/// What is to be run. The first program is; its tail calls lead to all of them, by their numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// One at least.
+    pub programs: &'a [Image<'a>],
+    /// What r1 points to; null if there are no bytes.
+    pub context: &'a [u8],
+    /// The second argument of a program that needs no run; `None`: a run with the programs' maps and `runner.c`'s helpers.
+    pub second: Option<u64>,
+}
+
+/// A program with its maps.
+#[derive(Debug, Clone, Copy)]
+pub struct Image<'a> {
+    /// Entered at its first byte.
+    pub code: &'a [u8],
+    /// Arrays, by map index.
+    pub maps: &'a [Array],
+}
+
+/// An array: a map whose values follow each other. Its handle is the address of 64 bits that are `value_bytes`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Array {
+    /// Bytes of a value; not 0.
+    pub value_bytes: usize,
+    /// All values; a multiple of `value_bytes`.
+    pub values: Vec<u8>,
+}
+
+/// What became of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// r0, or the signal that ended the program (`SIGALRM` where it did not end).
+    pub result: Result<u64, i32>,
+    /// Registers that are not as they were before: bit n for xn, of x0 to x29.
+    pub changed: u32,
+    /// Bytes of stack that were written, those of helpers included; at most 16 KiB.
+    pub stack_bytes: usize,
+    /// The context's bytes.
+    pub context: Vec<u8>,
+    /// The values of each program's maps.
+    pub maps: Vec<Vec<Vec<u8>>>,
+}
+
+impl Runner {
+    /// Builds and starts one, or says what is missing on this machine.
+    pub fn start() -> Result<Self, String> {
+        let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let [source, program] = ["runner.c", "runner"].map(|name| directory.path().join(name));
+        std::fs::write(&source, include_str!("runner.c")).map_err(|error| error.to_string())?;
+        let built = Command::new(COMPILER)
+            .args(["-std=gnu11", "-O2", "-static", "-o"])
+            .args([&program, &source])
+            .output()
+            .map_err(|error| format!("{COMPILER}: {error}"))?;
+        if !built.status.success() {
+            return Err(format!(
+                "{COMPILER}: {}",
+                String::from_utf8_lossy(&built.stderr)
+            ));
+        }
+        let mut child = Command::new(EMULATOR)
+            .arg(&program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("{EMULATOR}: {error}"))?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        Ok(Self {
+            child,
+            pipes: pipes.map(|(stdin, stdout)| (BufWriter::new(stdin), BufReader::new(stdout))),
+            _program: directory,
+        })
+    }
+
+    /// Runs a job. Errors: the process is gone, after which there is no other job.
+    pub fn run(&mut self, job: &Job<'_>) -> io::Result<Outcome> {
+        let (stdin, stdout) = self.pipes.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        send(stdin, job)?;
+        let signal = word(stdout)?;
+        let r0 = word(stdout)?;
+        Ok(Outcome {
+            result: if signal == 0 {
+                Ok(r0)
+            } else {
+                Err(signal as i32)
+            },
+            changed: word(stdout)? as u32,
+            stack_bytes: word(stdout)? as usize,
+            context: bytes(stdout, job.context.len())?,
+            maps: job
+                .programs
+                .iter()
+                .map(|program| {
+                    let maps = program.maps.iter();
+                    maps.map(|map| bytes(stdout, map.values.len())).collect()
+                })
+                .collect::<io::Result<_>>()?,
+        })
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.pipes = None;
+        // It ends with its input. If it is stuck in a program, its alarm ends that.
+        let _ended = self.child.wait();
+    }
+}
+
+fn send(stdin: &mut impl Write, job: &Job<'_>) -> io::Result<()> {
+    let mut number = |value: u64| stdin.write_all(&value.to_le_bytes());
+    number(job.programs.len() as u64)?;
+    number(job.context.len() as u64)?;
+    number(job.second.is_none().into())?;
+    number(job.second.unwrap_or(0))?;
+    for program in job.programs {
+        stdin.write_all(&(program.code.len() as u64).to_le_bytes())?;
+        stdin.write_all(&(program.maps.len() as u64).to_le_bytes())?;
+        stdin.write_all(program.code)?;
+        for map in program.maps {
+            let entries = map.values.len() / map.value_bytes;
+            stdin.write_all(&(map.value_bytes as u64).to_le_bytes())?;
+            stdin.write_all(&(entries as u64).to_le_bytes())?;
+            stdin.write_all(&map.values)?;
+        }
+    }
+    stdin.write_all(job.context)?;
+    stdin.flush()
+}
+
+fn word(stdout: &mut impl Read) -> io::Result<u64> {
+    let mut word = [0; 8];
+    stdout.read_exact(&mut word)?;
+    Ok(u64::from_le_bytes(word))
+}
+
+fn bytes(stdout: &mut impl Read, count: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; count];
+    stdout.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,196 @@
+//! The commands of `bpf(2)` themselves: whatever a tool asks, valid or not, it is told what the kernel tells it.
+
+use beeline_e2e::{Engine, Scratch, Turn, beeline_wanted, find_program, kernel_available, need};
+use std::process::{Command, Stdio};
+
+/// Types whose commands are compared at random. Which elements an LRU hash gives up is the kernel's own affair.
+const TYPES: [u32; 12] = [1, 2, 4, 5, 6, 7, 11, 22, 23, 27, 30, 31];
+const SEEDS: std::ops::Range<u32> = 1..6;
+const COMMANDS: u32 = 10_000;
+
+#[test]
+fn random_commands_get_the_kernels_answers() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    need!(kernel_available());
+    let scratch = Scratch::new();
+    let commands = scratch.build("commands.c");
+    for seed in SEEDS {
+        let of = |engine: Engine| {
+            let mut command = engine.command(&commands);
+            command.args(["random", &seed.to_string(), &COMMANDS.to_string()]);
+            command.args(TYPES.map(|map_type| map_type.to_string()));
+            lines(command)
+        };
+        let kernel = of(Engine::Kernel);
+        assert_eq!(kernel.len(), COMMANDS as usize);
+        same(&kernel, &of(Engine::Beeline), &format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn pinned_objects_are_found_by_their_names() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let commands = scratch.build("commands.c");
+    let pins = |engine| lines(with_bpffs(engine, &format!("{} pins", commands.display())));
+    let here = pins(Engine::Beeline);
+    assert!(
+        here.iter().any(|line| line == "magic cafe4a11"),
+        "{here:#?}"
+    );
+    need!(kernel_available());
+    same(&pins(Engine::Kernel), &here, "names");
+}
+
+#[test]
+fn waiting_for_rings_ends_with_data_or_a_signal() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let commands = scratch.build("commands.c");
+    let wait = |engine: Engine| {
+        let mut command = engine.command(&commands);
+        command.arg("wait");
+        lines(command)
+    };
+    let here = wait(Engine::Beeline);
+    assert_eq!(here.len(), 4, "{here:#?}");
+    need!(kernel_available());
+    same(&wait(Engine::Kernel), &here, "waiting");
+}
+
+/// What bpftool does with objects that another program has pinned. When a removed object is gone from the lists is left
+/// out: the kernel keeps a program's maps for a grace period, and lists those of an earlier run until then.
+const BPFTOOL: &str = "
+bpftool map show pinned $D/map
+bpftool -j map show pinned $D/map
+bpftool map dump pinned $D/map
+bpftool -j map dump pinned $D/map
+bpftool prog show pinned $D/program
+bpftool -j prog show pinned $D/program
+bpftool prog dump xlated pinned $D/program
+bpftool map lookup pinned $D/map key 5 0 0 0
+bpftool map getnext pinned $D/map
+bpftool map delete pinned $D/map key 6 0 0 0
+bpftool map pin pinned $D/map $D/again
+bpftool map update pinned $D/again key 6 0 0 0 value 1 2 3 4 5 6 7 8
+bpftool map dump pinned $D/map | tail -1
+bpftool map freeze pinned $D/map
+bpftool map update pinned $D/map key 5 0 0 0 value 1 1 1 1 1 1 1 1
+bpftool map show name beeline_held | head -1
+rm -r $D
+ls /sys/fs/bpf/held";
+
+#[test]
+fn bpftool_shows_and_changes_what_is_pinned() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    need!(find_program("bpftool"));
+    let scratch = Scratch::new();
+    let commands = scratch.build("commands.c");
+    let script = format!(
+        "exec 2>&1; D=/sys/fs/bpf/held; mkdir -p $D; {} hold $D; {BPFTOOL}",
+        commands.display()
+    );
+    let shown = |engine| {
+        let shown = lines(with_bpffs(engine, &script));
+        shown.iter().map(|line| without_sizes(line)).collect()
+    };
+    let here: Vec<String> = shown(Engine::Beeline);
+    assert!(
+        here.iter().any(|line| line.contains("beeline_held")),
+        "{here:#?}"
+    );
+    need!(kernel_available());
+    same(&shown(Engine::Kernel), &here, "bpftool");
+}
+
+/// A shell script that finds a BPF file system of its own: Beeline's, or one mounted where nobody else sees it.
+fn with_bpffs(engine: Engine, script: &str) -> Command {
+    let mut command = match engine {
+        Engine::Kernel => Command::new("unshare"),
+        Engine::Beeline => engine.command("/bin/sh"),
+    };
+    match engine {
+        Engine::Kernel => {
+            command.args(["-m", "/bin/sh", "-c"]);
+            command.arg(format!("mount -t bpf bpf /sys/fs/bpf && {{ {script}; }}"));
+        }
+        Engine::Beeline => {
+            command.args(["-c", script]);
+        }
+    }
+    command
+}
+
+/// A line with what differs from run to run and machine to machine as `N`: ids, times, and the sizes of memory and of
+/// compiled code.
+fn without_sizes(line: &str) -> String {
+    const VARYING: [&str; 12] = [
+        "memlock ",
+        "jited ",
+        "loaded_at ",
+        "map_ids ",
+        "map[id:",
+        "\"id\":",
+        "\"loaded_at\":",
+        "\"bytes_jited\":",
+        "\"bytes_memlock\":",
+        "\"map_ids\":[",
+        "insns ",
+        "found ",
+    ];
+    let mut line = match line.split_once(": ") {
+        Some((id, rest)) if id.parse::<u32>().is_ok() && !rest.starts_with('(') => {
+            format!("N: {rest}")
+        }
+        _ => line.to_owned(),
+    };
+    for name in VARYING {
+        if let Some(at) = line.find(name) {
+            let (before, after) = line.split_at(at + name.len());
+            let rest = after.trim_start_matches(|letter: char| {
+                letter.is_ascii_digit() || matches!(letter, '-' | ':' | 'T' | '+')
+            });
+            line = format!("{before}N{rest}");
+        }
+    }
+    line
+}
+
+/// The lines that a command prints before it ends well.
+fn lines(mut command: Command) -> Vec<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// Says where two transcripts begin to differ.
+fn same(kernel: &[String], here: &[String], what: &str) {
+    for (n, (theirs, ours)) in kernel.iter().zip(here).enumerate() {
+        assert_eq!(theirs, ours, "{what}, line {n}: the kernel's and Beeline's");
+    }
+    assert_eq!(kernel.len(), here.len(), "{what}: lines");
+}
+
+#[test]
+fn only_what_varies_is_left_out() {
+    assert_eq!(
+        without_sizes("17: hash  name held  flags 0x0"),
+        "N: hash  name held  flags 0x0"
+    );
+    assert_eq!(
+        without_sizes("\tkey 4B  value 8B  max_entries 4  memlock 1360B"),
+        "\tkey 4B  value 8B  max_entries 4  memlock NB"
+    );
+    assert_eq!(
+        without_sizes("   0: (18) r1 = map[id:9]"),
+        "   0: (18) r1 = map[id:N]"
+    );
+}

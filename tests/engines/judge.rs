@@ -1,0 +1,308 @@
+//! One program in every engine: do they agree?
+
+use std::time::{Duration, Instant};
+
+use beeline_compile::{Engine, Interpreter, Light};
+use beeline_e2e::skipped;
+use beeline_fuzz::kernel::Refusal;
+use beeline_fuzz::world::{CONSTANTS, GLOBALS, MAPS};
+use beeline_isa::Insn;
+use beeline_isa::opcode::{ATOMIC, B, CMPXCHG, FETCH, MEM, SIZE_MASK, STX, W};
+use beeline_llvm::Llvm;
+use beeline_verifier::{MapFacts, Rules, check};
+
+use crate::emulated::Emulated;
+use crate::world::{Bytes, Here, Left, There, is_helper, used};
+
+/// What programs run in: the engines, then the light compiler's code for aarch64, then the kernel.
+pub const PLACES: [&str; 5] = ["light", "interpreter", "llvm", "aarch64", "kernel"];
+const ENGINES: usize = 3;
+const AARCH64: usize = ENGINES;
+const KERNEL: usize = PLACES.len() - 1;
+
+/// The part of the processor's time that each place may take; those that take little always run.
+const SHARES: [f64; PLACES.len()] = [1.0, 1.0, 0.15, 0.05, 0.25];
+
+/// What a program came to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All that ran it agree. Says who ran it.
+    Same([bool; PLACES.len()]),
+    /// Somebody refuses it, who says why.
+    Refused(String),
+    /// Two differ, and in what.
+    Differs(String),
+}
+
+/// What runs programs and compares.
+pub struct Judge {
+    cpu: u32,
+    here: Here,
+    engines: [Box<dyn Engine>; ENGINES],
+    /// Started when it is wanted first; `Some(None)` where it cannot be.
+    emulated: Option<Option<Emulated>>,
+    kernel: Option<There>,
+    start: Duration,
+    spent: [Duration; PLACES.len()],
+}
+
+impl Judge {
+    /// On a CPU, which the calling thread is kept on; with the kernel or without.
+    pub fn new(cpu: u32, with_kernel: bool) -> Self {
+        let engines = engines();
+        let names = engines.each_ref().map(|engine| engine.name());
+        assert_eq!(names, PLACES[..ENGINES]);
+        Self {
+            cpu,
+            here: Here::new(cpu),
+            engines,
+            emulated: None,
+            kernel: with_kernel.then(There::new),
+            start: processor_time(),
+            spent: [Duration::ZERO; PLACES.len()],
+        }
+    }
+
+    /// Runs a program wherever there is time for it; `entering` is told the place before.
+    pub fn judge(&mut self, insns: &[Insn], entering: impl FnMut(usize)) -> Verdict {
+        let elapsed = processor_time() - self.start;
+        let due = std::array::from_fn(|place| {
+            SHARES[place] == 1.0 || self.spent[place] <= elapsed.mul_f64(SHARES[place])
+        });
+        self.judge_in(insns, due, entering)
+    }
+
+    /// Runs a program everywhere, if the kernel takes it.
+    pub fn judge_everywhere(&mut self, insns: &[Insn], entering: impl FnMut(usize)) -> Verdict {
+        self.judge_in(insns, [true; PLACES.len()], entering)
+    }
+
+    /// Does what a program gives depend on what was left on the stack, or on where memory is? A part of a program may, and
+    /// nobody is wrong if its runs differ.
+    pub fn depends_on_chance(&mut self, insns: &[Insn]) -> bool {
+        const LEFT: [u8; 6] = [0, 1, 0x20, 0x7f, 0x80, 0xff];
+        let used = used(insns);
+        let mut elsewhere = Here::new(self.cpu);
+        let outcome = |here: &mut Here, left: u8| {
+            let program = Light.load(&here.program(insns)).ok()?;
+            fill_stack(left);
+            let result = here.run(&*program, &used).ok()?;
+            Some((result, here.left(&used)))
+        };
+        let first = outcome(&mut self.here, LEFT[0]);
+        let others = LEFT.map(|left| deeper(|| outcome(&mut elsewhere, left)));
+        first.is_none() || others.iter().any(|other| *other != first)
+    }
+
+    fn judge_in(
+        &mut self,
+        insns: &[Insn],
+        mut due: [bool; PLACES.len()],
+        mut entering: impl FnMut(usize),
+    ) -> Verdict {
+        let used = used(insns);
+        let mut theirs = None;
+        due[KERNEL] &= self.kernel.is_some() && is_for_kernel(insns);
+        if due[KERNEL]
+            && let Err(reject) = accept(insns)
+        {
+            return Verdict::Refused(format!("our verifier: {reject}"));
+        }
+        if let Some(kernel) = self.kernel.as_ref().filter(|_| due[KERNEL]) {
+            entering(KERNEL);
+            let start = processor_time();
+            let loaded = kernel.load(insns);
+            let outcome = loaded.map(|program| kernel.run(&program, &used));
+            self.spent[KERNEL] += processor_time() - start;
+            match outcome {
+                Ok(outcome) => theirs = Some(outcome),
+                Err(refusal) => return Verdict::Refused(words(&refusal)),
+            }
+        }
+        let mut first: Option<(u64, Bytes)> = None;
+        for place in (0..ENGINES).filter(|&place| due[place]) {
+            entering(place);
+            let start = processor_time();
+            let compared = self.run_in(place, insns, &used, &mut first, &theirs);
+            self.spent[place] += processor_time() - start;
+            if let Err(difference) = compared {
+                return Verdict::Differs(format!("{}: {difference}", PLACES[place]));
+            }
+        }
+        due[AARCH64] &= Emulated::can_run(insns) && self.emulated().is_some();
+        if due[AARCH64]
+            && let Some((expected, _)) = first
+        {
+            entering(AARCH64);
+            // Most of it passes in another process.
+            let start = Instant::now();
+            let compared = self.run_emulated(insns, &used, expected);
+            self.spent[AARCH64] += start.elapsed();
+            if let Err(difference) = compared {
+                return Verdict::Differs(format!("{}: {difference}", PLACES[AARCH64]));
+            }
+        }
+        Verdict::Same(due)
+    }
+
+    fn emulated(&mut self) -> Option<&mut Emulated> {
+        let start = || {
+            Emulated::start()
+                .inspect_err(|why| skipped(&format!("code for aarch64: {why}")))
+                .ok()
+        };
+        self.emulated.get_or_insert_with(start).as_mut()
+    }
+
+    /// Runs a program on the other machine, and compares it with the last run here.
+    fn run_emulated(
+        &mut self,
+        insns: &[Insn],
+        used: &[usize],
+        expected: u64,
+    ) -> Result<(), String> {
+        let Some(emulated) = self.emulated() else {
+            return Ok(());
+        };
+        let (result, left) = emulated.run(insns)?;
+        same("r0", &format!("{result:#x}"), &format!("{expected:#x}"))?;
+        compare(&left, &self.here.left(used))
+    }
+
+    /// Runs a program in one engine, and compares it with the first one's run, or that with the kernel's.
+    fn run_in(
+        &mut self,
+        place: usize,
+        insns: &[Insn],
+        used: &[usize],
+        first: &mut Option<(u64, Bytes)>,
+        theirs: &Option<(u32, Left)>,
+    ) -> Result<(), String> {
+        let loaded = self.engines[place].load(&self.here.program(insns));
+        let loaded = loaded.map_err(|error| format!("refuses the program: {error}"))?;
+        let result = self.here.run(&*loaded, used)?;
+        let bytes = self.here.bytes(used);
+        if let Some((expected, theirs)) = theirs {
+            same(
+                "r0",
+                &format!("{:#x}", result as u32),
+                &format!("{expected:#x}"),
+            )?;
+            compare(&self.here.left(used), theirs)?;
+        }
+        match first {
+            None => *first = Some((result, bytes)),
+            Some((expected, before)) => {
+                same("r0", &format!("{result:#x}"), &format!("{expected:#x}"))?;
+                for (part, (ours, theirs)) in bytes.iter().zip(&*before).enumerate() {
+                    let name = match part {
+                        0 => "context".to_owned(),
+                        part => format!("the bytes of map {}", used[part - 1]),
+                    };
+                    same(&name, ours, theirs)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What this thread used of its processor.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: there is room for the time.
+    let told = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    assert_eq!(told, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// All engines.
+pub fn engines() -> [Box<dyn Engine>; ENGINES] {
+    [
+        Box::new(Light),
+        Box::new(Interpreter::default()),
+        Box::new(Llvm),
+    ]
+}
+
+/// Does the kernel do it right? Not always, in Linux 6.18,
+/// - if an atomic operation fetches from the stack what its verifier knows to be a constant: see the generator, which
+///   writes a byte there first;
+/// - if a 32-bit compare-and-exchange stores: x86 leaves r0's high half then, and the verifier does not put an instruction
+///   that clears it behind all of those whose r0 is read whole.
+pub fn is_for_kernel(insns: &[Insn]) -> bool {
+    (0..insns.len()).all(|at| {
+        let insn = &insns[at];
+        let before = at.checked_sub(1).map(|before| &insns[before]);
+        let is_masked = before.is_some_and(|before| hides_constant(before, insn.off));
+        !exchanges_words(insn) && (!fetches_from_stack(insn) || is_masked)
+    })
+}
+
+fn exchanges_words(insn: &Insn) -> bool {
+    insn.code == STX | ATOMIC | W && insn.imm == CMPXCHG
+}
+
+fn fetches_from_stack(insn: &Insn) -> bool {
+    insn.code & !SIZE_MASK == STX | ATOMIC && insn.dst == 10 && insn.imm & FETCH != 0
+}
+
+fn hides_constant(insn: &Insn, slot: i16) -> bool {
+    insn.code == STX | MEM | B && insn.dst == 10 && insn.off == slot + 1
+}
+
+/// The end of what the kernel's verifier says.
+fn words(refusal: &Refusal) -> String {
+    let lines: Vec<&str> = refusal.log.trim_end().lines().collect();
+    let last = lines[lines.len().saturating_sub(4)..].join("\n");
+    format!("errno {}, ...\n{last}", refusal.errno)
+}
+
+fn compare(ours: &Left, theirs: &Left) -> Result<(), String> {
+    same("context", &ours.context, &theirs.context)?;
+    for ((map, ours), (_, theirs)) in ours.maps.iter().zip(&theirs.maps) {
+        same(&format!("map {map}"), ours, theirs)?;
+    }
+    Ok(())
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(what: &str, ours: &T, theirs: &T) -> Result<(), String> {
+    if ours == theirs {
+        Ok(())
+    } else {
+        Err(format!("{what} is {ours:x?}, elsewhere {theirs:x?}"))
+    }
+}
+
+/// Leaves a byte all over the stack that is used next.
+#[inline(never)]
+fn fill_stack(byte: u8) {
+    let mut stack = [byte; 64 << 10];
+    std::hint::black_box(&mut stack);
+}
+
+/// Does something with the stack at other addresses.
+#[inline(never)]
+fn deeper<T>(body: impl FnOnce() -> T) -> T {
+    let mut stack = [0_u8; 5000];
+    std::hint::black_box(&mut stack);
+    body()
+}
+
+/// What the kernel's verifier accepts, ours does.
+fn accept(insns: &[Insn]) -> Result<(), String> {
+    let rules = Rules {
+        helper: &is_helper,
+        map: &|map| {
+            let is_one = matches!(map as usize, GLOBALS | CONSTANTS);
+            Some(MapFacts {
+                direct_value_bytes: is_one.then(|| MAPS[map as usize].value),
+            })
+        },
+    };
+    let verdict = check(insns, &rules);
+    verdict.map(drop).map_err(|reject| reject.to_string())
+}

@@ -1,0 +1,153 @@
+//! Engines agree: random programs leave the same r0, context, map contents and ring-buffer records in each of them, on another
+//! machine, and in the kernel, as often as there is time for it.
+//!
+//! `BEELINE_SOAK` goes on for so many seconds, `BEELINE_SEED` names the first program. What differs is reduced, and printed
+//! with the seed that gives it again.
+
+mod emulated;
+#[path = "../../crates/image/tests/common/mod.rs"]
+mod image;
+mod judge;
+mod workers;
+mod world;
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use beeline_e2e::{seed, skipped, soak};
+use beeline_fuzz::asm::{EXIT, atomic, branch, load, mov, mov_reg, store};
+use beeline_fuzz::{kernel as bpf, program, reduce::reduce};
+use beeline_isa::opcode::{DW, JEQ, JSET, XCHG};
+use beeline_isa::{Insn, Listing};
+
+use judge::{Judge, PLACES, is_for_kernel};
+use workers::{Alone, Care, Ended, Tally};
+use world::Here;
+
+/// How long it goes on at least.
+const A_MINUTE: Duration = Duration::from_secs(60);
+
+/// The program with a seed.
+fn program_of(seed: u64) -> Vec<Insn> {
+    // Mostly short ones, of which there can be many.
+    let length = [2, 4, 4, 8, 8, 16, 32][(seed % 7) as usize];
+    match seed % 4 {
+        0 => program::looping(seed, length),
+        _ => program::worldly(seed, length),
+    }
+}
+
+/// Held by each test: processes are forked, while no other thread holds anything.
+static ALONE: Mutex<()> = Mutex::new(());
+
+#[test]
+fn random_programs_leave_the_same_in_each_engine() {
+    let _alone = ALONE.lock();
+    let with_kernel = bpf::is_usable();
+    if !with_kernel {
+        skipped(
+            "the kernel's runs, as it loads no program for us; the engines are compared with each other",
+        );
+    }
+    let (first, duration) = (seed(), soak().max(A_MINUTE));
+    let tally = match workers::run(first, duration, with_kernel) {
+        Ended::Agreed(tally) => tally,
+        Ended::At { seed, what } => panic!("{}", explain(seed, &what, with_kernel)),
+    };
+    println!(
+        "BEELINE_SEED={first}: no difference in {}",
+        describe(&tally)
+    );
+    assert!(
+        tally.refused * 50 <= tally.runs[PLACES.len() - 1],
+        "{} programs were refused, the last: {}",
+        tally.refused,
+        workers::verdict(&program_of(tally.last_refused), with_kernel, Care::No)
+    );
+}
+
+fn describe(tally: &Tally) -> String {
+    let counts = PLACES.iter().zip(tally.runs);
+    let counts: Vec<String> = counts
+        .map(|(place, runs)| format!("{runs} runs by {place}"))
+        .collect();
+    format!("{}; {} refused", counts.join(", "), tally.refused)
+}
+
+/// What is wrong with the program with this seed, in as few instructions as do it.
+fn explain(seed: u64, what: &str, with_kernel: bool) -> String {
+    let insns = program_of(seed);
+    let found = workers::verdict(&insns, with_kernel, Care::No);
+    let Some(kind) = found.kind_of_difference() else {
+        return format!("BEELINE_SEED={seed}: {what}, but not when repeated: {found}");
+    };
+    eprintln!("BEELINE_SEED={seed}: {what}: {found}");
+    eprintln!("{}", Listing(&insns));
+    // Only the kernel can say if a part of a program is a good one.
+    let (small, verdict) = if with_kernel && is_for_kernel(&insns) {
+        reduced(&insns, &kind)
+    } else {
+        (insns, found)
+    };
+    let text = Listing(&small);
+    format!("BEELINE_SEED={seed}: {what}\nin as little as does it: {verdict}\n{text}")
+}
+
+/// A part of a program that differs in the same, and its verdict. If it can be, one that does not look at addresses nor at what
+/// is left on the stack, which the parts of a program that does not may well do.
+fn reduced(insns: &[Insn], kind: &str) -> (Vec<Insn>, Alone) {
+    let differs = |insns: &[Insn], care| {
+        let verdict = workers::verdict(insns, true, care);
+        verdict.kind_of_difference().as_deref() == Some(kind)
+    };
+    let care = if differs(insns, Care::Yes) {
+        Care::Yes
+    } else {
+        Care::No
+    };
+    let small = reduce(insns, |attempt| differs(attempt, care));
+    let verdict = workers::verdict(&small, true, Care::No);
+    (small, verdict)
+}
+
+/// What Linux 6.18 may do wrong, of which two numbers it is that an exchange fetches, engines do right; and programs to
+/// compare it with leave it alone.
+#[test]
+fn a_branch_on_what_was_exchanged_goes_both_ways() {
+    let _alone = ALONE.lock();
+    let insns = [
+        load(6, 1, 0),
+        mov(2, 1),
+        store(10, -8, 2),
+        // The context begins with a byte that is odd.
+        branch(JSET, 6, 1, 2),
+        mov(2, 200),
+        store(10, -8, 2),
+        mov(1, 0),
+        atomic(DW, 10, -8, 1, XCHG),
+        mov(0, 1),
+        branch(JEQ, 1, 1, 1),
+        mov(0, 2),
+        EXIT,
+    ];
+    assert!(!is_for_kernel(&insns));
+    let kept = (0..200).filter(|&seed| is_for_kernel(&program_of(seed)));
+    assert!(kept.count() > 100, "the kernel sees too few programs");
+    for engine in judge::engines() {
+        let mut here = Here::new(0);
+        let loaded = engine.load(&here.program(&insns)).expect("a good program");
+        assert_eq!(here.run(&*loaded, &[]), Ok(1), "{}", engine.name());
+    }
+}
+
+#[test]
+fn what_depends_on_chance_is_told_from_what_does_not() {
+    let _alone = ALONE.lock();
+    let mut judge = Judge::new(0, false);
+    let leftovers = [load(0, 10, -8), EXIT];
+    let address = [mov_reg(0, 10), EXIT];
+    let context = [load(0, 1, 8), store(10, -8, 0), load(0, 10, -8), EXIT];
+    assert!(judge.depends_on_chance(&leftovers));
+    assert!(judge.depends_on_chance(&address));
+    assert!(!judge.depends_on_chance(&context));
+}

@@ -1,0 +1,141 @@
+//! The two ways to run a tool: on the kernel, and under Beeline.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// What runs a tool's programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// The tool as it is: the yardstick.
+    Kernel,
+    /// The same command behind `beeline run --`.
+    Beeline,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Engine::Kernel => "kernel",
+            Engine::Beeline => "beeline",
+        })
+    }
+}
+
+impl Engine {
+    /// The command that runs `tool` by this engine; add the tool's arguments to it.
+    pub fn command(self, tool: impl AsRef<std::ffi::OsStr>) -> Command {
+        match self {
+            Engine::Kernel => Command::new(tool),
+            Engine::Beeline => {
+                let mut command = Command::new(beeline());
+                command.args(["run", "--"]).arg(tool);
+                compile_anew(&mut command);
+                command
+            }
+        }
+    }
+
+    /// Says why this engine cannot be used here, if so.
+    pub fn available(self) -> Result<(), String> {
+        match self {
+            Engine::Kernel => kernel_available(),
+            Engine::Beeline => Ok(()),
+        }
+    }
+}
+
+/// Has Beeline compile what it runs, whatever it has compiled in earlier tests.
+pub fn compile_anew(command: &mut Command) {
+    command.env("BEELINE_CACHE", "");
+}
+
+/// The engines that this run is to look at and that the machine has: both, unless `BEELINE_E2E_ENGINE`
+/// is `kernel` (which tries the tests themselves, without Beeline) or `beeline`.
+///
+/// A missing kernel takes the comparison away, not the test: the known counts are still checked.
+pub fn engines() -> Result<Vec<Engine>, String> {
+    let wanted = std::env::var("BEELINE_E2E_ENGINE").unwrap_or_default();
+    let wanted = match wanted.as_str() {
+        "" => vec![Engine::Kernel, Engine::Beeline],
+        "kernel" => vec![Engine::Kernel],
+        "beeline" => vec![Engine::Beeline],
+        other => {
+            return Err(format!(
+                "BEELINE_E2E_ENGINE={other} is neither kernel nor beeline"
+            ));
+        }
+    };
+    let usable: Vec<_> = wanted
+        .iter()
+        .copied()
+        .filter(|e| e.available().is_ok())
+        .collect();
+    if usable.is_empty() {
+        return Err(kernel_available().err().unwrap_or_default());
+    }
+    Ok(usable)
+}
+
+/// For tests of Beeline alone: they do not run when only the kernel is asked for.
+pub fn beeline_wanted() -> Result<(), String> {
+    match engines()?.contains(&Engine::Beeline) {
+        true => Ok(()),
+        false => Err("only the kernel is asked for".to_owned()),
+    }
+}
+
+/// The Beeline command: `BEELINE`, or the release build beside these tests' sources. Panics if it is not there:
+/// a missing Beeline is a failure, not a reason to skip.
+pub fn beeline() -> PathBuf {
+    let path = match (
+        std::env::var_os("BEELINE"),
+        std::env::var_os("CARGO_TARGET_DIR"),
+    ) {
+        (Some(path), _) => PathBuf::from(path),
+        (None, Some(target)) => PathBuf::from(target).join("release/beeline"),
+        (None, None) => PathBuf::from(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../target/release/beeline"
+        )),
+    };
+    let built = path.is_file();
+    assert!(
+        built,
+        "no {}: run cargo build --release first, or name another in BEELINE",
+        path.display()
+    );
+    path
+}
+
+/// Where `name` is: on the path or where Debian keeps system tools. An error names what to install.
+pub fn find_program(name: &str) -> Result<PathBuf, String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/usr/bin", "/sbin"].map(PathBuf::from))
+        .map(|directory| directory.join(name))
+        .find(|file| file.is_file())
+        .ok_or_else(|| format!("{name} is not installed (scripts/deps.sh installs what there is)"))
+}
+
+/// Whether bpftrace runs on this kernel as this user, tried once.
+pub fn kernel_available() -> Result<(), String> {
+    static ANSWER: OnceLock<Result<(), String>> = OnceLock::new();
+    ANSWER.get_or_init(try_kernel).clone()
+}
+
+fn try_kernel() -> Result<(), String> {
+    let bpftrace = find_program("bpftrace")?;
+    let output = Command::new(bpftrace)
+        .args(["-e", "BEGIN { exit() }"])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("cannot run bpftrace: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let words = String::from_utf8_lossy(&output.stderr);
+    let reason = words.lines().next_back().unwrap_or("no reason given");
+    Err(format!("the kernel does not run bpftrace here: {reason}"))
+}

@@ -1,0 +1,59 @@
+//! What the end-to-end tests and the benchmark have in common: building small target programs, running
+//! an unmodified eBPF tool on them by the kernel or by Beeline, and looking at what it did to the target.
+//!
+//! A test takes its [`Turn`], builds a program in a [`Scratch`] directory, starts it as a [`Workload`], starts
+//! a [`Tool`] for it by an [`Engine`], lets the workload do a known amount of work, and compares what the tool
+//! printed with what is known and with what the same tool prints on the kernel. Nothing here knows
+//! how Beeline works: it is a command, `target/release/beeline` or whatever `BEELINE` names.
+
+mod case;
+mod engine;
+mod lines;
+mod output;
+mod process;
+mod scratch;
+mod soak;
+mod tool;
+mod turn;
+mod workload;
+
+pub use case::{Case, Compare};
+pub use engine::{
+    Engine, beeline, beeline_wanted, compile_anew, engines, find_program, kernel_available,
+};
+pub use lines::Lines;
+pub use output::{histogram_total, map_counts, shape, tidy};
+pub use process::{Footprint, altered_text, is_alive, members_of_group, monotonic, until};
+pub use scratch::{Scratch, file_offset};
+pub use soak::{seed, soak, stay_on_one_cpu};
+pub use tool::{Ended, TICK, Tool};
+pub use turn::Turn;
+pub use workload::{EXIT_CODE, Workload};
+
+use std::io::Write;
+use std::time::Duration;
+
+/// How long a test waits for anything before it fails. Long, because a busy machine is no failure.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Says that a test did not run, in the form that the test report counts.
+///
+/// Written past the test runner's capture, so that it shows for passing tests too.
+pub fn skipped(why: &str) {
+    let line = format!("skipped: {why}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Takes the value of an `Ok`; ends the test as skipped, with the error as the reason, for an `Err`.
+#[macro_export]
+macro_rules! need {
+    ($what:expr) => {
+        match $what {
+            Ok(value) => value,
+            Err(why) => {
+                $crate::skipped(&why.to_string());
+                return;
+            }
+        }
+    };
+}

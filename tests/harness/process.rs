@@ -1,0 +1,188 @@
+//! Looking at a process from outside, through /proc.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// Waits until `condition` holds, at most for `patience`; says whether it came to hold.
+pub fn until(patience: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + patience;
+    while !condition() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
+
+/// Whether a process runs (a zombie does not).
+pub fn is_alive(pid: u32) -> bool {
+    stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z"))
+}
+
+/// The ids of all processes of a process group, zombies left out.
+pub fn members_of_group(group: u32) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let group = group.to_string();
+    pids.filter(|&pid| {
+        stat_fields(pid).is_some_and(|fields| fields.get(2) == Some(&group)) && is_alive(pid)
+    })
+    .collect()
+}
+
+/// The fields of /proc/PID/stat after the name: state, parent, group ...
+fn stat_fields(pid: u32) -> Option<Vec<String>> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(") ")?;
+    Some(fields.split_whitespace().map(str::to_owned).collect())
+}
+
+/// What a process holds: to be the same before it was traced and after.
+#[derive(Debug, PartialEq, Eq, Clone)]
+pub struct Footprint {
+    /// How many threads.
+    pub threads: usize,
+    /// Its descriptors, as "number -> what".
+    pub descriptors: BTreeSet<String>,
+    /// The files, shared memory and unnamed executable memory that are mapped.
+    pub mappings: BTreeSet<String>,
+    /// The process that traces it by ptrace; 0 for none.
+    pub tracer: u32,
+}
+
+impl Footprint {
+    /// Looks at a process now.
+    pub fn of(pid: u32) -> Footprint {
+        let count =
+            |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count);
+        Footprint {
+            threads: count("task"),
+            descriptors: descriptors(pid),
+            mappings: mappings(pid).iter().filter_map(Mapping::notable).collect(),
+            tracer: tracer(pid),
+        }
+    }
+}
+
+fn descriptors(pid: u32) -> BTreeSet<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    entries
+        .filter_map(|entry| {
+            let what = fs::read_link(entry.path()).ok()?;
+            Some(format!(
+                "{} -> {}",
+                entry.file_name().display(),
+                what.display()
+            ))
+        })
+        .collect()
+}
+
+fn tracer(pid: u32) -> u32 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("TracerPid:"));
+    line.and_then(|number| number.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+struct Mapping {
+    start: u64,
+    end: u64,
+    flags: String,
+    offset: u64,
+    path: String,
+}
+
+impl Mapping {
+    /// Files and executable memory by name; heaps, stacks and what malloc maps come and go by themselves.
+    /// The kernel's own mapping for its probes is not the tool's doing.
+    fn notable(&self) -> Option<String> {
+        let unnamed = self.path.is_empty() || self.path.starts_with('[');
+        if unnamed && !self.flags.contains('x')
+            || self.path == "[uprobes]"
+            || self.path == "[uprobes-trampoline]"
+        {
+            return None;
+        }
+        Some(format!("{} {}", self.flags, self.path))
+    }
+}
+
+fn mappings(pid: u32) -> Vec<Mapping> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    maps.lines().filter_map(parse_mapping).collect()
+}
+
+/// A line of /proc/PID/maps: "start-end flags offset device inode path".
+fn parse_mapping(line: &str) -> Option<Mapping> {
+    let mut fields = line.splitn(6, ' ');
+    let (start, end) = fields.next()?.split_once('-')?;
+    let flags = fields.next()?.to_owned();
+    let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
+    Some(Mapping {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        flags,
+        offset,
+        path: fields.nth(2).unwrap_or_default().trim().to_owned(),
+    })
+}
+
+/// Every place where the executable memory of a process differs from the files that it was mapped from,
+/// as "path+offset". Empty for a process that no one patches.
+pub fn altered_text(pid: u32) -> Vec<String> {
+    let memory =
+        fs::File::open(format!("/proc/{pid}/mem")).expect("cannot open the target's memory");
+    let mut altered = Vec::new();
+    for mapping in mappings(pid) {
+        if !mapping.flags.contains('x') || !mapping.path.starts_with('/') {
+            continue;
+        }
+        let Ok(file) = fs::File::open(&mapping.path) else {
+            continue; // deleted or not ours to read: nothing to compare with
+        };
+        let length =
+            usize::try_from(mapping.end - mapping.start).expect("a mapping fits in memory");
+        let (mut now, mut original) = (vec![0; length], vec![0; length]);
+        memory
+            .read_exact_at(&mut now, mapping.start)
+            .expect("cannot read the target's text");
+        let _ = file
+            .read_at(&mut original, mapping.offset)
+            .expect("cannot read a mapped file");
+        let differing = now
+            .iter()
+            .zip(&original)
+            .position(|(now, original)| now != original);
+        altered.extend(
+            differing.map(|at| format!("{}+{:#x}", mapping.path, mapping.offset + at as u64)),
+        );
+    }
+    altered
+}
+
+/// The time of CLOCK_MONOTONIC, which targets and programs read too.
+pub fn monotonic() -> Duration {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `now` is live and writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    Duration::new(
+        now.tv_sec.unsigned_abs(),
+        u32::try_from(now.tv_nsec).unwrap_or(0),
+    )
+}

@@ -1,0 +1,198 @@
+//! A running eBPF tool.
+
+use crate::{Lines, PATIENCE, members_of_group, until};
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// What [`Tool::bpftrace`] adds to a script prints this every 50 ms. bpftrace attaches probes in the order of the script
+/// and the ticking one comes last, so the first tick says that all are attached.
+pub const TICK: &str = "beeline-tick";
+
+/// A tool with its own process group, as a shell would start it. Dropped, it is killed with all it started.
+pub struct Tool {
+    child: Child,
+    /// Its standard output.
+    pub stdout: Lines,
+    /// Its standard error.
+    pub stderr: Lines,
+    command: String,
+}
+
+/// A tool that has come to its end.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// The lines of its standard output.
+    pub stdout: Vec<String>,
+    /// The lines of its standard error.
+    pub stderr: Vec<String>,
+}
+
+impl Tool {
+    /// Starts `command` with piped input and output. Panics if it cannot be started: a test's setting is broken.
+    pub fn start(mut command: Command) -> Tool {
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        Tool::spawn(command, None)
+    }
+
+    fn spawn(mut command: Command, screen: Option<File>) -> Tool {
+        command.process_group(0);
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        let described = format!("{command:?}");
+        drop(command); // and with it our end of a terminal, or its output would have no end
+        let stdout = match screen {
+            Some(screen) => Lines::collect(screen),
+            None => Lines::collect(child.stdout.take().expect("stdout is piped")),
+        };
+        let stderr = Lines::collect(child.stderr.take().expect("stderr is piped"));
+        Tool {
+            child,
+            stdout,
+            stderr,
+            command: described,
+        }
+    }
+
+    /// As [`Tool::start`], with a terminal as standard output: most tools hold back what they print to a pipe.
+    pub fn start_on_terminal(mut command: Command) -> Tool {
+        let (terminal, screen) = open_terminal();
+        command
+            .stdin(Stdio::piped())
+            .stdout(terminal)
+            .stderr(Stdio::piped());
+        Tool::spawn(command, Some(screen))
+    }
+
+    /// Starts `command`, a bpftrace without its program, with `script` and the ticking probe at its end.
+    pub fn bpftrace(mut command: Command, script: &str) -> Tool {
+        command.arg("-e");
+        command.arg(format!(
+            "{script} interval:ms:50 {{ printf(\"{TICK}\\n\") }}"
+        ));
+        Tool::start(command)
+    }
+
+    /// Waits until [`Tool::bpftrace`]'s probes are attached. Panics with the tool's words if it does not come to that.
+    pub fn wait_attached(&self) {
+        self.wait_for_line(|line| line == TICK);
+    }
+
+    /// Waits for a line of output that `wanted` accepts. Panics with the tool's words if there is none.
+    pub fn wait_for_line(&self, wanted: impl Fn(&str) -> bool) -> String {
+        self.expect_line(wanted)
+            .unwrap_or_else(|words| panic!("{words}"))
+    }
+
+    /// As [`Tool::wait_for_line`], but an error holds the tool's words.
+    pub fn expect_line(&self, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
+        let found = self.stdout.wait_for(0, PATIENCE, wanted);
+        found
+            .map(|(_, line)| line)
+            .ok_or_else(|| self.words("did not print what was expected"))
+    }
+
+    /// Waits for two more ticks: what happened in the target before now has been printed after them.
+    pub fn settle(&self) {
+        let mut seen = self.stdout.so_far().len();
+        for _ in 0..2 {
+            if let Some((at, _)) = self.stdout.wait_for(seen, PATIENCE, |line| line == TICK) {
+                seen = at;
+            }
+        }
+    }
+
+    /// The id of the process that was started (Beeline's own, where Beeline runs the tool).
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Every process of the tool's group: itself, and whatever it started.
+    pub fn processes(&self) -> Vec<u32> {
+        members_of_group(self.pid())
+    }
+
+    /// Ends it as Ctrl-C on a terminal does, with a SIGINT to the whole group.
+    pub fn interrupt(self) -> Ended {
+        self.signal_group(libc::SIGINT);
+        self.wait()
+    }
+
+    /// Sends a signal to every process of the group.
+    pub fn signal_group(&self, signal: i32) {
+        // SAFETY: kill touches no memory; the group is our own child's, which has not been waited for.
+        unsafe { libc::kill(-(self.pid() as i32), signal) };
+    }
+
+    /// Waits for it to end by itself. Panics with its words if it does not.
+    pub fn wait(self) -> Ended {
+        self.wait_at_most(PATIENCE)
+    }
+
+    /// As [`Tool::wait`], with another patience.
+    pub fn wait_at_most(mut self, patience: Duration) -> Ended {
+        drop(self.child.stdin.take());
+        let mut status = None;
+        until(patience, || {
+            status = self.child.try_wait().expect("cannot wait for the tool");
+            status.is_some()
+        });
+        let Some(status) = status else {
+            panic!("{}", self.words("did not end"));
+        };
+        Ended {
+            status,
+            stdout: self.stdout.to_the_end(Duration::from_secs(5)),
+            stderr: self.stderr.to_the_end(Duration::from_secs(5)),
+        }
+    }
+
+    fn words(&self, what: &str) -> String {
+        let (stdout, stderr) = (
+            self.stdout.so_far().join("\n"),
+            self.stderr.so_far().join("\n"),
+        );
+        format!(
+            "{} {what}\n--- stdout\n{stdout}\n--- stderr\n{stderr}",
+            self.command
+        )
+    }
+}
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.signal_group(libc::SIGKILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A new pseudo-terminal: the end to print to, and the end to read from.
+fn open_terminal() -> (OwnedFd, File) {
+    let (mut screen, mut terminal) = (-1, -1);
+    let (name, mode, size) = (std::ptr::null_mut(), std::ptr::null(), std::ptr::null());
+    // SAFETY: the two integers are live and writable, and null is allowed for the rest.
+    let result = unsafe { libc::openpty(&mut screen, &mut terminal, name, mode, size) };
+    assert_eq!(
+        result,
+        0,
+        "no pseudo-terminal: {}",
+        std::io::Error::last_os_error()
+    );
+    // SAFETY: openpty gave us two open descriptors that nothing else owns.
+    unsafe {
+        for fd in [screen, terminal] {
+            libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
+        }
+        (OwnedFd::from_raw_fd(terminal), File::from_raw_fd(screen))
+    }
+}

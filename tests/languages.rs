@@ -1,0 +1,104 @@
+//! Programs that are not the usual C with glibc: C++ and its exceptions, Go, and no library at all.
+
+use beeline_e2e::Compare::Exact;
+use beeline_e2e::{Case, Scratch, Tool, Turn, Workload, engines, find_program, need};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+#[test]
+fn exceptions_pass_through_functions_with_an_entry_probe() {
+    let _turn = Turn::take();
+    let case = Case {
+        options: &[],
+        script: "uprobe:{prog}:t_throws { @throws = count(); } uprobe:{prog}:t_passes { @passes = count(); } \
+                 uprobe:{prog}:t_catches { @catches = count(); }",
+        compare: Exact,
+        known: &["@throws: 50", "@passes: 50", "@catches: 50"],
+    };
+    need!(case.check("throws.cpp"));
+}
+
+#[test]
+fn exceptions_end_below_a_function_with_a_return_probe() {
+    let _turn = Turn::take();
+    let case = Case {
+        options: &[],
+        script: "uprobe:{prog}:t_throws { @throws = count(); } \
+                 uretprobe:{prog}:t_catches { @catches = count(); @sum = sum((int64)retval); }",
+        compare: Exact,
+        known: &["@throws: 50", "@catches: 50", "@sum: -25"],
+    };
+    need!(case.check("throws.cpp"));
+}
+
+/// A known limit: a return probe replaces the return address, and the C++ unwinder, which goes by return addresses,
+/// finds nobody there who would catch. So the program ends, as on the kernel, by `std::terminate`. Should an engine learn
+/// to do better, the exception must arrive; nothing else may happen.
+#[test]
+fn an_exception_through_a_return_probe_arrives_or_terminates() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("throws.cpp");
+    for engine in need!(engines()) {
+        let mut workload = Workload::start(&program);
+        let mut command = engine.command(&bpftrace);
+        command.args(["-p", &workload.pid().to_string()]);
+        let tool = Tool::bpftrace(
+            command,
+            &format!(
+                "uretprobe:{}:t_passes {{ @ = count(); }}",
+                program.display()
+            ),
+        );
+        tool.wait_attached();
+        match workload.ask("go") {
+            Ok(answer) => assert_eq!(answer, "done -25 50", "{engine}"),
+            Err(words) => {
+                assert_eq!(
+                    workload.wait().signal(),
+                    Some(libc::SIGABRT),
+                    "{engine}: {words}"
+                );
+                assert!(
+                    words.contains("terminate called after throwing"),
+                    "{engine}: {words}"
+                );
+            }
+        }
+        drop(workload);
+        let ended = tool.interrupt();
+        assert!(ended.status.code().is_some(), "{engine}: {ended:?}");
+    }
+}
+
+/// Entry probes only: Go moves its stacks, and with them the return addresses.
+#[test]
+fn go_programs_are_traced_in_their_goroutines() {
+    let _turn = Turn::take();
+    let go = need!(find_program("go"));
+    let scratch = Scratch::new();
+    let program = scratch.build_go(&go, "counts.go");
+    let case = Case {
+        options: &[],
+        script: "uprobe:{prog}:main.Work { @calls = count(); @sum = sum(reg(\"ax\")); @by[reg(\"bx\")] = count(); }",
+        compare: beeline_e2e::Compare::Sorted,
+        known: &["@calls: 1000", "@sum: 49500", "@by[0]: 100", "@by[9]: 100"],
+    };
+    need!(case.check_on(&program, || Command::new(&program)));
+}
+
+#[test]
+fn a_static_program_without_any_library_is_traced() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let program = scratch.build_with("bare.c", &["-static", "-nostdlib", "-fno-stack-protector"]);
+    let case = Case {
+        options: &[],
+        script: "uprobe:{prog}:bare_work { @in = count(); @sum = sum(arg0); } \
+                 uretprobe:{prog}:bare_work { @out = sum(retval); }",
+        compare: Exact,
+        known: &["@in: 300", "@sum: 44850", "@out: 45450"],
+    };
+    need!(case.check_on(&program, || Command::new(&program)));
+}

@@ -1,0 +1,490 @@
+//! Programs of every kind go through probes unharmed, and every call is seen.
+
+use beeline_e2e::Compare::{Exact, Sorted};
+use beeline_e2e::{
+    Case, Engine, Scratch, Tool, Turn, Workload, altered_text, engines, file_offset, find_program,
+    map_counts, need,
+};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Runs a script on `workloads/harden.c`, which checks itself.
+fn harden(options: &[&str], script: &str, known: &[&str]) {
+    let _turn = Turn::take();
+    let case = Case {
+        options,
+        script,
+        compare: Sorted, // equal counts stand in an order by chance
+        known,
+    };
+    need!(case.check("harden.c"));
+}
+
+#[test]
+fn registers_survive_an_entry_probe_on_every_first_instruction() {
+    harden(
+        &[],
+        "uprobe:{prog}:k_* { @[probe] = count(); @all = count(); }",
+        &["@all: 1800"],
+    );
+}
+
+#[test]
+fn registers_survive_a_return_probe_on_every_first_instruction() {
+    harden(
+        &[],
+        "uretprobe:{prog}:k_* { @[probe] = count(); @all = count(); }",
+        &["@all: 1800"],
+    );
+}
+
+#[test]
+fn registers_survive_both_probes_with_maps_strings_and_stacks() {
+    let script = "uprobe:{prog}:k_* { @[probe, comm, tid] = count(); @s[ustack(2)] = count(); @n[tid] = nsecs; } \
+        uretprobe:{prog}:k_* { @r[probe] = count(); } END { clear(@s); clear(@n); }";
+    harden(&[], script, &[]);
+}
+
+#[test]
+fn flags_and_red_zone_survive_a_probe_inside_a_function() {
+    let script = "uprobe:{prog}:{at k_redzone+40} { @red[tid] = count(); } \
+        uprobe:{prog}:{at k_flags+16} { @flags[tid] = count(); }";
+    harden(
+        &["--unsafe"],
+        script,
+        &["@red[PID]: 100", "@flags[PID]: 100"],
+    );
+}
+
+#[test]
+fn longjmp_out_of_a_return_probed_function_is_survived() {
+    let script = "uprobe:{prog}:h_escapes { @escapes = count(); } uretprobe:{prog}:h_escapes { @never = count(); } \
+        uretprobe:{prog}:h_around { @returns = count(); }";
+    harden(&[], script, &["@escapes: 100", "@returns: 200"]);
+}
+
+#[test]
+fn threads_may_exit_inside_a_probed_function() {
+    let script =
+        "uprobe:{prog}:h_exits { @in = count(); } uretprobe:{prog}:h_exits { @never = count(); }";
+    harden(&[], script, &["@in: 8"]);
+}
+
+#[test]
+fn signal_handlers_inside_probed_functions_are_probed_too() {
+    let script = "uprobe:{prog}:h_interrupted { @in = count(); } uretprobe:{prog}:h_interrupted { @out = sum(retval); } \
+        uprobe:{prog}:h_handler { @h = count(); } uretprobe:{prog}:h_handler { @signal = sum(retval); }";
+    harden(
+        &[],
+        script,
+        &["@in: 50", "@out: 1225", "@h: 50", "@signal: 500"],
+    );
+}
+
+#[test]
+fn forked_children_run_on_and_are_not_taken_for_the_parent() {
+    let script = "uprobe:{prog}:h_forks /pid == {pid}/ { @in = count(); } \
+        uretprobe:{prog}:h_forks /pid == {pid}/ { @out = sum(retval); }";
+    harden(&[], script, &["@in: 10", "@out: 375"]);
+}
+
+#[test]
+fn vector_arguments_and_results_survive() {
+    let script =
+        "uprobe:{prog}:h_float { @in = count(); } uretprobe:{prog}:h_float { @out = count(); }";
+    harden(&[], script, &["@in: 500", "@out: 500"]);
+}
+
+/// Builds counts.c with other options and counts in it.
+fn count_in_build(options: &[&str]) {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let program = scratch.build_with("counts.c", options);
+    let case = Case {
+        options: &[],
+        script: "uprobe:{prog}:wl_add { @in = count(); } uretprobe:{prog}:wl_square { @out = sum(retval); } \
+                 uprobe:{prog}:wl_threaded { @threaded = count(); }",
+        compare: Exact,
+        known: &["@in: 1000", "@out: 328350", "@threaded: 1000"],
+    };
+    need!(case.check_on(&program, || Command::new(&program)));
+}
+
+#[test]
+fn programs_at_fixed_addresses_are_traced() {
+    count_in_build(&["-no-pie", "-fno-pie"]);
+}
+
+#[test]
+fn static_programs_are_traced() {
+    count_in_build(&["-static"]);
+}
+
+#[test]
+fn optimised_programs_without_frame_pointers_are_traced() {
+    count_in_build(&["-O3", "-fomit-frame-pointer", "-fcf-protection=none"]);
+}
+
+#[test]
+fn programs_with_patchable_entries_are_traced() {
+    count_in_build(&["-fpatchable-function-entry=5", "-fcf-protection=none"]);
+}
+
+#[test]
+fn libraries_loaded_by_dlopen_are_traced() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let plugin = scratch.build_with("plugin.c", &["-shared", "-fPIC"]);
+    let host = scratch.build("host.c");
+    let case = Case {
+        options: &[],
+        script: "uprobe:{prog}:plugin_work { @in = count(); } uretprobe:{prog}:plugin_work { @out = sum(retval); }",
+        compare: Exact,
+        known: &["@in: 300", "@out: 224250"],
+    };
+    let target = || {
+        let mut command = Command::new(&host);
+        command.arg(&plugin);
+        command
+    };
+    need!(case.check_on(&plugin, target));
+}
+
+/// Calls getppid 1,000 times and formats 500 strings in a round.
+const PYTHON: &str = "import os, sys
+print('ready', flush=True)
+for line in sys.stdin:
+    text = ''
+    for i in range(1000): os.getppid()
+    for i in range(500): text = '%d %s' % (i, text[:8])
+    print('done', text, flush=True)
+sys.exit(7)";
+
+#[test]
+fn python_is_traced_in_itself_and_in_libc() {
+    let _turn = Turn::take();
+    let python = need!(std::fs::canonicalize("/usr/bin/python3"));
+    let case = Case {
+        options: &[],
+        script: "uprobe:{libc}:getppid /pid == {pid}/ { @calls = count(); } \
+                 uretprobe:{libc}:getppid /pid == {pid}/ { @same[retval] = count(); } \
+                 uprobe:{prog}:PyUnicode_Format /pid == {pid}/ { @formats = count(); } END { clear(@same); }",
+        compare: Exact,
+        known: &["@calls: 1000", "@formats: 500"],
+    };
+    let target = || {
+        let mut command = Command::new(&python);
+        command.args(["-c", PYTHON]);
+        command
+    };
+    need!(case.check_on(&python, target));
+}
+
+#[test]
+fn a_command_given_with_c_is_traced_from_its_start() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("counts.c");
+    for engine in need!(engines()) {
+        let mut command = engine.command(&bpftrace);
+        command.args(["-c", &format!("{} now", program.display())]);
+        command.arg("-e");
+        command.arg(format!(
+            "uprobe:{0}:wl_add {{ @in = count(); }} uretprobe:{0}:wl_square {{ @out = sum(retval); }}",
+            program.display()
+        ));
+        let ended = Tool::start(command).wait();
+        let counts = map_counts(&ended.stdout);
+        assert_eq!(counts.get("@in"), Some(&1000), "{engine}: {ended:?}");
+        assert_eq!(counts.get("@out"), Some(&328350), "{engine}: {ended:?}");
+        let answer = ended
+            .stdout
+            .iter()
+            .filter(|line| line.starts_with("done "))
+            .count();
+        assert_eq!(
+            answer, 1,
+            "{engine}: the command's own output is lost: {ended:?}"
+        );
+    }
+}
+
+#[test]
+fn exit_ends_the_tool_from_a_probe() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("counts.c");
+    for engine in need!(engines()) {
+        let mut workload = Workload::start(&program);
+        let mut command = engine.command(&bpftrace);
+        command.args(["-p", &workload.pid().to_string()]);
+        let script = format!(
+            "uprobe:{}:wl_wild_one {{ printf(\"seen\\n\"); exit(); }}",
+            program.display()
+        );
+        let tool = Tool::bpftrace(command, &script);
+        tool.wait_attached();
+        let honest = workload.go();
+        let ended = tool.wait();
+        assert!(ended.status.success(), "{engine}: {ended:?}");
+        assert!(
+            ended.stdout.iter().any(|line| line == "seen"),
+            "{engine}: {ended:?}"
+        );
+        assert_eq!(workload.go(), honest);
+        workload.finish();
+    }
+}
+
+#[test]
+fn a_plain_tool_of_bare_system_calls_counts_inside_functions_too() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let program = scratch.build("counts.c");
+    let attach = scratch.build("attach.c");
+    let offset = |name| file_offset(&program, name).expect("a symbol of the workload");
+    // 8 calls of the function, at three places in it; 100 returns; 1,000 calls that no one counts.
+    let inside = [0, 4, 11].map(|step| format!("P:{:#x}", offset("wl_offset") + step));
+    let others = [
+        format!("R:{:#x}", offset("wl_square")),
+        format!("p:{:#x}", offset("wl_add")),
+    ];
+    for engine in need!(engines()) {
+        let mut workload = Workload::start(&program);
+        let honest = workload.go();
+        let mut command = engine.command(&attach);
+        command
+            .arg(workload.pid().to_string())
+            .arg(&program)
+            .arg("1")
+            .args(&inside)
+            .args(&others);
+        let tool = Tool::start(command);
+        tool.wait_for_line(|line| line == "attached");
+        assert_eq!(workload.go(), honest, "{engine}");
+        assert_eq!(tool.wait().stdout, ["attached", "count 124"], "{engine}");
+        workload.finish();
+    }
+}
+
+#[test]
+fn a_program_sends_its_target_signals() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("signals.c");
+    for engine in need!(engines()) {
+        let mut workload = Workload::start(&program);
+        assert_eq!(workload.go(), "done 285 0 0 0 0 0 0 0 0 0 0 0");
+        let mut command = engine.command(&bpftrace);
+        command.args(["--unsafe", "-p", &workload.pid().to_string()]);
+        let place = format!("{}:wl_signalled", program.display());
+        let tool = Tool::bpftrace(
+            command,
+            &format!("uprobe:{place} /arg0 % 3 == 1/ {{ signal(\"USR1\"); }}"),
+        );
+        tool.wait_attached();
+        // 0x80: from the kernel. Each was taken by the time that its call was done.
+        let answer = workload.go();
+        assert_eq!(answer, "done 285 0x80 0 1 1 1 2 2 2 3 3 3", "{engine}");
+        let ended = tool.interrupt();
+        assert!(ended.status.success(), "{engine}: {ended:?}");
+        workload.finish();
+    }
+}
+
+/// Attaching and detaching takes the kernel a quarter of a second, so it is not asked as often.
+fn cycles(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Kernel => "10",
+        Engine::Beeline => "1000",
+    }
+}
+
+#[test]
+fn threads_run_through_a_thousand_attaches_and_detaches() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let program = scratch.build("hammer.c");
+    let attach = scratch.build("attach.c");
+    let places: Vec<String> = ["hm_leaf", "hm_outer", "hm_tight"]
+        .iter()
+        .map(|name| file_offset(&program, name).expect("a symbol of the workload"))
+        .flat_map(|offset| [format!("p:{offset:#x}"), format!("r:{offset:#x}")])
+        .collect();
+    for engine in need!(engines()) {
+        let mut workload = Workload::start(&program);
+        assert_eq!(workload.tell("go"), "running");
+        let mut command = engine.command(&attach);
+        command
+            .arg(workload.pid().to_string())
+            .arg(&program)
+            .arg(cycles(engine))
+            .args(&places);
+        let tool = Tool::start(command);
+        let patience = std::time::Duration::from_secs(180);
+        let attached = tool.stdout.wait_for(0, patience, |line| line == "attached");
+        assert!(attached.is_some(), "{engine}: {:?}", tool.stderr.so_far());
+        assert!(tool.wait().status.success(), "{engine}");
+        let answer = workload.tell("stop");
+        assert!(
+            answer.starts_with("done 0 "),
+            "{engine}: wrong results: {answer}"
+        );
+        assert_eq!(altered_text(workload.pid()), [""; 0], "{engine}");
+        workload.finish();
+    }
+}
+
+/// An nginx of our own on a free port. Dropped, it is stopped.
+struct Nginx {
+    master: Child,
+    port: u16,
+    _scratch: Scratch,
+}
+
+impl Nginx {
+    fn start() -> Result<Nginx, String> {
+        let nginx = find_program("nginx")?;
+        let scratch = Scratch::new();
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(|error| error.to_string())?;
+        let port = listener
+            .local_addr()
+            .map_err(|error| error.to_string())?
+            .port();
+        drop(listener);
+        let directory = scratch.path().display();
+        let configuration = format!(
+            "worker_processes 1; daemon off; user root; pid {directory}/pid; error_log {directory}/errors;\n\
+             events {{ worker_connections 256; }}\n\
+             http {{ access_log off; server {{ listen 127.0.0.1:{port}; location / {{ return 200 \"hello\"; }} }} }}\n"
+        );
+        let file = scratch.path().join("nginx.conf");
+        std::fs::write(&file, configuration).map_err(|error| error.to_string())?;
+        let mut command = Command::new(nginx);
+        command
+            .arg("-c")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let master = command
+            .spawn()
+            .map_err(|error| format!("cannot start nginx: {error}"))?;
+        let started = Nginx {
+            master,
+            port,
+            _scratch: scratch,
+        };
+        let answers = || started.get().is_ok();
+        assert!(
+            beeline_e2e::until(beeline_e2e::PATIENCE, answers),
+            "nginx does not answer"
+        );
+        Ok(started)
+    }
+
+    /// One request on a connection of its own.
+    fn get(&self) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// The process that serves.
+    fn worker(&self) -> u32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.master.id());
+        let children = std::fs::read_to_string(children).expect("nginx runs");
+        children
+            .split_whitespace()
+            .next()
+            .and_then(|pid| pid.parse().ok())
+            .expect("nginx has a worker")
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // SAFETY: kill touches no memory; the process is our child, not yet waited for.
+        unsafe { libc::kill(self.master.id() as i32, libc::SIGTERM) };
+        let _ = self.master.wait();
+    }
+}
+
+fn trace_nginx(engine: Engine, bpftrace: &Path, worker: u32) -> Tool {
+    let mut command = engine.command(bpftrace);
+    command.args(["-p", &worker.to_string()]);
+    let script = "uprobe:/usr/sbin/nginx:ngx_http_process_request { @requests = count(); @start[tid] = nsecs; } \
+        uprobe:/usr/sbin/nginx:ngx_http_finalize_request /@start[tid]/ { @us = hist((nsecs - @start[tid]) / 1000); } \
+        END { clear(@start); clear(@us); }";
+    let tool = Tool::bpftrace(command, script);
+    tool.wait_attached();
+    tool
+}
+
+#[test]
+fn every_request_of_nginx_is_counted() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    for engine in need!(engines()) {
+        let nginx = need!(Nginx::start());
+        let tool = trace_nginx(engine, &bpftrace, nginx.worker());
+        for _ in 0..200 {
+            let answer = nginx.get().expect("nginx answers");
+            assert!(answer.ends_with("hello"), "{engine}: {answer}");
+        }
+        tool.settle();
+        let ended = tool.interrupt();
+        assert_eq!(
+            map_counts(&ended.stdout).get("@requests"),
+            Some(&200),
+            "{engine}: {ended:?}"
+        );
+    }
+}
+
+#[test]
+fn nginx_under_load_loses_no_request_while_tools_come_and_go() {
+    let _turn = Turn::take();
+    let (bpftrace, wrk) = (need!(find_program("bpftrace")), need!(find_program("wrk")));
+    for engine in need!(engines()) {
+        let nginx = need!(Nginx::start());
+        let worker = nginx.worker();
+        let mut load = Command::new(&wrk);
+        load.args([
+            "-t1",
+            "-c8",
+            "-d4s",
+            &format!("http://127.0.0.1:{}/", nginx.port),
+        ]);
+        let load = Tool::start(load);
+        let mut seen = 0;
+        while beeline_e2e::is_alive(load.pid()) && !load.processes().is_empty() {
+            let tool = trace_nginx(engine, &bpftrace, worker);
+            tool.settle();
+            let ended = tool.interrupt();
+            seen += map_counts(&ended.stdout)
+                .get("@requests")
+                .copied()
+                .unwrap_or(0);
+        }
+        let report = load.wait().stdout.join("\n");
+        assert!(seen > 0, "{engine} saw no request: {report}");
+        assert!(
+            !report.contains("Non-2xx") && !report.contains("Socket errors"),
+            "{engine}: {report}"
+        );
+        assert_eq!(
+            nginx.worker(),
+            worker,
+            "{engine}: the worker died and was replaced"
+        );
+        assert_eq!(altered_text(worker), [""; 0], "{engine}");
+    }
+}
