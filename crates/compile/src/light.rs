@@ -4,7 +4,8 @@
 //! There is no register allocation and no optimiser, so thousands of instructions take milliseconds. The code saves only
 //! what the platform's ABI says it has to and what the program really changes: `r0 = 0; exit` becomes `xor eax, eax; ret`.
 //! What compilers of eBPF take apart for want of an instruction is put together again on x86-64 (a sum that is an address, a
-//! branch over a jump, a search among constants that is a look-up in a table), and helpers of a few instructions stand in place of their calls ([`crate::inlines`]).
+//! branch over a jump, a search among constants that is a look-up in a table), loops that copy a byte in each turn copy words,
+//! and helpers of a few instructions stand in place of their calls ([`crate::inlines`]).
 //!
 //! A function whose address is taken gets a thunk by which helpers call it. A tail call leaves the calling function's
 //! frame and jumps to the next program; see [`beeline_isa::abi`].
@@ -12,6 +13,7 @@
 //! What is the same for every machine is in `outline`, the facts of a program, and `walk`, the way through it.
 
 mod aarch64;
+mod copying;
 mod lookup;
 mod outline;
 mod walk;

@@ -4,7 +4,7 @@ mod common;
 
 use beeline_isa::{Insn, opcode::*};
 
-use common::{EXIT, branch, compile, executable, load, mov};
+use common::{EXIT, alu, alu_imm, branch, compile, executable, load, load_sized, mov, mov_reg};
 
 /// The constant for a value, and for all that have none.
 const CONSTANTS: [i32; 12] = [7, -1, 300, 0, i32::MIN, i32::MAX, 5, 6, -300, 9, 10, 11];
@@ -89,5 +89,60 @@ fn few_values_are_compared() {
         // SAFETY: the program reads this memory and no other.
         let found = unsafe { program.call(memory.as_ptr().cast(), std::ptr::null()) };
         assert_eq!(found, i64::from(*constant).cast_unsigned());
+    }
+}
+
+/// A loop with a search in each turn, by words whose number is given first.
+fn sum_of_searches(first: i32) -> Vec<Insn> {
+    let mut insns = vec![load(3, 1, 0), mov(5, 0), mov(4, 0)];
+    let again = insns.len();
+    let mut body = search(first, JMP32, ALU);
+    body.pop();
+    body[0] = load_sized(MEM | W, 2, 1, 8);
+    insns.extend(body);
+    insns.extend([
+        alu(ADD, 5, 0),
+        alu_imm(ADD, 1, 4),
+        alu_imm(ADD, 4, 1),
+        Insn {
+            code: JMP | X | JLT,
+            dst: 4,
+            src: 3,
+            ..Insn::default()
+        },
+        mov_reg(0, 5),
+        EXIT,
+    ]);
+    let end = insns.len() - 3;
+    insns[end].off = again as i16 - end as i16 - 1;
+    insns
+}
+
+#[test]
+fn a_loop_around_a_search_goes_on_behind_the_table() {
+    let indexes: [u32; 6] = [3, 0, 11, 99, 5, u32::MAX];
+    for first in [0_u32, 5] {
+        let program = executable(&sum_of_searches(first.cast_signed()));
+        for count in 1..=indexes.len() {
+            let mut memory = vec![count as u64];
+            let words: Vec<u32> = indexes
+                .iter()
+                .map(|index| index.wrapping_add(first))
+                .collect();
+            memory.extend(
+                words
+                    .chunks(2)
+                    .map(|pair| u64::from(pair[1]) << 32 | u64::from(pair[0])),
+            );
+            let constants = indexes[..count]
+                .iter()
+                .map(|&index| CONSTANTS.get(index as usize).copied().unwrap_or(OTHERWISE));
+            let expected: u64 = constants
+                .map(|constant| u64::from(constant.cast_unsigned()))
+                .sum();
+            // SAFETY: the program reads this memory and no other.
+            let found = unsafe { program.call(memory.as_ptr().cast(), std::ptr::null()) };
+            assert_eq!(found, expected, "{count} from {first} on");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 mod arithmetic;
 mod calls;
+mod copying;
 mod emit;
 mod frame;
 mod fuse;
@@ -10,10 +11,13 @@ mod memory;
 mod registers;
 mod table;
 
+use std::collections::HashMap;
+
 use beeline_verifier::Flow;
 use iced_x86::code_asm::CodeAssembler;
 use iced_x86::{BlockEncoderOptions, IcedError};
 
+use super::copying::copying_loops;
 use super::outline::{Labels, Outline};
 use super::walk::walk;
 use crate::code::{Code, Error, InsnAt};
@@ -49,6 +53,8 @@ pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
         clobbers: RegisterSet::EMPTY,
         decisions: Decisions::default(),
         tables: Vec::new(),
+        copying: copying_loops(&flow, &|slot| labels.at(slot).is_some()),
+        ways_back: HashMap::new(),
     };
     let starts = walk(&mut emitter, &outline, &labels, &frames)?;
     emitter.put_tables()?;

@@ -1,5 +1,7 @@
 //! What each instruction becomes: jumps here; other instructions are in the modules of their kind.
 
+use std::collections::HashMap;
+
 use beeline_isa::{Cond, Op, Operand};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
@@ -9,6 +11,7 @@ use super::registers::{by_width, home32, home64, number};
 use super::table::Table;
 use crate::code::Error;
 use crate::decision::Decisions;
+use crate::light::copying::Copying;
 use crate::light::outline::{Labels, Outline};
 use crate::light::walk::Target;
 use crate::registers::RegisterSet;
@@ -21,6 +24,10 @@ pub(crate) struct Emitter<'a> {
     pub(crate) clobbers: RegisterSet,
     pub(crate) decisions: Decisions,
     pub(crate) tables: Vec<Table>,
+    /// By their first slots.
+    pub(crate) copying: HashMap<usize, Copying>,
+    /// By the slots of jumps that lead elsewhere than to their targets: where.
+    pub(crate) ways_back: HashMap<usize, CodeLabel>,
 }
 
 impl Target for Emitter<'_> {
@@ -90,15 +97,27 @@ impl Target for Emitter<'_> {
         if let Some(register) = op.written() {
             self.clobber(home64(register));
         }
+        self.copy_words(index)?;
         self.look_up(index)?;
+        self.fused(index, op)
+    }
+}
+
+impl Emitter<'_> {
+    /// An instruction, with those behind it that become one with it; gives the slot to go on at.
+    pub(crate) fn fused(&mut self, index: usize, op: Op) -> Result<usize, Error> {
         match self.fuse(index, op)? {
             0 => self.op(index, op).map(|()| index + 1),
             slots => Ok(index + slots),
         }
     }
-}
 
-impl Emitter<'_> {
+    /// Where the jump at a slot leads.
+    pub(crate) fn target(&self, index: usize, off: i32) -> Option<CodeLabel> {
+        let way_back = self.ways_back.get(&index).copied();
+        way_back.or_else(|| self.labels.target(index, off))
+    }
+
     /// Notes that compiled code changes a register.
     pub(crate) fn clobber(&mut self, register: AsmRegister64) -> AsmRegister64 {
         self.clobbers.insert(number(register));
@@ -187,7 +206,7 @@ impl Emitter<'_> {
     }
 
     fn jump(&mut self, index: usize, off: i32) -> Result<(), IcedError> {
-        match self.labels.target(index, off) {
+        match self.target(index, off) {
             Some(target) if off != 0 => self.asm.jmp(target),
             _ => Ok(()),
         }
@@ -203,7 +222,7 @@ impl Emitter<'_> {
         off: i16,
     ) -> Result<(), IcedError> {
         self.compare(cond, wide, dst, src)?;
-        let Some(target) = self.labels.target(index, off.into()) else {
+        let Some(target) = self.target(index, off.into()) else {
             return Ok(());
         };
         match cond {

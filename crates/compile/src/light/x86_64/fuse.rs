@@ -68,7 +68,7 @@ impl Emitter<'_> {
                 ..
             },
             Some(target),
-        ) = (branch, self.labels.target(index + 1, off))
+        ) = (branch, self.target(index + 1, off))
         else {
             return Ok(false);
         };

@@ -1,11 +1,16 @@
 //! Tables behind the code, in place of searches by comparing.
 
+use beeline_isa::{Alu, Op, Operand, Size};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::emit::Emitter;
 use super::registers::{home32, home64};
+use crate::code::Error;
 use crate::light::lookup::Lookup;
+
+/// Instructions that may be copied, the branch at their end included.
+const COPIED: usize = 8;
 
 /// Constants, and where they stand.
 pub(crate) struct Table {
@@ -16,49 +21,121 @@ pub(crate) struct Table {
 impl Emitter<'_> {
     /// Looks a constant up, if a slot begins a search that is a look-up. Values that the table does not have go on behind
     /// this, where the search is.
-    pub(crate) fn look_up(&mut self, index: usize) -> Result<(), IcedError> {
+    pub(crate) fn look_up(&mut self, index: usize) -> Result<(), Error> {
         let is_start = |slot| self.labels.at(slot).is_some();
         let decision = self.decisions.at(self.outline.flow, index, &is_start);
         let Some(lookup) = decision.as_ref().and_then(Lookup::of) else {
             return Ok(());
         };
-        let Some(target) = self.labels.at(lookup.slot) else {
+        if self.labels.at(lookup.slot).is_none() {
             return Ok(());
-        };
+        }
         let label = self.asm.create_label();
         let mut search = self.asm.create_label();
-        self.clobber(r10);
         self.clobber(r11);
-        let distance = home64(lookup.register) - lookup.first;
-        match lookup.wide {
-            true => self.asm.lea(r10, qword_ptr(distance))?,
-            false => self.asm.lea(r10d, qword_ptr(distance))?,
-        }
-        self.asm.cmp(r10, lookup.constants.len() as i32)?; // some thousand at the most
+        let place = self.place_in_table(index, &lookup)?;
+        self.asm.cmp(place, lookup.constants.len() as i32)?; // some thousand at the most
         self.asm.jae(search)?;
         self.asm.lea(r11, qword_ptr(label))?;
         self.clobber(home64(lookup.dst));
-        let constant = dword_ptr(r11 + r10 * 4);
+        let constant = dword_ptr(r11 + place * 4);
         if lookup.extends {
             self.asm.movsxd(home64(lookup.dst), constant)?;
         } else {
             self.asm.mov(home32(lookup.dst), constant)?;
         }
-        self.asm.jmp(target)?;
+        self.go_on_at(lookup.slot)?;
         self.tables.push(Table {
             label,
             constants: lookup.constants,
         });
-        self.asm.set_label(&mut search)
+        Ok(self.asm.set_label(&mut search)?)
+    }
+
+    /// Which constant is wanted, if it is one of the table's: a register that may be compared and added whole.
+    fn place_in_table(&mut self, slot: usize, lookup: &Lookup) -> Result<AsmRegister64, IcedError> {
+        let register = home64(lookup.register);
+        if lookup.first == 0 && (lookup.wide || self.is_low(slot, lookup.register)) {
+            return Ok(register);
+        }
+        let distance = qword_ptr(register - lookup.first);
+        match lookup.wide {
+            true => self.asm.lea(r10, distance)?,
+            false => self.asm.lea(r10d, distance)?,
+        }
+        Ok(self.clobber(r10))
+    }
+
+    /// Does the only instruction that leads to a slot leave nothing in the high half of a register?
+    fn is_low(&self, slot: usize, register: u8) -> bool {
+        let before = slot
+            .checked_sub(1)
+            .and_then(|before| self.outline.flow.op(before));
+        let clears = match before {
+            Some(Op::Load {
+                size, signed, dst, ..
+            }) => dst == register && !signed && size != Size::B8,
+            _ => false,
+        };
+        clears && self.labels.at(slot).is_none()
+    }
+
+    /// Goes on at a slot that has a label: by a copy of what stands there up to a branch, if that is little, so that a loop
+    /// around a search jumps once in each turn; else by a jump.
+    fn go_on_at(&mut self, slot: usize) -> Result<(), Error> {
+        let mut next = slot;
+        if let Some(branch) = self.short_way_to_branch(slot) {
+            while next <= branch
+                && let Some(op) = self.outline.flow.op(next)
+            {
+                if let Some(register) = op.written() {
+                    self.clobber(home64(register));
+                }
+                next = self.fused(next, op)?;
+            }
+        }
+        match self.labels.at(next) {
+            Some(label) => Ok(self.asm.jmp(label)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The slot of the branch that control gets to from this one in a few instructions, if both ways from there on have
+    /// labels.
+    fn short_way_to_branch(&self, slot: usize) -> Option<usize> {
+        let mut slots = slot..slot + COPIED;
+        let branch = slots.find(|&slot| !self.outline.flow.op(slot).is_some_and(is_simple))?;
+        let op = self.outline.flow.op(branch)?;
+        // One with a constant may begin another search.
+        let src = match op {
+            Op::Branch { src, .. } => src,
+            _ => return None,
+        };
+        let on = self.outline.flow.successors(branch).next()?;
+        (matches!(src, Operand::Reg(_)) && self.labels.at(on).is_some()).then_some(branch)
     }
 
     /// Puts the tables behind the code.
-    pub(crate) fn put_tables(&mut self) -> Result<(), IcedError> {
+    pub(crate) fn put_tables(&mut self) -> Result<(), Error> {
         for mut table in std::mem::take(&mut self.tables) {
             self.asm.set_label(&mut table.label)?;
             let constants = table.constants.into_iter().map(i32::cast_unsigned);
             self.asm.dd(&constants.collect::<Vec<_>>())?;
         }
         Ok(())
+    }
+}
+
+/// Does it become an instruction or two, with no label within?
+fn is_simple(op: Op) -> bool {
+    match op {
+        Op::Alu { op, .. } => matches!(
+            op,
+            Alu::Add | Alu::Sub | Alu::Mul | Alu::Or | Alu::And | Alu::Xor
+        ),
+        _ => matches!(
+            op,
+            Op::Move { .. } | Op::MoveSigned { .. } | Op::Load { .. } | Op::Store { .. }
+        ),
     }
 }
