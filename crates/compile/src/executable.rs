@@ -69,6 +69,7 @@ impl Executable {
     ///
     /// # Safety
     /// The program accesses only its stack and what `context` and `run` lead to.
+    #[inline]
     pub unsafe fn call(&self, context: *const u8, run: *const Run) -> u64 {
         // SAFETY: the memory holds a compiled program, which is entered at its first byte.
         let entry: Entry = unsafe { std::mem::transmute(self.memory) };
