@@ -10,7 +10,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The workload's name of an operation, and what it is.
-const FROM_PROGRAMS: [(&str, &str); 15] = [
+const FROM_PROGRAMS: [(&str, &str); 20] = [
     ("nothing", "one turn of the loop around each of these"),
     ("hash-look-up", "hash look-up hit, 8-byte key"),
     ("hash-update", "hash update existing"),
@@ -26,6 +26,11 @@ const FROM_PROGRAMS: [(&str, &str); 15] = [
     ("read-user", "probe_read_user, 8 B"),
     ("stack-id", "get_stackid, 8 frames and what is above"),
     ("queue-push-pop", "queue push + pop"),
+    ("clock", "ktime_get_ns"),
+    ("coarse-clock", "ktime_get_coarse_ns"),
+    ("user", "get_current_uid_gid"),
+    ("numa-node", "get_numa_node_id"),
+    ("percpu-array-of", "a CPU's element of a per-CPU array"),
 ];
 const FROM_THE_TOOL: [(&str, &str); 4] = [
     ("tool-look-up", "bpf() hash look-up by the tool"),

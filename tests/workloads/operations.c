@@ -244,6 +244,17 @@ static void push_and_pop(struct program *p, int map)
     MAP(1, map), STACK(2, VALUE), CALL(BPF_FUNC_map_pop_elem);
 }
 
+static void read_clock(struct program *p, int map) { (void)map, CALL(BPF_FUNC_ktime_get_ns); }
+static void read_coarse_clock(struct program *p, int map) { (void)map, CALL(BPF_FUNC_ktime_get_coarse_ns); }
+static void user(struct program *p, int map) { (void)map, CALL(BPF_FUNC_get_current_uid_gid); }
+static void numa_node(struct program *p, int map) { (void)map, CALL(BPF_FUNC_get_numa_node_id); }
+
+static void percpu_of(struct program *p, int map)
+{
+    MOV(1, 6), ALU(BPF_AND, 1, 63), STORE(10, KEY, 1);
+    MAP(1, map), STACK(2, KEY), MOV(3, 8), CALL(BPF_FUNC_map_lookup_percpu_elem);
+}
+
 /* Does `body` TIMES times, and adds the nanoseconds and one run to the thread's element of `times`. */
 static int load(body *body, int map, int times)
 {
@@ -390,6 +401,11 @@ static const struct {
     {"read-user", make_array, read_user},
     {"stack-id", make_stacks, stack_id},
     {"queue-push-pop", make_queue, push_and_pop},
+    {"clock", make_array, read_clock},
+    {"coarse-clock", make_array, read_coarse_clock},
+    {"user", make_array, user},
+    {"numa-node", make_array, numa_node},
+    {"percpu-array-of", make_percpu_array, percpu_of},
 };
 
 struct spent {

@@ -51,6 +51,8 @@ pub enum MapShape {
         stride: u32,
         /// Bytes from a value to the next CPU's; below 2 GiB.
         cpu_stride: u32,
+        /// CPUs.
+        cpus: u32,
     },
     /// A hash.
     Hash {

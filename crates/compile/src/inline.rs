@@ -16,6 +16,7 @@ const PROBE_READ_USER: u32 = 112;
 const PROBE_READ_KERNEL: u32 = 113;
 const GET_FUNC_IP: u32 = 173;
 const GET_ATTACH_COOKIE: u32 = 174;
+const MAP_LOOKUP_PERCPU_ELEM: u32 = 195;
 
 /// What r0 gets in place of a call. As behind every call, r1 to r5 are lost then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +43,19 @@ pub enum Inline {
         stride: u32,
         /// As above.
         cpu_stride: u32,
+    },
+    /// The same for the CPU whose number is in the low half of r3; 0 if that is not below `cpus`.
+    ElementOfCpu {
+        /// The map's index.
+        map: u32,
+        /// Elements.
+        entries: u32,
+        /// As above.
+        stride: u32,
+        /// As above.
+        cpu_stride: u32,
+        /// CPUs.
+        cpus: u32,
     },
     /// What another place of the helper table gives, called in the same way.
     Helper(u32),
@@ -71,6 +85,7 @@ fn inline(program: &Program<'_>, helper: u32, arguments: &Arguments) -> Option<I
     match helper {
         MAP_LOOKUP_ELEM => look_up(program, arguments),
         _ if !program.in_image => None,
+        MAP_LOOKUP_PERCPU_ELEM => look_up_of_cpu(program, arguments),
         PROBE_READ | PROBE_READ_USER | PROBE_READ_KERNEL => {
             let bytes = arguments.number(2)? & 0xffff_ffff;
             sized_read(bytes).map(Inline::Helper)
@@ -83,6 +98,25 @@ fn inline(program: &Program<'_>, helper: u32, arguments: &Arguments) -> Option<I
     }
 }
 
+fn look_up_of_cpu(program: &Program<'_>, arguments: &Arguments) -> Option<Inline> {
+    let map = arguments.map(1)?;
+    match *program.maps.get(usize::try_from(map).ok()?)? {
+        MapShape::PerCpuArray {
+            entries,
+            stride,
+            cpu_stride,
+            cpus,
+        } => Some(Inline::ElementOfCpu {
+            map,
+            entries,
+            stride,
+            cpu_stride,
+            cpus,
+        }),
+        _ => None,
+    }
+}
+
 fn look_up(program: &Program<'_>, arguments: &Arguments) -> Option<Inline> {
     let map = arguments.map(1)?;
     let (entries, stride, cpu_stride) = match *program.maps.get(usize::try_from(map).ok()?)? {
@@ -91,6 +125,7 @@ fn look_up(program: &Program<'_>, arguments: &Arguments) -> Option<Inline> {
             entries,
             stride,
             cpu_stride,
+            ..
         } if program.in_image => (entries, stride, cpu_stride),
         MapShape::Hash {
             key_size,

@@ -302,6 +302,15 @@ fn programs_of_megabytes() {
     }
 }
 
+/// As [`look_up`], of the CPU of this number.
+fn look_up_of_cpu(key: i32, cpu: i32) -> Vec<Insn> {
+    let mut insns = look_up(key, false);
+    let at = insns.iter().position(|insn| *insn == call(1));
+    let at = at.expect("a call");
+    insns.splice(at..=at, [mov(3, cpu), call(195)]);
+    insns
+}
+
 /// `r0 = *map_lookup_elem(map, &key)`, or -1 where there is no such element. The compiler knows the key, or not.
 fn look_up(key: i32, is_known: bool) -> Vec<Insn> {
     let mut insns = vec![mov(3, key), alu(OR, 3, 3), store(10, -8, 3)];
@@ -347,6 +356,7 @@ fn what_is_put_in_place_of_calls_does_what_the_helpers_do() {
             entries,
             stride,
             cpu_stride,
+            cpus: 2,
         };
         for (key, is_known) in [-1, 0, 1, 4, 5, i32::MIN]
             .into_iter()
@@ -360,6 +370,15 @@ fn what_is_put_in_place_of_calls_does_what_the_helpers_do() {
             let mut found = |shape| result(&insns, shape, stride as usize);
             assert_eq!(found(array), element(0), "{key} {stride}");
             assert_eq!(found(per_cpu), element(5), "{key} {stride}");
+            for cpu in [-1, 0, 1, 2] {
+                let of_cpu = result(&look_up_of_cpu(key, cpu), per_cpu, stride as usize);
+                let expected = match cpu {
+                    0 | 1 => element(5 * cpu as u64),
+                    _ => u64::MAX,
+                };
+                assert_eq!(of_cpu, expected, "{key} of {cpu} {stride}");
+            }
+            let mut found = |shape| result(&insns, shape, stride as usize);
             if key != 5 {
                 assert_eq!(found(MapShape::Opaque), element(0), "{key} {stride}");
             }

@@ -29,6 +29,7 @@ const PER_CPU: MapShape = MapShape::PerCpuArray {
     entries: 5,
     stride: 16,
     cpu_stride: 4096,
+    cpus: 2,
 };
 
 unsafe extern "sysv64" fn helper(_: u64, _: u64, _: u64, _: u64, _: u64, _: *const Run) -> u64 {

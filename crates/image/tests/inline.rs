@@ -21,6 +21,7 @@ const CPU: i32 = 8;
 const PID_TGID: i32 = 14;
 const FUNC_IP: i32 = 173;
 const COOKIE: i32 = 174;
+const LOOKUP_OF_CPU: i32 = 195;
 
 fn call(helper: i32) -> u64 {
     insn(0x85, 0, 0, 0, helper)
@@ -77,6 +78,7 @@ fn elements_are_those_that_the_helper_finds() {
                 entries,
                 stride,
                 cpu_stride: layout.cpu_stride as u32,
+                cpus: CPUS,
             },
         };
         let mut environment = Environment::new();
@@ -103,6 +105,39 @@ fn elements_are_those_that_the_helper_finds() {
         let [value, _] = both(&mut environment, &look_up(1, true), shape);
         // SAFETY: the address of a value in the map's memory.
         assert_eq!(unsafe { *(value as *const u8) }, 1);
+    }
+}
+
+#[test]
+fn elements_of_any_cpu_are_those_that_the_helper_finds() {
+    for value_size in [8, 12, 5000] {
+        let ours = Ours::new(&spec(PER_CPU_ARRAY, 4, value_size, 7), CPUS).expect("a map");
+        let layout = *ours.map.layout();
+        let shape = MapShape::PerCpuArray {
+            entries: 7,
+            stride: layout.stride as u32,
+            cpu_stride: layout.cpu_stride as u32,
+            cpus: CPUS,
+        };
+        let mut environment = Environment::new();
+        environment.add_map(ours.map);
+        environment.set_cpu(1, CPUS);
+        for key in [0, 1, 6, 7, u32::MAX] {
+            for cpu in [0, 1, CPUS - 1, CPUS, 1 << 31, u32::MAX] {
+                let mut program = look_up(key, false);
+                let call_at = program.len() - 2;
+                // Of r3 the low half counts.
+                let cpu_number = [
+                    insn(0x18, 3, 0, 0, cpu.cast_signed()),
+                    insn(0, 0, 0, 0, 1),
+                    call(LOOKUP_OF_CPU),
+                ];
+                program.splice(call_at..=call_at, cpu_number);
+                let [called, inlined] = both(&mut environment, &program, shape);
+                assert_eq!(called, inlined, "{shape:?}, CPU {cpu}, key {key}");
+                assert_eq!(called == 0, key >= 7 || cpu >= CPUS);
+            }
+        }
     }
 }
 

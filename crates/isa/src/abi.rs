@@ -20,7 +20,7 @@
 
 /// Counts the changes of what is said here, and of whatever else compiled code relies on: code that was kept is for one
 /// version only.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// One more than the highest helper number that a program may call.
 pub const HELPER_SLOTS: usize = 256;

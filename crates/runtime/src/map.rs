@@ -273,6 +273,7 @@ pub fn shape_of(map: &Map) -> MapShape {
             entries,
             stride,
             cpu_stride,
+            cpus: layout.cpus,
         },
         (Some(kind @ (Kind::Hash | Kind::PercpuHash | Kind::LruHash | Kind::LruPercpuHash)), _) => {
             MapShape::Hash {

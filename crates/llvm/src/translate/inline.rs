@@ -36,6 +36,17 @@ impl<'c> Body<'_, 'c> {
                 let first = self.first_value(index, map, cpu_stride)?;
                 self.element(first, entries, stride)?
             }
+            Inline::ElementOfCpu {
+                map,
+                entries,
+                stride,
+                cpu_stride,
+                cpus,
+            } => {
+                let first = self.first_value(index, map, 0)?;
+                let element = self.element(first, entries, stride)?;
+                self.of_cpu(element, cpu_stride, cpus)?
+            }
             Inline::Helper(place) => self.helper(index, place)?,
             Inline::Cpu => self.load_word(self.run, CONTEXT_CPU)?,
             Inline::Cookie => self.load_long(self.run, CONTEXT_COOKIE as i64)?,
@@ -85,6 +96,24 @@ impl<'c> Body<'_, 'c> {
         let offset = builder.build_int_mul(key, self.number(stride), "")?;
         let value = builder.build_int_add(first, offset, "")?;
         self.choose(exists, value, self.number(0))
+    }
+
+    /// `element && r3 < cpus ? element + r3 * cpu_stride : 0`
+    fn of_cpu(
+        &self,
+        element: IntValue<'c>,
+        cpu_stride: u32,
+        cpus: u32,
+    ) -> Result<IntValue<'c>, Trouble> {
+        let builder = self.builder();
+        let cpu = builder.build_and(self.read(3)?, self.number(u32::MAX), "")?;
+        let has_cpu = builder.build_int_compare(IntPredicate::ULT, cpu, self.number(cpus), "")?;
+        let none = self.number(0);
+        let is_element = builder.build_int_compare(IntPredicate::NE, element, none, "")?;
+        let exists = builder.build_and(has_cpu, is_element, "")?;
+        let offset = builder.build_int_mul(cpu, self.number(cpu_stride), "")?;
+        let value = builder.build_int_add(element, offset, "")?;
+        self.choose(exists, value, none)
     }
 
     /// `site ? site.address : 0`

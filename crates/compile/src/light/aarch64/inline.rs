@@ -30,6 +30,13 @@ impl Emitter<'_> {
                 stride,
                 cpu_stride,
             } => self.element(map, entries, stride, cpu_stride),
+            Inline::ElementOfCpu {
+                map,
+                entries,
+                stride,
+                cpu_stride,
+                cpus,
+            } => self.element_of_cpu(map, [entries, cpus], [stride, cpu_stride]),
             Inline::Helper(place) => self.call_helper(index, place)?,
             Inline::Cpu => self.cpu(r0),
             Inline::Cookie => self.load_field(r0, RUN, CONTEXT_COOKIE),
@@ -52,9 +59,31 @@ impl Emitter<'_> {
         let _always = self.asm.access(Access::Load, 2, key, home(2), 0);
         self.first_value(r0, map, cpu_stride);
         self.add_multiple(r0, key, stride);
-        let entries = self.operand(entries.into());
-        self.asm.three(Three::Subs, false, ZR, key, entries);
-        self.asm.csel(r0, r0, ZR, Condition::Lo);
+        self.null_unless_below(key, entries);
+    }
+
+    /// `r0 = key < entries && r3 < cpus ? values + r3 * cpu_stride + key * stride : 0`
+    fn element_of_cpu(
+        &mut self,
+        map: u32,
+        [entries, cpus]: [u32; 2],
+        [stride, cpu_stride]: [u32; 2],
+    ) {
+        let (r0, key, cpu) = (home(0), self.scratch(3), self.scratch(2));
+        let _always = self.asm.access(Access::Load, 2, key, home(2), 0);
+        self.first_value(r0, map, 0);
+        self.asm.mov(false, cpu, home(3));
+        self.add_multiple(r0, cpu, cpu_stride);
+        self.add_multiple(r0, key, stride);
+        self.null_unless_below(key, entries);
+        self.null_unless_below(cpu, cpus);
+    }
+
+    /// `r0 = 0` unless a number is below a limit.
+    fn null_unless_below(&mut self, number: Reg, limit: u32) {
+        let limit = self.operand(limit.into());
+        self.asm.three(Three::Subs, false, ZR, number, limit);
+        self.asm.csel(home(0), home(0), ZR, Condition::Lo);
     }
 
     /// `d = values + cpu * cpu_stride`

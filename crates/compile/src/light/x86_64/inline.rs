@@ -29,6 +29,13 @@ impl Emitter<'_> {
                 stride,
                 cpu_stride,
             } => self.element(map, entries, stride, cpu_stride)?,
+            Inline::ElementOfCpu {
+                map,
+                entries,
+                stride,
+                cpu_stride,
+                cpus,
+            } => self.element_of_cpu(map, [entries, cpus], [stride, cpu_stride])?,
             Inline::Helper(place) => self.call_helper(index, place)?,
             Inline::Cpu => self.asm.mov(eax, dword_ptr(RUN + CONTEXT_CPU as i32))?,
             Inline::Cookie => self.asm.mov(rax, qword_ptr(RUN + CONTEXT_COOKIE as i32))?,
@@ -63,6 +70,27 @@ impl Emitter<'_> {
         self.asm.cmp(eax, entries.cast_signed())?;
         self.asm.mov(eax, 0)?;
         self.asm.cmovb(rax, rdi)
+    }
+
+    /// `rax = key < entries && r3 < cpus ? values + r3 * cpu_stride + key * stride : 0`
+    fn element_of_cpu(
+        &mut self,
+        map: u32,
+        [entries, cpus]: [u32; 2],
+        [stride, cpu_stride]: [u32; 2],
+    ) -> Result<(), IcedError> {
+        self.element(map, entries, stride, 0)?;
+        self.clobber(rcx);
+        self.asm.mov(ecx, edx)?;
+        self.clobber(rdi);
+        self.asm.xor(edi, edi)?;
+        // Of no element there is none of any CPU either.
+        self.asm.cmp(edx, cpus.cast_signed())?;
+        self.asm.cmovae(rax, rdi)?;
+        self.asm.mov(rdi, rax)?;
+        self.add_multiple(rax, rcx, cpu_stride)?;
+        self.asm.test(rdi, rdi)?;
+        self.asm.cmove(rax, rdi)
     }
 
     /// `to = values + cpu * cpu_stride`
