@@ -7,7 +7,7 @@ use beeline_e2e::skipped;
 use beeline_fuzz::kernel::Refusal;
 use beeline_fuzz::world::{CONSTANTS, GLOBALS, MAPS};
 use beeline_isa::Insn;
-use beeline_isa::opcode::{ATOMIC, B, CMPXCHG, FETCH, MEM, SIZE_MASK, STX, W};
+use beeline_isa::opcode::{ATOMIC, B, CMPXCHG, FETCH, JCOND, JMP, MEM, SIZE_MASK, STX, W};
 use beeline_llvm::Llvm;
 use beeline_verifier::{MapFacts, Rules, check};
 
@@ -16,9 +16,9 @@ use crate::world::{Bytes, Here, Left, There, is_helper, used};
 
 /// What programs run in: the engines, then the light compiler's code for aarch64, then the kernel.
 pub const PLACES: [&str; 5] = ["light", "interpreter", "llvm", "aarch64", "kernel"];
-const ENGINES: usize = 3;
+pub const ENGINES: usize = 3;
 const AARCH64: usize = ENGINES;
-const KERNEL: usize = PLACES.len() - 1;
+pub const KERNEL: usize = PLACES.len() - 1;
 
 /// The part of the processor's time that each place may take; those that take little always run.
 const SHARES: [f64; PLACES.len()] = [1.0, 1.0, 0.15, 0.05, 0.25];
@@ -28,6 +28,8 @@ const SHARES: [f64; PLACES.len()] = [1.0, 1.0, 0.15, 0.05, 0.25];
 pub enum Verdict {
     /// All that ran it agree. Says who ran it.
     Same([bool; PLACES.len()]),
+    /// The kernel's verifier, which follows every way through it, gives it up.
+    GivenUp,
     /// Somebody refuses it, who says why.
     Refused(String),
     /// Two differ, and in what.
@@ -38,12 +40,13 @@ pub enum Verdict {
 pub struct Judge {
     cpu: u32,
     here: Here,
-    engines: [Box<dyn Engine>; ENGINES],
+    pub engines: [Box<dyn Engine>; ENGINES],
     /// Started when it is wanted first; `Some(None)` where it cannot be.
     emulated: Option<Option<Emulated>>,
-    kernel: Option<There>,
+    pub kernel: Option<There>,
     start: Duration,
-    spent: [Duration; PLACES.len()],
+    /// What each place has taken.
+    pub spent: [Duration; PLACES.len()],
 }
 
 impl Judge {
@@ -65,11 +68,15 @@ impl Judge {
 
     /// Runs a program wherever there is time for it; `entering` is told the place before.
     pub fn judge(&mut self, insns: &[Insn], entering: impl FnMut(usize)) -> Verdict {
+        self.judge_in(insns, self.due(), entering)
+    }
+
+    /// Where there is time for a program.
+    pub fn due(&self) -> [bool; PLACES.len()] {
         let elapsed = processor_time() - self.start;
-        let due = std::array::from_fn(|place| {
+        std::array::from_fn(|place| {
             SHARES[place] == 1.0 || self.spent[place] <= elapsed.mul_f64(SHARES[place])
-        });
-        self.judge_in(insns, due, entering)
+        })
     }
 
     /// Runs a program everywhere, if the kernel takes it.
@@ -116,6 +123,7 @@ impl Judge {
             self.spent[KERNEL] += processor_time() - start;
             match outcome {
                 Ok(outcome) => theirs = Some(outcome),
+                Err(refusal) if has_given_up(&refusal) => return Verdict::GivenUp,
                 Err(refusal) => return Verdict::Refused(words(&refusal)),
             }
         }
@@ -208,7 +216,7 @@ impl Judge {
 }
 
 /// What this thread used of its processor.
-fn processor_time() -> Duration {
+pub fn processor_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -232,13 +240,17 @@ pub fn engines() -> [Box<dyn Engine>; ENGINES] {
 /// - if an atomic operation fetches from the stack what its verifier knows to be a constant: see the generator, which
 ///   writes a byte there first;
 /// - if a 32-bit compare-and-exchange stores: x86 leaves r0's high half then, and the verifier does not put an instruction
-///   that clears it behind all of those whose r0 is read whole.
+///   that clears it behind all of those whose r0 is read whole;
+/// - if there is a `may_goto`, next to callbacks at least: the verifier reports a bug of its own, or follows a bad pointer
+///   (`__mark_chain_precision`) and brings the machine down. Such programs are never to be loaded here.
 pub fn is_for_kernel(insns: &[Insn]) -> bool {
     (0..insns.len()).all(|at| {
         let insn = &insns[at];
         let before = at.checked_sub(1).map(|before| &insns[before]);
         let is_masked = before.is_some_and(|before| hides_constant(before, insn.off));
-        !exchanges_words(insn) && (!fetches_from_stack(insn) || is_masked)
+        !exchanges_words(insn)
+            && (!fetches_from_stack(insn) || is_masked)
+            && insn.code != JMP | JCOND
     })
 }
 
@@ -254,8 +266,17 @@ fn hides_constant(insn: &Insn, slot: i16) -> bool {
     insn.code == STX | MEM | B && insn.dst == 10 && insn.off == slot + 1
 }
 
+/// Has the kernel's verifier seen too much of a program, not something wrong with it?
+pub fn has_given_up(refusal: &Refusal) -> bool {
+    let limits = [
+        "BPF program is too large. Processed",
+        "jumps is too complex",
+    ];
+    limits.iter().any(|limit| refusal.log.contains(limit))
+}
+
 /// The end of what the kernel's verifier says.
-fn words(refusal: &Refusal) -> String {
+pub fn words(refusal: &Refusal) -> String {
     let lines: Vec<&str> = refusal.log.trim_end().lines().collect();
     let last = lines[lines.len().saturating_sub(4)..].join("\n");
     format!("errno {}, ...\n{last}", refusal.errno)
@@ -269,7 +290,11 @@ fn compare(ours: &Left, theirs: &Left) -> Result<(), String> {
     Ok(())
 }
 
-fn same<T: PartialEq + std::fmt::Debug>(what: &str, ours: &T, theirs: &T) -> Result<(), String> {
+pub fn same<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    ours: &T,
+    theirs: &T,
+) -> Result<(), String> {
     if ours == theirs {
         Ok(())
     } else {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use beeline_isa::Insn;
 
-use crate::judge::{Judge, PLACES, Verdict};
-use crate::program_of;
+use crate::judge::{Judge, KERNEL, PLACES, Verdict};
+use crate::{is_of_tail_calls, program_of};
 
 /// How it ended.
 pub enum Ended {
@@ -25,10 +25,8 @@ pub enum Ended {
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Tally {
     pub runs: [u64; PLACES.len()],
-    /// Those that the kernel did not take.
-    pub refused: u64,
-    /// The seed of one.
-    pub last_refused: u64,
+    /// Those that the kernel's verifier gave up.
+    pub given_up: u64,
 }
 
 /// What a worker tells, in memory that it shares with us.
@@ -38,8 +36,7 @@ struct Progress {
     seed: AtomicU64,
     place: AtomicU64,
     runs: [AtomicU64; PLACES.len()],
-    refused: AtomicU64,
-    last_refused: AtomicU64,
+    given_up: AtomicU64,
 }
 
 /// Seconds for so many programs, after which a worker hangs.
@@ -47,6 +44,8 @@ const PATIENCE: u32 = 60;
 const PROGRAMS_WATCHED: u64 = 256;
 /// The exit status of a worker that met a difference.
 const DIFFERENCE: i32 = 3;
+/// The same of a worker that met a refusal.
+const REFUSAL: i32 = 4;
 
 /// Judges programs on every CPU.
 pub fn run(first: u64, duration: Duration, with_kernel: bool) -> Ended {
@@ -73,8 +72,7 @@ pub fn run(first: u64, duration: Duration, with_kernel: bool) -> Ended {
         for (sum, runs) in tally.runs.iter_mut().zip(&progress.runs) {
             *sum += runs.load(Relaxed);
         }
-        tally.refused += progress.refused.load(Relaxed);
-        tally.last_refused = progress.last_refused.load(Relaxed).max(tally.last_refused);
+        tally.given_up += progress.given_up.load(Relaxed);
     }
     match found {
         None => Ended::Agreed(tally),
@@ -102,16 +100,21 @@ fn work(
         }
         progress.seed.store(seed, Relaxed);
         let entering = |place| progress.place.store(place as u64, Relaxed);
-        match judge.judge(&program_of(seed), entering) {
+        let verdict = if is_of_tail_calls(seed) {
+            judge.judge_tail_calls(seed, entering)
+        } else {
+            judge.judge(&program_of(seed), entering)
+        };
+        match verdict {
             Verdict::Same(ran) => {
                 for (runs, _) in progress.runs.iter().zip(ran).filter(|(_, ran)| *ran) {
                     runs.fetch_add(1, Relaxed);
                 }
             }
-            Verdict::Refused(_) => {
-                progress.refused.fetch_add(1, Relaxed);
-                progress.last_refused.store(seed, Relaxed);
+            Verdict::GivenUp => {
+                progress.given_up.fetch_add(1, Relaxed);
             }
+            Verdict::Refused(_) => return REFUSAL,
             Verdict::Differs(_) => return DIFFERENCE,
         }
         if Instant::now() >= end {
@@ -131,10 +134,20 @@ fn failure(status: i32, progress: &Progress) -> Option<(u64, String)> {
         match libc::WEXITSTATUS(status) {
             0 => return None,
             DIFFERENCE => "a difference".to_owned(),
+            REFUSAL => "a refusal".to_owned(),
             status => format!("a worker ended with status {status} in {place}"),
         }
     };
     Some((progress.seed.load(Relaxed), what))
+}
+
+/// Is it the kernel that ended a worker?
+pub fn is_of_kernel(what: &str) -> bool {
+    let ends = [
+        died(libc::SIGKILL, PLACES[KERNEL]),
+        died(libc::SIGSEGV, PLACES[KERNEL]),
+    ];
+    ends.iter().any(|end| end == what)
 }
 
 fn died(signal: i32, place: &str) -> String {
@@ -191,6 +204,7 @@ pub fn verdict(insns: &[Insn], with_kernel: bool, care: Care) -> Alone {
         let mut judge = Judge::new(cpu, with_kernel);
         let (status, text) = match judge.judge_everywhere(insns, entering) {
             Verdict::Same(_) => (0, String::new()),
+            Verdict::GivenUp => (1, "the kernel's verifier gives it up".to_owned()),
             Verdict::Refused(why) => (1, why),
             Verdict::Differs(_) if care == Care::Yes && judge.depends_on_chance(insns) => {
                 (1, "it depends on chance".to_owned())

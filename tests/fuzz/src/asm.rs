@@ -1,7 +1,7 @@
 //! A small assembler: instructions by what they do.
 
 use beeline_isa::opcode::{
-    ALU64, ATOMIC, CALL, DW, HELPER_CALL, JA, JMP, K, LDX, MEM, MOV, PSEUDO_CALL, ST, STX, X,
+    ALU64, ATOMIC, CALL, DW, HELPER_CALL, JA, JCOND, JMP, K, LDX, MEM, MOV, PSEUDO_CALL, ST, STX, X,
 };
 use beeline_isa::{Insn, opcode};
 
@@ -117,6 +117,17 @@ pub fn branch(cond: u8, dst: u8, imm: i32, off: i16) -> Insn {
         src: 0,
         off,
         imm,
+    }
+}
+
+/// `may_goto +off`
+pub fn may_goto(off: i16) -> Insn {
+    Insn {
+        code: JMP | JCOND,
+        dst: 0,
+        src: 0,
+        off,
+        imm: 0,
     }
 }
 

@@ -7,7 +7,8 @@ use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
 
 use crate::asm::{
-    EXIT, NOTHING, alu, alu_imm, branch, call, call_local, load, load_sized, mov, mov_reg, store,
+    EXIT, NOTHING, alu, alu_imm, branch, call, call_local, load, load_sized, may_goto, mov,
+    mov_reg, store,
 };
 use crate::random::Random;
 use crate::units::{self, COUNTER, GIVEN, SLOTS};
@@ -31,20 +32,26 @@ enum Style {
         programs: u64,
         array: i32,
     },
-    /// All that there is in [`world`], and loops.
-    World,
+    /// All that there is in [`world`], and loops, also with `may_goto`.
+    World {
+        may_goto: bool,
+    },
 }
 
 impl Style {
     /// Does every function get the context?
     fn hands_on(self) -> bool {
-        matches!(self, Self::TailCalls { .. } | Self::World)
+        matches!(self, Self::TailCalls { .. } | Self::World { .. })
+    }
+
+    fn is_world(self) -> bool {
+        matches!(self, Self::World { .. })
     }
 
     fn random_role(self, random: &mut Random) -> Role {
         match self {
             Self::Loops if !random.once_in(3) => Role::Callback,
-            Self::World => random.pick(&[Role::Called, Role::Callback, Role::EachElement]),
+            Self::World { .. } => random.pick(&[Role::Called, Role::Callback, Role::EachElement]),
             _ => Role::Called,
         }
     }
@@ -84,13 +91,19 @@ pub fn tail_calling(seed: u64, length: usize, programs: u64, array: i32) -> Vec<
 
 /// A program that does whatever can be done in the [`world`], with r1 leading to its context.
 pub fn worldly(seed: u64, length: usize) -> Vec<Insn> {
-    generate(seed, length, Style::World)
+    generate(seed, length, Style::World { may_goto: false })
+}
+
+/// As [`worldly`], with `may_goto`, and not for the kernel: there Linux 6.18's verifier may follow a bad pointer
+/// (`__mark_chain_precision`), and brings the machine down.
+pub fn worldly_with_may_goto(seed: u64, length: usize) -> Vec<Insn> {
+    generate(seed, length, Style::World { may_goto: true })
 }
 
 fn generate(seed: u64, length: usize, style: Style) -> Vec<Insn> {
     let mut random = Random::new(seed);
     let mut roles = vec![Role::Program];
-    let most = if style == Style::World { 4 } else { 3 };
+    let most = if style.is_world() { 4 } else { 3 };
     for _ in 0..random.below(most) {
         roles.push(style.random_role(&mut random));
     }
@@ -139,7 +152,7 @@ fn function(
                 next = None;
                 call_next(random, role, number + 1, style.hands_on())
             }
-            _ if style == Style::World && random.once_in(12) => repeated(random, has_context),
+            _ if style.is_world() && random.once_in(12) => repeated(random, style, has_context),
             _ => operation(random, style, has_context),
         });
     }
@@ -187,8 +200,13 @@ fn first_values(random: &mut Random, role: Role, hands_on: bool) -> Vec<Vec<Insn
 }
 
 fn operation(random: &mut Random, style: Style, has_context: bool) -> Vec<Insn> {
-    if style != Style::World || !random.once_in(3) {
+    if !style.is_world() || !random.once_in(3) {
         return units::scalar(random);
+    }
+    // In a callback the kernel's verifier would go through all turns in each of the callback's.
+    let may_copy = has_context || style == (Style::World { may_goto: true });
+    if may_copy && random.once_in(12) {
+        return units::copied(random);
     }
     if has_context && random.once_in(6) {
         return units::context(random);
@@ -196,10 +214,10 @@ fn operation(random: &mut Random, style: Style, has_context: bool) -> Vec<Insn> 
     units::worldly(random)
 }
 
-/// A few operations up to five times, counted on the stack.
-fn repeated(random: &mut Random, has_context: bool) -> Vec<Insn> {
+/// A few operations up to five times, counted on the stack; some loops are such that may end before, but do not.
+fn repeated(random: &mut Random, style: Style, has_context: bool) -> Vec<Insn> {
     let mut body: Vec<Vec<Insn>> = (0..1 + random.below(4))
-        .map(|_| operation(random, Style::World, has_context))
+        .map(|_| operation(random, style, has_context))
         .collect();
     add_branches(random, &mut body, 0);
     let body = body.concat();
@@ -208,13 +226,22 @@ fn repeated(random: &mut Random, has_context: bool) -> Vec<Insn> {
         mov(counter, 1 + random.below(5) as i32),
         store(10, COUNTER, counter),
     ];
+    let first = unit.len();
+    if style == (Style::World { may_goto: true }) && !random.once_in(3) {
+        unit.push(may_goto(body.len() as i16 + 4));
+    }
     unit.extend(&body);
     unit.extend([
         load(counter, 10, COUNTER),
         alu_imm(SUB, counter, 1),
         store(10, COUNTER, counter),
-        branch(JNE, counter, 0, -(body.len() as i16) - 4),
     ]);
+    unit.push(branch(
+        JNE,
+        counter,
+        0,
+        (first as i16) - unit.len() as i16 - 1,
+    ));
     unit
 }
 

@@ -6,7 +6,7 @@ mod scalar;
 
 use beeline_isa::{Insn, imm64};
 
-pub use memory::context;
+pub use memory::{context, copied};
 pub use scalar::scalar;
 
 use crate::asm::mov;

@@ -116,7 +116,7 @@ fn value(map: usize, element: u32) -> Vec<u8> {
 }
 
 /// The helpers that programs may call, by the kernel's numbers.
-pub const HELPERS: [u32; 23] = [
-    1, 2, 3, 87, 88, 89, 105, 106, 130, 131, 132, 133, 164, 165, 181, 182, 197, 198, 199, 200, 201,
-    202, 203,
+pub const HELPERS: [u32; 24] = [
+    1, 2, 3, 87, 88, 89, 105, 106, 130, 131, 132, 133, 164, 165, 181, 182, 195, 197, 198, 199, 200,
+    201, 202, 203,
 ];

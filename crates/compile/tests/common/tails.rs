@@ -42,13 +42,19 @@ extern "sysv64" fn tail_call(_: u64, _: u64, index: u64, _: u64, _: u64, run: *c
     })
 }
 
-/// Runs the first of some programs in an engine. They may tail call all of them, which are compiled code, whichever engine that
-/// is, and call other helpers.
+/// Runs the first of some programs in an engine. They may tail call all of them, which are the engine's own code, or the light
+/// compiler's if it makes none, and call other helpers.
 pub fn run(engine: &dyn Engine, programs: &[Vec<Insn>], others: &[(usize, Helper)]) -> u64 {
-    let compiled: Vec<Executable> = programs.iter().map(|insns| executable(insns)).collect();
-    let first = engine
-        .load(&Program::new(&programs[0]))
-        .unwrap_or_else(|error| panic!("{error}"));
+    let load = |insns: &Vec<Insn>| {
+        let loaded = engine.load(&Program::new(insns));
+        loaded.unwrap_or_else(|error| panic!("{error}"))
+    };
+    let compile = |insns: &Vec<Insn>| match load(insns).code() {
+        Some(code) => Executable::of(code.clone()).expect("executable memory"),
+        None => executable(insns),
+    };
+    let compiled: Vec<Executable> = programs.iter().map(compile).collect();
+    let first = load(&programs[0]);
     let mut helpers: Vec<(usize, Helper)> = vec![(TAIL_CALL as usize, tail_call)];
     helpers.extend(others);
     let environments: Vec<Environment> = (0..programs.len())

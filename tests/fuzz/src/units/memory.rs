@@ -16,6 +16,7 @@ use crate::world::{
 };
 
 const MAP_LOOKUP_ELEM: i32 = 1;
+const MAP_LOOKUP_PERCPU_ELEM: i32 = 195;
 const RINGBUF_RESERVE: i32 = 131;
 const RINGBUF_SUBMIT: i32 = 132;
 const RINGBUF_DISCARD: i32 = 133;
@@ -40,7 +41,13 @@ pub fn look_up(random: &mut Random) -> Vec<Insn> {
     let mut unit = key(random, map);
     unit.extend(imm64(1, PSEUDO_MAP_FD, map as u64));
     unit.extend(stack_address(2, KEY));
-    unit.push(call(MAP_LOOKUP_ELEM));
+    if matches!(map, PERCPU_ARRAY | PERCPU_HASH) && random.once_in(3) {
+        // The last of them is no CPU's.
+        unit.push(mov(3, random.pick(&[0, 0, 1, i32::MAX])));
+        unit.push(call(MAP_LOOKUP_PERCPU_ELEM));
+    } else {
+        unit.push(call(MAP_LOOKUP_ELEM));
+    }
     let mut body = vec![mov_reg(1, 0)];
     renew(random, &mut body, 0);
     accesses(random, &mut body, MAPS[map].value as u64, May::Share);
@@ -54,6 +61,40 @@ pub fn global(random: &mut Random) -> Vec<Insn> {
     let offset = random.below(bytes - 8) & !7;
     let mut unit = value_address(1, GLOBALS, offset);
     accesses(random, &mut unit, bytes - offset, May::Share);
+    renew(random, &mut unit, 1);
+    renew(random, &mut unit, 2);
+    unit
+}
+
+/// Copies a part of an array's memory over another, element by element.
+pub fn copied(random: &mut Random) -> Vec<Insn> {
+    let (size, bytes) = random.pick(&[(B, 1), (B, 1), (H, 2), (W, 4)]);
+    let all = u64::from(MAPS[GLOBALS].value);
+    let turns = 1 + random.below(all / bytes / 2);
+    let mut place = || random.below(all - turns * bytes + 1);
+    let (from, to) = (place(), place());
+    let mut unit = value_address(1, GLOBALS, from);
+    unit.extend(value_address(2, GLOBALS, to));
+    unit.extend([mov(3, 0), mov(5, turns as i32)]);
+    let turn = [
+        load_sized(MEM | size, 4, 1, 0),
+        store_sized(size, 2, 0, 4),
+        alu_imm(ADD, 1, bytes as i32),
+        alu_imm(ADD, 2, bytes as i32),
+        alu_imm(ADD, 3, 1),
+    ];
+    unit.extend(turn);
+    let back = -(turn.len() as i16) - 1;
+    unit.push(match random.below(3) {
+        0 => branch(JNE, 3, turns as i32, back),
+        1 => branch(JSLT, 3, turns as i32, back),
+        _ => Insn {
+            code: JMP | X | JLT,
+            src: 5,
+            ..branch(JLT, 3, 0, back)
+        },
+    });
+    // Where the places are is nobody's business, and each way through is one for the kernel's verifier to follow.
     renew(random, &mut unit, 1);
     renew(random, &mut unit, 2);
     unit
