@@ -43,53 +43,13 @@ fn compiled(insns: &[Insn]) -> Code {
     compile(insns).unwrap_or_else(|error| panic!("{error}\n{}", Listing(insns)))
 }
 
-/// Runs programs, the first of which may tail call all of them. Each has one map of one value of 8 bytes.
 fn run_all(runner: &mut Runner, programs: &[&[Insn]], context: &[u8]) -> Outcome {
     let codes: Vec<Code> = programs.iter().map(|insns| compiled(insns)).collect();
-    let maps: Vec<[Array; 1]> = (1..=codes.len())
-        .map(|number| {
-            let values = (number as u64 * 100).to_le_bytes().to_vec();
-            let value_bytes = 8;
-            [Array {
-                value_bytes,
-                values,
-            }]
-        })
-        .collect();
-    let images: Vec<Image<'_>> = codes
-        .iter()
-        .zip(&maps)
-        .map(|(code, maps)| Image {
-            code: &code.bytes,
-            maps,
-        })
-        .collect();
-    let job = Job {
-        programs: &images,
-        context,
-        second: None,
-    };
-    let outcome = runner.run(&job).expect("the runner runs");
-    let name = || programs.iter().map(|insns| Listing(insns).to_string());
-    let name = || name().collect::<Vec<_>>().join("\n");
-    assert!(outcome.result.is_ok(), "{:?}\n{}", outcome.result, name());
-    let clobbers = codes.iter().fold(0, |all, code| all | code.clobbers.bits());
-    assert_eq!(
-        outcome.changed & !clobbers,
-        0,
-        "{:x} changed, {clobbers:x} may; {}",
-        outcome.changed,
-        name()
-    );
-    if !codes[0].uses_run {
-        let bytes = codes[0].stack_bytes as usize;
-        assert!(
-            outcome.stack_bytes <= bytes,
-            "{} of {bytes} bytes\n{}",
-            outcome.stack_bytes,
-            name()
-        );
-    }
+    let outcome = runner.run_programs(&codes, context, None);
+    let texts = || programs.iter().map(|insns| Listing(insns).to_string());
+    let text = || texts().collect::<Vec<_>>().join("\n");
+    let outcome = outcome.unwrap_or_else(|broken| panic!("{broken}\n{}", text()));
+    assert!(outcome.result.is_ok(), "{:?}\n{}", outcome.result, text());
     outcome
 }
 

@@ -3,7 +3,7 @@
 #[path = "../../compile/tests/common/mod.rs"]
 mod common;
 
-use beeline_aarch64::{Array, Image, Job, Outcome, Runner};
+use beeline_aarch64::{Outcome, Runner};
 use beeline_compile::{Code, Compiler, Machine, Program};
 use beeline_isa::{Insn, Listing};
 use beeline_llvm::Llvm;
@@ -22,44 +22,10 @@ fn compiled(insns: &[Insn]) -> Code {
         .unwrap_or_else(|error| panic!("{error}\n{}", Listing(insns)))
 }
 
-/// Runs programs, the first of which may tail call all of them. Each has one map of one value of 8 bytes, 100 in the first.
-/// Looks that no register changes of which the code says nothing, nor more of the stack.
 fn run(runner: &mut Runner, programs: &[&[Insn]], context: &[u8], second: Option<u64>) -> Outcome {
     let codes: Vec<Code> = programs.iter().map(|insns| compiled(insns)).collect();
-    let maps: Vec<[Array; 1]> = (1..=codes.len() as u64)
-        .map(|number| {
-            let values = (number * 100).to_le_bytes().to_vec();
-            let value_bytes = 8;
-            [Array {
-                value_bytes,
-                values,
-            }]
-        })
-        .collect();
-    let images: Vec<Image<'_>> = codes
-        .iter()
-        .zip(&maps)
-        .map(|(code, maps)| Image {
-            code: &code.bytes,
-            maps,
-        })
-        .collect();
-    let job = Job {
-        programs: &images,
-        context,
-        second: second.filter(|_| !codes[0].uses_run),
-    };
-    let outcome = runner.run(&job).expect("the runner runs");
-    let clobbers = codes.iter().fold(0, |all, code| all | code.clobbers.bits());
-    assert_eq!(outcome.changed & !clobbers, 0, "{}", Listing(programs[0]));
-    let stack = codes[0].stack_bytes as usize;
-    assert!(
-        codes[0].uses_run || outcome.stack_bytes <= stack,
-        "{} of {stack} bytes\n{}",
-        outcome.stack_bytes,
-        Listing(programs[0])
-    );
-    outcome
+    let outcome = runner.run_programs(&codes, context, second);
+    outcome.unwrap_or_else(|broken| panic!("{broken}\n{}", Listing(programs[0])))
 }
 
 #[test]

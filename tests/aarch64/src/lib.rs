@@ -5,6 +5,7 @@
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use beeline_compile::Code;
 use tempfile::TempDir;
 
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
@@ -91,6 +92,49 @@ impl Runner {
             pipes: pipes.map(|(stdin, stdout)| (BufWriter::new(stdin), BufReader::new(stdout))),
             _program: directory,
         })
+    }
+
+    /// Runs programs, the first of which may tail call all of them. Each has one map of one value of 8 bytes: 100 in the
+    /// first, 200 in the second. Errors: a register changes of which the code does not say so, or more of the stack.
+    pub fn run_programs(
+        &mut self,
+        codes: &[Code],
+        context: &[u8],
+        second: Option<u64>,
+    ) -> Result<Outcome, String> {
+        let maps: Vec<[Array; 1]> = (1..=codes.len() as u64)
+            .map(|number| {
+                let values = (number * 100).to_le_bytes().to_vec();
+                let value_bytes = 8;
+                [Array {
+                    value_bytes,
+                    values,
+                }]
+            })
+            .collect();
+        let images = codes.iter().zip(&maps).map(|(code, maps)| Image {
+            code: &code.bytes,
+            maps,
+        });
+        let uses_run = codes.iter().any(|code| code.uses_run);
+        let job = Job {
+            programs: &images.collect::<Vec<_>>(),
+            context,
+            second: second.filter(|_| !uses_run),
+        };
+        let outcome = self.run(&job).expect("the runner runs");
+        let clobbers = codes.iter().fold(0, |all, code| all | code.clobbers.bits());
+        let changed = outcome.changed;
+        if changed & !clobbers != 0 {
+            return Err(format!("{changed:x} changed, {clobbers:x} may"));
+        }
+        // What helpers take of the stack is their own.
+        let allowed = codes.iter().map(|code| code.stack_bytes as usize).sum();
+        let taken = outcome.stack_bytes;
+        if !uses_run && taken > allowed {
+            return Err(format!("{taken} bytes of stack, of {allowed}"));
+        }
+        Ok(outcome)
     }
 
     /// Runs a job. Errors: the process is gone, after which there is no other job.
