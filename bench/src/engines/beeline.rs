@@ -1,15 +1,13 @@
 //! Beeline's engines.
 
-use super::contest::{Contestant, Outcome, Prepared, timed};
+use super::contest::{Contestant, NOTHING, Outcome, Prepared, timed, timed_calls};
 use super::programs::Program;
 use super::workshop::{Memory, Workshop};
 use anyhow::Context;
 use beeline_compile::{Compiler, Engine, Executable, Interpreter, Light, Machine, Runnable};
 use beeline_isa::Insn;
-use beeline_isa::abi::{HELPER_SLOTS, Run};
+use beeline_isa::abi::Entry;
 use beeline_llvm::Llvm;
-use std::hint::black_box;
-use std::ptr;
 
 /// One of Beeline's engines.
 pub enum Beeline {
@@ -87,19 +85,10 @@ struct Compiled {
 
 impl Prepared for Compiled {
     fn run(&mut self, times: u32) -> anyhow::Result<Outcome> {
-        let context = self.memory.start();
-        // SAFETY: the program works on its memory only, and uses neither helpers nor maps.
-        Ok(timed(times, || unsafe {
-            self.executable.call(black_box(context), &NOTHING)
-        }))
+        // SAFETY: a compiled program, which works on its memory only, and uses neither helpers nor maps.
+        Ok(unsafe {
+            let entry = std::mem::transmute::<usize, Entry>(self.executable.entry());
+            timed_calls(entry, self.memory.start(), times)
+        })
     }
 }
-
-/// No helper and no map.
-pub(super) const NOTHING: Run = Run {
-    helpers: [0; HELPER_SLOTS].as_ptr(),
-    maps: ptr::null(),
-    values: ptr::null(),
-    map_count: 0,
-    context: ptr::null(),
-};

@@ -1,6 +1,6 @@
 //! What compiling takes, and what a call of compiled code does.
 
-use super::beeline::NOTHING;
+use super::contest::NOTHING;
 use super::contest::{processor_time, timed};
 use super::programs::{FRAMES, LOG2_INT};
 use super::workshop::Workshop;

@@ -3,6 +3,9 @@
 use super::programs::Program;
 use super::report::Figure;
 use super::workshop::Workshop;
+use beeline_isa::abi::{Entry, HELPER_SLOTS, Run};
+use std::hint::black_box;
+use std::ptr;
 use std::time::Duration;
 
 /// Who runs programs.
@@ -43,6 +46,26 @@ pub fn timed(times: u32, mut run: impl FnMut() -> u64) -> Outcome {
         took: processor_time().saturating_sub(start),
     }
 }
+
+/// Times calls of machine code. All are made by the same instructions, as where a loop lies costs as much as a short
+/// program does.
+///
+/// # Safety
+/// The code works on what the context points to, and needs neither helpers nor maps.
+#[inline(never)]
+pub unsafe fn timed_calls(entry: Entry, context: *const u8, times: u32) -> Outcome {
+    // SAFETY: promised by the caller.
+    timed(times, || unsafe { entry(black_box(context), &NOTHING) })
+}
+
+/// No helper and no map.
+pub(super) const NOTHING: Run = Run {
+    helpers: [0; HELPER_SLOTS].as_ptr(),
+    maps: ptr::null(),
+    values: ptr::null(),
+    map_count: 0,
+    context: ptr::null(),
+};
 
 /// For how long this thread has had a processor.
 pub(super) fn processor_time() -> Duration {

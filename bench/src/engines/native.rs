@@ -1,11 +1,11 @@
 //! The same C, compiled for this machine.
 
-use super::contest::{Contestant, Outcome, Prepared, timed};
+use super::contest::{Contestant, Outcome, Prepared, timed_calls};
 use super::programs::Program;
 use super::workshop::{Memory, Workshop};
 use anyhow::bail;
+use beeline_isa::abi::Entry;
 use std::ffi::{CStr, CString};
-use std::hint::black_box;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -43,24 +43,20 @@ impl Contestant for Native {
     }
 }
 
-type Run = unsafe extern "C" fn(*mut u8) -> u64;
-
 struct Loaded {
-    run: Run,
+    run: Entry,
     memory: Memory,
 }
 
 impl Prepared for Loaded {
     fn run(&mut self, times: u32) -> anyhow::Result<Outcome> {
         // SAFETY: the program works on its memory only.
-        Ok(timed(times, || unsafe {
-            black_box(self.run)(self.memory.start())
-        }))
+        Ok(unsafe { timed_calls(self.run, self.memory.start(), times) })
     }
 }
 
 /// Loads a library, for good, and finds its function.
-fn find_run(library: &Path) -> anyhow::Result<Run> {
+fn find_run(library: &Path) -> anyhow::Result<Entry> {
     let path = CString::new(library.as_os_str().as_bytes())?;
     // SAFETY: a library that has nothing but one function.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -74,6 +70,6 @@ fn find_run(library: &Path) -> anyhow::Result<Run> {
     if symbol.is_null() {
         bail!("{} has no function run", library.display());
     }
-    // SAFETY: the programs define this function by that type.
-    Ok(unsafe { std::mem::transmute::<*mut libc::c_void, Run>(symbol) })
+    // SAFETY: the programs define this function by that type, but for the second argument, which it then does not look at.
+    Ok(unsafe { std::mem::transmute::<*mut libc::c_void, Entry>(symbol) })
 }
