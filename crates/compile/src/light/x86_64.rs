@@ -8,6 +8,7 @@ mod frame;
 mod fuse;
 mod inline;
 mod memory;
+mod postpone;
 mod registers;
 mod table;
 
@@ -18,6 +19,7 @@ use iced_x86::code_asm::CodeAssembler;
 use iced_x86::{BlockEncoderOptions, IcedError};
 
 use super::copying::copying_loops;
+use super::liveness::{Liveness, Loops};
 use super::outline::{Labels, Outline};
 use super::walk::walk;
 use crate::code::{Code, Error, InsnAt};
@@ -55,8 +57,13 @@ pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
         tables: Vec::new(),
         copying: copying_loops(&flow, &|slot| labels.at(slot).is_some()),
         ways_back: HashMap::new(),
+        liveness: Liveness::of(&flow),
+        loops: Loops::of(&flow),
+        postponed: Vec::new(),
+        detours: Vec::new(),
     };
     let starts = walk(&mut emitter, &outline, &labels, &frames)?;
+    emitter.put_detours()?;
     emitter.put_tables()?;
     let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
     let assembled = emitter.asm.assemble_options(0, options)?.inner;

@@ -7,11 +7,13 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use super::frame::Frame;
+use super::postpone::{Detour, Postponed};
 use super::registers::{by_width, home32, home64, number};
 use super::table::Table;
 use crate::code::Error;
 use crate::decision::Decisions;
 use crate::light::copying::Copying;
+use crate::light::liveness::{Liveness, Loops};
 use crate::light::outline::{Labels, Outline};
 use crate::light::walk::Target;
 use crate::registers::RegisterSet;
@@ -28,6 +30,11 @@ pub(crate) struct Emitter<'a> {
     pub(crate) copying: HashMap<usize, Copying>,
     /// By the slots of jumps that lead elsewhere than to their targets: where.
     pub(crate) ways_back: HashMap<usize, CodeLabel>,
+    pub(crate) liveness: Liveness,
+    pub(crate) loops: Loops,
+    /// Up to the next branch.
+    pub(crate) postponed: Vec<Postponed>,
+    pub(crate) detours: Vec<Detour>,
 }
 
 impl Target for Emitter<'_> {
@@ -106,6 +113,9 @@ impl Target for Emitter<'_> {
 impl Emitter<'_> {
     /// An instruction, with those behind it that become one with it; gives the slot to go on at.
     pub(crate) fn fused(&mut self, index: usize, op: Op) -> Result<usize, Error> {
+        if self.postpone(index, op) {
+            return Ok(index + 1);
+        }
         match self.fuse(index, op)? {
             0 => self.op(index, op).map(|()| index + 1),
             slots => Ok(index + slots),
@@ -221,22 +231,25 @@ impl Emitter<'_> {
         src: Operand,
         off: i16,
     ) -> Result<(), IcedError> {
+        let (dst, src) = self.compared(index, dst, src);
         self.compare(cond, wide, dst, src)?;
         let Some(target) = self.target(index, off.into()) else {
             return Ok(());
         };
+        let target = self.detour(index, target);
         match cond {
-            Cond::Equal => self.asm.je(target),
-            Cond::NotEqual | Cond::AnySet => self.asm.jne(target),
-            Cond::Greater => self.asm.ja(target),
-            Cond::GreaterEqual => self.asm.jae(target),
-            Cond::Less => self.asm.jb(target),
-            Cond::LessEqual => self.asm.jbe(target),
-            Cond::SignedGreater => self.asm.jg(target),
-            Cond::SignedGreaterEqual => self.asm.jge(target),
-            Cond::SignedLess => self.asm.jl(target),
-            Cond::SignedLessEqual => self.asm.jle(target),
+            Cond::Equal => self.asm.je(target)?,
+            Cond::NotEqual | Cond::AnySet => self.asm.jne(target)?,
+            Cond::Greater => self.asm.ja(target)?,
+            Cond::GreaterEqual => self.asm.jae(target)?,
+            Cond::Less => self.asm.jb(target)?,
+            Cond::LessEqual => self.asm.jbe(target)?,
+            Cond::SignedGreater => self.asm.jg(target)?,
+            Cond::SignedGreaterEqual => self.asm.jge(target)?,
+            Cond::SignedLess => self.asm.jl(target)?,
+            Cond::SignedLessEqual => self.asm.jle(target)?,
         }
+        self.go_on_behind(index)
     }
 
     /// Sets the flags for a condition.

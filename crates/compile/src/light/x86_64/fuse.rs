@@ -72,7 +72,9 @@ impl Emitter<'_> {
         else {
             return Ok(false);
         };
+        let (dst, src) = self.compared(index, dst, src);
         self.compare(cond, wide, dst, src)?;
+        let target = self.detour(index, target);
         match cond {
             Cond::Equal => self.asm.jne(target)?,
             Cond::NotEqual | Cond::AnySet => self.asm.je(target)?,
@@ -85,6 +87,7 @@ impl Emitter<'_> {
             Cond::SignedLess => self.asm.jge(target)?,
             Cond::SignedLessEqual => self.asm.jg(target)?,
         }
+        self.go_on_behind(index)?;
         Ok(true)
     }
 

@@ -30,6 +30,7 @@ impl Emitter<'_> {
         if self.labels.at(lookup.slot).is_none() {
             return Ok(());
         }
+        self.make_postponed()?;
         let label = self.asm.create_label();
         let mut search = self.asm.create_label();
         self.clobber(r11);
