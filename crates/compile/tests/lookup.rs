@@ -92,16 +92,35 @@ fn few_values_are_compared() {
     }
 }
 
-/// A loop with a search in each turn, by words whose number is given first.
-fn sum_of_searches(first: i32) -> Vec<Insn> {
-    let mut insns = vec![load(3, 1, 0), mov(5, 0), mov(4, 0)];
+/// What is done with each constant found.
+#[derive(Clone, Copy, PartialEq)]
+enum Sum {
+    /// Added to the sum, in a register of its own.
+    Apart,
+    /// Put where the sum was, of which there is a copy, and combined with that by this operation.
+    OfCopy(u8),
+}
+
+/// A loop with a search in each turn, by words whose number is given first. The sum is what was found, combined.
+fn sum_of_searches(first: i32, sum: Sum) -> Vec<Insn> {
+    let mut insns = vec![load(3, 1, 0), mov(5, 0), mov(4, 0), mov(0, 0)];
     let again = insns.len();
     let mut body = search(first, JMP32, ALU);
     body.pop();
     body[0] = load_sized(MEM | W, 2, 1, 8);
+    body[1] = match sum {
+        Sum::Apart => mov(0, 1),
+        Sum::OfCopy(_) => mov_reg(5, 0),
+    };
     insns.extend(body);
+    match sum {
+        Sum::Apart => insns.push(alu(ADD, 5, 0)),
+        Sum::OfCopy(op) => insns.push(Insn {
+            code: ALU | X | op,
+            ..alu(op, 0, 5)
+        }),
+    }
     insns.extend([
-        alu(ADD, 5, 0),
         alu_imm(ADD, 1, 4),
         alu_imm(ADD, 4, 1),
         Insn {
@@ -110,36 +129,43 @@ fn sum_of_searches(first: i32) -> Vec<Insn> {
             src: 3,
             ..Insn::default()
         },
-        mov_reg(0, 5),
-        EXIT,
     ]);
-    let end = insns.len() - 3;
-    insns[end].off = again as i16 - end as i16 - 1;
+    let branch = insns.len() - 1;
+    insns[branch].off = again as i16 - branch as i16 - 1;
+    if sum == Sum::Apart {
+        insns.push(mov_reg(0, 5));
+    }
+    insns.push(EXIT);
     insns
 }
 
 #[test]
 fn a_loop_around_a_search_goes_on_behind_the_table() {
     let indexes: [u32; 6] = [3, 0, 11, 99, 5, u32::MAX];
-    for first in [0_u32, 5] {
-        let program = executable(&sum_of_searches(first.cast_signed()));
+    let sums = [ADD, OR, AND, XOR, SUB].map(Sum::OfCopy);
+    for (first, sum) in [0_u32, 5]
+        .into_iter()
+        .flat_map(|first| sums.map(|sum| (first, sum)))
+        .chain([(0, Sum::Apart), (5, Sum::Apart)])
+    {
+        let program = executable(&sum_of_searches(first.cast_signed(), sum));
         for count in 1..=indexes.len() {
-            let mut memory = vec![count as u64];
-            let words: Vec<u32> = indexes
-                .iter()
-                .map(|index| index.wrapping_add(first))
-                .collect();
-            memory.extend(
-                words
-                    .chunks(2)
-                    .map(|pair| u64::from(pair[1]) << 32 | u64::from(pair[0])),
-            );
-            let constants = indexes[..count]
-                .iter()
-                .map(|&index| CONSTANTS.get(index as usize).copied().unwrap_or(OTHERWISE));
-            let expected: u64 = constants
-                .map(|constant| u64::from(constant.cast_unsigned()))
-                .sum();
+            let words = indexes.map(|index| index.wrapping_add(first));
+            let pairs = words.chunks(2);
+            let pairs = pairs.map(|pair| u64::from(pair[1]) << 32 | u64::from(pair[0]));
+            let memory: Vec<u64> = [count as u64].into_iter().chain(pairs).collect();
+            let constants = indexes[..count].iter().map(|&index| {
+                let found = CONSTANTS.get(index as usize).copied();
+                found.unwrap_or(OTHERWISE).cast_unsigned()
+            });
+            let expected = constants.fold(0_u64, |all, constant| match sum {
+                Sum::Apart => all + u64::from(constant),
+                Sum::OfCopy(ADD) => constant.wrapping_add(all as u32).into(),
+                Sum::OfCopy(OR) => (constant | all as u32).into(),
+                Sum::OfCopy(AND) => (constant & all as u32).into(),
+                Sum::OfCopy(SUB) => constant.wrapping_sub(all as u32).into(),
+                Sum::OfCopy(_) => (constant ^ all as u32).into(),
+            });
             // SAFETY: the program reads this memory and no other.
             let found = unsafe { program.call(memory.as_ptr().cast(), std::ptr::null()) };
             assert_eq!(found, expected, "{count} from {first} on");

@@ -40,12 +40,16 @@ impl Emitter<'_> {
         self.asm.lea(r11, qword_ptr(label))?;
         self.clobber(home64(lookup.dst));
         let constant = dword_ptr(r11 + place * 4);
-        if lookup.extends {
-            self.asm.movsxd(home64(lookup.dst), constant)?;
-        } else {
-            self.asm.mov(home32(lookup.dst), constant)?;
+        let mut next = lookup.slot;
+        match self.combination(index, &lookup) {
+            Some(op) => {
+                self.combine(op, home32(lookup.dst), constant)?;
+                next += 1;
+            }
+            None if lookup.extends => self.asm.movsxd(home64(lookup.dst), constant)?,
+            None => self.asm.mov(home32(lookup.dst), constant)?,
         }
-        self.go_on_at(lookup.slot)?;
+        self.go_on_at(next)?;
         self.tables.push(Table {
             label,
             constants: lookup.constants,
@@ -81,7 +85,65 @@ impl Emitter<'_> {
         clears && self.labels.at(slot).is_none()
     }
 
-    /// Goes on at a slot that has a label: by a copy of what stands there up to a branch, if that is little, so that a loop
+    /// The operation that combines a constant with what its register held before the search, if one does: then a copy of that,
+    /// as compilers make it, need not be waited for. `dst = constant; dst op= copy` is `dst op= constant`.
+    fn combination(&self, search: usize, lookup: &Lookup) -> Option<Alu> {
+        self.short_way_to_branch(lookup.slot)?;
+        let Some(Op::Alu {
+            op: op @ (Alu::Add | Alu::Or | Alu::And | Alu::Xor),
+            wide: false,
+            dst,
+            src: Operand::Reg(copy),
+        }) = self.outline.flow.op(lookup.slot)
+        else {
+            return None;
+        };
+        (dst == lookup.dst && self.is_copy(search, copy, dst)).then_some(op)
+    }
+
+    /// Does a register hold the low half of another one where a search begins?
+    fn is_copy(&self, search: usize, copy: u8, of: u8) -> bool {
+        let mut slot = search;
+        for _ in 0..COPIED {
+            if self.labels.at(slot).is_some() || slot == 0 {
+                return false;
+            }
+            slot -= 1;
+            match self.outline.flow.op(slot) {
+                Some(Op::Move {
+                    dst,
+                    src: Operand::Reg(src),
+                    ..
+                }) if (dst, src) == (copy, of) => return true,
+                Some(op) if is_simple(op) => {
+                    if op
+                        .written()
+                        .is_some_and(|written| written == copy || written == of)
+                    {
+                        return false;
+                    }
+                }
+                _ => return false,
+            }
+        }
+        false
+    }
+
+    fn combine(
+        &mut self,
+        op: Alu,
+        dst: AsmRegister32,
+        with: AsmMemoryOperand,
+    ) -> Result<(), IcedError> {
+        match op {
+            Alu::Add => self.asm.add(dst, with),
+            Alu::Or => self.asm.or(dst, with),
+            Alu::And => self.asm.and(dst, with),
+            _ => self.asm.xor(dst, with),
+        }
+    }
+
+    /// Goes on at a slot that has a label, or behind the first instruction of a short way: by a copy of what stands there up to a branch, if that is little, so that a loop
     /// around a search jumps once in each turn; else by a jump.
     fn go_on_at(&mut self, slot: usize) -> Result<(), Error> {
         let mut next = slot;
