@@ -1,5 +1,6 @@
 //! Code for x86-64.
 
+mod align;
 mod arithmetic;
 mod calls;
 mod copying;
@@ -15,8 +16,8 @@ mod table;
 use std::collections::HashMap;
 
 use beeline_verifier::Flow;
+use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
-use iced_x86::{BlockEncoderOptions, IcedError};
 
 use super::copying::copying_loops;
 use super::liveness::{Liveness, Loops};
@@ -26,6 +27,7 @@ use crate::code::{Code, Error, InsnAt};
 use crate::decision::Decisions;
 use crate::engine::Program;
 use crate::registers::RegisterSet;
+use align::Assembled;
 use calls::CALLBACK_BYTES;
 use emit::Emitter;
 use frame::Frame;
@@ -65,19 +67,17 @@ pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {
     let starts = walk(&mut emitter, &outline, &labels, &frames)?;
     emitter.put_detours()?;
     emitter.put_tables()?;
-    let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
-    let assembled = emitter.asm.assemble_options(0, options)?.inner;
-    let offsets = assembled.new_instruction_offsets;
+    let assembled = Assembled::of(emitter.asm)?;
     let place = |&(before, insn): &(usize, usize)| {
-        let at = *offsets.get(before)?;
+        let at = assembled.offset(before)?;
         let insn = insn as u32; // a program has a million at the most
         Some(InsnAt { at, insn })
     };
     Ok(Code {
-        bytes: assembled.code_buffer,
+        insns: starts.iter().filter_map(place).collect(),
+        bytes: assembled.bytes,
         clobbers: emitter.clobbers.intersection(CALLER_SAVED),
         uses_run: outline.uses_run,
         stack_bytes,
-        insns: starts.iter().filter_map(place).collect(),
     })
 }
