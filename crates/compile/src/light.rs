@@ -3,10 +3,10 @@
 //!
 //! There is no register allocation and next to no optimiser, so thousands of instructions take milliseconds. The code saves only
 //! what the platform's ABI says it has to and what the program really changes: `r0 = 0; exit` becomes `xor eax, eax; ret`.
-//! What compilers of eBPF take apart for want of an instruction is put together again on x86-64 (a sum that is an address, a
-//! branch over a jump, a search among constants that is a look-up in a table), short loops lie in one line of the cache, a move that one way of a branch wants is made on
-//! that way, loops that copy a byte in each turn copy words,
-//! and helpers of a few instructions stand in place of their calls ([`crate::inlines`]).
+//! What compilers of eBPF take apart for want of an instruction is put together again on x86-64: a sum that is an address, a
+//! branch over a jump, a search among constants that is a look-up in a table. Loops that copy a byte in each turn copy words,
+//! short loops lie in one line of the cache, and a move that one way of a branch wants is made on that way. Helpers of a few
+//! instructions stand in place of their calls ([`crate::inlines`]).
 //!
 //! A function whose address is taken gets a thunk by which helpers call it. A tail call leaves the calling function's
 //! frame and jumps to the next program; see [`beeline_isa::abi`].
