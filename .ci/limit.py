@@ -39,7 +39,8 @@ def end_all():
     if left:
         print("left running, and ended:", flush=True)
         report(left)
-    while left:
+    deadline = time.monotonic() + 20
+    while left and time.monotonic() < deadline:
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -48,6 +49,9 @@ def end_all():
         reap()
         time.sleep(0.05)
         left = descendants()
+    if left:
+        print("still there, inside the kernel:", flush=True)
+        report(left)
 
 
 def descendants():
