@@ -1,6 +1,6 @@
 # What people type. `make` alone builds; see each target's line.
 
-.PHONY: build check test soak bench peers demo deps
+.PHONY: build check test soak bench peers corpora demo deps
 
 # The release build: target/release/beeline, and beside it beeline-llvm, the optimising compiler.
 build:
@@ -29,7 +29,8 @@ SOAK_SECONDS ?= 600
 SOAK = BEELINE_SOAK=$(SOAK_SECONDS) cargo test --release --no-fail-fast
 soak: deps build
 	$(SOAK) -p beeline-maps --test kills --test scribble -- --show-output
-	$(SOAK) -p beeline-e2e --test differential --test sums --test engines -- --show-output
+	$(SOAK) -p beeline-e2e --test differential --test sums --test engines --test soundness -- --show-output
+	$(SOAK) -p beeline-verifier --test mutants
 
 # Beeline and the kernel side by side. `make bench ARGS="entry --json"` takes a part; ARGS=--help lists them.
 bench: deps build
@@ -40,6 +41,10 @@ bench: deps build
 peers: deps
 	cargo build --release --manifest-path bench/peers/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}
 	$${CARGO_TARGET_DIR:-target}/release/beeline-peers $(ARGS)
+
+# Every program of Debian's eBPF tools, with the kernel's verdict beside Beeline's: writes docs/corpora.md anew. As root.
+corpora: build
+	cargo run --release -p beeline-e2e --example corpora
 
 # A Python program under a bpftrace one-liner, by Beeline and by the kernel.
 demo: deps

@@ -27,7 +27,7 @@ static __noinline long product(long a)
 	return a * factor;
 }
 
-SEC("raw_tp/first")
+SEC("syscall")
 long first(long *context)
 {
 	int key = 3;
@@ -110,7 +110,7 @@ fn every_engine_gives_the_same_result_and_context() {
     for engine in ["interpreter", "light"] {
         let words = [
             "--section",
-            "raw_tp/first",
+            "syscall",
             "--repeat",
             "10",
             "--json",
@@ -162,7 +162,7 @@ fn what_is_not_there_is_said_with_what_is() {
     let told = ended.stderr.join("\n");
     for what in [
         "no section raw_tp/third",
-        "raw_tp/first (first)",
+        "syscall (first)",
         "raw_tp/second (second)",
     ] {
         assert!(told.contains(what), "no {what} in {told}");
@@ -186,7 +186,7 @@ fn what_is_not_there_is_said_with_what_is() {
 #[test]
 fn listings_show_source_bytecode_and_machine_code() {
     let sample = Sample::new();
-    let words = ["--section", "raw_tp/first"];
+    let words = ["--section", "syscall"];
     let plain = sample.prog("disasm", &sample.object, &words);
     assert!(plain.status.success(), "{plain:?}");
     let has = |ended: &Ended, parts: &[&str]| {
@@ -196,7 +196,7 @@ fn listings_show_source_bytecode_and_machine_code() {
             "no {parts:?} in {ended:?}"
         );
     };
-    has(&plain, &["raw_tp/first (first):"]);
+    has(&plain, &["syscall (first):"]);
     has(&plain, &["; runs++;", "it.c:31:"]);
     has(&plain, &["(18) r1 = map[counts]"]);
     has(&plain, &["call bpf_map_lookup_elem#1"]);
@@ -218,9 +218,9 @@ fn listings_show_source_bytecode_and_machine_code() {
 #[test]
 fn a_compiled_file_runs_where_it_fits() {
     let sample = Sample::new();
-    let (file, ended) = sample.compile(&[]);
+    let (file, ended) = sample.compile(&["--section", "syscall"]);
     assert!(ended.status.success(), "{ended:?}");
-    let words = ["--section", "raw_tp/first", "--repeat", "10", "--json"];
+    let words = ["--section", "syscall", "--repeat", "10", "--json"];
     let result = json(&sample.prog("run", &file, &words));
     assert_eq!(
         (&result["retval"], &result["engine"]),
@@ -242,9 +242,20 @@ fn a_compiled_file_runs_where_it_fits() {
 }
 
 #[test]
+fn a_bad_program_is_not_compiled() {
+    let (_, ended) = Sample::new().compile(&[]);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let told = ended.stderr.join("\n");
+    assert!(
+        told.contains("program wild is refused") && told.contains("ctx"),
+        "{told}"
+    );
+}
+
+#[test]
 fn code_for_another_machine_is_made_shown_and_refused() {
     let sample = Sample::new();
-    let (file, ended) = sample.compile(&["--machine", "aarch64"]);
+    let (file, ended) = sample.compile(&["--machine", "aarch64", "--section", "raw_tp/second"]);
     assert!(ended.status.success(), "{ended:?}");
     let ended = sample.prog("run", &file, &["--section", "raw_tp/second"]);
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");

@@ -3,6 +3,7 @@
 
 use beeline_e2e::Compare::Sorted;
 use beeline_e2e::{Case, Engine, Scratch, Tool, Turn, beeline_wanted, engines, file_offset, need};
+use beeline_runtime::btf::{Btf, kind};
 use std::process::Command;
 
 /// Runs a script whose probes set `$t` to the current task.
@@ -100,6 +101,15 @@ fn what_is_not_known_reads_as_zero_and_does_no_harm() {
     need!(case.check_beeline(&program, || Command::new(&program)));
 }
 
+/// Where the running kernel's tasks have a field, in bytes.
+fn field_of_task(name: &str) -> Result<u32, String> {
+    let data = std::fs::read("/sys/kernel/btf/vmlinux").map_err(|error| error.to_string())?;
+    let btf = Btf::parse(&data).ok_or("the kernel's BTF cannot be read")?;
+    let [task] = btf.find([(kind::STRUCT, "task_struct")]);
+    let field = btf.field(task, name);
+    Ok(field.ok_or("tasks have no such field")?.offset)
+}
+
 /// A thread that blocks SIGSEGV, and Beeline itself, are not ended by a program's null pointer.
 #[test]
 fn null_pointers_are_followed_where_signals_are_blocked_and_in_test_runs() {
@@ -108,8 +118,9 @@ fn null_pointers_are_followed_where_signals_are_blocked_and_in_test_runs() {
     let scratch = Scratch::new();
     let program = scratch.build_with("nulls.c", &["-pthread"]);
     let offset = file_offset(&program, "probed").expect("a function of the program");
+    let field = need!(field_of_task("last_wakee"));
     let mut command = Engine::Beeline.command(&program);
-    command.arg(offset.to_string());
+    command.args([offset.to_string(), field.to_string()]);
     let ended = Tool::start(command).wait();
     assert!(ended.status.success(), "{ended:?}");
     assert_eq!(

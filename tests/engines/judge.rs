@@ -4,12 +4,15 @@ use std::time::{Duration, Instant};
 
 use beeline_compile::{Engine, Interpreter, Light};
 use beeline_e2e::skipped;
-use beeline_fuzz::kernel::Refusal;
-use beeline_fuzz::world::{CONSTANTS, GLOBALS, MAPS};
+use beeline_fuzz::kernel::{self, Refusal};
+use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::Insn;
 use beeline_isa::opcode::{ATOMIC, B, CMPXCHG, FETCH, JCOND, JMP, MEM, SIZE_MASK, STX, W};
 use beeline_llvm::Llvm;
-use beeline_verifier::{MapFacts, Rules, check};
+use beeline_verifier::program::{Kind, Map, Program, SLEEPABLE};
+use beeline_verifier::types::ProgramTypes;
+use beeline_verifier::verdict::LogLevel;
+use beeline_verifier::{function_starts, verify};
 
 use crate::emulated::Emulated;
 use crate::world::{Bytes, Here, Left, There, is_helper, used};
@@ -319,15 +322,40 @@ fn deeper<T>(body: impl FnOnce() -> T) -> T {
 
 /// What the kernel's verifier accepts, ours does.
 fn accept(insns: &[Insn]) -> Result<(), String> {
-    let rules = Rules {
-        helper: &is_helper,
-        map: &|map| {
-            let is_one = matches!(map as usize, GLOBALS | CONSTANTS);
-            Some(MapFacts {
-                direct_value_bytes: is_one.then(|| MAPS[map as usize].value),
-            })
-        },
+    let kind = Kind {
+        prog_type: kernel::SYSCALL,
+        flags: SLEEPABLE,
+        ..Kind::default()
     };
-    let verdict = check(insns, &rules);
-    verdict.map(drop).map_err(|reject| reject.to_string())
+    let starts = function_starts(insns).map_err(|reject| reject.to_string())?;
+    let (btf, functions) = kernel::functions(&starts);
+    let types = ProgramTypes::new(&btf, &functions, &[], &kind, insns, &starts, None);
+    let types = types.map_err(|(_, why)| why)?;
+    let maps: Vec<(i32, Map)> = (0..MAPS.len()).map(|at| (at as i32, map(at))).collect();
+    let maps: Vec<_> = maps.iter().map(|(fd, map)| (*fd, map)).collect();
+    let program = Program {
+        kind,
+        gpl: true,
+        insns,
+        maps: &maps,
+        types: Some(&types),
+        kernel: None,
+        helpers: Some(&is_helper),
+    };
+    let verdict = verify(&program, LogLevel(0)).result;
+    verdict.map(drop).map_err(|refusal| refusal.reason)
+}
+
+fn map(at: usize) -> Map {
+    let shape = MAPS[at];
+    Map {
+        id: at as u32 + 1,
+        map_type: shape.map_type,
+        key_size: shape.key,
+        value_size: shape.value,
+        max_entries: shape.entries,
+        flags: shape.flags,
+        constant: (at == CONSTANTS).then(|| contents(at).remove(0).1),
+        ..Map::default()
+    }
 }

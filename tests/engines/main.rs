@@ -12,6 +12,7 @@ mod judge;
 mod programs;
 mod tails;
 mod workers;
+#[allow(dead_code, reason = "one way to run is for the test of soundness")]
 mod world;
 
 use std::sync::Mutex;

@@ -138,6 +138,27 @@ impl Here {
         result.map_err(|fault| fault.to_string())
     }
 
+    /// Runs a program on any context and with any numbers in its maps, and gives r0 or a fault.
+    pub fn run_on(
+        &mut self,
+        program: &dyn Runnable,
+        context: &mut [u8],
+        mut number: impl FnMut() -> u64,
+    ) -> Result<u64, String> {
+        for (map, ours) in self.maps.iter().enumerate() {
+            for (key, mut value) in contents(map) {
+                if map != CONSTANTS && map != QUEUE {
+                    value.fill_with(|| number() as u8);
+                    let value = for_all_cpus(map, &value);
+                    // A hash may be full of what programs put into it.
+                    let _ = ours.map.update_copy(&key, &value, 0, &me());
+                }
+            }
+        }
+        let result = self.environment.run_on(program, context);
+        result.map_err(|fault| fault.to_string())
+    }
+
     /// The bytes that the last run left.
     pub fn bytes(&self, used: &[usize]) -> Bytes {
         let maps = used.iter().map(|&map| self.maps[map].memory.bytes());

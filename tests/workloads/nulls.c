@@ -1,7 +1,7 @@
 /* A tool whose programs follow null pointers of the current task, and its target: a thread that blocks all signals, and one
- * that does not. Field 8 of a task is one that is zero under Beeline; the kernel would refuse such programs.
+ * that does not.
  *
- *   nulls OFFSET    the file offset of `probed`
+ *   nulls OFFSET FIELD    the file offset of `probed`; where a task has a pointer to a task, which is null under Beeline
  */
 #define _GNU_SOURCE
 #include "raw.h"
@@ -41,23 +41,24 @@ static int target(void)
     return 7;
 }
 
-static int load(uint32_t type, int calls, int others)
+static int load(uint32_t type, int field, int calls, int others)
 {
     const struct bpf_insn body[] = {
-        CALL(BPF_FUNC_get_current_task_btf), LDX(BPF_DW, 6, 0, 8), LDX(BPF_W, 7, 6, 8), COUNT(calls), JEQ(7, 0, 4),
-        COUNT(others), MOV(0, 0), EXIT,
+        CALL(BPF_FUNC_get_current_task_btf), LDX(BPF_DW, 6, 0, (int16_t)field), LDX(BPF_W, 7, 6, 8), COUNT(calls),
+        JEQ(7, 0, 4), COUNT(others), MOV(0, 0), EXIT,
     };
     return loaded(load_program(type, 0, body, LENGTH(body)));
 }
 
 int main(int count, char **arguments)
 {
-    if (count < 2)
+    if (count < 3)
         return target();
+    int field = atoi(arguments[2]);
     int calls = create_counter(), others = create_counter(), in[2], out[2], status;
     union bpf_attr test;
     memset(&test, 0, sizeof test);
-    test.test.prog_fd = (uint32_t)load(BPF_PROG_TYPE_RAW_TRACEPOINT, calls, others);
+    test.test.prog_fd = (uint32_t)load(BPF_PROG_TYPE_RAW_TRACEPOINT, field, calls, others);
     printf("test run %d", bpf(BPF_PROG_TEST_RUN, &test));
     printf(": %ld, %ld not null\n", take_count(calls), take_count(others)), fflush(stdout);
     if (pipe(in) || pipe(out))
@@ -73,7 +74,7 @@ int main(int count, char **arguments)
     char line[64];
     if (!fgets(line, sizeof line, answers))
         die("the target", -EPIPE);
-    int link = good("attach", attach_uprobe(load(BPF_PROG_TYPE_KPROBE, calls, others), arguments[0],
+    int link = good("attach", attach_uprobe(load(BPF_PROG_TYPE_KPROBE, field, calls, others), arguments[0],
                                             strtoul(arguments[1], 0, 0), pid));
     if (write(in[1], "\n", 1) != 1)
         die("the target", -EPIPE);

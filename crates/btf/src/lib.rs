@@ -6,6 +6,9 @@
 //!
 //! The format is that of `Documentation/bpf/btf.rst`.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 /// `BTF_KIND_*`.
 pub mod kind {
     #![allow(missing_docs)] // The names are the kernel's.
@@ -54,6 +57,15 @@ pub struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
     /// Where each type begins in `types`; the first is number 1.
+    starts: Cow<'a, [u32]>,
+}
+
+/// Type information that keeps its own bytes: for whoever asks often.
+#[derive(Debug)]
+pub struct OwnedBtf {
+    data: Vec<u8>,
+    types: Range<usize>,
+    strings: Range<usize>,
     starts: Vec<u32>,
 }
 
@@ -85,6 +97,39 @@ pub struct Member<'a> {
     pub offset: u32,
 }
 
+/// A member of a structure or union as it is described, bits and all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BitMember<'a> {
+    /// Empty for an anonymous structure or union.
+    pub name: &'a [u8],
+    /// Its type's number.
+    pub type_id: u32,
+    /// Bits from the structure's start.
+    pub bit_offset: u32,
+    /// How many bits, if it is a bit field; else 0.
+    pub bits: u32,
+}
+
+/// A variable of a section.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// The number of the `VAR`.
+    pub type_id: u32,
+    /// Bytes from the section's start.
+    pub offset: u32,
+    /// Bytes.
+    pub size: u32,
+}
+
+/// A parameter of a function's prototype.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Param<'a> {
+    /// Empty if it has none.
+    pub name: &'a [u8],
+    /// Its type's number; 0 of the last one for variable arguments.
+    pub type_id: u32,
+}
+
 /// A field that was looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field {
@@ -97,16 +142,9 @@ pub struct Field {
 impl<'a> Btf<'a> {
     /// Indexes the types; `None` if the data is no BTF.
     pub fn parse(data: &'a [u8]) -> Option<Self> {
-        if !data.starts_with(&MAGIC_AND_VERSION) {
-            return None;
-        }
-        let header = u32_at(data, 4)?;
-        let section = |at: usize| {
-            let start = (header as usize).checked_add(u32_at(data, at)? as usize)?;
-            data.get(start..start.checked_add(u32_at(data, at + 4)? as usize)?)
-        };
-        let (types, strings) = (section(8)?, section(16)?);
-        let mut starts = Vec::new();
+        let (types, strings) = sections(data)?;
+        let (types, strings) = (data.get(types)?, data.get(strings)?);
+        let mut starts = Vec::with_capacity(types.len() / (2 * TYPE));
         let mut at = 0;
         while at < types.len() {
             starts.push(u32::try_from(at).ok()?);
@@ -116,8 +154,20 @@ impl<'a> Btf<'a> {
         (at == types.len()).then_some(Self {
             types,
             strings,
-            starts,
+            starts: starts.into(),
         })
+    }
+
+    /// How many types there are, `void` among them: numbers are less than this.
+    #[allow(clippy::len_without_is_empty)] // `void` is always there.
+    pub fn len(&self) -> u32 {
+        self.starts.len() as u32 + 1
+    }
+
+    /// The kind of a type, without a look at the rest of it.
+    pub fn kind(&self, id: u32) -> Option<u8> {
+        let start = *self.starts.get(id.checked_sub(1)? as usize)? as usize;
+        u32_at(self.types, start + 4).map(kind_of)
     }
 
     /// The type of a number; `None` for 0, which is `void`.
@@ -190,6 +240,59 @@ impl<'a> Btf<'a> {
         None
     }
 
+    /// The members of a structure or union, bit fields too.
+    pub fn bit_members(&self, of: Type<'a>) -> impl Iterator<Item = BitMember<'a>> + use<'a> {
+        let strings = self.strings;
+        let rest = match of.kind {
+            kind::STRUCT | kind::UNION => of.rest,
+            _ => &[],
+        };
+        rest.chunks_exact(MEMBER).filter_map(move |member| {
+            let word = u32_at(member, 8)?;
+            let (bit_offset, bits) = if of.bitfields {
+                (word & 0xff_ffff, word >> 24)
+            } else {
+                (word, 0)
+            };
+            Some(BitMember {
+                name: string_at(strings, u32_at(member, 0)?)?,
+                type_id: u32_at(member, 4)?,
+                bit_offset,
+                bits,
+            })
+        })
+    }
+
+    /// The variables of a section.
+    pub fn variables(&self, of: Type<'a>) -> impl Iterator<Item = Variable> + use<'a> {
+        let rest = match of.kind {
+            kind::DATASEC => of.rest,
+            _ => &[],
+        };
+        rest.chunks_exact(MEMBER).filter_map(|variable| {
+            Some(Variable {
+                type_id: u32_at(variable, 0)?,
+                offset: u32_at(variable, 4)?,
+                size: u32_at(variable, 8)?,
+            })
+        })
+    }
+
+    /// The parameters of a function's prototype.
+    pub fn params(&self, of: Type<'a>) -> impl Iterator<Item = Param<'a>> + use<'a> {
+        let strings = self.strings;
+        let rest = match of.kind {
+            kind::FUNC_PROTO => of.rest,
+            _ => &[],
+        };
+        rest.chunks_exact(8).filter_map(move |param| {
+            Some(Param {
+                name: string_at(strings, u32_at(param, 0)?)?,
+                type_id: u32_at(param, 4)?,
+            })
+        })
+    }
+
     /// The members of a structure or union that begin at whole bytes, or the variables of a section.
     pub fn members(&self, of: Type<'a>) -> impl Iterator<Item = Member<'a>> + '_ {
         let (members, variables) = match of.kind {
@@ -260,12 +363,64 @@ impl<'a> Btf<'a> {
 
     /// The string at an offset of the string section.
     pub fn string(&self, offset: u32) -> Option<&'a [u8]> {
-        let rest = self.strings.get(offset as usize..)?;
-        rest.split(|byte| *byte == 0).next()
+        string_at(self.strings, offset)
+    }
+}
+
+impl OwnedBtf {
+    /// Indexes the types; `None` if the data is no BTF.
+    pub fn parse(data: Vec<u8>) -> Option<Self> {
+        let starts = Btf::parse(&data)?.starts.into_owned();
+        let (types, strings) = sections(&data)?;
+        Some(Self {
+            data,
+            types,
+            strings,
+            starts,
+        })
+    }
+
+    /// To ask it.
+    pub fn view(&self) -> Btf<'_> {
+        Btf {
+            types: self.data.get(self.types.clone()).unwrap_or_default(),
+            strings: self.data.get(self.strings.clone()).unwrap_or_default(),
+            starts: Cow::Borrowed(&self.starts),
+        }
     }
 }
 
 impl Type<'_> {
+    /// Number 0, `void`.
+    pub const VOID: Self = Self {
+        kind: 0,
+        name: &[],
+        size_or_type: 0,
+        count: 0,
+        bitfields: false,
+        rest: &[],
+    };
+
+    /// Bytes of a type that has a size of its own; of others it means nothing.
+    pub fn size(&self) -> u32 {
+        self.size_or_type
+    }
+
+    /// Members, parameters or values (`BTF_INFO_VLEN`).
+    pub fn count(&self) -> usize {
+        self.count.into()
+    }
+
+    /// The flag whose meaning depends on the kind: `BTF_INFO_KFLAG`.
+    pub fn is_flagged(&self) -> bool {
+        self.bitfields
+    }
+
+    /// Which member or parameter a tag of a declaration is of; -1 for the whole.
+    pub fn component(&self) -> Option<i32> {
+        (self.kind == kind::DECL_TAG).then(|| u32_at(self.rest, 0).map(u32::cast_signed))?
+    }
+
     /// The number of the type that a variable, pointer or qualifier refers to; of others it means nothing.
     pub fn refers_to(&self) -> u32 {
         self.size_or_type
@@ -291,6 +446,24 @@ impl Type<'_> {
         (self.kind == kind::ARRAY).then_some(())?;
         Some((u32_at(self.rest, 0)?, u32_at(self.rest, 8)?))
     }
+}
+
+fn string_at(strings: &[u8], offset: u32) -> Option<&[u8]> {
+    let rest = strings.get(offset as usize..)?;
+    rest.split(|byte| *byte == 0).next()
+}
+
+/// Where the types and the strings are.
+fn sections(data: &[u8]) -> Option<(Range<usize>, Range<usize>)> {
+    if !data.starts_with(&MAGIC_AND_VERSION) {
+        return None;
+    }
+    let header = u32_at(data, 4)?;
+    let section = |at: usize| {
+        let start = (header as usize).checked_add(u32_at(data, at)? as usize)?;
+        Some(start..start.checked_add(u32_at(data, at + 4)? as usize)?)
+    };
+    Some((section(8)?, section(16)?))
 }
 
 fn kind_of(info: u32) -> u8 {
@@ -376,8 +549,8 @@ mod tests {
 
     #[test]
     fn fields_are_found_through_anonymous_members_and_arrays() {
-        let data = sample();
-        let btf = Btf::parse(&data).unwrap();
+        let data = OwnedBtf::parse(sample()).unwrap();
+        let btf = data.view();
         let [outer, none] = btf.find([(kind::STRUCT, "outer"), (kind::UNION, "outer")]);
         assert_eq!((outer, none), (6, 0));
         let at = |path| {

@@ -40,7 +40,12 @@ pub fn compile(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let object = &file.object;
     let machine = machine(arguments.machine);
     let compiler = arguments.engine.compiler()?;
-    let mut aot = Aot::new(machine, helper_table(), object.license.clone());
+    let mut aot = Aot::new(
+        machine,
+        helper_table(),
+        object.license.clone(),
+        object.btf.clone(),
+    );
     aot.maps = maps(object)?;
     let mut loaded = Loaded::new(object, CompilerName::Light.engines()?)?;
     for program in file.select(arguments.section.as_deref(), None)? {
@@ -54,6 +59,9 @@ pub fn compile(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             name: program.name.clone(),
             prog_type: program.kind.prog_type,
             expected_attach_type: program.kind.expected_attach_type,
+            flags: program.kind.flags,
+            attach_btf_id: program.target.btf_id(),
+            functions: program.func_info.clone(),
             digest: source.digest(),
             insns: program
                 .insns
@@ -104,6 +112,7 @@ fn map(definition: &MapDefinition) -> anyhow::Result<AotMap> {
         max_entries: definition.max_entries,
         map_flags: definition.flags,
         map_extra: definition.map_extra,
+        value_type: definition.value_type,
         inner: None,
         contents,
     })

@@ -6,6 +6,7 @@ mod engines;
 mod prog;
 mod ps;
 mod run;
+mod verify;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -46,6 +47,8 @@ enum Command {
     },
     /// Compile an object file's programs, for machines without a compiler
     Compile(compile::Arguments),
+    /// Say of each program of an object file if it is accepted, and why not
+    Verify(verify::Arguments),
     /// Run programs of an object file for their result, or list them
     #[command(subcommand)]
     Prog(prog::Command),
@@ -69,6 +72,10 @@ fn main() -> ExitCode {
             ps::ps(json)
         }
         Command::Compile(arguments) => compile::compile(&arguments),
+        Command::Verify(arguments) => {
+            end_with_the_reader();
+            verify::verify(&arguments)
+        }
         Command::Prog(command) => {
             end_with_the_reader();
             prog::prog(&command)

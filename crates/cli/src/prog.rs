@@ -1,6 +1,6 @@
 //! `beeline prog`: programs of an object file, without a tool and without anything to attach to.
 
-mod disasm;
+pub mod disasm;
 pub mod file;
 pub mod loaded;
 mod run;

@@ -10,7 +10,7 @@ use crate::cpu;
 use crate::digest::Digest;
 use crate::engine::Machine;
 
-const KIND: Kind = *b"bee aot\x01";
+const KIND: Kind = *b"bee aot\x02";
 
 /// What such a file holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +23,8 @@ pub struct Aot {
     pub helpers: Digest,
     /// As in the object's `license` section.
     pub license: String,
+    /// Types of maps' values and programs' functions; empty if the object has none.
+    pub btf: Vec<u8>,
     /// The maps that programs use.
     pub maps: Vec<AotMap>,
     /// The programs.
@@ -40,6 +42,8 @@ pub struct AotMap {
     pub max_entries: u32,
     pub map_flags: u32,
     pub map_extra: u64,
+    /// In [`Aot::btf`]; 0 if not known.
+    pub value_type: u32,
     /// Of a map of maps, the place in [`Aot::maps`] of the map that those to come have to be like.
     pub inner: Option<u32>,
     /// What the first value holds at the start: data sections. Empty for zeros.
@@ -57,10 +61,16 @@ pub struct AotProgram {
     pub prog_type: u32,
     /// `BPF_*`.
     pub expected_attach_type: u32,
+    /// `prog_flags`.
+    pub flags: u32,
+    /// Of the kernel's BTF, or 0.
+    pub attach_btf_id: u32,
+    /// Where each function begins, and its type in [`Aot::btf`].
+    pub functions: Vec<[u32; 2]>,
     /// [`Digest::of_program`].
     pub digest: Digest,
-    /// Its instructions, 8 bytes each, naming maps by their places in [`Aot::maps`]: so that it can be checked before it
-    /// runs.
+    /// Its instructions, 8 bytes each, naming maps by their places in [`Aot::maps`]: so that it can be verified before
+    /// it runs.
     pub insns: Vec<u8>,
     /// Its maps, by their places in [`Aot::maps`], in the order in which the code numbers them.
     pub maps: Vec<u32>,
@@ -95,12 +105,13 @@ pub enum Unusable {
 
 impl Aot {
     /// A file without programs.
-    pub fn new(machine: Machine, helpers: Digest, license: String) -> Self {
+    pub fn new(machine: Machine, helpers: Digest, license: String, btf: Vec<u8>) -> Self {
         Self {
             machine,
             features: BTreeSet::new(),
             helpers,
             license,
+            btf,
             maps: Vec::new(),
             programs: Vec::new(),
         }
@@ -174,7 +185,7 @@ mod tests {
     use crate::registers::RegisterSet;
 
     fn sample() -> Aot {
-        let mut aot = Aot::new(Machine::X86_64, helpers("one"), "GPL".into());
+        let mut aot = Aot::new(Machine::X86_64, helpers("one"), "GPL".into(), Vec::new());
         aot.maps.push(AotMap {
             name: "counts".into(),
             map_type: 2,
@@ -183,6 +194,7 @@ mod tests {
             max_entries: 1,
             map_flags: 0,
             map_extra: 0,
+            value_type: 0,
             inner: None,
             contents: vec![1, 2],
         });
@@ -192,6 +204,9 @@ mod tests {
             name: "probe".into(),
             prog_type: 2,
             expected_attach_type: 0,
+            flags: 0,
+            attach_btf_id: 0,
+            functions: Vec::new(),
             digest: Digest::of_program(&crate::Program::new(&insns)),
             insns: Vec::new(),
             maps: vec![0],

@@ -23,7 +23,7 @@ impl Digest {
     /// and of the surroundings.
     ///
     /// Two files that number the same maps differently have different programs, so number them by first use, as
-    /// [`beeline_verifier::check`] lists them.
+    /// [`beeline_verifier::verify`] lists them.
     pub fn of_program(program: &Program<'_>) -> Self {
         let mut all = Parts::new("program");
         let insns: Vec<u8> = program

@@ -8,11 +8,12 @@ use std::ptr;
 
 use beeline_compile::{Context, Engine, Interpreter, Light, Program};
 use beeline_fuzz::kernel as bpf;
-use beeline_isa::abi::{Helper, TAIL_CALL};
+use beeline_isa::abi::Helper;
 use beeline_isa::{Insn, Listing};
-use beeline_verifier::{Flow, MapFacts, Rules, check, resolve};
+use beeline_verifier::program::Map;
+use beeline_verifier::{Flow, resolve};
 
-use common::{Environment, in_child, random, tails};
+use common::{Environment, accept, in_child, random, tails};
 
 const NO_CONTEXT: Context = Context {
     start: ptr::null_mut(),
@@ -57,7 +58,7 @@ fn random_callbacks_give_what_the_kernel_gives() {
 
 fn compare(seed: u64, insns: &[Insn], helpers: &[(usize, Helper)]) {
     let name = || format!("seed {seed}\n{}", Listing(insns));
-    accept(insns, &name);
+    accept(insns, &[]);
     let loaded = load(insns, &name);
     let expected =
         bpf::test_run(&loaded).unwrap_or_else(|error| panic!("kernel: {error}; {}", name()));
@@ -72,18 +73,6 @@ fn compare(seed: u64, insns: &[Insn], helpers: &[(usize, Helper)]) {
         let result = result.flatten().map(|r0| r0 as u32);
         assert_eq!(result, Some(expected), "{}: {}", engine.name(), name());
     }
-}
-
-fn accept(insns: &[Insn], name: &dyn Fn() -> String) {
-    let rules = Rules {
-        helper: &|id| matches!(id, LOOP | TAIL_CALL),
-        map: &|_| {
-            Some(MapFacts {
-                direct_value_bytes: None,
-            })
-        },
-    };
-    check(insns, &rules).unwrap_or_else(|reject| panic!("{reject}; {}", name()));
 }
 
 fn load(insns: &[Insn], name: &dyn Fn() -> String) -> File {
@@ -109,6 +98,14 @@ fn random_tail_calls_give_what_the_kernel_gives() {
     for seed in 0..200 {
         let array = bpf::map(PROG_ARRAY, 4, 4, PROGRAMS as u32).expect("a program array");
         let descriptor = array.as_raw_fd();
+        let map = Map {
+            id: 1,
+            map_type: PROG_ARRAY,
+            key_size: 4,
+            value_size: 4,
+            max_entries: PROGRAMS as u32,
+            ..Map::default()
+        };
         let programs: Vec<Vec<Insn>> = (0..PROGRAMS)
             .map(|number| random::tail_calling(seed * PROGRAMS + number, 6, PROGRAMS, descriptor))
             .collect();
@@ -129,7 +126,7 @@ fn random_tail_calls_give_what_the_kernel_gives() {
         let resolved: Vec<Vec<Insn>> = programs
             .iter()
             .map(|insns| {
-                accept(insns, &name);
+                accept(insns, &[(descriptor, &map)]);
                 resolve(insns, &[(descriptor, 0)]).expect("one map")
             })
             .collect();

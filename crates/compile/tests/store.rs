@@ -218,7 +218,7 @@ fn programs_that_differ_have_different_names() {
 fn aot_contents() -> Vec<u8> {
     let (digest, code) = compiled(1);
     let helpers = Digest::of_helpers([(1, "one")]);
-    let mut aot = Aot::new(Machine::X86_64, helpers, "GPL".into());
+    let mut aot = Aot::new(Machine::X86_64, helpers, "GPL".into(), Vec::new());
     aot.maps.push(AotMap {
         name: "counts".into(),
         map_type: 2,
@@ -227,6 +227,7 @@ fn aot_contents() -> Vec<u8> {
         max_entries: 1,
         map_flags: 0,
         map_extra: 0,
+        value_type: 0,
         inner: Some(0),
         contents: vec![1; 8],
     });
@@ -235,6 +236,9 @@ fn aot_contents() -> Vec<u8> {
         name: "probe".into(),
         prog_type: 2,
         expected_attach_type: 0,
+        flags: 0,
+        attach_btf_id: 0,
+        functions: vec![[0, 1]],
         digest,
         insns: Vec::new(),
         maps: vec![0],

@@ -196,7 +196,14 @@ pub(crate) struct ProgLoad {
     pub(crate) license: u64,
     pub(crate) log: Log,
     pub(crate) name: String,
+    pub(crate) flags: u32,
     pub(crate) expected_attach_type: u32,
+    /// A type in the kernel's BTF, or in that of `attach_fd`.
+    pub(crate) attach_btf_id: u32,
+    /// A program or BTF; 0 for none.
+    pub(crate) attach_fd: i32,
+    /// Relocations that are left to the kernel.
+    pub(crate) relocations: u32,
     pub(crate) btf_fd: i32,
     /// `struct bpf_func_info`, for which `btf_fd` is needed.
     pub(crate) func_info: Records,
@@ -242,8 +249,12 @@ impl ProgLoad {
                 size: attr.u32(28),
                 buffer: attr.u64(32),
             },
+            flags: attr.u32(44),
             name: attr.name(48)?,
             expected_attach_type: attr.u32(68),
+            attach_btf_id: attr.u32(108),
+            attach_fd: attr.i32(112),
+            relocations: attr.u32(116),
             btf_fd: attr.i32(72),
             func_info: Records {
                 size: attr.u32(76),

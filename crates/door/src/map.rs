@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use beeline_runtime::backend::{Errno, MapSpec, SpecialFields};
+use beeline_runtime::backend::{Errno, MapSpec, SpecialFields, ValueType};
 
 use crate::attr::{BpfAttr, Element, MapCreate};
 use crate::elements::holds_objects;
@@ -95,7 +95,14 @@ impl Call<'_> {
                 .as_ref()
                 .and_then(|map| Some(map.as_ref().ok()?.held.id)),
             fields: fields.unwrap_or_default(),
+            value_type: None,
         };
+        if let Ok((Some((btf, _, value)), _)) = &typed {
+            spec.value_type = Some(ValueType {
+                btf: btf.data().clone(),
+                id: *value,
+            });
+        }
         if let Ok(name) = &wanted.name {
             spec.name.clone_from(name);
         }

@@ -107,9 +107,9 @@ pub(crate) struct Btf {
 }
 
 enum BtfSource {
-    Tool(Vec<u8>),
+    Tool(Arc<[u8]>),
     /// Some megabytes, read when first asked for.
-    Kernel(OnceLock<Vec<u8>>),
+    Kernel(OnceLock<Arc<[u8]>>),
 }
 
 impl Btf {
@@ -119,7 +119,7 @@ impl Btf {
 
     /// What a tool has loaded.
     pub(crate) fn of_tool(id: u32, data: Vec<u8>) -> Self {
-        let source = BtfSource::Tool(data);
+        let source = BtfSource::Tool(data.into());
         Self { id, source }
     }
 
@@ -132,8 +132,12 @@ impl Btf {
         })
     }
 
-    pub(crate) fn data(&self) -> &[u8] {
-        let read = || std::fs::read(Self::KERNELS_FILE).unwrap_or_default();
+    pub(crate) fn is_kernels(&self) -> bool {
+        matches!(self.source, BtfSource::Kernel(_))
+    }
+
+    pub(crate) fn data(&self) -> &Arc<[u8]> {
+        let read = || std::fs::read(Self::KERNELS_FILE).unwrap_or_default().into();
         match &self.source {
             BtfSource::Tool(data) => data,
             BtfSource::Kernel(data) => data.get_or_init(read),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use beeline_runtime::backend::{Errno, Id, ProgramSpec};
+use beeline_runtime::backend::{
+    Errno, Id, LoadError, Loaded, ProgramSpec, ProgramTypes, VerifierLog, is_gpl_compatible,
+};
 
 use crate::attr::{BpfAttr, Log, ProgLoad, Records, TestRun, u32_at};
 use crate::info::{FUNC_INFO, LINE_INFO};
@@ -18,6 +20,8 @@ const E2BIG: Errno = Errno(libc::E2BIG);
 /// Instructions in one program, for a privileged user.
 const INSN_LIMIT: u32 = 1_000_000;
 const INSN: usize = 8;
+/// `prog_flags` that are served: all of Linux 6.18's but tokens and what is for network devices.
+const FLAGS: u32 = 0xbf;
 /// Maps that one program may name.
 const MAP_LIMIT: u32 = 64;
 /// Bytes of context of a raw tracepoint: 12 arguments.
@@ -37,6 +41,7 @@ impl Call<'_> {
             return Err(E2BIG);
         }
         check_log(&wanted.log)?;
+        self.check_target(&wanted)?;
         let license = self.memory.string(wanted.license, 127)?;
         let btf = self.program_btf(&wanted)?;
         let func_info = self.records(&wanted.func_info, FUNC_INFO)?;
@@ -46,23 +51,32 @@ impl Call<'_> {
             .bytes(wanted.insns, wanted.insn_count as usize * INSN)?;
         let fds = self.map_descriptors(&mut insns, wanted.fd_array)?;
         let kept = self.kept_maps(&wanted)?;
+        let types = btf.as_ref().map(|btf| ProgramTypes {
+            btf: btf.data().clone(),
+            functions: numbers(&func_info),
+            lines: numbers(&line_info),
+        });
 
         let spec = ProgramSpec {
             prog_type: wanted.prog_type,
             expected_attach_type: wanted.expected_attach_type,
+            flags: wanted.flags,
+            attach_btf_id: wanted.attach_btf_id,
             insns,
             maps: self.known_maps(&fds),
             name: wanted.name,
             license: String::from_utf8_lossy(&license).into_owned(),
+            types,
+            log_level: wanted.log.level,
         };
         let loaded = self.door.backend.program_load(&spec);
         // From here it is the tool's: released again if anything below fails.
-        let loaded = loaded.map(|id| Held::new(&self.door.backend, id));
-        let log = loaded
-            .as_ref()
-            .map_or_else(|error| error.log.as_str(), |_| "");
-        self.write_log(attr, &wanted.log, log)?;
-        let held = loaded.map_err(|error| error.errno)?;
+        let (loaded, log) = match loaded {
+            Ok(Loaded { id, log }) => (Ok(Held::new(&self.door.backend, id)), log),
+            Err(LoadError { errno, log, .. }) => (Err(errno), log),
+        };
+        self.write_log(attr, &wanted.log, &log)?;
+        let held = loaded?;
         for map in kept {
             self.door.backend.program_bind_map(held.id, map)?;
         }
@@ -108,7 +122,34 @@ impl Call<'_> {
         if wanted.func_info.count == 0 && wanted.line_info.count == 0 {
             return Ok(None);
         }
-        self.door.fds.btf(self.tid, wanted.btf_fd).map(Some)
+        let btf = self.door.fds.btf(self.tid, wanted.btf_fd)?;
+        if btf.is_kernels() {
+            return Err(Errno(libc::EACCES));
+        }
+        Ok(Some(btf))
+    }
+
+    /// Programs for other programs, and those that the kernel is to relocate, are not served.
+    fn check_target(&self, wanted: &ProgLoad) -> Result<(), Errno> {
+        if wanted.flags & !FLAGS != 0 {
+            return Err(EINVAL);
+        }
+        let refuse = |what| {
+            self.door.backend.unsupported(what);
+            Err(EINVAL)
+        };
+        if wanted.relocations != 0 {
+            return refuse("programs that the kernel is to relocate (light skeletons)");
+        }
+        match wanted.attach_fd {
+            0 => Ok(()),
+            fd => match self.door.fds.find(self.tid, fd)? {
+                Some(Object::Program(_)) => refuse("programs that attach to other programs"),
+                Some(Object::Btf(btf)) if btf.is_kernels() => Ok(()),
+                Some(Object::Btf(_)) => Err(Errno(libc::EOPNOTSUPP)),
+                _ => Err(EINVAL),
+            },
+        }
     }
 
     /// The descriptors of maps in the instructions, each once. An index into the tool's array of
@@ -172,10 +213,13 @@ impl Call<'_> {
         Ok(kept)
     }
 
-    fn write_log(&self, attr: &BpfAttr, log: &Log, text: &str) -> Result<(), Errno> {
-        let whole = write_log(&self.memory, log, text);
+    fn write_log(&self, attr: &BpfAttr, log: &Log, said: &VerifierLog) -> Result<(), Errno> {
+        let whole = write_log(&self.memory, log, said);
         if attr.size >= ProgLoad::LOG_TRUE_SIZE + 4 && log.level != 0 {
-            let len = if text.is_empty() { 0 } else { text.len() + 1 };
+            let len = match said.longest {
+                0 => 0,
+                longest => longest + 1,
+            };
             let field = self.args[1]
                 .checked_add(ProgLoad::LOG_TRUE_SIZE as u64)
                 .ok_or(Errno(libc::EFAULT))?;
@@ -260,25 +304,25 @@ fn check_log(log: &Log) -> Result<(), Errno> {
     Ok(())
 }
 
-/// ENOSPC if the text and its NUL do not fit: then the buffer has the text's end, or, if the tool
+/// ENOSPC if the text and its NUL did not fit at some time. If they still do not, the buffer has the text's end, or, if the tool
 /// asked for that (`BPF_LOG_FIXED`), its beginning.
-fn write_log(memory: &Memory<'_>, log: &Log, text: &str) -> Result<(), Errno> {
+fn write_log(memory: &Memory<'_>, log: &Log, said: &VerifierLog) -> Result<(), Errno> {
     if log.buffer == 0 {
         return Ok(());
     }
-    let (shown, fits) = fitting(text.as_bytes(), log.size as usize - 1, log.level);
-    let mut bytes = shown.to_vec();
+    let room = log.size as usize - 1;
+    let mut bytes = fitting(said.text.as_bytes(), room, log.level).to_vec();
     bytes.push(0);
     memory.write(log.buffer, &bytes)?;
-    if fits {
+    if said.longest <= room {
         Ok(())
     } else {
         Err(Errno(libc::ENOSPC))
     }
 }
 
-/// The part of a log that fits into `room` bytes, and whether that is all of it.
-fn fitting(text: &[u8], room: usize, level: u32) -> (&[u8], bool) {
+/// The part of a log that fits into `room` bytes.
+fn fitting(text: &[u8], room: usize, level: u32) -> &[u8] {
     const FIXED: u32 = 8;
     let cut = text.len().saturating_sub(room);
     let part = if level & FIXED != 0 {
@@ -286,20 +330,13 @@ fn fitting(text: &[u8], room: usize, level: u32) -> (&[u8], bool) {
     } else {
         text.get(cut..)
     };
-    (part.unwrap_or_default(), cut == 0)
+    part.unwrap_or_default()
 }
 
-/// The licenses that the kernel takes for compatible with its own.
-fn is_gpl_compatible(license: &str) -> bool {
-    matches!(
-        license,
-        "GPL"
-            | "GPL v2"
-            | "GPL and additional rights"
-            | "Dual BSD/GPL"
-            | "Dual MIT/GPL"
-            | "Dual MPL/GPL"
-    )
+/// Records of 32-bit numbers.
+fn numbers<const N: usize>(records: &[u8]) -> Vec<[u32; N]> {
+    let record = |bytes: &[u8]| std::array::from_fn(|number| u32_at(bytes, number * 4));
+    records.chunks_exact(N * 4).map(record).collect()
 }
 
 #[cfg(test)]
@@ -308,10 +345,10 @@ mod tests {
 
     #[test]
     fn a_log_that_does_not_fit_keeps_its_end() {
-        assert_eq!(fitting(b"0: exit\n", 8, 1), (&b"0: exit\n"[..], true));
-        assert_eq!(fitting(b"0: exit\n", 5, 1), (&b"exit\n"[..], false));
-        assert_eq!(fitting(b"0: exit\n", 2, 9), (&b"0:"[..], false));
-        assert_eq!(fitting(b"", 0, 1), (&b""[..], true));
+        assert_eq!(fitting(b"0: exit\n", 8, 1), b"0: exit\n");
+        assert_eq!(fitting(b"0: exit\n", 5, 1), b"exit\n");
+        assert_eq!(fitting(b"0: exit\n", 2, 9), b"0:");
+        assert_eq!(fitting(b"", 0, 1), b"");
     }
 
     #[test]

@@ -233,7 +233,8 @@ impl Insn {
             CALL | EXIT if !wide || register_source => return Err(BadInsn::Opcode),
             CALL => return self.op_call(),
             EXIT => {
-                self.require(dst == 0 && self.src == 0 && off == 0 && self.imm == 0)?;
+                // The kernel lets the offset be anything.
+                self.require(dst == 0 && self.src == 0 && self.imm == 0)?;
                 return Ok(Op::Exit);
             }
             JCOND if wide && !register_source => {

@@ -2,6 +2,7 @@
 
 use object::elf::{
     EM_BPF, SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, STB_LOCAL, STB_WEAK, STT_FUNC, STT_SECTION,
+    STV_HIDDEN, STV_INTERNAL,
 };
 use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
 use object::{
@@ -51,6 +52,8 @@ pub(crate) struct Symbol<'a> {
     pub(crate) is_section: bool,
     pub(crate) is_local: bool,
     pub(crate) is_weak: bool,
+    /// Nobody outside its file sees it.
+    pub(crate) is_hidden: bool,
 }
 
 impl<'a> Elf<'a> {
@@ -134,6 +137,7 @@ fn read_symbol<'a>(symbol: &FileSymbol<'a, '_>) -> Result<Symbol<'a>, Error> {
         is_section: kind == STT_SECTION,
         is_local: binding == STB_LOCAL,
         is_weak: binding == STB_WEAK,
+        is_hidden: matches!(raw.st_visibility(), STV_HIDDEN | STV_INTERNAL),
     })
 }
 

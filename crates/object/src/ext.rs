@@ -5,6 +5,8 @@ use beeline_btf::Btf;
 /// Its parts, each by the sections that it is about.
 #[derive(Debug, Default)]
 pub(crate) struct Ext<'a> {
+    /// `struct bpf_func_info`: offset in the section, type.
+    pub(crate) functions: Vec<Records<'a>>,
     /// `struct bpf_line_info`: offset in the section, file's name, line's text, line and column.
     pub(crate) lines: Vec<Records<'a>>,
     /// `struct bpf_core_relo`.
@@ -37,6 +39,7 @@ impl<'a> Ext<'a> {
             by_section(data.get(start..end)?, btf)
         };
         Some(Self {
+            functions: part(8)?,
             lines: part(16)?,
             core: part(24)?,
         })

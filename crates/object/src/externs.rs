@@ -22,29 +22,32 @@ pub(crate) enum Extern {
     Missing(u32),
 }
 
-/// All externs of a file, by their symbol.
+/// Where options of the kernel's configuration are in their map, by name.
+pub(crate) type OptionPlaces = Vec<(String, u32)>;
+
+/// All externs of a file, by their symbol; and the places of configuration options in their map.
 pub(crate) fn resolve(
     elf: &Elf<'_>,
     btf: Option<&Btf<'_>>,
     kernel: &dyn Kernel,
     maps: &mut Vec<MapDefinition>,
-) -> Result<HashMap<usize, Extern>, Error> {
+) -> Result<(HashMap<usize, Extern>, OptionPlaces), Error> {
     let is_extern = |it: &Symbol<'_>| {
         it.section.is_none() && !it.is_local && !it.is_function && !it.name.is_empty()
     };
     let symbols = elf.symbols.iter().enumerate();
     let externs: Vec<_> = symbols.filter(|(_, it)| is_extern(it)).collect();
     if externs.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(Default::default());
     }
     let btf = btf.ok_or(Error::NoBtf)?;
     let types = |section| variables_of(btf, section).into_iter().collect();
-    let options: HashMap<String, Type<'_>> = types(".kconfig");
+    let of_config: HashMap<String, Type<'_>> = types(".kconfig");
     let of_kernel: HashMap<String, Type<'_>> = types(".ksyms");
     let mut resolved = HashMap::new();
     let mut config = Vec::new();
     for (place, (number, symbol)) in externs.into_iter().enumerate() {
-        if let Some(option) = options.get(symbol.name) {
+        if let Some(option) = of_config.get(symbol.name) {
             config.push(ConfigOption::of(btf, number, symbol, *option, kernel)?);
             continue;
         }
@@ -54,14 +57,18 @@ pub(crate) fn resolve(
         let found = in_kernel(btf, symbol, *wanted, place as u32, kernel)?;
         resolved.insert(number, found);
     }
+    let mut options = Vec::new();
     if !config.is_empty() {
         let map = maps.len();
         let (definition, offsets) = config_map(config);
         maps.push(definition);
-        let places = offsets.into_iter();
-        resolved.extend(places.map(|(number, offset)| (number, Extern::Config { map, offset })));
+        for (number, offset) in offsets {
+            resolved.insert(number, Extern::Config { map, offset });
+            let name = elf.symbols.get(number).map_or("", |it| it.name);
+            options.push((name.to_owned(), offset));
+        }
     }
-    Ok(resolved)
+    Ok((resolved, options))
 }
 
 fn in_kernel(

@@ -13,6 +13,7 @@
 //! maps of the `.struct_ops` sections (their programs are there), functions of kernel modules, `/proc/config.gz`, and the
 //! relocation of `bpf_core_type_matches`.
 
+mod attach;
 mod co_re;
 mod elf;
 mod ext;
@@ -22,10 +23,12 @@ mod lines;
 mod link;
 mod maps;
 mod section;
+mod types;
 
 use beeline_btf::Btf;
 use beeline_isa::Insn;
 
+pub use attach::AttachTarget;
 pub use kernel::{Kernel, RunningKernel};
 pub use lines::Line;
 pub use maps::{Contents, MapDefinition};
@@ -46,7 +49,7 @@ pub struct Object {
     pub license: String,
     /// Of section `version`.
     pub kernel_version: Option<u32>,
-    /// The file's own type information; empty without one.
+    /// The file's own type information, as a kernel takes it; empty without one.
     pub btf: Vec<u8>,
 }
 
@@ -67,6 +70,12 @@ pub struct Program {
     pub functions: Vec<(usize, String)>,
     /// Source lines, by instruction; empty if the file does not know them.
     pub lines: Vec<Line>,
+    /// `struct bpf_func_info` of each function: its slot, and its type in the file's BTF.
+    pub func_info: Vec<[u32; 2]>,
+    /// `struct bpf_line_info`, what [`Program::lines`] is made from.
+    pub line_info: Vec<[u32; 4]>,
+    /// What it attaches to by the kernel's types.
+    pub target: AttachTarget,
 }
 
 /// Why a file is not taken.
@@ -159,7 +168,7 @@ impl Object {
         co_re::relocate(&elf, &mut code, btf_data, &ext, kernel)?;
         let functions = link::functions(&elf, &code)?;
         let mut maps = maps::Maps::of(&elf, btf.as_ref())?;
-        let externs = externs::resolve(&elf, btf.as_ref(), kernel, &mut maps.all)?;
+        let (externs, options) = externs::resolve(&elf, btf.as_ref(), kernel, &mut maps.all)?;
         let mut linker = Linker::new(&elf, &code, &functions, &maps, &externs);
         let mut programs = Vec::new();
         for main in entries(&elf, &functions) {
@@ -171,6 +180,7 @@ impl Object {
                 continue;
             };
             let bare = section.trim_start_matches('?');
+            let line_info = lines::records_of_program(&elf, &ext.lines, &functions, &parts);
             let named = parts.iter().filter_map(|part| {
                 let function = functions.get(part.function)?;
                 Some((part.at, function.name.to_owned()))
@@ -182,19 +192,25 @@ impl Object {
                 autoload: bare.len() == section.len(),
                 insns,
                 functions: named.collect(),
-                lines: btf.as_ref().map_or_else(Vec::new, |btf| {
-                    lines::of_program(&elf, btf, &ext, &functions, &parts)
-                }),
+                lines: btf
+                    .as_ref()
+                    .map_or_else(Vec::new, |btf| lines::lines(btf, &line_info)),
+                func_info: lines::records_of_program(&elf, &ext.functions, &functions, &parts),
+                line_info,
+                target: attach::find(bare, kernel),
             });
         }
         let license = section_data("license").unwrap_or_default();
         let license = license.split(|byte| *byte == 0).next().unwrap_or_default();
+        let types = btf.as_ref().map_or_else(Vec::new, |btf| {
+            types::complete(btf_data, btf, &elf, &maps.all, &options)
+        });
         Ok(Self {
             programs,
             maps: maps.all,
             license: String::from_utf8_lossy(license).into_owned(),
             kernel_version: section_data("version").and_then(|data| ext::word(data, 0)),
-            btf: btf_data.to_vec(),
+            btf: types,
         })
     }
 }

@@ -4,7 +4,7 @@ use beeline_btf::Btf;
 use beeline_isa::INSN_BYTES;
 
 use crate::elf::Elf;
-use crate::ext::{Ext, word};
+use crate::ext::{Records, word};
 use crate::link::{Function, Part};
 
 /// A source line, and the first instruction of a run that comes from it.
@@ -22,46 +22,53 @@ pub struct Line {
     pub text: String,
 }
 
-/// The lines of a linked program, by instruction.
-pub(crate) fn of_program(
+/// What records say of a linked program: the words of each, of which the first is an instruction's slot now.
+pub(crate) fn records_of_program<const WORDS: usize>(
     elf: &Elf<'_>,
-    btf: &Btf<'_>,
-    ext: &Ext<'_>,
+    records: &[Records<'_>],
     functions: &[Function<'_>],
     parts: &[Part],
-) -> Vec<Line> {
-    let string = |offset| {
-        let string = btf.string(offset).unwrap_or_default();
-        String::from_utf8_lossy(string).into_owned()
-    };
-    let mut lines = Vec::new();
+) -> Vec<[u32; WORDS]> {
+    let mut found = Vec::new();
     for part in parts {
         let Some(function) = functions.get(part.function) else {
             continue;
         };
-        let section = elf.sections.get(function.section);
-        let of_section = ext
-            .lines
-            .iter()
-            .filter(|it| Some(it.section.as_str()) == section.map(|it| it.name));
-        for records in of_section {
+        let section = elf.sections.get(function.section).map(|it| it.name);
+        let of_section = |it: &&Records<'_>| Some(it.section.as_str()) == section;
+        for records in records.iter().filter(of_section) {
             for record in records.records.chunks_exact(records.size) {
-                let fields = [0, 4, 8, 12].map(|at| word(record, at).unwrap_or(0));
-                let [offset, file, text, place] = fields;
-                let slot = (offset as usize / INSN_BYTES).checked_sub(function.start);
-                let Some(slot) = slot.filter(|slot| *slot < function.len) else {
+                let mut words = [0; WORDS];
+                for (at, place) in words.iter_mut().enumerate() {
+                    *place = word(record, 4 * at).unwrap_or(0);
+                }
+                let Some(offset) = words.first_mut() else {
                     continue;
                 };
-                lines.push(Line {
-                    insn: part.at + slot,
-                    file: string(file),
-                    line: place >> 10,
-                    column: place & 0x3ff,
-                    text: string(text).trim().to_owned(),
-                });
+                let slot = (*offset as usize / INSN_BYTES).checked_sub(function.start);
+                if let Some(slot) = slot.filter(|slot| *slot < function.len) {
+                    *offset = (part.at + slot) as u32; // a program's slots are far fewer
+                    found.push(words);
+                }
             }
         }
     }
-    lines.sort_by_key(|line| line.insn);
-    lines
+    found.sort_by_key(|words| words.first().copied());
+    found
+}
+
+/// The lines of a linked program, by instruction, from its `struct bpf_line_info`.
+pub(crate) fn lines(btf: &Btf<'_>, info: &[[u32; 4]]) -> Vec<Line> {
+    let string = |offset| {
+        let string = btf.string(offset).unwrap_or_default();
+        String::from_utf8_lossy(string).into_owned()
+    };
+    let line = |&[insn, file, text, place]: &[u32; 4]| Line {
+        insn: insn as usize,
+        file: string(file),
+        line: place >> 10,
+        column: place & 0x3ff,
+        text: string(text).trim().to_owned(),
+    };
+    info.iter().map(line).collect()
 }

@@ -9,6 +9,9 @@ const ARRAY: u32 = 2;
 const ARRAY_OF_MAPS: u32 = 12;
 const HASH_OF_MAPS: u32 = 13;
 const PROG_ARRAY: u32 = 3;
+const PERF_EVENT_ARRAY: u32 = 4;
+const RINGBUF: u32 = 27;
+const USER_RINGBUF: u32 = 31;
 /// `BPF_F_RDONLY_PROG`.
 pub(crate) const RDONLY_PROG: u32 = 1 << 7;
 /// `BPF_F_MMAPABLE`.
@@ -36,7 +39,9 @@ pub struct MapDefinition {
     pub flags: u32,
     /// `map_extra` of `BPF_MAP_CREATE`.
     pub map_extra: u64,
-    /// Of its value in the file's BTF; 0 if not known.
+    /// Of its key in the file's BTF; 0 if not known.
+    pub key_type: u32,
+    /// The same of its value.
     pub value_type: u32,
     /// Is it to be pinned by its name?
     pub pinned: bool,
@@ -61,6 +66,18 @@ pub enum Contents {
 }
 
 impl MapDefinition {
+    /// `max_entries` as libbpf asks the kernel for them, on a machine with so many CPUs and pages of such a size.
+    pub fn entries(&self, cpus: u32, page_size: u32) -> u32 {
+        match self.map_type {
+            PERF_EVENT_ARRAY if self.max_entries == 0 => cpus,
+            RINGBUF | USER_RINGBUF => {
+                let whole = self.max_entries.max(page_size).checked_next_power_of_two();
+                whole.unwrap_or(self.max_entries)
+            }
+            _ => self.max_entries,
+        }
+    }
+
     /// Are these a section's variables, all in one value?
     pub fn holds_variables(&self) -> bool {
         matches!(self.contents, Contents::Value(_))
@@ -293,7 +310,7 @@ fn described(
             "map_extra" => map.map_extra = number()?.into(),
             "key_size" => map.key_size = number()?,
             "value_size" => map.value_size = number()?,
-            "key" => map.key_size = size_of()?.1,
+            "key" => (map.key_type, map.key_size) = size_of()?,
             "value" => (map.value_type, map.value_size) = size_of()?,
             "pinning" if !is_inner => map.pinned = number()? == PIN_BY_NAME,
             "values" if !is_inner => {

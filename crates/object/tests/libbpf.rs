@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use beeline_isa::{Imm64, Insn, Op};
-use beeline_object::{Object, RunningKernel, SectionKind};
+use beeline_object::{Object, Program, RunningKernel, SectionKind};
 
 #[test]
 fn the_programs_of_libbpf_tools_are_linked_as_libbpf_does() {
@@ -259,6 +259,7 @@ fn compare(file: &Path) -> Result<usize, String> {
                 &theirs[..4]
             ));
         }
+        compare_infos(theirs, ours)?;
         let mut insns = with_indexes(&bytes(theirs[4]), &fds);
         for (theirs, ours) in insns.iter_mut().zip(&ours.insns) {
             // libbpf before 1.2 leaves a weak kernel function that is not there as number 0, later ones poison its call.
@@ -285,7 +286,39 @@ fn compare(file: &Path) -> Result<usize, String> {
             ));
         }
     }
+    let types: Vec<_> = words("types ").collect();
+    let is_ours = |it: &Vec<&str>| bytes(&it[0][1..]) == ours.btf;
+    if !ours.btf.is_empty() && !types.iter().any(is_ours) {
+        return Err(format!("none of {} types is ours", types.len()));
+    }
     Ok(programs.len())
+}
+
+/// What goes to the kernel beside the instructions: the target's number, and where functions and lines are.
+fn compare_infos(theirs: &[&str], ours: &Program) -> Result<(), String> {
+    let packed = |words: &mut dyn Iterator<Item = u32>| words.flat_map(u32::to_le_bytes).collect();
+    let functions: Vec<u8> = packed(&mut ours.func_info.iter().flatten().copied());
+    let lines: Vec<u8> = packed(&mut ours.line_info.iter().flatten().copied());
+    let name = &ours.name;
+    if bytes(&theirs[6][1..]) != functions {
+        return Err(format!(
+            "{name}: functions {:?}, not {}",
+            ours.func_info, theirs[6]
+        ));
+    }
+    if bytes(&theirs[7][1..]) != lines {
+        return Err(format!("{name}: lines differ from {}", theirs[7]));
+    }
+    // The oracle sets these targets.
+    let is_set = ours.section.starts_with("fe");
+    let target = ours.target.btf_id().to_string();
+    if !is_set && theirs[5] != target {
+        return Err(format!(
+            "{name}: target {:?}, not {}",
+            ours.target, theirs[5]
+        ));
+    }
+    Ok(())
 }
 
 /// Replaces the descriptors of maps by their places.

@@ -31,6 +31,15 @@ static const char *known(const char *name)
 	return NULL;
 }
 
+static void words(uint64_t from, unsigned size)
+{
+	const uint8_t *bytes = (void *)(uintptr_t)from;
+	printf("x");
+	for (unsigned i = 0; i < size; i++)
+		printf("%02x", bytes[i]);
+	printf(" ");
+}
+
 static long load(union bpf_attr *attr)
 {
 	const char *name = object ? known(attr->prog_name) : NULL;
@@ -40,6 +49,9 @@ static long load(union bpf_attr *attr)
 	const uint8_t *insns = (void *)(uintptr_t)attr->insns;
 	for (unsigned i = 0; i < attr->insn_cnt * 8; i++)
 		printf("%02x", insns[i]);
+	printf(" %u ", attr->attach_btf_id);
+	words(attr->func_info, attr->func_info_cnt * attr->func_info_rec_size);
+	words(attr->line_info, attr->line_info_cnt * attr->line_info_rec_size);
 	printf("\n");
 	struct bpf_insn small[] = { { .code = 0xb7 }, { .code = 0x95 } };
 	return bpf_prog_load(BPF_PROG_TYPE_SOCKET_FILTER, "small", "GPL", small, 2, NULL);
@@ -57,6 +69,12 @@ long syscall(long number, ...)
 		long fd = load((union bpf_attr *)a[1]);
 		if (fd >= 0)
 			return fd;
+	}
+	if (number == SYS_bpf && a[0] == BPF_BTF_LOAD && object) {
+		union bpf_attr *attr = (void *)a[1];
+		printf("types ");
+		words(attr->btf, attr->btf_size);
+		printf("\n");
 	}
 	return forward(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

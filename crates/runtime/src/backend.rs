@@ -7,9 +7,12 @@
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use beeline_maps::{Batch, Errno};
+use beeline_verifier::program::FieldKind;
+pub use beeline_verifier::program::is_gpl_compatible;
 
 /// A kernel-style object id, never 0, never reused in a session; maps, programs, links and rings share one space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +39,17 @@ pub struct MapSpec {
     pub inner: Option<Id>,
     /// What the value's type says.
     pub fields: SpecialFields,
+    /// The value's type, if the tool gave types.
+    pub value_type: Option<ValueType>,
+}
+
+/// A type in some BTF.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ValueType {
+    /// The BTF.
+    pub btf: Arc<[u8]>,
+    /// Its number there.
+    pub id: u32,
 }
 
 /// What an element of a map of objects is set to.
@@ -58,13 +72,32 @@ pub struct SpecialFields {
     pub timer: Option<u32>,
 }
 
+impl SpecialFields {
+    /// Those of a value.
+    pub fn of(value: &ValueType) -> Self {
+        let fields = beeline_verifier::types::ProgramTypes::map_fields(&value.btf, value.id, None);
+        let place = |kind| {
+            let field = fields.iter().find(|field| field.kind == kind);
+            field.map(|field| field.offset)
+        };
+        Self {
+            spin_lock: place(FieldKind::SpinLock),
+            timer: place(FieldKind::Timer),
+        }
+    }
+}
+
 /// `BPF_PROG_LOAD`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct ProgramSpec {
     /// `BPF_PROG_TYPE_*`.
     pub prog_type: u32,
     /// `BPF_*` attach type.
     pub expected_attach_type: u32,
+    /// `BPF_F_*` of `prog_flags`.
+    pub flags: u32,
+    /// What it attaches to in the kernel's BTF; 0 for nothing.
+    pub attach_btf_id: u32,
     /// Raw instructions, 8 bytes each. Map descriptors in `LD_IMM64` are as the tool wrote them; `maps` resolves them.
     pub insns: Vec<u8>,
     /// Every map descriptor that the instructions name, with the map behind it; a descriptor that is no map is absent.
@@ -73,15 +106,61 @@ pub struct ProgramSpec {
     pub name: String,
     /// For example "GPL".
     pub license: String,
+    /// What is known of its functions and lines.
+    pub types: Option<ProgramTypes>,
+    /// How much the verifier is to say: bits of `log_level`.
+    pub log_level: u32,
 }
 
-/// Why a program was not loaded: what `bpf()` returns and what goes into the tool's log buffer.
+/// A program's BTF, and what it says of the program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProgramTypes {
+    /// The BTF.
+    pub btf: Arc<[u8]>,
+    /// `struct bpf_func_info`: where a function begins, and its type.
+    pub functions: Vec<[u32; 2]>,
+    /// `struct bpf_line_info`: an instruction, its file, its text, and line and column.
+    pub lines: Vec<[u32; 4]>,
+}
+
+/// A program that was loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// Its id.
+    pub id: Id,
+    /// What the verifier said.
+    pub log: VerifierLog,
+}
+
+/// Why a program was not loaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError {
     /// As the kernel gives for the same defect.
     pub errno: Errno,
-    /// Text in the manner of the kernel verifier's log.
-    pub log: String,
+    /// The line of the kernel's log that says why, also where no log was asked for; empty where the kernel says nothing.
+    pub reason: String,
+    /// What the verifier said.
+    pub log: VerifierLog,
+}
+
+impl LoadError {
+    /// Of a program that no verifier has seen.
+    pub fn new(errno: i32, reason: impl Into<String>) -> Self {
+        Self {
+            errno: Errno(errno),
+            reason: reason.into(),
+            log: VerifierLog::default(),
+        }
+    }
+}
+
+/// What goes into the tool's log buffer: in the manner of the kernel's, as far as the tool asked for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VerifierLog {
+    /// The log.
+    pub text: String,
+    /// Bytes that it had at its longest: what is said of paths that turn out good is taken back.
+    pub longest: usize,
 }
 
 /// Where a program is to be attached.
@@ -203,8 +282,8 @@ pub trait Backend: Send + Sync {
     /// Has a ring-buffer map or a perf ring something to read?
     fn readable(&self, id: Id) -> Result<bool, Errno>;
 
-    /// Checks, compiles and seals a program.
-    fn program_load(&self, spec: &ProgramSpec) -> Result<Id, LoadError>;
+    /// Verifies, compiles and seals a program.
+    fn program_load(&self, spec: &ProgramSpec) -> Result<Loaded, LoadError>;
     /// `BPF_PROG_BIND_MAP`: the program keeps the map alive.
     fn program_bind_map(&self, program: Id, map: Id) -> Result<(), Errno>;
     /// `BPF_PROG_TEST_RUN` on a raw tracepoint or syscall program: runs it once here; gives r0.

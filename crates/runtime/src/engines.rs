@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use beeline_compile::aot::{Aot, Unusable};
 use beeline_compile::{
-    Code, CodeStore, Compiler, Digest, Error, Light, Machine, MapShape, Program,
+    Code, CodeStore, Compiler, Digest, Error, Light, Machine, MapShape, Program, RegisterSet,
 };
 use beeline_image::helpers;
 use beeline_isa::Insn;
@@ -30,6 +30,8 @@ pub enum Choice {
     Light,
     /// The optimizer's, which is waited for.
     Optimized,
+    /// The interpreter runs them, which checks every access: programs need not be verified, and are attached nowhere.
+    Interpreter,
 }
 
 /// A compiler that may take its time.
@@ -60,6 +62,23 @@ pub struct Compiled {
     pub is_ahead: bool,
     /// The code.
     pub code: Code,
+}
+
+impl Compiled {
+    /// Of a program that cannot run here.
+    pub(crate) fn none() -> Self {
+        Self {
+            engine: String::new(),
+            is_ahead: false,
+            code: Code {
+                bytes: Vec::new(),
+                clobbers: RegisterSet::EMPTY,
+                uses_run: false,
+                stack_bytes: 0,
+                insns: Vec::new(),
+            },
+        }
+    }
 }
 
 /// What code is made from.
@@ -138,6 +157,11 @@ impl Engines {
         Self { is_verbose, ..self }
     }
 
+    /// Are programs to be verified before they run?
+    pub fn are_verified(&self) -> bool {
+        self.choice != Choice::Interpreter
+    }
+
     /// The code to begin with.
     pub(crate) fn first(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
         if let Some(ahead) = self.ahead.as_ref().and_then(|aot| aot.find(&source.digest)) {
@@ -148,7 +172,7 @@ impl Engines {
             }));
         }
         match (self.choice, &self.optimizer) {
-            (Choice::Light, _) | (_, None) => self.lightly(source),
+            (Choice::Light | Choice::Interpreter, _) | (_, None) => self.lightly(source),
             (Choice::Optimized, Some(optimizer)) => self.optimized(source).or_else(|error| {
                 let light = self.lightly(source)?;
                 if !self.has_failed.swap(true, Relaxed) {

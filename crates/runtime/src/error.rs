@@ -48,6 +48,14 @@ pub enum Error {
     /// The thread that runs programs here is gone, or had no slot free in time.
     #[error("Beeline could not run a program in its own process")]
     Runner,
+    /// A program has no code, as it uses what is in the kernel only.
+    #[error(
+        "the program uses packets, sockets or functions of the kernel, which are not there in user space"
+    )]
+    NoCode,
+    /// The session's programs are not verified, so code of theirs must not run.
+    #[error("programs that nobody has verified run in the interpreter only")]
+    Unverified,
     /// A program that was run with every access checked did what it must not.
     #[error("the program was ended at {0}")]
     Fault(beeline_compile::Fault),
@@ -87,7 +95,7 @@ impl Error {
                 _ => libc::EINVAL,
             }),
             Self::Fault(_) => Errno(libc::EFAULT),
-            Self::Engine(_) => Errno(libc::ENOTSUP),
+            Self::Engine(_) | Self::Unverified | Self::NoCode => Errno(libc::ENOTSUP),
             Self::Target { .. } | Self::Runner => Errno(libc::EBUSY),
         }
     }

@@ -1,7 +1,7 @@
 //! The objects of eBPF and their lifetimes: maps, programs, links and the targets they reach into.
 //!
 //! [`Runtime`] is one session. It implements [`backend::Backend`], the interface that the door speaks to. Programs
-//! are checked ([`program`]), compiled ([`engines`]) and placed into targets ([`target`]) together with the image; what a
+//! are verified ([`verification`]), compiled ([`engines`]) and placed into targets ([`target`]) together with the image; what a
 //! process needs to be given back as it was stands in the process itself ([`leave`]), so that `beeline detach` works
 //! also when the session is gone.
 //!
@@ -39,6 +39,7 @@ mod target;
 mod tasks;
 mod trace;
 mod vdso;
+mod verification;
 
 pub use beeline_btf as btf;
 pub use error::Error;

@@ -11,8 +11,10 @@ use std::time::Duration;
 use beeline_compile::MapShape;
 use beeline_maps::user_ring::UserRing;
 use beeline_maps::{Caller, Errno, Fields, Kind, Layout, Map, Spec, flags, ring};
+use beeline_verifier::program;
+use beeline_verifier::types::{KernelTypes, ProgramTypes};
 
-use crate::backend::{Id, MapSpec};
+use crate::backend::{Id, MapSpec, ValueType};
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 use crate::objects::{self, Elements, Object, ProgramKind};
@@ -134,6 +136,30 @@ impl MapObject {
     /// What a compiler may know of it.
     pub fn shape(&self) -> MapShape {
         shape_of(&self.map)
+    }
+
+    /// As the verifier is told of it.
+    pub fn as_verified(&self, kernel: Option<&KernelTypes>) -> program::Map {
+        let inner = self.inner.as_ref();
+        program::Map {
+            id: self.id.0,
+            constant: self.constant(),
+            inner: inner.map(|inner| Box::new(as_verified(inner, kernel))),
+            ..as_verified(&self.spec, kernel)
+        }
+    }
+
+    /// The value of an array of one element that nobody changes any more.
+    fn constant(&self) -> Option<Vec<u8>> {
+        let is_one = self.map.spec().kind() == Some(Kind::Array) && self.spec.max_entries == 1;
+        let is_constant = self.spec.flags & flags::RDONLY_PROG != 0 && self.frozen.load(SeqCst);
+        if !is_one || !is_constant {
+            return None;
+        }
+        let mut value = vec![0; self.map.value_len()];
+        let first = 0u32.to_ne_bytes();
+        let read = self.map.lookup_copy(&first, &mut value, 0, &Self::caller());
+        read.ok().map(|()| value)
     }
 
     /// No more changes by the tool.
@@ -259,6 +285,23 @@ impl Source for MapObject {
 
 fn out_of_memory(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::ENOMEM))
+}
+
+/// A map of which no more is known.
+fn as_verified(spec: &MapSpec, kernel: Option<&KernelTypes>) -> program::Map {
+    let fields = |value: &ValueType| ProgramTypes::map_fields(&value.btf, value.id, kernel);
+    program::Map {
+        id: 0,
+        name: spec.name.clone(),
+        map_type: spec.map_type,
+        key_size: spec.key_size,
+        value_size: spec.value_size,
+        max_entries: spec.max_entries,
+        flags: spec.flags,
+        constant: None,
+        inner: None,
+        fields: spec.value_type.as_ref().map(fields).unwrap_or_default(),
+    }
 }
 
 /// What a compiler may know of a map.

@@ -1,17 +1,17 @@
-//! A program: checked, compiled, and ready to be placed into targets.
+//! A program: verified, compiled, and ready to be placed into targets.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use beeline_compile::Code;
-use beeline_image::helpers;
 use beeline_isa::abi::TAIL_CALL;
 use beeline_isa::{Insn, Op};
-use beeline_verifier::{MapFacts, Reject, Rules};
+use beeline_verifier::types::KernelTypes;
+use beeline_verifier::verdict::{Facts, MapUse};
 
-use crate::backend::{Errno, Id, LoadError, ProgramSpec};
+use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
 use crate::engines::{Compiled, Engines, Source};
 use crate::map::MapObject;
+use crate::verification::{self, Accepted, Maps};
 
 /// A loaded program.
 #[derive(Debug)]
@@ -95,75 +95,56 @@ pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
         .map(|(_, what)| *what)
 }
 
-impl Program {
-    /// Checks and compiles. `maps` are those that the spec's descriptors name.
-    pub fn load(
-        id: Id,
-        spec: &ProgramSpec,
-        maps: &HashMap<i32, Arc<MapObject>>,
-        engines: &Engines,
-    ) -> Result<Self, LoadError> {
-        let insns: Vec<Insn> = Insn::decode_all(&spec.insns)
-            .map_err(|error| refuse(libc::EINVAL, error.to_string()))?
-            .collect();
-        let is_helper = |number: u32| helpers::ALL.iter().any(|helper| helper.number == number);
-        let facts = |fd: i32| {
-            let map = maps.get(&fd)?;
-            let direct = !map.here().direct_values().is_null() && map.spec.max_entries == 1;
-            Some(MapFacts {
-                direct_value_bytes: direct.then_some(map.spec.value_size),
-            })
-        };
-        let summary = beeline_verifier::check(
-            &insns,
-            &Rules {
-                helper: &is_helper,
-                map: &facts,
-            },
-        )
-        .map_err(rejected)?;
-        let mut used: Vec<Arc<MapObject>> = Vec::new();
-        let mut indexes = Vec::new();
-        for map in &summary.maps {
-            // Two descriptors may name one map.
-            let object = maps
-                .get(&map.fd)
-                .ok_or_else(|| refuse(libc::EBADF, format!("fd {} is no map", map.fd)))?;
-            let index = used
-                .iter()
-                .position(|known| known.id == object.id)
-                .unwrap_or_else(|| {
-                    used.push(object.clone());
-                    used.len() - 1
-                });
-            indexes.push((map.fd, index as u32));
-        }
-        check_fields(spec.prog_type, &used)?;
-        let resolved = beeline_verifier::resolve(&insns, &indexes)
-            .map_err(|missing| refuse(libc::EBADF, format!("fd {} is no map", missing.fd)))?;
-        let shapes = used.iter().map(|map| map.shape()).collect();
-        let source = Source::new(resolved, shapes);
-        let first = engines
-            .first(&source)
-            .map_err(|error| refuse(libc::ENOTSUP, error.to_string()))?;
-        let code = &first.code;
-        check_stack(code).map_err(|why| refuse(libc::E2BIG, why.to_owned()))?;
-        let calls = |helpers: &[u32]| {
-            summary
-                .helpers
-                .iter()
-                .any(|helper| helpers.contains(helper))
-        };
-        let needs = Needs {
+impl Needs {
+    fn of(facts: &Facts, code: &Code) -> Self {
+        let calls = |helpers: &[u32]| facts.helpers.iter().any(|helper| helpers.contains(helper));
+        // Of programs that it may tail-call, now or later, nothing is known but that they run in its place.
+        let tail_calls = calls(&[TAIL_CALL]);
+        Self {
             environment: code.uses_run,
             slot: code.uses_run || code.stack_bytes > BORROWED_STACK,
-            // Of programs that it may tail-call, now or later, nothing is known but that they run in its place.
-            reads_context: summary.reads_context || calls(&[TAIL_CALL]),
-            reads_memory: calls(&[TAIL_CALL]) || calls(&READERS),
+            reads_context: facts.reads_context || tail_calls,
+            reads_memory: calls(&READERS) || tail_calls,
             asks_cgroups: calls(&CGROUPS),
             prints: calls(&PRINTERS),
             task: calls(&TASK),
+        }
+    }
+}
+
+impl Program {
+    /// Verifies and compiles. `maps` are those that the spec's descriptors name, `kernel` are the types of the kernel's that
+    /// it may look at.
+    pub fn load(
+        id: Id,
+        spec: &ProgramSpec,
+        maps: &Maps,
+        kernel: Option<&KernelTypes>,
+        engines: &Engines,
+    ) -> Result<(Self, VerifierLog), LoadError> {
+        let Accepted {
+            insns,
+            facts,
+            log,
+            runs,
+        } = if engines.are_verified() {
+            verification::judge(spec, maps, kernel)?
+        } else {
+            verification::trust_nothing(spec)?
         };
+        let (used, indexes) = numbered(&facts.maps, maps)?;
+        let resolved = beeline_verifier::resolve(&insns, &indexes).map_err(|missing| {
+            LoadError::new(libc::EBADF, format!("fd {} is no map", missing.fd))
+        })?;
+        let shapes = used.iter().map(|map| map.shape()).collect();
+        let source = Source::new(resolved, shapes);
+        let first = if runs {
+            let compiled = engines.first(&source);
+            compiled.map_err(|error| LoadError::new(libc::ENOTSUP, error.to_string()))?
+        } else {
+            Arc::new(Compiled::none())
+        };
+        check_stack(&first.code).map_err(|why| LoadError::new(libc::E2BIG, why))?;
         let program = Self {
             id,
             prog_type: spec.prog_type,
@@ -172,21 +153,24 @@ impl Program {
             tag: crate::tag::of(&spec.insns),
             shown: with_map_ids(&spec.insns, maps),
             source: Arc::new(source),
+            needs: Needs::of(&facts, &first.code),
             first,
             better: OnceLock::new(),
             maps: used,
-            needs,
             trace: None,
             bound: Mutex::default(),
         };
         let arrays = program.maps.iter().filter(|map| map.is_program_array());
         for array in arrays {
-            array
-                .programs
-                .admit(&program)
-                .map_err(|errno| refuse(errno.0, String::new()))?;
+            let admitted = array.programs.admit(&program);
+            admitted.map_err(|errno| LoadError::new(errno.0, ""))?;
         }
-        Ok(program)
+        Ok((program, log))
+    }
+
+    /// Has it code? A program that needs what is in the kernel only has none.
+    pub fn runs(&self) -> bool {
+        !self.first.code.bytes.is_empty()
     }
 
     /// The best code that there is.
@@ -253,45 +237,29 @@ fn check_stack(code: &Code) -> Result<(), &'static str> {
     }
 }
 
-/// Programs that may interrupt others, and the holder of a lock too, may not use maps with locks or timers.
-fn check_fields(prog_type: u32, maps: &[Arc<MapObject>]) -> Result<(), LoadError> {
-    // BPF_PROG_TYPE_ KPROBE, TRACEPOINT, PERF_EVENT, RAW_TRACEPOINT and its writable form.
-    const TRACING: [u32; 5] = [2, 5, 7, 17, 24];
-    if !TRACING.contains(&prog_type) {
-        return Ok(());
-    }
-    let fields = |map: &Arc<MapObject>| *map.here().fields();
-    let locks = maps.iter().any(|map| fields(map).spin_lock().is_some());
-    let timers = maps.iter().any(|map| fields(map).timer().is_some());
-    match (locks, timers) {
-        (true, _) => Err(refuse(
-            libc::EINVAL,
-            "tracing progs cannot use bpf_spin_lock yet".to_owned(),
-        )),
-        (_, true) => Err(refuse(
-            libc::EINVAL,
-            "tracing progs cannot use bpf_timer yet".to_owned(),
-        )),
-        _ => Ok(()),
-    }
-}
+/// The maps that a program uses, each once, and for each of its descriptors the place of its map among them.
+type Numbered = (Vec<Arc<MapObject>>, Vec<(i32, u32)>);
 
-fn refuse(errno: i32, why: String) -> LoadError {
-    LoadError {
-        errno: Errno(errno),
-        log: why + "\n",
+fn numbered(uses: &[MapUse], maps: &Maps) -> Result<Numbered, LoadError> {
+    let mut used: Vec<Arc<MapObject>> = Vec::new();
+    let mut indexes = Vec::new();
+    for MapUse { fd, .. } in uses {
+        // Two descriptors may name one map.
+        let object = maps
+            .get(fd)
+            .ok_or_else(|| LoadError::new(libc::EBADF, format!("fd {fd} is no map")))?;
+        let known = used.iter().position(|known| known.id == object.id);
+        let index = known.unwrap_or_else(|| {
+            used.push(object.clone());
+            used.len() - 1
+        });
+        indexes.push((*fd, index as u32));
     }
-}
-
-fn rejected(reject: Reject) -> LoadError {
-    LoadError {
-        errno: Errno(reject.errno),
-        log: reject.log,
-    }
+    Ok((used, indexes))
 }
 
 /// The instructions with each map's descriptor replaced by its id.
-fn with_map_ids(insns: &[u8], maps: &HashMap<i32, Arc<MapObject>>) -> Vec<u8> {
+fn with_map_ids(insns: &[u8], maps: &Maps) -> Vec<u8> {
     let mut shown = insns.to_vec();
     crate::tag::each_map_load(&mut shown, |first, _| {
         let id = (*first)

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{
-    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, MapSpec, ObjectRef, ProgramSpec,
+    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
+    ProgramSpec,
 };
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
@@ -105,7 +106,21 @@ impl Runtime {
     /// Runs a program in this process, for its result. Errors: also [`Error::Fault`] of a checked run.
     pub fn test_run(&self, program: Id, run: TestRun) -> Result<TestResult, Error> {
         let program = self.program(program).map_err(|_| Error::Runner)?;
+        if !run.checked {
+            self.check_runs(&program)?;
+        }
         self.runner.once(program, run)
+    }
+
+    /// May its code run?
+    fn check_runs(&self, program: &Program) -> Result<(), Error> {
+        if !self.engines.are_verified() {
+            return Err(Error::Unverified);
+        }
+        if !program.runs() {
+            return Err(Error::NoCode);
+        }
+        Ok(())
     }
 
     /// What a program's code is made from, and its code now.
@@ -426,7 +441,7 @@ impl Backend for Runtime {
         }
     }
 
-    fn program_load(&self, spec: &ProgramSpec) -> Result<Id, LoadError> {
+    fn program_load(&self, spec: &ProgramSpec) -> Result<Loaded, LoadError> {
         let maps = {
             let objects = self.objects();
             spec.maps
@@ -435,7 +450,9 @@ impl Backend for Runtime {
                 .collect()
         };
         let id = self.id();
-        let mut program = Program::load(id, spec, &maps, &self.engines).inspect_err(|_| {
+        let kernel = self.shared.kernel_types();
+        let loaded = Program::load(id, spec, &maps, kernel, &self.engines);
+        let (mut program, log) = loaded.inspect_err(|_| {
             for what in program::forbidden(&spec.insns) {
                 self.unsupported(what);
             }
@@ -444,10 +461,8 @@ impl Backend for Runtime {
             self.shared.cgroups.want();
         }
         if program.needs.prints {
-            let trace = self.trace().map_err(|errno| LoadError {
-                errno,
-                log: String::new(),
-            })?;
+            let trace = self.trace();
+            let trace = trace.map_err(|errno| LoadError::new(errno.0, ""))?;
             program.print_to(trace.map().clone());
         }
         if program.needs.task && self.shared.blueprint().is_none() {
@@ -460,7 +475,7 @@ impl Backend for Runtime {
             self.improver.improve(&program);
         }
         self.objects().programs.insert(id, program);
-        Ok(id)
+        Ok(Loaded { id, log })
     }
 
     fn program_bind_map(&self, program: Id, map: Id) -> Result<(), Errno> {
@@ -480,14 +495,16 @@ impl Backend for Runtime {
             context: argument,
             ..TestRun::default()
         };
-        self.runner
-            .once(self.program(program)?, run)
+        self.program(program)?;
+        self.test_run(program, run)
             .map(|result| result.value)
             .map_err(|error| self.refuse(&error))
     }
 
     fn attach(&self, program: Id, point: &AttachPoint) -> Result<Id, Errno> {
         let program = self.program(program)?;
+        self.check_runs(&program)
+            .map_err(|error| self.refuse(&error))?;
         let id = self.id();
         let link = match (point, self.place_of(point)?) {
             (

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
 use beeline_image::abi::Session;
+use beeline_verifier::types::KernelTypes;
 
 use crate::cgroup::Cgroups;
 use crate::image::Image;
@@ -33,6 +34,8 @@ pub struct Shared {
     pub removals: AtomicU64,
     /// See [`Self::blueprint`].
     blueprint: OnceLock<Option<Blueprint>>,
+    /// See [`Self::kernel_types`].
+    kernel_types: OnceLock<Option<KernelTypes>>,
 }
 
 impl Shared {
@@ -50,12 +53,20 @@ impl Shared {
             cgroups: Cgroups::default(),
             removals: AtomicU64::new(0),
             blueprint: OnceLock::new(),
+            kernel_types: OnceLock::new(),
         })
     }
 
     /// How the running kernel lays out a task; `None` if it does not say. Read when it is first asked for.
     pub fn blueprint(&self) -> Option<&Blueprint> {
         self.blueprint.get_or_init(Blueprint::of_kernel).as_ref()
+    }
+
+    /// The running kernel's structures, which programs may look at; `None` if it does not describe them. Read when they are
+    /// first asked for.
+    pub fn kernel_types(&self) -> Option<&KernelTypes> {
+        let read = || KernelTypes::new(std::fs::read("/sys/kernel/btf/vmlinux").ok()?);
+        self.kernel_types.get_or_init(read).as_ref()
     }
 
     /// The session page, mapped here.

@@ -56,6 +56,7 @@ impl Trace {
             name: "trace".into(),
             inner: None,
             fields: SpecialFields::default(),
+            value_type: None,
         };
         let shared = Shared {
             map: Arc::new(MapObject::new(id, &spec, None, cpus)?),

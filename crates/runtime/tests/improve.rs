@@ -332,12 +332,16 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
         machine,
         beeline_runtime::engines::helper_table(),
         "GPL".into(),
+        Vec::new(),
     );
     aot.add(AotProgram {
         section: "raw_tp".into(),
         name: "seven".into(),
         prog_type: RAW_TRACEPOINT,
         expected_attach_type: 0,
+        flags: 0,
+        attach_btf_id: 0,
+        functions: Vec::new(),
         digest: beeline_compile::Digest::of_program(&source),
         insns: Vec::new(),
         maps: Vec::new(),

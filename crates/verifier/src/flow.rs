@@ -1,6 +1,6 @@
 //! The shape of a program: what each slot does, where functions begin and end, what follows what.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_isa::{BadInsn, Imm64, Insn, Op};
 
@@ -16,8 +16,22 @@ pub const MAX_FRAMES: usize = 8;
 pub struct Flow {
     /// By slot; `None` for the second slot of a 64-bit immediate.
     ops: Vec<Option<Op>>,
+    /// Instructions that are no operations; poison stands in their places.
+    odd: BTreeMap<usize, Odd>,
     functions: Vec<Function>,
     reachable: Vec<bool>,
+}
+
+/// An instruction that only the verifier has to do with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Odd {
+    /// Not defined: whoever reaches it is refused.
+    Bad(BadInsn),
+    /// A load from the packet, in classic BPF's manner; the register is an index to be added.
+    PacketLoad {
+        /// r0 to r10.
+        index: Option<u8>,
+    },
 }
 
 /// The slots `start..end`. The first function is the program's entry; they follow each other without a gap.
@@ -32,6 +46,15 @@ pub struct Function {
 impl Flow {
     /// Finds the shape of a program, or the first reason why it has none.
     pub fn of(insns: &[Insn]) -> Result<Self, Reject> {
+        Self::made(insns, false)
+    }
+
+    /// The same where instructions that may be dead code need not be good.
+    pub(crate) fn tolerant(insns: &[Insn]) -> Result<Self, Reject> {
+        Self::made(insns, true)
+    }
+
+    fn made(insns: &[Insn], tolerant: bool) -> Result<Self, Reject> {
         match insns.len() {
             0 => return Err(Reject::program(E2BIG, "a program needs at least one insn")),
             length if length > MAX_INSNS => {
@@ -42,9 +65,10 @@ impl Flow {
             }
             _ => {}
         }
-        let ops = decode(insns)?;
+        let (ops, odd) = decode(insns, tolerant)?;
         let functions = functions(insns, &ops)?;
         let mut flow = Self {
+            odd,
             reachable: vec![false; ops.len()],
             ops,
             functions,
@@ -95,6 +119,7 @@ impl Flow {
     pub fn successors(&self, index: usize) -> impl Iterator<Item = usize> + use<> {
         let next = index + 1;
         let (first, second) = match self.op(index) {
+            Some(Op::Poison { .. }) if self.is_packet_load(index) => (Some(next), None),
             Some(Op::Exit | Op::Poison { .. }) => (None, None),
             Some(Op::Jump { off }) => (target(index, off), None),
             Some(Op::Branch { off, .. } | Op::MayGoto { off }) => {
@@ -104,6 +129,15 @@ impl Flow {
             _ => (Some(next), None),
         };
         [first, second].into_iter().flatten()
+    }
+
+    /// What stands there that is no operation.
+    pub(crate) fn odd(&self, index: usize) -> Option<Odd> {
+        self.odd.get(&index).copied()
+    }
+
+    fn is_packet_load(&self, index: usize) -> bool {
+        matches!(self.odd(index), Some(Odd::PacketLoad { .. }))
     }
 
     /// The slot where the function begins that this slot calls or takes the address of.
@@ -116,32 +150,6 @@ impl Flow {
         let reachable = self.reach(true);
         (0..self.len())
             .find(|&index| self.op(index).is_some() && reachable.get(index) == Some(&false))
-    }
-
-    /// The first reachable slot from which control can never get to an end of its function.
-    pub(crate) fn first_endless(&self) -> Option<usize> {
-        let mut predecessors: Vec<Vec<usize>> = vec![Vec::new(); self.len()];
-        let mut pending = Vec::new();
-        for index in (0..self.len()).filter(|&index| self.is_reachable(index)) {
-            for next in self.successors(index) {
-                if let Some(list) = predecessors.get_mut(next) {
-                    list.push(index);
-                }
-            }
-            if matches!(self.op(index), Some(Op::Exit | Op::Poison { .. })) {
-                pending.push(index);
-            }
-        }
-        let mut ends = vec![false; self.len()];
-        while let Some(index) = pending.pop() {
-            if let Some(seen @ false) = ends.get_mut(index) {
-                *seen = true;
-                pending.extend(predecessors.get(index).into_iter().flatten());
-            }
-        }
-        (0..self.len()).find(|&index| {
-            self.is_reachable(index) && self.op(index).is_some() && ends.get(index) == Some(&false)
-        })
     }
 
     /// The longest chain of calls in functions, 1 where nothing is called; E2BIG above [`MAX_FRAMES`].
@@ -260,11 +268,27 @@ fn callee(index: usize, op: &Op) -> Option<usize> {
     }
 }
 
-fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Reject> {
+/// The operations by slot, and, if `tolerant`, what is none.
+type Decoded = (Vec<Option<Op>>, BTreeMap<usize, Odd>);
+
+fn decode(insns: &[Insn], tolerant: bool) -> Result<Decoded, Reject> {
     let mut ops = Vec::with_capacity(insns.len());
+    let mut odd = BTreeMap::new();
     let mut slots = insns.iter().enumerate();
     while let Some((index, &insn)) = slots.next() {
-        let op = insn.op().map_err(|bad| undefined(index, insn, bad))?;
+        let op = match insn.op() {
+            Ok(op) => op,
+            Err(bad) => match odd_insn(insn, bad).filter(|_| tolerant) {
+                Some(found) => {
+                    odd.insert(index, found);
+                    match found {
+                        Odd::PacketLoad { .. } => Op::Poison { imm: insn.imm },
+                        Odd::Bad(_) => faultless(insn),
+                    }
+                }
+                None => return Err(undefined(index, insn, bad)),
+            },
+        };
         ops.push(Some(op));
         if insn.is_imm64() {
             match slots.next() {
@@ -289,7 +313,53 @@ fn decode(insns: &[Insn]) -> Result<Vec<Option<Op>>, Reject> {
             }
         }
     }
-    Ok(ops)
+    Ok((ops, odd))
+}
+
+/// What an instruction would be that has faults in fields that do not matter to where control goes.
+fn faultless(insn: Insn) -> Op {
+    use beeline_isa::opcode::*;
+    const NEXT: Op = Op::Jump { off: 0 };
+    if insn.is_imm64() {
+        let without = Insn {
+            dst: 0,
+            off: 0,
+            ..insn
+        };
+        return without.op().unwrap_or(NEXT);
+    }
+    if !matches!(insn.code & CLASS_MASK, JMP | JMP32) {
+        return NEXT;
+    }
+    let keeps_off = !matches!(insn.code & OP_MASK, CALL | EXIT) && insn.code != JMP32 | JA;
+    let keeps_imm = matches!(insn.code & OP_MASK, CALL) || insn.code == JMP32 | JA;
+    let without = Insn {
+        code: insn.code & !SOURCE_MASK,
+        dst: 0,
+        src: if insn.code == JMP | CALL { insn.src } else { 0 },
+        off: if keeps_off { insn.off } else { 0 },
+        imm: if keeps_imm { insn.imm } else { 0 },
+    };
+    without.op().unwrap_or(NEXT)
+}
+
+/// What the kernel says of an instruction when a path comes to it, not before.
+fn odd_insn(insn: Insn, bad: BadInsn) -> Option<Odd> {
+    use beeline_isa::opcode::{CLASS_MASK, IND, LDX, MODE_MASK, PSEUDO_MAP_IDX_VALUE};
+    match bad {
+        BadInsn::Opcode => None,
+        // Of a kind that there is not.
+        _ if insn.is_imm64() && insn.src > PSEUDO_MAP_IDX_VALUE => None,
+        _ if insn.code & CLASS_MASK == LDX && insn.imm != 0 => None,
+        BadInsn::Packet if insn.dst == 0 && insn.off == 0 => match insn.code & MODE_MASK {
+            IND => Some(Odd::PacketLoad {
+                index: Some(insn.src),
+            }),
+            _ if insn.src == 0 => Some(Odd::PacketLoad { index: None }),
+            _ => Some(Odd::Bad(BadInsn::Packet)),
+        },
+        _ => Some(Odd::Bad(bad)),
+    }
 }
 
 fn takes_high_half(op: &Op) -> bool {
@@ -302,7 +372,7 @@ fn takes_high_half(op: &Op) -> bool {
     )
 }
 
-fn undefined(index: usize, insn: Insn, bad: BadInsn) -> Reject {
+pub(crate) fn undefined(index: usize, insn: Insn, bad: BadInsn) -> Reject {
     match bad {
         BadInsn::Opcode => Reject::insn(
             EINVAL,

@@ -2,12 +2,16 @@
 
 use beeline_isa::Insn;
 
+/// "No such file or directory": a type that is not there.
+pub const ENOENT: i32 = 2;
 /// "Argument list too long": the program is empty, too long or calls too deeply.
 pub const E2BIG: i32 = 7;
 /// "Bad file descriptor".
 pub const EBADF: i32 = 9;
 /// "Permission denied": a register or the stack is used in a way it must not be.
 pub const EACCES: i32 = 13;
+/// "Bad address": what the kernel says where it has lost its own thread.
+pub const EFAULT: i32 = 14;
 /// "Invalid argument": the program is malformed.
 pub const EINVAL: i32 = 22;
 /// "Protocol error": a map is named by its place in an array that the load did not come with.
@@ -28,7 +32,7 @@ pub struct Reject {
 
 impl Reject {
     /// A defect of the whole program, or one whose message names the instruction itself.
-    pub(crate) fn program(errno: i32, message: impl AsRef<str>) -> Self {
+    pub fn program(errno: i32, message: impl AsRef<str>) -> Self {
         Self {
             errno,
             log: format!("{}\n", message.as_ref()),
@@ -36,7 +40,7 @@ impl Reject {
     }
 
     /// A defect of one instruction, which is quoted first.
-    pub(crate) fn insn(errno: i32, index: usize, insn: Insn, message: impl AsRef<str>) -> Self {
+    pub fn insn(errno: i32, index: usize, insn: Insn, message: impl AsRef<str>) -> Self {
         Self {
             errno,
             log: format!(

@@ -4,7 +4,10 @@ use std::os::fd::AsRawFd;
 
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_verifier::{Flow, MapFacts, Reject, Rules, Summary, check};
+use beeline_verifier::program::{Kind, Map, Program};
+use beeline_verifier::types::ProgramTypes;
+use beeline_verifier::verdict::{LogLevel, Verdict};
+use beeline_verifier::{function_starts, verify};
 
 const END_PROGRAM: Insn = Insn {
     code: JMP | EXIT,
@@ -21,6 +24,8 @@ const R0_IS_0: Insn = Insn {
     imm: 0,
 };
 
+/// `BPF_MAP_TYPE_ARRAY`.
+const ARRAY: u32 = 2;
 /// `BPF_MAP_TYPE_PROG_ARRAY`.
 const PROG_ARRAY: u32 = 3;
 
@@ -234,7 +239,7 @@ fn callbacks() {
     ]);
     // A function cannot begin in the middle of an instruction, either.
     if bpf::is_usable() {
-        compare(&with(0, Insn { imm: 0, ..low }), &|_| None, false);
+        compare(&with(0, Insn { imm: 0, ..low }), &[], false);
     }
 }
 
@@ -244,11 +249,15 @@ fn tail_calls() {
         return;
     }
     let array = bpf::map(PROG_ARRAY, 4, 4, 4).expect("a program array");
-    let facts = |_| {
-        Some(MapFacts {
-            direct_value_bytes: None,
-        })
+    let map = Map {
+        id: 1,
+        map_type: PROG_ARRAY,
+        key_size: 4,
+        value_size: 4,
+        max_entries: 4,
+        ..Map::default()
     };
+    let maps = [(array.as_raw_fd(), &map)];
     let [low, high] = imm64(2, PSEUDO_MAP_FD, array.as_raw_fd() as u64);
     let index = insn(ALU64 | K | MOV, 3, 0, 0, 1);
     let tail = [low, high, index, call(12)];
@@ -260,7 +269,7 @@ fn tail_calls() {
         [&[call_local(2)][..], &end, &tail, &end].concat(),
         [&[call_local(2)][..], &end, &tail, &end[1..]].concat(),
     ] {
-        compare(&insns, &facts, true);
+        compare(&insns, &maps, true);
     }
 }
 
@@ -278,7 +287,7 @@ fn addresses_that_are_not_served() {
     // The kernel knows which variables there are; none can be reached from here.
     if bpf::is_usable() {
         for id in [0, 1] {
-            compare(&load(PSEUDO_BTF_ID, id), &|_| None, false);
+            compare(&load(PSEUDO_BTF_ID, id), &[], false);
         }
     }
 }
@@ -287,7 +296,7 @@ fn addresses_that_are_not_served() {
 #[test]
 fn helpers_without_their_arguments() {
     if bpf::is_usable() {
-        compare(&between(&[], call(6)), &|_| None, false);
+        compare(&between(&[], call(6)), &[], false);
     }
 }
 
@@ -303,15 +312,15 @@ fn maps() {
         vec![low, high, R0_IS_0, END_PROGRAM]
     };
     let (one, many) = (one.as_raw_fd() as u64, many.as_raw_fd() as u64);
-    let facts = |fd: i32| match fd as u64 {
-        fd if fd == one => Some(MapFacts {
-            direct_value_bytes: Some(16),
-        }),
-        fd if fd == many => Some(MapFacts {
-            direct_value_bytes: None,
-        }),
-        _ => None,
+    let map = |id, max_entries| Map {
+        id,
+        map_type: ARRAY,
+        key_size: 4,
+        value_size: 16,
+        max_entries,
+        ..Map::default()
     };
+    let maps = [(one as i32, &map(1, 1)), (many as i32, &map(2, 4))];
     let programs = [
         (load(PSEUDO_MAP_FD, one), true),
         (load(PSEUDO_MAP_FD, 9999), true),
@@ -322,7 +331,7 @@ fn maps() {
         (load(PSEUDO_MAP_IDX, 0), true),
     ];
     for (insns, same_words) in programs {
-        compare(&insns, &facts, same_words);
+        compare(&insns, &maps, same_words);
     }
 }
 
@@ -333,45 +342,55 @@ fn between(before: &[Insn], insn: Insn) -> Vec<Insn> {
 fn agree(programs: &[Vec<Insn>]) {
     if bpf::is_usable() {
         for insns in programs {
-            compare(insns, &|_| None, true);
+            compare(insns, &[], true);
         }
     }
 }
 
-fn compare(insns: &[Insn], map: &dyn Fn(i32) -> Option<MapFacts>, same_words: bool) {
-    let ours = verdict(insns, map);
-    let kernel = match Flow::of(insns) {
-        Ok(flow) => {
-            let starts: Vec<usize> = flow.functions().iter().map(|one| one.start).collect();
-            bpf::load_functions(bpf::SOCKET_FILTER, insns, &starts)
-        }
-        Err(_) => bpf::load(bpf::SOCKET_FILTER, insns),
+fn compare(insns: &[Insn], maps: &[(i32, &Map)], same_words: bool) {
+    let starts = function_starts(insns).ok();
+    let ours = verdict(insns, starts.as_deref(), maps);
+    let kernel = match &starts {
+        Some(starts) => bpf::load_functions(bpf::SOCKET_FILTER, insns, starts),
+        None => bpf::load(bpf::SOCKET_FILTER, insns),
     };
     let text = beeline_isa::Listing(insns);
-    match (ours, kernel) {
+    match (ours.result, kernel) {
         (Ok(_), Ok(_)) => {}
         (Err(ours), Err(kernel)) => {
             assert_eq!(
                 ours.errno, kernel.errno,
-                "{ours}; kernel: {}; of\n{text}",
-                kernel.log
+                "{}; kernel: {}; of\n{text}",
+                ours.reason, kernel.log
             );
             if same_words && !insns.is_empty() {
-                assert_eq!(last_words(&ours.log), last_words(&kernel.log), "of\n{text}");
+                assert_eq!(ours.reason, last_words(&kernel.log), "of\n{text}");
             }
         }
         (ours, kernel) => panic!("ours: {ours:?}\nkernel: {kernel:?}\nof\n{text}"),
     }
 }
 
-fn verdict(insns: &[Insn], map: &dyn Fn(i32) -> Option<MapFacts>) -> Result<Summary, Reject> {
-    check(
+fn verdict(insns: &[Insn], starts: Option<&[usize]>, maps: &[(i32, &Map)]) -> Verdict {
+    let kind = Kind {
+        prog_type: bpf::SOCKET_FILTER,
+        ..Kind::default()
+    };
+    let types = starts.map(|starts| {
+        let (btf, functions) = bpf::functions(starts);
+        let types = ProgramTypes::new(&btf, &functions, &[], &kind, insns, starts, None);
+        types.expect("good type information")
+    });
+    let program = Program {
+        kind,
+        gpl: true,
         insns,
-        &Rules {
-            helper: &|id| matches!(id, 5 | 6 | 12 | 181),
-            map,
-        },
-    )
+        maps,
+        types: types.as_ref(),
+        kernel: None,
+        helpers: None,
+    };
+    verify(&program, LogLevel(0))
 }
 
 /// The last line of a log that is neither statistics nor states.

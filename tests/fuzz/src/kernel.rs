@@ -4,16 +4,13 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 
 use beeline_isa::Insn;
+use beeline_kernel::{MapSpec, ProgramSpec, ProgramTypes, Run};
 
-const MAP_CREATE: libc::c_long = 0;
-const MAP_UPDATE_ELEM: libc::c_long = 2;
-const PROG_LOAD: libc::c_long = 5;
-const PROG_TEST_RUN: libc::c_long = 10;
-const BTF_LOAD: libc::c_long = 18;
+pub use beeline_kernel::Refusal;
 
 /// `BPF_PROG_TYPE_SOCKET_FILTER`.
 pub const SOCKET_FILTER: u32 = 1;
@@ -21,34 +18,6 @@ pub const SOCKET_FILTER: u32 = 1;
 pub const SYSCALL: u32 = 31;
 /// `BPF_F_SLEEPABLE`: what programs of that type have to be.
 const SLEEPABLE: u32 = 1 << 4;
-
-/// `union bpf_attr`, as far as it is needed: 32-bit words.
-type Attr = [u32; 32];
-
-/// Why the kernel refused a program.
-#[derive(Debug)]
-pub struct Refusal {
-    /// The error number.
-    pub errno: i32,
-    /// The verifier's words.
-    pub log: String,
-}
-
-fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<i32> {
-    // SAFETY: the kernel reads and writes `attr` within its size; what its pointers lead to, each caller says.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_mut_ptr(), size_of::<Attr>()) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(result as i32)
-    }
-}
-
-fn set_pointer<T>(attr: &mut Attr, word: usize, pointer: *const T) {
-    let address = pointer.expose_provenance();
-    (attr[word], attr[word + 1]) = (address as u32, (address >> 32) as u32);
-}
 
 /// Can this process load programs? If not, says so on stderr: the test has to be skipped.
 pub fn is_usable() -> bool {
@@ -70,36 +39,45 @@ pub fn is_usable() -> bool {
 
 /// Loads a program.
 pub fn load(prog_type: u32, insns: &[Insn]) -> Result<File, Refusal> {
-    load_with(prog_type, insns, &mut [0; 32])
+    load_with(prog_type, insns, None)
 }
 
 /// As [`load`], saying where functions begin: programs have to, if they take the address of one. All are `static int`.
 pub fn load_functions(prog_type: u32, insns: &[Insn], starts: &[usize]) -> Result<File, Refusal> {
-    let info: Vec<[u32; 2]> = (0..)
-        .zip(starts)
-        .map(|(number, &start)| [start as u32, FIRST_FUNCTION + number])
-        .collect();
+    let functions = func_info(starts);
     let types = described(starts.len() as u32);
-    let mut attr: Attr = [0; 32];
-    (attr[18], attr[19], attr[22]) = (types.as_raw_fd() as u32, 8, info.len() as u32);
-    set_pointer(&mut attr, 20, info.as_ptr());
-    load_with(prog_type, insns, &mut attr)
+    let types = ProgramTypes {
+        btf: types.as_fd(),
+        functions: &functions,
+        lines: &[],
+    };
+    load_with(prog_type, insns, Some(types))
 }
 
 /// The type id of the first function that [`describe`] tells of.
 const FIRST_FUNCTION: u32 = 3;
 
-/// As [`describe`], made once.
+/// What [`load_functions`] says of a program: its BTF, and its `func_info`.
+pub fn functions(starts: &[usize]) -> (Vec<u8>, Vec<[u32; 2]>) {
+    (type_information(starts.len() as u32), func_info(starts))
+}
+
+fn func_info(starts: &[usize]) -> Vec<[u32; 2]> {
+    let numbered = (FIRST_FUNCTION..).zip(starts);
+    numbered.map(|(id, &start)| [start as u32, id]).collect()
+}
+
+/// [`type_information`] that the kernel holds, made once.
 fn described(functions: u32) -> Rc<File> {
     thread_local! {
         static MADE: RefCell<HashMap<u32, Rc<File>>> = RefCell::default();
     }
-    let make = || Rc::new(describe(functions).expect("good type information"));
+    let make = || Rc::new(load_btf(&type_information(functions)).expect("good type information"));
     MADE.with_borrow_mut(|made| made.entry(functions).or_insert_with(make).clone())
 }
 
 /// Type information (`include/uapi/linux/btf.h`) with so many functions `static int f(void)`.
-fn describe(functions: u32) -> io::Result<File> {
+fn type_information(functions: u32) -> Vec<u8> {
     const NAMES: &[u8] = b"\0int\0f\0";
     const INT: u32 = 1 << 24;
     const FUNC: u32 = 12 << 24;
@@ -113,43 +91,32 @@ fn describe(functions: u32) -> io::Result<File> {
     let (len, names) = (types.len() as u32, NAMES.len() as u32);
     let header: [u32; 6] = [0x0001_eb9f, 24, 0, len, len, names];
     let bytes: Vec<u8> = header.into_iter().flat_map(u32::to_ne_bytes).collect();
-    let bytes = [&bytes, &types, NAMES].concat();
-    let mut attr: Attr = [0; 32];
-    set_pointer(&mut attr, 0, bytes.as_ptr());
-    attr[4] = bytes.len() as u32;
-    let fd = bpf(BTF_LOAD, &mut attr)?;
-    Ok(owned(fd))
+    [&bytes, &types, NAMES].concat()
 }
 
-fn load_with(prog_type: u32, insns: &[Insn], attr: &mut Attr) -> Result<File, Refusal> {
-    let bytes: Vec<u8> = insns.iter().flat_map(|insn| insn.encode()).collect();
-    (attr[0], attr[1]) = (prog_type, insns.len() as u32);
-    set_pointer(attr, 2, bytes.as_ptr());
-    set_pointer(attr, 4, c"GPL".as_ptr());
-    attr[11] = if prog_type == SYSCALL { SLEEPABLE } else { 0 };
+fn load_with(
+    prog_type: u32,
+    insns: &[Insn],
+    types: Option<ProgramTypes<'_>>,
+) -> Result<File, Refusal> {
+    let spec = ProgramSpec {
+        prog_type,
+        flags: if prog_type == SYSCALL { SLEEPABLE } else { 0 },
+        license: "GPL",
+        insns,
+        types,
+        ..ProgramSpec::default()
+    };
     // Its words take the verifier much longer than its work.
-    if let Ok(fd) = bpf(PROG_LOAD, attr) {
-        return Ok(owned(fd));
-    }
-    let mut log = vec![0_u8; 1 << 20];
-    (attr[6], attr[7]) = (1, log.len() as u32);
-    set_pointer(attr, 8, log.as_mut_ptr());
-    match bpf(PROG_LOAD, attr) {
-        Ok(fd) => Ok(owned(fd)),
-        Err(error) => {
-            log.truncate(log.iter().position(|&byte| byte == 0).unwrap_or(0));
-            Err(Refusal {
-                errno: error.raw_os_error().unwrap_or(0),
-                log: String::from_utf8_lossy(&log).into_owned(),
-            })
-        }
-    }
-}
-
-/// A descriptor that the kernel just made for us.
-fn owned(fd: i32) -> File {
-    // SAFETY: nobody else has it.
-    unsafe { OwnedFd::from_raw_fd(fd) }.into()
+    let quiet = beeline_kernel::load_program(&spec);
+    let loaded = quiet.or_else(|_| {
+        let spec = ProgramSpec {
+            log_level: 1,
+            ..spec
+        };
+        beeline_kernel::load_program(&spec)
+    });
+    loaded.map(|(program, _)| program.into())
 }
 
 /// Runs a program once on an empty packet; its result is the low half of r0.
@@ -159,24 +126,21 @@ pub fn test_run(program: &File) -> io::Result<u32> {
 
 /// The same so many times; the last result, and the average time of a run in nanoseconds.
 pub fn timed_run(program: &File, times: u32) -> io::Result<(u32, u32)> {
-    let packet = [0_u8; 64];
-    let mut attr: Attr = [0; 32];
-    attr[0] = program.as_raw_fd() as u32;
-    attr[2] = packet.len() as u32;
-    set_pointer(&mut attr, 4, packet.as_ptr());
-    attr[8] = times;
-    bpf(PROG_TEST_RUN, &mut attr)?;
-    Ok((attr[1], attr[9]))
+    let run = Run {
+        packet: &[0; 64],
+        repeat: times,
+        ..Run::default()
+    };
+    beeline_kernel::test_run(program, run)
 }
 
 /// Runs a program of type [`SYSCALL`] once on a context, which it may change; its result is the low half of r0.
 pub fn test_run_on(program: &File, context: &mut [u8]) -> io::Result<u32> {
-    let mut attr: Attr = [0; 32];
-    attr[0] = program.as_raw_fd() as u32;
-    attr[10] = context.len() as u32;
-    set_pointer(&mut attr, 12, context.as_mut_ptr());
-    bpf(PROG_TEST_RUN, &mut attr)?;
-    Ok(attr[1])
+    let run = Run {
+        context,
+        ..Run::default()
+    };
+    beeline_kernel::test_run(program, run).map(|(result, _)| result)
 }
 
 /// An array map.
@@ -186,10 +150,14 @@ pub fn array(value_size: u32, max_entries: u32) -> io::Result<File> {
 
 /// A map of any type.
 pub fn map(map_type: u32, key_size: u32, value_size: u32, max_entries: u32) -> io::Result<File> {
-    let mut attr: Attr = [0; 32];
-    (attr[0], attr[1], attr[2], attr[3]) = (map_type, key_size, value_size, max_entries);
-    let fd = bpf(MAP_CREATE, &mut attr)?;
-    Ok(owned(fd))
+    let spec = MapSpec {
+        map_type,
+        key_size,
+        value_size,
+        max_entries,
+        ..MapSpec::default()
+    };
+    beeline_kernel::create_map(&spec).map(File::from)
 }
 
 /// Sets an element of a map with keys of 4 bytes; the descriptor of a program, in a program array.
@@ -199,9 +167,89 @@ pub fn set(map: &File, key: u32, value: u32) -> io::Result<()> {
 
 /// The same with a value of any size, which is the map's.
 pub fn set_bytes(map: &File, key: u32, value: &[u8]) -> io::Result<()> {
-    let mut attr: Attr = [0; 32];
-    attr[0] = map.as_raw_fd() as u32;
-    set_pointer(&mut attr, 2, &raw const key);
-    set_pointer(&mut attr, 4, value.as_ptr());
-    bpf(MAP_UPDATE_ELEM, &mut attr).map(drop)
+    beeline_kernel::update(map, &key.to_ne_bytes(), value)
+}
+
+/// Every path of the verifier through a program, with what it knows of the registers after each instruction; and
+/// whether it accepts the program.
+pub fn follow(prog_type: u32, insns: &[Insn]) -> (io::Result<File>, String) {
+    let spec = ProgramSpec {
+        prog_type,
+        license: "GPL",
+        insns,
+        log_level: 2,
+        ..ProgramSpec::default()
+    };
+    match beeline_kernel::load_program(&spec) {
+        Ok((program, log)) => (Ok(program.into()), log),
+        Err(refusal) => (
+            Err(io::Error::from_raw_os_error(refusal.errno)),
+            refusal.log,
+        ),
+    }
+}
+
+/// A program that is loaded for the verdict alone.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Trial<'a> {
+    /// `BPF_PROG_TYPE_*`.
+    pub prog_type: u32,
+    /// `expected_attach_type`.
+    pub attach_type: u32,
+    /// `BPF_F_*`.
+    pub flags: u32,
+    /// What it attaches to, in the kernel's BTF.
+    pub attach_btf_id: u32,
+    /// Its instructions.
+    pub insns: &'a [Insn],
+    /// Its own BTF.
+    pub btf: Option<&'a File>,
+    /// `struct bpf_func_info`.
+    pub func_info: &'a [[u32; 2]],
+    /// `struct bpf_line_info`.
+    pub line_info: &'a [[u32; 4]],
+}
+
+/// What the kernel says of it: an errno, 0 if it takes it, and its log at a level.
+pub fn verdict(trial: &Trial<'_>, log_level: u32) -> (i32, String) {
+    let types = trial.btf.map(|btf| ProgramTypes {
+        btf: btf.as_fd(),
+        functions: trial.func_info,
+        lines: trial.line_info,
+    });
+    let spec = ProgramSpec {
+        prog_type: trial.prog_type,
+        expected_attach_type: trial.attach_type,
+        flags: trial.flags,
+        attach_btf_id: trial.attach_btf_id,
+        license: "GPL",
+        insns: trial.insns,
+        types,
+        log_level,
+        ..ProgramSpec::default()
+    };
+    match beeline_kernel::load_program(&spec) {
+        Ok((_, log)) => (0, log),
+        Err(refusal) => (refusal.errno, refusal.log),
+    }
+}
+
+/// An array of values of a type of the given BTF, with numbers for keys.
+pub fn typed_array(btf: &File, (key, value): (u32, u32), value_size: u32) -> io::Result<File> {
+    let spec = MapSpec {
+        map_type: 2,
+        key_size: 4,
+        value_size,
+        max_entries: 1,
+        types: Some((btf.as_fd(), key, value)),
+        ..MapSpec::default()
+    };
+    beeline_kernel::create_map(&spec).map(File::from)
+}
+
+/// Hands type information to the kernel.
+pub fn load_btf(btf: &[u8]) -> io::Result<File> {
+    let made = beeline_kernel::load_types(btf);
+    made.map(File::from)
+        .map_err(|refusal| io::Error::from_raw_os_error(refusal.errno))
 }

@@ -116,7 +116,7 @@ fn lines_at(program: &Program, place: usize) -> impl Iterator<Item = &Line> {
 }
 
 /// One instruction's text, with maps by their names.
-fn instruction(object: &Object, slots: &[Insn]) -> String {
+pub fn instruction(object: &Object, slots: &[Insn]) -> String {
     let listed = Listing(slots).to_string();
     let mut text = match listed.split_once(") ") {
         Some((_, text)) => text.trim_end().to_owned(),

@@ -6,7 +6,9 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use beeline_compile::aot::{Aot, AotMap, AotProgram};
 use beeline_isa::Insn;
-use beeline_object::{Contents, MapDefinition, Object, Program, RunningKernel, SectionKind};
+use beeline_object::{
+    AttachTarget, Contents, MapDefinition, Object, Program, RunningKernel, SectionKind,
+};
 
 /// What files of `beeline compile` begin with.
 const AHEAD: &[u8] = b"bee aot";
@@ -34,32 +36,13 @@ impl File {
         Ok(Self { object, aot: None })
     }
 
-    /// The programs of a section, and of a name if one is given; all if neither is.
+    /// As [`select`].
     pub fn select(
         &self,
         section: Option<&str>,
         name: Option<&str>,
     ) -> anyhow::Result<Vec<&Program>> {
-        let is_wanted = |program: &&Program| {
-            section.is_none_or(|section| program.section == section)
-                && name.is_none_or(|name| program.name == name)
-        };
-        let found: Vec<_> = self.object.programs.iter().filter(is_wanted).collect();
-        if !found.is_empty() {
-            return Ok(found);
-        }
-        let listed = |program: &Program| format!("\n  {} ({})", program.section, program.name);
-        let there: String = self.object.programs.iter().map(listed).collect();
-        let what = match (section, name) {
-            (Some(section), None) => format!("no section {section}"),
-            (None, Some(name)) => format!("no program {name}"),
-            (Some(section), Some(name)) => format!("no program {name} in a section {section}"),
-            (None, None) => "no program".to_owned(),
-        };
-        if there.is_empty() {
-            bail!("the file has {what}: it has none at all");
-        }
-        bail!("the file has {what}; there are, by section and program:{there}");
+        select(&self.object, section, name)
     }
 
     /// The one program that is meant.
@@ -84,6 +67,34 @@ impl File {
     }
 }
 
+/// The programs of a section, and of a name if one is given; all if neither is.
+pub fn select<'a>(
+    object: &'a Object,
+    section: Option<&str>,
+    name: Option<&str>,
+) -> anyhow::Result<Vec<&'a Program>> {
+    let is_wanted = |program: &&Program| {
+        section.is_none_or(|section| program.section == section)
+            && name.is_none_or(|name| program.name == name)
+    };
+    let found: Vec<_> = object.programs.iter().filter(is_wanted).collect();
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let listed = |program: &Program| format!("\n  {} ({})", program.section, program.name);
+    let there: String = object.programs.iter().map(listed).collect();
+    let what = match (section, name) {
+        (Some(section), None) => format!("no section {section}"),
+        (None, Some(name)) => format!("no program {name}"),
+        (Some(section), Some(name)) => format!("no program {name} in a section {section}"),
+        (None, None) => "no program".to_owned(),
+    };
+    if there.is_empty() {
+        bail!("the file has {what}: it has none at all");
+    }
+    bail!("the file has {what}; there are, by section and program:{there}");
+}
+
 /// A compiled file as the object that it was made from.
 fn object_of(aot: &Aot) -> anyhow::Result<Object> {
     let program = |it: &AotProgram| {
@@ -94,12 +105,17 @@ fn object_of(aot: &Aot) -> anyhow::Result<Object> {
             kind: SectionKind {
                 prog_type: it.prog_type,
                 expected_attach_type: it.expected_attach_type,
-                flags: 0,
+                flags: it.flags,
             },
+            target: match it.attach_btf_id {
+                0 => AttachTarget::None,
+                id => AttachTarget::Found(id),
+            },
+            func_info: it.functions.clone(),
             autoload: true,
             insns: insns.collect(),
             functions: vec![(0, it.name.clone())],
-            lines: Vec::new(),
+            ..Program::default()
         })
     };
     let map = |it: &AotMap| MapDefinition {
@@ -110,6 +126,7 @@ fn object_of(aot: &Aot) -> anyhow::Result<Object> {
         max_entries: it.max_entries,
         flags: it.map_flags,
         map_extra: it.map_extra,
+        value_type: it.value_type,
         contents: match it.contents.as_slice() {
             [] => Contents::Empty,
             value => Contents::Value(value.to_vec()),
@@ -131,6 +148,7 @@ fn object_of(aot: &Aot) -> anyhow::Result<Object> {
             .collect::<Result<_, anyhow::Error>>()?,
         maps: maps.collect(),
         license: aot.license.clone(),
+        btf: aot.btf.clone(),
         ..Object::default()
     })
 }

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_object::{Contents, MapDefinition, Object, Program};
-use beeline_runtime::backend::{Backend, Id, Info, MapSpec, ObjectRef, ProgramSpec, SpecialFields};
+use beeline_runtime::backend::{
+    Backend, Id, Info, Loaded as LoadedProgram, MapSpec, ObjectRef, ProgramSpec, ProgramTypes,
+    SpecialFields, ValueType,
+};
 use beeline_runtime::engines::{Compiled, Engines, Source};
 use beeline_runtime::{Runtime, Scope};
 
 use crate::say;
 
-const RINGBUF: u32 = 27;
-const PERF_EVENT_ARRAY: u32 = 4;
 const BPF_F_RDONLY_PROG: u32 = 1 << 7;
 /// Characters of an object's name that `bpf()` takes.
 const NAME: usize = 15;
@@ -23,6 +24,8 @@ const NAME: usize = 15;
 pub struct Loaded<'a> {
     pub runtime: Arc<Runtime>,
     object: &'a Object,
+    /// The object's BTF, if it has any.
+    types: Option<Arc<[u8]>>,
     /// By place in the object.
     maps: HashMap<usize, Id>,
     programs: HashMap<String, Id>,
@@ -42,6 +45,7 @@ impl<'a> Loaded<'a> {
         Ok(Self {
             runtime,
             object,
+            types: (!object.btf.is_empty()).then(|| object.btf.as_slice().into()),
             maps: HashMap::new(),
             programs: HashMap::new(),
         })
@@ -60,6 +64,8 @@ impl<'a> Loaded<'a> {
         let spec = ProgramSpec {
             prog_type: program.kind.prog_type,
             expected_attach_type: program.kind.expected_attach_type,
+            flags: program.kind.flags,
+            attach_btf_id: program.target.btf_id(),
             insns: program
                 .insns
                 .iter()
@@ -68,12 +74,21 @@ impl<'a> Loaded<'a> {
             maps: maps.clone(),
             name: cut(&program.name),
             license: self.object.license.clone(),
+            types: self.types.as_ref().and_then(|btf| {
+                (!program.func_info.is_empty()).then(|| ProgramTypes {
+                    btf: btf.clone(),
+                    functions: program.func_info.clone(),
+                    lines: program.line_info.clone(),
+                })
+            }),
+            log_level: 0,
         };
-        let id = self.runtime.program_load(&spec).map_err(|error| {
+        let loaded = self.runtime.program_load(&spec);
+        let LoadedProgram { id, .. } = loaded.map_err(|error| {
             let cause = io::Error::from_raw_os_error(error.errno.0);
-            match error.log.trim_end() {
+            match error.reason.as_str() {
                 "" => anyhow::anyhow!("program {} is refused: {cause}", program.name),
-                log => anyhow::anyhow!("program {} is refused: {cause}\n{log}", program.name),
+                why => anyhow::anyhow!("program {} is refused: {cause}\n{why}", program.name),
             }
         })?;
         self.programs.insert(program.name.clone(), id);
@@ -136,14 +151,13 @@ impl<'a> Loaded<'a> {
     }
 
     fn create(&self, definition: &MapDefinition, inner: Option<Id>) -> anyhow::Result<Id> {
-        let max_entries = match definition.map_type {
-            PERF_EVENT_ARRAY if definition.max_entries == 0 => self.runtime.cpus(),
-            RINGBUF => {
-                let page = rustix::param::page_size() as u32;
-                definition.max_entries.max(page).next_power_of_two()
-            }
-            _ => definition.max_entries,
-        };
+        let value_type = self.types.as_ref().filter(|_| definition.value_type != 0);
+        let value_type = value_type.map(|btf| ValueType {
+            btf: btf.clone(),
+            id: definition.value_type,
+        });
+        let page_size = rustix::param::page_size() as u32;
+        let max_entries = definition.entries(self.runtime.cpus(), page_size);
         let spec = MapSpec {
             map_type: definition.map_type,
             key_size: definition.key_size,
@@ -153,7 +167,11 @@ impl<'a> Loaded<'a> {
             map_extra: definition.map_extra,
             name: cut(&definition.name),
             inner,
-            fields: SpecialFields::default(),
+            fields: value_type
+                .as_ref()
+                .map(SpecialFields::of)
+                .unwrap_or_default(),
+            value_type,
         };
         let created = self.runtime.map_create(&spec).map_err(system);
         created.with_context(|| {

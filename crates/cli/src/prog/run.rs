@@ -64,6 +64,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (None, Some(aot)) => Engines::new(Choice::Light, Arc::new(say))
             .with_aot(aot)
             .with_context(|| arguments.file.display().to_string())?,
+        // Whoever checks every access may run what nobody has verified.
+        (Some(EngineName::Interpreter), _) => Engines::new(Choice::Interpreter, Arc::new(say)),
         (Some(EngineName::Llvm), _) => CompilerName::Llvm.engines()?,
         _ => CompilerName::Light.engines()?,
     };

@@ -11,9 +11,38 @@ use std::{io, ptr};
 
 use beeline_compile::{Code, Compiler, Error, Executable, Light, Machine, Program};
 pub use beeline_fuzz::asm::*;
+use beeline_fuzz::kernel;
 pub use beeline_fuzz::program as random;
 use beeline_isa::Insn;
 use beeline_isa::abi::{HELPER_SLOTS, Helper, Run};
+use beeline_verifier::program::{Kind, Map};
+use beeline_verifier::types::ProgramTypes;
+use beeline_verifier::verdict::LogLevel;
+use beeline_verifier::{function_starts, verify};
+
+/// Panics if a socket filter is not accepted.
+pub fn accept(insns: &[Insn], maps: &[(i32, &Map)]) {
+    let kind = Kind {
+        prog_type: kernel::SOCKET_FILTER,
+        ..Kind::default()
+    };
+    let starts = function_starts(insns).unwrap_or_else(|reject| panic!("{reject}"));
+    let (btf, functions) = kernel::functions(&starts);
+    let types = ProgramTypes::new(&btf, &functions, &[], &kind, insns, &starts, None);
+    let program = beeline_verifier::program::Program {
+        kind,
+        gpl: true,
+        insns,
+        maps,
+        types: Some(&types.expect("good type information")),
+        kernel: None,
+        helpers: None,
+    };
+    let verdict = verify(&program, LogLevel(LogLevel::PATH));
+    if verdict.result.is_err() {
+        panic!("{}", verdict.log);
+    }
+}
 
 /// Compiles a program of whose maps nothing is known.
 pub fn compile(insns: &[Insn]) -> Result<Code, Error> {

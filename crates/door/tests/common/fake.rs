@@ -8,7 +8,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use beeline_runtime::backend::{
-    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, MapSpec, ObjectRef, ProgramSpec,
+    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
+    ProgramSpec, VerifierLog,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -322,18 +323,25 @@ impl Backend for Fake {
         Ok(self.state.lock().unwrap().readable.contains(&id.0))
     }
 
-    fn program_load(&self, spec: &ProgramSpec) -> Result<Id, LoadError> {
+    fn program_load(&self, spec: &ProgramSpec) -> Result<Loaded, LoadError> {
         if spec.name == BAD_PROGRAM {
             return Err(LoadError {
                 errno: Errno(libc::EACCES),
-                log: LOG.into(),
+                reason: "R0 !read_ok".into(),
+                log: VerifierLog {
+                    text: LOG.into(),
+                    longest: LOG.len(),
+                },
             });
         }
         let line = format!(
             "program_load {} {} maps {:?}",
             spec.prog_type, spec.name, spec.maps
         );
-        Ok(self.add(Kind::Program { spec: spec.clone() }, &line))
+        Ok(Loaded {
+            id: self.add(Kind::Program { spec: spec.clone() }, &line),
+            log: VerifierLog::default(),
+        })
     }
 
     fn program_bind_map(&self, program: Id, map: Id) -> Result<(), Errno> {

@@ -223,6 +223,7 @@ pub fn map(runtime: &Runtime, map_type: u32, value_size: u32) -> Id {
         name: "one".into(),
         inner: None,
         fields: SpecialFields::default(),
+        value_type: None,
     };
     runtime.map_create(&spec).unwrap()
 }
@@ -237,13 +238,13 @@ pub fn value(runtime: &Runtime, map: Id) -> u64 {
 pub fn load(runtime: &Runtime, prog_type: u32, insns: &[Insn], maps: &[Id]) -> Id {
     let spec = ProgramSpec {
         prog_type,
-        expected_attach_type: 0,
         insns: insns.iter().flat_map(|insn| insn.encode()).collect(),
         maps: maps.iter().map(|map| (map.0 as i32, *map)).collect(),
         name: "count".into(),
         license: "GPL".into(),
+        ..ProgramSpec::default()
     };
-    runtime.program_load(&spec).unwrap()
+    runtime.program_load(&spec).unwrap().id
 }
 
 /// Attaches to `hit` in every target of the session.

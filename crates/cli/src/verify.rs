@@ -1,0 +1,218 @@
+//! `beeline verify`: each program of an object file, accepted or not, and why.
+
+mod beeline;
+mod hints;
+mod kernel;
+mod report;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use beeline_btf::Btf;
+use beeline_object::{AttachTarget, Kernel, Object, Program, RunningKernel};
+use beeline_verifier::program::Kind;
+use beeline_verifier::verdict::Facts;
+use clap::{ArgAction, Args, ValueEnum};
+
+use crate::prog::file::select;
+use crate::say;
+use report::{Judged, print, print_json};
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// An object file of clang -target bpf
+    file: PathBuf,
+    /// Only this program
+    #[arg(long)]
+    program: Option<String>,
+    /// Only the programs of this section
+    #[arg(long)]
+    section: Option<String>,
+    /// For scripts: an object for each program, one a line
+    #[arg(long)]
+    json: bool,
+    /// The types of the kernel that the programs are for [default: /sys/kernel/btf/vmlinux]
+    #[arg(long, value_name = "FILE")]
+    btf: Option<PathBuf>,
+    /// What programs attach to whose section does not say, or names what the kernel does not have
+    #[arg(long, value_name = "NAME")]
+    attach: Option<String>,
+    /// Who judges; the kernel needs privilege, and keeps nothing
+    #[arg(long, value_enum, default_value_t)]
+    verifier: VerifierName,
+    /// Print the verifier's log: bits of log_level, 1 for the path that failed, 2 for all, 4 for statistics
+    #[arg(long, value_name = "BITS", default_value_t = 0)]
+    log_level: u32,
+    /// Print the log of the path that failed; of all paths if given twice
+    #[arg(short, action = ArgAction::Count)]
+    verbose: u8,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum VerifierName {
+    /// The running kernel's
+    Kernel,
+    /// Beeline's own, on any machine
+    #[default]
+    Beeline,
+    /// Both, and where they differ
+    Both,
+}
+
+/// What a verifier says of a program.
+#[derive(Debug, Clone, Default)]
+struct Judgement {
+    verdict: Verdict,
+    /// Of a program that is not accepted, positive.
+    errno: i32,
+    /// The verifier's line that says why not.
+    reason: String,
+    /// The instruction that it looked at.
+    insn: Option<usize>,
+    /// The registers and the stack before it.
+    state: String,
+    log: String,
+    insns_processed: u32,
+    microseconds: u128,
+    /// What an accepted program does, where that is known.
+    facts: Option<Facts>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Verdict {
+    Accept,
+    Reject,
+    /// The kernel did not look at the program, for want of privilege or because it is locked down.
+    #[default]
+    Unknown,
+}
+
+/// A file that cannot be judged, or a wrong command line.
+const UNUSABLE: u8 = 2;
+
+pub fn verify(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    match judge_file(arguments) {
+        Ok(all_accepted) => Ok(ExitCode::from(u8::from(!all_accepted))),
+        Err(error) => {
+            say(&format!("{error:#}"));
+            Ok(ExitCode::from(UNUSABLE))
+        }
+    }
+}
+
+/// Prints a verdict for each program that is asked for. Are all accepted?
+fn judge_file(arguments: &Arguments) -> anyhow::Result<bool> {
+    let kernel = ChosenKernel::new(arguments.btf.as_deref())?;
+    let file = arguments.file.display();
+    let data = fs::read(&arguments.file).with_context(|| file.to_string())?;
+    let mut object = Object::parse(&data, &kernel).with_context(|| file.to_string())?;
+    if let Some(name) = &arguments.attach {
+        attach(&mut object, name, &kernel);
+    }
+    let (section, name) = (arguments.section.as_deref(), arguments.program.as_deref());
+    let programs = select(&object, section, name)?;
+    let ours = (arguments.verifier != VerifierName::Kernel)
+        .then(|| beeline::Verifier::new(&object, &kernel));
+    let theirs =
+        (arguments.verifier != VerifierName::Beeline).then(|| kernel::Loader::new(&object));
+    let log_level = arguments.log_level | u32::from(arguments.verbose.min(2));
+    let (mut accepted, mut differ) = (0, 0);
+    for program in &programs {
+        let ours = ours.as_ref().map(|it| it.judge(program, log_level));
+        let theirs = theirs.as_ref().map(|it| it.judge(program, log_level));
+        let (first, other) = match (ours, theirs) {
+            (Some(ours), theirs) => (ours, theirs),
+            (None, Some(theirs)) => (theirs, None),
+            (None, None) => bail!("no verifier is asked"),
+        };
+        let judged = Judged {
+            object: &object,
+            program,
+            verifier: arguments.verifier,
+            first: &first,
+            other: other.as_ref(),
+            with_log: log_level != 0,
+        };
+        if arguments.json {
+            print_json(&judged);
+        } else {
+            print(&judged);
+        }
+        accepted += usize::from(judged.is_accepted());
+        differ += usize::from(judged.differ());
+    }
+    if !arguments.json {
+        println!("{accepted} of {} programs are accepted", programs.len());
+        if differ > 0 {
+            println!("beeline and the kernel differ on {differ}");
+        }
+    }
+    Ok(accepted == programs.len() && differ == 0)
+}
+
+/// Gives programs a target that have none, as tools do by `bpf_program__set_attach_target`.
+fn attach(object: &mut Object, name: &str, kernel: &dyn Kernel) {
+    for program in &mut object.programs {
+        if let AttachTarget::Missing(_) = program.target {
+            let kind = program.section.split('/').next().unwrap_or_default();
+            program.target = AttachTarget::of_section(&format!("{kind}/{name}"), kernel);
+        }
+    }
+}
+
+/// What a program of an object file is loaded as.
+fn kind(program: &Program) -> Kind {
+    Kind {
+        prog_type: program.kind.prog_type,
+        attach_type: program.kind.expected_attach_type,
+        flags: program.kind.flags,
+        attach_btf_id: program.target.btf_id(),
+    }
+}
+
+/// The kernel that this runs on, perhaps with the types of another.
+#[derive(Debug, Default)]
+struct ChosenKernel {
+    running: RunningKernel,
+    btf: Option<Vec<u8>>,
+}
+
+impl ChosenKernel {
+    fn new(btf: Option<&Path>) -> anyhow::Result<Self> {
+        let read = |path: &Path| {
+            let named = || path.display().to_string();
+            let btf = fs::read(path).with_context(named)?;
+            if Btf::parse(&btf).is_none() {
+                bail!(
+                    "{}: this is no BTF; give a file such as /sys/kernel/btf/vmlinux",
+                    named()
+                );
+            }
+            Ok(btf)
+        };
+        Ok(Self {
+            running: RunningKernel::default(),
+            btf: btf.map(read).transpose()?,
+        })
+    }
+}
+
+impl Kernel for ChosenKernel {
+    fn btf(&self) -> Option<&[u8]> {
+        self.btf.as_deref().or_else(|| self.running.btf())
+    }
+
+    fn version(&self) -> u32 {
+        self.running.version()
+    }
+
+    fn config(&self, name: &str) -> Option<String> {
+        self.running.config(name)
+    }
+
+    fn symbol(&self, name: &str) -> Option<u64> {
+        self.running.symbol(name)
+    }
+}

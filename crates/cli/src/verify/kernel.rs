@@ -1,0 +1,228 @@
+//! The running kernel's verdict: the program is loaded, and dropped at once.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Instant;
+
+use beeline_isa::{Imm64, Insn, Op};
+use beeline_kernel::{
+    MapSpec, ProgramSpec, ProgramTypes, Refusal, create_map, freeze, load_program, load_types,
+    update,
+};
+use beeline_object::{Contents, MapDefinition, Object, Program};
+
+use super::beeline::completed;
+use super::{Judgement, Verdict, kind};
+use crate::prog::loaded::map_indexes;
+
+/// `BPF_LOG_LEVEL1`.
+const PATH: u32 = 1;
+/// `BPF_LOG_STATS`.
+const STATISTICS: u32 = 4;
+/// `BPF_F_RDONLY_PROG`.
+const RDONLY_PROG: u32 = 1 << 7;
+
+/// Loads programs of one file.
+pub struct Loader<'a> {
+    object: &'a Object,
+    types: OnceCell<Result<OwnedFd, Refusal>>,
+    /// By their places in the object, made when they are first needed.
+    maps: Vec<OnceCell<io::Result<OwnedFd>>>,
+}
+
+impl<'a> Loader<'a> {
+    pub fn new(object: &'a Object) -> Self {
+        Self {
+            object,
+            types: OnceCell::new(),
+            maps: object.maps.iter().map(|_| OnceCell::new()).collect(),
+        }
+    }
+
+    pub fn judge(&self, program: &Program, log_level: u32) -> Judgement {
+        let insns = match self.with_descriptors(&program.insns) {
+            Ok(insns) => insns,
+            Err((name, error)) => {
+                return not_asked(&error, format!("map {name} cannot be made: {error}"));
+            }
+        };
+        // Types that the kernel refuses are left out, as by libbpf.
+        let types = match self.types() {
+            Some(Ok(types)) if !program.func_info.is_empty() => Some(ProgramTypes {
+                btf: types.as_fd(),
+                functions: &program.func_info,
+                lines: &program.line_info,
+            }),
+            _ => None,
+        };
+        let kind = kind(program);
+        let spec = ProgramSpec {
+            prog_type: kind.prog_type,
+            expected_attach_type: kind.attach_type,
+            flags: kind.flags,
+            attach_btf_id: kind.attach_btf_id,
+            license: &self.object.license,
+            kernel_version: self.object.kernel_version.unwrap_or(0),
+            insns: &insns,
+            types,
+            log_level: STATISTICS,
+        };
+        // A log takes the verifier longer than its work, so the time is that of a load without.
+        let start = Instant::now();
+        let mut loaded = load_program(&spec);
+        let microseconds = start.elapsed().as_micros();
+        if loaded.is_err() || log_level != 0 {
+            let log_level = match log_level {
+                0 => PATH | STATISTICS,
+                level => level | STATISTICS,
+            };
+            loaded = load_program(&ProgramSpec { log_level, ..spec });
+        }
+        let judgement = match loaded {
+            Ok((_, log)) => accepted(log),
+            Err(refusal) => rejected(refusal),
+        };
+        Judgement {
+            microseconds,
+            ..judgement
+        }
+    }
+
+    /// The file's types in the kernel, if it has any.
+    fn types(&self) -> Option<&Result<OwnedFd, Refusal>> {
+        let types = || load_types(&self.object.btf);
+        (!self.object.btf.is_empty()).then(|| self.types.get_or_init(types))
+    }
+
+    /// Instructions with descriptors in the place of places. Errors: a map's name, and why it cannot be made.
+    fn with_descriptors(&self, insns: &[Insn]) -> Result<Vec<Insn>, (String, io::Error)> {
+        let mut descriptors = HashMap::new();
+        for place in map_indexes(insns) {
+            let at = usize::try_from(place).unwrap_or(usize::MAX);
+            let (Some(map), Some(definition)) = (self.maps.get(at), self.object.maps.get(at))
+            else {
+                continue;
+            };
+            match map.get_or_init(|| self.make(definition)) {
+                Ok(map) => descriptors.insert(place, map.as_raw_fd()),
+                Err(error) => return Err((definition.name.clone(), same(error))),
+            };
+        }
+        let mut insns = insns.to_vec();
+        for insn in &mut insns {
+            if let Ok(Op::Imm64 {
+                kind: Imm64::Map | Imm64::MapValue,
+                low,
+                ..
+            }) = insn.op()
+                && let Some(descriptor) = descriptors.get(&low)
+            {
+                insn.imm = *descriptor;
+            }
+        }
+        Ok(insns)
+    }
+
+    /// A map with its constants; what else it begins with does not matter to a verdict.
+    fn make(&self, definition: &MapDefinition) -> io::Result<OwnedFd> {
+        let definition = completed(definition);
+        let inner = definition.inner.as_deref();
+        let inner = inner.map(|inner| self.make(inner)).transpose()?;
+        let plain = MapSpec {
+            map_type: definition.map_type,
+            key_size: definition.key_size,
+            value_size: definition.value_size,
+            max_entries: definition.max_entries,
+            flags: definition.flags,
+            map_extra: definition.map_extra,
+            inner: inner.as_ref().map(AsFd::as_fd),
+            types: None,
+        };
+        // Not every type of map takes types, and then it does without, as with libbpf.
+        let typed = match self.types() {
+            Some(Ok(btf)) if definition.value_type != 0 => create_map(&MapSpec {
+                types: Some((btf.as_fd(), definition.key_type, definition.value_type)),
+                ..plain
+            })
+            .ok(),
+            _ => None,
+        };
+        let map = typed.map_or_else(|| create_map(&plain), Ok)?;
+        if let Contents::Value(value) = &definition.contents
+            && definition.flags & RDONLY_PROG != 0
+        {
+            update(&map, &0u32.to_ne_bytes(), value)?;
+            freeze(&map)?;
+        }
+        Ok(map)
+    }
+}
+
+fn same(error: &io::Error) -> io::Error {
+    io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(0))
+}
+
+/// Nothing was learnt about the program.
+fn not_asked(error: &io::Error, reason: String) -> Judgement {
+    Judgement {
+        errno: error.raw_os_error().unwrap_or(0),
+        reason,
+        ..Judgement::default()
+    }
+}
+
+fn accepted(log: String) -> Judgement {
+    Judgement {
+        verdict: Verdict::Accept,
+        insns_processed: processed(&log),
+        log,
+        ..Judgement::default()
+    }
+}
+
+fn rejected(refusal: Refusal) -> Judgement {
+    let Refusal { errno, log } = refusal;
+    let error = io::Error::from_raw_os_error(errno);
+    let said = log.lines().rev().find(|line| !is_aside(line));
+    // A kernel that lets nobody load such programs has not looked at this one.
+    let verdict = match said {
+        None if errno == libc::EPERM => Verdict::Unknown,
+        _ => Verdict::Reject,
+    };
+    Judgement {
+        verdict,
+        errno,
+        reason: said.map_or_else(|| error.to_string(), |line| line.trim().to_owned()),
+        insn: log.lines().rev().find_map(instruction),
+        insns_processed: processed(&log),
+        log,
+        ..Judgement::default()
+    }
+}
+
+/// Is it a statistic, or a state that was compared?
+fn is_aside(line: &str) -> bool {
+    let known = [
+        "processed ",
+        "verification time ",
+        "stack depth ",
+        "cur state:",
+        "old state:",
+    ];
+    line.is_empty() || known.iter().any(|it| line.starts_with(it))
+}
+
+fn processed(log: &str) -> u32 {
+    let mut lines = log.lines();
+    let line = lines.find_map(|line| line.strip_prefix("processed "));
+    let number = line.and_then(|line| line.split(' ').next()?.parse().ok());
+    number.unwrap_or(0)
+}
+
+/// `12: (bf) r1 = r2`.
+fn instruction(line: &str) -> Option<usize> {
+    let (number, rest) = line.split_once(": (")?;
+    rest.contains(") ").then(|| number.parse().ok())?
+}

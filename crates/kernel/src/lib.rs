@@ -1,0 +1,266 @@
+//! The running kernel's `bpf(2)`: its verdict on a program, and what a test run gives.
+//!
+//! Maps, types and programs are descriptors, so nothing stays behind when they are dropped; nothing is attached and nothing
+//! pinned.
+
+mod attr;
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use beeline_isa::{INSN_BYTES, Insn};
+
+use attr::{Attr, command};
+
+/// Bytes of log that one load may write.
+const LOG_BYTES: usize = 16 << 20;
+/// Bytes that nearly every log has room in: clearing the pages of a long one takes longer than most loads.
+const SHORT_LOG_BYTES: usize = 64 << 10;
+/// `BPF_LOG_STATS`.
+const STATISTICS: u32 = 4;
+
+/// A map to be made: `BPF_MAP_CREATE`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MapSpec<'a> {
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes.
+    pub key_size: u32,
+    /// Bytes.
+    pub value_size: u32,
+    /// Elements, or bytes of a ring buffer.
+    pub max_entries: u32,
+    /// `BPF_F_*`.
+    pub flags: u32,
+    /// `map_extra`.
+    pub map_extra: u64,
+    /// Of a map of maps: one that its maps are like.
+    pub inner: Option<BorrowedFd<'a>>,
+    /// Types, and the numbers of the key's and the value's.
+    pub types: Option<(BorrowedFd<'a>, u32, u32)>,
+}
+
+/// A program to be loaded: `BPF_PROG_LOAD`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProgramSpec<'a> {
+    /// `BPF_PROG_TYPE_*`.
+    pub prog_type: u32,
+    /// `BPF_*` of `enum bpf_attach_type`.
+    pub expected_attach_type: u32,
+    /// `BPF_F_*`.
+    pub flags: u32,
+    /// Of the kernel's BTF; 0 for none.
+    pub attach_btf_id: u32,
+    /// Such as `GPL`.
+    pub license: &'a str,
+    /// `LINUX_VERSION_CODE`, which nothing asks for but kernels before 5.0.
+    pub kernel_version: u32,
+    /// Maps by descriptor.
+    pub insns: &'a [Insn],
+    /// What is known of its functions and lines.
+    pub types: Option<ProgramTypes<'a>>,
+    /// Bits of `log_level`; 0 for no log.
+    pub log_level: u32,
+}
+
+/// A program's types.
+#[derive(Debug, Clone, Copy)]
+pub struct ProgramTypes<'a> {
+    /// Made by [`load_types`].
+    pub btf: BorrowedFd<'a>,
+    /// `struct bpf_func_info`: instruction and type.
+    pub functions: &'a [[u32; 2]],
+    /// `struct bpf_line_info`: instruction, file's name, line's text, line and column.
+    pub lines: &'a [[u32; 4]],
+}
+
+/// Why the kernel refused a program.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The error number.
+    pub errno: i32,
+    /// The verifier's words.
+    pub log: String,
+}
+
+/// Makes a map.
+pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
+    let mut attr = Attr::default();
+    attr.put(0, spec.map_type);
+    attr.put(1, spec.key_size);
+    attr.put(2, spec.value_size);
+    attr.put(3, spec.max_entries);
+    attr.put(4, spec.flags);
+    attr.put_fd(5, spec.inner);
+    if let Some((btf, key, value)) = spec.types {
+        attr.put_fd(12, Some(btf));
+        attr.put(13, key);
+        attr.put(14, value);
+    }
+    attr.put(16, spec.map_extra as u32);
+    attr.put(17, (spec.map_extra >> 32) as u32);
+    attr.make(command::MAP_CREATE)
+}
+
+/// Sets an element of a map that is not per CPU. Errors: `EINVAL` where `key` and `value` do not have the map's sizes.
+pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
+    const PER_CPU: [u32; 4] = [5, 6, 10, 21];
+    let [map_type, _, key_size, value_size] = map_info(map.as_fd())?;
+    let fits = [key.len(), value.len()] == [key_size, value_size].map(|it| it as usize);
+    if !fits || PER_CPU.contains(&map_type) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut attr = Attr::default();
+    attr.put_fd(0, Some(map.as_fd()));
+    // SAFETY: both have just been found to have the sizes that the kernel reads.
+    unsafe {
+        attr.point(2, key);
+        attr.point(4, value);
+    }
+    attr.call(command::MAP_UPDATE_ELEM).map(drop)
+}
+
+/// The beginning of `struct bpf_map_info`: type, id, size of keys, size of values.
+fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
+    let mut info = [0; 16];
+    let mut attr = Attr::default();
+    attr.put_fd(0, Some(map));
+    attr.lend_mut(2, 1, &mut info);
+    attr.call(command::OBJ_GET_INFO_BY_FD)?;
+    let (words, _) = info.as_chunks::<4>();
+    let mut result = [0; 4];
+    for (word, bytes) in result.iter_mut().zip(words) {
+        *word = u32::from_ne_bytes(*bytes);
+    }
+    Ok(result)
+}
+
+/// Makes a map read-only for system calls.
+pub fn freeze(map: impl AsFd) -> io::Result<()> {
+    let mut attr = Attr::default();
+    attr.put_fd(0, Some(map.as_fd()));
+    attr.call(command::MAP_FREEZE).map(drop)
+}
+
+/// Loads type information (`include/uapi/linux/btf.h`).
+pub fn load_types(btf: &[u8]) -> Result<OwnedFd, Refusal> {
+    let mut attr = Attr::default();
+    attr.lend(0, 4, btf);
+    if let Ok(fd) = attr.make(command::BTF_LOAD) {
+        return Ok(fd);
+    }
+    let mut log = vec![0; 1 << 16];
+    attr.lend_mut(2, 5, &mut log);
+    attr.put(6, 1);
+    let made = attr.make(command::BTF_LOAD);
+    made.map_err(refusal(&log))
+}
+
+/// Loads a program; gives its log too.
+pub fn load_program(spec: &ProgramSpec<'_>) -> Result<(OwnedFd, String), Refusal> {
+    match load_with_log(spec, SHORT_LOG_BYTES) {
+        Err(whole) if whole.errno == libc::ENOSPC => load_with_log(spec, LOG_BYTES),
+        made => made,
+    }
+}
+
+fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, String), Refusal> {
+    let insns: Vec<[u8; INSN_BYTES]> = spec.insns.iter().map(|insn| insn.encode()).collect();
+    let license = CString::new(spec.license).unwrap_or_default();
+    let mut attr = Attr::default();
+    attr.put(0, spec.prog_type);
+    attr.lend(2, 1, &insns);
+    // SAFETY: the kernel reads up to the 0 that it ends with.
+    unsafe { attr.point(4, license.as_bytes_with_nul()) };
+    attr.put(10, spec.kernel_version);
+    attr.put(11, spec.flags);
+    attr.put(17, spec.expected_attach_type);
+    if let Some(types) = spec.types {
+        attr.put_fd(18, Some(types.btf));
+        attr.put(19, size_of::<[u32; 2]>() as u32);
+        attr.lend(20, 22, types.functions);
+        attr.put(23, size_of::<[u32; 4]>() as u32);
+        attr.lend(24, 26, types.lines);
+    }
+    attr.put(27, spec.attach_btf_id);
+    let mut log = Vec::new();
+    if spec.log_level != 0 {
+        log = vec![0; log_bytes];
+        attr.put(6, spec.log_level);
+        attr.lend_mut(8, 7, &mut log);
+    }
+    let made = attr.make(command::PROG_LOAD);
+    match made.map_err(refusal(&log)) {
+        Err(whole)
+            if whole.errno == libc::ENOSPC
+                && log_bytes == LOG_BYTES
+                && spec.log_level & !STATISTICS != 0 =>
+        {
+            // There is more to say than there is room for. That is not worth a verdict.
+            let brief = ProgramSpec {
+                log_level: STATISTICS,
+                ..*spec
+            };
+            load_with_log(&brief, LOG_BYTES).map_err(|brief| brief.after(&whole.log))
+        }
+        made => made.map(|fd| (fd, text(&log))),
+    }
+}
+
+impl Refusal {
+    /// With what could be kept of a longer log.
+    fn after(self, log: &str) -> Self {
+        Self {
+            errno: self.errno,
+            log: format!("{log}\n{}", self.log),
+        }
+    }
+}
+
+/// What a test run (`BPF_PROG_TEST_RUN`) is given.
+#[derive(Debug, Default)]
+pub struct Run<'a> {
+    /// A packet, for programs that look at packets.
+    pub packet: &'a [u8],
+    /// The context, for programs that take any memory; they may change it.
+    pub context: &'a mut [u8],
+    /// How many times; 0 for one run.
+    pub repeat: u32,
+}
+
+/// Runs a program: what the last run returned, and what a run took in the mean, in nanoseconds.
+pub fn test_run(program: impl AsFd, run: Run<'_>) -> io::Result<(u32, u32)> {
+    let mut attr = Attr::default();
+    attr.put_fd(0, Some(program.as_fd()));
+    if !run.packet.is_empty() {
+        attr.lend(4, 2, run.packet);
+    }
+    attr.put(8, run.repeat);
+    if !run.context.is_empty() {
+        attr.lend_mut(12, 10, run.context);
+    }
+    attr.call(command::PROG_TEST_RUN)?;
+    Ok((attr.get(1), attr.get(9)))
+}
+
+/// What stands before the first 0.
+fn text(log: &[u8]) -> String {
+    let end = log.iter().position(|&byte| byte == 0);
+    String::from_utf8_lossy(log.get(..end.unwrap_or(log.len())).unwrap_or_default()).into_owned()
+}
+
+fn refusal(log: &[u8]) -> impl Fn(io::Error) -> Refusal + '_ {
+    |error| Refusal {
+        errno: error.raw_os_error().unwrap_or(0),
+        log: text(log),
+    }
+}
+
+impl Attr<'_> {
+    fn put_fd(&mut self, word: usize, fd: Option<BorrowedFd<'_>>) {
+        if let Some(fd) = fd {
+            self.put(word, fd.as_raw_fd().cast_unsigned());
+        }
+    }
+}

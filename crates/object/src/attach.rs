@@ -1,0 +1,72 @@
+//! What a program attaches to by the kernel's types: libbpf looks for it before it loads the program.
+
+use beeline_btf::{Btf, kind};
+
+use crate::kernel::Kernel;
+
+/// The function, tracepoint or iterator that a program is made for, in the kernel's BTF.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum AttachTarget {
+    /// Programs of this section name none, or not by a type.
+    #[default]
+    None,
+    /// Its number: `attach_btf_id` of `BPF_PROG_LOAD`.
+    Found(u32),
+    /// It is not there, or the section's name does not say which; why, in words.
+    Missing(String),
+}
+
+/// Section, and what the kernel's type is called: its kind, and what stands before the name.
+const SECTIONS: &[(&str, u8, &str)] = &[
+    ("tp_btf", kind::TYPEDEF, "btf_trace_"),
+    ("fentry", kind::FUNC, ""),
+    ("fentry.s", kind::FUNC, ""),
+    ("fexit", kind::FUNC, ""),
+    ("fexit.s", kind::FUNC, ""),
+    ("fmod_ret", kind::FUNC, ""),
+    ("fmod_ret.s", kind::FUNC, ""),
+    ("lsm", kind::FUNC, "bpf_lsm_"),
+    ("lsm.s", kind::FUNC, "bpf_lsm_"),
+    ("lsm_cgroup", kind::FUNC, "bpf_lsm_"),
+    ("iter", kind::FUNC, "bpf_iter_"),
+    ("iter.s", kind::FUNC, "bpf_iter_"),
+];
+
+/// As [`AttachTarget::of_section`].
+pub(crate) fn find(section: &str, kernel: &dyn Kernel) -> AttachTarget {
+    let (before, name) = section.split_once('/').unwrap_or((section, ""));
+    if before == "freplace" {
+        return AttachTarget::Missing("the program that it replaces is loaded by a tool".into());
+    }
+    let known = SECTIONS.iter().find(|(known, ..)| *known == before);
+    let Some((_, kind, prefix)) = known else {
+        return AttachTarget::None;
+    };
+    if name.is_empty() {
+        return AttachTarget::Missing("the section's name does not say what to attach to".into());
+    }
+    let wanted = format!("{prefix}{name}");
+    let found = kernel.btf().and_then(Btf::parse);
+    let found = found.map(|btf| btf.find([(*kind, wanted.as_str())])[0]);
+    match found {
+        Some(0) => AttachTarget::Missing(format!("the kernel's BTF has no {wanted}")),
+        Some(id) => AttachTarget::Found(id),
+        None => AttachTarget::Missing("there is no BTF of a kernel to look in".into()),
+    }
+}
+
+impl AttachTarget {
+    /// By a section's name, without the `?` that keeps its programs from being loaded by themselves: what comes behind the
+    /// slash is looked for.
+    pub fn of_section(section: &str, kernel: &dyn Kernel) -> Self {
+        find(section, kernel)
+    }
+
+    /// `attach_btf_id` of `BPF_PROG_LOAD`: 0 without a target.
+    pub fn btf_id(&self) -> u32 {
+        match self {
+            Self::Found(id) => *id,
+            Self::None | Self::Missing(_) => 0,
+        }
+    }
+}

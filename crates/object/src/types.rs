@@ -1,0 +1,290 @@
+//! The file's types as a kernel takes them. Compilers leave open where a section's variables are, and describe what others
+//! define; libbpf puts in what it knows, and so does this.
+
+use std::ops::RangeInclusive;
+
+use beeline_btf::{Btf, Type, kind, linkage};
+
+use crate::elf::Elf;
+use crate::ext::word;
+use crate::maps::MapDefinition;
+
+/// Bytes of `struct btf_header`, `struct btf_type` and `struct btf_var_secinfo`.
+const HEADER: usize = 24;
+const TYPE: usize = 12;
+const VARIABLE: usize = 12;
+/// The variable that stands for each of the kernel's functions in `.ksyms`.
+const DUMMY: &[u8] = b"dummy_ksym\0";
+const INT_BYTES: u32 = 4;
+
+/// Types being changed.
+struct Types<'a> {
+    btf: &'a Btf<'a>,
+    elf: &'a Elf<'a>,
+    /// The section of types.
+    types: Vec<u8>,
+    strings: Vec<u8>,
+    /// Where each of the file's types begins; the first is number 1.
+    places: Vec<usize>,
+    /// Types that were added.
+    added: u32,
+}
+
+/// The file's types with what the compiler did not know; `options` are in the map `.kconfig`.
+pub(crate) fn complete(
+    data: &[u8],
+    btf: &Btf<'_>,
+    elf: &Elf<'_>,
+    maps: &[MapDefinition],
+    options: &[(String, u32)],
+) -> Vec<u8> {
+    let section = |at: usize| {
+        let start = word(data, 4)?.checked_add(word(data, at)?)? as usize;
+        data.get(start..start.checked_add(word(data, at + 4)? as usize)?)
+    };
+    let (Some(types), Some(strings)) = (section(8), section(16)) else {
+        return data.to_vec();
+    };
+    let mut types = Types {
+        btf,
+        elf,
+        types: types.to_vec(),
+        strings: strings.to_vec(),
+        places: places(types),
+        added: 0,
+    };
+    types.hide_functions();
+    for id in types.numbers() {
+        let Some(it) = btf.get(id).filter(|it| it.kind == kind::DATASEC) else {
+            continue;
+        };
+        match it.name {
+            b".ksyms" => types.kernel_symbols(id),
+            b".kconfig" => {
+                let map = maps.iter().find(|map| map.name == ".kconfig");
+                types.configuration(id, map.map_or(0, |map| map.value_size), options);
+            }
+            _ => types.variables(id, it),
+        }
+        types.sort(id);
+    }
+    types.bytes()
+}
+
+impl Types<'_> {
+    /// The file's types.
+    fn numbers(&self) -> RangeInclusive<u32> {
+        1..=self.places.len() as u32
+    }
+
+    /// Where a type begins.
+    fn at(&self, id: u32) -> Option<usize> {
+        self.places.get(id.checked_sub(1)? as usize).copied()
+    }
+
+    /// Sets a word, counted in bytes from a type's start.
+    fn put(&mut self, id: u32, offset: usize, value: u32) {
+        let Some(at) = self.at(id).map(|at| at + offset) else {
+            return;
+        };
+        if let Some(place) = self.types.get_mut(at..at + 4) {
+            place.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+
+    fn get(&self, id: u32, offset: usize) -> u32 {
+        let at = self.at(id).map(|at| at + offset);
+        at.and_then(|at| word(&self.types, at)).unwrap_or(0)
+    }
+
+    /// A section's variables: place among its words, number of the variable's type.
+    fn variables_of(&self, section: u32) -> Vec<(usize, u32)> {
+        let count = (self.get(section, 4) & 0xffff) as usize;
+        let places = (0..count).map(|number| TYPE + number * VARIABLE);
+        places.map(|at| (at, self.get(section, at))).collect()
+    }
+
+    /// Global functions that only their file sees are static to the kernel.
+    fn hide_functions(&mut self) {
+        for id in self.numbers() {
+            let Some(it) = self.btf.get(id).filter(|it| it.kind == kind::FUNC) else {
+                continue;
+            };
+            let mut symbols = self.elf.symbols.iter();
+            let is_it = |name: &str| name.as_bytes() == it.name;
+            if it.linkage() == Some(linkage::GLOBAL)
+                && symbols.any(|symbol| {
+                    symbol.is_function && symbol.is_hidden && !symbol.is_local && is_it(symbol.name)
+                })
+                && !self.is_program(it.name)
+            {
+                self.put(id, 4, u32::from(kind::FUNC) << 24 | linkage::STATIC);
+            }
+        }
+    }
+
+    fn is_program(&self, name: &[u8]) -> bool {
+        let mut symbols = self.elf.symbols.iter();
+        symbols.any(|symbol| {
+            let section = symbol.section.and_then(|it| self.elf.sections.get(it));
+            let in_text = section.is_none_or(|section| section.name == ".text");
+            symbol.is_function && symbol.name.as_bytes() == name && !in_text
+        })
+    }
+
+    /// A section of the file: its size, and where its variables are.
+    fn variables(&mut self, id: u32, section: Type<'_>) {
+        let name = String::from_utf8_lossy(section.name);
+        let is_open = self.get(id, 8) == 0;
+        if is_open && let Some((_, section)) = self.elf.section(&name) {
+            self.put(id, 8, section.size as u32);
+        }
+        for (place, variable) in self.variables_of(id) {
+            let Some(it) = self.btf.get(variable) else {
+                continue;
+            };
+            if it.linkage() != Some(linkage::GLOBAL) {
+                continue;
+            }
+            let mut symbols = self.elf.symbols.iter();
+            let symbol = symbols.find(|symbol| {
+                !symbol.is_local && !symbol.is_function && symbol.name.as_bytes() == it.name
+            });
+            let Some((value, is_hidden)) = symbol.map(|it| (it.value, it.is_hidden)) else {
+                continue;
+            };
+            if is_open {
+                self.put(id, place + 4, value as u32);
+            }
+            if is_hidden {
+                self.put(variable, TYPE, linkage::STATIC);
+            }
+        }
+    }
+
+    /// `.ksyms`: variables become numbers of the program's own, functions lose their place to a dummy.
+    fn kernel_symbols(&mut self, id: u32) {
+        let variables = self.variables_of(id);
+        let is_function = |types: &Self, id: u32| {
+            let it = types.btf.get(id);
+            it.is_some_and(|it| it.kind == kind::FUNC)
+        };
+        let number = self.int();
+        let has_functions = variables.iter().any(|(_, it)| is_function(self, *it));
+        let dummy = has_functions.then(|| self.dummy(number));
+        let mut offset = 0;
+        for (place, symbol) in variables {
+            match dummy.filter(|_| is_function(self, symbol)) {
+                Some((dummy, name)) => {
+                    self.name_parameters(self.get(symbol, 8), name);
+                    self.put(id, place, dummy);
+                    self.put(symbol, 4, u32::from(kind::FUNC) << 24 | linkage::GLOBAL);
+                }
+                None => {
+                    self.put(symbol, TYPE, linkage::GLOBAL);
+                    self.put(symbol, 8, number);
+                }
+            }
+            self.put(id, place + 4, offset);
+            self.put(id, place + 8, INT_BYTES);
+            offset += INT_BYTES;
+        }
+        self.put(id, 8, offset);
+    }
+
+    /// Parameters of a function that is defined have names.
+    fn name_parameters(&mut self, prototype: u32, name: u32) {
+        let count = (self.get(prototype, 4) & 0xffff) as usize;
+        for at in (0..count).map(|number| TYPE + number * 8) {
+            if self.get(prototype, at) == 0 && self.get(prototype, at + 4) != 0 {
+                self.put(prototype, at, name);
+            }
+        }
+    }
+
+    fn configuration(&mut self, id: u32, size: u32, options: &[(String, u32)]) {
+        self.put(id, 8, size);
+        for (place, variable) in self.variables_of(id) {
+            let name = self.btf.get(variable).map_or(&[][..], |it| it.name);
+            let option = options.iter().find(|(it, _)| it.as_bytes() == name);
+            if let Some((_, offset)) = option {
+                self.put(variable, TYPE, linkage::GLOBAL);
+                self.put(id, place + 4, *offset);
+            }
+        }
+    }
+
+    /// A number of four bytes.
+    fn int(&mut self) -> u32 {
+        let is_int = |id: &u32| {
+            let it = self.btf.get(*id);
+            it.is_some_and(|it| it.kind == kind::INT) && self.btf.size(*id) == Some(INT_BYTES)
+        };
+        if let Some(id) = self.numbers().find(is_int) {
+            return id;
+        }
+        const SIGNED_32_BITS: u32 = 1 << 24 | 32;
+        let name = self.string(b"int\0");
+        self.add(&[name, u32::from(kind::INT) << 24, INT_BYTES, SIGNED_32_BITS])
+    }
+
+    /// The dummy variable, and its name.
+    fn dummy(&mut self, number: u32) -> (u32, u32) {
+        let name = self.string(DUMMY);
+        let words = [name, u32::from(kind::VAR) << 24, number, linkage::GLOBAL];
+        (self.add(&words), name)
+    }
+
+    fn string(&mut self, string: &[u8]) -> u32 {
+        let at = self.strings.len() as u32;
+        self.strings.extend(string);
+        at
+    }
+
+    fn add(&mut self, words: &[u32]) -> u32 {
+        self.types
+            .extend(words.iter().flat_map(|it| it.to_le_bytes()));
+        self.added += 1;
+        self.places.len() as u32 + self.added
+    }
+
+    /// Variables stand in the order of their offsets.
+    fn sort(&mut self, section: u32) {
+        let variables = self.variables_of(section);
+        let record = |types: &Self, at: usize| [0, 4, 8].map(|it| types.get(section, at + it));
+        let mut records: Vec<_> = variables.iter().map(|(at, _)| record(self, *at)).collect();
+        records.sort_by_key(|[_, offset, _]| *offset);
+        for ((at, _), record) in variables.iter().zip(records) {
+            for (word, value) in record.into_iter().enumerate() {
+                self.put(section, at + 4 * word, value);
+            }
+        }
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        let (types, strings) = (self.types.len() as u32, self.strings.len() as u32);
+        let header = [0x0001_eb9f, HEADER as u32, 0, types, types, strings];
+        let mut bytes: Vec<u8> = header.into_iter().flat_map(u32::to_le_bytes).collect();
+        bytes.extend(self.types);
+        bytes.extend(self.strings);
+        bytes
+    }
+}
+
+/// Where types begin. What follows a type goes by its kind and by how many members it has.
+fn places(types: &[u8]) -> Vec<usize> {
+    let (mut places, mut at) = (Vec::new(), 0);
+    while let Some(info) = word(types, at + 4) {
+        places.push(at);
+        let (kind, count) = ((info >> 24) as u8 & 0x1f, (info & 0xffff) as usize);
+        at += TYPE
+            + match kind {
+                kind::INT | kind::VAR | kind::DECL_TAG => 4,
+                kind::ARRAY => 12,
+                kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => 12 * count,
+                kind::ENUM | kind::FUNC_PROTO => 8 * count,
+                _ => 0,
+            };
+    }
+    places
+}

@@ -1,0 +1,315 @@
+//! Programs are judged before anything else is done with them.
+//!
+//! What the verifier takes may still be more than can run in user space: the kernel's functions and variables are not
+//! there, nor are packets and sockets. Programs of types that are attached nowhere here may use those, as nothing comes of
+//! it; others are refused. Whatever is refused, the tool gets the kernel's errno and a log in the kernel's manner.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use beeline_image::helpers;
+use beeline_isa::{Imm64, Insn, Op, opcode};
+use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};
+use beeline_verifier::types::{KernelTypes, ProgramTypes};
+use beeline_verifier::verdict::{Facts, LogLevel, MapUse, Verdict};
+use beeline_verifier::{Flow, Reject, function_starts, verify};
+
+use crate::backend::{Errno, LoadError, ProgramSpec, VerifierLog};
+use crate::map::MapObject;
+
+/// The maps that a program's descriptors name.
+pub type Maps = HashMap<i32, Arc<MapObject>>;
+
+/// A program that may run.
+#[derive(Debug)]
+pub struct Accepted {
+    /// Its instructions but for those that no path reaches.
+    pub insns: Vec<Insn>,
+    /// What it does.
+    pub facts: Facts,
+    /// What the tool is told.
+    pub log: VerifierLog,
+    /// Is all there that it uses? If not, there is no code for it.
+    pub runs: bool,
+}
+
+/// `BPF_PROG_TYPE_*` of programs that are attached or run here, or could be mistaken for such: KPROBE, TRACEPOINT,
+/// PERF_EVENT, RAW_TRACEPOINT, RAW_TRACEPOINT_WRITABLE, TRACING, LSM and SYSCALL.
+const HERE: [u32; 8] = [2, 5, 7, 17, 24, 26, 29, 31];
+
+/// Judges a program as the kernel would whose types these are.
+pub fn judge(
+    spec: &ProgramSpec,
+    maps: &Maps,
+    kernel: Option<&KernelTypes>,
+) -> Result<Accepted, LoadError> {
+    let insns = decode(spec)?;
+    let Verdict {
+        result,
+        log,
+        longest_log,
+        ..
+    } = verdict(spec, &insns, maps, kernel);
+    let log = VerifierLog {
+        text: log,
+        longest: longest_log,
+    };
+    let facts = match result {
+        Ok(facts) => facts,
+        Err(refusal) => {
+            return Err(LoadError {
+                errno: Errno(refusal.errno),
+                reason: refusal.reason,
+                log,
+            });
+        }
+    };
+    let insns = alive(&insns, &facts.dead);
+    let place = check_place(&insns, kernel);
+    match place {
+        Err(reject) if HERE.contains(&spec.prog_type) => Err(refused(reject, spec.log_level, log)),
+        place => Ok(Accepted {
+            runs: place.is_ok() && facts.helpers.iter().all(|&helper| is_served(helper)),
+            insns,
+            facts,
+            log,
+        }),
+    }
+}
+
+/// Takes any program that has a shape and calls helpers that are there: for the interpreter, which checks what it does.
+pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
+    let insns = decode(spec)?;
+    let refuse = |reject| refused(reject, spec.log_level, VerifierLog::default());
+    let flow = Flow::of(&insns).map_err(refuse)?;
+    check_place(&insns, None).map_err(refuse)?;
+    let functions = flow.functions().iter();
+    let mut facts = Facts {
+        reads_context: true,
+        ..Facts::default()
+    };
+    for (index, op) in functions.flat_map(|&function| flow.reachable_ops(function)) {
+        match op {
+            Op::CallHelper { id } if !is_served(id) => {
+                let name = beeline_isa::helper::name(id).unwrap_or("unknown");
+                let why = format!("program of this type cannot use helper bpf_{name}#{id}");
+                return Err(refuse(Reject::insn(libc::EINVAL, index, insns[index], why)));
+            }
+            Op::CallHelper { id } => facts.helpers.push(id),
+            Op::Imm64 {
+                kind: kind @ (Imm64::Map | Imm64::MapValue),
+                low: fd,
+                ..
+            } => facts.maps.push(MapUse {
+                fd,
+                by_handle: kind == Imm64::Map,
+                by_value: kind == Imm64::MapValue,
+            }),
+            _ => {}
+        }
+    }
+    Ok(Accepted {
+        insns,
+        facts,
+        log: VerifierLog::default(),
+        runs: true,
+    })
+}
+
+fn is_served(helper: u32) -> bool {
+    helpers::ALL.iter().any(|served| served.number == helper)
+}
+
+fn decode(spec: &ProgramSpec) -> Result<Vec<Insn>, LoadError> {
+    match Insn::decode_all(&spec.insns) {
+        Ok(insns) => Ok(insns.collect()),
+        Err(error) => Err(LoadError::new(libc::EINVAL, error.to_string())),
+    }
+}
+
+fn verdict(
+    spec: &ProgramSpec,
+    insns: &[Insn],
+    maps: &Maps,
+    kernel: Option<&KernelTypes>,
+) -> Verdict {
+    let level = LogLevel(spec.log_level);
+    let kind = Kind {
+        prog_type: spec.prog_type,
+        attach_type: spec.expected_attach_type,
+        flags: spec.flags,
+        attach_btf_id: spec.attach_btf_id,
+    };
+    let types = match types(spec, &kind, insns, kernel) {
+        Ok(types) => types,
+        Err(reject) => return Verdict::refused(reject, level),
+    };
+    let maps: Vec<(i32, Map)> = maps
+        .iter()
+        .map(|(fd, map)| (*fd, map.as_verified(kernel)))
+        .collect();
+    let maps: Vec<(i32, &Map)> = maps.iter().map(|(fd, map)| (*fd, map)).collect();
+    let program = program::Program {
+        kind,
+        gpl: is_gpl_compatible(&spec.license),
+        insns,
+        maps: &maps,
+        types: types.as_ref(),
+        kernel,
+        helpers: HERE.contains(&spec.prog_type).then_some(&is_served),
+    };
+    verify(&program, level)
+}
+
+/// None for a program without types.
+fn types(
+    spec: &ProgramSpec,
+    kind: &Kind,
+    insns: &[Insn],
+    kernel: Option<&KernelTypes>,
+) -> Result<Option<ProgramTypes>, Reject> {
+    let Some(types) = &spec.types else {
+        return Ok(None);
+    };
+    let starts = function_starts(insns)?;
+    let (functions, lines) = (&types.functions, &types.lines);
+    ProgramTypes::new(&types.btf, functions, lines, kind, insns, &starts, kernel)
+        .map(Some)
+        .map_err(|(errno, why)| Reject::program(errno, why))
+}
+
+/// The program without what no path reaches, which need not be good: ends stand in its place, and a branch that goes one way
+/// only becomes a jump.
+fn alive(insns: &[Insn], dead: &[usize]) -> Vec<Insn> {
+    const END: Insn = Insn {
+        code: opcode::JMP | opcode::EXIT,
+        dst: 0,
+        src: 0,
+        off: 0,
+        imm: 0,
+    };
+    let mut is_dead = vec![false; insns.len()];
+    for &index in dead {
+        let slots = 1 + usize::from(insns.get(index).is_some_and(|insn| insn.is_imm64()));
+        is_dead
+            .iter_mut()
+            .skip(index)
+            .take(slots)
+            .for_each(|slot| *slot = true);
+    }
+    let goes = |slot: Option<usize>| slot.and_then(|slot| is_dead.get(slot)) == Some(&false);
+    let mut alive = insns.to_vec();
+    for (index, insn) in alive.iter_mut().enumerate() {
+        if is_dead[index] {
+            *insn = END;
+        } else if let Ok(Op::Branch { off, .. }) = insn.op() {
+            let target = (index + 1).checked_add_signed(off.into());
+            let taken = match (goes(target), goes(Some(index + 1))) {
+                (true, false) => off,
+                (false, true) => 0,
+                _ => continue,
+            };
+            *insn = Insn {
+                code: opcode::JMP | opcode::JA,
+                off: taken,
+                ..END
+            };
+        }
+    }
+    alive
+}
+
+/// What there is in the kernel only.
+fn check_place(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<(), Reject> {
+    let flow = Flow::of(insns)?;
+    let functions = flow.functions().iter();
+    for (index, op) in functions.flat_map(|&function| flow.reachable_ops(function)) {
+        let why = match op {
+            Op::CallKernel { btf_id } => {
+                let name = kernel.and_then(|kernel| kernel.function_name(btf_id.cast_unsigned()));
+                match name {
+                    Some(name) => format!("calling kernel function {name} is not allowed"),
+                    None => format!("calling kernel function #{btf_id} is not allowed"),
+                }
+            }
+            Op::Imm64 {
+                kind: Imm64::KernelVariable,
+                low,
+                ..
+            } => format!("kernel variable #{low} cannot be reached from user space"),
+            _ => continue,
+        };
+        return Err(Reject::insn(libc::EINVAL, index, insns[index], why));
+    }
+    Ok(())
+}
+
+/// A refusal after what the log says already.
+fn refused(reject: Reject, level: u32, mut log: VerifierLog) -> LoadError {
+    if level != 0 {
+        log.text += &reject.log;
+        log.longest = log.longest.max(log.text.len());
+    }
+    let reason = reject.log.trim_end().lines().next_back();
+    LoadError {
+        errno: Errno(reject.errno),
+        reason: reason.unwrap_or_default().to_owned(),
+        log,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KPROBE: u32 = 2;
+    const XDP: u32 = 6;
+
+    fn judged(prog_type: u32, insns: &[[u8; 8]]) -> Result<Accepted, LoadError> {
+        let spec = ProgramSpec {
+            prog_type,
+            insns: insns.concat(),
+            license: "GPL".into(),
+            ..ProgramSpec::default()
+        };
+        judge(&spec, &Maps::new(), None)
+    }
+
+    const R0_IS_0: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];
+    const END: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
+
+    fn call(helper: u8) -> [u8; 8] {
+        [0x85, 0, 0, 0, helper, 0, 0, 0]
+    }
+
+    #[test]
+    fn dead_code_is_replaced_and_its_branches_are_settled() {
+        // if r0 == 0 goto +3; r1 = a variable of the kernel's; a move with a fault; exit
+        let always = [0x15, 0, 3, 0, 0, 0, 0, 0];
+        let variable = [[0x18, 0x31, 0, 0, 9, 0, 0, 0], [0; 8]];
+        let faulty = [0xb7, 0x50, 0, 0, 0, 0, 0, 0];
+        let program = [R0_IS_0, always, variable[0], variable[1], faulty, END];
+        let accepted = judged(KPROBE, &program).expect("a good program");
+        let insns: Vec<[u8; 8]> = accepted.insns.iter().map(|insn| insn.encode()).collect();
+        let jump = [0x05, 0, 3, 0, 0, 0, 0, 0];
+        assert_eq!(insns, [R0_IS_0, jump, END, END, END, END]);
+    }
+
+    #[test]
+    fn what_cannot_be_attached_here_may_use_what_is_not_here() {
+        // bpf_xdp_adjust_head, of which the context is the first argument.
+        let r2_is_0 = [0xb7, 2, 0, 0, 0, 0, 0, 0];
+        let program = [r2_is_0, call(44), R0_IS_0, END];
+        let accepted = judged(XDP, &program).expect("a good program");
+        assert!(!accepted.runs);
+        let refused =
+            judged(KPROBE, &[R0_IS_0, call(36), END]).expect_err("it writes to its target");
+        assert_eq!(refused.errno, Errno(libc::EINVAL));
+        assert!(
+            refused.reason.contains("bpf_probe_write_user"),
+            "{}",
+            refused.reason
+        );
+        assert!(judged(XDP, &[R0_IS_0, END]).expect("a good program").runs);
+    }
+}

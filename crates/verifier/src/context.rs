@@ -1,0 +1,161 @@
+//! What programs see of their context, by kind (`is_valid_access` of each `struct bpf_verifier_ops`, Linux 6.18, for a
+//! loader with all capabilities). Programs whose context is described by the kernel's BTF are in [`crate::types`].
+//!
+//! Each structure is a table of fields with the sizes that each family of programs may read and write. A pointer to the
+//! context itself can only be used unmodified: whatever was added to it, known or not, makes every access through it an error.
+//!
+//! Beside the tables stand the other rules that go by a program's kind: [`packet`], [`returns`] and [`attach`].
+
+pub mod attach;
+mod cgroup;
+pub mod kinds;
+pub mod packet;
+pub mod returns;
+mod skb;
+mod socket;
+mod table;
+mod tracing;
+
+use crate::program::Kind;
+use kinds::prog;
+use table::{ALL, Row, find};
+
+/// What a field of the context holds: `enum bpf_reg_type` of `struct bpf_insn_access_aux`, and its `ctx_field_size`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// A number.
+    Scalar {
+        /// The size of the whole field where only a part of it was read (`ctx_field_size`), else 0.
+        whole: u32,
+    },
+    /// `PTR_TO_PACKET_META`.
+    PacketMeta,
+    /// `PTR_TO_PACKET`.
+    Packet,
+    /// `PTR_TO_PACKET_END`.
+    PacketEnd,
+    /// `PTR_TO_FLOW_KEYS`.
+    FlowKeys,
+    /// `PTR_TO_SOCKET`, `PTR_TO_SOCKET_OR_NULL`
+    Socket {
+        /// May it be null?
+        or_null: bool,
+    },
+    /// `PTR_TO_SOCK_COMMON`, `PTR_TO_SOCK_COMMON_OR_NULL`.
+    SockCommon {
+        /// May it be null?
+        or_null: bool,
+    },
+    /// A trusted pointer to the kernel's structure of this name.
+    Btf {
+        /// The structure.
+        name: &'static str,
+        /// May it be null?
+        or_null: bool,
+    },
+    /// `PTR_TO_TP_BUFFER`: a writable tracepoint's buffer, to be read and written at constant offsets.
+    TracepointBuffer,
+}
+
+impl Field {
+    /// May a load extend its sign (`BPF_MEMSX`)? Where a pointer comes out of a field as small as such loads are, it may not, and
+    /// that is an invalid access, too.
+    pub fn may_be_sign_extended(self) -> bool {
+        matches!(self, Self::Scalar { .. })
+    }
+}
+
+/// Is there a field at `off`, of `size` bytes, that may be read, or written? `None`: "invalid bpf_context access off=%d size=%d".
+///
+/// `size` is one of 1, 2, 4 and 8.
+pub fn access(kind: &Kind, off: i32, size: u32, write: bool) -> Option<Field> {
+    let (rows, family) = table(kind);
+    find(rows, family, off, size, write)
+}
+
+/// The structure that is the context of programs of a kind, and the family of programs that they count to there.
+fn table(kind: &Kind) -> (&'static [Row], u32) {
+    match kind.prog_type {
+        prog::SOCKET_FILTER
+        | prog::SCHED_CLS
+        | prog::SCHED_ACT
+        | prog::CGROUP_SKB
+        | prog::LWT_IN
+        | prog::LWT_OUT
+        | prog::LWT_XMIT
+        | prog::LWT_SEG6LOCAL
+        | prog::SK_SKB
+        | prog::FLOW_DISSECTOR => (skb::SK_BUFF, skb::family(kind)),
+        prog::XDP => (skb::XDP_MD, skb::xdp_family(kind)),
+        prog::NETFILTER => (skb::NF_CTX, ALL),
+        prog::CGROUP_SOCK => (socket::SOCK, socket::hook(kind)),
+        prog::SOCK_OPS => (socket::SOCK_OPS, ALL),
+        prog::SK_MSG => (socket::SK_MSG, ALL),
+        prog::SK_REUSEPORT => (socket::SK_REUSEPORT, ALL),
+        prog::SK_LOOKUP => (socket::SK_LOOKUP, ALL),
+        prog::CGROUP_SOCK_ADDR => (cgroup::SOCK_ADDR, cgroup::address_family(kind)),
+        prog::CGROUP_SOCKOPT => (cgroup::SOCKOPT, cgroup::sockopt_direction(kind)),
+        prog::CGROUP_SYSCTL => (cgroup::SYSCTL, ALL),
+        prog::CGROUP_DEVICE => (cgroup::DEVICE, ALL),
+        prog::LIRC_MODE2 => (tracing::LIRC, ALL),
+        prog::KPROBE => (tracing::PT_REGS, ALL),
+        prog::TRACEPOINT => (tracing::RECORD, ALL),
+        prog::PERF_EVENT => (tracing::PERF_EVENT, ALL),
+        prog::RAW_TRACEPOINT => (tracing::ARGUMENTS, ALL),
+        prog::RAW_TRACEPOINT_WRITABLE => (tracing::WRITABLE_ARGUMENTS, ALL),
+        prog::SYSCALL => (tracing::SYSCALL, ALL),
+        _ => (&[], ALL),
+    }
+}
+
+/// Is the context what it looks like in memory, its accesses compiled as they stand (no `convert_ctx_access`)? Then it may be
+/// handed to kernel functions as memory, and [`access`] to the last byte decides. Other contexts are refused there, and all are by
+/// helpers: "type=ctx expected=...".
+pub fn is_plain_memory(kind: &Kind) -> bool {
+    matches!(
+        kind.prog_type,
+        prog::KPROBE
+            | prog::TRACEPOINT
+            | prog::RAW_TRACEPOINT
+            | prog::RAW_TRACEPOINT_WRITABLE
+            | prog::TRACING
+            | prog::LSM
+            | prog::STRUCT_OPS
+            | prog::SYSCALL
+            | prog::CGROUP_DEVICE
+            | prog::LIRC_MODE2
+            | prog::NETFILTER
+    )
+}
+
+/// `enum bpf_reg_type` of sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketKind {
+    /// `struct bpf_sock`, common fields only.
+    Common,
+    /// `struct bpf_sock`.
+    Socket,
+    /// `struct bpf_tcp_sock`.
+    Tcp,
+    /// `struct bpf_xdp_sock`.
+    Xdp,
+}
+
+/// What a load from the structure behind a pointer to a socket gives (`check_sock_access`). `None`: "R%d invalid %s access off=%d
+/// size=%d". They are never written.
+pub fn socket_access(structure: SocketKind, off: i32, size: u32) -> Option<Field> {
+    let (rows, family) = match structure {
+        SocketKind::Common => (socket::SOCK, socket::COMMON),
+        SocketKind::Socket => (socket::SOCK, socket::FULL),
+        SocketKind::Tcp => (socket::TCP_SOCK, ALL),
+        SocketKind::Xdp => (socket::XDP_SOCK, ALL),
+    };
+    find(rows, family, off, size, false)
+}
+
+/// May these bytes of `struct bpf_flow_keys` be read, and as well written? If not: "invalid access to flow keys off=%d size=%d".
+pub fn flow_keys_access(off: i32, size: u32) -> bool {
+    /// Of the structure, in bytes.
+    const FLOW_KEYS: i64 = 56;
+    off >= 0 && i64::from(off) + i64::from(size) <= FLOW_KEYS
+}

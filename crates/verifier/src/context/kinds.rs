@@ -1,0 +1,101 @@
+//! The kernel's numbers for types of programs and the places they attach to (`include/uapi/linux/bpf.h`).
+
+/// `enum bpf_prog_type`, without `BPF_PROG_TYPE_`.
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub mod prog {
+    pub const SOCKET_FILTER: u32 = 1;
+    pub const KPROBE: u32 = 2;
+    pub const SCHED_CLS: u32 = 3;
+    pub const SCHED_ACT: u32 = 4;
+    pub const TRACEPOINT: u32 = 5;
+    pub const XDP: u32 = 6;
+    pub const PERF_EVENT: u32 = 7;
+    pub const CGROUP_SKB: u32 = 8;
+    pub const CGROUP_SOCK: u32 = 9;
+    pub const LWT_IN: u32 = 10;
+    pub const LWT_OUT: u32 = 11;
+    pub const LWT_XMIT: u32 = 12;
+    pub const SOCK_OPS: u32 = 13;
+    pub const SK_SKB: u32 = 14;
+    pub const CGROUP_DEVICE: u32 = 15;
+    pub const SK_MSG: u32 = 16;
+    pub const RAW_TRACEPOINT: u32 = 17;
+    pub const CGROUP_SOCK_ADDR: u32 = 18;
+    pub const LWT_SEG6LOCAL: u32 = 19;
+    pub const LIRC_MODE2: u32 = 20;
+    pub const SK_REUSEPORT: u32 = 21;
+    pub const FLOW_DISSECTOR: u32 = 22;
+    pub const CGROUP_SYSCTL: u32 = 23;
+    pub const RAW_TRACEPOINT_WRITABLE: u32 = 24;
+    pub const CGROUP_SOCKOPT: u32 = 25;
+    pub const TRACING: u32 = 26;
+    pub const STRUCT_OPS: u32 = 27;
+    pub const EXT: u32 = 28;
+    pub const LSM: u32 = 29;
+    pub const SK_LOOKUP: u32 = 30;
+    pub const SYSCALL: u32 = 31;
+    pub const NETFILTER: u32 = 32;
+}
+
+/// `enum bpf_attach_type`, without `BPF_`.
+#[allow(missing_docs, reason = "the names are the documentation")]
+pub mod at {
+    pub const CGROUP_INET_INGRESS: u32 = 0;
+    pub const CGROUP_INET_EGRESS: u32 = 1;
+    pub const CGROUP_INET_SOCK_CREATE: u32 = 2;
+    pub const CGROUP_SOCK_OPS: u32 = 3;
+    pub const SK_SKB_STREAM_PARSER: u32 = 4;
+    pub const SK_SKB_STREAM_VERDICT: u32 = 5;
+    pub const CGROUP_DEVICE: u32 = 6;
+    pub const SK_MSG_VERDICT: u32 = 7;
+    pub const CGROUP_INET4_BIND: u32 = 8;
+    pub const CGROUP_INET6_BIND: u32 = 9;
+    pub const CGROUP_INET4_CONNECT: u32 = 10;
+    pub const CGROUP_INET6_CONNECT: u32 = 11;
+    pub const CGROUP_INET4_POST_BIND: u32 = 12;
+    pub const CGROUP_INET6_POST_BIND: u32 = 13;
+    pub const CGROUP_UDP4_SENDMSG: u32 = 14;
+    pub const CGROUP_UDP6_SENDMSG: u32 = 15;
+    pub const LIRC_MODE2: u32 = 16;
+    pub const FLOW_DISSECTOR: u32 = 17;
+    pub const CGROUP_SYSCTL: u32 = 18;
+    pub const CGROUP_UDP4_RECVMSG: u32 = 19;
+    pub const CGROUP_UDP6_RECVMSG: u32 = 20;
+    pub const CGROUP_GETSOCKOPT: u32 = 21;
+    pub const CGROUP_SETSOCKOPT: u32 = 22;
+    pub const TRACE_RAW_TP: u32 = 23;
+    pub const TRACE_FENTRY: u32 = 24;
+    pub const TRACE_FEXIT: u32 = 25;
+    pub const MODIFY_RETURN: u32 = 26;
+    pub const LSM_MAC: u32 = 27;
+    pub const TRACE_ITER: u32 = 28;
+    pub const CGROUP_INET4_GETPEERNAME: u32 = 29;
+    pub const CGROUP_INET6_GETPEERNAME: u32 = 30;
+    pub const CGROUP_INET4_GETSOCKNAME: u32 = 31;
+    pub const CGROUP_INET6_GETSOCKNAME: u32 = 32;
+    pub const XDP_DEVMAP: u32 = 33;
+    pub const CGROUP_INET_SOCK_RELEASE: u32 = 34;
+    pub const XDP_CPUMAP: u32 = 35;
+    pub const SK_LOOKUP: u32 = 36;
+    pub const XDP: u32 = 37;
+    pub const SK_SKB_VERDICT: u32 = 38;
+    pub const SK_REUSEPORT_SELECT: u32 = 39;
+    pub const SK_REUSEPORT_SELECT_OR_MIGRATE: u32 = 40;
+    pub const PERF_EVENT: u32 = 41;
+    pub const TRACE_KPROBE_MULTI: u32 = 42;
+    pub const LSM_CGROUP: u32 = 43;
+    pub const STRUCT_OPS: u32 = 44;
+    pub const NETFILTER: u32 = 45;
+    pub const TCX_INGRESS: u32 = 46;
+    pub const TCX_EGRESS: u32 = 47;
+    pub const TRACE_UPROBE_MULTI: u32 = 48;
+    pub const CGROUP_UNIX_CONNECT: u32 = 49;
+    pub const CGROUP_UNIX_SENDMSG: u32 = 50;
+    pub const CGROUP_UNIX_RECVMSG: u32 = 51;
+    pub const CGROUP_UNIX_GETPEERNAME: u32 = 52;
+    pub const CGROUP_UNIX_GETSOCKNAME: u32 = 53;
+    pub const NETKIT_PRIMARY: u32 = 54;
+    pub const NETKIT_PEER: u32 = 55;
+    pub const TRACE_KPROBE_SESSION: u32 = 56;
+    pub const TRACE_UPROBE_SESSION: u32 = 57;
+}

@@ -1,0 +1,136 @@
+//! A structure as a table: where its fields are, and who may read and write how much of them at a time.
+
+use super::Field;
+
+/// One field. A structure may list one twice, with different sizes.
+pub(super) struct Row {
+    /// From the structure's start.
+    offset: u32,
+    /// Accesses stay within so many bytes from there.
+    bytes: u32,
+    read: Sizes,
+    readers: u32,
+    write: Sizes,
+    writers: u32,
+    gives: Field,
+}
+
+/// Every family of programs that share the structure.
+pub(super) const ALL: u32 = u32::MAX;
+
+/// A field that nobody may touch yet. Its name is for readers of the tables.
+pub(super) const fn row(_name: &str, offset: u32, bytes: u32) -> Row {
+    Row {
+        offset,
+        bytes,
+        read: NONE,
+        readers: 0,
+        write: NONE,
+        writers: 0,
+        gives: Field::Scalar { whole: 0 },
+    }
+}
+
+impl Row {
+    /// These families may read it.
+    pub const fn read(self, read: Sizes, readers: u32) -> Self {
+        Self {
+            read,
+            readers,
+            ..self
+        }
+    }
+
+    /// These families may write it.
+    pub const fn write(self, write: Sizes, writers: u32) -> Self {
+        Self {
+            write,
+            writers,
+            ..self
+        }
+    }
+
+    /// What comes out is no number.
+    pub const fn gives(self, gives: Field) -> Self {
+        Self { gives, ..self }
+    }
+}
+
+/// Sizes that a field may be accessed with, always aligned to themselves.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    /// A size is a power of two: each stands for itself in the set.
+    set: u32,
+    /// What the kernel loads in any case, to take a part of it; 0 if it loads what the program says.
+    whole: u32,
+    /// Only from the field's first byte on?
+    first: bool,
+}
+
+const NONE: Sizes = only(0);
+/// All sizes, the memory being what it looks like.
+pub(super) const ANY: Sizes = only(1 | 2 | 4 | 8);
+/// One byte.
+pub(super) const B1: Sizes = only(1);
+/// Four bytes at once.
+pub(super) const B4: Sizes = only(4);
+/// Eight bytes at once.
+pub(super) const B8: Sizes = only(8);
+/// Any part of two bytes.
+pub(super) const PART_OF_2: Sizes = part_of(2);
+/// Any part of four bytes.
+pub(super) const PART_OF_4: Sizes = part_of(4);
+/// Any part of eight bytes.
+pub(super) const PART_OF_8: Sizes = part_of(8);
+/// The low bytes of four.
+pub(super) const LOW_OF_4: Sizes = Sizes {
+    first: true,
+    ..PART_OF_4
+};
+/// Four bytes or half of them.
+pub(super) const HALF_OF_4: Sizes = Sizes {
+    set: 2 | 4,
+    ..PART_OF_4
+};
+
+const fn only(set: u32) -> Sizes {
+    Sizes {
+        set,
+        whole: 0,
+        first: false,
+    }
+}
+
+const fn part_of(whole: u32) -> Sizes {
+    Sizes {
+        set: 2 * whole - 1,
+        whole,
+        first: false,
+    }
+}
+
+/// What a family of programs gets for an access; `None` if it may not.
+pub(super) fn find(rows: &[Row], family: u32, off: i32, size: u32, write: bool) -> Option<Field> {
+    let off = u32::try_from(off).ok()?;
+    if !size.is_power_of_two() || !off.is_multiple_of(size) {
+        return None;
+    }
+    rows.iter().find_map(|row| {
+        let (sizes, families) = if write {
+            (row.write, row.writers)
+        } else {
+            (row.read, row.readers)
+        };
+        let skipped = off.checked_sub(row.offset)?;
+        let is_inside = skipped + size <= row.bytes && !(sizes.first && skipped > 0);
+        if !is_inside || sizes.set & size == 0 || families & family == 0 {
+            return None;
+        }
+        Some(match row.gives {
+            Field::Scalar { .. } => Field::Scalar {
+                whole: if size < sizes.whole { sizes.whole } else { 0 },
+            },
+            pointer => pointer,
+        })
+    })
+}

@@ -1,0 +1,39 @@
+//! Contexts that are plain memory or close to it: registers, records of tracepoints, arguments.
+
+use super::Field;
+use super::table::{ALL, ANY, B4, B8, PART_OF_8, Row, row};
+
+/// `struct pt_regs` of x86-64, for kprobes and uprobes.
+pub(super) const PT_REGS: &[Row] = &[row("regs", 0, REGS).read(ANY, ALL)];
+
+const REGS: u32 = 168;
+
+/// `struct bpf_perf_event_data`.
+pub(super) const PERF_EVENT: &[Row] = &[
+    row("regs", 0, REGS).read(B8, ALL),
+    row("sample_period", REGS, 8).read(PART_OF_8, ALL),
+    row("addr", REGS + 8, 8).read(PART_OF_8, ALL),
+];
+
+/// A tracepoint's record: behind a pointer to `struct pt_regs`, that is not the program's to see, up to `PERF_MAX_TRACE_SIZE`. How
+/// long the record of one tracepoint is, is looked at when the program is attached.
+///
+/// Linux 6.18 lets negative offsets pass as well (an `int` is compared with a `size_t`). What lies there is nobody's to see.
+pub(super) const RECORD: &[Row] = &[row("record", 8, 8192 - 8).read(ANY, ALL)];
+
+/// A raw tracepoint's arguments: `MAX_BPF_FUNC_ARGS` words.
+pub(super) const ARGUMENTS: &[Row] = &[row("args", 0, 12 * 8).read(ANY, ALL)];
+
+/// The same where the first one leads to a buffer that may be written. Of its address the kernel lets all be seen but the start.
+pub(super) const WRITABLE_ARGUMENTS: &[Row] = &[
+    row("buffer", 0, 8)
+        .read(B8, ALL)
+        .gives(Field::TracepointBuffer),
+    row("args", 1, 12 * 8 - 1).read(ANY, ALL),
+];
+
+/// Whatever the caller of `BPF_PROG_RUN` hands over; how much, is looked at then.
+pub(super) const SYSCALL: &[Row] = &[row("ctx", 0, 0xffff).read(ANY, ALL).write(ANY, ALL)];
+
+/// A sample of an infrared receiver.
+pub(super) const LIRC: &[Row] = &[row("sample", 0, 4).read(B4, ALL)];

@@ -1,0 +1,571 @@
+//! Which programs may call which helpers: sets of helpers, and which sets each type of program has.
+//!
+//! No program has `probe_write_user`, which lockdown takes away, nor `override_return`, which needs a kernel built for
+//! injecting errors: they are in no table.
+
+use super::cgroup::*;
+use super::general::*;
+use super::packet::*;
+use super::socket::*;
+use super::table::Set;
+use super::tracing::*;
+use super::{Helper, hooks};
+use crate::program::Kind;
+
+/// The form of a helper that programs of this kind call.
+pub(super) fn find(id: u32, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {
+    sets(kind, target).iter().find_map(|set| set.get(id))
+}
+
+/// May it be called from programs at this target (`allowed` of `struct bpf_func_proto`)?
+pub(super) fn is_allowed(helper: &'static Helper, kind: &Kind, target: Option<&str>) -> bool {
+    match helper.id {
+        id if id == D_PATH.id => is_path_readable(kind, target),
+        id if id == IMA_INODE_HASH.id || id == IMA_FILE_HASH.id => {
+            target.is_none_or(hooks::is_sleepable_hook)
+        }
+        // A program in the middle of the storage's own work would deadlock there.
+        _ if helper == &SK_STORAGE_GET_TRACING || helper == &SK_STORAGE_DELETE_TRACING => {
+            match kind.attach_type {
+                attach::TRACE_ITER | attach::TRACE_RAW_TP => true,
+                attach::TRACE_FENTRY | attach::TRACE_FEXIT => {
+                    target.is_none_or(|name| !name.starts_with("bpf_sk_storage"))
+                }
+                _ => false,
+            }
+        }
+        _ => true,
+    }
+}
+
+/// Is a `struct path` there whole, and can none of its locks be held?
+fn is_path_readable(kind: &Kind, target: Option<&str>) -> bool {
+    const FUNCTIONS: [&str; 9] = [
+        "dentry_open",
+        "filp_close",
+        "security_file_open",
+        "security_file_permission",
+        "security_inode_getattr",
+        "security_path_truncate",
+        "vfs_fallocate",
+        "vfs_getattr",
+        "vfs_truncate",
+    ];
+    match kind.prog_type {
+        prog::TRACING if kind.attach_type == attach::TRACE_ITER => true,
+        prog::LSM => target.is_none_or(hooks::is_sleepable_hook),
+        _ if kind.attach_btf_id == 0 => false,
+        _ => target.is_none_or(|name| FUNCTIONS.contains(&name)),
+    }
+}
+
+/// `BPF_PROG_TYPE_*`.
+mod prog {
+    pub const SOCKET_FILTER: u32 = 1;
+    pub const KPROBE: u32 = 2;
+    pub const SCHED_CLS: u32 = 3;
+    pub const SCHED_ACT: u32 = 4;
+    pub const TRACEPOINT: u32 = 5;
+    pub const XDP: u32 = 6;
+    pub const PERF_EVENT: u32 = 7;
+    pub const CGROUP_SKB: u32 = 8;
+    pub const CGROUP_SOCK: u32 = 9;
+    pub const LWT_IN: u32 = 10;
+    pub const LWT_OUT: u32 = 11;
+    pub const LWT_XMIT: u32 = 12;
+    pub const SOCK_OPS: u32 = 13;
+    pub const SK_SKB: u32 = 14;
+    pub const CGROUP_DEVICE: u32 = 15;
+    pub const SK_MSG: u32 = 16;
+    pub const RAW_TRACEPOINT: u32 = 17;
+    pub const CGROUP_SOCK_ADDR: u32 = 18;
+    pub const LWT_SEG6LOCAL: u32 = 19;
+    pub const LIRC_MODE2: u32 = 20;
+    pub const SK_REUSEPORT: u32 = 21;
+    pub const FLOW_DISSECTOR: u32 = 22;
+    pub const CGROUP_SYSCTL: u32 = 23;
+    pub const RAW_TRACEPOINT_WRITABLE: u32 = 24;
+    pub const CGROUP_SOCKOPT: u32 = 25;
+    pub const TRACING: u32 = 26;
+    pub const STRUCT_OPS: u32 = 27;
+    pub const LSM: u32 = 29;
+    pub const SK_LOOKUP: u32 = 30;
+    pub const SYSCALL: u32 = 31;
+    pub const NETFILTER: u32 = 32;
+}
+
+/// `enum bpf_attach_type`.
+mod attach {
+    pub const CGROUP_INET4_CONNECT: u32 = 10;
+    pub const CGROUP_INET6_CONNECT: u32 = 11;
+    pub const CGROUP_UDP4_RECVMSG: u32 = 19;
+    pub const CGROUP_UDP6_RECVMSG: u32 = 20;
+    pub const CGROUP_SETSOCKOPT: u32 = 22;
+    pub const TRACE_RAW_TP: u32 = 23;
+    pub const TRACE_FENTRY: u32 = 24;
+    pub const TRACE_FEXIT: u32 = 25;
+    pub const MODIFY_RETURN: u32 = 26;
+    pub const TRACE_ITER: u32 = 28;
+    pub const CGROUP_INET4_GETPEERNAME: u32 = 29;
+    pub const CGROUP_INET6_GETSOCKNAME: u32 = 32;
+    pub const TRACE_KPROBE_MULTI: u32 = 42;
+    pub const LSM_CGROUP: u32 = 43;
+    pub const TRACE_UPROBE_MULTI: u32 = 48;
+    pub const CGROUP_UNIX_RECVMSG: u32 = 51;
+    pub const CGROUP_UNIX_GETSOCKNAME: u32 = 53;
+    pub const TRACE_KPROBE_SESSION: u32 = 56;
+    pub const TRACE_UPROBE_SESSION: u32 = 57;
+}
+
+/// The sets of a kind of programs; the first that has a number counts.
+fn sets(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
+    match kind.prog_type {
+        prog::SOCKET_FILTER => &[SOCKET_FILTER, SOCKETS, BASE],
+        prog::SCHED_CLS | prog::SCHED_ACT => &[SCHED, SOCKETS, BASE],
+        prog::XDP => &[XDP, SOCKETS, BASE],
+        prog::LWT_IN => &[LWT_IN, LWT, SOCKETS, BASE],
+        prog::LWT_OUT => &[LWT, SOCKETS, BASE],
+        prog::LWT_XMIT => &[LWT_XMIT, LWT, SOCKETS, BASE],
+        prog::LWT_SEG6LOCAL => &[LWT_SEG6LOCAL, LWT, SOCKETS, BASE],
+        prog::SK_SKB => &[SK_SKB, SOCKETS, BASE],
+        prog::SK_MSG => &[SK_MSG, SOCKETS, BASE],
+        prog::SK_LOOKUP => &[SK_LOOKUP, SOCKETS, BASE],
+        prog::SK_REUSEPORT => &[SK_REUSEPORT, BASE],
+        prog::SOCK_OPS => &[SOCK_OPS, SOCKETS, BASE],
+        prog::FLOW_DISSECTOR => &[FLOW_DISSECTOR, SOCKETS, BASE],
+        prog::NETFILTER => &[BASE],
+        prog::LIRC_MODE2 => &[LIRC_MODE2],
+        prog::SYSCALL => &[SYSCALL, KERNEL_OBJECTS, EVENTS, TRACING, BASE],
+        prog::STRUCT_OPS => struct_ops(kind, target),
+        prog::CGROUP_SKB
+        | prog::CGROUP_SOCK
+        | prog::CGROUP_SOCK_ADDR
+        | prog::CGROUP_DEVICE
+        | prog::CGROUP_SYSCTL
+        | prog::CGROUP_SOCKOPT => cgroup(kind),
+        _ => tracing(kind, target),
+    }
+}
+
+fn cgroup(kind: &Kind) -> &'static [&'static Set] {
+    match (kind.prog_type, kind.attach_type) {
+        (prog::CGROUP_SKB, _) => &[CGROUP_SKB, SOCKET_FILTER, SOCKETS, BASE],
+        (prog::CGROUP_SOCK, _) => &[CGROUP_SOCK, CGROUP_VERDICT, BASE],
+        (prog::CGROUP_DEVICE, _) => &[CGROUP, CGROUP_VERDICT, BASE],
+        (prog::CGROUP_SYSCTL, _) => &[CGROUP_SYSCTL, CGROUP, CGROUP_VERDICT, BASE],
+        (prog::CGROUP_SOCKOPT, attach::CGROUP_SETSOCKOPT) => {
+            &[CGROUP_SETSOCKOPT, CGROUP_SOCKOPT, CGROUP_VERDICT, BASE]
+        }
+        (prog::CGROUP_SOCKOPT, _) => &[CGROUP_SOCKOPT, CGROUP_VERDICT, BASE],
+        (_, attach::CGROUP_INET4_CONNECT | attach::CGROUP_INET6_CONNECT) => &[
+            CGROUP_CONNECT,
+            CGROUP_SOCK_ADDR,
+            CGROUP_VERDICT,
+            SOCKETS,
+            BASE,
+        ],
+        // Nothing can be refused any more.
+        (
+            _,
+            attach::CGROUP_UDP4_RECVMSG
+            | attach::CGROUP_UDP6_RECVMSG
+            | attach::CGROUP_INET4_GETPEERNAME..=attach::CGROUP_INET6_GETSOCKNAME
+            | attach::CGROUP_UNIX_RECVMSG..=attach::CGROUP_UNIX_GETSOCKNAME,
+        ) => &[CGROUP_SOCK_ADDR, SOCKETS, BASE],
+        _ => &[CGROUP_SOCK_ADDR, CGROUP_VERDICT, SOCKETS, BASE],
+    }
+}
+
+fn tracing(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
+    match (kind.prog_type, kind.attach_type) {
+        (
+            prog::KPROBE,
+            attach::TRACE_KPROBE_MULTI
+            | attach::TRACE_KPROBE_SESSION
+            | attach::TRACE_UPROBE_MULTI
+            | attach::TRACE_UPROBE_SESSION,
+        ) => &[MULTI, COOKIE, EVENTS, TRACING, BASE],
+        (prog::KPROBE | prog::TRACEPOINT, _)
+        | (prog::RAW_TRACEPOINT | prog::RAW_TRACEPOINT_WRITABLE, _) => {
+            &[COOKIE, EVENTS, TRACING, BASE]
+        }
+        (prog::PERF_EVENT, _) => &[PERF_EVENT, COOKIE, EVENTS, TRACING, BASE],
+        (prog::TRACING, attach::TRACE_RAW_TP) => &[COOKIE, KERNEL_OBJECTS, EVENTS, TRACING, BASE],
+        (prog::TRACING, attach::TRACE_FENTRY | attach::TRACE_FEXIT | attach::MODIFY_RETURN) => {
+            &[TRAMPOLINE, COOKIE, KERNEL_OBJECTS, EVENTS, TRACING, BASE]
+        }
+        (prog::TRACING, attach::TRACE_ITER) => match target {
+            Some("bpf_iter_tcp" | "bpf_iter_unix") | None => {
+                &[SOCKET_OPTIONS, ITER, KERNEL_OBJECTS, EVENTS, TRACING, BASE]
+            }
+            Some(_) => &[ITER, KERNEL_OBJECTS, EVENTS, TRACING, BASE],
+        },
+        (prog::LSM, attach::LSM_CGROUP) => match target {
+            Some(name) if !hooks::are_options_safe(name) => {
+                &[CGROUP_VERDICT, LSM, KERNEL_OBJECTS, EVENTS, TRACING, BASE]
+            }
+            _ => &[
+                SOCKET_OPTIONS,
+                CGROUP_VERDICT,
+                LSM,
+                KERNEL_OBJECTS,
+                EVENTS,
+                TRACING,
+                BASE,
+            ],
+        },
+        (prog::LSM, _) => &[
+            LSM,
+            TRAMPOLINE,
+            COOKIE,
+            KERNEL_OBJECTS,
+            EVENTS,
+            TRACING,
+            BASE,
+        ],
+        // `BPF_PROG_TYPE_EXT`: who asks has to ask for the type of the program that it extends.
+        _ => &[],
+    }
+}
+
+fn struct_ops(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
+    /// The member `release` of `struct tcp_congestion_ops`.
+    const RELEASE: u32 = 17;
+
+    match target {
+        Some("tcp_congestion_ops") | None if kind.attach_type == RELEASE => &[TCP_CONGESTION, BASE],
+        Some("tcp_congestion_ops") | None => &[SOCKET_OPTIONS, TCP_CONGESTION, BASE],
+        Some("bpf_dummy_ops") => &[],
+        Some("Qdisc_ops") => &[QDISC],
+        Some(_) => &[BASE],
+    }
+}
+
+/// A [`Set`] of the helpers named.
+macro_rules! set {
+    ($($helper:ident)*) => { &Set::new(&[$(&$helper),*]) };
+}
+
+/// `bpf_base_func_proto`.
+const BASE: &Set = set! {
+    MAP_LOOKUP_ELEM MAP_UPDATE_ELEM MAP_DELETE_ELEM KTIME_GET_NS TRACE_PRINTK GET_PRANDOM_U32
+    GET_SMP_PROCESSOR_ID TAIL_CALL GET_CURRENT_PID_TGID GET_CURRENT_UID_GID GET_CURRENT_COMM
+    GET_CGROUP_CLASSID_CURRENT PERF_EVENT_READ GET_CURRENT_TASK CURRENT_TASK_UNDER_CGROUP
+    GET_NUMA_NODE_ID PERF_EVENT_READ_VALUE GET_CURRENT_CGROUP_ID MAP_PUSH_ELEM MAP_POP_ELEM
+    MAP_PEEK_ELEM SPIN_LOCK SPIN_UNLOCK STRTOL STRTOUL SEND_SIGNAL PROBE_READ_USER PROBE_READ_KERNEL
+    PROBE_READ_USER_STR PROBE_READ_KERNEL_STR SEND_SIGNAL_THREAD JIFFIES64 GET_NS_CURRENT_PID_TGID
+    GET_CURRENT_ANCESTOR_CGROUP_ID KTIME_GET_BOOT_NS RINGBUF_OUTPUT RINGBUF_RESERVE RINGBUF_SUBMIT
+    RINGBUF_DISCARD RINGBUF_QUERY GET_TASK_STACK COPY_FROM_USER SNPRINTF_BTF PER_CPU_PTR
+    THIS_CPU_PTR TASK_STORAGE_GET TASK_STORAGE_DELETE GET_CURRENT_TASK_BTF FOR_EACH_MAP_ELEM
+    SNPRINTF TIMER_INIT TIMER_SET_CALLBACK TIMER_START TIMER_CANCEL TASK_PT_REGS GET_BRANCH_SNAPSHOT
+    TRACE_VPRINTK FIND_VMA LOOP STRNCMP COPY_FROM_USER_TASK KPTR_XCHG MAP_LOOKUP_PERCPU_ELEM
+    DYNPTR_FROM_MEM RINGBUF_RESERVE_DYNPTR RINGBUF_SUBMIT_DYNPTR RINGBUF_DISCARD_DYNPTR DYNPTR_READ
+    DYNPTR_WRITE DYNPTR_DATA KTIME_GET_TAI_NS USER_RINGBUF_DRAIN CGRP_STORAGE_GET
+    CGRP_STORAGE_DELETE
+};
+
+/// The same, but a queueing discipline is left by returning only.
+const QDISC: &Set = &BASE.without(&TAIL_CALL);
+
+/// `lirc_mode2_func_proto`.
+const LIRC_MODE2: &Set = set! {
+    MAP_LOOKUP_ELEM MAP_UPDATE_ELEM MAP_DELETE_ELEM KTIME_GET_NS TRACE_PRINTK GET_PRANDOM_U32
+    TAIL_CALL RC_REPEAT RC_KEYDOWN MAP_PUSH_ELEM MAP_POP_ELEM MAP_PEEK_ELEM RC_POINTER_REL
+    KTIME_GET_BOOT_NS
+};
+
+/// `bpf_sk_base_func_proto`.
+const SOCKETS: &Set = set! {
+    SKC_TO_TCP6_SOCK SKC_TO_TCP_SOCK SKC_TO_TCP_TIMEWAIT_SOCK SKC_TO_TCP_REQUEST_SOCK
+    SKC_TO_UDP6_SOCK KTIME_GET_COARSE_NS SKC_TO_UNIX_SOCK SKC_TO_MPTCP_SOCK
+};
+
+/// `sk_filter_func_proto`.
+const SOCKET_FILTER: &Set = set! {
+    PERF_EVENT_OUTPUT SKB_LOAD_BYTES GET_SOCKET_COOKIE GET_SOCKET_UID SKB_LOAD_BYTES_RELATIVE
+    GET_NETNS_COOKIE
+};
+
+/// `tc_cls_act_func_proto`.
+const SCHED: &Set = set! {
+    SKB_STORE_BYTES L3_CSUM_REPLACE L4_CSUM_REPLACE CLONE_REDIRECT GET_CGROUP_CLASSID SKB_VLAN_PUSH
+    SKB_VLAN_POP SKB_GET_TUNNEL_KEY SKB_SET_TUNNEL_KEY REDIRECT GET_ROUTE_REALM PERF_EVENT_OUTPUT
+    SKB_LOAD_BYTES CSUM_DIFF SKB_GET_TUNNEL_OPT SKB_SET_TUNNEL_OPT SKB_CHANGE_PROTO SKB_CHANGE_TYPE
+    SKB_UNDER_CGROUP GET_HASH_RECALC SKB_CHANGE_TAIL SKB_PULL_DATA CSUM_UPDATE SET_HASH_INVALID
+    SKB_CHANGE_HEAD GET_SOCKET_COOKIE GET_SOCKET_UID SET_HASH SKB_ADJUST_ROOM SKB_GET_XFRM_STATE
+    SKB_LOAD_BYTES_RELATIVE FIB_LOOKUP SKB_CGROUP_ID SKB_ANCESTOR_CGROUP_ID SK_LOOKUP_TCP
+    SK_LOOKUP_UDP SK_RELEASE SK_FULLSOCK TCP_SOCK SKB_ECN_SET_CE GET_LISTENER_SOCK SKC_LOOKUP_TCP
+    TCP_CHECK_SYNCOOKIE SK_STORAGE_GET SK_STORAGE_DELETE TCP_GEN_SYNCOOKIE GET_NETNS_COOKIE
+    SK_ASSIGN CSUM_LEVEL SKB_CGROUP_CLASSID REDIRECT_NEIGH REDIRECT_PEER CHECK_MTU SKB_SET_TSTAMP
+    TCP_RAW_GEN_SYNCOOKIE_IPV4 TCP_RAW_GEN_SYNCOOKIE_IPV6 TCP_RAW_CHECK_SYNCOOKIE_IPV4
+    TCP_RAW_CHECK_SYNCOOKIE_IPV6
+};
+
+/// `xdp_func_proto`.
+const XDP: &Set = set! {
+    REDIRECT PERF_EVENT_OUTPUT CSUM_DIFF XDP_ADJUST_HEAD REDIRECT_MAP XDP_ADJUST_META
+    XDP_ADJUST_TAIL FIB_LOOKUP SK_LOOKUP_TCP SK_LOOKUP_UDP SK_RELEASE SKC_LOOKUP_TCP
+    TCP_CHECK_SYNCOOKIE TCP_GEN_SYNCOOKIE CHECK_MTU XDP_GET_BUFF_LEN XDP_LOAD_BYTES XDP_STORE_BYTES
+    TCP_RAW_GEN_SYNCOOKIE_IPV4 TCP_RAW_GEN_SYNCOOKIE_IPV6 TCP_RAW_CHECK_SYNCOOKIE_IPV4
+    TCP_RAW_CHECK_SYNCOOKIE_IPV6
+};
+
+/// `lwt_out_func_proto`.
+const LWT: &Set = set! {
+    GET_CGROUP_CLASSID GET_ROUTE_REALM PERF_EVENT_OUTPUT SKB_LOAD_BYTES CSUM_DIFF SKB_UNDER_CGROUP
+    GET_HASH_RECALC SKB_PULL_DATA
+};
+
+/// `lwt_in_func_proto`.
+const LWT_IN: &Set = set! { LWT_PUSH_ENCAP };
+
+/// `lwt_xmit_func_proto`.
+const LWT_XMIT: &Set = set! {
+    SKB_STORE_BYTES L3_CSUM_REPLACE L4_CSUM_REPLACE CLONE_REDIRECT SKB_GET_TUNNEL_KEY
+    SKB_SET_TUNNEL_KEY REDIRECT SKB_GET_TUNNEL_OPT SKB_SET_TUNNEL_OPT SKB_CHANGE_TAIL CSUM_UPDATE
+    SET_HASH_INVALID SKB_CHANGE_HEAD LWT_PUSH_ENCAP CSUM_LEVEL
+};
+
+/// `lwt_seg6local_func_proto`.
+const LWT_SEG6LOCAL: &Set = set! { LWT_SEG6_STORE_BYTES LWT_SEG6_ADJUST_SRH LWT_SEG6_ACTION };
+
+/// `sk_skb_func_proto`.
+const SK_SKB: &Set = set! {
+    SKB_STORE_BYTES PERF_EVENT_OUTPUT SKB_LOAD_BYTES SKB_CHANGE_TAIL SKB_PULL_DATA SKB_CHANGE_HEAD
+    GET_SOCKET_COOKIE GET_SOCKET_UID SKB_ADJUST_ROOM SK_REDIRECT_MAP SK_REDIRECT_HASH SK_LOOKUP_TCP
+    SK_LOOKUP_UDP SK_RELEASE SKC_LOOKUP_TCP
+};
+
+/// `sk_msg_func_proto`.
+const SK_MSG: &Set = set! {
+    PERF_EVENT_OUTPUT MSG_REDIRECT_MAP MSG_APPLY_BYTES MSG_CORK_BYTES MSG_PULL_DATA
+    MSG_REDIRECT_HASH MSG_PUSH_DATA MSG_POP_DATA SK_STORAGE_GET SK_STORAGE_DELETE GET_NETNS_COOKIE
+};
+
+/// `sk_lookup_func_proto`.
+const SK_LOOKUP: &Set = set! { PERF_EVENT_OUTPUT SK_RELEASE SK_ASSIGN_LOOKUP };
+
+/// `sk_reuseport_func_proto`.
+const SK_REUSEPORT: &Set = set! {
+    SKB_LOAD_BYTES GET_SOCKET_COOKIE_SOCK SKB_LOAD_BYTES_RELATIVE SK_SELECT_REUSEPORT
+    KTIME_GET_COARSE_NS
+};
+
+/// `sock_ops_func_proto`.
+const SOCK_OPS: &Set = set! {
+    PERF_EVENT_OUTPUT GET_SOCKET_COOKIE SETSOCKOPT SOCK_MAP_UPDATE GETSOCKOPT SOCK_OPS_CB_FLAGS_SET
+    SOCK_HASH_UPDATE GET_LOCAL_STORAGE TCP_SOCK SK_STORAGE_GET SK_STORAGE_DELETE GET_NETNS_COOKIE
+    LOAD_HDR_OPT STORE_HDR_OPT RESERVE_HDR_OPT
+};
+
+/// `flow_dissector_func_proto`.
+const FLOW_DISSECTOR: &Set = set! { SKB_LOAD_BYTES };
+
+/// `cgroup_common_func_proto`, where the program can refuse.
+const CGROUP_VERDICT: &Set = set! { GET_LOCAL_STORAGE GET_RETVAL SET_RETVAL };
+
+/// `cgroup_dev_func_proto`.
+const CGROUP: &Set = set! { PERF_EVENT_OUTPUT };
+
+/// `cg_skb_func_proto`.
+const CGROUP_SKB: &Set = set! {
+    SKB_CGROUP_ID GET_LOCAL_STORAGE SKB_ANCESTOR_CGROUP_ID SK_LOOKUP_TCP SK_LOOKUP_UDP SK_RELEASE
+    SK_FULLSOCK TCP_SOCK SKB_ECN_SET_CE GET_LISTENER_SOCK SKC_LOOKUP_TCP SK_STORAGE_GET
+    SK_STORAGE_DELETE SK_CGROUP_ID SK_ANCESTOR_CGROUP_ID
+};
+
+/// `sock_filter_func_proto`.
+const CGROUP_SOCK: &Set = set! {
+    PERF_EVENT_OUTPUT GET_SOCKET_COOKIE SK_STORAGE_GET_CGROUP GET_NETNS_COOKIE KTIME_GET_COARSE_NS
+};
+
+/// `sock_addr_func_proto`.
+const CGROUP_SOCK_ADDR: &Set = set! {
+    PERF_EVENT_OUTPUT GET_SOCKET_COOKIE SETSOCKOPT GETSOCKOPT GET_LOCAL_STORAGE SK_LOOKUP_TCP
+    SK_LOOKUP_UDP SK_RELEASE SKC_LOOKUP_TCP SK_STORAGE_GET SK_STORAGE_DELETE GET_NETNS_COOKIE
+};
+
+/// The same where a socket connects.
+const CGROUP_CONNECT: &Set = set! { BIND };
+
+/// `sysctl_func_proto`.
+const CGROUP_SYSCTL: &Set = set! {
+    SYSCTL_GET_NAME SYSCTL_GET_CURRENT_VALUE SYSCTL_GET_NEW_VALUE SYSCTL_SET_NEW_VALUE
+    KTIME_GET_COARSE_NS
+};
+
+/// `cg_sockopt_func_proto`.
+const CGROUP_SOCKOPT: &Set = set! {
+    PERF_EVENT_OUTPUT TCP_SOCK SK_STORAGE_GET SK_STORAGE_DELETE GET_NETNS_COOKIE
+};
+
+/// The same where an option is set.
+const CGROUP_SETSOCKOPT: &Set = set! { SETSOCKOPT_SOCK GETSOCKOPT_SOCK };
+
+/// Options of a socket of the kernel.
+const SOCKET_OPTIONS: &Set = set! { SETSOCKOPT_SOCK GETSOCKOPT_SOCK };
+
+/// `bpf_tcp_ca_get_func_proto`.
+const TCP_CONGESTION: &Set = set! {
+    SK_STORAGE_GET SK_STORAGE_DELETE TCP_SEND_ACK KTIME_GET_COARSE_NS
+};
+
+/// `bpf_tracing_func_proto`.
+const TRACING: &Set = set! { PROBE_READ PROBE_READ_STR GET_FUNC_IP };
+
+/// The event's own: of `kprobe_prog_func_proto`, `tp_prog_func_proto`, `pe_prog_func_proto` and `raw_tp_prog_func_proto`.
+const EVENTS: &Set = set! { PERF_EVENT_OUTPUT GET_STACKID GET_STACK };
+
+/// Where a link carries a cookie.
+const COOKIE: &Set = set! { GET_ATTACH_COOKIE };
+
+/// Of programs at many functions at once.
+const MULTI: &Set = set! { GET_FUNC_IP_MULTI };
+
+/// `pe_prog_func_proto`.
+const PERF_EVENT: &Set = set! { GET_STACKID_PERF_EVENT PERF_PROG_READ_VALUE READ_BRANCH_RECORDS };
+
+/// `tracing_prog_func_proto`, of all whose context is described by BTF.
+const KERNEL_OBJECTS: &Set = set! {
+    GET_SOCKET_COOKIE_SOCK SK_STORAGE_GET_TRACING SK_STORAGE_DELETE_TRACING SKB_OUTPUT XDP_OUTPUT
+    SKC_TO_TCP6_SOCK SKC_TO_TCP_SOCK SKC_TO_TCP_TIMEWAIT_SOCK SKC_TO_TCP_REQUEST_SOCK
+    SKC_TO_UDP6_SOCK D_PATH SOCK_FROM_FILE SKC_TO_UNIX_SOCK XDP_GET_BUFF_LEN_TRACING
+    SKC_TO_MPTCP_SOCK
+};
+
+/// Where a trampoline keeps the arguments.
+const TRAMPOLINE: &Set = set! { GET_FUNC_ARG GET_FUNC_RET GET_FUNC_ARG_CNT };
+
+/// Of iterators.
+const ITER: &Set = set! { SEQ_PRINTF SEQ_WRITE SEQ_PRINTF_BTF };
+
+/// `bpf_lsm_func_proto`.
+const LSM: &Set = set! {
+    SK_STORAGE_GET SK_STORAGE_DELETE INODE_STORAGE_GET INODE_STORAGE_DELETE BPRM_OPTS_SET
+    IMA_INODE_HASH IMA_FILE_HASH
+};
+
+/// `syscall_prog_func_proto`.
+const SYSCALL: &Set = set! { SYS_BPF BTF_FIND_BY_NAME_KIND SYS_CLOSE KALLSYMS_LOOKUP_NAME };
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Missing, helper};
+    use super::*;
+
+    fn at(prog_type: u32, attach_type: u32) -> Kind {
+        Kind {
+            prog_type,
+            attach_type,
+            attach_btf_id: 1,
+            ..Kind::default()
+        }
+    }
+
+    #[test]
+    fn trampolines_keep_arguments() {
+        for attach_type in [
+            attach::TRACE_FENTRY,
+            attach::TRACE_FEXIT,
+            attach::MODIFY_RETURN,
+        ] {
+            let kind = at(prog::TRACING, attach_type);
+            for found in [
+                &GET_FUNC_ARG,
+                &GET_FUNC_RET,
+                &GET_FUNC_ARG_CNT,
+                &GET_ATTACH_COOKIE,
+            ] {
+                assert_eq!(helper(found.id, &kind, Some("vfs_read")), Ok(found));
+            }
+        }
+        let iterator = at(prog::TRACING, attach::TRACE_ITER);
+        let missing = Err(Missing::NotForThisType);
+        assert_eq!(
+            helper(GET_FUNC_ARG.id, &iterator, Some("bpf_iter_task")),
+            missing
+        );
+        assert_eq!(
+            helper(GET_ATTACH_COOKIE.id, &iterator, Some("bpf_iter_task")),
+            missing
+        );
+    }
+
+    #[test]
+    fn some_targets_only() {
+        let function = at(prog::TRACING, attach::TRACE_FENTRY);
+        let elsewhere = Err(Missing::NotAtThisTarget);
+        assert_eq!(
+            helper(D_PATH.id, &function, Some("vfs_getattr")),
+            Ok(&D_PATH)
+        );
+        assert_eq!(helper(D_PATH.id, &function, Some("vfs_read")), elsewhere);
+        assert_eq!(helper(D_PATH.id, &function, None), Ok(&D_PATH));
+        let storage = SK_STORAGE_GET_TRACING.id;
+        assert!(helper(storage, &function, Some("tcp_sendmsg")).is_ok());
+        assert_eq!(
+            helper(storage, &function, Some("bpf_sk_storage_free")),
+            elsewhere
+        );
+        let returning = at(prog::TRACING, attach::MODIFY_RETURN);
+        assert_eq!(helper(storage, &returning, Some("tcp_sendmsg")), elsewhere);
+    }
+
+    #[test]
+    fn security_modules() {
+        const LSM_MAC: u32 = 27;
+        let hook = at(prog::LSM, LSM_MAC);
+        let open = Some("bpf_lsm_file_open");
+        for found in [
+            &SK_STORAGE_GET,
+            &INODE_STORAGE_GET,
+            &D_PATH,
+            &IMA_FILE_HASH,
+            &GET_FUNC_ARG,
+        ] {
+            assert_eq!(helper(found.id, &hook, open), Ok(found));
+        }
+        let permission = Some("bpf_lsm_inode_permission");
+        assert_eq!(
+            helper(D_PATH.id, &hook, permission),
+            Err(Missing::NotAtThisTarget)
+        );
+        assert_eq!(
+            helper(GET_RETVAL.id, &hook, open),
+            Err(Missing::NotForThisType)
+        );
+
+        let group = at(prog::LSM, attach::LSM_CGROUP);
+        let created = Some("bpf_lsm_socket_post_create");
+        for found in [&GET_RETVAL, &GET_LOCAL_STORAGE, &SETSOCKOPT_SOCK] {
+            assert_eq!(helper(found.id, &group, created), Ok(found));
+        }
+        let bound = Some("bpf_lsm_socket_bind");
+        assert_eq!(
+            helper(SETSOCKOPT_SOCK.id, &group, bound),
+            Err(Missing::NotForThisType)
+        );
+        assert_eq!(
+            helper(GET_FUNC_ARG.id, &group, created),
+            Err(Missing::NotForThisType)
+        );
+    }
+
+    #[test]
+    fn infrared_receivers_have_few() {
+        let kind = at(prog::LIRC_MODE2, 16);
+        assert_eq!(helper(RC_KEYDOWN.id, &kind, None), Ok(&RC_KEYDOWN));
+        assert_eq!(
+            helper(RINGBUF_OUTPUT.id, &kind, None),
+            Err(Missing::NotForThisType)
+        );
+    }
+
+    #[test]
+    fn no_such_numbers() {
+        let kind = at(prog::KPROBE, 0);
+        assert_eq!(helper(0, &kind, None), Err(Missing::NotForThisType));
+        assert_eq!(helper(212, &kind, None), Err(Missing::Unknown));
+        assert_eq!(helper(u32::MAX, &kind, None), Err(Missing::Unknown));
+    }
+}

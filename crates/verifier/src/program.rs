@@ -1,0 +1,164 @@
+//! What is to be judged: a program, the maps it names, and the types it comes with.
+
+use std::fmt;
+
+use beeline_isa::Insn;
+
+use crate::types::{KernelTypes, ProgramTypes};
+
+/// A program as `BPF_PROG_LOAD` has it.
+#[derive(Clone, Copy)]
+pub struct Program<'a> {
+    /// What it is for.
+    pub kind: Kind,
+    /// May it call helpers that the kernel keeps for programs under the GPL?
+    pub gpl: bool,
+    /// Its instructions; maps by descriptor, as in [`Program::maps`].
+    pub insns: &'a [Insn],
+    /// Every map that an instruction may name, with the descriptor that it is named by. Two descriptors may name one map
+    /// ([`Map::id`]).
+    pub maps: &'a [(i32, &'a Map)],
+    /// Its BTF, with the functions and lines that it describes.
+    pub types: Option<&'a ProgramTypes>,
+    /// The BTF of the kernel whose objects it may look at.
+    pub kernel: Option<&'a KernelTypes>,
+    /// Which of the helpers that its type may call are there where it is to run; `None` for all.
+    pub helpers: Option<&'a dyn Fn(u32) -> bool>,
+}
+
+impl fmt::Debug for Program<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Program")
+            .field("kind", &self.kind)
+            .field("insns", &self.insns.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Is a program under this licence one that may call helpers for programs under the GPL?
+pub fn is_gpl_compatible(license: &str) -> bool {
+    matches!(
+        license,
+        "GPL"
+            | "GPL v2"
+            | "GPL and additional rights"
+            | "Dual BSD/GPL"
+            | "Dual MIT/GPL"
+            | "Dual MPL/GPL"
+    )
+}
+
+/// What a program is for: it decides about its context, its helpers and what it may return.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Kind {
+    /// `BPF_PROG_TYPE_*`.
+    pub prog_type: u32,
+    /// `expected_attach_type`: `BPF_*` of `enum bpf_attach_type`.
+    pub attach_type: u32,
+    /// `BPF_F_STRICT_ALIGNMENT`, `BPF_F_SLEEPABLE` and so on.
+    pub flags: u32,
+    /// The function, tracepoint or structure of the kernel's BTF that it attaches to; 0 for none.
+    pub attach_btf_id: u32,
+}
+
+/// `BPF_F_STRICT_ALIGNMENT`.
+pub const STRICT_ALIGNMENT: u32 = 1 << 0;
+/// `BPF_F_ANY_ALIGNMENT`.
+pub const ANY_ALIGNMENT: u32 = 1 << 1;
+/// `BPF_F_TEST_STATE_FREQ`: a state is kept at every instruction where one can be.
+pub const TEST_STATE_FREQ: u32 = 1 << 3;
+/// `BPF_F_SLEEPABLE`.
+pub const SLEEPABLE: u32 = 1 << 4;
+/// `BPF_F_TEST_REG_INVARIANTS`.
+pub const TEST_REG_INVARIANTS: u32 = 1 << 7;
+
+impl Kind {
+    /// May it sleep?
+    pub fn is_sleepable(&self) -> bool {
+        self.flags & SLEEPABLE != 0
+    }
+}
+
+/// A map, as far as it matters to a program that uses it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Map {
+    /// Tells maps apart; two descriptors of one map have the same.
+    pub id: u32,
+    /// For messages.
+    pub name: String,
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes.
+    pub key_size: u32,
+    /// Bytes.
+    pub value_size: u32,
+    /// Elements, or bytes of a ring buffer.
+    pub max_entries: u32,
+    /// `BPF_F_*` of `BPF_MAP_CREATE`.
+    pub flags: u32,
+    /// The whole value of a read-only array of one element that was frozen: the program may take it for constant.
+    pub constant: Option<Vec<u8>>,
+    /// Of a map of maps: what its maps are like.
+    pub inner: Option<Box<Map>>,
+    /// Special fields of its values, ascending by offset; from the map's BTF.
+    pub fields: Vec<MapField>,
+}
+
+/// A field of a map's value that programs may touch only by the helpers made for it (`struct btf_field`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapField {
+    /// Bytes from the value's start.
+    pub offset: u32,
+    /// Bytes.
+    pub size: u32,
+    /// What it is.
+    pub kind: FieldKind,
+}
+
+/// `enum btf_field_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FieldKind {
+    /// `struct bpf_spin_lock`.
+    SpinLock,
+    /// `struct bpf_res_spin_lock`.
+    ResilientSpinLock,
+    /// `struct bpf_timer`.
+    Timer,
+    /// `struct bpf_wq`.
+    Workqueue,
+    /// `struct bpf_task_work`.
+    TaskWork,
+    /// `__kptr_untrusted`: a pointer to a structure of the kernel, by BTF id.
+    UntrustedPointer(u32),
+    /// `__kptr`: an owned pointer to a structure of the kernel, or, if `local`, of the program's own BTF.
+    OwnedPointer {
+        /// The structure.
+        btf_id: u32,
+        /// Of the program's BTF?
+        local: bool,
+    },
+    /// `__percpu_kptr`.
+    PerCpuPointer(u32),
+    /// `__uptr`.
+    UserPointer(u32),
+    /// `struct bpf_list_head`, of structures of the program's BTF that hold their `struct bpf_list_node` at `node`.
+    ListHead {
+        /// The structure.
+        btf_id: u32,
+        /// Bytes from its start.
+        node: u32,
+    },
+    /// `struct bpf_list_node`.
+    ListNode,
+    /// `struct bpf_rb_root`, of structures of the program's BTF that hold their `struct bpf_rb_node` at `node`.
+    RbRoot {
+        /// The structure.
+        btf_id: u32,
+        /// Bytes from its start.
+        node: u32,
+    },
+    /// `struct bpf_rb_node`.
+    RbNode,
+    /// `struct bpf_refcount`.
+    RefCount,
+}

@@ -1,0 +1,106 @@
+//! What is known about a number: bits ([`Tnum`]) and bounds, each as unsigned and as signed, of all 64 bits and of the
+//! low 32. The rules are those of `kernel/bpf/tnum.c` and of the scalar parts of `kernel/bpf/verifier.c` (Linux 6.18 with the
+//! corrections of its stable releases).
+
+mod arithmetic;
+mod bounds;
+mod branches;
+mod describe;
+mod range;
+mod width;
+
+pub use crate::tnum::{Signed, Tnum, Unsigned};
+
+/// A set of numbers that holds every value that a register may have (`var_off` and the bounds of
+/// `struct bpf_reg_state`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Scalar {
+    pub bits: Tnum,
+    pub umin: u64,
+    pub umax: u64,
+    pub smin: i64,
+    pub smax: i64,
+    pub umin32: u32,
+    pub umax32: u32,
+    pub smin32: i32,
+    pub smax32: i32,
+}
+
+impl Scalar {
+    /// Any number (`__mark_reg_unbounded`).
+    pub const UNKNOWN: Self = Self {
+        bits: Tnum::UNKNOWN,
+        umin: 0,
+        umax: u64::MAX,
+        smin: i64::MIN,
+        smax: i64::MAX,
+        umin32: 0,
+        umax32: u32::MAX,
+        smin32: i32::MIN,
+        smax32: i32::MAX,
+    };
+
+    /// This number and no other (`___mark_reg_known`).
+    pub const fn known(value: u64) -> Self {
+        Self {
+            bits: Tnum::known(value),
+            umin: value,
+            umax: value,
+            smin: value as i64,
+            smax: value as i64,
+            umin32: value as u32,
+            umax32: value as u32,
+            smin32: value as i32,
+            smax32: value as i32,
+        }
+    }
+
+    /// A number of which `bits` is known and nothing else.
+    pub fn of_bits(bits: Tnum) -> Self {
+        let mut scalar = Self {
+            bits,
+            ..Self::UNKNOWN
+        };
+        scalar.sync();
+        scalar
+    }
+
+    /// Numbers in these unsigned bounds.
+    pub fn between(min: u64, max: u64) -> Self {
+        let mut scalar = Self {
+            umin: min,
+            umax: max,
+            ..Self::UNKNOWN
+        };
+        scalar.sync();
+        scalar
+    }
+
+    /// The number, if there is only one (`tnum_is_const`).
+    pub fn constant(&self) -> Option<u64> {
+        self.bits.constant()
+    }
+
+    /// The low half's number, if there is only one (`tnum_subreg_is_const`).
+    pub fn constant32(&self) -> Option<u32> {
+        self.bits.low().constant().map(|value| value as u32)
+    }
+
+    /// Is nothing known (`__is_scalar_unbounded`)?
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::UNKNOWN
+    }
+
+    /// Is every number of `other` one of these, by bounds and bits (`range_within` and `tnum_in`)?
+    pub fn contains(&self, other: &Self) -> bool {
+        self.wide().contains(&other.wide())
+            && self.narrow().contains(&other.narrow())
+            && self.bits.contains(other.bits)
+    }
+
+    /// Is this number one of these?
+    pub fn has(&self, value: u64) -> bool {
+        self.contains(&Self::known(value))
+    }
+}

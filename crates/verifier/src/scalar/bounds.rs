@@ -1,0 +1,187 @@
+//! What one kind of bound says of the others.
+
+use super::Scalar;
+use super::range::{Narrow, Wide};
+use crate::tnum::Tnum;
+
+impl Scalar {
+    /// Lets each kind of bound learn from the others (`reg_bounds_sync`).
+    ///
+    /// It stops where the kernel does, which is not always where nothing more could be learnt.
+    pub fn sync(&mut self) {
+        self.learn_from_bits();
+        for _ in 0..3 {
+            self.narrow_from_wide();
+            self.wide_from_narrow();
+        }
+        self.learn_bits();
+        // The new bits, with what was known of them before, may exclude more.
+        self.learn_from_bits();
+    }
+
+    /// Bounds that contradict each other, and which, as the kernel's log says it (`reg_bounds_sanity_check`).
+    pub fn contradiction(&self) -> Option<&'static str> {
+        let (wide, narrow) = (self.wide(), self.narrow());
+        if wide.is_contradiction() || narrow.is_contradiction() {
+            return Some("range bounds violation");
+        }
+        if self
+            .constant()
+            .is_some_and(|value| wide != Wide::known(value))
+        {
+            return Some("const tnum out of sync with range bounds");
+        }
+        if self
+            .constant32()
+            .is_some_and(|value| narrow != Narrow::known(value))
+        {
+            return Some("const subreg tnum out of sync with range bounds");
+        }
+        None
+    }
+
+    /// Keeps the bits only (`__mark_reg_unbounded`), as the kernel does where bounds contradict each other.
+    pub fn forget_bounds(&mut self) {
+        *self = Self {
+            bits: self.bits,
+            ..Self::UNKNOWN
+        };
+    }
+
+    pub(super) fn wide(&self) -> Wide {
+        Wide {
+            umin: self.umin,
+            umax: self.umax,
+            smin: self.smin,
+            smax: self.smax,
+        }
+    }
+
+    pub(super) fn set_wide(&mut self, range: Wide) {
+        (self.umin, self.umax) = (range.umin, range.umax);
+        (self.smin, self.smax) = (range.smin, range.smax);
+    }
+
+    pub(super) fn narrow(&self) -> Narrow {
+        Narrow {
+            umin: self.umin32,
+            umax: self.umax32,
+            smin: self.smin32,
+            smax: self.smax32,
+        }
+    }
+
+    pub(super) fn set_narrow(&mut self, range: Narrow) {
+        (self.umin32, self.umax32) = (range.umin, range.umax);
+        (self.smin32, self.smax32) = (range.smin, range.smax);
+    }
+
+    /// Bounds of both widths from the bits (`__update_reg_bounds`).
+    pub(super) fn learn_from_bits(&mut self) {
+        self.learn_narrow_from_bits();
+        let mut wide = self.wide();
+        wide.learn_bits(self.bits);
+        self.set_wide(wide);
+        if let Some(value) = self.only_value() {
+            *self = Self::known(value);
+        }
+    }
+
+    /// The number, if the unsigned bounds leave the bits only one. If they leave none, it may be any.
+    fn only_value(&self) -> Option<u64> {
+        let next = self.bits.next(self.umin);
+        if self.bits.has(self.umin) {
+            (next > self.umax).then_some(self.umin)
+        } else {
+            let only =
+                next == self.bits.max() || next <= self.umax && self.bits.next(next) > self.umax;
+            only.then_some(next)
+        }
+    }
+
+    /// Bounds of the low half from its bits (`__update_reg32_bounds`).
+    pub(super) fn learn_narrow_from_bits(&mut self) {
+        let mut narrow = self.narrow();
+        narrow.learn_bits(self.bits);
+        self.set_narrow(narrow);
+    }
+
+    /// `__reg32_deduce_bounds`.
+    fn narrow_from_wide(&mut self) {
+        let (wide, mut narrow) = (self.wide(), self.narrow());
+        let unsigned = Span::of(wide.umin, wide.umax);
+        if unsigned.same_high {
+            narrow.learn_unsigned(wide.umin as u32, wide.umax as u32);
+        }
+        let signed = Span::of(wide.smin as u64, wide.smax as u64);
+        if signed.same_high && wide.smin as u32 <= wide.smax as u32 {
+            narrow.learn_unsigned(wide.smin as u32, wide.smax as u32);
+        }
+        if unsigned.is_signed_range() {
+            narrow.learn_signed(wide.umin as i32, wide.umax as i32);
+        }
+        if signed.is_signed_range() {
+            narrow.learn_signed(wide.smin as i32, wide.smax as i32);
+        }
+        narrow.learn_signs();
+        self.set_narrow(narrow);
+    }
+
+    /// `__reg64_deduce_bounds` and `__reg_deduce_mixed_bounds`.
+    fn wide_from_narrow(&mut self) {
+        const HIGH: u64 = !(u32::MAX as u64);
+        let (mut wide, narrow) = (self.wide(), self.narrow());
+        wide.learn_signs();
+        let (low_min, low_max) = (u64::from(narrow.umin), u64::from(narrow.umax));
+        wide.learn_unsigned(wide.umin & HIGH | low_min, wide.umax & HIGH | low_max);
+        wide.learn_signed(
+            (wide.smin as u64 & HIGH | low_min) as i64,
+            (wide.smax as u64 & HIGH | low_max) as i64,
+        );
+        // After a load with sign extension: a low half that is not negative was not extended by ones.
+        if narrow.smin >= 0 && wide.smin >= i32::MIN.into() && wide.smax <= i32::MAX.into() {
+            wide = Wide {
+                umin: narrow.smin as u64,
+                umax: narrow.smax as u64,
+                smin: narrow.smin.into(),
+                smax: narrow.smax.into(),
+            };
+            self.bits = self.bits.intersect(Tnum::range(wide.umin, wide.umax));
+        }
+        self.set_wide(wide);
+    }
+
+    /// Bits that the bounds leave no choice about (`__reg_bound_offset`).
+    fn learn_bits(&mut self) {
+        let bits = self.bits.intersect(Tnum::range(self.umin, self.umax));
+        let low = Tnum::range(self.umin32.into(), self.umax32.into());
+        self.bits = bits.with_low(bits.low().intersect(low));
+    }
+}
+
+/// What 64-bit bounds, signed or not, say of the low halves.
+struct Span {
+    same_high: bool,
+    next_high: bool,
+    low_min: i32,
+    low_max: i32,
+}
+
+impl Span {
+    fn of(min: u64, max: u64) -> Self {
+        let (high_min, high_max) = ((min >> 32) as u32, (max >> 32) as u32);
+        Self {
+            same_high: high_min == high_max,
+            next_high: high_min.wrapping_add(1) == high_max,
+            low_min: min as i32,
+            low_max: max as i32,
+        }
+    }
+
+    /// Are the low halves signed numbers from `low_min` to `low_max`? They may go from negative ones to others where
+    /// the high half increases by one.
+    fn is_signed_range(&self) -> bool {
+        self.same_high && self.low_min <= self.low_max
+            || self.next_high && self.low_min < 0 && self.low_max >= 0
+    }
+}

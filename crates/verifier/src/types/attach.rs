@@ -1,0 +1,317 @@
+//! May a program attach to what it names in the kernel's BTF (`check_attach_btf_id`, `bpf_check_attach_target`)?
+
+use beeline_btf::{Type, kind};
+
+use super::table::{is_number, is_struct, kind_name, text};
+use super::{KernelTypes, Refused, attach_type, context, lsm, prog_type};
+use crate::program::Kind;
+use crate::reject::{EINVAL, ENOTSUPP};
+
+/// `MAX_BPF_FUNC_ARGS`.
+const MOST_ARGS: usize = 12;
+/// Bytes of the biggest argument.
+const BIGGEST_ARG: u32 = 16;
+
+/// Functions that tracing programs themselves go through (`btf_id_deny`).
+const DENIED: [&str; 7] = [
+    "migrate_disable",
+    "migrate_enable",
+    "rcu_read_unlock_strict",
+    "preempt_count_add",
+    "preempt_count_sub",
+    "__rcu_read_lock",
+    "__rcu_read_unlock",
+];
+
+/// Functions that a program after their end would never see (`noreturn_deny`).
+const NEVER_RETURNING: [&str; 9] = [
+    "__ia32_sys_exit",
+    "__ia32_sys_exit_group",
+    "__x64_sys_exit",
+    "__x64_sys_exit_group",
+    "do_exit",
+    "do_group_exit",
+    "kthread_complete_and_exit",
+    "kthread_exit",
+    "make_task_dead",
+];
+
+/// Operations that programs cannot implement, by structure.
+const UNSUPPORTED_OPERATIONS: [(&str, &str); 1] = [("tcp_congestion_ops", "get_info")];
+
+/// Functions other than system calls whose result may be changed (`ALLOW_ERROR_INJECTION`, `BTF_KFUNC_HOOK_FMODRET`).
+const INJECTABLE: [&str; 12] = [
+    "bpf_fentry_test1",
+    "bpf_modify_return_test",
+    "bpf_modify_return_test2",
+    "bpf_modify_return_test_tp",
+    "update_socket_protocol",
+    "should_failslab",
+    "should_fail_alloc_page",
+    "should_fail_bio",
+    "should_fail_futex",
+    "hid_bpf_device_event",
+    "hid_bpf_rdesc_fixup",
+    "__filemap_add_folio",
+];
+
+impl KernelTypes {
+    /// `check_attach_btf_id`: may a program of this kind attach there? The error is the log's line. Kinds that do not
+    /// attach by BTF may.
+    pub fn check_attach(&self, kind: &Kind) -> Result<(), Refused> {
+        if kind.prog_type == prog_type::SYSCALL {
+            return if kind.is_sleepable() {
+                Ok(())
+            } else {
+                refuse("Syscall programs can only be sleepable".to_owned())
+            };
+        }
+        if kind.is_sleepable() && !can_sleep(kind) {
+            return refuse(
+                "Only fentry/fexit/fmod_ret, lsm, iter, uprobe, and struct_ops programs can be sleepable"
+                    .to_owned(),
+            );
+        }
+        match kind.prog_type {
+            prog_type::STRUCT_OPS => self.check_operation(kind),
+            prog_type::TRACING | prog_type::LSM | prog_type::EXT => self.check_target(kind),
+            _ => Ok(()),
+        }
+    }
+
+    /// An operation of a structure that programs may implement.
+    fn check_operation(&self, kind: &Kind) -> Result<(), Refused> {
+        let (id, index) = (kind.attach_btf_id, kind.attach_type);
+        let it = self.types.at(id);
+        let name = text(it.name);
+        let value = format!("bpf_struct_ops_{name}");
+        if id == 0 || it.kind != kind::STRUCT {
+            return if id == 0 {
+                Err((ENOTSUPP, String::new()))
+            } else {
+                unsupported(id)
+            };
+        }
+        if self.types.find(kind::STRUCT, &value).is_none() {
+            return unsupported(id);
+        }
+        let Some(member) = self.types.members(it).nth(index as usize) else {
+            return refuse(format!(
+                "attach to invalid member idx {index} of struct {name}"
+            ));
+        };
+        let (_, pointer) = self.types.skip_modifiers(member.type_id);
+        let member = text(member.name);
+        let is_function =
+            pointer.kind == kind::PTR && self.types.target(pointer).1.kind == kind::FUNC_PROTO;
+        if !is_function {
+            return refuse(format!(
+                "attach to invalid member {member}(@idx {index}) of struct {name}"
+            ));
+        }
+        if UNSUPPORTED_OPERATIONS.contains(&(name, member)) {
+            let line = format!("attach to unsupported member {member} of struct {name}");
+            return Err((ENOTSUPP, line));
+        }
+        Ok(())
+    }
+
+    fn check_target(&self, kind: &Kind) -> Result<(), Refused> {
+        let id = kind.attach_btf_id;
+        if id == 0 {
+            return refuse("Tracing programs must provide btf_id".to_owned());
+        }
+        let Some(it) = self.types.get(id) else {
+            return refuse(format!("attach_btf_id {id} is invalid"));
+        };
+        if kind.prog_type == prog_type::EXT {
+            return refuse("Cannot replace kernel functions".to_owned());
+        }
+        let name = text(it.name);
+        match kind.attach_type {
+            attach_type::TRACE_RAW_TP => self.check_tracepoint(id, it),
+            attach_type::TRACE_ITER => {
+                self.check_function(id, it)?;
+                match context::iterator(name) {
+                    Some(_) => Ok(()),
+                    None => refuse(String::new()),
+                }
+            }
+            attach_type::MODIFY_RETURN
+            | attach_type::LSM_MAC
+            | attach_type::LSM_CGROUP
+            | attach_type::TRACE_FENTRY
+            | attach_type::TRACE_FEXIT => {
+                self.check_function(id, it)?;
+                check_sleep(kind, name)?;
+                if kind.prog_type == prog_type::LSM {
+                    self.check_hook(id, name)
+                } else {
+                    check_denied(kind, name)
+                }
+            }
+            _ => refuse(String::new()),
+        }
+    }
+
+    fn check_tracepoint(&self, id: u32, it: Type<'_>) -> Result<(), Refused> {
+        if it.kind != kind::TYPEDEF {
+            return refuse(format!("attach_btf_id {id} is not a typedef"));
+        }
+        let name = text(it.name);
+        if !name.starts_with("btf_trace_") {
+            return refuse(format!(
+                "attach_btf_id {id} points to wrong type name {name}"
+            ));
+        }
+        let pointer = self.types.at(it.refers_to());
+        if pointer.kind != kind::PTR || self.types.at(pointer.refers_to()).kind != kind::FUNC_PROTO
+        {
+            return refuse(String::new());
+        }
+        Ok(())
+    }
+
+    /// A function whose arguments a trampoline can hand on (`btf_distill_func_proto`).
+    fn check_function(&self, id: u32, it: Type<'_>) -> Result<(), Refused> {
+        if it.kind != kind::FUNC {
+            return refuse(format!("attach_btf_id {id} is not a function"));
+        }
+        let name = text(it.name);
+        let Some(prototype) = self.types.prototype(id) else {
+            return refuse(String::new());
+        };
+        let count = prototype.count();
+        if count > MOST_ARGS {
+            return refuse(format!(
+                "The function {name} has {count} arguments. Too many."
+            ));
+        }
+        let (_, result) = self.types.skip_modifiers(prototype.refers_to());
+        if result.kind != 0 && passed(result).is_none() || is_struct(result) {
+            let kind = kind_name(result);
+            return refuse(format!(
+                "The function {name} return type {kind} is unsupported."
+            ));
+        }
+        for (index, param) in self.types.params(prototype).enumerate() {
+            if index == count - 1 && param.type_id == 0 {
+                return refuse(format!(
+                    "The function {name} with variable args is unsupported."
+                ));
+            }
+            let (_, it) = self.types.skip_modifiers(param.type_id);
+            let kind = kind_name(it);
+            match passed(it) {
+                None if it.kind != 0 => {
+                    return refuse(format!(
+                        "The function {name} arg{index} type {kind} is unsupported."
+                    ));
+                }
+                Some(bytes) if bytes > BIGGEST_ARG => {
+                    return refuse(format!(
+                        "The function {name} arg{index} type {kind} is unsupported."
+                    ));
+                }
+                None | Some(0) => {
+                    return refuse(format!("The function {name} has malformed void argument."));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// `bpf_lsm_verify_prog`, but for the licence.
+    fn check_hook(&self, id: u32, name: &str) -> Result<(), Refused> {
+        if lsm::DISABLED.contains(&name) {
+            return refuse(format!("attach_btf_id {id} points to disabled hook {name}"));
+        }
+        if !name.starts_with("bpf_lsm_") {
+            return refuse(format!(
+                "attach_btf_id {id} points to wrong type name {name}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn refuse(line: String) -> Result<(), Refused> {
+    Err((EINVAL, line))
+}
+
+fn unsupported(id: u32) -> Result<(), Refused> {
+    Err((
+        ENOTSUPP,
+        format!("attach_btf_id {id} is not a supported struct"),
+    ))
+}
+
+/// Bytes of what is passed to a function.
+fn passed(it: Type<'_>) -> Option<u32> {
+    match it.kind {
+        kind::PTR => Some(8),
+        _ if is_number(it) || is_struct(it) => Some(it.size()),
+        _ => None,
+    }
+}
+
+/// `can_be_sleepable`.
+fn can_sleep(kind: &Kind) -> bool {
+    match kind.prog_type {
+        prog_type::TRACING => matches!(
+            kind.attach_type,
+            attach_type::TRACE_FENTRY
+                | attach_type::TRACE_FEXIT
+                | attach_type::MODIFY_RETURN
+                | attach_type::TRACE_ITER
+        ),
+        prog_type::LSM => true,
+        // Whether a probe is on user space is not known before it is attached.
+        prog_type::KPROBE | prog_type::STRUCT_OPS => true,
+        _ => false,
+    }
+}
+
+/// Programs that sleep need a place where that is good; others that change a result need one where that is.
+fn check_sleep(kind: &Kind, name: &str) -> Result<(), Refused> {
+    if kind.is_sleepable() {
+        let good = match kind.prog_type {
+            prog_type::TRACING => is_injectable(name),
+            _ => lsm::SLEEPABLE.contains(&name),
+        };
+        if !good {
+            return refuse(format!("{name} is not sleepable"));
+        }
+    } else if kind.attach_type == attach_type::MODIFY_RETURN
+        && !is_injectable(name)
+        && !name.starts_with("security_")
+    {
+        return refuse(format!("{name}() is not modifiable"));
+    }
+    Ok(())
+}
+
+/// May an error be put in the place of its result? The kernel's list is not in its BTF; nearly all of it is system calls.
+fn is_injectable(name: &str) -> bool {
+    let is_call = ["__x64_sys_", "__ia32_sys_", "__arm64_sys_"];
+    is_call.iter().any(|prefix| name.starts_with(prefix)) || INJECTABLE.contains(&name)
+}
+
+fn check_denied(kind: &Kind, name: &str) -> Result<(), Refused> {
+    if DENIED.contains(&name) {
+        return refuse(format!(
+            "Attaching tracing programs to function '{name}' is rejected."
+        ));
+    }
+    let at_end = matches!(
+        kind.attach_type,
+        attach_type::TRACE_FEXIT | attach_type::MODIFY_RETURN
+    );
+    if at_end && NEVER_RETURNING.contains(&name) {
+        return refuse(format!(
+            "Attaching fexit/fmod_ret to __noreturn function '{name}' is rejected."
+        ));
+    }
+    Ok(())
+}

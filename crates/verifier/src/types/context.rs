@@ -1,0 +1,310 @@
+//! Contexts that the kernel's BTF describes: of programs on its tracepoints, functions, LSM hooks, iterators and operations
+//! (`btf_ctx_access`).
+
+use beeline_btf::{Type, kind};
+
+use super::table::{is_small_int, is_struct, kind_name, shown, text};
+use super::{KernelTypes, Member, Trust, attach_type, lsm, nullable, prog_type};
+use crate::program::Kind;
+
+/// `MAX_BPF_FUNC_ARGS` words.
+const MOST_BYTES: i32 = 12 * 8;
+
+/// What a program is attached to, as far as its context goes.
+struct Attached<'a> {
+    kernel: &'a KernelTypes,
+    kind: &'a Kind,
+    /// For messages.
+    name: &'a str,
+    prototype: Type<'a>,
+    /// The first parameter of a tracepoint's prototype, `void *__data`, is not for the program.
+    skipped: usize,
+    /// The prototype that has the parameters' names, with the suffixes that say what may be null.
+    named: Option<Type<'a>>,
+}
+
+impl KernelTypes {
+    /// `btf_ctx_access`: what a load from the context of a program gives that is attached by BTF (tp_btf, fentry, fexit,
+    /// fmod_ret, LSM, iterators, struct_ops). The error is what the log says before "invalid bpf_context access off=%d
+    /// size=%d"; empty if nothing.
+    pub fn context(&self, kind: &Kind, off: i32, size: u32) -> Result<Member, String> {
+        let aligned = u32::try_from(off).is_ok_and(|off| off.checked_rem(size) == Some(0));
+        if !aligned || off >= MOST_BYTES {
+            return Err(String::new());
+        }
+        let attached = self.attached(kind).ok_or_else(String::new)?;
+        attached.access(off.cast_unsigned(), size)
+    }
+
+    /// What the log says of a load that [`KernelTypes::context`] found to be good, if anything.
+    pub fn context_note(&self, kind: &Kind, off: i32) -> Option<String> {
+        let attached = self.attached(kind)?;
+        let off = u32::try_from(off).ok()?;
+        attached.note(off, self.context(kind, off.cast_signed(), 8).ok()?)
+    }
+
+    fn attached<'a>(&'a self, kind: &'a Kind) -> Option<Attached<'a>> {
+        let types = &self.types;
+        let it = types.get(kind.attach_btf_id)?;
+        let name = text(it.name);
+        let (prototype, name, skipped, named) = match kind.prog_type {
+            prog_type::STRUCT_OPS => {
+                let member = types.members(it).nth(kind.attach_type as usize)?;
+                let prototype = types.target(types.skip_modifiers(member.type_id).1).1;
+                let stub = format!("{name}__{}", text(member.name));
+                let named = types
+                    .find(kind::FUNC, &stub)
+                    .and_then(|id| types.prototype(id));
+                (prototype, text(member.name), 0, named)
+            }
+            _ if kind.attach_type == attach_type::TRACE_RAW_TP => {
+                let name = name.strip_prefix("btf_trace_")?;
+                let prototype = types.target(types.at(it.refers_to())).1;
+                let caller = types.find(kind::FUNC, &format!("__traceiter_{name}"));
+                let named = caller.and_then(|id| types.prototype(id));
+                (prototype, name, 1, named)
+            }
+            _ => {
+                let prototype = types.prototype(kind.attach_btf_id)?;
+                (prototype, name, 0, Some(prototype))
+            }
+        };
+        (prototype.kind == kind::FUNC_PROTO).then_some(Attached {
+            kernel: self,
+            kind,
+            name,
+            prototype,
+            skipped,
+            named,
+        })
+    }
+}
+
+impl<'a> Attached<'a> {
+    fn access(&self, off: u32, size: u32) -> Result<Member, String> {
+        let name = self.name;
+        if !off.is_multiple_of(8) {
+            return Err(format!("func '{name}' offset {off} is not multiple of 8"));
+        }
+        let (arg, type_id) = self.argument(off)?;
+        let (_, it) = self.kernel.types.skip_modifiers(type_id);
+        if is_small_int(it) || matches!(it.kind, kind::ENUM | kind::ENUM64) || is_struct(it) {
+            return Ok(Member::Scalar);
+        }
+        if it.kind != kind::PTR {
+            let (of, kind) = (shown(it.name), kind_name(it));
+            return Err(format!(
+                "func '{name}' arg{arg} '{of}' has type {kind}. Only pointer access is allowed"
+            ));
+        }
+        if size != 8 {
+            return Err(format!("func '{name}' size {size} must be 8"));
+        }
+        let known = self.known(off);
+        if let Some(Known::Buffer { writable }) = known {
+            return Ok(Member::Buffer { writable });
+        }
+        let (btf_id, target) = self.kernel.types.target(it);
+        if target.kind == 0 || target.kind == kind::INT {
+            return Ok(Member::Scalar);
+        }
+        if let Some(Known::Pointer { trust }) = known {
+            return Ok(Member::Pointer {
+                btf_id,
+                trust,
+                or_null: true,
+            });
+        }
+        self.pointer(arg, it, (btf_id, target))
+    }
+
+    /// The parameter at an offset: which, and its type; past the last one, the result where a program may see it.
+    fn argument(&self, off: u32) -> Result<(usize, u32), String> {
+        let (kernel, kind, name) = (self.kernel, self.kind, self.name);
+        let params: Vec<u32> = kernel
+            .types
+            .params(self.prototype)
+            .map(|it| it.type_id)
+            .collect();
+        let count = params.len().saturating_sub(self.skipped);
+        let arg = self.index(&params, off);
+        let missing = || format!("func '{name}' doesn't have {}-th argument", arg + 1);
+        if arg > count {
+            return Err(missing());
+        }
+        if arg < count {
+            return params
+                .get(arg + self.skipped)
+                .map(|id| (arg, *id))
+                .ok_or_else(missing);
+        }
+        let result = self.prototype.refers_to();
+        match kind.attach_type {
+            _ if kind.prog_type == prog_type::STRUCT_OPS => Err(missing()),
+            attach_type::LSM_MAC | attach_type::LSM_CGROUP | attach_type::TRACE_FEXIT => {
+                Ok((arg, result))
+            }
+            attach_type::MODIFY_RETURN => {
+                let (_, it) = kernel.types.skip_modifiers(result);
+                if is_small_int(it) {
+                    return Ok((arg, result));
+                }
+                let kind = kind_name(it);
+                Err(format!("ret type {kind} not allowed for fmod_ret"))
+            }
+            _ => Err(missing()),
+        }
+    }
+
+    /// Which of the words at an offset: parameters take as many words as they need. The kernel counts from the first
+    /// parameter, also where that one is skipped.
+    fn index(&self, params: &[u32], off: u32) -> usize {
+        let types = &self.kernel.types;
+        let mut end = 0u32;
+        let mut is_before = |id: &u32| {
+            let (_, it) = types.skip_modifiers(*id);
+            let bytes = if it.kind == kind::PTR {
+                8
+            } else {
+                it.size().checked_next_multiple_of(8).unwrap_or(u32::MAX)
+            };
+            end = end.saturating_add(bytes);
+            off < end
+        };
+        if let Some(arg) = params.iter().position(&mut is_before) {
+            return arg;
+        }
+        if is_before(&self.prototype.refers_to()) {
+            params.len()
+        } else {
+            params.len() + 1
+        }
+    }
+
+    /// A pointer of which nothing is said elsewhere.
+    fn pointer(
+        &self,
+        arg: usize,
+        it: Type<'a>,
+        (mut btf_id, target): (u32, Type<'a>),
+    ) -> Result<Member, String> {
+        let (kernel, kind, name) = (self.kernel, self.kind, self.name);
+        if !is_struct(target) {
+            let kind = kind_name(target);
+            return Err(format!(
+                "func '{name}' arg{arg} type {kind} is not a struct"
+            ));
+        }
+        let mut or_null = self.is_nullable(arg);
+        if kind.attach_type == attach_type::TRACE_RAW_TP && kind.prog_type == prog_type::TRACING {
+            or_null |= nullable::may_be_null(name, arg);
+            if nullable::may_be_error(name, arg) {
+                return Ok(Member::Scalar);
+            }
+        }
+        let trust = match kernel.types.pointer_tag(it) {
+            "user" => Trust::User,
+            "percpu" => Trust::PerCpu,
+            _ if self.trusts_arguments() => Trust::Trusted,
+            _ => Trust::Plain,
+        };
+        if self.is_congestion_control() && Some(btf_id) == kernel.structure("sock") {
+            btf_id = kernel.structure("tcp_sock").unwrap_or(btf_id);
+        }
+        Ok(Member::Pointer {
+            btf_id,
+            trust,
+            or_null,
+        })
+    }
+
+    fn is_nullable(&self, arg: usize) -> bool {
+        let Some(named) = self.named else {
+            return false;
+        };
+        let param = self.kernel.types.params(named).nth(arg + self.skipped);
+        param.is_some_and(|it| text(it.name).ends_with("__nullable"))
+    }
+
+    /// `prog_args_trusted`.
+    fn trusts_arguments(&self) -> bool {
+        match self.kind.prog_type {
+            prog_type::TRACING => matches!(
+                self.kind.attach_type,
+                attach_type::TRACE_RAW_TP | attach_type::TRACE_ITER
+            ),
+            prog_type::LSM => !lsm::UNTRUSTED.contains(&self.name),
+            prog_type::STRUCT_OPS => true,
+            _ => false,
+        }
+    }
+
+    /// Its operations are handed a `struct sock` that is known to be a `struct tcp_sock`.
+    fn is_congestion_control(&self) -> bool {
+        self.kind.prog_type == prog_type::STRUCT_OPS
+            && self.kernel.name(self.kind.attach_btf_id) == "tcp_congestion_ops"
+    }
+
+    /// What is said of an iterator's parameter beside its type.
+    fn known(&self, off: u32) -> Option<Known> {
+        let kind = self.kind;
+        if kind.prog_type != prog_type::TRACING || kind.attach_type != attach_type::TRACE_ITER {
+            return None;
+        }
+        iterator(self.name)?
+            .iter()
+            .find(|(at, _)| *at == off)
+            .map(|(_, known)| *known)
+    }
+
+    fn note(&self, off: u32, found: Member) -> Option<String> {
+        let Member::Pointer { .. } = found else {
+            return None;
+        };
+        let (arg, type_id) = self.argument(off).ok()?;
+        let by_stub = self.kind.prog_type == prog_type::STRUCT_OPS && self.is_nullable(arg);
+        if by_stub || self.known(off).is_some() {
+            return None;
+        }
+        let types = &self.kernel.types;
+        let (_, pointer) = types.skip_modifiers(type_id);
+        let (id, it) = types.target(pointer);
+        let (name, kind, of) = (self.name, kind_name(it), shown(it.name));
+        Some(format!(
+            "func '{name}' arg{arg} has btf_id {id} type {kind} '{of}'"
+        ))
+    }
+}
+
+/// `struct bpf_ctx_arg_aux`: all of them may be null.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Known {
+    Pointer { trust: Trust },
+    Buffer { writable: bool },
+}
+
+const TRUSTED: Known = Known::Pointer {
+    trust: Trust::Trusted,
+};
+const PLAIN: Known = Known::Pointer {
+    trust: Trust::Plain,
+};
+const KEY: Known = Known::Buffer { writable: false };
+const VALUE: Known = Known::Buffer { writable: true };
+
+/// What an iterator is registered with (`struct bpf_iter_reg`), by the function that it is attached by; `None` if there is no
+/// such iterator.
+pub(super) fn iterator(function: &str) -> Option<&'static [(u32, Known)]> {
+    Some(match function.strip_prefix("bpf_iter_")? {
+        "bpf_map" | "task" | "cgroup" | "tcp" | "udp" | "kmem_cache" => &[(8, TRUSTED)],
+        "bpf_prog" | "bpf_link" | "dmabuf" | "ipv6_route" | "ksym" | "netlink" | "unix" => {
+            &[(8, PLAIN)]
+        }
+        "task_file" => &[(8, PLAIN), (24, PLAIN)],
+        "task_vma" => &[(8, PLAIN), (16, PLAIN)],
+        "bpf_map_elem" => &[(16, KEY), (24, VALUE)],
+        "bpf_sk_storage_map" => &[(16, PLAIN), (24, VALUE)],
+        "sockmap" => &[(16, KEY), (24, PLAIN)],
+        _ => return None,
+    })
+}

@@ -1,0 +1,431 @@
+//! Special fields of structures: locks, timers, owned pointers, lists, trees (`btf_parse_fields`).
+
+use beeline_btf::{Type, kind};
+
+use super::table::{DEEPEST, TypeTable, is_struct, text};
+use super::{EEXIST, ENOENT, KernelTypes};
+use crate::program::{FieldKind, MapField};
+use crate::reject::{E2BIG, EINVAL};
+
+/// `BTF_FIELDS_MAX`.
+const MOST_FIELDS: usize = 11;
+/// Members that one look visits at the most: a type may hold others many times over.
+const MOST_VISITS: u32 = 100_000;
+/// Structures of the kernel whose owned pointers may be kept in maps: somebody releases them
+/// (`register_btf_id_dtor_kfuncs`).
+const KEPT: [&str; 4] = ["task_struct", "cgroup", "bpf_cpumask", "bpf_crypto_ctx"];
+
+/// What a field is looked for in: it decides about nodes of lists and trees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// The value of a map.
+    Value,
+    /// A structure that programs allocate.
+    Object,
+}
+
+/// A structure that stands for a field by its name.
+struct Special {
+    name: &'static str,
+    kind: FieldKind,
+    bytes: u32,
+    align: u32,
+    /// At most one in a structure.
+    unique: bool,
+    /// Where it may be: in values, in objects.
+    places: (bool, bool),
+}
+
+const fn special(
+    name: &'static str,
+    kind: FieldKind,
+    (bytes, align): (u32, u32),
+    unique: bool,
+    places: (bool, bool),
+) -> Special {
+    Special {
+        name,
+        kind,
+        bytes,
+        align,
+        unique,
+        places,
+    }
+}
+
+const NOWHERE: u32 = 0;
+const LIST_HEAD: FieldKind = FieldKind::ListHead {
+    btf_id: NOWHERE,
+    node: NOWHERE,
+};
+const RB_ROOT: FieldKind = FieldKind::RbRoot {
+    btf_id: NOWHERE,
+    node: NOWHERE,
+};
+
+static SPECIALS: [Special; 10] = [
+    special(
+        "bpf_spin_lock",
+        FieldKind::SpinLock,
+        (4, 4),
+        true,
+        (true, true),
+    ),
+    special(
+        "bpf_res_spin_lock",
+        FieldKind::ResilientSpinLock,
+        (4, 4),
+        true,
+        (true, true),
+    ),
+    special("bpf_timer", FieldKind::Timer, (16, 8), true, (true, false)),
+    special("bpf_wq", FieldKind::Workqueue, (16, 8), true, (true, false)),
+    special(
+        "bpf_task_work",
+        FieldKind::TaskWork,
+        (8, 8),
+        true,
+        (true, false),
+    ),
+    special("bpf_list_head", LIST_HEAD, (16, 8), false, (true, true)),
+    special(
+        "bpf_list_node",
+        FieldKind::ListNode,
+        (24, 8),
+        false,
+        (false, true),
+    ),
+    special("bpf_rb_root", RB_ROOT, (16, 8), false, (true, true)),
+    special(
+        "bpf_rb_node",
+        FieldKind::RbNode,
+        (32, 8),
+        false,
+        (false, true),
+    ),
+    special(
+        "bpf_refcount",
+        FieldKind::RefCount,
+        (4, 4),
+        false,
+        (true, true),
+    ),
+];
+
+/// The fields of a type, ascending by offset; an errno where the type makes no sense.
+pub(super) fn parse(
+    types: &TypeTable,
+    of: u32,
+    holder: Holder,
+    kernel: Option<&KernelTypes>,
+) -> Result<Vec<MapField>, i32> {
+    let mut search = Search {
+        types,
+        holder,
+        kernel,
+        visits: MOST_VISITS,
+    };
+    let (id, it) = types.skip_modifiers(of);
+    let mut fields = match it.kind {
+        kind::STRUCT | kind::UNION => search.structure(id, it, 0)?,
+        kind::DATASEC => search.section(it)?,
+        _ => return Err(EINVAL),
+    };
+    check(&fields)?;
+    fields.sort_by_key(|field| field.offset);
+    Ok(fields)
+}
+
+/// Fields are where they are said to be, none over another; and a list or tree has a lock beside it.
+fn check(fields: &[MapField]) -> Result<(), i32> {
+    let mut next = 0;
+    for field in fields {
+        if field.offset < next {
+            return Err(EEXIST);
+        }
+        next = field.offset.checked_add(field.size).ok_or(EINVAL)?;
+    }
+    let has = |kind: fn(&FieldKind) -> bool| fields.iter().any(|field| kind(&field.kind));
+    let lock = has(|kind| *kind == FieldKind::SpinLock);
+    let resilient = has(|kind| *kind == FieldKind::ResilientSpinLock);
+    let roots = has(|kind| matches!(kind, FieldKind::ListHead { .. } | FieldKind::RbRoot { .. }));
+    let both = has(|kind| *kind == FieldKind::ListNode) && has(|kind| *kind == FieldKind::RbNode);
+    let counted = has(|kind| *kind == FieldKind::RefCount);
+    if lock && resilient || roots && !lock && !resilient || both && !counted {
+        return Err(EINVAL);
+    }
+    Ok(())
+}
+
+struct Search<'a> {
+    types: &'a TypeTable,
+    holder: Holder,
+    kernel: Option<&'a KernelTypes>,
+    visits: u32,
+}
+
+/// A member of a structure, or a variable of a section.
+struct Place<'a> {
+    /// Whose tags say what a list holds, and of which component.
+    declaration: (u32, i32),
+    it: Type<'a>,
+    offset: u32,
+    /// Of a variable.
+    size: Option<u32>,
+}
+
+impl<'a> Search<'a> {
+    fn structure(&mut self, id: u32, it: Type<'a>, depth: u32) -> Result<Vec<MapField>, i32> {
+        let (mut found, mut seen) = (Vec::new(), Vec::new());
+        for (member, component) in self.types.members(it).zip(0..) {
+            if member.bit_offset % 8 != 0 {
+                return Err(EINVAL);
+            }
+            let place = Place {
+                declaration: (id, component),
+                it: self.types.at(member.type_id),
+                offset: member.bit_offset / 8,
+                size: None,
+            };
+            let fields = self.one(&place, member.type_id, &mut seen, depth)?;
+            extend(&mut found, fields)?;
+        }
+        Ok(found)
+    }
+
+    fn section(&mut self, it: Type<'a>) -> Result<Vec<MapField>, i32> {
+        let (mut found, mut seen) = (Vec::new(), Vec::new());
+        for variable in self.types.view().variables(it) {
+            let of = self.types.at(variable.type_id).refers_to();
+            let place = Place {
+                declaration: (variable.type_id, -1),
+                it: self.types.at(of),
+                offset: variable.offset,
+                size: Some(variable.size),
+            };
+            let fields = self.one(&place, of, &mut seen, 0)?;
+            extend(&mut found, fields)?;
+        }
+        Ok(found)
+    }
+
+    /// What a member or variable is or holds; of an array, once for each element.
+    fn one(
+        &mut self,
+        place: &Place<'a>,
+        type_id: u32,
+        seen: &mut Vec<&'static str>,
+        depth: u32,
+    ) -> Result<Vec<MapField>, i32> {
+        self.visits = self.visits.checked_sub(1).ok_or(E2BIG)?;
+        let (mut id, mut it, mut count) = (type_id, place.it, 1u32);
+        let mut arrays = 0;
+        while let Some((element, elements)) = it.array() {
+            arrays += 1;
+            if arrays == DEEPEST {
+                return Err(E2BIG);
+            }
+            count = count.wrapping_mul(elements);
+            (id, it) = (element, self.types.at(element));
+        }
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let fits = |bytes: u32| {
+            let size = place.size.unwrap_or(bytes.wrapping_mul(count));
+            size == bytes.wrapping_mul(count)
+        };
+        match self.special(it) {
+            Some(special) => {
+                if special.unique {
+                    if seen.contains(&special.name) {
+                        return Err(E2BIG);
+                    }
+                    seen.push(special.name);
+                }
+                let good = fits(special.bytes)
+                    && place.offset.is_multiple_of(special.align)
+                    && is_struct(it)
+                    && it.size() == special.bytes;
+                let kind = if good {
+                    Some(self.filled(special.kind, place.declaration)?)
+                } else {
+                    None
+                };
+                repeated(place.offset, kind, special.bytes, count)
+            }
+            None if is_struct(it) && fits(it.size()) => {
+                self.nested(place, (id, it), count, depth + 1)
+            }
+            None if !is_struct(it) && fits(8) && place.offset.is_multiple_of(8) => {
+                repeated(place.offset, self.pointer(it)?, 8, count)
+            }
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// What a structure of this name is here.
+    fn special(&self, it: Type<'a>) -> Option<&'static Special> {
+        let here = |special: &&Special| match self.holder {
+            Holder::Value => special.places.0,
+            Holder::Object => special.places.1,
+        };
+        let named = |special: &&Special| special.name.as_bytes() == it.name;
+        SPECIALS.iter().filter(here).find(named)
+    }
+
+    /// A list or tree, with what it holds.
+    fn filled(&self, kind: FieldKind, declaration: (u32, i32)) -> Result<FieldKind, i32> {
+        Ok(match kind {
+            FieldKind::ListHead { .. } => {
+                let (btf_id, node) = self.contained(declaration, "bpf_list_node")?;
+                FieldKind::ListHead { btf_id, node }
+            }
+            FieldKind::RbRoot { .. } => {
+                let (btf_id, node) = self.contained(declaration, "bpf_rb_node")?;
+                FieldKind::RbRoot { btf_id, node }
+            }
+            kind => kind,
+        })
+    }
+
+    fn nested(
+        &mut self,
+        place: &Place<'a>,
+        (id, it): (u32, Type<'a>),
+        count: u32,
+        depth: u32,
+    ) -> Result<Vec<MapField>, i32> {
+        if depth >= DEEPEST {
+            return Err(E2BIG);
+        }
+        let inner = self.structure(id, it, depth)?;
+        let mut found = Vec::new();
+        for field in inner {
+            let size = field.size;
+            let fields = repeated_each(
+                field.offset.wrapping_add(place.offset),
+                (field.kind, size),
+                it.size(),
+                count,
+            )?;
+            extend(&mut found, fields)?;
+        }
+        found.sort_by_key(|field| field.offset);
+        Ok(found)
+    }
+
+    /// A pointer with a tag that says who owns what it leads to (`btf_find_kptr`, `btf_parse_kptr`).
+    fn pointer(&self, mut it: Type<'a>) -> Result<Option<FieldKind>, i32> {
+        if it.kind == kind::VOLATILE {
+            it = self.types.at(it.refers_to());
+        }
+        if it.kind != kind::PTR {
+            return Ok(None);
+        }
+        let tag = self.types.at(it.refers_to());
+        if tag.kind != kind::TYPE_TAG || tag.is_flagged() {
+            return Ok(None);
+        }
+        if self.types.at(tag.refers_to()).kind == kind::TYPE_TAG {
+            return Err(EINVAL);
+        }
+        let name = text(tag.name);
+        if !matches!(name, "kptr" | "kptr_untrusted" | "percpu_kptr" | "uptr") {
+            return Err(EINVAL);
+        }
+        if name == "uptr" && self.holder == Holder::Object {
+            return Ok(None);
+        }
+        let (local, target) = self.types.skip_modifiers(tag.refers_to());
+        if !is_struct(target) {
+            return Err(EINVAL);
+        }
+        let of_kernel = self.kernel.and_then(|kernel| kernel.named(target));
+        let btf_id = of_kernel.unwrap_or(local);
+        if name == "kptr" && of_kernel.is_some() && !KEPT.contains(&text(target.name)) {
+            return Err(ENOENT);
+        }
+        Ok(Some(match name {
+            "kptr" => FieldKind::OwnedPointer {
+                btf_id,
+                local: of_kernel.is_none(),
+            },
+            "kptr_untrusted" => FieldKind::UntrustedPointer(btf_id),
+            "percpu_kptr" => FieldKind::PerCpuPointer(btf_id),
+            _ => FieldKind::UserPointer(btf_id),
+        }))
+    }
+
+    /// What a list or tree holds, by its tag `contains:STRUCTURE:MEMBER`: the structure, and where in it the node is.
+    fn contained(&self, (id, component): (u32, i32), node: &str) -> Result<(u32, u32), i32> {
+        let mut tags = self.types.tags(id, component, "contains:");
+        let (Some(tag), None) = (tags.next(), tags.next()) else {
+            return Err(EINVAL);
+        };
+        let (structure, member) = tag.split_once(':').ok_or(EINVAL)?;
+        let value = self.types.find(kind::STRUCT, structure).ok_or(ENOENT)?;
+        if member.is_empty() {
+            return Err(EINVAL);
+        }
+        let named = |it: &beeline_btf::BitMember<'_>| it.name == member.as_bytes();
+        let mut all = self.types.members(self.types.at(value)).filter(named);
+        let (found, None) = (all.next().ok_or(ENOENT)?, all.next()) else {
+            return Err(EINVAL);
+        };
+        let it = self.types.at(found.type_id);
+        if !is_struct(it) || it.name != node.as_bytes() || found.bit_offset % 64 != 0 {
+            return Err(EINVAL);
+        }
+        Ok((value, found.bit_offset / 8))
+    }
+}
+
+fn extend(found: &mut Vec<MapField>, fields: Vec<MapField>) -> Result<(), i32> {
+    found.extend(fields);
+    if found.len() > MOST_FIELDS {
+        return Err(E2BIG);
+    }
+    Ok(())
+}
+
+fn repeated(
+    offset: u32,
+    kind: Option<FieldKind>,
+    bytes: u32,
+    count: u32,
+) -> Result<Vec<MapField>, i32> {
+    kind.map_or(Ok(Vec::new()), |kind| {
+        repeated_each(offset, (kind, bytes), bytes, count)
+    })
+}
+
+/// One field in each element of an array; only of some kinds there may be many.
+fn repeated_each(
+    offset: u32,
+    (kind, size): (FieldKind, u32),
+    stride: u32,
+    count: u32,
+) -> Result<Vec<MapField>, i32> {
+    let many = matches!(
+        kind,
+        FieldKind::UntrustedPointer(_)
+            | FieldKind::OwnedPointer { .. }
+            | FieldKind::PerCpuPointer(_)
+            | FieldKind::UserPointer(_)
+            | FieldKind::ListHead { .. }
+            | FieldKind::RbRoot { .. }
+    );
+    if count > 1 && !many {
+        return Err(EINVAL);
+    }
+    if count as usize > MOST_FIELDS {
+        return Err(E2BIG);
+    }
+    let place = |index: u32| MapField {
+        offset: offset.wrapping_add(index.wrapping_mul(stride)),
+        size,
+        kind,
+    };
+    Ok((0..count).map(place).collect())
+}

@@ -1,0 +1,306 @@
+//! The kernel's BTF: its structures, and how far pointers that come out of them are trusted
+//! (`btf_struct_access`, `check_ptr_to_btf_access`).
+
+use beeline_btf::{Type, kind};
+
+use super::Refused;
+use super::table::{TypeTable, is_struct, text};
+use super::walk::Step;
+use crate::reject::{EINVAL, ENOENT};
+
+/// The kernel's BTF, with an index of its names.
+#[derive(Debug)]
+pub struct KernelTypes {
+    pub(super) types: TypeTable,
+}
+
+/// What stands at a place in a structure of the kernel, or in a BTF-described context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Member {
+    /// A number.
+    Scalar,
+    /// A pointer to a structure.
+    Pointer {
+        /// The structure.
+        btf_id: u32,
+        /// By type tags, by the walk, and by what it is known for.
+        trust: Trust,
+        /// It has to be checked before it is followed.
+        or_null: bool,
+    },
+    /// A pointer in a structure to anything else (`PTR_TO_MEM | MEM_RDONLY | PTR_UNTRUSTED` of no known size): loads
+    /// through it are probed.
+    UntrustedMem,
+    /// A pointer in an iterator's context to a key or a value of a map (`PTR_TO_BUF | PTR_MAYBE_NULL`).
+    Buffer {
+        /// Else `MEM_RDONLY`.
+        writable: bool,
+    },
+}
+
+/// How far a pointer to a structure of the kernel is trusted. Where the kernel has several flags, the one that decides what
+/// may be done with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// `PTR_TRUSTED`.
+    Trusted,
+    /// `MEM_RCU`.
+    Rcu,
+    /// `MEM_USER`: reading through it is refused.
+    User,
+    /// `MEM_PERCPU`: likewise; helpers turn it into one that can be read.
+    PerCpu,
+    /// Neither trusted nor not: loads are probed, helpers that want trust refuse it.
+    Plain,
+    /// `PTR_UNTRUSTED`.
+    Untrusted,
+}
+
+/// Names of types of programs, by number.
+const PROG_TYPES: [&str; 33] = [
+    "UNSPEC",
+    "SOCKET_FILTER",
+    "KPROBE",
+    "SCHED_CLS",
+    "SCHED_ACT",
+    "TRACEPOINT",
+    "XDP",
+    "PERF_EVENT",
+    "CGROUP_SKB",
+    "CGROUP_SOCK",
+    "LWT_IN",
+    "LWT_OUT",
+    "LWT_XMIT",
+    "SOCK_OPS",
+    "SK_SKB",
+    "CGROUP_DEVICE",
+    "SK_MSG",
+    "RAW_TRACEPOINT",
+    "CGROUP_SOCK_ADDR",
+    "LWT_SEG6LOCAL",
+    "LIRC_MODE2",
+    "SK_REUSEPORT",
+    "FLOW_DISSECTOR",
+    "CGROUP_SYSCTL",
+    "RAW_TRACEPOINT_WRITABLE",
+    "CGROUP_SOCKOPT",
+    "TRACING",
+    "STRUCT_OPS",
+    "EXT",
+    "LSM",
+    "SK_LOOKUP",
+    "SYSCALL",
+    "NETFILTER",
+];
+
+impl KernelTypes {
+    /// Indexes `/sys/kernel/btf/vmlinux` or a file like it.
+    pub fn new(btf: Vec<u8>) -> Option<Self> {
+        TypeTable::new(btf).map(|types| Self { types })
+    }
+
+    /// Makes the indexes of names now, which else the first look-up does: some milliseconds.
+    #[must_use]
+    pub fn indexed(self) -> Self {
+        let _ = (self.structure(""), self.function(""));
+        self
+    }
+
+    /// A structure's or union's number by its name.
+    pub fn structure(&self, name: &str) -> Option<u32> {
+        let find = |kind| self.types.find(kind, name);
+        find(kind::STRUCT).or_else(|| find(kind::UNION))
+    }
+
+    /// Is it a structure or union? `None` where there is no such type.
+    pub fn is_structure(&self, id: u32) -> Option<bool> {
+        self.types.get(id).map(is_struct)
+    }
+
+    /// A type's name, for messages.
+    pub fn name(&self, id: u32) -> &str {
+        self.types.name(id)
+    }
+
+    /// Of a type, in bytes.
+    pub fn size(&self, id: u32) -> Option<u32> {
+        self.types.sized(id).ok().map(|sized| sized.bytes)
+    }
+
+    /// `btf_struct_access`: what a load of `size` bytes at `off` into a structure gives. `base` is how the pointer to it is
+    /// trusted; `rcu` says that nothing read here goes away meanwhile (`in_rcu_cs`: a program that cannot sleep, or an RCU or
+    /// lock section).
+    pub fn member(
+        &self,
+        structure: u32,
+        off: i32,
+        size: u32,
+        base: Trust,
+        rcu: bool,
+    ) -> Result<Member, Refused> {
+        let step = self.types.walk(structure, off.cast_unsigned(), size)?;
+        let (btf_id, tag, field, untrusted) = match step {
+            Step::Pointer {
+                id,
+                tag,
+                field,
+                untrusted,
+            } => (id, tag, field, untrusted),
+            Step::OtherPointer => return Ok(Member::UntrustedMem),
+            Step::Scalar | Step::Struct { .. } => return Ok(Member::Scalar),
+        };
+        let is = |suffix| self.is_listed(structure, field, btf_id, suffix);
+        let walked = if untrusted {
+            Trust::Untrusted
+        } else {
+            Trust::Plain
+        };
+        let tagged = match tag {
+            "user" => Trust::User,
+            "percpu" => Trust::PerCpu,
+            _ => walked,
+        };
+        let (trust, or_null) = match base {
+            Trust::Untrusted => (Trust::Untrusted, false),
+            Trust::Trusted | Trust::Rcu if is("__safe_trusted") => (Trust::Trusted, false),
+            Trust::Trusted | Trust::Rcu if is("__safe_trusted_or_null") => (Trust::Trusted, true),
+            Trust::Trusted | Trust::Rcu if !rcu => (Trust::Untrusted, false),
+            Trust::Trusted | Trust::Rcu if is("__safe_rcu") => (Trust::Rcu, false),
+            Trust::Trusted | Trust::Rcu if is("__safe_rcu_or_null") => (Trust::Rcu, true),
+            Trust::Trusted | Trust::Rcu if tag == "rcu" && untrusted => (Trust::Untrusted, true),
+            Trust::Trusted | Trust::Rcu if tag == "rcu" => (Trust::Rcu, true),
+            _ => (tagged, false),
+        };
+        Ok(Member::Pointer {
+            btf_id,
+            trust,
+            or_null,
+        })
+    }
+
+    /// Does the kernel itself say of this member that it keeps its parent's trust (`btf_nested_type_is_trusted`)? It does so by
+    /// structures of the parent's name and a suffix.
+    fn is_listed(&self, structure: u32, field: &str, target: u32, suffix: &str) -> bool {
+        let types = &self.types;
+        let it = types.at(structure);
+        let list = format!("{}{suffix}", text(it.name));
+        let Some(list) = types.find(it.kind, &list) else {
+            return false;
+        };
+        types.members(types.at(list)).any(|member| {
+            let pointer = types.at(member.type_id);
+            pointer.kind == kind::PTR
+                && member.name == field.as_bytes()
+                && types.target(pointer).0 == target
+        })
+    }
+
+    /// `btf_struct_ids_match`: may a pointer to `have`, `off` bytes on, stand for one to `want`? With `strict` only if they are
+    /// the same.
+    pub fn matches(&self, have: u32, off: i32, want: u32, strict: bool) -> bool {
+        self.types.matches(have, off, want, strict)
+    }
+
+    /// The kernel's own context of programs of a type, which `bpf_cast_to_kern_ctx` gives them (`get_kern_ctx_btf_id`); the
+    /// error is the log's line.
+    pub fn kernel_context(&self, prog_type: u32) -> Result<u32, Refused> {
+        let types = &self.types;
+        let name = PROG_TYPES.get(prog_type as usize).unwrap_or(&"");
+        let name = format!("BPF_PROG_TYPE_{name}_kern");
+        let all = self.structure("bpf_ctx_convert").unwrap_or(0);
+        let mut members = types.members(types.at(all));
+        let member = members.find(|member| member.name == name.as_bytes());
+        let id = member.map_or(0, |member| member.type_id);
+        if is_struct(types.at(id)) {
+            return Ok(id);
+        }
+        Err((EINVAL, format!("kern ctx type id {id} is not a struct")))
+    }
+
+    /// A function's name by its BTF id (`FUNC`), for calls of kernel functions.
+    pub fn function_name(&self, id: u32) -> Option<&str> {
+        let it = self.types.get(id)?;
+        (it.kind == kind::FUNC).then(|| text(it.name))
+    }
+
+    /// A function's BTF id by its name.
+    pub fn function(&self, name: &str) -> Option<u32> {
+        self.types.find(kind::FUNC, name)
+    }
+
+    /// A `typedef`'s BTF id by its name, such as `btf_trace_sched_switch`: what programs on tracepoints attach to.
+    pub fn typedef(&self, name: &str) -> Option<u32> {
+        self.types.find(kind::TYPEDEF, name)
+    }
+
+    /// Functions that programs may call, by BTF id (those with the tag `bpf_kfunc`).
+    pub fn kernel_functions(&self) -> Vec<u32> {
+        self.types.tagged("bpf_kfunc").collect()
+    }
+
+    /// `typedef`s and functions whose names begin so.
+    pub fn named_with(&self, prefix: &str) -> Vec<u32> {
+        let named = |id: &u32| {
+            let it = self.types.at(*id);
+            matches!(it.kind, kind::TYPEDEF | kind::FUNC) && it.name.starts_with(prefix.as_bytes())
+        };
+        (1..self.types.view().len()).filter(named).collect()
+    }
+
+    /// Where a member of a structure is, in bytes.
+    pub fn offset_of(&self, structure: &str, path: &str) -> Option<u32> {
+        let field = self.types.view().field(self.structure(structure)?, path)?;
+        Some(field.offset)
+    }
+
+    /// May an instruction load the address of this (`check_pseudo_btf_id`)? If not, an errno and the log's line.
+    pub(crate) fn check_addressable(&self, id: u32) -> Result<(), Refused> {
+        let signed = id.cast_signed();
+        match self.types.get(id) {
+            None => Err((
+                ENOENT,
+                format!("ldimm64 insn specifies invalid btf_id {signed}."),
+            )),
+            Some(it) if it.kind != kind::VAR && it.kind != kind::FUNC => Err((
+                EINVAL,
+                format!("pseudo btf_id {signed} in ldimm64 isn't KIND_VAR or KIND_FUNC"),
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// A variable (`VAR`) by its BTF id: its type's number, its size (0 where it cannot be told), and whether it is per CPU.
+    pub fn variable(&self, id: u32) -> Option<(u32, u32, bool)> {
+        let it = self.types.get(id).filter(|it| it.kind == kind::VAR)?;
+        let (type_id, types) = (it.refers_to(), &self.types);
+        let per_cpu = types
+            .find(kind::DATASEC, ".data..percpu")
+            .is_some_and(|section| {
+                let mut variables = types.view().variables(types.at(section));
+                variables.any(|variable| variable.type_id == id)
+            });
+        let target = types.skip_modifiers(type_id).0;
+        Some((target, self.size(target).unwrap_or(0), per_cpu))
+    }
+
+    /// The type of the same kind and name.
+    pub(super) fn named(&self, like: Type<'_>) -> Option<u32> {
+        self.types.find(like.kind, text(like.name))
+    }
+
+    /// Types of the same kind and name, up to `___`: what a program's own type may stand for.
+    pub(super) fn candidates(&self, like: Type<'_>) -> Vec<u32> {
+        let essential = |name: &str| name.split("___").next().unwrap_or_default().len();
+        let wanted = text(like.name);
+        let wanted = wanted.get(..essential(wanted)).unwrap_or_default();
+        let fits = |id: &u32| {
+            let it = self.types.at(*id);
+            let name = text(it.name);
+            it.kind == like.kind && name.starts_with(wanted) && essential(name) == wanted.len()
+        };
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        (1..self.types.view().len()).filter(fits).collect()
+    }
+}

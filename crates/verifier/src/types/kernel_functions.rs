@@ -1,0 +1,150 @@
+//! Functions of the kernel that programs may call by their BTF ids (kfuncs): which programs, and on what terms.
+
+use super::attach_type::TRACE_ITER;
+use super::kernel_function_table::ALL;
+use super::prog_type;
+use crate::program::Kind;
+
+/// What may be said of a kernel function (`KF_*`).
+pub mod flags {
+    /// The result is owned, until it is released.
+    pub const ACQUIRE: u32 = 1 << 0;
+    /// What is owned is given back.
+    pub const RELEASE: u32 = 1 << 1;
+    /// The result may be null.
+    pub const RET_NULL: u32 = 1 << 2;
+    /// Pointers have to be trusted.
+    pub const TRUSTED_ARGS: u32 = 1 << 4;
+    /// Only programs that may sleep.
+    pub const SLEEPABLE: u32 = 1 << 5;
+    /// Only with `CAP_SYS_BOOT`.
+    pub const DESTRUCTIVE: u32 = 1 << 6;
+    /// Pointers have to be trusted, or protected by RCU.
+    pub const RCU: u32 = 1 << 7;
+    /// Makes an iterator.
+    pub const ITER_NEW: u32 = 1 << 8;
+    /// Advances one.
+    pub const ITER_NEXT: u32 = 1 << 9;
+    /// Ends one.
+    pub const ITER_DESTROY: u32 = 1 << 10;
+    /// Only in an RCU section.
+    pub const RCU_PROTECTED: u32 = 1 << 11;
+    /// Leaves r1 to r5 alone if compiled in place.
+    pub const FASTCALL: u32 = 1 << 12;
+    /// The result points into an arena.
+    pub const ARENA_RET: u32 = 1 << 13;
+    /// The second argument points into an arena.
+    pub const ARENA_ARG2: u32 = 1 << 15;
+}
+
+/// Kinds of programs, as far as kernel functions tell them apart (`enum btf_kfunc_hook`).
+pub(super) mod callers {
+    pub(in super::super) const COMMON: u32 = 1 << 0;
+    pub(in super::super) const XDP: u32 = 1 << 1;
+    pub(in super::super) const TC: u32 = 1 << 2;
+    pub(in super::super) const STRUCT_OPS: u32 = 1 << 3;
+    pub(in super::super) const TRACING: u32 = 1 << 4;
+    pub(in super::super) const SYSCALL: u32 = 1 << 5;
+    pub(in super::super) const CGROUP: u32 = 1 << 6;
+    pub(in super::super) const SCHED_ACT: u32 = 1 << 7;
+    pub(in super::super) const SK_SKB: u32 = 1 << 8;
+    pub(in super::super) const SOCKET_FILTER: u32 = 1 << 9;
+    pub(in super::super) const LWT: u32 = 1 << 10;
+    pub(in super::super) const NETFILTER: u32 = 1 << 11;
+    /// Programs on both ends of a function (`BPF_TRACE_KPROBE_SESSION`, `BPF_TRACE_UPROBE_SESSION`).
+    pub(in super::super) const SESSION: u32 = 1 << 12;
+    /// Of `TRACING`, LSM programs only.
+    pub(in super::super) const LSM: u32 = 1 << 13;
+    /// Of `TRACING`, iterators only.
+    pub(in super::super) const ITERATOR: u32 = 1 << 14;
+
+    pub(in super::super) const GENERIC: u32 = TC | XDP | TRACING | STRUCT_OPS | SYSCALL | CGROUP;
+    pub(in super::super) const CPUMASK: u32 = TRACING | STRUCT_OPS | SYSCALL;
+    pub(in super::super) const SCHED_EXT: u32 = CPUMASK;
+    pub(in super::super) const PACKETS: u32 =
+        SOCKET_FILTER | TC | SCHED_ACT | TRACING | CGROUP | LWT | SK_SKB | NETFILTER;
+}
+
+/// `BPF_TRACE_KPROBE_SESSION`.
+const TRACE_KPROBE_SESSION: u32 = 56;
+/// `BPF_TRACE_UPROBE_SESSION`.
+const TRACE_UPROBE_SESSION: u32 = 57;
+
+/// A kernel function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelFunction {
+    /// Its name.
+    pub name: &'static str,
+    /// [`flags`].
+    pub flags: u32,
+    pub(super) callers: u32,
+}
+
+impl KernelFunction {
+    /// The function of this name; `None` if programs cannot call it.
+    pub fn named(name: &str) -> Option<&'static Self> {
+        let at = ALL.binary_search_by_key(&name, |it| it.name).ok()?;
+        ALL.get(at)
+    }
+
+    /// Has it one of these flags?
+    pub fn has(&self, flags: u32) -> bool {
+        self.flags & flags != 0
+    }
+
+    /// May programs of this kind call it? If not, the kernel says "calling kernel function NAME is not allowed".
+    pub fn may_be_called_by(&self, kind: &Kind) -> bool {
+        self.callers & (callers::COMMON | callers_of(kind)) != 0
+    }
+
+    /// Is it about the device that a program is bound to? Others cannot call it: "metadata kfuncs require device-bound program".
+    pub fn needs_device(&self) -> bool {
+        self.name.starts_with("bpf_xdp_metadata_")
+    }
+}
+
+fn callers_of(kind: &Kind) -> u32 {
+    use callers::*;
+    match kind.prog_type {
+        prog_type::XDP => XDP,
+        prog_type::SCHED_CLS => TC,
+        prog_type::SCHED_ACT => SCHED_ACT,
+        prog_type::STRUCT_OPS => STRUCT_OPS,
+        prog_type::LSM => TRACING | LSM,
+        prog_type::TRACING if kind.attach_type == TRACE_ITER => TRACING | ITERATOR,
+        prog_type::TRACING | prog_type::TRACEPOINT | prog_type::PERF_EVENT => TRACING,
+        prog_type::SYSCALL => SYSCALL,
+        prog_type::CGROUP_SKB
+        | prog_type::CGROUP_SOCK
+        | prog_type::CGROUP_DEVICE
+        | prog_type::CGROUP_SOCK_ADDR
+        | prog_type::CGROUP_SOCKOPT
+        | prog_type::CGROUP_SYSCTL
+        | prog_type::SOCK_OPS => CGROUP,
+        prog_type::SK_SKB => SK_SKB,
+        prog_type::SOCKET_FILTER => SOCKET_FILTER,
+        prog_type::LWT_IN | prog_type::LWT_OUT | prog_type::LWT_XMIT | prog_type::LWT_SEG6LOCAL => {
+            LWT
+        }
+        prog_type::NETFILTER => NETFILTER,
+        prog_type::KPROBE
+            if matches!(
+                kind.attach_type,
+                TRACE_KPROBE_SESSION | TRACE_UPROBE_SESSION
+            ) =>
+        {
+            SESSION
+        }
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_ascend() {
+        assert!(ALL.is_sorted_by_key(|it| it.name));
+    }
+}

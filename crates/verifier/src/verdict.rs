@@ -1,0 +1,146 @@
+//! The answer: yes with what was learnt, or no with the reason.
+
+use std::fmt;
+
+use crate::reject::Reject;
+
+/// What came out.
+#[derive(Debug, Clone)]
+pub struct Verdict {
+    /// Accepted, with what the program does; or refused.
+    pub result: Result<Facts, Refusal>,
+    /// What the kernel would have written into the log buffer at the level asked for; ends with the line
+    /// `processed N insns ...` unless the level is 0.
+    pub log: String,
+    /// Bytes of the log at its longest: what it says of paths that turn out good is taken back.
+    pub longest_log: usize,
+    /// What it took.
+    pub effort: Effort,
+}
+
+impl Verdict {
+    /// No, before any instruction was looked at.
+    pub fn refused(reject: Reject, level: LogLevel) -> Self {
+        let effort = Effort::default();
+        // Of what it does not look at the kernel says nothing.
+        let log = if level.0 == 0 || reject.log.trim_end().is_empty() {
+            String::new()
+        } else {
+            format!("{}{effort}\n", reject.log)
+        };
+        Self {
+            longest_log: log.len(),
+            log,
+            effort,
+            result: Err(reject.into()),
+        }
+    }
+}
+
+/// How much of a log to write; the bits of `log_level`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogLevel(pub u32);
+
+impl LogLevel {
+    /// `BPF_LOG_LEVEL1`: the path that failed.
+    pub const PATH: u32 = 1;
+    /// `BPF_LOG_LEVEL2`: every path.
+    pub const ALL: u32 = 2;
+    /// `BPF_LOG_STATS`: the last lines only.
+    pub const STATS: u32 = 4;
+}
+
+/// Why not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The error number of `BPF_PROG_LOAD`, positive.
+    pub errno: i32,
+    /// The kernel's line, without a newline: the last one of its log before the statistics.
+    pub reason: String,
+    /// The instruction that was looked at.
+    pub insn: Option<usize>,
+    /// The registers and the stack before it, as the kernel prints them; empty where none were known.
+    pub state: String,
+}
+
+impl From<Reject> for Refusal {
+    fn from(reject: Reject) -> Self {
+        let reason = reject
+            .log
+            .trim_end()
+            .lines()
+            .next_back()
+            .unwrap_or_default();
+        Self {
+            errno: reject.errno,
+            reason: reason.to_owned(),
+            insn: None,
+            state: String::new(),
+        }
+    }
+}
+
+/// What the walk took: the kernel's own figures (`struct bpf_verifier_env`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Effort {
+    /// Instructions looked at, each as often as it was.
+    pub insns_processed: u32,
+    /// States that were kept.
+    pub total_states: u32,
+    /// The most at once.
+    pub peak_states: u32,
+    /// The most at one instruction.
+    pub max_states_per_insn: u32,
+}
+
+/// The log's last line.
+impl fmt::Display for Effort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            insns_processed,
+            total_states,
+            peak_states,
+            max_states_per_insn,
+        } = self;
+        write!(
+            f,
+            "processed {insns_processed} insns (limit 1000000) max_states_per_insn {max_states_per_insn} total_states {total_states} peak_states {peak_states} mark_read 0"
+        )
+    }
+}
+
+/// What an accepted program does.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// Numbers of the helpers that some path calls, ascending.
+    pub helpers: Vec<u32>,
+    /// Kernel functions that some path calls, by BTF id, ascending.
+    pub kernel_functions: Vec<u32>,
+    /// The maps that it names, each descriptor once, in the order of first use.
+    pub maps: Vec<MapUse>,
+    /// Bytes of the context that some path reads or writes, as `(offset, size, written)`, ascending.
+    pub context: Vec<(u32, u32, bool)>,
+    /// Does the program use what r1 points to at its start, or hand it on?
+    pub reads_context: bool,
+    /// Bytes of eBPF stack, by function, in the order of their first instructions.
+    pub stack_bytes: Vec<u32>,
+    /// Has the program more functions than one that can be reached?
+    pub calls_subprograms: bool,
+    /// Functions in the longest chain of calls, 1 where there are no calls.
+    pub frame_depth: usize,
+    /// Does some path touch a value that is each CPU's own?
+    pub per_cpu: bool,
+    /// Instructions that no path reaches.
+    pub dead: Vec<usize>,
+}
+
+/// How a program uses a map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MapUse {
+    /// As the tool wrote it.
+    pub fd: i32,
+    /// The map itself is loaded, as an argument of helpers.
+    pub by_handle: bool,
+    /// The address of its first value is loaded.
+    pub by_value: bool,
+}

@@ -1,0 +1,160 @@
+//! From a program to a verdict.
+
+use beeline_isa::{Imm64, Insn, Op};
+
+use crate::context::attach;
+use crate::flow::{Flow, Odd};
+use crate::program::Program;
+use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, Reject};
+use crate::types::Returns;
+use crate::verdict::{LogLevel, MapUse, Verdict};
+use crate::walk::Walk;
+
+/// Judges a program as the kernel does: may it run?
+///
+/// `level` says how much of a log to write. Whatever the program's bytes, there is an answer after at most 1,000,000
+/// instructions looked at.
+pub fn verify(program: &Program<'_>, level: LogLevel) -> Verdict {
+    let before = structure(program).and_then(|flow| {
+        let maps = maps(program, &flow)?;
+        Ok((flow, maps))
+    });
+    let (flow, maps) = match before {
+        Ok(good) => good,
+        Err(reject) => return Verdict::refused(reject, level),
+    };
+    let mut walk = Walk::new(program, &flow, level);
+    let result = walk.program();
+    let result = result.map(|()| walk.facts(maps));
+    let (longest_log, log) = walk.take_log();
+    Verdict {
+        result,
+        effort: walk.effort(),
+        longest_log,
+        log,
+    }
+}
+
+/// Where the functions of a program begin, called or not, ascending: what its type information has to describe.
+pub fn function_starts(insns: &[Insn]) -> Result<Vec<usize>, Reject> {
+    let flow = Flow::tolerant(insns)?;
+    let functions = flow.functions().iter();
+    Ok(functions.map(|function| function.start).collect())
+}
+
+/// What can be said without walking: the kind of program, its instructions, jumps and functions.
+fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
+    let kind = &program.kind;
+    if !attach::is_loadable(kind) {
+        return Err(Reject::program(EINVAL, ""));
+    }
+    if kind.is_sleepable()
+        && let Err(why) = attach::check_sleepable(kind)
+    {
+        return Err(Reject::program(EINVAL, why));
+    }
+    if let Some(kernel) = program.kernel
+        && let Err((errno, why)) = kernel.check_attach(kind)
+    {
+        return Err(Reject::program(errno, why));
+    }
+    let flow = Flow::tolerant(program.insns)?;
+    let calls_kernel = |index: usize| matches!(flow.op(index), Some(Op::CallKernel { .. }));
+    if !program.gpl && (0..flow.len()).any(calls_kernel) {
+        let why = "cannot call kernel function from non-GPL compatible program";
+        return Err(Reject::program(EINVAL, why));
+    }
+    if let Some(index) = flow.first_unreachable() {
+        return Err(Reject::program(EINVAL, format!("unreachable insn {index}")));
+    }
+    check_early_returns(program, &flow)?;
+    Ok(flow)
+}
+
+/// What may end a function in its middle, as a tail call does, gives its caller a number: the function has to return one
+/// (`check_abnormal_return`).
+fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject> {
+    const TAIL_CALL: Op = Op::CallHelper { id: 12 };
+    for function in flow.functions().iter().skip(1) {
+        let mut insns = function.start..function.end;
+        let what = insns.find_map(|index| match (flow.odd(index), flow.op(index)) {
+            (Some(Odd::PacketLoad { .. }), _) => Some("LD_ABS"),
+            (None, Some(TAIL_CALL)) => Some("tail_call"),
+            _ => None,
+        });
+        let Some(what) = what else { continue };
+        let described = program
+            .types
+            .and_then(|types| types.function(function.start));
+        let why = match described.map(|described| described.returns) {
+            Some(Returns::Scalar) => continue,
+            Some(_) => format!("{what} is only allowed in functions that return 'int'."),
+            None => format!("{what} is not allowed in subprogs without BTF"),
+        };
+        return Err(Reject::program(EINVAL, why));
+    }
+    Ok(())
+}
+
+/// The maps that instructions name, reachable or not, each descriptor once (`resolve_pseudo_ldimm64`).
+fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
+    /// `BPF_MAP_TYPE_ARRAY`, `BPF_MAP_TYPE_ARENA`.
+    const DIRECT: [u32; 2] = [2, 33];
+    let mut uses: Vec<MapUse> = Vec::new();
+    for (index, pair) in program.insns.windows(2).enumerate() {
+        let (Some(Op::Imm64 { kind, low: fd, .. }), &[insn, second]) = (flow.op(index), pair)
+        else {
+            continue;
+        };
+        let by_value = match kind {
+            Imm64::Map => false,
+            Imm64::MapValue => true,
+            Imm64::MapIndex | Imm64::MapIndexValue => {
+                let why = "fd_idx without fd_array is invalid";
+                return Err(Reject::insn(EPROTO, index, insn, why));
+            }
+            Imm64::KernelVariable => {
+                let known = program
+                    .kernel
+                    .map(|kernel| kernel.check_addressable(fd.cast_unsigned()));
+                match known {
+                    Some(Err((errno, why))) => return Err(Reject::program(errno, why)),
+                    _ => continue,
+                }
+            }
+            Imm64::Number | Imm64::Function => continue,
+        };
+        let known = program.maps.iter().find(|(known, _)| *known == fd);
+        let Some((_, map)) = known else {
+            let why = format!("fd {fd} is not pointing to valid bpf_map");
+            return Err(Reject::insn(EBADF, index, insn, why));
+        };
+        if by_value {
+            let off = second.imm.cast_unsigned();
+            let (errno, why) = if !DIRECT.contains(&map.map_type) || map.max_entries != 1 {
+                (ENOTSUPP, "invalid access to map value pointer".to_owned())
+            } else if off >= map.value_size {
+                let why = format!(
+                    "invalid access to map value pointer, value_size={} off={off}",
+                    map.value_size
+                );
+                (EINVAL, why)
+            } else {
+                (0, String::new())
+            };
+            if errno != 0 {
+                return Err(Reject::insn(errno, index, insn, why));
+            }
+        }
+        match uses.iter_mut().find(|used| used.fd == fd) {
+            Some(used) if by_value => used.by_value = true,
+            Some(used) => used.by_handle = true,
+            None => uses.push(MapUse {
+                fd,
+                by_handle: !by_value,
+                by_value,
+            }),
+        }
+    }
+    Ok(uses)
+}

@@ -1,0 +1,300 @@
+//! Calls of the program's own functions (`check_func_call`).
+
+use beeline_isa::Op;
+
+use super::{Check, Next, Walk, kernel_call, no};
+use crate::flow::MAX_FRAMES;
+use crate::reject::{E2BIG, EACCES, EINVAL};
+use crate::state::{Flags, Frame, Reg, State, Type};
+use crate::types::FunctionArg;
+
+impl Walk<'_> {
+    pub(super) fn call_local(&mut self) -> Check<Next> {
+        let callee = self.flow.callee(self.insn);
+        let Some(function) = callee.and_then(|start| self.flow.function_at(start)) else {
+            return no(EINVAL, format!("invalid insn idx {}", self.insn));
+        };
+        if self.is_global(function) {
+            return self.call_global(function);
+        }
+        let regs = self.cur.frame().regs;
+        let insn = self.insn;
+        let mut cur = self.take_state();
+        let entered = enter(&mut cur, function, insn);
+        self.cur = cur;
+        entered?;
+        self.cur.frame_mut().regs[1..=5].copy_from_slice(&regs[1..=5]);
+        self.forget_caller_saved(self.cur.depth() - 1);
+        self.enter_instance();
+        self.print_call();
+        Ok(Next::Insn(self.flow.functions()[function].start))
+    }
+
+    /// A global function is verified by itself: only what is handed to it is looked at here.
+    fn call_global(&mut self, function: usize) -> Check<Next> {
+        let name = self.function_name(function);
+        if self.cur.locks > 0 {
+            return no(
+                EINVAL,
+                "global function calls are not allowed while holding a lock,\nuse static function instead",
+            );
+        }
+        self.check_sleep(function)?;
+        if let Err(why) = self.check_global_arguments(function) {
+            let why = format!(
+                "{}\nCaller passes invalid args into func#{function} ('{name}')",
+                why.why
+            );
+            return no(EINVAL, why);
+        }
+        let changes_packet = self.changes_packet(function);
+        self.called[function] = true;
+        if changes_packet {
+            self.forget_packet_pointers();
+        }
+        let depth = self.cur.depth();
+        self.forget_caller_saved(depth);
+        *self.cur.reg_mut(0) = Reg::UNKNOWN;
+        Ok(Next::Insn(self.insn + 1))
+    }
+
+    /// `btf_check_func_arg_match`.
+    fn check_global_arguments(&mut self, function: usize) -> Check {
+        let start = self.flow.functions()[function].start;
+        let types = self.program.types;
+        let Some(described) = types.and_then(|types| types.function(start)) else {
+            return Ok(());
+        };
+        let args = match &described.args {
+            Ok(args) => args,
+            Err((errno, why)) => return no(*errno, why.clone()),
+        };
+        for (number, arg) in (1_u8..).zip(args) {
+            self.check_global_argument(number, *arg)?;
+        }
+        Ok(())
+    }
+
+    fn check_global_argument(&mut self, number: u8, arg: FunctionArg) -> Check {
+        self.read_reg(number)?;
+        let reg = *self.cur.reg(number);
+        match arg {
+            FunctionArg::Scalar if reg.is_scalar() => Ok(()),
+            FunctionArg::Scalar => no(EINVAL, format!("R{number} is not a scalar")),
+            FunctionArg::Context => {
+                if reg.kind != Type::Context {
+                    return no(EINVAL, format!("arg#{} expects pointer to ctx", number - 1));
+                }
+                self.check_no_offset(&reg, number, false)
+            }
+            FunctionArg::Mem { bytes, or_null } => {
+                if or_null && reg.is_null() {
+                    return Ok(());
+                }
+                if !or_null && reg.may_be_null() {
+                    return no(
+                        EINVAL,
+                        format!("arg#{} is expected to be non-NULL", number - 1),
+                    );
+                }
+                self.check_memory_argument(number, bytes)
+            }
+            FunctionArg::UntrustedMem => Ok(()),
+            FunctionArg::Dynptr => self.check_dynptr_argument(number),
+            FunctionArg::Arena if matches!(reg.kind, Type::Arena | Type::Scalar) => Ok(()),
+            FunctionArg::Arena => no(
+                EINVAL,
+                format!("R{number} is not a pointer to arena or scalar."),
+            ),
+            FunctionArg::Btf {
+                btf_id,
+                or_null,
+                trusted,
+            } => {
+                if or_null && reg.is_null() {
+                    return Ok(());
+                }
+                let good = matches!(reg.kind, Type::Btf(_))
+                    && (or_null || !reg.may_be_null())
+                    && (!trusted || reg.is_trusted() || reg.flags.has(Flags::RCU));
+                if !good {
+                    return no(EINVAL, format!("R{number} is not a pointer to BTF ID"));
+                }
+                self.check_structure(number, &reg, btf_id, false)
+            }
+        }
+    }
+
+    /// `check_mem_reg`: readable and writable.
+    pub(super) fn check_memory_argument(&mut self, number: u8, bytes: u32) -> Check {
+        let saved = *self.cur.reg(number);
+        if saved.is_null() {
+            return Ok(());
+        }
+        if saved.may_be_null() {
+            let mut reg = saved;
+            self.not_null(&mut reg);
+            *self.cur.reg_mut(number) = reg;
+        }
+        let outcome = self
+            .helper_memory(number, bytes, false, true, false)
+            .and_then(|_| self.helper_memory(number, bytes, true, true, false));
+        *self.cur.reg_mut(number) = saved;
+        outcome.map(|_| ())
+    }
+
+    /// Does a function change packets, itself or by what it calls (`changes_pkt_data`)?
+    fn changes_packet(&self, function: usize) -> bool {
+        self.calls_any(function, |op| match op {
+            Op::CallHelper { id } => crate::helpers::helper(id, &self.program.kind, None)
+                .is_ok_and(|helper| helper.changes_packet),
+            Op::CallKernel { btf_id } => kernel_call::changes_packet(self.program, btf_id),
+            _ => false,
+        })
+    }
+
+    /// A function that may sleep (`might_sleep`) is called where that is fine.
+    fn check_sleep(&self, function: usize) -> Check {
+        let state = &self.cur;
+        let may = state.in_sleepable && state.rcu == 0 && state.preempt == 0 && state.irq_id == 0;
+        let sleeps = |op| match op {
+            Op::CallHelper { id } => crate::helpers::helper(id, &self.program.kind, None)
+                .is_ok_and(|helper| helper.might_sleep),
+            Op::CallKernel { btf_id } => kernel_call::might_sleep(self.program, btf_id),
+            _ => false,
+        };
+        if may || !self.calls_any(function, sleeps) {
+            return Ok(());
+        }
+        no(
+            EINVAL,
+            "global functions that may sleep are not allowed in non-sleepable context,\n\
+             i.e., in a RCU/IRQ/preempt-disabled section, or in\n\
+             a non-sleepable BPF program context",
+        )
+    }
+
+    /// Is there such a call in a function, or in what it calls?
+    fn calls_any(&self, function: usize, is_it: impl Fn(Op) -> bool) -> bool {
+        let mut seen = vec![false; self.flow.functions().len()];
+        let mut pending = vec![function];
+        while let Some(next) = pending.pop() {
+            if std::mem::replace(&mut seen[next], true) {
+                continue;
+            }
+            for (index, op) in self.flow.reachable_ops(self.flow.functions()[next]) {
+                if is_it(op) {
+                    return true;
+                }
+                let callee = self.flow.callee(index);
+                pending.extend(callee.and_then(|start| self.flow.function_at(start)));
+            }
+        }
+        false
+    }
+
+    /// r0 to r5 of a frame are void after a call.
+    pub(super) fn forget_caller_saved(&mut self, frame: usize) {
+        self.cur.frames[frame].regs[..=5].fill(Reg::UNINIT);
+    }
+
+    /// Frames of every chain of calls fit on the stack (`check_max_stack_depth`).
+    pub(super) fn check_stack_depth(&self) -> Check {
+        let functions = self.flow.functions().len();
+        let tail_calls = (0..functions).any(|number| self.has_tail_call(number));
+        let private = !tail_calls && has_private_stack(self.program.kind.prog_type);
+        for start in 0..functions {
+            if start == 0 || self.async_callbacks[start] {
+                self.check_depth_from(start, 0, 1, private)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn has_tail_call(&self, function: usize) -> bool {
+        const TAIL_CALL: u32 = 12;
+        self.flow
+            .reachable_ops(self.flow.functions()[function])
+            .any(|(_, op)| op == Op::CallHelper { id: TAIL_CALL })
+    }
+
+    fn check_depth_from(&self, function: usize, above: u32, frames: usize, private: bool) -> Check {
+        /// `BPF_PRIV_STACK_MIN_SIZE`.
+        const WORTH_OWN_STACK: u32 = 64;
+        const MOST: u32 = 512;
+        if function != 0 && self.has_tail_call(function) && above >= 256 {
+            return no(
+                EACCES,
+                format!(
+                    "tail_calls are not allowed when call stack of previous frames is {above} bytes. Too large"
+                ),
+            );
+        }
+        let own = self.stack_bytes[function].next_multiple_of(16);
+        let mut depth = above;
+        if private && own >= WORTH_OWN_STACK {
+            if own > MOST {
+                return no(
+                    EACCES,
+                    format!("stack size of subprog {function} is {own}. Too large"),
+                );
+            }
+        } else {
+            depth += own;
+            if depth > MOST {
+                return no(
+                    EACCES,
+                    format!("combined stack size of {frames} calls is {depth}. Too large"),
+                );
+            }
+        }
+        for (index, op) in self.flow.reachable_ops(self.flow.functions()[function]) {
+            let Some(callee) = self.flow.callee(index) else {
+                continue;
+            };
+            let Some(callee) = self.flow.function_at(callee) else {
+                continue;
+            };
+            let called = matches!(op, Op::CallLocal { .. });
+            if self.async_callbacks[callee] && !called {
+                continue;
+            }
+            if frames >= MAX_FRAMES {
+                return no(
+                    E2BIG,
+                    format!("the call stack of {} frames is too deep !", frames + 1),
+                );
+            }
+            self.check_depth_from(callee, depth, frames + 1, private)?;
+        }
+        Ok(())
+    }
+}
+
+/// Types whose functions get stacks of their own on x86-64 (`bpf_enable_priv_stack`).
+fn has_private_stack(prog_type: u32) -> bool {
+    use crate::context::kinds::prog;
+    matches!(
+        prog_type,
+        prog::KPROBE
+            | prog::TRACEPOINT
+            | prog::PERF_EVENT
+            | prog::RAW_TRACEPOINT
+            | prog::RAW_TRACEPOINT_WRITABLE
+    )
+}
+
+/// A new frame (`setup_func_entry`).
+pub(super) fn enter(state: &mut State, function: usize, callsite: usize) -> Check {
+    let depth = state.frames.len();
+    if depth >= MAX_FRAMES {
+        return no(
+            E2BIG,
+            format!("the call stack of {} frames is too deep", depth + 1),
+        );
+    }
+    state
+        .frames
+        .push(Frame::new(Some(callsite), function, depth as u8));
+    Ok(())
+}

@@ -1,0 +1,452 @@
+//! The log, as the kernel writes it (`kernel/bpf/log.c`, `print_verifier_state`).
+
+use std::fmt::Write as _;
+
+use beeline_isa::{Alu, FRAME_POINTER};
+
+use super::Walk;
+use crate::context::SocketKind;
+use crate::scalar::Signed;
+use crate::state::{Byte, DynptrKind, Flags, Frame, Object, Reg, State, Type};
+use crate::verdict::LogLevel;
+
+#[derive(Debug)]
+pub(super) struct Log {
+    pub level: LogLevel,
+    text: String,
+    /// Bytes that were there at some time.
+    longest: usize,
+    /// The next instruction's state is printed whole: the path is a new one.
+    pub print_state: bool,
+    /// The state that was printed last, of which only changes are printed.
+    last: Option<(usize, Frame)>,
+    /// The source line that was printed last.
+    line: Option<u32>,
+    /// Where the current instruction's line ends, without its newline.
+    insn_end: usize,
+}
+
+impl LogLevel {
+    pub(super) fn paths(self) -> bool {
+        self.0 & (Self::PATH | Self::ALL) != 0
+    }
+
+    pub(super) fn all(self) -> bool {
+        self.0 & Self::ALL != 0
+    }
+}
+
+impl Log {
+    pub(super) fn new(level: LogLevel) -> Self {
+        Self {
+            level,
+            text: String::new(),
+            longest: 0,
+            print_state: false,
+            last: None,
+            line: None,
+            insn_end: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    pub(super) fn back_to(&mut self, len: usize) {
+        self.longest = self.longest.max(self.text.len());
+        self.text.truncate(len);
+    }
+
+    /// Paths that were good are not shown.
+    pub(super) fn forget_paths(&mut self) {
+        self.longest = self.longest.max(self.text.len());
+        self.text.clear();
+    }
+
+    pub(super) fn line(&mut self, line: &str) {
+        if self.level.0 != 0 && !line.is_empty() {
+            self.text += line;
+            self.text.push('\n');
+        }
+    }
+
+    pub(super) fn safe(&mut self, previous: Option<usize>, insn: usize) {
+        if !self.level.paths() {
+            return;
+        }
+        if self.print_state {
+            let from = previous.map_or(-1, |insn| insn as i64);
+            self.line(&format!("\nfrom {from} to {insn}: safe"));
+        } else {
+            self.line(&format!("{insn}: safe"));
+        }
+    }
+
+    pub(super) fn global_is_safe(&mut self, number: usize, name: &str) {
+        if self.level.paths() {
+            self.line(&format!(
+                "Func#{number} ('{name}') is safe for any args that match its prototype"
+            ));
+        }
+    }
+}
+
+impl Walk<'_> {
+    /// The log with the line of figures at its end.
+    ///
+    /// Also says how long it was at its longest.
+    pub(crate) fn take_log(&mut self) -> (usize, String) {
+        let level = self.log.level;
+        if level.0 != 0 {
+            let line = self.effort.to_string();
+            self.log.line(&line);
+        }
+        let log = std::mem::replace(&mut self.log, Log::new(level));
+        (log.longest.max(log.text.len()), log.text)
+    }
+
+    /// Where the path is and what it does next.
+    pub(super) fn print_before(&mut self) {
+        if !self.log.level.paths() {
+            return;
+        }
+        if self.log.print_state {
+            let state = self.state_text();
+            let from = self.previous.map_or(-1, |insn| insn as i64);
+            if self.previous.is_some() {
+                let line = format!("\nfrom {from} to {}:{state}", self.insn);
+                self.log.line(&line);
+            } else {
+                let line = format!("{}:{state}", self.insn);
+                self.log.line(&line);
+            }
+            self.log.print_state = false;
+            self.log.last = Some((self.cur.depth(), self.cur.frame().clone()));
+        } else {
+            self.print_after();
+        }
+        self.print_source();
+        let insn = self.insn_at(self.insn);
+        let line = format!("{}: ({:02x}) {insn}", self.insn, insn.code);
+        self.log.line(&line);
+        self.log.insn_end = self.log.text.len().saturating_sub(1);
+    }
+
+    /// What an instruction has changed, behind its line.
+    pub(super) fn print_after(&mut self) {
+        if !self.log.level.paths() {
+            return;
+        }
+        let depth = self.cur.depth();
+        let text = match &self.log.last {
+            Some((last_depth, last)) if *last_depth == depth => self.changes(last),
+            _ => String::new(),
+        };
+        self.log.last = Some((depth, self.cur.frame().clone()));
+        if text.is_empty() {
+            return;
+        }
+        let end = self.log.insn_end;
+        if end > 0 && end + 1 == self.log.text.len() {
+            let start = self.log.text[..end].rfind('\n').map_or(0, |at| at + 1);
+            let column = end - start;
+            let padding = 40_usize.saturating_sub(column).max(1);
+            self.log.text.truncate(end);
+            let _ = writeln!(self.log.text, "{:padding$};{text}", "");
+            self.log.insn_end = 0;
+        } else {
+            let line = format!("{}:{text}", self.insn);
+            self.log.line(&line);
+        }
+    }
+
+    fn changes(&self, last: &Frame) -> String {
+        let frame = self.cur.frame();
+        let mut text = frame_prefix(self.cur.depth());
+        let mut any = false;
+        for number in 0..=FRAME_POINTER {
+            let (old, new) = (
+                &last.regs[usize::from(number)],
+                &frame.regs[usize::from(number)],
+            );
+            if old != new && new.kind != Type::Uninit {
+                let _ = write!(text, " R{number}={}", self.reg_text(new));
+                any = true;
+            }
+        }
+        for (slot, content) in frame.stack.iter().enumerate() {
+            if last.stack.get(slot) != Some(content)
+                && let Some(slot) = self.slot_text(slot, content)
+            {
+                text += &slot;
+                any = true;
+            }
+        }
+        if any { text } else { String::new() }
+    }
+
+    fn print_source(&mut self) {
+        let Some(line) = self.program.types.and_then(|types| types.line(self.insn)) else {
+            return;
+        };
+        if self.log.line == Some(line.line) {
+            return;
+        }
+        self.log.line = Some(line.line);
+        let file = line.file.rsplit('/').next().unwrap_or_default();
+        let text = format!("; {} @ {file}:{}", line.text.trim(), line.line);
+        self.log.line(&text);
+    }
+
+    pub(super) fn print_call(&mut self) {
+        if !self.log.level.paths() {
+            return;
+        }
+        let depth = self.cur.depth();
+        let caller = self.frame_text(&self.cur, depth - 1);
+        let callee = self.frame_text(&self.cur, depth);
+        self.log.line("caller:");
+        self.log.line(&caller);
+        self.log.line("callee:");
+        self.log.line(&callee);
+        self.log.last = Some((depth, self.cur.frame().clone()));
+    }
+
+    pub(super) fn print_return(&mut self, callsite: usize) {
+        if !self.log.level.paths() {
+            return;
+        }
+        let depth = self.cur.depth();
+        let caller = self.frame_text(&self.cur, depth);
+        self.log.line(&format!("to caller at {callsite}:"));
+        self.log.line(&caller);
+        self.log.last = Some((depth, self.cur.frame().clone()));
+        self.log.print_state = true;
+    }
+
+    /// The innermost frame, as the log shows it.
+    pub(super) fn state_text(&self) -> String {
+        self.frame_text(&self.cur, self.cur.depth())
+    }
+
+    fn frame_text(&self, state: &State, depth: usize) -> String {
+        let frame = &state.frames[depth];
+        let mut text = frame_prefix(depth);
+        for (number, reg) in frame.regs.iter().enumerate() {
+            if reg.kind != Type::Uninit {
+                let _ = write!(text, " R{number}={}", self.reg_text(reg));
+            }
+        }
+        for (slot, content) in frame.stack.iter().enumerate() {
+            if let Some(slot) = self.slot_text(slot, content) {
+                text += &slot;
+            }
+        }
+        let refs: Vec<_> = state.held.iter().map(|held| held.id.to_string()).collect();
+        if !refs.is_empty() {
+            let _ = write!(text, " refs={}", refs.join(","));
+        }
+        text
+    }
+
+    fn slot_text(&self, slot: usize, content: &crate::state::Slot) -> Option<String> {
+        let at = -(slot as i64 + 1) * 8;
+        match content.object {
+            Object::Dynptr { first: true, kind } => {
+                return Some(format!(" fp{at}=dynptr_{}()", dynptr_name(kind)));
+            }
+            Object::Dynptr { .. } => return None,
+            Object::Iter { active, depth, .. } => {
+                let what = if active { "active" } else { "drained" };
+                return Some(format!(" fp{at}=iter({what},depth={depth})"));
+            }
+            _ => {}
+        }
+        if content.bytes.iter().all(|&byte| byte == Byte::Invalid) {
+            return None;
+        }
+        let types: String = content
+            .bytes
+            .iter()
+            .rev()
+            .map(|&byte| byte_letter(byte))
+            .collect();
+        if content.is_whole_scalar() || content.is_spill() && content.reg.is_pointer() {
+            return Some(format!(" fp{at}={}", self.reg_text(&content.reg)));
+        }
+        if content.is_spill() {
+            let spilled = self.reg_text(&content.reg);
+            return Some(format!(" fp{at}={}{spilled}", types.replace('r', "")));
+        }
+        Some(format!(" fp{at}={types}"))
+    }
+
+    pub(super) fn reg_text(&self, reg: &Reg) -> String {
+        let mark = if reg.precise { "P" } else { "" };
+        if let Some(value) = reg.constant() {
+            return format!("{mark}{}", Signed(value.cast_signed()));
+        }
+        let mut inside = String::new();
+        let mut put = |text: String| {
+            if !inside.is_empty() {
+                inside.push(',');
+            }
+            inside += &text;
+        };
+        if reg.is_scalar() {
+            if reg.id != 0 {
+                let id = reg.id & !crate::state::ADD_CONST;
+                let more = if reg.id & crate::state::ADD_CONST != 0 {
+                    format!("+{}", reg.off)
+                } else {
+                    String::new()
+                };
+                put(format!("id={id}{more}"));
+            }
+            reg.var.describe(&mut inside);
+            return format!("{mark}scalar({inside})");
+        }
+        let mut name = type_name(reg);
+        if let Type::Btf(btf_id) = reg.kind {
+            name += self.structure_name(reg, btf_id);
+        }
+        if let (Type::Stack(frame), Some(variable)) = (reg.kind, reg.var.constant()) {
+            let own = usize::from(frame) == self.cur.depth();
+            let at = i64::from(reg.off) + variable.cast_signed();
+            let name = if own {
+                "fp".to_owned()
+            } else {
+                format!("fp[{frame}]")
+            };
+            return format!("{name}{at}");
+        }
+        if reg.id != 0 {
+            put(format!("id={}", reg.id));
+        }
+        if reg.ref_id != 0 {
+            put(format!("ref_obj_id={}", reg.ref_id));
+        }
+        match reg.kind {
+            Type::Map(id) | Type::MapKey(id) | Type::MapValue(id) => {
+                let map = self.map(id);
+                if !map.name.is_empty() {
+                    put(format!("map={}", map.name));
+                }
+                put(format!("ks={},vs={}", map.key_size, map.value_size));
+            }
+            _ => {}
+        }
+        if reg.off != 0 {
+            put(format!("off={}", reg.off));
+        }
+        if reg.is_packet() {
+            put(format!("r={}", reg.range));
+        }
+        if let Type::Mem(bytes) = reg.kind {
+            put(format!("sz={bytes}"));
+        }
+        if reg.var.constant() != Some(0) {
+            match reg.var.constant() {
+                Some(value) => put(format!("imm={:#x}", value)),
+                None => reg.var.describe(&mut inside),
+            }
+        }
+        format!("{name}({inside})")
+    }
+}
+
+fn frame_prefix(depth: usize) -> String {
+    if depth == 0 {
+        String::new()
+    } else {
+        format!(" frame{depth}:")
+    }
+}
+
+fn byte_letter(byte: Byte) -> char {
+    match byte {
+        Byte::Invalid => '?',
+        Byte::Spill => 'r',
+        Byte::Misc => 'm',
+        Byte::Zero => '0',
+        Byte::Dynptr => 'd',
+        Byte::Iter => 'i',
+        Byte::IrqFlag => 'f',
+    }
+}
+
+fn dynptr_name(kind: DynptrKind) -> &'static str {
+    match kind {
+        DynptrKind::Local => "local",
+        DynptrKind::Ringbuf => "ringbuf",
+        DynptrKind::Skb => "skb",
+        DynptrKind::Xdp => "xdp",
+        DynptrKind::SkbMeta => "skb_meta",
+        DynptrKind::Any => "invalid",
+    }
+}
+
+/// `reg_type_str`.
+pub(super) fn type_name(reg: &Reg) -> String {
+    let mut prefix = String::new();
+    for (flag, name) in [
+        (Flags::RDONLY, "rdonly_"),
+        (Flags::RINGBUF, "ringbuf_"),
+        (Flags::USER, "user_"),
+        (Flags::PERCPU, "percpu_"),
+        (Flags::UNTRUSTED, "untrusted_"),
+        (Flags::TRUSTED, "trusted_"),
+        (Flags::RCU, "rcu_"),
+    ] {
+        if reg.flags.has(flag) {
+            prefix += name;
+        }
+    }
+    let name = match reg.kind {
+        Type::Uninit => "?".to_owned(),
+        Type::Scalar => "scalar".to_owned(),
+        Type::Context => "ctx".to_owned(),
+        Type::Map(_) => "map_ptr".to_owned(),
+        Type::MapValue(_) => "map_value".to_owned(),
+        Type::MapKey(_) => "map_key".to_owned(),
+        Type::Stack(_) => "fp".to_owned(),
+        Type::Packet => "pkt".to_owned(),
+        Type::PacketMeta => "pkt_meta".to_owned(),
+        Type::PacketEnd => "pkt_end".to_owned(),
+        Type::FlowKeys => "flow_keys".to_owned(),
+        Type::Socket(SocketKind::Common) => "sock_common".to_owned(),
+        Type::Socket(SocketKind::Socket) => "sock".to_owned(),
+        Type::Socket(SocketKind::Tcp) => "tcp_sock".to_owned(),
+        Type::Socket(SocketKind::Xdp) => "xdp_sock".to_owned(),
+        Type::Btf(_) => {
+            let postfix = if reg.may_be_null() { "or_null_" } else { "" };
+            return format!("{prefix}ptr_{postfix}");
+        }
+        Type::Mem(_) => "mem".to_owned(),
+        Type::Buffer => "buf".to_owned(),
+        Type::TracepointBuffer => "tp_buffer".to_owned(),
+        Type::Func(_) => "func".to_owned(),
+        Type::Dynptr(_) => "dynptr_ptr".to_owned(),
+        Type::Arena => "arena".to_owned(),
+    };
+    let postfix = if reg.may_be_null() { "_or_null" } else { "" };
+    format!("{prefix}{name}{postfix}")
+}
+
+/// `bpf_alu_string`.
+pub(super) fn alu_name(op: Alu) -> &'static str {
+    match op {
+        Alu::Add => "+=",
+        Alu::Sub => "-=",
+        Alu::Mul => "*=",
+        Alu::Div | Alu::SignedDiv => "/=",
+        Alu::Or => "|=",
+        Alu::And => "&=",
+        Alu::Lsh => "<<=",
+        Alu::Rsh => ">>=",
+        Alu::Mod | Alu::SignedMod => "%=",
+        Alu::Xor => "^=",
+        Alu::Arsh => "s>>=",
+    }
+}

@@ -1,0 +1,126 @@
+//! Programs that attach by the kernel's BTF, and what the kernel says of them.
+#![allow(dead_code)] // Each test uses a part of it.
+
+use beeline_fuzz::kernel::{self, Trial};
+use beeline_isa::{Insn, opcode::*};
+use beeline_verifier::program::Kind;
+use beeline_verifier::types::KernelTypes;
+
+pub const STRUCT_OPS: u32 = 27;
+pub const TRACING: u32 = 26;
+pub const TRACE_RAW_TP: u32 = 23;
+pub const TRACE_ITER: u32 = 28;
+pub const SYSCALL: u32 = 31;
+/// Types of programs that attach to nothing by BTF, with attach types that they load with.
+pub const PLAIN_KINDS: [(u32, u32); 28] = [
+    (1, 0),
+    (2, 0),
+    (2, 56),
+    (3, 0),
+    (4, 0),
+    (5, 0),
+    (6, 0),
+    (7, 0),
+    (8, 0),
+    (9, 2),
+    (10, 0),
+    (11, 0),
+    (12, 0),
+    (13, 3),
+    (14, 0),
+    (15, 6),
+    (16, 7),
+    (17, 0),
+    (18, 10),
+    (19, 0),
+    (21, 39),
+    (22, 17),
+    (23, 18),
+    (24, 0),
+    (25, 21),
+    (30, 36),
+    (31, 0),
+    (32, 45),
+];
+pub const R0_IS_0: Insn = insn(ALU64 | K | MOV, 0, 0, 0, 0);
+pub const END_PROGRAM: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
+
+pub const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
+    Insn {
+        code,
+        dst,
+        src,
+        off,
+        imm,
+    }
+}
+
+pub fn load(dst: u8, src: u8, off: i32, size: u32) -> Insn {
+    let size = match size {
+        1 => B,
+        2 => H,
+        4 => W,
+        _ => DW,
+    };
+    insn(LDX | MEM | size, dst, src, off as i16, 0)
+}
+
+/// The kernel's types, if its verdicts can be had too.
+pub fn types() -> Option<KernelTypes> {
+    let Ok(btf) = std::fs::read("/sys/kernel/btf/vmlinux") else {
+        eprintln!("skipped: the kernel has no BTF");
+        return None;
+    };
+    let types = KernelTypes::new(btf).expect("good BTF");
+    let trial = trial(attached(&types, "sched_switch"), &[R0_IS_0, END_PROGRAM]);
+    match kernel::verdict(&trial, 0).0 {
+        0 => Some(types),
+        errno => {
+            eprintln!("skipped: the kernel takes no tracing program from us (errno {errno})");
+            None
+        }
+    }
+}
+
+pub fn trial(kind: Kind, insns: &[Insn]) -> Trial<'_> {
+    Trial {
+        prog_type: kind.prog_type,
+        attach_type: kind.attach_type,
+        flags: kind.flags,
+        attach_btf_id: kind.attach_btf_id,
+        insns,
+        ..Trial::default()
+    }
+}
+
+/// A program on a tracepoint.
+pub fn attached(types: &KernelTypes, tracepoint: &str) -> Kind {
+    let name = format!("btf_trace_{tracepoint}");
+    Kind {
+        prog_type: TRACING,
+        attach_type: TRACE_RAW_TP,
+        flags: 0,
+        attach_btf_id: types.typedef(&name).expect("a tracepoint"),
+    }
+}
+
+pub fn iterator(types: &KernelTypes, name: &str) -> Kind {
+    let name = format!("bpf_iter_{name}");
+    Kind {
+        prog_type: TRACING,
+        attach_type: TRACE_ITER,
+        flags: 0,
+        attach_btf_id: types.function(&name).expect("an iterator"),
+    }
+}
+
+/// What r2 is after an instruction, by the kernel's log: `R2=...` or `R2_w=...`, on its line or on one that begins with the
+/// number of the next.
+pub fn register(log: &str, at: usize) -> Option<&str> {
+    let start = log.find(&format!("\n{at}: ("))?;
+    let rest = &log[start..];
+    let rest = &rest[..rest.find(&format!("\n{}: (", at + 1)).unwrap_or(rest.len())];
+    let found = |key: &str| rest.find(key).map(|place| place + key.len());
+    let value = &rest[found("R2_w=").or_else(|| found("R2="))?..];
+    Some(&value[..value.find(')').map_or(value.len(), |end| end + 1)])
+}

@@ -1,0 +1,91 @@
+//! Type information made by hand.
+#![allow(dead_code)] // Each test uses a part of it.
+
+pub const INT: u32 = 1;
+pub const PTR: u32 = 2;
+pub const ARRAY: u32 = 3;
+pub const STRUCT: u32 = 4;
+pub const FWD: u32 = 7;
+pub const TYPEDEF: u32 = 8;
+pub const VOLATILE: u32 = 9;
+pub const CONST: u32 = 10;
+pub const FUNC: u32 = 12;
+pub const FUNC_PROTO: u32 = 13;
+pub const FLOAT: u32 = 16;
+pub const DECL_TAG: u32 = 17;
+pub const TYPE_TAG: u32 = 18;
+
+/// BTF in the making.
+pub struct Builder {
+    types: Vec<u32>,
+    count: u32,
+    strings: Vec<u8>,
+}
+
+impl Builder {
+    pub fn new() -> Self {
+        Self {
+            types: Vec::new(),
+            count: 0,
+            strings: vec![0],
+        }
+    }
+
+    pub fn string(&mut self, text: &str) -> u32 {
+        if text.is_empty() {
+            return 0;
+        }
+        let at = self.strings.len() as u32;
+        self.strings.extend(text.bytes().chain([0]));
+        at
+    }
+
+    pub fn add(&mut self, name: &str, kind: u32, count: u32, word: u32, rest: &[u32]) -> u32 {
+        let name = self.string(name);
+        self.types.extend([name, (kind << 24) | count, word]);
+        self.types.extend(rest);
+        self.count += 1;
+        self.count
+    }
+
+    pub fn int(&mut self, name: &str, bytes: u32) -> u32 {
+        self.add(name, INT, 0, bytes, &[(1 << 24) | (bytes * 8)])
+    }
+
+    pub fn refer(&mut self, kind: u32, to: u32) -> u32 {
+        self.add("", kind, 0, to, &[])
+    }
+
+    pub fn structure(&mut self, name: &str, bytes: u32, members: &[(&str, u32, u32)]) -> u32 {
+        let mut rest = Vec::new();
+        for (name, id, offset) in members {
+            rest.extend([self.string(name), *id, offset * 8]);
+        }
+        self.add(name, STRUCT, members.len() as u32, bytes, &rest)
+    }
+
+    pub fn function(&mut self, name: &str, linkage: u32, result: u32, params: &[u32]) -> u32 {
+        let mut rest = Vec::new();
+        for id in params {
+            rest.extend([self.string("a"), *id]);
+        }
+        let prototype = self.add("", FUNC_PROTO, params.len() as u32, result, &rest);
+        self.add(name, FUNC, linkage, prototype, &[])
+    }
+
+    pub fn tag(&mut self, text: &str, of: u32, component: i32) {
+        self.add(text, DECL_TAG, 0, of, &[component.cast_unsigned()]);
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let types: Vec<u8> = self
+            .types
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .collect();
+        let (len, strings) = (types.len() as u32, self.strings.len() as u32);
+        let header: [u32; 6] = [0x0001_eb9f, 24, 0, len, len, strings];
+        let header: Vec<u8> = header.into_iter().flat_map(u32::to_le_bytes).collect();
+        [&header, &types, &self.strings[..]].concat()
+    }
+}

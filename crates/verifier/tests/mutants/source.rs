@@ -1,0 +1,65 @@
+//! Where programs come from.
+
+use beeline_fuzz::Random;
+
+use crate::case::Case;
+use crate::change::change;
+use crate::corpus;
+use crate::invent::invent;
+use crate::worldly::worldly;
+
+/// Programs that took the kernel more than so many instructions are not changed: some changes make loops of them.
+const MOST_PROCESSED: u32 = 3000;
+
+/// The programs that there are to begin with.
+pub struct Sources {
+    selftests: Vec<Case>,
+    only: Option<String>,
+}
+
+impl Sources {
+    pub fn new(only: Option<&str>) -> Self {
+        let rows = corpus::read().unwrap_or_else(|why| {
+            println!("without the kernel's own tests: {why}");
+            Vec::new()
+        });
+        let is_short = |row: &corpus::Row| {
+            let processed = row.recorded().processed;
+            row.self_contained && processed.is_none_or(|number| number < MOST_PROCESSED)
+        };
+        let selftests = rows.into_iter().filter(is_short).map(|row| Case {
+            kind: row.kind,
+            insns: row.insns,
+            maps: row.maps,
+        });
+        Self {
+            selftests: selftests.collect(),
+            only: only.map(str::to_owned),
+        }
+    }
+
+    /// The program with a seed.
+    pub fn case(&self, seed: u64) -> Case {
+        let mut random = Random::new(seed);
+        random.bits();
+        let source = self.only.as_deref().unwrap_or(match seed % 8 {
+            0..4 => "random",
+            4..7 if !self.selftests.is_empty() => "selftests",
+            _ => "worldly",
+        });
+        match source {
+            "random" => invent(&mut random),
+            "worldly" => {
+                let mut case = worldly(&mut random);
+                change(&mut random, &mut case);
+                case
+            }
+            _ => {
+                let at = random.below(self.selftests.len() as u64) as usize;
+                let mut case = self.selftests[at].clone();
+                change(&mut random, &mut case);
+                case
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Programs that tools make when they run: each tool is started, and `capture.c` in it writes down what it loads.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use beeline_e2e::Scratch;
+use beeline_isa::Insn;
+use beeline_verifier::types::KernelTypes;
+
+use crate::capture_file::Captured;
+use crate::{Found, Row, Said, name_of};
+
+/// A tool that has loaded nothing more for so long has loaded all.
+const QUIET: Duration = Duration::from_secs(2);
+/// A tool that has loaded nothing for so long never will.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Programs by which tools find out what the kernel can.
+pub const FEATURES: &str = "(features)";
+
+/// What has been seen of all tools.
+pub struct Corpus {
+    scratch: Scratch,
+    shim: PathBuf,
+    kernel: Option<KernelTypes>,
+    /// Tools try out the kernel by the same programs over and over.
+    seen: HashSet<(u32, Vec<Insn>)>,
+}
+
+impl Corpus {
+    pub fn new() -> io::Result<Self> {
+        let scratch = Scratch::new();
+        let shim = scratch.path().join("capture.so");
+        let built = Command::new("cc")
+            .args(["-O2", "-shared", "-fPIC", "-o"])
+            .arg(&shim)
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/corpora/capture.c"))
+            .status()?;
+        if !built.success() {
+            return Err(io::Error::other("capture.c does not compile"));
+        }
+        let kernel = fs::read("/sys/kernel/btf/vmlinux").ok();
+        let kernel = kernel.and_then(|btf| catch_unwind(|| KernelTypes::new(btf)).ok().flatten());
+        Ok(Self {
+            scratch,
+            shim,
+            kernel,
+            seen: HashSet::new(),
+        })
+    }
+
+    /// Runs a tool, and asks both about every program that it loads.
+    pub fn judge(
+        &mut self,
+        package: &'static str,
+        file: &Path,
+        command: &[&Path],
+        found: &mut Found,
+    ) -> io::Result<()> {
+        let tool = name_of(file);
+        let Some((program, words)) = command.split_first() else {
+            return Ok(());
+        };
+        let directory = self.scratch.path().join(&tool);
+        fs::create_dir(&directory)?;
+        let said = directory.with_extension("said");
+        let mut child = Command::new(program)
+            .args(words)
+            .env("LD_PRELOAD", &self.shim)
+            .env("BEELINE_CAPTURE", &directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&said)?)
+            .spawn()?;
+        wait_until_quiet(&mut child, &directory)?;
+        let mut programs = 0;
+        for captured in read_all(&directory)? {
+            let is_probe = captured.name.is_empty() || captured.insns.len() <= 2;
+            programs += usize::from(!is_probe);
+            if self.seen.insert(captured.normal()) {
+                let tool = if is_probe { FEATURES } else { &tool };
+                found.rows.push(self.row(package, tool, &captured));
+            }
+        }
+        if programs == 0 && !is_feature_probe(command) {
+            let said = fs::read(&said)?;
+            let said = String::from_utf8_lossy(&said);
+            let mut errors = said.lines().rev().filter(|line| line.contains("ERROR"));
+            let error = errors.next();
+            found.skip(package, &tool, error.unwrap_or("it loads no program here"));
+        }
+        Ok(())
+    }
+
+    fn row(&self, package: &'static str, tool: &str, captured: &Captured) -> Row {
+        let beeline = || captured.ask_beeline(self.kernel.as_ref());
+        Row {
+            package,
+            tool: tool.to_owned(),
+            program: captured.name.clone(),
+            section: format!("type {}", captured.kind.prog_type),
+            insns: captured.insns.len() as u64,
+            kernel: captured.ask_kernel(),
+            beeline: catch_unwind(AssertUnwindSafe(beeline)).unwrap_or_else(|_| Said {
+                reason: "(crashed)".to_owned(),
+                ..Said::default()
+            }),
+        }
+    }
+}
+
+/// Is it asked for nothing else?
+fn is_feature_probe(command: &[&Path]) -> bool {
+    command.iter().any(|word| word.as_os_str() == "feature")
+}
+
+/// Waits for the last program of a tool, and ends it.
+fn wait_until_quiet(child: &mut Child, directory: &Path) -> io::Result<()> {
+    let (start, mut changed, mut count) = (Instant::now(), Instant::now(), 0);
+    while child.try_wait()?.is_none() {
+        let now = fs::read_dir(directory)?.count();
+        if now > count {
+            (count, changed) = (now, Instant::now());
+        }
+        let patience = if count > 0 { QUIET } else { PATIENCE };
+        if changed.elapsed() > patience || start.elapsed() > 3 * PATIENCE {
+            child.kill()?;
+            child.wait()?;
+            break;
+        }
+        sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// In the order in which they were loaded.
+fn read_all(directory: &Path) -> io::Result<Vec<Captured>> {
+    let files: io::Result<Vec<_>> = fs::read_dir(directory)?
+        .map(|entry| Ok(entry?.path()))
+        .collect();
+    let mut files = files?;
+    files.sort();
+    let texts = files.iter().map(fs::read_to_string);
+    let programs = texts.map(|text| Ok(Captured::parse(&text?)));
+    programs.filter_map(io::Result::transpose).collect()
+}

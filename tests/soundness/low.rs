@@ -1,0 +1,62 @@
+//! Contexts below 4 GB: their packets' addresses have 32 bits.
+
+use beeline_fuzz::Random;
+use beeline_verifier::context::kinds::prog;
+
+/// Bytes of all of it: more than any context has.
+const BYTES: usize = 16 << 10;
+/// The longest packet. It ends where the memory does.
+const PACKET: u64 = 96;
+
+/// A context, and behind it a packet.
+pub struct Context(&'static mut [u8]);
+
+impl Context {
+    pub fn new() -> Self {
+        // SAFETY: a new mapping of our own, zeroed, that stays.
+        let memory = unsafe {
+            let memory = libc::mmap(
+                std::ptr::null_mut(),
+                BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_32BIT,
+                -1,
+                0,
+            );
+            assert_ne!(memory, libc::MAP_FAILED);
+            std::slice::from_raw_parts_mut(memory.cast::<u8>(), BYTES)
+        };
+        Self(memory)
+    }
+
+    /// As a program of some type finds it: random numbers, and a packet of some length.
+    pub fn renew(&mut self, prog_type: u32, random: &mut Random) -> &mut [u8] {
+        for word in self.0.chunks_mut(8) {
+            word.copy_from_slice(&random.number().to_ne_bytes());
+        }
+        let end = self.0.as_ptr().expose_provenance() as u64 + BYTES as u64;
+        let data = end - random.below(PACKET + 1);
+        // Where the packet's begin, end and metadata stand, and pointers to the kernel's structures.
+        let (begins, size, nulls): (&[usize], _, &[usize]) = match prog_type {
+            prog::XDP => (&[0, 8], 4, &[]),
+            prog::SK_MSG => (&[0], 8, &[72]),
+            prog::SOCKET_FILTER | prog::SCHED_CLS | prog::LWT_XMIT => (&[76, 140], 4, &[144, 168]),
+            _ => (&[], 4, &[]),
+        };
+        for &begin in begins {
+            self.put(begin, size, data);
+        }
+        match begins {
+            [] => {}
+            [begin, ..] => self.put(begin + size, size, end),
+        }
+        for &null in nulls {
+            self.put(null, 8, 0);
+        }
+        self.0
+    }
+
+    fn put(&mut self, at: usize, size: usize, value: u64) {
+        self.0[at..at + size].copy_from_slice(&value.to_ne_bytes()[..size]);
+    }
+}
