@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::Walk;
-use crate::flow::Flow;
+use crate::flow::{Flow, Function};
 
 /// A set of slots of one frame.
 type Slots = u64;
@@ -17,8 +17,8 @@ type Slots = u64;
 #[derive(Debug, Clone, Copy, Default)]
 struct Marks {
     may_read: Slots,
+    /// On each visit so far.
     must_write: Slots,
-    visited: bool,
     live_before: Slots,
 }
 
@@ -31,7 +31,12 @@ struct Instance {
     outer: Option<(usize, usize)>,
     /// By frame, outermost first, the last being its own; empty until something is noted.
     frames: Vec<Vec<Marks>>,
-    changed: bool,
+    /// Which instructions some path has come to. One that wrote nothing on its first visit, whatever it does later, need not write.
+    visited: Vec<bool>,
+    /// Has it loops?
+    loops: bool,
+    /// The last instruction, counted from the start, whose marks have changed.
+    changed: Option<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -65,7 +70,7 @@ impl StackLiveness {
             let bit = 1 << slot;
             if marks.may_read & bit == 0 {
                 marks.may_read |= bit;
-                instance.changed = true;
+                instance.note_change(insn);
             }
         }
     }
@@ -79,8 +84,12 @@ impl StackLiveness {
         let Some(instance) = self.instances.get_mut(self.current) else {
             return;
         };
-        let own = instance.frames.len().saturating_sub(1);
-        for frame in 0..=own {
+        let at = insn.wrapping_sub(instance.start);
+        let Some(visited) = instance.visited.get_mut(at) else {
+            return; // A call, or an end: the path stands in another function now.
+        };
+        let is_first = !std::mem::replace(visited, true);
+        for frame in 0..instance.frames.len() {
             let written = self
                 .written
                 .iter()
@@ -90,15 +99,15 @@ impl StackLiveness {
                 continue;
             }
             if let Some(marks) = instance.marks(frame, insn) {
-                let all = if marks.visited {
-                    marks.must_write & written
-                } else {
+                let all = if is_first {
                     written
+                } else {
+                    marks.must_write & written
                 };
-                let changed = all != marks.must_write;
-                marks.must_write = all;
-                marks.visited = true;
-                instance.changed |= changed;
+                if all != marks.must_write {
+                    marks.must_write = all;
+                    instance.note_change(insn);
+                }
             }
         }
     }
@@ -122,7 +131,9 @@ impl StackLiveness {
                     len: place.end - place.start,
                     outer: outer.zip(callsite),
                     frames: vec![Vec::new(); depth + 1],
-                    changed: false,
+                    visited: vec![false; place.end - place.start],
+                    loops: has_loops(flow, place),
+                    changed: None,
                 });
                 instances.len() - 1
             })
@@ -131,11 +142,11 @@ impl StackLiveness {
     /// Brings an instance up to date; what it reads of its callers' frames is then read by its call.
     fn update(&mut self, number: usize, flow: &Flow) {
         let instance = &mut self.instances[number];
-        if !std::mem::take(&mut instance.changed) {
+        let Some(last) = instance.changed.take() else {
             return;
-        }
+        };
         for frame in 0..instance.frames.len() {
-            instance.go_backwards(frame, flow);
+            instance.go_backwards(frame, last, flow);
         }
         let own = instance.frames.len() - 1;
         let at_entry: Vec<Slots> = (0..own)
@@ -154,7 +165,7 @@ impl StackLiveness {
                     && marks.may_read | slots != marks.may_read
                 {
                     marks.may_read |= slots;
-                    outer.changed = true;
+                    outer.note_change(callsite);
                 }
             }
         }
@@ -172,6 +183,11 @@ impl Instance {
         frame.get_mut(at)
     }
 
+    fn note_change(&mut self, insn: usize) {
+        let at = insn.saturating_sub(self.start);
+        self.changed = Some(self.changed.map_or(at, |changed| changed.max(at)));
+    }
+
     fn live_before(&self, frame: usize, insn: usize) -> Slots {
         let marks = self.frames.get(frame);
         let at = insn.wrapping_sub(self.start);
@@ -180,16 +196,17 @@ impl Instance {
             .map_or(0, |marks| marks.live_before)
     }
 
-    fn go_backwards(&mut self, frame: usize, flow: &Flow) {
+    /// `last` is the last instruction whose marks have changed. Without loops one sweep finds everything.
+    fn go_backwards(&mut self, frame: usize, last: usize, flow: &Flow) {
         let (start, len) = (self.start, self.len);
         let marks = &mut self.frames[frame];
         if marks.is_empty() {
             return;
         }
-        let mut changed = true;
-        while changed {
-            changed = false;
-            for at in (0..len).rev() {
+        let mut sweep = last + 1;
+        loop {
+            let mut changed = false;
+            for at in (0..sweep).rev() {
                 let after = flow
                     .successors(start + at)
                     .filter_map(|next| marks.get(next.wrapping_sub(start)))
@@ -201,8 +218,16 @@ impl Instance {
                 changed |= live != own.live_before;
                 own.live_before = live;
             }
+            if !changed || !self.loops {
+                return;
+            }
+            sweep = len;
         }
     }
+}
+
+fn has_loops(flow: &Flow, function: Function) -> bool {
+    (function.start..function.end).any(|insn| flow.successors(insn).any(|next| next <= insn))
 }
 
 impl Walk<'_> {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use beeline_isa::{Alu, FRAME_POINTER};
+use beeline_isa::{Alu, FRAME_POINTER, Op};
 
 use super::Walk;
 use crate::context::SocketKind;
@@ -22,6 +22,8 @@ pub(super) struct Log {
     last: Option<(usize, Frame)>,
     /// The source line that was printed last.
     line: Option<u32>,
+    /// Registers that the current instruction reads or writes, a bit each.
+    touched: u16,
     /// Where the current instruction's line ends, without its newline.
     insn_end: usize,
 }
@@ -45,6 +47,7 @@ impl Log {
             print_state: false,
             last: None,
             line: None,
+            touched: 0,
             insn_end: 0,
         }
     }
@@ -117,11 +120,11 @@ impl Walk<'_> {
             if self.previous.is_some() {
                 let line = format!("\nfrom {from} to {}:{state}", self.insn);
                 self.log.line(&line);
-            } else {
-                let line = format!("{}:{state}", self.insn);
-                self.log.line(&line);
             }
+            let line = format!("{}:{state}", self.insn);
+            self.log.line(&line);
             self.log.print_state = false;
+            self.log.touched = 0;
             self.log.last = Some((self.cur.depth(), self.cur.frame().clone()));
         } else {
             self.print_after();
@@ -130,6 +133,7 @@ impl Walk<'_> {
         let insn = self.insn_at(self.insn);
         let line = format!("{}: ({:02x}) {insn}", self.insn, insn.code);
         self.log.line(&line);
+        self.log.touched = self.op_at(self.insn).map_or(0, |op| touched_by(&op));
         self.log.insn_end = self.log.text.len().saturating_sub(1);
     }
 
@@ -144,14 +148,14 @@ impl Walk<'_> {
             _ => String::new(),
         };
         self.log.last = Some((depth, self.cur.frame().clone()));
+        self.log.touched = 0;
         if text.is_empty() {
             return;
         }
         let end = self.log.insn_end;
         if end > 0 && end + 1 == self.log.text.len() {
             let start = self.log.text[..end].rfind('\n').map_or(0, |at| at + 1);
-            let column = end - start;
-            let padding = 40_usize.saturating_sub(column).max(1);
+            let padding = padding(end - start);
             self.log.text.truncate(end);
             let _ = writeln!(self.log.text, "{:padding$};{text}", "");
             self.log.insn_end = 0;
@@ -161,17 +165,15 @@ impl Walk<'_> {
         }
     }
 
+    /// Registers that the instruction had to do with, and slots of the stack that have changed.
     fn changes(&self, last: &Frame) -> String {
         let frame = self.cur.frame();
         let mut text = frame_prefix(self.cur.depth());
         let mut any = false;
         for number in 0..=FRAME_POINTER {
-            let (old, new) = (
-                &last.regs[usize::from(number)],
-                &frame.regs[usize::from(number)],
-            );
-            if old != new && new.kind != Type::Uninit {
-                let _ = write!(text, " R{number}={}", self.reg_text(new));
+            let reg = &frame.regs[usize::from(number)];
+            if self.log.touched & 1 << number != 0 && reg.kind != Type::Uninit {
+                let _ = write!(text, " R{number}={}", self.reg_text(reg));
                 any = true;
             }
         }
@@ -354,6 +356,23 @@ impl Walk<'_> {
         }
         format!("{name}({inside})")
     }
+}
+
+/// Registers that an operation has to do with: of calls, those that they destroy too.
+fn touched_by(op: &Op) -> u16 {
+    let is_call = matches!(
+        op,
+        Op::CallHelper { .. } | Op::CallKernel { .. } | Op::CallLocal { .. }
+    );
+    let call = if is_call { 0b11_1111 } else { 0 };
+    op.read()
+        .chain(op.written())
+        .fold(call, |touched, register| touched | 1 << register)
+}
+
+/// Spaces between an instruction of so many characters and what follows (`vlog_alignment`, which counts the newline too).
+fn padding(column: usize) -> usize {
+    (column + 5).max(40).next_multiple_of(8) - column - 2
 }
 
 fn frame_prefix(depth: usize) -> String {
