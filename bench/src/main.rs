@@ -9,6 +9,7 @@ mod measure;
 mod operations;
 mod session;
 mod table;
+mod verify;
 
 use beeline_bench::engines::{self, PROGRAMS, ROUNDS};
 use beeline_e2e::{Engine, Turn};
@@ -62,11 +63,13 @@ enum Topic {
     Engines,
     /// What compiling takes, and what a call of compiled code does.
     Compile,
+    /// Verifying every program of libbpf's tools, and the kernel's own loads of them.
+    Verify,
     /// A real program under a one-liner. Not part of the usual run.
     Demo,
 }
 
-const USUAL: [Topic; 9] = [
+const USUAL: [Topic; 10] = [
     Topic::Entry,
     Topic::Return,
     Topic::Count,
@@ -76,6 +79,7 @@ const USUAL: [Topic; 9] = [
     Topic::Event,
     Topic::Operations,
     Topic::Compile,
+    Topic::Verify,
 ];
 
 fn main() -> anyhow::Result<()> {
@@ -157,6 +161,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Footprint => measure::footprints(engines),
         Topic::Event => measure::events(engines),
         Topic::Operations => operations::all(engines),
+        Topic::Verify => verify::all(),
         Topic::Demo => demo::run(engines),
         Topic::Engines | Topic::Compile => Ok(Vec::new()),
     }

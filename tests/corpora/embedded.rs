@@ -4,13 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use beeline_e2e::{Scratch, beeline};
+use beeline_e2e::{Scratch, beeline, embedded_objects};
 use serde_json::Value;
 
 use crate::{Found, Row, Said, Verdict, name_of};
-
-/// Bytes of an ELF header.
-const HEADER: usize = 64;
 
 /// Asks both about every program in these files.
 pub fn judge(package: &'static str, files: &[PathBuf], found: &mut Found) {
@@ -18,7 +15,7 @@ pub fn judge(package: &'static str, files: &[PathBuf], found: &mut Found) {
     let mut is_empty = true;
     for file in files {
         let (tool, data) = (name_of(file), fs::read(file).unwrap_or_default());
-        for object in objects(&data) {
+        for object in embedded_objects(&data) {
             is_empty = false;
             let path = scratch.path().join("object.o");
             fs::write(&path, object).expect("a file for an object");
@@ -34,25 +31,6 @@ pub fn judge(package: &'static str, files: &[PathBuf], found: &mut Found) {
     if is_empty {
         found.skip(package, "all", "no file has an object file inside");
     }
-}
-
-/// The eBPF object files inside a file.
-fn objects(data: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let starts = (0..data.len().saturating_sub(HEADER)).filter(|&at| {
-        let header = &data[at..at + HEADER];
-        // ELF of 64 bits, little-endian; relocatable, for eBPF.
-        header.starts_with(b"\x7fELF\x02\x01\x01") && header[16..20] == [1, 0, 247, 0]
-    });
-    starts.filter_map(|start| {
-        let number = |at: usize, len: usize| {
-            let mut bytes = [0; 8];
-            bytes[..len].copy_from_slice(&data[start + at..][..len]);
-            u64::from_le_bytes(bytes) as usize
-        };
-        // The section headers come last.
-        let end = number(40, 8) + number(58, 2) * number(60, 2);
-        data.get(start..start.checked_add(end)?)
-    })
 }
 
 /// What is said of each program. Errors: the file is not taken.

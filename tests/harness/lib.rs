@@ -7,6 +7,7 @@
 //! how Beeline works: it is a command, `target/release/beeline` or whatever `BEELINE` names.
 
 mod case;
+mod embedded;
 mod engine;
 mod lines;
 mod output;
@@ -18,6 +19,7 @@ mod turn;
 mod workload;
 
 pub use case::{Case, Compare};
+pub use embedded::embedded_objects;
 pub use engine::{
     Engine, beeline, beeline_wanted, compile_anew, engines, find_program, kernel_available,
 };

@@ -7,7 +7,9 @@
 //! | [`shape`] | where states are kept, which registers an instruction's successors read, which instructions form loops |
 //! | [`step`] | one instruction |
 //! | [`alu`], [`branch`], [`memory`], [`stack`], [`context`] | arithmetic, comparisons, loads and stores |
-//! | [`call`], [`helper`], [`arguments`], [`callback`], [`exit`] | calls and returns |
+//! | [`call`], [`depth`], [`exit`] | calls of the program's own functions, their stack, returns |
+//! | [`helper`], [`arguments`], [`maps`], [`callback`], [`kernel_call`] | calls of helpers and of the kernel's functions |
+//! | [`references`], [`locks`], [`dynptr`] | what has to be given back, and what only helpers may touch |
 //! | [`visited`], [`equal`], [`loops`] | is this state covered by an earlier one? |
 //! | [`precision`] | which numbers mattered |
 //! | [`alive`] | which stack slots are read later |
@@ -20,6 +22,7 @@ mod branch;
 mod call;
 mod callback;
 mod context;
+mod depth;
 mod dynptr;
 mod equal;
 mod exit;
@@ -129,6 +132,13 @@ pub(crate) struct Deeds {
     pub per_cpu: bool,
 }
 
+/// A global function, as its callers see it; found out once.
+#[derive(Debug, Clone, Copy, Default)]
+struct Global {
+    changes_packet: Option<bool>,
+    might_sleep: Option<bool>,
+}
+
 pub(crate) struct Walk<'a> {
     pub program: &'a Program<'a>,
     pub flow: &'a Flow,
@@ -151,6 +161,8 @@ pub(crate) struct Walk<'a> {
     stack_bytes: Vec<u32>,
     /// Global functions that were called and are to be walked by themselves.
     called: Vec<bool>,
+    /// What was found out about functions when they were called.
+    globals: Vec<Global>,
     /// Functions that are callbacks of timers and the like.
     async_callbacks: Vec<bool>,
     ids: u32,
@@ -184,6 +196,7 @@ impl<'a> Walk<'a> {
             seen: vec![Seen::default(); flow.len()],
             stack_bytes: vec![0; functions],
             called: vec![false; functions],
+            globals: vec![Global::default(); functions],
             async_callbacks: vec![false; functions],
             ids: 0,
             jumps: 0,

@@ -4,7 +4,7 @@ use beeline_isa::Op;
 
 use super::{Check, Next, Walk, kernel_call, no};
 use crate::flow::MAX_FRAMES;
-use crate::reject::{E2BIG, EACCES, EINVAL};
+use crate::reject::{E2BIG, EINVAL};
 use crate::state::{Flags, Frame, Reg, State, Type};
 use crate::types::FunctionArg;
 
@@ -144,26 +144,25 @@ impl Walk<'_> {
     }
 
     /// Does a function change packets, itself or by what it calls (`changes_pkt_data`)?
-    fn changes_packet(&self, function: usize) -> bool {
-        self.calls_any(function, |op| match op {
+    fn changes_packet(&mut self, function: usize) -> bool {
+        if let Some(known) = self.globals[function].changes_packet {
+            return known;
+        }
+        let changes = self.calls_any(function, |op| match op {
             Op::CallHelper { id } => crate::helpers::helper(id, &self.program.kind, None)
                 .is_ok_and(|helper| helper.changes_packet),
             Op::CallKernel { btf_id } => kernel_call::changes_packet(self.program, btf_id),
             _ => false,
-        })
+        });
+        self.globals[function].changes_packet = Some(changes);
+        changes
     }
 
     /// A function that may sleep (`might_sleep`) is called where that is fine.
-    fn check_sleep(&self, function: usize) -> Check {
+    fn check_sleep(&mut self, function: usize) -> Check {
         let state = &self.cur;
         let may = state.in_sleepable && state.rcu == 0 && state.preempt == 0 && state.irq_id == 0;
-        let sleeps = |op| match op {
-            Op::CallHelper { id } => crate::helpers::helper(id, &self.program.kind, None)
-                .is_ok_and(|helper| helper.might_sleep),
-            Op::CallKernel { btf_id } => kernel_call::might_sleep(self.program, btf_id),
-            _ => false,
-        };
-        if may || !self.calls_any(function, sleeps) {
+        if may || !self.might_sleep(function) {
             return Ok(());
         }
         no(
@@ -172,6 +171,20 @@ impl Walk<'_> {
              i.e., in a RCU/IRQ/preempt-disabled section, or in\n\
              a non-sleepable BPF program context",
         )
+    }
+
+    fn might_sleep(&mut self, function: usize) -> bool {
+        if let Some(known) = self.globals[function].might_sleep {
+            return known;
+        }
+        let sleeps = self.calls_any(function, |op| match op {
+            Op::CallHelper { id } => crate::helpers::helper(id, &self.program.kind, None)
+                .is_ok_and(|helper| helper.might_sleep),
+            Op::CallKernel { btf_id } => kernel_call::might_sleep(self.program, btf_id),
+            _ => false,
+        });
+        self.globals[function].might_sleep = Some(sleeps);
+        sleeps
     }
 
     /// Is there such a call in a function, or in what it calls?
@@ -197,91 +210,6 @@ impl Walk<'_> {
     pub(super) fn forget_caller_saved(&mut self, frame: usize) {
         self.cur.frames[frame].regs[..=5].fill(Reg::UNINIT);
     }
-
-    /// Frames of every chain of calls fit on the stack (`check_max_stack_depth`).
-    pub(super) fn check_stack_depth(&self) -> Check {
-        let functions = self.flow.functions().len();
-        let tail_calls = (0..functions).any(|number| self.has_tail_call(number));
-        let private = !tail_calls && has_private_stack(self.program.kind.prog_type);
-        for start in 0..functions {
-            if start == 0 || self.async_callbacks[start] {
-                self.check_depth_from(start, 0, 1, private)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn has_tail_call(&self, function: usize) -> bool {
-        const TAIL_CALL: u32 = 12;
-        self.flow
-            .reachable_ops(self.flow.functions()[function])
-            .any(|(_, op)| op == Op::CallHelper { id: TAIL_CALL })
-    }
-
-    fn check_depth_from(&self, function: usize, above: u32, frames: usize, private: bool) -> Check {
-        /// `BPF_PRIV_STACK_MIN_SIZE`.
-        const WORTH_OWN_STACK: u32 = 64;
-        const MOST: u32 = 512;
-        if function != 0 && self.has_tail_call(function) && above >= 256 {
-            return no(
-                EACCES,
-                format!(
-                    "tail_calls are not allowed when call stack of previous frames is {above} bytes. Too large"
-                ),
-            );
-        }
-        let own = self.stack_bytes[function].next_multiple_of(16);
-        let mut depth = above;
-        if private && own >= WORTH_OWN_STACK {
-            if own > MOST {
-                return no(
-                    EACCES,
-                    format!("stack size of subprog {function} is {own}. Too large"),
-                );
-            }
-        } else {
-            depth += own;
-            if depth > MOST {
-                return no(
-                    EACCES,
-                    format!("combined stack size of {frames} calls is {depth}. Too large"),
-                );
-            }
-        }
-        for (index, op) in self.flow.reachable_ops(self.flow.functions()[function]) {
-            let Some(callee) = self.flow.callee(index) else {
-                continue;
-            };
-            let Some(callee) = self.flow.function_at(callee) else {
-                continue;
-            };
-            let called = matches!(op, Op::CallLocal { .. });
-            if self.async_callbacks[callee] && !called {
-                continue;
-            }
-            if frames >= MAX_FRAMES {
-                return no(
-                    E2BIG,
-                    format!("the call stack of {} frames is too deep !", frames + 1),
-                );
-            }
-            self.check_depth_from(callee, depth, frames + 1, private)?;
-        }
-        Ok(())
-    }
-}
-
-/// Types whose functions get stacks of their own on x86-64 (`bpf_enable_priv_stack`).
-fn has_private_stack(prog_type: u32) -> bool {
-    use crate::context::kinds::prog;
-    matches!(
-        prog_type,
-        prog::KPROBE
-            | prog::TRACEPOINT
-            | prog::PERF_EVENT
-            | prog::RAW_TRACEPOINT
-            | prog::RAW_TRACEPOINT_WRITABLE
-    )
 }
 
 /// A new frame (`setup_func_entry`).

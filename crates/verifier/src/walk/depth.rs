@@ -1,0 +1,109 @@
+//! The stack of every chain of calls (`check_max_stack_depth`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use beeline_isa::Op;
+
+use super::{Check, Walk, no};
+use crate::context::kinds::prog;
+use crate::flow::MAX_FRAMES;
+use crate::reject::{E2BIG, EACCES};
+
+/// `MAX_BPF_STACK`.
+const MOST: u32 = 512;
+/// `BPF_PRIV_STACK_MIN_SIZE`: a function with as much gets a stack of its own where there is such.
+const WORTH_OWN_STACK: u32 = 64;
+/// Above a function that makes a tail call there may be less than this.
+const MOST_ABOVE_TAIL_CALL: u32 = 256;
+const TAIL_CALL: Op = Op::CallHelper { id: 12 };
+
+impl Walk<'_> {
+    /// Chain by chain, all of one length at once: of a function matters how much may be above it at the most.
+    pub(super) fn check_stack_depth(&self) -> Check {
+        let functions = self.flow.functions().len();
+        let tail_calls: Vec<bool> = (0..functions).map(|it| self.has_tail_call(it)).collect();
+        let private = !tail_calls.contains(&true) && has_private_stack(self.program.kind.prog_type);
+        let callees: Vec<BTreeSet<usize>> = (0..functions).map(|it| self.callees(it)).collect();
+        let starts = (0..functions).filter(|&it| it == 0 || self.async_callbacks[it]);
+        let mut chains: BTreeMap<usize, u32> = starts.map(|start| (start, 0)).collect();
+        for frames in 1.. {
+            let mut longer = BTreeMap::new();
+            for (&function, &above) in &chains {
+                if function != 0 && tail_calls[function] && above >= MOST_ABOVE_TAIL_CALL {
+                    return no(
+                        EACCES,
+                        format!(
+                            "tail_calls are not allowed when call stack of previous frames is {above} bytes. Too large"
+                        ),
+                    );
+                }
+                let depth = self.depth_with(function, above, frames, private)?;
+                for &callee in &callees[function] {
+                    let deepest = longer.entry(callee).or_insert(0);
+                    *deepest = depth.max(*deepest);
+                }
+            }
+            if longer.is_empty() {
+                break;
+            }
+            if frames >= MAX_FRAMES {
+                return no(
+                    E2BIG,
+                    format!("the call stack of {} frames is too deep !", frames + 1),
+                );
+            }
+            chains = longer;
+        }
+        Ok(())
+    }
+
+    /// The stack with a function's own.
+    fn depth_with(&self, function: usize, above: u32, frames: usize, private: bool) -> Check<u32> {
+        let own = self.stack_bytes[function].next_multiple_of(16);
+        if private && own >= WORTH_OWN_STACK {
+            if own <= MOST {
+                return Ok(above);
+            }
+            return no(
+                EACCES,
+                format!("stack size of subprog {function} is {own}. Too large"),
+            );
+        }
+        let depth = above + own;
+        if depth <= MOST {
+            return Ok(depth);
+        }
+        no(
+            EACCES,
+            format!("combined stack size of {frames} calls is {depth}. Too large"),
+        )
+    }
+
+    /// What a function calls, itself or through a helper; callbacks that run later are not on its stack.
+    fn callees(&self, function: usize) -> BTreeSet<usize> {
+        let ops = self.flow.reachable_ops(self.flow.functions()[function]);
+        ops.filter_map(|(index, op)| {
+            let callee = self.flow.function_at(self.flow.callee(index)?)?;
+            let called = matches!(op, Op::CallLocal { .. });
+            (called || !self.async_callbacks[callee]).then_some(callee)
+        })
+        .collect()
+    }
+
+    fn has_tail_call(&self, function: usize) -> bool {
+        let mut ops = self.flow.reachable_ops(self.flow.functions()[function]);
+        ops.any(|(_, op)| op == TAIL_CALL)
+    }
+}
+
+/// Types whose functions get stacks of their own on x86-64 (`bpf_enable_priv_stack`).
+fn has_private_stack(prog_type: u32) -> bool {
+    matches!(
+        prog_type,
+        prog::KPROBE
+            | prog::TRACEPOINT
+            | prog::PERF_EVENT
+            | prog::RAW_TRACEPOINT
+            | prog::RAW_TRACEPOINT_WRITABLE
+    )
+}
