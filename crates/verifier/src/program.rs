@@ -162,3 +162,24 @@ pub enum FieldKind {
     /// `struct bpf_refcount`.
     RefCount,
 }
+
+impl FieldKind {
+    /// What the kernel's log calls it (`btf_field_type_name`).
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SpinLock => "bpf_spin_lock",
+            Self::ResilientSpinLock => "bpf_res_spin_lock",
+            Self::Timer => "bpf_timer",
+            Self::Workqueue => "bpf_wq",
+            Self::TaskWork => "bpf_task_work",
+            Self::UntrustedPointer(_) | Self::OwnedPointer { .. } => "kptr",
+            Self::PerCpuPointer(_) => "percpu_kptr",
+            Self::UserPointer(_) => "uptr",
+            Self::ListHead { .. } => "bpf_list_head",
+            Self::ListNode => "bpf_list_node",
+            Self::RbRoot { .. } => "bpf_rb_root",
+            Self::RbNode => "bpf_rb_node",
+            Self::RefCount => "bpf_refcount",
+        }
+    }
+}

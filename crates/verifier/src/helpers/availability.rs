@@ -10,6 +10,7 @@ use super::socket::*;
 use super::table::Set;
 use super::tracing::*;
 use super::{Helper, hooks};
+use crate::context::kinds::{at as attach, prog};
 use crate::program::Kind;
 
 /// The form of a helper that programs of this kind call.
@@ -57,64 +58,6 @@ fn is_path_readable(kind: &Kind, target: Option<&str>) -> bool {
         _ if kind.attach_btf_id == 0 => false,
         _ => target.is_none_or(|name| FUNCTIONS.contains(&name)),
     }
-}
-
-/// `BPF_PROG_TYPE_*`.
-mod prog {
-    pub const SOCKET_FILTER: u32 = 1;
-    pub const KPROBE: u32 = 2;
-    pub const SCHED_CLS: u32 = 3;
-    pub const SCHED_ACT: u32 = 4;
-    pub const TRACEPOINT: u32 = 5;
-    pub const XDP: u32 = 6;
-    pub const PERF_EVENT: u32 = 7;
-    pub const CGROUP_SKB: u32 = 8;
-    pub const CGROUP_SOCK: u32 = 9;
-    pub const LWT_IN: u32 = 10;
-    pub const LWT_OUT: u32 = 11;
-    pub const LWT_XMIT: u32 = 12;
-    pub const SOCK_OPS: u32 = 13;
-    pub const SK_SKB: u32 = 14;
-    pub const CGROUP_DEVICE: u32 = 15;
-    pub const SK_MSG: u32 = 16;
-    pub const RAW_TRACEPOINT: u32 = 17;
-    pub const CGROUP_SOCK_ADDR: u32 = 18;
-    pub const LWT_SEG6LOCAL: u32 = 19;
-    pub const LIRC_MODE2: u32 = 20;
-    pub const SK_REUSEPORT: u32 = 21;
-    pub const FLOW_DISSECTOR: u32 = 22;
-    pub const CGROUP_SYSCTL: u32 = 23;
-    pub const RAW_TRACEPOINT_WRITABLE: u32 = 24;
-    pub const CGROUP_SOCKOPT: u32 = 25;
-    pub const TRACING: u32 = 26;
-    pub const STRUCT_OPS: u32 = 27;
-    pub const LSM: u32 = 29;
-    pub const SK_LOOKUP: u32 = 30;
-    pub const SYSCALL: u32 = 31;
-    pub const NETFILTER: u32 = 32;
-}
-
-/// `enum bpf_attach_type`.
-mod attach {
-    pub const CGROUP_INET4_CONNECT: u32 = 10;
-    pub const CGROUP_INET6_CONNECT: u32 = 11;
-    pub const CGROUP_UDP4_RECVMSG: u32 = 19;
-    pub const CGROUP_UDP6_RECVMSG: u32 = 20;
-    pub const CGROUP_SETSOCKOPT: u32 = 22;
-    pub const TRACE_RAW_TP: u32 = 23;
-    pub const TRACE_FENTRY: u32 = 24;
-    pub const TRACE_FEXIT: u32 = 25;
-    pub const MODIFY_RETURN: u32 = 26;
-    pub const TRACE_ITER: u32 = 28;
-    pub const CGROUP_INET4_GETPEERNAME: u32 = 29;
-    pub const CGROUP_INET6_GETSOCKNAME: u32 = 32;
-    pub const TRACE_KPROBE_MULTI: u32 = 42;
-    pub const LSM_CGROUP: u32 = 43;
-    pub const TRACE_UPROBE_MULTI: u32 = 48;
-    pub const CGROUP_UNIX_RECVMSG: u32 = 51;
-    pub const CGROUP_UNIX_GETSOCKNAME: u32 = 53;
-    pub const TRACE_KPROBE_SESSION: u32 = 56;
-    pub const TRACE_UPROBE_SESSION: u32 = 57;
 }
 
 /// The sets of a kind of programs; the first that has a number counts.

@@ -9,7 +9,7 @@ use super::fields::{self, Holder};
 use super::table::{TypeTable, is_number, text};
 use super::walk::Step;
 use super::{EEXIST, ENOENT, FunctionArg, KernelTypes, Member, Refused, arguments};
-use crate::program::{FieldKind, Kind, MapField};
+use crate::program::{Kind, MapField};
 use crate::reject::{EACCES, EINVAL};
 
 /// A program's BTF with its `func_info` and `line_info`, checked (`check_btf_info`).
@@ -216,7 +216,7 @@ impl ProgramTypes {
         let end = off.saturating_add(size);
         for field in self.object_fields(structure, kernel) {
             if off < field.offset.saturating_add(field.size) && field.offset < end {
-                let name = field_name(field.kind);
+                let name = field.kind.name();
                 return Err((EACCES, format!("direct access to {name} is disallowed")));
             }
         }
@@ -237,24 +237,6 @@ impl ProgramTypes {
         FileTypes::parse(btf.to_vec())
             .map(|types| types.map_fields(value_type, kernel))
             .unwrap_or_default()
-    }
-}
-
-fn field_name(kind: FieldKind) -> &'static str {
-    match kind {
-        FieldKind::SpinLock => "bpf_spin_lock",
-        FieldKind::ResilientSpinLock => "bpf_res_spin_lock",
-        FieldKind::Timer => "bpf_timer",
-        FieldKind::Workqueue => "bpf_wq",
-        FieldKind::TaskWork => "bpf_task_work",
-        FieldKind::UntrustedPointer(_) | FieldKind::OwnedPointer { .. } => "kptr",
-        FieldKind::PerCpuPointer(_) => "percpu_kptr",
-        FieldKind::UserPointer(_) => "uptr",
-        FieldKind::ListHead { .. } => "bpf_list_head",
-        FieldKind::ListNode => "bpf_list_node",
-        FieldKind::RbRoot { .. } => "bpf_rb_root",
-        FieldKind::RbNode => "bpf_rb_node",
-        FieldKind::RefCount => "bpf_refcount",
     }
 }
 

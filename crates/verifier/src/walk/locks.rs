@@ -33,7 +33,7 @@ impl Walk<'_> {
 
     /// The value or object whose lock of this kind a register points to.
     pub(super) fn lock_place(&self, number: u8, reg: &Reg, kind: FieldKind) -> Check<LockPlace> {
-        let name = super::memory::field_name(kind);
+        let name = kind.name();
         let Some(variable) = reg.var.constant() else {
             return no(
                 EINVAL,

@@ -234,7 +234,7 @@ impl Walk<'_> {
             if first >= end || start >= last {
                 continue;
             }
-            let name = field_name(field.kind);
+            let name = field.kind.name();
             let is_pointer = matches!(
                 field.kind,
                 FieldKind::UntrustedPointer(_)
@@ -454,25 +454,6 @@ pub(super) fn width(size: i32) -> beeline_isa::Size {
         2 => Size::B2,
         4 => Size::B4,
         _ => Size::B8,
-    }
-}
-
-/// `btf_field_type_name`.
-pub(super) fn field_name(kind: FieldKind) -> &'static str {
-    match kind {
-        FieldKind::SpinLock => "bpf_spin_lock",
-        FieldKind::ResilientSpinLock => "bpf_res_spin_lock",
-        FieldKind::Timer => "bpf_timer",
-        FieldKind::Workqueue => "bpf_wq",
-        FieldKind::TaskWork => "bpf_task_work",
-        FieldKind::UntrustedPointer(_) | FieldKind::OwnedPointer { .. } => "kptr",
-        FieldKind::PerCpuPointer(_) => "percpu_kptr",
-        FieldKind::UserPointer(_) => "uptr",
-        FieldKind::ListHead { .. } => "bpf_list_head",
-        FieldKind::ListNode => "bpf_list_node",
-        FieldKind::RbRoot { .. } => "bpf_rb_root",
-        FieldKind::RbNode => "bpf_rb_node",
-        FieldKind::RefCount => "bpf_refcount",
     }
 }
 
