@@ -159,6 +159,12 @@ static FILE *open_trace_pipe(void)
     const char *path = "/sys/kernel/tracing/trace_pipe";
     if (access(path, F_OK) != 0 && unshare(CLONE_NEWNS) == 0 && mount("none", "/", 0, MS_REC | MS_PRIVATE, 0) == 0)
         mount("tracefs", "/sys/kernel/tracing", "tracefs", 0, 0);
+    /* A kernel that has once tripped over itself stops tracing. */
+    FILE *on = fopen("/sys/kernel/tracing/tracing_on", "w");
+    if (on) {
+        fputs("1", on);
+        fclose(on);
+    }
     FILE *file = fopen(path, "r");
     if (!file)
         die(path);
