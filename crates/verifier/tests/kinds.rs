@@ -191,7 +191,7 @@ fn by_btf() -> Vec<Kind> {
     let there = |(attach_type, btf_kind, name)| {
         let attach_btf_id = btf_id(btf_kind, name);
         if attach_btf_id.is_none() {
-            eprintln!("skipped: the kernel does not tell of {name}");
+            eprintln!("not compared: the kernel does not tell of {name}");
         }
         Some(Kind {
             attach_btf_id: attach_btf_id?,

@@ -133,7 +133,7 @@ pub fn subjects(minimal: &[Insn]) -> Vec<Subject> {
         all.partition(|subject| subject.load(minimal, GPL).accepted);
     for subject in not {
         eprintln!(
-            "skipped: the kernel loads no {} program for us",
+            "not compared: the kernel loads no {} program for us",
             subject.name
         );
     }

@@ -132,7 +132,7 @@ pub fn kinds() -> Vec<(Kind, i32)> {
             let kind = kind(prog_type, attach_type);
             match load(&kind, &[R0_IS_1, END_PROGRAM]) {
                 Ok(_) => kinds.push((kind, bytes)),
-                Err(refusal) => eprintln!("skipped: {kind:?}: {refusal}"),
+                Err(refusal) => eprintln!("not compared: {kind:?}: {refusal}"),
             }
         }
     }
