@@ -15,6 +15,8 @@ use crate::map::is_ring_buffer;
 
 /// `BPF_PROG_TYPE_KPROBE`, which is also every user-space probe's.
 pub(crate) const PROG_TYPE_KPROBE: u32 = 2;
+/// `BPF_PROG_TYPE_TRACEPOINT`.
+pub(crate) const PROG_TYPE_TRACEPOINT: u32 = 5;
 /// `BPF_PROG_TYPE_PERF_EVENT`.
 pub(crate) const PROG_TYPE_PERF_EVENT: u32 = 7;
 /// `BPF_PROG_TYPE_RAW_TRACEPOINT`.
@@ -265,6 +267,7 @@ impl Event {
     pub(crate) fn set_program(&self, program: &Arc<Program>, cookie: u64) -> Result<(), Errno> {
         let fits = match self.point {
             AttachPoint::Uprobe { .. } => PROG_TYPE_KPROBE,
+            AttachPoint::SystemCall { .. } => PROG_TYPE_TRACEPOINT,
             AttachPoint::Timer { .. } => PROG_TYPE_PERF_EVENT,
         };
         if program.prog_type != fits {
@@ -306,7 +309,9 @@ impl Event {
 
     fn attach(&self, program: &Program, with_cookie: u64) -> Result<Held, Errno> {
         let mut point = self.point.clone();
-        if let AttachPoint::Uprobe { cookie, .. } = &mut point {
+        if let AttachPoint::Uprobe { cookie, .. } | AttachPoint::SystemCall { cookie, .. } =
+            &mut point
+        {
             *cookie = with_cookie;
         }
         let link = self.backend.attach(program.held.id, &point)?;

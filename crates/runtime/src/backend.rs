@@ -179,11 +179,48 @@ pub enum AttachPoint {
         /// Returned by `bpf_get_attach_cookie`.
         cookie: u64,
     },
+    /// System calls, in every process that the session's scope admits.
+    SystemCall {
+        /// The call's number on x86-64; `None` for all of them.
+        number: Option<u32>,
+        /// Run before or after the call.
+        edge: Edge,
+        /// What the program gets as its context.
+        context: CallContext,
+        /// Returned by `bpf_get_attach_cookie`.
+        cookie: u64,
+    },
     /// Runs in Beeline itself at each tick.
     Timer {
         /// Time between two ticks.
         period: Duration,
     },
+}
+
+/// One side of a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Edge {
+    /// Before the call is made.
+    Enter,
+    /// When it has returned.
+    Exit,
+}
+
+/// What a program on a system call sees of it, as the kernel lays it out for the way that it was attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CallContext {
+    /// Of tracepoints, `syscalls:*` and `raw_syscalls:*` alike: 8 bytes that mean nothing, the number as 64 bits, then six
+    /// arguments, or the result (`struct syscall_tp_t` of `kernel/trace/trace_syscalls.c`).
+    Tracepoint,
+    /// Of raw tracepoints and `tp_btf`: two words, the address of the call's `struct pt_regs`, then the number
+    /// (`sys_enter`) or the result (`sys_exit`).
+    RawTracepoint,
+    /// Of a kprobe or kretprobe on the call's function (`__x64_sys_*`): `struct pt_regs` as that function was called with,
+    /// whose `di` is the address of the call's own; at the return `ax` is the result.
+    Probe,
+    /// Of `fentry`, `fexit` and `fmod_ret` on that function: the address of the call's `struct pt_regs`, at the exit followed by the
+    /// result.
+    Trampoline,
 }
 
 /// Facts of `BPF_OBJ_GET_INFO_BY_FD` that the backend knows.

@@ -241,7 +241,7 @@ impl Runtime {
                 }
                 Ok(Some(place))
             }
-            AttachPoint::Timer { .. } => Ok(None),
+            AttachPoint::SystemCall { .. } | AttachPoint::Timer { .. } => Ok(None),
         }
     }
 
@@ -534,6 +534,7 @@ impl Backend for Runtime {
                 self.runner.every(id, program.clone(), *period);
                 Link::Timer(program)
             }
+            (AttachPoint::SystemCall { .. }, _) => return Err(Errno(libc::EOPNOTSUPP)),
             (AttachPoint::Uprobe { .. }, None) => return Err(Errno(libc::EINVAL)),
         };
         self.objects().links.insert(id, link);
