@@ -2,6 +2,7 @@
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register, RflagsBits};
 
+use crate::plan::ends_flow;
 use crate::survey::Survey;
 
 /// What of the flags register is still wanted behind a site.
@@ -32,12 +33,6 @@ const ARITHMETIC: u32 = RflagsBits::OF
 /// What has to be kept at the instruction of that index. `by_call` says that only calls lead there, and the
 /// calling convention defines no arithmetic flag and a clear direction flag for those.
 pub(crate) fn needed(survey: &Survey, index: usize, by_call: bool) -> Flags {
-    let sets_direction = |instruction: &Instruction| {
-        matches!(
-            instruction.mnemonic(),
-            Mnemonic::Std | Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq
-        )
-    };
     if !by_call && survey.instructions.iter().any(sets_direction) {
         return Flags::All;
     }
@@ -49,6 +44,66 @@ pub(crate) fn needed(survey: &Survey, index: usize, by_call: bool) -> Flags {
     } else {
         Flags::Dead
     }
+}
+
+fn sets_direction(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.mnemonic(),
+        Mnemonic::Std | Mnemonic::Popf | Mnemonic::Popfd | Mnemonic::Popfq
+    )
+}
+
+/// May a flag be read behind the `syscall` of that index that was set before it? Returns, calls and jumps to other
+/// functions end the search: the calling convention hands on no arithmetic flags.
+pub(crate) fn wanted_behind_call(survey: &Survey, index: usize) -> bool {
+    if direction_may_be_set(survey, index) {
+        return true;
+    }
+    let mut open = ARITHMETIC;
+    let mut next = index + 1;
+    // A longer way without a write is a loop that has none.
+    for _ in 0..survey.instructions.len() {
+        let Some(instruction) = survey.instructions.get(next) else {
+            return false;
+        };
+        next += 1;
+        if instruction.mnemonic() == Mnemonic::Syscall {
+            continue;
+        }
+        if instruction.rflags_read() & open != 0 {
+            return true;
+        }
+        if always_writes(instruction) {
+            open &= !instruction.rflags_modified();
+        }
+        if open == 0 {
+            return false;
+        }
+        match instruction.flow_control() {
+            FlowControl::Next => {}
+            FlowControl::UnconditionalBranch => {
+                match survey.index_of(instruction.near_branch_target()) {
+                    Some(target) => next = target,
+                    None => return false,
+                }
+            }
+            FlowControl::IndirectBranch | FlowControl::ConditionalBranch => return true,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// Is the direction flag set in the straight line that leads to the instruction of that index? The calling convention
+/// has it clear, and nobody makes a system call while it works backwards.
+fn direction_may_be_set(survey: &Survey, index: usize) -> bool {
+    let before = survey.instructions.get(..index).unwrap_or_default();
+    before
+        .iter()
+        .rev()
+        .take_while(|instruction| !ends_flow(instruction))
+        .find(|instruction| matches!(instruction.mnemonic(), Mnemonic::Std | Mnemonic::Cld))
+        .is_some_and(|instruction| instruction.mnemonic() == Mnemonic::Std)
 }
 
 /// Is an arithmetic flag read before it is written? `undecided` is the answer where the straight line ends early:

@@ -54,8 +54,8 @@ impl Incoming {
     }
 }
 
-/// Adds the addresses that the function names outside of itself.
-fn collect(function: &Function, targets: &mut Vec<(u64, u64)>) {
+/// Adds the addresses that the function names outside of itself, each with the address where.
+pub(crate) fn collect(function: &Function, targets: &mut Vec<(u64, u64)>) {
     let mut decoder = Decoder::with_ip(64, function.code, function.start, DecoderOptions::NONE);
     while decoder.can_decode() {
         let at = decoder.position();

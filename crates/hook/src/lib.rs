@@ -7,10 +7,14 @@
 //! [`displaced`] moves the instructions alone, for a signal handler that does the rest. [`Incoming`] is what a file's other functions know
 //! about a site, for [`plan_among`].
 //!
+//! System calls are hooked as a whole: [`CallSites`] finds every `syscall` instruction of a text, and hooks both ways
+//! through it, into the kernel and back.
+//!
 //! What a moved instruction cannot keep: `endbr64` at the site is displaced like any other instruction, so a
 //! process that enforces indirect-branch tracking must not be hooked; and with a shadow stack a displaced call
 //! (which pushes its original return address and jumps) would be refused by the processor.
 
+mod calls;
 mod flags;
 mod incoming;
 mod patch;
@@ -19,6 +23,10 @@ mod relocate;
 mod survey;
 mod trampoline;
 
+pub use calls::{
+    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, Spared, SparedCall,
+    WATCHED_LEN,
+};
 pub use flags::Flags;
 pub use incoming::Incoming;
 pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};

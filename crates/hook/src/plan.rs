@@ -132,6 +132,8 @@ pub enum Reason {
     },
     /// Somebody else's site is there; see [`Plan::into_breakpoint`].
     AnotherProbe,
+    /// The code behind a system call reads flags from before it.
+    FlagsWanted,
 }
 
 impl fmt::Display for Reason {
@@ -172,6 +174,9 @@ impl fmt::Display for Reason {
                 write!(f, "instruction `{instruction}` cannot be moved: {why}")
             }
             Self::AnotherProbe => f.write_str("another probe lies inside the bytes of a jump"),
+            Self::FlagsWanted => {
+                f.write_str("the flags from before the system call are read behind it")
+            }
         }
     }
 }
@@ -347,6 +352,17 @@ fn undecodable(at: u64, function: &Function, site: u64) -> PlanError {
     }
 }
 
+/// The instructions from `index` on that fill at least `wanted` bytes, and how many bytes they and the padding behind
+/// them fill.
+pub(crate) fn window_from(
+    function: &Function,
+    survey: &Survey,
+    index: usize,
+    wanted: usize,
+) -> Result<(Vec<Displaced>, usize), Reason> {
+    fill_window(function, survey, index, Role::Any, wanted)
+}
+
 /// The instructions that a jump at the site displaces, and how many bytes it overwrites at most.
 fn jump_window(
     function: &Function,
@@ -354,11 +370,21 @@ fn jump_window(
     index: usize,
     role: Role,
 ) -> Result<(Vec<Displaced>, usize), Reason> {
+    fill_window(function, survey, index, role, JUMP_LEN)
+}
+
+fn fill_window(
+    function: &Function,
+    survey: &Survey,
+    index: usize,
+    role: Role,
+    wanted: usize,
+) -> Result<(Vec<Displaced>, usize), Reason> {
     let mut window = Vec::new();
     let mut len = 0;
     let mut ended = false;
     let mut next = index;
-    while len < JUMP_LEN {
+    while len < wanted {
         let Some(displaced) = survey.displaced(next, function) else {
             return Err(Reason::TooShort { len });
         };
@@ -376,7 +402,7 @@ fn jump_window(
                 check_member(&displaced.instruction)?;
             }
             len += displaced.bytes.len();
-            if relocate::is_call(&displaced.instruction) && len < JUMP_LEN {
+            if relocate::is_call(&displaced.instruction) && len < wanted {
                 return Err(Reason::CallNotLast);
             }
             ended = ends_flow(&displaced.instruction);
@@ -388,7 +414,7 @@ fn jump_window(
 }
 
 /// Can the instruction be one of several that move?
-fn check_member(instruction: &Instruction) -> Result<(), Reason> {
+pub(crate) fn check_member(instruction: &Instruction) -> Result<(), Reason> {
     relocate::movement(instruction)
         .and_then(|_| relocate::moves_with_others(instruction))
         .map_err(|why| Reason::CannotMove {
@@ -459,7 +485,7 @@ pub(crate) fn ends_flow(instruction: &Instruction) -> bool {
 const FUNCTION_ALIGN: u64 = 16;
 
 /// Filler between functions. One that starts at a function's alignment may be a function's patchable entry.
-fn is_padding(instruction: &Instruction) -> bool {
+pub(crate) fn is_padding(instruction: &Instruction) -> bool {
     use iced_x86::Mnemonic::{Int3, Nop};
     matches!(instruction.mnemonic(), Nop | Int3) && !instruction.ip().is_multiple_of(FUNCTION_ALIGN)
 }

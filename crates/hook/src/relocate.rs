@@ -18,6 +18,26 @@ pub(crate) struct Displaced {
     pub displacement: Option<usize>,
 }
 
+impl Displaced {
+    /// The same instruction of a text that is mapped `bias` bytes higher (wrapping).
+    pub fn shifted(&self, bias: u64) -> Self {
+        let mut instruction = self.instruction;
+        instruction.set_ip(instruction.ip().wrapping_add(bias));
+        if let Some(target) = absolute_target(&self.instruction) {
+            let target = target.wrapping_add(bias);
+            if instruction.op0_kind() == OpKind::NearBranch64 {
+                instruction.set_near_branch64(target);
+            } else {
+                instruction.set_memory_displacement64(target);
+            }
+        }
+        Self {
+            instruction,
+            ..self.clone()
+        }
+    }
+}
+
 /// Why the displaced instructions cannot run at the chosen place.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RelocateError {

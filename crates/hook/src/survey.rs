@@ -71,6 +71,13 @@ impl Survey {
         }
     }
 
+    /// The index of the instruction that starts at `address`.
+    pub fn index_of(&self, address: u64) -> Option<usize> {
+        self.instructions
+            .binary_search_by_key(&address, |instruction| instruction.ip())
+            .ok()
+    }
+
     /// Does an instruction branch to `address`? Calls do not count: they come with a fresh stack frame.
     pub fn refers_to(&self, address: u64) -> bool {
         self.instructions.iter().any(|instruction| {

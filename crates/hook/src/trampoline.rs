@@ -12,7 +12,7 @@ use crate::plan::Plan;
 use crate::relocate::{self, RelocateError};
 
 mod call;
-mod full;
+pub(crate) mod full;
 mod light;
 mod registers;
 
@@ -146,7 +146,7 @@ struct Head {
 }
 
 /// Assembles a head, with the errors of this crate.
-fn assemble<T>(
+pub(crate) fn assemble<T>(
     at: u64,
     write: impl FnOnce(&mut CodeAssembler) -> Result<T, IcedError>,
 ) -> Result<(iced_x86::code_asm::CodeAssemblerResult, T), EmitError> {
@@ -160,4 +160,4 @@ fn assemble<T>(
 }
 
 /// Bytes below the stack pointer that a function may use without moving it (System V ABI, 3.2.2).
-const RED_ZONE: i32 = 128;
+pub(crate) const RED_ZONE: i32 = 128;

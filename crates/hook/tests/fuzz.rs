@@ -3,8 +3,8 @@
 mod support;
 
 use beeline_hook::{
-    Full, Function, Incoming, Kind, Light, Registers, TrampolineSpec, displaced, emit, jump_patch,
-    plan, plan_among,
+    CallSites, CallSpec, CommonCode, Full, Function, Incoming, Kind, Light, Registers,
+    TrampolineSpec, displaced, emit, jump_patch, plan, plan_among,
 };
 use proptest::prelude::*;
 
@@ -40,6 +40,9 @@ fn likely() -> impl Strategy<Value = Vec<u8>> {
             vec![0xc4, 0xe2],
             vec![0xc5],
             vec![0x62, 0xf1],
+            vec![0x0f, 0x05],
+            vec![0xb8, 0x27, 0, 0, 0, 0x0f, 0x05],
+            vec![0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff],
             vec![0x90],
             vec![0xc3],
             vec![0xcc],
@@ -89,6 +92,37 @@ fn try_everything(code: &[u8], start: u64, at: u64) {
     }
 }
 
+/// All calls of a function, found at one address and hooked at another. No byte is overwritten for two of them.
+fn try_calls(code: &[u8], start: u64, bias: u64, away: i64) {
+    let sites = CallSites::of(&[Function { start, code }]);
+    let mut overwritten = 0;
+    for plan in &sites.plans {
+        let at = plan.at(bias).call.wrapping_add_signed(away);
+        let spec = CallSpec {
+            enter: 0,
+            exit: 0,
+            watched: 0,
+        };
+        let common = CommonCode::emit(at.wrapping_sub(1 << 20), &spec).unwrap();
+        let near =
+            |plan: &beeline_hook::CallPlan| plan.reach().is_some_and(|reach| reach.contains(&at));
+        let plan = plan.at(bias);
+        match plan.emit(at, &common, 1) {
+            Ok(stub) => {
+                assert!(stub.bytes.len() < 1000);
+                for patch in stub.patches {
+                    let from = patch.site.wrapping_sub(start.wrapping_add(bias)) as usize;
+                    assert_eq!(code[from..from + patch.original.len()], patch.original);
+                    assert_eq!(patch.bytes.len(), patch.original.len());
+                    assert!(from >= overwritten);
+                    overwritten = from + patch.original.len();
+                }
+            }
+            Err(error) => assert!(!near(&plan), "{error}"),
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -100,5 +134,20 @@ proptest! {
     #[test]
     fn any_address(code in likely(), start in any::<u64>(), at in any::<u64>()) {
         try_everything(&code, start, at);
+    }
+
+    #[test]
+    fn any_calls(
+        code in likely(),
+        start in 0x10_0000u64..1 << 40,
+        bias in 0u64..1 << 46,
+        away in -(1i64 << 31)..1 << 31,
+    ) {
+        try_calls(&code, start, bias, away);
+    }
+
+    #[test]
+    fn calls_at_any_address(code in likely(), start in any::<u64>(), bias in any::<u64>()) {
+        try_calls(&code, start, bias, 0);
     }
 }

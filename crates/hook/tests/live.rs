@@ -67,22 +67,9 @@ impl Way {
     }
 }
 
-/// Where the library is mapped: the address of its file's byte 0.
-fn base_of(library: &Library) -> u64 {
-    let real = std::fs::canonicalize(&library.path).unwrap();
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let line = maps
-        .lines()
-        .find(|line| {
-            line.ends_with(real.to_str().unwrap()) && line.split(' ').nth(2) == Some("00000000")
-        })
-        .expect("library is mapped");
-    u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()
-}
-
 /// Hooks the start of every function of the library that can take a jump; gives how many.
 fn hook_all(library: &Library, way: Way) -> usize {
-    let base = base_of(library);
+    let base = library.base();
     let (text, len) = (base + library.text.0, library.text.1.len());
     let mut arena = Arena::within(reach(text + len as u64 / 2), 16 << 20);
     let mut patches = Vec::new();
@@ -103,17 +90,7 @@ fn hook_all(library: &Library, way: Way) -> usize {
         arena.push(&emit(&plan, at, &way.spec(&plan, name)).unwrap().bytes);
         patches.push((start, jump_patch(start, plan.window_len, at).unwrap()));
     }
-    let first_page = text & !0xfff;
-    let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
-    // SAFETY: whole pages of the library's text, which stays readable and executable.
-    let done = unsafe {
-        libc::mprotect(
-            first_page as *mut libc::c_void,
-            (text - first_page) as usize + len,
-            protection,
-        )
-    };
-    assert_eq!(done, 0, "mprotect");
+    library.unprotect();
     for (start, patch) in &patches {
         // SAFETY: the only thread is here, in none of the functions.
         unsafe { write(*start, patch) };

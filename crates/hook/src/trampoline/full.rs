@@ -35,29 +35,29 @@ pub struct Full {
 /// Bytes of the kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`): 21 words.
 pub const PT_REGS_LEN: usize = 21 * 8;
 
-const REGS: i32 = PT_REGS_LEN as i32;
-const WORD: i32 = 8;
+pub(crate) const REGS: i32 = PT_REGS_LEN as i32;
+pub(crate) const WORD: i32 = 8;
 
 // Byte offsets in `struct pt_regs`.
-const ORIG_AX: i32 = 15 * WORD;
-const IP: i32 = 16 * WORD;
-const CS: i32 = 17 * WORD;
-const FLAGS: i32 = 18 * WORD;
-const SP: i32 = 19 * WORD;
-const SS: i32 = 20 * WORD;
+pub(crate) const ORIG_AX: i32 = 15 * WORD;
+pub(crate) const IP: i32 = 16 * WORD;
+pub(crate) const CS: i32 = 17 * WORD;
+pub(crate) const FLAGS: i32 = 18 * WORD;
+pub(crate) const SP: i32 = 19 * WORD;
+pub(crate) const SS: i32 = 20 * WORD;
 
 /// The kernel's selectors for 64-bit user code and for user data.
-const USER_CS: i32 = 0x33;
-const USER_SS: i32 = 0x2b;
+pub(crate) const USER_CS: i32 = 0x33;
+pub(crate) const USER_SS: i32 = 0x2b;
 /// Not in a system call.
 const NO_SYSCALL: i32 = -1;
 /// Interrupts on, and the bit that is always set: what a program sees where the flags mean nothing.
-const PLAIN_FLAGS: i32 = 0x202;
+pub(crate) const PLAIN_FLAGS: i32 = 0x202;
 const INTERRUPTS_ON: i32 = 0x200;
 const OVERFLOW_BIT: i32 = 11;
 
 /// In the order of `struct pt_regs`; a call keeps the first [`KEPT_BY_CALLS`].
-const STORED: [AsmRegister64; 15] = [
+pub(crate) const STORED: [AsmRegister64; 15] = [
     r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi,
 ];
 const KEPT_BY_CALLS: usize = 6;

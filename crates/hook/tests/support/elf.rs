@@ -30,7 +30,8 @@ impl Library {
         Self::read(&path)
     }
 
-    fn read(path: &Path) -> Option<Self> {
+    /// The file's, if it is one that can be read.
+    pub fn read(path: &Path) -> Option<Self> {
         let data = std::fs::read(path).ok()?;
         let file = object::File::parse(&*data).ok()?;
         let section = file.section_by_name(".text")?;
@@ -53,6 +54,35 @@ impl Library {
             text,
             functions,
         })
+    }
+
+    /// Where this process has it mapped: the address of its file's byte 0.
+    pub fn base(&self) -> u64 {
+        let real = std::fs::canonicalize(&self.path).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps
+            .lines()
+            .find(|line| {
+                line.ends_with(real.to_str().unwrap()) && line.split(' ').nth(2) == Some("00000000")
+            })
+            .expect("library is mapped");
+        u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()
+    }
+
+    /// Makes its text in this process writable, too.
+    pub fn unprotect(&self) {
+        let (text, len) = (self.base() + self.text.0, self.text.1.len());
+        let first_page = text & !0xfff;
+        let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+        // SAFETY: whole pages of the library's text, which stays readable and executable.
+        let done = unsafe {
+            libc::mprotect(
+                first_page as *mut libc::c_void,
+                (text - first_page) as usize + len,
+                protection,
+            )
+        };
+        assert_eq!(done, 0, "mprotect");
     }
 
     /// Each function's start and its code up to the next.

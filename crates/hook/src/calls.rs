@@ -1,0 +1,240 @@
+//! Hooks around every `syscall` instruction of a text.
+//!
+//! [`CallSites::of`] finds the instructions of a file's functions and plans each, once, at the file's addresses.
+//! [`CallPlan::at`] takes a plan to where a process has the file. [`CommonCode::emit`] writes what all hooks of a process
+//! share; [`CallPlan::emit`] a site's own [`CallStub`], with the patches that lead to it.
+//!
+//! Whoever made the hooks chooses which calls are asked about by a table of bytes ([`CallSpec::watched`]), at any time
+//! and without patching again: a call that nobody watches costs two compared bytes.
+//!
+//! There are two forms:
+//!
+//! - *In place* ([`CallForm::InPlace`]): a jump over the instructions before the `syscall`, another over those behind it. The
+//!   instruction itself stays, so the kernel, seccomp filters that look at addresses, unwinders and threads
+//!   asleep in the call see nothing new. For this the call's number has to be known from the code.
+//! - *Moved* ([`CallForm::Moved`]): one jump over the `syscall` and its neighbours; the call is made from the stub.
+//!
+//! In both the kernel sees the stack pointer that the process has, and nothing of the hook's is on the stack, so calls that
+//! return twice or switch stacks are like any other. The exception are watched calls at a site whose number is
+//! only known when it runs: these are made from below a frame that remembers it, but for clone, vfork, clone3 and
+//! `rt_sigreturn`, which have no frame either.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use crate::patch;
+use crate::plan::Reason;
+use crate::relocate::{self, Displaced};
+
+mod choose;
+mod common;
+mod find;
+mod number;
+mod stub;
+
+pub use common::{CallSpec, CommonCode, WATCHED_LEN};
+pub use stub::{CallPatch, CallStub};
+
+/// The `syscall` instructions of a text. Made once for a file.
+#[derive(Debug, Clone, Default)]
+pub struct CallSites {
+    /// Those that can be hooked, by rising address.
+    pub plans: Vec<CallPlan>,
+    /// The others, likewise.
+    pub spared: Vec<SparedCall>,
+}
+
+/// A `syscall` instruction that is not hooked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SparedCall {
+    /// Its address.
+    pub call: u64,
+    /// Why.
+    pub why: Spared,
+}
+
+/// Why a `syscall` instruction is not hooked; prints as a phrase.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Spared {
+    /// It returns from a signal handler. Unwinders know the place by its bytes, and nobody looks at the call.
+    Restorer,
+    /// The C library compares the addresses around it with the instruction pointer of a thread that is to be cancelled.
+    CancellationPoint,
+    /// The thread has given its stack away and only ends: there is no memory that a hook could use.
+    WithoutStack,
+    /// A hook would not be safe.
+    Unhookable(Reason),
+}
+
+impl fmt::Display for Spared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Restorer => f.write_str("it returns from a signal handler"),
+            Self::CancellationPoint => {
+                f.write_str("the C library compares its address when it cancels a thread")
+            }
+            Self::WithoutStack => f.write_str("the thread has given its stack away"),
+            Self::Unhookable(reason) => reason.fmt(f),
+        }
+    }
+}
+
+/// How a `syscall` instruction is hooked.
+#[derive(Debug, Clone)]
+pub struct CallPlan {
+    /// Address of the instruction.
+    pub call: u64,
+    /// The call's number, if the code before the instruction always sets the same.
+    pub number: Option<u32>,
+    pub(crate) shape: Shape,
+}
+
+/// Where a hooked `syscall` instruction runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CallForm {
+    /// Where it always did.
+    InPlace,
+    /// In the stub.
+    Moved,
+}
+
+/// What of the text is overwritten.
+#[derive(Debug, Clone)]
+pub(crate) enum Shape {
+    InPlace {
+        /// Ends where the `syscall` starts.
+        entry: Window,
+        /// Starts where the `syscall` ends. `None` if the call never returns.
+        exit: Option<Window>,
+    },
+    Moved {
+        /// The instructions before the `syscall`, if any.
+        before: Vec<Displaced>,
+        /// The instructions behind it, if any.
+        behind: Vec<Displaced>,
+        /// All the bytes, the `syscall` and padding included.
+        start: u64,
+        original: Vec<u8>,
+    },
+}
+
+/// Bytes that a jump overwrites.
+#[derive(Debug, Clone)]
+pub(crate) struct Window {
+    pub start: u64,
+    /// With the padding behind the last instruction.
+    pub original: Vec<u8>,
+    pub code: Vec<Displaced>,
+}
+
+impl Window {
+    fn shifted(&self, bias: u64) -> Self {
+        Self {
+            start: self.start.wrapping_add(bias),
+            original: self.original.clone(),
+            code: shifted(&self.code, bias),
+        }
+    }
+
+    /// Address behind it.
+    fn end(&self) -> u64 {
+        self.start.wrapping_add(self.original.len() as u64)
+    }
+}
+
+fn shifted(code: &[Displaced], bias: u64) -> Vec<Displaced> {
+    code.iter()
+        .map(|displaced| displaced.shifted(bias))
+        .collect()
+}
+
+impl CallPlan {
+    /// Where the instruction runs when it is hooked.
+    pub fn form(&self) -> CallForm {
+        match self.shape {
+            Shape::InPlace { .. } => CallForm::InPlace,
+            Shape::Moved { .. } => CallForm::Moved,
+        }
+    }
+
+    /// The same plan for a text that is mapped `bias` bytes higher (wrapping) than it was planned at.
+    pub fn at(&self, bias: u64) -> Self {
+        let shape = match &self.shape {
+            Shape::InPlace { entry, exit } => Shape::InPlace {
+                entry: entry.shifted(bias),
+                exit: exit.as_ref().map(|exit| exit.shifted(bias)),
+            },
+            Shape::Moved {
+                before,
+                behind,
+                start,
+                original,
+            } => Shape::Moved {
+                before: shifted(before, bias),
+                behind: shifted(behind, bias),
+                start: start.wrapping_add(bias),
+                original: original.clone(),
+            },
+        };
+        Self {
+            call: self.call.wrapping_add(bias),
+            number: self.number,
+            shape,
+        }
+    }
+
+    /// Where the stub may start so that the site reaches it, and its displaced instructions reach what they
+    /// address. `None` if there is no such place.
+    pub fn reach(&self) -> Option<RangeInclusive<u64>> {
+        let (mut low, mut high) = patch::reach(self.call).into_inner();
+        for displaced in self.displaced() {
+            if let Some(target) = relocate::absolute_target(&displaced.instruction) {
+                let (target_low, target_high) = patch::reach(target).into_inner();
+                low = low.max(target_low);
+                high = high.min(target_high);
+            }
+        }
+        (low <= high).then_some(low..=high)
+    }
+
+    /// The overwritten bytes as they were: the start and the bytes of each window. Compare them with what a process has
+    /// there before patching it.
+    pub fn original(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let (first, second) = match &self.shape {
+            Shape::InPlace { entry, exit } => (
+                (entry.start, &entry.original),
+                exit.as_ref().map(|exit| (exit.start, &exit.original)),
+            ),
+            Shape::Moved {
+                start, original, ..
+            } => ((*start, original), None),
+        };
+        std::iter::once(first)
+            .chain(second)
+            .map(|(start, original)| (start, original.as_slice()))
+    }
+
+    fn displaced(&self) -> impl Iterator<Item = &Displaced> {
+        let (first, second) = match &self.shape {
+            Shape::InPlace { entry, exit } => (
+                entry.code.as_slice(),
+                exit.as_ref().map_or(&[][..], |exit| &exit.code),
+            ),
+            Shape::Moved { before, behind, .. } => (before.as_slice(), behind.as_slice()),
+        };
+        first.iter().chain(second)
+    }
+}
+
+/// Bytes of `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+const SYSCALL_LEN: u64 = SYSCALL.len() as u64;
+
+// Numbers of the calls that differ from all others (`arch/x86/entry/syscalls/syscall_64.tbl`).
+const MUNMAP: u32 = 11;
+const RT_SIGRETURN: u32 = 15;
+const CLONE: u32 = 56;
+const VFORK: u32 = 58;
+const EXIT: u32 = 60;
+const EXIT_GROUP: u32 = 231;
+const CLONE3: u32 = 435;

@@ -1,0 +1,411 @@
+//! Which bytes around each `syscall` of a function are overwritten.
+
+use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+use super::number::{self, LOOKED_AT};
+use super::{
+    CallPlan, EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN, SYSCALL_LEN, Shape, Spared, SparedCall,
+    Window,
+};
+use crate::flags;
+use crate::patch::JUMP_LEN;
+use crate::plan::{self, Function, Reason, ends_flow};
+use crate::relocate::{self, Displaced};
+use crate::survey::Survey;
+
+/// Bytes on both sides of a `syscall` in which it matters what branches there.
+pub(super) const SENSITIVE: u64 = LOOKED_AT + 32;
+
+/// Addresses in a function that something else than the instruction before leads to.
+pub(super) struct Targets {
+    /// Rising.
+    addresses: Vec<u64>,
+}
+
+impl Targets {
+    /// Those that the function's own instructions name, and `others`.
+    pub fn of(function: &Function, survey: &Survey, others: impl Iterator<Item = u64>) -> Self {
+        let inside =
+            |address: &u64| address.wrapping_sub(function.start) < function.code.len() as u64;
+        let mut addresses: Vec<u64> = survey
+            .instructions
+            .iter()
+            .filter_map(relocate::absolute_target)
+            .chain(others)
+            .filter(inside)
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        Self { addresses }
+    }
+
+    pub fn holds(&self, address: u64) -> bool {
+        self.addresses.binary_search(&address).is_ok()
+    }
+
+    /// Is one of them strictly between the two addresses?
+    fn between(&self, start: u64, end: u64) -> bool {
+        let next = self.addresses.partition_point(|target| *target <= start);
+        self.addresses.get(next).is_some_and(|target| *target < end)
+    }
+}
+
+/// One way to hook a `syscall`.
+struct Choice {
+    shape: Shape,
+    /// All that it overwrites is from here,
+    start: u64,
+    /// to here.
+    end: u64,
+    /// Less is better.
+    cost: usize,
+}
+
+/// That a call be made elsewhere costs more than any number of displaced instructions,
+const MOVED: usize = 100;
+/// that it is not hooked, more than that of all others.
+const NOT_HOOKED: usize = 100_000;
+
+/// Instructions around a `syscall` that are looked at for what becomes of the stack.
+const NEAR: usize = 4;
+
+/// A `syscall` of the function under consideration.
+struct Site {
+    call: u64,
+    number: Option<u32>,
+    outcome: Result<Vec<Choice>, Spared>,
+}
+
+/// Plans the `syscall` instructions of the given indices, rising.
+pub(super) fn plan_function(
+    function: &Function,
+    survey: &Survey,
+    indices: &[usize],
+    targets: &Targets,
+    plans: &mut Vec<CallPlan>,
+    spared: &mut Vec<SparedCall>,
+) {
+    let look = Look {
+        function,
+        survey,
+        targets,
+    };
+    let mut sites: Vec<Site> = indices.iter().map(|index| look.site(*index)).collect();
+    let best = best(&sites);
+    for (site, choice) in sites.iter_mut().zip(best) {
+        let call = site.call;
+        let why = match (&mut site.outcome, choice) {
+            (Ok(choices), Some(choice)) => {
+                plans.push(CallPlan {
+                    call,
+                    number: site.number,
+                    shape: choices.swap_remove(choice).shape,
+                });
+                continue;
+            }
+            (Ok(_), None) => Spared::Unhookable(Reason::AnotherProbe),
+            (Err(why), _) => why.clone(),
+        };
+        spared.push(SparedCall { call, why });
+    }
+}
+
+/// The choice of each site, so that none overwrites what another does, and the sum of all costs is the least.
+fn best(sites: &[Site]) -> Vec<Option<usize>> {
+    /// A site's choice, the cost up to it, and which of the last site's led to it.
+    type Step = (Option<usize>, usize, usize);
+    let mut steps: Vec<Vec<Step>> = Vec::with_capacity(sites.len());
+    let span = |site: &Site, choice: Option<usize>| match (&site.outcome, choice) {
+        (Ok(choices), Some(choice)) => (choices[choice].start, choices[choice].end),
+        _ => (site.call, site.call.wrapping_add(SYSCALL_LEN)),
+    };
+    for (i, site) in sites.iter().enumerate() {
+        let count = site.outcome.as_ref().map_or(0, Vec::len);
+        let reachable = (0..count).map(Some).chain([None]).filter_map(|choice| {
+            let (start, _) = span(site, choice);
+            let own = match (&site.outcome, choice) {
+                (Ok(choices), Some(choice)) => choices[choice].cost,
+                _ => NOT_HOOKED,
+            };
+            let Some(before) = i.checked_sub(1) else {
+                return Some((choice, own, 0));
+            };
+            let fits = |step: &Step| span(&sites[before], step.0).1 <= start;
+            let (from, least) = steps[before]
+                .iter()
+                .enumerate()
+                .filter(|(_, step)| fits(step))
+                .min_by_key(|(_, step)| step.1)?;
+            Some((choice, own.saturating_add(least.1), from))
+        });
+        let reachable = reachable.collect();
+        steps.push(reachable);
+    }
+    let last = steps.last().and_then(|last| {
+        let least = last.iter().enumerate().min_by_key(|(_, step)| step.1)?;
+        Some(least.0)
+    });
+    let mut at = last.unwrap_or_default();
+    let mut best: Vec<Option<usize>> = steps
+        .iter()
+        .rev()
+        .map(|steps| {
+            let (choice, _, from) = steps[at];
+            at = from;
+            choice
+        })
+        .collect();
+    best.reverse();
+    best
+}
+
+/// A function that holds `syscall` instructions.
+struct Look<'a> {
+    function: &'a Function<'a>,
+    survey: &'a Survey,
+    targets: &'a Targets,
+}
+
+impl Look<'_> {
+    fn site(&self, index: usize) -> Site {
+        let number = self.number(index);
+        let outcome = match self.spared(index, number) {
+            Some(why) => Err(why),
+            None => self.choices(index, number).map_err(Spared::Unhookable),
+        };
+        Site {
+            call: self.survey.instructions[index].ip(),
+            number,
+            outcome,
+        }
+    }
+
+    fn number(&self, index: usize) -> Option<u32> {
+        number::before(self.survey, index, self.targets)
+    }
+
+    /// Is it one of those that are let alone?
+    fn spared(&self, index: usize, number: Option<u32>) -> Option<Spared> {
+        match number {
+            Some(RT_SIGRETURN) => Some(Spared::Restorer),
+            Some(EXIT) if self.stack_was_given_away(index) => Some(Spared::WithoutStack),
+            Some(MUNMAP) if self.thread_ends_behind(index) => Some(Spared::WithoutStack),
+            _ if self.is_cancellation_point(index) => Some(Spared::CancellationPoint),
+            _ => None,
+        }
+    }
+
+    /// Go's thread stores a zero, and musl's unmaps its stack, right before `exit`.
+    fn stack_was_given_away(&self, index: usize) -> bool {
+        self.near_before(index).any(|(i, instruction)| {
+            let unmaps = instruction.mnemonic() == Mnemonic::Syscall;
+            (unmaps && self.number(i) == Some(MUNMAP)) || stores_zero_for_others(instruction)
+        })
+    }
+
+    fn thread_ends_behind(&self, index: usize) -> bool {
+        (index + 1..self.survey.instructions.len())
+            .take(NEAR)
+            .find(|i| self.survey.instructions[*i].flow_control() != FlowControl::Next)
+            .is_some_and(|i| {
+                self.survey.instructions[i].mnemonic() == Mnemonic::Syscall
+                    && self.number(i) == Some(EXIT)
+            })
+    }
+
+    /// The few instructions that always run before.
+    fn near_before(&self, index: usize) -> impl Iterator<Item = (usize, &Instruction)> {
+        let runs_on = |instruction: &Instruction| {
+            instruction.flow_control() == FlowControl::Next
+                || instruction.mnemonic() == Mnemonic::Syscall
+        };
+        (0..index)
+            .rev()
+            .take(NEAR)
+            .map(|i| (i, &self.survey.instructions[i]))
+            .take_while(move |(_, instruction)| runs_on(instruction))
+    }
+
+    /// The end of `__syscall_cp_asm` (musl) and of `__syscall_cancel_arch` (glibc from 2.41 on): arguments of a function
+    /// become those of a call, and the first one is kept where a handler finds it.
+    fn is_cancellation_point(&self, index: usize) -> bool {
+        // mov r10, r9; mov r8, [rsp+8]; mov r9, [rsp+16]; mov [rsp+8], r11
+        const BEFORE: &[u8] =
+            b"\x4d\x89\xca\x4c\x8b\x44\x24\x08\x4c\x8b\x4c\x24\x10\x4c\x89\x5c\x24\x08";
+        let call = self.survey.instructions[index].ip();
+        let before = usize::try_from(call.wrapping_sub(self.function.start))
+            .ok()
+            .and_then(|offset| self.function.code.get(..offset));
+        before.is_some_and(|before| before.ends_with(BEFORE))
+    }
+
+    fn choices(&self, index: usize, number: Option<u32>) -> Result<Vec<Choice>, Reason> {
+        if flags::wanted_behind_call(self.survey, index) {
+            return Err(Reason::FlagsWanted);
+        }
+        let mut choices = Vec::new();
+        let mut refused = None;
+        let mut add = |choice: Result<Choice, Reason>| match choice {
+            Ok(choice) => choices.push(choice),
+            Err(reason) => refused = refused.take().or(Some(reason)),
+        };
+        if let Some(number) = number {
+            add(self.in_place(index, number));
+        }
+        for first in (self.furthest_start(index)..=index).rev() {
+            add(self.moved(first, index));
+        }
+        match refused {
+            Some(reason) if choices.is_empty() => Err(reason),
+            _ => Ok(choices),
+        }
+    }
+
+    /// Both windows around a call that stays.
+    fn in_place(&self, index: usize, number: u32) -> Result<Choice, Reason> {
+        let call = self.survey.instructions[index].ip();
+        let behind = call.wrapping_add(SYSCALL_LEN);
+        let first = self.furthest_start(index);
+        let len = self.bytes(first, index);
+        if len < JUMP_LEN {
+            return Err(Reason::TooShort { len });
+        }
+        let entry = self.window(first, self.displaced(first..index), call)?;
+        if self.targets.holds(call) {
+            return Err(self.branch_inside(call));
+        }
+        let returns = !matches!(number, EXIT | EXIT_GROUP);
+        let exit = if returns {
+            if self.targets.holds(behind) {
+                return Err(self.branch_inside(behind));
+            }
+            let (code, len) = plan::window_from(self.function, self.survey, index + 1, JUMP_LEN)?;
+            Some(self.window(index + 1, code, behind.wrapping_add(len as u64))?)
+        } else {
+            None
+        };
+        let cost = entry.code.len() + exit.as_ref().map_or(0, |exit| exit.code.len());
+        Ok(Choice {
+            start: entry.start,
+            end: exit.as_ref().map_or(behind, Window::end),
+            shape: Shape::InPlace { entry, exit },
+            cost,
+        })
+    }
+
+    /// One window, from the instruction `first` on, around a call that moves.
+    fn moved(&self, first: usize, index: usize) -> Result<Choice, Reason> {
+        let start = self.survey.instructions[first].ip();
+        let before = self.displaced(first..index);
+        let len = self.bytes(first, index) + SYSCALL_LEN as usize;
+        let (behind, more) = plan::window_from(
+            self.function,
+            self.survey,
+            index + 1,
+            JUMP_LEN.saturating_sub(len),
+        )?;
+        let end = start.wrapping_add((len + more) as u64);
+        self.check_targets(start, end, false)?;
+        let cost = MOVED + before.len() + behind.len();
+        Ok(Choice {
+            shape: Shape::Moved {
+                before,
+                behind,
+                start,
+                original: self.original(start, end),
+            },
+            start,
+            end,
+            cost,
+        })
+    }
+
+    fn window(&self, first: usize, code: Vec<Displaced>, end: u64) -> Result<Window, Reason> {
+        let start = self.survey.instructions[first].ip();
+        self.check_targets(start, end, code.len() == 1)?;
+        Ok(Window {
+            start,
+            original: self.original(start, end),
+            code,
+        })
+    }
+
+    /// Can nothing lead to the inside of the bytes? `is_one`: they are those of one instruction, and padding.
+    fn check_targets(&self, start: u64, end: u64, is_one: bool) -> Result<(), Reason> {
+        if self.targets.between(start, end) {
+            return Err(self.branch_inside(start));
+        }
+        let offset = |address: u64| address.wrapping_sub(self.function.start);
+        match (self.survey.hidden, self.survey.indirect_jump) {
+            _ if is_one => Ok(()),
+            (Some(address), _) => Err(Reason::Undecodable {
+                offset: offset(address),
+            }),
+            (_, Some(address)) => Err(Reason::IndirectJump {
+                offset: offset(address),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Something leads to an address, or to one behind it.
+    fn branch_inside(&self, start: u64) -> Reason {
+        let leads_near = |instruction: &&Instruction| {
+            relocate::absolute_target(instruction)
+                .is_some_and(|target| target.wrapping_sub(start) < SENSITIVE)
+        };
+        match self.survey.instructions.iter().find(leads_near) {
+            Some(instruction) => Reason::BranchInside {
+                offset: instruction.ip().wrapping_sub(self.function.start),
+            },
+            None => Reason::BranchFromOutside { from: start },
+        }
+    }
+
+    /// How far back a window may start: the first of the fewest instructions before `index` that fill it, or of those
+    /// that can be displaced.
+    fn furthest_start(&self, index: usize) -> usize {
+        let mut first = index;
+        while let Some(before) = first.checked_sub(1)
+            && self.bytes(first, index) < JUMP_LEN
+        {
+            let instruction = &self.survey.instructions[before];
+            let goes_on = !ends_flow(instruction) && !relocate::is_call(instruction);
+            if !goes_on || plan::check_member(instruction).is_err() {
+                break;
+            }
+            first = before;
+        }
+        first
+    }
+
+    /// Bytes of the instructions from `first` to before `index`.
+    fn bytes(&self, first: usize, index: usize) -> usize {
+        let at = |i: usize| self.survey.instructions[i].ip();
+        at(index).wrapping_sub(at(first)) as usize
+    }
+
+    fn displaced(&self, range: std::ops::Range<usize>) -> Vec<Displaced> {
+        range
+            .filter_map(|i| self.survey.displaced(i, self.function))
+            .collect()
+    }
+
+    fn original(&self, start: u64, end: u64) -> Vec<u8> {
+        let offset = |address: u64| address.wrapping_sub(self.function.start) as usize;
+        let bytes = self.function.code.get(offset(start)..offset(end));
+        bytes.unwrap_or_default().to_vec()
+    }
+}
+
+/// Does it store a zero somewhere else than on the stack?
+fn stores_zero_for_others(instruction: &Instruction) -> bool {
+    let on_stack = matches!(
+        instruction.memory_base(),
+        Register::RSP | Register::RBP | Register::RIP | Register::None
+    );
+    instruction.mnemonic() == Mnemonic::Mov
+        && instruction.op0_kind() == OpKind::Memory
+        && !on_stack
+        && instruction.try_immediate(1).is_ok_and(|value| value == 0)
+}

@@ -1,0 +1,269 @@
+//! The code that all hooks of a process share.
+//!
+//! A stub comes here by a call, with the stack pointer lowered by [`FRAME`], its record in r11, and
+//! otherwise the registers that the system call has. Here the frame is filled with the kernel's `struct pt_regs`, the hook
+//! is called, and what the structure holds then is loaded.
+
+use iced_x86::IcedError;
+use iced_x86::code_asm::{
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, eax, ecx, ptr, qword_ptr, r8, r9, r10, r11,
+    r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
+};
+
+use super::{CLONE, CLONE3, RT_SIGRETURN, VFORK};
+use crate::trampoline::full::{
+    CS, FLAGS, IP, ORIG_AX, PLAIN_FLAGS, REGS, SP, SS, USER_CS, USER_SS, WORD,
+};
+use crate::trampoline::{EmitError, RED_ZONE, assemble};
+
+/// Entries for each of enter and exit in [`CallSpec::watched`].
+const NUMBERS: i32 = 1024;
+/// Bytes of the table at [`CallSpec::watched`].
+pub const WATCHED_LEN: usize = 2 * NUMBERS as usize;
+
+/// What is called around system calls. Both functions are of the System V calling convention and use general registers
+/// only: vector and x87 state is not kept for them. The direction flag is clear and the stack aligned when they are called;
+/// the 128 bytes below the process's stack pointer are not touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallSpec {
+    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor) -> u64`, called before the call is made.
+    ///
+    /// `pt_regs` is the kernel's structure as a program at `raw_syscalls:sys_enter` has it: `orig_ax` is the call's number,
+    /// `ax` is `-ENOSYS`, `ip` and `cx` are the address behind the `syscall` instruction where it originally is; flags
+    /// and `r11` are those of a thread with no arithmetic flag set. With 0 the call is made, with the number in
+    /// `orig_ax` and the arguments in `di`, `si`, `dx`, `r10`, `r8` and `r9`; these registers keep what the function stores
+    /// there. Anything else says that the function has done all: no call is made, `exit` is not called, and
+    /// `ax` is the result. Changes to other registers have no effect.
+    pub enter: u64,
+    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor)`, called when the call has returned, with its result in
+    /// `ax`. What it leaves there is the process's result. Where a call returns twice it is called in both threads, also in
+    /// one that has just begun and whose thread pointer may still be its parent's or none.
+    pub exit: u64,
+    /// Address of a table of [`WATCHED_LEN`] bytes: 1024 for `enter`, then 1024 for `exit`, by the low ten bits of the
+    /// call's number. Where it is 0 the function is not called.
+    pub watched: u64,
+}
+
+impl CallSpec {
+    /// Where the byte for `enter` is.
+    pub(super) fn watched_enter(&self, number: u32) -> u64 {
+        self.watched
+            .wrapping_add(u64::from(number % NUMBERS as u32))
+    }
+
+    /// Where the byte for `exit` is.
+    pub(super) fn watched_exit(&self, number: u32) -> u64 {
+        self.watched_enter(number).wrapping_add(NUMBERS as u64)
+    }
+}
+
+/// What is common to the hooks of a process; must lie within 2 GiB of their stubs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommonCode {
+    /// To be placed at the address it was made for, readable and executable.
+    pub bytes: Vec<u8>,
+    pub(super) spec: CallSpec,
+    /// Calls `enter`; comes back with the zero flag set if the call is to be made.
+    pub(super) enter: u64,
+    /// Calls `exit`, with the number in ecx.
+    pub(super) exit: u64,
+    /// Makes a call whose number is known only now. Comes back with the zero flag set when it is done, else with r11 the
+    /// address in the stub that makes it.
+    pub(super) dynamic: u64,
+}
+
+/// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, and the record's address.
+pub(super) const FRAME: i32 = RED_ZONE + REGS + WORD;
+
+// Byte offsets in a stub's record.
+pub(super) const DESCRIPTOR: i32 = 0;
+pub(super) const BEHIND: i32 = 8;
+pub(super) const PLAIN: i32 = 16;
+pub(super) const BARE: [(u32, i32); 3] = [(CLONE, 24), (VFORK, 32), (CLONE3, 40)];
+
+/// The structure is above the return address.
+const AT: i32 = WORD;
+const RECORD: i32 = AT + REGS;
+
+const AX: i32 = 10 * WORD;
+const CX: i32 = 11 * WORD;
+const R11: i32 = 6 * WORD;
+const BP: i32 = 4 * WORD;
+
+const ENOSYS: i32 = 38;
+
+/// Registers that a system call keeps, and where they are in `struct pt_regs`.
+const STORED: [(AsmRegister64, i32); 12] = [
+    (r15, 0),
+    (r14, 8),
+    (r13, 16),
+    (r12, 24),
+    (rbp, BP),
+    (rbx, 40),
+    (r10, 56),
+    (r9, 64),
+    (r8, 72),
+    (rdx, 96),
+    (rsi, 104),
+    (rdi, 112),
+];
+/// Those of them that a call of the hook may change, or that it uses.
+const LOADED: [(AsmRegister64, i32); 7] = [
+    (rbp, BP),
+    (r10, 56),
+    (r9, 64),
+    (r8, 72),
+    (rdx, 96),
+    (rsi, 104),
+    (rdi, 112),
+];
+
+impl CommonCode {
+    /// Writes it, to be placed at `at`.
+    pub fn emit(at: u64, spec: &CallSpec) -> Result<Self, EmitError> {
+        let (code, labels) = assemble(at, |asm| write(asm, spec))?;
+        let place = |label: &CodeLabel| {
+            code.label_ip(label)
+                .map_err(|source| EmitError::Assemble { at, source })
+        };
+        let [enter, exit, dynamic] = &labels;
+        let (enter, exit, dynamic) = (place(enter)?, place(exit)?, place(dynamic)?);
+        Ok(Self {
+            bytes: code.inner.code_buffer,
+            spec: *spec,
+            enter,
+            exit,
+            dynamic,
+        })
+    }
+}
+
+fn write(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<[CodeLabel; 3], IcedError> {
+    let mut labels = [(); 3].map(|()| asm.create_label());
+    asm.set_label(&mut labels[0])?;
+    write_enter(asm, spec)?;
+    asm.set_label(&mut labels[1])?;
+    write_exit(asm, spec)?;
+    asm.set_label(&mut labels[2])?;
+    write_dynamic(asm, spec)?;
+    Ok(labels)
+}
+
+fn write_enter(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
+    let mut skip = asm.create_label();
+    save_entered(asm)?;
+    call(asm, spec.enter)?;
+    asm.test(rax, rax)?;
+    asm.jne(skip)?;
+    load(asm, ORIG_AX)?;
+    asm.ret()?;
+    asm.set_label(&mut skip)?;
+    load(asm, AX)?;
+    asm.ret()
+}
+
+fn write_exit(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
+    asm.mov(qword_ptr(rsp + (AT + ORIG_AX)), rcx)?;
+    asm.mov(qword_ptr(rsp + (AT + AX)), rax)?;
+    save(asm)?;
+    call(asm, spec.exit)?;
+    load(asm, AX)?;
+    asm.ret()
+}
+
+fn write_dynamic(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
+    let [mut make, mut done, mut frameless] = [(); 3].map(|()| asm.create_label());
+    save_entered(asm)?;
+    jump_unwatched(asm, spec, 0, make)?;
+    call(asm, spec.enter)?;
+    asm.test(rax, rax)?;
+    asm.jne(done)?;
+
+    asm.set_label(&mut make)?;
+    asm.mov(r11, qword_ptr(rsp + RECORD))?;
+    asm.mov(eax, ptr(rsp + (AT + ORIG_AX)))?;
+    for (number, place) in BARE.into_iter().chain([(RT_SIGRETURN, PLAIN)]) {
+        asm.mov(rcx, qword_ptr(r11 + place))?;
+        asm.cmp(eax, number.cast_signed())?;
+        asm.je(frameless)?;
+    }
+    load(asm, ORIG_AX)?;
+    asm.syscall()?;
+    asm.mov(qword_ptr(rsp + (AT + AX)), rax)?;
+    jump_unwatched(asm, spec, NUMBERS, done)?;
+    asm.mov(r11, qword_ptr(rsp + RECORD))?;
+    call(asm, spec.exit)?;
+
+    asm.set_label(&mut done)?;
+    load(asm, AX)?;
+    asm.cmp(eax, eax)?;
+    asm.ret()?;
+
+    asm.set_label(&mut frameless)?;
+    asm.mov(r11, rcx)?;
+    load(asm, ORIG_AX)?;
+    // It is not zero, so neither is the zero flag set.
+    asm.test(rsp, rsp)?;
+    asm.ret()
+}
+
+/// Jumps if nobody watches the call whose number the structure holds. Changes rax and rcx.
+fn jump_unwatched(
+    asm: &mut CodeAssembler,
+    spec: &CallSpec,
+    table: i32,
+    to: CodeLabel,
+) -> Result<(), IcedError> {
+    asm.mov(ecx, ptr(rsp + (AT + ORIG_AX)))?;
+    asm.and(ecx, NUMBERS - 1)?;
+    asm.mov(rax, spec.watched.wrapping_add(table as u64))?;
+    asm.cmp(byte_ptr(rax + rcx), 0)?;
+    asm.je(to)
+}
+
+fn save_entered(asm: &mut CodeAssembler) -> Result<(), IcedError> {
+    asm.mov(qword_ptr(rsp + (AT + ORIG_AX)), rax)?;
+    asm.mov(qword_ptr(rsp + (AT + AX)), -ENOSYS)?;
+    save(asm)
+}
+
+/// Fills the structure, but for the number and the result. Changes rcx.
+fn save(asm: &mut CodeAssembler) -> Result<(), IcedError> {
+    for (register, offset) in STORED {
+        asm.mov(qword_ptr(rsp + (AT + offset)), register)?;
+    }
+    asm.mov(qword_ptr(rsp + RECORD), r11)?;
+    asm.mov(rcx, qword_ptr(r11 + BEHIND))?;
+    asm.mov(qword_ptr(rsp + (AT + IP)), rcx)?;
+    asm.mov(qword_ptr(rsp + (AT + CX)), rcx)?;
+    for (offset, value) in [
+        (R11, PLAIN_FLAGS),
+        (FLAGS, PLAIN_FLAGS),
+        (CS, USER_CS),
+        (SS, USER_SS),
+    ] {
+        asm.mov(qword_ptr(rsp + (AT + offset)), value)?;
+    }
+    asm.lea(rcx, ptr(rsp + (AT + FRAME)))?;
+    asm.mov(qword_ptr(rsp + (AT + SP)), rcx)
+}
+
+/// Calls `function(pt_regs, descriptor)`, with the record in r11. rbp is saved, and holds the stack pointer meanwhile.
+fn call(asm: &mut CodeAssembler, function: u64) -> Result<(), IcedError> {
+    asm.lea(rdi, ptr(rsp + AT))?;
+    asm.mov(rsi, qword_ptr(r11 + DESCRIPTOR))?;
+    asm.mov(rbp, rsp)?;
+    asm.and(rsp, -16)?;
+    asm.mov(rax, function)?;
+    asm.call(rax)?;
+    asm.mov(rsp, rbp)
+}
+
+/// Loads the registers from the structure, rax from the given place; the flags stay.
+fn load(asm: &mut CodeAssembler, result: i32) -> Result<(), IcedError> {
+    asm.mov(rax, qword_ptr(rsp + (AT + result)))?;
+    for (register, offset) in LOADED {
+        asm.mov(register, qword_ptr(rsp + (AT + offset)))?;
+    }
+    Ok(())
+}

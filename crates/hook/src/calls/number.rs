@@ -1,0 +1,119 @@
+//! The number of a system call, where the code says it.
+
+use iced_x86::{
+    FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+};
+
+use super::choose::Targets;
+use crate::plan::ends_flow;
+use crate::survey::Survey;
+
+/// How many bytes before a `syscall` are looked at, at most.
+pub(super) const LOOKED_AT: u64 = 96;
+
+/// What general registers hold, where it is known, by the numbers of the processor's encoding.
+type Known = [Option<u64>; 16];
+
+/// What eax holds whenever the instruction of that index is reached.
+pub(super) fn before(survey: &Survey, index: usize, targets: &Targets) -> Option<u32> {
+    let site = survey.instructions.get(index)?.ip();
+    let first = survey
+        .instructions
+        .partition_point(|instruction| instruction.ip() < site.saturating_sub(LOOKED_AT));
+    let mut known: Known = [None; 16];
+    let mut pushed = None;
+    let mut info = InstructionInfoFactory::new();
+    for instruction in &survey.instructions[first..index] {
+        if targets.holds(instruction.ip()) {
+            known = [None; 16];
+            pushed = None;
+        }
+        pushed = step(instruction, &mut known, pushed, &mut info);
+    }
+    if targets.holds(site) {
+        return None;
+    }
+    known[0].map(|value| value as u32)
+}
+
+/// Follows one instruction; takes and gives the constant that is on top of the stack, if the last instruction pushed one.
+fn step(
+    instruction: &Instruction,
+    known: &mut Known,
+    pushed: Option<u64>,
+    info: &mut InstructionInfoFactory,
+) -> Option<u64> {
+    if ends_flow(instruction) {
+        *known = [None; 16];
+        return None;
+    }
+    if instruction.mnemonic() != Mnemonic::Syscall
+        && instruction.flow_control() != FlowControl::Next
+        && instruction.flow_control() != FlowControl::ConditionalBranch
+    {
+        // A call keeps some registers, but perhaps not this one.
+        *known = [None; 16];
+        return None;
+    }
+    if instruction.mnemonic() == Mnemonic::Push {
+        let whole_word = instruction.stack_pointer_increment() == -8;
+        return instruction.try_immediate(0).ok().filter(|_| whole_word);
+    }
+    let value = value_of(instruction, known, pushed);
+    for used in info.info(instruction).used_registers() {
+        let writes = matches!(
+            used.access(),
+            OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite
+        );
+        if writes && let Some(slot) = slot(known, used.register()) {
+            *slot = None;
+        }
+    }
+    if let (Some(value), Some(slot)) = (value, slot(known, instruction.op0_register())) {
+        *slot = Some(value);
+    }
+    None
+}
+
+/// What the instruction puts into its first operand, a whole register.
+fn value_of(instruction: &Instruction, known: &Known, pushed: Option<u64>) -> Option<u64> {
+    if instruction.op_count() == 0 || instruction.op0_kind() != OpKind::Register {
+        return None;
+    }
+    let to = instruction.op0_register();
+    let value = match instruction.mnemonic() {
+        Mnemonic::Mov if instruction.op1_kind() == OpKind::Register => {
+            known[number(instruction.op1_register())?]
+        }
+        Mnemonic::Mov => instruction.try_immediate(1).ok(),
+        Mnemonic::Xor | Mnemonic::Sub
+            if instruction.op1_kind() == OpKind::Register && instruction.op1_register() == to =>
+        {
+            Some(0)
+        }
+        Mnemonic::Pop => pushed,
+        _ => None,
+    }?;
+    match to.size() {
+        8 => Some(value),
+        4 => Some(value & u64::from(u32::MAX)),
+        _ => None,
+    }
+}
+
+/// The number of a 32-bit or 64-bit general register.
+fn number(register: Register) -> Option<usize> {
+    matches!(register.size(), 4 | 8)
+        .then(|| whole(register))
+        .flatten()
+}
+
+fn slot(known: &mut Known, register: Register) -> Option<&mut Option<u64>> {
+    known.get_mut(whole(register)?)
+}
+
+/// The number of the general register that it is, or is a part of.
+fn whole(register: Register) -> Option<usize> {
+    let full = register.full_register();
+    full.is_gpr64().then(|| full.number())
+}

@@ -1,0 +1,405 @@
+//! A site's own code.
+//!
+//! Behind the code is the stub's *record*, which [`common`](super::common) reads: the descriptor, the address behind the
+//! `syscall`, and, where the number is not known, the addresses of the instructions that make special calls.
+
+use std::ops::Range;
+
+use super::common::{BARE, CommonCode, FRAME};
+use super::{CallPlan, SYSCALL, SYSCALL_LEN, Shape, Window};
+use crate::patch::{JUMP_LEN, displacement, jump_patch};
+use crate::relocate::{self, Displaced};
+use crate::trampoline::EmitError;
+
+/// A site's own code, and the patches that lead to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallStub {
+    /// To be placed at the address it was made for, readable and executable.
+    pub bytes: Vec<u8>,
+    /// One, or two for a call that stays in place. All are stored, or none.
+    pub patches: Vec<CallPatch>,
+}
+
+/// What is written over a site, once the stub is in its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallPatch {
+    /// Address of the first overwritten byte.
+    pub site: u64,
+    /// What is there, to be compared and to be restored.
+    pub original: Vec<u8>,
+    /// What is stored there: as many bytes.
+    pub bytes: Vec<u8>,
+    /// Where no thread may be when the patch is there: the overwritten bytes but the first, and the address behind a
+    /// `syscall` that moves, as the kernel may go back from there to make the call again. Threads asleep in the call
+    /// are there.
+    pub inside: Range<u64>,
+    /// Each displaced instruction's original address and its address in the stub, rising; then, unless the last one
+    /// never goes on, the address behind the window and that of the jump back. A thread that is [`inside`](Self::inside), or
+    /// whose signal frame leads there, is set from one to the other. What is behind a moved `syscall` is listed twice:
+    /// to go there the first counts, which is right behind the `syscall` in the stub too; to come back, both.
+    pub resume_map: Vec<(u64, u64)>,
+}
+
+impl CallPlan {
+    /// Writes the stub, to be placed at `at` with 2 GiB of `common`. Choose `at` by [`CallPlan::reach`]. Both functions get
+    /// `descriptor`.
+    pub fn emit(
+        &self,
+        at: u64,
+        common: &CommonCode,
+        descriptor: u64,
+    ) -> Result<CallStub, EmitError> {
+        let stub = Stub {
+            plan: self,
+            common,
+            code: Code {
+                at,
+                bytes: Vec::with_capacity(256),
+            },
+            record: Vec::new(),
+        };
+        match (&self.shape, self.number) {
+            (Shape::InPlace { entry, exit }, Some(number)) => {
+                stub.in_place(descriptor, number, entry, exit.as_ref())
+            }
+            (
+                Shape::Moved {
+                    before,
+                    behind,
+                    start,
+                    original,
+                },
+                number,
+            ) => {
+                let moved = Moved {
+                    before,
+                    behind,
+                    start: *start,
+                    original,
+                };
+                match number {
+                    Some(number) => stub.moved(descriptor, number, &moved),
+                    None => stub.dynamic(descriptor, &moved),
+                }
+            }
+            // No plan is made like this.
+            (Shape::InPlace { .. }, None) => Err(EmitError::NoSystemCall { site: self.call }),
+        }
+    }
+}
+
+struct Moved<'a> {
+    before: &'a [Displaced],
+    behind: &'a [Displaced],
+    start: u64,
+    original: &'a [u8],
+}
+
+/// Code being written.
+struct Code {
+    at: u64,
+    bytes: Vec<u8>,
+}
+
+/// A 32-bit displacement to be filled in, by its offset.
+#[must_use]
+struct Gap(usize);
+
+impl Code {
+    fn here(&self) -> u64 {
+        self.at.wrapping_add(self.bytes.len() as u64)
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// An instruction that ends in a displacement to an address that is not known yet.
+    fn gap(&mut self, opcode: &[u8]) -> Gap {
+        self.put(opcode);
+        let gap = Gap(self.bytes.len());
+        self.put(&[0; 4]);
+        gap
+    }
+
+    /// The gap's instruction leads here.
+    fn fill(&mut self, gap: Gap) {
+        let value = (self.bytes.len() - gap.0 - 4) as u32;
+        self.bytes[gap.0..gap.0 + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    /// An instruction that ends in a displacement to `target`.
+    fn relative(&mut self, opcode: &[u8], target: u64) -> Result<(), EmitError> {
+        let at = self.here();
+        self.put(opcode);
+        let end = self.here().wrapping_add(4);
+        let displacement =
+            displacement(end, target).map_err(|source| EmitError::JumpBack { at, source })?;
+        self.put(&displacement.to_le_bytes());
+        Ok(())
+    }
+
+    fn jump(&mut self, target: u64) -> Result<(), EmitError> {
+        self.relative(JMP, target)
+    }
+
+    fn displaced(
+        &mut self,
+        code: &[Displaced],
+        resume_map: &mut Vec<(u64, u64)>,
+    ) -> Result<(), EmitError> {
+        for displaced in code {
+            let address = self.here();
+            resume_map.push((displaced.instruction.ip(), address));
+            let bytes = relocate::relocate(displaced, address)?;
+            self.put(&bytes);
+        }
+        Ok(())
+    }
+
+    /// The displaced instructions behind the call, and the jump back to `end`.
+    fn rest(
+        &mut self,
+        code: &[Displaced],
+        end: u64,
+        resume_map: &mut Vec<(u64, u64)>,
+    ) -> Result<(), EmitError> {
+        self.displaced(code, resume_map)?;
+        if code
+            .last()
+            .is_none_or(|last| relocate::goes_on(&last.instruction))
+        {
+            resume_map.push((end, self.here()));
+            self.jump(end)?;
+        }
+        Ok(())
+    }
+}
+
+const JMP: &[u8] = &[0xe9];
+const CALL: &[u8] = &[0xe8];
+const JE: &[u8] = &[0x0f, 0x84];
+const JNE: &[u8] = &[0x0f, 0x85];
+const JMP_R11: &[u8] = &[0x41, 0xff, 0xe3];
+const LEA_R11: &[u8] = &[0x4c, 0x8d, 0x1d];
+const MOV_RCX: &[u8] = &[0x48, 0xb9];
+const MOV_R11: &[u8] = &[0x49, 0xbb];
+const MOV_ECX: &[u8] = &[0xb9];
+const MOV_ECX_EAX: &[u8] = &[0x89, 0xc1];
+const AND_ECX: &[u8] = &[0x81, 0xe1];
+/// `cmp byte [rcx], 0`
+const CMP_AT_RCX: &[u8] = &[0x80, 0x39, 0];
+/// `cmp byte [r11 + rcx], 0`
+const CMP_AT_R11_RCX: &[u8] = &[0x41, 0x80, 0x3c, 0x0b, 0];
+/// `cmp byte [r11 + rcx + 1024], 0`
+const CMP_BEHIND_R11_RCX: &[u8] = &[0x41, 0x80, 0xbc, 0x0b, 0, 4, 0, 0, 0];
+/// `lea rsp, [rsp + disp32]`
+const LEA_RSP: &[u8] = &[0x48, 0x8d, 0xa4, 0x24];
+
+struct Stub<'a> {
+    plan: &'a CallPlan,
+    common: &'a CommonCode,
+    code: Code,
+    /// Displacements of instructions that take the record's address.
+    record: Vec<Gap>,
+}
+
+impl Stub<'_> {
+    fn in_place(
+        mut self,
+        descriptor: u64,
+        number: u32,
+        entry: &Window,
+        exit: Option<&Window>,
+    ) -> Result<CallStub, EmitError> {
+        let entered_at = self.code.here();
+        let mut entry_map = Vec::new();
+        self.code.displaced(&entry.code, &mut entry_map)?;
+        let watched = self.check(self.common.spec.watched_enter(number));
+        entry_map.push((self.plan.call, self.code.here()));
+        let make = self.code.here();
+        self.code.jump(self.plan.call)?;
+
+        let left_at = self.code.here();
+        let behind = self.behind();
+        let (done, exit) = match exit {
+            Some(exit) => {
+                let watched = self.check(self.common.spec.watched_exit(number));
+                let done = self.code.here();
+                let mut exit_map = Vec::new();
+                self.code.rest(&exit.code, exit.end(), &mut exit_map)?;
+                self.code.fill(watched);
+                self.ask_exit(number, done)?;
+                (
+                    done,
+                    Some(patch(exit.start, &exit.original, left_at, None, exit_map)?),
+                )
+            }
+            None => (behind, None),
+        };
+
+        self.code.fill(watched);
+        self.ask_enter(make, done)?;
+        let entry = patch(entry.start, &entry.original, entered_at, None, entry_map)?;
+        self.finish(descriptor, &[], [entry].into_iter().chain(exit).collect())
+    }
+
+    fn moved(
+        mut self,
+        descriptor: u64,
+        number: u32,
+        window: &Moved,
+    ) -> Result<CallStub, EmitError> {
+        let at = self.code.here();
+        let mut resume_map = Vec::new();
+        self.code.displaced(window.before, &mut resume_map)?;
+        let watched = self.check(self.common.spec.watched_enter(number));
+        let make = self.make(&mut resume_map);
+        let left = self.check(self.common.spec.watched_exit(number));
+        let done = self.code.here();
+        self.rest(window, &mut resume_map)?;
+
+        self.code.fill(watched);
+        self.ask_enter(make, done)?;
+        self.code.fill(left);
+        self.ask_exit(number, done)?;
+        let moved = Some(self.behind().wrapping_add(1));
+        let patch = patch(window.start, window.original, at, moved, resume_map)?;
+        self.finish(descriptor, &[], vec![patch])
+    }
+
+    fn dynamic(mut self, descriptor: u64, window: &Moved) -> Result<CallStub, EmitError> {
+        let at = self.code.here();
+        let mut resume_map = Vec::new();
+        self.code.displaced(window.before, &mut resume_map)?;
+        self.code.put(MOV_ECX_EAX);
+        self.mask_number();
+        self.code.put(CMP_AT_R11_RCX);
+        let entered = self.code.gap(JNE);
+        self.code.put(CMP_BEHIND_R11_RCX);
+        let left = self.code.gap(JNE);
+        let plain = self.make(&mut resume_map);
+        let done = self.code.here();
+        self.rest(window, &mut resume_map)?;
+
+        self.code.fill(entered);
+        self.code.fill(left);
+        self.ask(self.common.dynamic)?;
+        self.code.relative(JE, done)?;
+        self.code.put(JMP_R11);
+
+        let mut places = vec![plain];
+        for (number, _) in BARE {
+            places.push(self.code.here());
+            self.code.put(&SYSCALL);
+            let left = self.check(self.common.spec.watched_exit(number));
+            self.code.jump(done)?;
+            self.code.fill(left);
+            self.ask_exit(number, done)?;
+        }
+        let moved = Some(self.behind().wrapping_add(1));
+        let patch = patch(window.start, window.original, at, moved, resume_map)?;
+        self.finish(descriptor, &places, vec![patch])
+    }
+
+    /// `ecx`, the number, becomes its place in the table at r11.
+    fn mask_number(&mut self) {
+        const LOW_TEN_BITS: u32 = 1023;
+        self.code.put(AND_ECX);
+        self.code.put(&LOW_TEN_BITS.to_le_bytes());
+        self.code.put(MOV_R11);
+        self.code.put(&self.common.spec.watched.to_le_bytes());
+    }
+
+    /// Goes on if the byte there is zero.
+    fn check(&mut self, watched: u64) -> Gap {
+        self.code.put(MOV_RCX);
+        self.code.put(&watched.to_le_bytes());
+        self.code.put(CMP_AT_RCX);
+        self.code.gap(JNE)
+    }
+
+    /// The moved `syscall`; gives its address.
+    fn make(&mut self, resume_map: &mut Vec<(u64, u64)>) -> u64 {
+        let make = self.code.here();
+        resume_map.push((self.plan.call, make));
+        self.code.put(&SYSCALL);
+        resume_map.push((self.behind(), self.code.here()));
+        make
+    }
+
+    /// What comes after the moved call.
+    fn rest(&mut self, window: &Moved, resume_map: &mut Vec<(u64, u64)>) -> Result<(), EmitError> {
+        let end = window.start.wrapping_add(window.original.len() as u64);
+        self.code.rest(window.behind, end, resume_map)
+    }
+
+    /// Address behind the original `syscall`.
+    fn behind(&self) -> u64 {
+        self.plan.call.wrapping_add(SYSCALL_LEN)
+    }
+
+    fn ask_enter(&mut self, make: u64, done: u64) -> Result<(), EmitError> {
+        self.ask(self.common.enter)?;
+        self.code.relative(JE, make)?;
+        self.code.jump(done)
+    }
+
+    fn ask_exit(&mut self, number: u32, done: u64) -> Result<(), EmitError> {
+        self.code.put(MOV_ECX);
+        self.code.put(&number.to_le_bytes());
+        self.ask(self.common.exit)?;
+        self.code.jump(done)
+    }
+
+    /// Calls the common code below a frame. Keeps the flags that it comes back with.
+    fn ask(&mut self, common: u64) -> Result<(), EmitError> {
+        self.code.put(LEA_RSP);
+        self.code.put(&(-FRAME).to_le_bytes());
+        let record = self.code.gap(LEA_R11);
+        self.record.push(record);
+        self.code.relative(CALL, common)?;
+        self.code.put(LEA_RSP);
+        self.code.put(&FRAME.to_le_bytes());
+        Ok(())
+    }
+
+    /// Adds the record.
+    fn finish(
+        mut self,
+        descriptor: u64,
+        places: &[u64],
+        patches: Vec<CallPatch>,
+    ) -> Result<CallStub, EmitError> {
+        for gap in std::mem::take(&mut self.record) {
+            self.code.fill(gap);
+        }
+        for word in [descriptor, self.behind()].iter().chain(places) {
+            self.code.put(&word.to_le_bytes());
+        }
+        Ok(CallStub {
+            bytes: self.code.bytes,
+            patches,
+        })
+    }
+}
+
+fn patch(
+    site: u64,
+    original: &[u8],
+    to: u64,
+    moved_behind: Option<u64>,
+    resume_map: Vec<(u64, u64)>,
+) -> Result<CallPatch, EmitError> {
+    debug_assert!(original.len() >= JUMP_LEN);
+    let bytes = jump_patch(site, original.len(), to)
+        .map_err(|source| EmitError::JumpBack { at: to, source })?;
+    let end = site.wrapping_add(original.len() as u64);
+    Ok(CallPatch {
+        site,
+        inside: site.wrapping_add(1)..end.max(moved_behind.unwrap_or_default()),
+        original: original.to_vec(),
+        bytes,
+        resume_map,
+    })
+}

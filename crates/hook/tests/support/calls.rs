@@ -1,0 +1,280 @@
+//! Hooks of system calls in general registers only, as the image has them: they keep what they were shown, may decline or
+//! change a call, and leave garbage in every register and flag that they may change.
+
+use std::arch::global_asm;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+use beeline_hook::{
+    CallPlan, CallSites, CallSpec, CallStub, CommonCode, Function, WATCHED_LEN, reach,
+};
+
+use super::elf::Library;
+use super::memory::{Arena, write};
+
+/// Tests that use the hooks' books take turns.
+pub static TURN: Mutex<()> = Mutex::new(());
+
+/// Which calls are watched.
+pub static WATCHED: [AtomicU8; WATCHED_LEN] = [const { AtomicU8::new(0) }; WATCHED_LEN];
+
+/// What the hooks do besides keeping books.
+#[derive(Debug, Clone, Copy)]
+pub enum Mode {
+    Look = 0,
+    /// `enter` says that all is done, with the value as the result.
+    Skip = 1,
+    /// `enter` makes the value the first argument.
+    Argument = 2,
+    /// `exit` makes the value the result.
+    Result = 3,
+    /// `enter` makes the value the number.
+    Number = 4,
+}
+
+unsafe extern "sysv64" {
+    fn test_call_enter();
+    fn test_call_exit();
+    static test_call_len: AtomicU64;
+    static test_call_misaligned: AtomicU64;
+    static test_call_mode: AtomicU64;
+    static test_call_value: AtomicU64;
+    static test_call_log: [[AtomicU64; 23]; KEPT];
+}
+
+const KEPT: usize = 1 << 16;
+
+global_asm!(
+    ".bss",
+    ".balign 8",
+    ".globl test_call_len, test_call_misaligned, test_call_mode, test_call_value, test_call_log",
+    "test_call_len: .skip 8",
+    "test_call_misaligned: .skip 8",
+    "test_call_mode: .skip 8",
+    "test_call_value: .skip 8",
+    "test_call_log: .skip 184 * 65536",
+    ".text",
+    ".globl test_call_enter, test_call_exit",
+    "test_call_enter:",
+    "xor edx, edx",
+    "call test_call_keep",
+    "mov rax, [rip + test_call_mode]",
+    "mov rcx, [rip + test_call_value]",
+    "cmp eax, 1",
+    "je 2f",
+    "cmp eax, 2",
+    "je 3f",
+    "cmp eax, 4",
+    "je 4f",
+    "xor eax, eax",
+    "jmp test_call_spoil",
+    "2:",
+    "mov [r8 + 80], rcx",
+    "mov rax, 0x100000000",
+    "jmp test_call_spoil",
+    "3:",
+    "mov [r8 + 112], rcx",
+    "xor eax, eax",
+    "jmp test_call_spoil",
+    "4:",
+    "mov [r8 + 120], rcx",
+    "xor eax, eax",
+    "jmp test_call_spoil",
+    "test_call_exit:",
+    "mov edx, 1",
+    "call test_call_keep",
+    "mov rax, [rip + test_call_mode]",
+    "mov rcx, [rip + test_call_value]",
+    "cmp eax, 3",
+    "jne test_call_spoil",
+    "mov [r8 + 80], rcx",
+    "jmp test_call_spoil",
+    // Copies the registers, and checks that the stack was aligned on the hook's entry. Leaves the structure in r8.
+    "test_call_keep:",
+    "test rsp, 15",
+    "jz 5f",
+    "lock inc qword ptr [rip + test_call_misaligned]",
+    "5:",
+    "mov r8, rdi",
+    "mov eax, 1",
+    "lock xadd [rip + test_call_len], rax",
+    "and eax, 65535",
+    "imul rax, rax, 184",
+    "lea rdi, [rip + test_call_log]",
+    "add rdi, rax",
+    "mov [rdi], rdx",
+    "mov [rdi + 8], rsi",
+    "add rdi, 16",
+    "mov rsi, r8",
+    "mov ecx, 21",
+    "rep movsq",
+    "ret",
+    "test_call_spoil:",
+    "mov rcx, 0x1111111111111111",
+    "mov rdx, rcx",
+    "mov rsi, rcx",
+    "mov rdi, rcx",
+    "mov r8, rcx",
+    "mov r9, rcx",
+    "mov r10, rcx",
+    "mov r11, 0x7fffffffffffffff",
+    "add r11, 1",
+    "stc",
+    "ret",
+);
+
+/// What a hook was shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    pub is_exit: bool,
+    pub descriptor: u64,
+    /// `struct pt_regs`.
+    pub regs: [u64; 21],
+}
+
+impl Seen {
+    pub fn number(&self) -> u64 {
+        self.regs[15]
+    }
+
+    pub fn result(&self) -> u64 {
+        self.regs[10]
+    }
+}
+
+/// Forgets everything, and sets what the hooks do.
+pub fn reset(mode: Mode, value: u64) {
+    // SAFETY: defined above as words of zeroes.
+    unsafe {
+        test_call_len.store(0, Relaxed);
+        test_call_misaligned.store(0, Relaxed);
+        test_call_mode.store(mode as u64, Relaxed);
+        test_call_value.store(value, Relaxed);
+    }
+    watch(|_| (false, false));
+}
+
+/// Sets whether enter and exit of each call are watched.
+pub fn watch(watched: impl Fn(u32) -> (bool, bool)) {
+    for (number, entry) in WATCHED.iter().enumerate() {
+        let (enter, exit) = watched(number as u32 % 1024);
+        entry.store(u8::from(if number < 1024 { enter } else { exit }), Relaxed);
+    }
+}
+
+pub fn watch_all() {
+    watch(|_| (true, true));
+}
+
+/// What was seen since `reset`, and whether the stack was always aligned.
+pub fn seen() -> Vec<Seen> {
+    // SAFETY: as in `reset`.
+    unsafe {
+        assert_eq!(test_call_misaligned.load(Relaxed), 0, "misaligned");
+        let len = test_call_len.load(Relaxed) as usize;
+        assert!(len <= KEPT, "too many calls for the log");
+        test_call_log[..len]
+            .iter()
+            .map(|words| Seen {
+                is_exit: words[0].load(Relaxed) != 0,
+                descriptor: words[1].load(Relaxed),
+                regs: std::array::from_fn(|i| words[i + 2].load(Relaxed)),
+            })
+            .collect()
+    }
+}
+
+/// Numbers and whether it is an exit, in order.
+pub fn numbers() -> Vec<(u64, bool)> {
+    seen()
+        .iter()
+        .map(|seen| (seen.number(), seen.is_exit))
+        .collect()
+}
+
+/// The hooks above.
+pub fn spec() -> CallSpec {
+    CallSpec {
+        enter: test_call_enter as *const () as u64,
+        exit: test_call_exit as *const () as u64,
+        watched: WATCHED.as_ptr() as u64,
+    }
+}
+
+pub const DESCRIPTOR: u64 = 0xdead_0000_beef;
+
+/// An arena with the common code in it.
+pub struct Hooks {
+    pub arena: Arena,
+    pub common: CommonCode,
+}
+
+impl Hooks {
+    pub fn new(mut arena: Arena) -> Self {
+        let common = CommonCode::emit(arena.next(), &spec()).unwrap();
+        arena.push(&common.bytes);
+        Self { arena, common }
+    }
+
+    /// Puts a stub into the arena.
+    pub fn stub(&mut self, plan: &CallPlan) -> CallStub {
+        let at = self.arena.next();
+        assert!(plan.reach().is_some_and(|reach| reach.contains(&at)));
+        let stub = plan.emit(at, &self.common, DESCRIPTOR).unwrap();
+        self.arena.push(&stub.bytes);
+        stub
+    }
+
+    /// A function in the arena with all its calls hooked; gives its address and the plans.
+    pub fn hooked(&mut self, code: &[u8]) -> (u64, Vec<CallPlan>) {
+        let start = self.arena.push(code);
+        let sites = CallSites::of(&[Function {
+            start: 0x1000,
+            code,
+        }]);
+        assert_eq!(sites.spared, []);
+        let bias = start - 0x1000;
+        let plans: Vec<_> = sites.plans.iter().map(|plan| plan.at(bias)).collect();
+        for plan in &plans {
+            for patch in self.stub(plan).patches {
+                assert_eq!(
+                    self.arena.bytes(patch.site, patch.original.len()),
+                    patch.original
+                );
+                // SAFETY: the arena's own memory, in which nothing runs yet.
+                unsafe { write(patch.site, &patch.bytes) };
+            }
+        }
+        (start, plans)
+    }
+}
+
+impl Hooks {
+    /// Near a library of this process.
+    pub fn near(library: &Library) -> Self {
+        let middle = library.base() + library.text.0 + library.text.1.len() as u64 / 2;
+        Self::new(Arena::within(reach(middle), 4 << 20))
+    }
+
+    /// Hooks all calls of a library of this process, which has no other thread; gives how many.
+    pub fn hook_library(&mut self, library: &Library) -> usize {
+        let functions: Vec<_> = library
+            .bodies()
+            .map(|(start, code)| Function { start, code })
+            .collect();
+        let sites = CallSites::of(&functions);
+        let base = library.base();
+        let stubs: Vec<_> = sites
+            .plans
+            .iter()
+            .map(|plan| self.stub(&plan.at(base)))
+            .collect();
+        library.unprotect();
+        for patch in stubs.iter().flat_map(|stub| &stub.patches) {
+            // SAFETY: the only thread is here, in no system call.
+            unsafe { write(patch.site, &patch.bytes) };
+        }
+        stubs.len()
+    }
+}
