@@ -10,6 +10,8 @@
 //!
 //! Nothing in here is read back by Beeline for its own memory safety, save to restore an orphan, and then it is checked.
 
+pub mod calls;
+
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire};
 
@@ -33,6 +35,10 @@ pub struct EntryPoints {
     pub sigaction: u64,
     /// [`crate::shortcut::beeline_shortcut`].
     pub shortcut: u64,
+    /// [`crate::calls::beeline_call_enter`].
+    pub call_enter: u64,
+    /// [`crate::calls::beeline_call_exit`].
+    pub call_exit: u64,
 }
 
 /// The kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`), which uprobe programs get as context.
@@ -89,7 +95,7 @@ pub struct Target {
     pub owner: u32,
     /// Where the C library keeps a thread's id, as an offset from the thread pointer; [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
-    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`].
+    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
     pub objects: AtomicUsize,
@@ -125,8 +131,10 @@ pub const FAULTS_CAUGHT: u32 = 1;
 pub const TRAPS_CAUGHT: u32 = 2;
 /// In [`Target::flags`]: the machine has the instruction `rdpid`.
 pub const HAS_RDPID: u32 = 4;
+/// In [`Target::flags`]: this stands for children that share the target's memory, and that have ids of their own.
+pub const IS_CHILD: u32 = 8;
 const _: () = assert!(
-    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID).count_ones() == 3,
+    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID ^ IS_CHILD).count_ones() == 4,
     "each flag has a bit of its own"
 );
 /// How many sites of one target can be hooked by breakpoints.
@@ -147,6 +155,12 @@ pub struct Tasks {
     pub end: usize,
     /// `pid_t`: the thread's id.
     pub pid: u32,
+    /// `pid_t`: the process's id.
+    pub tgid: u32,
+    /// A task's address.
+    pub real_parent: u32,
+    /// As `real_parent`.
+    pub parent: u32,
     /// 16 bytes.
     pub comm: u32,
     /// A task's address.
@@ -169,6 +183,10 @@ pub struct Control {
     pub own_pid: u32,
     /// How many slots have a [`Slot::lock`].
     pub locks: AtomicU32,
+    /// Children that share the memory, or are about to.
+    pub children: AtomicU32,
+    /// 1 in a forked child that the runtime has not taken on.
+    pub orphan: AtomicU32,
 }
 
 /// The signals whose handlers the image takes over: SIGTRAP, SIGBUS and SIGSEGV, in the order of [`Signals::saved`].
@@ -257,6 +275,14 @@ pub struct Session {
     pub refused: AtomicU64,
     /// Times that a program went on without a `bpf_spin_lock`, as its holder did not run.
     pub unguarded: AtomicU64,
+    /// Incremented when something was asked of the runtime, which waits on it as a futex.
+    pub asked: AtomicU32,
+    /// 1 while nobody answers.
+    pub deaf: AtomicU32,
+    /// Threads that asked for something and went on without an answer.
+    pub unanswered: AtomicU64,
+    /// What threads ask of the runtime.
+    pub requests: [calls::Request; calls::REQUESTS],
     /// Which slots are taken, by CPU; [`MAX_CPUS`] of them are laid out.
     pub leases: [Lease; MAX_CPUS],
 }
@@ -340,6 +366,8 @@ pub struct Manifest {
     pub handlers: AtomicUsize,
     /// The handler's address.
     pub handler: usize,
+    /// The newest [`calls::Patches`]' address, or 0.
+    pub first_patches: AtomicUsize,
     /// The tool's command line, as far as it fits, NUL-terminated.
     pub tool: [u8; TOOL_BYTES],
 }
@@ -347,7 +375,7 @@ pub struct Manifest {
 /// Room for a command line in a manifest.
 pub const TOOL_BYTES: usize = 128;
 /// "beeline" and the version of this layout.
-pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x01");
+pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x02");
 
 /// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
 /// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.
@@ -380,6 +408,8 @@ pub struct Link {
     pub cookie: u64,
     /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`].
     pub needs: usize,
+    /// What the program gets as its context: [`calls::CONTEXT_REGISTERS`] or one of the others there.
+    pub context: usize,
     /// 0 while the link is disabled.
     pub enabled: AtomicUsize,
     /// Whose code `entry` is, for people: up to eight characters, NUL-padded.

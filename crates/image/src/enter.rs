@@ -7,7 +7,7 @@ use beeline_isa::abi::Run;
 
 use crate::abi::{
     Context, Control, HAS_RDPID, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT,
-    PendingSignals, PtRegs, Site, TID_UNKNOWN, Target,
+    PendingSignals, PtRegs, Site, Slot, TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
 use crate::{helpers, sys};
@@ -87,7 +87,7 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
 
 /// Counts a hit that ran no program, or whose return is not watched.
 #[cold]
-fn miss(target: &Target) {
+pub(crate) fn miss(target: &Target) {
     // SAFETY: the session page is mapped as long as the trampoline is.
     unsafe { &*target.session }.missed.fetch_add(1, Relaxed);
 }
@@ -141,20 +141,7 @@ fn run_leased(
     // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
     let slot = unsafe { target.slots.add(cpu as usize) };
     let mut job = Job {
-        context: Context {
-            // SAFETY: pointers and a number, each replaced before a program sees it.
-            run: unsafe { core::mem::zeroed() },
-            target,
-            slot,
-            regs,
-            site,
-            cpu,
-            tick: 0,
-            cookie: 0,
-            tail_calls: 0,
-            signals: PendingSignals::default(),
-            unblocked: 0,
-        },
+        context: new_context(target, slot, regs, site, cpu),
         links,
     };
     // SAFETY: the slot is ours until the lease ends, and with it its stack.
@@ -165,6 +152,31 @@ fn run_leased(
     }
     if job.context.signals != PendingSignals::default() {
         signal::send(job.context.signals, control.own_pid);
+    }
+}
+
+/// The context of programs that run one after the other in a leased slot.
+#[inline(always)]
+pub(crate) fn new_context(
+    target: &Target,
+    slot: *mut Slot,
+    regs: *const PtRegs,
+    site: *const Site,
+    cpu: u32,
+) -> Context {
+    Context {
+        // SAFETY: pointers and a number, each replaced before a program sees it.
+        run: unsafe { core::mem::zeroed() },
+        target,
+        slot,
+        regs,
+        site,
+        cpu,
+        tick: 0,
+        cookie: 0,
+        tail_calls: 0,
+        signals: PendingSignals::default(),
+        unblocked: 0,
     }
 }
 
@@ -191,11 +203,21 @@ unsafe extern "sysv64" fn run_links(job: *mut u8) {
 #[inline(always)]
 unsafe fn ready<'a>(links: *const LinkList, regs: *const PtRegs) -> impl Iterator<Item = &'a Link> {
     // SAFETY: the caller's promise.
-    let (count, are_shown) = unsafe { ((*links).count, (*regs).cs != 0) };
+    let (links, are_shown) = unsafe { (links_of(links), (*regs).cs != 0) };
+    links.filter(move |link| are_shown || link.needs & NEEDS_REGISTERS == 0)
+}
+
+/// The links of a list that are enabled.
+///
+/// # Safety
+/// The list is a published one.
+#[inline(always)]
+pub(crate) unsafe fn links_of<'a>(links: *const LinkList) -> impl Iterator<Item = &'a Link> {
+    // SAFETY: the caller's promise.
+    let count = unsafe { (*links).count };
     (0..count)
         // SAFETY: `count` link addresses follow the list's head, each a link that outlives the list.
         .map(move |i| unsafe { &**links.add(1).cast::<*const Link>().add(i) })
-        .filter(move |link| are_shown || link.needs & NEEDS_REGISTERS == 0)
         .filter(|link| link.enabled.load(Relaxed) != 0)
 }
 
@@ -208,19 +230,7 @@ pub unsafe fn run_here(target: &Target, link: &Link, argument: *const u8) -> Opt
     let (lease, cpu) = lease(target)?;
     // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
     let slot = unsafe { target.slots.add(cpu as usize) };
-    let mut context = Context {
-        run: link.run,
-        target,
-        slot,
-        regs: core::ptr::null(),
-        site: core::ptr::null(),
-        cpu,
-        tick: 0,
-        cookie: 0,
-        tail_calls: 0,
-        signals: PendingSignals::default(),
-        unblocked: 0,
-    };
+    let mut context = new_context(target, slot, core::ptr::null(), core::ptr::null(), cpu);
     // SAFETY: the slot is leased; the rest is the caller's promise.
     let result = unsafe { run(&mut context, link, argument) };
     signal::block_again(&context);
@@ -232,7 +242,7 @@ pub unsafe fn run_here(target: &Target, link: &Link, argument: *const u8) -> Opt
 ///
 /// # Safety
 /// The context's slot must be leased by the caller.
-unsafe fn run(context: &mut Context, link: &Link, argument: *const u8) -> u64 {
+pub(crate) unsafe fn run(context: &mut Context, link: &Link, argument: *const u8) -> u64 {
     context.run = Run {
         context: argument,
         ..link.run
@@ -341,10 +351,25 @@ fn take(target: &Target, lease: &Lease, index: u32) -> bool {
 
 /// Gives a slot back.
 #[inline(always)]
-fn release(target: &Target, lease: &Lease, index: u32) {
+pub(crate) fn release(target: &Target, lease: &Lease, index: u32) {
     lease.owner.store(0, Release);
     // SAFETY: `take` was given the same index.
     unsafe { &(*target.slots.add(index as usize)).holder }.store(0, Release);
+}
+
+/// Frees the slots that a child held which shared the memory of this thread's process, and this thread's stack and thread
+/// pointer: it is gone, and if it was killed in a program they are still taken.
+pub(crate) fn forget_slots_of(child: &Target) {
+    let this = this_thread(child);
+    // SAFETY: the session page is mapped as long as the trampoline is.
+    let leases = unsafe { &(*child.session).leases };
+    for (index, lease) in (0..child.cpus).zip(leases) {
+        // SAFETY: the runtime laid out `cpus` slots.
+        let holder = unsafe { &(*child.slots.add(index as usize)).holder };
+        if holder.load(Relaxed) == this {
+            release(child, lease, index);
+        }
+    }
 }
 
 /// A word that differs between the threads that live in a process: the thread's id if it is at hand, which is quicker

@@ -1,6 +1,6 @@
 //! What runs inside a target: the way from a trampoline into programs ([`enter`]), the helpers they call
 //! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]), the signal handlers
-//! ([`signals`]) and what keeps them in place ([`natives`]). And what runs inside a tool: its own map operations
+//! ([`signals`]) and what keeps them in place ([`natives`]), system calls ([`calls`]). And what runs inside a tool: its own map operations
 //! ([`shortcut`]).
 //!
 //! The crate is built twice. As a library it is part of the runtime, which lays out its structures ([`abi`]) and
@@ -12,6 +12,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 pub mod abi;
+pub mod calls;
 pub mod enter;
 pub mod helpers;
 pub mod loads;

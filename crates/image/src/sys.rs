@@ -41,11 +41,15 @@ pub mod nr {
     #![allow(missing_docs)]
     pub const LSEEK: u64 = 8;
     pub const MMAP: u64 = 9;
+    pub const MPROTECT: u64 = 10;
     pub const RT_SIGACTION: u64 = 13;
     pub const RT_SIGPROCMASK: u64 = 14;
     pub const SCHED_YIELD: u64 = 24;
     pub const NANOSLEEP: u64 = 35;
     pub const GETPID: u64 = 39;
+    pub const CLONE: u64 = 56;
+    pub const VFORK: u64 = 58;
+    pub const EXECVE: u64 = 59;
     pub const GETUID: u64 = 102;
     pub const GETGID: u64 = 104;
     pub const RT_SIGQUEUEINFO: u64 = 129;
@@ -57,6 +61,9 @@ pub mod nr {
     pub const RT_TGSIGQUEUEINFO: u64 = 297;
     pub const GETCPU: u64 = 309;
     pub const PROCESS_VM_READV: u64 = 310;
+    pub const EXECVEAT: u64 = 322;
+    pub const PKEY_MPROTECT: u64 = 329;
+    pub const CLONE3: u64 = 435;
 }
 
 /// Gives the CPU to whoever is next.

@@ -175,7 +175,7 @@ impl Process {
     }
 
     /// The numbers of its threads, zombies included.
-    pub(crate) fn thread_ids(&self) -> Result<Vec<i32>, Error> {
+    pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
         // Not through `inspect_error`, which asks for the threads itself.
         self.list_threads().map_err(|errno| match errno {
             Errno::NOENT | Errno::SRCH => Error::Exited { pid: self.pid() },

@@ -1,5 +1,9 @@
 //! Stopping a program that is being started, when its libraries are mapped and none of its code has run.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use libc::c_int;
 
 use crate::loader::{self, Rendezvous};
@@ -34,6 +38,27 @@ impl Watched {
         Ok(Self(Stopped::around(process, make)?))
     }
 
+    /// Lets it run its `execve`, stops it before the new program's first instruction, and calls back. Then the process is
+    /// let go for good; as it is, if it was given up before it has run one.
+    ///
+    /// Waits as long as it takes. Signals that the process gets are passed on.
+    ///
+    /// Errors: [`Error::ThirtyTwoBit`] and others on account of the new program, which runs on then.
+    pub fn run_until_exec<R>(
+        mut self,
+        given_up: &Arc<AtomicBool>,
+        callback: impl FnOnce(&mut Stopped) -> R,
+    ) -> Result<Loaded<R>, Error> {
+        let given_up = given_up.clone();
+        match self.0.run(move |session| session.run_until_exec(&given_up)) {
+            Ok(true) => {}
+            Ok(false) | Err(Error::Exited { .. }) => return Ok(Loaded::Ended),
+            Err(error) => return Err(error),
+        }
+        self.0.refresh();
+        Ok(Loaded::Ready(callback(&mut self.0)))
+    }
+
     /// Lets it run its `execve` and its loader, stops it when the libraries are mapped but no constructor has run
     /// (a static program: at its first instruction), and calls back. Then the process is let go for good.
     ///
@@ -54,6 +79,9 @@ impl Watched {
     }
 }
 
+/// Between two looks whether a process has run its `execve`, or was given up.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
+
 /// What `int3` is made of.
 const BREAKPOINT: u8 = 0xcc;
 
@@ -66,6 +94,35 @@ enum Reached {
 }
 
 impl Session {
+    /// False if the process was given up, and is held where it is.
+    fn run_until_exec(&mut self, given_up: &AtomicBool) -> Result<bool, Error> {
+        while !given_up.load(Ordering::SeqCst) {
+            match ptrace::poll(self.tid())? {
+                Event::Exec => {
+                    self.hold()?;
+                    self.forget_image();
+                    self.process.check_class()?;
+                    return Ok(true);
+                }
+                Event::None => std::thread::sleep(LOOK_AGAIN),
+                event => self.pass_on(event)?,
+            }
+        }
+        self.hold()?;
+        Ok(false)
+    }
+
+    /// Lets the process go on with what has stopped it, as it would without us.
+    fn pass_on(&mut self, event: Event) -> Result<(), Error> {
+        let signal = match event {
+            Event::Gone => return Err(self.ended()),
+            Event::Trap { group: true } => return ptrace::listen(self.tid()),
+            Event::Signal(signal) => signal,
+            _ => 0,
+        };
+        ptrace::resume(self.tid(), Go::On, signal)
+    }
+
     fn run_until_loaded(&mut self) -> Result<(), Error> {
         self.run_to(None)?;
         loop {
@@ -143,24 +200,18 @@ impl Session {
     fn run_to(&mut self, breakpoint: Option<u64>) -> Result<Reached, Error> {
         let tid = self.tid();
         loop {
-            let signal = match ptrace::wait(tid)? {
+            let event = ptrace::wait(tid)?;
+            match event {
                 Event::Exec => return Ok(Reached::Exec),
-                Event::Gone => return Err(self.ended()),
-                Event::Trap { group: true } => {
-                    ptrace::listen(tid)?;
-                    continue;
-                }
                 Event::Signal(libc::SIGTRAP) if breakpoint.is_some() => {
                     let ip = ptrace::registers(tid)?.rip;
                     if Some(ip.wrapping_sub(1)) == breakpoint {
                         return Ok(Reached::Breakpoint);
                     }
-                    libc::SIGTRAP
                 }
-                Event::Signal(signal) => signal,
-                Event::Trap { group: false } | Event::Syscall | Event::None => 0,
-            };
-            ptrace::resume(tid, Go::On, signal)?;
+                _ => {}
+            }
+            self.pass_on(event)?;
         }
     }
 

@@ -34,6 +34,21 @@ impl Arena {
         })
     }
 
+    /// Another one with the same content, for an address space that has it at the same place.
+    pub fn copy(&self, name: &str) -> io::Result<Self> {
+        let copy = Self::new(name)?;
+        // SAFETY: both mappings are of the same size, and the new one is nobody else's yet.
+        unsafe {
+            let (to, from) = (copy.memory.base(), self.memory.base());
+            to.copy_from_nonoverlapping(from, self.used);
+        }
+        Ok(Self {
+            base: self.base,
+            used: self.used,
+            ..copy
+        })
+    }
+
     /// The file to map.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.memory.file()

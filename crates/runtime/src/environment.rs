@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
 use beeline_image::abi;
+use beeline_image::abi::calls::CONTEXT_REGISTERS;
 use beeline_isa::abi::Run;
 
 use crate::arena::{ARENA_BYTES, Arena};
@@ -34,6 +35,8 @@ pub struct Environment {
     pub home: Arena,
     /// The [`abi::Target`].
     pub target: u64,
+    /// The one that stands for children which share the target's memory.
+    pub child: u64,
     /// The image.
     pub image: u64,
     /// The stub that brings the signal handler its target, and the one it returns to the kernel by.
@@ -60,7 +63,7 @@ pub struct Environment {
     tasks: Option<Tasks>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct PlacedMap {
     map: Arc<MapObject>,
     /// Where it is mapped.
@@ -98,7 +101,8 @@ impl Environment {
         home.value(manifest(shared, Some((&private, owner))))
             .map_err(os("filling an arena"))?;
         let points = shared.image.points();
-        let record = abi::Target {
+        let arena = home.base();
+        let record = |tid_offset, flags: u32| abi::Target {
             helpers: shared.image.helpers_at(bases.image),
             control: private.control() as *mut _,
             signals: private.signals() as *mut _,
@@ -109,16 +113,20 @@ impl Environment {
             pid_namespace: bases.pid_namespace,
             cpus: shared.cpus,
             owner,
-            tid_offset: bases.tid_offset,
-            flags: if has_rdpid() { abi::HAS_RDPID } else { 0 }.into(),
+            tid_offset,
+            flags: flags.into(),
             objects: 0.into(),
             cgroups: 0.into(),
             trace: AtomicUsize::new(0),
-            arena: home.base() as usize,
+            arena: arena as usize,
             arena_len: ARENA_BYTES,
             tasks: 0.into(),
             breakpoints: [const { AtomicUsize::new(0) }; abi::BREAKPOINTS],
         };
+        let flags = if has_rdpid() { abi::HAS_RDPID } else { 0 };
+        let of_child = record(abi::TID_UNKNOWN, flags | abi::IS_CHILD);
+        let record = record(bases.tid_offset, flags);
+        let child = home.value(of_child).map_err(os("filling an arena"))?;
         let target = home.value(record).map_err(os("filling an arena"))?;
         let (handler, restorer) = patch::signal_stubs(bases.image + points.signal, target);
         let handler = home.bytes(&handler, 16).map_err(os("filling an arena"))?;
@@ -131,6 +139,7 @@ impl Environment {
         Ok(Self {
             home,
             target,
+            child,
             image: bases.image,
             handler,
             restorer,
@@ -147,10 +156,65 @@ impl Environment {
         })
     }
 
+    /// What a forked child has of it, in an arena of its own that is to be mapped over the parent's. `write` stores into the
+    /// child's private memory.
+    pub fn fork(
+        &self,
+        shared: &Shared,
+        pid: i32,
+        owner: u32,
+        write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
+        let name = format!("{}-arena", std::process::id());
+        let mut home = self.home.copy(&name).map_err(os("creating an arena"))?;
+        let base = home.base();
+        // SAFETY: placed as a `Manifest` and as `Target`s in what was copied, which is mapped nowhere yet.
+        unsafe {
+            home.change::<abi::Manifest>(base, |manifest| manifest.owner = owner);
+            for record in [self.target, self.child] {
+                home.change::<abi::Target>(record, |target| target.owner = owner);
+            }
+        }
+        let tasks = match (&self.tasks, shared.blueprint()) {
+            (Some(tasks), Some(blueprint)) => Some(tasks.fork(blueprint, pid as u32, write)?),
+            _ => None,
+        };
+        Ok(Self {
+            home,
+            target: self.target,
+            child: self.child,
+            image: self.image,
+            handler: self.handler,
+            restorer: self.restorer,
+            private: self.private,
+            maps: self.maps.clone(),
+            free_handles: self.free_handles.clone(),
+            codes: self.codes.clone(),
+            links: self.links.clone(),
+            next_programs: self.next_programs.clone(),
+            objects: self.objects.clone(),
+            cgroups: self.cgroups.clone(),
+            cgroup: self.cgroup.clone(),
+            tasks,
+        })
+    }
+
+    /// Where the maps and rings are mapped that programs here may come upon.
+    pub fn bases(&self) -> impl Iterator<Item = u64> {
+        let maps = self.maps.values();
+        maps.flat_map(|placed| std::iter::once(placed.base).chain(placed.rings.values().copied()))
+    }
+
     /// The manifest, to be changed by its atomics.
     pub fn manifest(&self) -> &abi::Manifest {
         // SAFETY: every home arena starts with one.
         unsafe { self.home.get(self.home.base()) }
+    }
+
+    /// The target's record and that of its children, likewise.
+    pub fn records(&self) -> [&abi::Target; 2] {
+        // SAFETY: placed by `new`.
+        [self.target, self.child].map(|record| unsafe { self.home.get(record) })
     }
 
     /// The target's record, to be changed by its atomics.
@@ -173,7 +237,9 @@ impl Environment {
         let place = self.private.tasks();
         let (tasks, layout) = Tasks::place(blueprint, place, shared.cpus, pid as u32, write)?;
         let layout = self.home.value(layout).map_err(os("filling an arena"))?;
-        self.record().tasks.store(layout as usize, Release);
+        for record in self.records() {
+            record.tasks.store(layout as usize, Release);
+        }
         self.tasks = Some(tasks);
         Ok(())
     }
@@ -302,13 +368,21 @@ impl Environment {
         Ok(())
     }
 
-    /// Places an [`abi::Link`] for a program whose maps are all known.
-    pub fn place_link(&mut self, program: &Program, cookie: u64) -> Result<u64, Error> {
+    /// Places an [`abi::Link`] for a program whose maps are all known. `context` is what it gets as its context:
+    /// [`abi::Link::context`].
+    pub fn place_link(
+        &mut self,
+        program: &Program,
+        cookie: u64,
+        context: usize,
+    ) -> Result<u64, Error> {
         let placed = program.maps.iter().filter_map(|map| self.maps.get(&map.id));
         let (handles, values): (Vec<u64>, Vec<u64>) =
             placed.map(|placed| (placed.handle, placed.values)).unzip();
         if let Some(trace) = program.trace.and_then(|trace| self.maps.get(&trace)) {
-            self.record().trace.store(trace.handle as usize, Release);
+            for record in self.records() {
+                record.trace.store(trace.handle as usize, Release);
+            }
         }
         let (code, at) = self.place_program(program)?;
         let maps = self.home.array(&handles).map_err(os("filling an arena"))?;
@@ -325,6 +399,7 @@ impl Environment {
         let link = self.link(abi::Link {
             run,
             cookie,
+            context,
             needs: needs(program),
             engine: word_of(&code.engine).into(),
             name,
@@ -350,6 +425,7 @@ impl Environment {
             run: self.bare_run(),
             cookie: 0,
             needs: abi::NEEDS_SLOT | abi::NEEDS_REGISTERS,
+            context: CONTEXT_REGISTERS,
             enabled: 1.into(),
             engine: word_of(IMAGE).into(),
             name: [0; abi::NAME_BYTES],
@@ -440,6 +516,7 @@ pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manife
         signals: private.map_or(0, |p| p.signals() as usize),
         handlers: 0.into(),
         handler: 0,
+        first_patches: 0.into(),
         tool,
     }
 }

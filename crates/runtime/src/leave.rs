@@ -3,6 +3,7 @@
 //! Both go by what stands in the process itself, its [`Manifest`] and what that leads to, so a Beeline that has never
 //! seen the process can do it. What is read there is checked before it is acted on.
 
+mod calls;
 mod sites;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,8 +20,8 @@ use crate::error::Error;
 use crate::scope::{all_processes, start_time};
 use crate::{opening, patch};
 
+use sites::{CallFacts, call_records, records, text_of};
 pub use sites::{ProgramFacts, SiteFacts};
-use sites::{records, text_of};
 
 /// A session's presence in a process.
 #[derive(Debug)]
@@ -38,6 +39,8 @@ pub struct Presence {
     /// All that the session has ever hooked, newest first. A forked child shares the list and not the code, so what
     /// is hooked is to be seen in the code alone.
     records: Vec<SiteFacts>,
+    /// What was done for system calls.
+    calls: CallFacts,
     /// Everything that is mapped for the session.
     pub mappings: Vec<Region>,
     manifest: Manifest,
@@ -130,6 +133,7 @@ pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
             tool: text_of(&manifest.tool),
             sites: Vec::new(),
             records: records(process, &manifest, &mappings),
+            calls: call_records(process, &manifest, &mappings),
             mappings,
             manifest,
         };
@@ -206,6 +210,7 @@ impl Presence {
                 ));
             }
             self.restore_returns(&mut stopped, &others)?;
+            self.bring_back(&mut stopped)?;
             if self.is_clear(&stopped)? {
                 self.restore_handlers(&mut stopped)?;
                 let unmapped = self.unmap(&mut stopped);
@@ -263,7 +268,7 @@ impl Presence {
         for (site, _) in hooked.into_iter().filter(|(_, hook)| *hook == Hook::Ours) {
             stopped.write(site.address, &site.original)?;
         }
-        Ok(())
+        self.restore_calls(stopped)
     }
 
     /// Does anybody still lead to our trampolines, or mean to: a breakpoint upon a jump of ours, or another session

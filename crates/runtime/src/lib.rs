@@ -10,6 +10,7 @@
 mod arena;
 pub mod backend;
 mod binary;
+mod calls;
 mod cgroup;
 mod deaths;
 pub mod engines;

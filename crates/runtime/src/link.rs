@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use beeline_hook::{Function, Incoming};
 use beeline_inject::Region;
 
-use crate::backend::Id;
+use crate::backend::{CallContext, Edge, Id};
 use crate::binary::Binary;
 use crate::error::Error;
 use crate::program::Program;
@@ -89,7 +89,16 @@ impl ProbedFile {
 pub struct Files(Mutex<HashMap<FileId, Arc<ProbedFile>>>);
 
 /// Device, inode, and the time of the last change in seconds and nanoseconds.
-type FileId = (u64, u64, i64, i64);
+pub type FileId = (u64, u64, i64, i64);
+
+/// What identifies the contents of a file now.
+pub fn file_id(path: &Path) -> Result<FileId, Error> {
+    let facts = fs::metadata(path).map_err(|source| Error::Open {
+        path: path.into(),
+        source,
+    })?;
+    Ok((facts.dev(), facts.ino(), facts.mtime(), facts.mtime_nsec()))
+}
 
 impl Files {
     /// Looks a place up. Errors name the file and say why a probe cannot be there.
@@ -122,11 +131,7 @@ impl Files {
     }
 
     fn file(&self, path: &Path) -> Result<Arc<ProbedFile>, Error> {
-        let facts = fs::metadata(path).map_err(|source| Error::Open {
-            path: path.into(),
-            source,
-        })?;
-        let key = (facts.dev(), facts.ino(), facts.mtime(), facts.mtime_nsec());
+        let key = file_id(path)?;
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = known.get(&key) {
             return Ok(file.clone());
@@ -192,11 +197,30 @@ impl FilePlace {
     }
 }
 
+/// A program attached to system calls.
+#[derive(Debug)]
+pub struct CallLink {
+    /// Its id.
+    pub id: Id,
+    /// The program.
+    pub program: Arc<Program>,
+    /// The call's number; `None` for all.
+    pub number: Option<u32>,
+    /// Run before or after the call.
+    pub edge: Edge,
+    /// What the program gets.
+    pub context: CallContext,
+    /// For `bpf_get_attach_cookie`.
+    pub cookie: u64,
+}
+
 /// What is behind a link's id.
 #[derive(Debug, Clone)]
 pub enum Link {
     /// In processes.
     Uprobe(Arc<Uprobe>),
+    /// In processes, at their system calls.
+    Call(Arc<CallLink>),
     /// In Beeline.
     Timer(Arc<Program>),
 }
@@ -206,6 +230,7 @@ impl Link {
     pub fn program(&self) -> &Arc<Program> {
         match self {
             Self::Uprobe(uprobe) => &uprobe.program,
+            Self::Call(call) => &call.program,
             Self::Timer(program) => program,
         }
     }

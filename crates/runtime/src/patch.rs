@@ -22,6 +22,17 @@ pub fn len(plan: &Plan) -> usize {
     }
 }
 
+/// Bytes that are stored over code.
+#[derive(Debug, Clone, Copy)]
+pub struct CodePatch<'a> {
+    /// Where the first goes.
+    pub site: u64,
+    /// What is stored.
+    pub bytes: &'a [u8],
+    /// Where the instructions that were there are now: original addresses, and others.
+    pub resume_map: &'a [(u64, u64)],
+}
+
 /// Stores a site's patch. Threads that are inside the patched bytes, or will be when a signal handler returns, are
 /// set to the moved instructions.
 pub fn apply(
@@ -30,53 +41,61 @@ pub fn apply(
     record: &Site,
     resume_map: &[(u64, u64)],
 ) -> Result<(), Error> {
-    let len = len(plan);
-    let inside = plan.site + 1..plan.site + len as u64;
-    let pid = stopped.process().pid();
-    let moved = |ip: u64| {
-        resume_map
-            .iter()
-            .find(|(original, _)| *original == ip)
-            .map(|(_, moved)| *moved)
-            .ok_or_else(|| Error::Target {
-                pid,
-                why: format!("a thread is at {ip:#x}, in the middle of an instruction"),
-            })
+    let kind = match plan.kind {
+        Kind::Jump => SITE_JUMP,
+        Kind::Breakpoint { .. } => SITE_BREAKPOINT,
     };
-    let mut threads = Vec::new();
-    for thread in stopped
-        .threads()
+    record.patched.store(kind, SeqCst);
+    let patch = CodePatch {
+        site: plan.site,
+        bytes: &record.patch[..len(plan)],
+        resume_map,
+    };
+    store(stopped, &[patch]).inspect_err(|_| record.patched.store(0, SeqCst))
+}
+
+/// Stores patches, none of which overlaps another. Threads that are inside the patched bytes, or will be when a signal
+/// handler returns, are set to the moved instructions.
+pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Error> {
+    let pid = stopped.process().pid();
+    let inside: Vec<_> = patches
         .iter()
-        .filter(|thread| inside.contains(&thread.ip()))
-    {
-        threads.push((thread.tid(), moved(thread.ip())?));
+        .map(|patch| patch.site + 1..patch.site + patch.bytes.len() as u64)
+        .collect();
+    let moved = |ip: u64| {
+        let around = inside.iter().position(|range| range.contains(&ip))?;
+        let mut known = patches.get(around)?.resume_map.iter();
+        let (_, moved) = known.find(|(original, _)| *original == ip)?;
+        Some(*moved)
+    };
+    let is_inside = |ip: u64| inside.iter().any(|range| range.contains(&ip));
+    let mut threads = Vec::new();
+    for thread in stopped.threads().iter().filter(|one| is_inside(one.ip())) {
+        let to = moved(thread.ip()).ok_or_else(|| Error::Target {
+            pid,
+            why: format!(
+                "a thread is at {:#x}, in the middle of an instruction",
+                thread.ip()
+            ),
+        })?;
+        threads.push((thread.tid(), to));
     }
+    let ranges: Vec<_> = inside.iter().filter(|r| !r.is_empty()).cloned().collect();
     let mut frames = Vec::new();
-    if !inside.is_empty() {
-        for frame in signal_frames(stopped, std::slice::from_ref(&inside))? {
+    if !ranges.is_empty() {
+        for frame in signal_frames(stopped, &ranges)? {
             // What only looks like a frame need not name an instruction's start, and is left alone.
-            frames.extend(moved(frame.ip).ok().map(|ip| (frame.saved_at, ip)));
+            frames.extend(moved(frame.ip).map(|ip| (frame.saved_at, ip.to_ne_bytes().to_vec())));
         }
     }
-    record.patched.store(
-        if matches!(plan.kind, Kind::Jump) {
-            SITE_JUMP
-        } else {
-            SITE_BREAKPOINT
-        },
-        SeqCst,
-    );
-    if let Err(error) = stopped.write(plan.site, &record.patch[..len]) {
-        record.patched.store(0, SeqCst);
-        return Err(error.into());
-    }
+    let code = patches
+        .iter()
+        .map(|patch| (patch.site, patch.bytes.to_vec()));
+    stopped.write_all(code.collect())?;
     for (tid, ip) in threads {
         stopped.set_ip(tid, ip)?;
     }
-    for (place, ip) in frames {
-        stopped.write(place, &ip.to_ne_bytes())?;
-    }
-    Ok(())
+    Ok(stopped.write_all(frames)?)
 }
 
 /// Puts a site's original bytes back. If another session has displaced the patch it stays, and stays listed.

@@ -94,6 +94,22 @@ impl Private {
         )
     }
 
+    /// As [`Self::fill`], for a forked child, whose copy of its parent's slots nobody holds.
+    pub fn refill(
+        &self,
+        pid: i32,
+        cpus: u32,
+        mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        for cpu in 0..cpus as usize {
+            let slot = self.slots + (cpu * size_of::<Slot>()) as u64;
+            for field in [offset_of!(Slot, holder), offset_of!(Slot, lock)] {
+                write(slot + field as u64, &[0; size_of::<usize>()])?;
+            }
+        }
+        self.fill(pid, cpus, write)
+    }
+
     /// The [`Control`].
     pub fn control(&self) -> u64 {
         self.base

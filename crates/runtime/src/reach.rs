@@ -1,5 +1,8 @@
 //! The processes that a session reaches into: finding them, attaching, noticing their end, and leaving them.
 
+mod attend;
+mod calls;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -16,7 +19,7 @@ use crate::backend::Id;
 use crate::deaths::Deaths;
 use crate::error::{Error, os};
 use crate::leave;
-use crate::link::Uprobe;
+use crate::link::{CallLink, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::objects::Object;
 use crate::opening;
@@ -49,7 +52,10 @@ pub struct Reach {
     report: Report,
     next_owner: AtomicU32,
     links: Mutex<BTreeMap<Id, Arc<Uprobe>>>,
+    calls: Mutex<BTreeMap<Id, Arc<CallLink>>>,
     targets: Mutex<BTreeMap<i32, Arc<Mutex<Target>>>>,
+    /// Processes that are about to run another program; to be set when one cannot.
+    execs: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
     /// Processes that are followed until their libraries are mapped.
     starting: Mutex<BTreeSet<i32>>,
     /// Whose locks are freed when a process dies.
@@ -57,6 +63,7 @@ pub struct Reach {
     rings: Mutex<Vec<Weak<Ring>>>,
     stop: AtomicBool,
     watcher: Mutex<Option<JoinHandle<()>>>,
+    attendant: Mutex<Option<JoinHandle<()>>>,
     /// Says when a process that holds things in shared memory has died, by its owner's tag.
     deaths: Mutex<Option<Deaths>>,
     /// Owners of the dead whose things could not all be freed yet.
@@ -84,12 +91,15 @@ impl Reach {
             report,
             next_owner: AtomicU32::new(RUNTIME_OWNER + 1),
             links: Mutex::default(),
+            calls: Mutex::default(),
             targets: Mutex::default(),
+            execs: Mutex::default(),
             starting: Mutex::default(),
             maps: Mutex::default(),
             rings: Mutex::default(),
             stop: AtomicBool::new(false),
             watcher: Mutex::default(),
+            attendant: Mutex::default(),
             dead: Mutex::default(),
             followers: Mutex::default(),
             failures: Mutex::default(),
@@ -101,6 +111,13 @@ impl Reach {
                 move || reach.watch()
             });
         *lock(&reach.watcher) = Some(thread.map_err(os("starting a thread"))?);
+        let thread = std::thread::Builder::new()
+            .name("beeline-attend".into())
+            .spawn({
+                let reach = reach.clone();
+                move || reach.attend()
+            });
+        *lock(&reach.attendant) = Some(thread.map_err(os("starting a thread"))?);
         Ok(reach)
     }
 
@@ -108,7 +125,7 @@ impl Reach {
     pub fn attach(self: &Arc<Self>, link: &Arc<Uprobe>) -> Result<(), Error> {
         lock(&self.links).insert(link.id, link.clone());
         let named = self.named(link);
-        for pid in self.candidates(link) {
+        for pid in self.candidates(link.pid) {
             match self.attach_process(pid, link) {
                 Ok(()) => {}
                 // Among all processes there are always some that may not be touched or that end just now.
@@ -125,18 +142,25 @@ impl Reach {
     /// Ends a link everywhere.
     pub fn detach(&self, link: &Uprobe) {
         lock(&self.links).remove(&link.id);
-        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
-        for target in targets {
+        for target in self.all_targets() {
             lock(&target).detach(link.id);
         }
+        self.forget_reachable();
+    }
+
+    /// What could be reached before may be out of reach now.
+    fn forget_reachable(&self) {
         self.shared.removals.fetch_add(1, SeqCst);
+    }
+
+    fn all_targets(&self) -> Vec<Arc<Mutex<Target>>> {
+        lock(&self.targets).values().cloned().collect()
     }
 
     /// Restores code that runs no program any more, notices processes that have moved to another cgroup, and unmaps maps that
     /// are out of reach; tells the rest who they are.
     fn tidy(&self) {
-        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
-        for target in targets {
+        for target in self.all_targets() {
             let mut target = lock(&target);
             // What fails is tried again in the next round, and told at the session's end.
             let _ = target.restore_idle();
@@ -170,8 +194,7 @@ impl Reach {
 
     /// Has a program's best code run everywhere from now on; `failed` is told where it does not.
     pub fn renew(&self, program: &Program, failed: &dyn Fn(Error)) {
-        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
-        for target in targets {
+        for target in self.all_targets() {
             if let Err(error) = lock(&target).renew(program) {
                 failed(error);
             }
@@ -180,8 +203,7 @@ impl Reach {
 
     /// Does something in every process; what fails is reported.
     fn tell(&self, change: impl Fn(&mut Target) -> Result<(), Error>) {
-        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
-        for target in targets {
+        for target in self.all_targets() {
             let outcome = opening::patiently(|| change(&mut lock(&target)));
             if let Err(error) = outcome
                 && lock(&target).process().is_alive()
@@ -212,7 +234,15 @@ impl Reach {
             watcher.thread().unpark();
             let _ = watcher.join();
         }
+        if let Some(attendant) = lock(&self.attendant).take() {
+            self.stop_attending();
+            let _ = attendant.join();
+        }
+        for given_up in lock(&self.execs).values() {
+            given_up.store(true, SeqCst);
+        }
         lock(&self.links).clear();
+        lock(&self.calls).clear();
         for thread in std::mem::take(&mut *lock(&self.followers)) {
             let _ = thread.join();
         }
@@ -281,12 +311,18 @@ impl Reach {
 
     /// Is the process that the link concerns one that the user named?
     fn named(&self, link: &Uprobe) -> bool {
-        link.pid.is_some() || self.scope != Scope::All
+        link.pid.is_some() || self.is_narrow()
     }
 
-    fn candidates(&self, link: &Uprobe) -> Vec<i32> {
+    /// Has the user named the processes that the session may reach?
+    fn is_narrow(&self) -> bool {
+        self.scope != Scope::All
+    }
+
+    /// The processes that a link may concern; `only` is the one that it names itself.
+    fn candidates(&self, only: Option<i32>) -> Vec<i32> {
         let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
-        match (link.pid, &self.scope) {
+        match (only, &self.scope) {
             (Some(pid), _) => vec![pid],
             (None, Scope::Processes(pids)) => pids.clone(),
             (None, Scope::All) => all_processes()
@@ -308,13 +344,17 @@ impl Reach {
         if !self.named(link) && pid != self.tool.load(SeqCst) && is_part_of_us(pid) {
             return Ok(());
         }
-        // A process that we trace already may be held by another thread of ours just now, and then looks taken.
+        let process = self.known_or_open(pid)?;
+        self.attach_to(&process, link, &mut Hold::Brief)
+    }
+
+    /// A process that we trace already may be held by another thread of ours just now, and then looks taken.
+    fn known_or_open(&self, pid: i32) -> Result<Process, Error> {
         let known = lock(&self.targets).get(&pid).cloned();
         let known = known
             .map(|target| lock(&target).process().clone())
             .filter(Process::is_alive);
-        let process = known.map_or_else(|| self.open(pid), Ok)?;
-        self.attach_to(&process, link, &mut Hold::Brief)
+        known.map_or_else(|| self.open(pid), Ok)
     }
 
     /// May this process be traced?
@@ -390,6 +430,10 @@ impl Reach {
         }
     }
 
+    fn insert_target(&self, pid: i32, target: Target) {
+        lock(&self.targets).insert(pid, Arc::new(Mutex::new(target)));
+    }
+
     fn target(&self, process: &Process) -> Arc<Mutex<Target>> {
         let mut targets = lock(&self.targets);
         let target = targets.entry(process.pid()).or_insert_with(|| {
@@ -450,7 +494,8 @@ impl Reach {
                 {
                     reach.attach_to(&process, &link, &mut Hold::Held(stopped))?;
                 }
-                Ok::<(), Error>(())
+                let calls = reach.call_links();
+                reach.hook_calls_of(&process, &calls, &mut Hold::Held(stopped))
             });
             lock(&reach.starting).remove(&pid);
             let outcome = outcome
@@ -483,7 +528,8 @@ impl Reach {
                 self.forget_threads();
             }
             let links: Vec<_> = lock(&self.links).values().cloned().collect();
-            if links.is_empty() {
+            let calls = self.call_links();
+            if links.is_empty() && calls.is_empty() {
                 continue;
             }
             let now = Instant::now();
@@ -502,6 +548,9 @@ impl Reach {
             for pid in self.wanting(&links, &young) {
                 self.revisit(pid, &links);
             }
+            if !calls.is_empty() {
+                self.revisit_calls(&young);
+            }
         }
     }
 
@@ -510,7 +559,7 @@ impl Reach {
     fn wanting(&self, links: &[Arc<Uprobe>], young: &BTreeSet<i32>) -> BTreeSet<i32> {
         let of_link = |link: &Arc<Uprobe>| {
             let named = self.named(link);
-            self.candidates(link)
+            self.candidates(link.pid)
                 .into_iter()
                 .filter(move |pid| named || young.contains(pid))
         };

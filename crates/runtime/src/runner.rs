@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use beeline_image::abi::calls::CONTEXT_REGISTERS;
 use beeline_image::abi::{Link, PtRegs};
 use beeline_image::enter;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -373,7 +374,7 @@ impl Here {
         if program.needs.task {
             self.show_task(shared)?;
         }
-        let link = self.environment.place_link(program, 0)?;
+        let link = self.environment.place_link(program, 0, CONTEXT_REGISTERS)?;
         let maps = program.maps.clone();
         self.links.insert(program.id, Linked { place: link, maps });
         Ok(link)

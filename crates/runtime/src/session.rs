@@ -6,6 +6,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use beeline_image::abi::calls::CALL_NUMBERS;
+
 use crate::backend::{
     AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
     ProgramSpec,
@@ -13,7 +15,7 @@ use crate::backend::{
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
 use crate::improver::Improver;
-use crate::link::{FilePlace, Link, Uprobe};
+use crate::link::{CallLink, FilePlace, Link, Uprobe};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
 use crate::objects::Object;
@@ -534,7 +536,31 @@ impl Backend for Runtime {
                 self.runner.every(id, program.clone(), *period);
                 Link::Timer(program)
             }
-            (AttachPoint::SystemCall { .. }, _) => return Err(Errno(libc::EOPNOTSUPP)),
+            (
+                AttachPoint::SystemCall {
+                    number,
+                    edge,
+                    context,
+                    cookie,
+                },
+                _,
+            ) => {
+                if number.is_some_and(|number| number as usize >= CALL_NUMBERS) {
+                    return Err(Errno(libc::EINVAL));
+                }
+                let call = Arc::new(CallLink {
+                    id,
+                    program,
+                    number: *number,
+                    edge: *edge,
+                    context: *context,
+                    cookie: *cookie,
+                });
+                self.reach
+                    .attach_call(&call)
+                    .map_err(|error| self.refuse(&error))?;
+                Link::Call(call)
+            }
             (AttachPoint::Uprobe { .. }, None) => return Err(Errno(libc::EINVAL)),
         };
         self.objects().links.insert(id, link);
@@ -591,6 +617,7 @@ impl Backend for Runtime {
         };
         match link {
             Some(Link::Uprobe(uprobe)) => self.reach.detach(&uprobe),
+            Some(Link::Call(call)) => self.reach.detach_call(&call),
             Some(Link::Timer(_)) => self.runner.cancel(id),
             None => {}
         }

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use beeline_image::abi::Session;
 use beeline_verifier::types::KernelTypes;
 
+use crate::calls::CallFiles;
 use crate::cgroup::Cgroups;
 use crate::image::Image;
 use crate::link::Files;
@@ -27,6 +28,8 @@ pub struct Shared {
     pub tool: Vec<OsString>,
     /// Files that probes are placed in.
     pub files: Files,
+    /// Files whose system calls are hooked.
+    pub calls: CallFiles,
     /// What targets are to be told of theirs.
     pub cgroups: Cgroups,
     /// How often an element of a map of objects was removed or replaced, or a link detached: what could be reached before
@@ -50,6 +53,7 @@ impl Shared {
             cpus,
             tool,
             files: Files::default(),
+            calls: CallFiles::default(),
             cgroups: Cgroups::default(),
             removals: AtomicU64::new(0),
             blueprint: OnceLock::new(),

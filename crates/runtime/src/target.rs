@@ -4,6 +4,7 @@
 //! written into an arena that only Beeline writes. A stop then stores the patch and no more. The first one also
 //! maps the image, the session page, an arena and the program's maps.
 
+mod calls;
 mod handlers;
 mod mapping;
 mod sites;
@@ -13,18 +14,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
 use beeline_hook::Plan;
+use beeline_image::abi::calls::CONTEXT_REGISTERS;
 use beeline_image::abi::{self, Site};
 use beeline_inject::{Process, Stopped};
 
 use crate::arena::Arena;
 use crate::backend::Id;
 use crate::environment::Environment;
-use crate::error::Error;
+use crate::error::{Error, os};
 use crate::link::FilePlace;
 use crate::map::MapObject;
 use crate::patch;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
+use calls::Calls;
 
 /// One link's share in one site, as the runtime asks for it.
 #[derive(Debug)]
@@ -117,12 +120,13 @@ pub struct Target {
     /// Arenas near sites that the home arena is too far from.
     outposts: Vec<Arena>,
     sites: BTreeMap<u64, Hooked>,
+    calls: Option<Calls>,
     /// [`Shared::removals`] when it was last looked for maps out of reach.
     removals: u64,
 }
 
 /// A hooked site.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Hooked {
     /// The [`Site`], in the home arena.
     record: u64,
@@ -135,7 +139,7 @@ struct Hooked {
     shows_registers: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Attached {
     id: Id,
     /// The [`abi::Link`].
@@ -171,6 +175,7 @@ impl Target {
             environment: None,
             outposts: Vec::new(),
             sites: BTreeMap::new(),
+            calls: None,
             removals: 0,
         }
     }
@@ -183,6 +188,51 @@ impl Target {
     /// What marks its locks and slots in shared memory.
     pub fn owner(&self) -> u32 {
         self.owner
+    }
+
+    /// A forked child of this target, which waits in the image to be made one itself: it has a copy of all that is private
+    /// here, and gets arenas of its own at the places of these. `None` if something was mapped here since it was forked.
+    pub fn fork(&self, process: &Process, owner: u32) -> Result<Option<Self>, Error> {
+        let Some(environment) = &self.environment else {
+            return Ok(None);
+        };
+        let regions = process.regions()?;
+        let is_there = |base| regions.iter().any(|region| region.contains(base));
+        let arenas = self.arenas().map(Arena::base);
+        if !environment.bases().chain(arenas).all(is_there) {
+            return Ok(None);
+        }
+        let (pid, cpus) = (process.pid(), self.shared.cpus);
+        let mut write = |at, bytes: &[u8]| Ok(process.write_memory(at, bytes)?);
+        let environment = environment.fork(&self.shared, pid, owner, &mut write)?;
+        let name = format!("{}-arena", std::process::id());
+        let copies = self.outposts.iter().map(|outpost| outpost.copy(&name));
+        let outposts = copies
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(os("creating an arena"))?;
+        let child = Self {
+            process: process.clone(),
+            owner,
+            shared: self.shared.clone(),
+            environment: Some(environment),
+            outposts,
+            sites: self.sites.clone(),
+            calls: self.calls.clone(),
+            removals: self.removals,
+        };
+        child.replace_arenas()?;
+        let environment = child.environment()?;
+        environment.private.refill(pid, cpus, write)?;
+        Ok(Some(child))
+    }
+
+    /// Maps the arenas over whatever is at their places.
+    fn replace_arenas(&self) -> Result<(), Error> {
+        let mappings: Vec<_> = self.arenas().map(mapping::replaced).collect();
+        let mut stopped = self.process.stop()?;
+        let outcome = stopped.map_files(&mappings);
+        stopped.resume()?;
+        outcome.map(drop).map_err(Error::from)
     }
 
     /// Does this link's program run at this address?
@@ -234,17 +284,16 @@ impl Target {
         if request.retprobe && !plan.at_start {
             return Err(self.error("a return probe needs the function's first address"));
         }
-        self.map_what_is_missing(&plan, request.body.maps(), hold)?;
-        self.refresh_cgroups()?;
-        if request.body.needs().reads_memory {
-            self.catch(&[libc::SIGBUS, libc::SIGSEGV], hold)?;
-        }
-        if request.body.needs().task {
-            self.show_task()?;
-        }
+        let reach = plan
+            .reach()
+            .ok_or_else(|| self.error("the site's operands are too far apart to be moved"))?;
+        self.map_what_is_missing(reach, request.body.maps(), hold)?;
+        self.provide(&request.body.needs(), hold)?;
         let environment = self.environment_mut()?;
         let link = match request.body {
-            Body::Program(program) => environment.place_link(program, request.cookie)?,
+            Body::Program(program) => {
+                environment.place_link(program, request.cookie, CONTEXT_REGISTERS)?
+            }
             Body::Native(offset) => environment.place_native(offset)?,
         };
         let attached = Attached {
@@ -321,6 +370,18 @@ impl Target {
         for (address, place) in idle {
             self.set_breakpoint(place, 0);
             self.sites.remove(&address);
+        }
+        Ok(())
+    }
+
+    /// Gives programs what they need beside their maps.
+    fn provide(&mut self, needs: &Needs, hold: &mut Hold<'_>) -> Result<(), Error> {
+        self.refresh_cgroups()?;
+        if needs.reads_memory {
+            self.catch(&[libc::SIGBUS, libc::SIGSEGV], hold)?;
+        }
+        if needs.task {
+            self.show_task()?;
         }
         Ok(())
     }

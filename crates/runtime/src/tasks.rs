@@ -126,7 +126,15 @@ const INUM: &[&str] = &["ns.inum"];
 const PF_FORKNOEXEC: u64 = 0x40;
 
 /// Fields of a copy that the image stores.
-const IMAGES: [&str; 4] = ["pid", "comm", "group_leader", "thread_pid"];
+const IMAGES: [&str; 7] = [
+    "pid",
+    "tgid",
+    "comm",
+    "group_leader",
+    "thread_pid",
+    "real_parent",
+    "parent",
+];
 
 /// The structure and the field of `struct nsproxy` for each of [`NAMESPACES`].
 const NAMESPACE_SHAPES: [(&str, &str); NAMESPACES.len()] = [
@@ -171,9 +179,16 @@ impl Blueprint {
                 .filter_map(|path| Some(((name, *path), btf.field(id, path)?)));
             this.fields.extend(found);
         }
-        let is_whole = ["pid", "tgid", "comm", "group_leader"]
-            .iter()
-            .all(|field| this.field("task_struct", field).is_some());
+        let is_whole = [
+            "pid",
+            "tgid",
+            "comm",
+            "group_leader",
+            "real_parent",
+            "parent",
+        ]
+        .iter()
+        .all(|field| this.field("task_struct", field).is_some());
         let copy = this.size("task_struct")? + this.pid_bytes(MOST_LEVELS)?;
         (is_whole && copy <= COPY_ROOM).then_some(this)
     }
@@ -244,6 +259,9 @@ impl Tasks {
             leader: base as usize,
             end: (base + room(cpus)) as usize,
             pid: offset("pid"),
+            tgid: offset("tgid"),
+            real_parent: offset("real_parent"),
+            parent: offset("parent"),
             comm: offset("comm"),
             group_leader: offset("group_leader"),
             thread_pid: offset("thread_pid"),
@@ -251,6 +269,26 @@ impl Tasks {
             number: number.map_or(0, |(numbers, nr)| thread_pid + numbers.offset + nr.offset),
         };
         Ok((this, layout))
+    }
+
+    /// The tasks of a forked child, which has a copy of these: stores what differs.
+    pub fn fork(
+        &self,
+        blueprint: &Blueprint,
+        pid: u32,
+        write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
+        let mut child = Self {
+            base: self.base,
+            cpus: self.cpus,
+            pid,
+            written: self.written.clone(),
+            sign: Sign::of(pid),
+            looked: Instant::now(),
+        };
+        let [process, copy] = child.build(blueprint);
+        child.store(process, copy, write)?;
+        Ok(child)
     }
 
     /// Stores what has changed since, if it is time to look: the process may have another parent now, or another user.

@@ -70,6 +70,8 @@ pub struct CommonCode {
     /// Makes a call whose number is known only now. Comes back with the zero flag set when it is done, else with r11 the
     /// address in the stub that makes it.
     pub(super) dynamic: u64,
+    /// Address behind the `syscall` instruction by which calls with a frame are made.
+    framed: u64,
 }
 
 /// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, and the record's address.
@@ -126,26 +128,32 @@ impl CommonCode {
             code.label_ip(label)
                 .map_err(|source| EmitError::Assemble { at, source })
         };
-        let [enter, exit, dynamic] = &labels;
-        let (enter, exit, dynamic) = (place(enter)?, place(exit)?, place(dynamic)?);
+        let [enter, exit, dynamic, framed] = &labels;
         Ok(Self {
-            bytes: code.inner.code_buffer,
             spec: *spec,
-            enter,
-            exit,
-            dynamic,
+            enter: place(enter)?,
+            exit: place(exit)?,
+            dynamic: place(dynamic)?,
+            framed: place(framed)?,
+            bytes: code.inner.code_buffer,
         })
+    }
+
+    /// Where a thread is that waits in a call made with a frame: an address, and how far above the stack pointer the call's
+    /// `struct pt_regs` is, whose `ip` and `sp` are those that it has without the hook.
+    pub fn framed(&self) -> (u64, u64) {
+        (self.framed, AT as u64)
     }
 }
 
-fn write(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<[CodeLabel; 3], IcedError> {
-    let mut labels = [(); 3].map(|()| asm.create_label());
+fn write(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<[CodeLabel; 4], IcedError> {
+    let mut labels = [(); 4].map(|()| asm.create_label());
     asm.set_label(&mut labels[0])?;
     write_enter(asm, spec)?;
     asm.set_label(&mut labels[1])?;
     write_exit(asm, spec)?;
     asm.set_label(&mut labels[2])?;
-    write_dynamic(asm, spec)?;
+    write_dynamic(asm, spec, &mut labels[3])?;
     Ok(labels)
 }
 
@@ -171,7 +179,11 @@ fn write_exit(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError>
     asm.ret()
 }
 
-fn write_dynamic(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
+fn write_dynamic(
+    asm: &mut CodeAssembler,
+    spec: &CallSpec,
+    framed: &mut CodeLabel,
+) -> Result<(), IcedError> {
     let [mut make, mut done, mut frameless] = [(); 3].map(|()| asm.create_label());
     save_entered(asm)?;
     jump_unwatched(asm, spec, 0, make)?;
@@ -189,6 +201,7 @@ fn write_dynamic(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedErr
     }
     load(asm, ORIG_AX)?;
     asm.syscall()?;
+    asm.set_label(framed)?;
     asm.mov(qword_ptr(rsp + (AT + AX)), rax)?;
     jump_unwatched(asm, spec, NUMBERS, done)?;
     asm.mov(r11, qword_ptr(rsp + RECORD))?;

@@ -18,6 +18,9 @@ pub struct CallStub {
     pub bytes: Vec<u8>,
     /// One, or two for a call that stays in place. All are stored, or none.
     pub patches: Vec<CallPatch>,
+    /// Addresses behind the stub's own `syscall` instructions, with the address behind the site's: a thread that is asleep
+    /// at one can be set to the other when the patches are taken back. [`CommonCode::framed`] is one more.
+    pub moves: Vec<(u64, u64)>,
 }
 
 /// What is written over a site, once the stub is in its place.
@@ -57,6 +60,7 @@ impl CallPlan {
                 bytes: Vec::with_capacity(256),
             },
             record: Vec::new(),
+            moves: Vec::new(),
         };
         match (&self.shape, self.number) {
             (Shape::InPlace { entry, exit }, Some(number)) => {
@@ -85,6 +89,37 @@ impl CallPlan {
             // No plan is made like this.
             (Shape::InPlace { .. }, None) => Err(EmitError::NoSystemCall { site: self.call }),
         }
+    }
+}
+
+impl CommonCode {
+    /// Writes code, to be placed at `at`, for a thread that is behind a call which it has not made by this process's code:
+    /// a program's first instruction is behind its `execve`. Calls `exit`, and goes on at `back`.
+    pub fn behind(
+        &self,
+        at: u64,
+        number: u32,
+        descriptor: u64,
+        back: u64,
+    ) -> Result<Vec<u8>, EmitError> {
+        let mut code = Code {
+            at,
+            bytes: Vec::new(),
+        };
+        code.put(MOV_ECX);
+        code.put(&number.to_le_bytes());
+        code.put(LEA_RSP);
+        code.put(&(-FRAME).to_le_bytes());
+        let record = code.gap(LEA_R11);
+        code.relative(CALL, self.exit)?;
+        code.put(LEA_RSP);
+        code.put(&FRAME.to_le_bytes());
+        let place = code.gap(JMP_AT_RIP);
+        code.fill(record);
+        code.put(&descriptor.to_le_bytes());
+        code.fill(place);
+        code.put(&back.to_le_bytes());
+        Ok(code.bytes)
     }
 }
 
@@ -180,6 +215,8 @@ const JMP: &[u8] = &[0xe9];
 const CALL: &[u8] = &[0xe8];
 const JE: &[u8] = &[0x0f, 0x84];
 const JNE: &[u8] = &[0x0f, 0x85];
+/// `jmp [rip + disp32]`
+const JMP_AT_RIP: &[u8] = &[0xff, 0x25];
 const JMP_R11: &[u8] = &[0x41, 0xff, 0xe3];
 const LEA_R11: &[u8] = &[0x4c, 0x8d, 0x1d];
 const MOV_RCX: &[u8] = &[0x48, 0xb9];
@@ -202,6 +239,8 @@ struct Stub<'a> {
     code: Code,
     /// Displacements of instructions that take the record's address.
     record: Vec<Gap>,
+    /// See [`CallStub::moves`].
+    moves: Vec<(u64, u64)>,
 }
 
 impl Stub<'_> {
@@ -291,7 +330,7 @@ impl Stub<'_> {
         let mut places = vec![plain];
         for (number, _) in BARE {
             places.push(self.code.here());
-            self.code.put(&SYSCALL);
+            self.put_call();
             let left = self.check(self.common.spec.watched_exit(number));
             self.code.jump(done)?;
             self.code.fill(left);
@@ -323,9 +362,14 @@ impl Stub<'_> {
     fn make(&mut self, resume_map: &mut Vec<(u64, u64)>) -> u64 {
         let make = self.code.here();
         resume_map.push((self.plan.call, make));
-        self.code.put(&SYSCALL);
+        self.put_call();
         resume_map.push((self.behind(), self.code.here()));
         make
+    }
+
+    fn put_call(&mut self) {
+        self.code.put(&SYSCALL);
+        self.moves.push((self.code.here(), self.behind()));
     }
 
     /// What comes after the moved call.
@@ -380,6 +424,7 @@ impl Stub<'_> {
         Ok(CallStub {
             bytes: self.code.bytes,
             patches,
+            moves: self.moves,
         })
     }
 }

@@ -3,7 +3,7 @@
 
 #[cfg(target_os = "none")]
 mod freestanding {
-    use beeline_image::{enter, helpers, natives, shortcut, signals};
+    use beeline_image::{calls, enter, helpers, natives, shortcut, signals};
 
     // The blob starts with the offsets of its entry points, in the order of `beeline_image::abi::EntryPoints`.
     core::arch::global_asm!(
@@ -15,12 +15,16 @@ mod freestanding {
         ".quad {helpers} - beeline_table",
         ".quad {sigaction} - beeline_table",
         ".quad {shortcut} - beeline_table",
+        ".quad {call_enter} - beeline_table",
+        ".quad {call_exit} - beeline_table",
         enter = sym enter::beeline_enter,
         leave = sym enter::beeline_leave,
         signal = sym signals::beeline_signal,
         helpers = sym helpers::beeline_helpers,
         sigaction = sym natives::beeline_sigaction,
         shortcut = sym shortcut::beeline_shortcut,
+        call_enter = sym calls::beeline_call_enter,
+        call_exit = sym calls::beeline_call_exit,
     );
 
     /// Never linked: the build refuses an image that holds it.

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use beeline_isa::abi::Run;
 
 use super::{context, failed, time};
-use crate::abi::{COMM_ENTRIES, CommEntry, Context, HAS_RDPID, TID_UNKNOWN};
+use crate::abi::{COMM_ENTRIES, CommEntry, Context, HAS_RDPID, IS_CHILD, TID_UNKNOWN};
 use crate::sys::{self, nr};
 
 const EINVAL: i32 = 22;
@@ -47,9 +47,7 @@ pub unsafe extern "sysv64" fn get_current_pid_tgid(
 ) -> u64 {
     // SAFETY: as above.
     let context = unsafe { context(run) };
-    // SAFETY: the context's target outlives the run.
-    let pid = unsafe { &*(*context.target).control }.pid.load(Relaxed);
-    u64::from(pid) << 32 | u64::from(tid(context))
+    u64::from(tgid(context)) << 32 | u64::from(tid(context))
 }
 
 /// `bpf_get_ns_current_pid_tgid(dev, ino, nsdata, size)`: the ids in the process's own pid namespace, if that is the one
@@ -150,6 +148,18 @@ pub unsafe extern "sysv64" fn get_attach_cookie(
 ) -> u64 {
     // SAFETY: as above.
     unsafe { context(run) }.cookie
+}
+
+/// The process's id.
+pub fn tgid(context: &Context) -> u32 {
+    // SAFETY: the context's target outlives the run.
+    let target = unsafe { &*context.target };
+    if target.flags.load(Relaxed) & IS_CHILD != 0 {
+        // SAFETY: only returns a number.
+        return unsafe { sys::syscall(nr::GETPID, [0; 4]) } as u32;
+    }
+    // SAFETY: private memory of the target, mapped as long as programs can run.
+    unsafe { &*target.control }.pid.load(Relaxed)
 }
 
 /// The calling thread's id.

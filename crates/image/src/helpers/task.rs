@@ -5,9 +5,9 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use beeline_isa::abi::Run;
 
-use super::identity::{comm, tid};
+use super::identity::{comm, tgid, tid};
 use super::{context, failed, maps, read, signal};
-use crate::abi::{Context, MapHandle, Tasks};
+use crate::abi::{Context, IS_CHILD, MapHandle, Tasks};
 
 const ENOENT: i32 = 2;
 const EINVAL: i32 = 22;
@@ -71,9 +71,10 @@ pub fn holds(context: &Context, from: u64, bytes: u64) -> bool {
 /// # Safety
 /// The context's slot must be leased by the caller.
 unsafe fn fill(tasks: &Tasks, context: &mut Context) -> u64 {
-    let (tid, comm) = (tid(context), comm(context));
+    let (tid, tgid, comm) = (tid(context), tgid(context), comm(context));
     // SAFETY: the context's target outlives the run.
-    let is_leader = unsafe { &*(*context.target).control }.pid.load(Relaxed) == tid;
+    let is_child = unsafe { &*context.target }.flags.load(Relaxed) & IS_CHILD != 0;
+    let is_leader = tid == tgid && !is_child;
     let task = match is_leader {
         true => tasks.leader,
         false => tasks
@@ -89,7 +90,19 @@ unsafe fn fill(tasks: &Tasks, context: &mut Context) -> u64 {
             return task as u64;
         }
         (at(tasks.pid) as *mut u32).write_unaligned(tid);
-        (at(tasks.group_leader) as *mut usize).write_unaligned(tasks.leader);
+        (at(tasks.tgid) as *mut u32).write_unaligned(tgid);
+        // A child that shares the target's memory is a thread's copy of a process, whose parent is the target.
+        let leader = if is_child { task } else { tasks.leader };
+        (at(tasks.group_leader) as *mut usize).write_unaligned(leader);
+        for parent in [tasks.real_parent, tasks.parent] {
+            let of_leader = tasks.leader.wrapping_add(parent as usize) as *const usize;
+            let parents = if is_child {
+                tasks.leader
+            } else {
+                of_leader.read_unaligned()
+            };
+            (at(parent) as *mut usize).write_unaligned(parents);
+        }
         if tasks.thread_pid != 0 && tasks.number != 0 {
             (at(tasks.thread_pid) as *mut usize).write_unaligned(at(tasks.thread_pid_at));
             (at(tasks.number) as *mut u32).write_unaligned(tid);

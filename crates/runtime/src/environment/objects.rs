@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::mem::size_of;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
+use beeline_image::abi::calls::CONTEXT_REGISTERS;
 use beeline_image::{abi, objects};
 
 use super::{Environment, PlacedMap};
@@ -39,7 +40,7 @@ impl Environment {
         if let Some(link) = self.next_programs.get(&program.id) {
             return Ok(*link);
         }
-        let link = self.place_link(program, 0)?;
+        let link = self.place_link(program, 0, CONTEXT_REGISTERS)?;
         self.next_programs.insert(program.id, link);
         Ok(link)
     }
@@ -64,7 +65,9 @@ impl Environment {
         for (name, value) in &self.objects {
             self.enter(grown, len, *name, *value);
         }
-        self.record().objects.store(grown as usize, Release);
+        for record in self.records() {
+            record.objects.store(grown as usize, Release);
+        }
         Ok(())
     }
 
@@ -187,7 +190,9 @@ impl Environment {
                 list
             }
         };
-        self.record().cgroups.store(list as usize, Release);
+        for record in self.records() {
+            record.cgroups.store(list as usize, Release);
+        }
         self.cgroup = path;
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use beeline_image::abi::calls::{Move, Patch, Patches};
 use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, Site};
 use beeline_inject::{Process, Region};
 
@@ -68,6 +69,52 @@ pub(super) fn records(
             break;
         }
         next = site.next as u64;
+    }
+    found
+}
+
+/// What a session has done to a process's code for its system calls.
+#[derive(Debug, Default)]
+pub struct CallFacts {
+    /// Jumps that were stored at some time.
+    pub patches: Vec<Patch>,
+    /// Calls that are made elsewhere than in the code.
+    pub moves: Vec<Move>,
+}
+
+/// Follows the list of patches at system calls, as far as it makes sense.
+pub(super) fn call_records(
+    process: &Process,
+    manifest: &Manifest,
+    mappings: &[Region],
+) -> CallFacts {
+    let is_ours = |place: u64| mappings.iter().any(|mapping| mapping.contains(place));
+    let mut found = CallFacts::default();
+    let mut next = manifest.first_patches.load(Relaxed) as u64;
+    while found.patches.len() < MAX_SITES && is_ours(next) {
+        // SAFETY: numbers only.
+        let Ok(head) = (unsafe { read::<Patches>(process, next) }) else {
+            break;
+        };
+        for index in 0..head.patch_count.min(MAX_SITES) {
+            let place = head.patches + index * size_of::<Patch>();
+            // SAFETY: as above.
+            found
+                .patches
+                .extend(unsafe { read::<Patch>(process, place as u64) });
+        }
+        for index in 0..head.move_count.min(MAX_SITES) {
+            let place = head.moves + index * size_of::<Move>();
+            // SAFETY: as above.
+            found
+                .moves
+                .extend(unsafe { read::<Move>(process, place as u64) });
+        }
+        // Each is placed behind the ones before it, so a list that turns back is none of ours.
+        if head.next as u64 >= next {
+            break;
+        }
+        next = head.next as u64;
     }
     found
 }

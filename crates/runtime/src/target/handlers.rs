@@ -36,7 +36,9 @@ impl Target {
             } else {
                 abi::FAULTS_CAUGHT
             };
-            environment.record().flags.fetch_or(caught, SeqCst);
+            for record in environment.records() {
+                record.flags.fetch_or(caught, SeqCst);
+            }
         }
         self.keep_handlers(hold);
         Ok(())

@@ -1,12 +1,13 @@
 //! What is mapped into a target, and when.
 
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_hook::Plan;
 use beeline_inject::{MapFlags, Mapping, ProtFlags, find_gap};
 
+use super::calls::Calls;
 use super::{Hold, TRAMPOLINE_BYTES, Target};
 use crate::arena::{ARENA_BYTES, Arena};
 use crate::backend::Id;
@@ -18,16 +19,14 @@ use crate::private::{Private, find_tid_offset};
 use crate::ring::Ring;
 
 impl Target {
-    /// Maps the image, an arena near the site and the program's maps, as far as they are missing, in one stop.
+    /// Maps the image, an arena within reach of a place that is to be hooked and the program's maps, as far as they are
+    /// missing, in one stop.
     pub(super) fn map_what_is_missing(
         &mut self,
-        plan: &Plan,
+        reach: RangeInclusive<u64>,
         maps: &[Arc<MapObject>],
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let reach = plan
-            .reach()
-            .ok_or_else(|| self.error("the site's operands are too far apart to be moved"))?;
         let new = NewMaps::of(self.unknown(maps))?;
         let first = self.environment.is_none();
         let near = self
@@ -156,7 +155,12 @@ impl Target {
         }
         let sites = self.sites.values();
         let attached = sites.flat_map(|site| site.entry.iter().chain(&site.returns));
-        let maps: Vec<_> = attached.flat_map(|one| one.maps.iter().cloned()).collect();
+        let of_calls = self.calls.iter().flat_map(Calls::maps);
+        let maps: Vec<_> = attached
+            .flat_map(|one| one.maps.iter())
+            .chain(of_calls)
+            .cloned()
+            .collect();
         let reachable = Reachable::from_maps(&maps, |_| false);
         let unused = environment.out_of_reach(&reachable);
         let bytes: u64 = unused.iter().map(|(_, len)| len).sum();
@@ -290,5 +294,14 @@ fn mapping(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> Mapping<'
         protection,
         flags: OURS,
         address: 0,
+    }
+}
+
+/// An arena at its place, whatever is there now.
+pub(super) fn replaced(arena: &Arena) -> Mapping<'_> {
+    Mapping {
+        address: arena.base(),
+        flags: OURS | MapFlags::FIXED,
+        ..mapping(arena.file(), ARENA_BYTES, READ_EXECUTE)
     }
 }

@@ -21,7 +21,7 @@ impl Target {
     }
 
     /// The function around the site, as it would be without us. That is what stands in the file, but for the jumps of
-    /// other sessions: those are moved like any other instruction.
+    /// other sessions and those at system calls: those are moved like any other instruction.
     fn current_code(&self, request: &Request<'_>) -> Result<(u64, Vec<u8>), Error> {
         let (start, code) = request.place.function_at(request.address);
         let mut code = code.to_vec();
@@ -40,6 +40,12 @@ impl Target {
                 *address,
                 &record.original[..record.original_len as usize],
             );
+        }
+        for (address, bytes) in self.calls.iter().flat_map(|calls| {
+            let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
+            calls.patched.range(from..end)
+        }) {
+            overlay(&mut code, start, *address, bytes);
         }
         if now != code {
             let own = std::process::id() as i32;

@@ -1,0 +1,121 @@
+//! What Beeline has to know of by itself: processes that split, run another program, or map code.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::Call;
+use super::ask::ask;
+use crate::abi::Target;
+use crate::abi::calls::{ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, ENTER};
+use crate::enter::forget_slots_of;
+use crate::sys::{self, nr};
+
+const PROT_EXEC: u64 = 4;
+const MAP_ANONYMOUS: u64 = 0x20;
+const CLONE_VM: u64 = 0x100;
+const CLONE_VFORK: u64 = 0x4000;
+const CLONE_THREAD: u64 = 0x1_0000;
+
+/// The target that a call is made in, which need not be the one that the code was hooked for: a forked child becomes a
+/// target first, and a child that shares its parent's memory has a record of its own. `None`: nobody may be told of it.
+pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
+    // SAFETY: private memory of the target, mapped as long as the stubs are.
+    let control = unsafe { &*own.control };
+    if control.pid.load(Relaxed) == 0 && !is_adopted(own) {
+        return None;
+    }
+    // SAFETY: only returns a number.
+    let is_child = || unsafe { sys::syscall(nr::GETPID, [0; 4]) } != i64::from(control.own_pid);
+    match control.children.load(Relaxed) {
+        0 => Some(own),
+        _ if is_child() => Some(child),
+        _ => Some(own),
+    }
+}
+
+/// A forked child has a copy of everything but its own record: has the runtime give it one now?
+#[cold]
+#[inline(never)]
+fn is_adopted(target: &Target) -> bool {
+    // SAFETY: as above.
+    let control = unsafe { &*target.control };
+    if control.orphan.load(Relaxed) != 0 {
+        return false;
+    }
+    let adopted = ask(target, ASK_FORK) && control.pid.load(Relaxed) != 0;
+    if !adopted {
+        control.orphan.store(1, Relaxed);
+    }
+    adopted
+}
+
+/// Beeline's own part in a call, when its programs have run.
+#[inline(always)]
+pub(super) fn attend(call: &Call<'_>) {
+    match call.regs.orig_ax {
+        nr::EXECVE | nr::EXECVEAT => exec(call),
+        nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
+        nr::CLONE | nr::VFORK | nr::CLONE3 => split(call),
+        _ => {}
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn exec(call: &Call<'_>) {
+    // Behind a call that has worked there is another program, and none of this.
+    let kind = if call.edge == ENTER {
+        ASK_EXEC
+    } else {
+        ASK_NO_EXEC
+    };
+    ask(call.target, kind);
+}
+
+#[cold]
+#[inline(never)]
+fn code(call: &Call<'_>) {
+    let regs = call.regs;
+    let is_file = regs.orig_ax != nr::MMAP || regs.r10 & MAP_ANONYMOUS == 0;
+    let has_worked = (regs.ax as i64) >= 0;
+    if regs.dx & PROT_EXEC != 0 && is_file && has_worked {
+        ask(call.target, ASK_CODE);
+    }
+}
+
+/// A process that shares its memory with its parent is told from it by asking the kernel, as long as there is one.
+#[cold]
+#[inline(never)]
+fn split(call: &Call<'_>) {
+    let regs = call.regs;
+    let flags = match regs.orig_ax {
+        nr::VFORK => CLONE_VM | CLONE_VFORK,
+        nr::CLONE => regs.di,
+        _ => word_at(call.control.own_pid, regs.di),
+    };
+    if flags & CLONE_VM == 0 || flags & CLONE_THREAD != 0 {
+        return;
+    }
+    let is_child_itself = regs.ax == 0;
+    if call.edge == ENTER {
+        call.control.children.fetch_add(1, Relaxed);
+    } else if !is_child_itself {
+        // One that was not waited for runs beside its parent from now on.
+        if flags & CLONE_VFORK != 0 || (regs.ax as i64) < 0 {
+            call.control.children.fetch_sub(1, Relaxed);
+        }
+        if flags & CLONE_VFORK != 0 {
+            forget_slots_of(call.child);
+        }
+    }
+}
+
+/// A word of our own memory that may not be there; 0 then.
+fn word_at(pid: u32, address: u64) -> u64 {
+    let mut word = 0u64;
+    let here = [(&raw mut word) as u64, 8];
+    let there = [address, 8];
+    let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
+    // SAFETY: fills the word, or fails.
+    unsafe { sys::syscall6(nr::PROCESS_VM_READV, [pid.into(), here, 1, there, 1, 0]) };
+    word
+}

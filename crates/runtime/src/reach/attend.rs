@@ -1,0 +1,185 @@
+//! Answering targets that ask: a thread that sleeps on the session's word for it, and does what each of them waits for.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use beeline_image::abi::Session;
+use beeline_image::abi::calls::{
+    ANSWERED, ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, FREE, POSTED, REQUESTS, Request,
+};
+use beeline_inject::{Loaded, Process, Stopped, Watched};
+use rustix::thread::futex;
+use rustix::time::Timespec;
+
+use super::{Reach, lock};
+use crate::error::{Error, os};
+use crate::private::own_pid;
+use crate::scope::all_processes;
+use crate::target::Hold;
+
+/// Who asks may be killed before he has woken us.
+const LOOK_AGAIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+/// How long an answer waits for whoever asked, before he is taken for dead.
+const KEPT: Duration = Duration::from_secs(10);
+
+impl Reach {
+    /// Until the session ends.
+    pub(super) fn attend(self: &Arc<Self>) {
+        let mut answered = [const { None::<Instant> }; REQUESTS];
+        while !self.stop.load(SeqCst) {
+            let page = self.shared.page();
+            let seen = page.asked.load(SeqCst);
+            page.deaf.store(0, SeqCst);
+            self.answer_all(page, &mut answered);
+            // An error is a changed word or a signal: look again either way.
+            let flags = futex::Flags::empty();
+            let _ = futex::wait(&page.asked, flags, seen, Some(&LOOK_AGAIN));
+        }
+        // From here on nobody waits for us.
+        let page = self.shared.page();
+        page.deaf.store(1, SeqCst);
+        let mut answered = [const { None }; REQUESTS];
+        for (request, answered) in page.requests.iter().zip(&mut answered) {
+            if request.state.load(SeqCst) == POSTED {
+                answer(request, answered);
+            }
+        }
+    }
+
+    /// Wakes the thread that answers.
+    pub(super) fn stop_attending(&self) {
+        let word = &self.shared.page().asked;
+        word.fetch_add(1, SeqCst);
+        let _ = futex::wake(word, futex::Flags::empty(), 1);
+    }
+
+    fn answer_all(self: &Arc<Self>, page: &Session, answered: &mut [Option<Instant>; REQUESTS]) {
+        for (request, answered) in page.requests.iter().zip(answered) {
+            match request.state.load(SeqCst) {
+                POSTED => {
+                    self.serve(request);
+                    answer(request, answered);
+                }
+                ANSWERED if answered.is_some_and(|since| since.elapsed() > KEPT) => {
+                    request.state.store(FREE, SeqCst);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Does what is asked for. What fails leaves the process as it is; it is looked at again in the next round.
+    fn serve(self: &Arc<Self>, request: &Request) {
+        let (own, owner) = (request.pid.load(SeqCst), request.owner.load(SeqCst));
+        let Some(pid) = self.pid_of(own as i32, owner) else {
+            return;
+        };
+        let _ = match request.kind.load(SeqCst) {
+            ASK_FORK => self.adopt(pid, owner),
+            ASK_EXEC => self.follow_exec(pid),
+            ASK_NO_EXEC => {
+                self.give_up_exec(pid);
+                Ok(())
+            }
+            // Its libraries are hooked together when the last is mapped.
+            ASK_CODE if lock(&self.starting).contains(&pid) => Ok(()),
+            ASK_CODE if lock(&self.targets).contains_key(&pid) => self.hook_calls(pid),
+            _ => Ok(()),
+        };
+    }
+
+    /// The process that names itself by a number of its own pid namespace, which is also that of the target it belongs to.
+    fn pid_of(&self, own: i32, owner: u32) -> Option<i32> {
+        let target = self.all_targets().into_iter().find_map(|target| {
+            let target = lock(&target);
+            (target.owner() == owner).then(|| target.process().pid())
+        });
+        let namespace = |pid| crate::environment::pid_namespace(pid);
+        let family = target.map_or_else(|| namespace(std::process::id() as i32), namespace);
+        if family == namespace(own) && own_pid(own) == own {
+            return Some(own);
+        }
+        let mut others = all_processes().into_iter();
+        others.find(|pid| own_pid(*pid) == own && namespace(*pid) == family)
+    }
+
+    /// Makes a forked child, which waits for it, a target of its own.
+    fn adopt(&self, pid: i32, parent: u32) -> Result<(), Error> {
+        let process = self.open(pid)?;
+        let parent = self
+            .all_targets()
+            .into_iter()
+            .find(|target| lock(target).owner() == parent);
+        let Some(parent) = parent else {
+            return Ok(());
+        };
+        let owner = self.new_owner(&process);
+        let child = lock(&parent).fork(&process, owner)?;
+        if let Some(child) = child {
+            self.insert_target(pid, child);
+        }
+        Ok(())
+    }
+
+    /// Follows a process that waits to run another program, until it has: its system calls are hooked before the
+    /// first of the program's instructions.
+    fn follow_exec(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
+        let process = self.open(pid)?;
+        if process.thread_ids()?.len() > 1 {
+            return Ok(());
+        }
+        let watched = Watched::seize(&process)?;
+        let given_up = Arc::new(AtomicBool::new(false));
+        lock(&self.execs).insert(pid, given_up.clone());
+        let reach = self.clone();
+        let follow = move || {
+            let outcome =
+                watched.run_until_exec(&given_up, |stopped| reach.has_run_exec(&process, stopped));
+            lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+            if let Ok(Loaded::Ready(Err(error))) = outcome {
+                (reach.report)(&error.to_string());
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("beeline-exec".into())
+            .spawn(follow)
+            .map_err(os("starting a thread"))?;
+        let mut followers = lock(&self.followers);
+        followers.retain(|thread| !thread.is_finished());
+        followers.push(thread);
+        Ok(())
+    }
+
+    /// It could not run the other program.
+    fn give_up_exec(&self, pid: i32) {
+        if let Some(given_up) = lock(&self.execs).get(&pid) {
+            given_up.store(true, SeqCst);
+        }
+    }
+
+    /// Nothing is left of what was there; the process stands before the first instruction of its new program.
+    fn has_run_exec(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
+        let old = lock(&self.targets).remove(&process.pid());
+        if let Some(old) = old {
+            let owner = lock(&old).owner();
+            self.died(owner);
+        }
+        let links = self.call_links();
+        self.hook_calls_of(process, &links, &mut Hold::Held(stopped))?;
+        let target = lock(&self.targets).get(&process.pid()).cloned();
+        match target {
+            Some(target) => lock(&target).begin_behind_exec(stopped),
+            None => Ok(()),
+        }
+    }
+}
+
+fn answer(request: &Request, answered: &mut Option<Instant>) {
+    *answered = Some(Instant::now());
+    request.state.store(ANSWERED, SeqCst);
+    let _ = futex::wake(&request.state, futex::Flags::empty(), 1);
+}

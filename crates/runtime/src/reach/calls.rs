@@ -1,0 +1,86 @@
+//! System calls: which processes have theirs hooked, and when.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use beeline_inject::Process;
+
+use super::{Reach, is_part_of_us, lock};
+use crate::error::Error;
+use crate::link::CallLink;
+use crate::target::Hold;
+
+impl Reach {
+    /// Attaches a link to every process of the scope, and to those that come later.
+    pub fn attach_call(self: &Arc<Self>, link: &Arc<CallLink>) -> Result<(), Error> {
+        lock(&self.calls).insert(link.id, link.clone());
+        let named = self.is_narrow();
+        for pid in self.candidates(None) {
+            match self.hook_calls(pid) {
+                Ok(()) => {}
+                // Among all processes there are always some that may not be touched or that end just now.
+                Err(error) if named => {
+                    self.detach_call(link);
+                    return Err(error);
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a link everywhere.
+    pub fn detach_call(&self, link: &CallLink) {
+        lock(&self.calls).remove(&link.id);
+        for target in self.all_targets() {
+            lock(&target).detach_call(link.id);
+        }
+        self.forget_reachable();
+    }
+
+    /// Has the system calls of one process run the programs of all links.
+    pub(super) fn hook_calls(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
+        let links = self.call_links();
+        if links.is_empty() || self.follows_start(pid)? {
+            return Ok(());
+        }
+        if !self.is_narrow() && is_part_of_us(pid) {
+            return Ok(());
+        }
+        let process = self.known_or_open(pid)?;
+        self.hook_calls_of(&process, &links, &mut Hold::Brief)
+    }
+
+    /// As [`Self::hook_calls`], for a process that may be held.
+    pub(super) fn hook_calls_of(
+        &self,
+        process: &Process,
+        links: &[Arc<CallLink>],
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        if links.is_empty() {
+            return Ok(());
+        }
+        self.disown(process);
+        let target = self.target(process);
+        let mut target = lock(&target);
+        target.hook_calls(links, hold)
+    }
+
+    /// Hooks what is new: processes, and code in those that are young or were named.
+    pub(super) fn revisit_calls(self: &Arc<Self>, young: &BTreeSet<i32>) {
+        for pid in self.candidates(None) {
+            let is_known = lock(&self.targets).contains_key(&pid);
+            if is_known && !young.contains(&pid) && !self.is_narrow() {
+                continue;
+            }
+            // What cannot be hooked now is tried again as long as it is young, and a process that was named always.
+            let _ = self.hook_calls(pid);
+        }
+    }
+
+    /// The links that concern system calls.
+    pub(super) fn call_links(&self) -> Vec<Arc<CallLink>> {
+        lock(&self.calls).values().cloned().collect()
+    }
+}

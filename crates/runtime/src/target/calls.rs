@@ -1,0 +1,497 @@
+//! System calls of a target: every `syscall` instruction in its files' code leads to a stub, and what runs there is said by
+//! a table.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::offset_of;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+
+use beeline_hook::{CallPlan, CallSpec, CallStub, CommonCode};
+use beeline_image::abi::calls::{
+    CALL_NUMBERS, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT, Move, Patch, Patches,
+};
+use beeline_image::abi::{self, calls};
+use beeline_inject::{Region, Stopped};
+
+use super::{Hold, TRAMPOLINE_BYTES, Target};
+use crate::arena::Arena;
+use crate::backend::{CallContext, Edge, Id};
+use crate::calls::FileCalls;
+use crate::error::{Error, os};
+use crate::link::CallLink;
+use crate::map::MapObject;
+use crate::patch::{self, CodePatch};
+
+/// What a target has of system calls.
+#[derive(Debug, Clone)]
+pub struct Calls {
+    /// The [`calls::Calls`], in the home arena.
+    record: u64,
+    links: Vec<Attached>,
+    /// Code that has been looked through: where it is mapped, and from where in which file.
+    seen: BTreeSet<(u64, u64, u64)>,
+    /// In each arena the code that all stubs there share, by the arena's address.
+    common: Vec<(u64, CommonCode)>,
+    /// What was stored in the code, by its address.
+    pub(super) patched: BTreeMap<u64, Vec<u8>>,
+}
+
+#[derive(Debug, Clone)]
+struct Attached {
+    link: Arc<CallLink>,
+    /// The [`abi::Link`].
+    place: u64,
+}
+
+impl Calls {
+    /// What the programs start from.
+    pub fn maps(&self) -> impl Iterator<Item = &Arc<MapObject>> {
+        self.links.iter().flat_map(|one| &one.link.program.maps)
+    }
+}
+
+impl Target {
+    /// Has system calls run the programs of these links, and hooks what is not hooked yet. The process runs on whatever
+    /// happens.
+    pub fn hook_calls(
+        &mut self,
+        links: &[Arc<CallLink>],
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        let fresh = self.unseen_code()?;
+        let missing = self.missing_links(links);
+        if fresh.is_empty() && missing.is_empty() {
+            return Ok(());
+        }
+        for link in &missing {
+            let reach = self.home_reach(&fresh)?;
+            self.map_what_is_missing(reach, &link.program.maps, hold)?;
+            self.provide(&link.program.needs, hold)?;
+        }
+        if self.environment.is_none() {
+            return Ok(());
+        }
+        self.lay_out_calls()?;
+        for link in missing {
+            self.add_call_link(link)?;
+        }
+        self.publish_calls()?;
+        for (region, file) in fresh {
+            self.hook_region(&region, &file, hold)?;
+        }
+        Ok(())
+    }
+
+    /// Ends a link's part: its program is not started any more when this returns. The stubs stay, and see by the table that
+    /// nobody listens.
+    pub fn detach_call(&mut self, link: Id) {
+        let (Some(environment), Some(calls)) = (&self.environment, &mut self.calls) else {
+            return;
+        };
+        for one in calls.links.iter().filter(|one| one.link.id == link) {
+            // SAFETY: placed as a `Link`.
+            let record = unsafe { environment.home.get::<abi::Link>(one.place) };
+            record.enabled.store(0, Release);
+        }
+        calls.links.retain(|one| one.link.id != link);
+        // Without room for a shorter list the old one stays, with the link in it disabled.
+        let _ = self.publish_calls();
+    }
+
+    /// The links that do not run here yet.
+    fn missing_links<'a>(&self, links: &'a [Arc<CallLink>]) -> Vec<&'a Arc<CallLink>> {
+        let known = |link: &Arc<CallLink>| {
+            let calls = self.calls.iter().flat_map(|calls| &calls.links);
+            calls.into_iter().any(|one| one.link.id == link.id)
+        };
+        links.iter().filter(|link| !known(link)).collect()
+    }
+
+    /// Code of files that has not been looked through yet.
+    fn unseen_code(&self) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
+        let root = PathBuf::from(format!("/proc/{}/root", self.process.pid()));
+        let seen = |region: &Region| {
+            let calls = self.calls.as_ref();
+            calls.is_some_and(|calls| calls.seen.contains(&key(region)))
+        };
+        let regions = self.process.regions()?;
+        let code = regions.into_iter().filter(|region| {
+            region.permissions.execute && !region.permissions.shared && region.inode != 0
+        });
+        let mut fresh = Vec::new();
+        for region in code.filter(|region| !seen(region)) {
+            let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
+            // A file that has been replaced or removed since: nobody knows its functions.
+            if let Ok(file) = self.shared.calls.of(&path, region.inode) {
+                fresh.push((region, file));
+            }
+        }
+        Ok(fresh)
+    }
+
+    /// Where the first arena may be: near the first code that is to be hooked.
+    fn home_reach(&self, fresh: &[(Region, Arc<FileCalls>)]) -> Result<RangeInclusive<u64>, Error> {
+        if let Some(environment) = &self.environment {
+            let base = environment.home.base();
+            return Ok(base..=environment.home.next(64));
+        }
+        let (region, _) = fresh
+            .first()
+            .ok_or_else(|| self.error("it has no code of a file"))?;
+        Ok(reach_of(region))
+    }
+
+    /// Places the table, once.
+    fn lay_out_calls(&mut self) -> Result<(), Error> {
+        if self.calls.is_some() {
+            return Ok(());
+        }
+        let environment = self.environment_mut()?;
+        let (target, child) = (environment.target, environment.child);
+        let record = environment
+            .home
+            .zeroed::<calls::Calls>(1)
+            .map_err(os("filling an arena"))?;
+        // SAFETY: all zero is a good table, and nothing in the target knows of it yet.
+        unsafe {
+            environment.home.change::<calls::Calls>(record, |table| {
+                (table.target, table.child) = (target as *const _, child as *const _);
+            });
+        }
+        self.calls = Some(Calls {
+            record,
+            links: Vec::new(),
+            seen: BTreeSet::new(),
+            common: Vec::new(),
+            patched: BTreeMap::new(),
+        });
+        Ok(())
+    }
+
+    fn add_call_link(&mut self, link: &Arc<CallLink>) -> Result<(), Error> {
+        let context = match link.context {
+            CallContext::Tracepoint => CONTEXT_TRACEPOINT,
+            CallContext::RawTracepoint | CallContext::Trampoline => CONTEXT_RAW,
+            CallContext::Probe => CONTEXT_PROBE,
+        };
+        let environment = self.environment_mut()?;
+        let place = environment.place_link(&link.program, link.cookie, context)?;
+        if let Some(calls) = &mut self.calls {
+            let link = link.clone();
+            calls.links.push(Attached { link, place });
+        }
+        Ok(())
+    }
+
+    /// Publishes which programs run at which calls: from the next call on these and no others.
+    fn publish_calls(&mut self) -> Result<(), Error> {
+        let Some(here) = self.calls.take() else {
+            return Ok(());
+        };
+        let outcome = self.publish_tables(&here);
+        self.calls = Some(here);
+        outcome
+    }
+
+    fn publish_tables(&mut self, here: &Calls) -> Result<(), Error> {
+        for (edge, index) in [(Edge::Enter, ENTER), (Edge::Exit, EXIT)] {
+            let of_edge: Vec<_> = here
+                .links
+                .iter()
+                .filter(|one| one.link.edge == edge)
+                .collect();
+            let places = |number: Option<u32>| {
+                let of_number = of_edge.iter().filter(|one| one.link.number == number);
+                of_number.map(|one| one.place).collect::<Vec<_>>()
+            };
+            let all = places(None);
+            let is_all = !all.is_empty();
+            let affairs = match here.links.is_empty() {
+                true => &[][..],
+                false => AFFAIRS[index],
+            };
+            self.publish_list(here.record, &all, |table| &table.all[index])?;
+            let numbers: BTreeSet<_> = of_edge.iter().filter_map(|one| one.link.number).collect();
+            for number in 0..CALL_NUMBERS {
+                let own = match numbers.contains(&(number as u32)) {
+                    true => places(Some(number as u32)),
+                    false => Vec::new(),
+                };
+                self.publish_list(here.record, &own, |table| &table.each[index][number])?;
+            }
+            // SAFETY: placed as a `Calls`.
+            let table = unsafe { self.environment()?.home.get::<calls::Calls>(here.record) };
+            for (number, watched) in table.watched[index].iter().enumerate() {
+                let number = number as u32;
+                let wanted = is_all || numbers.contains(&number) || affairs.contains(&number);
+                watched.store(wanted.into(), Release);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores a list's address where `word` says, if it is another list than the one there.
+    fn publish_list(
+        &mut self,
+        record: u64,
+        links: &[u64],
+        word: impl Fn(&calls::Calls) -> &AtomicUsize,
+    ) -> Result<(), Error> {
+        let environment = self.environment_mut()?;
+        // SAFETY: placed as a `Calls`.
+        let old = word(unsafe { environment.home.get::<calls::Calls>(record) }).load(Relaxed);
+        if old == 0 && links.is_empty() {
+            return Ok(());
+        }
+        let list = environment.place_list(links)?;
+        // SAFETY: as above.
+        word(unsafe { environment.home.get::<calls::Calls>(record) }).store(list as usize, Release);
+        Ok(())
+    }
+
+    /// Hooks the calls of one mapping of a file. All is prepared while the process runs; one stop stores the patches.
+    fn hook_region(
+        &mut self,
+        region: &Region,
+        file: &FileCalls,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        let plans = file.within(region);
+        if !plans.is_empty() {
+            self.map_what_is_missing(reach_of(region), &[], hold)?;
+            let stubs = self.write_stubs(&plans)?;
+            self.list_patches(&stubs)?;
+            let patches: Vec<_> = stubs.iter().flat_map(|stub| &stub.patches).collect();
+            hold.with(&self.process, |stopped| store(stopped, &patches))?;
+            let patched = patches.iter().map(|one| (one.site, one.bytes.clone()));
+            self.calls
+                .iter_mut()
+                .for_each(|calls| calls.patched.extend(patched.clone()));
+        }
+        if let Some(calls) = &mut self.calls {
+            calls.seen.insert(key(region));
+        }
+        Ok(())
+    }
+
+    /// Writes a stub for each call that can be hooked here and now.
+    fn write_stubs(&mut self, plans: &[CallPlan]) -> Result<Vec<CallStub>, Error> {
+        let mut stubs = Vec::with_capacity(plans.len());
+        for plan in plans {
+            if self.is_as_planned(plan)
+                && let Some(stub) = self.write_stub(plan)?
+            {
+                stubs.push(stub);
+            }
+        }
+        Ok(stubs)
+    }
+
+    /// Does the process have the bytes there that the file has?
+    fn is_as_planned(&self, plan: &CallPlan) -> bool {
+        plan.original().all(|(start, original)| {
+            let mut now = vec![0; original.len()];
+            self.process.read_memory(start, &mut now).is_ok() && now == original
+        })
+    }
+
+    /// Writes a stub into an arena near it; `None` if there is none near enough.
+    fn write_stub(&mut self, plan: &CallPlan) -> Result<Option<CallStub>, Error> {
+        let Some(reach) = plan.reach() else {
+            return Ok(None);
+        };
+        let near = |arena: &Arena| {
+            arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(STUB_ALIGN))
+        };
+        let Some(base) = self.arenas().find(|arena| near(arena)).map(Arena::base) else {
+            return Ok(None);
+        };
+        let common = self.common_code(base)?;
+        let (pid, descriptor) = (self.process.pid(), self.calls_record()?);
+        let Some(arena) = self.arenas_mut().find(|arena| arena.base() == base) else {
+            return Ok(None);
+        };
+        let at = arena.next(STUB_ALIGN);
+        let stub = plan
+            .emit(at, &common, descriptor)
+            .map_err(|why| Error::Target {
+                pid,
+                why: why.to_string(),
+            })?;
+        arena
+            .bytes(&stub.bytes, STUB_ALIGN)
+            .map_err(os("filling an arena"))?;
+        Ok(Some(stub))
+    }
+
+    /// The code that all stubs of one arena share.
+    fn common_code(&mut self, base: u64) -> Result<CommonCode, Error> {
+        let known = self.calls.iter().flat_map(|calls| &calls.common);
+        if let Some((_, common)) = known.into_iter().find(|(arena, _)| *arena == base) {
+            return Ok(common.clone());
+        }
+        let points = self.shared.image.points();
+        let image = self.environment()?.image;
+        let spec = CallSpec {
+            enter: image + points.call_enter,
+            exit: image + points.call_exit,
+            watched: self.calls_record()? + offset_of!(calls::Calls, watched) as u64,
+        };
+        let pid = self.process.pid();
+        let Some(arena) = self.arenas_mut().find(|arena| arena.base() == base) else {
+            return Err(self.error("an arena is gone"));
+        };
+        let common = CommonCode::emit(arena.next(64), &spec).map_err(|why| Error::Target {
+            pid,
+            why: why.to_string(),
+        })?;
+        arena
+            .bytes(&common.bytes, 64)
+            .map_err(os("filling an arena"))?;
+        if let Some(calls) = &mut self.calls {
+            calls.common.push((base, common.clone()));
+        }
+        Ok(common)
+    }
+
+    fn calls_record(&self) -> Result<u64, Error> {
+        let calls = self.calls.as_ref();
+        calls
+            .map(|calls| calls.record)
+            .ok_or_else(|| self.error("its system calls are not hooked"))
+    }
+
+    /// Lists what is going to be patched: a patch that nobody could find must never be.
+    fn list_patches(&mut self, stubs: &[CallStub]) -> Result<(), Error> {
+        let patches: Vec<Patch> = stubs
+            .iter()
+            .flat_map(|stub| &stub.patches)
+            .map(as_record)
+            .collect();
+        let moves: Vec<Move> = Vec::new();
+        let environment = self.environment_mut()?;
+        let home = &mut environment.home;
+        let full = os("filling an arena");
+        let listed = Patches {
+            next: 0,
+            patches: home.array(&patches).map_err(&full)? as usize,
+            patch_count: patches.len(),
+            moves: home.array(&moves).map_err(&full)? as usize,
+            move_count: moves.len(),
+        };
+        let first = &environment.manifest().first_patches;
+        let next = first.load(SeqCst);
+        let place = environment
+            .home
+            .value(Patches { next, ..listed })
+            .map_err(full)?;
+        let first = &environment.manifest().first_patches;
+        first.store(place as usize, SeqCst);
+        Ok(())
+    }
+
+    /// Has the process, which stands before the first instruction of a program that it has just begun, run the programs
+    /// behind `execve` first.
+    pub fn begin_behind_exec(&mut self, stopped: &mut Stopped) -> Result<(), Error> {
+        let Some(thread) = stopped.threads().first() else {
+            return Ok(());
+        };
+        let (tid, back) = (thread.tid(), thread.ip());
+        let Some(base) = self.environment.as_ref().map(|here| here.home.base()) else {
+            return Ok(());
+        };
+        let (common, descriptor) = (self.common_code(base)?, self.calls_record()?);
+        let home = &mut self.environment_mut()?.home;
+        let code = common
+            .behind(
+                home.next(STUB_ALIGN),
+                libc::SYS_execve as u32,
+                descriptor,
+                back,
+            )
+            .map_err(|why| Error::Target {
+                pid: stopped.process().pid(),
+                why: why.to_string(),
+            })?;
+        let at = home
+            .bytes(&code, STUB_ALIGN)
+            .map_err(os("filling an arena"))?;
+        Ok(stopped.set_ip(tid, at)?)
+    }
+}
+
+/// Stores patches while the process is stopped: all, or none.
+fn store(stopped: &mut Stopped, patches: &[&beeline_hook::CallPatch]) -> Result<(), Error> {
+    let code: Vec<_> = patches
+        .iter()
+        .map(|patch| CodePatch {
+            site: patch.site,
+            bytes: &patch.bytes,
+            resume_map: &patch.resume_map,
+        })
+        .collect();
+    patch::store(stopped, &code).inspect_err(|_| {
+        let originals = patches.iter().map(|one| (one.site, one.original.clone()));
+        let _ = stopped.write_all(originals.collect());
+    })
+}
+
+fn as_record(patch: &beeline_hook::CallPatch) -> Patch {
+    let mut original = [0; calls::ORIGINAL];
+    let known = original.iter_mut().zip(&patch.original);
+    known.for_each(|(to, from)| *to = *from);
+    let distance = patch
+        .bytes
+        .get(1..5)
+        .and_then(|bytes| bytes.try_into().ok());
+    let distance = distance.map_or(0, i32::from_le_bytes);
+    Patch {
+        address: patch.site,
+        stub: patch
+            .site
+            .wrapping_add(5)
+            .wrapping_add_signed(distance.into()),
+        len: patch.original.len() as u8,
+        original,
+    }
+}
+
+const STUB_ALIGN: usize = 16;
+
+/// Calls that the image looks at for Beeline's own sake, before and behind: those by which processes split, run another
+/// program, or map code.
+const AFFAIRS: [&[u32]; 2] = [
+    &[
+        libc::SYS_execve as u32,
+        libc::SYS_execveat as u32,
+        libc::SYS_clone as u32,
+        libc::SYS_vfork as u32,
+        libc::SYS_clone3 as u32,
+    ],
+    &[
+        libc::SYS_execve as u32,
+        libc::SYS_execveat as u32,
+        libc::SYS_clone as u32,
+        libc::SYS_vfork as u32,
+        libc::SYS_clone3 as u32,
+        libc::SYS_fork as u32,
+        libc::SYS_mmap as u32,
+        libc::SYS_mprotect as u32,
+        libc::SYS_pkey_mprotect as u32,
+    ],
+];
+
+/// What names a mapping of a file's code.
+fn key(region: &Region) -> (u64, u64, u64) {
+    (region.start, region.inode, region.offset)
+}
+
+/// Where an arena may start that all of a mapping reaches.
+fn reach_of(region: &Region) -> RangeInclusive<u64> {
+    let (low, _) = beeline_hook::reach(region.end).into_inner();
+    let (_, high) = beeline_hook::reach(region.start).into_inner();
+    low..=high
+}
