@@ -34,7 +34,8 @@ impl FileCalls {
                 code,
             })
         });
-        Ok(Self(CallSites::of(functions)))
+        let functions: Vec<_> = functions.collect();
+        Ok(Self(CallSites::of(&functions)))
     }
 }
 

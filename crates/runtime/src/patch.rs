@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_hook::{Kind, Plan};
@@ -23,12 +24,14 @@ pub fn len(plan: &Plan) -> usize {
 }
 
 /// Bytes that are stored over code.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct CodePatch<'a> {
     /// Where the first goes.
     pub site: u64,
     /// What is stored.
     pub bytes: &'a [u8],
+    /// Where no thread may be when they are there.
+    pub inside: Range<u64>,
     /// Where the instructions that were there are now: original addresses, and others.
     pub resume_map: &'a [(u64, u64)],
 }
@@ -49,6 +52,7 @@ pub fn apply(
     let patch = CodePatch {
         site: plan.site,
         bytes: &record.patch[..len(plan)],
+        inside: plan.site + 1..plan.site + len(plan) as u64,
         resume_map,
     };
     store(stopped, &[patch]).inspect_err(|_| record.patched.store(0, SeqCst))
@@ -58,17 +62,13 @@ pub fn apply(
 /// handler returns, are set to the moved instructions.
 pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Error> {
     let pid = stopped.process().pid();
-    let inside: Vec<_> = patches
-        .iter()
-        .map(|patch| patch.site + 1..patch.site + patch.bytes.len() as u64)
-        .collect();
     let moved = |ip: u64| {
-        let around = inside.iter().position(|range| range.contains(&ip))?;
-        let mut known = patches.get(around)?.resume_map.iter();
+        let around = patches.iter().find(|patch| patch.inside.contains(&ip))?;
+        let mut known = around.resume_map.iter();
         let (_, moved) = known.find(|(original, _)| *original == ip)?;
         Some(*moved)
     };
-    let is_inside = |ip: u64| inside.iter().any(|range| range.contains(&ip));
+    let is_inside = |ip: u64| patches.iter().any(|patch| patch.inside.contains(&ip));
     let mut threads = Vec::new();
     for thread in stopped.threads().iter().filter(|one| is_inside(one.ip())) {
         let to = moved(thread.ip()).ok_or_else(|| Error::Target {
@@ -80,7 +80,8 @@ pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Err
         })?;
         threads.push((thread.tid(), to));
     }
-    let ranges: Vec<_> = inside.iter().filter(|r| !r.is_empty()).cloned().collect();
+    let inside = patches.iter().map(|patch| patch.inside.clone());
+    let ranges: Vec<_> = inside.filter(|range| !range.is_empty()).collect();
     let mut frames = Vec::new();
     if !ranges.is_empty() {
         for frame in signal_frames(stopped, &ranges)? {

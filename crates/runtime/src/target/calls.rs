@@ -371,7 +371,24 @@ impl Target {
             .flat_map(|stub| &stub.patches)
             .map(as_record)
             .collect();
-        let moves: Vec<Move> = Vec::new();
+        let mut moves: Vec<Move> = stubs
+            .iter()
+            .flat_map(|stub| &stub.moves)
+            .map(|(moved, behind)| Move {
+                moved: *moved,
+                behind: *behind,
+                regs: 0,
+            })
+            .collect();
+        let common = self.calls.iter().flat_map(|calls| &calls.common);
+        moves.extend(common.map(|(_, common)| {
+            let (moved, regs) = common.framed();
+            Move {
+                moved,
+                behind: 0,
+                regs,
+            }
+        }));
         let environment = self.environment_mut()?;
         let home = &mut environment.home;
         let full = os("filling an arena");
@@ -430,6 +447,7 @@ fn store(stopped: &mut Stopped, patches: &[&beeline_hook::CallPatch]) -> Result<
         .map(|patch| CodePatch {
             site: patch.site,
             bytes: &patch.bytes,
+            inside: patch.inside.clone(),
             resume_map: &patch.resume_map,
         })
         .collect();
