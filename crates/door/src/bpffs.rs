@@ -4,21 +4,20 @@
 //! It is a directory of the user's, private to the session, in which a pinned object is an empty file. The door
 //! answers the system calls that name a path under `/sys/fs/bpf` by the same ones on that directory
 //! ([`crate::paths`]). Directories that the tool opens are real ones, so what it does relative to them needs no door.
-//!
-//! The directory is locked while its session lives, so one that a killed session left is known, and removed by a later one.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_runtime::backend::Errno;
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 
 use crate::elements::Use;
 use crate::objects::Object;
+use crate::scratch::Scratch;
 
 /// Where the tool sees it.
 const MOUNT: &str = "/sys/fs/bpf";
@@ -32,7 +31,7 @@ const EACCES: Errno = Errno(libc::EACCES);
 /// The file system. It is made when it is first looked at.
 #[derive(Default)]
 pub(crate) struct BpfFs {
-    tree: OnceLock<Option<Tree>>,
+    tree: OnceLock<Option<Scratch>>,
     /// By inode.
     pins: Mutex<HashMap<u64, Pin>>,
 }
@@ -42,12 +41,6 @@ struct Pin {
     object: Object,
     file: OwnedFd,
     _use: Use,
-}
-
-/// The directory; it and all in it go with this.
-struct Tree {
-    root: OwnedFd,
-    path: PathBuf,
 }
 
 /// A path in the file system: the directory that it is in, and its last name. The root's own name is `.`.
@@ -70,7 +63,11 @@ impl BpfFs {
     /// Finds the directory of a path below the root. Names with a dot are EPERM, as in the kernel, which keeps them for
     /// itself.
     pub(crate) fn place(&self, inside: &Path) -> Result<Place, Errno> {
-        let tree = self.tree.get_or_init(Tree::new).as_ref().ok_or(EACCES)?;
+        let tree = self
+            .tree
+            .get_or_init(|| Scratch::new(NAME))
+            .as_ref()
+            .ok_or(EACCES)?;
         if inside.as_os_str().as_bytes().contains(&b'.') {
             return Err(EPERM);
         }
@@ -191,84 +188,8 @@ impl BpfFs {
     }
 }
 
-impl Tree {
-    /// In memory where possible. `None` if there is no place where the user may write.
-    fn new() -> Option<Tree> {
-        let runtime_directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let places = [
-            runtime_directory.filter(|path| path.is_absolute()),
-            Some("/dev/shm".into()),
-            Some(std::env::temp_dir()),
-        ];
-        places.into_iter().flatten().find_map(|place| {
-            remove_abandoned(&place);
-            // Another session that is just looking may take a new one for abandoned, until it is locked.
-            const TRIES: usize = 8;
-            (0..TRIES).find_map(|_| {
-                let path = fresh_directory(&place)?;
-                let root = lock_directory(&path)?;
-                Some(Tree { root, path })
-            })
-        })
-    }
-}
-
-/// The directory, locked for the session: `None` if another has it, or if it is no directory of this user's.
-fn lock_directory(path: &Path) -> Option<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(path, flags, Mode::empty()).ok()?;
-    let is_own = |directory| {
-        let stat = rustix::fs::fstat(directory);
-        stat.is_ok_and(|stat| stat.st_uid == rustix::process::geteuid().as_raw())
-    };
-    if !is_own(&directory) {
-        return None;
-    }
-    rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive).ok()?;
-    let there = rustix::fs::fstat(&directory).is_ok_and(|stat| stat.st_nlink > 0);
-    there.then_some(directory)
-}
-
-/// Removes what sessions have left that were killed.
-fn remove_abandoned(place: &Path) {
-    let Ok(entries) = std::fs::read_dir(place) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        if entry.file_name().as_bytes().starts_with(NAME.as_bytes()) {
-            let path = entry.path();
-            if let Some(_lock) = lock_directory(&path) {
-                // Nobody uses it; if it stays, a later session tries again.
-                let _ = std::fs::remove_dir_all(&path);
-            }
-        }
-    }
-}
-
-impl Drop for Tree {
-    fn drop(&mut self) {
-        // What cannot be removed is empty files in a directory of the user's own.
-        let _ = std::fs::remove_dir_all(&self.path);
-    }
-}
-
-/// A directory of a name that did not exist, for this user only.
-fn fresh_directory(place: &Path) -> Option<PathBuf> {
-    let mut template = place
-        .join(format!("{NAME}XXXXXX"))
-        .into_os_string()
-        .into_vec();
-    template.push(0);
-    // SAFETY: a path that ends in a NUL, which the call changes in place.
-    if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
-        return None;
-    }
-    template.pop();
-    Some(PathBuf::from(std::ffi::OsString::from_vec(template)))
-}
-
 /// Without `.`, `..` and doubled slashes.
-fn lexically_normal(path: &Path) -> PathBuf {
+pub(crate) fn lexically_normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
         match component {
@@ -310,23 +231,6 @@ mod tests {
         assert!(path.is_dir());
         drop(fs);
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn what_a_killed_session_left_is_removed() {
-        let scratch = std::env::temp_dir().join(format!("beeline-test-{}", std::process::id()));
-        let place = scratch.join("place");
-        std::fs::create_dir_all(&place).unwrap();
-        let living = fresh_directory(&place).unwrap();
-        let _lock = lock_directory(&living).unwrap();
-        let abandoned = fresh_directory(&place).unwrap();
-        std::fs::write(abandoned.join("pin"), "").unwrap();
-        let elsewhere = fresh_directory(&scratch).unwrap();
-        std::os::unix::fs::symlink(&elsewhere, place.join(format!("{NAME}link"))).unwrap();
-        remove_abandoned(&place);
-        assert!(living.exists() && elsewhere.exists());
-        assert!(!abandoned.exists());
-        std::fs::remove_dir_all(&scratch).unwrap();
     }
 
     #[test]

@@ -34,6 +34,7 @@ mod paths;
 mod perf;
 mod pin;
 mod program;
+mod scratch;
 mod server;
 mod spawn;
 mod sweep;
