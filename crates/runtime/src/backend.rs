@@ -240,6 +240,8 @@ pub enum Info {
         jited: Vec<u8>,
         /// Raw instructions, 8 bytes each, with maps by their ids.
         xlated: Vec<u8>,
+        /// Bytes from its context's start to the last that some path of it looks at.
+        context_end: u32,
         /// The maps it keeps alive: those it uses in the order of first use, then those bound to it.
         maps: Vec<Id>,
     },

@@ -38,6 +38,8 @@ pub struct Program {
     pub maps: Vec<Arc<MapObject>>,
     /// What it needs of whoever runs it.
     pub needs: Needs,
+    /// Bytes from its context's start to the last that some path of it looks at.
+    pub context_end: u32,
     /// The map among them that is the session's trace buffer, which the tool does not know of.
     pub trace: Option<Id>,
     /// Maps that it keeps alive without using them.
@@ -112,6 +114,12 @@ impl Needs {
     }
 }
 
+fn context_end(facts: &Facts) -> u32 {
+    let parts = facts.context.iter();
+    let ends = parts.map(|&(offset, size, _)| offset.saturating_add(size));
+    ends.max().unwrap_or(0)
+}
+
 impl Program {
     /// Verifies and compiles. `maps` are those that the spec's descriptors name, `kernel` are the types of the kernel's that
     /// it may look at.
@@ -154,6 +162,7 @@ impl Program {
             shown: with_map_ids(&spec.insns, maps),
             source: Arc::new(source),
             needs: Needs::of(&facts, &first.code),
+            context_end: context_end(&facts),
             first,
             better: OnceLock::new(),
             maps: used,

@@ -594,6 +594,7 @@ impl Backend for Runtime {
                 tag: program.tag,
                 jited: program.code().code.bytes.clone(),
                 xlated: program.shown.clone(),
+                context_end: program.context_end,
                 maps: program.map_ids(),
             });
         }

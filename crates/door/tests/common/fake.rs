@@ -120,6 +120,16 @@ impl Fake {
     }
 }
 
+/// To where programs look that load words of what r1 points to.
+fn context_end(insns: &[u8]) -> u32 {
+    const LOAD_WORD_OF_R1: [u8; 2] = [0x61, 0x10];
+    let loads = insns
+        .chunks_exact(8)
+        .filter(|insn| insn[..2] == LOAD_WORD_OF_R1);
+    let ends = loads.map(|insn| u32::from(u16::from_ne_bytes([insn[2], insn[3]])) + 4);
+    ends.max().unwrap_or(0)
+}
+
 fn memory_of(bytes: u64) -> File {
     let fd = memfd_create("fake", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, bytes).unwrap();
@@ -396,6 +406,7 @@ impl Backend for Fake {
                 tag: [7; 8],
                 jited: vec![0xc3; 100],
                 xlated: spec.insns.clone(),
+                context_end: context_end(&spec.insns),
                 maps: spec.maps.iter().map(|(_, id)| *id).collect(),
             }),
             Kind::Link { program } => Ok(Info::Link { program: *program }),
