@@ -332,6 +332,10 @@ pub(crate) struct LinkCreate {
     pub(crate) flags: u32,
     /// Of a perf event link.
     pub(crate) cookie: u64,
+    /// Of a tracing program, in the same place.
+    pub(crate) target_btf_id: u32,
+    /// Of a tracing program.
+    pub(crate) tracing_cookie: u64,
 }
 
 impl LinkCreate {
@@ -342,6 +346,28 @@ impl LinkCreate {
             target_fd: attr.i32(4),
             attach_type: attr.u32(8),
             flags: attr.u32(12),
+            cookie: attr.u64(16),
+            target_btf_id: attr.u32(16),
+            tracing_cookie: attr.u64(24),
+        })
+    }
+}
+
+/// `BPF_RAW_TRACEPOINT_OPEN`.
+#[derive(Debug)]
+pub(crate) struct RawTracepointOpen {
+    /// Address; 0 for programs that were loaded for their place.
+    pub(crate) name: u64,
+    pub(crate) prog_fd: i32,
+    pub(crate) cookie: u64,
+}
+
+impl RawTracepointOpen {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(24)?;
+        Ok(RawTracepointOpen {
+            name: attr.u64(0),
+            prog_fd: attr.i32(8),
             cookie: attr.u64(16),
         })
     }
@@ -449,6 +475,7 @@ mod tests {
                 let _ = TestRun::parse(&attr);
                 let _ = BtfLoad::parse(&attr);
                 let _ = LinkCreate::parse(&attr);
+                let _ = RawTracepointOpen::parse(&attr);
             }
         }
 

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
 
-use crate::attr::{ATTR_LIMIT, BpfAttr, BtfLoad, LinkCreate};
+use crate::attr::{ATTR_LIMIT, BpfAttr, BtfLoad};
 use crate::mode::Mode;
 use crate::notify::Reply;
-use crate::objects::{Btf, Link, Object};
+use crate::objects::{Btf, Object};
 use crate::server::{Answer, Call};
-use crate::sysfs::printable;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);
@@ -49,9 +48,6 @@ mod cmd {
     pub(super) const PROG_BIND_MAP: u32 = 35;
     pub(super) const TOKEN_CREATE: u32 = 36;
 }
-
-/// Of `enum bpf_attach_type`: to a perf event.
-const BPF_PERF_EVENT: u32 = 41;
 
 /// Longest BTF that the kernel takes.
 const BTF_LIMIT: u32 = 16 << 20;
@@ -110,41 +106,6 @@ impl Call<'_> {
         check_btf(&data)?;
         let btf = Btf::of_tool(self.door.fds.new_number(), data);
         self.descriptor(Object::Btf(Arc::new(btf)))
-    }
-
-    fn link_create(&self, attr: &BpfAttr) -> Answer {
-        let wanted = LinkCreate::parse(attr)?;
-        let program = self.door.fds.program(self.tid, wanted.prog_fd)?;
-        match wanted.attach_type {
-            BPF_PERF_EVENT if wanted.flags == 0 => {
-                let event = self.door.fds.event(self.tid, wanted.target_fd)?;
-                event.set_program(&program, wanted.cookie)?;
-                let link = Link {
-                    id: self.door.fds.new_number(),
-                    program,
-                    event,
-                    cookie: wanted.cookie,
-                };
-                self.descriptor(Object::Link(Arc::new(link)))
-            }
-            // Also for links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for them
-            // conclude that this kernel has none, and use one event for each probe.
-            _ => Err(EINVAL),
-        }
-    }
-
-    fn raw_tracepoint_open(&self, attr: &BpfAttr) -> Answer {
-        attr.ends_at(24)?;
-        let (name, prog_fd) = (attr.u64(0), attr.i32(8));
-        self.door.fds.program(self.tid, prog_fd)?;
-        let name = printable(self.memory.string(name, 127));
-        let what = if name.is_empty() {
-            "kernel tracing programs".into()
-        } else {
-            format!("rawtracepoint:{name}")
-        };
-        self.door.backend.unsupported(&what);
-        Err(ENOENT)
     }
 
     /// The smallest id greater than the one given.

@@ -4,8 +4,9 @@ use std::fmt::Write;
 
 use beeline_runtime::backend::{Errno, Info};
 
-use crate::info::LINK_TYPE_PERF_EVENT;
-use crate::objects::{Map, Object, Program};
+use crate::objects::{
+    LINK_TYPE_PERF_EVENT, LINK_TYPE_RAW_TRACEPOINT, LINK_TYPE_TRACING, Map, Object, Program,
+};
 use crate::server::Call;
 
 const PAGE: u64 = 4096;
@@ -26,7 +27,7 @@ impl Call<'_> {
                 lines(
                     &mut text,
                     &[
-                        ("link_type", link_type_name(LINK_TYPE_PERF_EVENT).into()),
+                        ("link_type", link_type_name(link.link_type()).into()),
                         ("link_id", link.id.to_string()),
                         ("prog_tag", tag),
                         ("prog_id", link.program.held.id.0.to_string()),
@@ -92,6 +93,8 @@ impl Call<'_> {
 
 fn link_type_name(link_type: u32) -> &'static str {
     match link_type {
+        LINK_TYPE_RAW_TRACEPOINT => "raw_tracepoint",
+        LINK_TYPE_TRACING => "tracing",
         LINK_TYPE_PERF_EVENT => "perf",
         _ => "unknown",
     }

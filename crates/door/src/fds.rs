@@ -76,6 +76,8 @@ pub(crate) struct Descriptors {
     entries: Mutex<HashMap<Key, Entry>>,
     /// Watches our ends of the anchors; each event's data is the inode of the tool's end.
     hangups: OwnedFd,
+    /// Held while objects are dropped whose anchors hung up.
+    reaping: Mutex<()>,
     /// The device of all sockets.
     sockets: u64,
     /// The file that all eventfds are to `stat`.
@@ -99,6 +101,7 @@ impl Descriptors {
         Ok(Descriptors {
             entries: Mutex::default(),
             hangups,
+            reaping: Mutex::default(),
             sockets,
             anonymous,
             has_waiters: AtomicBool::new(false),
@@ -254,6 +257,13 @@ impl Descriptors {
         }
     }
 
+    pub(crate) fn kernels_btf(&self) -> Option<&Arc<Btf>> {
+        match &self.kernels_btf {
+            Some(Object::Btf(btf)) => Some(btf),
+            _ => None,
+        }
+    }
+
     pub(crate) fn btf(&self, tid: i32, fd: i32) -> Result<Arc<Btf>, Errno> {
         match self.find(tid, fd)? {
             Some(Object::Btf(btf)) => Ok(btf),
@@ -312,6 +322,13 @@ impl Descriptors {
         if !ready[1].revents().is_empty() {
             return Ok(false);
         }
+        self.reap_closed()?;
+        Ok(true)
+    }
+
+    /// Forgets the objects whose anchors have hung up. When it returns they are gone, whoever found them closed.
+    pub(crate) fn reap_closed(&self) -> io::Result<()> {
+        let _one = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events = Vec::with_capacity(64);
         let now = rustix::event::Timespec::default();
         match epoll::wait(
@@ -328,7 +345,7 @@ impl Descriptors {
                 inode: event.data.u64(),
             });
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Drops the tool's hold on an object. Our end of the anchor closes, and leaves the epoll set

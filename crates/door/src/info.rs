@@ -1,11 +1,13 @@
 //! `BPF_OBJ_GET_INFO_BY_FD`: what an object is.
 
-use beeline_runtime::backend::{AttachPoint, Errno, Info};
+use beeline_runtime::backend::{AttachPoint, Edge, Errno, Info};
 
 use crate::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
 use crate::notify::Reply;
-use crate::objects::{Btf, Link, Map, Object, Program};
+use crate::objects::{Btf, Link, LinkTo, Map, Object, Program};
 use crate::server::{Answer, Call};
+use crate::syscalls::SystemCall;
+use crate::tracepoints::Tracepoint;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 
@@ -17,10 +19,12 @@ const PROG_INFO: usize = 232;
 const BTF_INFO: usize = 32;
 const LINK_INFO: usize = 64;
 
-// `enum bpf_link_type` and `enum bpf_perf_event_type`.
-pub(crate) const LINK_TYPE_PERF_EVENT: u32 = 7;
+// `enum bpf_perf_event_type`.
 const PERF_EVENT_UPROBE: u32 = 1;
 const PERF_EVENT_URETPROBE: u32 = 2;
+const PERF_EVENT_KPROBE: u32 = 3;
+const PERF_EVENT_KRETPROBE: u32 = 4;
+const PERF_EVENT_TRACEPOINT: u32 = 5;
 const PERF_EVENT_EVENT: u32 = 6;
 
 /// An answer. It begins as what the tool passed, since some fields are the addresses of buffers to
@@ -177,53 +181,106 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// `struct bpf_link_info` of a perf event link.
+    /// `struct bpf_link_info`.
     fn link_info(&self, link: &Link, info: &mut Answered) -> Result<(), Errno> {
-        const SOFTWARE_CPU_CLOCK: (u32, u64) = (1, 0);
-        info.put_u32(0, LINK_TYPE_PERF_EVENT);
+        info.put_u32(0, link.link_type());
         info.put_u32(4, link.id);
         info.put_u32(8, link.program.held.id.0);
-        let AttachPoint::Uprobe {
-            path,
-            offset,
-            retprobe,
-            ..
-        } = link.event.point()
-        else {
-            let (kind, config) = SOFTWARE_CPU_CLOCK;
-            info.put_u32(16, PERF_EVENT_EVENT);
-            info.put_u64(24, config);
-            info.put_u32(32, kind);
-            info.put_u64(40, link.cookie);
-            return Ok(());
-        };
-        info.put_u32(36, *offset as u32);
-        info.put_u64(40, link.cookie);
-        info.put_u64(48, 0);
-        let kind = if *retprobe {
-            PERF_EVENT_URETPROBE
-        } else {
-            PERF_EVENT_UPROBE
-        };
-        info.put_u32(16, kind);
-        self.path_into(info, path.as_os_str().as_encoded_bytes())
+        match &link.to {
+            LinkTo::Event(event) => self.event_link_info(event.point(), link.cookie, info),
+            LinkTo::Place { point, .. } => match Tracepoint::of_raw(point) {
+                Some(tracepoint) => {
+                    info.put_u64(32, link.cookie);
+                    self.name_into(info, (16, 24), tracepoint.name().as_bytes())
+                }
+                None => {
+                    info.put_u32(16, link.program.expected_attach_type);
+                    info.put_u32(20, Btf::KERNELS);
+                    info.put_u32(24, link.program.attach_btf_id);
+                    info.put_u64(32, link.cookie);
+                    Ok(())
+                }
+            },
+        }
     }
 
-    /// The path of a probe's file, into the buffer at 24 with room for as many bytes as 32 says. One that does not fit is
-    /// cut, and ENOSPC.
-    fn path_into(&self, info: &mut Answered, path: &[u8]) -> Result<(), Errno> {
-        let (address, room) = (info.u64(24), info.u32(32) as usize);
+    /// What `struct bpf_link_info` says of a perf event.
+    fn event_link_info(
+        &self,
+        point: &AttachPoint,
+        cookie: u64,
+        info: &mut Answered,
+    ) -> Result<(), Errno> {
+        const SOFTWARE_CPU_CLOCK: (u32, u64) = (1, 0);
+        match point {
+            AttachPoint::Timer { .. } => {
+                let (kind, config) = SOFTWARE_CPU_CLOCK;
+                info.put_u32(16, PERF_EVENT_EVENT);
+                info.put_u64(24, config);
+                info.put_u32(32, kind);
+                info.put_u64(40, cookie);
+                Ok(())
+            }
+            AttachPoint::Uprobe {
+                path,
+                offset,
+                retprobe,
+                ..
+            } => {
+                info.put_u32(36, *offset as u32);
+                info.put_u64(40, cookie);
+                info.put_u64(48, 0);
+                let kind = if *retprobe {
+                    PERF_EVENT_URETPROBE
+                } else {
+                    PERF_EVENT_UPROBE
+                };
+                info.put_u32(16, kind);
+                self.name_into(info, (24, 32), path.as_os_str().as_encoded_bytes())
+            }
+            AttachPoint::SystemCall { number, edge, .. } => {
+                if let Some(tracepoint) = Tracepoint::of_point(point) {
+                    info.put_u32(16, PERF_EVENT_TRACEPOINT);
+                    info.put_u64(40, cookie);
+                    return self.name_into(info, (24, 32), tracepoint.name().as_bytes());
+                }
+                info.put_u32(
+                    16,
+                    match edge {
+                        Edge::Enter => PERF_EVENT_KPROBE,
+                        Edge::Exit => PERF_EVENT_KRETPROBE,
+                    },
+                );
+                // At the function's start; its address is nobody's business; no run was missed.
+                info.put_u32(36, 0);
+                info.put(40, &[0; 16]);
+                info.put_u64(56, cookie);
+                let call = number.and_then(SystemCall::by_number).ok_or(EINVAL)?;
+                self.name_into(info, (24, 32), call.function().as_bytes())
+            }
+        }
+    }
+
+    /// A name, into the buffer whose address and room two fields of the answer tell. One that does not fit is cut, and
+    /// ENOSPC.
+    fn name_into(
+        &self,
+        info: &mut Answered,
+        (address_at, room_at): (usize, usize),
+        name: &[u8],
+    ) -> Result<(), Errno> {
+        let (address, room) = (info.u64(address_at), info.u32(room_at) as usize);
         if (address == 0) != (room == 0) {
             return Err(EINVAL);
         }
-        info.put_u32(32, path.len() as u32 + 1);
+        info.put_u32(room_at, name.len() as u32 + 1);
         if address == 0 {
             return Ok(());
         }
-        let mut text = path.get(..room - 1).unwrap_or(path).to_vec();
+        let mut text = name.get(..room - 1).unwrap_or(name).to_vec();
         text.push(0);
         self.memory.write(address, &text)?;
-        if path.len() < room {
+        if name.len() < room {
             Ok(())
         } else {
             Err(Errno(libc::ENOSPC))

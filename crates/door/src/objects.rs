@@ -8,10 +8,12 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use beeline_runtime::backend::{AttachPoint, Backend, Errno, Id, MapSpec};
+use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Errno, Id, Info, MapSpec};
 
+use crate::claims::{Claim, Claims};
 use crate::elements::Elements;
 use crate::map::is_ring_buffer;
+use crate::tracepoints::Tracepoint;
 
 /// `BPF_PROG_TYPE_KPROBE`, which is also every user-space probe's.
 pub(crate) const PROG_TYPE_KPROBE: u32 = 2;
@@ -21,6 +23,8 @@ pub(crate) const PROG_TYPE_TRACEPOINT: u32 = 5;
 pub(crate) const PROG_TYPE_PERF_EVENT: u32 = 7;
 /// `BPF_PROG_TYPE_RAW_TRACEPOINT`.
 pub(crate) const PROG_TYPE_RAW_TRACEPOINT: u32 = 17;
+/// `BPF_PROG_TYPE_TRACING`.
+pub(crate) const PROG_TYPE_TRACING: u32 = 26;
 /// `BPF_PROG_TYPE_SYSCALL`.
 pub(crate) const PROG_TYPE_SYSCALL: u32 = 31;
 
@@ -91,6 +95,10 @@ pub(crate) struct Map {
 pub(crate) struct Program {
     pub(crate) held: Held,
     pub(crate) prog_type: u32,
+    pub(crate) expected_attach_type: u32,
+    /// What it attaches to in the kernel's BTF.
+    pub(crate) attach_btf_id: u32,
+    pub(crate) sleepable: bool,
     pub(crate) gpl: bool,
     pub(crate) btf: Option<Arc<Btf>>,
     /// `struct bpf_func_info` and `struct bpf_line_info`, as the tool gave them.
@@ -100,6 +108,16 @@ pub(crate) struct Program {
     pub(crate) loaded: u64,
     /// By whom.
     pub(crate) uid: u32,
+}
+
+impl Program {
+    /// The bytes from its context's start that some path of it looks at.
+    pub(crate) fn context_end(&self) -> u32 {
+        match self.held.backend().info(self.held.id) {
+            Ok(Info::Program { context_end, .. }) => context_end,
+            _ => 0,
+        }
+    }
 }
 
 pub(crate) struct Btf {
@@ -206,28 +224,59 @@ impl Wakeup {
     }
 }
 
-/// A link: while it lives, its event runs its program.
+/// A link: while it lives, its program runs.
 pub(crate) struct Link {
     /// The door's own number: an event that is disabled has no link in the backend.
     pub(crate) id: u32,
+    pub(crate) to: LinkTo,
     pub(crate) program: Arc<Program>,
-    pub(crate) event: Arc<Event>,
     /// What `bpf_get_attach_cookie` gives.
     pub(crate) cookie: u64,
 }
 
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.event.clear_program();
+/// What a link leads to.
+pub(crate) enum LinkTo {
+    Event(Arc<Event>),
+    /// A place that the program itself or the call that attached it names.
+    Place {
+        point: AttachPoint,
+        _held: Held,
+        _claim: Option<Claim>,
+    },
+}
+
+// `enum bpf_link_type`.
+pub(crate) const LINK_TYPE_RAW_TRACEPOINT: u32 = 1;
+pub(crate) const LINK_TYPE_TRACING: u32 = 2;
+pub(crate) const LINK_TYPE_PERF_EVENT: u32 = 7;
+
+impl Link {
+    pub(crate) fn link_type(&self) -> u32 {
+        match &self.to {
+            LinkTo::Event(_) => LINK_TYPE_PERF_EVENT,
+            LinkTo::Place { point, .. } if Tracepoint::of_raw(point).is_some() => {
+                LINK_TYPE_RAW_TRACEPOINT
+            }
+            LinkTo::Place { .. } => LINK_TYPE_TRACING,
+        }
     }
 }
 
-/// A perf event with a place to attach to. Attached in the backend while it is enabled and has a
-/// program.
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let LinkTo::Event(event) = &self.to {
+            event.clear_program();
+        }
+    }
+}
+
+/// A perf event with a place to attach to. Attached in the backend while it has a program, and is enabled or one of the
+/// kernel's: there programs run whether or not their event is enabled, as that is about the event's own records.
 pub(crate) struct Event {
     /// The door's own number, what `PERF_EVENT_IOC_ID` gives.
     pub(crate) id: u32,
     backend: Arc<dyn Backend>,
+    claims: Arc<Claims>,
     point: AttachPoint,
     state: Mutex<EventState>,
 }
@@ -236,11 +285,13 @@ struct EventState {
     enabled: bool,
     program: Option<(Arc<Program>, u64)>,
     attached: Option<Held>,
+    claim: Option<Claim>,
 }
 
 impl Event {
     pub(crate) fn new(
         backend: &Arc<dyn Backend>,
+        claims: &Arc<Claims>,
         id: u32,
         point: AttachPoint,
         enabled: bool,
@@ -249,10 +300,12 @@ impl Event {
             enabled,
             program: None,
             attached: None,
+            claim: None,
         });
         Event {
             id,
             backend: Arc::clone(backend),
+            claims: Arc::clone(claims),
             point,
             state,
         }
@@ -262,32 +315,55 @@ impl Event {
         &self.point
     }
 
-    /// Gives the event its program, and attaches if it is enabled. EEXIST if it has one, EINVAL if
-    /// the program's type does not fit the event.
+    /// Gives the event its program. EEXIST if it has one, or if another event of the same tracepoint has this program, E2BIG
+    /// if that tracepoint has too many; EINVAL if the program does not fit the event, EACCES if it looks beyond the context.
     pub(crate) fn set_program(&self, program: &Arc<Program>, cookie: u64) -> Result<(), Errno> {
+        self.check_program(program)?;
+        let mut state = self.lock();
+        if state.program.is_some() {
+            return Err(Errno(libc::EEXIST));
+        }
+        let claim = self.claims.claim(program.held.id, &self.point)?;
+        if state.enabled || self.runs_disabled() {
+            state.attached = Some(self.attach(program, cookie)?);
+        }
+        state.claim = claim;
+        state.program = Some((Arc::clone(program), cookie));
+        Ok(())
+    }
+
+    fn check_program(&self, program: &Program) -> Result<(), Errno> {
         let fits = match self.point {
             AttachPoint::Uprobe { .. } => PROG_TYPE_KPROBE,
-            AttachPoint::SystemCall { .. } => PROG_TYPE_TRACEPOINT,
+            AttachPoint::SystemCall {
+                context: CallContext::Tracepoint,
+                ..
+            } => PROG_TYPE_TRACEPOINT,
+            // Only programs on user space may sleep.
+            AttachPoint::SystemCall { .. } if program.sleepable => return Err(Errno(libc::EINVAL)),
+            AttachPoint::SystemCall { .. } => PROG_TYPE_KPROBE,
             AttachPoint::Timer { .. } => PROG_TYPE_PERF_EVENT,
         };
         if program.prog_type != fits {
             return Err(Errno(libc::EINVAL));
         }
-        let mut state = self.lock();
-        if state.program.is_some() {
-            return Err(Errno(libc::EEXIST));
+        let end = Tracepoint::of_point(&self.point).map(|tracepoint| tracepoint.context_end());
+        if end.is_some_and(|end| program.context_end() > end) {
+            return Err(Errno(libc::EACCES));
         }
-        if state.enabled {
-            state.attached = Some(self.attach(program, cookie)?);
-        }
-        state.program = Some((Arc::clone(program), cookie));
         Ok(())
+    }
+
+    /// Does its program run while it is disabled?
+    fn runs_disabled(&self) -> bool {
+        matches!(self.point, AttachPoint::SystemCall { .. })
     }
 
     /// Takes the program away again.
     pub(crate) fn clear_program(&self) {
         let mut state = self.lock();
         state.attached = None;
+        state.claim = None;
         state.program = None;
     }
 
@@ -303,23 +379,34 @@ impl Event {
     /// Detaches before it returns.
     pub(crate) fn disable(&self) {
         let mut state = self.lock();
-        state.attached = None;
+        if !self.runs_disabled() {
+            state.attached = None;
+        }
         state.enabled = false;
     }
 
     fn attach(&self, program: &Program, with_cookie: u64) -> Result<Held, Errno> {
-        let mut point = self.point.clone();
-        if let AttachPoint::Uprobe { cookie, .. } | AttachPoint::SystemCall { cookie, .. } =
-            &mut point
-        {
-            *cookie = with_cookie;
-        }
-        let link = self.backend.attach(program.held.id, &point)?;
-        Ok(Held::new(&self.backend, link))
+        attach(&self.backend, program, &self.point, with_cookie)
     }
 
     /// Every step above leaves the state whole, so a panic of the backend in between does no harm.
     fn lock(&self) -> MutexGuard<'_, EventState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Attaches a program in the backend.
+pub(crate) fn attach(
+    backend: &Arc<dyn Backend>,
+    program: &Program,
+    point: &AttachPoint,
+    with_cookie: u64,
+) -> Result<Held, Errno> {
+    let mut point = point.clone();
+    if let AttachPoint::Uprobe { cookie, .. } | AttachPoint::SystemCall { cookie, .. } = &mut point
+    {
+        *cookie = with_cookie;
+    }
+    let link = backend.attach(program.held.id, &point)?;
+    Ok(Held::new(backend, link))
 }

@@ -1,5 +1,6 @@
 //! System calls that name a file: those under `/sys/fs/bpf` are answered from the session's own BPF file system
-//! ([`crate::bpffs`]), and the links in `/proc/PID/fd` say what the tool's descriptors are to it. The kernel makes all others.
+//! ([`crate::bpffs`]), those to tracepoints on system calls from the session's own tracefs where the kernel's cannot be read
+//! ([`crate::tracefs`]), and the links in `/proc/PID/fd` say what the tool's descriptors are to it. The kernel makes all others.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,10 @@ use crate::server::{Answer, Call};
 
 /// The directory of calls that have no argument for it.
 pub(crate) const HERE: u64 = libc::AT_FDCWD as u64;
+
+// Of `linux/magic.h`.
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+const TRACE_FS_MAGIC: u64 = 0x7472_6163;
 
 const EXDEV: Errno = Errno(libc::EXDEV);
 const EINVAL: Errno = Errno(libc::EINVAL);
@@ -47,6 +52,15 @@ impl Call<'_> {
         };
         !ANSWERED.iter().any(|start| path.starts_with(start))
             && self.inside_of(directory, &path).is_none()
+    }
+
+    /// Where a path leads that is answered here, in the BPF file system or in tracefs; `None` for all others.
+    fn served(&self, directory: u64, path: u64) -> Option<Result<Place, Errno>> {
+        let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
+        match self.inside_of(directory, &path) {
+            Some(inside) => Some(self.place(&inside)),
+            None => self.door.tracefs.place(&path).map(Ok),
+        }
     }
 
     fn place(&self, inside: &Path) -> Result<Place, Errno> {
@@ -99,10 +113,10 @@ impl Call<'_> {
 
     /// `access(path, mode)`.
     pub(crate) fn access(&self, at: u64, path: u64, mode: u64) -> Answer {
-        let Some(inside) = self.inside(at, path) else {
+        let Some(place) = self.served(at, path) else {
             return Ok(Reply::Continue);
         };
-        let place = self.place(&inside)?;
+        let place = place?;
         let mode = rustix::fs::Access::from_bits(mode as u32).ok_or(EINVAL)?;
         rustix::fs::accessat(&place.directory, &place.name, mode, AtFlags::empty())
             .map_err(errno)?;
@@ -111,10 +125,10 @@ impl Call<'_> {
 
     /// `stat(path, buffer)`. There are no symbolic links to follow.
     pub(crate) fn stat(&self, at: u64, path: u64, buffer: u64) -> Answer {
-        let Some(inside) = self.inside(at, path) else {
+        let Some(place) = self.served(at, path) else {
             return Ok(Reply::Continue);
         };
-        let place = self.place(&inside)?;
+        let place = place?;
         let stat = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
         self.write_struct(buffer, &stat)
@@ -122,10 +136,10 @@ impl Call<'_> {
 
     /// `statx(.., path, flags, mask, buffer)`.
     pub(crate) fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
-        let Some(inside) = self.inside(at, path) else {
+        let Some(place) = self.served(at, path) else {
             return Ok(Reply::Continue);
         };
-        let place = self.place(&inside)?;
+        let place = place?;
         let mask = rustix::fs::StatxFlags::from_bits_retain(mask as u32);
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         let statx = rustix::fs::statx(&place.directory, &place.name, flags, mask).map_err(errno)?;
@@ -143,15 +157,20 @@ impl Call<'_> {
         answer.map(Reply::Value)
     }
 
-    /// `statfs(path, buffer)`: how tools know a BPF file system.
+    /// `statfs(path, buffer)`: how tools know a BPF file system, and tracefs.
     pub(crate) fn statfs(&self, path: u64, buffer: u64) -> Answer {
         let Some(inside) = self.inside(HERE, path) else {
-            return Ok(Reply::Continue);
+            let path = self.memory.string(path, libc::PATH_MAX as usize);
+            let place = path.ok().and_then(|path| self.door.tracefs.place(&path));
+            return match place {
+                Some(_) => self.write_statfs(buffer, TRACE_FS_MAGIC),
+                None => Ok(Reply::Continue),
+            };
         };
         let place = self.place(&inside)?;
         rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
-        self.write_statfs(buffer)
+        self.write_statfs(buffer, BPF_FS_MAGIC)
     }
 
     /// `fstatfs(descriptor, buffer)` of a directory there.
@@ -160,20 +179,19 @@ impl Call<'_> {
         let inside =
             link.is_ok_and(|to| self.door.bpffs.inside(to.as_os_str().as_bytes()).is_some());
         if inside {
-            self.write_statfs(buffer)
+            self.write_statfs(buffer, BPF_FS_MAGIC)
         } else {
             Ok(Reply::Continue)
         }
     }
 
-    /// `struct statfs` as the kernel's BPF file system fills it.
-    fn write_statfs(&self, buffer: u64) -> Answer {
-        const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+    /// `struct statfs` as the kernel's file systems in memory fill it.
+    fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
         const PAGE: u64 = 4096;
         const NAME_MAX: u64 = 255;
         // Type, block size, ..., longest name, fragment size, ...
         let mut words = [0u64; 15];
-        words[0] = BPF_FS_MAGIC;
+        words[0] = magic;
         words[1] = PAGE;
         words[8] = NAME_MAX;
         words[9] = PAGE;

@@ -5,13 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use beeline_runtime::backend::{AttachPoint, Errno};
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
 
 use crate::attr::{PerfAttr, Sampling};
 use crate::notify::Reply;
 use crate::objects::{Event, Held, Object, Ring};
 use crate::server::{Answer, Call};
+use crate::syscalls::SystemCall;
 use crate::sysfs::printable;
+use crate::tracefs::MOUNTS;
+use crate::tracepoints::Tracepoint;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);
@@ -31,6 +34,9 @@ const PERF_COUNT_SW_BPF_OUTPUT: u64 = 10;
 const PERF_FLAG_FD_CLOEXEC: u64 = 8;
 const PERF_FLAG_PID_CGROUP: u64 = 4;
 const ALL_FLAGS: u64 = 15;
+
+/// Of a probe's configuration: `PERF_PROBE_CONFIG_IS_RETPROBE`.
+const RETPROBE: u64 = 1;
 
 /// The commands of perf events, `linux/perf_event.h`.
 mod ioc {
@@ -79,16 +85,13 @@ impl Call<'_> {
             PERF_TYPE_SOFTWARE => {
                 self.unsupported_event(&format!("software event {config}"), ENOENT)
             }
-            PERF_TYPE_TRACEPOINT => self.unsupported_event(&tracepoint_name(config), ENOENT),
+            PERF_TYPE_TRACEPOINT => self.open_tracepoint(&wanted),
             PERF_TYPE_HARDWARE => {
                 self.unsupported_event(&format!("hardware event {config}"), ENOENT)
             }
             PERF_TYPE_BREAKPOINT => self.unsupported_event("watchpoints", EOPNOTSUPP),
             kind if kind == self.door.event_types.uprobe => self.open_uprobe(&wanted),
-            kind if Some(kind) == self.door.event_types.kprobe => {
-                let name = printable(self.memory.string(wanted.attr.config1, 128));
-                self.unsupported_event(&format!("kprobe:{name}"), ENOENT)
-            }
+            kind if kind == self.door.event_types.kprobe => self.open_kprobe(&wanted),
             kind => self.unsupported_event(&format!("perf events of type {kind}"), ENOENT),
         }
     }
@@ -146,7 +149,6 @@ impl Call<'_> {
     }
 
     fn open_uprobe(&self, wanted: &Wanted) -> Answer {
-        const RETPROBE: u64 = 1;
         const COUNTER_SHIFT: u32 = 32;
         if wanted.attr.config >> COUNTER_SHIFT != 0 {
             return self.unsupported_event("USDT probes with a semaphore", EINVAL);
@@ -171,10 +173,56 @@ impl Call<'_> {
         self.open_event(point, wanted)
     }
 
+    /// A tracepoint by its number. Its program runs whatever process and CPU the event is for, as in the kernel.
+    fn open_tracepoint(&self, wanted: &Wanted) -> Answer {
+        let id = wanted.attr.config;
+        let served = Tracepoint::with_own_id(id).or_else(|| self.door.tracepoint_ids.find(id));
+        if let Some(tracepoint) = served {
+            return self.open_event(tracepoint.point(), wanted);
+        }
+        match tracepoint_name(id) {
+            Some(name) => self.unsupported_event(&name, ENOENT),
+            None => self.unsupported_event(&format!("tracepoint with id {id}"), EINVAL),
+        }
+    }
+
+    /// A probe on a function of the kernel's: those that are the entries of system calls are served.
+    fn open_kprobe(&self, wanted: &Wanted) -> Answer {
+        const LONGEST: usize = 511;
+        let PerfAttr {
+            config,
+            config1,
+            config2,
+            ..
+        } = wanted.attr;
+        let name = match config1 {
+            0 => format!("{config2:#x}"),
+            name => printable(Ok(self.memory.string(name, LONGEST)?)),
+        };
+        match SystemCall::of_function(&name) {
+            Some(call) if config2 == 0 => {
+                let point = AttachPoint::SystemCall {
+                    number: Some(call.number),
+                    edge: if config & RETPROBE != 0 {
+                        Edge::Exit
+                    } else {
+                        Edge::Enter
+                    },
+                    context: CallContext::Probe,
+                    cookie: 0,
+                };
+                self.open_event(point, wanted)
+            }
+            Some(_) => self.unsupported_event(&format!("kprobe:{name}+{config2:#x}"), ENOENT),
+            None => self.unsupported_event(&format!("kprobe:{name}"), ENOENT),
+        }
+    }
+
     fn open_event(&self, point: AttachPoint, wanted: &Wanted) -> Answer {
         self.door.backend.attach_check(&point)?;
         let number = self.door.fds.new_number();
-        let event = Event::new(&self.door.backend, number, point, !wanted.attr.disabled);
+        let (backend, claims) = (&self.door.backend, &self.door.claims);
+        let event = Event::new(backend, claims, number, point, !wanted.attr.disabled);
         self.event_descriptor(Object::Event(Arc::new(event)), wanted)
     }
 
@@ -230,7 +278,7 @@ impl Call<'_> {
         match command {
             ioc::SET_BPF => {
                 let program = self.door.fds.program(self.tid, argument as i32)?;
-                event.set_program(&program, 0)?;
+                self.set_program(event, &program, 0)?;
             }
             ioc::ENABLE => event.enable()?,
             ioc::DISABLE => event.disable(),
@@ -274,15 +322,12 @@ fn not_for_this(command: u32) -> Errno {
     }
 }
 
-/// For the user: the tracepoint with an id, by name where tracefs says.
-fn tracepoint_name(id: u64) -> String {
-    let named = [
-        "/sys/kernel/tracing/events",
-        "/sys/kernel/debug/tracing/events",
-    ]
-    .into_iter()
-    .find_map(|events| {
-        let groups = std::fs::read_dir(events).ok()?.flatten();
+/// For the user: the tracepoint with an id, by name, if tracefs says.
+fn tracepoint_name(id: u64) -> Option<String> {
+    MOUNTS.into_iter().find_map(|mount| {
+        let groups = std::fs::read_dir(Path::new(mount).join("events"))
+            .ok()?
+            .flatten();
         let mut tracepoints = groups
             .filter_map(|group| std::fs::read_dir(group.path()).ok())
             .flat_map(|group| group.flatten());
@@ -296,6 +341,5 @@ fn tracepoint_name(id: u64) -> String {
             "tracepoint:{group}:{}",
             found.file_name().to_string_lossy()
         ))
-    });
-    named.unwrap_or_else(|| format!("tracepoint with id {id}"))
+    })
 }

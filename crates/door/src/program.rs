@@ -22,6 +22,8 @@ const INSN_LIMIT: u32 = 1_000_000;
 const INSN: usize = 8;
 /// `prog_flags` that are served: all of Linux 6.18's but tokens and what is for network devices.
 const FLAGS: u32 = 0xbf;
+/// `BPF_F_SLEEPABLE`.
+const SLEEPABLE: u32 = 0x10;
 /// Maps that one program may name.
 const MAP_LIMIT: u32 = 64;
 /// Bytes of context of a raw tracepoint: 12 arguments.
@@ -84,6 +86,9 @@ impl Call<'_> {
         self.descriptor(Object::Program(Arc::new(Program {
             held,
             prog_type: spec.prog_type,
+            expected_attach_type: spec.expected_attach_type,
+            attach_btf_id: spec.attach_btf_id,
+            sleepable: spec.flags & SLEEPABLE != 0,
             gpl,
             btf,
             func_info,

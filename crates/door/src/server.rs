@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::bpffs::BpfFs;
+use crate::claims::Claims;
 use crate::elements::Members;
 use crate::fds::{Descriptors, key_of};
 use crate::memory::Memory;
@@ -25,6 +26,8 @@ use crate::notify::{Listener, Reply, Request};
 use crate::often::Often;
 use crate::paths::HERE;
 use crate::sysfs::EventTypes;
+use crate::tracefs::TraceFs;
+use crate::tracepoints::KernelIds;
 
 /// Threads kept for the next call; more come and go with need.
 const SPARE_THREADS: usize = 2;
@@ -37,6 +40,9 @@ pub(crate) struct Door {
     pub(crate) fds: Descriptors,
     pub(crate) bpffs: BpfFs,
     pub(crate) event_types: EventTypes,
+    pub(crate) tracefs: TraceFs,
+    pub(crate) tracepoint_ids: KernelIds,
+    pub(crate) claims: Arc<Claims>,
     /// Objects in maps.
     pub(crate) members: Members,
     /// Wakes the thread that releases objects.
@@ -137,6 +143,9 @@ impl Server {
             fds: Descriptors::new()?,
             bpffs: BpfFs::default(),
             event_types: EventTypes::read(),
+            tracefs: TraceFs::default(),
+            tracepoint_ids: KernelIds::default(),
+            claims: Arc::default(),
             members: Members::default(),
             reaper: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             unswept: AtomicU64::new(0),

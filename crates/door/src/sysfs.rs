@@ -5,9 +5,12 @@ use std::path::Path;
 
 use beeline_runtime::backend::Errno;
 
+use crate::bpffs::errno;
 use crate::fds::memory_file;
 use crate::notify::Reply;
 use crate::server::{Answer, Call};
+use crate::tracefs::MOUNTS;
+use crate::tracepoints::Tracepoint;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 
@@ -16,18 +19,27 @@ const DEVICES: &str = "/sys/bus/event_source/devices";
 pub(crate) struct EventTypes {
     /// User-space probes; a number of our own where the kernel has none.
     pub(crate) uprobe: u32,
-    /// Kernel probes, where the kernel has them.
-    pub(crate) kprobe: Option<u32>,
+    /// Kernel probes; likewise.
+    pub(crate) kprobe: u32,
 }
 
 impl EventTypes {
     /// Far above all that kernels assign.
     const OWN_UPROBE: u32 = 0x0bee_0000;
+    const OWN_KPROBE: u32 = 0x0bee_0001;
 
     pub(crate) fn read() -> Self {
         EventTypes {
             uprobe: event_type("uprobe").unwrap_or(Self::OWN_UPROBE),
-            kprobe: event_type("kprobe"),
+            kprobe: event_type("kprobe").unwrap_or(Self::OWN_KPROBE),
+        }
+    }
+
+    fn of(&self, device: &str) -> Option<u32> {
+        match device {
+            "uprobe" => Some(self.uprobe),
+            "kprobe" => Some(self.kprobe),
+            _ => None,
         }
     }
 }
@@ -65,13 +77,17 @@ impl Call<'_> {
         if is_trace_pipe(&path, flags) {
             return self.open_trace_pipe(flags);
         }
-        match content(&path, self.door.event_types.uprobe) {
-            Some(content) => Ok(Reply::Descriptor {
-                file: memory_file("beeline-sysfs", content.as_bytes())?,
-                cloexec: flags & libc::O_CLOEXEC as u64 != 0,
-            }),
-            None => Ok(Reply::Continue),
-        }
+        let file = match content(&path, &self.door.event_types) {
+            Some(content) => memory_file("beeline-sysfs", content.as_bytes())?,
+            None => match self.door.tracefs.open(&path, flags) {
+                Some(opened) => opened.map_err(errno)?,
+                None => return Ok(Reply::Continue),
+            },
+        };
+        Ok(Reply::Descriptor {
+            file,
+            cloexec: flags & libc::O_CLOEXEC as u64 != 0,
+        })
     }
 
     fn open_trace_pipe(&self, flags: u64) -> Answer {
@@ -94,7 +110,7 @@ fn is_trace_pipe(path: &[u8], flags: u64) -> bool {
 }
 
 /// What a tool reads from a file that the door answers for.
-fn content(path: &[u8], uprobe: u32) -> Option<String> {
+fn content(path: &[u8], types: &EventTypes) -> Option<String> {
     let path = std::str::from_utf8(path)
         .ok()
         .filter(|path| path.starts_with("/sys/"))?;
@@ -103,25 +119,30 @@ fn content(path: &[u8], uprobe: u32) -> Option<String> {
     if let Some("uprobe_events" | "kprobe_events") = in_tracefs(path) {
         return Some(String::new());
     }
-    let file = path.strip_prefix(DEVICES)?.strip_prefix("/uprobe/")?;
+    let (device, file) = path
+        .strip_prefix(DEVICES)?
+        .strip_prefix('/')?
+        .split_once('/')?;
+    let event_type = types.of(device)?;
     if Path::new(path).exists() {
         return None;
     }
-    match file {
-        "type" => Some(format!("{uprobe}\n")),
-        "format/retprobe" => Some("config:0\n".into()),
-        "format/ref_ctr_offset" => Some("config:32-63\n".into()),
+    match (device, file) {
+        (_, "type") => Some(format!("{event_type}\n")),
+        (_, "format/retprobe") => Some("config:0\n".into()),
+        ("uprobe", "format/ref_ctr_offset") => Some("config:32-63\n".into()),
         _ => None,
     }
 }
 
 /// The path within tracefs, wherever that is mounted.
 fn in_tracefs(path: &str) -> Option<&str> {
-    let mounts = ["/sys/kernel/tracing/", "/sys/kernel/debug/tracing/"];
-    mounts.iter().find_map(|mount| path.strip_prefix(mount))
+    MOUNTS
+        .iter()
+        .find_map(|mount| path.strip_prefix(mount)?.strip_prefix('/'))
 }
 
-/// The probe of the kernel that a tool is about to make or open. Its name here is the only one
+/// The probe of the kernel that a tool is about to make or open, and that is not served. Its name here is the only one
 /// there is when the kernel does not have it, as the tool then fails before it says more.
 fn kernel_probe(path: &[u8], flags: u64) -> Option<String> {
     let file = in_tracefs(std::str::from_utf8(path).ok()?)?;
@@ -133,6 +154,9 @@ fn kernel_probe(path: &[u8], flags: u64) -> Option<String> {
         .strip_prefix("events/")?
         .strip_suffix("/id")?
         .split_once('/')?;
+    if Tracepoint::named(group, name).is_some() {
+        return None;
+    }
     Some(format!("tracepoint:{group}:{name}"))
 }
 
@@ -173,6 +197,10 @@ mod tests {
             named("/sys/kernel/tracing/events/sched/sched_switch/format", 0),
             None
         );
+        assert_eq!(
+            named("/sys/kernel/tracing/events/syscalls/sys_enter_read/id", 0),
+            None
+        );
     }
 
     #[test]
@@ -190,14 +218,19 @@ mod tests {
         assert!(!is_trace_pipe(b"/sys/kernel/tracing/trace", 0));
     }
 
+    const TYPES: EventTypes = EventTypes {
+        uprobe: 8,
+        kprobe: 9,
+    };
+
     #[test]
     fn only_files_of_probes_are_answered() {
         assert_eq!(
-            content(b"/sys/kernel/tracing/uprobe_events", 8).as_deref(),
+            content(b"/sys/kernel/tracing/uprobe_events", &TYPES).as_deref(),
             Some("")
         );
         assert_eq!(
-            content(b"/sys/kernel/debug/tracing/uprobe_events", 8).as_deref(),
+            content(b"/sys/kernel/debug/tracing/uprobe_events", &TYPES).as_deref(),
             Some("")
         );
         for path in [
@@ -206,8 +239,8 @@ mod tests {
             "/sys/bus/event_source/devices/uprobe/none",
             "",
         ] {
-            assert_eq!(content(path.as_bytes(), 8), None, "{path}");
+            assert_eq!(content(path.as_bytes(), &TYPES), None, "{path}");
         }
-        assert_eq!(content(b"/sys/\xff", 8), None);
+        assert_eq!(content(b"/sys/\xff", &TYPES), None);
     }
 }

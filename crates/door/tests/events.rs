@@ -162,7 +162,7 @@ fn event_errors() {
         ENOENT
     );
     assert_eq!(of(probe.u64(8, 0x10 << 32), -1, 0), EINVAL);
-    assert_eq!(of(attr(2).u64(8, 999_999), -1, 0), ENOENT);
+    assert_eq!(of(attr(2).u64(8, 999_999), -1, 0), EINVAL);
     assert_eq!(of(attr(0), -1, 0), ENOENT);
     assert_eq!(of(attr(99), -1, 0), ENOENT);
     let mut wrong_size = attr(1).u32(4, 8);

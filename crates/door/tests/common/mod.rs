@@ -9,7 +9,8 @@ pub mod fake;
 pub mod tool;
 
 use std::ffi::OsString;
-use std::sync::Arc;
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_door::{Options, run};
 
@@ -21,9 +22,14 @@ pub fn command(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
+/// One test at a time starts processes: what one forks while the door of another makes a descriptor has a copy of it until it
+/// runs its own program, and that the tool has closed it is not seen before.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// Plays a scene under the door; its assertions must hold, and everything must be released at the
 /// end.
 pub fn play(scene: &str) -> Arc<Fake> {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let exe = std::env::current_exe().unwrap();
     let scene = format!("{SCENE}={scene}");
     // Its report is not for the one who counts this run's tests; what fails is said on stderr.
@@ -50,6 +56,36 @@ pub fn play(scene: &str) -> Arc<Fake> {
         fake.log()
     );
     fake
+}
+
+const ON_KERNEL: &str = "BEELINE_DOOR_ON_KERNEL";
+
+/// Plays a scene without a door, so that the kernel answers: its assertions must hold there as well. Skipped where it
+/// cannot be: without root.
+pub fn on_kernel(scene: &str) {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let script = "mount -t tracefs nodev /sys/kernel/tracing 2>&1 || exit 77; \
+                  exec \"$0\" --exact tool --nocapture --quiet --test-threads=1 2>&1";
+    let played = Command::new("unshare")
+        .args(["-m", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .env(SCENE, scene)
+        .env(ON_KERNEL, "1")
+        .output();
+    let played = match played {
+        Ok(played) if played.status.code() != Some(77) && !played.stdout.is_empty() => played,
+        _ => return eprintln!("skipped: the kernel's tracefs cannot be mounted here"),
+    };
+    assert!(
+        played.status.success(),
+        "on the kernel: {}",
+        String::from_utf8_lossy(&played.stdout)
+    );
+}
+
+/// Is this a scene that the kernel plays?
+pub fn is_on_kernel() -> bool {
+    std::env::var_os(ON_KERNEL).is_some()
 }
 
 /// Tests of scenes that say all themselves.

@@ -1,0 +1,190 @@
+//! `BPF_LINK_CREATE` and `BPF_RAW_TRACEPOINT_OPEN`: programs attached for as long as a descriptor lives.
+
+use std::sync::Arc;
+
+use beeline_btf::Btf;
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
+
+use crate::attr::{BpfAttr, LinkCreate, RawTracepointOpen};
+use crate::fds::errno;
+use crate::objects::{
+    Event, Link, LinkTo, Object, PROG_TYPE_KPROBE, PROG_TYPE_PERF_EVENT, PROG_TYPE_RAW_TRACEPOINT,
+    PROG_TYPE_TRACEPOINT, PROG_TYPE_TRACING, Program, attach,
+};
+use crate::server::{Answer, Call};
+use crate::syscalls::SystemCall;
+use crate::sysfs::printable;
+use crate::tracepoints::Tracepoint;
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+const ENOENT: Errno = Errno(libc::ENOENT);
+
+// Of `enum bpf_attach_type`.
+const BPF_TRACE_RAW_TP: u32 = 23;
+const BPF_TRACE_FENTRY: u32 = 24;
+const BPF_TRACE_FEXIT: u32 = 25;
+const BPF_MODIFY_RETURN: u32 = 26;
+const BPF_PERF_EVENT: u32 = 41;
+
+/// `BPF_PROG_TYPE_EXT` and `BPF_PROG_TYPE_LSM`.
+const KERNELS_OWN: [u32; 2] = [28, 29];
+
+/// Types of programs that are attached to perf events.
+const OF_EVENTS: [u32; 3] = [PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT, PROG_TYPE_PERF_EVENT];
+
+/// Bytes of context of both raw tracepoints on system calls: two words.
+const RAW_CONTEXT: u32 = 16;
+
+impl Call<'_> {
+    pub(crate) fn link_create(&self, attr: &BpfAttr) -> Answer {
+        let wanted = LinkCreate::parse(attr)?;
+        let program = self.door.fds.program(self.tid, wanted.prog_fd)?;
+        match wanted.attach_type {
+            BPF_PERF_EVENT if wanted.flags == 0 && OF_EVENTS.contains(&program.prog_type) => {
+                self.link_event(program, &wanted)
+            }
+            kind @ (BPF_TRACE_RAW_TP | BPF_TRACE_FENTRY | BPF_TRACE_FEXIT | BPF_MODIFY_RETURN)
+                if program.prog_type == PROG_TYPE_TRACING
+                    && program.expected_attach_type == kind =>
+            {
+                let names_other_target = wanted.target_fd != 0 || wanted.target_btf_id != 0;
+                if kind != BPF_TRACE_RAW_TP && names_other_target {
+                    return Err(EINVAL);
+                }
+                self.link_traced(program, wanted.tracing_cookie)
+            }
+            // Also for links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for them
+            // conclude that this kernel has none, and use one event for each probe.
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn link_event(&self, program: Arc<Program>, wanted: &LinkCreate) -> Answer {
+        let event = self.door.fds.event(self.tid, wanted.target_fd)?;
+        self.set_program(&event, &program, wanted.cookie)?;
+        let link = Link {
+            id: self.door.fds.new_number(),
+            to: LinkTo::Event(event),
+            program,
+            cookie: wanted.cookie,
+        };
+        self.descriptor(Object::Link(Arc::new(link)))
+    }
+
+    pub(crate) fn raw_tracepoint_open(&self, attr: &BpfAttr) -> Answer {
+        let wanted = RawTracepointOpen::parse(attr)?;
+        let program = self.door.fds.program(self.tid, wanted.prog_fd)?;
+        match program.prog_type {
+            kind if kind == PROG_TYPE_TRACING || KERNELS_OWN.contains(&kind) => {
+                // What they attach to was said when they were loaded.
+                if wanted.name != 0 {
+                    return Err(EINVAL);
+                }
+                self.link_traced(program, wanted.cookie)
+            }
+            PROG_TYPE_RAW_TRACEPOINT => {
+                const LONGEST: usize = 127;
+                let name = printable(Ok(self.memory.string(wanted.name, LONGEST)?));
+                self.link_raw_tracepoint(program, &name, wanted.cookie)
+            }
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// A program whose type in the kernel's BTF says what it attaches to.
+    fn link_traced(&self, program: Arc<Program>, cookie: u64) -> Answer {
+        let Some(name) = self.attach_name(&program) else {
+            return self.refuse_link("kernel tracing programs");
+        };
+        let (edge, kind) = match program.expected_attach_type {
+            BPF_TRACE_RAW_TP => {
+                let name = name.strip_prefix("btf_trace_").unwrap_or(&name);
+                return self.link_raw_tracepoint(program, name, cookie);
+            }
+            BPF_TRACE_FENTRY => (Edge::Enter, "fentry"),
+            BPF_MODIFY_RETURN => (Edge::Enter, "fmod_ret"),
+            BPF_TRACE_FEXIT => (Edge::Exit, "fexit"),
+            _ => return self.refuse_link("kernel tracing programs"),
+        };
+        let Some(call) = SystemCall::of_function(&name) else {
+            return self.refuse_link(&format!("{kind}:{name}"));
+        };
+        let point = AttachPoint::SystemCall {
+            number: Some(call.number),
+            edge,
+            context: CallContext::Trampoline,
+            cookie: 0,
+        };
+        self.link_place(program, point, cookie)
+    }
+
+    /// ENOENT for all tracepoints but those on all system calls; EINVAL if the program looks beyond the tracepoint's arguments.
+    fn link_raw_tracepoint(&self, program: Arc<Program>, name: &str, cookie: u64) -> Answer {
+        let Some(tracepoint) = Tracepoint::named("raw_syscalls", name) else {
+            return self.refuse_link(&format!("rawtracepoint:{name}"));
+        };
+        if program.prog_type == PROG_TYPE_RAW_TRACEPOINT && program.context_end() > RAW_CONTEXT {
+            return Err(EINVAL);
+        }
+        let point = AttachPoint::SystemCall {
+            number: None,
+            edge: tracepoint.edge,
+            context: CallContext::RawTracepoint,
+            cookie: 0,
+        };
+        self.link_place(program, point, cookie)
+    }
+
+    fn link_place(&self, program: Arc<Program>, point: AttachPoint, cookie: u64) -> Answer {
+        self.door.backend.attach_check(&point)?;
+        let claim = self.after_closes(|| self.door.claims.claim(program.held.id, &point))?;
+        let held = attach(&self.door.backend, &program, &point, cookie)?;
+        let to = LinkTo::Place {
+            point,
+            _held: held,
+            _claim: claim,
+        };
+        let link = Link {
+            id: self.door.fds.new_number(),
+            to,
+            program,
+            cookie,
+        };
+        self.descriptor(Object::Link(Arc::new(link)))
+    }
+
+    /// [`Event::set_program`].
+    pub(crate) fn set_program(
+        &self,
+        event: &Event,
+        program: &Arc<Program>,
+        cookie: u64,
+    ) -> Result<(), Errno> {
+        self.after_closes(|| event.set_program(program, cookie))
+    }
+
+    /// What the tool has closed before it called must not stand in its way, but is noticed a little later only: a place that
+    /// is taken is asked for again when all closed objects are gone.
+    fn after_closes<T>(&self, take: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        match take() {
+            Err(Errno(libc::EEXIST | libc::EBUSY | libc::E2BIG)) => {
+                self.door.fds.reap_closed().map_err(errno)?;
+                take()
+            }
+            result => result,
+        }
+    }
+
+    /// The name of the type in the kernel's BTF that a program was loaded for.
+    fn attach_name(&self, program: &Program) -> Option<String> {
+        let kernel = self.door.fds.kernels_btf()?;
+        let types = Btf::parse(kernel.data())?;
+        let name = types.get(program.attach_btf_id)?.name;
+        Some(String::from_utf8_lossy(name).into_owned())
+    }
+
+    fn refuse_link(&self, what: &str) -> Answer {
+        self.door.backend.unsupported(what);
+        Err(ENOENT)
+    }
+}

@@ -1,0 +1,140 @@
+//! What the tool finds in tracefs where it cannot read the kernel's: without root, or where it is not mounted.
+//!
+//! If the kernel's is mounted in another of its usual places, that is it. Otherwise it is a directory of the session's own
+//! that holds the tracepoints which are served, with numbers of our own, and nothing else; each event is written when it is
+//! first looked at.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{Access, AtFlags, Mode, OFlags};
+
+use crate::bpffs::{Place, lexically_normal};
+use crate::scratch::Scratch;
+use crate::tracepoints::{GROUPS, Tracepoint};
+
+/// Where tools look for it.
+pub(crate) const MOUNTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// How the names of the directories begin.
+const NAME: &str = "beeline-tracefs-";
+/// By this is known whether the kernel's can be read.
+const WITNESS: &str = "events/raw_syscalls/sys_enter/id";
+
+/// It is made when it is first looked at.
+#[derive(Default)]
+pub(crate) struct TraceFs {
+    tree: OnceLock<Option<Scratch>>,
+    /// Held while something is written there.
+    writing: Mutex<()>,
+}
+
+/// Can the kernel's tracefs be read at this place?
+pub(crate) fn is_readable(mount: &str) -> bool {
+    rustix::fs::access(Path::new(mount).join(WITNESS), Access::READ_OK).is_ok()
+}
+
+impl TraceFs {
+    /// Where an absolute path of the tool's leads; `None` for all that the kernel has an answer to, and for what is not
+    /// served.
+    pub(crate) fn place(&self, path: &[u8]) -> Option<Place> {
+        let path = lexically_normal(Path::new(OsStr::from_bytes(path)));
+        let (mount, inside) = MOUNTS
+            .into_iter()
+            .find_map(|mount| Some((mount, path.strip_prefix(mount).ok()?)))?;
+        if is_readable(mount) {
+            return None;
+        }
+        let root = match MOUNTS.into_iter().find(|other| is_readable(other)) {
+            Some(kernels) => PathBuf::from(kernels),
+            None => {
+                let tree = self.tree.get_or_init(|| Scratch::new(NAME)).as_ref()?;
+                self.write(&tree.path, inside).ok()?;
+                tree.path.clone()
+            }
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(root, flags, Mode::empty()).ok()?;
+        let name = match inside.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => inside,
+        };
+        rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some(Place {
+            directory,
+            name: name.into(),
+        })
+    }
+
+    /// Opens a file or directory to read.
+    pub(crate) fn open(&self, path: &[u8], flags: u64) -> Option<rustix::io::Result<OwnedFd>> {
+        if flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64 {
+            return None;
+        }
+        let place = self.place(path)?;
+        let kept = libc::O_DIRECTORY | libc::O_PATH | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let flags = OFlags::from_bits_retain(flags as u32 & kept as u32) | OFlags::CLOEXEC;
+        Some(rustix::fs::openat(
+            &place.directory,
+            &place.name,
+            flags,
+            Mode::empty(),
+        ))
+    }
+
+    /// Writes what a path below the root leads to, and what is above it.
+    fn write(&self, root: &Path, inside: &Path) -> io::Result<()> {
+        let _lock = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = root.join("events");
+        if !events.exists() {
+            write_root(root)?;
+        }
+        let Ok(below) = inside.strip_prefix("events") else {
+            return Ok(());
+        };
+        let mut names = below.iter().filter_map(OsStr::to_str);
+        match (names.next(), names.next()) {
+            (Some(group), Some(name)) => Tracepoint::named(group, name)
+                .map_or(Ok(()), |tracepoint| write_event(&events, tracepoint)),
+            (Some(group), None) => Tracepoint::of_group(group)
+                .into_iter()
+                .try_for_each(|tracepoint| write_event(&events, tracepoint)),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+/// The list of events, and a directory for each group.
+fn write_root(root: &Path) -> io::Result<()> {
+    let all = GROUPS.into_iter().flat_map(Tracepoint::of_group);
+    let lines = all.map(|tracepoint| format!("{}:{}\n", tracepoint.group(), tracepoint.name()));
+    write_file(&root.join("available_events"), &lines.collect::<String>())?;
+    for group in GROUPS {
+        fs::create_dir_all(root.join("events").join(group))?;
+    }
+    Ok(())
+}
+
+fn write_event(events: &Path, tracepoint: Tracepoint) -> io::Result<()> {
+    let directory = events.join(tracepoint.group()).join(tracepoint.name());
+    let (id, format) = (directory.join("id"), directory.join("format"));
+    // The last that is written.
+    if format.exists() {
+        return Ok(());
+    }
+    fs::create_dir_all(directory)?;
+    let number = tracepoint.own_id();
+    write_file(&id, &format!("{number}\n"))?;
+    write_file(&format, &tracepoint.format(number))
+}
+
+fn write_file(path: &Path, text: &str) -> io::Result<()> {
+    const READ_ONLY: u32 = 0o444;
+    fs::write(path, text)?;
+    fs::set_permissions(path, Permissions::from_mode(READ_ONLY))
+}
