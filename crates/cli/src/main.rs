@@ -33,6 +33,10 @@ enum Command {
         /// that the tool's own -p names)
         #[arg(long)]
         pid: Vec<i32>,
+        /// Let programs change what system calls do (bpf_override_return, fmod_ret) and write into the processes that they
+        /// run in (bpf_probe_write_user)
+        #[arg(long = "unsafe")]
+        intrudes: bool,
         #[command(flatten)]
         engines: engines::Options,
         /// The tool and its arguments
@@ -64,9 +68,10 @@ fn main() -> ExitCode {
         Command::Run {
             all,
             pid,
+            intrudes,
             engines,
             tool,
-        } => run::run(tool, all, pid, &engines),
+        } => run::run(tool, all, pid, intrudes, &engines),
         Command::Ps { json } => {
             end_with_the_reader();
             ps::ps(json)

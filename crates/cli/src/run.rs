@@ -21,6 +21,7 @@ pub fn run(
     tool: Vec<OsString>,
     all: bool,
     pids: Vec<i32>,
+    intrudes: bool,
     engines: &engines::Options,
 ) -> anyhow::Result<ExitCode> {
     let scope = match (all, pids.is_empty()) {
@@ -36,6 +37,9 @@ pub fn run(
     let engines = engines.engines()?;
     hand_signals_on();
     let runtime = Runtime::new(tool.clone(), scope, engines, Arc::new(say))?;
+    if intrudes {
+        runtime.let_programs_intrude();
+    }
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),
     };

@@ -12,28 +12,42 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::abi::calls::{
-    CALL_NUMBERS, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, Calls, ENTER, EXIT, Record,
+    CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, Calls, ENTER,
+    EXIT, Record,
 };
-use crate::abi::{Context, Control, Link, LinkList, PendingSignals, PtRegs, Target};
+use crate::abi::{Context, Control, Link, LinkList, MadeUp, PendingSignals, PtRegs, Target};
 use crate::enter::{lease, links_of, miss, new_context, release, run};
 use crate::helpers::signal;
 use crate::sys;
 
 /// For stubs: the call is to be made.
 const MAKE: u64 = 0;
+/// For stubs: its result is there already.
+const MADE: u64 = 1;
 
-/// A system call is about to be made. Returns 0 if it is to be made, with the arguments as they are in `regs` then.
+/// A system call is about to be made. Returns 0 if it is to be made, with the arguments as they are in `regs` then; else
+/// its result is in `regs`.
 ///
 /// # Safety
 /// For stubs only: `regs` are the registers at the call, `calls` are the target's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_call_enter(regs: *mut PtRegs, calls: *const Calls) -> u64 {
     // SAFETY: the stub's own registers, and what the runtime laid out for it.
-    if let Some(call) = unsafe { Call::new(&*regs, &*calls, ENTER) } {
-        call.run_programs();
+    let Some(call) = (unsafe { Call::new(&*regs, &*calls, ENTER) }) else {
+        return MAKE;
+    };
+    let made_up = call.run_programs();
+    if made_up.is_there == 0 {
         affairs::attend(&call);
+        return MAKE;
     }
-    MAKE
+    // SAFETY: as above; nobody else looks at the registers now.
+    unsafe { (*regs).ax = made_up.result };
+    // SAFETY: as above. For whoever looks at what comes back it has been made.
+    if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
+        call.run_programs();
+    }
+    MADE
 }
 
 /// A system call has returned.
@@ -80,8 +94,8 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Runs the programs of every call, then those of this one.
-    fn run_programs(&self) {
+    /// Runs the programs of every call, then those of this one. Gives the result that one of them has made up.
+    fn run_programs(&self) -> MadeUp {
         let each = self.calls.each.get(self.edge);
         let number = self.regs.orig_ax as u32 as usize;
         let own = match each.and_then(|each| each.get(number)) {
@@ -89,16 +103,17 @@ impl<'a> Call<'a> {
             _ => None,
         };
         let all = self.calls.all.get(self.edge).and_then(list);
-        if all.is_some() || own.is_some() {
-            self.run_leased([all, own]);
+        match (all, own) {
+            (None, None) => MadeUp::default(),
+            lists => self.run_leased(lists.into()),
         }
     }
 
     #[inline(never)]
-    fn run_leased(&self, lists: [Option<&'a LinkList>; 2]) {
+    fn run_leased(&self, lists: [Option<&'a LinkList>; 2]) -> MadeUp {
         let Some((lease, cpu)) = lease(self.target) else {
             miss(self.target);
-            return;
+            return MadeUp::default();
         };
         // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
         let slot = unsafe { self.target.slots.add(cpu as usize) };
@@ -116,6 +131,7 @@ impl<'a> Call<'a> {
         if job.context.signals != PendingSignals::default() {
             signal::send(job.context.signals, self.control.own_pid);
         }
+        job.context.made_up
     }
 }
 
@@ -143,7 +159,11 @@ unsafe extern "sysv64" fn run_lists(job: *mut u8) {
         for link in unsafe { links_of(list) } {
             let argument = shown.to(link, &mut probe);
             // SAFETY: the program was checked and compiled for this context.
-            unsafe { run(&mut job.context, link, argument) };
+            let result = unsafe { run(&mut job.context, link, argument) };
+            if link.context == CONTEXT_MODIFY && result != 0 {
+                let is_there = 1;
+                job.context.made_up = MadeUp { is_there, result };
+            }
         }
     }
     signal::block_again(&job.context);
@@ -153,6 +173,8 @@ unsafe extern "sysv64" fn run_lists(job: *mut u8) {
 struct Shown {
     record: Record,
     raw: [u64; 2],
+    /// The registers, and the result so far.
+    modify: [u64; 2],
 }
 
 impl Shown {
@@ -170,6 +192,7 @@ impl Shown {
                 values,
             },
             raw: [core::ptr::from_ref(regs) as u64, second],
+            modify: [core::ptr::from_ref(regs) as u64, 0],
         }
     }
 
@@ -178,6 +201,7 @@ impl Shown {
         match link.context {
             CONTEXT_TRACEPOINT => (&raw const self.record).cast(),
             CONTEXT_RAW => self.raw.as_ptr().cast(),
+            CONTEXT_MODIFY => self.modify.as_ptr().cast(),
             CONTEXT_PROBE => {
                 let regs = PtRegs {
                     di: self.raw[0],

@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use beeline_isa::abi::Run;
 
 use crate::abi::{
-    Context, Control, HAS_RDPID, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT,
+    Context, Control, HAS_RDPID, Lease, Link, LinkList, MadeUp, NEEDS_REGISTERS, NEEDS_SLOT,
     PendingSignals, PtRegs, Site, Slot, TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
@@ -177,6 +177,7 @@ pub(crate) fn new_context(
         tail_calls: 0,
         signals: PendingSignals::default(),
         unblocked: 0,
+        made_up: MadeUp::default(),
     }
 }
 

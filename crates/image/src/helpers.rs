@@ -4,6 +4,7 @@
 //! and the [`Context`] of the run, and returns r0.
 
 mod callbacks;
+mod change;
 pub mod dynptr;
 mod identity;
 mod lock;
@@ -78,9 +79,11 @@ helpers! {
     25 perf_event_output = output::perf_event_output;
     27 get_stackid = stack::get_stackid;
     35 get_current_task = task::get_current_task;
+    36 probe_write_user = change::probe_write_user;
     37 current_task_under_cgroup = objects::current_task_under_cgroup;
     42 get_numa_node_id = identity::get_numa_node_id;
     45 probe_read_str = read::probe_read_str;
+    58 override_return = change::override_return;
     67 get_stack = stack::get_stack;
     80 get_current_cgroup_id = objects::get_current_cgroup_id;
     87 map_push_elem = maps::map_push_elem;

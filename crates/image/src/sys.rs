@@ -61,6 +61,7 @@ pub mod nr {
     pub const RT_TGSIGQUEUEINFO: u64 = 297;
     pub const GETCPU: u64 = 309;
     pub const PROCESS_VM_READV: u64 = 310;
+    pub const PROCESS_VM_WRITEV: u64 = 311;
     pub const EXECVEAT: u64 = 322;
     pub const PKEY_MPROTECT: u64 = 329;
     pub const CLONE3: u64 = 435;

@@ -63,6 +63,8 @@ pub struct Needs {
     pub task: bool,
     /// It prints to the trace pipe.
     pub prints: bool,
+    /// It may give calls another result.
+    pub overrides: bool,
 }
 
 /// Bytes of stack that a program may take from the target: a goroutine has some 800 left, the trampoline takes half.
@@ -79,11 +81,20 @@ const TASK: [u32; 4] = [35, 156, 157, 158];
 /// Helpers that print to the trace pipe.
 const PRINTERS: [u32; 2] = [6, 177];
 
-/// Helpers that change the traced process. A kernel that is locked down refuses them too.
+/// Helpers that change the traced process: for sessions whose user has said so. A kernel that is locked down refuses them
+/// too.
 const FORBIDDEN: [(u32, &str); 2] = [
-    (36, "writing into the traced process (bpf_probe_write_user)"),
-    (58, "overriding what functions return (bpf_override_return)"),
+    (
+        36,
+        "writing into the traced process (bpf_probe_write_user) without `beeline run --unsafe`",
+    ),
+    (
+        OVERRIDE_RETURN,
+        "overriding what calls return (bpf_override_return) without `beeline run --unsafe`",
+    ),
 ];
+/// `BPF_FUNC_override_return`.
+const OVERRIDE_RETURN: u32 = 58;
 
 /// What a program that was refused wanted to do and may not.
 pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
@@ -109,6 +120,7 @@ impl Needs {
             reads_memory: calls(&READERS) || tail_calls,
             asks_cgroups: calls(&CGROUPS),
             prints: calls(&PRINTERS),
+            overrides: calls(&[OVERRIDE_RETURN]),
             task: calls(&TASK),
         }
     }
@@ -129,6 +141,7 @@ impl Program {
         maps: &Maps,
         kernel: Option<&KernelTypes>,
         engines: &Engines,
+        intrudes: bool,
     ) -> Result<(Self, VerifierLog), LoadError> {
         let Accepted {
             insns,
@@ -136,7 +149,7 @@ impl Program {
             log,
             runs,
         } = if engines.are_verified() {
-            verification::judge(spec, maps, kernel)?
+            verification::judge(spec, maps, kernel, intrudes)?
         } else {
             verification::trust_nothing(spec)?
         };

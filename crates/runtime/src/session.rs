@@ -3,14 +3,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use beeline_image::abi::calls::CALL_NUMBERS;
 
 use crate::backend::{
-    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
-    ProgramSpec,
+    AttachPoint, Backend, Batch, CallContext, Edge, Errno, Id, Info, LoadError, Loaded, MapSpec,
+    ObjectRef, ProgramSpec,
 };
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
@@ -38,6 +38,7 @@ pub struct Runtime {
     tool: Arc<AtomicI32>,
     told: Mutex<BTreeSet<String>>,
     report: Report,
+    intrudes: AtomicBool,
     reach: Arc<Reach>,
     runner: Arc<Runner>,
     engines: Arc<Engines>,
@@ -94,6 +95,7 @@ impl Runtime {
             tool,
             told: Mutex::default(),
             report,
+            intrudes: AtomicBool::new(false),
             reach,
             runner,
             engines,
@@ -135,6 +137,11 @@ impl Runtime {
     pub fn set_tool(&self, pid: i32) {
         self.reach.tool_started(pid);
         self.tool.store(pid, SeqCst);
+    }
+
+    /// Programs that are loaded from now on may change what calls do, and write into the processes that they run in.
+    pub fn let_programs_intrude(&self) {
+        self.intrudes.store(true, SeqCst);
     }
 
     /// Detaches everything: every process is as it was when this returns. Errors have been reported.
@@ -453,9 +460,10 @@ impl Backend for Runtime {
         };
         let id = self.id();
         let kernel = self.shared.kernel_types();
-        let loaded = Program::load(id, spec, &maps, kernel, &self.engines);
+        let intrudes = self.intrudes.load(SeqCst);
+        let loaded = Program::load(id, spec, &maps, kernel, &self.engines, intrudes);
         let (mut program, log) = loaded.inspect_err(|_| {
-            for what in program::forbidden(&spec.insns) {
+            for what in program::forbidden(&spec.insns).filter(|_| !intrudes) {
                 self.unsupported(what);
             }
         })?;
@@ -507,6 +515,18 @@ impl Backend for Runtime {
         let program = self.program(program)?;
         self.check_runs(&program)
             .map_err(|error| self.refuse(&error))?;
+        // Only system calls have a result that can be made up before they are made (`kprobe_override`).
+        let makes_results = matches!(
+            point,
+            AttachPoint::SystemCall {
+                context: CallContext::Probe,
+                edge: Edge::Enter,
+                ..
+            }
+        );
+        if program.needs.overrides && !makes_results {
+            return Err(Errno(libc::EINVAL));
+        }
         let id = self.id();
         let link = match (point, self.place_of(point)?) {
             (

@@ -73,6 +73,7 @@ impl Body<'_> {
                 reads_memory: false,
                 asks_cgroups: false,
                 prints: false,
+                overrides: false,
                 task: false,
             },
         }

@@ -37,11 +37,13 @@ pub struct Accepted {
 /// PERF_EVENT, RAW_TRACEPOINT, RAW_TRACEPOINT_WRITABLE, TRACING, LSM and SYSCALL.
 const HERE: [u32; 8] = [2, 5, 7, 17, 24, 26, 29, 31];
 
-/// Judges a program as the kernel would whose types these are.
+/// Judges a program as the kernel would whose types these are; one that lets programs change who is traced, if `intrudes`
+/// says so.
 pub fn judge(
     spec: &ProgramSpec,
     maps: &Maps,
     kernel: Option<&KernelTypes>,
+    intrudes: bool,
 ) -> Result<Accepted, LoadError> {
     let insns = decode(spec)?;
     let Verdict {
@@ -49,7 +51,7 @@ pub fn judge(
         log,
         longest_log,
         ..
-    } = verdict(spec, &insns, maps, kernel);
+    } = verdict(spec, &insns, maps, kernel, intrudes);
     let log = VerifierLog {
         text: log,
         longest: longest_log,
@@ -132,6 +134,7 @@ fn verdict(
     insns: &[Insn],
     maps: &Maps,
     kernel: Option<&KernelTypes>,
+    intrudes: bool,
 ) -> Verdict {
     let level = LogLevel(spec.log_level);
     let kind = Kind {
@@ -139,6 +142,7 @@ fn verdict(
         attach_type: spec.expected_attach_type,
         flags: spec.flags,
         attach_btf_id: spec.attach_btf_id,
+        intrudes,
     };
     let types = match types(spec, &kind, insns, kernel) {
         Ok(types) => types,

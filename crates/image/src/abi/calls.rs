@@ -85,6 +85,10 @@ pub const CONTEXT_RAW: usize = 2;
 /// In [`super::Link::context`]: registers of which `di` is the address of the call's, and `ax` the result.
 pub const CONTEXT_PROBE: usize = 3;
 
+/// In [`super::Link::context`]: as [`CONTEXT_RAW`] behind the call, for a program whose own result, if it is not 0, is the
+/// call's, which is not made then.
+pub const CONTEXT_MODIFY: usize = 4;
+
 /// What a tracepoint's program sees of a call (`struct syscall_tp_t` of `kernel/trace/trace_syscalls.c`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 use beeline_hook::{CallPlan, CallSpec, CallStub, CommonCode};
 use beeline_image::abi::calls::{
-    CALL_NUMBERS, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT, Move, Patch, Patches,
+    CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT,
+    Move, Patch, Patches,
 };
 use beeline_image::abi::{self, calls};
 use beeline_inject::{Region, Stopped};
@@ -174,6 +175,9 @@ impl Target {
     fn add_call_link(&mut self, link: &Arc<CallLink>) -> Result<(), Error> {
         let context = match link.context {
             CallContext::Tracepoint => CONTEXT_TRACEPOINT,
+            CallContext::Trampoline if link.program.expected_attach_type == MODIFY_RETURN => {
+                CONTEXT_MODIFY
+            }
             CallContext::RawTracepoint | CallContext::Trampoline => CONTEXT_RAW,
             CallContext::Probe => CONTEXT_PROBE,
         };
@@ -478,6 +482,8 @@ fn as_record(patch: &beeline_hook::CallPatch) -> Patch {
 }
 
 const STUB_ALIGN: usize = 16;
+/// `BPF_MODIFY_RETURN`.
+const MODIFY_RETURN: u32 = 26;
 
 /// Calls that the image looks at for Beeline's own sake, before and behind: those by which processes split, run another
 /// program, or map code.

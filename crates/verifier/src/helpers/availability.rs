@@ -1,7 +1,7 @@
 //! Which programs may call which helpers: sets of helpers, and which sets each type of program has.
 //!
-//! No program has `probe_write_user`, which lockdown takes away, nor `override_return`, which needs a kernel built for
-//! injecting errors: they are in no table.
+//! `probe_write_user`, which lockdown takes away, and `override_return`, which needs a kernel built for injecting errors, have
+//! only programs of which [`Kind::intrudes`] says that they may.
 
 use super::cgroup::*;
 use super::general::*;
@@ -15,7 +15,23 @@ use crate::program::Kind;
 
 /// The form of a helper that programs of this kind call.
 pub(super) fn find(id: u32, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {
-    sets(kind, target).iter().find_map(|set| set.get(id))
+    let sets = sets(kind, target).iter().chain(intruding(kind));
+    sets.into_iter().find_map(|set| set.get(id))
+}
+
+/// What programs have beside their sets that may change who is traced (`bpf_tracing_func_proto`,
+/// `kprobe_prog_func_proto`).
+fn intruding(kind: &Kind) -> &'static [&'static Set] {
+    match kind.prog_type {
+        _ if !kind.intrudes => &[],
+        prog::KPROBE => &[OVERRIDES, WRITES],
+        prog::TRACEPOINT
+        | prog::PERF_EVENT
+        | prog::RAW_TRACEPOINT
+        | prog::RAW_TRACEPOINT_WRITABLE
+        | prog::TRACING => &[WRITES],
+        _ => &[],
+    }
 }
 
 /// May it be called from programs at this target (`allowed` of `struct bpf_func_proto`)?
@@ -209,6 +225,9 @@ const BASE: &Set = set! {
 
 /// The same, but a queueing discipline is left by returning only.
 const QDISC: &Set = &BASE.without(&TAIL_CALL);
+
+const OVERRIDES: &Set = set! { OVERRIDE_RETURN };
+const WRITES: &Set = set! { PROBE_WRITE_USER };
 
 /// `lirc_mode2_func_proto`.
 const LIRC_MODE2: &Set = set! {

@@ -226,6 +226,6 @@ mod tests {
             .filter(|&id| !seen[id as usize])
             .filter_map(beeline_isa::helper::name)
             .collect();
-        assert_eq!(missing, ["probe_write_user", "override_return"]);
+        assert!(missing.is_empty(), "{missing:?}");
     }
 }

@@ -23,6 +23,10 @@ helpers! {
       4 PROBE_READ(FILL, SizeOrZero, Any), gpl;
      45 PROBE_READ_STR(FILL, SizeOrZero, Any), gpl;
 
+    // What changes who is traced.
+     36 PROBE_WRITE_USER(Any, READ, Size), gpl;
+     58 OVERRIDE_RETURN(Context, Any), gpl;
+
     // Objects of the kernel.
     111 SKB_OUTPUT(btf("sk_buff"), Map, Any, READ, SizeOrZero), gpl;
     121 XDP_OUTPUT(btf("xdp_buff"), Map, Any, READ, SizeOrZero), gpl;

@@ -184,6 +184,7 @@ fn plain() -> Vec<Subject> {
                 attach_type,
                 flags: if prog_type == 31 { SLEEPABLE } else { 0 },
                 attach_btf_id: 0,
+                ..Kind::default()
             },
             target: None,
         })
@@ -230,6 +231,7 @@ fn by_btf() -> Vec<Subject> {
             attach_type,
             flags: 0,
             attach_btf_id,
+            ..Kind::default()
         },
         target: Some(name),
     };
