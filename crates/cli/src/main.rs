@@ -6,11 +6,13 @@ mod engines;
 mod prog;
 mod ps;
 mod run;
+mod start;
 mod verify;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -43,6 +45,15 @@ enum Command {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         tool: Vec<OsString>,
     },
+    /// Start a command that the sessions which run now see from its first system call on
+    Start {
+        /// Milliseconds that a session is given to come to it
+        #[arg(long, default_value_t = 1000)]
+        wait: u64,
+        /// The command and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
     /// List the processes that Beeline is present in, and what it has mapped and hooked there
     Ps {
         /// For scripts
@@ -72,6 +83,7 @@ fn main() -> ExitCode {
             engines,
             tool,
         } => run::run(tool, all, pid, intrudes, &engines),
+        Command::Start { wait, command } => start::start(&command, Duration::from_millis(wait)),
         Command::Ps { json } => {
             end_with_the_reader();
             ps::ps(json)

@@ -50,6 +50,7 @@ fn print(presence: &Presence) {
             println!("{:>12}program {}, {}", "", program.name, program.engine);
         }
     }
+    print_calls(presence);
     for mapping in &presence.mappings {
         println!(
             "{:>10}{:#x}-{:#x} {}",
@@ -64,6 +65,20 @@ fn print(presence: &Presence) {
             "{:>10}its session has ended: `beeline detach {pid}` restores it",
             ""
         );
+    }
+}
+
+/// How many `syscall` instructions are hooked, and which are not.
+fn print_calls(presence: &Presence) {
+    let calls = &presence.calls;
+    if calls.hooked == 0 && calls.spared.is_empty() {
+        return;
+    }
+    let (hooked, spared) = (calls.hooked, calls.spared.len());
+    println!("{:>10}system calls: {hooked} hooked, {spared} not", "");
+    for (address, why) in &calls.spared {
+        let place = place(presence, *address);
+        println!("{:>12}{address:#x} not hooked: {why}; {place}", "");
     }
 }
 
@@ -83,6 +98,14 @@ fn as_value(presence: &Presence) -> serde_json::Value {
                 "engine": program.engine,
             })).collect::<Vec<_>>(),
         })).collect::<Vec<_>>(),
+        "calls": json!({
+            "hooked": presence.calls.hooked,
+            "spared": presence.calls.spared.iter().map(|(address, why)| json!({
+                "address": address,
+                "place": place(presence, *address),
+                "why": why,
+            })).collect::<Vec<_>>(),
+        }),
         "mappings": presence.mappings.iter().map(|mapping| json!({
             "start": mapping.start,
             "end": mapping.end,

@@ -211,6 +211,16 @@ impl Environment {
         unsafe { self.home.get(self.home.base()) }
     }
 
+    /// Says where threads keep their ids. No slot may be held meanwhile.
+    pub fn set_tid_offset(&mut self, offset: i32) {
+        let target = self.target;
+        // SAFETY: placed by `new`; a word that threads find old or new.
+        unsafe {
+            self.home
+                .change::<abi::Target>(target, |target| target.tid_offset = offset);
+        }
+    }
+
     /// The target's record and that of its children, likewise.
     pub fn records(&self) -> [&abi::Target; 2] {
         // SAFETY: placed by `new`.

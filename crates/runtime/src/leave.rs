@@ -20,8 +20,8 @@ use crate::error::Error;
 use crate::scope::{all_processes, start_time};
 use crate::{opening, patch};
 
-use sites::{CallFacts, call_records, records, text_of};
-pub use sites::{ProgramFacts, SiteFacts};
+pub use sites::{CallFacts, ProgramFacts, SiteFacts};
+use sites::{call_records, records, text_of};
 
 /// A session's presence in a process.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct Presence {
     /// is hooked is to be seen in the code alone.
     records: Vec<SiteFacts>,
     /// What was done for system calls.
-    calls: CallFacts,
+    pub calls: CallFacts,
     /// Everything that is mapped for the session.
     pub mappings: Vec<Region>,
     manifest: Manifest,

@@ -167,6 +167,7 @@ impl Reach {
             let _ = target.refresh_cgroups();
             let _ = target.unmap_out_of_reach();
             let _ = target.update_task();
+            let _ = target.look_for_ids();
         }
     }
 

@@ -11,7 +11,8 @@ mod sites;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Release, SeqCst};
+use std::time::{Duration, Instant};
 
 use beeline_hook::Plan;
 use beeline_image::abi::calls::CONTEXT_REGISTERS;
@@ -25,6 +26,7 @@ use crate::error::{Error, os};
 use crate::link::FilePlace;
 use crate::map::MapObject;
 use crate::patch;
+use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
 use calls::Calls;
@@ -124,7 +126,16 @@ pub struct Target {
     calls: Option<Calls>,
     /// [`Shared::removals`] when it was last looked for maps out of reach.
     removals: u64,
+    /// When it became a target.
+    since: Instant,
+    /// Times that ids were looked for, and one.
+    looks: u32,
 }
+
+/// How long a new program is given to set its threads up before they are looked at, for each time.
+const SETTLED: Duration = Duration::from_millis(200);
+/// Times that they are looked at: some never keep their ids.
+const LOOKS: u32 = 3;
 
 /// A hooked site.
 #[derive(Debug, Clone)]
@@ -178,6 +189,8 @@ impl Target {
             sites: BTreeMap::new(),
             calls: None,
             removals: 0,
+            since: Instant::now(),
+            looks: 1,
         }
     }
 
@@ -220,6 +233,8 @@ impl Target {
             sites: self.sites.clone(),
             calls: self.calls.clone(),
             removals: self.removals,
+            since: Instant::now(),
+            looks: 1,
         };
         child.replace_arenas()?;
         let environment = child.environment()?;
@@ -394,6 +409,29 @@ impl Target {
             .show_task(&shared, process.pid(), |at, bytes| {
                 Ok(process.write_memory(at, bytes)?)
             })
+    }
+
+    /// Looks where threads keep their ids, if that was not to be seen yet: a program that has just begun has no thread
+    /// pointer.
+    pub fn look_for_ids(&mut self) -> Result<(), Error> {
+        let Some(environment) = &mut self.environment else {
+            return Ok(());
+        };
+        let is_due = self.since.elapsed() > SETTLED * self.looks;
+        if environment.record().tid_offset != abi::TID_UNKNOWN || self.looks > LOOKS || !is_due {
+            return Ok(());
+        }
+        self.looks += 1;
+        let (process, shared, owner) = (&self.process, &self.shared, self.owner);
+        Hold::Brief.with(process, |stopped| {
+            // Slots are held in the name that a thread has now.
+            let mut leases = shared.page().leases.iter();
+            let offset = find_tid_offset(process, stopped);
+            if offset != abi::TID_UNKNOWN && !leases.any(|one| one.owner.load(SeqCst) == owner) {
+                environment.set_tid_offset(offset);
+            }
+            Ok(())
+        })
     }
 
     /// Brings up to date what programs see as their task.

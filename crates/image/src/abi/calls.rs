@@ -37,6 +37,8 @@ pub struct Calls {
 pub struct Patches {
     /// The address of the one before, or 0.
     pub next: usize,
+    /// How many `syscall` instructions are hooked.
+    pub calls: usize,
     /// The address of [`Patch`]es.
     pub patches: usize,
     /// How many.
@@ -45,17 +47,34 @@ pub struct Patches {
     pub moves: usize,
     /// How many.
     pub move_count: usize,
+    /// The address of [`Spared`] ones.
+    pub spared: usize,
+    /// How many.
+    pub spared_count: usize,
 }
+
+/// A `syscall` instruction that is not hooked.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Spared {
+    /// Its address.
+    pub address: u64,
+    /// Why, for people; cut, and NUL-padded.
+    pub why: [u8; WHY],
+}
+
+/// Room for a reason.
+pub const WHY: usize = 88;
 
 /// A jump that was put into the code.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Patch {
-    /// Where; of a call that could not be hooked, its own address.
+    /// Where.
     pub address: u64,
     /// Where it leads.
     pub stub: u64,
-    /// Bytes that it takes, with the breakpoints behind it; 0 for a call that could not be hooked.
+    /// Bytes that it takes, with the breakpoints behind it.
     pub len: u8,
     /// What was there.
     pub original: [u8; ORIGINAL],

@@ -11,12 +11,7 @@ use crate::error::Error;
 const SYSCALL_LEN: u64 = 2;
 
 impl Presence {
-    /// How many jumps are in the process's code for its system calls.
-    pub fn hooked_calls(&self, read: impl Fn(u64, &mut [u8]) -> bool) -> usize {
-        self.patched_calls(read).count()
-    }
-
-    /// Those that are there now.
+    /// The jumps that are in the process's code for its system calls now.
     fn patched_calls(&self, read: impl Fn(u64, &mut [u8]) -> bool) -> impl Iterator<Item = &Patch> {
         self.calls.patches.iter().filter(move |patch| {
             let mut now = [0; 5];

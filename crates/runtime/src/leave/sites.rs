@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use beeline_image::abi::calls::{Move, Patch, Patches};
+use beeline_image::abi::calls::{Move, Patch, Patches, Spared};
 use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, Site};
 use beeline_inject::{Process, Region};
 
@@ -80,6 +80,10 @@ pub struct CallFacts {
     pub patches: Vec<Patch>,
     /// Calls that are made elsewhere than in the code.
     pub moves: Vec<Move>,
+    /// `syscall` instructions that lead to a stub, or did.
+    pub hooked: usize,
+    /// Those that are not hooked: their addresses, and why.
+    pub spared: Vec<(u64, String)>,
 }
 
 /// Follows the list of patches at system calls, as far as it makes sense.
@@ -110,6 +114,15 @@ pub(super) fn call_records(
                 .moves
                 .extend(unsafe { read::<Move>(process, place as u64) });
         }
+        for index in 0..head.spared_count.min(MAX_SITES) {
+            let place = head.spared + index * size_of::<Spared>();
+            // SAFETY: as above.
+            let spared = unsafe { read::<Spared>(process, place as u64) }.ok();
+            found
+                .spared
+                .extend(spared.map(|one| (one.address, text_of(&one.why))));
+        }
+        found.hooked += head.calls;
         // Each is placed behind the ones before it, so a list that turns back is none of ours.
         if head.next as u64 >= next {
             break;

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use beeline_hook::{CallPlan, CallSpec, CallStub, CommonCode};
 use beeline_image::abi::calls::{
     CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT,
-    Move, Patch, Patches,
+    Move, Patch, Patches, Spared, WHY,
 };
 use beeline_image::abi::{self, calls};
 use beeline_inject::{Region, Stopped};
@@ -263,11 +263,11 @@ impl Target {
         file: &FileCalls,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let plans = file.within(region);
-        if !plans.is_empty() {
+        let (plans, mut spared) = (file.within(region), spared_in(region, file));
+        if !plans.is_empty() || !spared.is_empty() {
             self.map_what_is_missing(reach_of(region), &[], hold)?;
-            let stubs = self.write_stubs(&plans)?;
-            self.list_patches(&stubs)?;
+            let stubs = self.write_stubs(&plans, &mut spared)?;
+            self.list_patches(&stubs, &spared)?;
             let patches: Vec<_> = stubs.iter().flat_map(|stub| &stub.patches).collect();
             hold.with(&self.process, |stopped| store(stopped, &patches))?;
             let patched = patches.iter().map(|one| (one.site, one.bytes.clone()));
@@ -282,13 +282,24 @@ impl Target {
     }
 
     /// Writes a stub for each call that can be hooked here and now.
-    fn write_stubs(&mut self, plans: &[CallPlan]) -> Result<Vec<CallStub>, Error> {
+    fn write_stubs(
+        &mut self,
+        plans: &[CallPlan],
+        spared: &mut Vec<Spared>,
+    ) -> Result<Vec<CallStub>, Error> {
         let mut stubs = Vec::with_capacity(plans.len());
         for plan in plans {
-            if self.is_as_planned(plan)
-                && let Some(stub) = self.write_stub(plan)?
-            {
-                stubs.push(stub);
+            if !self.is_as_planned(plan) {
+                let why = "its code is not what the file holds: it is probed, or patched by somebody else";
+                spared.push(spared_one(plan.call, why));
+                continue;
+            }
+            match self.write_stub(plan)? {
+                Some(stub) => stubs.push(stub),
+                None => spared.push(spared_one(
+                    plan.call,
+                    "no free address range is near enough",
+                )),
             }
         }
         Ok(stubs)
@@ -369,7 +380,7 @@ impl Target {
     }
 
     /// Lists what is going to be patched: a patch that nobody could find must never be.
-    fn list_patches(&mut self, stubs: &[CallStub]) -> Result<(), Error> {
+    fn list_patches(&mut self, stubs: &[CallStub], spared: &[Spared]) -> Result<(), Error> {
         let patches: Vec<Patch> = stubs
             .iter()
             .flat_map(|stub| &stub.patches)
@@ -398,10 +409,13 @@ impl Target {
         let full = os("filling an arena");
         let listed = Patches {
             next: 0,
+            calls: stubs.len(),
             patches: home.array(&patches).map_err(&full)? as usize,
             patch_count: patches.len(),
             moves: home.array(&moves).map_err(&full)? as usize,
             move_count: moves.len(),
+            spared: home.array(spared).map_err(&full)? as usize,
+            spared_count: spared.len(),
         };
         let first = &environment.manifest().first_patches;
         let next = first.load(SeqCst);
@@ -459,6 +473,23 @@ fn store(stopped: &mut Stopped, patches: &[&beeline_hook::CallPatch]) -> Result<
         let originals = patches.iter().map(|one| (one.site, one.original.clone()));
         let _ = stopped.write_all(originals.collect());
     })
+}
+
+/// The calls of a mapping that the file's code does not let us hook.
+fn spared_in(region: &Region, file: &FileCalls) -> Vec<Spared> {
+    let spared = file.spared_within(region);
+    spared
+        .into_iter()
+        .map(|(address, spared)| spared_one(address, &spared.why.to_string()))
+        .collect()
+}
+
+fn spared_one(address: u64, why: &str) -> Spared {
+    let mut room = [0; WHY];
+    room.iter_mut()
+        .zip(why.bytes())
+        .for_each(|(to, from)| *to = from);
+    Spared { address, why: room }
 }
 
 fn as_record(patch: &beeline_hook::CallPatch) -> Patch {
