@@ -7,14 +7,18 @@
 //! Whoever made the hooks chooses which calls are asked about by a table of bytes ([`CallSpec::watched`]), at any time
 //! and without patching again: a call that nobody watches costs two compared bytes.
 //!
-//! There are two forms:
+//! There are three forms:
 //!
 //! - *In place* ([`CallForm::InPlace`]): a jump over the instructions before the `syscall`, another over those behind it. The
 //!   instruction itself stays, so the kernel, seccomp filters that look at addresses, unwinders and threads
 //!   asleep in the call see nothing new. For this the call's number has to be known from the code.
 //! - *Moved* ([`CallForm::Moved`]): one jump over the `syscall` and its neighbours; the call is made from the stub.
 //!
-//! In both the kernel sees the stack pointer that the process has, and nothing of the hook's is on the stack, so calls that
+//! - *At the caller* ([`CallForm::Caller`]): a C library that compares the instruction pointer of a thread that is to be
+//!   cancelled with the addresses from a check to the `syscall` behind it keeps all of that function. Hooked is what calls
+//!   it: a jump over the `call`, another over what is behind it.
+//!
+//! In all of them the kernel sees the stack pointer that the process has, and nothing of the hook's is on the stack, so calls that
 //! return twice or switch stacks are like any other. The exception are watched calls at a site whose number is
 //! only known when it runs: these are made from below a frame that remembers it, but for clone, vfork, clone3 and
 //! `rt_sigreturn`, which have no frame either.
@@ -26,11 +30,13 @@ use crate::patch;
 use crate::plan::Reason;
 use crate::relocate::{self, Displaced};
 
+mod cancel;
 mod choose;
 mod common;
 mod find;
 mod number;
 mod stub;
+mod tables;
 
 pub use common::{CallSpec, CommonCode, WATCHED_LEN};
 pub use stub::{CallPatch, CallStub};
@@ -58,7 +64,8 @@ pub struct SparedCall {
 pub enum Spared {
     /// It returns from a signal handler. Unwinders know the place by its bytes, and nobody looks at the call.
     Restorer,
-    /// The C library compares the addresses around it with the instruction pointer of a thread that is to be cancelled.
+    /// The C library compares the addresses around it with the instruction pointer of a thread that is to be cancelled, and
+    /// what calls that function cannot be hooked.
     CancellationPoint,
     /// The thread has given its stack away and only ends: there is no memory that a hook could use.
     WithoutStack,
@@ -82,7 +89,7 @@ impl fmt::Display for Spared {
 /// How a `syscall` instruction is hooked.
 #[derive(Debug, Clone)]
 pub struct CallPlan {
-    /// Address of the instruction.
+    /// Address of the instruction. Only in the form [`CallForm::Caller`] do several plans have the same.
     pub call: u64,
     /// The call's number, if the code before the instruction always sets the same.
     pub number: Option<u32>,
@@ -96,6 +103,8 @@ pub enum CallForm {
     InPlace,
     /// In the stub.
     Moved,
+    /// Where it always did, in a function that another one, which is hooked, calls for each system call.
+    Caller,
 }
 
 /// What of the text is overwritten.
@@ -115,6 +124,12 @@ pub(crate) enum Shape {
         /// All the bytes, the `syscall` and padding included.
         start: u64,
         original: Vec<u8>,
+    },
+    Caller {
+        /// The one instruction that calls the function.
+        entry: Window,
+        /// Starts where that ends.
+        exit: Window,
     },
 }
 
@@ -154,6 +169,7 @@ impl CallPlan {
         match self.shape {
             Shape::InPlace { .. } => CallForm::InPlace,
             Shape::Moved { .. } => CallForm::Moved,
+            Shape::Caller { .. } => CallForm::Caller,
         }
     }
 
@@ -175,6 +191,10 @@ impl CallPlan {
                 start: start.wrapping_add(bias),
                 original: original.clone(),
             },
+            Shape::Caller { entry, exit } => Shape::Caller {
+                entry: entry.shifted(bias),
+                exit: exit.shifted(bias),
+            },
         };
         Self {
             call: self.call.wrapping_add(bias),
@@ -187,12 +207,14 @@ impl CallPlan {
     /// address. `None` if there is no such place.
     pub fn reach(&self) -> Option<RangeInclusive<u64>> {
         let (mut low, mut high) = patch::reach(self.call).into_inner();
-        for displaced in self.displaced() {
-            if let Some(target) = relocate::absolute_target(&displaced.instruction) {
-                let (target_low, target_high) = patch::reach(target).into_inner();
-                low = low.max(target_low);
-                high = high.min(target_high);
-            }
+        let windows = self.original().map(|(start, _)| start);
+        let targets = self
+            .displaced()
+            .filter_map(|displaced| relocate::absolute_target(&displaced.instruction));
+        for address in windows.chain(targets) {
+            let (lowest, highest) = patch::reach(address).into_inner();
+            low = low.max(lowest);
+            high = high.min(highest);
         }
         (low <= high).then_some(low..=high)
     }
@@ -204,6 +226,10 @@ impl CallPlan {
             Shape::InPlace { entry, exit } => (
                 (entry.start, &entry.original),
                 exit.as_ref().map(|exit| (exit.start, &exit.original)),
+            ),
+            Shape::Caller { entry, exit } => (
+                (entry.start, &entry.original),
+                Some((exit.start, &exit.original)),
             ),
             Shape::Moved {
                 start, original, ..
@@ -221,6 +247,7 @@ impl CallPlan {
                 exit.as_ref().map_or(&[][..], |exit| &exit.code),
             ),
             Shape::Moved { before, behind, .. } => (before.as_slice(), behind.as_slice()),
+            Shape::Caller { entry, exit } => (entry.code.as_slice(), exit.code.as_slice()),
         };
         first.iter().chain(second)
     }

@@ -221,7 +221,7 @@ fn hooks_see_what_the_kernel_shows() {
         assert_eq!((enter.is_exit, exit.is_exit), (false, true));
         let behind = plans[0].call + 2;
         for seen in [enter, exit] {
-            assert_eq!(seen.descriptor, calls::DESCRIPTOR);
+            assert_eq!(seen.descriptor, plans[0].call);
             assert_eq!(
                 (seen.regs[16], seen.regs[11]),
                 (behind, behind),
@@ -245,6 +245,106 @@ fn hooks_see_what_the_kernel_shows() {
         assert_eq!(exit.regs[19], enter.regs[19], "{name}: sp");
         assert_eq!(after.general[0], exit.result(), "{name}");
     }
+}
+
+/// What the cancellation points of musl and glibc are made of: the flag's test, the arguments, the call.
+fn write_cancellation_point(
+    a: &mut CodeAssembler,
+    is_cancelled: CodeLabel,
+) -> Result<(), IcedError> {
+    a.mov(eax, dword_ptr(rdi))?;
+    a.test(eax, eax)?;
+    a.jne(is_cancelled)?;
+    for (to, from) in [
+        (r11, rdi),
+        (rax, rsi),
+        (rdi, rdx),
+        (rsi, rcx),
+        (rdx, r8),
+        (r10, r9),
+    ] {
+        a.mov(to, from)?;
+    }
+    a.mov(r8, qword_ptr(rsp + 8))?;
+    a.mov(r9, qword_ptr(rsp + 16))?;
+    a.mov(qword_ptr(rsp + 8), r11)?;
+    a.syscall()?;
+    a.ret()
+}
+
+/// `mmap(0, 4096, 0, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)` by way of a cancellation point, to which rdi points.
+const CANCELLABLE: Write = |a| {
+    let [mut point, mut cancelled] = [(); 2].map(|()| a.create_label());
+    a.push(0)?;
+    a.push(-1)?;
+    a.mov(esi, libc::SYS_mmap as i32)?;
+    a.xor(edx, edx)?;
+    a.mov(ecx, 4096)?;
+    a.xor(r8d, r8d)?;
+    a.mov(r9d, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)?;
+    a.call(point)?;
+    a.pop(rdx)?;
+    a.pop(rcx)?;
+    a.cmp(rax, -4)?;
+    a.sete(cl)?;
+    a.ret()?;
+    a.set_label(&mut point)?;
+    write_cancellation_point(a, cancelled)?;
+    a.set_label(&mut cancelled)?;
+    a.mov(eax, -125)?;
+    a.ret()
+};
+
+#[test]
+fn a_cancellation_point_is_hooked_where_it_is_called() {
+    let _turn = TURN.lock();
+    let mut hooks = hooks();
+    let (hooked, plans) = hooks.hooked(&assemble(CANCELLABLE));
+    let [plan] = &plans[..] else {
+        panic!("{plans:?}");
+    };
+    assert_eq!((plan.form(), plan.number), (CallForm::Caller, None));
+    let run = |flag: &u32, mode, value| {
+        calls::reset(mode, value);
+        calls::watch_all();
+        let mut state = before();
+        state.general[7] = std::ptr::from_ref(flag) as u64;
+        let after = run(hooked, &state);
+        for kept in [3, 5, 12, 13, 14, 15] {
+            assert_eq!(after.general[kept], state.general[kept]);
+        }
+        (after.general[0], calls::seen())
+    };
+
+    let (mapped, seen) = run(&0, Mode::Look, 0);
+    // SAFETY: the page that was just mapped, which nothing else knows.
+    assert_eq!(
+        unsafe { libc::munmap(mapped as *mut libc::c_void, 4096) },
+        0
+    );
+    let [enter, exit] = seen[..] else {
+        panic!("{seen:?}");
+    };
+    for seen in [enter, exit] {
+        assert_eq!(seen.number(), libc::SYS_mmap as u64);
+        assert_eq!(seen.regs[16], plan.call + 2);
+        let arguments = [14, 13, 12, 7, 9, 8].map(|place| seen.regs[place]);
+        assert_eq!(arguments, [0, 4096, 0, 0x22, u64::MAX, 0]);
+    }
+    assert_eq!((enter.is_exit, exit.is_exit), (false, true));
+    assert_eq!((enter.result().cast_signed(), exit.result()), (-38, mapped));
+
+    let cancelled = (-125i32).cast_unsigned();
+    assert_eq!(run(&1, Mode::Look, 0).0, u64::from(cancelled));
+    let (result, seen) = run(&0, Mode::Skip, 99);
+    assert_eq!((result, seen.len()), (99, 1));
+    let (result, seen) = run(&0, Mode::Number, GETPID);
+    assert_eq!((result, seen.len()), (u64::from(std::process::id()), 2));
+    assert_eq!(seen[1].number(), GETPID);
+    // Not a multiple of a page.
+    let (result, seen) = run(&0, Mode::Argument, 1);
+    assert_eq!((result, seen[1].result()), (seen[1].result(), result));
+    calls::watch(|_| (false, false));
 }
 
 #[test]

@@ -5,11 +5,13 @@ mod support;
 use std::io::{Read, Write};
 use std::os::fd::FromRawFd;
 
+use beeline_hook::{CallForm, CallPlan};
+
 use support::calls::{self, Hooks, Mode};
 use support::child::in_a_child;
 use support::elf::Library;
 
-fn with_libc(test: impl FnOnce()) {
+fn with_libc(test: impl FnOnce(&[CallPlan])) {
     let Some(library) = Library::find("libc.so.6") else {
         eprintln!("skipped: no libc.so.6");
         return;
@@ -17,8 +19,8 @@ fn with_libc(test: impl FnOnce()) {
     in_a_child(|| {
         calls::reset(Mode::Look, 0);
         let hooked = Hooks::near(&library).hook_library(&library);
-        assert!(hooked > 400, "{hooked}");
-        test();
+        assert!(hooked.len() > 400, "{}", hooked.len());
+        test(&hooked);
     });
 }
 
@@ -48,7 +50,7 @@ fn calls_of_all_kinds() -> String {
 
 #[test]
 fn calls_of_all_kinds_have_an_entry_and_an_exit() {
-    with_libc(|| {
+    with_libc(|_| {
         let wanted = calls_of_all_kinds();
         assert_eq!(calls::numbers(), []);
         calls::watch_all();
@@ -65,7 +67,7 @@ fn calls_of_all_kinds_have_an_entry_and_an_exit() {
 
 #[test]
 fn each_kind_of_call_is_seen_once() {
-    with_libc(|| {
+    with_libc(|_| {
         calls::watch_all();
         let mut ends = [0; 2];
         // SAFETY: room for two descriptors, each owned by one file afterwards.
@@ -110,7 +112,7 @@ fn each_kind_of_call_is_seen_once() {
 
 #[test]
 fn threads_and_processes() {
-    with_libc(|| {
+    with_libc(|_| {
         calls::watch_all();
         let threads: Vec<_> = (0..4)
             .map(|i| {
@@ -143,5 +145,103 @@ fn threads_and_processes() {
         assert!(count(libc::SYS_clone3, true) + count(libc::SYS_clone, true) >= 12);
         assert_eq!(count(libc::SYS_execve, false), 4);
         assert_eq!(count(libc::SYS_exit, false), 4);
+    });
+}
+
+/// A call as the kernel had it: registers on the way in, and on the way out.
+type Traced = ([u64; 21], Option<[u64; 21]>);
+
+/// Follows the child, which asked for it and stops itself first, to its end; also what its hooks have seen.
+fn trace(child: libc::pid_t) -> (Vec<Traced>, Vec<calls::Seen>) {
+    let mut calls: Vec<Traced> = Vec::new();
+    let mut seen = Vec::new();
+    let mut inside = false;
+    loop {
+        let mut status = 0;
+        // SAFETY: a child of this process, which is stopped while it is looked at.
+        unsafe {
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            if libc::WIFEXITED(status) {
+                assert_eq!(libc::WEXITSTATUS(status), 0);
+                return (calls, seen);
+            }
+            assert!(libc::WIFSTOPPED(status), "{status:#x}");
+            if libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80 {
+                let mut regs = std::mem::zeroed::<libc::user_regs_struct>();
+                libc::ptrace(libc::PTRACE_GETREGS, child, 0, &mut regs);
+                let regs = std::mem::transmute::<libc::user_regs_struct, [u64; 27]>(regs);
+                let regs: [u64; 21] = regs[..21].try_into().unwrap();
+                if inside {
+                    calls.last_mut().unwrap().1 = Some(regs);
+                } else {
+                    calls.push((regs, None));
+                }
+                inside = !inside;
+                if regs[15] == libc::SYS_exit_group as u64 {
+                    seen = calls::seen_by(child);
+                }
+            } else {
+                libc::ptrace(
+                    libc::PTRACE_SETOPTIONS,
+                    child,
+                    0,
+                    libc::PTRACE_O_TRACESYSGOOD,
+                );
+            }
+            libc::ptrace(libc::PTRACE_SYSCALL, child, 0, 0);
+        }
+    }
+}
+
+/// The kernel's own view of each call, and the hooks': the same calls, with the same registers.
+#[test]
+fn the_kernel_sees_the_same() {
+    with_libc(|plans| {
+        // SAFETY: the child runs as this process would, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: no pointers that matter.
+            unsafe {
+                libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+                libc::raise(libc::SIGSTOP);
+                calls::watch_all();
+                calls_of_all_kinds();
+                libc::syscall(libc::SYS_getpid);
+                libc::_exit(0);
+            }
+        }
+        let (traced, seen) = trace(child);
+        let entered = seen.iter().filter(|seen| !seen.is_exit).count();
+        let traced = &traced[traced.len() - entered..];
+        let mut wanted = traced
+            .iter()
+            .flat_map(|(enter, exit)| [(false, Some(enter)), (true, exit.as_ref())])
+            .filter_map(|(is_exit, regs)| Some((is_exit, regs?)));
+        let mut moved = 0;
+        for got in &seen {
+            let (is_exit, regs) = wanted.next().unwrap();
+            assert_eq!(got.is_exit, is_exit);
+            let plan = plans
+                .iter()
+                .find(|plan| plan.call == got.descriptor)
+                .unwrap();
+            let in_place = plan.form() == CallForm::InPlace;
+            moved += u32::from(!in_place);
+            for (place, (got, wanted)) in got.regs.iter().zip(regs).enumerate() {
+                // r11 and flags; cx and ip if the call is made elsewhere; sp if it is made below a frame.
+                let differs = match place {
+                    6 | 18 => true,
+                    11 | 16 => !in_place,
+                    19 => plan.number.is_none(),
+                    _ => false,
+                };
+                assert!(
+                    differs || got == wanted,
+                    "{plan:?}, {place}: {got:#x}, {wanted:#x}"
+                );
+            }
+        }
+        assert_eq!(wanted.next(), None);
+        assert!(entered > 25 && moved > 1, "{entered}, {moved}");
     });
 }

@@ -94,7 +94,7 @@ fn try_everything(code: &[u8], start: u64, at: u64) {
 
 /// All calls of a function, found at one address and hooked at another. No byte is overwritten for two of them.
 fn try_calls(code: &[u8], start: u64, bias: u64, away: i64) {
-    let sites = CallSites::of(&[Function { start, code }]);
+    let sites = CallSites::of(&[Function { start, code }], |_| Some(code));
     let mut overwritten = 0;
     for plan in &sites.plans {
         let at = plan.at(bias).call.wrapping_add_signed(away);

@@ -2,7 +2,9 @@
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
+use super::cancel;
 use super::number::{self, LOOKED_AT};
+use super::tables::Jumps;
 use super::{
     CallPlan, EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN, SYSCALL_LEN, Shape, Spared, SparedCall,
     Window,
@@ -20,23 +22,34 @@ pub(super) const SENSITIVE: u64 = LOOKED_AT + 32;
 pub(super) struct Targets {
     /// Rising.
     addresses: Vec<u64>,
+    /// An indirect jump that leads to unknown ones.
+    unknown: Option<u64>,
 }
 
 impl Targets {
-    /// Those that the function's own instructions name, and `others`.
-    pub fn of(function: &Function, survey: &Survey, others: impl Iterator<Item = u64>) -> Self {
+    /// Those that the function's own instructions and its jumps' tables name, and `others`.
+    pub fn of(
+        function: &Function,
+        survey: &Survey,
+        jumps: Jumps,
+        others: impl Iterator<Item = u64>,
+    ) -> Self {
         let inside =
             |address: &u64| address.wrapping_sub(function.start) < function.code.len() as u64;
         let mut addresses: Vec<u64> = survey
             .instructions
             .iter()
             .filter_map(relocate::absolute_target)
+            .chain(jumps.targets)
             .chain(others)
             .filter(inside)
             .collect();
         addresses.sort_unstable();
         addresses.dedup();
-        Self { addresses }
+        Self {
+            addresses,
+            unknown: jumps.unknown,
+        }
     }
 
     pub fn holds(&self, address: u64) -> bool {
@@ -69,18 +82,30 @@ const NOT_HOOKED: usize = 100_000;
 /// Instructions around a `syscall` that are looked at for what becomes of the stack.
 const NEAR: usize = 4;
 
-/// A `syscall` of the function under consideration.
+/// An instruction that makes a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Point {
+    /// Its index.
+    pub index: usize,
+    /// It is not a `syscall`, but calls the function that has the one at this address.
+    pub calls: Option<u64>,
+}
+
+/// A point of the function under consideration.
 struct Site {
+    /// Where the instruction is.
+    at: u64,
+    /// Where the `syscall` is.
     call: u64,
     number: Option<u32>,
     outcome: Result<Vec<Choice>, Spared>,
 }
 
-/// Plans the `syscall` instructions of the given indices, rising.
+/// Plans the points, rising.
 pub(super) fn plan_function(
     function: &Function,
     survey: &Survey,
-    indices: &[usize],
+    points: &[Point],
     targets: &Targets,
     plans: &mut Vec<CallPlan>,
     spared: &mut Vec<SparedCall>,
@@ -90,7 +115,7 @@ pub(super) fn plan_function(
         survey,
         targets,
     };
-    let mut sites: Vec<Site> = indices.iter().map(|index| look.site(*index)).collect();
+    let mut sites: Vec<Site> = points.iter().map(|point| look.site(*point)).collect();
     let best = best(&sites);
     for (site, choice) in sites.iter_mut().zip(best) {
         let call = site.call;
@@ -117,7 +142,7 @@ fn best(sites: &[Site]) -> Vec<Option<usize>> {
     let mut steps: Vec<Vec<Step>> = Vec::with_capacity(sites.len());
     let span = |site: &Site, choice: Option<usize>| match (&site.outcome, choice) {
         (Ok(choices), Some(choice)) => (choices[choice].start, choices[choice].end),
-        _ => (site.call, site.call.wrapping_add(SYSCALL_LEN)),
+        _ => (site.at, site.at.wrapping_add(SYSCALL_LEN)),
     };
     for (i, site) in sites.iter().enumerate() {
         let count = site.outcome.as_ref().map_or(0, Vec::len);
@@ -167,14 +192,21 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn site(&self, index: usize) -> Site {
-        let number = self.number(index);
-        let outcome = match self.spared(index, number) {
-            Some(why) => Err(why),
-            None => self.choices(index, number).map_err(Spared::Unhookable),
+    fn site(&self, point: Point) -> Site {
+        let Point { index, calls } = point;
+        let at = self.survey.instructions[index].ip();
+        let number = self.number(index).filter(|_| calls.is_none());
+        let outcome = match (calls, self.spared(index, number)) {
+            (Some(_), _) => self
+                .caller(index)
+                .map(|choice| vec![choice])
+                .map_err(|_| Spared::CancellationPoint),
+            (None, Some(why)) => Err(why),
+            (None, None) => self.choices(index, number).map_err(Spared::Unhookable),
         };
         Site {
-            call: self.survey.instructions[index].ip(),
+            at,
+            call: calls.unwrap_or(at),
             number,
             outcome,
         }
@@ -186,11 +218,15 @@ impl Look<'_> {
 
     /// Is it one of those that are let alone?
     fn spared(&self, index: usize, number: Option<u32>) -> Option<Spared> {
+        // Unwind information has the restorer start a byte early, so that its first instruction may not be seen.
+        const RESTORERS: [&[u8]; 2] = [b"\x48\xc7\xc0\x0f\0\0\0", b"\xb8\x0f\0\0\0"];
+        let before = self.bytes_before(index);
         match number {
             Some(RT_SIGRETURN) => Some(Spared::Restorer),
+            _ if RESTORERS.iter().any(|bytes| before.ends_with(bytes)) => Some(Spared::Restorer),
             Some(EXIT) if self.stack_was_given_away(index) => Some(Spared::WithoutStack),
             Some(MUNMAP) if self.thread_ends_behind(index) => Some(Spared::WithoutStack),
-            _ if self.is_cancellation_point(index) => Some(Spared::CancellationPoint),
+            _ if cancel::leads_to_one(before) => Some(Spared::CancellationPoint),
             _ => None,
         }
     }
@@ -226,17 +262,39 @@ impl Look<'_> {
             .take_while(move |(_, instruction)| runs_on(instruction))
     }
 
-    /// The end of `__syscall_cp_asm` (musl) and of `__syscall_cancel_arch` (glibc from 2.41 on): arguments of a function
-    /// become those of a call, and the first one is kept where a handler finds it.
-    fn is_cancellation_point(&self, index: usize) -> bool {
-        // mov r10, r9; mov r8, [rsp+8]; mov r9, [rsp+16]; mov [rsp+8], r11
-        const BEFORE: &[u8] =
-            b"\x4d\x89\xca\x4c\x8b\x44\x24\x08\x4c\x8b\x4c\x24\x10\x4c\x89\x5c\x24\x08";
-        let call = self.survey.instructions[index].ip();
-        let before = usize::try_from(call.wrapping_sub(self.function.start))
-            .ok()
-            .and_then(|offset| self.function.code.get(..offset));
-        before.is_some_and(|before| before.ends_with(BEFORE))
+    fn bytes_before(&self, index: usize) -> &[u8] {
+        let at = self.survey.instructions[index].ip();
+        let offset = at.wrapping_sub(self.function.start) as usize;
+        self.function.code.get(..offset).unwrap_or_default()
+    }
+
+    /// Windows over a `call`, and behind it.
+    fn caller(&self, index: usize) -> Result<Choice, Reason> {
+        let instruction = &self.survey.instructions[index];
+        let (start, behind) = (instruction.ip(), instruction.next_ip());
+        let entry = self.window(index, self.displaced(index..index + 1), behind)?;
+        if entry.original.len() < JUMP_LEN {
+            return Err(Reason::TooShort {
+                len: entry.original.len(),
+            });
+        }
+        let exit = self.exit(index)?;
+        Ok(Choice {
+            start,
+            end: exit.end(),
+            cost: exit.code.len(),
+            shape: Shape::Caller { entry, exit },
+        })
+    }
+
+    /// The window behind an instruction, which nothing else may lead to.
+    fn exit(&self, index: usize) -> Result<Window, Reason> {
+        let start = self.survey.instructions[index].next_ip();
+        if self.targets.holds(start) {
+            return Err(self.branch_inside(start));
+        }
+        let (code, len) = plan::window_from(self.function, self.survey, index + 1, JUMP_LEN)?;
+        self.window(index + 1, code, start.wrapping_add(len as u64))
     }
 
     fn choices(&self, index: usize, number: Option<u32>) -> Result<Vec<Choice>, Reason> {
@@ -275,15 +333,7 @@ impl Look<'_> {
             return Err(self.branch_inside(call));
         }
         let returns = !matches!(number, EXIT | EXIT_GROUP);
-        let exit = if returns {
-            if self.targets.holds(behind) {
-                return Err(self.branch_inside(behind));
-            }
-            let (code, len) = plan::window_from(self.function, self.survey, index + 1, JUMP_LEN)?;
-            Some(self.window(index + 1, code, behind.wrapping_add(len as u64))?)
-        } else {
-            None
-        };
+        let exit = returns.then(|| self.exit(index)).transpose()?;
         let cost = entry.code.len() + exit.as_ref().map_or(0, |exit| exit.code.len());
         Ok(Choice {
             start: entry.start,
@@ -336,7 +386,7 @@ impl Look<'_> {
             return Err(self.branch_inside(start));
         }
         let offset = |address: u64| address.wrapping_sub(self.function.start);
-        match (self.survey.hidden, self.survey.indirect_jump) {
+        match (self.survey.hidden, self.targets.unknown) {
             _ if is_one => Ok(()),
             (Some(address), _) => Err(Reason::Undecodable {
                 offset: offset(address),

@@ -67,6 +67,8 @@ pub struct CommonCode {
     pub(super) enter: u64,
     /// Calls `exit`, with the number in ecx.
     pub(super) exit: u64,
+    /// Calls `enter` for what calls a cancellation point, with the arguments of that function; comes back likewise.
+    pub(super) cancellable: u64,
     /// Makes a call whose number is known only now. Comes back with the zero flag set when it is done, else with r11 the
     /// address in the stub that makes it.
     pub(super) dynamic: u64,
@@ -74,8 +76,8 @@ pub struct CommonCode {
     framed: u64,
 }
 
-/// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, and the record's address.
-pub(super) const FRAME: i32 = RED_ZONE + REGS + WORD;
+/// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, the record's address, and one word more.
+pub(super) const FRAME: i32 = RED_ZONE + REGS + 2 * WORD;
 
 // Byte offsets in a stub's record.
 pub(super) const DESCRIPTOR: i32 = 0;
@@ -86,11 +88,20 @@ pub(super) const BARE: [(u32, i32); 3] = [(CLONE, 24), (VFORK, 32), (CLONE3, 40)
 /// The structure is above the return address.
 const AT: i32 = WORD;
 const RECORD: i32 = AT + REGS;
+const FIRST_ARGUMENT: i32 = RECORD + WORD;
+/// What was on top of the stack.
+const STACK: i32 = AT + FRAME;
 
 const AX: i32 = 10 * WORD;
 const CX: i32 = 11 * WORD;
 const R11: i32 = 6 * WORD;
 const BP: i32 = 4 * WORD;
+const R10: i32 = 7 * WORD;
+const R9: i32 = 8 * WORD;
+const R8: i32 = 9 * WORD;
+const DX: i32 = 12 * WORD;
+const SI: i32 = 13 * WORD;
+const DI: i32 = 14 * WORD;
 
 const ENOSYS: i32 = 38;
 
@@ -102,22 +113,22 @@ const STORED: [(AsmRegister64, i32); 12] = [
     (r12, 24),
     (rbp, BP),
     (rbx, 40),
-    (r10, 56),
-    (r9, 64),
-    (r8, 72),
-    (rdx, 96),
-    (rsi, 104),
-    (rdi, 112),
+    (r10, R10),
+    (r9, R9),
+    (r8, R8),
+    (rdx, DX),
+    (rsi, SI),
+    (rdi, DI),
 ];
 /// Those of them that a call of the hook may change, or that it uses.
 const LOADED: [(AsmRegister64, i32); 7] = [
     (rbp, BP),
-    (r10, 56),
-    (r9, 64),
-    (r8, 72),
-    (rdx, 96),
-    (rsi, 104),
-    (rdi, 112),
+    (r10, R10),
+    (r9, R9),
+    (r8, R8),
+    (rdx, DX),
+    (rsi, SI),
+    (rdi, DI),
 ];
 
 impl CommonCode {
@@ -128,13 +139,14 @@ impl CommonCode {
             code.label_ip(label)
                 .map_err(|source| EmitError::Assemble { at, source })
         };
-        let [enter, exit, dynamic, framed] = &labels;
+        let [enter, exit, dynamic, framed, cancellable] = &labels;
         Ok(Self {
             spec: *spec,
             enter: place(enter)?,
             exit: place(exit)?,
             dynamic: place(dynamic)?,
             framed: place(framed)?,
+            cancellable: place(cancellable)?,
             bytes: code.inner.code_buffer,
         })
     }
@@ -146,14 +158,16 @@ impl CommonCode {
     }
 }
 
-fn write(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<[CodeLabel; 4], IcedError> {
-    let mut labels = [(); 4].map(|()| asm.create_label());
+fn write(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<[CodeLabel; 5], IcedError> {
+    let mut labels = [(); 5].map(|()| asm.create_label());
     asm.set_label(&mut labels[0])?;
     write_enter(asm, spec)?;
     asm.set_label(&mut labels[1])?;
     write_exit(asm, spec)?;
     asm.set_label(&mut labels[2])?;
     write_dynamic(asm, spec, &mut labels[3])?;
+    asm.set_label(&mut labels[4])?;
+    write_cancellable(asm, spec)?;
     Ok(labels)
 }
 
@@ -217,6 +231,43 @@ fn write_dynamic(
     load(asm, ORIG_AX)?;
     // It is not zero, so neither is the zero flag set.
     asm.test(rsp, rsp)?;
+    asm.ret()
+}
+
+/// Where the arguments of the function that calls are made by become those of a system call, and where they come from.
+const ARGUMENTS: [(AsmRegister64, AsmRegister64); 4] =
+    [(rdi, rdx), (rsi, rcx), (rdx, r8), (r10, r9)];
+/// Where they are in `struct pt_regs`.
+const SHOWN: [(AsmRegister64, i32); 4] = [(rdx, DI), (rcx, SI), (r8, DX), (r9, R10)];
+/// The last two are on the stack.
+const SHOWN_OF_STACK: [(i32, i32); 2] = [(STACK, R8), (STACK + WORD, R9)];
+
+fn write_cancellable(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
+    let mut skip = asm.create_label();
+    asm.mov(qword_ptr(rsp + FIRST_ARGUMENT), rdi)?;
+    asm.mov(rax, rsi)?;
+    for (to, from) in ARGUMENTS {
+        asm.mov(to, from)?;
+    }
+    asm.mov(r8, qword_ptr(rsp + STACK))?;
+    asm.mov(r9, qword_ptr(rsp + (STACK + WORD)))?;
+    save_entered(asm)?;
+    call(asm, spec.enter)?;
+    asm.mov(rbp, qword_ptr(rsp + (AT + BP)))?;
+    asm.test(rax, rax)?;
+    asm.jne(skip)?;
+    for (place, shown) in SHOWN_OF_STACK {
+        asm.mov(rax, qword_ptr(rsp + (AT + shown)))?;
+        asm.mov(qword_ptr(rsp + place), rax)?;
+    }
+    for (register, shown) in SHOWN {
+        asm.mov(register, qword_ptr(rsp + (AT + shown)))?;
+    }
+    asm.mov(rsi, qword_ptr(rsp + (AT + ORIG_AX)))?;
+    asm.mov(rdi, qword_ptr(rsp + FIRST_ARGUMENT))?;
+    asm.ret()?;
+    asm.set_label(&mut skip)?;
+    asm.mov(rax, qword_ptr(rsp + (AT + AX)))?;
     asm.ret()
 }
 

@@ -1,20 +1,22 @@
 //! The `syscall` instructions of a text, and what branches near them, without decoding more than has to be.
 
-use iced_x86::Mnemonic;
+use iced_x86::{Instruction, Mnemonic};
 use memchr::memmem::Finder;
 
-use super::choose::{self, SENSITIVE, Targets};
-use super::{CallSites, SYSCALL, SYSCALL_LEN};
+use super::cancel::{self, CancellationPoint};
+use super::choose::{self, Point, SENSITIVE, Targets};
+use super::tables::{Data, Jumps};
+use super::{CallSites, SYSCALL, SYSCALL_LEN, Spared, SparedCall};
 use crate::incoming;
 use crate::plan::Function;
 use crate::survey::Survey;
 
-/// A function with `syscall` instructions.
+/// A function in which system calls are made.
 struct Holder<'a> {
     function: Function<'a>,
     survey: Survey,
-    /// Of the instructions.
-    indices: Vec<usize>,
+    /// Where, rising.
+    points: Vec<Point>,
 }
 
 impl CallSites {
@@ -22,13 +24,27 @@ impl CallSites {
     /// none of them is not looked at.
     ///
     /// Only functions that hold the bytes of a `syscall` or seem to branch near one are decoded.
-    pub fn of(functions: &[Function]) -> Self {
+    ///
+    /// `data` gives the bytes of the file from an address on, as far as they lie together, wherever they are mapped: the
+    /// tables of a `switch` are read, as any place that one leads to is left alone. Without them, some
+    /// sites in functions with such tables are unhookable.
+    pub fn of<'a>(functions: &[Function], data: impl Fn(u64) -> Option<&'a [u8]> + 'a) -> Self {
         let finder = Finder::new(&SYSCALL);
-        let holders: Vec<Holder> = functions
+        let mut sites = Self::default();
+        let mut holders: Vec<Holder> = functions
             .iter()
             .filter(|function| finder.find(function.code).is_some())
-            .filter_map(|function| Holder::of(*function))
+            .map(|function| Holder::of(*function))
+            .filter(|holder| !holder.points.is_empty())
             .collect();
+        for point in take_cancellation_points(&mut holders) {
+            if !add_callers(&point, functions, &mut holders) {
+                sites.spared.push(SparedCall {
+                    call: point.call,
+                    why: Spared::CancellationPoint,
+                });
+            }
+        }
         let near = Ranges::around(&holders);
         let mut others = Vec::new();
         for function in functions.iter().filter(|_| !near.is_empty()) {
@@ -37,41 +53,114 @@ impl CallSites {
             }
         }
         others.sort_unstable();
-        let mut sites = Self::default();
         for holder in holders {
-            holder.plan(&others, &mut sites);
+            holder.plan(&others, &data, &mut sites);
         }
         sites.plans.sort_by_key(|plan| plan.call);
         sites.spared.sort_by_key(|spared| spared.call);
+        sites.spared.dedup();
         sites
     }
 }
 
+/// The cancellation points among the `syscall` instructions, which no longer count as such.
+fn take_cancellation_points(holders: &mut [Holder]) -> Vec<CancellationPoint> {
+    let mut found = Vec::new();
+    for Holder {
+        function,
+        survey,
+        points,
+    } in holders
+    {
+        for cancellation in cancel::find(function, survey) {
+            let is_it = |point: &Point| survey.instructions[point.index].ip() == cancellation.call;
+            if points.iter().any(is_it) {
+                points.retain(|point| !is_it(point));
+                found.push(cancellation);
+            }
+        }
+    }
+    found
+}
+
+/// Makes points of all instructions that call the function of a cancellation point; false if there is none.
+fn add_callers<'a>(
+    point: &CancellationPoint,
+    functions: &[Function<'a>],
+    holders: &mut Vec<Holder<'a>>,
+) -> bool {
+    let mut is_called = false;
+    for function in functions {
+        if !calls_one_of(function, &point.starts) {
+            continue;
+        }
+        let known = holders
+            .iter()
+            .position(|holder| holder.function.start == function.start);
+        let holder = known.unwrap_or_else(|| {
+            holders.push(Holder::of(*function));
+            holders.len() - 1
+        });
+        let Holder { survey, points, .. } = &mut holders[holder];
+        let calls = |instruction: &Instruction| {
+            instruction.is_call_near() && point.starts.contains(&instruction.near_branch_target())
+        };
+        let callers = survey.instructions.iter().enumerate();
+        for (index, _) in callers.filter(|(_, instruction)| calls(instruction)) {
+            let calls = Some(point.call);
+            points.push(Point { index, calls });
+            is_called = true;
+        }
+        points.sort_unstable();
+    }
+    is_called
+}
+
+/// Do bytes of the function look like a call of one of the addresses?
+fn calls_one_of(function: &Function, addresses: &[u64]) -> bool {
+    const CALL_REL32: u8 = 0xe8;
+    memchr::memchr_iter(CALL_REL32, function.code)
+        .filter_map(|at| far_target(function, at + 1))
+        .any(|target| addresses.contains(&target))
+}
+
+/// Where a branch leads whose 32-bit displacement is at that offset.
+fn far_target(function: &Function, at: usize) -> Option<u64> {
+    let field = function.code.get(at..at + 4)?.try_into().ok()?;
+    let end = function.start.wrapping_add(at as u64 + 4);
+    Some(end.wrapping_add_signed(i64::from(i32::from_le_bytes(field))))
+}
+
 impl<'a> Holder<'a> {
-    fn of(function: Function<'a>) -> Option<Self> {
+    /// With its `syscall` instructions.
+    fn of(function: Function<'a>) -> Self {
         let survey = Survey::of(&function);
         let is_call = |index: &usize| survey.instructions[*index].mnemonic() == Mnemonic::Syscall;
-        let indices: Vec<usize> = (0..survey.instructions.len()).filter(is_call).collect();
-        (!indices.is_empty()).then_some(Self {
+        let points = (0..survey.instructions.len())
+            .filter(is_call)
+            .map(|index| Point { index, calls: None })
+            .collect();
+        Self {
             function,
             survey,
-            indices,
-        })
+            points,
+        }
     }
 
     /// `others` are what other functions lead to, rising, each with the address where.
-    fn plan(&self, others: &[(u64, u64)], sites: &mut CallSites) {
+    fn plan(&self, others: &[(u64, u64)], data: &Data, sites: &mut CallSites) {
         let Function { start, code } = self.function;
         let first = others.partition_point(|(target, _)| *target <= start);
         let inside = others[first..]
             .iter()
             .map(|(target, _)| *target)
             .take_while(|target| target.wrapping_sub(start) < code.len() as u64);
-        let targets = Targets::of(&self.function, &self.survey, inside);
+        let jumps = Jumps::of(&self.function, &self.survey, data);
+        let targets = Targets::of(&self.function, &self.survey, jumps, inside);
         choose::plan_function(
             &self.function,
             &self.survey,
-            &self.indices,
+            &self.points,
             &targets,
             &mut sites.plans,
             &mut sites.spared,
@@ -101,8 +190,8 @@ impl Ranges {
             let Function { start, code } = holder.function;
             // A branch to the function's first byte harms nobody.
             let last = start.saturating_add((code.len() as u64).saturating_sub(1));
-            all.extend(holder.indices.iter().map(|index| {
-                let call = holder.survey.instructions[*index].ip();
+            all.extend(holder.points.iter().map(|point| {
+                let call = holder.survey.instructions[point.index].ip();
                 let behind = call.saturating_add(SYSCALL_LEN + SENSITIVE);
                 (
                     call.saturating_sub(SENSITIVE).max(start.saturating_add(1)),
@@ -150,12 +239,7 @@ impl Ranges {
     fn far(&self, function: &Function) -> bool {
         let code = function.code;
         let leads = |at: usize| {
-            let field = code.get(at..at + 4).and_then(|field| field.try_into().ok());
-            field.is_some_and(|field| {
-                let target = function
-                    .start
-                    .wrapping_add(at as u64 + 4)
-                    .wrapping_add_signed(i64::from(i32::from_le_bytes(field)));
+            far_target(function, at).is_some_and(|target| {
                 self.hold(target) && target.wrapping_sub(function.start) >= code.len() as u64
             })
         };

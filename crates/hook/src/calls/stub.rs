@@ -86,6 +86,7 @@ impl CallPlan {
                     None => stub.dynamic(descriptor, &moved),
                 }
             }
+            (Shape::Caller { entry, exit }, _) => stub.caller(descriptor, entry, exit),
             // No plan is made like this.
             (Shape::InPlace { .. }, None) => Err(EmitError::NoSystemCall { site: self.call }),
         }
@@ -224,6 +225,18 @@ const MOV_R11: &[u8] = &[0x49, 0xbb];
 const MOV_ECX: &[u8] = &[0xb9];
 const MOV_ECX_EAX: &[u8] = &[0x89, 0xc1];
 const AND_ECX: &[u8] = &[0x81, 0xe1];
+const MOV_EAX_ESI: &[u8] = &[0x89, 0xf0];
+const AND_EAX: &[u8] = &[0x25];
+/// `cmp byte [r11 + rax], 0`
+const CMP_AT_R11_RAX: &[u8] = &[0x41, 0x80, 0x3c, 0x03, 0];
+/// `mov [rsp - 16], rsi`; the return address will be above.
+const STORE_NUMBER: &[u8] = &[0x48, 0x89, 0x74, 0x24, 0xf0];
+/// `mov ecx, [rsp - 16]`
+const LOAD_NUMBER: &[u8] = &[0x8b, 0x4c, 0x24, 0xf0];
+/// `mov [rsp - 24], r11`
+const STORE_STUB: &[u8] = &[0x4c, 0x89, 0x5c, 0x24, 0xe8];
+/// `cmp [rsp - 24], r11`
+const CMP_STUB: &[u8] = &[0x4c, 0x39, 0x5c, 0x24, 0xe8];
 /// `cmp byte [rcx], 0`
 const CMP_AT_RCX: &[u8] = &[0x80, 0x39, 0];
 /// `cmp byte [r11 + rcx], 0`
@@ -312,7 +325,7 @@ impl Stub<'_> {
         let mut resume_map = Vec::new();
         self.code.displaced(window.before, &mut resume_map)?;
         self.code.put(MOV_ECX_EAX);
-        self.mask_number();
+        self.mask_number(AND_ECX);
         self.code.put(CMP_AT_R11_RCX);
         let entered = self.code.gap(JNE);
         self.code.put(CMP_BEHIND_R11_RCX);
@@ -341,10 +354,61 @@ impl Stub<'_> {
         self.finish(descriptor, &places, vec![patch])
     }
 
-    /// `ecx`, the number, becomes its place in the table at r11.
-    fn mask_number(&mut self) {
+    /// The windows are around a call of the function that makes the system call. Until that function returns, the words in
+    /// the red zone are nobody's: it stores nothing there, and signal handlers go below. They hold the number, and
+    /// the stub's address to tell it from whatever is there when a call returns that began before the patch.
+    fn caller(
+        mut self,
+        descriptor: u64,
+        entry: &Window,
+        exit: &Window,
+    ) -> Result<CallStub, EmitError> {
+        let at = self.code.here();
+        let mut entry_map = Vec::new();
+        self.code.put(MOV_EAX_ESI);
+        self.mask_number(AND_EAX);
+        self.code.put(CMP_AT_R11_RAX);
+        let entered = self.code.gap(JNE);
+        let make = self.code.here();
+        self.code.put(STORE_NUMBER);
+        self.code.put(MOV_R11);
+        self.code.put(&at.to_le_bytes());
+        self.code.put(STORE_STUB);
+        self.code.displaced(&entry.code, &mut entry_map)?;
+
+        let left_at = self.code.here();
+        let mut exit_map = Vec::new();
+        self.code.put(LOAD_NUMBER);
+        self.mask_number(AND_ECX);
+        self.code.put(CMP_BEHIND_R11_RCX);
+        let left = self.code.gap(JNE);
+        let done = self.code.here();
+        self.code.rest(&exit.code, exit.end(), &mut exit_map)?;
+
+        self.code.fill(left);
+        self.code.put(MOV_R11);
+        self.code.put(&at.to_le_bytes());
+        self.code.put(CMP_STUB);
+        self.code.relative(JNE, done)?;
+        self.code.put(LOAD_NUMBER);
+        self.ask(self.common.exit)?;
+        self.code.jump(done)?;
+
+        self.code.fill(entered);
+        self.ask(self.common.cancellable)?;
+        self.code.relative(JE, make)?;
+        self.code.jump(done)?;
+        let patches = vec![
+            patch(entry.start, &entry.original, at, None, entry_map)?,
+            patch(exit.start, &exit.original, left_at, None, exit_map)?,
+        ];
+        self.finish(descriptor, &[], patches)
+    }
+
+    /// The number in eax or ecx becomes its place in the table at r11.
+    fn mask_number(&mut self, and: &[u8]) {
         const LOW_TEN_BITS: u32 = 1023;
-        self.code.put(AND_ECX);
+        self.code.put(and);
         self.code.put(&LOW_TEN_BITS.to_le_bytes());
         self.code.put(MOV_R11);
         self.code.put(&self.common.spec.watched.to_le_bytes());

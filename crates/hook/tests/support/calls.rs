@@ -185,6 +185,38 @@ pub fn seen() -> Vec<Seen> {
     }
 }
 
+/// What a child of this process that is stopped has seen, likewise.
+pub fn seen_by(child: libc::pid_t) -> Vec<Seen> {
+    let mut len = [0; 1];
+    let (len_at, log_at) = (&raw const test_call_len, &raw const test_call_log);
+    read_memory(child, len_at as u64, &mut len);
+    let mut words = vec![0; len[0] as usize * 23];
+    read_memory(child, log_at as u64, &mut words);
+    let (entries, _) = words.as_chunks::<23>();
+    entries
+        .iter()
+        .map(|entry| Seen {
+            is_exit: entry[0] != 0,
+            descriptor: entry[1],
+            regs: entry[2..].try_into().unwrap(),
+        })
+        .collect()
+}
+
+fn read_memory(process: libc::pid_t, at: u64, words: &mut [u64]) {
+    let local = libc::iovec {
+        iov_base: words.as_mut_ptr().cast(),
+        iov_len: size_of_val(words),
+    };
+    let remote = libc::iovec {
+        iov_base: at as *mut libc::c_void,
+        ..local
+    };
+    // SAFETY: writes into `words`, all of it.
+    let read = unsafe { libc::process_vm_readv(process, &local, 1, &remote, 1, 0) };
+    assert_eq!(read, size_of_val(words) as isize);
+}
+
 /// Numbers and whether it is an exit, in order.
 pub fn numbers() -> Vec<(u64, bool)> {
     seen()
@@ -202,8 +234,6 @@ pub fn spec() -> CallSpec {
     }
 }
 
-pub const DESCRIPTOR: u64 = 0xdead_0000_beef;
-
 /// An arena with the common code in it.
 pub struct Hooks {
     pub arena: Arena,
@@ -217,11 +247,11 @@ impl Hooks {
         Self { arena, common }
     }
 
-    /// Puts a stub into the arena.
+    /// Puts a stub into the arena. Its descriptor is the call's address.
     pub fn stub(&mut self, plan: &CallPlan) -> CallStub {
         let at = self.arena.next();
         assert!(plan.reach().is_some_and(|reach| reach.contains(&at)));
-        let stub = plan.emit(at, &self.common, DESCRIPTOR).unwrap();
+        let stub = plan.emit(at, &self.common, plan.call).unwrap();
         self.arena.push(&stub.bytes);
         stub
     }
@@ -229,10 +259,13 @@ impl Hooks {
     /// A function in the arena with all its calls hooked; gives its address and the plans.
     pub fn hooked(&mut self, code: &[u8]) -> (u64, Vec<CallPlan>) {
         let start = self.arena.push(code);
-        let sites = CallSites::of(&[Function {
-            start: 0x1000,
-            code,
-        }]);
+        let sites = CallSites::of(
+            &[Function {
+                start: 0x1000,
+                code,
+            }],
+            |_| None,
+        );
         assert_eq!(sites.spared, []);
         let bias = start - 0x1000;
         let plans: Vec<_> = sites.plans.iter().map(|plan| plan.at(bias)).collect();
@@ -257,24 +290,21 @@ impl Hooks {
         Self::new(Arena::within(reach(middle), 4 << 20))
     }
 
-    /// Hooks all calls of a library of this process, which has no other thread; gives how many.
-    pub fn hook_library(&mut self, library: &Library) -> usize {
+    /// Hooks all calls of a library of this process, which has no other thread; gives the plans.
+    pub fn hook_library(&mut self, library: &Library) -> Vec<CallPlan> {
         let functions: Vec<_> = library
             .bodies()
             .map(|(start, code)| Function { start, code })
             .collect();
-        let sites = CallSites::of(&functions);
+        let sites = CallSites::of(&functions, |address| library.data(address));
         let base = library.base();
-        let stubs: Vec<_> = sites
-            .plans
-            .iter()
-            .map(|plan| self.stub(&plan.at(base)))
-            .collect();
+        let plans: Vec<_> = sites.plans.iter().map(|plan| plan.at(base)).collect();
+        let stubs: Vec<_> = plans.iter().map(|plan| self.stub(plan)).collect();
         library.unprotect();
         for patch in stubs.iter().flat_map(|stub| &stub.patches) {
             // SAFETY: the only thread is here, in no system call.
             unsafe { write(patch.site, &patch.bytes) };
         }
-        stubs.len()
+        plans
     }
 }

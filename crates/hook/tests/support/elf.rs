@@ -12,6 +12,8 @@ pub struct Library {
     pub text: (u64, Vec<u8>),
     /// Starts of functions in the text section, with the name if there is one.
     pub functions: BTreeMap<u64, Option<String>>,
+    /// All sections with bytes, by address.
+    sections: Vec<(u64, Vec<u8>)>,
 }
 
 impl Library {
@@ -49,11 +51,24 @@ impl Library {
             }
         }
         functions.retain(|start, _| range.contains(start));
+        let sections = file
+            .sections()
+            .filter(|section| section.address() != 0)
+            .filter_map(|section| Some((section.address(), section.data().ok()?.to_vec())))
+            .collect();
         Some(Self {
+            sections,
             path: path.to_owned(),
             text,
             functions,
         })
+    }
+
+    /// The file's bytes from an address to the end of its section.
+    pub fn data(&self, address: u64) -> Option<&[u8]> {
+        self.sections
+            .iter()
+            .find_map(|(start, bytes)| bytes.get(address.checked_sub(*start)? as usize..))
     }
 
     /// Where this process has it mapped: the address of its file's byte 0.
