@@ -318,10 +318,8 @@ fn a_cancellation_point_is_hooked_where_it_is_called() {
 
     let (mapped, seen) = run(&0, Mode::Look, 0);
     // SAFETY: the page that was just mapped, which nothing else knows.
-    assert_eq!(
-        unsafe { libc::munmap(mapped as *mut libc::c_void, 4096) },
-        0
-    );
+    let unmapped = unsafe { libc::munmap(mapped as *mut libc::c_void, 4096) };
+    assert_eq!(unmapped, 0);
     let [enter, exit] = seen[..] else {
         panic!("{seen:?}");
     };
