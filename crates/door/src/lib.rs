@@ -8,12 +8,15 @@
 //!
 //! How a call travels: `spawn` starts the tool under the filter of `filter`; `server` receives its
 //! notifications (`notify`) on a few threads and hands each to one handler (`bpf`, `map`, `batch`,
-//! `elements`, `program`, `pin`, `info`; `perf`; `wait`; `paths`, `sysfs`). The handler reads its arguments from the tool's memory
+//! `elements`, `program`, `links`, `pin`, `info`; `perf`; `wait`; `paths`, `sysfs`). The handler reads its arguments from the tool's memory
 //! (`memory`, `attr`), finds the objects (`objects`) that descriptors stand for (`fds`), and asks
 //! the backend. `sweep` releases what the tool has closed.
 //!
 //! Objects can be pinned: `bpffs` is a BPF file system of the session's own, which the tool and its children find at
 //! `/sys/fs/bpf`. It needs no mount and no privilege, shows nothing of the machine's, and ends with the session.
+//!
+//! What programs on system calls are attached to stands in a table (`syscalls`), from which come the `tracepoints` and, where the
+//! tool may not read the kernel's, the files that tell of them (`tracefs`, `kallsyms`).
 
 mod attr;
 mod batch;
@@ -25,6 +28,7 @@ mod fdinfo;
 mod fds;
 mod filter;
 mod info;
+mod kallsyms;
 mod links;
 mod map;
 mod memory;

@@ -278,6 +278,8 @@ pub(crate) struct Event {
     backend: Arc<dyn Backend>,
     claims: Arc<Claims>,
     point: AttachPoint,
+    /// Nothing ever happens there, so nothing is attached.
+    idle: bool,
     state: Mutex<EventState>,
 }
 
@@ -307,8 +309,14 @@ impl Event {
             backend: Arc::clone(backend),
             claims: Arc::clone(claims),
             point,
+            idle: false,
             state,
         }
+    }
+
+    /// The same of a place of the point's kind where nothing ever happens.
+    pub(crate) fn idle(self) -> Self {
+        Self { idle: true, ..self }
     }
 
     pub(crate) fn point(&self) -> &AttachPoint {
@@ -325,7 +333,7 @@ impl Event {
         }
         let claim = self.claims.claim(program.held.id, &self.point)?;
         if state.enabled || self.runs_disabled() {
-            state.attached = Some(self.attach(program, cookie)?);
+            state.attached = self.attach(program, cookie)?;
         }
         state.claim = claim;
         state.program = Some((Arc::clone(program), cookie));
@@ -370,7 +378,7 @@ impl Event {
     pub(crate) fn enable(&self) -> Result<(), Errno> {
         let mut state = self.lock();
         if let (None, Some((program, cookie))) = (&state.attached, &state.program) {
-            state.attached = Some(self.attach(program, *cookie)?);
+            state.attached = self.attach(program, *cookie)?;
         }
         state.enabled = true;
         Ok(())
@@ -385,8 +393,11 @@ impl Event {
         state.enabled = false;
     }
 
-    fn attach(&self, program: &Program, with_cookie: u64) -> Result<Held, Errno> {
-        attach(&self.backend, program, &self.point, with_cookie)
+    fn attach(&self, program: &Program, with_cookie: u64) -> Result<Option<Held>, Errno> {
+        if self.idle {
+            return Ok(None);
+        }
+        attach(&self.backend, program, &self.point, with_cookie).map(Some)
     }
 
     /// Every step above leaves the state whole, so a panic of the backend in between does no harm.

@@ -199,31 +199,40 @@ impl Call<'_> {
             0 => format!("{config2:#x}"),
             name => printable(Ok(self.memory.string(name, LONGEST)?)),
         };
-        match SystemCall::of_function(&name) {
-            Some(call) if config2 == 0 => {
-                let point = AttachPoint::SystemCall {
-                    number: Some(call.number),
-                    edge: if config & RETPROBE != 0 {
-                        Edge::Exit
-                    } else {
-                        Edge::Enter
-                    },
-                    context: CallContext::Probe,
-                    cookie: 0,
-                };
-                self.open_event(point, wanted)
-            }
-            Some(_) => self.unsupported_event(&format!("kprobe:{name}+{config2:#x}"), ENOENT),
-            None => self.unsupported_event(&format!("kprobe:{name}"), ENOENT),
+        let call = SystemCall::of_function(&name);
+        if config2 != 0 && call.is_some() {
+            return self.unsupported_event(&format!("kprobe:{name}+{config2:#x}"), ENOENT);
+        }
+        let point = AttachPoint::SystemCall {
+            number: call.map(|call| call.number),
+            edge: if config & RETPROBE != 0 {
+                Edge::Exit
+            } else {
+                Edge::Enter
+            },
+            context: CallContext::Probe,
+            cookie: 0,
+        };
+        if call.is_some() {
+            self.open_event(point, wanted)
+        } else if SystemCall::is_never_called(&name) {
+            let event = self.new_event(point, wanted).idle();
+            self.event_descriptor(Object::Event(Arc::new(event)), wanted)
+        } else {
+            self.unsupported_event(&format!("kprobe:{name}"), ENOENT)
         }
     }
 
     fn open_event(&self, point: AttachPoint, wanted: &Wanted) -> Answer {
         self.door.backend.attach_check(&point)?;
+        let event = self.new_event(point, wanted);
+        self.event_descriptor(Object::Event(Arc::new(event)), wanted)
+    }
+
+    fn new_event(&self, point: AttachPoint, wanted: &Wanted) -> Event {
         let number = self.door.fds.new_number();
         let (backend, claims) = (&self.door.backend, &self.door.claims);
-        let event = Event::new(backend, claims, number, point, !wanted.attr.disabled);
-        self.event_descriptor(Object::Event(Arc::new(event)), wanted)
+        Event::new(backend, claims, number, point, !wanted.attr.disabled)
     }
 
     fn event_descriptor(&self, object: Object, wanted: &Wanted) -> Answer {

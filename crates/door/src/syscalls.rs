@@ -25,6 +25,9 @@ const FUNCTION: &str = "__x64_sys_";
 /// function that takes the arguments themselves.
 const PLAIN_FUNCTION: &str = "__do_sys_";
 
+/// Functions with the prefix of [`FUNCTION`] that are entries of 32-bit calls only: no call of a 64-bit process leads there.
+const NEVER_CALLED: [&str; 3] = ["stat", "fstat", "lstat"];
+
 static ALL: LazyLock<Vec<SystemCall>> = LazyLock::new(|| {
     let lines = include_str!("syscalls.txt").lines();
     lines.filter_map(SystemCall::parse).collect()
@@ -57,6 +60,12 @@ impl SystemCall {
     /// The function of the kernel's that is its entry.
     pub(crate) fn function(&self) -> String {
         format!("{FUNCTION}{}", self.name)
+    }
+
+    /// Is it a function of the kernel's that is like the entries of calls, and to which no call leads?
+    pub(crate) fn is_never_called(function: &str) -> bool {
+        let name = function.strip_prefix(FUNCTION);
+        name.is_some_and(|name| NEVER_CALLED.contains(&name))
     }
 
     /// `NUMBER NAME TYPE ARGUMENT, TYPE ARGUMENT`; `None` for a comment.

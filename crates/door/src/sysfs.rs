@@ -7,6 +7,7 @@ use beeline_runtime::backend::Errno;
 
 use crate::bpffs::errno;
 use crate::fds::memory_file;
+use crate::kallsyms::kallsyms;
 use crate::notify::Reply;
 use crate::server::{Answer, Call};
 use crate::tracefs::MOUNTS;
@@ -77,7 +78,8 @@ impl Call<'_> {
         if is_trace_pipe(&path, flags) {
             return self.open_trace_pipe(flags);
         }
-        let file = match content(&path, &self.door.event_types) {
+        let content = content(&path, &self.door.event_types).or_else(|| kallsyms(&path));
+        let file = match content {
             Some(content) => memory_file("beeline-sysfs", content.as_bytes())?,
             None => match self.door.tracefs.open(&path, flags) {
                 Some(opened) => opened.map_err(errno)?,

@@ -1,7 +1,7 @@
 //! What the tool finds in tracefs where it cannot read the kernel's: without root, or where it is not mounted.
 //!
 //! If the kernel's is mounted in another of its usual places, that is it. Otherwise it is a directory of the session's own
-//! that holds the tracepoints which are served, with numbers of our own, and nothing else; each event is written when it is
+//! that holds the tracepoints and functions which are served, with numbers of our own, and nothing else; each event is written when it is
 //! first looked at.
 
 use std::ffi::OsStr;
@@ -17,6 +17,7 @@ use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
 use crate::bpffs::{Place, lexically_normal};
 use crate::scratch::Scratch;
+use crate::syscalls::SystemCall;
 use crate::tracepoints::{GROUPS, Tracepoint};
 
 /// Where tools look for it.
@@ -109,11 +110,16 @@ impl TraceFs {
     }
 }
 
-/// The list of events, and a directory for each group.
+/// The lists of events and of functions that can be probed, and a directory for each group.
 fn write_root(root: &Path) -> io::Result<()> {
     let all = GROUPS.into_iter().flat_map(Tracepoint::of_group);
     let lines = all.map(|tracepoint| format!("{}:{}\n", tracepoint.group(), tracepoint.name()));
     write_file(&root.join("available_events"), &lines.collect::<String>())?;
+    let functions = SystemCall::all().iter().map(|call| call.function() + "\n");
+    write_file(
+        &root.join("available_filter_functions"),
+        &functions.collect::<String>(),
+    )?;
     for group in GROUPS {
         fs::create_dir_all(root.join("events").join(group))?;
     }

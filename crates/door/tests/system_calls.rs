@@ -403,6 +403,7 @@ fn probes_on_functions_of_system_calls_are_attached() {
         attached(&log, &["Some(257)", "Exit", "Probe", "cookie: 6"]),
         1
     );
+    assert_eq!(attached(&log, &[]), 3, "{log:#?}");
     for what in [
         "kprobe:vfs_read",
         "kprobe:__x64_sys_openat+0x10",
@@ -439,6 +440,10 @@ fn kernel_probes() {
     assert_eq!(set(event, prog_load(TRACEPOINT, "t", &RETURN_0)), EINVAL);
     let sleepable = prog_attr(KPROBE, "s", &RETURN_0).u32(44, 0x10);
     assert_eq!(set(event, bpf(PROG_LOAD, &mut sleepable.clone())), EINVAL);
+    // Entries of 32-bit calls are there, and no 64-bit process calls them.
+    let event = probe("__x64_sys_stat", false, 0);
+    assert_eq!(set(event, program), 0);
+    assert_eq!(ioctl(event, IOC_ENABLE, 0), 0);
     for other in ["vfs_read", "do_sys_openat2", "__x64_sys_none", ""] {
         assert_eq!(probe(other, false, 0), ENOENT, "{other}");
     }
