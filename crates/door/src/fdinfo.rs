@@ -5,9 +5,11 @@ use std::fmt::Write;
 use beeline_runtime::backend::{Errno, Info};
 
 use crate::objects::{
-    LINK_TYPE_PERF_EVENT, LINK_TYPE_RAW_TRACEPOINT, LINK_TYPE_TRACING, Map, Object, Program,
+    LINK_TYPE_PERF_EVENT, LINK_TYPE_RAW_TRACEPOINT, LINK_TYPE_TRACING, Link, LinkTo, Map, Object,
+    Program,
 };
 use crate::server::Call;
+use crate::tracepoints::Tracepoint;
 
 const PAGE: u64 = 4096;
 
@@ -22,18 +24,7 @@ impl Call<'_> {
         match object {
             Object::Map(map) => self.map_lines(&map, &mut text).ok()?,
             Object::Program(program) => self.program_lines(&program, &mut text).ok()?,
-            Object::Link(link) => {
-                let tag = self.tag(&link.program).ok()?;
-                lines(
-                    &mut text,
-                    &[
-                        ("link_type", link_type_name(link.link_type()).into()),
-                        ("link_id", link.id.to_string()),
-                        ("prog_tag", tag),
-                        ("prog_id", link.program.held.id.0.to_string()),
-                    ],
-                );
-            }
+            Object::Link(link) => self.link_lines(&link, &mut text).ok()?,
             Object::Btf(btf) => lines(&mut text, &[("btf_id", btf.id.to_string())]),
             Object::Event(_) | Object::Ring(_) => {}
         }
@@ -80,6 +71,31 @@ impl Call<'_> {
                 ("verified_insns", (insns / 8).to_string()),
             ],
         );
+        Ok(())
+    }
+
+    fn link_lines(&self, link: &Link, text: &mut String) -> Result<(), Errno> {
+        lines(
+            text,
+            &[
+                ("link_type", link_type_name(link.link_type()).into()),
+                ("link_id", link.id.to_string()),
+                ("prog_tag", self.tag(&link.program)?),
+                ("prog_id", link.program.held.id.0.to_string()),
+            ],
+        );
+        let (point, is_event) = match &link.to {
+            LinkTo::Event(event) => (event.point(), true),
+            LinkTo::Place { point, .. } => (point, false),
+        };
+        let tracepoint = Tracepoint::of_point(point).or_else(|| Tracepoint::of_raw(point));
+        if let Some(tracepoint) = tracepoint {
+            lines(text, &[("tp_name", tracepoint.name())]);
+            if is_event {
+                lines(text, &[("event_type", "tracepoint".into())]);
+            }
+            lines(text, &[("cookie", link.cookie.to_string())]);
+        }
         Ok(())
     }
 

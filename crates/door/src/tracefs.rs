@@ -144,3 +144,45 @@ fn write_file(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, text)?;
     fs::set_permissions(path, Permissions::from_mode(READ_ONLY))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_looked_at_is_written() {
+        let (fs, tree) = (TraceFs::default(), Scratch::new(NAME).unwrap());
+        let write = |inside: &str| fs.write(&tree.path, Path::new(inside)).unwrap();
+        let entries = |inside: &str| fs::read_dir(tree.path.join(inside)).unwrap().count();
+        write("");
+        assert_eq!(entries("events/syscalls"), 0);
+        let listed = fs::read_to_string(tree.path.join("available_events")).unwrap();
+        write("events/syscalls/sys_enter_read/format");
+        write("events/syscalls/none/format");
+        write("events/none");
+        assert_eq!(entries("events/syscalls"), 1);
+        write("events/syscalls");
+        write("events/raw_syscalls");
+        let written = entries("events/syscalls") + entries("events/raw_syscalls");
+        assert_eq!(written, listed.lines().count());
+        let read = Tracepoint::named("syscalls", "sys_enter_read").unwrap();
+        let of_event = |file| tree.path.join("events/syscalls/sys_enter_read").join(file);
+        let text = |file| fs::read_to_string(of_event(file)).unwrap();
+        assert_eq!(text("id"), format!("{}\n", read.own_id()));
+        assert_eq!(text("format"), read.format(read.own_id()));
+    }
+
+    #[test]
+    fn paths_outside_are_the_kernels() {
+        let fs = TraceFs::default();
+        for path in [
+            "/sys/kernel",
+            "/sys/kernel/tracingx/events",
+            "/etc/passwd",
+            "events",
+        ] {
+            assert!(fs.place(path.as_bytes()).is_none(), "{path}");
+        }
+        assert!(fs.tree.get().is_none());
+    }
+}

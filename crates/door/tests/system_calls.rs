@@ -7,7 +7,7 @@ mod common;
 use std::ffi::CString;
 
 use common::tool::*;
-use common::{on_kernel, play};
+use common::{again_without_tracefs, on_kernel, play};
 
 const E2BIG: i64 = -(libc::E2BIG as i64);
 const EACCES: i64 = -(libc::EACCES as i64);
@@ -469,22 +469,11 @@ fn infos() {
         (info, String::from_utf8(name[..end].into()).unwrap())
     };
     let event = tracepoint("sys_enter_openat");
-    let (said, name) = info(
-        link(
-            prog_load(TRACEPOINT, "p", &RETURN_0),
-            PERF_EVENT,
-            event,
-            78,
-            0,
-        ),
-        24,
-        32,
-    );
-    let kind_and_event = (said.get_u32(0), said.get_u32(16));
-    assert_eq!(
-        (kind_and_event, name.as_str()),
-        ((7, 5), "sys_enter_openat")
-    );
+    let program = prog_load(TRACEPOINT, "p", &RETURN_0);
+    let on_event = link(program, PERF_EVENT, event, 78, 0);
+    let (said, name) = info(on_event, 24, 32);
+    assert_eq!((said.get_u32(0), said.get_u32(16)), (7, 5));
+    assert_eq!(name, "sys_enter_openat");
     assert_eq!((said.get_u32(32), said.get_u32(40)), (17, 78));
 
     let program = prog_load(RAW_TRACEPOINT, "p", &RETURN_0);
@@ -492,14 +481,33 @@ fn infos() {
     let (said, name) = info(raw, 16, 24);
     assert_eq!((said.get_u32(0), name.as_str()), (1, "sys_exit"));
     assert_eq!((said.get_u32(24), said.get_u32(32)), (9, 79));
-    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{raw}")).unwrap();
-    assert!(text.contains("link_type:\traw_tracepoint\n"), "{text}");
+
+    let event_lines = "tp_name:\tsys_enter_openat\nevent_type:\ttracepoint\ncookie:\t78\n";
+    let raw_lines = "tp_name:\tsys_exit\ncookie:\t79\n";
+    for (link, kind, last) in [
+        (on_event, "perf", event_lines),
+        (raw, "raw_tracepoint", raw_lines),
+    ] {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{link}")).unwrap();
+        assert!(text.contains(&format!("link_type:\t{kind}\n")), "{text}");
+        assert!(text.ends_with(last), "{text}");
+    }
 }
 
 #[test]
 fn tracefs_has_the_events() {
     play("files");
     on_kernel("files");
+}
+
+#[test]
+fn without_tracefs_all_is_the_same() {
+    again_without_tracefs(&[
+        "tracefs_has_the_events",
+        "tracepoints_are_attached",
+        "tracepoints_refuse_as_the_kernel_does",
+        "links_say_what_they_lead_to",
+    ]);
 }
 
 fn files() {

@@ -83,6 +83,27 @@ pub fn on_kernel(scene: &str) {
     );
 }
 
+/// Runs some of this program's tests again where no tracefs is mounted; they must pass there as well. Skipped without root.
+pub fn again_without_tracefs(tests: &[&str]) {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let script = "umount -l /sys/kernel/debug/tracing /sys/kernel/tracing /sys/kernel/debug; \
+                  test -e /sys/kernel/tracing/events && exit 77; \
+                  exec \"$0\" --exact \"$@\" 2>&1";
+    let run = Command::new("unshare")
+        .args(["-m", "sh", "-c", script])
+        .arg(std::env::current_exe().unwrap())
+        .args(tests)
+        .output();
+    let run = match run {
+        Ok(run) if run.status.code() != Some(77) && !run.stdout.is_empty() => run,
+        _ => return eprintln!("skipped: tracefs cannot be unmounted here"),
+    };
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success(), "without tracefs: {said}");
+    let passed = format!("{} passed", tests.len());
+    assert!(said.contains(&passed), "{said}");
+}
+
 /// Is this a scene that the kernel plays?
 pub fn is_on_kernel() -> bool {
     std::env::var_os(ON_KERNEL).is_some()
