@@ -17,6 +17,8 @@ const UNKNOWN_LENGTH: u64 = 4096;
 #[derive(Debug)]
 pub struct Binary {
     segments: Vec<Segment>,
+    /// Those that are not executable.
+    others: Vec<Segment>,
     /// End by start of every function, in the file's virtual addresses.
     functions: BTreeMap<u64, u64>,
     /// Where [`WANTED`] functions are, in the file's virtual addresses.
@@ -97,20 +99,22 @@ impl Binary {
         if header.e_machine(endian) != EM_X86_64 {
             return Err("not an x86-64 program or library".into());
         }
-        let segments = header
+        let headers = header
             .program_headers(endian, bytes)
-            .map_err(|e| e.to_string())?
-            .iter()
-            .filter(|segment| {
-                segment.p_type(endian) == elf::PT_LOAD && segment.p_flags(endian).contains(PF_X)
-            })
-            .filter_map(|segment| {
+            .map_err(|e| e.to_string())?;
+        let loaded = |executable: bool| {
+            let wanted = headers.iter().filter(move |segment| {
+                segment.p_type(endian) == elf::PT_LOAD
+                    && segment.p_flags(endian).contains(PF_X) == executable
+            });
+            wanted.filter_map(|segment| {
                 let (offset, address) = (segment.p_offset(endian), segment.p_vaddr(endian));
                 Segment::new(offset, address, segment.p_filesz(endian))
             })
-            .collect();
+        };
         let mut binary = Self {
-            segments,
+            segments: loaded(true).collect(),
+            others: loaded(false).collect(),
             functions: BTreeMap::new(),
             wanted: BTreeMap::new(),
             returning_twice: BTreeSet::new(),
@@ -233,8 +237,40 @@ impl Binary {
         Some(segment.to_offset(address))
     }
 
+    /// The file's own address of the start of a part of it that is mapped for code: whole pages, so it may begin before the
+    /// code does.
+    pub fn address_of(&self, mapped: &Range<u64>) -> Option<u64> {
+        let overlaps =
+            |offsets: Range<u64>| offsets.start < mapped.end && mapped.start < offsets.end;
+        let mut segments = self.segments.iter();
+        let segment = segments.find(|segment| overlaps(segment.offsets()))?;
+        Some(
+            mapped
+                .start
+                .wrapping_sub(segment.offset)
+                .wrapping_add(segment.address),
+        )
+    }
+
+    /// The file's bytes from one of its own addresses on, as far as they are mapped together.
+    pub fn bytes_at<'a>(&self, bytes: &'a [u8], address: u64) -> Option<&'a [u8]> {
+        let mut segments = self.segments.iter().chain(&self.others);
+        let segment = segments.find(|segment| segment.addresses().contains(&address))?;
+        let range = segment.to_offset(address)..segment.offsets().end;
+        bytes.get(range.start as usize..range.end as usize)
+    }
+
     /// Every function that the file names, as file offsets, each up to the next one.
     pub fn functions(&self) -> Vec<Range<u64>> {
+        self.functions_by(|segment, address| segment.to_offset(address))
+    }
+
+    /// The same by the file's own addresses.
+    pub fn functions_in_memory(&self) -> Vec<Range<u64>> {
+        self.functions_by(|_, address| address)
+    }
+
+    fn functions_by(&self, place: impl Fn(&Segment, u64) -> u64) -> Vec<Range<u64>> {
         let mut functions = Vec::new();
         for segment in &self.segments {
             let starts = self
@@ -247,8 +283,7 @@ impl Binary {
                 .skip(1)
                 .copied()
                 .chain([segment.addresses().end]);
-            let range =
-                |(start, end): (&u64, u64)| segment.to_offset(*start)..segment.to_offset(end);
+            let range = |(start, end): (&u64, u64)| place(segment, *start)..place(segment, end);
             functions.extend(starts.iter().zip(ends).map(range));
         }
         functions

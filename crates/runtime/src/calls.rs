@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,9 +13,12 @@ use crate::binary::Binary;
 use crate::error::Error;
 use crate::link::{FileId, file_id};
 
-/// What a file's code does to call the kernel. Addresses are file offsets.
+/// What a file's code does to call the kernel, by the file's own addresses.
 #[derive(Debug)]
-pub struct FileCalls(CallSites);
+pub struct FileCalls {
+    sites: CallSites,
+    binary: Binary,
+}
 
 impl FileCalls {
     fn read(path: &Path) -> Result<Self, Error> {
@@ -26,16 +30,49 @@ impl FileCalls {
             path: path.into(),
             why,
         })?;
-        let functions = binary.functions();
-        let functions = functions.iter().filter_map(|range| {
-            let code = bytes.get(range.start as usize..range.end as usize)?;
-            Some(Function {
-                start: range.start,
-                code,
-            })
-        });
-        let functions: Vec<_> = functions.collect();
-        Ok(Self(CallSites::of(&functions)))
+        let ranges = binary.functions_in_memory();
+        let function = |range: &Range<u64>| {
+            let code = binary.bytes_at(&bytes, range.start)?;
+            let start = range.start;
+            let code = code.get(..(range.end - start) as usize)?;
+            Some(Function { start, code })
+        };
+        let functions: Vec<_> = ranges.iter().filter_map(function).collect();
+        let sites = CallSites::of(&functions, |address| binary.bytes_at(&bytes, address));
+        Ok(Self { sites, binary })
+    }
+
+    /// How much higher than the file says a mapping of it is; and which of the file's addresses it maps.
+    fn place(&self, region: &Region) -> Option<(u64, Range<u64>)> {
+        let len = region.end - region.start;
+        let mapped = region.offset..region.offset.checked_add(len)?;
+        let start = self.binary.address_of(&mapped)?;
+        let bias = region.start.wrapping_sub(start);
+        Some((bias, start..start.checked_add(len)?))
+    }
+
+    /// The plans for a mapping of the file, at the addresses there.
+    pub fn within(&self, region: &Region) -> Vec<CallPlan> {
+        let Some((bias, mapped)) = self.place(region) else {
+            return Vec::new();
+        };
+        let plans = self.sites.plans.iter();
+        plans
+            .filter(|plan| mapped.contains(&plan.call))
+            .map(|plan| plan.at(bias))
+            .collect()
+    }
+
+    /// The calls of a mapping that cannot be hooked, with their addresses there.
+    pub fn spared_within(&self, region: &Region) -> Vec<(u64, &SparedCall)> {
+        let Some((bias, mapped)) = self.place(region) else {
+            return Vec::new();
+        };
+        let spared = self.sites.spared.iter();
+        spared
+            .filter(|spared| mapped.contains(&spared.call))
+            .map(|spared| (spared.call.wrapping_add(bias), spared))
+            .collect()
     }
 }
 
@@ -61,29 +98,4 @@ impl CallFiles {
         known.insert(key, file.clone());
         Ok(file)
     }
-}
-
-impl FileCalls {
-    /// The plans for a mapping of the file, at the addresses there.
-    pub fn within(&self, region: &Region) -> Vec<CallPlan> {
-        let bias = region.start.wrapping_sub(region.offset);
-        let inside = |plan: &&CallPlan| is_inside(plan.call, region);
-        let plans = self.0.plans.iter().filter(inside);
-        plans.map(|plan| plan.at(bias)).collect()
-    }
-
-    /// The calls of a mapping that cannot be hooked, with their addresses there.
-    pub fn spared_within(&self, region: &Region) -> Vec<(u64, &SparedCall)> {
-        let bias = region.start.wrapping_sub(region.offset);
-        let inside = |spared: &&SparedCall| is_inside(spared.call, region);
-        let spared = self.0.spared.iter().filter(inside);
-        spared
-            .map(|spared| (spared.call.wrapping_add(bias), spared))
-            .collect()
-    }
-}
-
-/// Is a file offset in a mapping?
-fn is_inside(offset: u64, region: &Region) -> bool {
-    (region.offset..region.offset + (region.end - region.start)).contains(&offset)
 }

@@ -276,7 +276,7 @@ mod tests {
             license: "GPL".into(),
             ..ProgramSpec::default()
         };
-        judge(&spec, &Maps::new(), None)
+        judge(&spec, &Maps::new(), None, false)
     }
 
     const R0_IS_0: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];

@@ -39,6 +39,8 @@ impl Environment {
             pid: AtomicU32::new(pid),
             own_pid: pid,
             locks: AtomicU32::new(0),
+            children: AtomicU32::new(0),
+            orphan: AtomicU32::new(0),
         });
         // SAFETY: all atomics.
         let session: Box<Session> = unsafe { Box::new(std::mem::zeroed()) };
