@@ -2,11 +2,13 @@
 
 mod support;
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::time::Instant;
 
 use beeline_hook::{
-    Full, Function, Incoming, Light, Registers, TrampolineSpec, emit, jump_patch, plan,
+    CallSites, CallSpec, CommonCode, Full, Function, Incoming, Light, Registers, TrampolineSpec,
+    WATCHED_LEN, emit, jump_patch, plan,
 };
 
 use support::elf::Library;
@@ -132,4 +134,84 @@ fn cost_of_deciding() {
         .filter(|function| plan(function.start, function).is_ok())
         .count();
     eprintln!("{planned} plans: {:?}", start.elapsed());
+}
+
+/// `getpid` as compilers write it: mov eax, 39; syscall; cmp rax, -4096; ret
+const IN_PLACE: &[u8] = b"\xb8\x27\x00\x00\x00\x0f\x05\x48\x3d\x00\xf0\xff\xff\xc3";
+/// With a branch to what is behind it: mov eax, 39; syscall; mov rdx, rax; cmp eax, -1; je -8; ret
+const MOVED: &[u8] = b"\xb8\x27\x00\x00\x00\x0f\x05\x48\x89\xc2\x83\xf8\xff\x74\xf8\xc3";
+/// With a number that is not known: mov eax, 38; inc eax; syscall; mov rdx, rax; ret
+const DYNAMIC: &[u8] = b"\xb8\x26\x00\x00\x00\xff\xc0\x0f\x05\x48\x89\xc2\xc3";
+
+/// The best of several rounds of each function in turn, in ns a call.
+fn time_calls(functions: &[u64]) -> Vec<f64> {
+    const CALLS: u32 = 20_000;
+    let own_id = u64::from(std::process::id());
+    let round = |function: &u64| {
+        // SAFETY: the address of one of the functions above, hooked or not.
+        let function =
+            unsafe { std::mem::transmute::<u64, extern "sysv64" fn() -> u64>(*function) };
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            assert_eq!(function(), own_id);
+        }
+        start.elapsed().as_secs_f64() * 1e9 / f64::from(CALLS)
+    };
+    let mut best = vec![f64::INFINITY; functions.len()];
+    for _ in 0..40 {
+        for (best, function) in best.iter_mut().zip(functions) {
+            *best = best.min(round(function));
+        }
+    }
+    best
+}
+
+#[test]
+fn cost_of_a_hooked_system_call() {
+    static WATCHED: [AtomicU8; WATCHED_LEN] = [const { AtomicU8::new(0) }; WATCHED_LEN];
+    let mut arena = Arena::new(1 << 16);
+    let nothing = arena.push(NOTHING);
+    let spec = CallSpec {
+        enter: nothing,
+        exit: nothing,
+        watched: WATCHED.as_ptr() as u64,
+    };
+    let common = CommonCode::emit(arena.next(), &spec).unwrap();
+    arena.push(&common.bytes);
+    for (name, code) in [
+        ("in place", IN_PLACE),
+        ("moved", MOVED),
+        ("number not known", DYNAMIC),
+    ] {
+        let plain = arena.push(code);
+        let start = arena.push(code);
+        let plan = CallSites::of(&[Function { start, code }], |_| None)
+            .plans
+            .remove(0);
+        let stub = plan.emit(arena.next(), &common, 0).unwrap();
+        arena.push(&stub.bytes);
+        for patch in &stub.patches {
+            // SAFETY: the arena's own memory, and nothing runs there now.
+            unsafe { write(patch.site, &patch.bytes) };
+        }
+        let set = |enter: u8, exit: u8| {
+            WATCHED[39].store(enter, Relaxed);
+            WATCHED[1024 + 39].store(exit, Relaxed);
+            time_calls(&[plain, start])
+        };
+        let bytes = stub.bytes.len();
+        for (what, times) in [
+            ("not watched", set(0, 0)),
+            ("enter", set(1, 0)),
+            ("exit", set(0, 1)),
+            ("both", set(1, 1)),
+        ] {
+            let cost = times[1] - times[0];
+            eprintln!(
+                "{name}, {bytes} bytes, {what}: {:.1} ns +{cost:.1}",
+                times[0]
+            );
+            assert!(cost < 1000.0);
+        }
+    }
 }

@@ -3,9 +3,10 @@
 mod support;
 
 use beeline_hook::{
-    CallSites, CallSpec, CommonCode, Full, Function, Incoming, Kind, Light, Registers,
+    CallPatch, CallSites, CallSpec, CommonCode, Full, Function, Incoming, Kind, Light, Registers,
     TrampolineSpec, displaced, emit, jump_patch, plan, plan_among,
 };
+use iced_x86::{Decoder, DecoderOptions};
 use proptest::prelude::*;
 
 use support::same;
@@ -92,6 +93,24 @@ fn try_everything(code: &[u8], start: u64, at: u64) {
     }
 }
 
+/// Decodes both, at the first address of each in the resume map that is in the window, and not of a moved call.
+fn displaced_mean_the_same(code: &[u8], start: u64, patch: &CallPatch, stub: &[u8], at: u64) {
+    let mut last = None;
+    for (address, moved) in &patch.resume_map {
+        let offset = address.wrapping_sub(start) as usize;
+        let behind_call = offset >= 2 && code[offset - 2..offset] == [0x0f, 0x05];
+        let is_inside = address.wrapping_sub(patch.site) < patch.original.len() as u64;
+        let is_check = behind_call && last != Some(address);
+        last = Some(address);
+        if is_inside && !is_check {
+            let original =
+                Decoder::with_ip(64, &code[offset..], *address, DecoderOptions::NONE).decode();
+            let moved_code = &stub[moved.wrapping_sub(at) as usize..];
+            same::same(&original, moved_code, *moved).unwrap();
+        }
+    }
+}
+
 /// All calls of a function, found at one address and hooked at another. No byte is overwritten for two of them.
 fn try_calls(code: &[u8], start: u64, bias: u64, away: i64) {
     let sites = CallSites::of(&[Function { start, code }], |_| Some(code));
@@ -111,6 +130,13 @@ fn try_calls(code: &[u8], start: u64, bias: u64, away: i64) {
             Ok(stub) => {
                 assert!(stub.bytes.len() < 1000);
                 for patch in stub.patches {
+                    displaced_mean_the_same(
+                        code,
+                        start.wrapping_add(bias),
+                        &patch,
+                        &stub.bytes,
+                        at,
+                    );
                     let from = patch.site.wrapping_sub(start.wrapping_add(bias)) as usize;
                     assert_eq!(code[from..from + patch.original.len()], patch.original);
                     assert_eq!(patch.bytes.len(), patch.original.len());

@@ -1,6 +1,6 @@
 //! The `syscall` instructions of a text, and what branches near them, without decoding more than has to be.
 
-use iced_x86::{Instruction, Mnemonic};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use memchr::memmem::Finder;
 
 use super::cancel::{self, CancellationPoint};
@@ -33,7 +33,7 @@ impl CallSites {
         let mut sites = Self::default();
         let mut holders: Vec<Holder> = functions
             .iter()
-            .filter(|function| finder.find(function.code).is_some())
+            .filter(|function| may_hold_call(function, &finder))
             .map(|function| Holder::of(*function))
             .filter(|holder| !holder.points.is_empty())
             .collect();
@@ -61,6 +61,25 @@ impl CallSites {
         sites.spared.dedup();
         sites
     }
+}
+
+/// Is there a `syscall` among the function's instructions? Looks no further than its bytes are found.
+fn may_hold_call(function: &Function, finder: &Finder) -> bool {
+    let mut found = finder.find_iter(function.code).peekable();
+    if found.peek().is_none() {
+        return false;
+    }
+    let mut decoder = Decoder::with_ip(64, function.code, function.start, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    for call in found {
+        while decoder.position() < call {
+            decoder.decode_out(&mut instruction);
+        }
+        if decoder.position() == call {
+            return true;
+        }
+    }
+    false
 }
 
 /// The cancellation points among the `syscall` instructions, which no longer count as such.
@@ -174,7 +193,16 @@ struct Ranges {
     ranges: Vec<(u64, u64)>,
     /// A bit for each [`GRANULE`] that one is in, by the low bits of its number.
     granules: Vec<u64>,
+    /// What holds all of them: the low half of the first address, and how far the last is from it.
+    clusters: Vec<(u32, u32)>,
 }
+
+/// Bytes that are looked at together.
+const BLOCK: usize = 64;
+/// At most so many clusters: each is a comparison for each byte of the text.
+const CLUSTERS: usize = 4;
+/// Bytes between two clusters, at least: few displacements lead into so little by chance.
+const GAP: u64 = 1 << 16;
 
 const GRANULE: u32 = 6;
 /// Granules that are told apart: 64 MB of text.
@@ -213,7 +241,11 @@ impl Ranges {
                 granules[(granule % GRANULES / 64) as usize] |= 1 << (granule % 64);
             }
         }
-        Self { ranges, granules }
+        Self {
+            clusters: clusters(&ranges),
+            ranges,
+            granules,
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -243,15 +275,45 @@ impl Ranges {
                 self.hold(target) && target.wrapping_sub(function.start) >= code.len() as u64
             })
         };
-        memchr::memchr2_iter(0xe8, 0xe9, code).any(|at| leads(at + 1))
-            || memchr::memchr2_iter(0x0f, 0x8d, code).any(|at| {
-                let next = code.get(at + 1).copied().unwrap_or_default();
-                let has_displacement = match code[at] {
-                    0x0f => next & 0xf0 == 0x80,
-                    _ => next & 0xc7 == 0x05,
-                };
-                has_displacement && leads(at + 2)
-            })
+        let is_branch = |at: usize| {
+            let next = code.get(at + 1).copied().unwrap_or_default();
+            match code[at] {
+                0xe8 | 0xe9 => leads(at + 1),
+                0x0f => next & 0xf0 == 0x80 && leads(at + 2),
+                0x8d => next & 0xc7 == 0x05 && leads(at + 2),
+                _ => false,
+            }
+        };
+        (0..code.len()).step_by(BLOCK).any(|block| {
+            // A displacement in the block may belong to an instruction that starts before it.
+            let start = block.saturating_sub(2);
+            let end = (block + BLOCK).min(code.len());
+            self.may_hold_displacement(function, block) && (start..end).any(is_branch)
+        })
+    }
+
+    /// Could the four bytes from some place in the block on lead into a cluster of ranges? Looks at all of them at once,
+    /// whatever instruction they are in.
+    fn may_hold_displacement(&self, function: &Function, block: usize) -> bool {
+        const LANES: usize = BLOCK / 4;
+        let Some(bytes) = function.code.get(block..block + BLOCK + 3) else {
+            return true;
+        };
+        let end = function.start.wrapping_add(block as u64 + 4) as u32;
+        let mut outside = [-1; LANES];
+        for shift in 0..4 {
+            let (words, _) = bytes[shift..shift + BLOCK].as_chunks::<4>();
+            for (low, len) in &self.clusters {
+                let origin = end.wrapping_add(shift as u32).wrapping_sub(*low);
+                for (lane, (word, outside)) in words.iter().zip(&mut outside).enumerate() {
+                    let offset = u32::from_le_bytes(*word)
+                        .wrapping_add(origin)
+                        .wrapping_add(4 * lane as u32);
+                    *outside &= -i32::from(signed(offset) > signed(*len));
+                }
+            }
+        }
+        outside.contains(&0)
     }
 
     /// By an 8-bit displacement.
@@ -283,4 +345,27 @@ impl Ranges {
                 })
             })
     }
+}
+
+/// Parts the ranges at the widest gaps. A part of 4 GB or more becomes one that holds every address.
+fn clusters(ranges: &[(u64, u64)]) -> Vec<(u32, u32)> {
+    let gap = |after: &usize| ranges[*after].0 - ranges[after - 1].1;
+    let mut gaps: Vec<usize> = (1..ranges.len()).filter(|after| gap(after) > GAP).collect();
+    gaps.sort_by_key(|after| std::cmp::Reverse(gap(after)));
+    gaps.truncate(CLUSTERS - 1);
+    gaps.sort_unstable();
+    let starts = std::iter::once(0).chain(gaps.iter().copied());
+    let ends = gaps.iter().copied().chain([ranges.len()]);
+    starts
+        .zip(ends)
+        .filter_map(|(start, end)| {
+            let (low, high) = (ranges.get(start)?.0, ranges.get(end.checked_sub(1)?)?.1);
+            Some((low as u32, u32::try_from(high - low).unwrap_or(u32::MAX)))
+        })
+        .collect()
+}
+
+/// In the same order, but signed: what every processor can compare several of at once.
+fn signed(value: u32) -> i32 {
+    (value ^ 1 << 31).cast_signed()
 }

@@ -44,7 +44,7 @@ pub struct CallPatch {
 }
 
 impl CallPlan {
-    /// Writes the stub, to be placed at `at` with 2 GiB of `common`. Choose `at` by [`CallPlan::reach`]. Both functions get
+    /// Writes the stub, to be placed at `at` within 2 GiB of `common`. Choose `at` by [`CallPlan::reach`]. Both functions get
     /// `descriptor`.
     pub fn emit(
         &self,

@@ -48,7 +48,8 @@ fn decode(code: &[u8], at: u64) -> Instruction {
     Decoder::with_ip(64, code, at, DecoderOptions::NONE).decode()
 }
 
-fn same(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> {
+/// Does the code at `at` mean what the original instruction does?
+pub fn same(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> {
     let moved = decode(code, at);
     match original.mnemonic() {
         Mnemonic::Call => same_call(original, code, at),

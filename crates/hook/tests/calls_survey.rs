@@ -1,0 +1,230 @@
+//! Every `syscall` instruction of real programs and libraries is hooked, or is one of those that must not be; and what
+//! is displaced for it means the same in the stub.
+
+mod support;
+
+use std::path::Path;
+use std::time::Instant;
+
+use beeline_hook::{CallForm, CallPlan, CallSites, CallSpec, CommonCode, Function, Spared};
+use iced_x86::{Decoder, DecoderOptions};
+
+use support::elf::Library;
+use support::same;
+
+/// Where files are taken to be mapped, and how far from there stubs are.
+const BASE: u64 = 0x7f12_3450_0000;
+const DISTANCE: u64 = 0x2345_6780;
+
+const SPEC: CallSpec = CallSpec {
+    enter: 0x7f00_0000_0000,
+    exit: 0x7f00_0000_1000,
+    watched: 0x7f00_0000_2000,
+};
+
+/// The sites of a file; `None`, with a word about it, if it is not there. Prints a line of a table.
+fn survey(path: &str) -> Option<(Library, CallSites)> {
+    let Some(library) = Library::read(Path::new(path)) else {
+        eprintln!("skipped: {path} is not there");
+        return None;
+    };
+    let functions: Vec<_> = library
+        .bodies()
+        .map(|(start, code)| Function { start, code })
+        .collect();
+    let start = Instant::now();
+    let sites = CallSites::of(&functions, |address| library.data(address));
+    let found = start.elapsed();
+    let start = Instant::now();
+    let len = emit_all(&sites.plans, |_, _| {});
+    let emitted = start.elapsed();
+    let count = |form, is_known| {
+        let is_such = |plan: &&CallPlan| plan.form() == form && plan.number.is_some() == is_known;
+        sites.plans.iter().filter(is_such).count()
+    };
+    eprintln!(
+        "{path}, {} kB, {} functions: {} in place, {} moved, {} moved without a number, {} at callers, \
+         {} spared; found in {found:?}, {len} bytes written in {emitted:?}",
+        library.text.1.len() / 1000,
+        functions.len(),
+        count(CallForm::InPlace, true),
+        count(CallForm::Moved, true),
+        count(CallForm::Moved, false),
+        count(CallForm::Caller, false),
+        sites.spared.len(),
+    );
+    Some((library, sites))
+}
+
+/// Writes all stubs for the file at [`BASE`]; gives their length.
+fn emit_all(plans: &[CallPlan], look: impl Fn(u64, &beeline_hook::CallStub)) -> usize {
+    let start = BASE - DISTANCE;
+    let common = CommonCode::emit(start, &SPEC).unwrap();
+    let mut at = start + common.bytes.len() as u64;
+    for plan in plans {
+        let plan = plan.at(BASE);
+        assert!(plan.reach().is_some_and(|reach| reach.contains(&at)));
+        let stub = plan.emit(at, &common, 1).unwrap();
+        look(at, &stub);
+        at += stub.bytes.len() as u64;
+    }
+    (at - start) as usize
+}
+
+/// Each overwritten byte belongs to one site, is what the file has, and its instruction means the same in the stub.
+fn check(library: &Library, plans: &[CallPlan]) {
+    let mut overwritten = Vec::new();
+    for plan in plans {
+        for (start, original) in plan.original() {
+            assert_eq!(library.data(start).unwrap()[..original.len()], *original);
+            overwritten.push(start..start + original.len() as u64);
+        }
+    }
+    overwritten.sort_by_key(|range| range.start);
+    assert!(
+        overwritten
+            .windows(2)
+            .all(|pair| pair[0].end <= pair[1].start)
+    );
+    emit_all(plans, |at, stub| {
+        for patch in &stub.patches {
+            let end = patch.site + patch.original.len() as u64;
+            for (address, moved) in &patch.resume_map {
+                let original = library.data(address - BASE).unwrap();
+                let original =
+                    Decoder::with_ip(64, original, *address, DecoderOptions::NONE).decode();
+                let is_displaced = (patch.site..end).contains(address);
+                // What is behind a moved call is listed for the call's sake first.
+                if is_displaced && stub.bytes[(moved - at) as usize..].starts_with(MOV_RCX_WATCHED)
+                {
+                    assert!(
+                        patch
+                            .resume_map
+                            .iter()
+                            .filter(|(from, _)| from == address)
+                            .count()
+                            == 2
+                    );
+                } else if is_displaced {
+                    same::same(&original, &stub.bytes[(moved - at) as usize..], *moved)
+                        .unwrap_or_else(|why| panic!("{original} at {address:#x}: {why}"));
+                }
+            }
+        }
+    });
+}
+
+/// How a stub begins to look whether an exit is watched.
+const MOV_RCX_WATCHED: &[u8] = &[0x48, 0xb9];
+
+/// Every `mov eax, number; syscall` of a text, wherever its bytes are, is hooked or spared.
+fn check_found(library: &Library, sites: &CallSites) {
+    let (start, text) = &library.text;
+    for (offset, bytes) in text.windows(7).enumerate() {
+        if bytes[0] == 0xb8 && bytes[3..] == [0, 0, 0x0f, 0x05] {
+            let call = start + offset as u64 + 5;
+            let is_found = sites.plans.iter().any(|plan| plan.call == call)
+                || sites.spared.iter().any(|spared| spared.call == call);
+            assert!(is_found, "{call:#x}");
+        }
+    }
+}
+
+/// All of them, but for restorers and what has no stack, of which there are as many as given.
+fn is_hooked(path: &str, least: usize, restorers: usize, without_stack: usize) {
+    let Some((library, sites)) = survey(path) else {
+        return;
+    };
+    let count = |why: &Spared| {
+        sites
+            .spared
+            .iter()
+            .filter(|spared| spared.why == *why)
+            .count()
+    };
+    let counted = (count(&Spared::Restorer), count(&Spared::WithoutStack));
+    assert_eq!(counted, (restorers, without_stack), "{:x?}", sites.spared);
+    assert_eq!(
+        sites.spared.len(),
+        restorers + without_stack,
+        "{:x?}",
+        sites.spared
+    );
+    assert!(sites.plans.len() >= least, "{}", sites.plans.len());
+    check(&library, &sites.plans);
+    check_found(&library, &sites);
+}
+
+#[test]
+fn libc() {
+    is_hooked("/lib/x86_64-linux-gnu/libc.so.6", 400, 1, 0);
+}
+
+#[test]
+fn dynamic_loader() {
+    is_hooked("/lib64/ld-linux-x86-64.so.2", 30, 1, 0);
+}
+
+#[test]
+fn static_program() {
+    is_hooked("/sbin/ldconfig", 100, 1, 0);
+}
+
+#[test]
+fn musl() {
+    is_hooked("/usr/lib/x86_64-linux-musl/libc.so", 400, 1, 2);
+}
+
+#[test]
+fn go() {
+    is_hooked("/usr/local/go/bin/go", 30, 1, 1);
+}
+
+/// A big program that makes its calls by way of the C library.
+#[test]
+fn node() {
+    is_hooked("/usr/bin/node", 0, 0, 0);
+}
+
+/// The numbers found in the code of libc's wrappers are those of their calls.
+#[test]
+fn numbers() {
+    let Some((library, sites)) = survey("/lib/x86_64-linux-gnu/libc.so.6") else {
+        return;
+    };
+    let wrappers = [
+        ("getpid", libc::SYS_getpid),
+        ("read", libc::SYS_read),
+        ("write", libc::SYS_write),
+        ("mmap", libc::SYS_mmap),
+        ("dup2", libc::SYS_dup2),
+        ("getuid", libc::SYS_getuid),
+        ("epoll_wait", libc::SYS_epoll_wait),
+    ];
+    // Of several names for the same function only one is kept.
+    let plain = |known: &Option<String>| {
+        let known = known.as_deref().unwrap_or_default().trim_start_matches('_');
+        known.trim_start_matches("libc_").to_owned()
+    };
+    let mut looked_at = 0;
+    for (name, number) in wrappers {
+        let mut functions = library.functions.iter();
+        let Some((start, _)) = functions.find(|(_, known)| plain(known) == name) else {
+            continue;
+        };
+        looked_at += 1;
+        let next = library.functions.range(start + 1..).next().unwrap().0;
+        let inside: Vec<_> = sites
+            .plans
+            .iter()
+            .filter(|plan| (*start..*next).contains(&plan.call))
+            .map(|plan| plan.number)
+            .collect();
+        assert!(!inside.is_empty(), "{name} has no system call");
+        assert!(
+            inside.iter().all(|known| *known == Some(number as u32)),
+            "{name}: {inside:?}"
+        );
+    }
+    assert!(looked_at > 3, "{looked_at}");
+}
