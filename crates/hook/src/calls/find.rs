@@ -8,7 +8,7 @@ use super::choose::{self, Point, SENSITIVE, Targets};
 use super::tables::{Data, Jumps};
 use super::{CallSites, SYSCALL, SYSCALL_LEN, Spared, SparedCall};
 use crate::incoming;
-use crate::plan::Function;
+use crate::plan::{Function, Reason};
 use crate::survey::Survey;
 
 /// A function in which system calls are made.
@@ -35,8 +35,10 @@ impl CallSites {
             .iter()
             .filter(|function| may_hold_call(function, &finder))
             .map(|function| Holder::of(*function))
-            .filter(|holder| !holder.points.is_empty())
             .collect();
+        for holder in &holders {
+            sites.spared.extend(holder.lost(&finder));
+        }
         for point in take_cancellation_points(&mut holders) {
             if !add_callers(&point, functions, &mut holders) {
                 sites.spared.push(SparedCall {
@@ -65,21 +67,32 @@ impl CallSites {
 
 /// Is there a `syscall` among the function's instructions? Looks no further than its bytes are found.
 fn may_hold_call(function: &Function, finder: &Finder) -> bool {
-    let mut found = finder.find_iter(function.code).peekable();
-    if found.peek().is_none() {
-        return false;
-    }
-    let mut decoder = Decoder::with_ip(64, function.code, function.start, DecoderOptions::NONE);
+    calls_from(function, 0, finder).next().is_some()
+}
+
+/// The offsets of the `syscall` instructions from an offset on, where an instruction starts. Bytes that are none are left
+/// out.
+fn calls_from<'a>(
+    function: &Function<'a>,
+    start: usize,
+    finder: &'a Finder,
+) -> impl Iterator<Item = usize> + 'a {
+    let code = function.code.get(start..).unwrap_or_default();
+    let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
-    for call in found {
-        while decoder.position() < call {
-            decoder.decode_out(&mut instruction);
-        }
-        if decoder.position() == call {
-            return true;
-        }
-    }
-    false
+    finder
+        .find_iter(code)
+        .filter(move |call| {
+            while decoder.position() < *call {
+                let at = decoder.position();
+                decoder.decode_out(&mut instruction);
+                if instruction.is_invalid() && decoder.set_position(at + 1).is_err() {
+                    return false;
+                }
+            }
+            decoder.position() == *call
+        })
+        .map(move |call| start + call)
 }
 
 /// The cancellation points among the `syscall` instructions, which no longer count as such.
@@ -164,6 +177,16 @@ impl<'a> Holder<'a> {
             survey,
             points,
         }
+    }
+
+    /// What seems to be a `syscall`, but is behind bytes that are no instruction.
+    fn lost<'b>(&'b self, finder: &'b Finder) -> impl Iterator<Item = SparedCall> + 'b {
+        let Function { start, .. } = self.function;
+        let offset = self.survey.end.wrapping_sub(start);
+        calls_from(&self.function, offset as usize, finder).map(move |call| SparedCall {
+            call: start.wrapping_add(call as u64),
+            why: Spared::Unhookable(Reason::Undecodable { offset }),
+        })
     }
 
     /// `others` are what other functions lead to, rising, each with the address where.
