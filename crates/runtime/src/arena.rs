@@ -54,6 +54,11 @@ impl Arena {
         self.memory.file()
     }
 
+    /// What tells the file from others.
+    pub fn inode(&self) -> Option<u64> {
+        Some(rustix::fs::fstat(self.file()).ok()?.st_ino)
+    }
+
     /// The target has mapped it at `base`.
     pub fn placed(&mut self, base: u64) {
         self.base = base;

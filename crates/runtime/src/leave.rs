@@ -356,6 +356,7 @@ impl Presence {
         let inside = |ip: u64| ranges.iter().any(|range| range.contains(&ip));
         Ok(!stopped.threads().iter().any(|thread| inside(thread.ip()))
             && !self.holds_a_slot(stopped)
+            && !self.shares_its_memory(stopped)
             && !self.awaits_a_trap()
             && signal_frames(stopped, &ranges)?.is_empty())
     }
@@ -389,6 +390,13 @@ impl Presence {
         leases
             .chunks_exact(stride)
             .any(|lease| lease[..4] == self.manifest.owner.to_ne_bytes())
+    }
+
+    /// A parent that waits for a child which has its memory is not among the threads that are held.
+    fn shares_its_memory(&self, stopped: &Stopped) -> bool {
+        let mut children = [0; 4];
+        let place = self.manifest.private as u64 + offset_of!(Control, children) as u64;
+        stopped.read(place, &mut children).is_ok() && children != [0; 4]
     }
 
     /// A thread that was stopped between a breakpoint and its signal.

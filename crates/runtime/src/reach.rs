@@ -62,6 +62,8 @@ pub struct Reach {
     maps: Mutex<Vec<Weak<MapObject>>>,
     rings: Mutex<Vec<Weak<Ring>>>,
     stop: AtomicBool,
+    /// The user has been told of a process whose system calls are not hooked.
+    has_told: AtomicBool,
     watcher: Mutex<Option<JoinHandle<()>>>,
     attendant: Mutex<Option<JoinHandle<()>>>,
     /// Says when a process that holds things in shared memory has died, by its owner's tag.
@@ -98,6 +100,7 @@ impl Reach {
             maps: Mutex::default(),
             rings: Mutex::default(),
             stop: AtomicBool::new(false),
+            has_told: AtomicBool::new(false),
             watcher: Mutex::default(),
             attendant: Mutex::default(),
             dead: Mutex::default(),
@@ -262,6 +265,13 @@ impl Reach {
         if missed > 0 {
             (self.report)(&format!(
                 "{missed} probe hits ran no program: no CPU slot or no room for a return was free"
+            ));
+        }
+        let unanswered = page.unanswered.load(SeqCst);
+        if unanswered > 0 {
+            (self.report)(&format!(
+                "{unanswered} times a process forked, ran another program or mapped code and was not followed in time: \
+                 system calls of it may be missing"
             ));
         }
         let unguarded = page.unguarded.load(SeqCst);

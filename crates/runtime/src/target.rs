@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use beeline_hook::Plan;
 use beeline_image::abi::calls::CONTEXT_REGISTERS;
 use beeline_image::abi::{self, Site};
-use beeline_inject::{Process, Stopped};
+use beeline_inject::{Process, Region, Stopped};
 
 use crate::arena::Arena;
 use crate::backend::Id;
@@ -202,6 +202,20 @@ impl Target {
     /// What marks its locks and slots in shared memory.
     pub fn owner(&self) -> u32 {
         self.owner
+    }
+
+    /// Does a process have this target's arena at its place: is it the target, a copy that `fork` made, or a child that
+    /// shares its memory?
+    pub fn is_mapped_by(&self, pid: i32) -> bool {
+        let Some(environment) = &self.environment else {
+            return false;
+        };
+        let Ok(regions) = beeline_inject::regions_of(pid) else {
+            return false;
+        };
+        let (base, inode) = (environment.home.base(), environment.home.inode());
+        let is_home = |region: &Region| region.contains(base) && inode == Some(region.inode);
+        regions.iter().any(is_home)
     }
 
     /// A forked child of this target, which waits in the image to be made one itself: it has a copy of all that is private

@@ -1,7 +1,7 @@
 //! Answering targets that ask: a thread that sleeps on the session's word for it, and does what each of them waits for.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_image::abi::Session;
@@ -16,7 +16,7 @@ use super::{Reach, lock};
 use crate::error::{Error, os};
 use crate::private::own_pid;
 use crate::scope::all_processes;
-use crate::target::Hold;
+use crate::target::{Hold, Target};
 
 /// Who asks may be killed before he has woken us.
 const LOOK_AGAIN: Timespec = Timespec {
@@ -75,11 +75,11 @@ impl Reach {
     /// Does what is asked for. What fails leaves the process as it is; it is looked at again in the next round.
     fn serve(self: &Arc<Self>, request: &Request) {
         let (own, owner) = (request.pid.load(SeqCst), request.owner.load(SeqCst));
-        let Some(pid) = self.pid_of(own as i32, owner) else {
+        let Some((pid, target)) = self.who_asks(own as i32, owner) else {
             return;
         };
         let _ = match request.kind.load(SeqCst) {
-            ASK_FORK => self.adopt(pid, owner),
+            ASK_FORK => self.adopt(pid, &target),
             ASK_EXEC => self.follow_exec(pid),
             ASK_NO_EXEC => {
                 self.give_up_exec(pid);
@@ -92,33 +92,27 @@ impl Reach {
         };
     }
 
-    /// The process that names itself by a number of its own pid namespace, which is also that of the target it belongs to.
-    fn pid_of(&self, own: i32, owner: u32) -> Option<i32> {
-        let target = self.all_targets().into_iter().find_map(|target| {
-            let target = lock(&target);
-            (target.owner() == owner).then(|| target.process().pid())
-        });
-        let namespace = |pid| crate::environment::pid_namespace(pid);
-        let family = target.map_or_else(|| namespace(std::process::id() as i32), namespace);
-        if family == namespace(own) && own_pid(own) == own {
-            return Some(own);
+    /// The process that names itself by a number of its own pid namespace, and the target that it is, or is a child of.
+    /// Nobody is believed: it has to have that target's own memory mapped.
+    fn who_asks(&self, own: i32, owner: u32) -> Option<(i32, Arc<Mutex<Target>>)> {
+        let mut targets = self.all_targets().into_iter();
+        let target = targets.find(|target| lock(target).owner() == owner)?;
+        let asks = |pid: i32| own_pid(pid) == own && lock(&target).is_mapped_by(pid);
+        if asks(own) {
+            return Some((own, target));
         }
-        let mut others = all_processes().into_iter();
-        others.find(|pid| own_pid(*pid) == own && namespace(*pid) == family)
+        let pid = all_processes().into_iter().find(|pid| asks(*pid))?;
+        Some((pid, target))
     }
 
     /// Makes a forked child, which waits for it, a target of its own.
-    fn adopt(&self, pid: i32, parent: u32) -> Result<(), Error> {
+    fn adopt(&self, pid: i32, parent: &Mutex<Target>) -> Result<(), Error> {
         let process = self.open(pid)?;
-        let parent = self
-            .all_targets()
-            .into_iter()
-            .find(|target| lock(target).owner() == parent);
-        let Some(parent) = parent else {
+        if lock(&self.targets).contains_key(&pid) {
             return Ok(());
-        };
+        }
         let owner = self.new_owner(&process);
-        let child = lock(&parent).fork(&process, owner)?;
+        let child = lock(parent).fork(&process, owner)?;
         if let Some(child) = child {
             self.insert_target(pid, child);
         }

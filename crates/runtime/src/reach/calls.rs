@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_inject::Process;
 
@@ -18,15 +19,23 @@ impl Reach {
         for pid in self.candidates(None) {
             match self.hook_calls(pid) {
                 Ok(()) => {}
-                // Among all processes there are always some that may not be touched or that end just now.
                 Err(error) if named => {
                     self.detach_call(link);
                     return Err(error);
                 }
-                Err(_) => {}
+                Err(error) => self.note_unhooked(&error),
             }
         }
         Ok(())
+    }
+
+    /// Among all processes there are always some that may not be touched or that end just now; what a user can mend is told.
+    fn note_unhooked(&self, error: &Error) {
+        if let Error::Target { .. } = error
+            && !self.has_told.swap(true, SeqCst)
+        {
+            (self.report)(&error.to_string());
+        }
     }
 
     /// Ends a link everywhere.

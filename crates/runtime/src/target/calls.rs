@@ -22,6 +22,7 @@ use crate::arena::Arena;
 use crate::backend::{CallContext, Edge, Id};
 use crate::calls::FileCalls;
 use crate::error::{Error, os};
+use crate::leave::presences;
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::patch::{self, CodePatch};
@@ -67,6 +68,9 @@ impl Target {
         if fresh.is_empty() && missing.is_empty() {
             return Ok(());
         }
+        if self.calls.is_none() {
+            self.check_alone()?;
+        }
         for link in &missing {
             let reach = self.home_reach(&fresh)?;
             self.map_what_is_missing(reach, &link.program.maps, hold)?;
@@ -102,6 +106,21 @@ impl Target {
         let _ = self.publish_calls();
     }
 
+    /// Two sessions at one `syscall` instruction would hide each other's calls.
+    fn check_alone(&self) -> Result<(), Error> {
+        let own = std::process::id() as i32;
+        let others = presences(&self.process)?;
+        let other = others
+            .iter()
+            .find(|other| other.session != own && other.calls.hooked > 0);
+        other.map_or(Ok(()), |other| {
+            Err(self.error(format!(
+                "session {} of Beeline traces its system calls ({}): end that first",
+                other.session, other.tool
+            )))
+        })
+    }
+
     /// The links that do not run here yet.
     fn missing_links<'a>(&self, links: &'a [Arc<CallLink>]) -> Vec<&'a Arc<CallLink>> {
         let known = |link: &Arc<CallLink>| {
@@ -111,14 +130,42 @@ impl Target {
         links.iter().filter(|link| !known(link)).collect()
     }
 
+    /// Forgets code that was hooked and is not there any more, or is there anew.
+    fn forget_unmapped_calls(&mut self, regions: &[Region]) {
+        let Some(calls) = &mut self.calls else {
+            return;
+        };
+        let process = &self.process;
+        let patched = &calls.patched;
+        calls.seen.retain(|(start, inode, offset)| {
+            let mapped = (*start, *inode, *offset);
+            let region = regions.iter().find(|region| key(region) == mapped);
+            region.is_some_and(|region| {
+                let first = patched.range(region.start..region.end).next();
+                first.is_none_or(|(site, bytes)| {
+                    let mut now = [0; 1];
+                    let read = process.read_memory(*site, &mut now);
+                    // A debugger's breakpoint may lie upon ours.
+                    read.is_ok() && (now[0] == bytes[0] || now[0] == beeline_hook::INT3)
+                })
+            })
+        });
+        let is_seen = |site: &u64| {
+            let mut seen = regions.iter().filter(|region| region.contains(*site));
+            seen.any(|region| calls.seen.contains(&key(region)))
+        };
+        calls.patched.retain(|site, _| is_seen(site));
+    }
+
     /// Code of files that has not been looked through yet.
-    fn unseen_code(&self) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
+    fn unseen_code(&mut self) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
+        let regions = self.process.regions()?;
+        self.forget_unmapped_calls(&regions);
         let root = PathBuf::from(format!("/proc/{}/root", self.process.pid()));
         let seen = |region: &Region| {
             let calls = self.calls.as_ref();
             calls.is_some_and(|calls| calls.seen.contains(&key(region)))
         };
-        let regions = self.process.regions()?;
         let code = regions.into_iter().filter(|region| {
             region.permissions.execute && !region.permissions.shared && region.inode != 0
         });
@@ -460,6 +507,17 @@ impl Target {
 
 /// Stores patches while the process is stopped: all, or none.
 fn store(stopped: &mut Stopped, patches: &[&beeline_hook::CallPatch]) -> Result<(), Error> {
+    // Until now it ran, and may have mapped something else there.
+    for patch in patches {
+        let mut now = vec![0; patch.original.len()];
+        stopped.read(patch.site, &mut now)?;
+        if now != patch.original {
+            return Err(Error::Target {
+                pid: stopped.process().pid(),
+                why: format!("its code at {:#x} has changed just now", patch.site),
+            });
+        }
+    }
     let code: Vec<_> = patches
         .iter()
         .map(|patch| CodePatch {
