@@ -14,8 +14,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use beeline_runtime::backend::Errno;
 use rustix::event::epoll;
@@ -59,6 +60,15 @@ impl Entry {
     }
 }
 
+/// See [`Descriptors::transit`].
+pub(crate) struct Transit<'a>(&'a AtomicUsize);
+
+impl Drop for Transit<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// How the tool's hold on an object is known.
 enum Hold {
     /// By the hang-up of our end of the anchor, kept open here.
@@ -78,6 +88,8 @@ pub(crate) struct Descriptors {
     hangups: OwnedFd,
     /// Held while objects are dropped whose anchors hung up.
     reaping: Mutex<()>,
+    /// Descriptors that the tool may have already, and of which there still is a copy here.
+    in_transit: AtomicUsize,
     /// The device of all sockets.
     sockets: u64,
     /// The file that all eventfds are to `stat`.
@@ -102,6 +114,7 @@ impl Descriptors {
             entries: Mutex::default(),
             hangups,
             reaping: Mutex::default(),
+            in_transit: AtomicUsize::new(0),
             sockets,
             anonymous,
             has_waiters: AtomicBool::new(false),
@@ -327,7 +340,7 @@ impl Descriptors {
     }
 
     /// Forgets the objects whose anchors have hung up. When it returns they are gone, whoever found them closed.
-    pub(crate) fn reap_closed(&self) -> io::Result<()> {
+    fn reap_closed(&self) -> io::Result<()> {
         let _one = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events = Vec::with_capacity(64);
         let now = rustix::event::Timespec::default();
@@ -346,6 +359,35 @@ impl Descriptors {
             });
         }
         Ok(())
+    }
+
+    /// A descriptor goes to the tool, and its copy here is closed before this is dropped.
+    pub(crate) fn transit(&self) -> Transit<'_> {
+        self.in_transit.fetch_add(1, Ordering::AcqRel);
+        Transit(&self.in_transit)
+    }
+
+    /// Tries to take a place that something may have which the tool has closed just now: its errors are believed only
+    /// when all that is closed is gone.
+    pub(crate) fn after_closes<T>(&self, take: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        const TRIES: u32 = 100;
+        const PAUSE: Duration = Duration::from_millis(1);
+        let is_taken = |errno| matches!(errno, Errno(libc::EEXIST | libc::EBUSY | libc::E2BIG));
+        let mut taken = take();
+        for _ in 0..TRIES {
+            if !taken.as_ref().is_err_and(|&errno| is_taken(errno)) {
+                break;
+            }
+            // While there is a copy of a descriptor here, its object does not look closed.
+            let is_quiet = self.in_transit.load(Ordering::Acquire) == 0;
+            self.reap_closed().map_err(errno)?;
+            taken = take();
+            if is_quiet {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        taken
     }
 
     /// Drops the tool's hold on an object. Our end of the anchor closes, and leaves the epoll set

@@ -6,7 +6,6 @@ use beeline_btf::Btf;
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
 
 use crate::attr::{BpfAttr, LinkCreate, RawTracepointOpen};
-use crate::fds::errno;
 use crate::objects::{
     Event, Link, LinkTo, Object, PROG_TYPE_KPROBE, PROG_TYPE_PERF_EVENT, PROG_TYPE_RAW_TRACEPOINT,
     PROG_TYPE_TRACEPOINT, PROG_TYPE_TRACING, Program, attach,
@@ -137,7 +136,8 @@ impl Call<'_> {
 
     fn link_place(&self, program: Arc<Program>, point: AttachPoint, cookie: u64) -> Answer {
         self.door.backend.attach_check(&point)?;
-        let claim = self.after_closes(|| self.door.claims.claim(program.held.id, &point))?;
+        let take = || self.door.claims.claim(program.held.id, &point);
+        let claim = self.door.fds.after_closes(take)?;
         let held = attach(&self.door.backend, &program, &point, cookie)?;
         let to = LinkTo::Place {
             point,
@@ -153,25 +153,18 @@ impl Call<'_> {
         self.descriptor(Object::Link(Arc::new(link)))
     }
 
-    /// [`Event::set_program`].
+    /// [`Event::set_program`], once what the tool has closed before is out of the way.
     pub(crate) fn set_program(
         &self,
         event: &Event,
         program: &Arc<Program>,
         cookie: u64,
     ) -> Result<(), Errno> {
-        self.after_closes(|| event.set_program(program, cookie))
-    }
-
-    /// What the tool has closed before it called must not stand in its way, but is noticed a little later only: a place that
-    /// is taken is asked for again when all closed objects are gone.
-    fn after_closes<T>(&self, take: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-        match take() {
-            Err(Errno(libc::EEXIST | libc::EBUSY | libc::E2BIG)) => {
-                self.door.fds.reap_closed().map_err(errno)?;
-                take()
-            }
-            result => result,
+        let take = || event.set_program(program, cookie);
+        match event.point() {
+            AttachPoint::SystemCall { .. } => self.door.fds.after_closes(take),
+            // No other event is in its way.
+            _ => take(),
         }
     }
 

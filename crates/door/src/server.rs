@@ -241,7 +241,9 @@ impl Server {
             _ => None,
         };
         let is_often = is_map_operation(request) && self.door.often.count(request.tid, request.ip);
+        let transit = installing.map(|_| self.door.fds.transit());
         let taken = self.listener.answer(request.id, answer);
+        drop(transit);
         if let Some(key) = installing {
             self.door.fds.installed(key, taken);
         }

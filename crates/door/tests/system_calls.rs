@@ -35,6 +35,7 @@ fn tool() {
         ("many_programs", many_programs),
         ("disabled_events", disabled_events),
         ("raw_tracepoints", raw_tracepoints),
+        ("typed_raw_tracepoints", typed_raw_tracepoints),
         ("tracing_programs", tracing_programs),
         ("kernel_probes", kernel_probes),
         ("infos", infos),
@@ -318,33 +319,55 @@ fn kernel_type(kind: u8, name: &str) -> u32 {
 fn load_tracing(attach_type: u32, kind: u8, name: &str) -> i64 {
     let attr = prog_attr(TRACING, "p", &RETURN_0);
     let attr = attr.u32(68, attach_type).u32(108, kernel_type(kind, name));
-    bpf(PROG_LOAD, &mut attr.clone())
+    let program = bpf(PROG_LOAD, &mut attr.clone());
+    assert!(program >= 0, "{name}: {program}");
+    program
 }
 
 const FUNC: u8 = beeline_btf::kind::FUNC;
 const TYPEDEF: u8 = beeline_btf::kind::TYPEDEF;
 
+fn has_types() -> bool {
+    std::path::Path::new("/sys/kernel/btf/vmlinux").exists()
+}
+
 #[test]
-fn tracing_programs_are_attached_by_their_type() {
-    if !std::path::Path::new("/sys/kernel/btf/vmlinux").exists() {
+fn raw_tracepoints_are_attached_by_their_type() {
+    if !has_types() {
         return eprintln!("skipped: the kernel has no BTF");
     }
-    let fake = play("tracing_programs");
-    let log = fake.log();
-    assert_eq!(
-        attached(&log, &["None", "Enter", "RawTracepoint", "cookie: 0"]),
-        1,
-        "{log:#?}"
-    );
+    let log = play("typed_raw_tracepoints").log();
+    let enter = ["None", "Enter", "RawTracepoint", "cookie: 0"];
+    assert_eq!(attached(&log, &enter), 2, "{log:#?}");
     assert_eq!(
         attached(&log, &["None", "Exit", "RawTracepoint", "cookie: 9"]),
         1
     );
-    assert_eq!(
-        attached(&log, &["Some(257)", "Enter", "Trampoline", "cookie: 3"]),
-        1
-    );
+    on_kernel("typed_raw_tracepoints");
+}
+
+fn typed_raw_tracepoints() {
+    let enter = load_tracing(TRACE_RAW_TP, TYPEDEF, "btf_trace_sys_enter");
+    assert_eq!(raw_open(enter, Some("sys_enter"), 0), EINVAL, "named twice");
+    assert!(raw_open(enter, None, 0) >= 0);
+    assert!(raw_open(enter, None, 0) >= 0, "any number of times");
+    assert_eq!(link(enter, TRACE_FENTRY, 0, 0, 0), EINVAL);
+    assert_eq!(link(enter, PERF_EVENT, 0, 0, 0), EINVAL);
+    let exit = load_tracing(TRACE_RAW_TP, TYPEDEF, "btf_trace_sys_exit");
+    assert!(link(exit, TRACE_RAW_TP, 0, 0, 9) >= 0);
+}
+
+#[test]
+fn tracing_programs_are_attached_by_their_type() {
+    if !has_types() {
+        return eprintln!("skipped: the kernel has no BTF");
+    }
+    let fake = play("tracing_programs");
+    let log = fake.log();
+    let entry = ["Some(257)", "Enter", "Trampoline", "cookie: 3"];
+    assert_eq!(attached(&log, &entry), 1, "{log:#?}");
     assert_eq!(attached(&log, &["Some(257)", "Exit", "Trampoline"]), 2);
+    assert_eq!(attached(&log, &["Some(3)", "Enter", "Trampoline"]), 1);
     assert_eq!(attached(&log, &["Some(39)", "Enter", "Trampoline"]), 1);
     for what in ["rawtracepoint:sched_switch", "fentry:vfs_read"] {
         assert!(fake.saw(&format!("unsupported {what}")), "{what}: {log:#?}");
@@ -352,23 +375,10 @@ fn tracing_programs_are_attached_by_their_type() {
 }
 
 fn tracing_programs() {
-    let load = |attach_type, kind, name| {
-        let program = load_tracing(attach_type, kind, name);
-        assert!(program >= 0, "{name}: {program}");
-        program
-    };
-    let enter = load(TRACE_RAW_TP, TYPEDEF, "btf_trace_sys_enter");
-    assert_eq!(raw_open(enter, Some("sys_enter"), 0), EINVAL, "named twice");
-    assert!(raw_open(enter, None, 0) >= 0);
-    assert_eq!(link(enter, TRACE_FENTRY, 0, 0, 0), EINVAL);
-    assert_eq!(link(enter, PERF_EVENT, 0, 0, 0), EINVAL);
-    let exit = load(TRACE_RAW_TP, TYPEDEF, "btf_trace_sys_exit");
-    assert!(link(exit, TRACE_RAW_TP, 0, 0, 9) >= 0);
-    let other = load(TRACE_RAW_TP, TYPEDEF, "btf_trace_sched_switch");
+    let other = load_tracing(TRACE_RAW_TP, TYPEDEF, "btf_trace_sched_switch");
     assert_eq!(raw_open(other, None, 0), ENOENT);
-
     let function = "__x64_sys_openat";
-    let fentry = load(TRACE_FENTRY, FUNC, function);
+    let fentry = load_tracing(TRACE_FENTRY, FUNC, function);
     assert_eq!(
         link(fentry, TRACE_FENTRY, 0, 1, 0),
         EINVAL,
@@ -376,16 +386,19 @@ fn tracing_programs() {
     );
     assert_eq!(link(fentry, TRACE_FEXIT, 0, 0, 0), EINVAL);
     assert!(link(fentry, TRACE_FENTRY, 0, 0, 3) >= 0);
-    let fexit = load(TRACE_FEXIT, FUNC, function);
+    let fexit = load_tracing(TRACE_FEXIT, FUNC, function);
     let attached = raw_open(fexit, None, 0);
     assert!(attached >= 0);
     assert_eq!(raw_open(fexit, None, 0), EBUSY);
     close(attached);
     assert!(raw_open(fexit, None, 0) >= 0);
-    let modify = load(MODIFY_RETURN, FUNC, "__do_sys_getpid");
+    let modify = load_tracing(MODIFY_RETURN, FUNC, "__x64_sys_close");
     assert!(raw_open(modify, None, 0) >= 0);
+    // Calls without arguments have a second name.
+    let getpid = load_tracing(TRACE_FENTRY, FUNC, "__do_sys_getpid");
+    assert!(raw_open(getpid, None, 0) >= 0);
     assert_eq!(
-        raw_open(load(TRACE_FENTRY, FUNC, "vfs_read"), None, 0),
+        raw_open(load_tracing(TRACE_FENTRY, FUNC, "vfs_read"), None, 0),
         ENOENT
     );
 }
