@@ -10,7 +10,7 @@ mod start;
 mod verify;
 
 use std::ffi::OsString;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -113,9 +113,11 @@ fn end_with_the_reader() {
 
 /// One line for the user, on stderr, apart from what the tool prints.
 fn say(line: &str) {
-    if std::io::stderr().is_terminal() {
-        eprintln!("\x1b[1mbeeline:\x1b[0m {line}");
+    let mut stderr = std::io::stderr();
+    // Where nobody listens any more there is still a session to be cleaned up.
+    let _ = if stderr.is_terminal() {
+        writeln!(stderr, "\x1b[1mbeeline:\x1b[0m {line}")
     } else {
-        eprintln!("beeline: {line}");
-    }
+        writeln!(stderr, "beeline: {line}")
+    };
 }

@@ -116,10 +116,18 @@ impl Process {
 
     /// Reads the target's memory. Errors: [`Error::Memory`] if not all of it is mapped.
     pub fn read_memory(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.read_from(&self.memory()?, address, into)
+    }
+
+    pub(crate) fn read_from(
+        &self,
+        memory: &File,
+        address: u64,
+        into: &mut [u8],
+    ) -> Result<(), Error> {
         let len = into.len();
-        self.memory()?
-            .read_exact_at(into, address)
-            .map_err(|source| self.memory_error("read", address, len, source))
+        let outcome = memory.read_exact_at(into, address);
+        outcome.map_err(|source| self.memory_error("read", address, len, source))
     }
 
     /// Writes the target's memory, read-only and executable pages included. In a private mapping the target gets its

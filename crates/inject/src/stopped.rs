@@ -1,5 +1,7 @@
 //! A target whose threads are all held.
 
+use std::cell::OnceCell;
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 use libc::user_regs_struct;
@@ -26,6 +28,8 @@ use crate::{Error, Mapping, Process, Region};
 pub struct Stopped {
     process: Process,
     threads: Vec<Thread>,
+    /// The target's memory, once it has been read: opening it costs more than reading.
+    memory: OnceCell<File>,
     worker: Worker<Session>,
 }
 
@@ -107,12 +111,14 @@ impl Stopped {
         Ok(Self {
             process: process.clone(),
             threads: Vec::new(),
+            memory: OnceCell::new(),
             worker,
         })
     }
 
     /// Takes note of the threads that are held now.
     pub(crate) fn refresh(&mut self) {
+        self.memory.take();
         self.threads = self.run(|session| {
             let held = session
                 .tracees
@@ -200,7 +206,14 @@ impl Stopped {
 
     /// Reads the target's memory. Errors: [`Error::Memory`].
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.process.read_memory(address, into)
+        let memory = match self.memory.get() {
+            Some(memory) => memory,
+            None => {
+                let memory = self.process.memory()?;
+                self.memory.get_or_init(|| memory)
+            }
+        };
+        self.process.read_from(memory, address, into)
     }
 
     /// Writes the target's memory, code included. A page of a private mapping becomes the target's own.

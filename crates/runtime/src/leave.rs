@@ -392,11 +392,17 @@ impl Presence {
             .any(|lease| lease[..4] == self.manifest.owner.to_ne_bytes())
     }
 
-    /// A parent that waits for a child which has its memory is not among the threads that are held.
+    /// A parent that waits for a child which has its memory is not among the threads that are held. The count of such
+    /// children says only that there may be one: a call that was under way when the code was restored is not counted down.
     fn shares_its_memory(&self, stopped: &Stopped) -> bool {
         let mut children = [0; 4];
         let place = self.manifest.private as u64 + offset_of!(Control, children) as u64;
-        stopped.read(place, &mut children).is_ok() && children != [0; 4]
+        if stopped.read(place, &mut children).is_err() || children == [0; 4] {
+            return false;
+        }
+        let others = all_processes().into_iter().filter(|pid| *pid != self.pid);
+        let mut others = others.filter(|pid| maps_ours(*pid));
+        others.any(|other| has_same_memory(self.pid, other))
     }
 
     /// A thread that was stopped between a breakpoint and its signal.
@@ -452,6 +458,18 @@ impl Presence {
             pid: self.pid,
             why: why.into(),
         }
+    }
+}
+
+/// Have two processes one memory? Also where the kernel does not tell.
+fn has_same_memory(one: i32, other: i32) -> bool {
+    /// Of `linux/kcmp.h`.
+    const KCMP_VM: u64 = 1;
+    // SAFETY: compares; takes numbers only.
+    let compared = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
+    match compared {
+        -1 => std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS),
+        order => order == 0,
     }
 }
 
