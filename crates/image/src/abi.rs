@@ -281,6 +281,8 @@ pub struct Session {
     pub deaf: AtomicU32,
     /// Threads that asked for something and went on without an answer.
     pub unanswered: AtomicU64,
+    /// Incremented with each answer: who waits for his own sees that somebody is at work.
+    pub answers: AtomicU32,
     /// What threads ask of the runtime.
     pub requests: [calls::Request; calls::REQUESTS],
     /// Which slots are taken, by CPU; [`MAX_CPUS`] of them are laid out.

@@ -3,6 +3,7 @@
 //! Requests stand in the session page; the runtime sleeps on [`Session::asked`]. Where nobody answers in time the thread
 //! goes on, and from then on nobody waits any more until the runtime shows that it is there.
 
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::abi::calls::{ANSWERED, FREE, POSTED, Request, TAKEN};
@@ -11,8 +12,9 @@ use crate::sys::{self, nr};
 
 const FUTEX_WAIT: u64 = 0;
 const FUTEX_WAKE: u64 = 1;
-/// Times of a tenth of a second that an answer is waited for.
+/// Times of a tenth of a second that are waited in which nobody is answered.
 const PATIENCE: u32 = 10;
+const TENTH: u64 = 100_000_000;
 
 /// Asks, and waits for the answer. False if there was none.
 pub(super) fn ask(target: &Target, kind: u32) -> bool {
@@ -21,11 +23,7 @@ pub(super) fn ask(target: &Target, kind: u32) -> bool {
     if session.deaf.load(Relaxed) != 0 {
         return false;
     }
-    let free = |request: &&Request| {
-        let taken = request.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed);
-        taken.is_ok()
-    };
-    let Some(request) = session.requests.iter().find(free) else {
+    let Some(request) = take(session) else {
         session.unanswered.fetch_add(1, Relaxed);
         return false;
     };
@@ -37,7 +35,7 @@ pub(super) fn ask(target: &Target, kind: u32) -> bool {
     request.state.store(POSTED, Release);
     session.asked.fetch_add(1, Release);
     wake(&raw const session.asked);
-    let answered = wait(request);
+    let answered = wait(session, request);
     if !answered {
         session.deaf.store(1, Relaxed);
         session.unanswered.fetch_add(1, Relaxed);
@@ -45,26 +43,69 @@ pub(super) fn ask(target: &Target, kind: u32) -> bool {
     answered
 }
 
+/// Takes a request that nobody uses, when there is one: all may be in use where many processes begin at once.
+fn take(session: &Session) -> Option<&Request> {
+    let free = |request: &&Request| {
+        let taken = request.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed);
+        taken.is_ok()
+    };
+    let mut found = session.requests.iter().find(free);
+    let mut patience = Patience::new(session);
+    while found.is_none() && patience.is_left() {
+        sleep_while(&session.answers, session.answers.load(Relaxed));
+        found = session.requests.iter().find(free);
+    }
+    found
+}
+
 /// Waits for the answer, and gives the request back.
-fn wait(request: &Request) -> bool {
-    let time = [0u64, 100_000_000];
-    let word = (&raw const request.state) as u64;
-    for _ in 0..PATIENCE {
-        if request.state.load(Acquire) == ANSWERED {
-            break;
-        }
-        // SAFETY: sleeps while the word is as given; nothing else happens.
-        unsafe {
-            let until = (&raw const time) as u64;
-            sys::syscall(nr::FUTEX, [word, FUTEX_WAIT, POSTED.into(), until])
-        };
+fn wait(session: &Session, request: &Request) -> bool {
+    let mut patience = Patience::new(session);
+    while request.state.load(Acquire) != ANSWERED && patience.is_left() {
+        sleep_while(&request.state, POSTED);
     }
     let answered = request.state.load(Acquire) == ANSWERED;
     request.state.store(FREE, Release);
     answered
 }
 
-fn wake(word: *const core::sync::atomic::AtomicU32) {
+/// How long somebody who may be gone is waited for.
+struct Patience<'a> {
+    session: &'a Session,
+    answers: u32,
+    left: u32,
+}
+
+impl<'a> Patience<'a> {
+    fn new(session: &'a Session) -> Self {
+        Self {
+            session,
+            answers: session.answers.load(Relaxed),
+            left: PATIENCE,
+        }
+    }
+
+    /// To be asked before each [`sleep_while`]. As long as others are answered it is our turn yet.
+    fn is_left(&mut self) -> bool {
+        let answers = self.session.answers.load(Relaxed);
+        if answers != self.answers {
+            (self.answers, self.left) = (answers, PATIENCE);
+        }
+        let is_left = self.left > 0 && self.session.deaf.load(Relaxed) == 0;
+        self.left = self.left.saturating_sub(1);
+        is_left
+    }
+}
+
+/// Sleeps for a tenth of a second, or until the word changes and somebody says so.
+fn sleep_while(word: &AtomicU32, value: u32) {
+    let time = [0u64, TENTH];
+    let (word, until) = (core::ptr::from_ref(word) as u64, (&raw const time) as u64);
+    // SAFETY: sleeps while the word is as given; nothing else happens.
+    unsafe { sys::syscall(nr::FUTEX, [word, FUTEX_WAIT, value.into(), until]) };
+}
+
+fn wake(word: *const AtomicU32) {
     // SAFETY: wakes whoever sleeps on the word.
     unsafe { sys::syscall(nr::FUTEX, [word as u64, FUTEX_WAKE, 1, 0]) };
 }

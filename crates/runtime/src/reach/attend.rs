@@ -63,6 +63,9 @@ impl Reach {
                 POSTED => {
                     self.serve(request);
                     answer(request, answered);
+                    page.answers.fetch_add(1, SeqCst);
+                    let flags = futex::Flags::empty();
+                    let _ = futex::wake(&page.answers, flags, 1);
                 }
                 ANSWERED if answered.is_some_and(|since| since.elapsed() > KEPT) => {
                     request.state.store(FREE, SeqCst);
