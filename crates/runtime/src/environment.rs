@@ -199,6 +199,16 @@ impl Environment {
         })
     }
 
+    /// Says where threads keep their ids, in an arena that is not mapped yet.
+    pub fn keep_tid_at(&mut self, tid_offset: i32) {
+        let record = self.target;
+        // SAFETY: placed by `new`; no other reference to it is alive, and no process has this arena yet.
+        unsafe {
+            self.home
+                .change::<abi::Target>(record, |target| target.tid_offset = tid_offset);
+        }
+    }
+
     /// Where the maps and rings are mapped that programs here may come upon.
     pub fn bases(&self) -> impl Iterator<Item = u64> {
         let maps = self.maps.values();

@@ -238,7 +238,7 @@ impl Target {
         let outposts = copies
             .collect::<Result<Vec<_>, _>>()
             .map_err(os("creating an arena"))?;
-        let child = Self {
+        let mut child = Self {
             process: process.clone(),
             owner,
             shared: self.shared.clone(),
@@ -256,10 +256,13 @@ impl Target {
         Ok(Some(child))
     }
 
-    /// Maps the arenas over whatever is at their places.
-    fn replace_arenas(&self) -> Result<(), Error> {
-        let mappings: Vec<_> = self.arenas().map(mapping::replaced).collect();
+    /// Maps the arenas of a forked child over whatever is at their places. A C library whose own `fork` was not used, or
+    /// that has not come to it yet, has the parent's thread's id in the child's memory.
+    fn replace_arenas(&mut self) -> Result<(), Error> {
         let mut stopped = self.process.stop()?;
+        let tid_offset = find_tid_offset(&self.process, &stopped);
+        self.environment_mut()?.keep_tid_at(tid_offset);
+        let mappings: Vec<_> = self.arenas().map(mapping::replaced).collect();
         let outcome = stopped.map_files(&mappings);
         stopped.resume()?;
         outcome.map(drop).map_err(Error::from)
