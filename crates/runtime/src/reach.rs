@@ -39,6 +39,8 @@ const FORGETTING: u32 = 10;
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long a process that is new is looked at each round: it may yet run another program, and load its libraries.
 const YOUTH: Duration = Duration::from_secs(2);
+/// How long a target that has ended is remembered: a child that it forked asks at its first instruction.
+const REMEMBERED: Duration = Duration::from_secs(2);
 /// Looks for what a session has left behind.
 const LOOKS: usize = 8;
 
@@ -54,6 +56,9 @@ pub struct Reach {
     links: Mutex<BTreeMap<Id, Arc<Uprobe>>>,
     calls: Mutex<BTreeMap<Id, Arc<CallLink>>>,
     targets: Mutex<BTreeMap<i32, Arc<Mutex<Target>>>>,
+    /// Targets that have ended, or run another program now, and since when: children that they forked may yet ask to be
+    /// made targets.
+    departed: Mutex<Vec<(Instant, Arc<Mutex<Target>>)>>,
     /// Processes that are about to run another program; to be set when one cannot.
     execs: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
     /// Processes that are followed until their libraries are mapped.
@@ -95,6 +100,7 @@ impl Reach {
             links: Mutex::default(),
             calls: Mutex::default(),
             targets: Mutex::default(),
+            departed: Mutex::default(),
             execs: Mutex::default(),
             starting: Mutex::default(),
             maps: Mutex::default(),
@@ -251,6 +257,7 @@ impl Reach {
             let _ = thread.join();
         }
         lock(&self.targets).clear();
+        lock(&self.departed).clear();
         let deaths = lock(&self.deaths).take();
         drop(deaths);
         self.leave_all();
@@ -658,6 +665,14 @@ impl Reach {
         let mut dead = lock(&self.dead);
         dead.extend(gone.iter().map(|target| lock(target).owner()));
         dead.retain(|owner| !self.free(*owner));
+        drop(dead);
+        lock(&self.departed).retain(|(since, _)| since.elapsed() < REMEMBERED);
+        gone.into_iter().for_each(|target| self.remember(target));
+    }
+
+    /// Keeps a target that is no more, for its children's sake.
+    fn remember(&self, target: Arc<Mutex<Target>>) {
+        lock(&self.departed).push((Instant::now(), target));
     }
 
     /// A process has died: what others may be waiting for is freed at once, the rest in the next round.

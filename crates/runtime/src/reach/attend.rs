@@ -98,14 +98,21 @@ impl Reach {
     /// The process that names itself by a number of its own pid namespace, and the target that it is, or is a child of.
     /// Nobody is believed: it has to have that target's own memory mapped.
     fn who_asks(&self, own: i32, owner: u32) -> Option<(i32, Arc<Mutex<Target>>)> {
-        let mut targets = self.all_targets().into_iter();
-        let target = targets.find(|target| lock(target).owner() == owner)?;
+        let target = self.target_of(owner)?;
         let asks = |pid: i32| own_pid(pid) == own && lock(&target).is_mapped_by(pid);
         if asks(own) {
             return Some((own, target));
         }
         let pid = all_processes().into_iter().find(|pid| asks(*pid))?;
         Some((pid, target))
+    }
+
+    /// A target by its tag, be it alive or not.
+    fn target_of(&self, owner: u32) -> Option<Arc<Mutex<Target>>> {
+        let departed = lock(&self.departed);
+        let departed = departed.iter().map(|(_, target)| target.clone());
+        let mut all = self.all_targets().into_iter().chain(departed);
+        all.find(|target| lock(target).owner() == owner)
     }
 
     /// Makes a forked child, which waits for it, a target of its own.
@@ -164,6 +171,7 @@ impl Reach {
         if let Some(old) = old {
             let owner = lock(&old).owner();
             self.died(owner);
+            self.remember(old);
         }
         let links = self.call_links();
         self.hook_calls_of(process, &links, &mut Hold::Held(stopped))?;
