@@ -32,9 +32,14 @@ impl Scratch {
 
     /// Builds `workloads/NAME` (C, or C++ if it says so) with more options for the compiler.
     pub fn build_with(&self, name: &str, options: &[&str]) -> PathBuf {
-        let (source, built) = (workload(name), self.built(name));
         let is_cpp = name.ends_with(".cpp");
-        let mut compiler = Command::new(if is_cpp { "g++" } else { "gcc" });
+        self.build_by(Path::new(if is_cpp { "g++" } else { "gcc" }), name, options)
+    }
+
+    /// As [`Scratch::build_with`], by another compiler with gcc's options.
+    pub fn build_by(&self, compiler: &Path, name: &str, options: &[&str]) -> PathBuf {
+        let (source, built) = (workload(name), self.built(name));
+        let mut compiler = Command::new(compiler);
         compiler
             .args(["-O1", "-fno-omit-frame-pointer", "-fcf-protection", "-o"])
             .arg(&built);

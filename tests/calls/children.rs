@@ -1,0 +1,79 @@
+//! Processes and threads that begin while they are traced: each one's calls are seen, from the first to the last.
+
+use std::process::Command;
+
+use beeline_e2e::{Scratch, need};
+
+use crate::trace::{plain, same_calls, same_calls_but, same_calls_of_all};
+
+/// The same, whichever C library or linking it is.
+fn children(scenes: &[&str]) {
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/children.c");
+    need!(same_calls(plain(&program), scenes));
+}
+
+/// For scenes in which threads wait for each other, or are waited for, as chance has it.
+fn children_waiting(scenes: &[&str]) {
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/children.c");
+    let by_chance = [libc::SYS_futex, libc::SYS_sched_yield].map(|number| number as u32);
+    need!(same_calls_but(plain(&program), scenes, |number| by_chance
+        .contains(&number)));
+}
+
+#[test]
+fn forked_children_are_seen() {
+    children(&["fork", "fork deep", "fork raw", "clone3", "fork"]);
+}
+
+#[test]
+fn each_of_200_quick_children_is_seen() {
+    children(&["fork quick"]);
+}
+
+#[test]
+fn children_that_share_the_memory_are_seen() {
+    children(&["vfork", "clone sharing", "vfork"]);
+}
+
+#[test]
+fn threads_are_seen() {
+    children_waiting(&["threads", "fork in thread", "threads"]);
+}
+
+/// A thread that begins without a C library shares its maker's thread pointer, and with it what is taken for its id: its
+/// calls are looked at together with its maker's.
+#[test]
+fn bare_threads_are_seen() {
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/children.c");
+    let scenes = ["clone thread", "clone thread"];
+    need!(same_calls_of_all(plain(&program), &scenes));
+}
+
+#[test]
+fn children_forked_in_signal_handlers_are_seen() {
+    children_waiting(&["fork in handler"]);
+}
+
+#[test]
+fn daemons_are_seen() {
+    children(&["daemon"]);
+}
+
+#[test]
+fn spawned_programs_and_shells_are_seen() {
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/children.c");
+    let target = || {
+        let mut command = Command::new(&program);
+        // What the loader looks through depends on it.
+        command.env_clear().env("PATH", "/usr/bin:/bin");
+        command
+    };
+    // glibc's posix_spawn is one function with a jump table; a call in its midst, which sets the child's mask, cannot be
+    // hooked.
+    let spared = libc::SYS_rt_sigprocmask as u32;
+    need!(same_calls_but(target, &["spawn", "shell"], |number| number == spared));
+}

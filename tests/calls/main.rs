@@ -1,0 +1,7 @@
+//! Traced system calls: a tool sees on Beeline what it sees on the kernel, and the target does not notice.
+
+mod asleep;
+mod children;
+mod execs;
+mod signals;
+mod trace;

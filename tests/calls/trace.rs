@@ -1,0 +1,364 @@
+//! The system calls of a target and of all that descend from it, as a tool sees them.
+//!
+//! Under Beeline `--pid` chooses the family. The kernel's tracepoints see every process, so there the script is told by
+//! `sched_process_fork` who belongs to it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use beeline_e2e::{
+    Engine, Tool, Turn, Workload, altered_text, beeline, compile_anew, engines, find_program,
+};
+
+/// Every call and every return. The first word says that a line is an event; then the time and the thread, and the call
+/// with its result.
+const EVERY_CALL: &str = r#"tracepoint:raw_syscalls:sys_enter /{ours}/ { printf("E %llu %d +%d\n", nsecs, tid, args->id); }
+    tracepoint:raw_syscalls:sys_exit /{ours}/ { printf("E %llu %d -%d %lld\n", nsecs, tid, args->id, args->ret); }"#;
+
+/// On the kernel the handlers that begin, too: see [`Interruptions`].
+const EVERY_HANDLER: &str = r#"tracepoint:signal:signal_deliver /{ours} && args->sa_handler > 1/ { printf("E %llu %d !%d\n", nsecs, tid, args->sig); }"#;
+
+/// The script that prints what [`threads`] reads.
+pub fn every_call(engine: Engine) -> String {
+    match engine {
+        Engine::Kernel => format!("{EVERY_CALL} {EVERY_HANDLER}"),
+        Engine::Beeline => EVERY_CALL.to_owned(),
+    }
+}
+
+/// What each thread did, in its own order; threads in the order of what they did, as their ids say nothing.
+pub type Threads = Vec<Vec<String>>;
+
+/// A workload with a tool that looks at its system calls.
+pub struct Traced {
+    /// What is traced.
+    pub workload: Workload,
+    /// What looks.
+    pub tool: Tool,
+    engine: Engine,
+}
+
+impl Traced {
+    /// Starts a target and a bpftrace for its family: `{ours}` in the script is its filter.
+    pub fn start(engine: Engine, target: Command, script: &str) -> Result<Traced, String> {
+        Traced::attach(engine, Workload::start_command(target), script)
+    }
+
+    /// As [`Traced::start`], for a target that runs.
+    pub fn attach(engine: Engine, workload: Workload, script: &str) -> Result<Traced, String> {
+        let bpftrace = find_program("bpftrace")?;
+        let mut command = on_family(engine, &bpftrace, workload.pid());
+        command.env("BPFTRACE_PERF_RB_PAGES", "1024");
+        let tool = Tool::bpftrace(command, &for_family(engine, script, workload.pid()));
+        tool.wait_attached();
+        Ok(Traced {
+            workload,
+            tool,
+            engine,
+        })
+    }
+
+    /// Ends the tool, and asserts that the target has its own code back and ends as it should.
+    pub fn finish(self) -> Vec<String> {
+        let (workload, lines) = self.finish_tool();
+        workload.finish();
+        lines
+    }
+
+    /// As [`Traced::finish`], but the target runs on.
+    pub fn finish_tool(self) -> (Workload, Vec<String>) {
+        let Traced {
+            workload,
+            tool,
+            engine,
+        } = self;
+        tool.settle();
+        let ended = tool.interrupt();
+        assert!(ended.status.success(), "{engine}: {ended:?}");
+        let lost = ended.stdout.iter().find(|line| line.starts_with("Lost "));
+        assert_eq!(lost, None, "{engine}: the test's buffer is too small");
+        assert_eq!(altered_text(workload.pid()), [""; 0], "{engine}");
+        (workload, ended.stdout)
+    }
+}
+
+/// The tool's command, for one process and what descends from it.
+pub fn on_family(engine: Engine, tool: &Path, pid: u32) -> Command {
+    match engine {
+        Engine::Kernel => Command::new(tool),
+        Engine::Beeline => {
+            let mut command = Command::new(beeline());
+            command
+                .args(["run", "--pid", &pid.to_string(), "--"])
+                .arg(tool);
+            compile_anew(&mut command);
+            command
+        }
+    }
+}
+
+fn for_family(engine: Engine, script: &str, pid: u32) -> String {
+    match engine {
+        Engine::Beeline => script.replace("{ours}", "1"),
+        Engine::Kernel => {
+            let script = script.replace("{ours}", &format!("(pid == {pid} || @ours[tid])"));
+            format!(
+                "tracepoint:sched:sched_process_fork /pid == {pid} || @ours[tid]/ \
+                {{ @ours[args->child_pid] = 1; }} END {{ clear(@ours); }} {script}"
+            )
+        }
+    }
+}
+
+/// Has a new target do what `scenes` say, once for each engine, and asserts that the same calls are seen with the same
+/// results. Gives what was seen.
+pub fn same_calls(target: impl Fn() -> Command, scenes: &[&str]) -> Result<Threads, String> {
+    same_calls_but(target, scenes, |_| false)
+}
+
+/// As [`same_calls`], without the calls whose numbers `ignored` accepts: those that are made as chance has it.
+pub fn same_calls_but(
+    target: impl Fn() -> Command,
+    scenes: &[&str],
+    ignored: impl Fn(u32) -> bool,
+) -> Result<Threads, String> {
+    let _turn = Turn::take();
+    let all = play(target, scenes, ignored)?;
+    if let [kernel, beeline] = all.as_slice() {
+        assert_same(kernel, beeline, scenes);
+    }
+    Ok(all.into_iter().next_back().unwrap_or_default())
+}
+
+/// As [`same_calls`], whichever thread they are of and in whatever order.
+pub fn same_calls_of_all(target: impl Fn() -> Command, scenes: &[&str]) -> Result<(), String> {
+    let _turn = Turn::take();
+    let together = |threads: Threads| {
+        let mut all = threads.concat();
+        all.sort();
+        vec![all]
+    };
+    let all = play(target, scenes, |_| false)?;
+    let all: Vec<_> = all.into_iter().map(together).collect();
+    if let [kernel, beeline] = all.as_slice() {
+        assert_same(kernel, beeline, scenes);
+    }
+    Ok(())
+}
+
+/// What each engine sees of the scenes.
+fn play(
+    target: impl Fn() -> Command,
+    scenes: &[&str],
+    ignored: impl Fn(u32) -> bool,
+) -> Result<Vec<Threads>, String> {
+    let mut all = Vec::new();
+    for engine in engines()? {
+        let mut traced = Traced::start(engine, target(), &every_call(engine))?;
+        for scene in scenes {
+            let answer = traced.workload.tell(scene);
+            assert_eq!(answer, format!("done {scene}"), "{engine}");
+        }
+        all.push(threads(&traced.finish(), &ignored));
+    }
+    Ok(all)
+}
+
+/// Says where two families differ, which as a whole are too long to read.
+fn assert_same(kernel: &Threads, beeline: &Threads, scenes: &[&str]) {
+    let missing: Vec<_> = unmatched(kernel, beeline);
+    let strange: Vec<_> = unmatched(beeline, kernel);
+    assert!(
+        missing.is_empty() && strange.is_empty(),
+        "{scenes:?}: {} threads on the kernel, {} on beeline\nonly on the kernel:\n{}\nonly on beeline:\n{}",
+        kernel.len(),
+        beeline.len(),
+        missing.join("\n"),
+        strange.join("\n")
+    );
+}
+
+/// Threads of `these` that none of `those` is like.
+fn unmatched(these: &Threads, those: &Threads) -> Vec<String> {
+    let mut left = those.clone();
+    let mut unmatched = Vec::new();
+    for thread in these {
+        match left.iter().position(|other| other == thread) {
+            Some(at) => drop(left.remove(at)),
+            None => unmatched.push(shortened(thread)),
+        }
+    }
+    unmatched
+}
+
+/// With "(...) x N" for a call that was made many times over.
+fn shortened(thread: &[String]) -> String {
+    let mut words = Vec::new();
+    let mut rest = thread;
+    while let [first, ..] = rest {
+        let pair = &rest[..rest.len().min(2)];
+        let times = rest.chunks(2).take_while(|other| *other == pair).count();
+        if times > 2 {
+            words.push(format!("({}) x {times}", pair.join(" ")));
+            rest = &rest[2 * times..];
+        } else {
+            words.push(first.clone());
+            rest = &rest[1..];
+        }
+    }
+    words.join(" ")
+}
+
+/// Groups the events that [`every_call`] prints by thread.
+pub fn threads(lines: &[String], ignored: impl Fn(u32) -> bool) -> Threads {
+    let mut events: Vec<_> = lines.iter().filter_map(|line| event(line)).collect();
+    events.sort_by_key(|&(time, ..)| time);
+    let mut threads: BTreeMap<&str, Vec<Event>> = BTreeMap::new();
+    for (_, tid, event) in events {
+        threads.entry(tid).or_default().push(event);
+    }
+    let words = |events: Vec<Event>| {
+        let seen = Interruptions::default().as_the_process_sees_it(&events);
+        let kept = seen.into_iter().filter(|event| !ignored(event.number()));
+        kept.map(Event::word).collect()
+    };
+    let mut threads: Threads = threads.into_values().map(words).collect();
+    threads.sort();
+    threads
+}
+
+/// What a thread did, or what was done to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    Call(u32),
+    Return(u32, i64),
+    Handler,
+}
+
+const SIGRETURN: u32 = libc::SYS_rt_sigreturn as u32;
+const RESTART: u32 = libc::SYS_restart_syscall as u32;
+
+/// An event's time, thread and what it was.
+fn event(line: &str) -> Option<(u64, &str, Event)> {
+    let words: Vec<_> = line.strip_prefix("E ")?.split(' ').collect();
+    let [time, tid, call, result @ ..] = words.as_slice() else {
+        return None;
+    };
+    // The kernel gives the return from a handler no number.
+    let number = || match call.get(1..)? {
+        "-1" => Some(SIGRETURN),
+        number => number.parse().ok(),
+    };
+    let event = match (call.chars().next()?, result) {
+        ('+', []) => Event::Call(number()?),
+        ('-', [result]) => Event::Return(number()?, result.parse().ok()?),
+        ('!', []) => Event::Handler,
+        _ => return None,
+    };
+    Some((time.parse().ok()?, tid, event))
+}
+
+impl Event {
+    fn number(self) -> u32 {
+        match self {
+            Event::Call(number) | Event::Return(number, _) => number,
+            Event::Handler => SIGRETURN,
+        }
+    }
+
+    /// Process ids and addresses are others in each run.
+    fn word(self) -> String {
+        match self {
+            Event::Call(number) => format!("+{number}"),
+            Event::Return(number, 1..) if GIVE_PIDS.contains(&i64::from(number)) => {
+                format!("-{number}=PID")
+            }
+            Event::Return(number, 4096..) => format!("-{number}=ADDR"),
+            Event::Return(number, result) => format!("-{number}={result}"),
+            Event::Handler => "handler".to_owned(),
+        }
+    }
+}
+
+/// Calls that signals interrupt return twice: within the kernel, with a result that is its secret, before the handler
+/// runs; and to the process, after it, if they are not made again. Beeline sees the second, in the process, where
+/// a call that is made again was never interrupted. This turns the kernel's account into the process's.
+#[derive(Default)]
+struct Interruptions {
+    /// What the handlers that run have interrupted.
+    interrupted: Vec<Option<(u32, i64)>>,
+    seen: Vec<Event>,
+}
+
+impl Interruptions {
+    fn as_the_process_sees_it(mut self, events: &[Event]) -> Vec<Event> {
+        let mut events = events.iter().copied();
+        while let Some(event) = events.next() {
+            match event {
+                Event::Handler => self.begin_handler(),
+                Event::Call(SIGRETURN | RESTART) => {}
+                Event::Return(SIGRETURN, result) => {
+                    if self.end_handler(result) {
+                        // That it is made is said a second time.
+                        events.next();
+                    }
+                }
+                Event::Return(RESTART, result) => self.end_restarted(result),
+                other => self.seen.push(other),
+            }
+        }
+        self.seen
+    }
+
+    fn begin_handler(&mut self) {
+        self.interrupted.push(match self.seen.last() {
+            Some(&Event::Return(number, result)) => {
+                self.seen.pop();
+                Some((number, result))
+            }
+            _ => None,
+        });
+    }
+
+    /// Whether what the handler interrupted is made again, by the result that it leaves.
+    fn end_handler(&mut self, result: i64) -> bool {
+        let Some(Some((number, first))) = self.interrupted.pop() else {
+            return false;
+        };
+        let is_interrupted = (-516..=-512).contains(&first);
+        let again = is_interrupted && result != -i64::from(libc::EINTR);
+        if !again {
+            self.seen.push(Event::Return(number, result));
+        }
+        again
+    }
+
+    /// What was stopped and continued has a call of its own in the kernel.
+    fn end_restarted(&mut self, result: i64) {
+        if let Some(Event::Return(_, first)) = self.seen.last_mut() {
+            *first = result;
+        }
+    }
+}
+
+const GIVE_PIDS: [i64; 12] = [
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_getpid,
+    libc::SYS_getppid,
+    libc::SYS_gettid,
+    libc::SYS_set_tid_address,
+    libc::SYS_setsid,
+    libc::SYS_getpgid,
+];
+
+/// A command that runs a built program.
+pub fn plain(program: &Path) -> impl Fn() -> Command + use<> {
+    let program: PathBuf = program.to_owned();
+    move || Command::new(&program)
+}
