@@ -199,16 +199,6 @@ impl Environment {
         })
     }
 
-    /// Says where threads keep their ids, in an arena that is not mapped yet.
-    pub fn keep_tid_at(&mut self, tid_offset: i32) {
-        let record = self.target;
-        // SAFETY: placed by `new`; no other reference to it is alive, and no process has this arena yet.
-        unsafe {
-            self.home
-                .change::<abi::Target>(record, |target| target.tid_offset = tid_offset);
-        }
-    }
-
     /// Where the maps and rings are mapped that programs here may come upon.
     pub fn bases(&self) -> impl Iterator<Item = u64> {
         let maps = self.maps.values();
@@ -221,7 +211,7 @@ impl Environment {
         unsafe { self.home.get(self.home.base()) }
     }
 
-    /// Says where threads keep their ids. No slot may be held meanwhile.
+    /// Says where threads keep their ids. No slot may be held meanwhile, as it is held in the name that a thread has.
     pub fn set_tid_offset(&mut self, offset: i32) {
         let target = self.target;
         // SAFETY: placed by `new`; a word that threads find old or new.

@@ -261,7 +261,7 @@ impl Target {
     fn replace_arenas(&mut self) -> Result<(), Error> {
         let mut stopped = self.process.stop()?;
         let tid_offset = find_tid_offset(&self.process, &stopped);
-        self.environment_mut()?.keep_tid_at(tid_offset);
+        self.environment_mut()?.set_tid_offset(tid_offset);
         let mappings: Vec<_> = self.arenas().map(mapping::replaced).collect();
         let outcome = stopped.map_files(&mappings);
         stopped.resume()?;
