@@ -187,6 +187,18 @@ impl Presence {
         ))
     }
 
+    /// Is this what a forked child has inherited, and nobody will come for? A child in which system calls are hooked asks for
+    /// it, and is an orphan only if there was no answer; and what runs programs is somebody's.
+    pub(crate) fn is_abandoned(&self, process: &Process) -> bool {
+        let place = self.manifest.private as u64;
+        // SAFETY: numbers only.
+        let Ok(control) = (unsafe { read::<Control>(process, place) }) else {
+            return false;
+        };
+        let asks = self.calls.hooked > 0 && control.orphan.load(Relaxed) == 0;
+        control.pid.load(Relaxed) == 0 && !asks
+    }
+
     /// [`Self::remove`] for whoever has not opened the process.
     pub fn leave(&self) -> Result<(), Error> {
         self.remove(&open(self.pid)?)

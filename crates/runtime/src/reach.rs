@@ -412,7 +412,9 @@ impl Reach {
         if addresses.is_empty() {
             return Ok(());
         }
-        self.disown(process);
+        if !self.disown(process) {
+            return Ok(());
+        }
         let target = self.target(process);
         let mut target = lock(&target);
         for address in addresses {
@@ -432,37 +434,43 @@ impl Reach {
         Ok(())
     }
 
-    /// A child that was forked from a target has its patched code, and nothing behind it: it begins anew.
-    fn disown(&self, process: &Process) {
+    /// A child that was forked from a target has its patched code, and nothing behind it: it begins anew. False if this is
+    /// not the time for it: it will ask to be made a target, is being made one, or has its parent's memory.
+    fn disown(&self, process: &Process) -> bool {
         if lock(&self.targets).contains_key(&process.pid()) {
-            return;
+            return true;
         }
         let own = std::process::id() as i32;
         let inherited = leave::presences(process).unwrap_or_default();
-        for presence in inherited
+        inherited
             .into_iter()
             .filter(|presence| presence.session == own)
-        {
-            // If it cannot be, attaching says why.
-            let _ = presence.remove(process);
-        }
+            .all(|presence| {
+                let is_abandoned = presence.is_abandoned(process);
+                if is_abandoned {
+                    // If it cannot be, attaching says why.
+                    let _ = presence.remove(process);
+                }
+                is_abandoned
+            })
     }
 
-    fn insert_target(&self, pid: i32, target: Target) {
-        lock(&self.targets).insert(pid, Arc::new(Mutex::new(target)));
+    fn insert_target(&self, target: Target) -> Option<Arc<Mutex<Target>>> {
+        let pid = target.process().pid();
+        lock(&self.targets).insert(pid, Arc::new(Mutex::new(target)))
     }
 
     fn target(&self, process: &Process) -> Arc<Mutex<Target>> {
         let mut targets = lock(&self.targets);
-        let target = targets.entry(process.pid()).or_insert_with(|| {
-            let owner = self.new_owner(process);
-            Arc::new(Mutex::new(Target::new(
-                process.clone(),
-                owner,
-                self.shared.clone(),
-            )))
-        });
+        let target = targets
+            .entry(process.pid())
+            .or_insert_with(|| Arc::new(Mutex::new(self.new_target(process))));
         target.clone()
+    }
+
+    fn new_target(&self, process: &Process) -> Target {
+        let owner = self.new_owner(process);
+        Target::new(process.clone(), owner, self.shared.clone())
     }
 
     /// A tag for what a process holds in shared memory, which is freed when it dies.

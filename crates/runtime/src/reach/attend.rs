@@ -124,7 +124,7 @@ impl Reach {
         let owner = self.new_owner(&process);
         let child = lock(parent).fork(&process, owner)?;
         if let Some(child) = child {
-            self.insert_target(pid, child);
+            self.insert_target(child);
         }
         Ok(())
     }
@@ -167,7 +167,8 @@ impl Reach {
 
     /// Nothing is left of what was there; the process stands before the first instruction of its new program.
     fn has_run_exec(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
-        let old = lock(&self.targets).remove(&process.pid());
+        // In one step: whoever else looks at the process finds that it is taken care of.
+        let old = self.insert_target(self.new_target(process));
         if let Some(old) = old {
             let owner = lock(&old).owner();
             self.died(owner);

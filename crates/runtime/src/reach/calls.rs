@@ -70,7 +70,9 @@ impl Reach {
         if links.is_empty() {
             return Ok(());
         }
-        self.disown(process);
+        if !self.disown(process) {
+            return Ok(());
+        }
         let target = self.target(process);
         let mut target = lock(&target);
         target.hook_calls(links, hold)
