@@ -148,8 +148,10 @@ impl Process {
         Stopped::new(self)
     }
 
-    /// Its memory as it is now: after an `execve` the file is of no more use.
-    pub(crate) fn memory(&self) -> Result<File, Error> {
+    /// Its memory as it is now, to be read at many places: after an `execve` the file is of no more use.
+    ///
+    /// Errors: [`Error::Exited`], and those of [`Process::open`], whose reasons may have come up since.
+    pub fn memory(&self) -> Result<File, Error> {
         self.open_file("mem", OFlags::RDWR)
             .map_err(|source| self.inspect_error("open the memory", source))
     }

@@ -2,8 +2,10 @@
 //! a table.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::mem::offset_of;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -334,9 +336,12 @@ impl Target {
         plans: &[CallPlan],
         spared: &mut Vec<Spared>,
     ) -> Result<Vec<CallStub>, Error> {
+        // Opened once, not for each of some hundred places.
+        let memory = self.process.memory()?;
         let mut stubs = Vec::with_capacity(plans.len());
         for plan in plans {
-            if !self.is_as_planned(plan) {
+            let mut original = plan.original();
+            if !original.all(|(start, bytes)| holds(&memory, start, bytes)) {
                 let why = "its code is not what the file holds: it is probed, or patched by somebody else";
                 spared.push(spared_one(plan.call, why));
                 continue;
@@ -350,14 +355,6 @@ impl Target {
             }
         }
         Ok(stubs)
-    }
-
-    /// Does the process have the bytes there that the file has?
-    fn is_as_planned(&self, plan: &CallPlan) -> bool {
-        plan.original().all(|(start, original)| {
-            let mut now = vec![0; original.len()];
-            self.process.read_memory(start, &mut now).is_ok() && now == original
-        })
     }
 
     /// Writes a stub into an arena near it; `None` if there is none near enough.
@@ -505,13 +502,19 @@ impl Target {
     }
 }
 
+/// Does a process have these bytes there?
+fn holds(memory: &File, start: u64, bytes: &[u8]) -> bool {
+    let mut now = [0; calls::ORIGINAL];
+    let now = now.get_mut(..bytes.len());
+    now.is_some_and(|now| memory.read_exact_at(now, start).is_ok() && now == bytes)
+}
+
 /// Stores patches while the process is stopped: all, or none.
 fn store(stopped: &mut Stopped, patches: &[&beeline_hook::CallPatch]) -> Result<(), Error> {
     // Until now it ran, and may have mapped something else there.
+    let memory = stopped.process().memory()?;
     for patch in patches {
-        let mut now = vec![0; patch.original.len()];
-        stopped.read(patch.site, &mut now)?;
-        if now != patch.original {
+        if !holds(&memory, patch.site, &patch.original) {
             return Err(Error::Target {
                 pid: stopped.process().pid(),
                 why: format!("its code at {:#x} has changed just now", patch.site),
