@@ -1,5 +1,9 @@
 //! Spin locks and timers in maps' values (`process_spin_lock`, `process_timer_func`).
 
+use std::collections::BTreeSet;
+
+use beeline_isa::{Imm64, Op};
+
 use super::helper::Meta;
 use super::{Check, Walk, no};
 use crate::program::{FieldKind, Map};
@@ -154,9 +158,19 @@ impl Walk<'_> {
                 | prog::RAW_TRACEPOINT
                 | prog::RAW_TRACEPOINT_WRITABLE
         );
-        for (_, map) in self.program.maps {
+        let named = self.named_maps();
+        let maps = self.program.maps.iter();
+        for (_, map) in maps.filter(|(fd, _)| named.contains(fd)) {
             let has = |kind: FieldKind| map.fields.iter().any(|field| field.kind == kind);
-            let why = if has_lock(map) && prog_type == prog::SOCKET_FILTER {
+            let has_root = map.fields.iter().any(|field| {
+                matches!(
+                    field.kind,
+                    FieldKind::ListHead { .. } | FieldKind::RbRoot { .. }
+                )
+            });
+            let why = if has_root && tracing {
+                "tracing progs cannot use bpf_{list_head,rb_root} yet"
+            } else if has_lock(map) && prog_type == prog::SOCKET_FILTER {
                 "socket filter progs cannot use bpf_spin_lock yet"
             } else if has_lock(map) && tracing {
                 "tracing progs cannot use bpf_spin_lock yet"
@@ -166,6 +180,8 @@ impl Walk<'_> {
                 "tracing progs cannot use bpf_wq yet"
             } else if map.map_type == 26 && prog_type != prog::STRUCT_OPS {
                 "bpf_struct_ops map cannot be used in prog"
+            } else if self.program.kind.is_sleepable() && !may_be_held(map.map_type) {
+                "Sleepable programs can only use array, hash, ringbuf and local storage maps"
             } else {
                 continue;
             };
@@ -173,4 +189,30 @@ impl Walk<'_> {
         }
         Ok(())
     }
+
+    /// The maps that instructions name, by their descriptors; the file's others are none of the program's.
+    fn named_maps(&self) -> BTreeSet<i32> {
+        let ops = (0..self.flow.len()).filter_map(|insn| self.op_at(insn));
+        ops.filter_map(|op| match op {
+            Op::Imm64 {
+                kind: Imm64::Map | Imm64::MapValue,
+                low,
+                ..
+            } => Some(low),
+            _ => None,
+        })
+        .collect()
+    }
+}
+
+/// Do values of such a map stay while a program sleeps?
+fn may_be_held(map_type: u32) -> bool {
+    const HASHES_AND_ARRAYS: [u32; 8] = [1, 2, 5, 6, 9, 10, 12, 13];
+    const QUEUES_AND_RINGS: [u32; 4] = [22, 23, 27, 31];
+    const STORAGES: [u32; 4] = [24, 28, 29, 32];
+    const ARENA: u32 = 33;
+    HASHES_AND_ARRAYS.contains(&map_type)
+        || QUEUES_AND_RINGS.contains(&map_type)
+        || STORAGES.contains(&map_type)
+        || map_type == ARENA
 }
