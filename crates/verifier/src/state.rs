@@ -106,7 +106,7 @@ pub(crate) struct Reg {
     /// The fixed part of a pointer's offset; of a number that is linked to another, how much more than that it is.
     pub off: i32,
     /// Bytes after a packet pointer that are known to be there, or what is known of its comparison with the end
-    /// ([`AT_PKT_END`], [`BEYOND_PKT_END`]).
+    /// ([`AT_PKT_END`], [`BEYOND_PKT_END`]). Of a socket out of a map, which map that was, from 1.
     pub range: i32,
     /// The variable part of a pointer's offset, or a number.
     pub var: Scalar,

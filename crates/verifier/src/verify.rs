@@ -3,6 +3,7 @@
 use beeline_isa::{Imm64, Insn, Op};
 
 use crate::context::attach;
+use crate::context::kinds::prog;
 use crate::flow::{Flow, Odd};
 use crate::program::Program;
 use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, Reject};
@@ -46,6 +47,13 @@ pub fn function_starts(insns: &[Insn]) -> Result<Vec<usize>, Reject> {
 fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     let kind = &program.kind;
     if !attach::is_loadable(kind) {
+        return Err(Reject::program(EINVAL, ""));
+    }
+    if let Some(kernel) = program.kernel
+        && kind.prog_type == prog::LIRC_MODE2
+        && kernel.function("lirc_mode2_func_proto").is_none()
+    {
+        // Built without CONFIG_BPF_LIRC_MODE2.
         return Err(Reject::program(EINVAL, ""));
     }
     if kind.is_sleepable()

@@ -386,6 +386,21 @@ impl<'a> Walk<'a> {
         if let Some(parent) = state.parent {
             self.kept_mut(parent).branches += 1;
         }
+        self.push(insn, state, "The sequence of {} jumps is too complex.")
+    }
+
+    /// A path that begins at `insn` with nothing before it (`push_async_cb`).
+    fn put_off_alone(&mut self, insn: usize, frame: Frame) -> Check<&mut State> {
+        let mut state = State::new(frame);
+        state.branches = 1;
+        self.push(
+            insn,
+            state,
+            "The sequence of {} jumps is too complex for async cb.",
+        )
+    }
+
+    fn push(&mut self, insn: usize, state: State, too_many: &str) -> Check<&mut State> {
         self.pending.push(Pending {
             state,
             insn,
@@ -393,11 +408,8 @@ impl<'a> Walk<'a> {
             log: self.log.len(),
         });
         if self.pending.len() > MOST_PENDING {
-            let pending = self.pending.len();
-            return no(
-                E2BIG,
-                format!("The sequence of {pending} jumps is too complex."),
-            );
+            let pending = self.pending.len().to_string();
+            return no(E2BIG, too_many.replace("{}", &pending));
         }
         match self.pending.last_mut() {
             Some(pending) => Ok(&mut pending.state),

@@ -26,6 +26,7 @@ pub fn is_loadable(kind: &Kind) -> bool {
     }
     let attach_type = normalize(*kind).attach_type;
     match kind.prog_type {
+        prog::UNSPEC => false,
         prog::CGROUP_SOCK => matches!(
             attach_type,
             at::CGROUP_INET_SOCK_CREATE

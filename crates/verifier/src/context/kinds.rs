@@ -3,6 +3,7 @@
 /// `enum bpf_prog_type`, without `BPF_PROG_TYPE_`.
 #[allow(missing_docs, reason = "the names are the documentation")]
 pub mod prog {
+    pub const UNSPEC: u32 = 0;
     pub const SOCKET_FILTER: u32 = 1;
     pub const KPROBE: u32 = 2;
     pub const SCHED_CLS: u32 = 3;

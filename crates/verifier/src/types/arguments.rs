@@ -328,13 +328,15 @@ const USER_REGS: &str = if cfg!(target_arch = "aarch64") {
 };
 
 /// Is a structure of this name a context's, or what the kernel has behind one?
-pub(super) fn is_named_as_context(name: &str, prog_type: u32) -> bool {
-    context_structure(prog_type).is_some_and(|wanted| {
+pub(super) fn is_named_as_context(name: &str, of: u32) -> bool {
+    context_structure(of).is_some_and(|wanted| {
         let projected = matches!(
             (wanted, name),
             ("__sk_buff", "sk_buff") | ("xdp_md", "xdp_buff")
         );
-        wanted == name || projected
+        // The kernel names it by its typedef first.
+        let is_typedef = of == prog_type::KPROBE && name == "bpf_user_pt_regs_t";
+        wanted == name || projected || is_typedef
     })
 }
 

@@ -43,6 +43,19 @@ impl KernelTypes {
         attached.note(off, self.context(kind, off.cast_signed(), 8).ok()?)
     }
 
+    /// Is this what the hook returns that an LSM program is attached to (`bpf_insn_access_aux::is_retval`)?
+    pub fn is_hook_result(&self, kind: &Kind, off: i32) -> bool {
+        if kind.prog_type != prog_type::LSM || kind.attach_type != attach_type::LSM_MAC {
+            return false;
+        }
+        let Some(attached) = self.attached(kind) else {
+            return false;
+        };
+        let count = self.types.params(attached.prototype).count();
+        u32::try_from(off)
+            .is_ok_and(|off| attached.argument(off).is_ok_and(|(arg, _)| arg == count))
+    }
+
     fn attached<'a>(&'a self, kind: &'a Kind) -> Option<Attached<'a>> {
         let types = &self.types;
         let it = types.get(kind.attach_btf_id)?;

@@ -13,7 +13,14 @@ const MOST_FIELDS: usize = 11;
 const MOST_VISITS: u32 = 100_000;
 /// Structures of the kernel whose owned pointers may be kept in maps: somebody releases them
 /// (`register_btf_id_dtor_kfuncs`).
-const KEPT: [&str; 4] = ["task_struct", "cgroup", "bpf_cpumask", "bpf_crypto_ctx"];
+const KEPT: [&str; 6] = [
+    "task_struct",
+    "cgroup",
+    "bpf_cpumask",
+    "bpf_crypto_ctx",
+    "prog_test_ref_kfunc",
+    "prog_test_member",
+];
 
 /// What a field is looked for in: it decides about nodes of lists and trees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,6 +20,8 @@ pub struct ProgramTypes {
     functions: Vec<(usize, FunctionType)>,
     /// `struct bpf_line_info`, ascending by instruction.
     lines: Vec<[u32; 4]>,
+    /// Where the function begins that runs when the program throws.
+    exception_callback: Option<usize>,
 }
 
 /// The BTF of a file, which its programs and maps share.
@@ -108,6 +110,7 @@ impl ProgramTypes {
         kernel: Option<&KernelTypes>,
     ) -> Result<Self, Refused> {
         let types = types.0.clone();
+        let exception_callback = exception_callback(&types, func_info)?;
         check_functions(&types, func_info, starts)?;
         check_lines(&types, line_info, insns, starts)?;
         let function = |info: &FuncInfo| {
@@ -119,6 +122,7 @@ impl ProgramTypes {
             types,
             functions,
             lines: line_info.to_vec(),
+            exception_callback,
         })
     }
 
@@ -128,32 +132,13 @@ impl ProgramTypes {
         btf: &[u8],
         func_info: &[FuncInfo],
     ) -> Result<Option<usize>, Refused> {
-        let (Some(types), Some(main)) = (TypeTable::new(btf.to_vec()), func_info.first()) else {
-            return Ok(None);
-        };
-        let mut tags = types.tags(main[1], -1, "exception_callback:");
-        let Some(name) = tags.next() else {
-            return Ok(None);
-        };
-        let refuse = |errno, line: String| Err((errno, line));
-        if tags.next().is_some() {
-            let line = "multiple exception callback tags for main subprog";
-            return refuse(EEXIST, line.to_owned());
-        }
-        let Some(id) = types.find(kind::FUNC, name) else {
-            let line = format!("exception callback '{name}' could not be found in BTF");
-            return refuse(ENOENT, line);
-        };
-        if types.at(id).linkage() != Some(linkage::GLOBAL) {
-            let line = format!("exception callback '{name}' must have global linkage");
-            return refuse(EINVAL, line);
-        }
-        let found = func_info.iter().find(|info| info[1] == id && info[0] != 0);
-        let missing = "exception callback type id not found in func_info";
-        found.map_or_else(
-            || refuse(EINVAL, missing.to_owned()),
-            |info| Ok(Some(info[0] as usize)),
-        )
+        let types = TypeTable::new(btf.to_vec());
+        types.map_or(Ok(None), |types| exception_callback(&types, func_info))
+    }
+
+    /// Is it the function that runs when the program throws, by its first instruction?
+    pub fn is_exception_callback(&self, start: usize) -> bool {
+        self.exception_callback == Some(start)
     }
 
     /// Does it say anything of functions? Some things are allowed only if it does.
@@ -238,6 +223,36 @@ impl ProgramTypes {
             .map(|types| types.map_fields(value_type, kernel))
             .unwrap_or_default()
     }
+}
+
+/// `bpf_find_exception_callback_insn_off`.
+fn exception_callback(types: &TypeTable, func_info: &[FuncInfo]) -> Result<Option<usize>, Refused> {
+    let Some(main) = func_info.first() else {
+        return Ok(None);
+    };
+    let mut tags = types.tags(main[1], -1, "exception_callback:");
+    let Some(name) = tags.next() else {
+        return Ok(None);
+    };
+    let refuse = |errno, line: String| Err((errno, line));
+    if tags.next().is_some() {
+        let line = "multiple exception callback tags for main subprog";
+        return refuse(EEXIST, line.to_owned());
+    }
+    let Some(id) = types.find(kind::FUNC, name) else {
+        let line = format!("exception callback '{name}' could not be found in BTF");
+        return refuse(ENOENT, line);
+    };
+    if types.at(id).linkage() != Some(linkage::GLOBAL) {
+        let line = format!("exception callback '{name}' must have global linkage");
+        return refuse(EINVAL, line);
+    }
+    let found = func_info.iter().find(|info| info[1] == id && info[0] != 0);
+    let missing = "exception callback type id not found in func_info";
+    found.map_or_else(
+        || refuse(EINVAL, missing.to_owned()),
+        |info| Ok(Some(info[0] as usize)),
+    )
 }
 
 fn describe(types: &TypeTable, id: u32, kind: &Kind, kernel: Option<&KernelTypes>) -> FunctionType {

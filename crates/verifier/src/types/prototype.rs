@@ -188,20 +188,21 @@ impl KernelTypes {
 }
 
 impl ProgramTypes {
-    /// Is it a structure without pointers and unions?
+    /// Is it a structure without pointers?
     pub fn has_only_numbers(&self, structure: u32) -> bool {
         has_only_numbers(&self.types, self.types.at(structure), DEEPEST)
     }
 }
 
+/// `__btf_type_is_scalar_struct`; to the kernel a union is a structure.
 fn has_only_numbers(types: &TypeTable, it: Type<'_>, depth: u32) -> bool {
     let Some(depth) = depth.checked_sub(1) else {
         return false;
     };
-    it.kind == kind::STRUCT
+    is_struct(it)
         && types.members(it).all(|member| {
             let (_, mut it) = types.skip_modifiers(member.type_id);
-            if it.kind == kind::STRUCT {
+            if is_struct(it) {
                 return has_only_numbers(types, it, depth);
             }
             if let Some((element, count)) = it.array() {

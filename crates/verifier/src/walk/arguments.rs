@@ -144,6 +144,7 @@ impl Walk<'_> {
             Arg::PerCpuBtf => {
                 if let Type::Btf(btf_id) = reg.kind {
                     meta.btf_id = btf_id;
+                    meta.of_program = reg.flags.has(Flags::RCU);
                 }
             }
             _ => {}

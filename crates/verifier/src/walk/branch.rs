@@ -181,6 +181,8 @@ impl Walk<'_> {
                     map_type::XSKMAP => reg.kind = Type::Socket(SocketKind::Xdp),
                     map_type::SOCKMAP | map_type::SOCKHASH => {
                         reg.kind = Type::Socket(SocketKind::Socket);
+                        // The kernel's register still says which map it came from, and is compared with that.
+                        reg.range = i32::from(id.index) + 1;
                     }
                     _ => {}
                 }

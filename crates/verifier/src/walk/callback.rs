@@ -125,25 +125,17 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// `push_async_cb`: nothing is known of the time when it runs.
+    /// `push_async_cb`: nothing is known of the time when it runs, and the paths before it are done without it.
     pub(super) fn put_off_asynchronous(&mut self, function: usize, callback: Callback) -> Check {
         self.async_callbacks[function] = true;
         let start = self.flow.functions()[function].start;
-        let entry = self.cur.frame().async_entry + 1;
-        let state = self.put_off(start)?;
         let mut frame = Frame::new(None, function, 0);
         frame.regs[1..=5].copy_from_slice(&callback.args);
         frame.in_callback = true;
         frame.in_async_callback = true;
-        frame.async_entry = entry;
+        frame.async_entry = self.cur.frame().async_entry + 1;
         frame.callback_returns = callback.returns;
-        state.frames = vec![frame];
-        state.held.clear();
-        state.locks = 0;
-        state.rcu = 0;
-        state.preempt = 0;
-        state.irq_id = 0;
-        state.in_sleepable = false;
+        self.put_off_alone(start, frame)?;
         Ok(())
     }
 

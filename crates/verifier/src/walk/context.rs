@@ -61,9 +61,24 @@ impl Walk<'_> {
             return bad(String::new());
         };
         match kernel.context(&self.program.kind, at, size as u32) {
+            Ok(Member::Scalar) if kernel.is_hook_result(&self.program.kind, at) => {
+                Ok(self.hook_result_read())
+            }
             Ok(member) => Ok(self.member(member)),
             Err(why) => bad(why),
         }
+    }
+
+    /// What the hook would return, which an LSM program sees: it is within what the hook may return
+    /// (`get_func_retval_range`, `__mark_reg_s32_range`).
+    fn hook_result_read(&self) -> Reg {
+        let mut reg = Reg::UNKNOWN;
+        if let Some(range) = self.hook_returns() {
+            (reg.var.smin32, reg.var.smax32) = (*range.start(), *range.end());
+            (reg.var.smin, reg.var.smax) = ((*range.start()).into(), (*range.end()).into());
+            reg.var.sync();
+        }
+        reg
     }
 
     fn field(&mut self, field: Field) -> Reg {
@@ -224,7 +239,7 @@ impl Walk<'_> {
         let Some(types) = self.program.types else {
             return no(EACCES, "no BTF");
         };
-        if access.write && reg.flags.has(Flags::RCU) && !reg.flags.has(Flags::NON_OWN_REF) {
+        if access.write && reg.flags.has(Flags::UNTRUSTED) {
             return no(EACCES, "only read is supported");
         }
         match types.member(
@@ -239,7 +254,10 @@ impl Walk<'_> {
     }
 
     pub(super) fn structure_name(&self, reg: &Reg, btf_id: u32) -> &str {
-        if reg.flags.has(Flags::ALLOC) {
+        // A pointer to the kernel's own per-CPU data is trusted in no way.
+        let of_map =
+            reg.flags.has(Flags::PERCPU) && reg.flags.has(Flags::RCU.with(Flags::UNTRUSTED));
+        if reg.flags.has(Flags::ALLOC) || of_map {
             self.program.types.map_or("", |types| types.name(btf_id))
         } else {
             self.program.kernel.map_or("", |kernel| kernel.name(btf_id))

@@ -7,7 +7,7 @@ use beeline_isa::Op;
 use super::{Check, Walk, no};
 use crate::context::kinds::prog;
 use crate::flow::MAX_FRAMES;
-use crate::reject::{E2BIG, EACCES};
+use crate::reject::{E2BIG, EACCES, EINVAL};
 
 /// `MAX_BPF_STACK`.
 const MOST: u32 = 512;
@@ -21,6 +21,8 @@ impl Walk<'_> {
     /// Chain by chain, all of one length at once: of a function matters how much may be above it at the most.
     pub(super) fn check_stack_depth(&self) -> Check {
         let functions = self.flow.functions().len();
+        self.check_callbacks_do_not_throw()?;
+        self.check_exceptions_are_not_called()?;
         let tail_calls: Vec<bool> = (0..functions).map(|it| self.has_tail_call(it)).collect();
         let private = !tail_calls.contains(&true) && has_private_stack(self.program.kind.prog_type);
         let callees: Vec<BTreeSet<usize>> = (0..functions).map(|it| self.callees(it)).collect();
@@ -49,12 +51,60 @@ impl Walk<'_> {
             if frames >= MAX_FRAMES {
                 return no(
                     E2BIG,
-                    format!("the call stack of {} frames is too deep !", frames + 1),
+                    format!("the call stack of {} frames is too deep !", frames),
                 );
             }
             chains = longer;
         }
         Ok(())
+    }
+
+    /// Nothing that a callback calls throws: it would go through the helper that called back.
+    fn check_callbacks_do_not_throw(&self) -> Check {
+        let functions = 0..self.flow.functions().len();
+        let mut open: Vec<usize> = functions
+            .flat_map(|function| self.flow.reachable_ops(self.flow.functions()[function]))
+            .filter(|(_, op)| !matches!(op, Op::CallLocal { .. }))
+            .filter_map(|(index, _)| self.flow.function_at(self.flow.callee(index)?))
+            .collect();
+        let mut seen = BTreeSet::new();
+        while let Some(function) = open.pop() {
+            if !seen.insert(function) {
+                continue;
+            }
+            let mut ops = self.flow.reachable_ops(self.flow.functions()[function]);
+            let throw = ops.find(|(_, op)| super::kernel_call::throws(self.program, op));
+            if let Some((insn, _)) = throw {
+                return no(
+                    EINVAL,
+                    format!(
+                        "bpf_throw kfunc (insn {insn}) cannot be called from callback subprog {function}"
+                    ),
+                );
+            }
+            open.extend(self.callees(function));
+        }
+        Ok(())
+    }
+
+    /// What runs when the program throws is not called.
+    fn check_exceptions_are_not_called(&self) -> Check {
+        let Some(types) = self.program.types else {
+            return Ok(());
+        };
+        let mut ops = (0..self.flow.functions().len())
+            .flat_map(|function| self.flow.reachable_ops(self.flow.functions()[function]));
+        let is_call = |insn: usize| {
+            let callee = self.flow.callee(insn);
+            callee.is_some_and(|start| types.is_exception_callback(start))
+        };
+        match ops.find(|&(insn, _)| is_call(insn)) {
+            Some((insn, _)) => no(
+                EINVAL,
+                format!("insn {insn} cannot call exception cb directly"),
+            ),
+            None => Ok(()),
+        }
     }
 
     /// The stack with a function's own.

@@ -88,6 +88,20 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// An instruction by which a function may end, with `result`, or go on; a program that ends there is done.
+    pub(super) fn return_early(&mut self, result: Reg, changes_packet: bool) -> Check<Next> {
+        let next = self.insn + 1;
+        if self.cur.depth() == 0 {
+            return Ok(Next::Insn(next));
+        }
+        self.put_off(next)?;
+        if changes_packet {
+            self.forget_packet_pointers();
+        }
+        *self.cur.reg_mut(0) = result;
+        self.back_to_caller().map(Next::Insn)
+    }
+
     fn back_to_caller(&mut self) -> Check<usize> {
         let result = *self.cur.reg(0);
         if matches!(result.kind, Type::Stack(_)) {
@@ -212,7 +226,7 @@ impl Walk<'_> {
     }
 
     /// What programs return that hook functions of the kernel; `None` for anything (`bpf_lsm_get_retval_range`).
-    fn hook_returns(&self) -> Option<std::ops::RangeInclusive<i32>> {
+    pub(super) fn hook_returns(&self) -> Option<std::ops::RangeInclusive<i32>> {
         const MOST_ERRNO: i32 = 4095;
         const BOOLEAN: [&str; 2] = ["bpf_lsm_audit_rule_known", "bpf_lsm_inode_xattr_skipcap"];
         let kind = &self.program.kind;

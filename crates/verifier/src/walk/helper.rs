@@ -1,12 +1,12 @@
 //! Calls of helpers (`check_helper_call`).
 
 use super::memory::RDONLY_PROG;
-use super::{Check, Walk, no};
+use super::{Check, Next, Walk, no};
 use crate::context::SocketKind;
 use crate::helpers::{Helper, Missing, Ret, helper};
 use crate::reject::{EACCES, EINVAL};
 use crate::scalar::Scalar;
-use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, MapId, Reg, State, Type};
+use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, MapId, Reg, Type};
 
 /// Numbers of helpers that have rules of their own.
 mod id {
@@ -73,6 +73,8 @@ pub(super) struct Meta {
     pub function: Option<usize>,
     /// A structure, by BTF id, of which the result is one.
     pub btf_id: u32,
+    /// It is one of the program's own types: an object of which each CPU has its own.
+    pub of_program: bool,
     /// What a dynptr's data belongs to.
     pub dynptr_id: u32,
     pub dynptr: Option<DynptrKind>,
@@ -81,7 +83,7 @@ pub(super) struct Meta {
 }
 
 impl Walk<'_> {
-    pub(super) fn call_helper(&mut self, number: u32) -> Check {
+    pub(super) fn call_helper(&mut self, number: u32) -> Check<Next> {
         let helper = self.find_helper(number)?;
         let mut meta = Meta {
             id: number,
@@ -94,22 +96,27 @@ impl Walk<'_> {
         if let Some(map) = meta.map {
             self.check_may_change(map, number)?;
             self.check_map_suits(map, number)?;
+            if number == id::TAIL_CALL {
+                self.note_constant_index(map)?;
+            }
         }
         if let Some((register, off, bytes)) = meta.raw {
             self.mark_written(register, off, bytes)?;
         }
         self.release_argument(helper, &meta)?;
-        // What a tail call changes is seen where the called program returns.
-        let changes_packet =
-            self.special_rules(&mut meta)? || helper.changes_packet && number != id::TAIL_CALL;
+        let changes_packet = self.special_rules(&mut meta)? || helper.changes_packet;
         let depth = self.cur.depth();
         self.forget_caller_saved(depth);
         self.set_result(helper, &meta)?;
+        self.deeds.helpers.insert(number);
+        if number == id::TAIL_CALL {
+            // Where the call fails nothing has changed; else all may have, and the called program's end is this function's.
+            return self.return_early(Reg::UNKNOWN, true);
+        }
         if changes_packet {
             self.forget_packet_pointers();
         }
-        self.deeds.helpers.insert(number);
-        Ok(())
+        Ok(Next::Insn(self.insn + 1))
     }
 
     /// A map that programs may only read is not changed by helpers either (`record_func_map`).
@@ -122,6 +129,16 @@ impl Walk<'_> {
         ];
         if changes.contains(&number) && self.map(map).flags & RDONLY_PROG != 0 {
             return no(EACCES, "write into map forbidden");
+        }
+        Ok(())
+    }
+
+    /// A tail call by a constant becomes a jump, so other numbers are no more of the same (`record_func_key`).
+    fn note_constant_index(&mut self, map: MapId) -> Check {
+        let index = self.cur.reg(3).var.constant();
+        let is_element = |index: u64| index < u64::from(self.map(map).max_entries);
+        if index.is_some_and(is_element) {
+            self.mark_precise(3)?;
         }
         Ok(())
     }
@@ -193,6 +210,8 @@ impl Walk<'_> {
         let released = if is_dynptr {
             self.release_dynptr(&reg)?;
             true
+        } else if meta.id == id::KPTR_XCHG && meta.ref_id != 0 {
+            self.hand_over(meta.ref_id)
         } else if meta.ref_id != 0 {
             self.release(meta.ref_id)
         } else {
@@ -215,11 +234,7 @@ impl Walk<'_> {
     fn special_rules(&mut self, meta: &mut Meta) -> Check<bool> {
         use super::callback as back;
         match meta.id {
-            id::TAIL_CALL => {
-                self.check_nothing_is_held(true, "tail_call")?;
-                self.return_by_tail_call()?;
-                return Ok(false);
-            }
+            id::TAIL_CALL => self.check_nothing_is_held(true, "tail_call")?,
             id::GET_FUNC_IP => self.check_func_ip()?,
             id::GET_LOCAL_STORAGE if !self.cur.reg(2).is_null() => {
                 return no(EINVAL, "get_local_storage() doesn't support non-zero flags");
@@ -252,31 +267,6 @@ impl Walk<'_> {
             _ => {}
         }
         Ok(false)
-    }
-
-    /// A program that is tail-called returns for the function that called it: of what it did nothing is known.
-    fn return_by_tail_call(&mut self) -> Check {
-        let Some(state) = self.return_early()? else {
-            return Ok(());
-        };
-        state.for_each_reg(|reg| {
-            if reg.is_packet_or_end() {
-                *reg = Reg::UNKNOWN;
-            }
-        });
-        Ok(())
-    }
-
-    /// A function may end here, with any result.
-    pub(super) fn return_early(&mut self) -> Check<Option<&mut State>> {
-        if self.cur.depth() == 0 || self.cur.frame().in_callback {
-            return Ok(None);
-        }
-        let callsite = self.cur.frame().callsite.unwrap_or(0);
-        let state = self.put_off(callsite + 1)?;
-        state.frames.pop();
-        *state.reg_mut(0) = Reg::UNKNOWN;
-        Ok(Some(state))
     }
 
     fn check_func_ip(&self) -> Check {
@@ -378,6 +368,10 @@ impl Walk<'_> {
         } else {
             Flags::NONE
         };
+        if meta.of_program {
+            let own = Flags::ALLOC.with(Flags::RCU);
+            return Ok(Reg::pointer(Type::Btf(meta.btf_id)).flagged(own));
+        }
         let Some(kernel) = self.program.kernel else {
             return no(EINVAL, "Helper has invalid btf_id in R1");
         };

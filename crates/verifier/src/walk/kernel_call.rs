@@ -52,6 +52,16 @@ pub(super) fn calls_back_later(program: &Program<'_>, btf_id: i32) -> bool {
         .is_some_and(|function| function.name == WQ_SET_CALLBACK || is_task_work(function))
 }
 
+/// Does it end the program (`is_bpf_throw_kfunc`)?
+pub(super) fn throws(program: &Program<'_>, op: &Op) -> bool {
+    match *op {
+        Op::CallKernel { btf_id } => {
+            function(program, btf_id).is_some_and(|function| function.name == THROW)
+        }
+        _ => false,
+    }
+}
+
 /// How many arguments it takes, if the program may call it.
 pub(super) fn parameters(program: &Program<'_>, btf_id: i32) -> Option<u8> {
     function(program, btf_id).filter(|function| function.may_be_called_by(&program.kind))?;

@@ -5,6 +5,7 @@
 use beeline_isa::{FRAME_POINTER, Op, Operand};
 
 use super::{Check, Walk};
+use crate::flow::Odd;
 use crate::state::{Linked, State, StateId, Step, Type};
 
 const TAIL_CALL: u32 = 12;
@@ -252,7 +253,7 @@ impl Walk<'_> {
         wanted: &mut Wanted,
     ) -> Result<(), Lost> {
         let Some(op) = self.op_at(insn) else {
-            return Ok(()); // The second half of a 64-bit immediate.
+            return self.back_over_odd(insn, after, wanted);
         };
         if let Some(step) = step {
             wanted.spread(&step.linked);
@@ -366,6 +367,25 @@ impl Walk<'_> {
         *wanted.at(frame) = (0, 0);
         wanted.leave_callee()?;
         *wanted.registers() |= registers;
+        Ok(())
+    }
+
+    /// A load from the packet, by which a function may have ended; or the second half of a 64-bit immediate.
+    fn back_over_odd(
+        &self,
+        insn: usize,
+        after: Option<usize>,
+        wanted: &mut Wanted,
+    ) -> Result<(), Lost> {
+        if !matches!(self.flow.odd(insn), Some(Odd::PacketLoad { .. })) {
+            return Ok(());
+        }
+        if wanted.has(0) {
+            return Err(Lost);
+        }
+        if after != Some(insn + 1) {
+            wanted.enter_callee();
+        }
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use super::Walk;
 use crate::context::SocketKind;
 use crate::scalar::Signed;
 use crate::state::{Byte, DynptrKind, Flags, Frame, Object, Reg, State, Type};
+use crate::tnum::Unsigned;
 use crate::verdict::LogLevel;
 
 #[derive(Debug)]
@@ -343,7 +344,10 @@ impl Walk<'_> {
             put(format!("off={}", reg.off));
         }
         if reg.is_packet() {
-            put(format!("r={}", reg.range));
+            put(format!(
+                "r={}",
+                Unsigned(i64::from(reg.range).cast_unsigned())
+            ));
         }
         if let Type::Mem(bytes) = reg.kind {
             put(format!("sz={bytes}"));

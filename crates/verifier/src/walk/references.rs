@@ -21,6 +21,26 @@ impl Walk<'_> {
         true
     }
 
+    /// An object goes into a map: nobody owns it any more, but in an RCU section per-CPU ones stay where they are.
+    pub(super) fn hand_over(&mut self, id: u32) -> bool {
+        if !self.cur.drop_held(HeldKind::Object, id) {
+            return false;
+        }
+        let in_rcu = self.in_rcu();
+        self.cur.for_each_reg(|reg| {
+            if reg.ref_id != id {
+                return;
+            }
+            if in_rcu && reg.flags.has(Flags::ALLOC) && reg.flags.has(Flags::PERCPU) {
+                reg.ref_id = 0;
+                reg.flags = reg.flags.without(Flags::ALLOC).with(Flags::RCU);
+            } else {
+                *reg = Reg::UNKNOWN;
+            }
+        });
+        true
+    }
+
     /// Registers that are not to be used as pointers any more.
     pub(super) fn forget_pointers(&mut self, which: impl Fn(&Reg) -> bool) {
         self.cur.for_each_reg(|reg| {
@@ -281,12 +301,14 @@ impl Walk<'_> {
         )
     }
 
+    /// `rcu_protected_object`, of the kernel's structures.
     fn is_rcu_protected(&self, btf_id: u32) -> bool {
-        const PROTECTED: [&str; 4] = [
+        const PROTECTED: [&str; 5] = [
             "task_struct",
             "cgroup",
             "bpf_cpumask",
-            "cgroup_subsys_state",
+            "bpf_crypto_ctx",
+            "prog_test_ref_kfunc",
         ];
         self.program
             .kernel
@@ -316,7 +338,7 @@ fn is_pointer(kind: FieldKind) -> bool {
     )
 }
 
-/// `bpf_bprintf_prepare`, without the arguments: each conversion has one, and is one that the kernel knows.
+/// `bpf_bprintf_prepare`, without the arguments: each conversion has one (there may be more), and is one that the kernel knows.
 fn format_is_good(text: &[u8], arguments: u64) -> bool {
     let mut used = 0;
     let mut rest = text.iter().copied().peekable();
@@ -349,7 +371,7 @@ fn format_is_good(text: &[u8], arguments: u64) -> bool {
             return false;
         }
     }
-    used == arguments
+    used <= arguments
 }
 
 /// What may follow `%p`.

@@ -80,7 +80,7 @@ impl Walk<'_> {
             Op::MayGoto { off } => return self.may_goto(off),
             Op::CallHelper { id } => {
                 self.jumps += 1;
-                self.call_helper(id)?;
+                return self.call_helper(id);
             }
             Op::CallLocal { .. } => {
                 self.jumps += 1;
@@ -130,12 +130,11 @@ impl Walk<'_> {
             self.read_reg(index)?;
         }
         self.check_no_offset(&context, 6, false)?;
-        // Where the packet is too short, the function returns.
-        self.return_early()?;
         let depth = self.cur.depth();
         self.forget_caller_saved(depth);
         *self.cur.reg_mut(0) = Reg::UNKNOWN;
-        Ok(Next::Insn(self.insn + 1))
+        // Where the packet is too short, the function returns.
+        self.return_early(Reg::known(0), false)
     }
 
     /// A register is about to be read (`check_reg_arg`).
@@ -330,7 +329,11 @@ impl Walk<'_> {
 
     fn kernel_variable(&self, btf_id: i32) -> Check<Reg> {
         let kernel = self.program.kernel;
-        let variable = kernel.and_then(|kernel| kernel.variable(btf_id.cast_unsigned()));
+        let id = btf_id.cast_unsigned();
+        if kernel.is_some_and(|kernel| kernel.function_name(id).is_some()) {
+            return Ok(Reg::pointer(Type::Mem(0)).flagged(Flags::RDONLY));
+        }
+        let variable = kernel.and_then(|kernel| kernel.variable(id));
         let (Some(kernel), Some((type_id, bytes, per_cpu))) = (kernel, variable) else {
             return no(
                 EINVAL,
