@@ -377,6 +377,28 @@ fn the_verdict_is_the_kernels() {
 }
 
 #[test]
+fn the_verdict_and_the_way_to_it_are_the_kernels() {
+    let sample = Sample(Scratch::new());
+    if !verifiers().contains(&"kernel") {
+        return;
+    }
+    let file = sample.object("programs.o", include_str!("verdicts/programs.c"));
+    let ended = verify(&file, &["--json", "--verifier", "both"]);
+    let all = objects(&ended);
+    assert!(all.len() > 10, "{ended:?}");
+    for said in all {
+        let (kernel, program) = (&said["kernel"], &said["program"]);
+        assert_eq!(said["verdict"], kernel["verdict"], "{program}: {said}");
+        if said["verdict"] == "accept" {
+            assert_eq!(
+                said["insns_processed"], kernel["insns_processed"],
+                "{program}: {said}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_log_is_printed_where_it_is_asked_for() {
     let sample = Sample(Scratch::new());
     let fault = &FAULTS[0];
