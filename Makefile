@@ -42,9 +42,10 @@ peers: deps
 	cargo build --release --manifest-path bench/peers/Cargo.toml --target-dir $${CARGO_TARGET_DIR:-target}
 	$${CARGO_TARGET_DIR:-target}/release/beeline-peers $(ARGS)
 
-# Every program of Debian's eBPF tools, with the kernel's verdict beside Beeline's: writes docs/corpora.md anew. As root.
-corpora: build
-	cargo run --release -p beeline-e2e --example corpora
+# Every program of Debian's eBPF tools, with the kernel's verdict beside Beeline's: writes docs/corpora.md anew. As root, on a
+# Debian 12 with a network; a quarter of an hour.
+corpora: deps build
+	./scripts/corpora.sh
 
 # A Python program under a bpftrace one-liner, by Beeline and by the kernel.
 demo: deps

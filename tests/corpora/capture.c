@@ -142,19 +142,44 @@ static const char *pretended(const char *path)
 	return NULL;
 }
 
+/* Lists of what may be probed: without them bcc's tools go on by /proc/kallsyms alone, if they are told that they may not look. */
+static int is_list_of_probes(const char *path)
+{
+	const char *name = strrchr(path, '/');
+	return name && (!strcmp(name, "/blacklist") || !strcmp(name, "/available_filter_functions"));
+}
+
+static int open_or_pretend(const char *path, int flags, int mode)
+{
+	const char *content = pretended(path);
+	if (!content) {
+		int fd = forward(SYS_openat, AT_FDCWD, (long)path, flags, mode, 0, 0);
+		if (fd < 0 && errno == ENOENT && is_list_of_probes(path))
+			errno = EPERM;
+		return fd;
+	}
+	int fd = memfd_create("pretended", MFD_CLOEXEC);
+	if (fd >= 0 && pwrite(fd, content, strlen(content), 0) < 0)
+		return -1;
+	return fd;
+}
+
 int open(const char *path, int flags, ...)
 {
 	va_list list;
 	va_start(list, flags);
 	int mode = va_arg(list, int);
 	va_end(list);
-	const char *content = pretended(path);
-	if (!content)
-		return forward(SYS_openat, AT_FDCWD, (long)path, flags, mode, 0, 0);
-	int fd = memfd_create("pretended", MFD_CLOEXEC);
-	if (fd >= 0 && pwrite(fd, content, strlen(content), 0) < 0)
-		return -1;
-	return fd;
+	return open_or_pretend(path, flags, mode);
+}
+
+int open64(const char *path, int flags, ...)
+{
+	va_list list;
+	va_start(list, flags);
+	int mode = va_arg(list, int);
+	va_end(list);
+	return open_or_pretend(path, flags, mode);
 }
 
 long syscall(long number, ...)

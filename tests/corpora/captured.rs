@@ -1,6 +1,7 @@
 //! Programs that tools make when they run: each tool is started, and `capture.c` in it writes down what it loads.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -60,7 +61,7 @@ impl Corpus {
         &mut self,
         package: &'static str,
         file: &Path,
-        command: &[&Path],
+        command: &[OsString],
         found: &mut Found,
     ) -> io::Result<()> {
         let tool = name_of(file);
@@ -91,8 +92,8 @@ impl Corpus {
         if programs == 0 && !is_feature_probe(command) {
             let said = fs::read(&said)?;
             let said = String::from_utf8_lossy(&said);
-            let mut errors = said.lines().rev().filter(|line| line.contains("ERROR"));
-            let error = errors.next();
+            let is_error = |line: &&str| line.contains("ERROR") || line.contains("Exception: ");
+            let error = said.lines().rev().find(is_error);
             found.skip(package, &tool, error.unwrap_or("it loads no program here"));
         }
         Ok(())
@@ -116,27 +117,45 @@ impl Corpus {
 }
 
 /// Is it asked for nothing else?
-fn is_feature_probe(command: &[&Path]) -> bool {
-    command.iter().any(|word| word.as_os_str() == "feature")
+fn is_feature_probe(command: &[OsString]) -> bool {
+    command.iter().any(|word| word == "feature")
 }
 
-/// Waits for the last program of a tool, and ends it.
+/// Waits for the last program of a tool, and ends it. One that is busy may be compiling the next.
 fn wait_until_quiet(child: &mut Child, directory: &Path) -> io::Result<()> {
     let (start, mut changed, mut count) = (Instant::now(), Instant::now(), 0);
+    let mut worked = Duration::ZERO;
     while child.try_wait()?.is_none() {
         let now = fs::read_dir(directory)?.count();
         if now > count {
             (count, changed) = (now, Instant::now());
+            worked = work_of(child.id());
         }
         let patience = if count > 0 { QUIET } else { PATIENCE };
-        if changed.elapsed() > patience || start.elapsed() > 3 * PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            break;
+        if changed.elapsed() > patience {
+            let work = work_of(child.id());
+            if work - worked < patience / 16 || start.elapsed() > 3 * PATIENCE {
+                child.kill()?;
+                child.wait()?;
+                break;
+            }
+            (worked, changed) = (work, Instant::now());
         }
         sleep(Duration::from_millis(50));
     }
     Ok(())
+}
+
+/// The time that a process has had of the processors, for itself and for the kernel's work on it.
+fn work_of(process: u32) -> Duration {
+    /// `USER_HZ`.
+    const TICK: Duration = Duration::from_millis(10);
+    let about = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // After the name, which may hold anything: the state, ten numbers, then the two times.
+    let (_, numbers) = about.rsplit_once(')').unwrap_or_default();
+    let times = numbers.split_whitespace().skip(11).take(2);
+    let ticks: u32 = times.filter_map(|ticks| ticks.parse::<u32>().ok()).sum();
+    TICK * ticks
 }
 
 /// In the order in which they were loaded.

@@ -24,12 +24,18 @@ pub fn judge(package: &'static str, files: &[PathBuf], found: &mut Found) {
                     let rows = verdicts.iter().map(|it| row(package, &tool, it));
                     found.rows.extend(rows);
                 }
-                Err(why) => found.skip(package, &tool, &why),
+                Err(why) => {
+                    // The scratch file's name changes, and says nothing.
+                    let scratch = format!("{}: ", path.display());
+                    found.skip(package, &tool, &why.replace(&scratch, ""));
+                }
             }
         }
     }
     if is_empty {
-        found.skip(package, "all", "no file has an object file inside");
+        let why =
+            "no file has an object file inside: its programs are made when it runs, if at all";
+        found.skip(package, "all", why);
     }
 }
 

@@ -1,16 +1,20 @@
 //! Every eBPF program that Debian's tools carry, with the kernel's verdict beside Beeline's: makes `docs/corpora.md` anew, or
 //! the file that is given.
 //!
-//! Programs of libbpf's tools are object files inside the tools ([`embedded`]). Those that bpftrace makes are written
-//! down when it loads them ([`captured`]). Packages that are not installed are named as such.
+//! Programs of libbpf's tools are object files inside the tools ([`embedded`]), those of Go's library object files in its
+//! module ([`module`]). Those that bpftrace and bcc make are written down when they load them ([`captured`]). Packages that
+//! are not installed are named as such. `scripts/corpora.sh` installs what there is.
 
+mod bpfcc;
 mod capture_file;
 mod captured;
 mod embedded;
+mod module;
 mod table;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 /// A program, and what was said about it.
 #[derive(Debug, Clone)]
@@ -62,30 +66,38 @@ struct Found {
 /// Packages whose programs are inside their files.
 const EMBEDDED: &[&str] = &["libbpf-tools", "bpftool", "systemd"];
 
+/// A Go module whose programs are files in it, and its version.
+const MODULE: (&str, &str) = ("github.com/cilium/ebpf", "v0.22.0");
+
 /// A package whose programs are made when its tools run.
 struct Made {
     package: &'static str,
     /// With what its tools' files end.
     ending: &'static str,
-    /// What stands before and behind a tool's file on the command line.
-    around: (&'static [&'static str], &'static [&'static str]),
+    /// What stands before a tool's file on the command line.
+    before: &'static [&'static str],
+    /// What stands behind it, by its name; `None` for a tool that is not run.
+    words: fn(&str) -> Option<&'static [&'static str]>,
 }
 
 const MADE: &[Made] = &[
     Made {
         package: "bpftrace",
         ending: ".bt",
-        around: (&["bpftrace"], &[]),
+        before: &["bpftrace"],
+        words: |_| Some(&[]),
     },
     Made {
         package: "bpfcc-tools",
         ending: "-bpfcc",
-        around: (&[], &[]),
+        before: &[],
+        words: bpfcc::words,
     },
     Made {
         package: "bpftool",
         ending: "bin/bpftool",
-        around: (&[], &["feature", "probe"]),
+        before: &[],
+        words: |_| Some(&["feature", "probe"]),
     },
 ];
 
@@ -100,22 +112,56 @@ fn main() -> std::io::Result<()> {
             embedded::judge(package, &files, &mut found);
         }
     }
+    found.module();
+    let python = Python::start();
     let mut captured = captured::Corpus::new()?;
     for made in MADE {
         let files = found.package(made.package).unwrap_or_default();
         let is_tool = |file: &&PathBuf| file.to_string_lossy().ends_with(made.ending);
         for file in files.iter().filter(is_tool) {
-            let (before, behind) = made.around;
-            let words = before.iter().chain(behind).map(Path::new);
-            let words: Vec<&Path> = words.collect();
-            let (before, behind) = words.split_at(before.len());
-            let command = [before, &[file.as_path()], behind].concat();
+            let Some(words) = (made.words)(&name_of(file)) else {
+                found.skip(made.package, &name_of(file), "it is not run");
+                continue;
+            };
+            let before = made.before.iter().map(OsString::from);
+            let words = words.iter().map(|word| python.named(word));
+            let command: Vec<OsString> = before.chain([file.into()]).chain(words).collect();
             captured.judge(made.package, file, &command, &mut found)?;
         }
     }
     std::fs::write(&output, table::table(&found))?;
     println!("{}", table::summary(&found));
     Ok(())
+}
+
+/// Debian's Python doing nothing, for tools that look into it; it ends with this.
+struct Python(Option<Child>);
+
+impl Python {
+    fn start() -> Self {
+        let child = Command::new("/usr/bin/python3")
+            .args(["-c", "import time; time.sleep(100000)"])
+            .stdin(Stdio::null())
+            .spawn();
+        Self(child.ok())
+    }
+
+    /// A word of a command line, with the process's number where one is asked for.
+    fn named(&self, word: &str) -> OsString {
+        match &self.0 {
+            Some(child) if word == bpfcc::PYTHON => child.id().to_string().into(),
+            _ => word.into(),
+        }
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 impl Found {
@@ -140,6 +186,18 @@ impl Found {
         Some(files.filter(|it| it.is_file()).collect())
     }
 
+    /// The programs of Go's library, if `go` can fetch it.
+    fn module(&mut self) {
+        let (module, version) = MODULE;
+        match module::objects(module, version) {
+            Ok(files) => {
+                self.packages.push((module, version.to_owned()));
+                embedded::judge(module, &files, self);
+            }
+            Err(why) => self.skip(module, "all", &why),
+        }
+    }
+
     fn skip(&mut self, package: &'static str, tool: &str, why: &str) {
         self.skipped.push(Skipped {
             package,
@@ -149,8 +207,14 @@ impl Found {
     }
 }
 
-/// A file's name as people say it.
+/// A file's name as people say it; of those that every example has, with the example's.
 fn name_of(file: &Path) -> String {
-    let name = file.file_name().unwrap_or_default();
-    name.to_string_lossy().into_owned()
+    let name = |path: &Path| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    };
+    match (name(file), file.parent()) {
+        (own, Some(parent)) if own.starts_with("bpf_") => format!("{}/{own}", name(parent)),
+        (own, _) => own,
+    }
 }
