@@ -1,21 +1,21 @@
 //! The user-space runtime behind the door: one session's objects, and the processes they reach into.
 
+mod attach;
+
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use beeline_image::abi::calls::CALL_NUMBERS;
-
 use crate::backend::{
-    AttachPoint, Backend, Batch, CallContext, Edge, Errno, Id, Info, LoadError, Loaded, MapSpec,
-    ObjectRef, ProgramSpec,
+    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
+    ProgramSpec,
 };
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
 use crate::improver::Improver;
-use crate::link::{CallLink, FilePlace, Link, Uprobe};
+use crate::link::Link;
 use crate::map::MapObject;
 use crate::notifier::Notifier;
 use crate::objects::Object;
@@ -222,36 +222,6 @@ impl Runtime {
             .get(&id)
             .cloned()
             .ok_or(Errno(libc::EBADF))
-    }
-
-    /// The place in a file that an attach point names, if a program can be attached there.
-    fn place_of(&self, point: &AttachPoint) -> Result<Option<FilePlace>, Errno> {
-        match point {
-            AttachPoint::Uprobe {
-                path,
-                offset,
-                retprobe,
-                ..
-            } => {
-                let place = self
-                    .shared
-                    .files
-                    .place(path, *offset)
-                    .map_err(|error| self.refuse(&error))?;
-                if *retprobe && place.returns_twice() {
-                    let why =
-                        "it returns more often than it is called, so its return cannot be watched"
-                            .to_owned();
-                    return Err(self.refuse(&Error::Site {
-                        path: path.clone(),
-                        offset: *offset,
-                        why,
-                    }));
-                }
-                Ok(Some(place))
-            }
-            AttachPoint::SystemCall { .. } | AttachPoint::Timer { .. } => Ok(None),
-        }
     }
 
     /// Tells the user about an error that the tool only gets a number for.
@@ -515,74 +485,8 @@ impl Backend for Runtime {
         let program = self.program(program)?;
         self.check_runs(&program)
             .map_err(|error| self.refuse(&error))?;
-        // Only system calls have a result that can be made up before they are made (`kprobe_override`).
-        let makes_results = matches!(
-            point,
-            AttachPoint::SystemCall {
-                context: CallContext::Probe,
-                edge: Edge::Enter,
-                ..
-            }
-        );
-        if program.needs.overrides && !makes_results {
-            return Err(Errno(libc::EINVAL));
-        }
         let id = self.id();
-        let link = match (point, self.place_of(point)?) {
-            (
-                AttachPoint::Uprobe {
-                    retprobe,
-                    pid,
-                    cookie,
-                    ..
-                },
-                Some(place),
-            ) => {
-                let uprobe = Uprobe {
-                    id,
-                    program,
-                    place,
-                    retprobe: *retprobe,
-                    pid: *pid,
-                    cookie: *cookie,
-                };
-                let uprobe = Arc::new(uprobe);
-                self.reach
-                    .attach(&uprobe)
-                    .map_err(|error| self.refuse(&error))?;
-                Link::Uprobe(uprobe)
-            }
-            (AttachPoint::Timer { period }, _) => {
-                self.runner.every(id, program.clone(), *period);
-                Link::Timer(program)
-            }
-            (
-                AttachPoint::SystemCall {
-                    number,
-                    edge,
-                    context,
-                    cookie,
-                },
-                _,
-            ) => {
-                if number.is_some_and(|number| number as usize >= CALL_NUMBERS) {
-                    return Err(Errno(libc::EINVAL));
-                }
-                let call = Arc::new(CallLink {
-                    id,
-                    program,
-                    number: *number,
-                    edge: *edge,
-                    context: *context,
-                    cookie: *cookie,
-                });
-                self.reach
-                    .attach_call(&call)
-                    .map_err(|error| self.refuse(&error))?;
-                Link::Call(call)
-            }
-            (AttachPoint::Uprobe { .. }, None) => return Err(Errno(libc::EINVAL)),
-        };
+        let link = self.attach_link(id, program, point)?;
         self.objects().links.insert(id, link);
         Ok(id)
     }

@@ -1,0 +1,117 @@
+//! Making links: a program and the place that it is attached to.
+
+use std::sync::Arc;
+
+use beeline_image::abi::calls::CALL_NUMBERS;
+
+use super::Runtime;
+use crate::backend::{AttachPoint, CallContext, Edge, Errno, Id};
+use crate::error::Error;
+use crate::link::{CallLink, FilePlace, Link, Uprobe};
+use crate::program::Program;
+
+impl Runtime {
+    /// Attaches a program; the link is not listed yet.
+    pub(super) fn attach_link(
+        &self,
+        id: Id,
+        program: Arc<Program>,
+        point: &AttachPoint,
+    ) -> Result<Link, Errno> {
+        // Only system calls have a result that can be made up before they are made (`kprobe_override`).
+        let makes_results = matches!(
+            point,
+            AttachPoint::SystemCall {
+                context: CallContext::Probe,
+                edge: Edge::Enter,
+                ..
+            }
+        );
+        if program.needs.overrides && !makes_results {
+            return Err(Errno(libc::EINVAL));
+        }
+        match *point {
+            AttachPoint::Uprobe {
+                retprobe,
+                pid,
+                cookie,
+                ..
+            } => {
+                let place = self.place_of(point)?.ok_or(Errno(libc::EINVAL))?;
+                self.attach_uprobe(Uprobe {
+                    id,
+                    program,
+                    place,
+                    retprobe,
+                    pid,
+                    cookie,
+                })
+            }
+            AttachPoint::SystemCall {
+                number,
+                edge,
+                context,
+                cookie,
+            } => self.attach_call(CallLink {
+                id,
+                program,
+                number,
+                edge,
+                context,
+                cookie,
+            }),
+            AttachPoint::Timer { period } => {
+                self.runner.every(id, program.clone(), period);
+                Ok(Link::Timer(program))
+            }
+        }
+    }
+
+    fn attach_uprobe(&self, uprobe: Uprobe) -> Result<Link, Errno> {
+        let uprobe = Arc::new(uprobe);
+        let attached = self.reach.attach(&uprobe);
+        attached.map_err(|error| self.refuse(&error))?;
+        Ok(Link::Uprobe(uprobe))
+    }
+
+    fn attach_call(&self, call: CallLink) -> Result<Link, Errno> {
+        let is_known = |number: u32| (number as usize) < CALL_NUMBERS;
+        if !call.number.is_none_or(is_known) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let call = Arc::new(call);
+        let attached = self.reach.attach_call(&call);
+        attached.map_err(|error| self.refuse(&error))?;
+        Ok(Link::Call(call))
+    }
+
+    /// The place in a file that an attach point names, if a program can be attached there.
+    pub(super) fn place_of(&self, point: &AttachPoint) -> Result<Option<FilePlace>, Errno> {
+        match point {
+            AttachPoint::Uprobe {
+                path,
+                offset,
+                retprobe,
+                ..
+            } => {
+                let place = self
+                    .shared
+                    .files
+                    .place(path, *offset)
+                    .map_err(|error| self.refuse(&error))?;
+                if *retprobe && place.returns_twice() {
+                    let why =
+                        "it returns more often than it is called, so its return cannot be watched"
+                            .to_owned();
+                    return Err(self.refuse(&Error::Site {
+                        path: path.clone(),
+                        offset: *offset,
+                        why,
+                    }));
+                }
+                Ok(Some(place))
+            }
+            AttachPoint::SystemCall { .. } | AttachPoint::Timer { .. } => Ok(None),
+        }
+    }
+}
