@@ -138,7 +138,10 @@ impl Walk<'_> {
             };
             if size <= spilled && first == 0 {
                 let mut reg = content.reg;
-                if bits_of(&reg) > size as u32 * 8 {
+                // The kernel keeps the link where a fill extends the sign, and so believes of the number that was spilled what
+                // it learns of another (`check_stack_read_fixed_off`, Linux 6.18). A number whose sign is not set stays the same.
+                let bits = size as u32 * 8 - u32::from(access.signed);
+                if bits_of(&reg) > bits {
                     reg.id = 0;
                     reg.off = 0;
                 }

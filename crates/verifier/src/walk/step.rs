@@ -27,7 +27,7 @@ impl Walk<'_> {
                 dst,
                 src,
                 off,
-            } => self.load(size, signed, dst, src, off)?,
+            } => self.load(size, signed, dst, src, off, false)?,
             Op::LoadAcquire {
                 size,
                 dst,
@@ -35,14 +35,14 @@ impl Walk<'_> {
                 off,
             } => {
                 self.check_atomic_pointer(src, "loads from")?;
-                self.load(size, false, dst, src, off)?;
+                self.load(size, false, dst, src, off, true)?;
             }
             Op::Store {
                 size,
                 dst,
                 src,
                 off,
-            } => self.store(size, dst, src, off)?,
+            } => self.store(size, dst, src, off, false)?,
             Op::StoreRelease {
                 size,
                 dst,
@@ -52,7 +52,7 @@ impl Walk<'_> {
                 self.read_reg(src)?;
                 self.read_reg(dst)?;
                 self.check_atomic_pointer(dst, "stores into")?;
-                self.store(size, dst, Operand::Reg(src), off)?;
+                self.store(size, dst, Operand::Reg(src), off, true)?;
             }
             Op::Atomic {
                 op,
@@ -147,7 +147,16 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn load(&mut self, size: Size, signed: bool, dst: u8, src: u8, off: i16) -> Check {
+    /// `aligned`: an atomic access, which has to be (`check_atomic_load`).
+    fn load(
+        &mut self,
+        size: Size,
+        signed: bool,
+        dst: u8,
+        src: u8,
+        off: i16,
+        aligned: bool,
+    ) -> Check {
         self.read_reg(src)?;
         self.same_kind_as_before(src, true)?;
         self.access(Access {
@@ -158,11 +167,12 @@ impl Walk<'_> {
             value: Some(dst),
             constant: None,
             signed,
-            strict: false,
+            strict: aligned,
         })
     }
 
-    fn store(&mut self, size: Size, dst: u8, src: Operand, off: i16) -> Check {
+    /// `aligned`: an atomic access, which has to be (`check_atomic_store`).
+    fn store(&mut self, size: Size, dst: u8, src: Operand, off: i16, aligned: bool) -> Check {
         let (value, constant) = match src {
             Operand::Reg(src) => {
                 self.read_reg(src)?;
@@ -180,7 +190,7 @@ impl Walk<'_> {
             value,
             constant,
             signed: false,
-            strict: false,
+            strict: aligned,
         })
     }
 

@@ -1,0 +1,161 @@
+//! Programs that do wrong and were accepted once.
+
+use std::os::fd::AsRawFd;
+
+use beeline_fuzz::asm::{
+    EXIT, alu, alu_imm, atomic, branch, load, load_sized, mov, mov_reg, store,
+};
+use beeline_fuzz::kernel as bpf;
+use beeline_isa::{Insn, imm64, opcode::*};
+use beeline_verifier::context::kinds::prog;
+use beeline_verifier::program::{Kind, Map, Program};
+use beeline_verifier::verdict::LogLevel;
+use beeline_verifier::verify;
+
+const VALUE_BYTES: u32 = 64;
+/// A descriptor of an array of one value.
+const ARRAY: i32 = 1000;
+
+fn ours(insns: &[Insn]) -> Result<(), String> {
+    let map = Map {
+        id: 1,
+        map_type: 2,
+        key_size: 4,
+        value_size: VALUE_BYTES,
+        max_entries: 1,
+        ..Map::default()
+    };
+    let verdict = verify(
+        &Program {
+            kind: Kind {
+                prog_type: prog::SOCKET_FILTER,
+                ..Kind::default()
+            },
+            gpl: true,
+            insns,
+            maps: &[(ARRAY, &map)],
+            types: None,
+            kernel: None,
+            helpers: None,
+        },
+        LogLevel(0),
+    );
+    verdict.result.map(|_| ()).map_err(|no| no.reason)
+}
+
+fn kernels(insns: &[Insn]) -> Option<bool> {
+    if !bpf::is_usable() {
+        return None;
+    }
+    let array = bpf::array(VALUE_BYTES, 1).expect("an array");
+    let mut insns = insns.to_vec();
+    for insn in &mut insns {
+        if insn.is_imm64() && insn.src == PSEUDO_MAP_VALUE {
+            insn.imm = array.as_raw_fd();
+        }
+    }
+    Some(bpf::load(prog::SOCKET_FILTER, &insns).is_ok())
+}
+
+/// r8 leads into the array's value.
+fn value(offset: u64) -> [Insn; 2] {
+    imm64(8, PSEUDO_MAP_VALUE, ARRAY as u64 | offset << 32)
+}
+
+/// What is learnt of a number that was filled with its sign is not true of the number that was spilled. Linux 6.18 takes this program,
+/// which reads beyond the value.
+#[test]
+fn fills_that_extend_the_sign_are_no_copies() {
+    let program = |mode| {
+        let mut insns = value(0).to_vec();
+        insns.extend([
+            load_sized(MEM | W, 0, 8, 28),
+            store(10, -16, 0),
+            load_sized(mode | W, 7, 10, -16),
+            // Either way tells something of r7.
+            Insn {
+                code: JMP32 | JGE | K,
+                ..branch(JGE, 7, 0x8000, 2)
+            },
+            mov(0, 0),
+            EXIT,
+            branch(JSGT, 0, -1, 2),
+            mov(0, 0),
+            EXIT,
+            // 0, if r0 were what r7 is: up to 0x7fff_ffff.
+            alu_imm(RSH, 0, 31),
+            alu_imm(MUL, 0, VALUE_BYTES as i32),
+            alu(ADD, 8, 0),
+            load_sized(MEM | B, 1, 8, 0),
+            mov(0, 0),
+            EXIT,
+        ]);
+        insns
+    };
+    assert!(ours(&program(MEMSX)).is_err());
+    assert!(ours(&program(MEM)).is_err());
+}
+
+/// A link stays where extending the sign changes nothing.
+#[test]
+fn fills_without_a_sign_are_copies() {
+    let mut insns = value(0).to_vec();
+    insns.extend([
+        load_sized(MEM | W, 0, 8, 28),
+        alu_imm(AND, 0, 0xffff),
+        store(10, -16, 0),
+        load_sized(MEMSX | W, 7, 10, -16),
+        branch(JLT, 7, VALUE_BYTES as i32, 2),
+        mov(0, 0),
+        EXIT,
+        alu(ADD, 8, 0),
+        load_sized(MEM | B, 1, 8, 0),
+        mov(0, 0),
+        EXIT,
+    ]);
+    assert_eq!(ours(&insns), Ok(()));
+    assert!(kernels(&insns).is_none_or(|accepts| accepts));
+}
+
+/// `check_atomic_load`, `check_atomic_store`: as all atomic accesses.
+#[test]
+fn acquire_and_release_are_aligned() {
+    let sizes = [(B, 1), (H, 2), (W, 4), (DW, 8)];
+    for (size, bytes) in sizes {
+        for offset in 32..=40 {
+            let in_value = |access: Insn| {
+                let mut insns = value(offset).to_vec();
+                insns.extend([mov(9, 1), access, mov(0, 0), EXIT]);
+                insns
+            };
+            let on_stack = |access: Insn| {
+                let clear = [mov(9, 1), store(10, -8, 9), store(10, -16, 9)];
+                let off = -(offset as i32 - 24);
+                let address = [mov_reg(8, 10), alu_imm(ADD, 8, off)];
+                [&clear[..], &address, &[access, mov(0, 0), EXIT]].concat()
+            };
+            let accesses = [
+                atomic(size, 9, 0, 8, LOAD_ACQ),
+                atomic(size, 8, 0, 9, STORE_REL),
+            ];
+            for access in accesses {
+                for insns in [in_value(access), on_stack(access)] {
+                    let accepts = ours(&insns).is_ok();
+                    assert_eq!(
+                        accepts,
+                        offset % bytes == 0,
+                        "{bytes} bytes at {offset}: {:?}",
+                        ours(&insns)
+                    );
+                    if let Some(kernels) = kernels(&insns) {
+                        assert_eq!(accepts, kernels, "{bytes} bytes at {offset}");
+                    }
+                }
+            }
+        }
+    }
+    // Others need not be.
+    let mut insns = value(33).to_vec();
+    insns.extend([load(9, 8, 0), mov(0, 0), EXIT]);
+    assert_eq!(ours(&insns), Ok(()));
+}
