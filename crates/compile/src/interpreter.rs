@@ -144,8 +144,65 @@ fn helpers(flow: &Flow) -> Result<Vec<u32>, Error> {
     Ok(helpers)
 }
 
+/// A run before one of its instructions.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment<'m> {
+    /// The instruction's slot.
+    pub insn: usize,
+    /// r0 to r10. What was never written may be anything.
+    pub registers: &'m [u64; 11],
+    /// Functions that are active, the program's entry not counted.
+    pub depth: usize,
+    /// The part of the innermost function's stack that it uses; it ends where r10 points to.
+    pub stack: &'m [u8],
+}
+
+/// Is shown every instruction before it is run. Errors: the run ends, with a fault that says this.
+pub type Watch<'w> = &'w mut dyn FnMut(&Moment<'_>) -> Result<(), String>;
+
+impl Interpreter {
+    /// Runs a program once, as [`Engine::load`] and [`Runnable::run`] do together, and shows it to somebody while it runs. That is slow.
+    /// Programs that are tail called are not shown.
+    ///
+    /// # Safety
+    /// As for [`Runnable::run`].
+    pub unsafe fn run_watched(
+        &self,
+        program: &Program<'_>,
+        context: Context,
+        run: &Run,
+        watch: Watch<'_>,
+    ) -> Result<u64, Fault> {
+        let decoded = Decoded::new(program).map_err(|error| Fault {
+            insn: 0,
+            what: error.to_string(),
+        })?;
+        let budget = self.budget;
+        // SAFETY: the caller's promise.
+        unsafe { Interpreted { decoded, budget }.run_with(context, run, Some(&mut *watch)) }
+    }
+}
+
 impl Runnable for Interpreted {
     unsafe fn run(&self, context: Context, run: &Run) -> Result<u64, Fault> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_with(context, run, None) }
+    }
+
+    fn code(&self) -> Option<&Code> {
+        None
+    }
+}
+
+impl Interpreted {
+    /// # Safety
+    /// As for [`Runnable::run`].
+    unsafe fn run_with<'r>(
+        &'r self,
+        context: Context,
+        run: &'r Run,
+        watch: Option<Watch<'r>>,
+    ) -> Result<u64, Fault> {
         #[repr(align(16))]
         struct Stack(
             #[expect(dead_code, reason = "reached by address")] [MaybeUninit<u8>; STACK_BYTES],
@@ -161,6 +218,7 @@ impl Runnable for Interpreted {
             budget: self.budget,
             depth: 0,
             held: Held::default(),
+            watch,
         };
         let mut r: Registers = [0; 16];
         (r[1], r[2]) = (start, context.bytes as u64);
@@ -175,9 +233,5 @@ impl Runnable for Interpreted {
             Stop::Poison => Ok(0),
             Stop::Fault(fault) => Err(fault),
         })
-    }
-
-    fn code(&self) -> Option<&Code> {
-        None
     }
 }

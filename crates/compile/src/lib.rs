@@ -33,7 +33,7 @@ pub use digest::Digest;
 pub use engine::{Compiler, Context, Engine, Fault, Machine, MapShape, Program, Runnable};
 pub use executable::Executable;
 pub use inline::{Inline, inlines};
-pub use interpreter::Interpreter;
+pub use interpreter::{Interpreter, Moment, Watch};
 pub use light::Light;
 pub use registers::RegisterSet;
 pub use store::CodeStore;

@@ -5,6 +5,7 @@ use std::ptr::with_exposed_provenance_mut as place;
 use beeline_isa::FRAME_POINTER;
 use beeline_verifier::MAX_FRAMES;
 
+use super::Moment;
 use super::machine::{Machine, Registers, Stop, fault};
 use super::memory::FRAME_BYTES;
 
@@ -12,7 +13,7 @@ impl Machine<'_> {
     /// Runs a function from its first slot.
     pub fn run_function(&mut self, start: usize, r: Registers, given: u16) -> Result<u64, Stop> {
         self.charge(1, start)?;
-        if self.program.is_all_written {
+        if self.program.is_all_written && self.watch.is_none() {
             self.execute::<false>(start, r, given)
         } else {
             self.execute::<true>(start, r, given)
@@ -58,6 +59,35 @@ impl Machine<'_> {
             }
             None => Err(fault(slot, "the program has run for too long")),
         }
+    }
+
+    /// Shows the run to who looks on, before an instruction of the function that begins at `start`.
+    #[inline(always)]
+    pub fn show(&mut self, slot: usize, start: usize, r: &Registers) -> Result<(), Stop> {
+        match self.watch {
+            None => Ok(()),
+            Some(_) => self.show_moment(slot, start, r),
+        }
+    }
+
+    #[cold]
+    fn show_moment(&mut self, slot: usize, start: usize, r: &Registers) -> Result<(), Stop> {
+        let Some(registers) = r.first_chunk() else {
+            return Ok(());
+        };
+        let used = self.program.stack_bytes.get(start).copied().unwrap_or(0);
+        let bottom = self.memory.frame() + FRAME_BYTES - u64::from(used);
+        // SAFETY: a part of this run's stack that was cleared when the function began; nobody writes there meanwhile.
+        let stack =
+            unsafe { std::slice::from_raw_parts(place::<u8>(bottom as usize), used.into()) };
+        let moment = Moment {
+            insn: slot,
+            registers,
+            depth: self.depth,
+            stack,
+        };
+        let outcome = self.watch.as_mut().map_or(Ok(()), |watch| watch(&moment));
+        outcome.map_err(|why| fault(slot, why))
     }
 
     pub fn check_written(&self, slot: usize, written: u16) -> Result<u16, Stop> {

@@ -8,13 +8,13 @@ use beeline_isa::abi::Run;
 use beeline_isa::{Atomic, FRAME_POINTER, MAY_GOTO_LIMIT};
 use beeline_verifier::MAX_FRAMES;
 
-use super::Decoded;
 use super::calls::Held;
 use super::frames::never_written;
 use super::memory::{FRAME_BYTES, Memory};
 use super::steps::{Code, Step, fetching};
 use super::words::Word;
 use super::written::{ARGUMENTS, bit};
+use super::{Decoded, Watch};
 use crate::engine::Fault;
 
 /// The values of r0 to r10, and of some that nobody names.
@@ -35,6 +35,8 @@ pub(super) struct Machine<'a> {
     /// Functions that are active, the program's entry not counted.
     pub depth: usize,
     pub held: Held,
+    /// Who looks on; then registers are checked as they are read, whatever was shown before.
+    pub watch: Option<Watch<'a>>,
 }
 
 /// Why a program does not go on.
@@ -139,6 +141,7 @@ impl Machine<'_> {
             pc += 1;
             if CHECK {
                 written = self.check_written(slot, written)?;
+                self.show(slot, start, &r)?;
             }
             macro_rules! dst {
                 () => {

@@ -78,6 +78,22 @@ impl Environment {
         std::ptr::from_ref(handle) as u64
     }
 
+    /// Makes these maps the program's own, and no others, by what [`Environment::add_map`] has given for them.
+    pub fn use_maps(&mut self, handles: &[u64]) {
+        self.maps.clear();
+        self.values.clear();
+        for &handle in handles {
+            // SAFETY: a handle that was leaked above.
+            let map = unsafe { (*(handle as *const MapHandle)).map };
+            self.maps.push(handle as usize);
+            self.values
+                .push(map.base() as usize + map.layout().values as usize);
+        }
+        self.context.run.maps = self.maps.as_ptr();
+        self.context.run.values = self.values.as_ptr();
+        self.context.run.map_count = self.maps.len();
+    }
+
     /// The device and inode of the namespace that this process is said to be in.
     pub fn set_pid_namespace(&mut self, namespace: [u64; 2]) {
         self.target.pid_namespace = namespace;
@@ -99,6 +115,17 @@ impl Environment {
         let run = self.prepare();
         // SAFETY: as above.
         unsafe { program.run(argument, &*run) }
+    }
+
+    /// Has a program run by somebody else on this environment and some memory; what comes out.
+    pub fn run_by<T>(&mut self, memory: &mut [u8], run: impl FnOnce(Argument, &Run) -> T) -> T {
+        let argument = Argument {
+            start: memory.as_mut_ptr(),
+            bytes: memory.len(),
+        };
+        let prepared = self.prepare();
+        // SAFETY: as above.
+        run(argument, unsafe { &*prepared })
     }
 
     /// Fills in what a run starts with.
