@@ -17,6 +17,7 @@ pub use reject::{E2BIG, EACCES, EBADF, EINVAL, ENOENT, ENOTSUPP, EPROTO, Reject}
 pub use resolve::{Unresolved, resolve};
 
 pub mod context;
+pub mod follow;
 pub mod helpers;
 pub mod program;
 pub mod scalar;

@@ -16,6 +16,11 @@ use crate::walk::Walk;
 /// `level` says how much of a log to write. Whatever the program's bytes, there is an answer after at most 1,000,000
 /// instructions looked at.
 pub fn verify(program: &Program<'_>, level: LogLevel) -> Verdict {
+    verify_within(program, level, None)
+}
+
+/// The same with fewer instructions to be looked at, if so many are given.
+pub(crate) fn verify_within(program: &Program<'_>, level: LogLevel, most: Option<u32>) -> Verdict {
     let before = structure(program).and_then(|flow| {
         let maps = maps(program, &flow)?;
         Ok((flow, maps))
@@ -25,6 +30,7 @@ pub fn verify(program: &Program<'_>, level: LogLevel) -> Verdict {
         Err(reject) => return Verdict::refused(reject, level),
     };
     let mut walk = Walk::new(program, &flow, level);
+    walk.most_insns = most.unwrap_or(walk.most_insns);
     let result = walk.program();
     let result = result.map(|()| walk.facts(maps));
     let (longest_log, log) = walk.take_log();

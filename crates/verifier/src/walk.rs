@@ -14,6 +14,7 @@
 //! | [`precision`] | which numbers mattered |
 //! | [`alive`] | which stack slots are read later |
 //! | [`print`] | the log |
+//! | [`follow`] | paths without pruning, for tests |
 
 mod alive;
 mod alu;
@@ -26,6 +27,7 @@ mod depth;
 mod dynptr;
 mod equal;
 mod exit;
+mod follow;
 mod helper;
 mod kernel_call;
 mod locks;
@@ -53,6 +55,7 @@ use crate::types::FunctionArg;
 use crate::verdict::{Effort, Facts, LogLevel, MapUse, Refusal};
 
 use alive::StackLiveness;
+pub(crate) use follow::Run;
 use loops::Loops;
 use print::Log;
 use shape::Shape;
@@ -172,6 +175,8 @@ pub(crate) struct Walk<'a> {
     insns_kept: u32,
     live_states: u32,
     effort: Effort,
+    /// Instructions that may be looked at.
+    pub most_insns: u32,
     deeds: Deeds,
     log: Log,
 }
@@ -204,6 +209,7 @@ impl<'a> Walk<'a> {
             insns_kept: 0,
             live_states: 0,
             effort: Effort::default(),
+            most_insns: MOST_INSNS,
             deeds: Deeds::default(),
             log: Log::new(level),
         }
@@ -318,7 +324,7 @@ impl<'a> Walk<'a> {
         loop {
             self.step = None;
             self.effort.insns_processed += 1;
-            if self.effort.insns_processed > MOST_INSNS {
+            if self.effort.insns_processed > self.most_insns {
                 let processed = self.effort.insns_processed;
                 return no(
                     E2BIG,
