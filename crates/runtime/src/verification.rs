@@ -1,7 +1,7 @@
 //! Programs are judged before anything else is done with them.
 //!
 //! What the verifier takes may still be more than can run in user space: the kernel's functions and variables are not
-//! there, nor are packets and sockets. Programs of types that are attached nowhere here may use those, as nothing comes of
+//! there, nor its own structures of maps, nor are packets and sockets. Programs of types that are attached nowhere here may use those, as nothing comes of
 //! it; others are refused. Whatever is refused, the tool gets the kernel's errno and a log in the kernel's manner.
 
 use std::collections::HashMap;
@@ -67,7 +67,7 @@ pub fn judge(
         }
     };
     let insns = alive(&insns, &facts.dead);
-    let place = check_place(&insns, kernel);
+    let place = check_place(&insns, kernel).and_then(|()| check_map_structure(&insns, &facts));
     match place {
         Err(reject) if HERE.contains(&spec.prog_type) => Err(refused(reject, spec.log_level, log)),
         place => Ok(Accepted {
@@ -248,6 +248,19 @@ fn check_place(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<(), Rejec
     Ok(())
 }
 
+/// What is behind a map's address here is not what the kernel's types say.
+fn check_map_structure(insns: &[Insn], facts: &Facts) -> Result<(), Reject> {
+    match facts.map_structure {
+        None => Ok(()),
+        Some(index) => Err(Reject::insn(
+            libc::EINVAL,
+            index,
+            insns.get(index).copied().unwrap_or_default(),
+            "the kernel's own structure of a map cannot be reached from user space",
+        )),
+    }
+}
+
 /// A refusal after what the log says already.
 fn refused(reject: Reject, level: u32, mut log: VerifierLog) -> LoadError {
     if level != 0 {
@@ -315,5 +328,19 @@ mod tests {
             refused.reason
         );
         assert!(judged(XDP, &[R0_IS_0, END]).expect("a good program").runs);
+    }
+
+    #[test]
+    fn structures_of_maps_are_not_here() {
+        let insns = [R0_IS_0, END].concat();
+        let insns: Vec<Insn> = Insn::decode_all(&insns).expect("two").collect();
+        let reads = |map_structure| Facts {
+            map_structure,
+            ..Facts::default()
+        };
+        assert!(check_map_structure(&insns, &reads(None)).is_ok());
+        let refused = check_map_structure(&insns, &reads(Some(1)));
+        let reject = refused.expect_err("there is none");
+        assert!(reject.log.contains("structure of a map"), "{}", reject.log);
     }
 }

@@ -130,6 +130,8 @@ pub struct Facts {
     pub frame_depth: usize,
     /// Does some path touch a value that is each CPU's own?
     pub per_cpu: bool,
+    /// The first instruction, by what paths come to first, that reads the kernel's own structure of a map (`struct bpf_map`).
+    pub map_structure: Option<usize>,
     /// Instructions that no path reaches.
     pub dead: Vec<usize>,
 }

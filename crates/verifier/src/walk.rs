@@ -133,6 +133,7 @@ pub(crate) struct Deeds {
     pub context: BTreeSet<(u32, u32, bool)>,
     pub uses_context: bool,
     pub per_cpu: bool,
+    pub map_structure: Option<usize>,
 }
 
 /// A global function, as its callers see it; found out once.
@@ -530,6 +531,7 @@ impl<'a> Walk<'a> {
             calls_subprograms: self.flow.functions().iter().filter(reached).count() > 1,
             frame_depth: self.flow.frame_depth().unwrap_or(1),
             per_cpu: self.deeds.per_cpu,
+            map_structure: self.deeds.map_structure,
             dead: dead
                 .filter(|(at, seen)| !seen.reached && self.flow.op(*at).is_some())
                 .map(|(at, _)| at)

@@ -307,6 +307,7 @@ impl Walk<'_> {
                 format!("map_ptr access not supported for map type {map_type}"),
             );
         };
+        self.deeds.map_structure.get_or_insert(self.insn);
         match kernel.member(structure, at, size as u32, Trust::Plain, false) {
             Ok(member) => Ok(self.member(member)),
             Err((errno, why)) => no(errno, why),

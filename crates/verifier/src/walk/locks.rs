@@ -146,7 +146,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Programs that may interrupt the holder of a lock may not use maps that have some (`check_map_prog_compatibility`).
+    /// Programs that may interrupt the holder of a lock may not use maps that have some (`check_map_prog_compatibility`). Maps that it does not
+    /// name are none of the program's.
     pub(crate) fn check_maps_suit(&self) -> Check {
         use crate::context::kinds::prog;
         let prog_type = self.program.kind.prog_type;

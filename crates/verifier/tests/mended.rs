@@ -1,4 +1,4 @@
-//! Programs that do wrong and were accepted once.
+//! Programs that were judged wrongly once: most of them do wrong, and were accepted.
 
 use std::os::fd::AsRawFd;
 
@@ -8,15 +8,22 @@ use beeline_fuzz::asm::{
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, imm64, opcode::*};
 use beeline_verifier::context::kinds::prog;
-use beeline_verifier::program::{Kind, Map, Program};
-use beeline_verifier::verdict::LogLevel;
+use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program};
+use beeline_verifier::types::KernelTypes;
+use beeline_verifier::verdict::{Facts, LogLevel};
 use beeline_verifier::verify;
 
 const VALUE_BYTES: u32 = 64;
 /// A descriptor of an array of one value.
 const ARRAY: i32 = 1000;
+/// Of another, with a lock in its value.
+const LOCKED: i32 = 1001;
 
 fn ours(insns: &[Insn]) -> Result<(), String> {
+    facts(insns, None).map(|_| ())
+}
+
+fn facts(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<Facts, String> {
     let map = Map {
         id: 1,
         map_type: 2,
@@ -24,6 +31,16 @@ fn ours(insns: &[Insn]) -> Result<(), String> {
         value_size: VALUE_BYTES,
         max_entries: 1,
         ..Map::default()
+    };
+    let lock = MapField {
+        offset: 0,
+        size: 4,
+        kind: FieldKind::SpinLock,
+    };
+    let locked = Map {
+        id: 2,
+        fields: vec![lock],
+        ..map.clone()
     };
     let verdict = verify(
         &Program {
@@ -33,14 +50,14 @@ fn ours(insns: &[Insn]) -> Result<(), String> {
             },
             gpl: true,
             insns,
-            maps: &[(ARRAY, &map)],
+            maps: &[(ARRAY, &map), (LOCKED, &locked)],
             types: None,
-            kernel: None,
+            kernel,
             helpers: None,
         },
         LogLevel(0),
     );
-    verdict.result.map(|_| ()).map_err(|no| no.reason)
+    verdict.result.map_err(|no| no.reason)
 }
 
 fn kernels(insns: &[Insn]) -> Option<bool> {
@@ -158,4 +175,32 @@ fn acquire_and_release_are_aligned() {
     let mut insns = value(33).to_vec();
     insns.extend([load(9, 8, 0), mov(0, 0), EXIT]);
     assert_eq!(ours(&insns), Ok(()));
+}
+
+/// The kernel lets programs read its structure of a map; elsewhere there is something else behind a map's address, so it has to be known.
+#[test]
+fn reads_of_a_maps_structure_are_told() {
+    let types = std::fs::read("/sys/kernel/btf/vmlinux").ok();
+    let Some(types) = types.and_then(KernelTypes::new) else {
+        eprintln!("skipped: the running kernel tells no types");
+        return;
+    };
+    let array = imm64(8, PSEUDO_MAP_FD, ARRAY as u64);
+    let reads = [&array[..], &[load(6, 8, 0), mov(0, 0), EXIT]].concat();
+    let facts_of = |insns: &[Insn]| facts(insns, Some(&types)).map(|facts| facts.map_structure);
+    assert_eq!(facts_of(&reads), Ok(Some(2)));
+    let does_not = [&array[..], &[mov(0, 0), EXIT]].concat();
+    assert_eq!(facts_of(&does_not), Ok(None));
+}
+
+/// `check_map_prog_compatibility` is asked of the maps that a program names, not of others in the same file.
+#[test]
+fn maps_that_are_not_named_do_not_matter() {
+    let naming = |fd: i32| {
+        let names = imm64(8, PSEUDO_MAP_FD, fd as u64);
+        [&names[..], &[mov(0, 0), EXIT]].concat()
+    };
+    assert_eq!(ours(&naming(ARRAY)), Ok(()));
+    let refused = ours(&naming(LOCKED)).expect_err("its type may not take locks");
+    assert!(refused.contains("bpf_spin_lock"), "{refused}");
 }
