@@ -3,10 +3,12 @@
 use beeline_fuzz::Random;
 use beeline_verifier::context::kinds::prog;
 
-/// Bytes of all of it: more than any context has.
-const BYTES: usize = 16 << 10;
+use crate::world::fill;
+
 /// The longest packet. It ends where the memory does.
 const PACKET: u64 = 96;
+/// Bytes of all of it.
+const BYTES: usize = 4096;
 
 /// A context, and behind it a packet.
 pub struct Context(&'static mut [u8]);
@@ -31,9 +33,9 @@ impl Context {
 
     /// As a program of some type finds it: random numbers, and a packet of some length.
     pub fn renew(&mut self, prog_type: u32, random: &mut Random) -> &mut [u8] {
-        for word in self.0.chunks_mut(8) {
-            word.copy_from_slice(&random.number().to_ne_bytes());
-        }
+        fill(self.0, random);
+        let packet = BYTES - PACKET as usize;
+        fill(&mut self.0[packet..], random);
         let end = self.0.as_ptr().expose_provenance() as u64 + BYTES as u64;
         let data = end - random.below(PACKET + 1);
         // Where the packet's begin, end and metadata stand, and pointers to the kernel's structures.

@@ -10,10 +10,11 @@ use beeline_fuzz::kernel::functions;
 use beeline_isa::opcode::{PSEUDO_FUNC, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Insn, Listing, Op};
 use beeline_kernel::{MapSpec, ProgramSpec, create_map, freeze, load_program, load_types, update};
+use beeline_verifier::follow::verify_shortly;
 use beeline_verifier::function_starts;
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
-use beeline_verifier::verdict::LogLevel;
+use beeline_verifier::verdict::{Facts, LogLevel};
 
 /// A program to be judged.
 #[derive(Debug, Clone)]
@@ -119,17 +120,55 @@ impl Judge {
         log: u32,
         helpers: Option<&dyn Fn(u32) -> bool>,
     ) -> Result<(i32, String), String> {
+        let verify = |program: &Program<'_>| {
+            let verdict = beeline_verifier::verify(program, LogLevel(log));
+            let errno = verdict.result.map_or_else(|no| no.errno, |_| 0);
+            (errno, verdict.log)
+        };
+        match catch_unwind(AssertUnwindSafe(|| self.with(case, helpers, verify))) {
+            Ok(answer) => Ok(answer.unwrap_or_else(|refused| refused)),
+            Err(_) => Err(PANIC.lock().map(|it| it.clone()).unwrap_or_default()),
+        }
+    }
+
+    /// What a program does that ours accepts where only some helpers are there, after at most so many instructions. Errors: the words
+    /// of a panic.
+    pub fn accepts(
+        &self,
+        case: &Case,
+        helpers: &dyn Fn(u32) -> bool,
+        most: u32,
+    ) -> Result<Option<Facts>, String> {
+        let verify = |program: &Program<'_>| verify_shortly(program, most).result.ok();
+        let accepts = || self.with(case, Some(helpers), verify).ok().flatten();
+        catch_unwind(AssertUnwindSafe(accepts))
+            .map_err(|_| PANIC.lock().map(|it| it.clone()).unwrap_or_default())
+    }
+
+    /// Hands on what a verifier is given; nothing if its types are refused.
+    pub fn with_program<T>(
+        &self,
+        case: &Case,
+        helpers: &dyn Fn(u32) -> bool,
+        judge: impl FnOnce(&Program<'_>) -> T,
+    ) -> Option<T> {
+        self.with(case, Some(helpers), judge).ok()
+    }
+
+    /// Errors: the error number and the log of a refusal of the program's types.
+    fn with<T>(
+        &self,
+        case: &Case,
+        helpers: Option<&dyn Fn(u32) -> bool>,
+        judge: impl FnOnce(&Program<'_>) -> T,
+    ) -> Result<T, (i32, String)> {
         let maps: Vec<_> = case.maps.iter().map(|(fd, map)| (*fd, map)).collect();
         let types = described_functions(&case.insns).map(|starts| {
             let (btf, info) = functions(&starts);
             ProgramTypes::new(&btf, &info, &[], &case.kind, &case.insns, &starts, None)
         });
-        let types = match types {
-            Some(Err((errno, why))) => return Ok((errno, why)),
-            Some(Ok(types)) => Some(types),
-            None => None,
-        };
-        let program = Program {
+        let types = types.transpose()?;
+        Ok(judge(&Program {
             kind: case.kind,
             gpl: true,
             insns: &case.insns,
@@ -137,15 +176,7 @@ impl Judge {
             types: types.as_ref(),
             kernel: self.types.as_ref(),
             helpers,
-        };
-        let verify = || beeline_verifier::verify(&program, LogLevel(log));
-        match catch_unwind(AssertUnwindSafe(verify)) {
-            Ok(verdict) => Ok((
-                verdict.result.map_or_else(|no| no.errno, |_| 0),
-                verdict.log,
-            )),
-            Err(_) => Err(PANIC.lock().map(|it| it.clone()).unwrap_or_default()),
-        }
+        }))
     }
 
     /// The kernel's error number and log; nothing if it does not make the maps.

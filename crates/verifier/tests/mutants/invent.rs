@@ -28,7 +28,7 @@ const NUMBERS: [u8; 4] = [0, 5, 6, 7];
 const SLOTS: u64 = 5;
 
 /// A type of programs, the bytes of its context, and where the packet's begin and end stand in it.
-type ContextOf = (u32, u64, Option<(i16, i16)>);
+pub type ContextOf = (u32, u64, Option<(i16, i16)>);
 
 /// Those that are made up.
 pub const KINDS: [ContextOf; 8] = [
@@ -42,16 +42,28 @@ pub const KINDS: [ContextOf; 8] = [
     (prog::SK_MSG, 80, None),
 ];
 
+/// Makes a unit that programs have besides those made here.
+pub type Extra = fn(&mut Random) -> Vec<Insn>;
+
 /// A program.
 pub fn invent(random: &mut Random) -> Case {
+    invent_with(random, None)
+}
+
+/// A program with other units as well: they leave numbers in r0 and r5 to r7, and use r1 to r4 and the stack beyond the slots.
+pub fn invent_with(random: &mut Random, extra: Option<Extra>) -> Case {
     let (prog_type, context_bytes, packet) = random.pick(&KINDS);
-    let care = random.pick(&[3, 20, 60, 200]);
+    let care = match extra {
+        None => random.pick(&[3, 20, 60, 200]),
+        Some(_) => random.pick(&[20, 60, 200, 1000]),
+    };
     let mut inventor = Inventor {
         random,
         care,
         context_bytes,
         packet,
         sleepable: prog_type == prog::SYSCALL,
+        extra,
     };
     let mut insns = inventor.function(true, 0);
     // Functions that nothing calls are refused; so is one call to none.
@@ -89,6 +101,7 @@ struct Inventor<'a> {
     context_bytes: u64,
     packet: Option<(i16, i16)>,
     sleepable: bool,
+    extra: Option<Extra>,
 }
 
 impl Inventor<'_> {
@@ -97,6 +110,12 @@ impl Inventor<'_> {
         let count = 2 + self.random.below(10);
         let mut loops = 1;
         for _ in 0..count {
+            if let Some(extra) = self.extra
+                && self.random.once_in(2)
+            {
+                units.push(extra(self.random));
+                continue;
+            }
             let unit = match self.random.below(24) {
                 0..=5 => vec![self.arithmetic()],
                 6..=7 => vec![self.stack_slot()],

@@ -31,7 +31,10 @@ impl Inventor<'_> {
             0 => store_imm(size, pointer, off, 1),
             1 => store_sized(size, pointer, off, register),
             2 if size != DW => load_sized(MEMSX | size, register, pointer, off),
-            3 => atomic(W, pointer, off, register, (ADD | FETCH as u8).into()),
+            // Aligned it has to be, which is seldom known.
+            3 if self.extra.is_none() || self.breaks() => {
+                atomic(W, pointer, off, register, (ADD | FETCH as u8).into())
+            }
             _ => load_sized(MEM | size, register, pointer, off),
         }
     }
