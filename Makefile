@@ -1,6 +1,6 @@
 # What people type. `make` alone builds; see each target's line.
 
-.PHONY: build check test soak bench peers corpora demo deps
+.PHONY: build check test soak fuzz bench peers corpora demo deps
 
 # The release build: target/release/beeline, and beside it beeline-llvm, the optimising compiler.
 build:
@@ -31,6 +31,17 @@ soak: deps build
 	$(SOAK) -p beeline-maps --test kills --test scribble -- --show-output
 	$(SOAK) -p beeline-e2e --test differential --test sums --test engines --test soundness -- --show-output
 	$(SOAK) -p beeline-verifier --test mutants
+
+# Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler (rustup toolchain install nightly) and
+# cargo-fuzz (cargo install cargo-fuzz). A target begins with its seeds, what earlier runs found, and the libbpf tools' object files.
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code
+FUZZ_LIMITS = -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512
+fuzz:
+	cargo run --release -p beeline-untrusted --example seeds fuzz/corpus $$(grep -s /sbin/ /var/lib/dpkg/info/libbpf-tools.list)
+	for target in $(FUZZ_TARGETS); do \
+		RUSTUP_TOOLCHAIN=nightly cargo fuzz run -O -a $$target -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_LIMITS) || exit; \
+	done
 
 # Beeline and the kernel side by side. `make bench ARGS="entry --json"` takes a part; ARGS=--help lists them.
 bench: deps build

@@ -11,6 +11,7 @@
 //!   --refusals     lists why programs are refused, and how many
 //! ```
 
+#[allow(dead_code, reason = "a program is judged with fewer helpers elsewhere")]
 mod case;
 mod change;
 #[path = "../verdicts/corpus.rs"]

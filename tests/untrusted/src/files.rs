@@ -1,0 +1,45 @@
+//! Files with code: ahead-of-time files, and those of a store. What they begin with is made good, as no fuzzer finds a checksum.
+
+use beeline_compile::aot::Aot;
+use beeline_compile::container::{Kind, seal, unseal};
+use beeline_compile::{Code, Digest};
+
+/// Any kind: what a container holds does not depend on it.
+const KIND: Kind = *b"bee fuzz";
+
+/// An ahead-of-time file: the bytes as they are, and behind a good beginning.
+pub fn aot_file(data: &[u8]) {
+    for bytes in [data.to_vec(), with_beginning(data, seeds_kind())] {
+        if let Ok(aot) = Aot::from_bytes(&bytes) {
+            let _ = aot.check(&Digest::of_bytes(b""));
+            let again = Aot::from_bytes(&aot.to_bytes());
+            assert_eq!(again.as_ref(), Ok(&aot));
+        }
+    }
+}
+
+/// A file of a code store: its name and its code.
+pub fn stored_code(data: &[u8]) {
+    let _ = unseal::<(Digest, Code)>(KIND, data);
+    let read = unseal::<(Digest, Code)>(KIND, &with_beginning(data, KIND));
+    if let Ok(entry) = read {
+        assert_eq!(
+            unseal::<(Digest, Code)>(KIND, &seal(KIND, &entry)),
+            Ok(entry)
+        );
+    }
+}
+
+/// What this version's files begin with.
+fn seeds_kind() -> Kind {
+    let empty = crate::seeds::empty_aot_file();
+    let mut kind = KIND;
+    let (found, _) = empty.split_at(KIND.len());
+    kind.copy_from_slice(found);
+    kind
+}
+
+fn with_beginning(contents: &[u8], kind: Kind) -> Vec<u8> {
+    let checksum = Digest::of_bytes(contents);
+    [&kind[..], checksum.bytes(), contents].concat()
+}

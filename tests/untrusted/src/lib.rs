@@ -1,0 +1,29 @@
+//! What Beeline does with bytes that nobody vouches for, one function for each kind of them: [`object`] files, [`btf`], [`bytecode`]
+//! and [`files`] of code.
+//!
+//! Each takes any bytes, gives nothing, and does not panic, hang or take much memory. The fuzz targets in `fuzz/` call them, and so
+//! does a test on the [`seeds`] that those begin with.
+
+mod btf;
+mod bytecode;
+mod files;
+mod object;
+pub mod seeds;
+
+pub use btf::btf;
+pub use bytecode::{bytecode, decode};
+pub use files::{aot_file, stored_code};
+pub use object::object;
+
+/// A kind of bytes: its name, which the fuzz target and the folder of its seeds have too, and what is done with them.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const TARGETS: [Target; 6] = [
+    ("object", object),
+    ("btf", btf),
+    ("bytecode", bytecode),
+    ("decode", decode),
+    ("aot_file", aot_file),
+    ("stored_code", stored_code),
+];

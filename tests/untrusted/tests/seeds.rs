@@ -1,0 +1,46 @@
+//! The fuzz targets take what they begin with, and what is not far from it. `make fuzz` goes further.
+
+use beeline_fuzz::Random;
+use beeline_untrusted::{TARGETS, seeds};
+
+/// Changed copies of each seed.
+const COPIES: u64 = 40;
+
+#[test]
+fn seeds_and_what_is_near_them_are_taken() {
+    for (name, target) in TARGETS {
+        let seeds = seeds::of(name);
+        assert!(!seeds.is_empty(), "no seeds for {name}");
+        for (at, (seed, bytes)) in seeds.iter().enumerate() {
+            println!("{name}: {seed}");
+            target(bytes);
+            for copy in 0..COPIES {
+                let mut random = Random::new(at as u64 * COPIES + copy);
+                random.bits();
+                target(&damaged(&mut random, bytes));
+            }
+        }
+        target(&[]);
+    }
+}
+
+/// A few bytes changed, or the end cut off.
+fn damaged(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let length = bytes.len() as u64;
+    if length == 0 {
+        return bytes;
+    }
+    for _ in 0..1 + random.below(8) {
+        let at = random.below(length) as usize;
+        bytes[at] = match random.below(3) {
+            0 => bytes[at] ^ 1 << random.below(8),
+            1 => random.pick(&[0, 1, 0x7f, 0x80, 0xff]),
+            _ => random.bits() as u8,
+        };
+    }
+    if random.once_in(4) {
+        bytes.truncate(random.below(length) as usize);
+    }
+    bytes
+}
