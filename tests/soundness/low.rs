@@ -7,8 +7,8 @@ use crate::world::fill;
 
 /// The longest packet. It ends where the memory does.
 const PACKET: u64 = 96;
-/// Bytes of all of it.
-const BYTES: usize = 4096;
+/// Bytes of all of it: a context may have up to 64 KB, of the type that takes any memory for one (`syscall_prog_is_valid_access`).
+const BYTES: usize = 68 << 10;
 
 /// A context, and behind it a packet.
 pub struct Context(&'static mut [u8]);
