@@ -17,6 +17,7 @@ mod change;
 #[path = "../../crates/verifier/tests/verdicts/corpus.rs"]
 #[allow(dead_code, reason = "names and recorded verdicts are for others")]
 mod corpus;
+#[path = "../../crates/verifier/tests/mutants/extras.rs"]
 mod extras;
 #[path = "../../crates/image/tests/common/mod.rs"]
 mod image;

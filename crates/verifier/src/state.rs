@@ -439,6 +439,8 @@ pub(crate) struct State {
     pub dfs_depth: u32,
     /// What no path needs any more was dropped.
     pub cleaned: bool,
+    /// Of a kept state: every number in it and in those that it comes from matters.
+    pub all_precise: bool,
     /// Of a way back into a loop: the state that it is the same as.
     pub equal: Option<StateId>,
 }
@@ -512,6 +514,7 @@ impl State {
             may_goto_depth: 0,
             dfs_depth: 0,
             cleaned: false,
+            all_precise: false,
             equal: None,
         }
     }

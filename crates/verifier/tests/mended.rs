@@ -8,7 +8,7 @@ use beeline_fuzz::asm::{
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, imm64, opcode::*};
 use beeline_verifier::context::kinds::prog;
-use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program};
+use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program, SLEEPABLE};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{Facts, LogLevel};
 use beeline_verifier::verify;
@@ -203,4 +203,76 @@ fn maps_that_are_not_named_do_not_matter() {
     assert_eq!(ours(&naming(ARRAY)), Ok(()));
     let refused = ours(&naming(LOCKED)).expect_err("its type may not take locks");
     assert!(refused.contains("bpf_spin_lock"), "{refused}");
+}
+
+/// `check_map_prog_compatibility`: not every type of map can be used by programs that sleep.
+#[test]
+fn maps_for_programs_that_sleep() {
+    if !bpf::is_usable() {
+        return;
+    }
+    let mut compared = 0;
+    for map_type in 1..=33 {
+        let sizes = [(4, 8), (4, 4), (8, 8), (0, 8), (0, 0)];
+        let made = sizes.iter().find_map(|&(key, value)| {
+            let entries = if matches!(map_type, 27 | 31) { 4096 } else { 4 };
+            let map = bpf::map(map_type, key, value, entries).ok()?;
+            Some((map, key, value, entries))
+        });
+        let Some((file, key_size, value_size, max_entries)) = made else {
+            continue;
+        };
+        let map = Map {
+            id: 1,
+            map_type,
+            key_size,
+            value_size,
+            max_entries,
+            ..Map::default()
+        };
+        let fd = file.as_raw_fd();
+        let names = imm64(8, PSEUDO_MAP_FD, fd as u64);
+        let insns = [&names[..], &[mov(0, 0), EXIT]].concat();
+        let verdict = verify(
+            &Program {
+                kind: Kind {
+                    prog_type: prog::SYSCALL,
+                    flags: SLEEPABLE,
+                    ..Kind::default()
+                },
+                gpl: true,
+                insns: &insns,
+                maps: &[(fd, &map)],
+                types: None,
+                kernel: None,
+                helpers: None,
+            },
+            LogLevel(0),
+        );
+        let kernels = bpf::load(prog::SYSCALL, &insns).is_ok();
+        assert_eq!(verdict.result.is_ok(), kernels, "maps of type {map_type}");
+        compared += 1;
+    }
+    assert!(compared > 10);
+}
+
+/// Where every number matters again and again, that is not gone back over all of the path each time.
+#[test]
+fn long_paths_on_which_everything_matters() {
+    // What is fetched from the stack is not followed back. Each turn of the loop has a state of its own.
+    let mut insns = vec![mov(6, 0), mov(7, 0), store(10, -8, 6)];
+    let turn = [
+        mov(2, 1),
+        atomic(DW, 10, -8, 2, XCHG),
+        alu_imm(AND, 2, 1),
+        branch(JEQ, 2, 5, 1),
+        alu_imm(ADD, 7, 1),
+        alu_imm(ADD, 6, 1),
+    ];
+    insns.extend(turn);
+    insns.push(branch(JLT, 6, 100_000, -(turn.len() as i16) - 1));
+    insns.extend([mov(0, 0), EXIT]);
+    let start = std::time::Instant::now();
+    assert_eq!(ours(&insns), Ok(()));
+    println!("took {:.0?}", start.elapsed());
 }

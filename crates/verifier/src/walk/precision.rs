@@ -239,6 +239,10 @@ impl Walk<'_> {
         let mut parent = state.parent;
         while let Some(id) = parent {
             let kept = self.kept_mut(id);
+            // Then so does everything before it: paths with many states need not be gone back over each time.
+            if std::mem::replace(&mut kept.all_precise, true) {
+                return;
+            }
             mark(kept);
             parent = kept.parent;
         }

@@ -7,7 +7,7 @@
 //! ```text
 //! cargo test -p beeline-verifier --test mutants -- [OPTION ...]
 //!   --survey       goes on after a difference, and lists in the end what kinds there were
-//!   --only SOURCE  programs from there only: random, worldly, selftests
+//!   --only SOURCE  programs from there only: random, extras, worldly, selftests
 //!   --refusals     lists why programs are refused, and how many
 //! ```
 
@@ -18,6 +18,8 @@ mod change;
 #[allow(dead_code, reason = "names and recorded verdicts are for others")]
 mod corpus;
 mod differ;
+#[allow(dead_code, reason = "there are no locks in programs here")]
+mod extras;
 mod invent;
 mod source;
 mod worldly;

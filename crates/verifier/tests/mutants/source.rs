@@ -2,10 +2,13 @@
 
 use beeline_fuzz::Random;
 
+use beeline_verifier::program::Map;
+
 use crate::case::Case;
 use crate::change::change;
 use crate::corpus;
-use crate::invent::invent;
+use crate::extras;
+use crate::invent::{invent, invent_with};
 use crate::worldly::worldly;
 
 /// Programs that took the kernel more than so many instructions are not changed: some changes make loops of them.
@@ -43,12 +46,14 @@ impl Sources {
         let mut random = Random::new(seed);
         random.bits();
         let source = self.only.as_deref().unwrap_or(match seed % 8 {
-            0..4 => "random",
+            0..2 => "random",
+            2..4 => "extras",
             4..7 if !self.selftests.is_empty() => "selftests",
             _ => "worldly",
         });
         match source {
             "random" => invent(&mut random),
+            "extras" => with_extras(&mut random),
             "worldly" => {
                 let mut case = worldly(&mut random);
                 change(&mut random, &mut case);
@@ -62,4 +67,19 @@ impl Sources {
             }
         }
     }
+}
+
+/// A program with all kinds of units but locks: the kernel would have to be told their types.
+fn with_extras(random: &mut Random) -> Case {
+    let mut case = loop {
+        let case = invent_with(random, Some(extras::unit));
+        if !extras::locks(&case.insns) {
+            break case;
+        }
+    };
+    extras::link(random, &mut case.insns);
+    let is_locked = |map: &Map| !map.fields.is_empty();
+    let maps = extras::maps().into_iter();
+    case.maps.extend(maps.filter(|(_, map)| !is_locked(map)));
+    case
 }
