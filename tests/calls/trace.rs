@@ -219,7 +219,7 @@ pub fn threads(lines: &[String], ignored: impl Fn(u32) -> bool) -> Threads {
         threads.entry(tid).or_default().push(event);
     }
     let words = |events: Vec<Event>| {
-        let seen = Interruptions::default().as_the_process_sees_it(&events);
+        let seen = Interruptions::default().seen_by_the_process(&events);
         let kept = seen.into_iter().filter(|event| !ignored(event.number()));
         kept.map(Event::word).collect()
     };
@@ -292,7 +292,7 @@ struct Interruptions {
 }
 
 impl Interruptions {
-    fn as_the_process_sees_it(mut self, events: &[Event]) -> Vec<Event> {
+    fn seen_by_the_process(mut self, events: &[Event]) -> Vec<Event> {
         let mut events = events.iter().copied();
         while let Some(event) = events.next() {
             match event {

@@ -44,6 +44,7 @@ impl Captured {
                         attach_type: number(1)?,
                         flags: number(2)?,
                         attach_btf_id: number(3)?,
+                        intrudes: false,
                     };
                     program.name = words.get(4)?.to_string();
                 }

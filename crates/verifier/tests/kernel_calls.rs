@@ -97,6 +97,7 @@ impl Oracle {
             attach_type: at::TRACE_RAW_TP,
             flags: 0,
             attach_btf_id: self.types.typedef(&name).expect("a tracepoint"),
+            intrudes: false,
         }
     }
 
@@ -107,6 +108,7 @@ impl Oracle {
             attach_type: at::TRACE_ITER,
             flags,
             attach_btf_id: self.types.function(&name).expect("an iterator"),
+            intrudes: false,
         }
     }
 
@@ -1090,6 +1092,7 @@ fn operations() {
             attach_type: member,
             flags: 0,
             attach_btf_id: tcp,
+            intrudes: false,
         };
         if !oracle.takes(kind) {
             continue;

@@ -67,6 +67,7 @@ fn every_kind(types: &KernelTypes) -> Vec<Kind> {
         attach_type: 6,
         flags: 0,
         attach_btf_id: tcp,
+        intrudes: false,
     });
     kinds
 }

@@ -271,7 +271,9 @@ proptest! {
                     let _ = kernel.member(id, off, 8, trust, true);
                 }
                 for (prog_type, attach_type) in [(26, 23), (26, 25), (26, 28), (27, 1), (29, 27)] {
-                    let kind = Kind { prog_type, attach_type, flags: 0, attach_btf_id: id };
+                    let kind = Kind { prog_type, attach_type, flags: 0, attach_btf_id: id,
+ intrudes: false,
+};
                     let _ = (kernel.context(&kind, 8, 8), kernel.check_attach(&kind));
                 }
             }

@@ -200,6 +200,7 @@ fn contexts() {
         attach_type,
         flags: 0,
         attach_btf_id,
+        intrudes: false,
     };
     let mut kinds = Vec::new();
     for id in types.named_with("btf_trace_") {
@@ -284,6 +285,7 @@ fn functions_and_hooks() {
         attach_type,
         flags,
         attach_btf_id: types.function(name).unwrap_or(0),
+        intrudes: false,
     };
     let [entry, exit] = [24, 25].map(|it| kind(TRACING, it, 0, "vfs_read"));
     if entry.attach_btf_id == 0 {
@@ -347,6 +349,7 @@ fn writes() {
             attach_type: member,
             flags: 0,
             attach_btf_id: id,
+            intrudes: false,
         };
         let bytes = types.size(structure).expect("a size") as i32;
         for off in 0..bytes + 8 {

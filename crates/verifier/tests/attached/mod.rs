@@ -101,6 +101,7 @@ pub fn attached(types: &KernelTypes, tracepoint: &str) -> Kind {
         attach_type: TRACE_RAW_TP,
         flags: 0,
         attach_btf_id: types.typedef(&name).expect("a tracepoint"),
+        intrudes: false,
     }
 }
 
@@ -111,6 +112,7 @@ pub fn iterator(types: &KernelTypes, name: &str) -> Kind {
         attach_type: TRACE_ITER,
         flags: 0,
         attach_btf_id: types.function(&name).expect("an iterator"),
+        intrudes: false,
     }
 }
 

@@ -99,6 +99,7 @@ fn row(line: &str) -> Option<Row> {
             attach_type: number("attach")?,
             flags: number("flags")?,
             attach_btf_id: 0,
+            intrudes: false,
         },
         insns,
         maps: maps?,
