@@ -389,6 +389,7 @@ fn kernel_contexts() {
             attach_type,
             flags: if prog_type == SYSCALL { SLEEPABLE } else { 0 },
             attach_btf_id: 0,
+            intrudes: false,
         };
         let call = insn(JMP | CALL, 0, PSEUDO_KFUNC_CALL, 0, cast as i32);
         let insns = [
