@@ -87,9 +87,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Seizes a process that runs and leaves it running. It must have one thread only.
-    pub fn seize_running(process: &Process, options: c_int) -> Result<Self, Error> {
-        let tid = process.pid();
+    /// Seizes one thread of a process that runs and leaves it running.
+    pub fn seize_running(process: &Process, tid: i32, options: c_int) -> Result<Self, Error> {
         ptrace::seize(tid, options | seccomp_option(process))
             .map_err(|source| process.seize_error(tid, source))?;
         Ok(Self::of(process, vec![Tracee::new(tid)]))

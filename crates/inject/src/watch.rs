@@ -29,12 +29,12 @@ pub enum Loaded<R> {
 
 impl Watched {
     /// Begins to follow a process which has not run its `execve` yet; best one that waits for Beeline to let it.
-    /// It must have one thread only, and runs on.
+    /// `tid` is the thread that will run it, which ends all others of the process. It runs on.
     ///
     /// Errors: those of [`Process::open`].
-    pub fn seize(process: &Process) -> Result<Self, Error> {
+    pub fn seize(process: &Process, tid: i32) -> Result<Self, Error> {
         let of = process.clone();
-        let make = move || Session::seize_running(&of, ptrace::TRACE_EXEC);
+        let make = move || Session::seize_running(&of, tid, ptrace::TRACE_EXEC);
         Ok(Self(Stopped::around(process, make)?))
     }
 
@@ -85,7 +85,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(100);
 /// What `int3` is made of.
 const BREAKPOINT: u8 = 0xcc;
 
-/// The first and only thread.
+/// The one thread that is followed.
 const ONLY: usize = 0;
 
 enum Reached {
@@ -98,6 +98,7 @@ impl Session {
     fn run_until_exec(&mut self, given_up: &AtomicBool) -> Result<bool, Error> {
         while !given_up.load(Ordering::SeqCst) {
             match ptrace::poll(self.tid())? {
+                Event::Gone if self.takes_first_number() => {}
                 Event::Exec => {
                     self.hold()?;
                     self.forget_image();
@@ -110,6 +111,19 @@ impl Session {
         }
         self.hold()?;
         Ok(false)
+    }
+
+    /// By `execve` a thread gets the number of the process's first one, and its own is no more. True if the thread may have;
+    /// if it has just ended, the next look at the first one tells that it is none of ours.
+    fn takes_first_number(&mut self) -> bool {
+        let pid = self.process.pid();
+        let Some(tracee) = self.tracees.get_mut(ONLY).filter(|one| one.tid != pid) else {
+            return false;
+        };
+        // One that has ended the process would wait for, to end itself.
+        ptrace::reap(tracee.tid);
+        tracee.tid = pid;
+        true
     }
 
     /// Lets the process go on with what has stopped it, as it would without us.
@@ -283,7 +297,8 @@ impl Session {
     }
 
     fn tid(&self) -> i32 {
-        self.process.pid()
+        let tracee = self.tracees.get(ONLY);
+        tracee.map_or_else(|| self.process.pid(), |tracee| tracee.tid)
     }
 
     fn ended(&mut self) -> Error {

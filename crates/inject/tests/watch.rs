@@ -4,7 +4,8 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use beeline_inject::{Error, Loaded, MapFlags, Process, ProtFlags, Stopped, Watched};
 use common::{Target, compile};
@@ -50,7 +51,7 @@ fn work(stopped: &mut Stopped) {
 fn libraries_are_there_and_constructors_have_not_run() {
     for options in [&["-fPIE", "-pie"][..], &["-no-pie"]] {
         let mut target = waiting_shell("", &program(options), "");
-        let watched = Watched::seize(&target.open()).unwrap();
+        let watched = Watched::seize(&target.open(), target.pid()).unwrap();
         target.close_input();
         let loaded = watched.run_until_loaded(|stopped| {
             work(stopped);
@@ -75,7 +76,7 @@ fn breakpoints_left(stopped: &Stopped) -> usize {
 #[test]
 fn a_program_of_one_piece() {
     let mut target = waiting_shell("", &compile("target.c", &["-static"]), "registers");
-    let watched = Watched::seize(&target.open()).unwrap();
+    let watched = Watched::seize(&target.open(), target.pid()).unwrap();
     // The shell reads a line, so give it none: end of file will do, and the program ends at once.
     target.close_input();
     let loaded = watched.run_until_loaded(|stopped| {
@@ -95,7 +96,7 @@ fn the_loader_started_by_name() {
         return;
     }
     let mut target = waiting_shell("", loader, &program(&[]).display().to_string());
-    let watched = Watched::seize(&target.open()).unwrap();
+    let watched = Watched::seize(&target.open(), target.pid()).unwrap();
     target.close_input();
     let loaded = watched.run_until_loaded(|stopped| {
         work(stopped);
@@ -108,9 +109,49 @@ fn the_loader_started_by_name() {
 }
 
 #[test]
+fn a_thread_that_is_not_the_first_runs_the_program() {
+    let starter = compile("thread_exec.c", &["-pthread"]);
+    let program = program(&[]);
+    let echo = Path::new("/bin/echo");
+    for (program, line, code) in [(echo, "fine", 0), (&program, "constructor", 42)] {
+        let mut target = Target::spawn(Command::new(&starter).args([program, Path::new("fine")]));
+        let thread = target.await_line("thread");
+        let tid: i32 = thread.rsplit(' ').next().unwrap().trim().parse().unwrap();
+        assert_ne!(tid, target.pid());
+        let watched = Watched::seize(&target.open(), tid).unwrap();
+        let pid = target.pid();
+        let follow = std::thread::spawn(move || {
+            let given_up = Arc::new(AtomicBool::new(false));
+            watched.run_until_exec(&given_up, |stopped| {
+                work(stopped);
+                stopped.threads()[0].tid() == pid
+            })
+        });
+        target.close_input();
+        assert_eq!(follow.join().unwrap().unwrap(), Loaded::Ready(true));
+        target.await_line(line);
+        assert_eq!(target.finish().code(), Some(code));
+    }
+}
+
+#[test]
+fn a_thread_that_cannot_run_the_program_ends_like_the_rest() {
+    let starter = compile("thread_exec.c", &["-pthread"]);
+    let mut target = Target::spawn(Command::new(&starter).arg("/nonexistent"));
+    let thread = target.await_line("thread");
+    let tid = thread.rsplit(' ').next().unwrap().trim().parse().unwrap();
+    let watched = Watched::seize(&target.open(), tid).unwrap();
+    target.close_input();
+    let given_up = Arc::new(AtomicBool::new(false));
+    let loaded = watched.run_until_exec(&given_up, work).unwrap();
+    assert_eq!(loaded, Loaded::Ended);
+    assert_eq!(target.finish().code(), Some(2));
+}
+
+#[test]
 fn an_ignored_trap_stays_ignored() {
     let mut target = waiting_shell("trap '' TRAP;", &program(&[]), "ignored");
-    let watched = Watched::seize(&target.open()).unwrap();
+    let watched = Watched::seize(&target.open(), target.pid()).unwrap();
     target.close_input();
     assert_eq!(watched.run_until_loaded(work).unwrap(), Loaded::Ready(()));
     target.await_line("constructor");
@@ -138,7 +179,7 @@ fn a_blocked_trap_stays_blocked() {
     }
     let mut target = Target::spawn(&mut command);
     target.await_line("ready");
-    let watched = Watched::seize(&target.open()).unwrap();
+    let watched = Watched::seize(&target.open(), target.pid()).unwrap();
     target.close_input();
     assert_eq!(watched.run_until_loaded(work).unwrap(), Loaded::Ready(()));
     target.await_line("constructor");
@@ -150,7 +191,7 @@ fn a_blocked_trap_stays_blocked() {
 fn it_ends_before_it_starts_anything() {
     let mut target = Target::spawn(Command::new("sh").args(["-c", "echo ready; read go; exit 42"]));
     target.await_line("ready");
-    let watched = Watched::seize(&target.open()).unwrap();
+    let watched = Watched::seize(&target.open(), target.pid()).unwrap();
     target.close_input();
     assert_eq!(watched.run_until_loaded(|_| ()).unwrap(), Loaded::Ended);
     target.finish_fine();
@@ -161,7 +202,7 @@ fn signals_reach_it_on_the_way() {
     let script = "trap 'echo ready' USR1; echo ready; while ! read go; do :; done; exit 42";
     let mut target = Target::spawn(Command::new("bash").args(["-c", script]));
     target.await_line("ready");
-    let watched = Watched::seize(&target.open()).unwrap();
+    let watched = Watched::seize(&target.open(), target.pid()).unwrap();
     let pid = target.pid();
     let watcher = std::thread::spawn(move || watched.run_until_loaded(|_| ()));
     target.signal(libc::SIGUSR1);
@@ -185,7 +226,7 @@ fn signals_reach_it_on_the_way() {
 #[test]
 fn dropped_it_runs_on() {
     let mut target = waiting_shell("", &program(&[]), "");
-    drop(Watched::seize(&target.open()).unwrap());
+    drop(Watched::seize(&target.open(), target.pid()).unwrap());
     target.close_input();
     target.await_line("constructor");
     target.await_line("main");

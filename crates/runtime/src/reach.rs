@@ -61,6 +61,8 @@ pub struct Reach {
     departed: Mutex<Vec<(Instant, Arc<Mutex<Target>>)>>,
     /// Processes that are about to run another program; to be set when one cannot.
     execs: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
+    /// Processes that went on unseen when they forked or ran another program: how many, and why the last did.
+    lost: Mutex<(u64, String)>,
     /// Processes that are followed until their libraries are mapped.
     starting: Mutex<BTreeSet<i32>>,
     /// Whose locks are freed when a process dies.
@@ -102,6 +104,7 @@ impl Reach {
             targets: Mutex::default(),
             departed: Mutex::default(),
             execs: Mutex::default(),
+            lost: Mutex::default(),
             starting: Mutex::default(),
             maps: Mutex::default(),
             rings: Mutex::default(),
@@ -279,6 +282,12 @@ impl Reach {
             (self.report)(&format!(
                 "{unanswered} times a process forked, ran another program or mapped code and was not followed in time: \
                  system calls of it may be missing"
+            ));
+        }
+        let (lost, why) = std::mem::take(&mut *lock(&self.lost));
+        if lost > 0 {
+            (self.report)(&format!(
+                "{lost} processes were not followed when they forked or ran another program; the last: {why}"
             ));
         }
         let unguarded = page.unguarded.load(SeqCst);
@@ -508,7 +517,7 @@ impl Reach {
     /// Follows a process on a thread of its own until its program is loaded, and attaches every link then.
     fn follow(self: &Arc<Self>, pid: i32) -> Result<JoinHandle<()>, Error> {
         let process = self.open(pid)?;
-        let watched = Watched::seize(&process)?;
+        let watched = Watched::seize(&process, pid)?;
         let reach = self.clone();
         let follow = move || {
             let outcome = watched.run_until_loaded(|stopped| {

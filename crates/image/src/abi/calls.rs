@@ -132,6 +132,8 @@ pub struct Request {
     pub pid: AtomicU32,
     /// Its [`super::Target::owner`]: of a child, its parent's.
     pub owner: AtomicU32,
+    /// The thread, as it sees itself.
+    pub tid: AtomicU32,
 }
 
 /// Requests that can be under way at once.

@@ -27,10 +27,16 @@ pub(super) fn ask(target: &Target, kind: u32) -> bool {
         session.unanswered.fetch_add(1, Relaxed);
         return false;
     };
-    // SAFETY: only returns a number.
-    let pid = unsafe { sys::syscall(nr::GETPID, [0; 4]) };
+    // SAFETY: these only return numbers.
+    let (pid, tid) = unsafe {
+        (
+            sys::syscall(nr::GETPID, [0; 4]),
+            sys::syscall(nr::GETTID, [0; 4]),
+        )
+    };
     request.kind.store(kind, Relaxed);
     request.pid.store(pid as u32, Relaxed);
+    request.tid.store(tid as u32, Relaxed);
     request.owner.store(target.owner, Relaxed);
     request.state.store(POSTED, Release);
     session.asked.fetch_add(1, Release);

@@ -1,5 +1,6 @@
 //! Answering targets that ask: a thread that sleeps on the session's word for it, and does what each of them waits for.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -75,24 +76,37 @@ impl Reach {
         }
     }
 
-    /// Does what is asked for. What fails leaves the process as it is; it is looked at again in the next round.
+    /// Does what is asked for. What fails leaves the process as it is: what it mapped is looked at again in the next round,
+    /// what could not be followed is counted.
     fn serve(self: &Arc<Self>, request: &Request) {
         let (own, owner) = (request.pid.load(SeqCst), request.owner.load(SeqCst));
         let Some((pid, target)) = self.who_asks(own as i32, owner) else {
             return;
         };
-        let _ = match request.kind.load(SeqCst) {
-            ASK_FORK => self.adopt(pid, &target),
-            ASK_EXEC => self.follow_exec(pid),
-            ASK_NO_EXEC => {
-                self.give_up_exec(pid);
-                Ok(())
+        match request.kind.load(SeqCst) {
+            ASK_FORK => self.followed(pid, self.adopt(pid, &target)),
+            ASK_EXEC => {
+                let thread = request.tid.load(SeqCst) as i32;
+                self.followed(pid, self.follow_exec(pid, thread));
             }
+            ASK_NO_EXEC => self.give_up_exec(pid),
             // Its libraries are hooked together when the last is mapped.
-            ASK_CODE if lock(&self.starting).contains(&pid) => Ok(()),
-            ASK_CODE if lock(&self.targets).contains_key(&pid) => self.hook_calls(pid),
-            _ => Ok(()),
-        };
+            ASK_CODE if lock(&self.starting).contains(&pid) => {}
+            ASK_CODE if lock(&self.targets).contains_key(&pid) => {
+                let _ = self.hook_calls(pid);
+            }
+            _ => {}
+        }
+    }
+
+    /// Counts a process that was lost from sight, unless it has ended anyway.
+    fn followed(&self, pid: i32, outcome: Result<(), Error>) {
+        if let Err(error) = outcome
+            && Path::new(&format!("/proc/{pid}/exe")).read_link().is_ok()
+        {
+            let mut lost = lock(&self.lost);
+            *lost = (lost.0 + 1, error.to_string());
+        }
     }
 
     /// The process that names itself by a number of its own pid namespace, and the target that it is, or is a child of.
@@ -130,13 +144,14 @@ impl Reach {
     }
 
     /// Follows a process that waits to run another program, until it has: its system calls are hooked before the
-    /// first of the program's instructions.
-    fn follow_exec(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
+    /// first of the program's instructions. `own` is the thread that will, as it sees itself.
+    fn follow_exec(self: &Arc<Self>, pid: i32, own: i32) -> Result<(), Error> {
         let process = self.open(pid)?;
-        if process.thread_ids()?.len() > 1 {
+        let threads = process.thread_ids()?;
+        let Some(tid) = threads.into_iter().find(|tid| own_pid(*tid) == own) else {
             return Ok(());
-        }
-        let watched = Watched::seize(&process)?;
+        };
+        let watched = Watched::seize(&process, tid)?;
         let given_up = Arc::new(AtomicBool::new(false));
         lock(&self.execs).insert(pid, given_up.clone());
         let reach = self.clone();
@@ -144,9 +159,12 @@ impl Reach {
             let outcome =
                 watched.run_until_exec(&given_up, |stopped| reach.has_run_exec(&process, stopped));
             lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
-            if let Ok(Loaded::Ready(Err(error))) = outcome {
-                (reach.report)(&error.to_string());
-            }
+            let outcome = match outcome {
+                Ok(Loaded::Ready(outcome)) => outcome,
+                Ok(Loaded::Ended) => Ok(()),
+                Err(error) => Err(error.into()),
+            };
+            reach.followed(process.pid(), outcome);
         };
         let thread = std::thread::Builder::new()
             .name("beeline-exec".into())
