@@ -1,10 +1,11 @@
 #!/bin/sh
 # Installs what the build, the tests, the benchmark and the demonstration need on Debian 12, as root.
-# Only what is missing is fetched. Nothing asks a question.
+# Further packages are named as arguments. Only what is missing is fetched. Nothing asks a question.
 set -eu
 
 PACKAGES="bpftrace libbpf-tools nginx-light wrk gcc g++ libc6-dev binutils make python3 util-linux openssl ca-certificates curl clang libbpf-dev llvm-19-dev
-    bpftool qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+    bpftool qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross strace perl
+    $*"
 
 # memleak is in Debian 13's libbpf-tools only. It is unpacked beside the system, with the libraries that it was
 # built for, and never installed.
