@@ -26,6 +26,10 @@ const LOOK_AGAIN: Timespec = Timespec {
 };
 /// How long an answer waits for whoever asked, before he is taken for dead.
 const KEPT: Duration = Duration::from_secs(10);
+/// How long it may take to let a process go that has not run another program,
+const LETTING_GO: Duration = Duration::from_millis(500);
+/// and how often it is looked for that.
+const LOOK_IF_LET_GO: Duration = Duration::from_micros(50);
 
 impl Reach {
     /// Until the session ends.
@@ -176,10 +180,22 @@ impl Reach {
         Ok(())
     }
 
-    /// It could not run the other program.
+    /// It could not run the other program. When this returns it is not held any more, and can be followed anew: who looks
+    /// for a program in many directories tries the next one at once.
     fn give_up_exec(&self, pid: i32) {
-        if let Some(given_up) = lock(&self.execs).get(&pid) {
-            given_up.store(true, SeqCst);
+        let Some(given_up) = lock(&self.execs).get(&pid).cloned() else {
+            return;
+        };
+        given_up.store(true, SeqCst);
+        let is_followed = || {
+            let execs = lock(&self.execs);
+            execs
+                .get(&pid)
+                .is_some_and(|other| Arc::ptr_eq(other, &given_up))
+        };
+        let since = Instant::now();
+        while is_followed() && since.elapsed() < LETTING_GO {
+            std::thread::sleep(LOOK_IF_LET_GO);
         }
     }
 
