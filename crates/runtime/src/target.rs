@@ -300,6 +300,26 @@ impl Target {
         read.is_err() || u64::from_ne_bytes(magic) != abi::MANIFEST_MAGIC
     }
 
+    /// Refuses a process that has run another program since, where nothing of ours is. To be asked when it is stopped, and
+    /// before anything is stored that leads to an arena.
+    fn check_same(&self, stopped: &Stopped) -> Result<(), Error> {
+        let Some(environment) = &self.environment else {
+            return Ok(());
+        };
+        let ours = environment.manifest();
+        let mut words = [0; 16];
+        let is_read = stopped.read(environment.home.base(), &mut words).is_ok();
+        let expected = [
+            &ours.magic.to_ne_bytes()[..],
+            &ours.session.to_ne_bytes(),
+            &ours.owner.to_ne_bytes(),
+        ];
+        match is_read && words[..] == expected.concat() {
+            true => Ok(()),
+            false => Err(self.error("it runs another program by now")),
+        }
+    }
+
     /// Attaches a program to a site. The process runs on whatever happens.
     pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
         let mut plan = match self.sites.get(&request.address) {

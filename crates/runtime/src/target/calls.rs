@@ -318,7 +318,10 @@ impl Target {
             let stubs = self.write_stubs(&plans, &mut spared)?;
             self.list_patches(&stubs, &spared)?;
             let patches: Vec<_> = stubs.iter().flat_map(|stub| &stub.patches).collect();
-            hold.with(&self.process, |stopped| store(stopped, &patches))?;
+            hold.with(&self.process, |stopped| {
+                self.check_same(stopped)?;
+                store(stopped, &patches)
+            })?;
             let patched = patches.iter().map(|one| (one.site, one.bytes.clone()));
             self.calls
                 .iter_mut()

@@ -24,6 +24,7 @@ impl Target {
             return Ok(());
         }
         hold.with(&self.process, |stopped| {
+            self.check_same(stopped)?;
             for signal in &missing {
                 patch::install_handler(stopped, *signal, environment)?;
                 installed.fetch_or(1 << patch::signal_index(*signal), SeqCst);

@@ -69,6 +69,7 @@ impl Target {
         }
         mappings.extend(new.mappings());
         let (placed, private) = hold.with(&self.process, |stopped| {
+            self.check_same(stopped)?;
             let placed = stopped.map_files(&mappings)?;
             let private = match first {
                 true => Some((
@@ -223,7 +224,10 @@ impl Target {
                 .zip(&missing)
                 .map(|(file, ring)| mapping(file.as_fd(), ring.len(), READ_WRITE))
                 .collect();
-            placed = hold.with(&self.process, |stopped| Ok(stopped.map_files(&mappings)?))?;
+            placed = hold.with(&self.process, |stopped| {
+                self.check_same(stopped)?;
+                Ok(stopped.map_files(&mappings)?)
+            })?;
         }
         self.environment_mut()?
             .publish_rings(map, missing.iter().map(|ring| ring.id).zip(placed));

@@ -95,6 +95,7 @@ impl Target {
                 return Err(self.error("there are too many sites that only a breakpoint can hook"));
             }
             hold.with(&self.process, |stopped| {
+                self.check_same(stopped)?;
                 // SAFETY: placed as a `Site`.
                 patch::restore(stopped, at, unsafe {
                     self.environment()?.home.get::<Site>(old)
@@ -126,6 +127,7 @@ impl Target {
             // which its trampoline does not show.
             outcome = self.write_trampoline(&site, None).and_then(|trampoline| {
                 hold.with(&self.process, |stopped| {
+                    self.check_same(stopped)?;
                     self.patch(stopped, &site, &trampoline)
                 })
             });
@@ -182,6 +184,7 @@ impl Target {
             return Err(self.error("there are too many sites that only a breakpoint can hook"));
         }
         hold.with(&self.process, |stopped| {
+            self.check_same(stopped)?;
             self.patch(stopped, &site, &trampoline)
         })?;
         self.sites.insert(request.address, site);
