@@ -11,7 +11,7 @@ use beeline_e2e::{
 use crate::trace::{Threads, Traced, every_call, plain, threads};
 
 /// What the threads of asleep.c sleep in with glibc; its first thread waits for a line.
-const WITH_GLIBC: [i64; 6] = [
+pub const WITH_GLIBC: [i64; 6] = [
     libc::SYS_read,
     libc::SYS_read,
     libc::SYS_read,

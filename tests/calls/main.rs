@@ -1,7 +1,10 @@
 //! Traced system calls: a tool sees on Beeline what it sees on the kernel, and the target does not notice.
 
 mod asleep;
+mod cancelled;
 mod children;
 mod execs;
+mod killed;
+mod kinds;
 mod signals;
 mod trace;

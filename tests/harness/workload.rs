@@ -59,8 +59,18 @@ impl Workload {
         self.ask(line).unwrap_or_else(|why| panic!("{why}"))
     }
 
+    /// Sends a line; the answer is the next line of output.
+    pub fn send(&mut self, line: &str) {
+        self.write(line).unwrap_or_else(|why| panic!("{why}"));
+    }
+
     /// As [`Workload::tell`], but an error says what became of the target.
     pub fn ask(&mut self, line: &str) -> Result<String, String> {
+        self.write(line)?;
+        self.next_line()
+    }
+
+    fn write(&mut self, line: &str) -> Result<(), String> {
         let stdin = self.stdin.as_mut().expect("open until finish");
         // In one piece: some targets take what one read gives them for a line.
         if let Err(error) = stdin.write_all(format!("{line}\n").as_bytes()) {
@@ -69,7 +79,7 @@ impl Workload {
                 self.child.try_wait()
             ));
         }
-        self.next_line()
+        Ok(())
     }
 
     /// Its next line of output. Panics if there is none.

@@ -1,0 +1,118 @@
+//! Every way to look at calls shows the kernel's arguments and results; alone, together, and beside uprobes.
+
+use beeline_e2e::{Engine, Scratch, Turn, engines, need};
+
+use crate::trace::{Traced, plain};
+
+/// What a script prints of scenes of kinds.c, the same on each engine; lines that begin with "E ", and maps. `kernel`
+/// is the script for the kernel, where that cannot be the same.
+fn same_output(scenes: &[&str], script: &str, kernel: &str) -> Vec<String> {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let target = plain(&scratch.build("calls/kinds.c"));
+    let mut all = Vec::new();
+    let engines = match engines() {
+        Ok(engines) => engines,
+        Err(why) => {
+            beeline_e2e::skipped(&why);
+            return Vec::new();
+        }
+    };
+    for engine in engines {
+        let script = match engine {
+            Engine::Kernel => kernel,
+            Engine::Beeline => script,
+        };
+        let mut traced =
+            Traced::start(engine, target(), script).unwrap_or_else(|why| panic!("{why}"));
+        for scene in scenes {
+            assert_eq!(traced.workload.tell(scene), format!("done {scene}"));
+        }
+        let mut lines = traced.finish();
+        lines.retain(|line| line.starts_with("E ") || line.starts_with('@'));
+        lines.sort();
+        all.push(lines);
+    }
+    if let [kernel, beeline] = all.as_slice() {
+        assert_eq!(beeline, kernel, "beeline (left), the kernel (right)");
+    }
+    all.pop().unwrap_or_default()
+}
+
+fn same(scenes: &[&str], script: &str) -> Vec<String> {
+    same_output(scenes, script, script)
+}
+
+#[test]
+fn tracepoints_show_arguments_and_results() {
+    let script = r#"tracepoint:syscalls:sys_enter_openat /{ours}/ { printf("E open %d %s %x\n", args->dfd, str(args->filename), args->flags); }
+        tracepoint:syscalls:sys_exit_openat /{ours}/ { printf("E opened %lld\n", args->ret); }
+        tracepoint:syscalls:sys_enter_read /{ours}/ { @read[args->fd, args->count] = count(); }
+        tracepoint:syscalls:sys_exit_read /{ours}/ { @got[args->ret] = count(); }
+        tracepoint:syscalls:sys_enter_pread64 /{ours}/ { @pread[args->fd, args->count, args->pos] = count(); }
+        tracepoint:syscalls:sys_enter_readv /{ours}/ { @readv[args->fd, args->vlen] = count(); }
+        tracepoint:syscalls:sys_exit_readv /{ours}/ { @vector = sum(args->ret); }
+        tracepoint:syscalls:sys_enter_close /{ours}/ { @close[(int32)args->fd] = count(); }
+        tracepoint:syscalls:sys_exit_close /{ours}/ { @closed[args->ret] = count(); }
+        tracepoint:syscalls:sys_enter_lseek /{ours}/ { @seek[args->fd, args->offset, args->whence] = count(); }
+        tracepoint:syscalls:sys_exit_access /{ours}/ { @access[args->ret] = count(); }"#;
+    let lines = same(&["files", "odd", "files"], script);
+    let failed = lines.iter().filter(|line| *line == "E opened -2").count();
+    assert!(lines.is_empty() || failed == 2, "{lines:?}");
+}
+
+#[test]
+fn raw_tracepoints_show_every_number_and_argument() {
+    let script = r#"tracepoint:raw_syscalls:sys_enter /{ours} && (args->id == 310 || args->id > 1000)/ {
+            printf("E %d %lx %lx %lx %lx %lx %lx\n", args->id, args->args[0], args->args[1], args->args[2], args->args[3], args->args[4], args->args[5]); }
+        tracepoint:raw_syscalls:sys_exit /{ours}/ { @results[args->id, args->ret < 0 ? args->ret : 0] = count(); }"#;
+    same(&["odd", "files", "ids"], script);
+}
+
+/// The kernels that this may run on need not have kprobes, so it is compared with their tracepoints.
+#[test]
+fn probes_on_functions_of_calls_see_what_tracepoints_see() {
+    let script = r#"kprobe:__x64_sys_getppid /{ours}/ { @in = count(); } kretprobe:__x64_sys_getppid /{ours}/ { @out = count(); }
+        kprobe:__x64_sys_openat /{ours}/ { @open = count(); } kretprobe:__x64_sys_openat /{ours}/ { @opened[retval] = count(); }"#;
+    let kernel = r#"tracepoint:syscalls:sys_enter_getppid /{ours}/ { @in = count(); } tracepoint:syscalls:sys_exit_getppid /{ours}/ { @out = count(); }
+        tracepoint:syscalls:sys_enter_openat /{ours}/ { @open = count(); } tracepoint:syscalls:sys_exit_openat /{ours}/ { @opened[args->ret] = count(); }"#;
+    same_output(&["ids", "files"], script, kernel);
+}
+
+/// The wrappers are so short that the hook of their call overwrites what the uprobe displaces.
+#[test]
+fn uprobes_on_wrappers_and_their_calls_do_not_hide_each_other() {
+    let script = r#"uprobe:/lib/x86_64-linux-gnu/libc.so.6:getppid /{ours}/ { @wrapper = count(); }
+        uretprobe:/lib/x86_64-linux-gnu/libc.so.6:getpid /{ours}/ { @returned = count(); }
+        tracepoint:syscalls:sys_enter_getppid /{ours}/ { @in = count(); } tracepoint:syscalls:sys_exit_getppid /{ours}/ { @out = count(); }
+        tracepoint:syscalls:sys_enter_getpid /{ours}/ { @own = count(); } tracepoint:syscalls:sys_exit_getpid /{ours}/ { @got = count(); }"#;
+    let lines = same(&["ids", "ids"], script);
+    for known in [
+        "@wrapper: 202",
+        "@returned: 202",
+        "@in: 402",
+        "@out: 402",
+        "@own: 202",
+        "@got: 202",
+    ] {
+        assert!(
+            lines.is_empty() || lines.iter().any(|line| line == known),
+            "no {known}: {lines:?}"
+        );
+    }
+}
+
+/// The same, where the calls are hooked before the functions.
+#[test]
+fn uprobes_come_after_calls_too() {
+    let script = r#"tracepoint:syscalls:sys_enter_getppid /{ours}/ { @in = count(); } tracepoint:syscalls:sys_exit_getppid /{ours}/ { @out = count(); }
+        uprobe:/lib/x86_64-linux-gnu/libc.so.6:getppid /{ours}/ { @wrapper = count(); }
+        uretprobe:/lib/x86_64-linux-gnu/libc.so.6:getppid /{ours}/ { @returned = count(); }"#;
+    let lines = same(&["ids"], script);
+    for known in ["@wrapper: 101", "@returned: 101", "@in: 201", "@out: 201"] {
+        assert!(
+            lines.is_empty() || lines.iter().any(|line| line == known),
+            "no {known}: {lines:?}"
+        );
+    }
+}
