@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use beeline_e2e::{Scratch, Turn, engines, find_program, need};
+use beeline_e2e::{Scratch, Turn, engines, need};
 
 use crate::asleep::wait_asleep;
 use crate::trace::{Traced, every_call, plain};

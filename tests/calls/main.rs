@@ -7,4 +7,5 @@ mod execs;
 mod killed;
 mod kinds;
 mod signals;
+mod tools;
 mod trace;
