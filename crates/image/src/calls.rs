@@ -15,7 +15,9 @@ use crate::abi::calls::{
     CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, Calls, ENTER,
     EXIT, Record,
 };
-use crate::abi::{Context, Control, Link, LinkList, MadeUp, PendingSignals, PtRegs, Target};
+use crate::abi::{
+    Control, Link, LinkList, MadeUp, NEEDS_SLOT, PendingSignals, PtRegs, Slot, Target,
+};
 use crate::enter::{lease, links_of, miss, new_context, release, run};
 use crate::helpers::signal;
 use crate::sys;
@@ -42,12 +44,23 @@ pub unsafe extern "sysv64" fn beeline_call_enter(regs: *mut PtRegs, calls: *cons
         return MAKE;
     }
     // SAFETY: as above; nobody else looks at the registers now.
-    unsafe { (*regs).ax = made_up.result };
-    // SAFETY: as above. For whoever looks at what comes back it has been made.
+    unsafe { leave_unmade(regs, calls, made_up.result) };
+    MADE
+}
+
+/// For whoever looks at what comes back the call has been made.
+///
+/// # Safety
+/// As [`beeline_call_enter`], whose borrow of the registers has ended.
+#[cold]
+#[inline(never)]
+unsafe fn leave_unmade(regs: *mut PtRegs, calls: *const Calls, result: u64) {
+    // SAFETY: the caller's promise.
+    unsafe { (*regs).ax = result };
+    // SAFETY: as above.
     if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
         call.run_programs();
     }
-    MADE
 }
 
 /// A system call has returned.
@@ -95,6 +108,10 @@ impl<'a> Call<'a> {
     }
 
     /// Runs the programs of every call, then those of this one. Gives the result that one of them has made up.
+    ///
+    /// All this is on the stack of whoever makes the call, which may be a goroutine's with some 600 bytes left: frames
+    /// here are small, and what needs room stands on the slot's stack.
+    #[inline(always)]
     fn run_programs(&self) -> MadeUp {
         let each = self.calls.each.get(self.edge);
         let number = self.regs.orig_ax as u32 as usize;
@@ -103,14 +120,48 @@ impl<'a> Call<'a> {
             _ => None,
         };
         let all = self.calls.all.get(self.edge).and_then(list);
+        let needs = |list: &LinkList| list.needs;
         match (all, own) {
             (None, None) => MadeUp::default(),
-            lists => self.run_leased(lists.into()),
+            _ if (all.map_or(0, needs) | own.map_or(0, needs)) & NEEDS_SLOT == 0 => {
+                self.run_unleased(all, own)
+            }
+            _ => self.run_leased(all, own),
         }
     }
 
+    /// Runs programs that need no slot on the thread's own stack.
     #[inline(never)]
-    fn run_leased(&self, lists: [Option<&'a LinkList>; 2]) -> MadeUp {
+    fn run_unleased(&self, all: Option<&LinkList>, own: Option<&LinkList>) -> MadeUp {
+        let (mut made_up, mut room) = (MadeUp::default(), MaybeUninit::uninit());
+        let mut next = own;
+        let mut list = all.or_else(|| next.take());
+        while let Some(links) = list {
+            // SAFETY: a list is published complete and never changed.
+            for link in unsafe { links_of(links) } {
+                let result = match link.context {
+                    CONTEXT_PROBE => self.run_probe(link),
+                    // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
+                    _ => unsafe { link.entry()(self.show(link, &mut room), &raw const link.run) },
+                };
+                note(&mut made_up, link, result);
+            }
+            list = next.take();
+        }
+        made_up
+    }
+
+    /// Apart, as the registers that a probe sees take much room.
+    #[cold]
+    #[inline(never)]
+    fn run_probe(&self, link: &Link) -> u64 {
+        let mut room = MaybeUninit::uninit();
+        // SAFETY: as in `run_unleased`.
+        unsafe { link.entry()(self.show_probe(&mut room), &raw const link.run) }
+    }
+
+    #[inline(never)]
+    fn run_leased(&self, all: Option<&'a LinkList>, own: Option<&'a LinkList>) -> MadeUp {
         let Some((lease, cpu)) = lease(self.target) else {
             miss(self.target);
             return MadeUp::default();
@@ -118,9 +169,12 @@ impl<'a> Call<'a> {
         // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
         let slot = unsafe { self.target.slots.add(cpu as usize) };
         let mut job = Job {
-            context: new_context(self.target, slot, self.regs, core::ptr::null(), cpu),
             call: self,
-            lists,
+            lists: [all, own],
+            slot,
+            cpu,
+            signals: PendingSignals::default(),
+            made_up: MadeUp::default(),
         };
         // SAFETY: the slot is ours until the lease ends, and with it its stack.
         unsafe { sys::call_on_stack((*slot).stack_top, run_lists, (&raw mut job).cast()) };
@@ -128,10 +182,10 @@ impl<'a> Call<'a> {
         if self.control.pid.load(Relaxed) != 0 {
             release(self.target, lease, cpu);
         }
-        if job.context.signals != PendingSignals::default() {
-            signal::send(job.context.signals, self.control.own_pid);
+        if job.signals != PendingSignals::default() {
+            signal::send(job.signals, self.control.own_pid);
         }
-        job.context.made_up
+        job.made_up
     }
 }
 
@@ -141,76 +195,103 @@ fn list<'a>(word: &AtomicUsize) -> Option<&'a LinkList> {
     unsafe { (word.load(Acquire) as *const LinkList).as_ref() }
 }
 
-/// What [`run_lists`] needs, on the slot's own stack.
+/// What [`run_lists`] needs, and what has come of it. On the thread's own stack.
 struct Job<'a> {
-    context: Context,
     call: &'a Call<'a>,
     lists: [Option<&'a LinkList>; 2],
+    slot: *mut Slot,
+    cpu: u32,
+    signals: PendingSignals,
+    made_up: MadeUp,
 }
 
 /// Runs a job's programs one after the other. On the slot's stack.
 unsafe extern "sysv64" fn run_lists(job: *mut u8) {
     // SAFETY: `run_leased` passes its own job.
     let job = unsafe { &mut *job.cast::<Job<'_>>() };
-    let shown = Shown::of(job.call.regs, job.call.edge);
-    let mut probe = MaybeUninit::uninit();
+    let call = job.call;
+    let mut context = new_context(call.target, job.slot, call.regs, core::ptr::null(), job.cpu);
+    let (mut room, mut probe) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     for list in job.lists.into_iter().flatten() {
         // SAFETY: a list is published complete and never changed.
         for link in unsafe { links_of(list) } {
-            let argument = shown.to(link, &mut probe);
+            let argument = match link.context {
+                CONTEXT_PROBE => call.show_probe(&mut probe),
+                _ => call.show(link, &mut room),
+            };
             // SAFETY: the program was checked and compiled for this context.
-            let result = unsafe { run(&mut job.context, link, argument) };
-            if link.context == CONTEXT_MODIFY && result != 0 {
-                let is_there = 1;
-                job.context.made_up = MadeUp { is_there, result };
-            }
+            let result = unsafe { run(&mut context, link, argument) };
+            note(&mut context.made_up, link, result);
         }
     }
-    signal::block_again(&job.context);
+    signal::block_again(&context);
+    (job.signals, job.made_up) = (context.signals, context.made_up);
 }
 
-/// What programs see of a call, by the way that they were attached.
-struct Shown {
+/// A program that may give the call a result has ended.
+#[inline(always)]
+fn note(made_up: &mut MadeUp, link: &Link, result: u64) {
+    if link.context == CONTEXT_MODIFY && result != 0 {
+        let is_there = 1;
+        *made_up = MadeUp { is_there, result };
+    }
+}
+
+/// Room for what a program sees of a call.
+union Room {
     record: Record,
-    raw: [u64; 2],
-    /// The registers, and the result so far.
-    modify: [u64; 2],
+    words: [u64; 2],
 }
 
-impl Shown {
-    fn of(regs: &PtRegs, edge: usize) -> Self {
-        let number = i64::from(regs.orig_ax as i32) as u64;
-        let arguments = [regs.di, regs.si, regs.dx, regs.r10, regs.r8, regs.r9];
-        let (values, second) = match edge {
-            ENTER => (arguments, number),
-            _ => ([regs.ax, 0, 0, 0, 0, 0], regs.ax),
+impl Call<'_> {
+    /// What a link's program sees of the call, by the way that it was attached, but for a probe's; made anew for each, in
+    /// the room given.
+    #[inline(always)]
+    fn show(&self, link: &Link, room: &mut MaybeUninit<Room>) -> *const u8 {
+        let regs = self.regs;
+        let (place, room) = (core::ptr::from_ref(regs), room.as_mut_ptr());
+        let words = match link.context {
+            CONTEXT_TRACEPOINT => {
+                let record = Record {
+                    common: 0,
+                    number: self.number(),
+                    values: match self.edge {
+                        ENTER => [regs.di, regs.si, regs.dx, regs.r10, regs.r8, regs.r9],
+                        _ => [regs.ax, 0, 0, 0, 0, 0],
+                    },
+                };
+                // SAFETY: the room is the caller's, and large enough for any of a union's fields.
+                unsafe { (&raw mut (*room).record).write(record) };
+                return room.cast();
+            }
+            CONTEXT_RAW => [place as u64, self.second()],
+            CONTEXT_MODIFY => [place as u64, 0],
+            _ => return place.cast(),
         };
-        Self {
-            record: Record {
-                common: 0,
-                number,
-                values,
-            },
-            raw: [core::ptr::from_ref(regs) as u64, second],
-            modify: [core::ptr::from_ref(regs) as u64, 0],
-        }
+        // SAFETY: as above.
+        unsafe { (&raw mut (*room).words).write(words) };
+        room.cast()
     }
 
-    /// The context of a link's program. `probe` is room for one that few ask for.
-    fn to(&self, link: &Link, probe: &mut MaybeUninit<PtRegs>) -> *const u8 {
-        match link.context {
-            CONTEXT_TRACEPOINT => (&raw const self.record).cast(),
-            CONTEXT_RAW => self.raw.as_ptr().cast(),
-            CONTEXT_MODIFY => self.modify.as_ptr().cast(),
-            CONTEXT_PROBE => {
-                let regs = PtRegs {
-                    di: self.raw[0],
-                    ax: self.raw[1],
-                    ..PtRegs::default()
-                };
-                core::ptr::from_ref(probe.write(regs)).cast()
-            }
-            _ => self.raw[0] as *const u8,
+    /// What a probe's program sees.
+    fn show_probe(&self, room: &mut MaybeUninit<PtRegs>) -> *const u8 {
+        let regs = PtRegs {
+            di: core::ptr::from_ref(self.regs) as u64,
+            ax: self.second(),
+            ..PtRegs::default()
+        };
+        core::ptr::from_ref(room.write(regs)).cast()
+    }
+
+    fn number(&self) -> u64 {
+        i64::from(self.regs.orig_ax as i32) as u64
+    }
+
+    /// The number before the call, the result behind it.
+    fn second(&self) -> u64 {
+        match self.edge {
+            ENTER => self.number(),
+            _ => self.regs.ax,
         }
     }
 }
