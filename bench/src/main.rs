@@ -4,6 +4,7 @@
 //! and by Beeline, and takes the best of several rounds. Added cost is what a probed call takes more than an
 //! unprobed one. `demo` shows the same for one real program.
 
+mod calls;
 mod demo;
 mod measure;
 mod operations;
@@ -61,6 +62,8 @@ enum Topic {
     /// Programs run by each of Beeline's engines, by the kernel's compiler and natively. Not part of the usual run:
     /// beeline-peers does the same, and others' engines take part.
     Engines,
+    /// System calls: what tracing them adds to a call, to a process, and to its children.
+    Calls,
     /// What compiling takes, and what a call of compiled code does.
     Compile,
     /// Verifying every program of libbpf's tools, and the kernel's own loads of them.
@@ -69,7 +72,7 @@ enum Topic {
     Demo,
 }
 
-const USUAL: [Topic; 10] = [
+const USUAL: [Topic; 11] = [
     Topic::Entry,
     Topic::Return,
     Topic::Count,
@@ -78,6 +81,7 @@ const USUAL: [Topic; 10] = [
     Topic::Footprint,
     Topic::Event,
     Topic::Operations,
+    Topic::Calls,
     Topic::Compile,
     Topic::Verify,
 ];
@@ -161,6 +165,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Footprint => measure::footprints(engines),
         Topic::Event => measure::events(engines),
         Topic::Operations => operations::all(engines),
+        Topic::Calls => calls::all(engines),
         Topic::Verify => verify::all(),
         Topic::Demo => demo::run(engines),
         Topic::Engines | Topic::Compile => Ok(Vec::new()),
