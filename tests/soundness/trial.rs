@@ -191,12 +191,17 @@ impl Trials {
     }
 }
 
-/// A pointer may be moved by any number that is not known, but not far by one that is (`check_reg_sane_offset`): so a path where more is
-/// known may be refused where another, that covers it, is not. What such a pointer is used for is looked at on either.
+/// Where less is known, more is let through: a pointer may be moved by any number that is not known, but not far by one that is
+/// (`check_reg_sane_offset`), and a part of a spilled pointer may be read at a place that is not known (`check_stack_read_var_off`). So a
+/// path may be refused where another, that covers it, is not; what comes of such a pointer or number is looked at on either.
 fn is_about_offsets(why: &str) -> bool {
-    ["math between", "pointer offset", "pointer be out of bounds"]
-        .iter()
-        .any(|words| why.contains(words))
+    const RULES: [&str; 4] = [
+        "math between",
+        "pointer offset",
+        "pointer be out of bounds",
+        "invalid size of register fill",
+    ];
+    RULES.iter().any(|words| why.contains(words))
 }
 
 /// Maps by index, and the maps.
