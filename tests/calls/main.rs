@@ -7,5 +7,6 @@ mod execs;
 mod killed;
 mod kinds;
 mod signals;
+mod surroundings;
 mod tools;
 mod trace;
