@@ -93,6 +93,7 @@ fn tools_come_and_go(program: &Path, sleep: [i64; 6], ignored: impl Fn(u32) -> b
         for _ in 0..2 {
             let mut traced = need!(Traced::attach(engine, workload, &every_call(engine)));
             assert_eq!(traced.workload.tell("wake"), "done wake", "{engine}");
+            wait_asleep(pid, &sleep);
             assert_eq!(traced.workload.tell("wake"), "done wake", "{engine}");
             wait_asleep(pid, &sleep);
             let (left, lines) = traced.finish_tool();
