@@ -63,6 +63,8 @@ pub struct Reach {
     execs: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
     /// Processes that went on unseen when they forked or ran another program: how many, and why the last did.
     lost: Mutex<(u64, String)>,
+    /// Since when a process that asked is being served.
+    serving: Mutex<Option<Instant>>,
     /// Processes that are followed until their libraries are mapped.
     starting: Mutex<BTreeSet<i32>>,
     /// Whose locks are freed when a process dies.
@@ -105,6 +107,7 @@ impl Reach {
             departed: Mutex::default(),
             execs: Mutex::default(),
             lost: Mutex::default(),
+            serving: Mutex::default(),
             starting: Mutex::default(),
             maps: Mutex::default(),
             rings: Mutex::default(),
@@ -174,6 +177,10 @@ impl Reach {
     fn tidy(&self) {
         for target in self.all_targets() {
             let mut target = lock(&target);
+            // Its thread cannot be stopped until the child has run another program, and that may wait for us.
+            if target.waits_for_child() {
+                continue;
+            }
             // What fails is tried again in the next round, and told at the session's end.
             let _ = target.restore_idle();
             let _ = target.refresh_cgroups();

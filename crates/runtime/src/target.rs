@@ -10,6 +10,7 @@ mod mapping;
 mod sites;
 
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::time::{Duration, Instant};
@@ -469,6 +470,16 @@ impl Target {
             }
             Ok(())
         })
+    }
+
+    /// Has it a child that shares its memory, for which the thread that made it may wait (`vfork`)?
+    pub fn waits_for_child(&self) -> bool {
+        let Some(environment) = &self.environment else {
+            return false;
+        };
+        let place = environment.private.control() + offset_of!(abi::Control, children) as u64;
+        let mut children = [0; 4];
+        self.process.read_memory(place, &mut children).is_ok() && children != [0; 4]
     }
 
     /// Brings up to date what programs see as their task.

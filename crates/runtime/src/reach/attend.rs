@@ -24,6 +24,10 @@ const LOOK_AGAIN: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
+/// Well within the time that is waited for an answer.
+const PULSE: Duration = Duration::from_millis(250);
+/// How long one request may keep the others waiting.
+const LONGEST: Duration = Duration::from_secs(20);
 /// How long an answer waits for whoever asked, before he is taken for dead.
 const KEPT: Duration = Duration::from_secs(10);
 /// How long it may take to let a process go that has not run another program,
@@ -34,6 +38,12 @@ const LOOK_IF_LET_GO: Duration = Duration::from_micros(50);
 impl Reach {
     /// Until the session ends.
     pub(super) fn attend(self: &Arc<Self>) {
+        // Without it those who ask are less patient.
+        let pulse = std::thread::Builder::new().name("beeline-pulse".into());
+        let pulse = pulse.spawn({
+            let reach = self.clone();
+            move || reach.pulse()
+        });
         let mut answered = [const { None::<Instant> }; REQUESTS];
         while !self.stop.load(SeqCst) {
             let page = self.shared.page();
@@ -44,6 +54,10 @@ impl Reach {
             let flags = futex::Flags::empty();
             let _ = futex::wait(&page.asked, flags, seen, Some(&LOOK_AGAIN));
         }
+        if let Ok(pulse) = pulse {
+            pulse.thread().unpark();
+            let _ = pulse.join();
+        }
         // From here on nobody waits for us.
         let page = self.shared.page();
         page.deaf.store(1, SeqCst);
@@ -51,6 +65,18 @@ impl Reach {
         for (request, answered) in page.requests.iter().zip(&mut answered) {
             if request.state.load(SeqCst) == POSTED {
                 answer(request, answered);
+            }
+        }
+    }
+
+    /// Until the session ends: has those who ask know that one of them is being served, if that takes long. A big
+    /// program's code takes seconds to be looked through, the first time.
+    fn pulse(&self) {
+        while !self.stop.load(SeqCst) {
+            std::thread::park_timeout(PULSE);
+            let serving = *lock(&self.serving);
+            if serving.is_some_and(|since| since.elapsed() < LONGEST) {
+                self.shared.page().answers.fetch_add(1, SeqCst);
             }
         }
     }
@@ -66,7 +92,9 @@ impl Reach {
         for (request, answered) in page.requests.iter().zip(answered) {
             match request.state.load(SeqCst) {
                 POSTED => {
+                    *lock(&self.serving) = Some(Instant::now());
                     self.serve(request);
+                    *lock(&self.serving) = None;
                     answer(request, answered);
                     page.answers.fetch_add(1, SeqCst);
                     let flags = futex::Flags::empty();
