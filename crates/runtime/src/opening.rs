@@ -20,7 +20,8 @@ pub fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, 
     for _ in 0..PATIENCE {
         match attempt() {
             Err(Error::Inject(beeline_inject::Error::Traced { comm, .. }))
-                if comm.starts_with("beeline") =>
+                // Without a name: it has just ended, and with it its hold.
+                if comm.starts_with("beeline") || comm.is_empty() =>
             {
                 std::thread::sleep(Duration::from_millis(1));
             }
