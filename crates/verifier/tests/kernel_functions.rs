@@ -61,6 +61,7 @@ fn every_kind(types: &KernelTypes) -> Vec<Kind> {
         attach_type,
         flags: if prog_type == SYSCALL { SLEEPABLE } else { 0 },
         attach_btf_id: 0,
+        intrudes: false,
     }));
     kinds.push(Kind {
         prog_type: STRUCT_OPS,

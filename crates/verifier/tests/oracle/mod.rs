@@ -154,6 +154,7 @@ pub fn kind(prog_type: u32, attach_type: u32) -> Kind {
             0
         },
         attach_btf_id: 0,
+        intrudes: false,
     }
 }
 
