@@ -15,6 +15,7 @@ use rustix::time::Timespec;
 
 use super::{Reach, lock};
 use crate::error::{Error, os};
+use crate::opening;
 use crate::private::own_pid;
 use crate::scope::all_processes;
 use crate::target::{Hold, Target};
@@ -183,7 +184,8 @@ impl Reach {
         let Some(tid) = threads.into_iter().find(|tid| own_pid(*tid) == own) else {
             return Ok(());
         };
-        let watched = Watched::seize(&process, tid)?;
+        // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after another.
+        let watched = opening::patiently(|| Ok(Watched::seize(&process, tid)?))?;
         let given_up = Arc::new(AtomicBool::new(false));
         lock(&self.execs).insert(pid, given_up.clone());
         let reach = self.clone();
