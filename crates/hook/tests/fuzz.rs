@@ -177,3 +177,15 @@ proptest! {
         try_calls(&code, start, bias, 0);
     }
 }
+
+/// Two calls side by side, of which the second has a prefix.
+#[test]
+fn a_prefixed_call_is_let_alone() {
+    let code = [0x0f, 0x05, 0x66, 0x0f, 0x05, 0x40, 0x6a, 0x66];
+    try_calls(&code, 0x10_0000, 0, 0);
+    let start = 0x10_0000;
+    let sites = CallSites::of(&[Function { start, code: &code }], |_| None);
+    assert!(sites.plans.iter().all(|plan| plan.call == start));
+    let spared = sites.spared.iter().find(|spared| spared.call == start + 2);
+    assert!(spared.is_some_and(|spared| spared.why.to_string().contains("prefixes")));
+}

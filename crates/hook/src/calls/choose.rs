@@ -227,8 +227,20 @@ impl Look<'_> {
             Some(EXIT) if self.stack_was_given_away(index) => Some(Spared::WithoutStack),
             Some(MUNMAP) if self.thread_ends_behind(index) => Some(Spared::WithoutStack),
             _ if cancel::leads_to_one(before) => Some(Spared::CancellationPoint),
-            _ => None,
+            _ => self.odd_form(index),
         }
+    }
+
+    /// With prefixes, which mean nothing there, the address behind it is not where stubs take it to be. No compiler writes
+    /// such.
+    fn odd_form(&self, index: usize) -> Option<Spared> {
+        let call = &self.survey.instructions[index];
+        (call.mnemonic() == Mnemonic::Syscall && call.len() as u64 != SYSCALL_LEN).then(|| {
+            Spared::Unhookable(Reason::CannotMove {
+                instruction: call.to_string(),
+                why: "it has prefixes",
+            })
+        })
     }
 
     /// Go's thread stores a zero, and musl's unmaps its stack, right before `exit`.
