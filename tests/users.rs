@@ -150,3 +150,71 @@ fn an_ordinary_user_cannot_end_roots_session() {
     );
     workload.finish();
 }
+
+/// The numbers of the calls in what `strace -n` prints, but for the `execve` that it begins with, and the end.
+fn numbers(trace: &str) -> Vec<u32> {
+    let number = |line: &str| {
+        line.strip_prefix('[')?
+            .split(']')
+            .next()?
+            .trim()
+            .parse()
+            .ok()
+    };
+    let calls = trace.lines().skip(1).filter(|line| !line.contains("+++"));
+    let mut numbers: Vec<u32> = calls.filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+#[test]
+fn a_command_is_seen_from_its_first_call() {
+    let _turn = Turn::take();
+    let setting = need!(Setting::new());
+    let strace = need!(find_program("strace"));
+    let traced = setting.scratch.path().join("trace");
+    let program = Path::new("/bin/true");
+    let status = Command::new(strace)
+        .arg("-n")
+        .arg("-o")
+        .arg(&traced)
+        .arg(program)
+        .status();
+    assert!(status.expect("strace runs").success());
+    let honest = numbers(&std::fs::read_to_string(&traced).expect("strace has written"));
+
+    let mut command = setting.as_nobody(&setting.beeline);
+    command.args(["run", "--", "bpftrace"]);
+    let script = "tracepoint:raw_syscalls:sys_enter /comm == \"true\"/ { printf(\"call %d\\n\", args->id); }";
+    let tool = Tool::bpftrace(command, script);
+    tool.wait_attached();
+    let started = setting.ask(&["start", "--wait", "20000", "--", "/bin/true"]);
+    assert!(started.status.success(), "{started:?}");
+    assert!(started.stderr.is_empty(), "{started:?}");
+    tool.settle();
+    let ended = tool.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+    let calls = ended
+        .stdout
+        .iter()
+        .filter_map(|line| line.strip_prefix("call "));
+    let mut seen: Vec<u32> = calls
+        .map(|number| number.parse().expect("a number"))
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, honest, "beeline (left), strace (right)");
+}
+
+#[test]
+fn a_command_that_nobody_traces_runs_all_the_same() {
+    let _turn = Turn::take();
+    let setting = need!(Setting::new());
+    let started = setting.ask(&["start", "--wait", "1", "--", "/bin/sh", "-c", "exit 3"]);
+    assert_eq!(started.status.code(), Some(3), "{started:?}");
+    let said = String::from_utf8_lossy(&started.stderr).into_owned();
+    assert!(said.contains("runs untraced"), "{said}");
+    let absent = setting.ask(&["start", "--", "/nonexistent"]);
+    assert!(!absent.status.success(), "{absent:?}");
+    let said = String::from_utf8_lossy(&absent.stderr).into_owned();
+    assert!(said.contains("/nonexistent cannot be started"), "{said}");
+}

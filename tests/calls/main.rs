@@ -6,6 +6,7 @@ mod children;
 mod execs;
 mod killed;
 mod kinds;
+mod policy;
 mod signals;
 mod surroundings;
 mod tools;
