@@ -2,6 +2,8 @@
 
 mod attend;
 mod calls;
+mod end;
+mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -9,11 +11,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use beeline_compile::worker::LLVM;
 use beeline_inject::{Process, Seccomp, Watched};
-use beeline_maps::Kind;
 
 use crate::backend::Id;
 use crate::deaths::Deaths;
@@ -30,19 +31,6 @@ use crate::session::Report;
 use crate::shared::Shared;
 use crate::shortcut::Shortcuts;
 use crate::target::{Body, Hold, Request, Target};
-
-/// How often processes are looked at: for their end, and for new ones that a link is to reach.
-const ROUND: Duration = Duration::from_millis(100);
-/// Every so many rounds it is looked for threads that have ended.
-const FORGETTING: u32 = 10;
-/// How long a process that could not be attached to is left alone.
-const PAUSE: Duration = Duration::from_secs(5);
-/// How long a process that is new is looked at each round: it may yet run another program, and load its libraries.
-const YOUTH: Duration = Duration::from_secs(2);
-/// How long a target that has ended is remembered: a child that it forked asks at its first instruction.
-const REMEMBERED: Duration = Duration::from_secs(2);
-/// Looks for what a session has left behind.
-const LOOKS: usize = 8;
 
 /// See the module.
 pub struct Reach {
@@ -172,35 +160,6 @@ impl Reach {
         lock(&self.targets).values().cloned().collect()
     }
 
-    /// Restores code that runs no program any more, notices processes that have moved to another cgroup, and unmaps maps that
-    /// are out of reach; tells the rest who they are.
-    fn tidy(&self) {
-        for target in self.all_targets() {
-            let mut target = lock(&target);
-            // Its thread cannot be stopped until the child has run another program, and that may wait for us.
-            if target.waits_for_child() {
-                continue;
-            }
-            // What fails is tried again in the next round, and told at the session's end.
-            let _ = target.restore_idle();
-            let _ = target.refresh_cgroups();
-            let _ = target.unmap_out_of_reach();
-            let _ = target.update_task();
-            let _ = target.look_for_ids();
-        }
-    }
-
-    /// Empties task storages of threads that have ended.
-    fn forget_threads(&self) {
-        let is_gone = |tid: u32| !std::path::Path::new(&format!("/proc/{tid}")).exists();
-        for map in lock(&self.maps).iter().filter_map(Weak::upgrade) {
-            if map.here().spec().kind() == Some(Kind::TaskStorage) {
-                // Who finds a lock taken for long tries again in the next round.
-                let _ = map.here().forget_tasks(&is_gone, &MapObject::caller());
-            }
-        }
-    }
-
     /// A perf event array has other elements now.
     pub fn rings_changed(&self, map: Id) {
         self.tell(|target| target.rings_changed(map));
@@ -243,104 +202,6 @@ impl Reach {
     /// Frees this ring's lock when a process dies.
     pub fn watch_ring(&self, ring: &Arc<Ring>) {
         lock(&self.rings).push(Arc::downgrade(ring));
-    }
-
-    /// Leaves every process as it was, and their children that inherited our memory.
-    pub fn close(&self) {
-        if self.stop.swap(true, SeqCst) {
-            return;
-        }
-        if let Some(watcher) = lock(&self.watcher).take() {
-            watcher.thread().unpark();
-            let _ = watcher.join();
-        }
-        if let Some(attendant) = lock(&self.attendant).take() {
-            self.stop_attending();
-            let _ = attendant.join();
-        }
-        for given_up in lock(&self.execs).values() {
-            given_up.store(true, SeqCst);
-        }
-        lock(&self.links).clear();
-        lock(&self.calls).clear();
-        for thread in std::mem::take(&mut *lock(&self.followers)) {
-            let _ = thread.join();
-        }
-        lock(&self.targets).clear();
-        lock(&self.departed).clear();
-        let deaths = lock(&self.deaths).take();
-        drop(deaths);
-        self.leave_all();
-        let page = self.shared.page();
-        let refused = page.refused.load(SeqCst);
-        if refused > 0 {
-            (self.report)(&format!(
-                "{refused} changes of maps were not made: a lock was held too long"
-            ));
-        }
-        let missed = page.missed.load(SeqCst);
-        if missed > 0 {
-            (self.report)(&format!(
-                "{missed} probe hits ran no program: no CPU slot or no room for a return was free"
-            ));
-        }
-        let unanswered = page.unanswered.load(SeqCst);
-        if unanswered > 0 {
-            (self.report)(&format!(
-                "{unanswered} times a process forked, ran another program or mapped code and was not followed in time: \
-                 system calls of it may be missing"
-            ));
-        }
-        let (lost, why) = std::mem::take(&mut *lock(&self.lost));
-        if lost > 0 {
-            (self.report)(&format!(
-                "{lost} processes were not followed when they forked or ran another program; the last: {why}"
-            ));
-        }
-        let unguarded = page.unguarded.load(SeqCst);
-        if unguarded > 0 {
-            (self.report)(&format!(
-                "{unguarded} times a program went on without a bpf_spin_lock: its holder did not run"
-            ));
-        }
-    }
-
-    /// Leaves every process, forked children too; and takes out sessions that ended while ours lay over what they had
-    /// hooked.
-    fn leave_all(&self) {
-        let own = std::process::id() as i32;
-        let mut failed = BTreeSet::new();
-        // A process that forks meanwhile leaves a child that is found by the next look.
-        for _ in 0..LOOKS {
-            let mut found = leave::everywhere();
-            let ours: BTreeSet<i32> = found
-                .iter()
-                .filter(|p| p.session == own)
-                .map(|p| p.pid)
-                .collect();
-            found.retain(|p| {
-                ours.contains(&p.pid)
-                    && !failed.contains(&p.pid)
-                    && (p.session == own || !p.is_live)
-            });
-            found.sort_by_key(|presence| presence.session != own);
-            if found.is_empty() {
-                break;
-            }
-            for presence in found {
-                if let Err(error) = presence.leave() {
-                    failed.insert(presence.pid);
-                    if std::path::Path::new(&format!("/proc/{}/maps", presence.pid)).exists() {
-                        (self.report)(&error.to_string());
-                    }
-                }
-            }
-        }
-        for pid in leave::unreachable(own) {
-            (self.report)(&format!(
-                "process {pid} cannot be looked at now (it is traced, or no longer ours): `beeline detach {pid}` it later"
-            ));
-        }
     }
 
     /// Is the process that the link concerns one that the user named?
@@ -554,149 +415,6 @@ impl Reach {
             .name("beeline-start".into())
             .spawn(follow)
             .map_err(os("starting a thread"))
-    }
-
-    /// Until the session ends: looks for processes that have died, and for new ones.
-    fn watch(self: &Arc<Self>) {
-        // When each process was first seen, by its program: running another one makes it new.
-        let mut known: BTreeMap<(i32, Option<PathBuf>), Instant> = BTreeMap::new();
-        let mut round = 0u32;
-        while !self.stop.load(SeqCst) {
-            std::thread::park_timeout(ROUND);
-            self.bury();
-            self.tidy();
-            round = round.wrapping_add(1);
-            if round.is_multiple_of(FORGETTING) {
-                self.forget_threads();
-            }
-            let links: Vec<_> = lock(&self.links).values().cloned().collect();
-            let calls = self.call_links();
-            if links.is_empty() && calls.is_empty() {
-                continue;
-            }
-            let now = Instant::now();
-            let seen: BTreeSet<_> = all_processes()
-                .into_iter()
-                .map(|pid| (pid, program(pid)))
-                .collect();
-            known.retain(|process, _| seen.contains(process));
-            let mut young = BTreeSet::new();
-            for process in seen {
-                let pid = process.0;
-                if now.duration_since(*known.entry(process).or_insert(now)) < YOUTH {
-                    young.insert(pid);
-                }
-            }
-            for pid in self.wanting(&links, &young) {
-                self.revisit(pid, &links);
-            }
-            if !calls.is_empty() {
-                self.revisit_calls(&young);
-            }
-        }
-    }
-
-    /// The processes that a link may still have to be attached to. Of all processes that is only young ones: what an
-    /// old one loads later is found only if it is one that was named.
-    fn wanting(&self, links: &[Arc<Uprobe>], young: &BTreeSet<i32>) -> BTreeSet<i32> {
-        let of_link = |link: &Arc<Uprobe>| {
-            let named = self.named(link);
-            self.candidates(link.pid)
-                .into_iter()
-                .filter(move |pid| named || young.contains(pid))
-        };
-        match self.scope {
-            // All the same for every link that does not name a process itself.
-            Scope::All => {
-                let mut rest = links.iter().filter(|link| link.pid.is_none());
-                let named = links.iter().filter_map(|link| link.pid);
-                rest.next()
-                    .into_iter()
-                    .flat_map(of_link)
-                    .chain(named)
-                    .collect()
-            }
-            _ => links
-                .iter()
-                .take(1)
-                .flat_map(of_link)
-                .chain(links.iter().filter_map(|link| link.pid))
-                .collect(),
-        }
-    }
-
-    /// Looks whether a process maps files by now, or anew, that links are to be attached in.
-    fn revisit(self: &Arc<Self>, pid: i32, links: &[Arc<Uprobe>]) {
-        let target = lock(&self.targets).get(&pid).cloned();
-        if let Some(target) = &target {
-            lock(target).forget_unmapped();
-        }
-        let regions = target
-            .as_ref()
-            .and_then(|target| lock(target).process().regions().ok());
-        for link in links
-            .iter()
-            .filter(|link| link.pid.is_none_or(|only| only == pid))
-        {
-            // The common case by far, and it costs nothing: all that is there is hooked.
-            let is_done = match (&target, &regions) {
-                (Some(target), Some(regions)) => {
-                    let target = lock(target);
-                    link.place
-                        .addresses(regions)
-                        .iter()
-                        .all(|address| target.runs_at(*address, link.id))
-                }
-                _ => false,
-            };
-            if !is_done {
-                self.try_again(pid, link);
-            }
-        }
-    }
-
-    /// Attaches a link to a process that may map the file by now. What fails is told once, for a process that was named.
-    fn try_again(self: &Arc<Self>, pid: i32, link: &Arc<Uprobe>) {
-        let key = (pid, link.id);
-        if lock(&self.failures)
-            .get(&key)
-            .is_some_and(|since| since.elapsed() < PAUSE)
-        {
-            return;
-        }
-        if let Err(error) = self.attach_process(pid, link) {
-            let is_new = lock(&self.failures).insert(key, Instant::now()).is_none();
-            let is_there = std::path::Path::new(&format!("/proc/{pid}")).exists();
-            if is_new && is_there && self.named(link) {
-                (self.report)(&error.to_string());
-            }
-        }
-    }
-
-    /// Forgets processes that have ended or run another program now, and frees what they held in shared memory.
-    fn bury(&self) {
-        let gone: Vec<_> = {
-            let mut targets = lock(&self.targets);
-            let dead: Vec<i32> = targets
-                .iter()
-                .filter(|(_, target)| target.try_lock().is_ok_and(|target| target.is_gone()))
-                .map(|(pid, _)| *pid)
-                .collect();
-            dead.into_iter()
-                .filter_map(|pid| targets.remove(&pid))
-                .collect()
-        };
-        let mut dead = lock(&self.dead);
-        dead.extend(gone.iter().map(|target| lock(target).owner()));
-        dead.retain(|owner| !self.free(*owner));
-        drop(dead);
-        lock(&self.departed).retain(|(since, _)| since.elapsed() < REMEMBERED);
-        gone.into_iter().for_each(|target| self.remember(target));
-    }
-
-    /// Keeps a target that is no more, for its children's sake.
-    fn remember(&self, target: Arc<Mutex<Target>>) {
-        lock(&self.departed).push((Instant::now(), target));
     }
 
     /// A process has died: what others may be waiting for is freed at once, the rest in the next round.

@@ -1,0 +1,110 @@
+//! The end of a session: every process is left as it was, and what went wrong meanwhile is told.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::{Reach, lock};
+use crate::leave;
+
+/// Looks for what a session has left behind.
+const LOOKS: usize = 8;
+
+impl Reach {
+    /// Leaves every process as it was, and their children that inherited our memory.
+    pub fn close(&self) {
+        if self.stop.swap(true, SeqCst) {
+            return;
+        }
+        if let Some(watcher) = lock(&self.watcher).take() {
+            watcher.thread().unpark();
+            let _ = watcher.join();
+        }
+        if let Some(attendant) = lock(&self.attendant).take() {
+            self.stop_attending();
+            let _ = attendant.join();
+        }
+        for given_up in lock(&self.execs).values() {
+            given_up.store(true, SeqCst);
+        }
+        lock(&self.links).clear();
+        lock(&self.calls).clear();
+        for thread in std::mem::take(&mut *lock(&self.followers)) {
+            let _ = thread.join();
+        }
+        lock(&self.targets).clear();
+        lock(&self.departed).clear();
+        let deaths = lock(&self.deaths).take();
+        drop(deaths);
+        self.leave_all();
+        let page = self.shared.page();
+        let refused = page.refused.load(SeqCst);
+        if refused > 0 {
+            (self.report)(&format!(
+                "{refused} changes of maps were not made: a lock was held too long"
+            ));
+        }
+        let missed = page.missed.load(SeqCst);
+        if missed > 0 {
+            (self.report)(&format!(
+                "{missed} probe hits ran no program: no CPU slot or no room for a return was free"
+            ));
+        }
+        let unanswered = page.unanswered.load(SeqCst);
+        if unanswered > 0 {
+            (self.report)(&format!(
+                "{unanswered} times a process forked, ran another program or mapped code and was not followed in time: \
+                 system calls of it may be missing"
+            ));
+        }
+        let (lost, why) = std::mem::take(&mut *lock(&self.lost));
+        if lost > 0 {
+            (self.report)(&format!(
+                "{lost} processes were not followed when they forked or ran another program; the last: {why}"
+            ));
+        }
+        let unguarded = page.unguarded.load(SeqCst);
+        if unguarded > 0 {
+            (self.report)(&format!(
+                "{unguarded} times a program went on without a bpf_spin_lock: its holder did not run"
+            ));
+        }
+    }
+
+    /// Leaves every process, forked children too; and takes out sessions that ended while ours lay over what they had
+    /// hooked.
+    fn leave_all(&self) {
+        let own = std::process::id() as i32;
+        let mut failed = BTreeSet::new();
+        // A process that forks meanwhile leaves a child that is found by the next look.
+        for _ in 0..LOOKS {
+            let mut found = leave::everywhere();
+            let ours: BTreeSet<i32> = found
+                .iter()
+                .filter(|p| p.session == own)
+                .map(|p| p.pid)
+                .collect();
+            found.retain(|p| {
+                ours.contains(&p.pid)
+                    && !failed.contains(&p.pid)
+                    && (p.session == own || !p.is_live)
+            });
+            found.sort_by_key(|presence| presence.session != own);
+            if found.is_empty() {
+                break;
+            }
+            for presence in found {
+                if let Err(error) = presence.leave() {
+                    failed.insert(presence.pid);
+                    if std::path::Path::new(&format!("/proc/{}/maps", presence.pid)).exists() {
+                        (self.report)(&error.to_string());
+                    }
+                }
+            }
+        }
+        for pid in leave::unreachable(own) {
+            (self.report)(&format!(
+                "process {pid} cannot be looked at now (it is traced, or no longer ours): `beeline detach {pid}` it later"
+            ));
+        }
+    }
+}
