@@ -83,10 +83,18 @@ impl Traced {
     }
 }
 
+/// Shows the tool that it runs the kernel's tracepoints, also where nobody has mounted them.
+const WITH_TRACEFS: &str = r#"test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing; exec "$0" "$@""#;
+
 /// The tool's command, for one process and what descends from it.
 pub fn on_family(engine: Engine, tool: &Path, pid: u32) -> Command {
     match engine {
-        Engine::Kernel => Command::new(tool),
+        Engine::Kernel => {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private", "sh", "-c"]);
+            command.arg(WITH_TRACEFS).arg(tool);
+            command
+        }
         Engine::Beeline => {
             let mut command = Command::new(beeline());
             command

@@ -278,7 +278,8 @@ mod tests {
 
     /// The kernel's files, from tracefs mounted where nobody else sees it; `None` if it cannot be.
     fn kernels_formats() -> Option<String> {
-        let script = "mount -t tracefs nodev /sys/kernel/tracing && cd /sys/kernel/tracing/events && \
+        let script = "test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing; \
+                      cd /sys/kernel/tracing/events && \
                       cat raw_syscalls/*/format syscalls/*/format";
         let read = std::process::Command::new("unshare")
             .args(["-m", "sh", "-c", script])

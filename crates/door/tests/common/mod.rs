@@ -64,7 +64,7 @@ const ON_KERNEL: &str = "BEELINE_DOOR_ON_KERNEL";
 /// cannot be: without root.
 pub fn on_kernel(scene: &str) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let script = "mount -t tracefs nodev /sys/kernel/tracing 2>&1 || exit 77; \
+    let script = "test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing 2>&1 || exit 77; \
                   exec \"$0\" --exact tool --nocapture --quiet --test-threads=1 2>&1";
     let played = Command::new("unshare")
         .args(["-m", "sh", "-c", script])
