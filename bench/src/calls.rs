@@ -80,7 +80,10 @@ impl Bench {
             let traced = || {
                 let opensnoop = find_program("opensnoop").map_err(|why| anyhow!(why))?;
                 let mut target = self.target();
-                let mut tool = engine.command(&opensnoop);
+                let mut tool = match engine {
+                    Engine::Kernel => beeline_e2e::with_tracefs(&opensnoop),
+                    Engine::Beeline => engine.command(&opensnoop),
+                };
                 tool.args(["-p", &target.pid().to_string()]);
                 let tool = Tool::start_on_terminal(tool);
                 tool.expect_line(|line| line.contains("COMM"))
@@ -166,7 +169,7 @@ impl Bench {
     /// bpftrace on these processes, attached.
     fn start(&self, engine: Engine, script: &str, targets: &[&Workload]) -> anyhow::Result<Tool> {
         let command = match engine {
-            Engine::Kernel => Command::new(&self.bpftrace),
+            Engine::Kernel => beeline_e2e::with_tracefs(&self.bpftrace),
             Engine::Beeline => {
                 let mut command = Command::new(beeline_e2e::beeline());
                 command.arg("run");

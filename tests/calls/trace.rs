@@ -9,6 +9,7 @@ use std::process::Command;
 
 use beeline_e2e::{
     Engine, Tool, Turn, Workload, altered_text, beeline, compile_anew, engines, find_program,
+    with_tracefs,
 };
 
 /// Every call and every return. The first word says that a line is an event; then the time and the thread, and the call
@@ -83,18 +84,10 @@ impl Traced {
     }
 }
 
-/// Shows the tool that it runs the kernel's tracepoints, also where nobody has mounted them.
-const WITH_TRACEFS: &str = r#"test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing; exec "$0" "$@""#;
-
 /// The tool's command, for one process and what descends from it.
 pub fn on_family(engine: Engine, tool: &Path, pid: u32) -> Command {
     match engine {
-        Engine::Kernel => {
-            let mut command = Command::new("unshare");
-            command.args(["--mount", "--propagation", "private", "sh", "-c"]);
-            command.arg(WITH_TRACEFS).arg(tool);
-            command
-        }
+        Engine::Kernel => with_tracefs(tool),
         Engine::Beeline => {
             let mut command = Command::new(beeline());
             command

@@ -46,6 +46,16 @@ impl Engine {
     }
 }
 
+/// The command that runs a tool on the kernel and shows it the kernel's tracepoints, also where nobody has mounted them: in
+/// a mount namespace of its own.
+pub fn with_tracefs(tool: impl AsRef<std::ffi::OsStr>) -> Command {
+    const SCRIPT: &str = r#"test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing; exec "$0" "$@""#;
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]);
+    command.arg(tool);
+    command
+}
+
 /// Has Beeline compile what it runs, whatever it has compiled in earlier tests.
 pub fn compile_anew(command: &mut Command) {
     command.env("BEELINE_CACHE", "");

@@ -22,6 +22,7 @@ pub use case::{Case, Compare};
 pub use embedded::embedded_objects;
 pub use engine::{
     Engine, beeline, beeline_wanted, compile_anew, engines, find_program, kernel_available,
+    with_tracefs,
 };
 pub use lines::Lines;
 pub use output::{histogram_total, map_counts, shape, tidy};
