@@ -298,7 +298,10 @@ mod tests {
             return eprintln!("skipped: the kernel's tracefs cannot be mounted here");
         };
         let mut compared = 0;
-        for format in formats.split("name: ").skip(1) {
+        let formats = formats.strip_prefix("name: ").expect("a format");
+        let formats = formats.strip_suffix('\n').expect("its last line");
+        // Arguments have names that end so, too.
+        for format in formats.split("\nname: ") {
             let (name, rest) = format.split_once('\n').expect("a name's line");
             let id = rest
                 .strip_prefix("ID: ")
@@ -310,7 +313,7 @@ mod tests {
                 .into_iter()
                 .find_map(|group| Tracepoint::named(group, name));
             let served = served.unwrap_or_else(|| panic!("{name} is not in the table"));
-            assert_eq!(served.format(id), format!("name: {format}"));
+            assert_eq!(served.format(id), format!("name: {format}\n"));
             compared += 1;
         }
         let all = GROUPS
