@@ -219,17 +219,23 @@ fn kill_many(subject: &Subject, kills: usize, state: &mut u64) {
         release_longest = release_longest.max(nanoseconds() - before);
         *pid = start_victim(owner, random(state));
     }
-    let release = |owner| while map.release_owner(owner, &me) == Err(Errno::EBUSY) {};
     victims.iter().for_each(|pid| kill(*pid));
-    (1..=VICTIMS).for_each(release);
+    release_all(map, (1..=VICTIMS).collect(), &me);
     for report in reports {
         await_peace(subject.name, report, &mut taken);
     }
     survivors.iter().for_each(|pid| kill(*pid));
-    (0..SURVIVORS).map(survivor).for_each(release);
+    release_all(map, (0..SURVIVORS).map(survivor).collect(), &me);
     taken.take();
     check_reports(subject, &ours, reports, &taken, kills, release_longest);
     subject.assert_whole(&ours);
+}
+
+/// Frees what dead processes held; again and again, as one of them may hold what another's repair needs.
+fn release_all(map: &Map, mut owners: Vec<u32>, me: &Caller) {
+    while !owners.is_empty() {
+        owners.retain(|owner| map.release_owner(*owner, me) == Err(Errno::EBUSY));
+    }
 }
 
 /// Waits until a survivor does many operations in a row that all come to their end: no lock stays with the dead.
