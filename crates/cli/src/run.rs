@@ -98,7 +98,8 @@ extern "C" fn hand_on(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_v
     }
 }
 
-fn exit_code(status: ExitStatus) -> ExitCode {
+/// The exit code that says how a command has ended.
+pub fn exit_code(status: ExitStatus) -> ExitCode {
     let code = status
         .code()
         .or_else(|| status.signal().map(|signal| SIGNALLED + signal));

@@ -1,7 +1,6 @@
 //! `beeline start`: a command that is traced from its first system call on.
 
 use std::ffi::OsString;
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -10,10 +9,9 @@ use beeline_inject::start_stopped;
 use beeline_runtime::leave;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::run::exit_code;
 use crate::say;
 
-/// Shells give this to a command that was ended by signal n, plus n.
-const SIGNALLED: i32 = 128;
 /// Between two looks whether a session has come.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// How long others are waited for when the first has come: sessions look around ten times a second.
@@ -35,12 +33,7 @@ pub fn start(command: &[OsString], wait: Duration) -> anyhow::Result<ExitCode> {
     let number = Pid::from_raw(pid).context("the command has no process")?;
     kill_process(number, Signal::CONT).context("the command cannot be let go")?;
     let status = child.wait().context("waiting for the command")?;
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| SIGNALLED + signal));
-    Ok(code
-        .and_then(|code| u8::try_from(code).ok())
-        .map_or(ExitCode::FAILURE, ExitCode::from))
+    Ok(exit_code(status))
 }
 
 /// Waits until a session has hooked the process, and a little for others.

@@ -277,7 +277,7 @@ pub struct Session {
     pub unguarded: AtomicU64,
     /// Incremented when something was asked of the runtime, which waits on it as a futex.
     pub asked: AtomicU32,
-    /// 1 while nobody answers.
+    /// [`calls::HEARS`], [`calls::DEAF`] or [`calls::ENDING`].
     pub deaf: AtomicU32,
     /// Threads that asked for something and went on without an answer.
     pub unanswered: AtomicU64,

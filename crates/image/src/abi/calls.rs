@@ -139,6 +139,13 @@ pub struct Request {
 /// Requests that can be under way at once.
 pub const REQUESTS: usize = 64;
 
+/// In [`super::Session::deaf`]: requests are answered.
+pub const HEARS: u32 = 0;
+/// In [`super::Session::deaf`]: somebody was not answered in time; until the runtime shows itself nobody waits.
+pub const DEAF: u32 = 1;
+/// In [`super::Session::deaf`]: the session ends, and nothing is to be told any more.
+pub const ENDING: u32 = 2;
+
 /// In [`Request::state`].
 pub const FREE: u32 = 0;
 /// In [`Request::state`]: being filled in.

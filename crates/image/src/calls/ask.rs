@@ -6,7 +6,7 @@
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::abi::calls::{ANSWERED, FREE, POSTED, Request, TAKEN};
+use crate::abi::calls::{ANSWERED, DEAF, FREE, HEARS, POSTED, Request, TAKEN};
 use crate::abi::{Session, Target};
 use crate::sys::{self, nr};
 
@@ -20,8 +20,13 @@ const TENTH: u64 = 100_000_000;
 pub(super) fn ask(target: &Target, kind: u32) -> bool {
     // SAFETY: the session page is mapped as long as the stubs are.
     let session: &Session = unsafe { &*target.session };
-    if session.deaf.load(Relaxed) != 0 {
-        return false;
+    match session.deaf.load(Relaxed) {
+        HEARS => {}
+        DEAF => {
+            session.unanswered.fetch_add(1, Relaxed);
+            return false;
+        }
+        _ => return false,
     }
     let Some(request) = take(session) else {
         session.unanswered.fetch_add(1, Relaxed);
@@ -43,7 +48,8 @@ pub(super) fn ask(target: &Target, kind: u32) -> bool {
     wake(&raw const session.asked);
     let answered = wait(session, request);
     if !answered {
-        session.deaf.store(1, Relaxed);
+        // At its end it stays as it is.
+        let _ = session.deaf.compare_exchange(HEARS, DEAF, Relaxed, Relaxed);
         session.unanswered.fetch_add(1, Relaxed);
     }
     answered
@@ -97,7 +103,7 @@ impl<'a> Patience<'a> {
         if answers != self.answers {
             (self.answers, self.left) = (answers, PATIENCE);
         }
-        let is_left = self.left > 0 && self.session.deaf.load(Relaxed) == 0;
+        let is_left = self.left > 0 && self.session.deaf.load(Relaxed) == HEARS;
         self.left = self.left.saturating_sub(1);
         is_left
     }

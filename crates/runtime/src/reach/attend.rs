@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use beeline_image::abi::Session;
 use beeline_image::abi::calls::{
-    ANSWERED, ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, FREE, POSTED, REQUESTS, Request,
+    ANSWERED, ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, ENDING, FREE, HEARS, POSTED, REQUESTS,
+    Request,
 };
 use beeline_inject::{Loaded, Process, Stopped, Watched};
 use rustix::thread::futex;
@@ -49,7 +50,7 @@ impl Reach {
         while !self.stop.load(SeqCst) {
             let page = self.shared.page();
             let seen = page.asked.load(SeqCst);
-            page.deaf.store(0, SeqCst);
+            page.deaf.store(HEARS, SeqCst);
             self.answer_all(page, &mut answered);
             // An error is a changed word or a signal: look again either way.
             let flags = futex::Flags::empty();
@@ -61,7 +62,7 @@ impl Reach {
         }
         // From here on nobody waits for us.
         let page = self.shared.page();
-        page.deaf.store(1, SeqCst);
+        page.deaf.store(ENDING, SeqCst);
         let mut answered = [const { None }; REQUESTS];
         for (request, answered) in page.requests.iter().zip(&mut answered) {
             if request.state.load(SeqCst) == POSTED {
@@ -170,9 +171,11 @@ impl Reach {
         }
         let owner = self.new_owner(&process);
         let child = lock(parent).fork(&process, owner)?;
-        if let Some(child) = child {
-            self.insert_target(child);
-        }
+        let child = child.ok_or_else(|| Error::Target {
+            pid,
+            why: "its parent has got more since it was forked".into(),
+        })?;
+        self.insert_target(child);
         Ok(())
     }
 
@@ -181,9 +184,11 @@ impl Reach {
     fn follow_exec(self: &Arc<Self>, pid: i32, own: i32) -> Result<(), Error> {
         let process = self.open(pid)?;
         let threads = process.thread_ids()?;
-        let Some(tid) = threads.into_iter().find(|tid| own_pid(*tid) == own) else {
-            return Ok(());
-        };
+        let thread = threads.into_iter().find(|tid| own_pid(*tid) == own);
+        let tid = thread.ok_or_else(|| Error::Target {
+            pid,
+            why: format!("it has no thread {own}"),
+        })?;
         // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after another.
         let watched = opening::patiently(|| Ok(Watched::seize(&process, tid)?))?;
         let given_up = Arc::new(AtomicBool::new(false));
