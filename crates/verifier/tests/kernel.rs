@@ -63,6 +63,15 @@ fn single_instructions() {
         between(&[], insn(LDX | MEM | DW, 0, 10, -8, 1)),
         between(&[], insn(LDX | MEMSX | DW, 0, 10, -8, 0)),
         between(&[], insn(LD | ABS | DW, 0, 0, 0, 0)),
+        between(
+            &[insn(ALU64 | X | MOV, 6, 1, 0, 0)],
+            insn(LD | IND | W, 0, 15, 0, 0),
+        ),
+        between(
+            &[insn(ALU64 | X | MOV, 6, 1, 0, 0)],
+            insn(LD | IND | W, 0, 11, 0, 0),
+        ),
+        between(&[], insn(LD | IND | W, 0, 15, 0, 0)),
         between(&[], insn(ALU | X | MOV, 0, 10, 0, 0)),
         // Arithmetic.
         between(&[R0_IS_0], insn(ALU | X | MOV, 0, 0, 32, 0)),

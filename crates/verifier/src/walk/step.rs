@@ -139,6 +139,10 @@ impl Walk<'_> {
 
     /// A register is about to be read (`check_reg_arg`).
     pub(super) fn read_reg(&mut self, number: u8) -> Check {
+        if number > FRAME_POINTER {
+            // Only loads from a packet name a register that their decoding has not looked at.
+            return no(EINVAL, format!("R{number} is invalid"));
+        }
         let reg = self.cur.reg(number);
         if reg.kind == Type::Uninit {
             return no(EACCES, format!("R{number} !read_ok"));
