@@ -1,0 +1,80 @@
+//! Pointers in the structures that `BPF_OBJ_GET_INFO_BY_FD` fills (`linux/bpf.h`, Linux 6.18).
+
+use crate::layout::{Buffer, Flow, Holds, Len, number_at};
+
+/// What a handle stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `struct bpf_map_info`.
+    Map,
+    /// `struct bpf_prog_info`.
+    Program,
+    /// `struct bpf_btf_info`.
+    Btf,
+    /// `struct bpf_link_info`.
+    Link,
+    /// A perf event, which has no information.
+    Event,
+    /// What `BPF_ITER_CREATE` and `BPF_ENABLE_STATS` give.
+    Other,
+}
+
+/// The longest of these structures, with room for what later kernels add.
+pub const INFO_BYTES: usize = 512;
+
+const fn out(at: usize, len: Len) -> Buffer {
+    Buffer {
+        at,
+        len,
+        flow: Flow::Out,
+        holds: Holds::Bytes,
+    }
+}
+
+const PROGRAM: &[Buffer] = &[
+    out(24, Len::Count(16)),
+    out(32, Len::Count(20)),
+    out(56, Len::Items(52, 4)),
+    out(112, Len::Items(104, 8)),
+    out(120, Len::Items(108, 4)),
+    out(136, Len::Records(144, 132)),
+    out(152, Len::Records(148, 172)),
+    out(160, Len::Records(168, 176)),
+    out(184, Len::Items(180, 8)),
+];
+const BTF: &[Buffer] = &[out(0, Len::Count(8)), out(16, Len::Count(24))];
+/// A raw tracepoint's or an iterator's name.
+const NAMED: &[Buffer] = &[out(16, Len::Count(24))];
+const KPROBE_MULTI: &[Buffer] = &[out(16, Len::Items(24, 8)), out(40, Len::Items(24, 8))];
+const UPROBE_MULTI: &[Buffer] = &[
+    out(16, Len::Count(48)),
+    out(24, Len::Items(52, 8)),
+    out(32, Len::Items(52, 8)),
+    out(40, Len::Items(52, 8)),
+];
+/// The name of a perf event's function, file or tracepoint.
+const PERF_EVENT: &[Buffer] = &[out(24, Len::Count(32))];
+
+/// The pointers in the structure of such an object. A link's are known when it holds the link's type already, as the kernel told it at
+/// an earlier call.
+pub fn buffers(kind: Kind, info: &[u8]) -> &'static [Buffer] {
+    // `enum bpf_link_type`, `enum bpf_perf_event_type`.
+    const RAW_TRACEPOINT: u32 = 1;
+    const ITER: u32 = 4;
+    const PERF: u32 = 7;
+    const KPROBES: u32 = 8;
+    const UPROBES: u32 = 12;
+    const EVENT: u32 = 6;
+    match kind {
+        Kind::Map | Kind::Event | Kind::Other => &[],
+        Kind::Program => PROGRAM,
+        Kind::Btf => BTF,
+        Kind::Link => match number_at(info, 0) {
+            RAW_TRACEPOINT | ITER => NAMED,
+            KPROBES => KPROBE_MULTI,
+            UPROBES => UPROBE_MULTI,
+            PERF if (1..EVENT).contains(&number_at(info, 16)) => PERF_EVENT,
+            _ => &[],
+        },
+    }
+}

@@ -1,0 +1,130 @@
+//! Where instructions name objects by descriptors.
+
+use crate::layout::{number_at, put_number};
+
+/// Bytes of an instruction.
+const INSN: usize = 8;
+/// `BPF_LD | BPF_IMM | BPF_DW`, of two slots, and what its source register makes of its constant (`BPF_PSEUDO_*`).
+const LD_IMM64: u8 = 0x18;
+const MAP_FD: u8 = 1;
+const MAP_VALUE: u8 = 2;
+const BTF_ID: u8 = 3;
+const MAP_INDEX: u8 = 5;
+const MAP_INDEX_VALUE: u8 = 6;
+/// `BPF_JMP | BPF_CALL`, and of its source register: a function of the kernel's, whose module is named by an index in `off`.
+const CALL: u8 = 0x85;
+const KERNEL_FUNCTION: u8 = 2;
+
+/// A place of a descriptor, or of an index into the array of descriptors.
+enum Named {
+    /// The offset in bytes of a descriptor.
+    Descriptor(usize),
+    Index(u32),
+}
+
+fn named(insns: &[u8]) -> impl Iterator<Item = Named> + '_ {
+    let mut second_half = false;
+    let starts = (0..insns.len() / INSN).map(|number| number * INSN);
+    starts.filter_map(move |start| {
+        if std::mem::take(&mut second_half) {
+            return None;
+        }
+        let [code, registers] = *insns.get(start..)?.first_chunk()?;
+        let source = registers >> 4;
+        second_half = code == LD_IMM64;
+        match (code, source) {
+            (LD_IMM64, MAP_FD | MAP_VALUE) => Some(Named::Descriptor(start + 4)),
+            (LD_IMM64, MAP_INDEX | MAP_INDEX_VALUE) => {
+                Some(Named::Index(number_at(insns, start + 4)))
+            }
+            // Of a module's variable; 0 is the kernel itself.
+            (LD_IMM64, BTF_ID) => {
+                let at = start + INSN + 4;
+                (number_at(insns, at) != 0).then_some(Named::Descriptor(at))
+            }
+            (CALL, KERNEL_FUNCTION) => {
+                let module = number_at(insns, start) >> 16;
+                (module != 0).then_some(Named::Index(module))
+            }
+            _ => None,
+        }
+    })
+}
+
+/// Replaces every descriptor by what `other` gives for it.
+pub fn replace_objects<E>(
+    insns: &mut [u8],
+    mut other: impl FnMut(u32) -> Result<u32, E>,
+) -> Result<(), E> {
+    let places: Vec<usize> = named(insns)
+        .filter_map(|named| match named {
+            Named::Descriptor(at) => Some(at),
+            Named::Index(_) => None,
+        })
+        .collect();
+    for at in places {
+        let object = other(number_at(insns, at))?;
+        put_number(insns, at, object);
+    }
+    Ok(())
+}
+
+/// How many descriptors the array has to have, given the indices into it.
+pub fn array_len(insns: &[u8]) -> usize {
+    let indices = named(insns).filter_map(|named| match named {
+        Named::Index(index) => Some(index as usize + 1),
+        Named::Descriptor(_) => None,
+    });
+    indices.max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn insn(code: u8, source: u8, off: i16, imm: u32) -> Vec<u8> {
+        let mut bytes = vec![code, source << 4];
+        bytes.extend(off.to_ne_bytes());
+        bytes.extend(imm.to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn descriptors_are_replaced_and_indices_counted() {
+        let mut insns = [
+            insn(LD_IMM64, MAP_FD, 0, 5),
+            // The second half looks like a first.
+            insn(LD_IMM64, MAP_FD, 0, 77),
+            insn(LD_IMM64, MAP_INDEX, 0, 2),
+            insn(0, 0, 0, 0),
+            insn(LD_IMM64, 0, 0, 9),
+            insn(0, 0, 0, 0),
+            insn(CALL, KERNEL_FUNCTION, 3, 100),
+            insn(LD_IMM64, BTF_ID, 0, 1),
+            insn(0, 0, 0, 6),
+        ]
+        .concat();
+        assert_eq!(array_len(&insns), 4);
+        let mut seen = Vec::new();
+        let replaced: Result<(), ()> = replace_objects(&mut insns, |fd| {
+            seen.push(fd);
+            Ok(fd + 100)
+        });
+        replaced.unwrap();
+        assert_eq!(seen, [5, 6]);
+        assert_eq!(number_at(&insns, 4), 105);
+        assert_eq!(number_at(&insns, 12), 77);
+        assert_eq!(number_at(&insns, 8 * 8 + 4), 106);
+    }
+
+    #[test]
+    fn cut_off_instructions_name_nothing() {
+        let insns = insn(LD_IMM64, BTF_ID, 0, 1);
+        for len in 0..insns.len() {
+            assert_eq!(array_len(&insns[..len]), 0);
+        }
+        let mut alone = insns;
+        let replaced: Result<(), ()> = replace_objects(&mut alone, |_| Err(()));
+        assert_eq!(replaced, Ok(()));
+    }
+}

@@ -1,0 +1,619 @@
+//! Which fields of `union bpf_attr` are pointers and descriptors, and what they lead to, for every command that is carried out in a
+//! guest: the one table that both sides go by. Offsets and sizes are those of `linux/bpf.h` (Linux 6.18).
+//!
+//! The host takes an attribute apart by it, the guest puts one together. Neither believes the other: a length is worked out from the
+//! attribute and from what is known of the map, on both sides.
+
+use Flow::{In, InOut, Out};
+use Holds::{Bytes, Element, Instructions, Objects, Texts};
+use Len::{Count, Cursor, Items, Key, Keys, Records, Text, Value, Values};
+
+/// What a command's attribute looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// In messages to the user.
+    pub name: &'static str,
+    /// Bytes of the attribute that are known; those behind them have to be 0.
+    pub size: usize,
+    /// Where there are descriptors.
+    pub objects: &'static [Object],
+    /// Where there are pointers.
+    pub buffers: &'static [Buffer],
+    /// Fields that the kernel writes: offset and bytes.
+    pub written: &'static [(usize, usize)],
+    /// Does it return a descriptor?
+    pub makes: bool,
+}
+
+/// A field with a descriptor, of 4 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Object {
+    /// Offset in bytes.
+    pub at: usize,
+    /// When it is one. Otherwise it is a plain number.
+    pub when: When,
+}
+
+/// When a field is a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Always.
+    Always,
+    /// If it is not 0, which means none.
+    NotZero,
+    /// If any of these bits is set in the flags at this offset.
+    Flag(usize, u32),
+    /// If any of these two numbers is not 0.
+    Given(usize, usize),
+}
+
+/// A field with a pointer, of 8 bytes. Null is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffer {
+    /// Offset in bytes.
+    pub at: usize,
+    /// How much it points to.
+    pub len: Len,
+    /// Who writes it.
+    pub flow: Flow,
+    /// What is in it.
+    pub holds: Holds,
+}
+
+/// Bytes of a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Len {
+    /// The number at an offset, in bytes.
+    Count(usize),
+    /// The number at an offset, times so many bytes.
+    Items(usize, usize),
+    /// The number at one offset, times the number at another.
+    Records(usize, usize),
+    /// A text that ends with a zero, at most so many bytes with it.
+    Text(usize),
+    /// A key of the map.
+    Key,
+    /// A value of the map as system calls see it: per-CPU values for each CPU.
+    Value,
+    /// As many keys as the number at an offset says.
+    Keys(usize),
+    /// As many values.
+    Values(usize),
+    /// Where a walk in batches stands: a key, but 4 bytes at the least.
+    Cursor,
+}
+
+/// Who writes a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flow {
+    /// The tool; the kernel reads it.
+    In,
+    /// The kernel.
+    Out,
+    /// Both.
+    InOut,
+}
+
+/// What a buffer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holds {
+    /// What needs no change.
+    Bytes,
+    /// Instructions, which name maps and BTF by descriptors.
+    Instructions,
+    /// Descriptors, 4 bytes each.
+    Objects,
+    /// Addresses of texts; across the wire, the texts themselves, each with a zero at its end.
+    Texts,
+    /// A value of a map: a descriptor, if it is a map of objects.
+    Element,
+}
+
+/// The longest attribute.
+pub const ATTR_BYTES: usize = 168;
+/// In a part's `at`: not in the attribute, but in the first structure that it points to (`BPF_OBJ_GET_INFO_BY_FD`).
+pub const INSIDE: u32 = 1 << 16;
+/// The most bytes of one buffer: what a message has room for.
+pub const BUFFER_BYTES: usize = 24 << 20;
+
+/// `enum bpf_cmd`, as far as it is carried out in a guest.
+pub mod command {
+    #![allow(missing_docs)] // The names are the kernel's.
+    pub const MAP_CREATE: u32 = 0;
+    pub const MAP_LOOKUP_ELEM: u32 = 1;
+    pub const MAP_UPDATE_ELEM: u32 = 2;
+    pub const MAP_DELETE_ELEM: u32 = 3;
+    pub const MAP_GET_NEXT_KEY: u32 = 4;
+    pub const PROG_LOAD: u32 = 5;
+    pub const OBJ_PIN: u32 = 6;
+    pub const OBJ_GET: u32 = 7;
+    pub const PROG_TEST_RUN: u32 = 10;
+    pub const PROG_GET_NEXT_ID: u32 = 11;
+    pub const MAP_GET_NEXT_ID: u32 = 12;
+    pub const PROG_GET_FD_BY_ID: u32 = 13;
+    pub const MAP_GET_FD_BY_ID: u32 = 14;
+    pub const OBJ_GET_INFO_BY_FD: u32 = 15;
+    pub const RAW_TRACEPOINT_OPEN: u32 = 17;
+    pub const BTF_LOAD: u32 = 18;
+    pub const BTF_GET_FD_BY_ID: u32 = 19;
+    pub const MAP_LOOKUP_AND_DELETE_ELEM: u32 = 21;
+    pub const MAP_FREEZE: u32 = 22;
+    pub const BTF_GET_NEXT_ID: u32 = 23;
+    pub const MAP_LOOKUP_BATCH: u32 = 24;
+    pub const MAP_LOOKUP_AND_DELETE_BATCH: u32 = 25;
+    pub const MAP_UPDATE_BATCH: u32 = 26;
+    pub const MAP_DELETE_BATCH: u32 = 27;
+    pub const LINK_CREATE: u32 = 28;
+    pub const LINK_UPDATE: u32 = 29;
+    pub const LINK_GET_FD_BY_ID: u32 = 30;
+    pub const LINK_GET_NEXT_ID: u32 = 31;
+    pub const ENABLE_STATS: u32 = 32;
+    pub const ITER_CREATE: u32 = 33;
+    pub const LINK_DETACH: u32 = 34;
+    pub const PROG_BIND_MAP: u32 = 35;
+}
+
+/// Of `enum bpf_attach_type`: those whose links take more than a program.
+mod attach {
+    pub(super) const TRACE_RAW_TP: u32 = 23;
+    pub(super) const TRACE_FENTRY: u32 = 24;
+    pub(super) const TRACE_FEXIT: u32 = 25;
+    pub(super) const MODIFY_RETURN: u32 = 26;
+    pub(super) const LSM_MAC: u32 = 27;
+    pub(super) const TRACE_ITER: u32 = 28;
+    pub(super) const PERF_EVENT: u32 = 41;
+    pub(super) const TRACE_KPROBE_MULTI: u32 = 42;
+    pub(super) const TRACE_UPROBE_MULTI: u32 = 48;
+    pub(super) const TRACE_KPROBE_SESSION: u32 = 56;
+    pub(super) const TRACE_UPROBE_SESSION: u32 = 57;
+}
+
+const fn always(at: usize) -> Object {
+    Object {
+        at,
+        when: When::Always,
+    }
+}
+
+const fn not_zero(at: usize) -> Object {
+    Object {
+        at,
+        when: When::NotZero,
+    }
+}
+
+const fn flagged(at: usize, flags: usize, bit: u32) -> Object {
+    Object {
+        at,
+        when: When::Flag(flags, bit),
+    }
+}
+
+const fn buffer(at: usize, len: Len, flow: Flow) -> Buffer {
+    Buffer {
+        at,
+        len,
+        flow,
+        holds: Bytes,
+    }
+}
+
+const fn holding(at: usize, len: Len, holds: Holds) -> Buffer {
+    Buffer {
+        at,
+        len,
+        flow: In,
+        holds,
+    }
+}
+
+const PLAIN: Layout = Layout {
+    name: "",
+    size: 0,
+    objects: &[],
+    buffers: &[],
+    written: &[],
+    makes: false,
+};
+
+/// `BPF_F_VTYPE_BTF_OBJ_FD` and `BPF_F_TOKEN_FD` of `BPF_MAP_CREATE`.
+const VTYPE_BTF: u32 = 1 << 15;
+const MAP_TOKEN: u32 = 1 << 16;
+/// `BPF_F_TOKEN_FD` of `BPF_PROG_LOAD` and `BPF_BTF_LOAD`.
+const TOKEN: u32 = 1 << 16;
+/// The longest text the kernel takes for a name or a path.
+const PATH: usize = 4096;
+/// The longest name of a tracepoint or of a license.
+const NAME: usize = 128;
+
+const MAP_CREATE: Layout = Layout {
+    name: "BPF_MAP_CREATE",
+    size: 80,
+    objects: &[
+        not_zero(20),
+        Object {
+            at: 48,
+            when: When::Given(52, 56),
+        },
+        flagged(72, 16, VTYPE_BTF),
+        flagged(76, 16, MAP_TOKEN),
+    ],
+    makes: true,
+    ..PLAIN
+};
+
+const fn element(name: &'static str, value: &'static [Buffer]) -> Layout {
+    Layout {
+        name,
+        size: 32,
+        objects: &[FIRST],
+        buffers: value,
+        ..PLAIN
+    }
+}
+
+/// The first field of most attributes, and of batches.
+const FIRST: Object = always(0);
+const SECOND: Object = always(4);
+/// With `BPF_F_REPLACE`.
+const REPLACED: Object = flagged(12, 8, 1 << 2);
+const BATCHED: Object = always(36);
+const KEY: Buffer = buffer(8, Key, In);
+const NEXT_KEY: Buffer = buffer(16, Key, Out);
+/// A Bloom filter is asked about a value.
+const VALUE_ASKED: Buffer = buffer(16, Value, InOut);
+const VALUE_GIVEN: Buffer = buffer(16, Value, Out);
+const VALUE_SET: Buffer = holding(16, Value, Element);
+const INFO: Buffer = buffer(8, Count(4), InOut);
+const BATCH_KEYS: Buffer = buffer(16, Keys(32), In);
+const BATCH_VALUES: Buffer = holding(24, Values(32), Element);
+/// `union bpf_iter_link_info`.
+const ITER_INFO: Buffer = holding(16, Count(24), Bytes);
+
+const PROG_LOAD: Layout = Layout {
+    name: "BPF_PROG_LOAD",
+    size: 152,
+    objects: &[
+        Object {
+            at: 72,
+            when: When::Given(88, 104),
+        },
+        not_zero(112),
+        flagged(144, 44, TOKEN),
+    ],
+    buffers: &[
+        holding(8, Items(4, 8), Instructions),
+        buffer(16, Text(NAME), In),
+        buffer(32, Count(28), Out),
+        buffer(80, Records(88, 76), In),
+        buffer(96, Records(104, 92), In),
+        // Longer than the instructions need it only if a length is given; see `array_len`.
+        holding(120, Items(148, 4), Objects),
+        buffer(128, Records(116, 136), In),
+    ],
+    written: &[(140, 4)],
+    makes: true,
+};
+
+const TEST_RUN: Layout = Layout {
+    name: "BPF_PROG_TEST_RUN",
+    size: 76,
+    objects: &[FIRST],
+    buffers: &[
+        buffer(16, Count(8), In),
+        buffer(24, Count(12), Out),
+        buffer(48, Count(40), In),
+        buffer(56, Count(44), Out),
+    ],
+    written: &[(4, 4), (12, 4), (36, 4), (44, 4)],
+    makes: false,
+};
+
+const fn next_id(name: &'static str) -> Layout {
+    Layout {
+        name,
+        size: 12,
+        written: &[(4, 4)],
+        ..PLAIN
+    }
+}
+
+const fn by_id(name: &'static str) -> Layout {
+    Layout {
+        name,
+        size: 12,
+        makes: true,
+        ..PLAIN
+    }
+}
+
+const fn batch(name: &'static str, buffers: &'static [Buffer]) -> Layout {
+    Layout {
+        name,
+        size: 56,
+        objects: &[BATCHED],
+        buffers,
+        written: &[(32, 4)],
+        makes: false,
+    }
+}
+
+const READ_BATCH: &[Buffer] = &[
+    buffer(0, Cursor, In),
+    buffer(8, Cursor, Out),
+    buffer(16, Keys(32), Out),
+    buffer(24, Values(32), Out),
+];
+
+const RAW_TRACEPOINT_OPEN: Layout = Layout {
+    name: "BPF_RAW_TRACEPOINT_OPEN",
+    size: 24,
+    objects: &[always(8)],
+    buffers: &[buffer(0, Text(NAME), In)],
+    makes: true,
+    ..PLAIN
+};
+
+const BTF_LOAD: Layout = Layout {
+    name: "BPF_BTF_LOAD",
+    size: 40,
+    objects: &[flagged(36, 32, TOKEN)],
+    buffers: &[buffer(0, Count(16), In), buffer(8, Count(20), Out)],
+    written: &[(28, 4)],
+    makes: true,
+};
+
+const fn link(objects: &'static [Object], buffers: &'static [Buffer]) -> Layout {
+    Layout {
+        name: "BPF_LINK_CREATE",
+        size: 64,
+        objects,
+        buffers,
+        written: &[],
+        makes: true,
+    }
+}
+
+const PROBE_MULTI: Layout = link(
+    &[FIRST],
+    &[
+        holding(24, Items(20, 8), Texts),
+        buffer(32, Items(20, 8), In),
+        buffer(40, Items(20, 8), In),
+    ],
+);
+
+const UPROBE_MULTI: Layout = link(
+    &[FIRST],
+    &[
+        buffer(16, Text(PATH), In),
+        buffer(24, Items(48, 8), In),
+        buffer(32, Items(48, 8), In),
+        buffer(40, Items(48, 8), In),
+    ],
+);
+
+/// A program for another program, for a type of the kernel's, or for a perf event.
+const ON_OBJECT: Layout = link(&[always(0), not_zero(4)], &[]);
+
+/// The layout of a command's attribute; that of `BPF_LINK_CREATE` depends on its attach type. `None` for what is not carried out in
+/// guests.
+pub fn layout(number: u32, attr: &[u8]) -> Option<Layout> {
+    use command::*;
+    Some(match number {
+        MAP_CREATE => self::MAP_CREATE,
+        MAP_LOOKUP_ELEM => element("BPF_MAP_LOOKUP_ELEM", &[KEY, VALUE_ASKED]),
+        MAP_UPDATE_ELEM => element("BPF_MAP_UPDATE_ELEM", &[KEY, VALUE_SET]),
+        MAP_DELETE_ELEM => element("BPF_MAP_DELETE_ELEM", &[KEY]),
+        MAP_GET_NEXT_KEY => element("BPF_MAP_GET_NEXT_KEY", &[KEY, NEXT_KEY]),
+        MAP_LOOKUP_AND_DELETE_ELEM => {
+            element("BPF_MAP_LOOKUP_AND_DELETE_ELEM", &[KEY, VALUE_GIVEN])
+        }
+        PROG_LOAD => self::PROG_LOAD,
+        PROG_TEST_RUN => TEST_RUN,
+        PROG_GET_NEXT_ID => next_id("BPF_PROG_GET_NEXT_ID"),
+        MAP_GET_NEXT_ID => next_id("BPF_MAP_GET_NEXT_ID"),
+        BTF_GET_NEXT_ID => next_id("BPF_BTF_GET_NEXT_ID"),
+        LINK_GET_NEXT_ID => next_id("BPF_LINK_GET_NEXT_ID"),
+        PROG_GET_FD_BY_ID => by_id("BPF_PROG_GET_FD_BY_ID"),
+        MAP_GET_FD_BY_ID => by_id("BPF_MAP_GET_FD_BY_ID"),
+        BTF_GET_FD_BY_ID => by_id("BPF_BTF_GET_FD_BY_ID"),
+        LINK_GET_FD_BY_ID => by_id("BPF_LINK_GET_FD_BY_ID"),
+        OBJ_GET_INFO_BY_FD => Layout {
+            name: "BPF_OBJ_GET_INFO_BY_FD",
+            size: 16,
+            objects: &[FIRST],
+            buffers: &[INFO],
+            written: &[(4, 4)],
+            makes: false,
+        },
+        RAW_TRACEPOINT_OPEN => self::RAW_TRACEPOINT_OPEN,
+        BTF_LOAD => self::BTF_LOAD,
+        MAP_FREEZE => Layout {
+            name: "BPF_MAP_FREEZE",
+            size: 4,
+            objects: &[FIRST],
+            ..PLAIN
+        },
+        MAP_LOOKUP_BATCH => batch("BPF_MAP_LOOKUP_BATCH", READ_BATCH),
+        MAP_LOOKUP_AND_DELETE_BATCH => batch("BPF_MAP_LOOKUP_AND_DELETE_BATCH", READ_BATCH),
+        MAP_UPDATE_BATCH => batch("BPF_MAP_UPDATE_BATCH", &[BATCH_KEYS, BATCH_VALUES]),
+        MAP_DELETE_BATCH => batch("BPF_MAP_DELETE_BATCH", &[BATCH_KEYS]),
+        LINK_CREATE => link_layout(number_at(attr, 8))?,
+        LINK_UPDATE => Layout {
+            name: "BPF_LINK_UPDATE",
+            size: 16,
+            objects: &[FIRST, SECOND, REPLACED],
+            ..PLAIN
+        },
+        ENABLE_STATS => Layout {
+            name: "BPF_ENABLE_STATS",
+            size: 4,
+            makes: true,
+            ..PLAIN
+        },
+        ITER_CREATE => Layout {
+            name: "BPF_ITER_CREATE",
+            size: 8,
+            objects: &[FIRST],
+            makes: true,
+            ..PLAIN
+        },
+        LINK_DETACH => Layout {
+            name: "BPF_LINK_DETACH",
+            size: 4,
+            objects: &[FIRST],
+            ..PLAIN
+        },
+        PROG_BIND_MAP => Layout {
+            name: "BPF_PROG_BIND_MAP",
+            size: 12,
+            objects: &[FIRST, SECOND],
+            ..PLAIN
+        },
+        _ => return None,
+    })
+}
+
+fn link_layout(attach_type: u32) -> Option<Layout> {
+    match attach_type {
+        attach::TRACE_RAW_TP
+        | attach::TRACE_FENTRY
+        | attach::TRACE_FEXIT
+        | attach::MODIFY_RETURN
+        | attach::LSM_MAC
+        | attach::PERF_EVENT => Some(ON_OBJECT),
+        // `union bpf_iter_link_info` begins with a map's descriptor, or a task's number.
+        attach::TRACE_ITER => Some(link(&[FIRST], &[ITER_INFO])),
+        attach::TRACE_KPROBE_MULTI | attach::TRACE_KPROBE_SESSION => Some(PROBE_MULTI),
+        attach::TRACE_UPROBE_MULTI | attach::TRACE_UPROBE_SESSION => Some(UPROBE_MULTI),
+        _ => None,
+    }
+}
+
+/// What is known of a map, and lengths depend on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MapFacts {
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes.
+    pub key_size: u32,
+    /// Bytes.
+    pub value_size: u32,
+    /// Elements; bytes of a ring.
+    pub max_entries: u32,
+    /// `BPF_F_*`.
+    pub flags: u32,
+}
+
+impl MapFacts {
+    /// From the attribute of `BPF_MAP_CREATE`.
+    pub fn of_attr(attr: &[u8]) -> Self {
+        Self {
+            map_type: number_at(attr, 0),
+            key_size: number_at(attr, 4),
+            value_size: number_at(attr, 8),
+            max_entries: number_at(attr, 12),
+            flags: number_at(attr, 16),
+        }
+    }
+
+    /// From `struct bpf_map_info`.
+    pub fn of_info(info: &[u8]) -> Self {
+        Self {
+            map_type: number_at(info, 0),
+            key_size: number_at(info, 8),
+            value_size: number_at(info, 12),
+            max_entries: number_at(info, 16),
+            flags: number_at(info, 20),
+        }
+    }
+
+    /// Bytes of a value as system calls see it, on a machine with so many possible CPUs.
+    pub fn value_len(&self, cpus: u32) -> usize {
+        let value = self.value_size as usize;
+        match self.map_type {
+            // PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
+            5 | 6 | 10 | 21 => value.next_multiple_of(8).saturating_mul(cpus as usize),
+            // Whatever their values' size: read as ids.
+            _ if self.holds_objects() => 4,
+            _ => value,
+        }
+    }
+
+    /// Are its elements set to descriptors?
+    pub fn holds_objects(&self) -> bool {
+        // PROG_ARRAY, PERF_EVENT_ARRAY, ARRAY_OF_MAPS, HASH_OF_MAPS
+        matches!(self.map_type, 3 | 4 | 12 | 13)
+    }
+
+    /// Is it a ring that programs write and tools read (`BPF_MAP_TYPE_RINGBUF`)?
+    pub fn is_ring(&self) -> bool {
+        self.map_type == 27
+    }
+
+    /// Can a tool map its values (`BPF_F_MMAPABLE` of an array)?
+    pub fn is_mappable_array(&self) -> bool {
+        self.map_type == 2 && self.flags & 1 << 10 != 0
+    }
+}
+
+impl Len {
+    /// The bytes of a buffer; `None` if they are no reasonable number, or if there is no map where one is needed. Texts are as long as
+    /// they are.
+    pub fn bytes(self, attr: &[u8], map: Option<(&MapFacts, u32)>) -> Option<usize> {
+        let count = |at| number_at(attr, at) as usize;
+        let key = || map.map(|(map, _)| map.key_size as usize);
+        let value = || map.map(|(map, cpus)| map.value_len(cpus));
+        let bytes = match self {
+            Count(at) => count(at),
+            Items(at, size) => count(at).checked_mul(size)?,
+            Records(at, size) => count(at).checked_mul(count(size))?,
+            Text(limit) => limit,
+            Key => key()?,
+            Value => value()?,
+            Keys(at) => count(at).checked_mul(key()?)?,
+            Values(at) => count(at).checked_mul(value()?)?,
+            Cursor => key()?.max(4),
+        };
+        (bytes <= BUFFER_BYTES).then_some(bytes)
+    }
+}
+
+impl When {
+    /// Is the field with this value a descriptor?
+    pub fn holds(self, attr: &[u8], value: u32) -> bool {
+        match self {
+            When::Always => true,
+            When::NotZero => value != 0,
+            When::Flag(at, bits) => number_at(attr, at) & bits != 0,
+            When::Given(one, other) => number_at(attr, one) != 0 || number_at(attr, other) != 0,
+        }
+    }
+}
+
+/// The 32 bits at an offset; 0 behind the end.
+pub fn number_at(bytes: &[u8], at: usize) -> u32 {
+    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    u32::from_ne_bytes(field.copied().unwrap_or_default())
+}
+
+/// The 64 bits at an offset; 0 behind the end.
+pub fn long_at(bytes: &[u8], at: usize) -> u64 {
+    let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    u64::from_ne_bytes(field.copied().unwrap_or_default())
+}
+
+/// Stores 32 bits at an offset, if they are inside.
+pub fn put_number(bytes: &mut [u8], at: usize, value: u32) {
+    if let Some(field) = bytes.get_mut(at..at + 4) {
+        field.copy_from_slice(&value.to_ne_bytes());
+    }
+}
+
+/// Stores 64 bits at an offset, if they are inside.
+pub fn put_long(bytes: &mut [u8], at: usize, value: u64) {
+    if let Some(field) = bytes.get_mut(at..at + 8) {
+        field.copy_from_slice(&value.to_ne_bytes());
+    }
+}

@@ -1,0 +1,23 @@
+//! What `beeline run --guest` on a host and `beeline guest` in a virtual machine say to each other: the [`messages`] (Protocol Buffers,
+//! described in `proto/guest.proto`), how they are framed on a stream ([`frame`]), and the table of the `bpf(2)` commands that travel in
+//! them ([`layout`], [`instructions`], [`info`]). No system call is made here but those of the stream.
+
+pub mod frame;
+pub mod info;
+pub mod instructions;
+pub mod layout;
+
+/// The messages, as `proto/guest.proto` describes them.
+#[allow(
+    missing_docs,
+    clippy::doc_markdown,
+    reason = "the description has the words"
+)]
+pub mod messages {
+    include!(concat!(env!("OUT_DIR"), "/beeline.guest.v1.rs"));
+}
+
+/// Of the protocol. A host and a guest of different versions do not speak to each other.
+pub const VERSION: u32 = 1;
+/// The port that a guest listens to unless it is told another.
+pub const PORT: u32 = 8790;
