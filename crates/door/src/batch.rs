@@ -8,6 +8,7 @@ use std::sync::Arc;
 use beeline_runtime::backend::Errno;
 
 use crate::attr::{Batch, BpfAttr, u32_at};
+use crate::call::{Answer, Call};
 use crate::elements::holds_objects;
 use crate::map::{
     BPF_F_LOCK, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_ARRAY_OF_MAPS, BPF_MAP_TYPE_HASH_OF_MAPS,
@@ -16,7 +17,6 @@ use crate::map::{
 use crate::mode::Mode;
 use crate::notify::Reply;
 use crate::objects::Map;
-use crate::server::{Answer, Call};
 use crate::wait::ENOTSUPP;
 
 const EINVAL: Errno = Errno(libc::EINVAL);

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use beeline_runtime::backend::{Errno, ObjectRef};
 
 use crate::attr::{MapCreate, u32_at};
+use crate::call::Call;
 use crate::map::{
     BPF_MAP_TYPE_ARRAY_OF_MAPS, BPF_MAP_TYPE_CGROUP_ARRAY, BPF_MAP_TYPE_HASH_OF_MAPS,
     BPF_MAP_TYPE_PROG_ARRAY,
 };
 use crate::objects::{Map, Object, Program};
-use crate::server::Call;
 
 const EBADF: Errno = Errno(libc::EBADF);
 const EINVAL: Errno = Errno(libc::EINVAL);

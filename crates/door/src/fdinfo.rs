@@ -4,11 +4,11 @@ use std::fmt::Write;
 
 use beeline_runtime::backend::{Errno, Info};
 
+use crate::call::Call;
 use crate::objects::{
     LINK_TYPE_PERF_EVENT, LINK_TYPE_RAW_TRACEPOINT, LINK_TYPE_TRACING, Link, LinkTo, Map, Object,
     Program,
 };
-use crate::server::Call;
 use crate::tracepoints::Tracepoint;
 
 const PAGE: u64 = 4096;

@@ -3,9 +3,9 @@
 use beeline_runtime::backend::{AttachPoint, Edge, Errno, Info};
 
 use crate::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
+use crate::call::{Answer, Call};
 use crate::notify::Reply;
 use crate::objects::{Btf, Link, LinkTo, Map, Object, Program};
-use crate::server::{Answer, Call};
 use crate::syscalls::SystemCall;
 use crate::tracepoints::Tracepoint;
 

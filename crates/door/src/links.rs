@@ -6,11 +6,11 @@ use beeline_btf::Btf;
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
 
 use crate::attr::{BpfAttr, LinkCreate, RawTracepointOpen};
+use crate::call::{Answer, Call};
 use crate::objects::{
     Event, Link, LinkTo, Object, PROG_TYPE_KPROBE, PROG_TYPE_PERF_EVENT, PROG_TYPE_RAW_TRACEPOINT,
     PROG_TYPE_TRACEPOINT, PROG_TYPE_TRACING, Program, attach,
 };
-use crate::server::{Answer, Call};
 use crate::syscalls::SystemCall;
 use crate::sysfs::printable;
 use crate::tracepoints::Tracepoint;

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use beeline_runtime::backend::{Errno, MapSpec, SpecialFields, ValueType};
 
 use crate::attr::{BpfAttr, Element, MapCreate};
+use crate::call::{Answer, Call};
 use crate::elements::holds_objects;
 use crate::fds::{errno, key_of};
 use crate::mode::Mode;
 use crate::notify::Reply;
 use crate::objects::{Btf, Held, Map, Object};
-use crate::server::{Answer, Call};
 use crate::sweep::is_mapped_writable;
 use crate::value;
 use crate::wait::ENOTSUPP;

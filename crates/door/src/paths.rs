@@ -9,9 +9,9 @@ use beeline_runtime::backend::Errno;
 use rustix::fs::{AtFlags, Mode, RenameFlags};
 
 use crate::bpffs::{Place, errno};
+use crate::call::{Answer, Call};
 use crate::notify::Reply;
 use crate::objects::Object;
-use crate::server::{Answer, Call};
 
 /// The directory of calls that have no argument for it.
 pub(crate) const HERE: u64 = libc::AT_FDCWD as u64;
@@ -223,40 +223,5 @@ impl Call<'_> {
         let text = text.get(..size as usize).unwrap_or(text);
         self.memory.write(buffer, text)?;
         Ok(Reply::Value(text.len() as i64))
-    }
-
-    /// The number in a path `/proc/self/DIRECTORY/NUMBER`, however the tool names itself.
-    pub(crate) fn own_descriptor(&self, path: &[u8], directory: &str) -> Option<i32> {
-        let path = std::str::from_utf8(path).ok()?;
-        let (process, rest) = path.strip_prefix("/proc/")?.split_once('/')?;
-        let number = rest.strip_prefix(directory)?.strip_prefix('/')?;
-        let own = match process {
-            "self" | "thread-self" => true,
-            pid => Some(pid.parse::<i32>().ok()?) == self.process().ok(),
-        };
-        own.then(|| number.parse().ok()).flatten()
-    }
-
-    fn write_struct<T>(&self, buffer: u64, value: &T) -> Answer {
-        // SAFETY: a structure that the kernel filled, padding included, as plain bytes.
-        let bytes = unsafe {
-            std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>())
-        };
-        self.memory.write(buffer, bytes)?;
-        Ok(Reply::Value(0))
-    }
-
-    /// The absolute path that a path of the tool's stands for, given the directory that it is relative to.
-    pub(crate) fn absolute(&self, directory: i32, path: &[u8]) -> Result<PathBuf, Errno> {
-        let path = Path::new(std::ffi::OsStr::from_bytes(path));
-        if path.is_absolute() {
-            return Ok(path.to_owned());
-        }
-        let base = match directory {
-            libc::AT_FDCWD => format!("/proc/{}/cwd", self.tid),
-            fd => format!("/proc/{}/fd/{fd}", self.tid),
-        };
-        let base = std::fs::read_link(base).map_err(|_| Errno(libc::EBADF))?;
-        Ok(base.join(path))
     }
 }

@@ -1,16 +1,15 @@
 //! `perf_event_open`, and `ioctl` on what it gives.
 
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
 
 use crate::attr::{PerfAttr, Sampling};
+use crate::call::{Answer, Call};
 use crate::notify::Reply;
 use crate::objects::{Event, Held, Object, Ring};
-use crate::server::{Answer, Call};
 use crate::syscalls::SystemCall;
 use crate::sysfs::printable;
 use crate::tracefs::MOUNTS;
@@ -243,28 +242,6 @@ impl Call<'_> {
             }),
             other => Ok(other),
         }
-    }
-
-    /// A path of the tool's, which may be relative to its directory or name the tool itself.
-    fn path_as_seen_here(&self, path: Vec<u8>) -> Result<PathBuf, Errno> {
-        let path = PathBuf::from(std::ffi::OsString::from_vec(path));
-        if path.as_os_str().is_empty() {
-            return Err(ENOENT);
-        }
-        for (own, tool) in [
-            ("/proc/self", self.process()?),
-            ("/proc/thread-self", self.tid),
-        ] {
-            if let Ok(rest) = path.strip_prefix(own) {
-                return Ok(Path::new("/proc").join(tool.to_string()).join(rest));
-            }
-        }
-        if path.as_os_str().as_bytes().starts_with(b"/") {
-            return Ok(path);
-        }
-        let directory =
-            std::fs::read_link(format!("/proc/{}/cwd", self.tid)).map_err(|_| ENOENT)?;
-        Ok(directory.join(path))
     }
 
     fn unsupported_event(&self, what: &str, errno: Errno) -> Answer {

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use beeline_runtime::backend::Errno;
 
 use crate::attr::BpfAttr;
+use crate::call::{Answer, Call};
 use crate::mode::Mode;
 use crate::notify::Reply;
 use crate::objects::Object;
-use crate::server::{Answer, Call};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);

@@ -7,11 +7,11 @@ use beeline_runtime::backend::{
 };
 
 use crate::attr::{BpfAttr, Log, ProgLoad, Records, TestRun, u32_at};
+use crate::call::{Answer, Call};
 use crate::info::{FUNC_INFO, LINE_INFO};
 use crate::memory::Memory;
 use crate::notify::Reply;
 use crate::objects::{Btf, Held, Object, PROG_TYPE_RAW_TRACEPOINT, PROG_TYPE_SYSCALL, Program};
-use crate::server::{Answer, Call};
 use crate::wait::ENOTSUPP;
 
 const EINVAL: Errno = Errno(libc::EINVAL);

@@ -21,6 +21,7 @@ use libc::sock_filter;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::local::Door;
 use crate::notify::Listener;
 use crate::server::Server;
 use crate::{Error, Options, filter};
@@ -91,9 +92,8 @@ impl Tool {
     /// Children that outlive the tool are served on, as without the door many of their calls would
     /// fail.
     pub fn serve(self, backend: Arc<dyn Backend>) -> Result<ExitStatus, Error> {
-        Server::new(self.listener, backend)
-            .map_err(Error::system("preparing to serve the tool"))?
-            .run();
+        let door = Door::new(backend).map_err(Error::system("preparing to serve the tool"))?;
+        Server::new(self.listener, door).run();
         match self.keeper.join() {
             Ok(status) => status.map_err(Error::system("waiting for the tool")),
             Err(_) => Err(Error::System {

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::fds::{Key, eventfd_number};
-use crate::server::Door;
+use crate::local::Door;
 
 /// New memory files between two searches.
 const SWEEP_AFTER: u64 = 64;

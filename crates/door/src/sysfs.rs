@@ -6,10 +6,10 @@ use std::path::Path;
 use beeline_runtime::backend::Errno;
 
 use crate::bpffs::errno;
+use crate::call::{Answer, Call};
 use crate::fds::memory_file;
 use crate::kallsyms::kallsyms;
 use crate::notify::Reply;
-use crate::server::{Answer, Call};
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::Tracepoint;
 

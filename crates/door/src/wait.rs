@@ -6,11 +6,11 @@
 //! waiting, so signals and time-outs are as ever. Should the tool map the descriptor again, it is the memory again.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 
 use beeline_runtime::backend::Errno;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::call::{Answer, Call};
 use crate::fds::{errno, key_of};
 use crate::map::{
     BPF_F_MMAPABLE, BPF_F_RDONLY_PROG, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_RINGBUF, is_ring_buffer,
@@ -18,7 +18,6 @@ use crate::map::{
 use crate::mode::Mode;
 use crate::notify::Reply;
 use crate::objects::{Map, Object, Ring};
-use crate::server::{Answer, Call};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 /// The kernel's ENOTSUPP, which has no name in user space.
@@ -185,32 +184,6 @@ impl Call<'_> {
         let memory = self.door.backend.memory(id)?;
         let cloexec = self.closes_on_exec(fd);
         self.listener.replace(self.id, fd, memory.as_fd(), cloexec)
-    }
-
-    fn closes_on_exec(&self, fd: i32) -> bool {
-        let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid));
-        let text = text.unwrap_or_default();
-        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
-        flags.is_none_or(|flags| flags & libc::O_CLOEXEC != 0)
-    }
-
-    /// One of the tool's open files.
-    fn tool_file(&self, fd: i32) -> Result<OwnedFd, Errno> {
-        let process = Pid::from_raw(self.process()?).ok_or(Errno(libc::ESRCH))?;
-        let pidfd = pidfd_open(process, PidfdFlags::empty())
-            .map_err(|error| Errno(error.raw_os_error()))?;
-        pidfd_getfd(pidfd, fd, PidfdGetfdFlags::empty())
-            .map_err(|error| Errno(error.raw_os_error()))
-    }
-
-    /// The process of the calling thread.
-    pub(crate) fn process(&self) -> Result<i32, Errno> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.tid))
-            .map_err(|_| Errno(libc::ESRCH))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
-        line.and_then(|number| number.trim().parse().ok())
-            .ok_or(Errno(libc::ESRCH))
     }
 }
 

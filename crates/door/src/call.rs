@@ -1,0 +1,115 @@
+//! One system call of the tool, and what every handler needs of it: its process, its descriptors, its paths.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use beeline_runtime::backend::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use crate::local::Door;
+use crate::memory::Memory;
+use crate::notify::{Listener, Reply};
+
+const ENOENT: Errno = Errno(libc::ENOENT);
+
+pub(crate) type Answer = Result<Reply, Errno>;
+
+/// One call of the tool. The handlers are its methods, in a module for each group of system calls. `D` is what answers: the [`Door`], or
+/// a guest.
+pub(crate) struct Call<'a, D = Door> {
+    pub(crate) door: &'a D,
+    pub(crate) memory: Memory<'a>,
+    pub(crate) listener: &'a Listener,
+    /// The kernel's cookie for the call.
+    pub(crate) id: u64,
+    pub(crate) tid: i32,
+    pub(crate) args: [u64; 6],
+}
+
+impl<D> Call<'_, D> {
+    /// Is a descriptor of the tool's closed on `execve`?
+    pub(crate) fn closes_on_exec(&self, fd: i32) -> bool {
+        let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid));
+        let text = text.unwrap_or_default();
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+        flags.is_none_or(|flags| flags & libc::O_CLOEXEC != 0)
+    }
+
+    /// One of the tool's open files.
+    pub(crate) fn tool_file(&self, fd: i32) -> Result<OwnedFd, Errno> {
+        let process = Pid::from_raw(self.process()?).ok_or(Errno(libc::ESRCH))?;
+        let pidfd = pidfd_open(process, PidfdFlags::empty())
+            .map_err(|error| Errno(error.raw_os_error()))?;
+        pidfd_getfd(pidfd, fd, PidfdGetfdFlags::empty())
+            .map_err(|error| Errno(error.raw_os_error()))
+    }
+
+    /// The process of the calling thread.
+    pub(crate) fn process(&self) -> Result<i32, Errno> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.tid))
+            .map_err(|_| Errno(libc::ESRCH))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+        line.and_then(|number| number.trim().parse().ok())
+            .ok_or(Errno(libc::ESRCH))
+    }
+
+    /// The number in a path `/proc/self/DIRECTORY/NUMBER`, however the tool names itself.
+    pub(crate) fn own_descriptor(&self, path: &[u8], directory: &str) -> Option<i32> {
+        let path = std::str::from_utf8(path).ok()?;
+        let (process, rest) = path.strip_prefix("/proc/")?.split_once('/')?;
+        let number = rest.strip_prefix(directory)?.strip_prefix('/')?;
+        let own = match process {
+            "self" | "thread-self" => true,
+            pid => Some(pid.parse::<i32>().ok()?) == self.process().ok(),
+        };
+        own.then(|| number.parse().ok()).flatten()
+    }
+
+    /// Writes a structure as the kernel has it.
+    pub(crate) fn write_struct<T>(&self, buffer: u64, value: &T) -> Answer {
+        // SAFETY: a structure that the kernel filled, padding included, as plain bytes.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>())
+        };
+        self.memory.write(buffer, bytes)?;
+        Ok(Reply::Value(0))
+    }
+
+    /// The absolute path that a path of the tool's stands for, given the directory that it is relative to.
+    pub(crate) fn absolute(&self, directory: i32, path: &[u8]) -> Result<PathBuf, Errno> {
+        let path = Path::new(std::ffi::OsStr::from_bytes(path));
+        if path.is_absolute() {
+            return Ok(path.to_owned());
+        }
+        let base = match directory {
+            libc::AT_FDCWD => format!("/proc/{}/cwd", self.tid),
+            fd => format!("/proc/{}/fd/{fd}", self.tid),
+        };
+        let base = std::fs::read_link(base).map_err(|_| Errno(libc::EBADF))?;
+        Ok(base.join(path))
+    }
+
+    /// A path of the tool's, which may be relative to its directory or name the tool itself.
+    pub(crate) fn path_as_seen_here(&self, path: Vec<u8>) -> Result<PathBuf, Errno> {
+        let path = PathBuf::from(std::ffi::OsString::from_vec(path));
+        if path.as_os_str().is_empty() {
+            return Err(ENOENT);
+        }
+        for (own, tool) in [
+            ("/proc/self", self.process()?),
+            ("/proc/thread-self", self.tid),
+        ] {
+            if let Ok(rest) = path.strip_prefix(own) {
+                return Ok(Path::new("/proc").join(tool.to_string()).join(rest));
+            }
+        }
+        if path.as_os_str().as_bytes().starts_with(b"/") {
+            return Ok(path);
+        }
+        let directory =
+            std::fs::read_link(format!("/proc/{}/cwd", self.tid)).map_err(|_| ENOENT)?;
+        Ok(directory.join(path))
+    }
+}

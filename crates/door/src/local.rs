@@ -1,0 +1,170 @@
+//! A tool's calls, answered by a [`Backend`] on this machine.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use beeline_runtime::backend::{Backend, Errno};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::bpffs::BpfFs;
+use crate::call::{Answer, Call};
+use crate::claims::Claims;
+use crate::elements::Members;
+use crate::fds::{Descriptors, key_of};
+use crate::notify::{Listener, Reply, Request};
+use crate::often::Often;
+use crate::paths::HERE;
+use crate::server::Answers;
+use crate::sysfs::EventTypes;
+use crate::tracefs::TraceFs;
+use crate::tracepoints::KernelIds;
+
+/// What all calls of one tool share.
+pub(crate) struct Door {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) fds: Descriptors,
+    pub(crate) bpffs: BpfFs,
+    pub(crate) event_types: EventTypes,
+    pub(crate) tracefs: TraceFs,
+    pub(crate) tracepoint_ids: KernelIds,
+    pub(crate) claims: Arc<Claims>,
+    /// Objects in maps.
+    pub(crate) members: Members,
+    /// Wakes the thread that releases objects.
+    pub(crate) reaper: OwnedFd,
+    /// Memory files given to the tool since the last look for closed ones.
+    pub(crate) unswept: AtomicU64,
+    /// The tool and its children are gone.
+    pub(crate) done: AtomicBool,
+    pub(crate) often: Often,
+}
+
+impl Door {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> io::Result<Self> {
+        Ok(Door {
+            backend,
+            fds: Descriptors::new()?,
+            bpffs: BpfFs::default(),
+            event_types: EventTypes::read(),
+            tracefs: TraceFs::default(),
+            tracepoint_ids: KernelIds::default(),
+            claims: Arc::default(),
+            members: Members::default(),
+            reaper: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            unswept: AtomicU64::new(0),
+            done: AtomicBool::new(false),
+            often: Often::default(),
+        })
+    }
+
+    /// Makes the reaper look at what it has to do.
+    pub(crate) fn wake_reaper(&self) {
+        // Fails only when the count is full, and then the reaper wakes anyway.
+        let _ = rustix::io::write(&self.reaper, &1u64.to_ne_bytes());
+    }
+}
+
+impl Answers for Door {
+    fn answer(call: &Call<'_, Self>, nr: i64) -> Answer {
+        let [a, b, c, d, e, _] = call.args;
+        match nr {
+            libc::SYS_bpf => call.bpf(),
+            libc::SYS_perf_event_open => call.perf_event_open(),
+            libc::SYS_ioctl => call.ioctl(),
+            libc::SYS_mmap => call.mmap(),
+            libc::SYS_epoll_ctl => call.epoll_ctl(),
+            libc::SYS_poll | libc::SYS_ppoll => call.poll(a, b),
+            libc::SYS_select | libc::SYS_pselect6 => call.select(a, b),
+            libc::SYS_openat => call.open(a, b, c),
+            libc::SYS_open => call.open(HERE, a, b),
+            libc::SYS_mkdirat => call.mkdir(a, b, c),
+            libc::SYS_mkdir => call.mkdir(HERE, a, b),
+            libc::SYS_unlinkat => call.unlink(a, b, c),
+            libc::SYS_unlink => call.unlink(HERE, a, 0),
+            libc::SYS_rmdir => call.unlink(HERE, a, libc::AT_REMOVEDIR as u64),
+            libc::SYS_rename => call.rename((HERE, a), (HERE, b), 0),
+            libc::SYS_renameat => call.rename((a, b), (c, d), 0),
+            libc::SYS_renameat2 => call.rename((a, b), (c, d), e),
+            libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(a, b, c),
+            libc::SYS_access => call.access(HERE, a, b),
+            libc::SYS_stat | libc::SYS_lstat => call.stat(HERE, a, b),
+            libc::SYS_newfstatat => call.stat(a, b, c),
+            libc::SYS_statx => call.statx(a, b, d, e),
+            libc::SYS_getxattr | libc::SYS_lgetxattr => call.xattr(a, Err(Errno(libc::EOPNOTSUPP))),
+            libc::SYS_listxattr | libc::SYS_llistxattr => call.xattr(a, Ok(0)),
+            libc::SYS_statfs => call.statfs(a, b),
+            libc::SYS_fstatfs => call.fstatfs(a, b),
+            libc::SYS_readlink => call.readlink(a, b, c),
+            libc::SYS_readlinkat => call.readlink(b, c, d),
+            _ => Err(Errno(libc::ENOSYS)),
+        }
+    }
+
+    fn is_plainly_kernels(call: &Call<'_, Self>, nr: i64) -> bool {
+        let [a, b, ..] = call.args;
+        match nr {
+            libc::SYS_openat
+            | libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_faccessat
+            | libc::SYS_faccessat2
+            | libc::SYS_readlinkat => call.is_elsewhere(a, b),
+            libc::SYS_open
+            | libc::SYS_stat
+            | libc::SYS_lstat
+            | libc::SYS_access
+            | libc::SYS_readlink => call.is_elsewhere(HERE, a),
+            libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
+                !call.door.fds.has_rings()
+            }
+            _ => false,
+        }
+    }
+
+    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer) {
+        let installing = match &answer {
+            Ok(Reply::Descriptor { file, .. }) => key_of(file).ok(),
+            _ => None,
+        };
+        let is_often = is_map_operation(request) && self.often.count(request.tid, request.ip);
+        let transit = installing.map(|_| self.fds.transit());
+        let taken = listener.answer(request.id, answer);
+        drop(transit);
+        if let Some(key) = installing {
+            self.fds.installed(key, taken);
+        }
+        if is_often {
+            self.backend.shorten(process_of(request.tid), request.ip);
+        }
+    }
+
+    fn tend(&self) {
+        self.reap();
+    }
+
+    fn stop(&self) {
+        self.done.store(true, Ordering::Release);
+        self.wake_reaper();
+    }
+
+    fn clear(&self) {
+        let pinned = self.bpffs.clear();
+        self.fds.clear(pinned);
+    }
+}
+
+/// Is it a command on elements of a map?
+fn is_map_operation(request: &Request) -> bool {
+    request.nr == libc::SYS_bpf && matches!(request.args[0], 1..=4 | 21 | 24..=27)
+}
+
+/// The process that a thread belongs to; the thread's own number if it is gone.
+fn process_of(tid: i32) -> i32 {
+    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
+        .unwrap_or(tid)
+}
