@@ -112,4 +112,30 @@ impl<D> Call<'_, D> {
             std::fs::read_link(format!("/proc/{}/cwd", self.tid)).map_err(|_| ENOENT)?;
         Ok(directory.join(path))
     }
+
+    /// `struct statfs` as the kernel's file systems in memory fill it.
+    pub(crate) fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
+        const PAGE: u64 = 4096;
+        const NAME_MAX: u64 = 255;
+        // Type, block size, ..., longest name, fragment size, ...
+        let mut words = [0u64; 15];
+        words[0] = magic;
+        words[1] = PAGE;
+        words[8] = NAME_MAX;
+        words[9] = PAGE;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.memory.write(buffer, &bytes)?;
+        Ok(Reply::Value(0))
+    }
+
+    /// The answer of `readlink`: as much of the text as there is room for.
+    pub(crate) fn write_link(&self, text: &str, buffer: u64, size: u64) -> Answer {
+        if (size as i32) <= 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let text = text.as_bytes();
+        let text = text.get(..size as usize).unwrap_or(text);
+        self.memory.write(buffer, text)?;
+        Ok(Reply::Value(text.len() as i64))
+    }
 }

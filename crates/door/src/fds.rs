@@ -185,19 +185,7 @@ impl Descriptors {
     /// The object behind a descriptor of a thread: EBADF if it has no such descriptor, `None` if it
     /// is another's file.
     pub(crate) fn find(&self, tid: i32, fd: i32) -> Result<Option<Object>, Errno> {
-        if fd < 0 {
-            return Err(EBADF);
-        }
-        // Without asking a file system behind a network that may not answer: none of ours is on
-        // one.
-        let path = format!("/proc/{tid}/fd/{fd}");
-        let file =
-            statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).map_err(|_| EBADF)?;
-        let device = makedev(file.stx_dev_major, file.stx_dev_minor);
-        let key = Key {
-            device,
-            inode: file.stx_ino,
-        };
+        let key = key_of_descriptor(tid, fd)?;
         if key == self.anonymous && self.has_waiters.load(Ordering::Acquire) {
             return Ok(self.waiter_of(tid, fd).map(|(_, object)| object));
         }
@@ -433,8 +421,24 @@ impl Descriptors {
     }
 }
 
+/// The file behind a descriptor of a thread; EBADF if it has no such descriptor.
+pub(crate) fn key_of_descriptor(tid: i32, fd: i32) -> Result<Key, Errno> {
+    if fd < 0 {
+        return Err(EBADF);
+    }
+    // Without asking a file system behind a network that may not answer: none of ours is on
+    // one.
+    let path = format!("/proc/{tid}/fd/{fd}");
+    let file = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).map_err(|_| EBADF)?;
+    let device = makedev(file.stx_dev_major, file.stx_dev_minor);
+    Ok(Key {
+        device,
+        inode: file.stx_ino,
+    })
+}
+
 /// Our end and the tool's.
-fn anchor() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn anchor() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,

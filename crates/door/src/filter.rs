@@ -82,6 +82,9 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code.extend(when(libc::SYS_mmap, &shared_file_mappings()));
     code.extend(when(libc::SYS_prlimit64, &raising_own_memlock()));
     code.extend(when(libc::SYS_setrlimit, &setrlimit_memlock()));
+    if options.is_for_guest {
+        code.extend(when(libc::SYS_uname, &[ret(NOTIFY)]));
+    }
     if options.pretend_root {
         code.extend(when(libc::SYS_geteuid, &[ret(SAY_ZERO)]));
     }
@@ -394,7 +397,10 @@ mod tests {
 
     #[test]
     fn root_is_pretended_only_on_request() {
-        let options = Options { pretend_root: true };
+        let options = Options {
+            pretend_root: true,
+            ..Options::default()
+        };
         assert_eq!(
             verdict(
                 &options,

@@ -28,6 +28,7 @@ mod elements;
 mod fdinfo;
 mod fds;
 mod filter;
+mod guest;
 mod info;
 mod kallsyms;
 mod links;
@@ -59,6 +60,7 @@ use std::sync::Arc;
 
 use beeline_runtime::backend::Backend;
 
+pub use guest::{Channel, Connection};
 pub use spawn::Tool;
 
 /// How a tool is run.
@@ -67,6 +69,8 @@ pub struct Options {
     /// `geteuid()` says 0 in the tool and its children, for tools that refuse to start otherwise. They get no
     /// more rights by it.
     pub pretend_root: bool,
+    /// The tool's calls are for a guest's kernel: [`Tool::serve_in`].
+    pub is_for_guest: bool,
 }
 
 /// Runs a tool to its end: [`Tool::spawn`], then [`Tool::serve`].
@@ -101,6 +105,9 @@ pub enum Error {
          and cannot run inside another Beeline or a sandbox that already listens to system calls"
     )]
     Filter(std::io::Error),
+    /// The guest cannot be asked.
+    #[error("the guest cannot be asked: {0}")]
+    Guest(String),
     /// Some other call that the door needs failed.
     #[error("{what} failed: {source}")]
     System {
@@ -118,7 +125,7 @@ impl Error {
         match self {
             Error::NotFound(_) => 127,
             Error::NotExecutable { .. } => 126,
-            Error::NoCommand | Error::Filter(_) | Error::System { .. } => 125,
+            Error::NoCommand | Error::Filter(_) | Error::Guest(_) | Error::System { .. } => 125,
         }
     }
 

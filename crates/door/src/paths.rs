@@ -185,21 +185,6 @@ impl Call<'_> {
         }
     }
 
-    /// `struct statfs` as the kernel's file systems in memory fill it.
-    fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
-        const PAGE: u64 = 4096;
-        const NAME_MAX: u64 = 255;
-        // Type, block size, ..., longest name, fragment size, ...
-        let mut words = [0u64; 15];
-        words[0] = magic;
-        words[1] = PAGE;
-        words[8] = NAME_MAX;
-        words[9] = PAGE;
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        self.memory.write(buffer, &bytes)?;
-        Ok(Reply::Value(0))
-    }
-
     /// `readlink(path, buffer, size)` of the tool's own descriptors: what tools know an object's kind by.
     pub(crate) fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
         const LONGEST: usize = 64;
@@ -216,12 +201,6 @@ impl Call<'_> {
             Object::Btf(_) => "anon_inode:btf",
             Object::Event(_) | Object::Ring(_) => "anon_inode:[perf_event]",
         };
-        if (size as i32) <= 0 {
-            return Err(EINVAL);
-        }
-        let text = kind.as_bytes();
-        let text = text.get(..size as usize).unwrap_or(text);
-        self.memory.write(buffer, text)?;
-        Ok(Reply::Value(text.len() as i64))
+        self.write_link(kind, buffer, size)
     }
 }

@@ -21,9 +21,10 @@ use libc::sock_filter;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::guest::{Connection, Guest};
 use crate::local::Door;
 use crate::notify::Listener;
-use crate::server::Server;
+use crate::server::{Answers, Server};
 use crate::{Error, Options, filter};
 
 /// A tool that runs under the door.
@@ -93,6 +94,16 @@ impl Tool {
     /// fail.
     pub fn serve(self, backend: Arc<dyn Backend>) -> Result<ExitStatus, Error> {
         let door = Door::new(backend).map_err(Error::system("preparing to serve the tool"))?;
+        self.serve_by(door)
+    }
+
+    /// The same in the kernel of a guest, which the tool takes for its own. The connection is closed at the end.
+    pub fn serve_in(self, guest: Arc<Connection>) -> Result<ExitStatus, Error> {
+        let guest = Guest::new(guest).map_err(Error::system("preparing to serve the tool"))?;
+        self.serve_by(guest)
+    }
+
+    fn serve_by(self, door: impl Answers) -> Result<ExitStatus, Error> {
         Server::new(self.listener, door).run();
         match self.keeper.join() {
             Ok(status) => status.map_err(Error::system("waiting for the tool")),

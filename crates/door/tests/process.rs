@@ -35,7 +35,10 @@ fn the_tools_end_is_passed_on() {
 
 #[test]
 fn root_is_pretended() {
-    let pretend = Options { pretend_root: true };
+    let pretend = Options {
+        pretend_root: true,
+        ..Options::default()
+    };
     let drop = "exec setpriv --reuid 65534 --clear-groups sh -c 'exit $(id -u)'";
     if !rustix::process::geteuid().is_root() {
         return eprintln!("skipped: root is needed to become somebody else");

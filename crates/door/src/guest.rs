@@ -1,0 +1,132 @@
+//! A tool's calls, carried out in a virtual machine's guest.
+//!
+//! The guest's kernel is a whole one, so nothing is interpreted here: a call's arguments are taken from the tool's memory, what they
+//! point to goes to the proxy in the guest ([`beeline_wire`]), and what comes back is written to the tool. Which commands of `bpf(2)`
+//! go is the table [`beeline_wire::layout`]; which files are the guest's is the table in [`files`]. All else is the host's.
+//!
+//! A descriptor of a guest's object is an anchor, as for local objects ([`crate::fds`]). Memory that a tool maps (rings, arrays) is a
+//! memory file, kept as the guest's is by [`rings`]; the descriptor becomes that file when the tool first maps it.
+
+mod attr;
+mod commands;
+mod connection;
+mod events;
+mod files;
+mod objects;
+mod rings;
+mod waiting;
+mod walks;
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use beeline_wire::messages::Welcome;
+
+pub use connection::Connection;
+
+use crate::call::{Answer, Call};
+use crate::guest::files::Files;
+use crate::guest::objects::Objects;
+use crate::guest::rings::Rings;
+use crate::notify::{Listener, Reply, Request};
+use crate::paths::HERE;
+use crate::server::Answers;
+
+/// What all calls of one tool share.
+pub(crate) struct Guest {
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) objects: Objects,
+    pub(crate) files: Files,
+    pub(crate) rings: Rings,
+}
+
+impl Guest {
+    pub(crate) fn new(connection: Arc<Connection>) -> std::io::Result<Self> {
+        Ok(Self {
+            objects: Objects::new()?,
+            files: Files::default(),
+            rings: Rings::default(),
+            connection,
+        })
+    }
+
+    fn welcome(&self) -> &Welcome {
+        self.connection.welcome()
+    }
+}
+
+impl Answers for Guest {
+    fn answer(call: &Call<'_, Self>, nr: i64) -> Answer {
+        let [a, b, c, d, e, _] = call.args;
+        match nr {
+            libc::SYS_bpf => call.bpf(),
+            libc::SYS_perf_event_open => call.perf_event_open(),
+            libc::SYS_ioctl => call.ioctl(),
+            libc::SYS_mmap => call.mmap(),
+            libc::SYS_epoll_ctl => call.epoll_ctl(),
+            libc::SYS_poll | libc::SYS_ppoll => call.poll(a, b),
+            libc::SYS_select | libc::SYS_pselect6 => call.select(a, b),
+            libc::SYS_openat => call.open(a, b, c),
+            libc::SYS_open => call.open(HERE, a, b),
+            libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(a, b, c),
+            libc::SYS_access => call.access(HERE, a, b),
+            libc::SYS_stat | libc::SYS_lstat => call.stat(HERE, a, b),
+            libc::SYS_newfstatat => call.stat(a, b, c),
+            libc::SYS_statx => call.statx(a, b, e),
+            libc::SYS_statfs => call.statfs(a, b),
+            libc::SYS_readlink => call.readlink(a, b, c),
+            libc::SYS_readlinkat => call.readlink(b, c, d),
+            libc::SYS_uname => call.uname(a),
+            _ => Ok(Reply::Continue),
+        }
+    }
+
+    fn is_plainly_kernels(call: &Call<'_, Self>, nr: i64) -> bool {
+        let [a, b, ..] = call.args;
+        match nr {
+            libc::SYS_openat
+            | libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_faccessat
+            | libc::SYS_faccessat2
+            | libc::SYS_readlinkat => call.is_elsewhere(a, b),
+            libc::SYS_open
+            | libc::SYS_stat
+            | libc::SYS_lstat
+            | libc::SYS_access
+            | libc::SYS_readlink => call.is_elsewhere(HERE, a),
+            libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
+                call.door.objects.none_to_wait_for()
+            }
+            _ => false,
+        }
+    }
+
+    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer) {
+        // Should the tool be gone: its end of an anchor closes with ours.
+        listener.answer(request.id, answer);
+    }
+
+    fn tend(&self) {
+        self.objects.reap();
+    }
+
+    fn stop(&self) {
+        self.objects.stop();
+    }
+
+    fn clear(&self) {
+        self.connection.close();
+        self.objects.clear();
+    }
+}
+
+/// A connected byte stream's two halves, and how to end both.
+pub struct Channel {
+    /// What the guest says.
+    pub reader: Box<dyn Read + Send>,
+    /// What it is told.
+    pub writer: Box<dyn Write + Send>,
+    /// Ends both, so that a thread that reads comes back.
+    pub shutdown: Box<dyn Fn() + Send + Sync>,
+}

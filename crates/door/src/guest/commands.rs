@@ -1,0 +1,177 @@
+//! `bpf(2)`.
+
+use std::sync::Arc;
+
+use beeline_runtime::backend::Errno;
+use beeline_wire::info::Kind;
+use beeline_wire::layout::{MapFacts, command, layout, long_at, number_at, put_number};
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
+use beeline_wire::messages::{Bpf, BpfDone, Part};
+
+use super::Guest;
+use super::attr::Taken;
+use super::objects::Object;
+use crate::attr::ATTR_LIMIT;
+use crate::call::{Answer, Call};
+use crate::notify::Reply;
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+/// What the other side may not say.
+pub(super) const EPROTO: Errno = Errno(libc::EPROTO);
+
+impl Call<'_, Guest> {
+    /// `bpf(command, attr, size)`.
+    pub(super) fn bpf(&self) -> Answer {
+        let [number, address, size, ..] = self.args;
+        let number = number as u32;
+        let size = size as u32 as usize;
+        if size > ATTR_LIMIT {
+            return Err(Errno(libc::E2BIG));
+        }
+        let attr = self.memory.bytes(address, size)?;
+        let Some(layout) = layout(number, &attr) else {
+            return self.not_carried_out(number, &attr);
+        };
+        let first = match layout.objects.first() {
+            Some(object) if object.at == FIRST || is_batch(number) => {
+                Some(self.object(number_at(&attr, object.at) as i32)?)
+            }
+            _ => None,
+        };
+        if let Some(map) = &first
+            && let Some(answer) = self.walk(number, map, &attr)?
+        {
+            return Ok(answer);
+        }
+        let (taken, done) = self.carry_out(number, layout, attr.clone(), first.as_ref())?;
+        taken.give_back(self, &done)?;
+        if done.errno != 0 {
+            if !done.why.is_empty() {
+                let connection = &self.door.connection;
+                connection.say(&format!("the guest: {}: {}", layout.name, done.why));
+            }
+            return Err(Errno(done.errno as i32));
+        }
+        if !layout.makes {
+            return Ok(Reply::Value(done.value as i64));
+        }
+        let object = self.made(number, done.handle, &attr)?;
+        Ok(Reply::Descriptor {
+            file: self.door.objects.add(object)?,
+            cloexec: true,
+        })
+    }
+
+    fn carry_out(
+        &self,
+        number: u32,
+        layout: beeline_wire::layout::Layout,
+        mut attr: Vec<u8>,
+        first: Option<&Arc<Object>>,
+    ) -> Result<(Taken, BpfDone), Errno> {
+        // What a link's information points to depends on the link.
+        let is_link = first.is_some_and(|object| object.kind == Kind::Link);
+        if number == command::OBJ_GET_INFO_BY_FD && is_link {
+            self.tell_links_type(&mut attr, first)?;
+        }
+        let taken = Taken::new(self, number, layout, attr, first)?;
+        let done = self.ask_bpf(taken.message.clone())?;
+        Ok((taken, done))
+    }
+
+    /// Writes a link's type into the structure that the tool wants filled.
+    fn tell_links_type(&self, attr: &mut [u8], link: Option<&Arc<Object>>) -> Result<(), Errno> {
+        const TYPES: usize = 20;
+        let address = long_at(attr, 8);
+        let mut alone = vec![0; 16];
+        put_number(&mut alone, 0, link.map_or(0, |link| link.handle));
+        put_number(&mut alone, 4, TYPES as u32);
+        let done = self.ask_bpf(Bpf {
+            command: command::OBJ_GET_INFO_BY_FD,
+            attr: alone,
+            parts: vec![Part {
+                at: 8,
+                data: vec![0; TYPES],
+                room: TYPES as u32,
+            }],
+        })?;
+        let info = done.parts.first().map_or(&[][..], |part| &part.data);
+        let room = number_at(attr, 4) as usize;
+        if room >= TYPES && info.len() == TYPES {
+            self.memory.write(address, &info[..4])?;
+            self.memory.write(address + 16, &info[16..TYPES])?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn ask_bpf(&self, message: Bpf) -> Result<BpfDone, Errno> {
+        match self.door.connection.ask(Asked::Bpf(message))? {
+            Said::BpfDone(done) => Ok(done),
+            _ => Err(EPROTO),
+        }
+    }
+
+    /// The object that a command has made.
+    fn made(&self, number: u32, handle: u32, attr: &[u8]) -> Result<Object, Errno> {
+        let kind = match number {
+            command::MAP_CREATE | command::MAP_GET_FD_BY_ID => Kind::Map,
+            command::PROG_LOAD | command::PROG_GET_FD_BY_ID => Kind::Program,
+            command::BTF_LOAD | command::BTF_GET_FD_BY_ID => Kind::Btf,
+            command::LINK_CREATE | command::LINK_GET_FD_BY_ID | command::RAW_TRACEPOINT_OPEN => {
+                Kind::Link
+            }
+            _ => Kind::Other,
+        };
+        if handle == 0 {
+            return Err(EPROTO);
+        }
+        let mut object = Object::new(&self.door.connection, handle, kind);
+        object.facts = match number {
+            command::MAP_CREATE => Some(MapFacts::of_attr(attr)),
+            command::MAP_GET_FD_BY_ID => Some(self.facts(handle)?),
+            _ => None,
+        };
+        Ok(object)
+    }
+
+    /// What a map is that the tool has not made.
+    fn facts(&self, handle: u32) -> Result<MapFacts, Errno> {
+        const MAP_INFO: usize = 80;
+        let mut attr = vec![0; 16];
+        put_number(&mut attr, 0, handle);
+        put_number(&mut attr, 4, MAP_INFO as u32);
+        let done = self.ask_bpf(Bpf {
+            command: command::OBJ_GET_INFO_BY_FD,
+            attr,
+            parts: vec![Part {
+                at: 8,
+                data: vec![0; MAP_INFO],
+                room: MAP_INFO as u32,
+            }],
+        })?;
+        match (done.errno, done.parts.first()) {
+            (0, Some(info)) => Ok(MapFacts::of_info(&info.data)),
+            (0, None) => Err(EPROTO),
+            (errno, _) => Err(Errno(errno as i32)),
+        }
+    }
+
+    fn not_carried_out(&self, number: u32, attr: &[u8]) -> Answer {
+        let what = match number {
+            command::LINK_CREATE => format!("links of attach type {}", number_at(attr, 8)),
+            command::OBJ_PIN | command::OBJ_GET => "pinned objects".into(),
+            number => format!("bpf command {number}"),
+        };
+        let connection = &self.door.connection;
+        connection.say(&format!("{what}: not carried out in guests"));
+        Err(EINVAL)
+    }
+}
+
+/// Where most attributes have the object that they are about.
+const FIRST: usize = 0;
+
+fn is_batch(number: u32) -> bool {
+    (command::MAP_LOOKUP_BATCH..=command::MAP_DELETE_BATCH).contains(&number)
+}

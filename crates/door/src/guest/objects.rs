@@ -1,0 +1,179 @@
+//! Which of the guest's objects a descriptor of the tool stands for.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use beeline_runtime::backend::Errno;
+use beeline_wire::info::Kind;
+use beeline_wire::layout::MapFacts;
+use beeline_wire::messages::{Release, host_message::Body as Asked};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+
+use super::connection::Connection;
+use super::rings::Memory;
+use super::walks::Walk;
+use crate::fds::{Key, anchor, errno, key_of, key_of_descriptor};
+
+/// An object of the guest's, given back with this.
+pub(super) struct Object {
+    connection: Arc<Connection>,
+    /// By which the guest knows it.
+    pub(super) handle: u32,
+    pub(super) kind: Kind,
+    /// Of a map.
+    pub(super) facts: Option<MapFacts>,
+    /// A perf event that programs write to.
+    pub(super) is_ring: bool,
+    /// What the tool has mapped of it.
+    pub(super) memory: OnceLock<Arc<Memory>>,
+    /// Where the tool is when it goes through a map.
+    pub(super) walk: Mutex<Walk>,
+}
+
+impl Object {
+    pub(super) fn new(connection: &Arc<Connection>, handle: u32, kind: Kind) -> Self {
+        Self {
+            connection: Arc::clone(connection),
+            handle,
+            kind,
+            facts: None,
+            is_ring: false,
+            memory: OnceLock::new(),
+            walk: Mutex::default(),
+        }
+    }
+
+    /// Can a tool wait for it?
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.is_ring || self.facts.is_some_and(|facts| facts.is_ring())
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        self.connection.tell(Asked::Release(Release {
+            handles: vec![self.handle],
+        }));
+    }
+}
+
+struct Entry {
+    object: Arc<Object>,
+    /// Our end of an anchor. Memory has none: it stays until the tool ends.
+    _end: Option<OwnedFd>,
+}
+
+/// The table.
+pub(crate) struct Objects {
+    entries: Mutex<HashMap<Key, Entry>>,
+    /// Watches our ends of the anchors; each event's data is the inode of the tool's end.
+    hangups: OwnedFd,
+    /// The device of all sockets.
+    sockets: u64,
+    /// Wakes [`Self::reap`].
+    wake: OwnedFd,
+    done: AtomicBool,
+    has_rings: AtomicBool,
+}
+
+impl Objects {
+    pub(super) fn new() -> io::Result<Self> {
+        let (socket, _) = anchor()?;
+        Ok(Self {
+            entries: Mutex::default(),
+            hangups: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            sockets: key_of(&socket)?.device,
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            done: AtomicBool::new(false),
+            has_rings: AtomicBool::new(false),
+        })
+    }
+
+    /// A descriptor for an object, to be given to the tool.
+    pub(super) fn add(&self, object: Object) -> Result<OwnedFd, Errno> {
+        if object.is_waited_for() {
+            self.has_rings.store(true, Ordering::Release);
+        }
+        let (ours, file) = anchor().map_err(errno)?;
+        let key = key_of(&file).map_err(errno)?;
+        let mut entries = self.lock();
+        let data = epoll::EventData::new_u64(key.inode);
+        // A hang-up is always reported; nothing is before the tool's end is closed, so the entry is there in time.
+        epoll::add(&self.hangups, &ours, data, epoll::EventFlags::empty())
+            .map_err(|error| Errno(error.raw_os_error()))?;
+        let entry = Entry {
+            object: Arc::new(object),
+            _end: Some(ours),
+        };
+        entries.insert(key, entry);
+        Ok(file)
+    }
+
+    /// A file that stands for an object as well from now on.
+    pub(super) fn add_memory(&self, object: &Arc<Object>, file: &OwnedFd) -> Result<(), Errno> {
+        let key = key_of(file).map_err(errno)?;
+        let entry = Entry {
+            object: Arc::clone(object),
+            _end: None,
+        };
+        self.lock().insert(key, entry);
+        Ok(())
+    }
+
+    /// The object behind a descriptor of a thread: EBADF if it has no such descriptor, `None` if it is another's file.
+    pub(super) fn find(&self, tid: i32, fd: i32) -> Result<Option<Arc<Object>>, Errno> {
+        let key = key_of_descriptor(tid, fd)?;
+        Ok(self.lock().get(&key).map(|entry| Arc::clone(&entry.object)))
+    }
+
+    /// There has been nothing that a tool could wait for.
+    pub(super) fn none_to_wait_for(&self) -> bool {
+        !self.has_rings.load(Ordering::Acquire)
+    }
+
+    /// Gives back what the tool closes, until [`Self::stop`].
+    pub(super) fn reap(&self) {
+        while !self.done.load(Ordering::Acquire) {
+            let mut ready = [
+                PollFd::new(&self.hangups, PollFlags::IN),
+                PollFd::new(&self.wake, PollFlags::IN),
+            ];
+            if poll(&mut ready, None).is_err() {
+                continue;
+            }
+            let mut events = Vec::with_capacity(64);
+            let now = rustix::event::Timespec::default();
+            let room = rustix::buffer::spare_capacity(&mut events);
+            if epoll::wait(&self.hangups, room, Some(&now)).is_err() {
+                continue;
+            }
+            for event in events {
+                let key = Key {
+                    device: self.sockets,
+                    inode: event.data.u64(),
+                };
+                let gone = self.lock().remove(&key);
+                // Not under the lock: it is told the guest.
+                drop(gone);
+            }
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        self.done.store(true, Ordering::Release);
+        // Fails only when it is readable enough.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn clear(&self) {
+        let entries = std::mem::take(&mut *self.lock());
+        drop(entries);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

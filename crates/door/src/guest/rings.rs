@@ -1,0 +1,423 @@
+//! Memory of the guest's that a tool maps: ring buffers, perf rings, and arrays.
+//!
+//! Here it is a memory file with the layout of the kernel's, so that libraries read it as ever. What comes into a ring in the guest is
+//! sent, and put into the file as the kernel would have; the tool's own eventfd then wakes it. The guest sends no more than there is
+//! room for: where a tool is slow, the ring in the guest fills, and the guest's kernel counts what it drops. An array's content follows
+//! that of the guest's, and what the tool writes goes there, a moment later.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::Builder;
+use std::time::Duration;
+
+use beeline_runtime::backend::Errno;
+use beeline_wire::layout::put_long;
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
+use beeline_wire::messages::{Credit, Manner, Records, Store, Watch};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::commands::EPROTO;
+use super::connection::Connection;
+use super::objects::Object;
+use crate::fds::errno;
+
+const PAGE: usize = 4096;
+/// Between two looks at what the tool has read or written.
+const LOOK: Duration = Duration::from_millis(10);
+/// The same while there is nothing that it could do.
+const IDLE: Duration = Duration::from_secs(1);
+/// The same of an array in the guest, in milliseconds.
+const CHANGES: u32 = 20;
+/// Room of the file for what only the kernel's layout has: the positions' pages of a ring buffer.
+const RING_HEAD: usize = 2 * PAGE;
+
+/// How the file is laid out, and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// `BPF_MAP_TYPE_RINGBUF`: a page with the consumer's position, one with the producer's, so many bytes of data, and the same again.
+    Ring { data: usize },
+    /// A perf ring: the control page (`struct perf_event_mmap_page`), then so many bytes of data.
+    Perf { data: usize },
+    /// An array's values.
+    Array { bytes: usize },
+}
+
+impl Shape {
+    /// Bytes of the file.
+    pub(super) fn len(self) -> usize {
+        match self {
+            Shape::Ring { data } => RING_HEAD + 2 * data,
+            Shape::Perf { data } => PAGE + data,
+            Shape::Array { bytes } => bytes.next_multiple_of(PAGE),
+        }
+    }
+
+    /// Offsets of the positions that the tool and the producer write, in the units of the ring.
+    fn positions(self) -> (usize, usize) {
+        // `data_tail` and `data_head` of the control page.
+        const TAIL: usize = 1032;
+        const HEAD: usize = 1024;
+        match self {
+            Shape::Ring { .. } => (0, PAGE),
+            Shape::Perf { .. } => (TAIL, HEAD),
+            Shape::Array { .. } => (0, 0),
+        }
+    }
+
+    fn data(self) -> usize {
+        match self {
+            Shape::Ring { data } | Shape::Perf { data } => data,
+            Shape::Array { bytes } => bytes,
+        }
+    }
+}
+
+/// A memory file that stands for memory of the guest's.
+pub(super) struct Memory {
+    pub(super) file: OwnedFd,
+    /// Wakes the tool; never read back.
+    pub(super) wakeup: OwnedFd,
+    pub(super) shape: Shape,
+    handle: u32,
+    /// What takes the file's place in `poll` and `select`: both ends of a pipe.
+    pipe: OnceLock<(OwnedFd, OwnedFd)>,
+    start: *mut u8,
+    state: Mutex<State>,
+}
+
+// SAFETY: `start` is a mapping that lives as long as the value; all accesses through it are atomic or made under `state`'s lock.
+unsafe impl Send for Memory {}
+// SAFETY: likewise.
+unsafe impl Sync for Memory {}
+
+/// What only the thread that fills the file knows.
+struct State {
+    /// The producer's position; what the file says may have been overwritten by the tool.
+    head: u64,
+    /// The consumer's position up to which the guest was given credit.
+    credited: u64,
+    /// Of an array: what the guest and the file had both.
+    common: Vec<u8>,
+}
+
+impl Memory {
+    fn new(handle: u32, shape: Shape) -> Result<Self, Errno> {
+        let len = shape.len();
+        let failed = |error: rustix::io::Errno| Errno(error.raw_os_error());
+        let file =
+            rustix::fs::memfd_create("beeline-guest", MemfdFlags::CLOEXEC).map_err(failed)?;
+        rustix::fs::ftruncate(&file, len as u64).map_err(failed)?;
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice; it is as long as the file, which nobody makes shorter.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                access,
+                MapFlags::SHARED,
+                file.as_fd(),
+                0,
+            )
+        };
+        let memory = Self {
+            file,
+            wakeup,
+            shape,
+            handle,
+            pipe: OnceLock::new(),
+            start: start.map_err(failed)?.cast(),
+            state: Mutex::new(State {
+                head: 0,
+                credited: 0,
+                common: Vec::new(),
+            }),
+        };
+        if let Shape::Perf { data } = shape {
+            // `data_offset` and `data_size`.
+            let mut place = [0; 16];
+            put_long(&mut place, 0, PAGE as u64);
+            put_long(&mut place, 8, data as u64);
+            memory.write(1040, &place);
+        }
+        Ok(memory)
+    }
+
+    /// Copies into the file; what does not fit is left out.
+    fn write(&self, at: usize, bytes: &[u8]) {
+        let room = self.shape.len().saturating_sub(at);
+        let len = bytes.len().min(room);
+        // SAFETY: `at + len` is inside the mapping. The tool may read meanwhile, in another process; it reads no record before the
+        // position behind it is stored.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), len) };
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len.min(self.shape.len().saturating_sub(at))];
+        // SAFETY: inside the mapping. The tool may write meanwhile, in another process: then the bytes are some of either.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.add(at), bytes.as_mut_ptr(), bytes.len());
+        };
+        bytes
+    }
+
+    fn position(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: 8 bytes of the mapping at a multiple of 8, used as an atomic by both sides.
+        unsafe { &*self.start.add(at).cast() }
+    }
+
+    /// Bytes that the tool has not read; what it says of that is not believed beyond what was written.
+    fn unread(&self, state: &State) -> u64 {
+        let consumed = self
+            .position(self.shape.positions().0)
+            .load(Ordering::Acquire);
+        state.head.saturating_sub(consumed)
+    }
+
+    /// The end of a pipe that is readable when there is something to read, once [`Self::settle_pipe`] was called.
+    pub(super) fn pipe(&self) -> Result<BorrowedFd<'_>, Errno> {
+        if let Some((reader, _)) = self.pipe.get() {
+            return Ok(reader.as_fd());
+        }
+        let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
+        let ends = pipe_with(flags).map_err(|error| Errno(error.raw_os_error()))?;
+        Ok(self.pipe.get_or_init(|| ends).0.as_fd())
+    }
+
+    /// Makes the pipe readable or not, as the ring is.
+    pub(super) fn settle_pipe(&self) {
+        let state = self.lock();
+        let Some((reader, writer)) = self.pipe.get() else {
+            return;
+        };
+        // Neither waits: an empty pipe is what is wanted, and a full one is readable.
+        let _ = rustix::io::read(reader, &mut [0; 4096]);
+        if self.unread(&state) > 0 {
+            let _ = rustix::io::write(writer, &[0]);
+        }
+    }
+
+    /// Appends records, and wakes the tool. EPROTO if there are more than credit was given for.
+    fn append(&self, records: &[u8]) -> Result<(), Errno> {
+        let mut state = self.lock();
+        let size = self.shape.data();
+        if self.unread(&state) + records.len() as u64 > size as u64 {
+            return Err(EPROTO);
+        }
+        let start = (state.head % size as u64) as usize;
+        let (head, tail) = records.split_at(records.len().min(size - start));
+        match self.shape {
+            Shape::Ring { .. } => {
+                // Both copies of the data, so that a record that goes over the end is in one piece.
+                for copy in [RING_HEAD, RING_HEAD + size] {
+                    self.write(copy + start, head);
+                    self.write(copy, tail);
+                }
+            }
+            Shape::Perf { .. } => {
+                self.write(PAGE + start, head);
+                self.write(PAGE, tail);
+            }
+            Shape::Array { .. } => return Err(EPROTO),
+        }
+        state.head += records.len() as u64;
+        let at = self.shape.positions().1;
+        self.position(at).store(state.head, Ordering::Release);
+        // These fail only when they are readable enough.
+        let _ = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
+        if let Some((_, writer)) = self.pipe.get() {
+            let _ = rustix::io::write(writer, &[0]);
+        }
+        Ok(())
+    }
+
+    /// May the tool do something with it that nobody tells?
+    fn is_to_be_looked_after(&self) -> bool {
+        matches!(self.shape, Shape::Array { .. }) || self.unread(&self.lock()) > 0
+    }
+
+    /// Bytes that the tool has read since this was asked last.
+    fn newly_read(&self) -> u64 {
+        let mut state = self.lock();
+        let consumed = state.head - self.unread(&state);
+        let new = consumed.saturating_sub(state.credited);
+        state.credited = consumed;
+        new
+    }
+
+    /// Takes over what has changed in the guest.
+    fn change(&self, offset: usize, bytes: &[u8]) {
+        let mut state = self.lock();
+        if let Some(common) = state.common.get_mut(offset..offset + bytes.len()) {
+            common.copy_from_slice(bytes);
+            self.write(offset, bytes);
+        }
+    }
+
+    /// What the tool has changed: from where on, and to what.
+    fn changed(&self) -> Option<(usize, Vec<u8>)> {
+        let mut state = self.lock();
+        let now = self.read(0, state.common.len());
+        let differs = |(one, other): (&u8, &u8)| one != other;
+        let first = now.iter().zip(&state.common).position(differs)?;
+        let last = now.iter().zip(&state.common).rposition(differs)?;
+        let changed = now[first..=last].to_vec();
+        state.common = now;
+        Some((first, changed))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that was made for this value, which nothing else refers to.
+        let _ = unsafe { munmap(self.start.cast(), self.shape.len()) };
+    }
+}
+
+/// All memory that tools have mapped.
+#[derive(Default)]
+pub(crate) struct Rings {
+    started: OnceLock<()>,
+    all: Arc<Mutex<HashMap<u32, Weak<Memory>>>>,
+}
+
+impl Rings {
+    /// The memory of an object, made and filled from now on if it is not there yet. EINVAL if it is there in another shape.
+    pub(super) fn memory(
+        &self,
+        connection: &Arc<Connection>,
+        object: &Object,
+        shape: Shape,
+    ) -> Result<Arc<Memory>, Errno> {
+        if let Some(memory) = object.memory.get() {
+            return match memory.shape == shape {
+                true => Ok(Arc::clone(memory)),
+                false => Err(Errno(libc::EINVAL)),
+            };
+        }
+        let memory = Arc::new(Memory::new(object.handle, shape)?);
+        if let Shape::Array { bytes } = shape {
+            memory.lock().common = vec![0; bytes];
+        }
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(object.handle, Arc::downgrade(&memory));
+        drop(all);
+        self.start(connection)?;
+        let (manner, pages) = match shape {
+            Shape::Ring { .. } => (Manner::Records, 0),
+            Shape::Perf { data } => (Manner::Records, data / PAGE),
+            Shape::Array { .. } => (Manner::Changes, 0),
+        };
+        let request = Watch {
+            handle: object.handle,
+            manner: manner.into(),
+            pages: pages as u32,
+            credit: shape.data() as u64,
+            interval: CHANGES,
+        };
+        // What an array holds now comes before the answer, and is put into the file by the other thread.
+        match connection.ask(Asked::Watch(request))? {
+            Said::Done(_) => {}
+            Said::Changed(now) => memory.change(now.offset as usize, &now.data),
+            _ => return Err(EPROTO),
+        }
+        Ok(Arc::clone(object.memory.get_or_init(|| memory)))
+    }
+
+    /// Starts the thread that fills the memory, once.
+    fn start(&self, connection: &Arc<Connection>) -> Result<(), Errno> {
+        if self.started.set(()).is_err() {
+            return Ok(());
+        }
+        let Some(unasked) = connection.take_unasked() else {
+            return Ok(());
+        };
+        let (all, connection) = (Arc::clone(&self.all), Arc::clone(connection));
+        let thread = Builder::new().name("beeline-rings".into());
+        let thread = thread.spawn(move || keep(&connection, &all, &unasked));
+        thread.map(|_| ()).map_err(errno)
+    }
+}
+
+type All = Mutex<HashMap<u32, Weak<Memory>>>;
+
+/// Puts what comes where it belongs, and looks after what the tool does, until the connection ends.
+fn keep(connection: &Connection, all: &All, unasked: &Receiver<Said>) {
+    loop {
+        let living = living(all);
+        let pause = match living.iter().any(|memory| memory.is_to_be_looked_after()) {
+            true => LOOK,
+            false => IDLE,
+        };
+        drop(living);
+        match unasked.recv_timeout(pause) {
+            Ok(said) => take(connection, all, said),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        for memory in self::living(all) {
+            look_after(connection, &memory);
+        }
+    }
+}
+
+fn take(connection: &Connection, all: &All, said: Said) {
+    let find = |handle| {
+        let all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(&handle).and_then(Weak::upgrade)
+    };
+    match said {
+        Said::Records(Records { handle, data }) => {
+            let appended = find(handle).map(|memory| memory.append(&data));
+            if appended.is_some_and(|appended| appended.is_err()) {
+                connection.say("the guest sends more records than it was allowed; they are lost");
+            }
+        }
+        Said::Changed(changed) => {
+            if let Some(memory) = find(changed.handle) {
+                memory.change(changed.offset as usize, &changed.data);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn look_after(connection: &Connection, memory: &Memory) {
+    match memory.shape {
+        Shape::Ring { .. } | Shape::Perf { .. } => {
+            let bytes = memory.newly_read();
+            if bytes > 0 {
+                connection.tell(Asked::Credit(Credit {
+                    handle: memory.handle,
+                    bytes,
+                }));
+            }
+        }
+        Shape::Array { .. } => {
+            if let Some((offset, data)) = memory.changed() {
+                connection.tell(Asked::Store(Store {
+                    handle: memory.handle,
+                    offset: offset as u64,
+                    data,
+                }));
+            }
+        }
+    }
+}
+
+fn living(all: &All) -> Vec<Arc<Memory>> {
+    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain(|_, memory| memory.strong_count() > 0);
+    all.values().filter_map(Weak::upgrade).collect()
+}
