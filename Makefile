@@ -64,6 +64,7 @@ corpora: deps build
 demo: deps
 	./scripts/demo.sh
 
-# Debian packages and the Rust target, only those that are missing.
+# Debian packages and the Rust target, only those that are missing; and, into a cache, what virtual machines are made of.
 deps:
 	./scripts/deps.sh
+	./scripts/guest-deps.sh >/dev/null || echo "deps: no guests; their tests will be skipped"
