@@ -9,6 +9,7 @@
 mod case;
 mod embedded;
 mod engine;
+mod guest;
 mod lines;
 mod output;
 mod process;
@@ -24,6 +25,7 @@ pub use engine::{
     Engine, beeline, beeline_wanted, compile_anew, engines, find_program, kernel_available,
     with_tracefs,
 };
+pub use guest::{Answer, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;
 pub use output::{histogram_total, map_counts, shape, tidy};
 pub use process::{Footprint, altered_text, is_alive, members_of_group, monotonic, until};
@@ -43,8 +45,12 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// Written past the test runner's capture, so that it shows for passing tests too.
 pub fn skipped(why: &str) {
-    let line = format!("skipped: {why}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    remark(&format!("skipped: {why}"));
+}
+
+/// Says something that a reader of a passing test's output should know.
+pub fn remark(what: &str) {
+    let _ = std::io::stderr().write_all(format!("{what}\n").as_bytes());
 }
 
 /// Takes the value of an `Ok`; ends the test as skipped, with the error as the reason, for an `Err`.

@@ -1,0 +1,43 @@
+//! Tools on this machine find in a guest what the same tools find inside it; and the guests that this is tested with are
+//! what they are said to be.
+//!
+//! A boot takes seconds, so most tests share one guest, one test at a time; those that break theirs have one of their own.
+
+mod channels;
+mod guests;
+
+use beeline_e2e::{Guest, Options, Scratch, need};
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The guest that tests share, held by one of them.
+struct Shared(MutexGuard<'static, Guest>);
+
+impl Deref for Shared {
+    type Target = Guest;
+
+    fn deref(&self) -> &Guest {
+        &self.0
+    }
+}
+
+/// Boots the shared guest, the first time, and waits until no other test has it.
+fn shared() -> Result<Shared, String> {
+    static GUEST: OnceLock<Result<Mutex<Guest>, String>> = OnceLock::new();
+    let guest = GUEST.get_or_init(|| Ok(Mutex::new(boot("6.12")?)));
+    let guest = guest.as_ref().map_err(String::clone)?;
+    // A test that failed while it had the guest is no reason for the next to.
+    Ok(Shared(guest.lock().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// Boots a guest with the programs that these tests run in it.
+fn boot(kernel: &str) -> Result<Guest, String> {
+    let scratch = Scratch::new();
+    let program = |name: &str, place: &str| (scratch.build(name), place.to_owned());
+    let files = vec![program("echo.c", "/test/echo")];
+    Guest::boot(&Options {
+        kernel,
+        files,
+        ..Options::default()
+    })
+}

@@ -1,0 +1,276 @@
+//! Virtual machines with Debian's kernels, to run tools in and to be looked into from outside.
+//!
+//! A guest has busybox, Debian's bpftrace and libbpf tools, whatever files a test gives it, one CPU unless asked for more, and three ways
+//! in: vsock, a virtio-serial port and forwarded TCP. Its processor is emulated, as few machines that test have another virtual machine to
+//! offer; so it takes seconds to boot, and one boot should serve many tests.
+
+mod control;
+mod initramfs;
+mod job;
+mod kit;
+mod machine;
+mod qmp;
+
+pub use control::Answer;
+pub use job::Job;
+
+use crate::until;
+use control::Control;
+use kit::Kit;
+use machine::Machine;
+use qmp::Qmp;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a boot may take, and any one command in a guest: it is slow, and the machine may be busy.
+pub const GUEST_PATIENCE: Duration = Duration::from_secs(90);
+
+/// What the kernel prints when the emulator lost a change of code between CPUs. It comes with more than one CPU, seldom, and says
+/// nothing of what is tested.
+const EMULATORS_FAULT: &str = "Oops: int3";
+/// How often a boot that ends by that is tried.
+const BOOTS: u32 = 3;
+
+/// How a guest is to be made.
+#[derive(Clone, Debug)]
+pub struct Options<'a> {
+    /// The series of its kernel: "6.12" or "6.1".
+    pub kernel: &'a str,
+    /// Its memory in MiB.
+    pub memory: u32,
+    /// How many CPUs it has.
+    pub smp: u32,
+    /// Programs that it shall have: pairs of a file here and a path there. Folders are made as needed; `/usr`, `/lib`
+    /// and `/lib64` cannot be written to. Libraries of Debian's that C, C++ and Rust programs need are there.
+    pub files: Vec<(PathBuf, String)>,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        Options {
+            kernel: "6.12",
+            memory: 256,
+            smp: 1,
+            files: Vec::new(),
+        }
+    }
+}
+
+/// A virtual machine that is up. Dropped, it is killed; it does not outlive the tests' process either.
+pub struct Guest {
+    control: Control,
+    machine: std::sync::Mutex<Machine>,
+    folder: PathBuf,
+    pid: u32,
+}
+
+impl Guest {
+    /// Says why there can be no guest here, if so.
+    pub fn available(kernel: &str) -> Result<(), String> {
+        Kit::find(kernel).map(drop)
+    }
+
+    /// Boots a guest. An error says why it cannot be tried here. Panics with the guest's words if it does not come up.
+    pub fn boot(options: &Options) -> Result<Guest, String> {
+        let kit = Kit::find(options.kernel)?;
+        let initramfs = initramfs::make(&kit, options.kernel, &options.files);
+        for _ in 1..BOOTS {
+            match Guest::try_boot(&kit, options, &initramfs) {
+                Ok(guest) => return Ok(guest),
+                Err(words) if words.contains(EMULATORS_FAULT) => {
+                    crate::remark("the guest's boot ended in the emulator's fault; once more");
+                }
+                Err(words) => panic!("{words}"),
+            }
+        }
+        let last = Guest::try_boot(&kit, options, &initramfs);
+        Ok(last.unwrap_or_else(|words| panic!("{words}")))
+    }
+
+    /// Boots once; an error holds what the guest and QEMU said.
+    fn try_boot(kit: &Kit, options: &Options, initramfs: &[u8]) -> Result<Guest, String> {
+        let machine = Machine::start(kit, options, initramfs);
+        let mut stream = None;
+        until(crate::PATIENCE, || {
+            stream = UnixStream::connect(machine.folder.join("control")).ok();
+            stream.is_some() || !machine.runs()
+        });
+        let Some(stream) = stream else {
+            return Err(words(&machine, "QEMU does not start"));
+        };
+        let control = Control::new(stream);
+        let deadline = std::time::Instant::now() + GUEST_PATIENCE;
+        while !control.wait_hello(0, Duration::from_millis(250)) {
+            let died = machine.console.so_far().iter().any(|line| is_death(line));
+            if died || !machine.runs() || std::time::Instant::now() > deadline {
+                return Err(words(&machine, "the guest does not come up"));
+            }
+        }
+        Ok(Guest {
+            control,
+            folder: machine.folder.clone(),
+            pid: machine.pid,
+            machine: std::sync::Mutex::new(machine),
+        })
+    }
+
+    /// Runs a shell script to its end. Panics if that does not come in [`GUEST_PATIENCE`].
+    pub fn run(&self, script: &str) -> Answer {
+        self.run_with(script, &[])
+    }
+
+    /// As [`Guest::run`], with a standard input.
+    pub fn run_with(&self, script: &str, input: &[u8]) -> Answer {
+        let id = self.control.send(script, input);
+        self.answer(id, script, GUEST_PATIENCE)
+    }
+
+    /// As [`Guest::run`], and panics if its exit code is not 0. Its standard output.
+    pub fn check(&self, script: &str) -> String {
+        let answer = self.run(script);
+        assert_eq!(answer.code, 0, "in the guest: {script}: {answer:?}");
+        answer.stdout
+    }
+
+    /// Writes a file in the guest, executable.
+    pub fn put(&self, content: &[u8], path: &str) {
+        let answer = self.run_with(&format!("cat >'{path}' && chmod 755 '{path}'"), content);
+        assert_eq!(answer.code, 0, "in the guest: {path}: {answer:?}");
+    }
+
+    /// Starts a program with its arguments, as a shell reads them, and does not wait for it.
+    pub fn start(&self, command: &str) -> Job<'_> {
+        Job::new(self, command)
+    }
+
+    fn answer(&self, id: u64, script: &str, patience: Duration) -> Answer {
+        self.control.answer(id, patience).unwrap_or_else(|| {
+            let machine = self.machine.lock().expect("no test broke it");
+            let words = words(&machine, "no answer from the guest");
+            // Its death is no reason to hide what it died of from the next test.
+            drop(machine);
+            panic!("{words}\n--- script\n{script}")
+        })
+    }
+
+    /// The Unix socket of its vsock: whoever connects to it and sends "CONNECT PORT\n" is connected to that port of the guest, after a
+    /// line "OK ...\n". What the guest sends to port P of CID 2 comes to this path with "_P" behind it.
+    pub fn vsock(&self) -> PathBuf {
+        self.folder.join("vsock")
+    }
+
+    /// The Unix socket of a serial port that is `/dev/virtio-ports/beeline` in the guest.
+    pub fn virtio_serial(&self) -> PathBuf {
+        self.folder.join("beeline")
+    }
+
+    /// The file that is its memory: guest-physical addresses are offsets, below 2 GiB.
+    pub fn memory_file(&self) -> PathBuf {
+        self.folder.join("memory")
+    }
+
+    /// The Unix socket of QEMU's monitor, for one connection at a time.
+    pub fn qmp(&self) -> PathBuf {
+        self.folder.join("qmp")
+    }
+
+    /// A folder that is removed with the guest, for sockets whose names begin with others than its own.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The id of QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The lines of its console so far.
+    pub fn console(&self) -> Vec<String> {
+        let machine = self.machine.lock().expect("no test broke it");
+        machine.console.so_far()
+    }
+
+    /// Has connections to an address on this machine's loopback go to a TCP port of the guest; that address.
+    pub fn forward_tcp(&self, port: u16) -> SocketAddr {
+        const TRIES: u32 = 8;
+        let mut said = String::new();
+        for _ in 0..TRIES {
+            // Free now; if somebody takes it before QEMU does, another.
+            let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|s| s.local_addr());
+            let address = free.expect("no free port");
+            let rule = format!("hostfwd_add tcp:127.0.0.1:{}-:{port}", address.port());
+            said = self.monitor("human-monitor-command", &json!({ "command-line": rule }));
+            if said == "\"\"" {
+                return address;
+            }
+        }
+        panic!("QEMU does not forward a port: {said}");
+    }
+
+    fn monitor(&self, command: &str, arguments: &Value) -> String {
+        let path = self.folder.join("qmp-tests");
+        let mut qmp = None;
+        // QEMU takes one connection at a time, and a moment to be free for the next.
+        until(crate::PATIENCE, || {
+            qmp = Qmp::connect(&path).ok();
+            qmp.is_some()
+        });
+        let mut qmp = qmp.expect("QEMU's monitor does not answer");
+        let answer = qmp.execute(command, arguments);
+        answer
+            .unwrap_or_else(|error| panic!("QEMU: {error}"))
+            .to_string()
+    }
+
+    /// Connects to a vsock port of the guest. None if nobody listens there.
+    pub fn connect_vsock(&self, port: u32) -> std::io::Result<UnixStream> {
+        let mut stream = UnixStream::connect(self.vsock())?;
+        stream.set_read_timeout(Some(crate::PATIENCE))?;
+        stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
+        let mut line = Vec::new();
+        while line.last() != Some(&b'\n') {
+            let mut byte = [0];
+            stream.read_exact(&mut byte)?;
+            line.extend(byte);
+        }
+        match line.starts_with(b"OK ") {
+            true => Ok(stream),
+            false => Err(std::io::Error::other(
+                String::from_utf8_lossy(&line).into_owned(),
+            )),
+        }
+    }
+
+    /// Resets it, as the button does, and waits until it is up again.
+    pub fn reboot(&self) {
+        let before = self.control.hellos();
+        self.monitor("system_reset", &json!({}));
+        let up = self.control.wait_hello(before, GUEST_PATIENCE);
+        let machine = self.machine.lock().expect("no test broke it");
+        assert!(
+            up,
+            "{}",
+            words(&machine, "the guest does not come up again")
+        );
+    }
+
+    /// Ends it as a cut of the power does.
+    pub fn kill(&self) {
+        self.machine.lock().expect("no test broke it").kill();
+    }
+}
+
+/// A line of the console after which nothing comes of a boot.
+fn is_death(line: &str) -> bool {
+    line.contains("Kernel panic") || line.contains(EMULATORS_FAULT)
+}
+
+fn words(machine: &Machine, what: &str) -> String {
+    let (console, errors) = (machine.console.so_far(), machine.errors.so_far());
+    let (console, errors) = (console.join("\n"), errors.join("\n"));
+    format!("{what}\n--- console\n{console}\n--- QEMU\n{errors}")
+}
