@@ -63,7 +63,7 @@ struct Outcome {
 /// By the words of the instruction set. A compare and exchange is predictable if r0 is known.
 fn expected_atomic(op: i32, wide: bool, old: u64, operand: u64, r0: Option<u64>) -> Outcome {
     let mask = if wide { u64::MAX } else { u64::from(u32::MAX) };
-    let (add, or, and, xor) = (ADD.into(), OR.into(), AND.into(), XOR.into());
+    let [add, or, and, xor] = [ADD, OR, AND, XOR].map(i32::from);
     let new = match op & !FETCH {
         op if op == add => old.wrapping_add(operand),
         op if op == or => old | operand,
