@@ -1,6 +1,8 @@
 //! What a section's name says about its programs: libbpf's table.
 //!
-//! A name in the table that ends in `+` may be followed by `/` and what to attach to; others stand for themselves only.
+//! A name in the table that ends in `+` may be followed by `/` and what to attach to; others stand for themselves. Before its
+//! version 1 libbpf took whatever began with one of the others, as Go's library still does, and their users have sections such
+//! as `tc/tail` and `xdp_drop`: so a name that is not in the table is taken for the longest that it begins with.
 
 /// What kind of program stands in a section.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -134,7 +136,12 @@ impl SectionKind {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
             None => name == known,
         };
+        let begins = |known: &str| !known.ends_with('+') && name.starts_with(known);
         let found = TABLE.iter().find(|(known, ..)| matches(known));
+        let found = found.or_else(|| {
+            let known = TABLE.iter().filter(|(known, ..)| begins(known));
+            known.max_by_key(|(known, ..)| known.len())
+        });
         found.map_or_else(Self::default, |&(_, prog_type, attach_type, flags)| Self {
             prog_type,
             expected_attach_type: attach_type,
@@ -158,9 +165,26 @@ mod tests {
         assert_eq!(of("uprobes/x"), (0, 0, 0));
         assert_eq!(of("xdp"), (6, 37, 0));
         assert_eq!(of("xdp.frags/devmap"), (6, 33, FRAGS));
-        assert_eq!(of("xdp/foo"), (0, 0, 0));
+        assert_eq!(of("kprobe_foo"), (0, 0, 0));
         assert_eq!(of("tp/sched/sched_switch"), (5, 0, 0));
         assert_eq!(of("syscall"), (31, 0, SLEEPABLE));
         assert_eq!(of(""), (0, 0, 0));
+    }
+
+    #[test]
+    fn other_names_are_taken_for_what_they_begin_with() {
+        let of = |name| {
+            let kind = SectionKind::of(name);
+            (kind.prog_type, kind.expected_attach_type)
+        };
+        assert_eq!(of("xdp/foo"), (6, 37));
+        assert_eq!(of("xdp_drop"), (6, 37));
+        assert_eq!(of("xdp/devmap/two"), (6, 33));
+        assert_eq!(of("tc/tail"), (3, 0));
+        assert_eq!(of("tc/ingress_main"), (3, 46));
+        assert_eq!(of("cgroup/sock2"), (9, 2));
+        assert_eq!(of("cgroup/skb/egress"), (8, 0));
+        assert_eq!(of("socket/http_filter"), (1, 0));
+        assert_eq!(of("sockets"), (1, 0));
     }
 }
