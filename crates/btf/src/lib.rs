@@ -121,6 +121,15 @@ pub struct Variable {
     pub size: u32,
 }
 
+/// A value of an enumeration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Enumerator<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// Its value; those of 32 bits with their sign extended.
+    pub value: u64,
+}
+
 /// A parameter of a function's prototype.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param<'a> {
@@ -293,6 +302,27 @@ impl<'a> Btf<'a> {
         })
     }
 
+    /// The values of an enumeration.
+    pub fn enumerators(&self, of: Type<'a>) -> impl Iterator<Item = Enumerator<'a>> + use<'a> {
+        let strings = self.strings;
+        let (rest, size) = match of.kind {
+            kind::ENUM => (of.rest, 8),
+            kind::ENUM64 => (of.rest, MEMBER),
+            _ => (&[][..], 8),
+        };
+        rest.chunks_exact(size).filter_map(move |it| {
+            let low = u32_at(it, 4)?;
+            let value = match u32_at(it, 8) {
+                Some(high) => u64::from(high) << 32 | u64::from(low),
+                None => i64::from(low.cast_signed()).cast_unsigned(),
+            };
+            Some(Enumerator {
+                name: string_at(strings, u32_at(it, 0)?)?,
+                value,
+            })
+        })
+    }
+
     /// The members of a structure or union that begin at whole bytes, or the variables of a section.
     pub fn members(&self, of: Type<'a>) -> impl Iterator<Item = Member<'a>> + '_ {
         let (members, variables) = match of.kind {
@@ -439,6 +469,12 @@ impl Type<'_> {
     pub fn int_encoding(&self) -> Option<u32> {
         let word = (self.kind == kind::INT).then(|| u32_at(self.rest, 0))??;
         Some(word >> 24 & 0xf)
+    }
+
+    /// At which bit of its bytes an integer begins, as old compilers described bit fields; else 0.
+    pub fn int_bit_offset(&self) -> Option<u32> {
+        let word = (self.kind == kind::INT).then(|| u32_at(self.rest, 0))??;
+        Some(word >> 16 & 0xff)
     }
 
     /// An array's element type and count.

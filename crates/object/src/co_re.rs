@@ -1,261 +1,457 @@
 //! Relocations of fields, types and enumerators to the kernel at hand ("CO-RE").
 //!
-//! aya-obj does them, on whole object files; and it refuses files for reasons that are none here, such as a section's name. So
-//! it is given a file of its own kind, made for the purpose: the sections of code under names that it takes, the types, and
-//! the relocations. It fails where the kernel lacks a type whose size or number is asked for, which is 0 then to libbpf; so that
-//! is found out first.
+//! An instruction with such a relocation holds a number that was right for the types that the program was compiled with: where a
+//! field is, how large a type, what an enumerator's value. The relocation says what the number stands for, and it is put in anew by
+//! the kernel's types. These are looked for by name; what comes behind three underscores in a name is the program's own
+//! ("flavors": `task_struct___old`). Of several types of a name all that fit must say the same.
+//!
+//! Rules and names are those of libbpf (`relo_core.c`). What cannot be relocated becomes a call of a function that there is not, so
+//! a program may hold it where it never comes by; libbpf refuses the file for some such instructions.
 
-use std::error::Error as _;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+mod spec;
+mod types;
+mod value;
 
+use std::collections::HashMap;
+
+use beeline_btf::{Btf, Type, kind};
+use beeline_isa::opcode::{CALL, JMP};
 use beeline_isa::{INSN_BYTES, Insn};
-use object::write::{Object, Symbol, SymbolSection};
-use object::{
-    Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope,
-};
 
 use crate::Error;
 use crate::elf::Elf;
 use crate::ext::{Ext, word};
 use crate::kernel::Kernel;
+use spec::Spec;
+use value::Number;
 
 /// Bytes of `struct bpf_core_relo`: offset in the section, type, access, kind.
 const RELOCATION: usize = 16;
-/// `BPF_CORE_TYPE_ID_TARGET`, `BPF_CORE_TYPE_EXISTS` and `BPF_CORE_TYPE_SIZE`.
-const TYPE_ID: u8 = 7;
-const TYPE_EXISTS: u8 = 8;
-const TYPE_SIZE: u8 = 9;
-/// Bytes of BTF's header, as far as it is used.
-const BTF_HEADER: usize = 24;
-/// Where the header says how long the strings are.
-const STRINGS_LEN: usize = 20;
+/// The function that libbpf puts into instructions which it could not relocate.
+const POISON: i32 = 0x0bad_2310;
 
-type Record = [u8; RELOCATION];
+/// `enum bpf_core_relo_kind`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    FieldOffset,
+    FieldSize,
+    FieldExists,
+    FieldSigned,
+    FieldLeftShift,
+    FieldRightShift,
+    LocalType,
+    TargetType,
+    TypeExists,
+    TypeSize,
+    EnumeratorExists,
+    EnumeratorValue,
+    TypeMatches,
+}
 
-/// Relocations by section.
-type Records = Vec<(usize, Vec<Record>)>;
+/// Something about a relocation makes no sense, or has more than one answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Senseless;
 
-/// Relocates the code of all sections, which is by section number; `btf` is the file's own type information.
+type Sensible<T> = Result<T, Senseless>;
+
+/// A relocation.
+#[derive(Debug, Clone, Copy)]
+struct Relocation<'a> {
+    /// Of its instruction, in its section.
+    slot: usize,
+    /// In the file's types.
+    type_id: u32,
+    /// Numbers with colons between them.
+    access: &'a [u8],
+    what: What,
+}
+
+/// Types that have a name, without the program's own part of it.
+type Candidates = HashMap<(Vec<u8>, u8), Vec<u32>>;
+
+/// Relocates the code of all sections, which is by section number; `btf` are the file's own types.
 pub(crate) fn relocate(
     elf: &Elf<'_>,
     code: &mut [Vec<Insn>],
-    btf: &[u8],
+    btf: Option<&Btf<'_>>,
     ext: &Ext<'_>,
     kernel: &dyn Kernel,
 ) -> Result<(), Error> {
-    let records = records(elf, code, ext)?;
-    if records.is_empty() {
+    let Some(btf) = btf else {
+        return Ok(());
+    };
+    let relocations = relocations(elf, code, btf, ext)?;
+    if relocations
+        .iter()
+        .all(|(_, of_section)| of_section.is_empty())
+    {
         return Ok(());
     }
     let kernel = kernel.btf().ok_or(Error::NoKernelBtf)?;
-    // aya-obj was written for files that a compiler made.
-    let outcome = catch_unwind(AssertUnwindSafe(|| apply(code, btf, records, kernel)));
-    outcome.map_err(|_| Error::Core("the relocations make no sense".into()))?
+    let kernel = Btf::parse(kernel).ok_or(Error::Core("the kernel's BTF is broken".into()))?;
+    let all = relocations.iter().flat_map(|(_, of_section)| of_section);
+    let by_name = candidates(btf, &kernel, all);
+    // By the file's types: those that fitted all relocations so far.
+    let mut fitting = HashMap::new();
+    for (section, of_section) in &relocations {
+        for relocation in of_section {
+            let number = resolve(btf, &kernel, relocation, &by_name, &mut fitting);
+            let insns = code
+                .get_mut(*section)
+                .and_then(|it| it.get_mut(relocation.slot..));
+            let insns = insns.unwrap_or_default();
+            if !number.is_ok_and(|number| patch(insns, &number)) {
+                poison(insns);
+            }
+        }
+    }
+    Ok(())
 }
 
-/// The file's relocations, which are all of instructions that there are.
-fn records(elf: &Elf<'_>, code: &[Vec<Insn>], ext: &Ext<'_>) -> Result<Records, Error> {
-    let mut all = Records::new();
+/// The relocations of each section, which are all of instructions that there are.
+fn relocations<'a>(
+    elf: &Elf<'_>,
+    code: &[Vec<Insn>],
+    btf: &Btf<'a>,
+    ext: &Ext<'_>,
+) -> Result<Vec<(usize, Vec<Relocation<'a>>)>, Error> {
+    let mut all = Vec::new();
     for (number, insns) in code.iter().enumerate().filter(|(_, it)| !it.is_empty()) {
         let name = elf.sections.get(number).map(|section| section.name);
+        let parts = ext.core.iter();
         let mut of_section = Vec::new();
-        for part in ext
-            .core
-            .iter()
-            .filter(|it| Some(it.section.as_str()) == name)
-        {
-            let is_inside = |record: &Record| {
-                let at = place(record);
-                at.is_multiple_of(INSN_BYTES) && at / INSN_BYTES < insns.len()
-            };
-            let (records, []) = part.records.as_chunks() else {
+        for part in parts.filter(|it| Some(it.section.as_str()) == name) {
+            if part.size < RELOCATION {
                 return Err(Error::Core("their size is not the known one".into()));
-            };
-            if part.size != RELOCATION || !records.iter().all(is_inside) {
-                return Err(Error::Core("one is of no instruction".into()));
             }
-            of_section.extend_from_slice(records);
+            for record in part.records.chunks_exact(part.size) {
+                let relocation = Relocation::of(record, btf)
+                    .ok_or_else(|| Error::Core("one is of an unknown kind".into()))?;
+                if relocation.slot >= insns.len() {
+                    return Err(Error::Core("one is of no instruction".into()));
+                }
+                of_section.push(relocation);
+            }
         }
-        if !of_section.is_empty() {
-            all.push((number, of_section));
-        }
+        all.push((number, of_section));
     }
     Ok(all)
 }
 
-/// Bytes from its section's start to the instruction that a relocation is of.
-fn place(record: &Record) -> usize {
-    word(record, 0).unwrap_or(u32::MAX) as usize
+impl<'a> Relocation<'a> {
+    fn of(record: &[u8], btf: &Btf<'a>) -> Option<Self> {
+        let at = word(record, 0)? as usize;
+        let what = match word(record, 12)? {
+            0 => What::FieldOffset,
+            1 => What::FieldSize,
+            2 => What::FieldExists,
+            3 => What::FieldSigned,
+            4 => What::FieldLeftShift,
+            5 => What::FieldRightShift,
+            6 => What::LocalType,
+            7 => What::TargetType,
+            8 => What::TypeExists,
+            9 => What::TypeSize,
+            10 => What::EnumeratorExists,
+            11 => What::EnumeratorValue,
+            12 => What::TypeMatches,
+            _ => return None,
+        };
+        at.is_multiple_of(INSN_BYTES).then_some(Self {
+            slot: at / INSN_BYTES,
+            type_id: word(record, 4)?,
+            access: btf.string(word(record, 8)?)?,
+            what,
+        })
+    }
 }
 
-/// What kind a relocation is of, to be changed.
-fn kind(record: &mut Record) -> &mut u8 {
-    let [.., kind, _, _, _] = record;
-    kind
+impl What {
+    fn is_of_type(self) -> bool {
+        matches!(
+            self,
+            Self::LocalType
+                | Self::TargetType
+                | Self::TypeExists
+                | Self::TypeSize
+                | Self::TypeMatches
+        )
+    }
+
+    fn is_of_enumerator(self) -> bool {
+        matches!(self, Self::EnumeratorExists | Self::EnumeratorValue)
+    }
 }
 
-fn apply(
-    code: &mut [Vec<Insn>],
-    btf: &[u8],
-    mut records: Records,
-    kernel: &[u8],
-) -> Result<(), Error> {
-    // Of a type that aya-obj does not export.
-    let little = aya_obj::Object::parse(&file_for_aya(&[], btf, &Records::new())?)
-        .map_err(|error| Error::Core(error.to_string()))?
-        .endianness;
-    let kernel = aya_obj::btf::Btf::parse(kernel, little)
-        .map_err(|error| Error::Core(format!("the kernel's BTF: {error}")))?;
-    zero_absent_types(code, btf, &mut records, &kernel)?;
-    for (section, insns) in relocated(code, btf, &records, &kernel)? {
-        if let Some(place) = code.get_mut(section) {
-            *place = insns;
+/// A name without what is the program's own: what comes behind the last three underscores that have something else on
+/// both sides.
+fn essential(name: &[u8]) -> &[u8] {
+    let is_separator =
+        |it: &[u8]| matches!(it, [x, b'_', b'_', b'_', y] if *x != b'_' && *y != b'_');
+    let last = name.windows(5).rposition(is_separator);
+    last.map_or(name, |at| name.get(..=at).unwrap_or(name))
+}
+
+/// Enumerations of both sizes are alike.
+fn comparable(kind: u8) -> u8 {
+    if kind == kind::ENUM64 {
+        kind::ENUM
+    } else {
+        kind
+    }
+}
+
+fn are_comparable(one: Type<'_>, other: Type<'_>) -> bool {
+    comparable(one.kind) == comparable(other.kind)
+}
+
+/// What a type is behind its names and qualifiers; `void` has number 0.
+fn bare<'a>(btf: &Btf<'a>, mut id: u32) -> Sensible<(u32, Type<'a>)> {
+    // More than any compiler puts one upon another.
+    for _ in 0..64 {
+        if id == 0 {
+            return Ok((0, Type::VOID));
+        }
+        let it = btf.get(id).ok_or(Senseless)?;
+        match it.kind {
+            kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
+                id = it.refers_to();
+            }
+            _ => return Ok((id, it)),
         }
     }
-    Ok(())
+    Err(Senseless)
 }
 
-/// Asks first if types are there whose size or number is wanted; puts 0 and drops the relocation if not.
-fn zero_absent_types(
-    code: &mut [Vec<Insn>],
-    btf: &[u8],
-    records: &mut Records,
-    kernel: &aya_obj::btf::Btf,
-) -> Result<(), Error> {
-    let needs_type = |record: &Record| matches!(*kind(&mut { *record }), TYPE_ID | TYPE_SIZE);
-    let questions: Records = records
-        .iter()
-        .map(|(section, of_section)| {
-            let mut asked: Vec<_> = of_section.iter().copied().filter(needs_type).collect();
-            asked.iter_mut().for_each(|it| *kind(it) = TYPE_EXISTS);
-            (*section, asked)
-        })
-        .filter(|(_, asked)| !asked.is_empty())
-        .collect();
-    if questions.is_empty() {
-        return Ok(());
+/// The kernel's types by the names that relocations have, in one pass over its types.
+fn candidates<'a>(
+    btf: &Btf<'_>,
+    kernel: &Btf<'_>,
+    relocations: impl Iterator<Item = &'a Relocation<'a>>,
+) -> Candidates {
+    let mut found = Candidates::new();
+    for relocation in relocations {
+        if let Some(it) = btf.get(relocation.type_id).filter(|it| !it.name.is_empty()) {
+            found.insert(
+                (essential(it.name).to_vec(), comparable(it.kind)),
+                Vec::new(),
+            );
+        }
     }
-    let answers = relocated(code, btf, &questions, kernel)?;
-    for (section, of_section) in records {
-        let answers = answers.iter().find(|(of, _)| of == section);
-        let (Some((_, answers)), Some(insns)) = (answers, code.get_mut(*section)) else {
+    let names: std::collections::HashSet<Vec<u8>> =
+        found.keys().map(|(name, _)| name.clone()).collect();
+    for id in 1..kernel.len() {
+        let Some(it) = kernel.get(id).filter(|it| !it.name.is_empty()) else {
             continue;
         };
-        of_section.retain(|record| {
-            let slot = place(record) / INSN_BYTES;
-            let is_absent = needs_type(record) && answers.get(slot).is_some_and(|it| it.imm == 0);
-            if is_absent {
-                let wide = insns.get(slot).is_some_and(|insn| insn.is_imm64());
-                let slots = insns.iter_mut().skip(slot).take(if wide { 2 } else { 1 });
-                slots.for_each(|insn| insn.imm = 0);
-            }
-            !is_absent
-        });
+        let name = essential(it.name);
+        if names.contains(name)
+            && let Some(place) = found.get_mut(&(name.to_vec(), comparable(it.kind)))
+        {
+            place.push(id);
+        }
     }
-    Ok(())
+    found
 }
 
-/// The relocated code of each section that has relocations.
-fn relocated(
-    code: &[Vec<Insn>],
-    btf: &[u8],
-    records: &Records,
-    kernel: &aya_obj::btf::Btf,
-) -> Result<Vec<(usize, Vec<Insn>)>, Error> {
-    let file = file_for_aya(code, btf, records)?;
-    let mut object =
-        aya_obj::Object::parse(&file).map_err(|error| Error::Core(error.to_string()))?;
-    object.relocate_btf(kernel).map_err(|error| {
-        let cause = error.source().map(ToString::to_string);
-        Error::Core(cause.unwrap_or_else(|| error.to_string()))
-    })?;
-    let insn = |it: &aya_obj::generated::bpf_insn| Insn {
-        code: it.code,
-        dst: it.dst_reg(),
-        src: it.src_reg(),
-        off: it.off,
-        imm: it.imm,
-    };
-    let functions = object.functions.into_values().filter_map(|it| {
-        let section = it.name.strip_prefix(SYMBOL)?.parse().ok()?;
-        Some((section, it.instructions.iter().map(insn).collect()))
+/// What is to be put into a relocation's instruction.
+fn resolve(
+    btf: &Btf<'_>,
+    kernel: &Btf<'_>,
+    relocation: &Relocation<'_>,
+    by_name: &Candidates,
+    fitting: &mut HashMap<u32, Vec<u32>>,
+) -> Sensible<Number> {
+    let local = Spec::of(btf, relocation)?;
+    if relocation.what == What::LocalType {
+        return Ok(Number::unchecked(relocation.type_id.into()));
+    }
+    let root = btf.get(relocation.type_id).ok_or(Senseless)?;
+    if root.name.is_empty() {
+        return Err(Senseless);
+    }
+    let candidates = fitting.entry(relocation.type_id).or_insert_with(|| {
+        let key = (essential(root.name).to_vec(), comparable(root.kind));
+        by_name.get(&key).cloned().unwrap_or_default()
     });
-    Ok(functions.collect())
-}
-
-/// With a section's number, the name of its code.
-const SYMBOL: &str = "code";
-
-fn file_for_aya(code: &[Vec<Insn>], btf: &[u8], records: &Records) -> Result<Vec<u8>, Error> {
-    let mut file = Object::new(BinaryFormat::Elf, Architecture::Bpf, Endianness::Little);
-    let (mut names, mut relocations) = (Names::after(btf)?, Vec::new());
-    for (number, records) in records {
-        let insns = code.get(*number).map_or(&[][..], Vec::as_slice);
-        let bytes: Vec<u8> = insns.iter().flat_map(|insn| insn.encode()).collect();
-        let section = format!("uprobe/{number}");
-        let head = [names.add(&section), records.len() as u32];
-        relocations.extend(head.map(u32::to_le_bytes).concat());
-        relocations.extend(records.concat());
-        let size = bytes.len() as u64;
-        let id = file.add_section(Vec::new(), section.into_bytes(), SectionKind::Text);
-        file.set_section_data(id, bytes, 8);
-        file.add_symbol(Symbol {
-            name: format!("{SYMBOL}{number}").into_bytes(),
-            value: 0,
-            size,
-            kind: SymbolKind::Text,
-            scope: SymbolScope::Dynamic,
-            weak: false,
-            section: SymbolSection::Section(id),
-            flags: SymbolFlags::None,
-        });
-    }
-    for (name, data) in [(".BTF", names.btf), (".BTF.ext", ext_of(&relocations))] {
-        let id = file.add_section(Vec::new(), name.into(), SectionKind::Other);
-        file.set_section_data(id, data, 4);
-    }
-    file.write().map_err(|error| Error::Core(error.to_string()))
-}
-
-/// `.BTF.ext` with these relocations and nothing else.
-fn ext_of(relocations: &[u8]) -> Vec<u8> {
-    let len = relocations.len() as u32 + 4;
-    // Magic and version, the header's length, places and lengths of the three parts, the size of a record.
-    let header = [0x0001_eb9f, 32, 0, 0, 0, 0, 0, len, RELOCATION as u32];
-    let mut ext = header.map(u32::to_le_bytes).concat();
-    ext.extend(relocations);
-    ext
-}
-
-/// Type information with more strings.
-struct Names {
-    btf: Vec<u8>,
-}
-
-impl Names {
-    /// The strings have to be the last section, as compilers have it.
-    fn after(btf: &[u8]) -> Result<Self, Error> {
-        let field = |at| word(btf, at).map(|word| word as usize);
-        let end = || {
-            let strings = field(4)?.checked_add(field(16)?)?;
-            strings.checked_add(field(STRINGS_LEN)?)
+    let mut found: Option<(Number, u64)> = None;
+    let mut fit = Vec::new();
+    for &candidate in candidates.iter() {
+        let Some(target) = spec::matching(btf, &local, kernel, candidate)? else {
+            continue;
         };
-        if field(4) < Some(BTF_HEADER) || end() != Some(btf.len()) {
-            let why = "the strings of .BTF are not its last part";
-            return Err(Error::Core(why.into()));
+        let number = value::number(btf, &local, Some((kernel, &target)))?;
+        match &found {
+            None => found = Some((number, target.bit_offset)),
+            Some((first, bit_offset)) => {
+                let agree = number.new == first.new && target.bit_offset == *bit_offset;
+                agree.then_some(()).ok_or(Senseless)?;
+            }
         }
-        Ok(Self { btf: btf.to_vec() })
+        fit.push(candidate);
+    }
+    match found {
+        Some((number, _)) => {
+            *candidates = fit;
+            Ok(number)
+        }
+        None => value::number(btf, &local, None),
+    }
+}
+
+const CLASS: u8 = 7;
+const LD: u8 = 0;
+const LDX: u8 = 1;
+const ST: u8 = 2;
+const STX: u8 = 3;
+const ALU: u8 = 4;
+const ALU64: u8 = 7;
+/// `BPF_X`: the operand is a register.
+const REGISTER: u8 = 8;
+/// `BPF_SIZE`.
+const SIZE: u8 = 0x18;
+
+/// Puts a number into an instruction, if it is one that can take it and holds what the file's types say.
+fn patch(insns: &mut [Insn], number: &Number) -> bool {
+    let [insn, rest @ ..] = insns else {
+        return false;
+    };
+    let Some(new) = number.new else {
+        return false;
+    };
+    let holds = |held: u64| number.old.is_none_or(|old| held == old);
+    let extended = |held: i64| held.cast_unsigned();
+    match insn.code & CLASS {
+        ALU | ALU64 if insn.code & REGISTER == 0 && holds(extended(insn.imm.into())) => {
+            insn.imm = new as i32; // numbers that need more are in wide instructions
+            true
+        }
+        LDX | ST | STX if holds(extended(insn.off.into())) => {
+            let Some(off) = i16::try_from(new).ok().filter(|_| number.may_load) else {
+                return false;
+            };
+            if number.old_size != number.new_size {
+                let (old, new) = (size_bits(number.old_size), size_bits(number.new_size));
+                let (Some(old), Some(new)) = (old, new) else {
+                    return false;
+                };
+                if insn.code & SIZE != old {
+                    return false;
+                }
+                insn.code = insn.code & !SIZE | new;
+            }
+            insn.off = off;
+            true
+        }
+        LD if insn.is_imm64() && insn.src == 0 => {
+            let Some(second) = rest.first_mut() else {
+                return false;
+            };
+            let (low, high) = (insn.imm.cast_unsigned(), second.imm.cast_unsigned());
+            if !holds(u64::from(high) << 32 | u64::from(low)) {
+                return false;
+            }
+            insn.imm = new as i32;
+            second.imm = (new >> 32) as i32;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// The bits of an instruction's code that stand for a size in bytes.
+fn size_bits(bytes: u32) -> Option<u8> {
+    match bytes {
+        8 => Some(0x18),
+        4 => Some(0),
+        2 => Some(0x08),
+        1 => Some(0x10),
+        _ => None,
+    }
+}
+
+/// Whoever comes to this instruction is refused.
+fn poison(insns: &mut [Insn]) {
+    let slots = match insns.first() {
+        Some(insn) if insn.is_imm64() => 2,
+        _ => 1,
+    };
+    for insn in insns.iter_mut().take(slots) {
+        *insn = Insn {
+            code: JMP | CALL,
+            dst: 0,
+            src: 0,
+            off: 0,
+            imm: POISON,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_behind_three_underscores_is_the_programs_own() {
+        let essential =
+            |name: &str| String::from_utf8(essential(name.as_bytes()).to_vec()).unwrap();
+        assert_eq!(essential("task_struct"), "task_struct");
+        assert_eq!(essential("task_struct___old"), "task_struct");
+        assert_eq!(essential("a___b___c"), "a___b");
+        assert_eq!(essential("a____b"), "a____b");
+        assert_eq!(essential("a___"), "a___");
+        assert_eq!(essential("___a"), "___a");
     }
 
-    /// Gives the string's offset.
-    fn add(&mut self, name: &str) -> u32 {
-        let offset = word(&self.btf, STRINGS_LEN).unwrap_or(0);
-        self.btf.extend(name.as_bytes());
-        self.btf.push(0);
-        let len = offset + name.len() as u32 + 1;
-        if let Some(place) = self.btf.get_mut(STRINGS_LEN..STRINGS_LEN + 4) {
-            place.copy_from_slice(&len.to_le_bytes());
-        }
-        offset
+    #[test]
+    fn an_instruction_that_holds_something_else_is_left_to_be_poisoned() {
+        let add = Insn {
+            code: 0x07,
+            dst: 1,
+            src: 0,
+            off: 0,
+            imm: 8,
+        };
+        let number = Number {
+            old: Some(8),
+            ..Number::unchecked(16)
+        };
+        let mut insns = [add];
+        assert!(patch(&mut insns, &number));
+        assert_eq!(insns[0].imm, 16);
+        assert!(!patch(&mut insns, &number));
+        poison(&mut insns);
+        assert_eq!((insns[0].code, insns[0].imm), (0x85, POISON));
+    }
+
+    #[test]
+    fn a_load_takes_the_fields_new_size() {
+        let load = Insn {
+            code: 0x61,
+            dst: 1,
+            src: 2,
+            off: 4,
+            imm: 0,
+        };
+        let number = Number {
+            old: Some(4),
+            old_size: 4,
+            new_size: 8,
+            ..Number::unchecked(40)
+        };
+        let mut insns = [load];
+        assert!(patch(&mut insns, &number));
+        assert_eq!((insns[0].code, insns[0].off), (0x79, 40));
+        let mut insns = [load];
+        let odd = Number {
+            new_size: 3,
+            ..number
+        };
+        assert!(!patch(&mut insns, &odd));
+        let unlike = Number {
+            may_load: false,
+            ..number
+        };
+        assert!(!patch(&mut insns, &unlike));
     }
 }

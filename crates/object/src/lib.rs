@@ -5,13 +5,8 @@
 //! with; relocates fields to the kernel at hand; appends called functions to each program; and resolves references. Where libbpf
 //! puts a map's descriptor, an instruction here has the map's place in [`Object::maps`].
 //!
-//! The relocations of fields are done by aya-obj. The rest is here because aya-obj does not do it: section names that it has no
-//! program type for, several kinds of a program in one file, the kernel's configuration, kernel symbols, elements that maps
-//! begin with, functions outside `.text`, and source lines of the linked program.
-//!
 //! Files are not trusted: whatever the bytes, the answer is an [`Object`] or an [`Error`]. Not supported are big-endian files,
-//! maps of the `.struct_ops` sections (their programs are there), functions of kernel modules, `/proc/config.gz`, and the
-//! relocation of `bpf_core_type_matches`.
+//! maps of the `.struct_ops` sections (their programs are there), and functions and types of kernel modules.
 
 mod attach;
 mod co_re;
@@ -165,7 +160,7 @@ impl Object {
             _ => Ext::default(),
         };
         let mut code = code(&elf)?;
-        co_re::relocate(&elf, &mut code, btf_data, &ext, kernel)?;
+        co_re::relocate(&elf, &mut code, btf.as_ref(), &ext, kernel)?;
         let functions = link::functions(&elf, &code)?;
         let mut maps = maps::Maps::of(&elf, btf.as_ref())?;
         let (externs, options) = externs::resolve(&elf, btf.as_ref(), kernel, &mut maps.all)?;

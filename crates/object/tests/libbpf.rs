@@ -1,6 +1,6 @@
 //! What libbpf hands to the kernel for an object file, and what this crate makes of it, are the same.
 //!
-//! The files are those inside the programs of libbpf-tools, and some that test what those do not have. The tests need clang,
+//! The files are those inside the programs of libbpf-tools, and some that test what those do not have. The tests need clang 19,
 //! libbpf-dev and root; `oracle.c` asks libbpf.
 
 use std::collections::HashMap;
@@ -352,7 +352,8 @@ fn compiled(source: &Path) -> PathBuf {
             .to_str()
             .unwrap(),
     );
-    let done = Command::new("clang")
+    // Older ones cannot ask if a type matches.
+    let done = Command::new("clang-19")
         .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-c", "-o"])
         .args([&object, source])
         .arg("-I/usr/include/x86_64-linux-gnu")
