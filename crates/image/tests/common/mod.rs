@@ -19,6 +19,8 @@ pub struct Environment {
     values: Vec<usize>,
     argument: *mut u8,
     _slot: Box<Slot>,
+    /// What others would lease; whoever waits for a lock looks at them.
+    slots: Vec<Slot>,
     control: Box<Control>,
     _session: Box<Session>,
 }
@@ -58,6 +60,7 @@ impl Environment {
             values: Vec::new(),
             argument: std::ptr::null_mut(),
             _slot: slot,
+            slots: Vec::new(),
             control,
             _session: session,
         }
@@ -145,6 +148,10 @@ impl Environment {
     /// What programs see as their CPU, of so many.
     pub fn set_cpu(&mut self, cpu: u32, cpus: u32) {
         (self.context.cpu, self.target.cpus) = (cpu, cpus);
+        // SAFETY: integers, pointers and atomics, for which zero is good.
+        self.slots
+            .resize_with(cpus as usize, || unsafe { std::mem::zeroed() });
+        self.target.slots = self.slots.as_mut_ptr();
     }
 
     /// What programs see of what they are attached to.
