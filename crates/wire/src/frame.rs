@@ -80,6 +80,7 @@ mod tests {
             command: 1,
             attr: vec![7; bytes],
             parts: Vec::new(),
+            signature: Vec::new(),
         };
         HostMessage {
             id: 3,

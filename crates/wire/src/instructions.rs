@@ -1,5 +1,7 @@
 //! Where instructions name objects by descriptors.
 
+use sha2::{Digest, Sha256};
+
 use crate::layout::{number_at, put_number};
 
 /// Bytes of an instruction.
@@ -49,6 +51,46 @@ fn named(insns: &[u8]) -> impl Iterator<Item = Named> + '_ {
             _ => None,
         }
     })
+}
+
+/// What an instruction calls, of that which is none of the program's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Called {
+    /// A helper, by its number.
+    Helper(u32),
+    /// A function of the kernel's.
+    Function {
+        /// The number of its type.
+        id: u32,
+        /// Whose types: 0 for the kernel's own, else an index into the array of descriptors.
+        module: u32,
+    },
+}
+
+/// What the instructions call, as often as they do.
+pub fn calls(insns: &[u8]) -> impl Iterator<Item = Called> + '_ {
+    let mut second_half = false;
+    insns.chunks_exact(INSN).filter_map(move |insn| {
+        if std::mem::take(&mut second_half) {
+            return None;
+        }
+        second_half = insn[0] == LD_IMM64;
+        match (insn[0], insn[1] >> 4) {
+            (CALL, 0) => Some(Called::Helper(number_at(insn, 4))),
+            (CALL, KERNEL_FUNCTION) => Some(Called::Function {
+                id: number_at(insn, 4),
+                module: number_at(insn, 0) >> 16,
+            }),
+            _ => None,
+        }
+    })
+}
+
+/// What a signature of a program is made over: the SHA-256 of its instructions, with 0 in place of each descriptor and handle.
+pub fn digest(insns: &[u8]) -> [u8; 32] {
+    let mut insns = insns.to_vec();
+    let Ok(()) = replace_objects(&mut insns, |_| Ok::<_, std::convert::Infallible>(0));
+    Sha256::digest(&insns).into()
 }
 
 /// Replaces every descriptor by what `other` gives for it.
@@ -115,6 +157,28 @@ mod tests {
         assert_eq!(number_at(&insns, 4), 105);
         assert_eq!(number_at(&insns, 12), 77);
         assert_eq!(number_at(&insns, 8 * 8 + 4), 106);
+    }
+
+    #[test]
+    fn calls_are_found_and_digests_know_no_descriptors() {
+        let with = |fd| {
+            let parts = [
+                insn(LD_IMM64, MAP_FD, 0, fd),
+                // The second half looks like a call.
+                insn(CALL, 0, 0, 0),
+                insn(CALL, 0, 0, 12),
+                insn(CALL, 1, 0, 3),
+                insn(CALL, KERNEL_FUNCTION, 2, 40),
+            ];
+            parts.concat()
+        };
+        let called: Vec<Called> = calls(&with(5)).collect();
+        let function = Called::Function { id: 40, module: 2 };
+        assert_eq!(called, [Called::Helper(12), function]);
+        assert_eq!(digest(&with(5)), digest(&with(6)));
+        let mut other = with(5);
+        other[20] += 1;
+        assert_ne!(digest(&other), digest(&with(5)));
     }
 
     #[test]

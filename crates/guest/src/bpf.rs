@@ -1,0 +1,252 @@
+//! `bpf(2)` for a host: what the policy says, the call, and the new object.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use beeline_wire::info::Kind;
+use beeline_wire::layout::{MapFacts, command, layout, number_at, put_number};
+use beeline_wire::messages::{Bpf, BpfDone};
+use rustix::io::Errno;
+use serde_json::json;
+
+use crate::call::{Call, Returned};
+use crate::handles::{Object, info, returned_fd};
+use crate::places;
+use crate::policy::Share;
+use crate::refusal::Refusal;
+use crate::session::Session;
+use crate::sys::{self, Attr};
+
+/// Offsets in the attribute of `BPF_PROG_LOAD`.
+const INSNS: u32 = 8;
+const NAME: std::ops::Range<usize> = 48..64;
+/// Of `struct bpf_btf_info`: is it the kernel's own?
+const KERNEL_BTF: usize = 28;
+/// A program for more places than this is not written down with all of them.
+const PLACES: usize = 16;
+
+/// Carries out a command.
+pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
+    let number = request.command;
+    if number == command::OBJ_GET_INFO_BY_FD {
+        return crate::info::get(request, &session.handles);
+    }
+    let layout = layout(number, &request.attr).ok_or_else(|| {
+        let why = format!("bpf command {number} is not carried out in guests");
+        Refusal::new(libc::EOPNOTSUPP, why)
+    })?;
+    if let Some(kind) = listed(number)
+        && !session.host.policy.objects.foreign
+    {
+        return next_own(session, &request, kind);
+    }
+    let loads = number == command::PROG_LOAD;
+    if loads {
+        check_program(session, &mut request)?;
+    }
+    let share = made_map(session, &request)?;
+    let attr = request.attr.clone();
+    let mut call = Call::new(
+        request,
+        layout,
+        &session.handles,
+        session.host.facts.possible_cpus,
+    )?;
+    let place = loads.then(|| places::of_program(&call)).flatten();
+    let attaches = matches!(number, command::LINK_CREATE | command::RAW_TRACEPOINT_OPEN);
+    let mut places = Vec::new();
+    if attaches {
+        places = places::of_link(number, &mut call)?;
+        for place in &places {
+            session.host.policy.attach(place)?;
+        }
+    } else if let Some(place) = &place {
+        session.host.policy.attach(place)?;
+    }
+    let program = attaches.then(|| program_of(number, &call)).flatten();
+    let kind = call.kind();
+    let outcome = call.make();
+    let mut done = BpfDone {
+        attr: outcome.attr,
+        parts: outcome.parts,
+        ..BpfDone::default()
+    };
+    let mut id = 0;
+    match outcome.returned {
+        Err(errno) => done.errno = errno.raw_os_error() as u32,
+        Ok(Returned::Value(value)) => done.value = value,
+        Ok(Returned::Made(fd)) => {
+            let mut object = Object::new(fd, kind, place.clone())?;
+            object.share = share;
+            id = object.id;
+            check_foreign(session, number, &object)?;
+            done.handle = session.handles.add(object)?;
+        }
+    }
+    if loads {
+        let name = attr.get(NAME).unwrap_or_default();
+        let name: Vec<u8> = name.iter().copied().take_while(|byte| *byte != 0).collect();
+        session.audit(
+            "load",
+            json!({
+                "type": places::program_type(number_at(&attr, 0)),
+                "name": String::from_utf8_lossy(&name),
+                "place": place,
+                "id": id,
+                "errno": done.errno,
+            }),
+        );
+    } else if attaches {
+        session.audit(
+            "attach",
+            json!({
+                "places": places.iter().take(PLACES).collect::<Vec<_>>(),
+                "more": places.len().saturating_sub(PLACES),
+                "program": program,
+                "errno": done.errno,
+            }),
+        );
+    }
+    Ok(done)
+}
+
+fn program_of(number: u32, call: &Call) -> Option<u32> {
+    let at = if number == command::LINK_CREATE { 0 } else { 8 };
+    call.object(number_at(call.attr(), at))
+        .map(|program| program.id)
+}
+
+fn check_program(session: &Session, request: &mut Bpf) -> Result<(), Refusal> {
+    let signature = std::mem::take(&mut request.signature);
+    let insns = request.parts.iter().find(|part| part.at == INSNS);
+    let insns = insns.map_or(&[][..], |part| &part.data);
+    let kind = number_at(&request.attr, 0);
+    session.host.policy.program(kind, insns, &signature)
+}
+
+/// What a new map will take, if the request makes one.
+fn made_map(session: &Session, request: &Bpf) -> Result<Option<Share>, Refusal> {
+    if request.command != command::MAP_CREATE {
+        return Ok(None);
+    }
+    let facts = MapFacts::of_attr(&request.attr);
+    let bytes = map_bytes(&facts, session.host.facts.possible_cpus);
+    session
+        .host
+        .policy
+        .map(bytes, &session.host.taken)
+        .map(Some)
+}
+
+/// About what a map takes when it is full.
+pub fn map_bytes(facts: &MapFacts, cpus: u32) -> u64 {
+    /// What the kernel keeps for each element beside key and value, about.
+    const ELEMENT: u64 = 48;
+    const PAGE: u64 = 4096;
+    let entries = u64::from(facts.max_entries);
+    if facts.is_ring() {
+        return entries;
+    }
+    // ARENA counts pages.
+    if facts.map_type == 33 {
+        return entries.saturating_mul(PAGE);
+    }
+    let value = facts.value_len(cpus) as u64;
+    let arrays = facts.map_type == 2 || facts.map_type == 6;
+    let element = if arrays {
+        value.next_multiple_of(8)
+    } else {
+        value + u64::from(facts.key_size) + ELEMENT
+    };
+    entries.saturating_mul(element)
+}
+
+/// The kind of objects whose ids a command lists.
+fn listed(number: u32) -> Option<Kind> {
+    match number {
+        command::PROG_GET_NEXT_ID => Some(Kind::Program),
+        command::MAP_GET_NEXT_ID => Some(Kind::Map),
+        command::BTF_GET_NEXT_ID => Some(Kind::Btf),
+        command::LINK_GET_NEXT_ID => Some(Kind::Link),
+        _ => None,
+    }
+}
+
+/// The next id of what the host may open.
+fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Refusal> {
+    const START: usize = 0;
+    const NEXT: usize = 4;
+    let mut done = BpfDone::default();
+    let mut attr = Attr::new(&request.attr);
+    let size = request.attr.len().min(12);
+    loop {
+        // SAFETY: these commands take numbers only.
+        match unsafe { sys::bpf(request.command, &mut attr, size) } {
+            Err(errno) => {
+                done.errno = errno.raw_os_error() as u32;
+                break;
+            }
+            Ok(_) => {
+                let id = number_at(attr.bytes(), NEXT);
+                if session.handles.has_id(kind, id) || kind == Kind::Btf && is_kernels(id) {
+                    break;
+                }
+                put_number(attr.bytes_mut(), START, id);
+            }
+        }
+    }
+    put_number(attr.bytes_mut(), START, number_at(&request.attr, START));
+    done.attr = attr.bytes()[..size].to_vec();
+    Ok(done)
+}
+
+/// Are these types the kernel's own, or a module's?
+fn is_kernels(id: u32) -> bool {
+    let mut attr = Attr::new(&[]).with(0, id);
+    // SAFETY: the command takes numbers only, and returns a descriptor.
+    let opened = unsafe {
+        sys::bpf(command::BTF_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value))
+    };
+    let info = opened.and_then(|fd| info(fd.as_fd()));
+    info.is_ok_and(|info| number_at(&info, KERNEL_BTF) != 0)
+}
+
+/// May the host have what it has named by an id? Types of the kernel are in a file as well.
+fn check_foreign(session: &Session, number: u32, object: &Object) -> Result<(), Refusal> {
+    let by_id = matches!(
+        number,
+        command::PROG_GET_FD_BY_ID
+            | command::MAP_GET_FD_BY_ID
+            | command::BTF_GET_FD_BY_ID
+            | command::LINK_GET_FD_BY_ID
+    );
+    let policy = &session.host.policy;
+    if !by_id || policy.objects.foreign || session.handles.has_id(object.kind, object.id) {
+        return Ok(());
+    }
+    let info = info(object.fd.as_fd())?;
+    if object.kind == Kind::Btf && number_at(&info, KERNEL_BTF) != 0 {
+        return Ok(());
+    }
+    let why = format!(
+        "the {:?} with id {} is not this tool's; the guest's owner can allow that with foreign = true in [objects]",
+        object.kind, object.id
+    );
+    Err(Refusal::forbidden("objects.foreign", why))
+}
+
+/// An element of a map, for walks. `key` and `value` are as long as the map's.
+pub fn element(
+    number: u32,
+    map: &Object,
+    key: Option<&mut [u8]>,
+    value: &mut [u8],
+) -> Result<(), Errno> {
+    const SIZE: usize = 32;
+    let mut attr = Attr::new(&[]).with(0, map.fd.as_raw_fd() as u32);
+    if let Some(key) = key {
+        attr.point(8, key);
+    }
+    attr.point(16, value);
+    // SAFETY: null or buffers that the caller has made as long as the map's keys and values.
+    unsafe { sys::bpf(number, &mut attr, SIZE) }.map(drop)
+}

@@ -1,0 +1,99 @@
+//! Where an object's memory is in the guest's, so that the host can map it: the kernel tells root in `/proc/self/pagemap`.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use beeline_wire::info::Kind;
+use beeline_wire::messages::{PageRun, PageRuns, Pages};
+
+use crate::handles::Handles;
+use crate::refusal::Refusal;
+use crate::rings::{self, Ring};
+use crate::shared::Shared;
+
+/// Of an entry: the page is there, and the number of its frame.
+const PRESENT: u64 = 1 << 63;
+const FRAME: u64 = (1 << 55) - 1;
+
+/// The page runs of a ring buffer (the consumer's page, the producer's, the data once), a perf event's ring, or an array.
+pub fn pages(request: &Pages, handles: &Handles) -> Result<PageRuns, Refusal> {
+    let object = handles.get(request.handle)?;
+    let page = rustix::param::page_size();
+    let mut frames = Vec::new();
+    if object.kind == Kind::Map && object.facts.is_some_and(|facts| facts.is_mappable_array()) {
+        let mapped = rings::array(&object, false)?;
+        add(&mapped, mapped.len(), &mut frames)?;
+    } else {
+        match &*Ring::of(&object, request.pages)? {
+            Ring::Buffer {
+                consumer,
+                data,
+                size,
+                page,
+            } => {
+                add(consumer, *page, &mut frames)?;
+                add(data, page + size, &mut frames)?;
+            }
+            Ring::Event { pages, .. } => add(pages, pages.len(), &mut frames)?,
+        }
+    }
+    debug_assert!(page > 0);
+    Ok(PageRuns {
+        runs: runs(&frames),
+    })
+}
+
+/// Adds the frames of the first bytes of a mapping.
+fn add(mapped: &Shared, len: usize, frames: &mut Vec<u64>) -> Result<(), Refusal> {
+    let page = rustix::param::page_size();
+    for at in (0..len).step_by(page) {
+        // A page is only there once it has been touched.
+        mapped.load(at);
+    }
+    let mut entries = vec![0; len / page * 8];
+    let file = File::open("/proc/self/pagemap").map_err(|error| not_told(&error.to_string()))?;
+    file.read_exact_at(&mut entries, (mapped.address() / page * 8) as u64)
+        .map_err(|error| not_told(&error.to_string()))?;
+    for entry in entries.as_chunks().0 {
+        let entry = u64::from_ne_bytes(*entry);
+        if entry & PRESENT == 0 {
+            return Err(not_told("it does not show these pages"));
+        }
+        if entry & FRAME == 0 {
+            return Err(not_told("it shows frames only to who has CAP_SYS_ADMIN"));
+        }
+        frames.push(entry & FRAME);
+    }
+    Ok(())
+}
+
+fn not_told(why: &str) -> Refusal {
+    let why = format!("/proc/self/pagemap does not say where the pages are: {why}");
+    Refusal::new(libc::ENOTSUP, why)
+}
+
+fn runs(frames: &[u64]) -> Vec<PageRun> {
+    let mut runs: Vec<PageRun> = Vec::new();
+    for frame in frames {
+        match runs.last_mut() {
+            Some(run) if run.first + run.count == *frame => run.count += 1,
+            _ => runs.push(PageRun {
+                first: *frame,
+                count: 1,
+            }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_run() {
+        let run = |first, count| PageRun { first, count };
+        assert_eq!(runs(&[]), []);
+        assert_eq!(runs(&[7, 8, 9, 4, 5, 9]), [run(7, 3), run(4, 2), run(9, 1)]);
+    }
+}

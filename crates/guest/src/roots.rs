@@ -1,0 +1,124 @@
+//! The kernel's file systems, wherever they are mounted, and also where nobody has mounted them.
+//!
+//! What is not mounted is mounted without a place: a file system that only this process's descriptor leads to. So a guest is left as
+//! it was, and needs no mount namespace.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
+
+/// A file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Root {
+    /// `/proc`.
+    Proc,
+    /// `/sys`.
+    Sys,
+    /// `/sys/kernel/tracing`.
+    Tracing,
+    /// `/sys/kernel/debug`.
+    Debug,
+    /// `/sys/kernel/security`.
+    Security,
+    /// `/boot`, which is the guest's own.
+    Boot,
+}
+
+/// Magic numbers of `linux/magic.h`.
+const PROC: u64 = 0x9fa0;
+const SYS: u64 = 0x6265_6572;
+const TRACE: u64 = 0x7472_6163;
+const DEBUG: u64 = 0x6462_6720;
+const SECURITY: u64 = 0x7363_6673;
+
+impl Root {
+    /// Where it is by custom, its name and its magic number.
+    fn facts(self) -> (&'static str, Option<(&'static CStr, u64)>) {
+        match self {
+            Root::Proc => ("/proc", Some((c"proc", PROC))),
+            Root::Sys => ("/sys", Some((c"sysfs", SYS))),
+            Root::Tracing => ("/sys/kernel/tracing", Some((c"tracefs", TRACE))),
+            Root::Debug => ("/sys/kernel/debug", Some((c"debugfs", DEBUG))),
+            Root::Security => ("/sys/kernel/security", Some((c"securityfs", SECURITY))),
+            Root::Boot => ("/boot", None),
+        }
+    }
+
+    /// Its directory. Error: that it is neither there nor can be mounted.
+    fn directory(self) -> Result<BorrowedFd<'static>, Errno> {
+        static OPENED: [OnceLock<Result<OwnedFd, Errno>>; 6] = [const { OnceLock::new() }; 6];
+        let opened = OPENED[self as usize].get_or_init(|| self.open_directory());
+        opened.as_ref().map(OwnedFd::as_fd).map_err(|errno| *errno)
+    }
+
+    fn open_directory(self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let (path, file_system) = self.facts();
+        let mounted = rustix::fs::open(path, flags, Mode::empty());
+        let Some((name, magic)) = file_system else {
+            return mounted;
+        };
+        if let Ok(mounted) = mounted
+            && rustix::fs::fstatfs(&mounted)?.f_type as u64 == magic
+        {
+            return Ok(mounted);
+        }
+        let context = rustix::mount::fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        rustix::mount::fsconfig_create(context.as_fd())?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_NODEV;
+        rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    }
+
+    /// Opens what is below it, and nothing else: no step leads out of it, over a symbolic link, or into another file system.
+    pub fn open(self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        beneath(self.directory()?, path, flags, ResolveFlags::NO_SYMLINKS)
+    }
+
+    /// The same, where a first part of the path may be or hold symbolic links.
+    pub fn open_behind(self, link: &str, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let directory = beneath(
+            self.directory()?,
+            link,
+            OFlags::PATH | OFlags::DIRECTORY,
+            ResolveFlags::empty(),
+        )?;
+        beneath(directory.as_fd(), path, flags, ResolveFlags::NO_SYMLINKS)
+    }
+
+    /// A small file's content.
+    pub fn read(self, path: &str) -> Result<String, Errno> {
+        const MOST: usize = 64 << 10;
+        let file = self.open(path, OFlags::RDONLY)?;
+        let mut bytes = vec![0; MOST];
+        let mut len = 0;
+        loop {
+            match rustix::io::read(&file, &mut bytes[len..])? {
+                0 => break,
+                count => len += count,
+            }
+        }
+        bytes.truncate(len);
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+fn beneath(
+    directory: BorrowedFd<'_>,
+    path: &str,
+    flags: OFlags,
+    also: ResolveFlags,
+) -> Result<OwnedFd, Errno> {
+    let path = if path.is_empty() { "." } else { path };
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | also;
+    rustix::fs::openat2(
+        directory,
+        path,
+        flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK,
+        Mode::empty(),
+        how,
+    )
+}

@@ -1,0 +1,287 @@
+//! One connection: a tool on the host, and all that it has here. It ends with the connection.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use beeline_wire::VERSION;
+use beeline_wire::channel::Channel;
+use beeline_wire::conversation::{self, Receiver, Sender};
+use beeline_wire::info::Kind;
+use beeline_wire::layout::command;
+use beeline_wire::messages::guest_message::Body as Answer;
+use beeline_wire::messages::host_message::Body as Request;
+use beeline_wire::messages::{
+    Done, EventNumber, GuestMessage, HostMessage, Opened, PerfEventControl, PerfEventOpen, Store,
+};
+use serde_json::{Value, json};
+
+use crate::audit::Audit;
+use crate::facts::Facts;
+use crate::handles::Handles;
+use crate::lanes::Lane;
+use crate::perf::{self, control};
+use crate::policy::Policy;
+use crate::refusal::Refusal;
+use crate::watch::{Watched, Watches};
+use crate::{bpf, files, pages, rings, walk};
+
+/// What all connections share.
+#[derive(Debug)]
+pub struct Host {
+    /// What hosts may do.
+    pub policy: Policy,
+    /// What they did.
+    pub audit: Audit,
+    /// The kernel.
+    pub facts: Facts,
+    /// Bytes of all maps.
+    pub taken: Arc<AtomicU64>,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Session {
+    /// What it shares with others.
+    pub host: Arc<Host>,
+    /// Its objects.
+    pub handles: Handles,
+    watches: Watches,
+    sender: Sender,
+    peer: String,
+    tool: OnceLock<String>,
+    quick: Lane,
+    slow: Lane,
+}
+
+/// Ends the connection if the thread that has it ends, also by a panic: the host would wait for its answer for ever.
+struct Ends<'a>(&'a Session);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.quick.close();
+        self.0.slow.close();
+        self.0.sender.end();
+    }
+}
+
+/// Serves a host until it or its connection ends.
+pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
+    let peer = channel.peer().to_owned();
+    let (mut receiver, sender) = conversation::begin(channel)?;
+    let session = Session {
+        host,
+        handles: Handles::default(),
+        watches: Watches::new(sender.clone())?,
+        sender,
+        peer,
+        tool: OnceLock::new(),
+        quick: Lane::default(),
+        slow: Lane::default(),
+    };
+    session.audit("connect", json!({}));
+    let why = std::thread::scope(|scope| {
+        let _ends = Ends(&session);
+        for lane in [&session.quick, &session.slow] {
+            let session = &session;
+            let thread = std::thread::Builder::new().name("beeline-host".into());
+            let worker = move || {
+                let _ends = Ends(session);
+                while let Some((request, after)) = lane.pop() {
+                    if !session.quick.wait_for(after) || session.carry_out(request).is_err() {
+                        break;
+                    }
+                    lane.done();
+                }
+            };
+            if let Err(error) = thread.spawn_scoped(scope, worker) {
+                return error.to_string();
+            }
+        }
+        session.receive(&mut receiver)
+    });
+    session.audit("disconnect", json!({ "why": why }));
+    Ok(())
+}
+
+impl Session {
+    /// A line for the owner.
+    pub fn audit(&self, event: &str, what: Value) {
+        let tool = self.tool.get().map_or("", String::as_str);
+        self.host.audit.line(&self.peer, tool, event, what);
+    }
+
+    /// Why it has ended.
+    fn receive(&self, receiver: &mut Receiver) -> String {
+        loop {
+            let message = match receiver.receive::<HostMessage>() {
+                Ok(Some(message)) => message,
+                Ok(None) => return "the host has ended it".into(),
+                Err(error) => return error.to_string(),
+            };
+            let id = message.id;
+            let body = match message.body {
+                Some(body) if id != 0 || matches!(body, Request::Credit(_)) => body,
+                _ => return "a message without an id or a content".into(),
+            };
+            let body = match (self.tool.get(), body) {
+                (None, Request::Hello(hello)) => {
+                    if hello.version != VERSION {
+                        let why = format!(
+                            "the host speaks version {} of the protocol, the guest {VERSION}: both need the same beeline",
+                            hello.version
+                        );
+                        let refusal = Refusal::new(libc::EPROTONOSUPPORT, why.as_str());
+                        // It is over in any case.
+                        let _ = self.answer(id, Err(refusal));
+                        return why;
+                    }
+                    let _ = self.tool.set(hello.tool);
+                    let policy = self.host.policy.title();
+                    let welcome = Answer::Welcome(self.host.facts.welcome(policy));
+                    if let Err(error) = self.answer(id, Ok(welcome)) {
+                        return error.to_string();
+                    }
+                    self.audit("hello", json!({}));
+                    continue;
+                }
+                (None, _) | (Some(_), Request::Hello(_)) => {
+                    return "the conversation does not begin with one Hello".into();
+                }
+                (Some(_), body) => body,
+            };
+            if let Request::Credit(credit) = body {
+                self.watches.credit(credit.handle, credit.bytes);
+                continue;
+            }
+            let long = takes_long(&body);
+            let request = HostMessage {
+                id,
+                body: Some(body),
+            };
+            // What takes long begins when all is done that was asked before, and is overtaken by what is asked later.
+            let taken = match long {
+                true => self.slow.push(request, self.quick.pushed()),
+                false => self.quick.push(request, 0),
+            };
+            if !taken {
+                return "an answer could not be sent".into();
+            }
+        }
+    }
+
+    fn answer(&self, id: u64, answer: Result<Answer, Refusal>) -> std::io::Result<()> {
+        let answer = answer.unwrap_or_else(|refusal| {
+            if !refusal.rule.is_empty() {
+                let why = json!({ "rule": refusal.rule, "why": refusal.why });
+                self.audit("refused", why);
+            }
+            Answer::Refused(refusal.into())
+        });
+        let body = Some(answer);
+        self.sender.send(&GuestMessage { id, body })
+    }
+
+    fn carry_out(&self, request: HostMessage) -> std::io::Result<()> {
+        let Some(body) = request.body else {
+            return Ok(());
+        };
+        // What is watched is told from behind the answer on.
+        if let Request::Watch(watch) = &body {
+            let watched = Watched::new(watch, &self.handles);
+            let free = watched.and_then(|watched| self.watches.check(watched));
+            return match free {
+                Err(refusal) => self.answer(request.id, Err(refusal)),
+                Ok(watched) => {
+                    let answer = watched
+                        .content()
+                        .map_or(Answer::Done(Done {}), Answer::Changed);
+                    self.answer(request.id, Ok(answer))?;
+                    self.watches.add(watched)
+                }
+            };
+        }
+        let answer = self.carry_out_body(body);
+        self.answer(request.id, answer)
+    }
+
+    fn carry_out_body(&self, body: Request) -> Result<Answer, Refusal> {
+        let cpus = self.host.facts.possible_cpus;
+        Ok(match body {
+            Request::Bpf(request) => Answer::BpfDone(bpf::bpf(self, request)?),
+            Request::PerfEventOpen(request) => Answer::Opened(self.open_event(request)?),
+            Request::PerfEventControl(request) => self.control_event(&request)?,
+            Request::Release(request) => {
+                for handle in request.handles {
+                    self.watches.remove(handle);
+                    self.handles.remove(handle);
+                }
+                Answer::Done(Done {})
+            }
+            Request::Look(request) => Answer::File(files::look(&request)?),
+            Request::Walk(request) => Answer::Walked(walk::walk(&request, &self.handles, cpus)?),
+            Request::Store(request) => {
+                self.store(&request)?;
+                Answer::Done(Done {})
+            }
+            Request::Pages(request) => Answer::PageRuns(pages::pages(&request, &self.handles)?),
+            Request::Hello(_) | Request::Credit(_) | Request::Watch(_) => {
+                return Err(Refusal::new(libc::EPROTO, "not now"));
+            }
+        })
+    }
+
+    fn open_event(&self, request: PerfEventOpen) -> Result<Opened, Refusal> {
+        let event = perf::Event::new(request)?;
+        self.host.policy.attach(&event.place)?;
+        let handle = self.handles.add(event.open(&self.handles)?)?;
+        Ok(Opened { handle })
+    }
+
+    fn control_event(&self, request: &PerfEventControl) -> Result<Answer, Refusal> {
+        let event = self.handles.of_kind(request.handle, Kind::Event)?;
+        let done = perf::control(request, &event, &self.handles);
+        if request.command == control::SET_BPF {
+            let program = u32::try_from(request.argument).unwrap_or(0);
+            let program = self.handles.get(program).map(|program| program.id);
+            let errno = done.as_ref().err().map_or(0, |refusal| refusal.errno);
+            self.audit(
+                "attach",
+                json!({
+                    "places": [event.place.as_deref().unwrap_or_default()],
+                    "program": program.ok(),
+                    "errno": errno,
+                }),
+            );
+        }
+        Ok(match done? {
+            None => Answer::Done(Done {}),
+            Some(number) => Answer::EventNumber(EventNumber { number }),
+        })
+    }
+
+    fn store(&self, request: &Store) -> Result<(), Refusal> {
+        let map = self.handles.of_kind(request.handle, Kind::Map)?;
+        // Mapped for this only: as long as an array is mapped for writing it cannot be frozen.
+        let memory = rings::array(&map, true)?;
+        let offset = usize::try_from(request.offset).unwrap_or(usize::MAX);
+        let end = offset.checked_add(request.data.len());
+        if end.is_none_or(|end| end > memory.len()) {
+            return Err(Refusal::new(libc::EINVAL, "that is behind the array's end"));
+        }
+        memory.store_bytes(offset, &request.data);
+        self.watches.stored(request.handle, offset, &request.data);
+        Ok(())
+    }
+}
+
+/// Calls that may take seconds, while others are answered.
+fn takes_long(body: &Request) -> bool {
+    match body {
+        Request::Bpf(request) => matches!(
+            request.command,
+            command::PROG_LOAD | command::PROG_TEST_RUN | command::LINK_CREATE
+        ),
+        Request::Look(_) | Request::Walk(_) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,323 @@
+//! A connection to a guest, or of a host: a stream of bytes in both directions, whatever carries it.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::address::Address;
+use crate::serial;
+use crate::stream::Stream;
+use crate::tls::{self, Tls};
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+#[error("{address}: {what}: {source}{hint}")]
+pub struct Error {
+    address: String,
+    what: &'static str,
+    source: io::Error,
+    hint: &'static str,
+}
+
+impl Error {
+    pub(crate) fn new(address: &Address, what: &'static str, source: impl Into<io::Error>) -> Self {
+        let source = source.into();
+        let hint = hint(address, source.kind(), what);
+        Self {
+            address: address.to_string(),
+            what,
+            source,
+            hint,
+        }
+    }
+
+    /// The errno or its like behind it.
+    pub fn kind(&self) -> io::ErrorKind {
+        self.source.kind()
+    }
+}
+
+/// What the user can do about it.
+fn hint(address: &Address, kind: io::ErrorKind, what: &str) -> &'static str {
+    use io::ErrorKind::*;
+    match (address, kind) {
+        _ if what != CONNECTING => "",
+        (Address::Vsock { .. }, NotFound | Unsupported | InvalidInput) => {
+            "; is the module vhost_vsock loaded, and is that the machine's guest-cid?"
+        }
+        (Address::Vsock { .. }, ConnectionReset | TimedOut) => {
+            "; does `beeline guest` run in that machine?"
+        }
+        (Address::Uds { .. }, UnexpectedEof | ConnectionReset) => {
+            "; does `beeline guest` run in the machine, and listen to that port?"
+        }
+        (Address::Uds { .. } | Address::Unix { .. }, NotFound | ConnectionRefused) => {
+            "; is the virtual machine or `beeline guest` running, and is that its socket?"
+        }
+        (Address::Serial { .. }, TimedOut) => {
+            "; does `beeline guest` listen to that port, and is nobody else connected to it?"
+        }
+        (Address::Tcp { .. }, ConnectionRefused) => {
+            "; does `beeline guest` listen to that address?"
+        }
+        _ => "",
+    }
+}
+
+const CONNECTING: &str = "cannot be connected to";
+
+/// A connection.
+#[derive(Debug)]
+pub struct Channel {
+    stream: Arc<Stream>,
+    coat: Coat,
+    peer: String,
+}
+
+/// What the bytes are wrapped in.
+#[derive(Debug)]
+pub(crate) enum Coat {
+    Plain,
+    Tls(Arc<tls::Session>),
+    Serial(serial::Session),
+}
+
+impl Channel {
+    pub(crate) fn new(stream: Arc<Stream>, coat: Coat, peer: String) -> Self {
+        Self { stream, coat, peer }
+    }
+
+    /// Connects to a guest. TCP wants certificates unless its address says that it shall be insecure.
+    pub fn connect(address: &Address, tls: Option<&Tls>) -> Result<Self, Error> {
+        let failed = |error| Error::new(address, CONNECTING, error);
+        let peer = address.to_string();
+        let plain = |fd| {
+            Ok(Self::new(
+                Arc::new(Stream::new(fd)?),
+                Coat::Plain,
+                peer.clone(),
+            ))
+        };
+        match address {
+            Address::Vsock { cid, port } => connect_vsock(*cid, *port).and_then(plain),
+            Address::Unix { path } => connect_unix(path).and_then(plain),
+            Address::Uds { path, port } => connect_unix(path).and_then(plain).and_then(|channel| {
+                ask_for_port(&channel.stream, *port)?;
+                Ok(channel)
+            }),
+            Address::Tcp { at, insecure } => {
+                let tls = match (tls, insecure) {
+                    (_, true) => None,
+                    (Some(tls), _) => Some(tls.client().map_err(|error| {
+                        Error::new(address, "its certificates are of no use", error)
+                    })?),
+                    (None, _) => {
+                        let why = "TCP wants a certificate of both sides: give --tls-cert, --tls-key and --tls-ca, or \
+                                   tcp+insecure: where nobody else can reach the port";
+                        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, why)));
+                    }
+                };
+                std::net::TcpStream::connect_timeout(at, crate::stream::PATIENCE).and_then(|tcp| {
+                    tcp.set_nodelay(true)?;
+                    let stream = Arc::new(Stream::new(tcp.into())?);
+                    let coat = match tls {
+                        None => Coat::Plain,
+                        Some(tls) => Coat::Tls(tls.connect(&stream, at.ip())?),
+                    };
+                    Ok(Self::new(stream, coat, peer.clone()))
+                })
+            }
+            Address::Serial { path } => serial::connect(path).map(|(stream, session)| {
+                Self::new(stream, Coat::Serial(session), peer.clone())
+            }),
+        }
+        .map_err(failed)
+    }
+
+    /// Who is at the other end, for messages and logs.
+    pub fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Its two directions, for two threads.
+    pub fn split(self) -> (Reader, Writer) {
+        let (read, write) = match self.coat {
+            Coat::Plain => (In::Plain, Out::Plain),
+            Coat::Tls(session) => (In::Tls(session.clone()), Out::Tls(session)),
+            Coat::Serial(session) => {
+                let (read, write) = session.split();
+                (In::Serial(read), Out::Serial(write))
+            }
+        };
+        let reader = Reader {
+            stream: self.stream.clone(),
+            coat: read,
+        };
+        let writer = Writer {
+            stream: self.stream,
+            coat: write,
+        };
+        (reader, writer)
+    }
+}
+
+/// What comes in. A read ends with an error after 5 s without a byte.
+#[derive(Debug)]
+pub struct Reader {
+    stream: Arc<Stream>,
+    coat: In,
+}
+
+#[derive(Debug)]
+enum In {
+    Plain,
+    Tls(Arc<tls::Session>),
+    Serial(serial::Unwrap),
+}
+
+impl Read for Reader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match &mut self.coat {
+            In::Plain => self.stream.read(buffer),
+            In::Tls(session) => session.read(&self.stream, buffer),
+            In::Serial(chunks) => chunks.read(&self.stream, buffer),
+        }
+    }
+}
+
+/// What goes out. A write ends with an error after 5 s in which nothing of it was taken.
+#[derive(Debug)]
+pub struct Writer {
+    stream: Arc<Stream>,
+    coat: Out,
+}
+
+#[derive(Debug)]
+enum Out {
+    Plain,
+    Tls(Arc<tls::Session>),
+    Serial(serial::Wrap),
+}
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.coat {
+            Out::Plain => self.stream.write(bytes),
+            Out::Tls(session) => session.write(&self.stream, bytes),
+            Out::Serial(chunks) => chunks.write(&self.stream, bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Writer {
+    /// What ends the connection, from any thread.
+    pub fn cutter(&self) -> Cutter {
+        Cutter(self.stream.clone())
+    }
+}
+
+/// Ends a connection: whoever reads or writes gets the end or an error, here and at the other side.
+#[derive(Debug, Clone)]
+pub struct Cutter(Arc<Stream>);
+
+impl Cutter {
+    /// Ends it. Once more does nothing.
+    pub fn cut(&self) {
+        self.0.end();
+    }
+}
+
+pub(crate) fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
+    Ok(std::os::unix::net::UnixStream::connect(path)?.into())
+}
+
+/// `linux/vm_sockets.h`.
+pub(crate) mod vsock_option {
+    pub(crate) const BUFFER_SIZE: i32 = 0;
+    pub(crate) const BUFFER_MAX_SIZE: i32 = 2;
+    pub(super) const CONNECT_TIMEOUT: i32 = 6;
+}
+
+/// A vsock socket, and the address in the kernel's form.
+pub(crate) fn vsock(cid: u32, port: u32) -> io::Result<(OwnedFd, libc::sockaddr_vm)> {
+    // SAFETY: takes numbers, gives a descriptor of ours or -1.
+    let fd = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made, and nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: integers, for which zero is good.
+    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
+    address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
+    address.svm_cid = cid;
+    address.svm_port = port;
+    Ok((fd, address))
+}
+
+fn connect_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
+    let (fd, address) = vsock(cid, port)?;
+    let patience = libc::timeval {
+        tv_sec: crate::stream::PATIENCE.as_secs() as libc::time_t,
+        tv_usec: 0,
+    };
+    // A machine that does not answer keeps nobody waiting. Where the option is missing the kernel's own 2 s hold.
+    let _ = set_vsock(&fd, vsock_option::CONNECT_TIMEOUT, &patience);
+    // SAFETY: the address is a live structure of that size.
+    let connected = unsafe {
+        libc::connect(
+            fd.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of_val(&address) as libc::socklen_t,
+        )
+    };
+    if connected < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+/// Sets an option of `AF_VSOCK`.
+pub(crate) fn set_vsock<T: Copy>(fd: &OwnedFd, option: i32, value: &T) -> io::Result<()> {
+    // SAFETY: the value is a live structure of that size.
+    let set = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::AF_VSOCK,
+            option,
+            (&raw const *value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    if set < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Asks a virtual machine monitor for a port of its guest.
+fn ask_for_port(stream: &Stream, port: u32) -> io::Result<()> {
+    stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    // One by one: what is behind the line is the guest's.
+    while answer.len() < 64 && stream.read(&mut byte)? == 1 {
+        if byte[0] == b'\n' {
+            if answer.starts_with(b"OK") {
+                return Ok(());
+            }
+            let why = format!("it said {:?}", String::from_utf8_lossy(&answer));
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, why));
+        }
+        answer.push(byte[0]);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the guest takes no connection at that port",
+    ))
+}

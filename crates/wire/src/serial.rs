@@ -1,0 +1,272 @@
+//! A serial line of a virtual machine: one connection at a time on a stream without beginning or end.
+//!
+//! Whoever connects sends zeros, a sign and a random number until it gets the sign and the number back. From then on bytes travel in
+//! chunks, each with the number, so that what is left of an earlier connection is not taken for part of this one: a host that was
+//! killed inside a chunk is followed by one whose zeros fill that chunk up, and the zeros behind it are no chunk's beginning.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::channel::connect_unix;
+use crate::stream::{PATIENCE, Stream};
+
+const SIGN: [u8; 8] = *b"BEELINE\x01";
+const ANSWER: [u8; 8] = *b"BEELINE\x02";
+/// Of a chunk's bytes, without its head.
+const CHUNK: usize = 8 << 10;
+/// The connection's number and the chunk's length, 4 bytes each.
+const HEAD: usize = 8;
+/// What may be left of an earlier connection's chunk, with its head.
+const ZEROS: usize = CHUNK + 2 * HEAD;
+/// A sign that was lost (the guest had not opened the line) is sent again.
+const AGAIN: Duration = Duration::from_millis(500);
+/// How often a line is looked at that nobody is connected to: it can be waited for by looking only.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// One connection on the line.
+#[derive(Debug)]
+pub(crate) struct Session {
+    number: u32,
+}
+
+impl Session {
+    pub(crate) fn split(self) -> (Unwrap, Wrap) {
+        let unwrap = Unwrap {
+            number: self.number,
+            left: 0,
+            fresh: true,
+        };
+        (unwrap, Wrap(self.number))
+    }
+}
+
+/// Takes chunks apart.
+#[derive(Debug)]
+pub(crate) struct Unwrap {
+    number: u32,
+    /// Of the current chunk.
+    left: usize,
+    /// No chunk has come yet: the sign may come once more, if it had been sent again before it was answered.
+    fresh: bool,
+}
+
+impl Unwrap {
+    pub(crate) fn read(&mut self, stream: &Stream, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            let mut head = [0; HEAD];
+            if !fill(stream, &mut head)? {
+                return Ok(0);
+            }
+            while self.fresh && head == [0; HEAD] {
+                let mut rest = vec![0; ZEROS - HEAD + SIGN.len() + size_of::<u32>()];
+                if !fill(stream, &mut rest)? || !rest.ends_with(&self.number.to_ne_bytes()) {
+                    return Err(reused());
+                }
+                if !fill(stream, &mut head)? {
+                    return Ok(0);
+                }
+            }
+            self.fresh = false;
+            let [number, len] = [0, 4].map(|at| crate::layout::number_at(&head, at));
+            let len = len as usize;
+            if number != self.number || len == 0 || len > CHUNK {
+                return Err(reused());
+            }
+            self.left = len;
+        }
+        let most = buffer.len().min(self.left);
+        let count = stream.read(&mut buffer[..most])?;
+        self.left -= count;
+        Ok(count)
+    }
+}
+
+fn reused() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ConnectionReset,
+        "somebody else uses the line now",
+    )
+}
+
+/// Puts bytes into chunks.
+#[derive(Debug)]
+pub(crate) struct Wrap(u32);
+
+impl Wrap {
+    pub(crate) fn write(&self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
+        let piece = &bytes[..bytes.len().min(CHUNK)];
+        let mut chunk = Vec::with_capacity(HEAD + piece.len());
+        chunk.extend(self.0.to_ne_bytes());
+        chunk.extend((piece.len() as u32).to_ne_bytes());
+        chunk.extend(piece);
+        stream.write_all(&chunk)?;
+        Ok(piece.len())
+    }
+}
+
+/// Fills the buffer; false if the stream ends before.
+fn fill(stream: &Stream, mut buffer: &mut [u8]) -> io::Result<bool> {
+    while !buffer.is_empty() {
+        match stream.read(buffer)? {
+            0 => return Ok(false),
+            count => buffer = &mut buffer[count..],
+        }
+    }
+    Ok(true)
+}
+
+/// Opens a character device, raw if it is a terminal.
+fn open(path: &Path) -> io::Result<OwnedFd> {
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)?;
+    let fd = OwnedFd::from(file);
+    // SAFETY: integers, for which zero is good; filled by the call, which fails for what is no terminal.
+    unsafe {
+        let mut mode: libc::termios = std::mem::zeroed();
+        if libc::tcgetattr(fd.as_raw_fd(), &raw mut mode) == 0 {
+            libc::cfmakeraw(&raw mut mode);
+            libc::tcsetattr(fd.as_raw_fd(), libc::TCSANOW, &raw const mode);
+        }
+    }
+    Ok(fd)
+}
+
+/// The host's side: gives the sign until it is answered.
+pub(crate) fn connect(path: &Path) -> io::Result<(Arc<Stream>, Session)> {
+    let socket = std::fs::metadata(path)?.file_type().is_socket();
+    let fd = if socket {
+        connect_unix(path)?
+    } else {
+        open(path)?
+    };
+    let stream = Arc::new(Stream::new(fd)?);
+    let mut random = [0; 4];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    // 0 would look like what stands before a sign.
+    let number = u32::from_ne_bytes(random) | 1;
+    let mut answer = ANSWER.to_vec();
+    answer.extend(number.to_ne_bytes());
+    let deadline = Instant::now() + PATIENCE;
+    let mut tail = Tail::new(answer.len());
+    while Instant::now() < deadline {
+        let mut sign = vec![0; ZEROS];
+        sign.extend(SIGN);
+        sign.extend(number.to_ne_bytes());
+        stream.write_all(&sign)?;
+        let next = Instant::now() + AGAIN;
+        while readable_until(&stream, next)? {
+            let mut byte = [0];
+            if stream.read(&mut byte)? == 0 {
+                let why = "the line's other end has been closed";
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+            }
+            tail.push(byte[0]);
+            if tail.ends_with(&answer) {
+                return Ok((stream, Session { number }));
+            }
+        }
+    }
+    let why = "no sign of a guest at the line";
+    Err(io::Error::new(io::ErrorKind::TimedOut, why))
+}
+
+/// The last bytes of a stream.
+struct Tail {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl Tail {
+    fn new(most: usize) -> Self {
+        Self {
+            bytes: Vec::with_capacity(most + 1),
+            most,
+        }
+    }
+
+    fn push(&mut self, byte: u8) {
+        self.bytes.push(byte);
+        if self.bytes.len() > self.most {
+            self.bytes.remove(0);
+        }
+    }
+
+    fn ends_with(&self, bytes: &[u8]) -> bool {
+        self.bytes.ends_with(bytes)
+    }
+}
+
+fn readable_until(stream: &impl AsFd, deadline: Instant) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let left = deadline.saturating_duration_since(Instant::now());
+    let left = Timespec {
+        tv_sec: left.as_secs() as i64,
+        tv_nsec: i64::from(left.subsec_nanos()),
+    };
+    let mut polled = [PollFd::new(stream, PollFlags::IN)];
+    match poll(&mut polled, Some(&left)) {
+        Ok(_) => Ok(polled[0].revents().contains(PollFlags::IN)),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The guest's side of a line.
+#[derive(Debug)]
+pub(crate) struct Port {
+    fd: OwnedFd,
+    /// The connection that has the line.
+    current: Mutex<Weak<Stream>>,
+}
+
+impl Port {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            fd: open(path)?,
+            current: Mutex::new(Weak::new()),
+        })
+    }
+
+    /// Waits until the line is free, and somebody gives the sign.
+    pub(crate) fn wait(&self) -> io::Result<(Arc<Stream>, Session)> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        while current.strong_count() > 0 {
+            std::thread::sleep(LOOK);
+        }
+        let stream = Arc::new(Stream::new(self.fd.try_clone()?)?);
+        let number = Self::sign(&stream)?;
+        let mut answer = ANSWER.to_vec();
+        answer.extend(number.to_ne_bytes());
+        stream.write_all(&answer)?;
+        *current = Arc::downgrade(&stream);
+        Ok((stream, Session { number }))
+    }
+
+    fn sign(stream: &Stream) -> io::Result<u32> {
+        let len = SIGN.len() + size_of::<u32>();
+        let mut tail = Tail::new(len);
+        loop {
+            if !readable_until(stream, Instant::now() + PATIENCE)? {
+                // Where no host is connected the line is always "hung up".
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            let mut byte = [0];
+            match stream.read(&mut byte) {
+                Ok(0) => std::thread::sleep(LOOK),
+                Ok(_) => tail.push(byte[0]),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                Err(error) => return Err(error),
+            }
+            if tail.bytes.len() == len && tail.bytes.starts_with(&SIGN) {
+                return Ok(crate::layout::number_at(&tail.bytes, SIGN.len()));
+            }
+        }
+    }
+}

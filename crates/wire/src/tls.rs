@@ -1,0 +1,218 @@
+//! Mutual TLS 1.3 for TCP: each side shows a certificate that the other's authority has signed.
+
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+};
+
+use crate::stream::Stream;
+
+/// Files in PEM form.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    /// This side's certificate, and those between it and the authority.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+    /// The authority that the other side's certificate has to be signed by.
+    pub authority: PathBuf,
+    /// The name that the guest's certificate has to be for, where that is not its address. For hosts.
+    pub name: Option<String>,
+}
+
+fn refused(why: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.to_string())
+}
+
+fn about(path: &Path, error: impl std::fmt::Display) -> io::Error {
+    refused(format_args!("{}: {error}", path.display()))
+}
+
+impl Tls {
+    fn certificates(path: &Path) -> io::Result<Vec<CertificateDer<'static>>> {
+        let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+        let certificates: Vec<_> = read.map_err(|error| about(path, error))?;
+        if certificates.is_empty() {
+            return Err(about(path, "there is no certificate in it"));
+        }
+        Ok(certificates)
+    }
+
+    fn key(&self) -> io::Result<PrivateKeyDer<'static>> {
+        PrivateKeyDer::from_pem_file(&self.key).map_err(|error| about(&self.key, error))
+    }
+
+    fn roots(&self) -> io::Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        for certificate in Self::certificates(&self.authority)? {
+            roots
+                .add(certificate)
+                .map_err(|error| about(&self.authority, error))?;
+        }
+        Ok(roots)
+    }
+
+    pub(crate) fn client(&self) -> io::Result<Client> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(refused)?
+            .with_root_certificates(self.roots()?)
+            .with_client_auth_cert(Self::certificates(&self.certificate)?, self.key()?)
+            .map_err(|error| about(&self.certificate, error))?;
+        Ok(Client {
+            config: Arc::new(config),
+            name: self.name.clone(),
+        })
+    }
+
+    pub(crate) fn server(&self) -> io::Result<Server> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let hosts =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()?), provider.clone())
+                .build()
+                .map_err(|error| about(&self.authority, error))?;
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(refused)?
+            .with_client_cert_verifier(hosts)
+            .with_single_cert(Self::certificates(&self.certificate)?, self.key()?)
+            .map_err(|error| about(&self.certificate, error))?;
+        Ok(Server(Arc::new(config)))
+    }
+}
+
+/// What connects.
+#[derive(Debug)]
+pub(crate) struct Client {
+    config: Arc<ClientConfig>,
+    name: Option<String>,
+}
+
+impl Client {
+    pub(crate) fn connect(&self, stream: &Stream, ip: IpAddr) -> io::Result<Arc<Session>> {
+        let name = match &self.name {
+            Some(name) => ServerName::try_from(name.clone()).map_err(refused)?,
+            None => ServerName::from(ip),
+        };
+        let tls = ClientConnection::new(self.config.clone(), name).map_err(refused)?;
+        Session::begin(tls.into(), stream)
+    }
+}
+
+/// What is connected to.
+#[derive(Debug, Clone)]
+pub(crate) struct Server(Arc<ServerConfig>);
+
+impl Server {
+    pub(crate) fn accept(&self, stream: &Stream) -> io::Result<Arc<Session>> {
+        let tls = ServerConnection::new(self.0.clone()).map_err(refused)?;
+        Session::begin(tls.into(), stream)
+    }
+}
+
+/// One connection's keys and what has been decrypted of it. A thread that reads waits for the stream without holding anything, so
+/// that another can write.
+#[derive(Debug)]
+pub(crate) struct Session {
+    tls: Mutex<Connection>,
+    /// Held from encrypting a record until it has been written: records must go out in their order.
+    order: Mutex<()>,
+}
+
+impl Session {
+    fn begin(tls: Connection, stream: &Stream) -> io::Result<Arc<Self>> {
+        let session = Self {
+            tls: Mutex::new(tls),
+            order: Mutex::new(()),
+        };
+        loop {
+            session.send_what_is_due(stream)?;
+            let tls = session.lock();
+            // The client is done before the server has looked at its certificate, and then hears of it at the first read.
+            if !tls.is_handshaking() && !tls.wants_write() {
+                break;
+            }
+            let reads = tls.wants_read();
+            drop(tls);
+            if reads && !session.take_in(stream)? {
+                return Err(io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "the other side has ended the connection before it was secure",
+                ));
+            }
+        }
+        Ok(Arc::new(session))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.tls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads what has come and decrypts it. False at the end of the stream.
+    fn take_in(&self, stream: &Stream) -> io::Result<bool> {
+        let mut buffer = [0; 16 << 10];
+        let count = stream.read(&mut buffer)?;
+        let mut tls = self.lock();
+        let mut bytes = &buffer[..count];
+        let mut outcome = Ok(());
+        loop {
+            tls.read_tls(&mut bytes)?;
+            if let Err(error) = tls.process_new_packets() {
+                outcome = Err(refused(error));
+            }
+            if bytes.is_empty() || outcome.is_err() {
+                break;
+            }
+        }
+        let due = tls.wants_write();
+        drop(tls);
+        if due {
+            // An alert that says why, or the answer to new keys.
+            let sent = self.send_what_is_due(stream);
+            outcome = outcome.and(sent);
+        }
+        outcome.map(|()| count > 0)
+    }
+
+    fn send_what_is_due(&self, stream: &Stream) -> io::Result<()> {
+        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        self.send_records(stream)
+    }
+
+    fn send_records(&self, stream: &Stream) -> io::Result<()> {
+        let mut records = Vec::new();
+        let mut tls = self.lock();
+        while tls.wants_write() {
+            tls.write_tls(&mut records)?;
+        }
+        drop(tls);
+        stream.write_all(&records)
+    }
+
+    pub(crate) fn read(&self, stream: &Stream, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.lock().reader().read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Cut off without TLS's own end; the messages' frames tell if anything is missing.
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            self.take_in(stream)?;
+        }
+    }
+
+    pub(crate) fn write(&self, stream: &Stream, bytes: &[u8]) -> io::Result<usize> {
+        let _order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = self.lock().writer().write(bytes)?;
+        self.send_records(stream)?;
+        Ok(count)
+    }
+}
