@@ -3,6 +3,7 @@
 mod compile;
 mod detach;
 mod engines;
+mod guest;
 mod prog;
 mod ps;
 mod run;
@@ -41,6 +42,8 @@ enum Command {
         intrudes: bool,
         #[command(flatten)]
         engines: engines::Options,
+        #[command(flatten)]
+        place: guest::Where,
         /// The tool and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         tool: Vec<OsString>,
@@ -81,8 +84,12 @@ fn main() -> ExitCode {
             pid,
             intrudes,
             engines,
+            place,
             tool,
-        } => run::run(tool, all, pid, intrudes, &engines),
+        } => match &place.guest {
+            Some(address) => guest::run(&tool, address, place.tls.tls().as_ref()),
+            None => run::run(tool, all, pid, intrudes, &engines),
+        },
         Command::Start { wait, command } => start::start(&command, Duration::from_millis(wait)),
         Command::Ps { json } => {
             end_with_the_reader();

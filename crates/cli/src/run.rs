@@ -42,6 +42,7 @@ pub fn run(
     }
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),
+        is_for_guest: false,
     };
     let started = match Tool::spawn(&tool, &options) {
         Ok(started) => started,
@@ -52,8 +53,7 @@ pub fn run(
     };
     // It is there, or has been killed: it waits at its first system call.
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
-    let tool = pidfd_open(pid, PidfdFlags::empty()).context("the tool cannot be signalled")?;
-    let _ = TOOL.set(tool); // There is one session.
+    hand_signals_to(pid)?;
     runtime.set_tool(started.pid());
     let status = started.serve(runtime.clone());
     runtime.close();
@@ -66,7 +66,7 @@ static TOOL: OnceLock<OwnedFd> = OnceLock::new();
 
 /// What ends a session is for the tool: it gets Ctrl-C from the terminal, and from us what somebody sent to us alone.
 /// When the tool has ended we clean up and end.
-fn hand_signals_on() {
+pub fn hand_signals_on() {
     for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = hand_on;
         // SAFETY: an action is integers, for which zero is good; the handler does what a handler may.
@@ -82,6 +82,18 @@ fn hand_signals_on() {
             }
         }
     }
+}
+
+/// It gets the signals from now on.
+pub fn hand_signals_to(pid: Pid) -> anyhow::Result<()> {
+    let tool = pidfd_open(pid, PidfdFlags::empty()).context("the tool cannot be signalled")?;
+    let _ = TOOL.set(tool); // There is one session.
+    Ok(())
+}
+
+/// Sends the tool a signal, if it has been started and has not ended.
+pub fn signal_tool(signal: Signal) {
+    let _ = TOOL.get().map(|tool| pidfd_send_signal(tool, signal));
 }
 
 extern "C" fn hand_on(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {

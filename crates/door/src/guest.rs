@@ -17,7 +17,6 @@ mod rings;
 mod waiting;
 mod walks;
 
-use std::io::{Read, Write};
 use std::sync::Arc;
 
 use beeline_wire::messages::Welcome;
@@ -119,14 +118,4 @@ impl Answers for Guest {
         self.connection.close();
         self.objects.clear();
     }
-}
-
-/// A connected byte stream's two halves, and how to end both.
-pub struct Channel {
-    /// What the guest says.
-    pub reader: Box<dyn Read + Send>,
-    /// What it is told.
-    pub writer: Box<dyn Write + Send>,
-    /// Ends both, so that a thread that reads comes back.
-    pub shutdown: Box<dyn Fn() + Send + Sync>,
 }

@@ -60,7 +60,7 @@ use std::sync::Arc;
 
 use beeline_runtime::backend::Backend;
 
-pub use guest::{Channel, Connection};
+pub use guest::Connection;
 pub use spawn::Tool;
 
 /// How a tool is run.

@@ -114,10 +114,15 @@ fn beneath(
 ) -> Result<OwnedFd, Errno> {
     let path = if path.is_empty() { "." } else { path };
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | also;
+    // What is only looked at is not opened, and takes no flags of opening.
+    let opening = match flags.contains(OFlags::PATH) {
+        true => OFlags::empty(),
+        false => OFlags::NOCTTY | OFlags::NONBLOCK,
+    };
     rustix::fs::openat2(
         directory,
         path,
-        flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK,
+        flags | OFlags::CLOEXEC | opening,
         Mode::empty(),
         how,
     )

@@ -63,6 +63,7 @@ impl Taken {
                 command: number,
                 attr,
                 parts: Vec::new(),
+                ..Bpf::default()
             },
             destinations: Vec::new(),
             layout,

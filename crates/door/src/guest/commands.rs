@@ -95,6 +95,7 @@ impl Call<'_, Guest> {
                 data: vec![0; TYPES],
                 room: TYPES as u32,
             }],
+            ..Bpf::default()
         })?;
         let info = done.parts.first().map_or(&[][..], |part| &part.data);
         let room = number_at(attr, 4) as usize;
@@ -149,6 +150,7 @@ impl Call<'_, Guest> {
                 data: vec![0; MAP_INFO],
                 room: MAP_INFO as u32,
             }],
+            ..Bpf::default()
         })?;
         match (done.errno, done.parts.first()) {
             (0, Some(info)) => Ok(MapFacts::of_info(&info.data)),

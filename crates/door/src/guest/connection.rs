@@ -1,18 +1,18 @@
 //! The connection to a guest's proxy: requests with their answers, and what the guest says on its own.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{self, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
 use beeline_runtime::backend::Errno;
+use beeline_wire::VERSION;
+use beeline_wire::channel::Channel;
+use beeline_wire::conversation::{self, Receiver, Sender};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{GuestMessage, Hello, HostMessage, Welcome};
-use beeline_wire::{VERSION, frame};
 
-use super::Channel;
 use crate::Error;
 
 /// What the tool gets for a call when there is no guest any more.
@@ -20,12 +20,12 @@ const LOST: Errno = Errno(libc::ENOTCONN);
 
 /// A proxy that was greeted. Everything that it holds for us goes with the connection.
 pub struct Connection {
-    writer: Mutex<Box<dyn Write + Send>>,
-    shutdown: Box<dyn Fn() + Send + Sync>,
+    /// Locked from a request's id to its sending: the guest serves them in the order in which they come.
+    sender: Mutex<Sender>,
     waiting: Mutex<Waiting>,
     welcome: Welcome,
     /// What the guest says on its own, for whoever takes it first.
-    unasked: Mutex<Option<Receiver<Said>>>,
+    unasked: Mutex<Option<mpsc::Receiver<Said>>>,
     say: Box<dyn Fn(&str) + Send + Sync>,
 }
 
@@ -39,34 +39,30 @@ impl Connection {
     /// Greets the proxy at the other end; `tool` is the command line, for the guest's log. `say` tells the user a line. `lost` is called
     /// if the connection ends before [`Self::close`], with the reason.
     pub fn greet(
-        channel_to: Channel,
+        channel: Channel,
         tool: &str,
         say: Box<dyn Fn(&str) + Send + Sync>,
         lost: Box<dyn Fn(&str) + Send>,
     ) -> Result<Arc<Self>, Error> {
-        let Channel {
-            mut reader,
-            mut writer,
-            shutdown,
-        } = channel_to;
-        let welcome = greet(&mut *reader, &mut *writer, tool).map_err(Error::Guest)?;
-        let (unasked, receiver) = channel();
+        let conversation = conversation::begin(channel);
+        let (mut receiver, sender) = conversation.map_err(Error::system("starting a thread"))?;
+        let welcome = greet(&mut receiver, &sender, tool).map_err(Error::Guest)?;
+        let (unasked, said_unasked) = mpsc::channel();
         let connection = Arc::new(Self {
-            writer: Mutex::new(writer),
-            shutdown,
+            sender: Mutex::new(sender),
             waiting: Mutex::new(Waiting {
                 last_id: FIRST_ID,
                 answers: Some(HashMap::new()),
             }),
             welcome,
-            unasked: Mutex::new(Some(receiver)),
+            unasked: Mutex::new(Some(said_unasked)),
             say,
         });
         let listening = Arc::clone(&connection);
         Builder::new()
             .name("beeline-guest".into())
             .spawn(move || {
-                let end = listening.listen(&mut *reader, &unasked);
+                let end = listening.listen(&mut receiver, &unasked);
                 if listening.disconnect() {
                     lost(&end);
                 }
@@ -83,7 +79,7 @@ impl Connection {
     /// Ends it.
     pub fn close(&self) {
         self.disconnect();
-        (self.shutdown)();
+        self.sender().end();
     }
 
     /// Sends a request and waits for its answer. A refusal is its errno, and its reason is told the user. ENOTCONN if the guest is lost.
@@ -114,14 +110,13 @@ impl Connection {
     }
 
     /// What the guest says on its own; for one taker.
-    pub(super) fn take_unasked(&self) -> Option<Receiver<Said>> {
+    pub(super) fn take_unasked(&self) -> Option<mpsc::Receiver<Said>> {
         let mut unasked = self.unasked.lock().unwrap_or_else(PoisonError::into_inner);
         unasked.take()
     }
 
     fn send(&self, request: Asked, answer: Option<SyncSender<Said>>) -> Result<(), Errno> {
-        // In the order of their ids, as the guest serves them in the order in which they come.
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = self.sender();
         let id = {
             let mut waiting = self.waiting();
             waiting.last_id += 1;
@@ -134,27 +129,18 @@ impl Connection {
             id,
             body: Some(request),
         };
-        match frame::write(&mut *writer, &message) {
-            Ok(()) => Ok(()),
-            // Nothing of it was sent.
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
-                if let Some(answers) = &mut self.waiting().answers {
-                    answers.remove(&id);
-                }
-                Err(Errno(libc::E2BIG))
-            }
-            Err(_) => {
-                // The other thread sees the end, and says why.
-                (self.shutdown)();
-                Err(LOST)
-            }
-        }
+        // Should it fail, the conversation has ended: the other thread sees that, and says why.
+        sender.send(&message).map_err(|_| LOST)
+    }
+
+    fn sender(&self) -> MutexGuard<'_, Sender> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what comes until there is no more; says why not.
-    fn listen(&self, reader: &mut (dyn Read + Send), unasked: &Sender<Said>) -> String {
+    fn listen(&self, receiver: &mut Receiver, unasked: &mpsc::Sender<Said>) -> String {
         loop {
-            let message: GuestMessage = match frame::read(&mut Bytes(reader)) {
+            let message: GuestMessage = match receiver.receive() {
                 Ok(Some(message)) => message,
                 Ok(None) => return "the proxy in the guest has ended the connection".into(),
                 Err(error) => return error.to_string(),
@@ -188,11 +174,7 @@ impl Connection {
 
 const FIRST_ID: u64 = 1;
 
-fn greet(
-    reader: &mut (dyn Read + Send),
-    writer: &mut (dyn Write + Send),
-    tool: &str,
-) -> Result<Welcome, String> {
+fn greet(receiver: &mut Receiver, sender: &Sender, tool: &str) -> Result<Welcome, String> {
     let hello = HostMessage {
         id: FIRST_ID,
         body: Some(Asked::Hello(Hello {
@@ -200,8 +182,9 @@ fn greet(
             tool: tool.into(),
         })),
     };
-    frame::write(&mut Bytes(writer), &hello).map_err(|error| error.to_string())?;
-    let answer: GuestMessage = frame::read(&mut Bytes(reader))
+    sender.send(&hello).map_err(|error| error.to_string())?;
+    let answer: GuestMessage = receiver
+        .receive()
         .map_err(|error| error.to_string())?
         .ok_or("nobody answers there; is `beeline guest` running in the guest?")?;
     match answer.body {
@@ -212,24 +195,5 @@ fn greet(
         )),
         Some(Said::Refused(refused)) => Err(refused.why),
         _ => Err("whoever answers there is no `beeline guest`".into()),
-    }
-}
-
-/// A stream behind a pointer, as a stream.
-struct Bytes<'a, S: ?Sized>(&'a mut S);
-
-impl<S: Read + ?Sized> Read for Bytes<'_, S> {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        self.0.read(buffer)
-    }
-}
-
-impl<S: Write + ?Sized> Write for Bytes<'_, S> {
-    fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
-        self.0.write(buffer)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.0.flush()
     }
 }

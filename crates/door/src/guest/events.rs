@@ -2,7 +2,7 @@
 
 use beeline_runtime::backend::Errno;
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{long_at, number_at, put_long};
+use beeline_wire::layout::{long_at, number_at, put_long, put_number};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{PerfEventControl, PerfEventOpen};
@@ -85,7 +85,9 @@ impl Call<'_, Guest> {
             self.memory.write_u32(size_at, PerfAttr::SIZE)?;
             return Err(Errno(libc::E2BIG));
         }
-        self.memory.bytes(address, size as usize)
+        let mut attr = self.memory.bytes(address, size as usize)?;
+        put_number(&mut attr, PerfAttr::SIZE_AT as usize, size);
+        Ok(attr)
     }
 
     /// The function or file that a probe's attribute points to.
