@@ -30,6 +30,7 @@ use crate::patch;
 use crate::plan::Reason;
 use crate::relocate::{self, Displaced};
 
+mod brief;
 mod cancel;
 mod choose;
 mod common;
@@ -38,7 +39,7 @@ mod number;
 mod stub;
 mod tables;
 
-pub use common::{CallSpec, CommonCode, WATCHED_LEN};
+pub use common::{CallSpec, CommonCode, WATCHED, WATCHED_BRIEFLY, WATCHED_LEN};
 pub use stub::{CallPatch, CallStub};
 
 /// The `syscall` instructions of a text. Made once for a file.

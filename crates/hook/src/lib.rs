@@ -25,7 +25,7 @@ mod trampoline;
 
 pub use calls::{
     CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, Spared, SparedCall,
-    WATCHED_LEN,
+    WATCHED, WATCHED_BRIEFLY, WATCHED_LEN,
 };
 pub use flags::Flags;
 pub use incoming::Incoming;

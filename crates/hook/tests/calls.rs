@@ -2,7 +2,7 @@
 
 mod support;
 
-use beeline_hook::CallForm;
+use beeline_hook::{CallForm, WATCHED, WATCHED_BRIEFLY};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -192,17 +192,57 @@ fn nothing_but_the_result_changes() {
         assert_eq!(plans[0].form(), *form, "{name}");
         assert_eq!(plans[0].number.is_some(), *is_known, "{name}");
         let wanted = run(plain, &before());
-        for (enter, exit) in [(false, false), (true, false), (false, true), (true, true)] {
+        for (enter, exit) in (0..9).map(|i| (i / 3, i % 3)) {
             calls::reset(Mode::Look, 0);
-            calls::watch(|_| (enter, exit));
+            calls::watch_how(|_| (enter, exit));
             let got = run(hooked, &before());
             assert_eq!(got, wanted, "{name}, {enter} {exit}");
             let each = [(GETPID, false), (GETPID, true)]
                 .into_iter()
-                .filter(|(_, is_exit)| if *is_exit { exit } else { enter });
+                .filter(|(_, is_exit)| if *is_exit { exit } else { enter } != 0);
             let all = each.collect::<Vec<_>>().repeat(plans.len());
-            assert_eq!(calls::numbers(), all, "{name}");
+            assert_eq!(calls::numbers(), all, "{name}, {enter} {exit}");
         }
+    }
+}
+
+#[test]
+fn a_record_holds_the_number_and_the_arguments_or_the_result() {
+    let _turn = TURN.lock();
+    let mut hooks = hooks();
+    for (name, write, _, is_known) in SAMPLES {
+        let (hooked, plans) = hooks.hooked(&assemble(*write));
+        let seen = |(enter, exit)| {
+            calls::reset(Mode::Look, 0);
+            calls::watch_how(|_| (enter, exit));
+            run(hooked, &before());
+            calls::seen()
+        };
+        let full = seen((WATCHED, WATCHED));
+        let brief = seen((WATCHED_BRIEFLY, WATCHED_BRIEFLY));
+        let either = [
+            seen((WATCHED, WATCHED_BRIEFLY)),
+            seen((WATCHED_BRIEFLY, WATCHED)),
+        ];
+        assert_eq!(full.len(), brief.len(), "{name}");
+        assert!(brief.iter().all(|seen| seen.is_brief), "{name}");
+        // Where both sides have one frame, it is one of registers.
+        let is_one = |seen: &[calls::Seen]| seen.iter().all(|one| !one.is_brief);
+        assert!(
+            either.iter().all(|seen| is_one(seen) != *is_known),
+            "{name}"
+        );
+        for (full, brief) in full.iter().zip(&brief) {
+            assert_eq!(brief.descriptor, full.descriptor, "{name}");
+            assert_eq!(brief.regs[..2], [0, GETPID], "{name}");
+            let regs = full.regs;
+            let arguments = [14, 13, 12, 7, 9, 8].map(|i| regs[i]);
+            match full.is_exit {
+                false => assert_eq!(brief.regs[2..8], arguments, "{name}"),
+                true => assert_eq!(brief.result(), full.result(), "{name}"),
+            }
+        }
+        assert_eq!(full.len(), 2 * plans.len(), "{name}");
     }
 }
 

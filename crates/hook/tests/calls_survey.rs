@@ -21,6 +21,8 @@ const DISTANCE: u64 = 0x2345_6780;
 const SPEC: CallSpec = CallSpec {
     enter: 0x7f00_0000_0000,
     exit: 0x7f00_0000_1000,
+    brief_enter: 0x7f00_0000_0000,
+    brief_exit: 0x7f00_0000_1000,
     watched: 0x7f00_0000_2000,
 };
 
@@ -116,7 +118,7 @@ fn check(library: &Library, plans: &[CallPlan]) {
     });
 }
 
-/// How a stub begins to look whether an exit is watched.
+/// How a stub that is far from the table begins to look whether an exit is watched.
 const MOV_RCX_WATCHED: &[u8] = &[0x48, 0xb9];
 
 /// Is the instruction before `mov eax, number`?

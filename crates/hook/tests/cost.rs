@@ -174,6 +174,8 @@ fn cost_of_a_hooked_system_call() {
     let spec = CallSpec {
         enter: nothing,
         exit: nothing,
+        brief_enter: nothing,
+        brief_exit: nothing,
         watched: WATCHED.as_ptr() as u64,
     };
     let common = CommonCode::emit(arena.next(), &spec).unwrap();
@@ -202,9 +204,15 @@ fn cost_of_a_hooked_system_call() {
         let bytes = stub.bytes.len();
         for (what, times) in [
             ("not watched", set(0, 0)),
-            ("enter", set(1, 0)),
-            ("exit", set(0, 1)),
-            ("both", set(1, 1)),
+            ("enter", set(beeline_hook::WATCHED, 0)),
+            ("exit", set(0, beeline_hook::WATCHED)),
+            ("both", set(beeline_hook::WATCHED, beeline_hook::WATCHED)),
+            ("briefly, enter", set(beeline_hook::WATCHED_BRIEFLY, 0)),
+            ("briefly, exit", set(0, beeline_hook::WATCHED_BRIEFLY)),
+            (
+                "briefly, both",
+                set(beeline_hook::WATCHED_BRIEFLY, beeline_hook::WATCHED_BRIEFLY),
+            ),
         ] {
             let cost = times[1] - times[0];
             eprintln!(

@@ -39,6 +39,10 @@ pub struct EntryPoints {
     pub call_enter: u64,
     /// [`crate::calls::beeline_call_exit`].
     pub call_exit: u64,
+    /// [`crate::calls::beeline_call_brief_enter`].
+    pub call_brief_enter: u64,
+    /// [`crate::calls::beeline_call_brief_exit`].
+    pub call_brief_exit: u64,
 }
 
 /// The kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`), which uprobe programs get as context.
@@ -395,7 +399,7 @@ pub struct LinkList {
 
 /// In [`Link::needs`]: a leased slot, for its stack or what helpers keep there. Others run on the target's stack.
 pub const NEEDS_SLOT: usize = 1;
-/// In [`Link::needs`]: all registers.
+/// In [`Link::needs`]: all registers. A program at a system call that sees a [`calls::Record`] needs them only for the stack.
 pub const NEEDS_REGISTERS: usize = 2;
 
 /// A program attached to a site. In the arena.

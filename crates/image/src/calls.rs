@@ -1,26 +1,23 @@
 //! System calls: from a stub at a `syscall` instruction into the programs of that call, and back.
 //!
 //! A stub comes here before the call is made and when it has returned, if [`Calls::watched`] says that somebody wants to
-//! know. What programs see are the kernel's own layouts, put together on the slot's stack. The image's own system calls do
-//! not come by here.
+//! know. What programs see are the kernel's own layouts: where a [`Record`] is enough for all programs of a call, the stub
+//! has put it together, else it is made of the registers. The image's own system calls do not come by here.
 
 mod affairs;
 mod ask;
+mod seen;
 
-use core::mem::MaybeUninit;
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::abi::calls::{
-    CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, Calls, ENTER,
-    EXIT, Record,
-};
+use crate::abi::calls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
 use crate::abi::{
     Control, Link, LinkList, MadeUp, NEEDS_SLOT, PendingSignals, PtRegs, Slot, Target,
 };
 use crate::enter::{lease, links_of, miss, new_context, release, run};
 use crate::helpers::signal;
 use crate::sys;
+use seen::{Registers, Seen};
 
 /// For stubs: the call is to be made.
 const MAKE: u64 = 0;
@@ -76,7 +73,56 @@ pub unsafe extern "sysv64" fn beeline_call_exit(regs: *mut PtRegs, calls: *const
     }
 }
 
-/// One side of one call.
+/// A system call is about to be made whose programs see a [`Record`], and that is none of Beeline's own affairs.
+///
+/// # Safety
+/// For stubs only: `record` is the call's, `calls` are the target's own.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_call_brief_enter(record: *const Record, calls: *const Calls) {
+    // SAFETY: the stub's own record, and what the runtime laid out for it.
+    unsafe { run_briefly(&*record, &*calls, ENTER) }
+}
+
+/// Such a call has returned.
+///
+/// # Safety
+/// As [`beeline_call_brief_enter`].
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_call_brief_exit(record: *const Record, calls: *const Calls) {
+    // SAFETY: as in `beeline_call_brief_enter`.
+    unsafe { run_briefly(&*record, &*calls, EXIT) }
+}
+
+/// # Safety
+/// The runtime must have laid `calls` out, with its targets.
+#[inline(always)]
+unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
+    // SAFETY: the caller's promise; the private memory is mapped as long as the stubs are.
+    let (own, child) = unsafe { (&*calls.target, &*calls.child) };
+    let Some(target) = affairs::whose(own, child) else {
+        return;
+    };
+    let Some(links) = links_at(calls, edge, record.number as u32) else {
+        return;
+    };
+    if links.needs & NEEDS_SLOT == 0 {
+        run_unleased(links, &record);
+    } else {
+        // SAFETY: as above.
+        run_leased(target, unsafe { &*own.control }, links, &record);
+    }
+}
+
+/// The programs of a call.
+#[inline(always)]
+fn links_at(calls: &Calls, edge: usize, number: u32) -> Option<&LinkList> {
+    let each = calls.each.get(edge)?.get(number as usize);
+    let word = each.or_else(|| calls.all.get(edge))?;
+    // SAFETY: 0, or a list that was published complete and is kept as long as the arena.
+    unsafe { (word.load(Acquire) as *const LinkList).as_ref() }
+}
+
+/// One side of one call, with all registers.
 struct Call<'a> {
     regs: &'a PtRegs,
     calls: &'a Calls,
@@ -107,98 +153,70 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Runs the programs of every call, then those of this one. Gives the result that one of them has made up.
-    ///
-    /// All this is on the stack of whoever makes the call, which may be a goroutine's with some 600 bytes left: frames
-    /// here are small, and what needs room stands on the slot's stack.
+    /// Runs the call's programs. Gives the result that one of them has made up.
     #[inline(always)]
     fn run_programs(&self) -> MadeUp {
-        let each = self.calls.each.get(self.edge);
-        let number = self.regs.orig_ax as u32 as usize;
-        let own = match each.and_then(|each| each.get(number)) {
-            Some(own) if number < CALL_NUMBERS => list(own),
-            _ => None,
-        };
-        let all = self.calls.all.get(self.edge).and_then(list);
-        let needs = |list: &LinkList| list.needs;
-        match (all, own) {
-            (None, None) => MadeUp::default(),
-            _ if (all.map_or(0, needs) | own.map_or(0, needs)) & NEEDS_SLOT == 0 => {
-                self.run_unleased(all, own)
-            }
-            _ => self.run_leased(all, own),
-        }
-    }
-
-    /// Runs programs that need no slot on the thread's own stack.
-    #[inline(never)]
-    fn run_unleased(&self, all: Option<&LinkList>, own: Option<&LinkList>) -> MadeUp {
-        let (mut made_up, mut room) = (MadeUp::default(), MaybeUninit::uninit());
-        let mut next = own;
-        let mut list = all.or_else(|| next.take());
-        while let Some(links) = list {
-            // SAFETY: a list is published complete and never changed.
-            for link in unsafe { links_of(links) } {
-                let result = match link.context {
-                    CONTEXT_PROBE => self.run_probe(link),
-                    // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
-                    _ => unsafe { link.entry()(self.show(link, &mut room), &raw const link.run) },
-                };
-                note(&mut made_up, link, result);
-            }
-            list = next.take();
-        }
-        made_up
-    }
-
-    /// Apart, as the registers that a probe sees take much room.
-    #[cold]
-    #[inline(never)]
-    fn run_probe(&self, link: &Link) -> u64 {
-        let mut room = MaybeUninit::uninit();
-        // SAFETY: as in `run_unleased`.
-        unsafe { link.entry()(self.show_probe(&mut room), &raw const link.run) }
-    }
-
-    #[inline(never)]
-    fn run_leased(&self, all: Option<&'a LinkList>, own: Option<&'a LinkList>) -> MadeUp {
-        let Some((lease, cpu)) = lease(self.target) else {
-            miss(self.target);
+        let Some(links) = links_at(self.calls, self.edge, self.regs.orig_ax as u32) else {
             return MadeUp::default();
         };
-        // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
-        let slot = unsafe { self.target.slots.add(cpu as usize) };
-        let mut job = Job {
-            call: self,
-            lists: [all, own],
-            slot,
-            cpu,
-            signals: PendingSignals::default(),
-            made_up: MadeUp::default(),
+        let seen = Registers {
+            regs: self.regs,
+            edge: self.edge,
         };
-        // SAFETY: the slot is ours until the lease ends, and with it its stack.
-        unsafe { sys::call_on_stack((*slot).stack_top, run_lists, (&raw mut job).cast()) };
-        // A child forked by a signal handler that interrupted the program has a copy of it, but not the lease.
-        if self.control.pid.load(Relaxed) != 0 {
-            release(self.target, lease, cpu);
+        match links.needs & NEEDS_SLOT {
+            0 => run_unleased(links, &seen),
+            _ => run_leased(self.target, self.control, links, &seen),
         }
-        if job.signals != PendingSignals::default() {
-            signal::send(job.signals, self.control.own_pid);
-        }
-        job.made_up
     }
 }
 
-/// The list that a word names.
-fn list<'a>(word: &AtomicUsize) -> Option<&'a LinkList> {
-    // SAFETY: 0, or a list that was published complete and is kept as long as the arena.
-    unsafe { (word.load(Acquire) as *const LinkList).as_ref() }
+/// Runs programs that need no slot on the thread's own stack.
+///
+/// That may be a goroutine's with some 600 bytes left: frames here are small, and what needs room stands on the slot's stack.
+#[inline(always)]
+fn run_unleased(links: &LinkList, seen: &impl Seen) -> MadeUp {
+    let mut made_up = MadeUp::default();
+    // SAFETY: a list is published complete and never changed.
+    for link in unsafe { links_of(links) }.filter(|link| seen.is_enough(link)) {
+        note(&mut made_up, link, seen.run_unleased(link));
+    }
+    made_up
 }
 
-/// What [`run_lists`] needs, and what has come of it. On the thread's own stack.
-struct Job<'a> {
-    call: &'a Call<'a>,
-    lists: [Option<&'a LinkList>; 2],
+#[inline(never)]
+fn run_leased<S: Seen>(target: &Target, control: &Control, links: &LinkList, seen: &S) -> MadeUp {
+    let Some((lease, cpu)) = lease(target) else {
+        miss(target);
+        return MadeUp::default();
+    };
+    // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
+    let slot = unsafe { target.slots.add(cpu as usize) };
+    let mut job = Job {
+        target,
+        seen,
+        links,
+        slot,
+        cpu,
+        signals: PendingSignals::default(),
+        made_up: MadeUp::default(),
+    };
+    // SAFETY: the slot is ours until the lease ends, and with it its stack.
+    unsafe { sys::call_on_stack((*slot).stack_top, run_links::<S>, (&raw mut job).cast()) };
+    // A child forked by a signal handler that interrupted the program has a copy of it, but not the lease.
+    if control.pid.load(Relaxed) != 0 {
+        release(target, lease, cpu);
+    }
+    if job.signals != PendingSignals::default() {
+        signal::send(job.signals, control.own_pid);
+    }
+    job.made_up
+}
+
+/// What [`run_links`] needs, and what has come of it. On the thread's own stack.
+struct Job<'a, S> {
+    target: &'a Target,
+    seen: &'a S,
+    links: &'a LinkList,
     slot: *mut Slot,
     cpu: u32,
     signals: PendingSignals,
@@ -206,23 +224,24 @@ struct Job<'a> {
 }
 
 /// Runs a job's programs one after the other. On the slot's stack.
-unsafe extern "sysv64" fn run_lists(job: *mut u8) {
+unsafe extern "sysv64" fn run_links<S: Seen>(job: *mut u8) {
     // SAFETY: `run_leased` passes its own job.
-    let job = unsafe { &mut *job.cast::<Job<'_>>() };
-    let call = job.call;
-    let mut context = new_context(call.target, job.slot, call.regs, core::ptr::null(), job.cpu);
-    let (mut room, mut probe) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    for list in job.lists.into_iter().flatten() {
-        // SAFETY: a list is published complete and never changed.
-        for link in unsafe { links_of(list) } {
-            let argument = match link.context {
-                CONTEXT_PROBE => call.show_probe(&mut probe),
-                _ => call.show(link, &mut room),
-            };
-            // SAFETY: the program was checked and compiled for this context.
-            let result = unsafe { run(&mut context, link, argument) };
-            note(&mut context.made_up, link, result);
-        }
+    let job = unsafe { &mut *job.cast::<Job<'_, S>>() };
+    let seen = job.seen;
+    let mut context = new_context(
+        job.target,
+        job.slot,
+        seen.registers(),
+        core::ptr::null(),
+        job.cpu,
+    );
+    let mut room = S::ROOM;
+    // SAFETY: a list is published complete and never changed.
+    for link in unsafe { links_of(job.links) }.filter(|link| seen.is_enough(link)) {
+        let argument = seen.show(link, &mut room);
+        // SAFETY: the program was checked and compiled for this context.
+        let result = unsafe { run(&mut context, link, argument) };
+        note(&mut context.made_up, link, result);
     }
     signal::block_again(&context);
     (job.signals, job.made_up) = (context.signals, context.made_up);
@@ -234,64 +253,5 @@ fn note(made_up: &mut MadeUp, link: &Link, result: u64) {
     if link.context == CONTEXT_MODIFY && result != 0 {
         let is_there = 1;
         *made_up = MadeUp { is_there, result };
-    }
-}
-
-/// Room for what a program sees of a call.
-union Room {
-    record: Record,
-    words: [u64; 2],
-}
-
-impl Call<'_> {
-    /// What a link's program sees of the call, by the way that it was attached, but for a probe's; made anew for each, in
-    /// the room given.
-    #[inline(always)]
-    fn show(&self, link: &Link, room: &mut MaybeUninit<Room>) -> *const u8 {
-        let regs = self.regs;
-        let (place, room) = (core::ptr::from_ref(regs), room.as_mut_ptr());
-        let words = match link.context {
-            CONTEXT_TRACEPOINT => {
-                let record = Record {
-                    common: 0,
-                    number: self.number(),
-                    values: match self.edge {
-                        ENTER => [regs.di, regs.si, regs.dx, regs.r10, regs.r8, regs.r9],
-                        _ => [regs.ax, 0, 0, 0, 0, 0],
-                    },
-                };
-                // SAFETY: the room is the caller's, and large enough for any of a union's fields.
-                unsafe { (&raw mut (*room).record).write(record) };
-                return room.cast();
-            }
-            CONTEXT_RAW => [place as u64, self.second()],
-            CONTEXT_MODIFY => [place as u64, 0],
-            _ => return place.cast(),
-        };
-        // SAFETY: as above.
-        unsafe { (&raw mut (*room).words).write(words) };
-        room.cast()
-    }
-
-    /// What a probe's program sees.
-    fn show_probe(&self, room: &mut MaybeUninit<PtRegs>) -> *const u8 {
-        let regs = PtRegs {
-            di: core::ptr::from_ref(self.regs) as u64,
-            ax: self.second(),
-            ..PtRegs::default()
-        };
-        core::ptr::from_ref(room.write(regs)).cast()
-    }
-
-    fn number(&self) -> u64 {
-        i64::from(self.regs.orig_ax as i32) as u64
-    }
-
-    /// The number before the call, the result behind it.
-    fn second(&self) -> u64 {
-        match self.edge {
-            ENTER => self.number(),
-            _ => self.regs.ax,
-        }
     }
 }

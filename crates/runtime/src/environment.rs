@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
 use beeline_image::abi;
-use beeline_image::abi::calls::CONTEXT_REGISTERS;
+use beeline_image::abi::calls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
 use beeline_isa::abi::Run;
 
 use crate::arena::{ARENA_BYTES, Arena};
@@ -410,7 +410,7 @@ impl Environment {
             run,
             cookie,
             context,
-            needs: needs(program),
+            needs: needs(program, context),
             engine: word_of(&code.engine).into(),
             name,
             ..self.bare_link(at)
@@ -453,6 +453,33 @@ impl Environment {
         }
     }
 
+    /// What [`Self::place_list`] has placed.
+    fn list_at(&self, list: usize) -> &[u64] {
+        if list == 0 {
+            return &[];
+        }
+        // SAFETY: the runtime's own list, which is its length, what is needed, and as many words as it says.
+        unsafe {
+            let head = self.home.get::<abi::LinkList>(list as u64);
+            std::slice::from_raw_parts(core::ptr::from_ref(head).add(1).cast(), head.count)
+        }
+    }
+
+    /// Places a list of links, if it differs from `old`, which was placed earlier; 0 for none.
+    pub fn place_list_anew(&mut self, links: &[u64], old: usize) -> Result<u64, Error> {
+        match self.list_at(old) == links {
+            true => Ok(old as u64),
+            false => self.place_list(links),
+        }
+    }
+
+    /// Does any of a list's programs need all registers?
+    pub fn needs_registers(&self, list: u64) -> bool {
+        // SAFETY: placed by `place_list`.
+        list != 0
+            && unsafe { self.home.get::<abi::LinkList>(list) }.needs & abi::NEEDS_REGISTERS != 0
+    }
+
     /// Places a list of links; 0 for none.
     pub fn place_list(&mut self, links: &[u64]) -> Result<u64, Error> {
         if links.is_empty() {
@@ -475,9 +502,15 @@ pub fn pid_namespace(pid: i32) -> [u64; 2] {
     std::fs::metadata(format!("/proc/{pid}/ns/pid")).map_or([0; 2], |file| [file.dev(), file.ino()])
 }
 
-/// What [`abi::Link::needs`] says of a program.
-fn needs(program: &Program) -> usize {
-    let (slot, registers) = (program.needs.slot, program.needs.reads_context);
+/// What [`abi::Link::needs`] says of a program with this [`abi::Link::context`].
+fn needs(program: &Program, context: usize) -> usize {
+    let registers = match context {
+        CONTEXT_TRACEPOINT => program.needs.walks_stack,
+        // Its result may become the call's, which is among the registers.
+        CONTEXT_MODIFY => true,
+        _ => program.needs.reads_context,
+    };
+    let slot = program.needs.slot;
     (if slot { abi::NEEDS_SLOT } else { 0 }) | (if registers { abi::NEEDS_REGISTERS } else { 0 })
 }
 

@@ -53,8 +53,10 @@ pub struct Needs {
     pub environment: bool,
     /// It has to run in a leased slot: for its environment, or for the stack there.
     pub slot: bool,
-    /// It looks at the registers.
+    /// It looks at its context.
     pub reads_context: bool,
+    /// It looks at the stack, which is found by the registers.
+    pub walks_stack: bool,
     /// It reads the target's memory, which may fault.
     pub reads_memory: bool,
     /// It asks for the target's cgroups.
@@ -74,6 +76,8 @@ const SLOT_STACK: u32 = 64 << 10;
 
 /// Helpers that read the target's memory, or give an address that a program reads from by itself.
 const READERS: [u32; 13] = [4, 6, 27, 45, 67, 112, 113, 114, 115, 148, 158, 165, 177];
+/// Helpers that look at the stack of whoever is traced.
+const WALKERS: [u32; 2] = [27, 67];
 /// Helpers that ask for the target's cgroups.
 const CGROUPS: [u32; 3] = [37, 80, 123];
 /// Helpers that give the current task, or take one.
@@ -117,6 +121,7 @@ impl Needs {
             environment: code.uses_run,
             slot: code.uses_run || code.stack_bytes > BORROWED_STACK,
             reads_context: facts.reads_context || tail_calls,
+            walks_stack: calls(&WALKERS) || tail_calls,
             reads_memory: calls(&READERS) || tail_calls,
             asks_cgroups: calls(&CGROUPS),
             prints: calls(&PRINTERS),

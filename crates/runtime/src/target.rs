@@ -73,6 +73,7 @@ impl Body<'_> {
                 environment: true,
                 slot: true,
                 reads_context: true,
+                walks_stack: false,
                 reads_memory: false,
                 asks_cgroups: false,
                 prints: false,

@@ -10,18 +10,23 @@ use iced_x86::code_asm::{
     r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 
-use super::{CLONE, CLONE3, RT_SIGRETURN, VFORK};
+use super::{CLONE, CLONE3, RT_SIGRETURN, VFORK, brief};
 use crate::trampoline::full::{
     CS, FLAGS, IP, ORIG_AX, PLAIN_FLAGS, REGS, SP, SS, USER_CS, USER_SS, WORD,
 };
 use crate::trampoline::{EmitError, RED_ZONE, assemble};
 
 /// Entries for each of enter and exit in [`CallSpec::watched`].
-const NUMBERS: i32 = 1024;
+pub(super) const NUMBERS: i32 = 1024;
 /// Bytes of the table at [`CallSpec::watched`].
 pub const WATCHED_LEN: usize = 2 * NUMBERS as usize;
+/// In [`CallSpec::watched`]: [`CallSpec::enter`] or [`CallSpec::exit`] is called.
+pub const WATCHED: u8 = 1;
+/// In [`CallSpec::watched`]: [`CallSpec::brief_enter`] or [`CallSpec::brief_exit`] is called. Not for clone, vfork, clone3 and
+/// `rt_sigreturn`.
+pub const WATCHED_BRIEFLY: u8 = 2;
 
-/// What is called around system calls. Both functions are of the System V calling convention and use general registers
+/// What is called around system calls. All functions are of the System V calling convention and use general registers
 /// only: vector and x87 state is not kept for them. The direction flag is clear and the stack aligned when they are called;
 /// the 128 bytes below the process's stack pointer are not touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +44,14 @@ pub struct CallSpec {
     /// `ax`. What it leaves there is the process's result. Where a call returns twice it is called in both threads, also in
     /// one that has just begun and whose thread pointer may still be its parent's or none.
     pub exit: u64,
-    /// Address of a table of [`WATCHED_LEN`] bytes: 1024 for `enter`, then 1024 for `exit`, by the low ten bits of the
-    /// call's number. Where it is 0 the function is not called.
+    /// Address of `extern "sysv64" fn(*const record, descriptor)`, called before the call is made in place of `enter`
+    /// where less has to be known: the record is eight words, of which the first is 0, the second the call's number with its
+    /// sign extended from 32 bits, and the others are the arguments. It must not change them.
+    pub brief_enter: u64,
+    /// Likewise, called in place of `exit`: the third word is the call's result, and what is behind that is of no meaning.
+    pub brief_exit: u64,
+    /// Address of a table of [`WATCHED_LEN`] bytes: 1024 for before the call, then 1024 for behind it, by the low ten bits of
+    /// the call's number. 0 where nothing is called; [`WATCHED`]; or [`WATCHED_BRIEFLY`].
     pub watched: u64,
 }
 
@@ -63,17 +74,21 @@ pub struct CommonCode {
     /// To be placed at the address it was made for, readable and executable.
     pub bytes: Vec<u8>,
     pub(super) spec: CallSpec,
-    /// Calls `enter`; comes back with the zero flag set if the call is to be made.
+    /// Reached with the zero flag set if the call is watched, clear if briefly. Calls what is to be called, and comes back
+    /// with the flag set if the call is to be made.
     pub(super) enter: u64,
-    /// Calls `exit`, with the number in ecx.
+    /// Reached with the zero flag likewise, and the number in ecx. Calls what is to be called, and comes back with the flag
+    /// set.
     pub(super) exit: u64,
+    /// Calls `exit`, with the number in ecx.
+    pub(super) full_exit: u64,
     /// Calls `enter` for what calls a cancellation point, with the arguments of that function; comes back likewise.
     pub(super) cancellable: u64,
-    /// Makes a call whose number is known only now. Comes back with the zero flag set when it is done, else with r11 the
-    /// address in the stub that makes it.
+    /// Makes a call whose number is known only now, with its place in the table in ecx. Comes back with the zero flag set
+    /// when it is done, else with r11 the address in the stub that makes it.
     pub(super) dynamic: u64,
-    /// Address behind the `syscall` instruction by which calls with a frame are made.
-    framed: u64,
+    /// Addresses behind the `syscall` instructions by which calls with a frame are made.
+    framed: [u64; 2],
 }
 
 /// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, the record's address, and one word more.
@@ -86,9 +101,9 @@ pub(super) const PLAIN: i32 = 16;
 pub(super) const BARE: [(u32, i32); 3] = [(CLONE, 24), (VFORK, 32), (CLONE3, 40)];
 
 /// The structure is above the return address.
-const AT: i32 = WORD;
-const RECORD: i32 = AT + REGS;
-const FIRST_ARGUMENT: i32 = RECORD + WORD;
+pub(super) const AT: i32 = WORD;
+pub(super) const RECORD: i32 = AT + REGS;
+pub(super) const FIRST_ARGUMENT: i32 = RECORD + WORD;
 /// What was on top of the stack.
 const STACK: i32 = AT + FRAME;
 
@@ -139,34 +154,68 @@ impl CommonCode {
             code.label_ip(label)
                 .map_err(|source| EmitError::Assemble { at, source })
         };
-        let [enter, exit, dynamic, framed, cancellable] = &labels;
+        let Labels {
+            enter,
+            exit,
+            full_exit,
+            dynamic,
+            framed: [framed, briefly_framed],
+            cancellable,
+        } = &labels;
         Ok(Self {
             spec: *spec,
             enter: place(enter)?,
             exit: place(exit)?,
+            full_exit: place(full_exit)?,
             dynamic: place(dynamic)?,
-            framed: place(framed)?,
+            framed: [place(framed)?, place(briefly_framed)?],
             cancellable: place(cancellable)?,
             bytes: code.inner.code_buffer,
         })
     }
 
-    /// Where a thread is that waits in a call made with a frame: an address, and how far above the stack pointer the call's
+    /// Where threads are that wait in a call made with a frame: addresses, and how far above the stack pointer the call's
     /// `struct pt_regs` is, whose `ip` and `sp` are those that it has without the hook.
-    pub fn framed(&self) -> (u64, u64) {
-        (self.framed, AT as u64)
+    pub fn framed(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
+        self.framed.into_iter().map(|behind| (behind, AT as u64))
     }
 }
 
-fn write(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<[CodeLabel; 5], IcedError> {
-    let mut labels = [(); 5].map(|()| asm.create_label());
-    asm.set_label(&mut labels[0])?;
+struct Labels {
+    enter: CodeLabel,
+    exit: CodeLabel,
+    full_exit: CodeLabel,
+    dynamic: CodeLabel,
+    framed: [CodeLabel; 2],
+    cancellable: CodeLabel,
+}
+
+fn write(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<Labels, IcedError> {
+    let mut labels = Labels {
+        enter: asm.create_label(),
+        exit: asm.create_label(),
+        full_exit: asm.create_label(),
+        dynamic: asm.create_label(),
+        framed: [(); 2].map(|()| asm.create_label()),
+        cancellable: asm.create_label(),
+    };
+    let [mut brief_enter, mut brief_exit] = [(); 2].map(|()| asm.create_label());
+    asm.set_label(&mut labels.enter)?;
+    asm.jne(brief_enter)?;
     write_enter(asm, spec)?;
-    asm.set_label(&mut labels[1])?;
+    asm.set_label(&mut brief_enter)?;
+    brief::write_enter(asm, spec)?;
+    asm.set_label(&mut labels.exit)?;
+    asm.jne(brief_exit)?;
+    asm.set_label(&mut labels.full_exit)?;
     write_exit(asm, spec)?;
-    asm.set_label(&mut labels[2])?;
-    write_dynamic(asm, spec, &mut labels[3])?;
-    asm.set_label(&mut labels[4])?;
+    asm.set_label(&mut brief_exit)?;
+    brief::write_exit(asm, spec)?;
+    asm.set_label(&mut labels.dynamic)?;
+    let [framed, briefly_framed] = &mut labels.framed;
+    brief::write_dynamic(asm, spec, briefly_framed, labels.exit)?;
+    write_dynamic(asm, spec, framed)?;
+    asm.set_label(&mut labels.cancellable)?;
     write_cancellable(asm, spec)?;
     Ok(labels)
 }
@@ -190,6 +239,7 @@ fn write_exit(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError>
     save(asm)?;
     call(asm, spec.exit)?;
     load(asm, AX)?;
+    asm.cmp(eax, eax)?;
     asm.ret()
 }
 

@@ -19,7 +19,7 @@ pub struct CallStub {
     /// One, or two for a call that stays in place. All are stored, or none.
     pub patches: Vec<CallPatch>,
     /// Addresses behind the stub's own `syscall` instructions, with the address behind the site's: a thread that is asleep
-    /// at one can be set to the other when the patches are taken back. [`CommonCode::framed`] is one more.
+    /// at one can be set to the other when the patches are taken back. [`CommonCode::framed`] are two more.
     pub moves: Vec<(u64, u64)>,
 }
 
@@ -112,7 +112,7 @@ impl CommonCode {
         code.put(LEA_RSP);
         code.put(&(-FRAME).to_le_bytes());
         let record = code.gap(LEA_R11);
-        code.relative(CALL, self.exit)?;
+        code.relative(CALL, self.full_exit)?;
         code.put(LEA_RSP);
         code.put(&FRAME.to_le_bytes());
         let place = code.gap(JMP_AT_RIP);
@@ -215,6 +215,7 @@ impl Code {
 const JMP: &[u8] = &[0xe9];
 const CALL: &[u8] = &[0xe8];
 const JE: &[u8] = &[0x0f, 0x84];
+const JAE: &[u8] = &[0x0f, 0x83];
 const JNE: &[u8] = &[0x0f, 0x85];
 /// `jmp [rip + disp32]`
 const JMP_AT_RIP: &[u8] = &[0xff, 0x25];
@@ -237,8 +238,10 @@ const LOAD_NUMBER: &[u8] = &[0x8b, 0x4c, 0x24, 0xf0];
 const STORE_STUB: &[u8] = &[0x4c, 0x89, 0x5c, 0x24, 0xe8];
 /// `cmp [rsp - 24], r11`
 const CMP_STUB: &[u8] = &[0x4c, 0x39, 0x5c, 0x24, 0xe8];
-/// `cmp byte [rcx], 0`
-const CMP_AT_RCX: &[u8] = &[0x80, 0x39, 0];
+/// `cmp byte [rcx], WATCHED`
+const CMP_AT_RCX: &[u8] = &[0x80, 0x39, super::WATCHED];
+/// `cmp byte [rip + disp32], imm8` without these.
+const CMP_AT_RIP: &[u8] = &[0x80, 0x3d];
 /// `cmp byte [r11 + rcx], 0`
 const CMP_AT_R11_RCX: &[u8] = &[0x41, 0x80, 0x3c, 0x0b, 0];
 /// `cmp byte [r11 + rcx + 1024], 0`
@@ -391,7 +394,7 @@ impl Stub<'_> {
         self.code.put(CMP_STUB);
         self.code.relative(JNE, done)?;
         self.code.put(LOAD_NUMBER);
-        self.ask(self.common.exit)?;
+        self.ask(self.common.full_exit)?;
         self.code.jump(done)?;
 
         self.code.fill(entered);
@@ -414,12 +417,23 @@ impl Stub<'_> {
         self.code.put(&self.common.spec.watched.to_le_bytes());
     }
 
-    /// Goes on if the byte there is zero.
+    /// Goes on if the byte there is zero; else jumps, with the zero flag set if it is [`WATCHED`](super::WATCHED).
     fn check(&mut self, watched: u64) -> Gap {
-        self.code.put(MOV_RCX);
-        self.code.put(&watched.to_le_bytes());
-        self.code.put(CMP_AT_RCX);
-        self.code.gap(JNE)
+        // What is compared with stands behind the displacement.
+        let end = self.code.here().wrapping_add(CMP_AT_RIP.len() as u64 + 5);
+        match displacement(end, watched) {
+            Ok(near) => {
+                self.code.put(CMP_AT_RIP);
+                self.code.put(&near.to_le_bytes());
+                self.code.put(&[super::WATCHED]);
+            }
+            Err(_) => {
+                self.code.put(MOV_RCX);
+                self.code.put(&watched.to_le_bytes());
+                self.code.put(CMP_AT_RCX);
+            }
+        }
+        self.code.gap(JAE)
     }
 
     /// The moved `syscall`; gives its address.
@@ -460,7 +474,7 @@ impl Stub<'_> {
         self.code.jump(done)
     }
 
-    /// Calls the common code below a frame. Keeps the flags that it comes back with.
+    /// Calls the common code below a frame. Keeps the flags that it comes to, and comes back with.
     fn ask(&mut self, common: u64) -> Result<(), EmitError> {
         self.code.put(LEA_RSP);
         self.code.put(&(-FRAME).to_le_bytes());

@@ -36,6 +36,8 @@ pub enum Mode {
 unsafe extern "sysv64" {
     fn test_call_enter();
     fn test_call_exit();
+    fn test_call_brief_enter();
+    fn test_call_brief_exit();
     static test_call_len: AtomicU64;
     static test_call_misaligned: AtomicU64;
     static test_call_mode: AtomicU64;
@@ -55,7 +57,7 @@ global_asm!(
     "test_call_value: .skip 8",
     "test_call_log: .skip 184 * 65536",
     ".text",
-    ".globl test_call_enter, test_call_exit",
+    ".globl test_call_enter, test_call_exit, test_call_brief_enter, test_call_brief_exit",
     "test_call_enter:",
     "xor edx, edx",
     "call test_call_keep",
@@ -80,6 +82,15 @@ global_asm!(
     "4:",
     "mov [r8 + 120], rcx",
     "xor eax, eax",
+    "jmp test_call_spoil",
+    // These keep what they are shown like the others, with what stands behind it, and know no mode.
+    "test_call_brief_enter:",
+    "mov edx, 2",
+    "call test_call_keep",
+    "jmp test_call_spoil",
+    "test_call_brief_exit:",
+    "mov edx, 3",
+    "call test_call_keep",
     "jmp test_call_spoil",
     "test_call_exit:",
     "mov edx, 1",
@@ -128,18 +139,28 @@ global_asm!(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     pub is_exit: bool,
+    pub is_brief: bool,
     pub descriptor: u64,
-    /// `struct pt_regs`.
+    /// `struct pt_regs`; or the record, in as many words as that has.
     pub regs: [u64; 21],
 }
 
 impl Seen {
+    fn new(kind: u64, descriptor: u64, regs: [u64; 21]) -> Self {
+        Self {
+            is_exit: kind & 1 != 0,
+            is_brief: kind & 2 != 0,
+            descriptor,
+            regs,
+        }
+    }
+
     pub fn number(&self) -> u64 {
-        self.regs[15]
+        self.regs[if self.is_brief { 1 } else { 15 }]
     }
 
     pub fn result(&self) -> u64 {
-        self.regs[10]
+        self.regs[if self.is_brief { 2 } else { 10 }]
     }
 }
 
@@ -157,9 +178,17 @@ pub fn reset(mode: Mode, value: u64) {
 
 /// Sets whether enter and exit of each call are watched.
 pub fn watch(watched: impl Fn(u32) -> (bool, bool)) {
+    watch_how(|number| {
+        let (enter, exit) = watched(number);
+        (u8::from(enter), u8::from(exit))
+    });
+}
+
+/// Sets how enter and exit of each call are watched.
+pub fn watch_how(watched: impl Fn(u32) -> (u8, u8)) {
     for (number, entry) in WATCHED.iter().enumerate() {
         let (enter, exit) = watched(number as u32 % 1024);
-        entry.store(u8::from(if number < 1024 { enter } else { exit }), Relaxed);
+        entry.store(if number < 1024 { enter } else { exit }, Relaxed);
     }
 }
 
@@ -176,10 +205,9 @@ pub fn seen() -> Vec<Seen> {
         assert!(len <= KEPT, "too many calls for the log");
         test_call_log[..len]
             .iter()
-            .map(|words| Seen {
-                is_exit: words[0].load(Relaxed) != 0,
-                descriptor: words[1].load(Relaxed),
-                regs: std::array::from_fn(|i| words[i + 2].load(Relaxed)),
+            .map(|words| {
+                let word = |i: usize| words[i].load(Relaxed);
+                Seen::new(word(0), word(1), std::array::from_fn(|i| word(i + 2)))
             })
             .collect()
     }
@@ -195,11 +223,7 @@ pub fn seen_by(child: libc::pid_t) -> Vec<Seen> {
     let (entries, _) = words.as_chunks::<23>();
     entries
         .iter()
-        .map(|entry| Seen {
-            is_exit: entry[0] != 0,
-            descriptor: entry[1],
-            regs: entry[2..].try_into().unwrap(),
-        })
+        .map(|entry| Seen::new(entry[0], entry[1], entry[2..].try_into().unwrap()))
         .collect()
 }
 
@@ -230,6 +254,8 @@ pub fn spec() -> CallSpec {
     CallSpec {
         enter: test_call_enter as *const () as u64,
         exit: test_call_exit as *const () as u64,
+        brief_enter: test_call_brief_enter as *const () as u64,
+        brief_exit: test_call_brief_exit as *const () as u64,
         watched: WATCHED.as_ptr() as u64,
     }
 }

@@ -10,7 +10,12 @@ pub const ENTER: usize = 0;
 pub const EXIT: usize = 1;
 
 /// Entries of each half of [`Calls::watched`]; stubs look a number up by its low bits.
-pub const WATCHED: usize = 1024;
+pub const WATCHED_NUMBERS: usize = 1024;
+/// In [`Calls::watched`]: the image has to see all registers ([`super::PtRegs`]).
+pub const WATCHED: u8 = 1;
+/// In [`Calls::watched`]: the image has to see a [`Record`].
+pub const WATCHED_BRIEFLY: u8 = 2;
+
 /// Numbers that have programs of their own. x86-64's calls end below (`asm/unistd_64.h`).
 pub const CALL_NUMBERS: usize = 512;
 
@@ -18,15 +23,15 @@ pub const CALL_NUMBERS: usize = 512;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Calls {
-    /// For each side, by number: 0 while a stub need not call the image.
-    pub watched: [[AtomicU8; WATCHED]; 2],
+    /// For each side, by number: 0 while a stub need not call the image; [`WATCHED`] or [`WATCHED_BRIEFLY`].
+    pub watched: [[AtomicU8; WATCHED_NUMBERS]; 2],
     /// The target.
     pub target: *const Target,
     /// What stands for the target in children that share its memory (`vfork`): [`super::IS_CHILD`].
     pub child: *const Target,
-    /// For each side the programs that run at every call: a [`super::LinkList`]'s address, or 0.
+    /// For each side the programs that run at calls whose number is none of [`Self::each`]: a [`super::LinkList`]'s address, or 0.
     pub all: [AtomicUsize; 2],
-    /// For each side, by number, likewise.
+    /// For each side, by number: the programs that run at that call, those of all calls first; likewise.
     pub each: [[AtomicUsize; CALL_NUMBERS]; 2],
 }
 

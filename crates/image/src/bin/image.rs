@@ -17,6 +17,8 @@ mod freestanding {
         ".quad {shortcut} - beeline_table",
         ".quad {call_enter} - beeline_table",
         ".quad {call_exit} - beeline_table",
+        ".quad {call_brief_enter} - beeline_table",
+        ".quad {call_brief_exit} - beeline_table",
         enter = sym enter::beeline_enter,
         leave = sym enter::beeline_leave,
         signal = sym signals::beeline_signal,
@@ -25,6 +27,8 @@ mod freestanding {
         shortcut = sym shortcut::beeline_shortcut,
         call_enter = sym calls::beeline_call_enter,
         call_exit = sym calls::beeline_call_exit,
+        call_brief_enter = sym calls::beeline_call_brief_enter,
+        call_brief_exit = sym calls::beeline_call_brief_exit,
     );
 
     /// Never linked: the build refuses an image that holds it.

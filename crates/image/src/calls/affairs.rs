@@ -17,8 +17,21 @@ const CLONE_THREAD: u64 = 0x1_0000;
 
 /// The target that a call is made in, which need not be the one that the code was hooked for: a forked child becomes a
 /// target first, and a child that shares its parent's memory has a record of its own. `None`: nobody may be told of it.
+#[inline(always)]
 pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
     // SAFETY: private memory of the target, mapped as long as the stubs are.
+    let control = unsafe { &*own.control };
+    if control.pid.load(Relaxed) != 0 && control.children.load(Relaxed) == 0 {
+        return Some(own);
+    }
+    ask_whose(own, child)
+}
+
+/// As [`whose`], where it is not plain.
+#[cold]
+#[inline(never)]
+fn ask_whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
+    // SAFETY: as above.
     let control = unsafe { &*own.control };
     if control.pid.load(Relaxed) == 0 && !is_adopted(own) {
         return None;
@@ -33,8 +46,6 @@ pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target
 }
 
 /// A forked child has a copy of everything but its own record: has the runtime give it one now?
-#[cold]
-#[inline(never)]
 fn is_adopted(target: &Target) -> bool {
     // SAFETY: as above.
     let control = unsafe { &*target.control };

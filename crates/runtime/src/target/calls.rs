@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use beeline_hook::CommonCode;
 use beeline_image::abi::calls::{
     CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT,
+    WATCHED, WATCHED_BRIEFLY,
 };
 use beeline_image::abi::{self, calls};
 use beeline_inject::{Region, Stopped};
@@ -248,57 +248,48 @@ impl Target {
 
     fn publish_tables(&mut self, here: &Calls) -> Result<(), Error> {
         for (edge, index) in [(Edge::Enter, ENTER), (Edge::Exit, EXIT)] {
-            let of_edge: Vec<_> = here
-                .links
+            let mut places = BTreeMap::<_, Vec<_>>::new();
+            for one in here.links.iter().filter(|one| one.link.edge == edge) {
+                places.entry(one.link.number).or_default().push(one.place);
+            }
+            let all = places.remove(&None).unwrap_or_default();
+            let environment = self.environment_mut()?;
+            // SAFETY: placed as a `Calls`.
+            let old = unsafe { environment.home.get::<calls::Calls>(here.record) };
+            let old_all = old.all[index].load(Relaxed);
+            let old_each: Vec<_> = old.each[index]
                 .iter()
-                .filter(|one| one.link.edge == edge)
+                .map(|one| one.load(Relaxed))
                 .collect();
-            let places = |number: Option<u32>| {
-                let of_number = of_edge.iter().filter(|one| one.link.number == number);
-                of_number.map(|one| one.place).collect::<Vec<_>>()
-            };
-            let all = places(None);
-            let is_all = !all.is_empty();
+            let common = environment.place_list_anew(&all, old_all)?;
+            let mut lists = Vec::with_capacity(CALL_NUMBERS);
+            for (number, old) in (0..).zip(old_each) {
+                lists.push(match places.get(&Some(number)) {
+                    None => common,
+                    Some(own) => environment.place_list_anew(&[&all[..], own].concat(), old)?,
+                });
+            }
             let affairs = match here.links.is_empty() {
                 true => &[][..],
                 false => AFFAIRS[index],
             };
-            self.publish_list(here.record, &all, |table| &table.all[index])?;
-            let numbers: BTreeSet<_> = of_edge.iter().filter_map(|one| one.link.number).collect();
-            for number in 0..CALL_NUMBERS {
-                let own = match numbers.contains(&(number as u32)) {
-                    true => places(Some(number as u32)),
-                    false => Vec::new(),
-                };
-                self.publish_list(here.record, &own, |table| &table.each[index][number])?;
-            }
             // SAFETY: placed as a `Calls`.
-            let table = unsafe { self.environment()?.home.get::<calls::Calls>(here.record) };
+            let table = unsafe { environment.home.get::<calls::Calls>(here.record) };
+            table.all[index].store(common as usize, Release);
+            for (word, list) in table.each[index].iter().zip(&lists) {
+                word.store(*list as usize, Release);
+            }
             for (number, watched) in table.watched[index].iter().enumerate() {
-                let number = number as u32;
-                let wanted = is_all || numbers.contains(&number) || affairs.contains(&number);
-                watched.store(wanted.into(), Release);
+                let list = lists.get(number).copied().unwrap_or(common);
+                let how = match list {
+                    _ if affairs.contains(&(number as u32)) => WATCHED,
+                    0 => 0,
+                    _ if environment.needs_registers(list) || FRAMELESS == number => WATCHED,
+                    _ => WATCHED_BRIEFLY,
+                };
+                watched.store(how, Release);
             }
         }
-        Ok(())
-    }
-
-    /// Stores a list's address where `word` says, if it is another list than the one there.
-    fn publish_list(
-        &mut self,
-        record: u64,
-        links: &[u64],
-        word: impl Fn(&calls::Calls) -> &AtomicUsize,
-    ) -> Result<(), Error> {
-        let environment = self.environment_mut()?;
-        // SAFETY: placed as a `Calls`.
-        let old = word(unsafe { environment.home.get::<calls::Calls>(record) }).load(Relaxed);
-        if old == 0 && links.is_empty() {
-            return Ok(());
-        }
-        let list = environment.place_list(links)?;
-        // SAFETY: as above.
-        word(unsafe { environment.home.get::<calls::Calls>(record) }).store(list as usize, Release);
         Ok(())
     }
 
@@ -393,6 +384,9 @@ const AFFAIRS: [&[u32]; 2] = [
         libc::SYS_pkey_mprotect as u32,
     ],
 ];
+
+/// One of the calls that must not be watched briefly; the others are among [`AFFAIRS`].
+const FRAMELESS: usize = libc::SYS_rt_sigreturn as usize;
 
 /// What names a mapping of a file's code.
 fn key(region: &Region) -> (u64, u64, u64) {

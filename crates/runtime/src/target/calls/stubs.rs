@@ -84,6 +84,8 @@ impl Target {
         let spec = CallSpec {
             enter: image + points.call_enter,
             exit: image + points.call_exit,
+            brief_enter: image + points.call_brief_enter,
+            brief_exit: image + points.call_brief_exit,
             watched: self.calls_record()? + offset_of!(calls::Calls, watched) as u64,
         };
         let pid = self.process.pid();
@@ -124,14 +126,15 @@ impl Target {
             })
             .collect();
         let common = self.calls.iter().flat_map(|calls| &calls.common);
-        moves.extend(common.map(|(_, common)| {
-            let (moved, regs) = common.framed();
-            Move {
-                moved,
-                behind: 0,
-                regs,
-            }
-        }));
+        moves.extend(
+            common
+                .flat_map(|(_, common)| common.framed())
+                .map(|(moved, regs)| Move {
+                    moved,
+                    behind: 0,
+                    regs,
+                }),
+        );
         let environment = self.environment_mut()?;
         let home = &mut environment.home;
         let full = os("filling an arena");

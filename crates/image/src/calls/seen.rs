@@ -1,0 +1,171 @@
+//! What is known of a call, and what programs see of it.
+
+use core::mem::MaybeUninit;
+
+use crate::abi::calls::{
+    CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, Record,
+};
+use crate::abi::{Link, NEEDS_REGISTERS, PtRegs};
+
+/// What is known of one side of a call.
+pub(super) trait Seen {
+    /// Room for what programs see, on the slot's stack.
+    type Room;
+    /// Such room.
+    const ROOM: Self::Room;
+
+    /// Is what is known enough for a program? Where it is not, the program has come while this call was on its way here:
+    /// that was before its time.
+    fn is_enough(&self, link: &Link) -> bool;
+
+    /// What a link's program sees of the call, by the way that it was attached; made anew for each, in the room given.
+    fn show(&self, link: &Link, room: &mut Self::Room) -> *const u8;
+
+    /// Runs a program that needs no slot on the thread's own stack; gives its result.
+    fn run_unleased(&self, link: &Link) -> u64;
+
+    /// For [`crate::abi::Context::regs`]: not null. Only programs for which [`Self::is_enough`] look at them.
+    fn registers(&self) -> *const PtRegs;
+}
+
+/// The stub's own record is what every program sees that needs no registers: those that are not attached to a tracepoint do
+/// not look at their context at all.
+impl Seen for &Record {
+    type Room = ();
+    const ROOM: () = ();
+
+    #[inline(always)]
+    fn is_enough(&self, link: &Link) -> bool {
+        link.needs & NEEDS_REGISTERS == 0
+    }
+
+    #[inline(always)]
+    fn show(&self, _: &Link, (): &mut ()) -> *const u8 {
+        core::ptr::from_ref(*self).cast()
+    }
+
+    #[inline(always)]
+    fn run_unleased(&self, link: &Link) -> u64 {
+        // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
+        unsafe { link.entry()(self.show(link, &mut ()), &raw const link.run) }
+    }
+
+    #[inline(always)]
+    fn registers(&self) -> *const PtRegs {
+        core::ptr::from_ref(*self).cast()
+    }
+}
+
+/// All registers, and whether the call is about to be made.
+pub(super) struct Registers<'a> {
+    pub regs: &'a PtRegs,
+    pub edge: usize,
+}
+
+/// Room for what a program sees of a call.
+pub(super) struct Room {
+    brief: MaybeUninit<Brief>,
+    probe: MaybeUninit<PtRegs>,
+}
+
+/// What is not a probe's.
+union Brief {
+    record: Record,
+    words: [u64; 2],
+}
+
+impl Seen for Registers<'_> {
+    type Room = Room;
+    const ROOM: Room = Room {
+        brief: MaybeUninit::uninit(),
+        probe: MaybeUninit::uninit(),
+    };
+
+    #[inline(always)]
+    fn is_enough(&self, _: &Link) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn show(&self, link: &Link, room: &mut Room) -> *const u8 {
+        match link.context {
+            CONTEXT_PROBE => self.show_probe(&mut room.probe),
+            _ => self.show_briefly(link, &mut room.brief),
+        }
+    }
+
+    #[inline(never)]
+    fn run_unleased(&self, link: &Link) -> u64 {
+        if link.context == CONTEXT_PROBE {
+            return self.run_probe(link);
+        }
+        let mut room = MaybeUninit::uninit();
+        // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
+        unsafe { link.entry()(self.show_briefly(link, &mut room), &raw const link.run) }
+    }
+
+    #[inline(always)]
+    fn registers(&self) -> *const PtRegs {
+        self.regs
+    }
+}
+
+impl Registers<'_> {
+    /// Apart, as the registers that a probe sees take much room.
+    #[cold]
+    #[inline(never)]
+    fn run_probe(&self, link: &Link) -> u64 {
+        let mut room = MaybeUninit::uninit();
+        // SAFETY: as in `run_unleased`.
+        unsafe { link.entry()(self.show_probe(&mut room), &raw const link.run) }
+    }
+
+    #[inline(always)]
+    fn show_briefly(&self, link: &Link, room: &mut MaybeUninit<Brief>) -> *const u8 {
+        let regs = self.regs;
+        let (place, room) = (core::ptr::from_ref(regs), room.as_mut_ptr());
+        let words = match link.context {
+            CONTEXT_TRACEPOINT => {
+                let record = Record {
+                    common: 0,
+                    number: self.number(),
+                    values: match self.edge {
+                        ENTER => [regs.di, regs.si, regs.dx, regs.r10, regs.r8, regs.r9],
+                        _ => [regs.ax, 0, 0, 0, 0, 0],
+                    },
+                };
+                // SAFETY: the room is the caller's, and large enough for any of a union's fields.
+                unsafe { (&raw mut (*room).record).write(record) };
+                return room.cast();
+            }
+            CONTEXT_RAW => [place as u64, self.second()],
+            CONTEXT_MODIFY => [place as u64, 0],
+            _ => return place.cast(),
+        };
+        // SAFETY: as above.
+        unsafe { (&raw mut (*room).words).write(words) };
+        room.cast()
+    }
+
+    /// What a probe's program sees.
+    fn show_probe(&self, room: &mut MaybeUninit<PtRegs>) -> *const u8 {
+        let regs = PtRegs {
+            di: core::ptr::from_ref(self.regs) as u64,
+            ax: self.second(),
+            ..PtRegs::default()
+        };
+        core::ptr::from_ref(room.write(regs)).cast()
+    }
+
+    fn number(&self) -> u64 {
+        i64::from(self.regs.orig_ax as i32) as u64
+    }
+
+    /// The number before the call, the result behind it.
+    fn second(&self) -> u64 {
+        match self.edge {
+            ENTER => self.number(),
+            _ => self.regs.ax,
+        }
+    }
+}
