@@ -46,14 +46,49 @@ impl Engine {
     }
 }
 
-/// The command that runs a tool on the kernel and shows it the kernel's tracepoints, also where nobody has mounted them: in
-/// a mount namespace of its own.
+/// The command that runs a tool on the kernel and shows it the kernel's tracepoints in both places where tools look, also
+/// where nobody has mounted them: in a mount namespace of its own.
 pub fn with_tracefs(tool: impl AsRef<std::ffi::OsStr>) -> Command {
-    const SCRIPT: &str = r#"test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing; exec "$0" "$@""#;
+    const SCRIPT: &str = r#"cd /sys/kernel
+        test -e tracing/events || mount -t tracefs nodev tracing
+        test -e debug/tracing/events || { mount -t tmpfs nodev debug && mkdir debug/tracing && mount -t tracefs nodev debug/tracing; }
+        cd "$OLDPWD" && exec "$0" "$@""#;
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]);
     command.arg(tool);
     command
+}
+
+/// Has a command find headers of a kernel where bcc looks for those of the running one, which need not be installable:
+/// any of this machine's architecture do for programs that look at system calls. In a mount namespace of its own. An
+/// error says what to install.
+pub fn with_kernel_headers(command: Command) -> Result<Command, String> {
+    const SCRIPT: &str = r#"test -e /lib/modules/$(uname -r)/build && exec "$@"
+        mount -t tmpfs nodev /lib/modules && mkdir /lib/modules/$(uname -r) && cd /lib/modules/$(uname -r) &&
+        ln -s "$0" build && ln -s "${0%-*}-common" source && cd "$OLDPWD" && exec "$@""#;
+    let headers = std::fs::read_dir("/usr/src")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("linux-headers-") && path.join("include/generated").is_dir()
+        })
+        .ok_or("no kernel headers are installed (scripts/deps.sh installs what there is)")?;
+    let mut within = Command::new("unshare");
+    within.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]);
+    within
+        .arg(headers)
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => within.env(name, value),
+            None => within.env_remove(name),
+        };
+    }
+    Ok(within)
 }
 
 /// Has Beeline compile what it runs, whatever it has compiled in earlier tests.

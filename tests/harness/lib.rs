@@ -23,7 +23,7 @@ pub use case::{Case, Compare};
 pub use embedded::embedded_objects;
 pub use engine::{
     Engine, beeline, beeline_wanted, compile_anew, engines, find_program, kernel_available,
-    with_tracefs,
+    with_kernel_headers, with_tracefs,
 };
 pub use guest::{Answer, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;
