@@ -3,10 +3,11 @@
 use std::process::Command;
 
 use beeline_e2e::{
-    Engine, Scratch, Turn, Workload, altered_text, beeline_wanted, find_program, need,
+    Engine, Scratch, Turn, Workload, altered_text, beeline, beeline_wanted, engines, find_program,
+    need,
 };
 
-use crate::trace::{every_call, on_family, plain, same_calls, same_calls_but};
+use crate::trace::{Traced, every_call, on_family, plain, same_calls, same_calls_but, threads};
 
 #[test]
 fn bare_calls_of_a_library_that_is_loaded_are_seen() {
@@ -21,28 +22,114 @@ fn bare_calls_of_a_library_that_is_loaded_are_seen() {
     need!(same_calls(target, &["load", "load"]));
 }
 
-/// Nobody knows the functions of such code: its calls are made, and not seen.
+/// It is hooked when it becomes executable. The calls that are reached past the instruction before them are not seen.
 #[test]
-fn code_that_is_written_at_run_time_runs() {
+fn code_that_is_written_at_run_time_is_seen() {
     let _turn = Turn::take();
-    need!(beeline_wanted());
     let scratch = Scratch::new();
     let program = scratch.build("calls/loaded.c");
-    let target = {
+    let target = || {
         let mut command = Command::new(&program);
         command.arg("none");
         command
     };
-    let script = every_call(Engine::Beeline);
-    let mut traced = need!(crate::trace::Traced::start(
-        Engine::Beeline,
-        target,
-        &script
-    ));
-    for _ in 0..3 {
-        assert_eq!(traced.workload.tell("write code"), "done write code");
+    for engine in need!(engines()) {
+        let mut traced = need!(Traced::start(engine, target(), &every_call(engine)));
+        let rounds = 3;
+        for _ in 0..rounds {
+            assert_eq!(traced.workload.tell("write code"), "done write code");
+        }
+        let threads = threads(&traced.finish(), |number| {
+            i64::from(number) != libc::SYS_getppid
+        });
+        let [thread] = threads.as_slice() else {
+            panic!("{engine}: {threads:?}");
+        };
+        // Each of the calls that are told from the others is made by the C library as well.
+        let past = match engine {
+            Engine::Kernel => 3,
+            Engine::Beeline => 0,
+        };
+        let each = 2 * (6 * 3 + 2) + 3 + past;
+        assert_eq!(thread.len(), 2 * rounds * each, "{engine}");
+        let in_turns = thread
+            .chunks(2)
+            .all(|pair| pair[0] == "+110" && pair[1].starts_with("-110="));
+        assert!(in_turns, "{engine}: {thread:?}");
     }
+}
+
+/// Also what was written before anybody looked.
+#[test]
+fn code_that_was_written_at_run_time_is_given_back() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let mut target = Command::new(scratch.build("calls/loaded.c"));
+    target.arg("none");
+    let mut workload = Workload::start_command(target);
+    for before in [true, false] {
+        if before {
+            assert_eq!(workload.tell("keep code"), "done keep code");
+        }
+        let script = every_call(Engine::Beeline);
+        let mut traced = need!(Traced::attach(Engine::Beeline, workload, &script));
+        for scene in ["is changed", "keep code", "is changed"] {
+            assert_eq!(traced.workload.tell(scene), format!("done {scene}"));
+        }
+        let (same, _) = traced.finish_tool();
+        workload = same;
+        assert_eq!(workload.tell("is as written"), "done is as written");
+    }
+    workload.finish();
+}
+
+/// It runs; its calls are not seen, and that is told.
+#[test]
+fn code_in_writable_memory_runs_and_is_listed() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let mut target = Command::new(scratch.build("calls/loaded.c"));
+    target.arg("none");
+    let script = every_call(Engine::Beeline);
+    let mut traced = need!(Traced::start(Engine::Beeline, target, &script));
+    for _ in 0..2 {
+        assert_eq!(traced.workload.tell("write and run"), "done write and run");
+    }
+    let ps = Command::new(beeline())
+        .arg("ps")
+        .output()
+        .expect("beeline ps");
+    let text = String::from_utf8_lossy(&ps.stdout).into_owned();
+    let of_target = text
+        .split_once(&format!("{:>8}  ", traced.workload.pid()))
+        .map_or("", |(_, rest)| rest);
+    let why = "not looked through: code may be written there at any time";
+    assert!(of_target.contains(why), "{text}");
     traced.finish();
+}
+
+/// Those of a library that was replaced by an upgrade, say.
+#[test]
+fn calls_of_files_that_were_removed_are_seen() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/loaded.c");
+    for engine in need!(engines()) {
+        let library = scratch.build_with("calls/bare_library.c", &["-shared", "-fPIC"]);
+        let mut target = Command::new(&program);
+        target.arg(&library);
+        let mut workload = Workload::start_command(target);
+        assert_eq!(workload.tell("removed"), "done removed");
+        let mut traced = need!(Traced::attach(engine, workload, &every_call(engine)));
+        assert_eq!(traced.workload.tell("removed"), "done removed");
+        let seen = threads(&traced.finish(), |number| {
+            i64::from(number) != libc::SYS_getppid
+        });
+        let known = ["+110", "-110=PID"].repeat(2 * 10);
+        assert_eq!(seen, [known], "{engine}");
+    }
 }
 
 #[test]

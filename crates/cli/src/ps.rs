@@ -80,6 +80,10 @@ fn print_calls(presence: &Presence) {
         let place = place(presence, *address);
         println!("{:>12}{address:#x} not hooked: {why}; {place}", "");
     }
+    for (range, why) in &calls.unseen {
+        let (start, end) = (range.start, range.end);
+        println!("{:>12}{start:#x}-{end:#x} not looked through: {why}", "");
+    }
 }
 
 fn as_value(presence: &Presence) -> serde_json::Value {
@@ -103,6 +107,11 @@ fn as_value(presence: &Presence) -> serde_json::Value {
             "spared": presence.calls.spared.iter().map(|(address, why)| json!({
                 "address": address,
                 "place": place(presence, *address),
+                "why": why,
+            })).collect::<Vec<_>>(),
+            "unseen": presence.calls.unseen.iter().map(|(range, why)| json!({
+                "start": range.start,
+                "end": range.end,
                 "why": why,
             })).collect::<Vec<_>>(),
         }),

@@ -38,6 +38,7 @@ mod find;
 mod number;
 mod stub;
 mod tables;
+mod unknown;
 
 pub use common::{CallSpec, CommonCode, WATCHED, WATCHED_BRIEFLY, WATCHED_LEN};
 pub use stub::{CallPatch, CallStub};
@@ -125,6 +126,8 @@ pub(crate) enum Shape {
         /// All the bytes, the `syscall` and padding included.
         start: u64,
         original: Vec<u8>,
+        /// The `syscall`, which is at the end, stays there too, for whoever branches to it.
+        stays: bool,
     },
     Caller {
         /// The one instruction that calls the function.
@@ -186,11 +189,13 @@ impl CallPlan {
                 behind,
                 start,
                 original,
+                stays,
             } => Shape::Moved {
                 before: shifted(before, bias),
                 behind: shifted(behind, bias),
                 start: start.wrapping_add(bias),
                 original: original.clone(),
+                stays: *stays,
             },
             Shape::Caller { entry, exit } => Shape::Caller {
                 entry: entry.shifted(bias),

@@ -13,11 +13,12 @@ use crate::binary::Binary;
 use crate::error::Error;
 use crate::link::{FileId, file_id};
 
-/// What a file's code does to call the kernel, by the file's own addresses.
+/// What a file's code does to call the kernel, by the file's own addresses; or a mapping's, where nobody knows its functions.
 #[derive(Debug)]
 pub struct FileCalls {
     sites: CallSites,
-    binary: Binary,
+    /// `None`: the addresses are those of the mapping.
+    binary: Option<Binary>,
 }
 
 impl FileCalls {
@@ -39,14 +40,32 @@ impl FileCalls {
         };
         let functions: Vec<_> = ranges.iter().filter_map(function).collect();
         let sites = CallSites::of(&functions, |address| binary.bytes_at(&bytes, address));
+        let binary = Some(binary);
         Ok(Self { sites, binary })
+    }
+
+    /// Of the bytes that a mapping has now: fewer of its calls can be hooked than of a file's, as it is not known where
+    /// functions begin.
+    pub fn of_memory(region: &Region, bytes: &[u8]) -> Self {
+        Self {
+            sites: CallSites::of_unknown(region.start, bytes),
+            binary: None,
+        }
+    }
+
+    /// Is there no call in it?
+    pub fn is_empty(&self) -> bool {
+        self.sites.plans.is_empty() && self.sites.spared.is_empty()
     }
 
     /// How much higher than the file says a mapping of it is; and which of the file's addresses it maps.
     fn place(&self, region: &Region) -> Option<(u64, Range<u64>)> {
+        let Some(binary) = &self.binary else {
+            return Some((0, region.start..region.end));
+        };
         let len = region.end - region.start;
         let mapped = region.offset..region.offset.checked_add(len)?;
-        let start = self.binary.address_of(&mapped)?;
+        let start = binary.address_of(&mapped)?;
         let bias = region.start.wrapping_sub(start);
         Some((bias, start..start.checked_add(len)?))
     }

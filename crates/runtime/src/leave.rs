@@ -59,7 +59,7 @@ struct Watched {
 const PATIENCE: u32 = 2_000;
 const JUMP: u8 = 0xe9;
 const INT3: u8 = beeline_hook::INT3;
-const PREFIX: &str = "/memfd:beeline-";
+pub(crate) const PREFIX: &str = "/memfd:beeline-";
 
 /// All processes that a session is present in, so far as we may look.
 pub fn everywhere() -> Vec<Presence> {
@@ -133,7 +133,7 @@ pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
             tool: text_of(&manifest.tool),
             sites: Vec::new(),
             records: records(process, &manifest, &mappings),
-            calls: call_records(process, &manifest, &mappings),
+            calls: call_records(process, &manifest, &mappings, &regions),
             mappings,
             manifest,
         };

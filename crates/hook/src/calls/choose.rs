@@ -375,6 +375,7 @@ impl Look<'_> {
                 behind,
                 start,
                 original: self.original(start, end),
+                stays: false,
             },
             start,
             end,

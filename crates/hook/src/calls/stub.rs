@@ -72,6 +72,7 @@ impl CallPlan {
                     behind,
                     start,
                     original,
+                    stays,
                 },
                 number,
             ) => {
@@ -80,6 +81,7 @@ impl CallPlan {
                     behind,
                     start: *start,
                     original,
+                    stays: *stays,
                 };
                 match number {
                     Some(number) => stub.moved(descriptor, number, &moved),
@@ -129,6 +131,7 @@ struct Moved<'a> {
     behind: &'a [Displaced],
     start: u64,
     original: &'a [u8],
+    stays: bool,
 }
 
 /// Code being written.
@@ -319,7 +322,12 @@ impl Stub<'_> {
         self.code.fill(left);
         self.ask_exit(number, done)?;
         let moved = Some(self.behind().wrapping_add(1));
-        let patch = patch(window.start, window.original, at, moved, resume_map)?;
+        let mut patch = patch(window.start, window.original, at, moved, resume_map)?;
+        if window.stays
+            && let Some(call) = patch.bytes.last_chunk_mut()
+        {
+            *call = SYSCALL;
+        }
         self.finish(descriptor, &[], vec![patch])
     }
 

@@ -1,12 +1,13 @@
 //! What a stranger can read of the places that a session has hooked.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_image::abi::calls::{Move, Patch, Patches, Spared};
 use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, Site};
 use beeline_inject::{Process, Region};
 
-use super::{INT3, read};
+use super::{INT3, PREFIX, read};
 use crate::environment::IMAGE;
 
 /// More programs than this, at one site or at all, are taken for garbage.
@@ -84,6 +85,24 @@ pub struct CallFacts {
     pub hooked: usize,
     /// Those that are not hooked: their addresses, and why.
     pub spared: Vec<(u64, String)>,
+    /// Executable memory that is not looked through for them, and why.
+    pub unseen: Vec<(Range<u64>, &'static str)>,
+}
+
+/// Where calls may be made that nobody has looked for.
+fn unseen(regions: &[Region]) -> Vec<(Range<u64>, &'static str)> {
+    let why = |region: &Region| match region.permissions {
+        _ if !region.permissions.execute || region.path.starts_with("[vsyscall]") => None,
+        _ if region.path.to_string_lossy().starts_with(PREFIX) => None,
+        permissions if permissions.write => Some("code may be written there at any time"),
+        permissions if permissions.shared => {
+            Some("it is shared, and code may be written elsewhere")
+        }
+        _ => None,
+    };
+    let regions = regions.iter();
+    let unseen = regions.filter_map(|region| Some((region.start..region.end, why(region)?)));
+    unseen.collect()
 }
 
 /// Follows the list of patches at system calls, as far as it makes sense.
@@ -91,6 +110,7 @@ pub(super) fn call_records(
     process: &Process,
     manifest: &Manifest,
     mappings: &[Region],
+    regions: &[Region],
 ) -> CallFacts {
     let is_ours = |place: u64| mappings.iter().any(|mapping| mapping.contains(place));
     let mut found = CallFacts::default();
@@ -128,6 +148,9 @@ pub(super) fn call_records(
             break;
         }
         next = head.next as u64;
+    }
+    if found.hooked > 0 {
+        found.unseen = unseen(regions);
     }
     found
 }

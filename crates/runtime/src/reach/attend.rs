@@ -127,6 +127,7 @@ impl Reach {
             // Its libraries are hooked together when the last is mapped.
             ASK_CODE if lock(&self.starting).contains(&pid) => {}
             ASK_CODE if lock(&self.targets).contains_key(&pid) => {
+                lock(&target).expect_written_code();
                 let _ = self.hook_calls(pid);
             }
             _ => {}

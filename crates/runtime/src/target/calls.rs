@@ -2,6 +2,7 @@
 //! a table.
 
 mod stubs;
+mod written;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -25,6 +26,7 @@ use crate::leave::presences;
 use crate::link::CallLink;
 use crate::map::MapObject;
 use stubs::{spared_in, store};
+use written::Written;
 
 /// What a target has of system calls.
 #[derive(Debug, Clone)]
@@ -38,6 +40,8 @@ pub struct Calls {
     common: Vec<(u64, CommonCode)>,
     /// What was stored in the code, by its address.
     pub(super) patched: BTreeMap<u64, Vec<u8>>,
+    /// Of code that was written at run time.
+    written: Written,
 }
 
 #[derive(Debug, Clone)]
@@ -78,11 +82,14 @@ impl Target {
         if self.environment.is_none() {
             return Ok(());
         }
-        self.lay_out_calls()?;
-        for link in missing {
-            self.add_call_link(link)?;
+        // Code that comes changes nothing in the tables, and may come often.
+        if self.calls.is_none() || !missing.is_empty() {
+            self.lay_out_calls()?;
+            for link in missing {
+                self.add_call_link(link)?;
+            }
+            self.publish_calls()?;
         }
-        self.publish_calls()?;
         for (region, file) in fresh {
             self.hook_region(&region, &file, hold)?;
         }
@@ -156,7 +163,7 @@ impl Target {
         calls.patched.retain(|site, _| is_seen(site));
     }
 
-    /// Code of files that has not been looked through yet.
+    /// Code that has not been looked through yet.
     fn unseen_code(&mut self) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
         let regions = self.process.regions()?;
         self.forget_unmapped_calls(&regions);
@@ -165,17 +172,21 @@ impl Target {
             let calls = self.calls.as_ref();
             calls.is_some_and(|calls| calls.seen.contains(&key(region)))
         };
-        let code = regions.into_iter().filter(|region| {
-            region.permissions.execute && !region.permissions.shared && region.inode != 0
-        });
-        let mut fresh = Vec::new();
-        for region in code.filter(|region| !seen(region)) {
-            let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
-            // A file that has been replaced or removed since: nobody knows its functions.
-            if let Ok(file) = self.shared.calls.of(&path, region.inode) {
-                fresh.push((region, file));
+        let is_private = |region: &Region| region.permissions.execute && !region.permissions.shared;
+        let (mut fresh, mut without_file) = (Vec::new(), Vec::new());
+        for region in regions.into_iter().filter(is_private) {
+            if region.inode == 0 {
+                without_file.push(region);
+            } else if !seen(&region) {
+                let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
+                match self.shared.calls.of(&path, region.inode) {
+                    Ok(file) => fresh.push((region, file)),
+                    // It has been replaced or removed since.
+                    Err(_) => without_file.push(region),
+                }
             }
         }
+        self.add_without_file(without_file, &mut fresh);
         Ok(fresh)
     }
 
@@ -214,6 +225,7 @@ impl Target {
             seen: BTreeSet::new(),
             common: Vec::new(),
             patched: BTreeMap::new(),
+            written: Written::default(),
         });
         Ok(())
     }
@@ -301,6 +313,7 @@ impl Target {
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let (plans, mut spared) = (file.within(region), spared_in(region, file));
+        self.count_written(region, plans.len(), &mut spared);
         if !plans.is_empty() || !spared.is_empty() {
             self.map_what_is_missing(reach_of(region), &[], hold)?;
             let stubs = self.write_stubs(&plans, &mut spared)?;

@@ -1,0 +1,180 @@
+//! The `syscall` instructions of code of which nobody says where its functions begin: what was written at run time, or what
+//! a file held that is gone.
+//!
+//! Where instructions begin is not certain there, nor what branches to them, and some bytes are data. Hooked is what
+//! cannot be anything else, and so that it does not matter who branches there: `mov eax, NUMBER; syscall`, by a jump in place
+//! of the `mov`. The `syscall` stays behind it for whoever comes to it in another way; that call is made, and not seen.
+
+use iced_x86::Mnemonic;
+use memchr::memmem;
+
+use super::{
+    CallPlan, CallSites, EXIT, MUNMAP, RT_SIGRETURN, SYSCALL, SYSCALL_LEN, Shape, Spared,
+    SparedCall,
+};
+use crate::flags;
+use crate::plan::{Function, Reason};
+use crate::survey::Survey;
+
+/// `mov eax, imm32` and `mov rax, imm32`, up to the number.
+const MOVES: [&[u8]; 2] = [&[0xb8], &[0x48, 0xc7, 0xc0]];
+/// Bytes of a number.
+const NUMBER: usize = 4;
+/// Numbers of system calls are below: that the bytes are something else is out of the question.
+const NUMBERS: u32 = 512;
+/// Bytes behind a `syscall` that are looked at for who wants the flags.
+const LOOKED_AT: usize = 64;
+
+impl CallSites {
+    /// Finds and plans the system calls in bytes that are mapped at `start`. What is not hooked is listed only if it is a call
+    /// as certainly.
+    pub fn of_unknown(start: u64, code: &[u8]) -> Self {
+        let mut sites = Self::default();
+        for call in memmem::find_iter(code, &SYSCALL) {
+            let Some((first, number)) = number_before(code, call) else {
+                continue;
+            };
+            match plan(start, code, first, call, number) {
+                Ok(plan) => sites.plans.push(plan),
+                Err(why) => sites.spared.push(SparedCall {
+                    call: start.wrapping_add(call as u64),
+                    why,
+                }),
+            }
+        }
+        sites
+    }
+}
+
+/// Where the instruction right before begins, if it loads the number of a call; and the number.
+fn number_before(code: &[u8], call: usize) -> Option<(usize, u32)> {
+    let at = call.checked_sub(NUMBER)?;
+    let number = u32::from_le_bytes(code.get(at..call)?.try_into().ok()?);
+    // The longer one first: the shorter one's bytes may be the end of others.
+    let is_move = |bytes: &&&[u8]| code.get(..at).is_some_and(|before| before.ends_with(bytes));
+    let bytes = MOVES.iter().rev().find(is_move)?;
+    (number < NUMBERS).then_some((at - bytes.len(), number))
+}
+
+fn plan(
+    start: u64,
+    code: &[u8],
+    first: usize,
+    call: usize,
+    number: u32,
+) -> Result<CallPlan, Spared> {
+    match number {
+        RT_SIGRETURN => return Err(Spared::Restorer),
+        // The thread may have no stack then, and nobody can tell.
+        EXIT | MUNMAP => return Err(Spared::WithoutStack),
+        _ => {}
+    }
+    let behind = call + SYSCALL_LEN as usize;
+    let function = Function {
+        start: start.wrapping_add(first as u64),
+        code: code
+            .get(first..code.len().min(behind + LOOKED_AT))
+            .unwrap_or_default(),
+    };
+    let survey = Survey::of(&function);
+    let undecodable = Spared::Unhookable(Reason::Undecodable { offset: 0 });
+    let is_call = |index| {
+        let instruction = survey.instructions.get(index);
+        instruction.is_some_and(|one: &iced_x86::Instruction| one.mnemonic() == Mnemonic::Syscall)
+    };
+    let before = survey.displaced(0, &function).filter(|_| is_call(1));
+    let before = before.ok_or(undecodable)?;
+    if flags::wanted_behind_call(&survey, 1) {
+        return Err(Spared::Unhookable(Reason::FlagsWanted));
+    }
+    Ok(CallPlan {
+        call: start.wrapping_add(call as u64),
+        number: Some(number),
+        shape: Shape::Moved {
+            before: vec![before],
+            behind: Vec::new(),
+            start: function.start,
+            original: function.code[..behind - first].to_vec(),
+            stays: true,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::{CallSpec, CommonCode};
+
+    const START: u64 = 0x7000_0000;
+    const SHORT: &[u8] = b"\xb8\x6e\0\0\0\x0f\x05";
+    const LONG: &[u8] = b"\x48\xc7\xc0\x6e\0\0\0\x0f\x05";
+
+    fn sites(parts: &[&[u8]]) -> CallSites {
+        CallSites::of_unknown(START, &parts.concat())
+    }
+
+    fn why(parts: &[&[u8]]) -> Vec<Spared> {
+        let sites = sites(parts);
+        assert!(sites.plans.is_empty(), "{parts:?}");
+        sites.spared.into_iter().map(|one| one.why).collect()
+    }
+
+    #[test]
+    fn calls_with_their_number_are_found_among_anything() {
+        let sites = sites(&[
+            b"\x06\x0f\x05\x48",
+            SHORT,
+            b"\xc3\xff\xff",
+            LONG,
+            b"\xc3\x0f\x05",
+        ]);
+        let found: Vec<_> = sites
+            .plans
+            .iter()
+            .map(|plan| (plan.call, plan.number))
+            .collect();
+        assert_eq!(found, [(START + 9, Some(110)), (START + 21, Some(110))]);
+        assert!(sites.spared.is_empty());
+    }
+
+    #[test]
+    fn what_may_be_data_is_not_touched() {
+        let too_great: &[u8] = b"\xb8\0\x02\0\0\x0f\x05\xc3";
+        let of_another: &[u8] = b"\xb8\x6e\0\0\0\x90\x0f\x05\xc3";
+        let alone: &[u8] = b"\x0f\x05\xc3";
+        for bytes in [too_great, of_another, alone, b"\x0f", b""] {
+            assert_eq!(why(&[bytes]), []);
+        }
+    }
+
+    #[test]
+    fn calls_that_no_hook_survives_are_spared() {
+        assert_eq!(why(&[b"\xb8\x0f\0\0\0\x0f\x05"]), [Spared::Restorer]);
+        assert_eq!(why(&[b"\xb8\x3c\0\0\0\x0f\x05"]), [Spared::WithoutStack]);
+        assert_eq!(why(&[b"\xb8\x0b\0\0\0\x0f\x05"]), [Spared::WithoutStack]);
+        // A jump if zero, behind.
+        let wanted = [Spared::Unhookable(Reason::FlagsWanted)];
+        assert_eq!(why(&[SHORT, b"\x74\x10\xc3"]), wanted);
+    }
+
+    #[test]
+    fn the_call_itself_stays() {
+        let spec = CallSpec {
+            enter: START,
+            exit: START,
+            watched: START,
+        };
+        let common = CommonCode::emit(START + 0x1000, &spec).unwrap();
+        for code in [SHORT, LONG] {
+            let sites = sites(&[code, b"\xc3"]);
+            let stub = sites.plans[0].emit(START + 0x2000, &common, 0).unwrap();
+            let [patch] = stub.patches.as_slice() else {
+                panic!("{:?}", stub.patches);
+            };
+            assert_eq!(patch.original, code);
+            assert_eq!(patch.bytes[0], 0xe9);
+            assert!(patch.bytes.ends_with(&SYSCALL), "{:x?}", patch.bytes);
+            assert_eq!(patch.bytes.len(), code.len());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Code that no file holds: written at run time, or of a file that is gone.
+//!
+//! It is looked through when it becomes executable. Code in memory that can still be written is left alone: what is hooked
+//! there may be written over, or copied, at any time.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use beeline_image::abi::calls::Spared;
+use beeline_inject::Region;
+
+use super::{Target, key};
+use crate::calls::FileCalls;
+use crate::leave::PREFIX;
+
+/// What a target has of such code.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Written {
+    /// It has said that there may be new code where old code was.
+    is_expected: bool,
+    /// How often a call was hooked.
+    hooked: usize,
+    /// Calls that are listed as not hooked, by their addresses.
+    listed: BTreeSet<u64>,
+}
+
+/// The largest mapping that is looked through,
+const LARGEST: u64 = 64 << 20;
+/// and the largest that is looked through again each time that something becomes executable.
+const LARGEST_AGAIN: u64 = 1 << 20;
+/// Calls that are hooked, or listed, in the life of a process: each takes some memory that is not given back.
+const LIMIT: usize = 2048;
+
+impl Target {
+    /// The process has made memory executable: the next look is at code that has been looked at, too.
+    pub fn expect_written_code(&mut self) {
+        if let Some(calls) = &mut self.calls {
+            calls.written.is_expected = true;
+        }
+    }
+
+    /// Adds those of the mappings that hold calls; all but our own have been looked through then.
+    pub(super) fn add_without_file(
+        &mut self,
+        regions: Vec<Region>,
+        fresh: &mut Vec<(Region, Arc<FileCalls>)>,
+    ) {
+        let written = self.calls.as_mut().map(|calls| &mut calls.written);
+        let is_expected = written.is_some_and(|written| std::mem::take(&mut written.is_expected));
+        let is_full = |target: &Self| {
+            let calls = target.calls.as_ref();
+            calls.is_some_and(|calls| calls.written.hooked.max(calls.written.listed.len()) > LIMIT)
+        };
+        for region in regions {
+            let is_seen = self
+                .calls
+                .as_ref()
+                .is_some_and(|calls| calls.seen.contains(&key(&region)));
+            let len = region.end - region.start;
+            let again = is_expected && region.inode == 0 && len <= LARGEST_AGAIN;
+            let is_kernels = [PREFIX, "[vdso]", "[vsyscall]"]
+                .iter()
+                .any(|name| region.path.to_string_lossy().starts_with(name));
+            let skipped = is_kernels || region.permissions.write || len > LARGEST;
+            if skipped || (is_seen && !again) || is_full(self) {
+                continue;
+            }
+            match self.calls_without_file(&region) {
+                Some(file) if !file.is_empty() => fresh.push((region, file)),
+                _ => {
+                    if let Some(calls) = &mut self.calls {
+                        calls.seen.insert(key(&region));
+                    }
+                }
+            }
+        }
+    }
+
+    fn calls_without_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
+        if region.inode != 0 {
+            // A file that has no name any more is still there, for root.
+            let (pid, start, end) = (self.process.pid(), region.start, region.end);
+            let path = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+            if let Ok(file) = self.shared.calls.of(&path, region.inode) {
+                return Some(file);
+            }
+        }
+        let mut bytes = vec![0; (region.end - region.start) as usize];
+        let read = self.process.read_memory(region.start, &mut bytes);
+        read.ok()
+            .map(|()| Arc::new(FileCalls::of_memory(region, &bytes)))
+    }
+
+    /// Counts what has been hooked in code without a file; what is not hooked there is listed once.
+    pub(super) fn count_written(
+        &mut self,
+        region: &Region,
+        hooked: usize,
+        spared: &mut Vec<Spared>,
+    ) {
+        let Some(calls) = self.calls.as_mut().filter(|_| region.inode == 0) else {
+            return;
+        };
+        let written = &mut calls.written;
+        written.hooked += hooked;
+        spared.retain(|one| written.listed.insert(one.address));
+    }
+}
