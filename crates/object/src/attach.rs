@@ -1,8 +1,8 @@
 //! What a program attaches to by the kernel's types: libbpf looks for it before it loads the program.
 
-use beeline_btf::{Btf, kind};
+use beeline_btf::kind;
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelNames};
 
 /// The function, tracepoint or iterator that a program is made for, in the kernel's BTF.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -33,7 +33,7 @@ const SECTIONS: &[(&str, u8, &str)] = &[
 ];
 
 /// As [`AttachTarget::of_section`].
-pub(crate) fn find(section: &str, kernel: &dyn Kernel) -> AttachTarget {
+pub(crate) fn find(section: &str, kernel: &KernelNames<'_>) -> AttachTarget {
     let (before, name) = section.split_once('/').unwrap_or((section, ""));
     if before == "freplace" {
         return AttachTarget::Missing("the program that it replaces is loaded by a tool".into());
@@ -46,12 +46,12 @@ pub(crate) fn find(section: &str, kernel: &dyn Kernel) -> AttachTarget {
         return AttachTarget::Missing("the section's name does not say what to attach to".into());
     }
     let wanted = format!("{prefix}{name}");
-    let found = kernel.btf().and_then(Btf::parse);
-    let found = found.map(|btf| btf.find([(*kind, wanted.as_str())])[0]);
-    match found {
-        Some(0) => AttachTarget::Missing(format!("the kernel's BTF has no {wanted}")),
+    if kernel.btf().is_none() {
+        return AttachTarget::Missing("there is no BTF of a kernel to look in".into());
+    }
+    match kernel.find(*kind, &wanted) {
         Some(id) => AttachTarget::Found(id),
-        None => AttachTarget::Missing("there is no BTF of a kernel to look in".into()),
+        None => AttachTarget::Missing(format!("the kernel's BTF has no {wanted}")),
     }
 }
 
@@ -59,7 +59,7 @@ impl AttachTarget {
     /// By a section's name, without the `?` that keeps its programs from being loaded by themselves: what comes behind the
     /// slash is looked for.
     pub fn of_section(section: &str, kernel: &dyn Kernel) -> Self {
-        find(section, kernel)
+        find(section, &KernelNames::of(kernel))
     }
 
     /// `attach_btf_id` of `BPF_PROG_LOAD`: 0 without a target.

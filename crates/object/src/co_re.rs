@@ -15,7 +15,7 @@ mod value;
 use std::collections::HashMap;
 
 use beeline_btf::{Btf, Type, kind};
-use beeline_isa::opcode::{CALL, JMP};
+use beeline_isa::opcode::{CALL, JMP, POISON_CORE};
 use beeline_isa::{INSN_BYTES, Insn};
 
 use crate::Error;
@@ -27,8 +27,6 @@ use value::Number;
 
 /// Bytes of `struct bpf_core_relo`: offset in the section, type, access, kind.
 const RELOCATION: usize = 16;
-/// The function that libbpf puts into instructions which it could not relocate.
-const POISON: i32 = 0x0bad_2310;
 
 /// `enum bpf_core_relo_kind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,7 +183,7 @@ impl What {
 
 /// A name without what is the program's own: what comes behind the last three underscores that have something else on
 /// both sides.
-fn essential(name: &[u8]) -> &[u8] {
+pub(crate) fn essential(name: &[u8]) -> &[u8] {
     let is_separator =
         |it: &[u8]| matches!(it, [x, b'_', b'_', b'_', y] if *x != b'_' && *y != b'_');
     let last = name.windows(5).rposition(is_separator);
@@ -382,7 +380,7 @@ fn poison(insns: &mut [Insn]) {
             dst: 0,
             src: 0,
             off: 0,
-            imm: POISON,
+            imm: POISON_CORE,
         };
     }
 }
@@ -421,7 +419,7 @@ mod tests {
         assert_eq!(insns[0].imm, 16);
         assert!(!patch(&mut insns, &number));
         poison(&mut insns);
-        assert_eq!((insns[0].code, insns[0].imm), (0x85, POISON));
+        assert_eq!((insns[0].code, insns[0].imm), (0x85, POISON_CORE));
     }
 
     #[test]

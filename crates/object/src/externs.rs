@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use beeline_btf::{Btf, Type, kind};
 
-use crate::Error;
+use crate::co_re::essential;
 use crate::elf::{Elf, Symbol};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelNames};
 use crate::maps::{Contents, MMAPABLE, MapDefinition, RDONLY_PROG, variables_of};
 
 /// What an extern turned out to be.
@@ -20,41 +20,71 @@ pub(crate) enum Extern {
     Typed(u32),
     /// A weak function that is not there; its number among all externs.
     Missing(u32),
+    /// Something that is not there and that programs cannot do without; its number among all externs.
+    Absent(u32),
 }
 
 /// Where options of the kernel's configuration are in their map, by name.
 pub(crate) type OptionPlaces = Vec<(String, u32)>;
 
-/// All externs of a file, by their symbol; and the places of configuration options in their map.
+/// What a file uses that others define.
+#[derive(Debug, Default)]
+pub(crate) struct Externs {
+    /// By their symbols.
+    pub(crate) resolved: HashMap<usize, Extern>,
+    /// Of configuration options.
+    pub(crate) options: OptionPlaces,
+    /// Those that programs cannot do without, by their numbers, and why they are not there. libbpf refuses the file for
+    /// one; here it is only the programs that use it.
+    pub(crate) absent: Vec<(u32, String)>,
+}
+
+/// All externs of a file.
 pub(crate) fn resolve(
     elf: &Elf<'_>,
     btf: Option<&Btf<'_>>,
     kernel: &dyn Kernel,
+    names: &KernelNames<'_>,
     maps: &mut Vec<MapDefinition>,
-) -> Result<(HashMap<usize, Extern>, OptionPlaces), Error> {
+) -> Externs {
     let is_extern = |it: &Symbol<'_>| {
         it.section.is_none() && !it.is_local && !it.is_function && !it.name.is_empty()
     };
     let symbols = elf.symbols.iter().enumerate();
     let externs: Vec<_> = symbols.filter(|(_, it)| is_extern(it)).collect();
     if externs.is_empty() {
-        return Ok(Default::default());
+        return Externs::default();
     }
-    let btf = btf.ok_or(Error::NoBtf)?;
-    let types = |section| variables_of(btf, section).into_iter().collect();
+    let types = |section| {
+        let found = btf.map(|btf| variables_of(btf, section));
+        found.unwrap_or_default().into_iter().collect()
+    };
     let of_config: HashMap<String, Type<'_>> = types(".kconfig");
     let of_kernel: HashMap<String, Type<'_>> = types(".ksyms");
     let mut resolved = HashMap::new();
     let mut config = Vec::new();
+    let mut absent = Vec::new();
     for (place, (number, symbol)) in externs.into_iter().enumerate() {
-        if let Some(option) = of_config.get(symbol.name) {
-            config.push(ConfigOption::of(btf, number, symbol, *option, kernel)?);
-            continue;
-        }
-        let wanted = of_kernel
-            .get(symbol.name)
-            .ok_or_else(|| Error::missing(symbol.name, "the file's BTF does not describe it"))?;
-        let found = in_kernel(btf, symbol, *wanted, place as u32, kernel)?;
+        let place = place as u32; // fewer than symbols
+        let found = match (btf, of_config.get(symbol.name), of_kernel.get(symbol.name)) {
+            (Some(btf), Some(option), _) => {
+                match ConfigOption::of(btf, number, symbol, *option, kernel) {
+                    Ok(option) => {
+                        config.push(option);
+                        continue;
+                    }
+                    Err(why) => Err(why),
+                }
+            }
+            (Some(btf), None, Some(wanted)) => {
+                in_kernel(btf, symbol, *wanted, place, kernel, names)
+            }
+            _ => Err("the file's BTF does not describe it"),
+        };
+        let found = found.unwrap_or_else(|why| {
+            absent.push((place, format!("extern {}: {why}", symbol.name)));
+            Extern::Absent(place)
+        });
         resolved.insert(number, found);
     }
     let mut options = Vec::new();
@@ -68,37 +98,41 @@ pub(crate) fn resolve(
             options.push((name.to_owned(), offset));
         }
     }
-    Ok((resolved, options))
+    Externs {
+        resolved,
+        options,
+        absent,
+    }
 }
 
+/// Errors: why a program cannot have it.
 fn in_kernel(
     btf: &Btf<'_>,
     symbol: &Symbol<'_>,
     wanted: Type<'_>,
     place: u32,
     kernel: &dyn Kernel,
-) -> Result<Extern, Error> {
+    names: &KernelNames<'_>,
+) -> Result<Extern, &'static str> {
     let is_function = wanted.kind == kind::FUNC;
     if !is_function && btf.resolve(wanted.refers_to()).is_none() {
         // `extern const void name`: no type, only an address.
         return match kernel.symbol(symbol.name) {
             Some(address) => Ok(Extern::Address(address)),
             None if symbol.is_weak => Ok(Extern::Address(0)),
-            None => Err(Error::missing(symbol.name, "the kernel has no such symbol")),
+            None => Err("the kernel has no such symbol"),
         };
     }
-    let found = kernel.btf().and_then(Btf::parse).map_or(0, |kernel| {
-        let kind = if is_function { kind::FUNC } else { kind::VAR };
-        kernel.find([(kind, symbol.name)])[0]
-    });
-    match found {
-        0 if symbol.is_weak && is_function => Ok(Extern::Missing(place)),
-        0 if symbol.is_weak => Ok(Extern::Address(0)),
-        0 => Err(Error::missing(
-            symbol.name,
-            "the kernel's BTF does not have it",
-        )),
-        found => Ok(Extern::Typed(found)),
+    let kind = if is_function { kind::FUNC } else { kind::VAR };
+    // What a program puts behind three underscores is its own.
+    match names.find(
+        kind,
+        std::str::from_utf8(essential(symbol.name.as_bytes())).unwrap_or_default(),
+    ) {
+        Some(found) => Ok(Extern::Typed(found)),
+        None if symbol.is_weak && is_function => Ok(Extern::Missing(place)),
+        None if symbol.is_weak => Ok(Extern::Address(0)),
+        None => Err("the kernel's BTF does not have it"),
     }
 }
 
@@ -117,27 +151,23 @@ impl ConfigOption {
         symbol: &Symbol<'_>,
         variable: Type<'_>,
         kernel: &dyn Kernel,
-    ) -> Result<Self, Error> {
-        let wrong = |why: &str| Error::missing(symbol.name, why);
+    ) -> Result<Self, &'static str> {
         let size = btf
             .size(variable.refers_to())
             .filter(|size| (1..=4096).contains(size))
-            .ok_or_else(|| wrong("its type has no size"))?;
+            .ok_or("its type has no size")?;
         let text = match symbol.name {
             "LINUX_KERNEL_VERSION" => Some(kernel.version().to_string()),
             // Programs of ours have cookies, and find system calls' arguments where kernels since 4.17 have them.
             "LINUX_HAS_BPF_COOKIE" | "LINUX_HAS_SYSCALL_WRAPPER" => Some("1".to_owned()),
             name => kernel.config(name),
         };
-        let (_, it) = btf
-            .resolve(variable.refers_to())
-            .ok_or_else(|| wrong("it has no type"))?;
+        let (_, it) = btf.resolve(variable.refers_to()).ok_or("it has no type")?;
         let value = match text {
-            Some(text) => config_value(btf, it, size, &text).ok_or_else(|| {
-                wrong("its value in the kernel's configuration is not of its type")
-            })?,
+            Some(text) => config_value(btf, it, size, &text)
+                .ok_or("its value in the kernel's configuration is not of its type")?,
             None if symbol.is_weak => vec![0; size as usize],
-            None => return Err(wrong("the kernel's configuration does not have it")),
+            None => return Err("the kernel's configuration does not have it"),
         };
         let align = match it.array() {
             Some((element, _)) => btf.size(element).unwrap_or(1),

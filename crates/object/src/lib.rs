@@ -6,7 +6,8 @@
 //! puts a map's descriptor, an instruction here has the map's place in [`Object::maps`].
 //!
 //! Files are not trusted: whatever the bytes, the answer is an [`Object`] or an [`Error`]. Not supported are big-endian files,
-//! maps of the `.struct_ops` sections (their programs are there), and functions and types of kernel modules.
+//! maps of the `.struct_ops` sections (their programs are there), and functions and types of kernel modules. What is nowhere defined
+//! makes only those programs unusable that cannot do without it ([`Object::absent`]).
 
 mod attach;
 mod co_re;
@@ -18,10 +19,12 @@ mod lines;
 mod link;
 mod maps;
 mod section;
+mod struct_ops;
 mod types;
 
 use beeline_btf::Btf;
-use beeline_isa::Insn;
+use beeline_isa::opcode::POISON_EXTERN;
+use beeline_isa::{INSN_BYTES, Insn};
 
 pub use attach::AttachTarget;
 pub use kernel::{Kernel, RunningKernel};
@@ -31,7 +34,9 @@ pub use section::SectionKind;
 
 use elf::Elf;
 use ext::Ext;
-use link::Linker;
+use externs::Externs;
+use kernel::KernelNames;
+use link::{Linker, POISON_FUNCTION};
 
 /// An object file, ready for use.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -46,6 +51,9 @@ pub struct Object {
     pub kernel_version: Option<u32>,
     /// The file's own type information, as a kernel takes it; empty without one.
     pub btf: Vec<u8>,
+    /// What programs use that is nowhere defined, by number: calls of functions that there are not stand in the place
+    /// of what uses it ([`Object::why_absent`]).
+    pub absent: Vec<(u32, String)>,
 }
 
 /// A program.
@@ -72,6 +80,9 @@ pub struct Program {
     /// What it attaches to by the kernel's types.
     pub target: AttachTarget,
 }
+
+/// `BPF_PROG_TYPE_STRUCT_OPS`.
+const STRUCT_OPS: u32 = 27;
 
 /// Why a file is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -106,14 +117,6 @@ pub enum Error {
         /// What is wrong.
         what: String,
     },
-    /// Something that is nowhere defined.
-    #[error("extern {name}: {what}")]
-    Extern {
-        /// Its name.
-        name: String,
-        /// What is wrong.
-        what: String,
-    },
     /// A reference of an instruction.
     #[error("function {function}, insn {insn}: a reference to {symbol}: {what}")]
     Relocation {
@@ -136,14 +139,20 @@ impl Error {
         let (name, what) = (name.to_owned(), what.into());
         Self::Map { name, what }
     }
-
-    pub(crate) fn missing(name: &str, what: impl Into<String>) -> Self {
-        let (name, what) = (name.to_owned(), what.into());
-        Self::Extern { name, what }
-    }
 }
 
 impl Object {
+    /// What a call of a function that there is not stands for, and why there is no such thing.
+    pub fn why_absent(&self, function: i32) -> Option<&str> {
+        let number = function
+            .checked_sub(POISON_FUNCTION)
+            .filter(|number| *number >= 0)
+            .or_else(|| function.checked_sub(POISON_EXTERN));
+        let mut absent = self.absent.iter();
+        let found = absent.find(|(it, _)| Some(it.cast_signed()) == number);
+        found.map(|(_, why)| why.as_str())
+    }
+
     /// Reads a file, for programs that run on `kernel`.
     pub fn parse(data: &[u8], kernel: &dyn Kernel) -> Result<Self, Error> {
         let elf = Elf::parse(data)?;
@@ -163,8 +172,14 @@ impl Object {
         co_re::relocate(&elf, &mut code, btf.as_ref(), &ext, kernel)?;
         let functions = link::functions(&elf, &code)?;
         let mut maps = maps::Maps::of(&elf, btf.as_ref())?;
-        let (externs, options) = externs::resolve(&elf, btf.as_ref(), kernel, &mut maps.all)?;
-        let mut linker = Linker::new(&elf, &code, &functions, &maps, &externs);
+        let names = KernelNames::of(kernel);
+        let Externs {
+            resolved,
+            options,
+            absent,
+        } = externs::resolve(&elf, btf.as_ref(), kernel, &names, &mut maps.all);
+        let operations = struct_ops::operations(&elf, btf.as_ref(), &names);
+        let mut linker = Linker::new(&elf, &code, &functions, &maps, &resolved);
         let mut programs = Vec::new();
         for main in entries(&elf, &functions) {
             let (insns, parts) = linker.link(main)?;
@@ -180,10 +195,19 @@ impl Object {
                 let function = functions.get(part.function)?;
                 Some((part.at, function.name.to_owned()))
             });
+            let mut kind = SectionKind::of(bare);
+            let mut target = attach::find(bare, &names);
+            let start = (function.start * INSN_BYTES) as u64;
+            if let Some(operation) = operations.get(&(function.section, start))
+                && kind.prog_type == STRUCT_OPS
+            {
+                kind.expected_attach_type = operation.member;
+                target = operation.target.clone();
+            }
             programs.push(Program {
                 name: function.name.to_owned(),
                 section: bare.to_owned(),
-                kind: SectionKind::of(bare),
+                kind,
                 autoload: bare.len() == section.len(),
                 insns,
                 functions: named.collect(),
@@ -192,7 +216,7 @@ impl Object {
                     .map_or_else(Vec::new, |btf| lines::lines(btf, &line_info)),
                 func_info: lines::records_of_program(&elf, &ext.functions, &functions, &parts),
                 line_info,
-                target: attach::find(bare, kernel),
+                target,
             });
         }
         let license = section_data("license").unwrap_or_default();
@@ -206,6 +230,7 @@ impl Object {
             license: String::from_utf8_lossy(license).into_owned(),
             kernel_version: section_data("version").and_then(|data| ext::word(data, 0)),
             btf: types,
+            absent,
         })
     }
 }

@@ -15,9 +15,20 @@ use crate::externs::Extern;
 use crate::maps::Maps;
 
 /// Missing kernel functions are numbered from here on; `POISON_EXTERN` are missing variables.
-const POISON_FUNCTION: i32 = POISON_EXTERN + 1_000_000;
+pub(crate) const POISON_FUNCTION: i32 = POISON_EXTERN + 1_000_000;
 /// Instructions of all programs of a file together, with what each has of its own.
 const MOST_INSNS: usize = 8 << 20;
+
+/// Whoever comes to this instruction is refused.
+fn poison(from: i32, place: u32) -> Insn {
+    Insn {
+        code: JMP | CALL,
+        dst: 0,
+        src: 0,
+        off: 0,
+        imm: from.saturating_add(place.cast_signed()),
+    }
+}
 
 /// A function in the file.
 #[derive(Debug, Clone, Copy)]
@@ -210,10 +221,8 @@ impl<'a> Linker<'a> {
                     insn.off = 0;
                     insn.imm = id.cast_signed();
                 }
-                Some(Extern::Missing(place)) => {
-                    insn.src = 0;
-                    insn.off = 0;
-                    insn.imm = POISON_FUNCTION.saturating_add(place.cast_signed());
+                Some(Extern::Missing(place) | Extern::Absent(place)) => {
+                    *insn = poison(POISON_FUNCTION, *place);
                 }
                 Some(_) => return Err("it is no function"),
                 None => {}
@@ -228,6 +237,10 @@ impl<'a> Linker<'a> {
             (Some(Extern::Typed(id)), _) => (PSEUDO_BTF_ID, *id, 0),
             (Some(Extern::Address(address)), _) => (0, *address as u32, (address >> 32) as u32),
             (Some(Extern::Missing(_)), _) => (0, 0, 0),
+            (Some(Extern::Absent(place)), _) => {
+                (*first, *second) = (poison(POISON_EXTERN, *place), poison(POISON_EXTERN, *place));
+                return Ok(());
+            }
             (None, Some((map, true))) => {
                 let offset = (symbol.value as u32).wrapping_add(first.imm.cast_unsigned());
                 (PSEUDO_MAP_VALUE, map as u32, offset)

@@ -1,9 +1,10 @@
-//! The maps of a file: those that its types describe in `.maps`, those of the older `maps` section, and its variables.
+//! The maps of a file: those that its types describe in `.maps`, those of older `maps` sections, and its variables.
 
 use beeline_btf::{Btf, Type, kind, linkage};
 
 use crate::Error;
 use crate::elf::{Elf, Section, Symbol};
+use crate::ext::word;
 
 const ARRAY: u32 = 2;
 const ARRAY_OF_MAPS: u32 = 12;
@@ -12,6 +13,7 @@ const PROG_ARRAY: u32 = 3;
 const PERF_EVENT_ARRAY: u32 = 4;
 const RINGBUF: u32 = 27;
 const USER_RINGBUF: u32 = 31;
+const ARENA: u32 = 33;
 /// `BPF_F_RDONLY_PROG`.
 pub(crate) const RDONLY_PROG: u32 = 1 << 7;
 /// `BPF_F_MMAPABLE`.
@@ -96,13 +98,14 @@ impl Maps {
     pub(crate) fn of(elf: &Elf<'_>, btf: Option<&Btf<'_>>) -> Result<Self, Error> {
         let mut maps = Self::default();
         maps.described(elf, btf)?;
-        maps.of_old_section(elf)?;
+        maps.of_old_sections(elf)?;
         for (number, section) in elf.sections.iter().enumerate() {
             if holds_variables(section) && section.size > 0 {
                 let map = variables(section, btf)?;
                 maps.add(map, number, None);
             }
         }
+        maps.arena_variables(elf);
         maps.initial_elements(elf, btf)?;
         Ok(maps)
     }
@@ -140,36 +143,28 @@ impl Maps {
         Ok(())
     }
 
-    /// Maps in `maps`: type, key and value size, elements, flags; as libbpf took them before version 1.
-    fn of_old_section(&mut self, elf: &Elf<'_>) -> Result<(), Error> {
-        let Some((number, section)) = elf.section("maps") else {
-            return Ok(());
-        };
-        let symbols = elf.symbols.iter();
-        for symbol in symbols.filter(|it| it.section == Some(number) && !it.is_section) {
-            let words = usize::try_from(symbol.value)
-                .ok()
-                .and_then(|at| section.data.get(at..)?.get(..20))
-                .ok_or_else(|| Error::map(symbol.name, "its description ends too early"))?;
-            let mut words = words
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .copied()
-                .map(u32::from_le_bytes);
-            let mut word = || words.next().unwrap_or(0);
-            let map = MapDefinition {
-                name: symbol.name.to_owned(),
-                map_type: word(),
-                key_size: word(),
-                value_size: word(),
-                max_entries: word(),
-                flags: word(),
-                ..MapDefinition::default()
-            };
-            self.add(map, number, Some(symbol.value));
+    /// Maps in `maps`, and in sections of their own such as `maps/events`: type, key and value size, elements, flags; as
+    /// libbpf took them before version 1, and as other libraries had them. What follows is their users' own.
+    fn of_old_sections(&mut self, elf: &Elf<'_>) -> Result<(), Error> {
+        let is_old = |name: &str| name == "maps" || name.starts_with("maps/");
+        let sections = elf.sections.iter().enumerate();
+        for (number, section) in sections.filter(|(_, section)| is_old(section.name)) {
+            let symbols = elf.symbols.iter();
+            for symbol in symbols.filter(|it| it.section == Some(number) && is_variable(it)) {
+                let map = old_map(section, symbol)
+                    .ok_or_else(|| Error::map(symbol.name, "its description ends too early"))?;
+                self.add(map, number, Some(symbol.value));
+            }
         }
         Ok(())
+    }
+
+    /// Variables that clang put into the address space of arenas stand in the file's arena.
+    fn arena_variables(&mut self, elf: &Elf<'_>) {
+        let arena = self.all.iter().position(|map| map.map_type == ARENA);
+        if let (Some((section, _)), Some(arena)) = (elf.section(".addr_space.1"), arena) {
+            self.places.push((section, None, arena));
+        }
     }
 
     /// What `values` of maps of maps and of program arrays are initialised with: relocations of `.maps`.
@@ -216,6 +211,31 @@ impl Maps {
         }
         Ok(())
     }
+}
+
+/// Does a symbol stand for something in its section, and not for the section?
+fn is_variable(symbol: &Symbol<'_>) -> bool {
+    !symbol.is_section && !symbol.name.is_empty()
+}
+
+/// A description without types. The flags came later than the rest.
+fn old_map(section: &Section<'_>, symbol: &Symbol<'_>) -> Option<MapDefinition> {
+    let data = section.data.get(usize::try_from(symbol.value).ok()?..)?;
+    let size = usize::try_from(symbol.size).ok().filter(|size| *size > 0);
+    let data = data.get(..size.unwrap_or(data.len()))?;
+    let flags = match data.get(16..) {
+        Some([]) => 0,
+        _ => word(data, 16)?,
+    };
+    Some(MapDefinition {
+        name: symbol.name.to_owned(),
+        map_type: word(data, 0)?,
+        key_size: word(data, 4)?,
+        value_size: word(data, 8)?,
+        max_entries: word(data, 12)?,
+        flags,
+        ..MapDefinition::default()
+    })
 }
 
 /// Is it a section of global variables?
@@ -307,7 +327,7 @@ fn described(
             "type" => map.map_type = number()?,
             "max_entries" => map.max_entries = number()?,
             "map_flags" => map.flags = number()?,
-            "map_extra" => map.map_extra = number()?.into(),
+            "map_extra" => map.map_extra = long_number(btf, member.type_id).ok_or_else(wrong)?,
             "key_size" => map.key_size = number()?,
             "value_size" => map.value_size = number()?,
             "key" => (map.key_type, map.key_size) = size_of()?,
@@ -344,6 +364,15 @@ fn number(btf: &Btf<'_>, member: u32) -> Option<u32> {
     let (_, pointer) = btf.resolve(member)?;
     (pointer.kind == kind::PTR).then_some(())?;
     Some(btf.get(pointer.refers_to())?.array()?.1)
+}
+
+/// The same, or `enum { NAME = NUMBER } member` for numbers that no array is long enough for.
+fn long_number(btf: &Btf<'_>, member: u32) -> Option<u64> {
+    let (_, it) = btf.resolve(member)?;
+    match btf.enumerators(it).next() {
+        Some(value) if it.count() == 1 => Some(value.value),
+        _ => number(btf, member).map(u64::from),
+    }
 }
 
 /// `TYPE *member`: the type and its size.

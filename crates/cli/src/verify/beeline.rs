@@ -10,7 +10,15 @@ use beeline_verifier::verdict::LogLevel;
 use super::{Judgement, Verdict, kind};
 
 const ARRAY: u32 = 2;
+const PROG_ARRAY: u32 = 3;
+const PERF_EVENT_ARRAY: u32 = 4;
 const STACK_TRACE: u32 = 7;
+const ARRAY_OF_MAPS: u32 = 12;
+const HASH_OF_MAPS: u32 = 13;
+const SK_STORAGE: u32 = 24;
+const INODE_STORAGE: u32 = 28;
+const TASK_STORAGE: u32 = 29;
+const CGRP_STORAGE: u32 = 32;
 /// `BPF_F_RDONLY_PROG`.
 const RDONLY_PROG: u32 = 1 << 7;
 /// Frames that tools give a stack trace whose depth the file leaves open: `kernel.perf_event_max_stack`.
@@ -144,17 +152,30 @@ fn map(types: Option<&FileTypes>, definition: &MapDefinition, kernel: Option<&Ke
     }
 }
 
-/// With what libbpf and tools put in when they make the map.
+/// With what libbpf, other libraries and tools put in when they make the map.
 pub fn completed(definition: &MapDefinition) -> MapDefinition {
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     let page_size = rustix::param::page_size() as u32;
-    let value_size = match (definition.map_type, definition.value_size) {
-        (STACK_TRACE, 0) => FRAMES * 8,
-        (_, size) => size,
+    let (key_size, value_size) = match (
+        definition.map_type,
+        definition.key_size,
+        definition.value_size,
+    ) {
+        (STACK_TRACE, key, 0) => (key, FRAMES * 8),
+        // An index and a descriptor, whatever the file says or not.
+        (PERF_EVENT_ARRAY, ..) => (4, 4),
+        (PROG_ARRAY | ARRAY_OF_MAPS | HASH_OF_MAPS, key, 0) => (key, 4),
+        (_, key, value) => (key, value),
+    };
+    // Storage of an object's own has no number of elements; others may get it when the tool runs.
+    let least = match definition.map_type {
+        SK_STORAGE | INODE_STORAGE | TASK_STORAGE | CGRP_STORAGE => 0,
+        _ => 1,
     };
     MapDefinition {
+        key_size,
         value_size,
-        max_entries: definition.entries(cpus, page_size).max(1),
+        max_entries: definition.entries(cpus, page_size).max(least),
         ..definition.clone()
     }
 }

@@ -56,6 +56,11 @@ impl Judged<'_> {
                 "libbpf knows no kind of program by the section's name {section}; call it after what the program is for, such as uprobe, tp/... or xdp"
             ));
         }
+        let function = judgement.reason.strip_prefix("invalid func unknown#");
+        let function = function.and_then(|it| it.parse().ok());
+        if let Some(why) = function.and_then(|it| self.object.why_absent(it)) {
+            return Some(why.to_owned());
+        }
         hint(&judgement.reason, judgement.errno).map(str::to_owned)
     }
 
