@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use beeline_isa::{BadInsn, Imm64, Insn, Op};
+use beeline_isa::{BadInsn, Imm64, Insn, Op, Operand};
 
 use crate::reject::{E2BIG, EACCES, EINVAL, Reject};
 
@@ -16,7 +16,7 @@ pub const MAX_FRAMES: usize = 8;
 pub struct Flow {
     /// By slot; `None` for the second slot of a 64-bit immediate.
     ops: Vec<Option<Op>>,
-    /// Instructions that are no operations; poison stands in their places.
+    /// Instructions that are no operations; others stand in their places.
     odd: BTreeMap<usize, Odd>,
     functions: Vec<Function>,
     reachable: Vec<bool>,
@@ -31,6 +31,15 @@ pub(crate) enum Odd {
     PacketLoad {
         /// r0 to r10.
         index: Option<u8>,
+    },
+    /// `dst = src` from one address space into the other: into the program's, where arenas are, or out of it.
+    Cast {
+        /// r0 to r9.
+        dst: u8,
+        /// r0 to r10.
+        src: u8,
+        /// Is the copy a pointer into an arena?
+        inward: bool,
     },
 }
 
@@ -283,6 +292,11 @@ fn decode(insns: &[Insn], tolerant: bool) -> Result<Decoded, Reject> {
                     odd.insert(index, found);
                     match found {
                         Odd::PacketLoad { .. } => Op::Poison { imm: insn.imm },
+                        Odd::Cast { dst, src, .. } => Op::Move {
+                            wide: true,
+                            dst,
+                            src: Operand::Reg(src),
+                        },
                         Odd::Bad(_) => faultless(insn),
                     }
                 }
@@ -346,6 +360,9 @@ fn faultless(insn: Insn) -> Op {
 /// What the kernel says of an instruction when a path comes to it, not before.
 fn odd_insn(insn: Insn, bad: BadInsn) -> Option<Odd> {
     use beeline_isa::opcode::{CLASS_MASK, IND, LDX, MODE_MASK, PSEUDO_MAP_IDX_VALUE};
+    if let Some(cast) = cast(insn) {
+        return Some(cast);
+    }
     match bad {
         BadInsn::Opcode => None,
         // Of a kind that there is not.
@@ -360,6 +377,27 @@ fn odd_insn(insn: Insn, bad: BadInsn) -> Option<Odd> {
         },
         _ => Some(Odd::Bad(bad)),
     }
+}
+
+/// `addr_space_cast`.
+fn cast(insn: Insn) -> Option<Odd> {
+    use beeline_isa::FRAME_POINTER;
+    use beeline_isa::opcode::*;
+    /// `BPF_ADDR_SPACE_CAST`, in the place of an offset.
+    const CAST: i16 = 1;
+    /// From address space 1, that of arenas, to 0; and back.
+    const INWARD: i32 = 1;
+    const OUTWARD: i32 = 1 << 16;
+    let is_cast = insn.code == ALU64 | MOV | SOURCE_MASK
+        && insn.off == CAST
+        && matches!(insn.imm, INWARD | OUTWARD)
+        && insn.dst < FRAME_POINTER
+        && insn.src <= FRAME_POINTER;
+    is_cast.then_some(Odd::Cast {
+        dst: insn.dst,
+        src: insn.src,
+        inward: insn.imm == INWARD,
+    })
 }
 
 fn takes_high_half(op: &Op) -> bool {
@@ -407,6 +445,10 @@ fn reserved(insn: Insn) -> String {
         (STX, _) => return format!("BPF_ATOMIC uses invalid atomic opcode {:02x}", insn.imm),
         (ALU | ALU64, NEG) => "BPF_NEG",
         (ALU | ALU64, END) => "BPF_END",
+        (ALU64, MOV) if insn.code & SOURCE_MASK != 0 && insn.off == 1 => {
+            let why = "addr_space_cast insn can only convert between address space 1 and 0";
+            return why.to_owned();
+        }
         (ALU | ALU64, MOV) => "BPF_MOV",
         (ALU | ALU64, _) => "BPF_ALU",
         (_, JA) => "BPF_JA",

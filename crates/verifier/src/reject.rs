@@ -14,6 +14,8 @@ pub const EACCES: i32 = 13;
 pub const EFAULT: i32 = 14;
 /// "Invalid argument": the program is malformed.
 pub const EINVAL: i32 = 22;
+/// "Numerical result out of range": an offset that a map does not have.
+pub const ERANGE: i32 = 34;
 /// "Protocol error": a map is named by its place in an array that the load did not come with.
 pub const EPROTO: i32 = 71;
 

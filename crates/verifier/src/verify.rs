@@ -6,7 +6,7 @@ use crate::context::attach;
 use crate::context::kinds::prog;
 use crate::flow::{Flow, Odd};
 use crate::program::Program;
-use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, Reject};
+use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, ERANGE, Reject};
 use crate::types::Returns;
 use crate::verdict::{LogLevel, MapUse, Verdict};
 use crate::walk::Walk;
@@ -113,7 +113,10 @@ fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject>
 /// The maps that instructions name, reachable or not, each descriptor once (`resolve_pseudo_ldimm64`).
 fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
     /// `BPF_MAP_TYPE_ARRAY`, `BPF_MAP_TYPE_ARENA`.
-    const DIRECT: [u32; 2] = [2, 33];
+    const ARRAY: u32 = 2;
+    const ARENA: u32 = 33;
+    /// An arena's elements are pages.
+    const PAGE: u64 = 4096;
     let mut uses: Vec<MapUse> = Vec::new();
     for (index, pair) in program.insns.windows(2).enumerate() {
         let (Some(Op::Imm64 { kind, low: fd, .. }), &[insn, second]) = (flow.op(index), pair)
@@ -145,16 +148,18 @@ fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
         };
         if by_value {
             let off = second.imm.cast_unsigned();
-            let (errno, why) = if !DIRECT.contains(&map.map_type) || map.max_entries != 1 {
-                (ENOTSUPP, "invalid access to map value pointer".to_owned())
-            } else if off >= map.value_size {
-                let why = format!(
+            let outside = || {
+                format!(
                     "invalid access to map value pointer, value_size={} off={off}",
                     map.value_size
-                );
-                (EINVAL, why)
-            } else {
-                (0, String::new())
+                )
+            };
+            let (errno, why) = match map.map_type {
+                ARRAY if map.max_entries == 1 && off < map.value_size => (0, String::new()),
+                ARRAY if map.max_entries == 1 => (EINVAL, outside()),
+                ARENA if u64::from(off) <= u64::from(map.max_entries) * PAGE => (0, String::new()),
+                ARENA => (ERANGE, outside()),
+                _ => (ENOTSUPP, "invalid access to map value pointer".to_owned()),
             };
             if errno != 0 {
                 return Err(Reject::insn(errno, index, insn, why));

@@ -180,6 +180,8 @@ pub(crate) struct Walk<'a> {
     pub most_insns: u32,
     deeds: Deeds,
     log: Log,
+    /// Does any instruction name an arena? Found out when it is first asked.
+    has_arena: std::cell::OnceCell<bool>,
 }
 
 impl<'a> Walk<'a> {
@@ -213,6 +215,7 @@ impl<'a> Walk<'a> {
             most_insns: MOST_INSNS,
             deeds: Deeds::default(),
             log: Log::new(level),
+            has_arena: std::cell::OnceCell::new(),
         }
     }
 

@@ -221,12 +221,16 @@ impl Walk<'_> {
         if reg.flags.has(Flags::ALLOC) {
             return self.access_object(reg, btf_id, access, at);
         }
-        if write {
-            return no(EACCES, "only read is supported");
-        }
         let Some(kernel) = self.program.kernel else {
             return no(EACCES, "no kernel BTF");
         };
+        if write {
+            let kind = &self.program.kind;
+            return match kernel.may_write(kind, btf_id, at, size as u32) {
+                Ok(()) => Ok(Reg::UNKNOWN),
+                Err((errno, why)) => no(errno, why),
+            };
+        }
         let rcu = self.in_rcu();
         match kernel.member(btf_id, at, size as u32, trust_of(reg), rcu) {
             Ok(member) => Ok(self.member(member)),

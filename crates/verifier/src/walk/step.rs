@@ -106,6 +106,10 @@ impl Walk<'_> {
     pub(super) fn odd_instruction(&mut self, odd: Odd) -> Check<Next> {
         let index = match odd {
             Odd::PacketLoad { index } => index,
+            Odd::Cast { dst, src, inward } => {
+                self.change_space(dst, src, inward)?;
+                return Ok(Next::Insn(self.insn + 1));
+            }
             Odd::Bad(bad) => {
                 let reject = undefined(self.insn, self.insn_at(self.insn), bad);
                 let why = reject
@@ -135,6 +139,40 @@ impl Walk<'_> {
         *self.cur.reg_mut(0) = Reg::UNKNOWN;
         // Where the packet is too short, the function returns.
         self.return_early(Reg::known(0), false)
+    }
+
+    /// A copy from one address space into the other: nothing is known of what comes out.
+    fn change_space(&mut self, dst: u8, src: u8, inward: bool) -> Check {
+        if !self.has_arena() {
+            return no(
+                EINVAL,
+                "addr_space_cast insn can only be used in a program that has an associated arena",
+            );
+        }
+        self.read_reg(src)?;
+        *self.cur.reg_mut(dst) = if inward {
+            Reg {
+                var: crate::scalar::Scalar::UNKNOWN,
+                ..Reg::pointer(Type::Arena)
+            }
+        } else {
+            Reg::UNKNOWN
+        };
+        Ok(())
+    }
+
+    /// Does any instruction name an arena?
+    fn has_arena(&self) -> bool {
+        *self.has_arena.get_or_init(|| {
+            let arenas = self.program.maps.iter().filter(|(_, map)| map.map_type == ARENA);
+            let mut arenas = arenas.map(|(fd, _)| *fd);
+            arenas.any(|arena| {
+                let mut ops = (0..self.flow.len()).filter_map(|index| self.flow.op(index));
+                ops.any(|op| {
+                    matches!(op, Op::Imm64 { kind: Imm64::Map | Imm64::MapValue, low, .. } if low == arena)
+                })
+            })
+        })
     }
 
     /// A register is about to be read (`check_reg_arg`).
