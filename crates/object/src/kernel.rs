@@ -1,5 +1,6 @@
 //! What an object file wants to know of the kernel that its programs are for.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs;
 use std::sync::OnceLock;
@@ -86,40 +87,49 @@ fn release() -> String {
 }
 
 /// The kernel's types by their names, for those who ask for many.
-#[derive(Debug, Default)]
 pub(crate) struct KernelNames<'a> {
-    btf: Option<Btf<'a>>,
+    kernel: &'a dyn Kernel,
+    index: OnceCell<Option<Index<'a>>>,
+}
+
+struct Index<'a> {
+    btf: Btf<'a>,
     /// The first of each kind and name.
     numbers: HashMap<(u8, &'a [u8]), u32>,
 }
 
 impl<'a> KernelNames<'a> {
     pub(crate) fn of(kernel: &'a dyn Kernel) -> Self {
-        let Some(btf) = kernel.btf().and_then(Btf::parse) else {
-            return Self::default();
-        };
-        let mut numbers = HashMap::new();
-        for id in 1..btf.len() {
-            if let Some(kind::FUNC | kind::VAR | kind::TYPEDEF | kind::STRUCT) = btf.kind(id)
-                && let Some(it) = btf.get(id)
-            {
-                numbers.entry((it.kind, it.name)).or_insert(id);
-            }
-        }
-        Self {
-            btf: Some(btf),
-            numbers,
-        }
+        let index = OnceCell::new();
+        Self { kernel, index }
     }
 
     /// None if there is no BTF at all.
     pub(crate) fn btf(&self) -> Option<&Btf<'a>> {
-        self.btf.as_ref()
+        self.index().map(|index| &index.btf)
     }
 
     /// The number of a function, variable, structure or type's name.
     pub(crate) fn find(&self, kind: u8, name: &str) -> Option<u32> {
-        self.numbers.get(&(kind, name.as_bytes())).copied()
+        let numbers = &self.index()?.numbers;
+        numbers.get(&(kind, name.as_bytes())).copied()
+    }
+
+    /// Made when the first name is asked for: most files ask for none.
+    fn index(&self) -> Option<&Index<'a>> {
+        let make = || {
+            let btf = self.kernel.btf().and_then(Btf::parse)?;
+            let mut numbers = HashMap::new();
+            for id in 1..btf.len() {
+                if let Some(kind::FUNC | kind::VAR | kind::TYPEDEF | kind::STRUCT) = btf.kind(id)
+                    && let Some(it) = btf.get(id)
+                {
+                    numbers.entry((it.kind, it.name)).or_insert(id);
+                }
+            }
+            Some(Index { btf, numbers })
+        };
+        self.index.get_or_init(make).as_ref()
     }
 }
 

@@ -290,17 +290,9 @@ impl KernelTypes {
 
     /// Types of the same kind and name, up to `___`: what a program's own type may stand for.
     pub(super) fn candidates(&self, like: Type<'_>) -> Vec<u32> {
-        let essential = |name: &str| name.split("___").next().unwrap_or_default().len();
-        let wanted = text(like.name);
-        let wanted = wanted.get(..essential(wanted)).unwrap_or_default();
-        let fits = |id: &u32| {
-            let it = self.types.at(*id);
-            let name = text(it.name);
-            it.kind == like.kind && name.starts_with(wanted) && essential(name) == wanted.len()
-        };
-        if wanted.is_empty() {
-            return Vec::new();
+        match text(like.name) {
+            "" => Vec::new(),
+            name => self.types.all_flavors(like.kind, name),
         }
-        (1..self.types.view().len()).filter(fits).collect()
     }
 }

@@ -14,9 +14,18 @@ pub(super) const DEEPEST: u32 = 32;
 pub(super) struct TypeTable {
     btf: OwnedBtf,
     /// Of functions, and of all else: there are several times as many functions in a kernel, and few ask for them.
-    functions: OnceLock<Vec<u32>>,
-    names: OnceLock<Vec<u32>>,
+    functions: OnceLock<Index>,
+    names: OnceLock<Index>,
     tags: OnceLock<Vec<u32>>,
+}
+
+/// Types by their names.
+#[derive(Debug)]
+struct Index {
+    /// An open hash table of numbers. They went in ascending, so that the first of equal ones is found first.
+    slots: Vec<u32>,
+    /// Types whose names say behind `___` which of several they are.
+    flavors: Vec<u32>,
 }
 
 /// A type whose size was asked for, seen through its qualifiers and arrays (`btf_resolve_size`).
@@ -84,41 +93,61 @@ impl TypeTable {
 
     /// The first type of this kind and name.
     pub(super) fn find(&self, kind: u8, name: &str) -> Option<u32> {
-        let slots = if kind == kind::FUNC {
-            self.functions
-                .get_or_init(|| self.index(|it| it == kind::FUNC))
-        } else {
-            self.names.get_or_init(|| self.index(|it| it != kind::FUNC))
-        };
-        let mask = slots.len() - 1;
-        let mut slot = hash(name.as_bytes()) & mask;
-        while let Some(&id) = slots.get(slot).filter(|id| **id != 0) {
-            let it = self.at(id);
-            if it.kind == kind && it.name == name.as_bytes() {
-                return Some(id);
-            }
-            slot = (slot + 1) & mask;
-        }
-        None
+        self.all(kind, name.as_bytes()).next()
     }
 
-    /// An open hash table of the numbers of types of these kinds that have names. Numbers go in ascending, so that the first
-    /// of equal ones is found first.
-    fn index(&self, wanted: fn(u8) -> bool) -> Vec<u32> {
+    /// All types of this kind and name.
+    fn all<'a>(&'a self, kind: u8, name: &'a [u8]) -> impl Iterator<Item = u32> + 'a {
+        let slots = &self.index_of(kind).slots;
+        let mask = slots.len() - 1;
+        let first = hash(name) & mask;
+        let numbers = (0..slots.len()).map(move |step| slots[(first + step) & mask]);
+        numbers.take_while(|id| *id != 0).filter(move |id| {
+            let it = self.at(*id);
+            it.kind == kind && it.name == name
+        })
+    }
+
+    /// All types of this kind and name, which is compared up to `___`.
+    pub(super) fn all_flavors(&self, kind: u8, name: &str) -> Vec<u32> {
+        let wanted = essential(name.as_bytes());
+        let flavors = self.index_of(kind).flavors.iter().copied();
+        let flavors = flavors.filter(|id| {
+            let it = self.at(*id);
+            it.kind == kind && essential(it.name) == wanted
+        });
+        self.all(kind, wanted).chain(flavors).collect()
+    }
+
+    fn index_of(&self, kind: u8) -> &Index {
+        if kind == kind::FUNC {
+            let is_function = |it| it == kind::FUNC;
+            self.functions.get_or_init(|| self.index(is_function))
+        } else {
+            self.names.get_or_init(|| self.index(|it| it != kind::FUNC))
+        }
+    }
+
+    /// Of types of these kinds that have names.
+    fn index(&self, wanted: fn(u8) -> bool) -> Index {
         let btf = self.view();
         let is_wanted = |id: &u32| btf.kind(*id).is_some_and(wanted);
         let name = |id: u32| Some((id, btf.get(id)?.name)).filter(|(_, name)| !name.is_empty());
         let named: Vec<_> = (1..btf.len()).filter(is_wanted).filter_map(name).collect();
         let mut slots = vec![0; (2 * named.len() + 1).next_power_of_two()];
         let mask = slots.len() - 1;
+        let mut flavors = Vec::new();
         for (id, name) in named {
             let mut slot = hash(name) & mask;
             while slots[slot] != 0 {
                 slot = (slot + 1) & mask;
             }
             slots[slot] = id;
+            if essential(name).len() != name.len() {
+                flavors.push(id);
+            }
         }
-        slots
+        Index { slots, flavors }
     }
 
     /// The values of the tags of a declaration's component (-1 for the whole) that begin with `key`, without it.
@@ -205,6 +234,13 @@ impl TypeTable {
 /// Names are ASCII; what is not is not shown.
 pub(super) fn text(name: &[u8]) -> &str {
     std::str::from_utf8(name).unwrap_or_default()
+}
+
+/// A name without what says which of several types of the name it is (`bpf_core_essential_name_len`).
+fn essential(name: &[u8]) -> &[u8] {
+    let is_mark = |it: &[u8]| matches!(it, [x, b'_', b'_', b'_', y] if *x != b'_' && *y != b'_');
+    let last = name.windows(5).rposition(is_mark);
+    last.map_or(name, |at| &name[..=at])
 }
 
 /// A name in a line of the log.
