@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use anyhow::Context;
 use beeline_door::{Connection, Options, Tool};
@@ -55,7 +56,7 @@ impl Certificates {
     }
 }
 
-/// Runs the tool to its end; its exit code is ours.
+/// Runs the tool to its end; its exit code is ours, unless the guest is lost before.
 pub fn run(tool: &[OsString], address: &Address, tls: Option<&Tls>) -> anyhow::Result<ExitCode> {
     run::hand_signals_on();
     let channel = Channel::connect(address, tls)?;
@@ -74,11 +75,19 @@ pub fn run(tool: &[OsString], address: &Address, tls: Option<&Tls>) -> anyhow::R
     };
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     run::hand_signals_to(pid)?;
-    Ok(exit_code(started.serve_in(connection)?))
+    let status = started.serve_in(connection)?;
+    match LOST.load(Relaxed) {
+        true => Ok(ExitCode::FAILURE),
+        false => Ok(exit_code(status)),
+    }
 }
+
+/// The tool did not end by itself.
+static LOST: AtomicBool = AtomicBool::new(false);
 
 /// The guest is lost: the tool gets errors for all it asks, and some would wait for events for ever.
 fn end(why: &str) {
+    LOST.store(true, Relaxed);
     say(&format!(
         "the guest is lost: {why}; the tool is told to end"
     ));
