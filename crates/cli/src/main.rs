@@ -75,6 +75,8 @@ enum Command {
         /// The process
         pid: i32,
     },
+    /// In a virtual machine: serve tools that its host runs with `beeline run --guest`
+    Guest(beeline_guest::Options),
 }
 
 fn main() -> ExitCode {
@@ -105,6 +107,7 @@ fn main() -> ExitCode {
             prog::prog(&command)
         }
         Command::Detach { pid } => detach::detach(pid),
+        Command::Guest(options) => beeline_guest::serve(&options, say).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {
         say(&format!("{error:#}"));

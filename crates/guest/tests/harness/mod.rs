@@ -41,7 +41,7 @@ impl Proxy {
     pub fn with_policy(policy: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("policy"), policy).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_beeline-guest"));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_guest"));
         command.arg("guest").arg("--listen");
         command.arg(format!("unix:{}", dir.path().join("s").display()));
         command.arg("--policy").arg(dir.path().join("policy"));
@@ -115,8 +115,11 @@ pub struct Host {
 
 impl Host {
     pub fn connect(proxy: &Proxy) -> Self {
-        let address = Address::Unix { path: proxy.path() };
-        let channel = Channel::connect(&address, None).unwrap();
+        Self::connect_to(&Address::Unix { path: proxy.path() })
+    }
+
+    pub fn connect_to(address: &Address) -> Self {
+        let channel = Channel::connect(address, None).unwrap();
         let (receiver, sender) = conversation::begin(channel).unwrap();
         let mut host = Self {
             welcome: Welcome::default(),
@@ -253,7 +256,7 @@ pub fn bpf(command: u32, attr: Vec<u8>, parts: Vec<Part>) -> Request {
 }
 
 pub fn load(kind: u32, insns: &[[u8; 8]]) -> Request {
-    const LOG: u32 = 1 << 16;
+    const LOG: u32 = 4 << 20;
     let mut attr = words(&[kind, insns.len() as u32], 152);
     put_number(&mut attr, 24, 1);
     put_number(&mut attr, 28, LOG);
