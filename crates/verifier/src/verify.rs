@@ -31,6 +31,7 @@ pub(crate) fn verify_within(program: &Program<'_>, level: LogLevel, most: Option
     };
     let mut walk = Walk::new(program, &flow, level);
     walk.most_insns = most.unwrap_or(walk.most_insns);
+    walk.print_shape();
     let result = walk.program();
     let result = result.map(|()| walk.facts(maps));
     let (longest_log, log) = walk.take_log();

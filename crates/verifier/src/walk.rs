@@ -36,6 +36,7 @@ mod maps;
 mod memory;
 mod precision;
 mod print;
+mod print_all;
 mod references;
 mod shape;
 mod stack;

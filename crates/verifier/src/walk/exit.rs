@@ -117,6 +117,11 @@ impl Walk<'_> {
             self.check_within(0, &result, (least, most), "At callback return", false)?;
         }
         self.update_alive();
+        let last_state = if self.log.level.paths() {
+            self.state_text()
+        } else {
+            String::new()
+        };
         let Some(callee) = self.cur.frames.pop() else {
             return no(EINVAL, "no frame");
         };
@@ -125,7 +130,7 @@ impl Walk<'_> {
             *self.cur.reg_mut(0) = result;
         }
         self.enter_instance();
-        self.print_return(callsite);
+        self.print_return(&last_state, callsite + usize::from(!is_callback));
         if !is_callback {
             return Ok(callsite + 1);
         }

@@ -133,6 +133,9 @@ impl Walk<'_> {
             }
             *wanted.at(number) = found;
         }
+        for (number, found) in wanted.frames.iter().enumerate().rev() {
+            self.print_taken_over(number, *found);
+        }
         let changed = self.follow_back(&mut to, wanted);
         (to, Ok(changed))
     }
@@ -171,6 +174,7 @@ impl Walk<'_> {
         let mut skip = true;
         loop {
             let mut left = history.len();
+            self.print_segment(wanted.frame, last, first, after);
             let Some(start) = last else {
                 return self.at_function_entry(wanted, changed);
             };
@@ -181,6 +185,7 @@ impl Walk<'_> {
                         .checked_sub(1)
                         .and_then(|at| history.get(at))
                         .filter(|step| step.insn == insn);
+                    self.print_back(wanted.frame, *wanted.at(wanted.frame), insn);
                     self.back_over(insn, after, step, wanted)?;
                 }
                 if wanted.is_empty() {
@@ -196,12 +201,16 @@ impl Walk<'_> {
             let Some(id) = parent else {
                 return self.at_function_entry(wanted, changed);
             };
-            let kept = self.kept_mut(id);
-            changed |= mark(kept, wanted);
+            changed |= mark(self.kept_mut(id), wanted);
+            if self.log.level.all() {
+                let copy = State::clone(self.kept(id));
+                self.print_marked(&copy, wanted.frame, &wanted.frames);
+            }
             if wanted.is_empty() {
                 return Ok(changed);
             }
             after = Some(first);
+            let kept = self.kept(id);
             last = kept.last_insn;
             first = kept.first_insn;
             parent = kept.parent;
@@ -236,8 +245,13 @@ impl Walk<'_> {
             });
         };
         mark(state);
+        self.print_everything_matters(state.depth());
         let mut parent = state.parent;
         while let Some(id) = parent {
+            if self.log.level.all() {
+                let copy = State::clone(self.kept(id));
+                self.print_forced(&copy);
+            }
             let kept = self.kept_mut(id);
             // Then so does everything before it: paths with many states need not be gone back over each time.
             if std::mem::replace(&mut kept.all_precise, true) {

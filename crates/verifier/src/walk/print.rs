@@ -19,6 +19,8 @@ pub(super) struct Log {
     longest: usize,
     /// The next instruction's state is printed whole: the path is a new one.
     pub print_state: bool,
+    /// It is so because a function has returned: then once is enough.
+    returned: bool,
     /// The state that was printed last, of which only changes are printed.
     last: Option<(usize, Frame)>,
     /// The source line that was printed last.
@@ -46,6 +48,7 @@ impl Log {
             text: String::new(),
             longest: 0,
             print_state: false,
+            returned: false,
             last: None,
             line: None,
             touched: 0,
@@ -122,8 +125,10 @@ impl Walk<'_> {
                 let line = format!("\nfrom {from} to {}:{state}", self.insn);
                 self.log.line(&line);
             }
-            let line = format!("{}:{state}", self.insn);
-            self.log.line(&line);
+            if !std::mem::take(&mut self.log.returned) {
+                let line = format!("{}:{state}", self.insn);
+                self.log.line(&line);
+            }
             self.log.print_state = false;
             self.log.touched = 0;
             self.log.last = Some((self.cur.depth(), self.cur.frame().clone()));
@@ -180,7 +185,7 @@ impl Walk<'_> {
         }
         for (slot, content) in frame.stack.iter().enumerate() {
             if last.stack.get(slot) != Some(content)
-                && let Some(slot) = self.slot_text(slot, content)
+                && let Some(slot) = self.slot_text(slot, content, self.cur.depth())
             {
                 text += &slot;
                 any = true;
@@ -209,6 +214,7 @@ impl Walk<'_> {
         let depth = self.cur.depth();
         let caller = self.frame_text(&self.cur, depth - 1);
         let callee = self.frame_text(&self.cur, depth);
+        self.log.touched |= 1 << FRAME_POINTER;
         self.log.line("caller:");
         self.log.line(&caller);
         self.log.line("callee:");
@@ -216,16 +222,20 @@ impl Walk<'_> {
         self.log.last = Some((depth, self.cur.frame().clone()));
     }
 
-    pub(super) fn print_return(&mut self, callsite: usize) {
+    /// Comes back from a function whose last state is given, to this instruction.
+    pub(super) fn print_return(&mut self, callee: &str, insn: usize) {
         if !self.log.level.paths() {
             return;
         }
         let depth = self.cur.depth();
         let caller = self.frame_text(&self.cur, depth);
-        self.log.line(&format!("to caller at {callsite}:"));
+        self.log.line("returning from callee:");
+        self.log.line(callee);
+        self.log.line(&format!("to caller at {insn}:"));
         self.log.line(&caller);
         self.log.last = Some((depth, self.cur.frame().clone()));
         self.log.print_state = true;
+        self.log.returned = true;
     }
 
     /// The innermost frame, as the log shows it.
@@ -233,16 +243,16 @@ impl Walk<'_> {
         self.frame_text(&self.cur, self.cur.depth())
     }
 
-    fn frame_text(&self, state: &State, depth: usize) -> String {
+    pub(super) fn frame_text(&self, state: &State, depth: usize) -> String {
         let frame = &state.frames[depth];
         let mut text = frame_prefix(depth);
         for (number, reg) in frame.regs.iter().enumerate() {
             if reg.kind != Type::Uninit {
-                let _ = write!(text, " R{number}={}", self.reg_text(reg));
+                let _ = write!(text, " R{number}={}", self.reg_text_in(reg, depth));
             }
         }
         for (slot, content) in frame.stack.iter().enumerate() {
-            if let Some(slot) = self.slot_text(slot, content) {
+            if let Some(slot) = self.slot_text(slot, content, depth) {
                 text += &slot;
             }
         }
@@ -253,7 +263,7 @@ impl Walk<'_> {
         text
     }
 
-    fn slot_text(&self, slot: usize, content: &crate::state::Slot) -> Option<String> {
+    fn slot_text(&self, slot: usize, content: &crate::state::Slot, own: usize) -> Option<String> {
         let at = -(slot as i64 + 1) * 8;
         match content.object {
             Object::Dynptr { first: true, kind } => {
@@ -276,16 +286,21 @@ impl Walk<'_> {
             .map(|&byte| byte_letter(byte))
             .collect();
         if content.is_whole_scalar() || content.is_spill() && content.reg.is_pointer() {
-            return Some(format!(" fp{at}={}", self.reg_text(&content.reg)));
+            return Some(format!(" fp{at}={}", self.reg_text_in(&content.reg, own)));
         }
         if content.is_spill() {
-            let spilled = self.reg_text(&content.reg);
+            let spilled = self.reg_text_in(&content.reg, own);
             return Some(format!(" fp{at}={}{spilled}", types.replace('r', "")));
         }
         Some(format!(" fp{at}={types}"))
     }
 
     pub(super) fn reg_text(&self, reg: &Reg) -> String {
+        self.reg_text_in(reg, self.cur.depth())
+    }
+
+    /// A register of this frame: whose stack a pointer is into goes without saying if it is the frame's own.
+    fn reg_text_in(&self, reg: &Reg, own_frame: usize) -> String {
         let mark = if reg.precise { "P" } else { "" };
         if let Some(value) = reg.constant() {
             return format!("{mark}{}", Signed(value.cast_signed()));
@@ -315,7 +330,7 @@ impl Walk<'_> {
             name += self.structure_name(reg, btf_id);
         }
         if let (Type::Stack(frame), Some(variable)) = (reg.kind, reg.var.constant()) {
-            let own = usize::from(frame) == self.cur.depth();
+            let own = usize::from(frame) == own_frame;
             let at = i64::from(reg.off) + variable.cast_signed();
             let name = if own {
                 "fp".to_owned()
