@@ -132,12 +132,24 @@ impl Types<'_> {
         })
     }
 
+    /// One more than the last byte that a section's variables take.
+    fn end_of_variables(&self, id: u32) -> u32 {
+        let places = self.variables_of(id).into_iter().map(|(place, _)| place);
+        let ends = places.map(|at| self.get(id, at + 4).saturating_add(self.get(id, at + 8)));
+        ends.max().unwrap_or(0)
+    }
+
     /// A section of the file: its size, and where its variables are.
     fn variables(&mut self, id: u32, section: Type<'_>) {
         let name = String::from_utf8_lossy(section.name);
         let is_open = self.get(id, 8) == 0;
-        if is_open && let Some((_, section)) = self.elf.section(&name) {
-            self.put(id, 8, section.size as u32);
+        if is_open {
+            let size = match self.elf.section(&name) {
+                Some((_, section)) => section.size as u32,
+                // The compiler has thought better of it, and put its variables elsewhere.
+                None => self.end_of_variables(id),
+            };
+            self.put(id, 8, size);
         }
         for (place, variable) in self.variables_of(id) {
             let Some(it) = self.btf.get(variable) else {
