@@ -1,9 +1,12 @@
-//! The two ways to run a tool: on the kernel, and under Beeline.
+//! The ways to run a tool: on the kernel, under Beeline, and under Beeline with a guest's kernel.
 
 use std::fmt;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+
+use crate::{PATIENCE, until};
 
 /// What runs a tool's programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,6 +15,8 @@ pub enum Engine {
     Kernel,
     /// The same command behind `beeline run --`.
     Beeline,
+    /// Behind `beeline run --guest`, with this machine's own kernel as the guest's.
+    Guest,
 }
 
 impl fmt::Display for Engine {
@@ -19,6 +24,7 @@ impl fmt::Display for Engine {
         f.write_str(match self {
             Engine::Kernel => "kernel",
             Engine::Beeline => "beeline",
+            Engine::Guest => "guest",
         })
     }
 }
@@ -34,13 +40,18 @@ impl Engine {
                 compile_anew(&mut command);
                 command
             }
+            Engine::Guest => {
+                let mut command = Command::new(beeline());
+                command.args(["run", "--guest", proxy(), "--"]).arg(tool);
+                command
+            }
         }
     }
 
     /// Says why this engine cannot be used here, if so.
     pub fn available(self) -> Result<(), String> {
         match self {
-            Engine::Kernel => kernel_available(),
+            Engine::Kernel | Engine::Guest => kernel_available(),
             Engine::Beeline => Ok(()),
         }
     }
@@ -97,7 +108,8 @@ pub fn compile_anew(command: &mut Command) {
 }
 
 /// The engines that this run is to look at and that the machine has: both, unless `BEELINE_E2E_ENGINE`
-/// is `kernel` (which tries the tests themselves, without Beeline) or `beeline`.
+/// is `kernel` (which tries the tests themselves, without Beeline) or `beeline`; or `guest`, which compares a tool whose calls go
+/// through the proxy for guests.
 ///
 /// A missing kernel takes the comparison away, not the test: the known counts are still checked.
 pub fn engines() -> Result<Vec<Engine>, String> {
@@ -106,9 +118,10 @@ pub fn engines() -> Result<Vec<Engine>, String> {
         "" => vec![Engine::Kernel, Engine::Beeline],
         "kernel" => vec![Engine::Kernel],
         "beeline" => vec![Engine::Beeline],
+        "guest" => vec![Engine::Kernel, Engine::Guest],
         other => {
             return Err(format!(
-                "BEELINE_E2E_ENGINE={other} is neither kernel nor beeline"
+                "BEELINE_E2E_ENGINE={other} is neither kernel, beeline nor guest"
             ));
         }
     };
@@ -121,6 +134,26 @@ pub fn engines() -> Result<Vec<Engine>, String> {
         return Err(kernel_available().err().unwrap_or_default());
     }
     Ok(usable)
+}
+
+/// The address of a proxy on this machine, started for the whole test and ended with it.
+fn proxy() -> &'static str {
+    static PROXY: OnceLock<(String, Child)> = OnceLock::new();
+    let start = || {
+        let socket = std::env::temp_dir().join(format!("beeline-e2e-guest-{}", std::process::id()));
+        // Ends with this process, however that ends: nobody holds the other end of its input then.
+        const SCRIPT: &str = r#""$@" & read -r nothing; kill $!"#;
+        let address = format!("unix:{}", socket.display());
+        let mut command = Command::new("sh");
+        command.args(["-c", SCRIPT, "sh"]).arg(beeline());
+        command.args(["guest", "--listen", &address, "--audit", "/dev/null"]);
+        command.stdin(Stdio::piped());
+        let child = command.spawn().expect("sh is there");
+        let listens = until(PATIENCE, || UnixStream::connect(&socket).is_ok());
+        assert!(listens, "the proxy does not come up");
+        (address, child)
+    };
+    &PROXY.get_or_init(start).0
 }
 
 /// For tests of Beeline alone: they do not run when only the kernel is asked for.
