@@ -25,6 +25,7 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use crate::patch;
 use crate::plan::Reason;
@@ -125,7 +126,7 @@ pub(crate) enum Shape {
         behind: Vec<Displaced>,
         /// All the bytes, the `syscall` and padding included.
         start: u64,
-        original: Vec<u8>,
+        original: Arc<[u8]>,
         /// The `syscall`, which is at the end, stays there too, for whoever branches to it.
         stays: bool,
     },
@@ -142,7 +143,7 @@ pub(crate) enum Shape {
 pub(crate) struct Window {
     pub start: u64,
     /// With the padding behind the last instruction.
-    pub original: Vec<u8>,
+    pub original: Arc<[u8]>,
     pub code: Vec<Displaced>,
 }
 
@@ -243,7 +244,7 @@ impl CallPlan {
         };
         std::iter::once(first)
             .chain(second)
-            .map(|(start, original)| (start, original.as_slice()))
+            .map(|(start, original)| (start, &**original))
     }
 
     fn displaced(&self) -> impl Iterator<Item = &Displaced> {

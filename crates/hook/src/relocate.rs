@@ -2,6 +2,9 @@
 //!
 //! Bytes are copied as they are wherever possible, so that redundant prefixes and odd encodings survive.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use iced_x86::{Code, Encoder, FlowControl, Instruction, OpKind, Register};
 use thiserror::Error;
 
@@ -13,7 +16,7 @@ pub(crate) struct Displaced {
     /// Decoded at its original address.
     pub instruction: Instruction,
     /// As found there.
-    pub bytes: Vec<u8>,
+    pub bytes: Arc<[u8]>,
     /// Where in `bytes` a 32-bit memory displacement is.
     pub displacement: Option<usize>,
 }
@@ -188,7 +191,7 @@ pub(crate) fn absolute_target(instruction: &Instruction) -> Option<u64> {
 /// The bytes that do at `at` what the instruction did at its own address.
 ///
 /// A call becomes the last thing that runs there: it returns to its original successor.
-pub(crate) fn relocate(displaced: &Displaced, at: u64) -> Result<Vec<u8>, RelocateError> {
+pub(crate) fn relocate(displaced: &Displaced, at: u64) -> Result<Cow<'_, [u8]>, RelocateError> {
     let Displaced {
         instruction, bytes, ..
     } = displaced;
@@ -199,8 +202,8 @@ pub(crate) fn relocate(displaced: &Displaced, at: u64) -> Result<Vec<u8>, Reloca
         source,
     };
     let target = absolute_target(instruction).unwrap_or_default();
-    match movement {
-        Movement::Copy => Ok(bytes.clone()),
+    let moved = match movement {
+        Movement::Copy => return Ok(Cow::Borrowed(bytes)),
         Movement::Operand => move_operand(displaced, at, target),
         Movement::Branch => {
             let mut near = *instruction;
@@ -211,7 +214,8 @@ pub(crate) fn relocate(displaced: &Displaced, at: u64) -> Result<Vec<u8>, Reloca
         Movement::Transaction => encode(instruction, instruction, at),
         Movement::ShortBranch => move_short_branch(bytes, at, target).map_err(reach),
         Movement::Call => move_call(instruction, at),
-    }
+    };
+    moved.map(Cow::Owned)
 }
 
 fn move_operand(displaced: &Displaced, at: u64, target: u64) -> Result<Vec<u8>, RelocateError> {
@@ -227,7 +231,7 @@ fn move_operand(displaced: &Displaced, at: u64, target: u64) -> Result<Vec<u8>, 
             source,
         }
     })?;
-    let mut bytes = bytes.clone();
+    let mut bytes = bytes.to_vec();
     let field = offset.and_then(|offset| bytes.get_mut(offset..offset + 4));
     field
         .ok_or_else(|| encode_error(instruction, "its displacement was not found"))?

@@ -90,7 +90,7 @@ impl Survey {
         let instruction = *self.instructions.get(index)?;
         let offset = usize::try_from(instruction.ip().wrapping_sub(function.start)).ok()?;
         let rest = function.code.get(offset..)?;
-        let bytes = rest.get(..instruction.len())?.to_vec();
+        let bytes = rest.get(..instruction.len())?.into();
         let mut decoder = Decoder::with_ip(64, rest, instruction.ip(), DecoderOptions::NONE);
         let instruction = decoder.decode();
         let constants = decoder.get_constant_offsets(&instruction);

@@ -118,7 +118,7 @@ pub fn displaced(plan: &Plan, at: u64) -> Result<Trampoline, EmitError> {
     for displaced in &plan.window {
         let address = at.wrapping_add(bytes.len() as u64);
         resume_map.push((displaced.instruction.ip(), address));
-        bytes.extend(relocate::relocate(displaced, address)?);
+        bytes.extend_from_slice(&relocate::relocate(displaced, address)?);
         goes_on = relocate::goes_on(&displaced.instruction);
     }
     if goes_on {

@@ -245,12 +245,7 @@ impl Process {
 
     /// Reads a whole file of `/proc/PID`.
     pub(crate) fn read_file(&self, name: &str) -> Result<Vec<u8>, Error> {
-        let read = || {
-            let mut bytes = Vec::new();
-            self.open_file(name, OFlags::RDONLY)?
-                .read_to_end(&mut bytes)?;
-            Ok(bytes)
-        };
+        let read = || read_all(self.open_file(name, OFlags::RDONLY)?);
         read().map_err(|source| self.inspect_error(&format!("read {name}"), source))
     }
 
@@ -264,10 +259,7 @@ impl Process {
     }
 
     fn read_raw(&self, name: &str) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        self.open_raw(name, OFlags::RDONLY)?
-            .read_to_end(&mut bytes)?;
-        Ok(bytes)
+        read_all(self.open_raw(name, OFlags::RDONLY)?)
     }
 
     fn open_raw(&self, name: &str, flags: OFlags) -> io::Result<File> {
@@ -443,3 +435,12 @@ const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u3
 
 /// The magic number of ELF and the class byte for 64 bits.
 const ELF64: &[u8; 5] = b"\x7fELF\x02";
+
+/// All of a file of `/proc`, which says 0 when it is asked for its length.
+fn read_all(file: File) -> io::Result<Vec<u8>> {
+    const USUAL: usize = 16 << 10;
+    let mut bytes = Vec::with_capacity(USUAL);
+    // A `Take` reads without asking for the length, and with room from the start without looking if there is anything.
+    file.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

@@ -127,6 +127,27 @@ impl Session {
         })
     }
 
+    /// Writes pieces at rising addresses, with what is between them as it is.
+    pub fn write_together(&mut self, pieces: &[(u64, Vec<u8>)]) -> Result<(), Error> {
+        let [(start, first), others @ ..] = pieces else {
+            return Ok(());
+        };
+        if others.is_empty() {
+            return self.write(*start, first);
+        }
+        let range = |(address, bytes): &(u64, Vec<u8>)| {
+            let at = (address - start) as usize;
+            at..at + bytes.len()
+        };
+        let len = pieces.iter().map(|piece| range(piece).end).max();
+        let mut all = vec![0; len.unwrap_or_default()];
+        self.read(*start, &mut all)?;
+        for piece in pieces {
+            all[range(piece)].copy_from_slice(&piece.1);
+        }
+        self.write(*start, &all)
+    }
+
     fn memory(&mut self) -> Result<&File, Error> {
         let file = match self.memory.take() {
             Some(file) => file,

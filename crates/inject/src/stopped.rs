@@ -33,6 +33,8 @@ pub struct Stopped {
     worker: Worker<Session>,
 }
 
+const PAGE: u64 = 4096;
+
 /// Between two tries to stop a target.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -228,6 +230,25 @@ impl Stopped {
         self.run(move |session| {
             let mut pieces = pieces.iter();
             pieces.try_for_each(|(address, bytes)| session.write(*address, bytes))
+        })
+    }
+
+    /// As [`Self::write_all`], for code, which nobody writes but us while the target is held: places of one page are written
+    /// together, with what is between them as it is.
+    pub fn write_code(&mut self, mut pieces: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
+        pieces.sort_by_key(|(address, _)| *address);
+        self.run(move |session| {
+            let page = |(address, bytes): &(u64, Vec<u8>)| {
+                let end = address.saturating_add(bytes.len() as u64);
+                (address / PAGE, end.saturating_sub(1) / PAGE)
+            };
+            let is_together = |one: &(u64, Vec<u8>), next: &(u64, Vec<u8>)| {
+                let (first, last) = page(one);
+                first == last && page(next) == (first, last)
+            };
+            pieces
+                .chunk_by(is_together)
+                .try_for_each(|pieces| session.write_together(pieces))
         })
     }
 

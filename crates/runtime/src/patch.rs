@@ -92,7 +92,7 @@ pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Err
     let code = patches
         .iter()
         .map(|patch| (patch.site, patch.bytes.to_vec()));
-    stopped.write_all(code.collect())?;
+    stopped.write_code(code.collect())?;
     for (tid, ip) in threads {
         stopped.set_ip(tid, ip)?;
     }

@@ -1,5 +1,7 @@
 //! Which bytes around each `syscall` of a function are overwritten.
 
+use std::sync::Arc;
+
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use super::cancel;
@@ -454,10 +456,10 @@ impl Look<'_> {
             .collect()
     }
 
-    fn original(&self, start: u64, end: u64) -> Vec<u8> {
+    fn original(&self, start: u64, end: u64) -> Arc<[u8]> {
         let offset = |address: u64| address.wrapping_sub(self.function.start) as usize;
         let bytes = self.function.code.get(offset(start)..offset(end));
-        bytes.unwrap_or_default().to_vec()
+        bytes.unwrap_or_default().into()
     }
 }
 

@@ -94,7 +94,7 @@ fn plan(
             before: vec![before],
             behind: Vec::new(),
             start: function.start,
-            original: function.code[..behind - first].to_vec(),
+            original: function.code[..behind - first].into(),
             stays: true,
         },
     })

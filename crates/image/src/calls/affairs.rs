@@ -73,13 +73,12 @@ pub(super) fn attend(call: &Call<'_>) {
 #[cold]
 #[inline(never)]
 fn exec(call: &Call<'_>) {
-    // Behind a call that has worked there is another program, and none of this.
-    let kind = if call.edge == ENTER {
-        ASK_EXEC
-    } else {
-        ASK_NO_EXEC
-    };
-    ask(call.target, kind);
+    if call.edge == ENTER {
+        ask(call.target, ASK_EXEC);
+    } else if (call.regs.ax as i64) < 0 {
+        // Behind a call that has worked there is another program, which nobody waits for any more.
+        ask(call.target, ASK_NO_EXEC);
+    }
 }
 
 #[cold]

@@ -27,7 +27,7 @@ impl Presence {
             let len = usize::from(patch.len).min(patch.original.len());
             (patch.address, patch.original[..len].to_vec())
         });
-        Ok(stopped.write_all(code.collect())?)
+        Ok(stopped.write_code(code.collect())?)
     }
 
     /// Sends threads that wait in a call which is made elsewhere than in the code back to the code, and those that will

@@ -1,5 +1,6 @@
 //! What a stranger can read of the places that a session has hooked.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -120,28 +121,16 @@ pub(super) fn call_records(
         let Ok(head) = (unsafe { read::<Patches>(process, next) }) else {
             break;
         };
-        for index in 0..head.patch_count.min(MAX_SITES) {
-            let place = head.patches + index * size_of::<Patch>();
-            // SAFETY: as above.
-            found
-                .patches
-                .extend(unsafe { read::<Patch>(process, place as u64) });
-        }
-        for index in 0..head.move_count.min(MAX_SITES) {
-            let place = head.moves + index * size_of::<Move>();
-            // SAFETY: as above.
-            found
-                .moves
-                .extend(unsafe { read::<Move>(process, place as u64) });
-        }
-        for index in 0..head.spared_count.min(MAX_SITES) {
-            let place = head.spared + index * size_of::<Spared>();
-            // SAFETY: as above.
-            let spared = unsafe { read::<Spared>(process, place as u64) }.ok();
-            found
-                .spared
-                .extend(spared.map(|one| (one.address, text_of(&one.why))));
-        }
+        // SAFETY: numbers and bytes only, as is what follows.
+        let patches = unsafe { read_array(process, head.patches, head.patch_count) };
+        found.patches.extend::<Vec<Patch>>(patches);
+        // SAFETY: as above.
+        let moves = unsafe { read_array(process, head.moves, head.move_count) };
+        found.moves.extend::<Vec<Move>>(moves);
+        // SAFETY: as above.
+        let spared: Vec<Spared> = unsafe { read_array(process, head.spared, head.spared_count) };
+        let spared = spared.iter().map(|one| (one.address, text_of(&one.why)));
+        found.spared.extend(spared);
         found.hooked += head.calls;
         // Each is placed behind the ones before it, so a list that turns back is none of ours.
         if head.next as u64 >= next {
@@ -153,6 +142,25 @@ pub(super) fn call_records(
         found.unseen = unseen(regions);
     }
     found
+}
+
+/// Copies an array out of a process; nothing of one that is not all there.
+///
+/// # Safety
+/// As [`read`].
+unsafe fn read_array<T: Copy>(process: &Process, address: usize, count: usize) -> Vec<T> {
+    let count = count.min(MAX_SITES);
+    let mut values = vec![MaybeUninit::<T>::zeroed(); count];
+    // SAFETY: the values' own bytes, initialised to zero.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), count * size_of::<T>())
+    };
+    if process.read_memory(address as u64, bytes).is_err() {
+        return Vec::new();
+    }
+    // SAFETY: the caller's promise.
+    let good = |value: MaybeUninit<T>| unsafe { value.assume_init() };
+    values.into_iter().map(good).collect()
 }
 
 /// The tool's programs of a [`LinkList`], as far as it makes sense.

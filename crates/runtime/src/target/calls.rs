@@ -38,8 +38,8 @@ pub struct Calls {
     seen: BTreeSet<(u64, u64, u64)>,
     /// In each arena the code that all stubs there share, by the arena's address.
     common: Vec<(u64, CommonCode)>,
-    /// What was stored in the code, by its address.
-    pub(super) patched: BTreeMap<u64, Vec<u8>>,
+    /// What was stored in the code, by its address. Shared with forked children, most of which run another program next.
+    pub(super) patched: Arc<BTreeMap<u64, Vec<u8>>>,
     /// Of code that was written at run time.
     written: Written,
 }
@@ -160,7 +160,9 @@ impl Target {
             let mut seen = regions.iter().filter(|region| region.contains(*site));
             seen.any(|region| calls.seen.contains(&key(region)))
         };
-        calls.patched.retain(|site, _| is_seen(site));
+        if !calls.patched.keys().all(is_seen) {
+            Arc::make_mut(&mut calls.patched).retain(|site, _| is_seen(site));
+        }
     }
 
     /// Code that has not been looked through yet.
@@ -190,14 +192,17 @@ impl Target {
         Ok(fresh)
     }
 
-    /// Where the first arena may be: near the first code that is to be hooked.
+    /// Where the first arena may be: near the first code that is to be hooked. A program has mostly none itself, and is far
+    /// from its libraries, which have.
     fn home_reach(&self, fresh: &[(Region, Arc<FileCalls>)]) -> Result<RangeInclusive<u64>, Error> {
         if let Some(environment) = &self.environment {
             let base = environment.home.base();
             return Ok(base..=environment.home.next(64));
         }
-        let (region, _) = fresh
-            .first()
+        let mut hookable = fresh.iter();
+        let hookable = hookable.find(|(region, file)| file.is_hookable_within(region));
+        let (region, _) = hookable
+            .or_else(|| fresh.first())
             .ok_or_else(|| self.error("it has no code of a file"))?;
         Ok(reach_of(region))
     }
@@ -224,7 +229,7 @@ impl Target {
             links: Vec::new(),
             seen: BTreeSet::new(),
             common: Vec::new(),
-            patched: BTreeMap::new(),
+            patched: Arc::default(),
             written: Written::default(),
         });
         Ok(())
@@ -323,10 +328,11 @@ impl Target {
                 self.check_same(stopped)?;
                 store(stopped, &patches)
             })?;
-            let patched = patches.iter().map(|one| (one.site, one.bytes.clone()));
-            self.calls
-                .iter_mut()
-                .for_each(|calls| calls.patched.extend(patched.clone()));
+            if let Some(calls) = &mut self.calls {
+                let stored = stubs.into_iter().flat_map(|stub| stub.patches);
+                let stored = stored.map(|patch| (patch.site, patch.bytes));
+                Arc::make_mut(&mut calls.patched).extend(stored);
+            }
         }
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));

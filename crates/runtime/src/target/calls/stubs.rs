@@ -23,12 +23,11 @@ impl Target {
         plans: &[CallPlan],
         spared: &mut Vec<Spared>,
     ) -> Result<Vec<CallStub>, Error> {
-        // Opened once, not for each of some hundred places.
-        let memory = self.process.memory()?;
+        let mut code = ProcessCode::of(self.process.memory()?);
         let mut stubs = Vec::with_capacity(plans.len());
         for plan in plans {
             let mut original = plan.original();
-            if !original.all(|(start, bytes)| holds(&memory, start, bytes)) {
+            if !original.all(|(start, bytes)| code.holds(start, bytes)) {
                 let why = "its code is not what the file holds: it is probed, or patched by somebody else";
                 spared.push(spared_one(plan.call, why));
                 continue;
@@ -163,9 +162,9 @@ impl Target {
 /// Stores patches while the process is stopped: all, or none.
 pub(super) fn store(stopped: &mut Stopped, patches: &[&CallPatch]) -> Result<(), Error> {
     // Until now it ran, and may have mapped something else there.
-    let memory = stopped.process().memory()?;
+    let mut now = ProcessCode::of(stopped.process().memory()?);
     for patch in patches {
-        if !holds(&memory, patch.site, &patch.original) {
+        if !now.holds(patch.site, &patch.original) {
             return Err(Error::Target {
                 pid: stopped.process().pid(),
                 why: format!("its code at {:#x} has changed just now", patch.site),
@@ -224,9 +223,38 @@ fn as_record(patch: &CallPatch) -> Patch {
     }
 }
 
-/// Does a process have these bytes there?
-fn holds(memory: &File, start: u64, bytes: &[u8]) -> bool {
-    let mut now = [0; calls::ORIGINAL];
-    let now = now.get_mut(..bytes.len());
-    now.is_some_and(|now| memory.read_exact_at(now, start).is_ok() && now == bytes)
+/// The memory of a process, read ahead: of some hundred places that follow each other closely, few are read by themselves.
+struct ProcessCode {
+    memory: File,
+    start: u64,
+    ahead: Vec<u8>,
+}
+
+impl ProcessCode {
+    const AHEAD: usize = 16 << 10;
+
+    fn of(memory: File) -> Self {
+        Self {
+            memory,
+            start: 0,
+            ahead: Vec::new(),
+        }
+    }
+
+    /// Does the process have these bytes there?
+    fn holds(&mut self, start: u64, bytes: &[u8]) -> bool {
+        if self.known(start, bytes.len()).is_none() {
+            self.ahead.resize(Self::AHEAD, 0);
+            // Fewer are read where the mapping ends.
+            let read = self.memory.read_at(&mut self.ahead, start).unwrap_or(0);
+            self.ahead.truncate(read);
+            self.start = start;
+        }
+        self.known(start, bytes.len()) == Some(bytes)
+    }
+
+    fn known(&self, start: u64, len: usize) -> Option<&[u8]> {
+        let at = usize::try_from(start.checked_sub(self.start)?).ok()?;
+        self.ahead.get(at..at.checked_add(len)?)
+    }
 }
