@@ -1,5 +1,7 @@
 //! What an ELF file says about a place in its text: where it is mapped, and in which function it lies.
 
+pub mod parts;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
@@ -125,6 +127,8 @@ impl Binary {
             .iter()
             .any(|name| sections.section_by_name(endian, name).is_some());
         binary.add_unwind_ranges(bytes, &sections, endian);
+        // Put in order at once, which is much quicker than one after the other.
+        let mut functions: Vec<_> = std::mem::take(&mut binary.functions).into_iter().collect();
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
             let Ok(table) = sections.symbols(endian, bytes, kind) else {
                 continue;
@@ -135,8 +139,7 @@ impl Binary {
                 if !is_function || symbol.st_shndx(endian) == elf::SHN_UNDEF {
                     continue;
                 }
-                let end = binary.functions.entry(start).or_insert(start);
-                *end = (*end).max(start.saturating_add(len));
+                functions.push((start, start.saturating_add(len)));
                 let name = symbol.name(endian, table.strings()).unwrap_or_default();
                 if RETURNING_TWICE.iter().any(|twice| twice.as_bytes() == name) {
                     binary.returning_twice.insert(start);
@@ -146,6 +149,9 @@ impl Binary {
                 }
             }
         }
+        // Of those that start at one place the longest counts, which is the last here.
+        functions.sort_unstable();
+        binary.functions = functions.into_iter().collect();
         Ok(binary)
     }
 
@@ -252,12 +258,11 @@ impl Binary {
         )
     }
 
-    /// The file's bytes from one of its own addresses on, as far as they are mapped together.
-    pub fn bytes_at<'a>(&self, bytes: &'a [u8], address: u64) -> Option<&'a [u8]> {
+    /// Where in the file the bytes from one of its own addresses on are, as far as they are mapped together.
+    pub fn offsets_from(&self, address: u64) -> Option<Range<u64>> {
         let mut segments = self.segments.iter().chain(&self.others);
         let segment = segments.find(|segment| segment.addresses().contains(&address))?;
-        let range = segment.to_offset(address)..segment.offsets().end;
-        bytes.get(range.start as usize..range.end as usize)
+        Some(segment.to_offset(address)..segment.offsets().end)
     }
 
     /// Every function that the file names, as file offsets, each up to the next one.

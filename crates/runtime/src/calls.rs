@@ -1,7 +1,7 @@
 //! The system calls of files: where their code makes them, found once for a file.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +10,7 @@ use beeline_hook::{CallPlan, CallSites, Function, SparedCall};
 use beeline_inject::Region;
 
 use crate::binary::Binary;
+use crate::binary::parts::Parts;
 use crate::error::Error;
 use crate::link::{FileId, file_id};
 
@@ -23,23 +24,30 @@ pub struct FileCalls {
 
 impl FileCalls {
     fn read(path: &Path) -> Result<Self, Error> {
-        let bytes = fs::read(path).map_err(|source| Error::Open {
+        let parts = File::open(path).and_then(Parts::read);
+        let parts = parts.map_err(|source| Error::Open {
             path: path.into(),
             source,
         })?;
-        let binary = Binary::parse(&bytes).map_err(|why| Error::Binary {
+        let binary = Binary::parse(parts.bytes()).map_err(|why| Error::Binary {
             path: path.into(),
             why,
         })?;
         let ranges = binary.functions_in_memory();
         let function = |range: &Range<u64>| {
-            let code = binary.bytes_at(&bytes, range.start)?;
             let start = range.start;
+            let offset = binary.offsets_from(start)?.start as usize;
+            let code = parts.bytes().get(offset..)?;
             let code = code.get(..(range.end - start) as usize)?;
             Some(Function { start, code })
         };
         let functions: Vec<_> = ranges.iter().filter_map(function).collect();
-        let sites = CallSites::of(&functions, |address| binary.bytes_at(&bytes, address));
+        let sites = CallSites::of(&functions, |address| {
+            let offsets = binary.offsets_from(address)?;
+            let data = parts.data(offsets.start)?;
+            let len = (offsets.end - offsets.start).min(data.len() as u64);
+            data.get(..len as usize)
+        });
         let binary = Some(binary);
         Ok(Self { sites, binary })
     }
@@ -68,6 +76,14 @@ impl FileCalls {
         let start = binary.address_of(&mapped)?;
         let bias = region.start.wrapping_sub(start);
         Some((bias, start..start.checked_add(len)?))
+    }
+
+    /// Are there calls in a mapping of the file that can be hooked?
+    pub fn is_hookable_within(&self, region: &Region) -> bool {
+        self.place(region).is_some_and(|(_, mapped)| {
+            let mut plans = self.sites.plans.iter();
+            plans.any(|plan| mapped.contains(&plan.call))
+        })
     }
 
     /// The plans for a mapping of the file, at the addresses there.

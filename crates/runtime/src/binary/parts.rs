@@ -1,0 +1,193 @@
+//! Reading of an ELF file only what is looked at: of a big program that is half, and the rest takes no memory either.
+
+use std::cell::OnceCell;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader};
+use object::{Endianness, elf};
+
+use object::elf::PF_X;
+
+type Header = elf::FileHeader64<Endianness>;
+
+/// A file of which headers, executable segments, symbols and unwind information have been read.
+#[derive(Debug)]
+pub struct Parts {
+    file: File,
+    /// As long as the file; zero where nothing was read.
+    bytes: Vec<u8>,
+    /// What has been asked for besides, each from a multiple of [`CHUNK`] on.
+    others: Vec<OnceCell<Vec<u8>>>,
+}
+
+/// Bytes that are read of the rest at once,
+const CHUNK: usize = 64 << 10;
+/// and how many more: as much lies together behind each place. A `switch` of 4,096 cases has a table of this length.
+const BEHIND: usize = 16 << 10;
+
+impl Parts {
+    /// Reads the parts. What its headers say of places that are not in the file is passed over.
+    pub fn read(file: File) -> io::Result<Self> {
+        let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        let mut parts = Self {
+            file,
+            // Memory that nobody touches is not there.
+            bytes: vec![0; len],
+            others: Vec::new(),
+        };
+        parts.others.resize_with(len.div_ceil(CHUNK), OnceCell::new);
+        parts.fill(0..size_of::<Header>() as u64)?;
+        for range in parts.tables() {
+            parts.fill(range)?;
+        }
+        for range in parts.wanted() {
+            parts.fill(range)?;
+        }
+        Ok(parts)
+    }
+
+    /// The file, as far as it was read; zeros elsewhere.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The file's bytes from an offset on, some of them at least, whatever was read.
+    pub fn data(&self, offset: u64) -> Option<&[u8]> {
+        let offset = usize::try_from(offset).ok()?;
+        let start = offset / CHUNK * CHUNK;
+        let chunk = self.others.get(offset / CHUNK)?.get_or_init(|| {
+            let mut bytes = vec![0; (self.bytes.len() - start).min(CHUNK + BEHIND)];
+            let read = self.file.read_exact_at(&mut bytes, start as u64);
+            read.map_or_else(|_| Vec::new(), |()| bytes)
+        });
+        chunk.get(offset - start..)
+    }
+
+    fn fill(&mut self, range: Range<u64>) -> io::Result<()> {
+        let end = range.end.min(self.bytes.len() as u64);
+        if range.start >= end {
+            return Ok(());
+        }
+        let part = &mut self.bytes[range.start as usize..end as usize];
+        match self.file.read_exact_at(part, range.start) {
+            // It has become shorter: what is not there is zero.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Where the tables of segments and sections are.
+    fn tables(&self) -> Vec<Range<u64>> {
+        let Ok(header) = Header::parse(self.bytes()) else {
+            return Vec::new();
+        };
+        let Ok(endian) = header.endian() else {
+            return Vec::new();
+        };
+        let table = |start: u64, size: u16, count: u16| {
+            start..start.saturating_add(u64::from(size) * u64::from(count))
+        };
+        let (segment, section) = (header.e_phentsize(endian), header.e_shentsize(endian));
+        vec![
+            table(header.e_phoff(endian), segment, header.e_phnum(endian)),
+            // The first section says how many there are if the header cannot.
+            table(
+                header.e_shoff(endian),
+                section,
+                header.e_shnum(endian).max(1),
+            ),
+        ]
+    }
+
+    /// What [`super::Binary::parse`] looks at.
+    fn wanted(&mut self) -> Vec<Range<u64>> {
+        let mut wanted = Vec::new();
+        let Ok(header) = Header::parse(self.bytes()) else {
+            return wanted;
+        };
+        let Ok(endian) = header.endian() else {
+            return wanted;
+        };
+        let range = |(start, len): (u64, u64)| start..start.saturating_add(len);
+        let segments = header
+            .program_headers(endian, self.bytes())
+            .unwrap_or_default();
+        let code = segments.iter().filter(|segment| {
+            segment.p_type(endian) == elf::PT_LOAD && segment.p_flags(endian).contains(PF_X)
+        });
+        wanted.extend(code.map(|segment| range(segment.file_range(endian))));
+        let sections = header
+            .section_headers(endian, self.bytes())
+            .unwrap_or_default();
+        // Names are short, and all of them are wanted: it is by these that the rest is found.
+        let tables = sections.iter().filter(|section| {
+            matches!(
+                section.sh_type(endian),
+                elf::SHT_SYMTAB | elf::SHT_DYNSYM | elf::SHT_STRTAB
+            )
+        });
+        let unwinding = self.named(header, endian, b".eh_frame");
+        wanted.extend(
+            tables
+                .filter_map(|section| section.file_range(endian))
+                .map(range),
+        );
+        wanted.extend(unwinding);
+        wanted
+    }
+
+    /// Where a section of this name is; its name is read for that.
+    fn named(&self, header: &Header, endian: Endianness, name: &[u8]) -> Option<Range<u64>> {
+        let sections = header.section_headers(endian, self.bytes()).ok()?;
+        let index = header.shstrndx(endian, self.bytes()).ok()?;
+        let names = sections.get(usize::try_from(index).ok()?)?;
+        let (names, _) = names.file_range(endian)?;
+        let found = sections.iter().find(|section| {
+            let at = names.checked_add(section.sh_name(endian).into());
+            let known = at.and_then(|at| self.data(at));
+            known.is_some_and(|known| {
+                known.strip_prefix(name).and_then(|rest| rest.first()) == Some(&0)
+            })
+        })?;
+        let (start, len) = found.file_range(endian)?;
+        Some(start..start.saturating_add(len))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Binary;
+    use super::*;
+
+    #[test]
+    fn parts_say_of_a_file_what_all_of_it_says() {
+        let own = std::env::current_exe().unwrap();
+        for path in ["/bin/sh".as_ref(), own.as_path()] {
+            let all = std::fs::read(path).unwrap();
+            let parts = Parts::read(File::open(path).unwrap()).unwrap();
+            let (all_of_it, of_parts) = (Binary::parse(&all), Binary::parse(parts.bytes()));
+            assert_eq!(format!("{all_of_it:?}"), format!("{of_parts:?}"));
+            for offset in (0..all.len()).step_by(10_007) {
+                let data = parts.data(offset as u64).unwrap();
+                assert!(data.len() >= BEHIND.min(all.len() - offset));
+                assert_eq!(data, &all[offset..offset + data.len()]);
+            }
+            assert_eq!(parts.data(all.len() as u64 + 1), None);
+        }
+    }
+
+    #[test]
+    fn less_is_read_than_there_is() {
+        let own = std::env::current_exe().unwrap();
+        let all = std::fs::read(&own).unwrap();
+        let parts = Parts::read(File::open(&own).unwrap()).unwrap();
+        let differ = all
+            .iter()
+            .zip(parts.bytes())
+            .filter(|(all, part)| all != part);
+        assert!(differ.count() > 0);
+    }
+}
