@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use beeline_image::abi::Session;
 use rustix::event::{EventfdFlags, eventfd};
@@ -35,6 +36,13 @@ const LOOK_AGAIN: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
+
+/// Where one record was published others mostly follow. As long as some do they are looked for this often, and whoever
+/// publishes need not ring: that is a system call for each record, and a wake-up of the tool.
+const LINGER: Duration = Duration::from_micros(100);
+/// Times that the processor is let go on before the last look: a record that was being published when it was asked to ring
+/// has become visible by then.
+const SETTLING: u32 = 100;
 
 /// The thread and what it watches.
 pub struct Notifier {
@@ -97,12 +105,19 @@ impl Shared {
     }
 
     fn run(&self) {
+        let session = self.session();
         while !self.stop.load(SeqCst) {
-            let session = self.session();
+            while self.notify() != 0 && !self.stop.load(SeqCst) {
+                std::thread::sleep(LINGER);
+            }
             let seen = session.doorbell.load(SeqCst);
-            // From here on whoever publishes also rings; what was published before is found by this look.
+            // From here on whoever publishes also rings; what was published before is found by one of these looks.
             session.waiting.store(1, SeqCst);
-            if self.notify() == 0 && !self.stop.load(SeqCst) {
+            let has_news = self.notify() != 0 || {
+                (0..SETTLING).for_each(|_| std::hint::spin_loop());
+                self.notify() != 0
+            };
+            if !has_news && !self.stop.load(SeqCst) {
                 // An error is a changed word or a signal: look again either way.
                 let _ = futex::wait(
                     &session.doorbell,
