@@ -79,6 +79,53 @@ fn probes_on_functions_of_calls_see_what_tracepoints_see() {
     same_output(&["ids", "files"], script, kernel);
 }
 
+/// What they see is put together from the call's arguments. The kernel adds `O_LARGEFILE` on the way there.
+#[test]
+fn probes_on_functions_that_stand_for_calls_see_their_arguments() {
+    let script = r#"kprobe:do_sys_openat2 /{ours}/ {
+            printf("E open %d %s %x %x\n", (int32)arg0, str(arg1), ((struct open_how *)arg2)->flags, ((struct open_how *)arg2)->mode); }
+        kretprobe:do_sys_openat2 /{ours}/ { @opened[(int32)retval] = count(); }
+        kprobe:do_sys_open /{ours}/ { @flags[arg2, str(arg1)] = count(); }
+        kprobe:ksys_read /{ours}/ { @read[arg0, arg2] = count(); } kretprobe:ksys_read /{ours}/ { @got[retval] = count(); }
+        kprobe:ksys_pread64 /{ours}/ { @pread[arg0, arg2, arg3] = count(); }"#;
+    let kernel = r#"tracepoint:syscalls:sys_enter_openat /{ours}/ {
+            printf("E open %d %s %x %x\n", args->dfd, str(args->filename), args->flags | 0x8000, 0);
+            @flags[args->flags | 0x8000, str(args->filename)] = count(); }
+        tracepoint:syscalls:sys_exit_openat /{ours}/ { @opened[(int32)args->ret] = count(); }
+        tracepoint:syscalls:sys_enter_read /{ours}/ { @read[args->fd, args->count] = count(); }
+        tracepoint:syscalls:sys_exit_read /{ours}/ { @got[args->ret] = count(); }
+        tracepoint:syscalls:sys_enter_pread64 /{ours}/ { @pread[args->fd, args->count, args->pos] = count(); }"#;
+    let lines = same_output(&["files", "files"], script, kernel);
+    let opened = lines
+        .iter()
+        .filter(|line| line.starts_with("E open -100 "))
+        .count();
+    assert!(lines.is_empty() || opened == 12, "{lines:?}");
+}
+
+/// Three calls lead to one function, which is looked at in both ways.
+#[test]
+fn probes_on_functions_see_all_calls_that_lead_there() {
+    let script = r#"kprobe:do_sys_openat2 /{ours}/ {
+            printf("E open %d %x %x\n", (int32)arg0, ((struct open_how *)arg2)->flags, ((struct open_how *)arg2)->mode); }
+        kretprobe:do_sys_openat2 /{ours}/ { @opened[(int32)retval] = count(); }
+        kfunc:do_sys_openat2 /{ours}/ { @flags[args->how->flags, str(uptr(args->filename))] = count(); }
+        kretfunc:do_sys_openat2 /{ours}/ { @named[retval, str(uptr(args->filename))] = count(); }"#;
+    let enter = r#"@flags[args->flags | 0x8000, str(args->filename)] = count(); @name = str(args->filename)"#;
+    let kernel = format!(
+        r#"tracepoint:syscalls:sys_enter_open /{{ours}}/ {{ printf("E open -100 %x %x\n", args->flags | 0x8000, args->mode); {enter}; }}
+        tracepoint:syscalls:sys_enter_creat /{{ours}}/ {{ printf("E open -100 8241 %x\n", args->mode);
+            @flags[0x8241, str(args->pathname)] = count(); @name = str(args->pathname); }}
+        tracepoint:syscalls:sys_enter_openat2 /{{ours}}/ {{ printf("E open %d 80000 0\n", args->dfd);
+            @flags[0x80000, str(args->filename)] = count(); @name = str(args->filename); }}
+        tracepoint:syscalls:sys_exit_open,tracepoint:syscalls:sys_exit_creat,tracepoint:syscalls:sys_exit_openat2 /{{ours}}/ {{
+            @opened[(int32)args->ret] = count(); @named[args->ret, @name] = count(); delete(@name); }}"#
+    );
+    let lines = same_output(&["opens"], script, &kernel);
+    let opened = lines.iter().filter(|line| line.starts_with("E open "));
+    assert!(lines.is_empty() || opened.count() == 4, "{lines:?}");
+}
+
 /// The wrappers are so short that the hook of their call overwrites what the uprobe displaces.
 #[test]
 fn uprobes_on_wrappers_and_their_calls_do_not_hide_each_other() {

@@ -27,7 +27,7 @@ impl Spot {
                 ..
             } => Some(Self::Tracepoint(number, edge)),
             AttachPoint::SystemCall {
-                context: CallContext::Trampoline,
+                context: CallContext::Trampoline | CallContext::FunctionTrampoline(_),
                 ..
             } => Some(Self::Trampoline(program)),
             _ => None,

@@ -1,6 +1,6 @@
 //! `BPF_OBJ_GET_INFO_BY_FD`: what an object is.
 
-use beeline_runtime::backend::{AttachPoint, Edge, Errno, Info};
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno, Info};
 
 use crate::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
 use crate::call::{Answer, Call};
@@ -238,7 +238,12 @@ impl Call<'_> {
                 info.put_u32(16, kind);
                 self.name_into(info, (24, 32), path.as_os_str().as_encoded_bytes())
             }
-            AttachPoint::SystemCall { number, edge, .. } => {
+            AttachPoint::SystemCall {
+                number,
+                edge,
+                context,
+                ..
+            } => {
                 if let Some(tracepoint) = Tracepoint::of_point(point) {
                     info.put_u32(16, PERF_EVENT_TRACEPOINT);
                     info.put_u64(40, cookie);
@@ -256,7 +261,11 @@ impl Call<'_> {
                 info.put(40, &[0; 16]);
                 info.put_u64(56, cookie);
                 let call = number.and_then(SystemCall::by_number).ok_or(EINVAL)?;
-                self.name_into(info, (24, 32), call.function().as_bytes())
+                let function = match context {
+                    CallContext::FunctionProbe(function) => function.name.to_owned(),
+                    _ => call.function(),
+                };
+                self.name_into(info, (24, 32), function.as_bytes())
             }
         }
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
+use crate::functions;
 use crate::syscalls::SystemCall;
 
 const PATH: &str = "/proc/kallsyms";
@@ -47,7 +48,9 @@ fn with_numbers(lines: impl Iterator<Item = String>) -> String {
 fn is_served(symbol: &str) -> bool {
     let function = symbol.split_once(' ').map(|(_, name)| name);
     function.is_some_and(|name| {
-        SystemCall::of_function(name).is_some() || SystemCall::is_never_called(name)
+        SystemCall::of_function(name).is_some()
+            || SystemCall::is_never_called(name)
+            || functions::is_served(name)
     })
 }
 
@@ -61,7 +64,7 @@ mod tests {
             "0000000000000000 T _text",
             "0000000000000000 T __x64_sys_openat",
             "0000000000000000 T __x64_sys_stat",
-            "0000000000000000 t do_sys_openat2",
+            "0000000000000000 t do_filp_open",
             "0000000000000000 t in_a_module\t[module]",
         ];
         let shown = with_numbers(hidden.into_iter().map(String::from));

@@ -28,6 +28,7 @@ mod elements;
 mod fdinfo;
 mod fds;
 mod filter;
+mod functions;
 mod guest;
 mod info;
 mod kallsyms;

@@ -7,6 +7,7 @@ use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
 
 use crate::attr::{BpfAttr, LinkCreate, RawTracepointOpen};
 use crate::call::{Answer, Call};
+use crate::functions;
 use crate::objects::{
     Event, Link, LinkTo, Object, PROG_TYPE_KPROBE, PROG_TYPE_PERF_EVENT, PROG_TYPE_RAW_TRACEPOINT,
     PROG_TYPE_TRACEPOINT, PROG_TYPE_TRACING, Program, attach,
@@ -105,16 +106,26 @@ impl Call<'_> {
             BPF_TRACE_FEXIT => (Edge::Exit, "fexit"),
             _ => return self.refuse_link("kernel tracing programs"),
         };
-        let Some(call) = SystemCall::of_function(&name) else {
-            return self.refuse_link(&format!("{kind}:{name}"));
-        };
-        let point = AttachPoint::SystemCall {
-            number: Some(call.number),
+        let at = |number, context| AttachPoint::SystemCall {
+            number: Some(number),
             edge,
-            context: CallContext::Trampoline,
+            context,
             cookie: 0,
         };
-        self.link_place(program, point, cookie)
+        if let Some(call) = SystemCall::of_function(&name) {
+            let point = at(call.number, CallContext::Trampoline);
+            return self.link_places(program, vec![point], cookie);
+        }
+        let points: Vec<_> = functions::leading_to(&name)
+            .into_iter()
+            // Nobody may change what they return.
+            .filter(|_| program.expected_attach_type != BPF_MODIFY_RETURN)
+            .map(|one| at(one.number, CallContext::FunctionTrampoline(one.function)))
+            .collect();
+        if points.is_empty() {
+            return self.refuse_link(&format!("{kind}:{name}{}", functions::advice(&name)));
+        }
+        self.link_places(program, points, cookie)
     }
 
     /// ENOENT for all tracepoints but those on all system calls; EINVAL if the program looks beyond the tracepoint's arguments.
@@ -131,14 +142,17 @@ impl Call<'_> {
             context: CallContext::RawTracepoint,
             cookie: 0,
         };
-        self.link_place(program, point, cookie)
+        self.link_places(program, vec![point], cookie)
     }
 
-    fn link_place(&self, program: Arc<Program>, point: AttachPoint, cookie: u64) -> Answer {
+    /// Links a program to a place, or to several of the same kind that belong together.
+    fn link_places(&self, program: Arc<Program>, points: Vec<AttachPoint>, cookie: u64) -> Answer {
+        let point = points.first().cloned().ok_or(EINVAL)?;
         self.door.backend.attach_check(&point)?;
         let take = || self.door.claims.claim(program.held.id, &point);
         let claim = self.door.fds.after_closes(take)?;
-        let held = attach(&self.door.backend, &program, &point, cookie)?;
+        let attach = |point| attach(&self.door.backend, &program, point, cookie);
+        let held = points.iter().map(attach).collect::<Result<_, _>>()?;
         let to = LinkTo::Place {
             point,
             _held: held,

@@ -240,7 +240,7 @@ pub(crate) enum LinkTo {
     /// A place that the program itself or the call that attached it names.
     Place {
         point: AttachPoint,
-        _held: Held,
+        _held: Vec<Held>,
         _claim: Option<Claim>,
     },
 }
@@ -278,6 +278,8 @@ pub(crate) struct Event {
     backend: Arc<dyn Backend>,
     claims: Arc<Claims>,
     point: AttachPoint,
+    /// Others of the same kind, which belong to it.
+    more: Vec<AttachPoint>,
     /// Nothing ever happens there, so nothing is attached.
     idle: bool,
     state: Mutex<EventState>,
@@ -286,7 +288,8 @@ pub(crate) struct Event {
 struct EventState {
     enabled: bool,
     program: Option<(Arc<Program>, u64)>,
-    attached: Option<Held>,
+    /// With no program it is empty.
+    attached: Vec<Held>,
     claim: Option<Claim>,
 }
 
@@ -301,7 +304,7 @@ impl Event {
         let state = Mutex::new(EventState {
             enabled,
             program: None,
-            attached: None,
+            attached: Vec::new(),
             claim: None,
         });
         Event {
@@ -309,6 +312,7 @@ impl Event {
             backend: Arc::clone(backend),
             claims: Arc::clone(claims),
             point,
+            more: Vec::new(),
             idle: false,
             state,
         }
@@ -317,6 +321,11 @@ impl Event {
     /// The same of a place of the point's kind where nothing ever happens.
     pub(crate) fn idle(self) -> Self {
         Self { idle: true, ..self }
+    }
+
+    /// The same of several places.
+    pub(crate) fn with(self, more: Vec<AttachPoint>) -> Self {
+        Self { more, ..self }
     }
 
     pub(crate) fn point(&self) -> &AttachPoint {
@@ -370,14 +379,16 @@ impl Event {
     /// Takes the program away again.
     pub(crate) fn clear_program(&self) {
         let mut state = self.lock();
-        state.attached = None;
+        state.attached.clear();
         state.claim = None;
         state.program = None;
     }
 
     pub(crate) fn enable(&self) -> Result<(), Errno> {
         let mut state = self.lock();
-        if let (None, Some((program, cookie))) = (&state.attached, &state.program) {
+        if state.attached.is_empty()
+            && let Some((program, cookie)) = &state.program
+        {
             state.attached = self.attach(program, *cookie)?;
         }
         state.enabled = true;
@@ -388,16 +399,18 @@ impl Event {
     pub(crate) fn disable(&self) {
         let mut state = self.lock();
         if !self.runs_disabled() {
-            state.attached = None;
+            state.attached.clear();
         }
         state.enabled = false;
     }
 
-    fn attach(&self, program: &Program, with_cookie: u64) -> Result<Option<Held>, Errno> {
+    fn attach(&self, program: &Program, with_cookie: u64) -> Result<Vec<Held>, Errno> {
         if self.idle {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        attach(&self.backend, program, &self.point, with_cookie).map(Some)
+        let points = std::iter::once(&self.point).chain(&self.more);
+        let attach = |point| attach(&self.backend, program, point, with_cookie);
+        points.map(attach).collect()
     }
 
     /// Every step above leaves the state whole, so a panic of the backend in between does no harm.

@@ -8,6 +8,7 @@ use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
 
 use crate::attr::{PerfAttr, Sampling};
 use crate::call::{Answer, Call};
+use crate::functions::{self, Leading};
 use crate::notify::Reply;
 use crate::objects::{Event, Held, Object, Ring};
 use crate::syscalls::SystemCall;
@@ -198,27 +199,44 @@ impl Call<'_> {
             0 => format!("{config2:#x}"),
             name => printable(Ok(self.memory.string(name, LONGEST)?)),
         };
-        let call = SystemCall::of_function(&name);
-        if config2 != 0 && call.is_some() {
-            return self.unsupported_event(&format!("kprobe:{name}+{config2:#x}"), ENOENT);
-        }
-        let point = AttachPoint::SystemCall {
-            number: call.map(|call| call.number),
-            edge: if config & RETPROBE != 0 {
-                Edge::Exit
-            } else {
-                Edge::Enter
+        let at = |number, context| AttachPoint::SystemCall {
+            number,
+            edge: match config & RETPROBE {
+                0 => Edge::Enter,
+                _ => Edge::Exit,
             },
-            context: CallContext::Probe,
+            context,
             cookie: 0,
         };
-        if call.is_some() {
-            self.open_event(point, wanted)
-        } else if SystemCall::is_never_called(&name) {
-            let event = self.new_event(point, wanted).idle();
-            self.event_descriptor(Object::Event(Arc::new(event)), wanted)
-        } else {
-            self.unsupported_event(&format!("kprobe:{name}"), ENOENT)
+        let of_function = |one: Leading| {
+            let context = CallContext::FunctionProbe(one.function);
+            at(Some(one.number), context)
+        };
+        let points: Vec<_> = match SystemCall::of_function(&name) {
+            Some(call) => vec![at(Some(call.number), CallContext::Probe)],
+            None => functions::leading_to(&name)
+                .into_iter()
+                .map(of_function)
+                .collect(),
+        };
+        let is_idle = points.is_empty() && SystemCall::is_never_called(&name);
+        match points.split_first() {
+            Some(_) if config2 != 0 => {
+                self.unsupported_event(&format!("kprobe:{name}+{config2:#x}"), ENOENT)
+            }
+            Some((point, more)) => {
+                self.door.backend.attach_check(point)?;
+                let event = self.new_event(point.clone(), wanted).with(more.into());
+                self.event_descriptor(Object::Event(Arc::new(event)), wanted)
+            }
+            None if is_idle => {
+                let event = self.new_event(at(None, CallContext::Probe), wanted);
+                self.event_descriptor(Object::Event(Arc::new(event.idle())), wanted)
+            }
+            None => {
+                let advice = functions::advice(&name);
+                self.unsupported_event(&format!("kprobe:{name}{advice}"), ENOENT)
+            }
         }
     }
 

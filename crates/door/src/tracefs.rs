@@ -16,6 +16,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
 use crate::bpffs::{Place, lexically_normal};
+use crate::functions;
 use crate::scratch::Scratch;
 use crate::syscalls::SystemCall;
 use crate::tracepoints::{GROUPS, Tracepoint};
@@ -35,6 +36,9 @@ pub(crate) struct TraceFs {
     writing: Mutex<()>,
 }
 
+/// Where functions that can be probed are listed.
+const FUNCTIONS: &str = "available_filter_functions";
+
 /// Can the kernel's tracefs be read at this place?
 pub(crate) fn is_readable(mount: &str) -> bool {
     rustix::fs::access(Path::new(mount).join(WITNESS), Access::READ_OK).is_ok()
@@ -48,10 +52,15 @@ impl TraceFs {
         let (mount, inside) = MOUNTS
             .into_iter()
             .find_map(|mount| Some((mount, path.strip_prefix(mount).ok()?)))?;
-        if is_readable(mount) {
+        // A kernel that cannot trace functions may refuse to say which there are.
+        let is_there = |mount: &&str| match inside == Path::new(FUNCTIONS) {
+            true => fs::File::open(Path::new(mount).join(FUNCTIONS)).is_ok(),
+            false => is_readable(mount),
+        };
+        if is_there(&mount) {
             return None;
         }
-        let root = match MOUNTS.into_iter().find(|other| is_readable(other)) {
+        let root = match MOUNTS.into_iter().find(is_there) {
             Some(kernels) => PathBuf::from(kernels),
             None => {
                 let tree = self.tree.get_or_init(|| Scratch::new(NAME)).as_ref()?;
@@ -115,10 +124,11 @@ fn write_root(root: &Path) -> io::Result<()> {
     let all = GROUPS.into_iter().flat_map(Tracepoint::of_group);
     let lines = all.map(|tracepoint| format!("{}:{}\n", tracepoint.group(), tracepoint.name()));
     write_file(&root.join("available_events"), &lines.collect::<String>())?;
-    let functions = SystemCall::all().iter().map(|call| call.function() + "\n");
+    let entries = SystemCall::all().iter().map(|call| call.function() + "\n");
+    let others = functions::names().map(|name| format!("{name}\n"));
     write_file(
-        &root.join("available_filter_functions"),
-        &functions.collect::<String>(),
+        &root.join(FUNCTIONS),
+        &entries.chain(others).collect::<String>(),
     )?;
     for group in GROUPS {
         fs::create_dir_all(root.join("events").join(group))?;

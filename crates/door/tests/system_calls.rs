@@ -369,7 +369,13 @@ fn tracing_programs_are_attached_by_their_type() {
     assert_eq!(attached(&log, &["Some(257)", "Exit", "Trampoline"]), 2);
     assert_eq!(attached(&log, &["Some(3)", "Enter", "Trampoline"]), 1);
     assert_eq!(attached(&log, &["Some(39)", "Enter", "Trampoline"]), 1);
-    for what in ["rawtracepoint:sched_switch", "fentry:vfs_read"] {
+    let connect = ["Some(42)", "Exit", "FunctionTrampoline", "__sys_connect"];
+    assert_eq!(attached(&log, &connect), 1, "{log:#?}");
+    for what in [
+        "rawtracepoint:sched_switch",
+        "fentry:vfs_read",
+        "fmod_ret:__sys_connect",
+    ] {
         assert!(fake.saw(&format!("unsupported {what}")), "{what}: {log:#?}");
     }
 }
@@ -394,6 +400,12 @@ fn tracing_programs() {
     assert!(raw_open(fexit, None, 0) >= 0);
     let modify = load_tracing(MODIFY_RETURN, FUNC, "__x64_sys_close");
     assert!(raw_open(modify, None, 0) >= 0);
+    // Functions that stand for calls; what they return cannot be changed.
+    let connect = load_tracing(TRACE_FEXIT, FUNC, "__sys_connect");
+    assert!(raw_open(connect, None, 0) >= 0);
+    assert_eq!(raw_open(connect, None, 0), EBUSY);
+    let connect = load_tracing(MODIFY_RETURN, FUNC, "__sys_connect");
+    assert_eq!(raw_open(connect, None, 0), ENOENT);
     // Calls without arguments have a second name.
     let getpid = load_tracing(TRACE_FENTRY, FUNC, "__do_sys_getpid");
     assert!(raw_open(getpid, None, 0) >= 0);
@@ -416,11 +428,16 @@ fn probes_on_functions_of_system_calls_are_attached() {
         attached(&log, &["Some(257)", "Exit", "Probe", "cookie: 6"]),
         1
     );
-    assert_eq!(attached(&log, &[]), 3, "{log:#?}");
+    // What several calls lead to is attached to each of them.
+    for number in ["Some(2)", "Some(85)", "Some(257)", "Some(437)"] {
+        let of_function = ["FunctionProbe", "do_sys_openat2", "Exit", number];
+        assert_eq!(attached(&log, &of_function), 1, "{number}: {log:#?}");
+    }
+    assert_eq!(attached(&log, &[]), 3 + 4, "{log:#?}");
     for what in [
-        "kprobe:vfs_read",
+        "kprobe:vfs_read (served are kprobe:__x64_sys_read and the tracepoints of that call)",
         "kprobe:__x64_sys_openat+0x10",
-        "kprobe:do_sys_openat2",
+        "kprobe:do_filp_open",
     ] {
         assert!(fake.saw(&format!("unsupported {what}")), "{what}: {log:#?}");
     }
@@ -457,7 +474,9 @@ fn kernel_probes() {
     let event = probe("__x64_sys_stat", false, 0);
     assert_eq!(set(event, program), 0);
     assert_eq!(ioctl(event, IOC_ENABLE, 0), 0);
-    for other in ["vfs_read", "do_sys_openat2", "__x64_sys_none", ""] {
+    let event = probe("do_sys_openat2", true, 0);
+    assert_eq!(set(event, program), 0);
+    for other in ["vfs_read", "do_filp_open", "__x64_sys_none", ""] {
         assert_eq!(probe(other, false, 0), ENOENT, "{other}");
     }
     assert_eq!(probe(function, false, 16), ENOENT);

@@ -6,6 +6,7 @@
 
 mod affairs;
 mod ask;
+mod function;
 mod seen;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};

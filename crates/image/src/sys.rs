@@ -39,6 +39,7 @@ pub unsafe fn syscall6(number: u64, args: [u64; 6]) -> i64 {
 /// System call numbers of x86-64.
 pub mod nr {
     #![allow(missing_docs)]
+    pub const OPEN: u64 = 2;
     pub const LSEEK: u64 = 8;
     pub const MMAP: u64 = 9;
     pub const MPROTECT: u64 = 10;
@@ -50,6 +51,7 @@ pub mod nr {
     pub const CLONE: u64 = 56;
     pub const VFORK: u64 = 58;
     pub const EXECVE: u64 = 59;
+    pub const CREAT: u64 = 85;
     pub const GETUID: u64 = 102;
     pub const GETGID: u64 = 104;
     pub const RT_SIGQUEUEINFO: u64 = 129;
@@ -65,6 +67,7 @@ pub mod nr {
     pub const EXECVEAT: u64 = 322;
     pub const PKEY_MPROTECT: u64 = 329;
     pub const CLONE3: u64 = 435;
+    pub const OPENAT2: u64 = 437;
 }
 
 /// Gives the CPU to whoever is next.

@@ -221,6 +221,37 @@ pub enum CallContext {
     /// Of `fentry`, `fexit` and `fmod_ret` on that function: the address of the call's `struct pt_regs`, at the exit followed by the
     /// result.
     Trampoline,
+    /// Of a kprobe or kretprobe on another function that stands for the call: `struct pt_regs` with its arguments; at the
+    /// return `ax` is the result.
+    FunctionProbe(Function),
+    /// Of `fentry` and `fexit` on such a function: its arguments, then the result.
+    FunctionTrampoline(Function),
+}
+
+/// A function of the kernel's that stands for a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Function {
+    /// Its name.
+    pub name: &'static str,
+    /// Where its arguments come from, six at most.
+    pub arguments: &'static [Argument],
+}
+
+/// What an argument of a function that stands for a system call is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Argument {
+    /// Zero.
+    Zero,
+    /// This one of the call's, below six.
+    Of(u8),
+    /// `AT_FDCWD`.
+    CurrentDirectory,
+    /// Of `open`, `openat` and `creat`: the flags that the kernel has of them (`O_LARGEFILE` added).
+    OpenFlags,
+    /// Of these calls: the mode.
+    OpenMode,
+    /// Of these and `openat2`: the address of a `struct open_how` (`build_open_how` of `fs/open.c`).
+    OpenHow,
 }
 
 /// Facts of `BPF_OBJ_GET_INFO_BY_FD` that the backend knows.

@@ -20,6 +20,21 @@ static int files(void)
     return 0;
 }
 
+/* By all calls that open a file, but for the usual one. */
+static int opens(void)
+{
+    struct {
+        unsigned long flags, mode, resolve;
+    } how = {O_RDONLY | O_CLOEXEC, 0, 0};
+    int fd = syscall(SYS_open, "/etc/hostname", O_RDONLY, 0);
+    CHECK(fd >= 0 && close(fd) == 0);
+    CHECK(syscall(SYS_open, "/no/such/file", O_RDWR | O_CREAT | O_EXCL, 0640) == -1 && errno == ENOENT);
+    CHECK(syscall(SYS_creat, "/no/such/file", 0604) == -1 && errno == ENOENT);
+    fd = syscall(SYS_openat2, AT_FDCWD, "/etc/hostname", &how, sizeof how);
+    CHECK(fd >= 0 && close(fd) == 0);
+    return 0;
+}
+
 /* By wrappers of a few bytes, and by a number in a register. */
 static int ids(void)
 {
@@ -40,7 +55,7 @@ static int odd(void)
 
 int main(void)
 {
-    static const struct scene scenes[] = {{"files", files}, {"ids", ids}, {"odd", odd}, {0, 0}};
+    static const struct scene scenes[] = {{"files", files}, {"opens", opens}, {"ids", ids}, {"odd", odd}, {0, 0}};
     say("ready\n");
     return serve(scenes);
 }

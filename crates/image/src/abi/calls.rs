@@ -113,6 +113,28 @@ pub const CONTEXT_PROBE: usize = 3;
 /// call's, which is not made then.
 pub const CONTEXT_MODIFY: usize = 4;
 
+/// The kind of a context: the lowest byte of [`super::Link::context`]. The others are for these two.
+pub const CONTEXT_KIND: usize = 0xff;
+/// A kind: registers with the arguments of a function that stands for the call, and the result in `ax`. How many
+/// arguments stands from bit [`ARGUMENT_COUNT`] on, where they come from in four bits each from [`ARGUMENTS`] on.
+pub const CONTEXT_FUNCTION: usize = 5;
+/// A kind: these arguments as words, then the result.
+pub const CONTEXT_FUNCTION_WORDS: usize = 6;
+/// See [`CONTEXT_FUNCTION`].
+pub const ARGUMENT_COUNT: u32 = 8;
+/// See [`CONTEXT_FUNCTION`].
+pub const ARGUMENTS: u32 = 12;
+/// An argument: zero. Those from 1 to 6 are the call's.
+pub const ARGUMENT_ZERO: usize = 0;
+/// An argument: `AT_FDCWD`.
+pub const ARGUMENT_DIRECTORY: usize = 7;
+/// An argument: the flags of a call that opens a file.
+pub const ARGUMENT_OPEN_FLAGS: usize = 8;
+/// An argument: its mode.
+pub const ARGUMENT_OPEN_MODE: usize = 9;
+/// An argument: the address of its `struct open_how`.
+pub const ARGUMENT_OPEN_HOW: usize = 10;
+
 /// What a tracepoint's program sees of a call (`struct syscall_tp_t` of `kernel/trace/trace_syscalls.c`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

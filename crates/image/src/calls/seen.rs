@@ -2,8 +2,10 @@
 
 use core::mem::MaybeUninit;
 
+use super::function::{self, FunctionRoom};
 use crate::abi::calls::{
-    CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, Record,
+    CONTEXT_FUNCTION, CONTEXT_KIND, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT,
+    ENTER, Record,
 };
 use crate::abi::{Link, NEEDS_REGISTERS, PtRegs};
 
@@ -66,6 +68,7 @@ pub(super) struct Registers<'a> {
 pub(super) struct Room {
     brief: MaybeUninit<Brief>,
     probe: MaybeUninit<PtRegs>,
+    function: FunctionRoom,
 }
 
 /// What is not a probe's.
@@ -74,11 +77,18 @@ union Brief {
     words: [u64; 2],
 }
 
+/// Is its program attached to a function that stands for calls?
+#[inline(always)]
+fn is_function(link: &Link) -> bool {
+    link.context & CONTEXT_KIND >= CONTEXT_FUNCTION
+}
+
 impl Seen for Registers<'_> {
     type Room = Room;
     const ROOM: Room = Room {
         brief: MaybeUninit::uninit(),
         probe: MaybeUninit::uninit(),
+        function: FunctionRoom::EMPTY,
     };
 
     #[inline(always)]
@@ -88,6 +98,9 @@ impl Seen for Registers<'_> {
 
     #[inline(always)]
     fn show(&self, link: &Link, room: &mut Room) -> *const u8 {
+        if is_function(link) {
+            return function::show(self.regs, link.context, &mut room.function);
+        }
         match link.context {
             CONTEXT_PROBE => self.show_probe(&mut room.probe),
             _ => self.show_briefly(link, &mut room.brief),
@@ -96,6 +109,9 @@ impl Seen for Registers<'_> {
 
     #[inline(never)]
     fn run_unleased(&self, link: &Link) -> u64 {
+        if is_function(link) {
+            return self.run_function(link);
+        }
         if link.context == CONTEXT_PROBE {
             return self.run_probe(link);
         }
@@ -118,6 +134,16 @@ impl Registers<'_> {
         let mut room = MaybeUninit::uninit();
         // SAFETY: as in `run_unleased`.
         unsafe { link.entry()(self.show_probe(&mut room), &raw const link.run) }
+    }
+
+    /// As [`Self::run_probe`].
+    #[cold]
+    #[inline(never)]
+    fn run_function(&self, link: &Link) -> u64 {
+        let mut room = FunctionRoom::EMPTY;
+        let argument = function::show(self.regs, link.context, &mut room);
+        // SAFETY: as in `run_unleased`.
+        unsafe { link.entry()(argument, &raw const link.run) }
     }
 
     #[inline(always)]

@@ -19,7 +19,7 @@ use beeline_image::abi::{self, calls};
 use beeline_inject::{Region, Stopped};
 
 use super::{Hold, Target};
-use crate::backend::{CallContext, Edge, Id};
+use crate::backend::{Argument, CallContext, Edge, Function, Id};
 use crate::calls::FileCalls;
 use crate::error::{Error, os};
 use crate::leave::presences;
@@ -243,6 +243,10 @@ impl Target {
             }
             CallContext::RawTracepoint | CallContext::Trampoline => CONTEXT_RAW,
             CallContext::Probe => CONTEXT_PROBE,
+            CallContext::FunctionProbe(function) => calls::CONTEXT_FUNCTION | packed(&function),
+            CallContext::FunctionTrampoline(function) => {
+                calls::CONTEXT_FUNCTION_WORDS | packed(&function)
+            }
         };
         let environment = self.environment_mut()?;
         let place = environment.place_link(&link.program, link.cookie, context)?;
@@ -406,6 +410,24 @@ const AFFAIRS: [&[u32]; 2] = [
 
 /// One of the calls that must not be watched briefly; the others are among [`AFFAIRS`].
 const FRAMELESS: usize = libc::SYS_rt_sigreturn as usize;
+
+/// What of [`abi::Link::context`] says where a function's arguments come from.
+fn packed(function: &Function) -> usize {
+    let bits = |argument: &Argument| match *argument {
+        Argument::Zero => calls::ARGUMENT_ZERO,
+        Argument::Of(index) => usize::from(index) + 1,
+        Argument::CurrentDirectory => calls::ARGUMENT_DIRECTORY,
+        Argument::OpenFlags => calls::ARGUMENT_OPEN_FLAGS,
+        Argument::OpenMode => calls::ARGUMENT_OPEN_MODE,
+        Argument::OpenHow => calls::ARGUMENT_OPEN_HOW,
+    };
+    let places = (calls::ARGUMENTS..).step_by(4);
+    let arguments = function.arguments.iter().zip(places);
+    let count = function.arguments.len() << calls::ARGUMENT_COUNT;
+    arguments.fold(count, |all, (argument, place)| {
+        all | bits(argument) << place
+    })
+}
 
 /// What names a mapping of a file's code.
 fn key(region: &Region) -> (u64, u64, u64) {
