@@ -20,6 +20,9 @@ pub(super) fn echoes_by_vsock(guest: &Guest) {
     let echo = guest.start(&format!("/test/echo vsock {PORT}"));
     echo.wait_for_line(|line| line == "ready");
     let stream = guest.connect_vsock(u32::from(PORT)).unwrap();
+    stream
+        .set_read_timeout(Some(beeline_e2e::PATIENCE))
+        .unwrap();
     echoes(stream.try_clone().unwrap(), stream);
     echo.signal("TERM");
     echo.wait();

@@ -4,7 +4,12 @@
 //! A boot takes seconds, so most tests share one guest, one test at a time; those that break theirs have one of their own.
 
 mod channels;
+mod faults;
 mod guests;
+mod place;
+mod proxy;
+mod tools;
+mod wire;
 
 use beeline_e2e::{Guest, Options, Scratch, need};
 use std::ops::Deref;
@@ -34,7 +39,12 @@ fn shared() -> Result<Shared, String> {
 fn boot(kernel: &str) -> Result<Guest, String> {
     let scratch = Scratch::new();
     let program = |name: &str, place: &str| (scratch.build(name), place.to_owned());
-    let files = vec![program("echo.c", "/test/echo")];
+    let mut files = vec![
+        program("echo.c", "/test/echo"),
+        program("terminal.c", place::TERMINAL),
+    ];
+    // Who needs it asks for it by [`proxy::Proxy`].
+    files.extend(proxy::built().map(|file| (file, proxy::PLACE.to_owned())));
     Guest::boot(&Options {
         kernel,
         files,

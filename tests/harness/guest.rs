@@ -226,23 +226,18 @@ impl Guest {
             .to_string()
     }
 
-    /// Connects to a vsock port of the guest. None if nobody listens there.
+    /// Connects to a vsock port of the guest. An error if nobody listens there.
     pub fn connect_vsock(&self, port: u32) -> std::io::Result<UnixStream> {
-        let mut stream = UnixStream::connect(self.vsock())?;
-        stream.set_read_timeout(Some(crate::PATIENCE))?;
-        stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
-        let mut line = Vec::new();
-        while line.last() != Some(&b'\n') {
-            let mut byte = [0];
-            stream.read_exact(&mut byte)?;
-            line.extend(byte);
-        }
-        match line.starts_with(b"OK ") {
-            true => Ok(stream),
-            false => Err(std::io::Error::other(
-                String::from_utf8_lossy(&line).into_owned(),
-            )),
-        }
+        self.vsock_connector(port)()
+    }
+
+    /// Makes connections to a vsock port of the guest, for as long as there is one.
+    pub fn vsock_connector(
+        &self,
+        port: u32,
+    ) -> impl Fn() -> std::io::Result<UnixStream> + Send + 'static {
+        let path = self.vsock();
+        move || connect_vsock(&path, port)
     }
 
     /// Resets it, as the button does, and waits until it is up again.
@@ -262,6 +257,25 @@ impl Guest {
     pub fn kill(&self) {
         self.machine.lock().expect("no test broke it").kill();
     }
+}
+
+/// By the words of Firecracker and vhost-device-vsock: "CONNECT PORT\n" is answered by "OK ...\n".
+fn connect_vsock(path: &Path, port: u32) -> std::io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(crate::PATIENCE))?;
+    stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        line.extend(byte);
+    }
+    if !line.starts_with(b"OK ") {
+        let words = String::from_utf8_lossy(&line).into_owned();
+        return Err(std::io::Error::other(words));
+    }
+    stream.set_read_timeout(None)?;
+    Ok(stream)
 }
 
 /// A line of the console after which nothing comes of a boot.

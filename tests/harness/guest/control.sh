@@ -4,6 +4,8 @@
 # texts in base64 ("-" for an empty one), so that an answer that a reboot cuts off ends with its line. Until then they
 # stand in /run/jobs/ID.out and ID.err, and the script's process id in ID.pid.
 export PATH=/bin:/usr/sbin:/usr/bin HOME=/root
+# Else the C library looks for a file each time that a tool prints the time, and the tools see it.
+export TZ=UTC0
 cd /root || exit
 
 # receive LENGTH FILE: not a byte more, as those are the next request's.

@@ -2,6 +2,8 @@
 # The first process of a guest: loads modules, mounts everything, and becomes busybox's init, which starts /control.
 export PATH=/bin:/usr/sbin:/usr/bin
 mount -t devtmpfs dev /dev
+mkdir /dev/pts
+mount -t devpts pts /dev/pts
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 while read -r module; do

@@ -4,11 +4,12 @@ use super::{Answer, GUEST_PATIENCE, Guest};
 use crate::until;
 use std::time::Duration;
 
-/// A running program in a guest.
+/// A running program in a guest. Dropped, it is killed.
 pub struct Job<'a> {
     guest: &'a Guest,
     id: u64,
     command: String,
+    has_ended: bool,
 }
 
 impl Job<'_> {
@@ -19,6 +20,7 @@ impl Job<'_> {
             guest,
             id,
             command: command.to_owned(),
+            has_ended: false,
         }
     }
 
@@ -27,10 +29,15 @@ impl Job<'_> {
         self.read("out")
     }
 
+    /// The lines of its standard error so far.
+    pub fn stderr(&self) -> Vec<String> {
+        self.read("err")
+    }
+
     fn read(&self, what: &str) -> Vec<String> {
         let text = self
             .guest
-            .run(&format!("cat /run/jobs/{}.{what}", self.id))
+            .run(&format!("tail -c +1 /run/jobs/{}.{what}", self.id))
             .stdout;
         text.lines().map(str::to_owned).collect()
     }
@@ -45,15 +52,18 @@ impl Job<'_> {
             "in the guest: {} did not print what was expected\n--- stdout\n{}\n--- stderr\n{}",
             self.command,
             self.stdout().join("\n"),
-            self.read("err").join("\n")
+            self.stderr().join("\n")
         );
     }
 
     /// Sends it a signal by its name without SIG.
     pub fn signal(&self, name: &str) {
+        self.guest.check(&self.kill(name));
+    }
+
+    fn kill(&self, name: &str) -> String {
         let id = self.id;
-        self.guest
-            .check(&format!("kill -{name} $(cat /run/jobs/{id}.pid)"));
+        format!("read -r pid </run/jobs/{id}.pid && kill -{name} $pid")
     }
 
     /// Interrupts it as Ctrl-C does and waits for its end.
@@ -68,7 +78,18 @@ impl Job<'_> {
     }
 
     /// As [`Job::wait`], with another patience.
-    pub fn wait_at_most(self, patience: Duration) -> Answer {
-        self.guest.answer(self.id, &self.command, patience)
+    pub fn wait_at_most(mut self, patience: Duration) -> Answer {
+        let answer = self.guest.answer(self.id, &self.command, patience);
+        self.has_ended = true;
+        answer
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            // Without waiting: the guest may be gone.
+            self.guest.control.send(&self.kill("KILL"), &[]);
+        }
     }
 }

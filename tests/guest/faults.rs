@@ -1,0 +1,241 @@
+//! Whatever becomes of a guest, its proxy or the line to it: the tool on this machine ends soon, and nobody keeps anything.
+
+use super::*;
+use crate::place::attached;
+use crate::proxy::{self, Proxy};
+use crate::wire::{Fault, Wire};
+use beeline_e2e::{PATIENCE, Tool, beeline_wanted, is_alive, seed, until};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How soon a tool has to end that has lost its guest. On a machine that is doing much else as well, twice.
+const SOON: Duration = Duration::from_secs(10);
+/// As is said to users. Only said here: times fail no test.
+const PROMISED: Duration = Duration::from_millis(5_500);
+
+/// What the small tool says when it is attached.
+const ATTACHED: &str = "attached";
+
+/// Starts the small tool at an address.
+fn start(address: &str, tool: &Path) -> Tool {
+    let mut command = proxy::command(address, tool);
+    command.arg("stay");
+    Tool::start(command)
+}
+
+/// Waits for a tool that has lost its guest, and for all that it started.
+fn ends_soon(tool: Tool, what: &str) {
+    let (group, begin) = (tool.pid(), Instant::now());
+    let has_ended = until(SOON, || !is_alive(group));
+    let said = tool.stderr.so_far();
+    assert!(has_ended, "{what}: the tool does not end; it says {said:?}");
+    let ended = tool.wait();
+    let took = begin.elapsed();
+    assert!(!ended.status.success(), "{what}: {ended:?}");
+    if took > PROMISED {
+        beeline_e2e::remark(&format!("{what}: the tool took {took:?} to end"));
+    }
+    let left = beeline_e2e::members_of_group(group);
+    assert!(left.is_empty(), "{what}: processes are left: {left:?}");
+}
+
+/// What one tool leaves in the guest once the proxy knows that it is gone: nothing.
+fn nothing_left(guest: &Guest, proxy: &Proxy, before: u32, what: &str) {
+    let clean = || attached(guest) == 0 && probes(guest) == 0 && proxy.descriptors() == before;
+    let given_back = until(PATIENCE, clean);
+    assert!(
+        given_back,
+        "{what}: the guest keeps {} attached, {} kprobes, {} descriptors of {before}",
+        attached(guest),
+        probes(guest),
+        proxy.descriptors()
+    );
+}
+
+fn probes(guest: &Guest) -> u32 {
+    let count = guest.check("wc -l </sys/kernel/debug/kprobes/list");
+    count.trim().parse().expect("a number")
+}
+
+/// The small tool works: it says of each of three calls in the guest that it was made.
+fn works(guest: &Guest, address: &str, tool: &Path) {
+    let running = start(address, tool);
+    running.wait_for_line(|line| line == ATTACHED);
+    guest.check("for i in 1 2 3; do hostname guest; done");
+    for line in ["record 1", "record 2", "record 3"] {
+        running.wait_for_line(|found| found == line);
+    }
+    running.interrupt();
+}
+
+#[test]
+fn a_tool_sees_what_happens_in_the_guest_and_leaves_nothing_in_it() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let before = proxy.descriptors();
+    for _ in 0..3 {
+        works(&guest, proxy.address(), &tool);
+        nothing_left(&guest, &proxy, before, "an interrupted tool");
+    }
+    let running = start(proxy.address(), &tool);
+    running.wait_for_line(|line| line == ATTACHED);
+    running.signal_group(libc::SIGKILL);
+    drop(running);
+    nothing_left(&guest, &proxy, before, "a killed tool");
+}
+
+#[test]
+fn a_line_that_breaks_anywhere_ends_the_tool_and_leaves_nothing() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let before = proxy.descriptors();
+    let wire = |fault| Wire::new(fault, proxy.connect());
+
+    // How much goes over a line that does not break.
+    let whole = wire(Fault::None);
+    works(&guest, &whole.address(), &tool);
+    let all = whole.carried();
+
+    let mut random = seed();
+    for turn in 0..16 {
+        let at = next(&mut random) % all;
+        let fault = match turn % 4 {
+            3 => Fault::Silence(at),
+            _ => Fault::Cut(at),
+        };
+        let what = format!("{fault:?} of {all} bytes");
+        let broken = wire(fault);
+        let running = start(&broken.address(), &tool);
+        // Past the fault, if it comes after all is attached.
+        until(Duration::from_secs(1), || broken.carried() > at);
+        guest.check("for i in 1 2 3 4 5; do hostname guest; done");
+        ends_soon(running, &what);
+        nothing_left(&guest, &proxy, before, &what);
+    }
+    works(&guest, proxy.address(), &tool);
+}
+
+#[test]
+fn a_slow_line_is_only_slow() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let slow = Fault::Slow(Duration::from_millis(2), 1 << 20);
+    let wire = Wire::new(slow, proxy.connect());
+    works(&guest, &wire.address(), &tool);
+}
+
+#[test]
+fn the_proxy_outlives_bytes_that_are_no_messages() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let before = proxy.descriptors();
+    let connect = proxy.connect();
+    let mut random = seed();
+    for turn in 0..50 {
+        let mut stream = connect().expect("the proxy listens");
+        let length = next(&mut random) % 3000;
+        let mut bytes: Vec<u8> = (0..length).map(|_| next(&mut random) as u8).collect();
+        if turn % 2 == 0 && bytes.len() > 4 {
+            // A frame's length that fits, so that its content is looked at.
+            let length = (bytes.len() - 4) as u32;
+            bytes[..4].copy_from_slice(&length.to_le_bytes());
+        }
+        // It may have closed the connection before it has read all.
+        let _ = stream.write_all(&bytes);
+    }
+    nothing_left(&guest, &proxy, before, "fifty bad connections");
+    works(&guest, proxy.address(), &tool);
+}
+
+#[test]
+fn whoever_answers_with_no_messages_ends_the_tool() {
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let path = scratch.path().join("impostor");
+    let listener = UnixListener::bind(&path).expect("cannot listen");
+    let mut random = seed();
+    std::thread::spawn(move || {
+        for (turn, stream) in listener.incoming().flatten().enumerate() {
+            let answer: Vec<u8> = (0..100).map(|_| next(&mut random) as u8).collect();
+            std::thread::spawn(move || impostor(stream, turn, &answer));
+        }
+    });
+    for turn in 0..4 {
+        let running = start(&format!("unix:{}", path.display()), &tool);
+        ends_soon(running, &format!("impostor {turn}"));
+    }
+    let nobody = start(&format!("unix:{}/nobody", scratch.path().display()), &tool);
+    ends_soon(nobody, "nobody there");
+}
+
+/// Closes at once, is silent, or answers something.
+fn impostor(mut stream: UnixStream, turn: usize, answer: &[u8]) {
+    match turn {
+        0 => return,
+        1 => {}
+        2 => drop(stream.write_all(answer)),
+        _ => {
+            let length = (answer.len() as u32).to_le_bytes();
+            let _ = stream.write_all(&[&length, answer].concat());
+        }
+    }
+    let _ = stream.read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn a_guest_or_a_proxy_that_dies_ends_the_tool() {
+    need!(beeline_wanted());
+    let guest = need!(boot("6.12"));
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let attach = |proxy: &Proxy| {
+        let running = start(proxy.address(), &tool);
+        running.wait_for_line(|line| line == ATTACHED);
+        running
+    };
+
+    let proxy = Proxy::start(&guest);
+    let running = attach(&proxy);
+    proxy.kill();
+    ends_soon(running, "a killed proxy");
+    assert_eq!((attached(&guest), probes(&guest)), (0, 0));
+
+    let proxy = Proxy::start(&guest);
+    works(&guest, proxy.address(), &tool);
+    let running = attach(&proxy);
+    guest.reboot();
+    ends_soon(running, "a rebooted guest");
+    proxy.forget();
+
+    // The device that carries vsock here does not live through a reboot with an open connection.
+    drop(guest);
+    let guest = need!(boot("6.12"));
+    let proxy = Proxy::start(&guest);
+    let running = attach(&proxy);
+    guest.kill();
+    ends_soon(running, "a killed guest");
+    proxy.forget();
+}
+
+/// xorshift of 64 bits (G. Marsaglia, "Xorshift RNGs").
+fn next(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}

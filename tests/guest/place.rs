@@ -1,0 +1,213 @@
+//! A tool that looks at a guest's kernel: inside the guest, or on this machine, by Beeline.
+
+use crate::proxy::Proxy;
+use beeline_e2e::{
+    Answer, Ended, Engine, GUEST_PATIENCE, Guest, Job, TICK, Tool, engines, find_program, until,
+};
+use std::fmt;
+use std::time::Duration;
+
+/// Where a tool runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the guest: the yardstick.
+    Inside,
+    /// On this machine, behind `beeline run --guest`.
+    Host,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Place::Inside => "inside the guest",
+            Place::Host => "by beeline",
+        })
+    }
+}
+
+/// A program in the guest that gives another a terminal to print to.
+pub const TERMINAL: &str = "/test/terminal";
+
+/// A guest, and both ways to its kernel, or the one that `BEELINE_E2E_ENGINE` asks for.
+pub struct Setting<'a> {
+    /// The guest.
+    pub guest: &'a Guest,
+    /// Where tools are to run.
+    pub places: Vec<Place>,
+    proxy: Option<Proxy<'a>>,
+}
+
+/// A tool that was started.
+pub struct Running<'a> {
+    place: Place,
+    tool: Process<'a>,
+}
+
+enum Process<'a> {
+    Job(Job<'a>),
+    Tool(Tool),
+}
+
+/// What a tool came to.
+#[derive(Debug)]
+pub struct Output {
+    pub code: Option<i32>,
+    pub stdout: Vec<String>,
+    pub stderr: Vec<String>,
+}
+
+impl<'a> Setting<'a> {
+    /// Starts a proxy in the guest, if tools are to run on this machine. An error says why nothing can run.
+    pub fn new(guest: &'a Guest) -> Result<Setting<'a>, String> {
+        let places = engines()?.into_iter().map(|engine| match engine {
+            Engine::Kernel => Place::Inside,
+            Engine::Beeline => Place::Host,
+        });
+        let places: Vec<_> = places.collect();
+        Ok(Setting {
+            guest,
+            proxy: places.contains(&Place::Host).then(|| Proxy::start(guest)),
+            places,
+        })
+    }
+
+    /// Starts a tool of the libbpf tools, and waits until what it attaches is attached.
+    pub fn start(&self, place: Place, command: &[&str]) -> Running<'a> {
+        // Attached is what no more is added to for a while.
+        const QUIET: Duration = Duration::from_millis(700);
+        let before = attached(self.guest);
+        let running = self.begin(place, command, Screen::Terminal);
+        let mut last = before;
+        let is_attached = until(GUEST_PATIENCE, || {
+            std::thread::sleep(QUIET);
+            let now = attached(self.guest);
+            std::mem::replace(&mut last, now) == now && now > before
+        });
+        if !is_attached {
+            let output = running.interrupt();
+            panic!("{command:?} {place} attaches nothing: {output:?}");
+        }
+        running
+    }
+
+    /// Starts bpftrace with a script, and waits until it is attached.
+    pub fn bpftrace(&self, place: Place, script: &str) -> Running<'a> {
+        let script = format!("{script} interval:ms:50 {{ printf(\"{TICK}\\n\") }}");
+        let running = self.begin(place, &["bpftrace", "-e", &script], Screen::None);
+        running.wait_for(1);
+        running
+    }
+
+    /// Runs a tool that ends by itself.
+    pub fn run(&self, place: Place, command: &[&str]) -> Output {
+        match self.begin(place, command, Screen::None).tool {
+            Process::Job(job) => Output::inside(job.wait()),
+            Process::Tool(tool) => Output::on_host(tool.wait()),
+        }
+    }
+
+    fn begin(&self, place: Place, command: &[&str], screen: Screen) -> Running<'a> {
+        let tool = match place {
+            Place::Inside => {
+                let command = quoted(command);
+                Process::Job(match screen {
+                    Screen::None => self.guest.start(&command),
+                    Screen::Terminal => self.guest.start(&format!("{TERMINAL} {command}")),
+                })
+            }
+            Place::Host => {
+                let program = find_program(command[0]).unwrap_or_else(|why| panic!("{why}"));
+                let proxy = self.proxy.as_ref().expect("it was started for this place");
+                let mut host = proxy.command(&program);
+                host.args(&command[1..]);
+                Process::Tool(match screen {
+                    Screen::None => Tool::start(host),
+                    Screen::Terminal => Tool::start_on_terminal(host),
+                })
+            }
+        };
+        Running { place, tool }
+    }
+}
+
+/// What a tool prints to. Most hold back what they print to anything but a terminal.
+#[derive(Clone, Copy)]
+enum Screen {
+    None,
+    Terminal,
+}
+
+impl Running<'_> {
+    /// Waits until bpftrace has ticked so often, or more.
+    fn wait_for(&self, ticks: usize) {
+        let ticked = until(GUEST_PATIENCE, || self.ticks() >= ticks);
+        assert!(
+            ticked,
+            "{} bpftrace does not tick: {:?}",
+            self.place,
+            self.stdout()
+        );
+    }
+
+    fn ticks(&self) -> usize {
+        self.stdout().iter().filter(|line| *line == TICK).count()
+    }
+
+    /// The lines of its standard output so far.
+    pub fn stdout(&self) -> Vec<String> {
+        match &self.tool {
+            Process::Job(job) => job.stdout(),
+            Process::Tool(tool) => tool.stdout.so_far(),
+        }
+    }
+
+    /// Waits for two more ticks of bpftrace's: what happened in the guest before now has been printed then.
+    pub fn settle(&self) {
+        self.wait_for(self.ticks() + 2);
+    }
+
+    /// Ends it as Ctrl-C does.
+    pub fn interrupt(self) -> Output {
+        match self.tool {
+            Process::Job(job) => Output::inside(job.interrupt()),
+            Process::Tool(tool) => Output::on_host(tool.interrupt()),
+        }
+    }
+}
+
+impl Output {
+    fn inside(answer: Answer) -> Output {
+        Output {
+            code: Some(answer.code),
+            stdout: lines(&answer.stdout),
+            stderr: lines(&answer.stderr),
+        }
+    }
+
+    fn on_host(ended: Ended) -> Output {
+        Output {
+            code: ended.status.code(),
+            stdout: ended.stdout,
+            stderr: ended.stderr,
+        }
+    }
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
+}
+
+/// A command as a shell reads it.
+fn quoted(command: &[&str]) -> String {
+    let words = command
+        .iter()
+        .map(|word| format!("'{}'", word.replace('\'', "'\\''")));
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// How many programs are attached in the guest, counted by descriptors that hold them.
+pub fn attached(guest: &Guest) -> u32 {
+    let count =
+        "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c -E 'bpf_link|bpf-link|\\[perf_event\\]'";
+    guest.run(count).stdout.trim().parse().unwrap_or(0)
+}

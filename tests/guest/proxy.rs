@@ -1,0 +1,128 @@
+//! The proxy in a guest, and tools that reach the guest through it.
+
+use beeline_e2e::{Guest, Job, PATIENCE, beeline, beeline_wanted, until};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// The port that the proxy listens at if it is told none.
+const PORT: u32 = 8790;
+/// How long it is tried to reach a proxy that listens.
+const SOON: Duration = Duration::from_secs(5);
+/// Where it is in the guest.
+pub const PLACE: &str = "/test/beeline-guest";
+/// Its connection if nothing else is said.
+const VSOCK: &str = "vsock:any:8790";
+
+/// The static proxy that was built beside Beeline, if Beeline is asked for.
+pub fn built() -> Option<PathBuf> {
+    beeline_wanted().ok()?;
+    let proxy = beeline().with_file_name("beeline-guest");
+    proxy.is_file().then_some(proxy)
+}
+
+/// A proxy that runs in a guest. Dropped, it is ended.
+pub struct Proxy<'a> {
+    guest: &'a Guest,
+    job: Option<Job<'a>>,
+    address: String,
+}
+
+impl<'a> Proxy<'a> {
+    /// Starts one that listens at a vsock port, and waits until it does.
+    pub fn start(guest: &'a Guest) -> Proxy<'a> {
+        let proxy = Proxy::listen(
+            guest,
+            VSOCK,
+            format!("uds:{}:{PORT}", guest.vsock().display()),
+        );
+        assert!(
+            built().is_some(),
+            "no beeline-guest beside beeline: run make build first"
+        );
+        let mut refusal = None;
+        let listens = until(PATIENCE, || {
+            refusal = guest.connect_vsock(PORT).err();
+            refusal.is_none()
+        });
+        let said = proxy.job.as_ref().map(Job::stderr);
+        assert!(
+            listens,
+            "the proxy does not listen: {refusal:?}; it says {said:?}"
+        );
+        proxy
+    }
+
+    /// Starts one that listens at an address in the guest, which is reached from here by another.
+    pub fn listen(guest: &'a Guest, inside: &str, address: String) -> Proxy<'a> {
+        let command = format!("{PLACE} --listen {inside} --audit /tmp/audit");
+        Proxy {
+            guest,
+            job: Some(guest.start(&command)),
+            address,
+        }
+    }
+
+    /// The command that runs a tool on the guest's kernel; add the tool's arguments to it.
+    pub fn command(&self, tool: &Path) -> Command {
+        command(&self.address, tool)
+    }
+
+    /// For `beeline run --guest`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Makes connections to it without Beeline. The guest refuses one if too many wait to be accepted; then it is tried again.
+    pub fn connect(&self) -> impl Fn() -> std::io::Result<UnixStream> + Send + 'static {
+        let connect = self.guest.vsock_connector(PORT);
+        move || {
+            let mut result = connect();
+            until(SOON, || {
+                if result.is_err() {
+                    result = connect();
+                }
+                result.is_ok()
+            });
+            result
+        }
+    }
+
+    /// It went with its guest.
+    pub fn forget(mut self) {
+        self.job = None;
+    }
+
+    /// Kills it, as the guest's kernel would that has no memory left.
+    pub fn kill(mut self) {
+        let job = self.job.take().expect("it runs until it is dropped");
+        job.signal("KILL");
+        job.wait();
+    }
+
+    /// How many descriptors it has.
+    pub fn descriptors(&self) -> u32 {
+        let count = "ls /proc/$(pidof -s beeline-guest)/fd | wc -l";
+        self.guest.check(count).trim().parse().expect("a number")
+    }
+}
+
+impl Drop for Proxy<'_> {
+    fn drop(&mut self) {
+        // A guest that is gone has ended it, and a test that failed has more to say than this.
+        if let Some(job) = self.job.take()
+            && !std::thread::panicking()
+        {
+            job.signal("TERM");
+            job.wait();
+        }
+    }
+}
+
+/// The command that runs a tool on the kernel of the guest at an address.
+pub fn command(address: &str, tool: &Path) -> Command {
+    let mut command = Command::new(beeline());
+    command.args(["run", "--guest", address, "--"]).arg(tool);
+    command
+}

@@ -1,0 +1,260 @@
+//! Tools on this machine say of a guest what the same tools say inside it, with the same work done there.
+
+use super::place::{Output, Place, Setting};
+use super::*;
+use beeline_e2e::Compare::{self, Exact, Shape, Sorted};
+use beeline_e2e::{PATIENCE, histogram_total, shape, tidy, until};
+
+/// A program for uprobes, at the same path in both.
+struct Program {
+    path: String,
+    _scratch: Scratch,
+}
+
+impl Program {
+    fn new(guest: &Guest) -> Program {
+        let scratch = Scratch::new();
+        let path = scratch.build("counts.c");
+        let content = std::fs::read(&path).expect("it was built");
+        let path = path.display().to_string();
+        guest.check(&format!("mkdir -p {}", scratch.path().display()));
+        guest.put(&content, &path);
+        Program {
+            path,
+            _scratch: scratch,
+        }
+    }
+}
+
+/// Runs a script in both places while a shell script works in the guest, and compares.
+fn script(compare: Compare, script: &str, work: &str, known: &[&str]) -> Result<(), String> {
+    let guest = shared()?;
+    let setting = Setting::new(&guest)?;
+    let program = Program::new(&guest);
+    let script = script.replace("{prog}", &program.path);
+    let work = work.replace("{prog}", &program.path);
+    let outputs: Vec<Vec<String>> = setting
+        .places
+        .iter()
+        .map(|&place| {
+            let tool = setting.bpftrace(place, &script);
+            guest.check(&work);
+            tool.settle();
+            let output = tool.interrupt();
+            assert_eq!(output.code, Some(0), "{place}: {script}: {output:?}");
+            let lines = tidy(&output.stdout, None);
+            for line in known {
+                let found = lines.iter().any(|found| found.trim() == *line);
+                assert!(found, "{place}: no line {line:?} from {script}: {output:?}");
+            }
+            match compare {
+                Exact => lines,
+                Sorted => {
+                    let mut lines = lines;
+                    lines.sort();
+                    lines
+                }
+                Shape => shape(&lines),
+            }
+        })
+        .collect();
+    if let [inside, host] = outputs.as_slice() {
+        assert_eq!(
+            host, inside,
+            "by beeline (left) and inside (right): {script}"
+        );
+    }
+    Ok(())
+}
+
+/// `name: compare, "script", "work", ["line that must be there", ...];` for each test.
+macro_rules! scripts {
+    ($($name:ident: $compare:expr, $script:expr, $work:expr, [$($known:expr),*];)*) => {$(
+        #[test]
+        fn $name() {
+            need!(script($compare, $script, $work, &[$($known),*]));
+        }
+    )*};
+}
+
+const READS: &str = "dd if=/dev/zero of=/dev/null bs=1 count=100 2>/dev/null";
+const COUNTS: &str = "{prog} now >/dev/null; test $? = 7";
+
+scripts! {
+    kprobes_count_by_key: Sorted,
+        "kprobe:ksys_read /comm == \"dd\" && arg2 == 1/ { @reads[comm] = count(); @bytes = sum(arg2); } \
+         kretprobe:ksys_read /comm == \"dd\" && retval == 1/ { @returned[retval] = count(); }",
+        READS, ["@reads[dd]: 100", "@bytes: 100", "@returned[1]: 100"];
+    tracepoints_give_their_fields: Exact,
+        "tracepoint:syscalls:sys_enter_openat /comm == \"cat\"/ { printf(\"%s %d\\n\", str(args->filename), args->flags); } \
+         tracepoint:syscalls:sys_exit_openat /comm == \"cat\"/ { printf(\"%d\\n\", args->ret); }",
+        "cat /etc/inittab /nothing/there >/dev/null 2>&1; true", ["/etc/inittab 0", "3", "/nothing/there 0", "-2"];
+    fentry_programs_and_types_of_the_guests_kernel: Exact,
+        "kfunc:vmlinux:vfs_open /comm == \"cat\"/ { \
+         printf(\"%s %s\\n\", str(args->path->dentry->d_name.name), curtask->comm); @ = count(); } \
+         kretfunc:vmlinux:vfs_open /comm == \"cat\"/ { @last = retval; }",
+        "cat /etc/inittab >/dev/null", ["inittab cat", "@: 1", "@last: 0"];
+    stacks_have_the_guests_symbols: Exact,
+        "kprobe:ksys_read /comm == \"dd\" && arg2 == 1/ { @[kstack(4)] = count(); @in = ksym(reg(\"ip\")); }",
+        READS, ["]: 100"];
+    wildcards_attach_to_every_match: Sorted,
+        "kprobe:ksys_rea*, kprobe:ksys_writ* /comm == \"dd\" && arg2 == 1/ { @[func] = count(); }",
+        READS, ["@[ksys_read]: 100", "@[ksys_write]: 100"];
+    uprobes_in_the_guest: Exact,
+        "uprobe:{prog}:wl_add { @ = count(); @sum = sum(arg0); } uretprobe:{prog}:wl_square { @squares = sum(retval); \
+         @hist = hist(retval); }",
+        COUNTS, ["@: 1000", "@sum: 499500", "@squares: 328350"];
+    every_event_is_printed: Exact,
+        "uprobe:{prog}:wl_add { printf(\"%d %d %s\\n\", arg0, arg1, comm); }",
+        COUNTS, ["0 0 counts", "500 1000 counts", "999 1998 counts"];
+    a_thousand_keys: Sorted,
+        "uprobe:{prog}:wl_add { @[arg0] = sum(arg1); @strings[str(arg0), comm] = count(); }",
+        COUNTS, ["@[0]: 0", "@[999]: 1998", "@strings[, counts]: 1000"];
+    intervals_and_the_language: Exact,
+        "BEGIN { printf(\"first\\n\"); @n = 40; } kprobe:ksys_read /comm == \"dd\" && arg2 == 1/ { @n++; } \
+         interval:ms:20 { @beats++; } END { printf(\"last %d\\n\", @n); if (@beats > 1) { printf(\"beating\\n\"); } clear(@beats); \
+         clear(@n); }",
+        READS, ["first", "last 140", "beating"];
+    sampling_by_the_clock: Shape,
+        "profile:hz:99 { @all = count(); } software:cpu-clock:1000000 { @clock = count(); }",
+        "dd if=/dev/zero of=/dev/null bs=1M count=1000 2>/dev/null", [];
+}
+
+/// Runs a tool of the libbpf tools in both places while a shell script works in the guest, waits for the `known` among what
+/// `compared` makes of its lines (None leaves one out), and compares all of them.
+fn tool(
+    command: &[&str],
+    work: &str,
+    compared: impl Fn(&str) -> Option<String>,
+    known: &[&str],
+) -> Result<(), String> {
+    let pick = |lines: &[String]| -> Vec<String> {
+        let picked = lines.iter().filter_map(|line| compared(line));
+        picked.collect()
+    };
+    let settled = |lines: &[String]| {
+        let lines = pick(lines);
+        known
+            .iter()
+            .all(|line| lines.iter().any(|found| found == line))
+    };
+    let outputs = outputs(command, work, settled)?;
+    for (place, output) in &outputs {
+        assert!(
+            settled(&output.stdout),
+            "{place}: not all of {known:?} from {command:?}: {output:?}"
+        );
+    }
+    if let [(_, inside), (_, host)] = outputs.as_slice() {
+        assert_eq!(
+            pick(&host.stdout),
+            pick(&inside.stdout),
+            "by beeline (left) and inside (right): {command:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Runs a tool in both places while a shell script works in the guest, and until `settled` says of its lines so far that they are all, if
+/// that comes.
+fn outputs(
+    command: &[&str],
+    work: &str,
+    settled: impl Fn(&[String]) -> bool,
+) -> Result<Vec<(Place, Output)>, String> {
+    let guest = shared()?;
+    let setting = Setting::new(&guest)?;
+    let run = |&place: &Place| {
+        let tool = setting.start(place, command);
+        guest.check(work);
+        until(PATIENCE, || settled(&tool.stdout()));
+        let output = tool.interrupt();
+        assert_eq!(output.code, Some(0), "{place}: {command:?}: {output:?}");
+        (place, output)
+    };
+    Ok(setting.places.iter().map(run).collect())
+}
+
+/// The words of a line, some left out: those that differ between two runs.
+fn words(line: &str, leave_out: &[usize]) -> String {
+    let words = line.split_whitespace().enumerate();
+    let kept = words.filter(|(at, _)| !leave_out.contains(at));
+    kept.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn opensnoop_names_what_was_opened() {
+    need!(tool(
+        &["opensnoop"],
+        "cat /etc/inittab /nothing/there >/dev/null 2>&1; true",
+        |line| line.contains(" cat ").then(|| words(line, &[0])),
+        &["cat 3 0 /etc/inittab", "cat -1 2 /nothing/there"],
+    ));
+}
+
+#[test]
+fn execsnoop_names_what_was_run() {
+    need!(tool(
+        &["execsnoop"],
+        "/bin/true needle one; /bin/sh -c '/bin/true needle two'; true",
+        |line| line.contains("needle").then(|| words(line, &[1, 2])),
+        &["true 0 /bin/true needle one", "true 0 /bin/true needle two"],
+    ));
+}
+
+#[test]
+fn tcpconnect_names_who_was_connected_to() {
+    need!(tool(
+        &["tcpconnect"],
+        "/test/echo tcp 701 >/dev/null & echo=$!; sleep 0.5; echo hi | nc 127.0.0.1 701; kill $echo",
+        |line| line.contains(" nc ").then(|| words(line, &[0])),
+        &["nc 4 127.0.0.1 127.0.0.1 701"],
+    ));
+}
+
+/// Histograms of times: the figures differ, how many there are does not.
+#[test]
+fn biolatency_counts_every_read_of_the_disk() {
+    let work = "dd if=/dev/vda of=/dev/null bs=8192 count=20 skip=100 iflag=direct 2>/dev/null";
+    for (place, output) in need!(outputs(&["biolatency"], work, |_| true)) {
+        assert_eq!(histogram_total(&output.stdout), 20, "{place}: {output:?}");
+    }
+}
+
+#[test]
+fn runqlat_has_a_histogram() {
+    let outputs = need!(outputs(
+        &["runqlat"],
+        "for i in $(seq 100); do /bin/true; done",
+        |_| true, // it prints at its end
+    ));
+    for (place, output) in outputs {
+        let total = histogram_total(&output.stdout);
+        assert!(total >= 100, "{place}: {total} in {output:?}");
+        assert!(
+            output.stdout.iter().any(|line| line.contains("usecs")),
+            "{place}: {output:?}"
+        );
+    }
+}
+
+/// Debian's biosnoop is not for Linux 6.12, whose verifier says why.
+#[test]
+fn a_refusal_comes_with_the_log_of_the_guests_verifier() {
+    let guest = need!(shared());
+    let setting = need!(Setting::new(&guest));
+    let ends: Vec<_> = setting
+        .places
+        .iter()
+        .map(|&place| {
+            let output = setting.run(place, &["biosnoop"]);
+            let said = tidy(&output.stderr, None);
+            let reason = "R1 invalid mem access 'scalar'";
+            assert!(said.iter().any(|line| line == reason), "{place}: {said:?}");
+            (output.code, said)
+        })
+        .collect();
+    if let [inside, host] = ends.as_slice() {
+        assert_eq!(host, inside, "by beeline (left) and inside (right)");
+    }
+}

@@ -1,0 +1,244 @@
+/* A small tool for a guest's kernel, made of plain system calls.
+ *
+ * "measure WHAT [BYTES]" prints the nanoseconds of each of several turns, a line each; "stay" attaches to a function of the kernel,
+ * says "attached", and prints "record N" at the Nth call of sethostname(), until it is ended. */
+#define _GNU_SOURCE
+#include "raw.h"
+
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <time.h>
+
+enum { ELEMENTS = 1000, LOOK_UPS = 500, DUMPS = 5, RECORDS = 200, MAPPINGS = 5, RECORD = 64, PAGE = 4096 };
+
+static uint64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+static void say_since(uint64_t begin) { printf("%lu\n", (unsigned long)(now() - begin)); }
+
+/* Keys 0 to 999 with three times the key as the value. */
+static int filled_hash(void)
+{
+    int map = good("hash", create_map(BPF_MAP_TYPE_HASH, 8, 8, ELEMENTS, 0, 0));
+    for (uint64_t key = 0; key < ELEMENTS; key++) {
+        uint64_t value = key * 3;
+        good("update", update(map, &key, &value, BPF_ANY));
+    }
+    return map;
+}
+
+static void measure_look_up(void)
+{
+    int map = filled_hash();
+    for (uint64_t key = 0; key < LOOK_UPS; key++) {
+        uint64_t value = 0, begin = now();
+        good("look-up", lookup(map, &key, &value));
+        say_since(begin);
+        if (value != key * 3)
+            die("another value", -EINVAL);
+    }
+}
+
+/* All elements, as most tools read them: the next key, then its value. */
+static void measure_dump(void)
+{
+    int map = filled_hash();
+    for (int turn = 0; turn < DUMPS; turn++) {
+        uint64_t key = 0, next, value, sum = 0, begin = now();
+        void *after = 0;
+        int count = 0;
+        while (element(BPF_MAP_GET_NEXT_KEY, map, after, &next, 0) == 0) {
+            key = next;
+            after = &key;
+            good("look-up", lookup(map, &key, &value));
+            sum += value;
+            count++;
+        }
+        say_since(begin);
+        if (count != ELEMENTS || sum != 3ul * ELEMENTS * (ELEMENTS - 1) / 2)
+            die("another sum", -EINVAL);
+    }
+}
+
+static void measure_batch(void)
+{
+    int map = filled_hash();
+    static uint64_t keys[2 * ELEMENTS], values[2 * ELEMENTS];
+    for (int turn = 0; turn < DUMPS; turn++) {
+        union bpf_attr attr;
+        uint64_t out = 0, begin = now();
+        memset(&attr, 0, sizeof attr);
+        attr.batch.out_batch = (uintptr_t)&out;
+        attr.batch.keys = (uintptr_t)keys;
+        attr.batch.values = (uintptr_t)values;
+        attr.batch.count = 2 * ELEMENTS;
+        attr.batch.map_fd = (uint32_t)map;
+        int result = bpf(BPF_MAP_LOOKUP_BATCH, &attr);
+        say_since(begin);
+        if (result != -ENOENT || attr.batch.count != ELEMENTS)
+            die("batch", result);
+    }
+}
+
+/* A ring buffer as libbpf maps it. */
+struct ring {
+    int map, epoll;
+    size_t size;
+    volatile uint64_t *consumer;
+    volatile uint64_t *producer;
+    const char *data;
+};
+
+static void map_ring(struct ring *ring)
+{
+    ring->consumer = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, ring->map, 0);
+    ring->producer = mmap(0, PAGE + 2 * ring->size, PROT_READ, MAP_SHARED, ring->map, PAGE);
+    if (ring->consumer == MAP_FAILED || ring->producer == MAP_FAILED)
+        die("mapping a ring", -errno);
+    ring->data = (const char *)ring->producer + PAGE;
+}
+
+static struct ring new_ring(size_t size)
+{
+    struct ring ring = {.size = size};
+    ring.map = good("ring", create_map(BPF_MAP_TYPE_RINGBUF, 0, 0, (uint32_t)size, 0, 0));
+    map_ring(&ring);
+    ring.epoll = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN};
+    if (epoll_ctl(ring.epoll, EPOLL_CTL_ADD, ring.map, &event))
+        die("epoll", -errno);
+    return ring;
+}
+
+/* The first eight bytes of the next record, once there is one. */
+static uint64_t next_record(struct ring *ring)
+{
+    for (;;) {
+        uint64_t at = *ring->consumer;
+        if (at != __atomic_load_n(ring->producer, __ATOMIC_ACQUIRE)) {
+            const char *header = ring->data + (at & (ring->size - 1));
+            uint32_t length = __atomic_load_n((const uint32_t *)header, __ATOMIC_ACQUIRE);
+            if (!(length & BPF_RINGBUF_BUSY_BIT)) {
+                uint64_t value;
+                memcpy(&value, header + BPF_RINGBUF_HDR_SZ, sizeof value);
+                length &= ~BPF_RINGBUF_DISCARD_BIT;
+                __atomic_store_n(ring->consumer, at + (length + BPF_RINGBUF_HDR_SZ + 7) / 8 * 8, __ATOMIC_RELEASE);
+                return value;
+            }
+        }
+        struct epoll_event event;
+        if (epoll_wait(ring->epoll, &event, 1, -1) < 0 && errno != EINTR)
+            die("epoll_wait", -errno);
+    }
+}
+
+/* Mapping a ring buffer of so many bytes, and unmapping it. */
+static void measure_mapping(size_t size)
+{
+    struct ring ring = {.size = size};
+    for (int turn = 0; turn < MAPPINGS; turn++) {
+        ring.map = good("ring", create_map(BPF_MAP_TYPE_RINGBUF, 0, 0, (uint32_t)size, 0, 0));
+        uint64_t begin = now();
+        map_ring(&ring);
+        if (*ring.producer != 0)
+            die("a new ring", -EINVAL);
+        say_since(begin);
+        munmap((void *)ring.consumer, PAGE);
+        munmap((void *)ring.producer, PAGE + 2 * size);
+        close(ring.map);
+    }
+}
+
+/* From the request to run a program once to the record that it wrote. */
+static void measure_record(void)
+{
+    struct ring ring = new_ring(1 << 16);
+    struct bpf_insn body[] = {
+        LDX(BPF_DW, 2, 1, 0),
+        STX(BPF_DW, 10, 2, -RECORD),
+        ST(BPF_DW, 10, 8 - RECORD, 0), ST(BPF_DW, 10, 16 - RECORD, 0), ST(BPF_DW, 10, 24 - RECORD, 0),
+        ST(BPF_DW, 10, 32 - RECORD, 0), ST(BPF_DW, 10, 40 - RECORD, 0), ST(BPF_DW, 10, 48 - RECORD, 0),
+        ST(BPF_DW, 10, 56 - RECORD, 0),
+        LD_MAP(1, ring.map), MOVR(2, 10), ADD(2, -RECORD), MOV(3, RECORD), MOV(4, 0),
+        CALL(BPF_FUNC_ringbuf_output), MOV(0, 0), EXIT,
+    };
+    int program = loaded(LOAD(BPF_PROG_TYPE_RAW_TRACEPOINT, body));
+    for (uint64_t n = 1; n <= RECORDS; n++) {
+        union bpf_attr attr;
+        uint64_t begin = now(), context[12] = {n};
+        memset(&attr, 0, sizeof attr);
+        attr.test.prog_fd = (uint32_t)program;
+        attr.test.ctx_in = (uintptr_t)context;
+        attr.test.ctx_size_in = sizeof context;
+        good("BPF_PROG_TEST_RUN", bpf(BPF_PROG_TEST_RUN, &attr));
+        if (next_record(&ring) != n)
+            die("another record", -EINVAL);
+        say_since(begin);
+    }
+}
+
+static void kprobe(const char *function, int program)
+{
+    struct perf_event_attr attr;
+    unsigned type;
+    FILE *file = fopen("/sys/bus/event_source/devices/kprobe/type", "r");
+    if (!file || fscanf(file, "%u", &type) != 1)
+        die("kprobe/type", -errno);
+    fclose(file);
+    memset(&attr, 0, sizeof attr);
+    attr.size = sizeof attr;
+    attr.type = type;
+    attr.config1 = (uintptr_t)function;
+    int fd = (int)syscall(SYS_perf_event_open, &attr, -1, 0, -1, PERF_FLAG_FD_CLOEXEC);
+    if (fd < 0)
+        die("perf_event_open", -errno);
+    if (ioctl(fd, PERF_EVENT_IOC_SET_BPF, program) < 0 || ioctl(fd, PERF_EVENT_IOC_ENABLE, 0) < 0)
+        die("attaching", -errno);
+}
+
+static void stay(void)
+{
+    struct ring ring = new_ring(1 << 16);
+    int hash = filled_hash(), counter = create_counter();
+    struct bpf_insn body[] = {
+        LD_VALUE(1, counter, 0), MOV(2, 1),
+        INSN(BPF_STX | BPF_DW | BPF_ATOMIC, 1, 2, 0, BPF_ADD | BPF_FETCH),
+        ADD(2, 1), STX(BPF_DW, 10, 2, -8),
+        LD_MAP(1, ring.map), MOVR(2, 10), ADD(2, -8), MOV(3, 8), MOV(4, 0),
+        CALL(BPF_FUNC_ringbuf_output), MOV(0, 0), EXIT,
+    };
+    kprobe("__x64_sys_sethostname", loaded(LOAD(BPF_PROG_TYPE_KPROBE, body)));
+    puts("attached");
+    for (;;) {
+        unsigned long n = next_record(&ring);
+        uint64_t key = n % ELEMENTS, value;
+        /* By which a tool that still gets records notices that its guest is gone. */
+        good("look-up", lookup(hash, &key, &value));
+        printf("record %lu\n", n);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, 0, _IOLBF, 0);
+    const char *what = argc > 2 ? argv[2] : "";
+    if (argc == 2 && !strcmp(argv[1], "stay"))
+        stay();
+    else if (!strcmp(what, "look-up"))
+        measure_look_up();
+    else if (!strcmp(what, "dump"))
+        measure_dump();
+    else if (!strcmp(what, "batch"))
+        measure_batch();
+    else if (!strcmp(what, "record"))
+        measure_record();
+    else if (!strcmp(what, "mapping") && argc > 3)
+        measure_mapping(strtoul(argv[3], 0, 0));
+    else
+        return 2;
+    return 0;
+}
