@@ -6,6 +6,7 @@
 
 mod calls;
 mod demo;
+mod guest;
 mod measure;
 mod operations;
 mod session;
@@ -64,6 +65,8 @@ enum Topic {
     Engines,
     /// System calls: what tracing them adds to a call, to a process, and to its children.
     Calls,
+    /// A tool here, its kernel in a virtual machine; the kernel's column is the tool inside that. Not part of the usual run.
+    Guest,
     /// What compiling takes, and what a call of compiled code does.
     Compile,
     /// Verifying every program of libbpf's tools, and the kernel's own loads of them.
@@ -166,6 +169,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Event => measure::events(engines),
         Topic::Operations => operations::all(engines),
         Topic::Calls => calls::all(engines),
+        Topic::Guest => guest::all(engines),
         Topic::Verify => verify::all(),
         Topic::Demo => demo::run(engines),
         Topic::Engines | Topic::Compile => Ok(Vec::new()),

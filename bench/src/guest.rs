@@ -1,0 +1,200 @@
+//! What it costs that a tool is on one side and the kernel on the other: beside the same tool inside the guest, and the bare channel.
+
+use crate::table::Row;
+use anyhow::{Context, anyhow};
+use beeline_e2e::{Engine, Guest, Options, PATIENCE, Scratch, Tool, beeline, find_program, until};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+/// Round trips on the bare channel, and the bytes of each.
+const ROUND_TRIPS: usize = 500;
+const MESSAGE: usize = 64;
+/// Starts of a tool of which the quickest counts: what it reads is in memory from the second on.
+const STARTS: u32 = 3;
+/// Of the ring buffer that is mapped.
+const RING: u32 = 64 << 20;
+/// Room for several of it, in MiB: some are still being freed when the next is made.
+const MEMORY: u32 = 1024;
+
+const ECHO_PORT: u32 = 700;
+const PROXY_PORT: u32 = 8790;
+const TOOL: &str = "/bench/guest_tool";
+
+/// Every row of this topic. None where there can be no guest, which is said.
+pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let proxy = beeline().with_file_name("beeline-guest");
+    let files = vec![
+        (tool.clone(), TOOL.to_owned()),
+        (scratch.build("echo.c"), "/bench/echo".to_owned()),
+        (proxy, "/bench/beeline-guest".to_owned()),
+    ];
+    let options = Options {
+        memory: MEMORY,
+        files,
+        ..Options::default()
+    };
+    let guest = match Guest::boot(&options) {
+        Ok(guest) => guest,
+        Err(why) => {
+            eprintln!("not measured: {why}");
+            return Ok(Vec::new());
+        }
+    };
+    let echo = guest.start(&format!("/bench/echo vsock {ECHO_PORT}"));
+    let proxy = guest.start(&format!(
+        "/bench/beeline-guest --listen vsock:any:{PROXY_PORT} --audit /tmp/audit"
+    ));
+    for port in [ECHO_PORT, PROXY_PORT] {
+        let listens = until(PATIENCE, || guest.connect_vsock(port).is_ok());
+        anyhow::ensure!(listens, "nobody listens at port {port} of the guest");
+    }
+    let bench = Bench {
+        guest: &guest,
+        engines,
+        tool,
+    };
+    let mut rows = vec![bench.look_ups()?];
+    let ring = RING.to_string();
+    for (what, arguments) in [
+        ("1,000 elements, by next key and look-up", &["dump"][..]),
+        ("1,000 elements, by a batch", &["batch"]),
+        ("test run to the ring-buffer record it writes", &["record"]),
+        ("mapping a ring buffer of 64 MB", &["mapping", &ring]),
+    ] {
+        rows.push(bench.measured(what, arguments));
+    }
+    rows.push(bench.starts(
+        "bpftrace, a kprobe, to its first tick",
+        &[
+            "bpftrace",
+            "-e",
+            "kprobe:ksys_read { @ = count(); } interval:ms:1 { exit(); }",
+        ],
+    ));
+    rows.push(bench.starts(
+        "bpftrace that only ticks",
+        &["bpftrace", "-e", "interval:ms:1 { exit(); }"],
+    ));
+    drop((echo, proxy));
+    Ok(rows)
+}
+
+struct Bench<'a> {
+    guest: &'a Guest,
+    engines: &'a [Engine],
+    tool: PathBuf,
+}
+
+impl Bench<'_> {
+    /// A look-up in a map, beside what the channel takes for as little.
+    fn look_ups(&self) -> anyhow::Result<Row> {
+        let mut row = self.measured("look-up in a map, median", &["look-up"]);
+        let stream = self.guest.connect_vsock(ECHO_PORT)?;
+        row.unprobed = middle(round_trips(stream)?);
+        row.what += " (alone: 64 B there and back)";
+        Ok(row)
+    }
+
+    /// What the small tool measures of itself, in microseconds: inside the guest, and from here.
+    fn measured(&self, what: &str, arguments: &[&str]) -> Row {
+        let mut row = Row::new(what, "us");
+        for &engine in self.engines {
+            let figures = match engine {
+                Engine::Kernel => self.inside(arguments),
+                Engine::Beeline => self.on_host(arguments),
+            };
+            let figure = figures.and_then(|figures| {
+                let figures = figures.iter().map(|nanoseconds| nanoseconds / 1e3);
+                middle(figures.collect()).context("no figures")
+            });
+            row.put(engine, figure);
+        }
+        row
+    }
+
+    fn inside(&self, arguments: &[&str]) -> anyhow::Result<Vec<f64>> {
+        let answer = self
+            .guest
+            .run(&format!("{TOOL} measure {}", arguments.join(" ")));
+        anyhow::ensure!(answer.code == 0, "{}", answer.stderr);
+        numbers(answer.stdout.lines())
+    }
+
+    fn on_host(&self, arguments: &[&str]) -> anyhow::Result<Vec<f64>> {
+        let mut command = self.command(&self.tool);
+        command.arg("measure").args(arguments);
+        let ended = Tool::start(command).wait();
+        anyhow::ensure!(ended.status.success(), "{}", ended.stderr.join("\n"));
+        numbers(ended.stdout.iter().map(String::as_str))
+    }
+
+    /// From a tool's start to its end, which it comes to by itself.
+    fn starts(&self, what: &str, command: &[&str]) -> Row {
+        let mut row = Row::new(what, "ms");
+        for &engine in self.engines {
+            row.put(engine, self.best_start(engine, command));
+        }
+        row
+    }
+
+    fn best_start(&self, engine: Engine, command: &[&str]) -> anyhow::Result<f64> {
+        let mut best = f64::INFINITY;
+        for _ in 0..STARTS {
+            let begin = Instant::now();
+            match engine {
+                Engine::Kernel => {
+                    let words = command.iter().map(|word| format!("'{word}'"));
+                    let answer = self.guest.run(&words.collect::<Vec<_>>().join(" "));
+                    anyhow::ensure!(answer.code == 0, "{}", answer.stderr);
+                }
+                Engine::Beeline => {
+                    let program = find_program(command[0]).map_err(|why| anyhow!(why))?;
+                    let mut host = self.command(&program);
+                    host.args(&command[1..]);
+                    let ended = Tool::start(host).wait();
+                    anyhow::ensure!(ended.status.success(), "{}", ended.stderr.join("\n"));
+                }
+            }
+            best = best.min(begin.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok(best)
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let address = format!("uds:{}:{PROXY_PORT}", self.guest.vsock().display());
+        let mut command = Command::new(beeline());
+        command
+            .args(["run", "--guest", &address, "--"])
+            .arg(program);
+        command
+    }
+}
+
+/// Microseconds of each.
+fn round_trips(mut stream: UnixStream) -> anyhow::Result<Vec<f64>> {
+    let mut message = [7; MESSAGE];
+    let trip = |_| {
+        let begin = Instant::now();
+        stream.write_all(&message)?;
+        stream.read_exact(&mut message)?;
+        Ok(begin.elapsed().as_secs_f64() * 1e6)
+    };
+    (0..ROUND_TRIPS).map(trip).collect()
+}
+
+fn numbers<'a>(lines: impl Iterator<Item = &'a str>) -> anyhow::Result<Vec<f64>> {
+    lines
+        .map(|line| line.trim().parse().with_context(|| line.to_owned()))
+        .collect()
+}
+
+/// The median.
+fn middle(mut figures: Vec<f64>) -> Option<f64> {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied()
+}
