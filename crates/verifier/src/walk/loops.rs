@@ -6,6 +6,7 @@
 //! changes (the *backedges* of `kernel/bpf/verifier.c`).
 
 use std::collections::HashMap;
+use std::fmt;
 
 use super::{Check, Walk};
 use crate::state::{State, StateId};
@@ -18,6 +19,17 @@ const MOST_ROUNDS: usize = 64;
 struct Place {
     callsites: Vec<usize>,
     component: u32,
+}
+
+/// As the log names it.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(")?;
+        for callsite in &self.callsites {
+            write!(f, "{callsite},")?;
+        }
+        write!(f, "{})", self.component)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -62,8 +74,13 @@ impl Walk<'_> {
     /// A state was kept.
     pub(super) fn enter_loop(&mut self, id: StateId) {
         if let Some(place) = self.loop_of(self.kept(id)) {
+            let name = self.log.level.all().then(|| place.to_string());
             let visit = self.loops.visits.entry(place).or_default();
-            visit.entry.get_or_insert(id);
+            if visit.entry.is_none() {
+                visit.entry = Some(id);
+                self.log
+                    .line(&name.map_or_else(String::new, |it| format!("SCC enter {it}")));
+            }
         }
     }
 
@@ -77,6 +94,9 @@ impl Walk<'_> {
         };
         if visit.entry != Some(id) {
             return Ok(());
+        }
+        if self.log.level.all() {
+            self.log.line(&format!("SCC exit {place}"));
         }
         visit.entry = None;
         let mut ways_back = std::mem::take(&mut visit.ways_back);
@@ -114,6 +134,9 @@ impl Walk<'_> {
         let Some(place) = self.loop_of(self.kept(id)) else {
             return;
         };
+        if self.log.level.all() {
+            self.log.line(&format!("SCC backedge {place}"));
+        }
         let mut state = self.cur.clone();
         state.equal = Some(id);
         state.insn = self.insn;

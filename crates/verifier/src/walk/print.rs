@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use beeline_isa::{Alu, FRAME_POINTER, Op};
+use beeline_isa::{Alu, FRAME_POINTER, Imm64, Op};
 
 use super::Walk;
 use crate::context::SocketKind;
@@ -27,6 +27,8 @@ pub(super) struct Log {
     line: Option<u32>,
     /// Registers that the current instruction reads or writes, a bit each.
     touched: u16,
+    /// The same of slots of the stack.
+    touched_slots: u64,
     /// Where the current instruction's line ends, without its newline.
     insn_end: usize,
 }
@@ -52,6 +54,7 @@ impl Log {
             last: None,
             line: None,
             touched: 0,
+            touched_slots: 0,
             insn_end: 0,
         }
     }
@@ -76,6 +79,11 @@ impl Log {
             self.text += line;
             self.text.push('\n');
         }
+    }
+
+    /// The current instruction reads or writes a slot of the stack.
+    pub(super) fn touch_slot(&mut self, slot: usize) {
+        self.touched_slots |= 1 << slot;
     }
 
     pub(super) fn safe(&mut self, previous: Option<usize>, insn: usize) {
@@ -130,17 +138,33 @@ impl Walk<'_> {
                 self.log.line(&line);
             }
             self.log.print_state = false;
-            self.log.touched = 0;
+            (self.log.touched, self.log.touched_slots) = (0, 0);
             self.log.last = Some((self.cur.depth(), self.cur.frame().clone()));
         } else {
             self.print_after();
         }
         self.print_source();
-        let insn = self.insn_at(self.insn);
-        let line = format!("{}: ({:02x}) {insn}", self.insn, insn.code);
+        let line = format!("{}: {}", self.insn, self.insn_text(self.insn));
         self.log.line(&line);
         self.log.touched = self.op_at(self.insn).map_or(0, |op| touched_by(&op));
         self.log.insn_end = self.log.text.len().saturating_sub(1);
+    }
+
+    /// An instruction, with its code.
+    pub(super) fn insn_text(&self, index: usize) -> String {
+        let insn = self.insn_at(index);
+        match self.op_at(index) {
+            Some(Op::Imm64 {
+                kind: Imm64::Number,
+                dst,
+                low,
+            }) => {
+                let high = self.insn_at(index + 1).imm.cast_unsigned();
+                let number = u64::from(high) << 32 | u64::from(low.cast_unsigned());
+                format!("({:02x}) r{dst} = {number:#x}", insn.code)
+            }
+            _ => format!("({:02x}) {insn}", insn.code),
+        }
     }
 
     /// What an instruction has changed, behind its line.
@@ -154,7 +178,7 @@ impl Walk<'_> {
             _ => String::new(),
         };
         self.log.last = Some((depth, self.cur.frame().clone()));
-        self.log.touched = 0;
+        (self.log.touched, self.log.touched_slots) = (0, 0);
         if text.is_empty() {
             return;
         }
@@ -184,7 +208,8 @@ impl Walk<'_> {
             }
         }
         for (slot, content) in frame.stack.iter().enumerate() {
-            if last.stack.get(slot) != Some(content)
+            let is_touched = self.log.touched_slots & 1 << slot != 0;
+            if (is_touched || last.stack.get(slot) != Some(content))
                 && let Some(slot) = self.slot_text(slot, content, self.cur.depth())
             {
                 text += &slot;

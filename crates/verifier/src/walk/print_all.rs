@@ -30,11 +30,8 @@ impl Walk<'_> {
                     _ => char::from(b'0' + number),
                 })
                 .collect();
-            let insn = self.insn_at(index);
-            let line = format!(
-                "{component:>3} {index:>3}: {live} ({:02x}) {insn}",
-                insn.code
-            );
+            let insn = self.insn_text(index);
+            let line = format!("{component:>3} {index:>3}: {live} {insn}");
             self.log.line(&line);
         }
     }
@@ -59,11 +56,10 @@ impl Walk<'_> {
     /// An instruction is about to be gone back over.
     pub(super) fn print_back(&mut self, frame: usize, (registers, slots): (u16, u64), insn: usize) {
         if self.log.level.all() && self.flow.op(insn).is_some() {
-            let what = self.insn_at(insn);
+            let what = self.insn_text(insn);
             self.log.line(&format!(
-                "mark_precise: frame{frame}: {} before {insn}: ({:02x}) {what}",
-                wanted_text(registers, slots),
-                what.code
+                "mark_precise: frame{frame}: {} before {insn}: {what}",
+                wanted_text(registers, slots)
             ));
         }
     }

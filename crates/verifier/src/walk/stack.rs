@@ -113,6 +113,7 @@ impl Walk<'_> {
         let (slot, first) = place(at);
         let content = self.cur.frames[frame].stack[slot];
         self.alive.read(frame, slot);
+        self.log.touch_slot(slot);
         let bytes = &content.bytes[first..first + size as usize];
         if content.is_spill() {
             let spilled = content
@@ -183,9 +184,13 @@ impl Walk<'_> {
     }
 
     /// `mark_reg_stack_read`.
-    fn loaded_bytes(&self, frame: usize, first: i32, end: i32) -> Reg {
+    fn loaded_bytes(&mut self, frame: usize, first: i32, end: i32) -> Reg {
         let frame = &self.cur.frames[frame];
-        let zeros = (first..end).all(|at| frame.byte(at) == Some(Byte::Zero));
+        let log = &mut self.log;
+        let zeros = (first..end).all(|at| {
+            log.touch_slot(place(at).0);
+            frame.byte(at) == Some(Byte::Zero)
+        });
         if zeros { Reg::known(0) } else { Reg::UNKNOWN }
     }
 
@@ -213,6 +218,7 @@ impl Walk<'_> {
         } = access;
         let (slot, first) = place(at);
         self.destroy_dynptr(frame, slot)?;
+        self.log.touch_slot(slot);
         if size == SLOT {
             self.alive.write(frame, slot);
         }
@@ -293,6 +299,7 @@ impl Walk<'_> {
         let mut relied_on_zero = false;
         for at in first..end {
             let (slot, byte) = place(at);
+            self.log.touch_slot(slot);
             let content = &mut self.cur.frames[frame].stack[slot];
             let old = content.bytes[byte];
             let spilled_zero = content.is_spilled_scalar() && content.reg.is_null();
