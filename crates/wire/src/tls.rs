@@ -125,6 +125,8 @@ pub(crate) struct Session {
     tls: Mutex<Connection>,
     /// Held from encrypting a record until it has been written: records must go out in their order.
     order: Mutex<()>,
+    /// What has come and is not yet decrypted; for the thread that reads.
+    waiting: Mutex<Vec<u8>>,
 }
 
 impl Session {
@@ -132,6 +134,7 @@ impl Session {
         let session = Self {
             tls: Mutex::new(tls),
             order: Mutex::new(()),
+            waiting: Mutex::default(),
         };
         loop {
             session.send_what_is_due(stream)?;
@@ -156,22 +159,21 @@ impl Session {
         self.tls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what has come and decrypts it. False at the end of the stream.
+    /// Decrypts some of what has come. False at the end of the stream.
     fn take_in(&self, stream: &Stream) -> io::Result<bool> {
-        let mut buffer = [0; 16 << 10];
-        let count = stream.read(&mut buffer)?;
-        let mut tls = self.lock();
-        let mut bytes = &buffer[..count];
-        let mut outcome = Ok(());
-        loop {
-            tls.read_tls(&mut bytes)?;
-            if let Err(error) = tls.process_new_packets() {
-                outcome = Err(refused(error));
-            }
-            if bytes.is_empty() || outcome.is_err() {
-                break;
-            }
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.is_empty() {
+            let mut buffer = vec![0; 16 << 10];
+            let count = stream.read(&mut buffer)?;
+            buffer.truncate(count);
+            *waiting = buffer;
         }
+        let mut tls = self.lock();
+        let mut rest = &waiting[..];
+        // No more than has room: whoever reads takes what has been decrypted before it comes here again.
+        let taken = tls.read_tls(&mut rest)?;
+        waiting.drain(..taken);
+        let mut outcome = tls.process_new_packets().map(drop).map_err(refused);
         let due = tls.wants_write();
         drop(tls);
         if due {
@@ -179,7 +181,7 @@ impl Session {
             let sent = self.send_what_is_due(stream);
             outcome = outcome.and(sent);
         }
-        outcome.map(|()| count > 0)
+        outcome.map(|()| taken > 0)
     }
 
     fn send_what_is_due(&self, stream: &Stream) -> io::Result<()> {
