@@ -235,6 +235,19 @@ impl Call {
         }
     }
 
+    /// Is every buffer as long as the kernel takes it to be? For fuzzing: another answer is a mistake of this file's.
+    pub(crate) fn check(&self) {
+        for given in &self.buffers {
+            let expected = match given.field.len {
+                // A zero was added.
+                Len::Text(_) => given.bytes.len(),
+                _ => self.len(&given.field).unwrap_or(usize::MAX),
+            };
+            assert_eq!(given.bytes.len(), expected, "{:?}", given.field);
+            assert!(given.room <= given.bytes.len());
+        }
+    }
+
     /// Makes the call.
     pub fn make(mut self) -> Outcome {
         // An empty one stays null: where a length of 0 means that nobody knows it, the kernel writes as much as it has.

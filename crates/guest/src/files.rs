@@ -276,6 +276,11 @@ impl Place {
     }
 }
 
+/// Is the path one of the table's, or above one?
+pub fn is_served(path: &str) -> bool {
+    Place::of(path).is_some()
+}
+
 /// Looks at a file or a directory.
 pub fn look(request: &Look) -> Result<File, Refusal> {
     if request.path.rsplit('/').next() == Some("trace_pipe") {
@@ -342,10 +347,6 @@ fn content(file: &OwnedFd, from: u64) -> Result<(Vec<u8>, bool), Refusal> {
 mod tests {
     use super::*;
 
-    fn served(path: &str) -> bool {
-        Place::of(path).is_some()
-    }
-
     #[test]
     fn only_the_table_is_served() {
         for path in [
@@ -358,7 +359,7 @@ mod tests {
             "/sys/devices/system/cpu/cpu12/topology/core_id",
             "/boot/config-6.12",
         ] {
-            assert!(served(path), "{path}");
+            assert!(is_served(path), "{path}");
         }
         for path in [
             "",
@@ -380,7 +381,7 @@ mod tests {
             "/boot/vmlinuz",
             "/boot/config-x/y",
         ] {
-            assert!(!served(path), "{path}");
+            assert!(!is_served(path), "{path}");
         }
     }
 }

@@ -57,6 +57,19 @@ impl Object {
         })
     }
 
+    /// One that the kernel has not been asked about.
+    pub(crate) fn pretended(fd: OwnedFd, kind: Kind, facts: Option<MapFacts>) -> Self {
+        Self {
+            fd,
+            kind,
+            facts,
+            id: 0,
+            place: None,
+            share: None,
+            ring: Mutex::new(None),
+        }
+    }
+
     /// What the ring's pages are mapped as, if they have been.
     pub fn ring(&self) -> MutexGuard<'_, Option<Arc<Ring>>> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)

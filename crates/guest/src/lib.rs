@@ -26,6 +26,7 @@ mod roots;
 mod session;
 mod shared;
 mod sys;
+pub mod untrusted;
 mod walk;
 mod watch;
 

@@ -1,5 +1,5 @@
-//! What Beeline does with bytes that nobody vouches for, one function for each kind of them: [`object`] files, [`btf`], [`bytecode`]
-//! and [`files`] of code.
+//! What Beeline does with bytes that nobody vouches for, one function for each kind of them: [`object`] files, [`btf`], [`bytecode`],
+//! [`files`] of code, and what hosts and [`guests`](guest) say to each other.
 //!
 //! Each takes any bytes, gives nothing, and does not panic, hang or take much memory. The fuzz targets in `fuzz/` call them, and so
 //! does a test on the [`seeds`] that those begin with.
@@ -7,23 +7,29 @@
 mod btf;
 mod bytecode;
 mod files;
+mod guest;
 mod object;
 pub mod seeds;
 
 pub use btf::btf;
 pub use bytecode::{bytecode, decode};
 pub use files::{aot_file, stored_code};
+pub use guest::{address, guest_message, host_message, policy};
 pub use object::object;
 
 /// A kind of bytes: its name, which the fuzz target and the folder of its seeds have too, and what is done with them.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 10] = [
     ("object", object),
     ("btf", btf),
     ("bytecode", bytecode),
     ("decode", decode),
     ("aot_file", aot_file),
     ("stored_code", stored_code),
+    ("host_message", host_message),
+    ("guest_message", guest_message),
+    ("address", address),
+    ("policy", policy),
 ];

@@ -35,6 +35,10 @@ pub fn of(target: &str) -> Vec<(String, Vec<u8>)> {
             let bytes = seal(*b"bee seed", &entry).split_off(BEGINNING);
             vec![("one".to_owned(), bytes)]
         }
+        "host_message" => crate::guest::host_seeds(),
+        "guest_message" => crate::guest::guest_seeds(),
+        "address" => crate::guest::address_seeds(),
+        "policy" => crate::guest::policy_seeds(),
         _ => Vec::new(),
     }
 }

@@ -1,0 +1,219 @@
+//! What hosts and guests say to each other, and what the guest's owner writes.
+
+use beeline_wire::address::Address;
+use beeline_wire::frame;
+use beeline_wire::info::{self, Kind};
+use beeline_wire::layout::{command, put_number};
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
+use beeline_wire::messages::{
+    Bpf, BpfDone, GuestMessage, HostMessage, Look, Part, PerfEventOpen, Records,
+};
+use prost::Message;
+
+pub use beeline_guest::untrusted::{host_message, policy};
+
+/// What a guest's bytes are to a host: frames, and in them messages, with structures of the kernel's.
+pub fn guest_message(data: &[u8]) {
+    let mut stream = data;
+    while let Ok(Some(message)) = frame::read::<GuestMessage>(&mut stream) {
+        if let Some(Said::BpfDone(done)) = message.body {
+            for part in done.parts {
+                for kind in [Kind::Map, Kind::Program, Kind::Btf, Kind::Link] {
+                    for buffer in info::buffers(kind, &part.data) {
+                        let _ = buffer.len.bytes(&part.data, None);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where a guest is: what is taken is printed, and that is taken as the same.
+pub fn address(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    if let Ok(address) = text.parse::<Address>() {
+        assert_eq!(address.to_string().parse(), Ok(address));
+    }
+}
+
+fn part(at: u32, data: &[u8], room: u32) -> Part {
+    Part {
+        at,
+        data: data.to_vec(),
+        room,
+    }
+}
+
+fn named(name: &str, body: Asked) -> (String, Vec<u8>) {
+    let message = HostMessage {
+        id: 1,
+        body: Some(body),
+    };
+    (name.to_owned(), message.encode_to_vec())
+}
+
+fn bpf(command: u32, words: &[u32], len: usize, parts: Vec<Part>) -> Asked {
+    let mut attr = vec![0; len];
+    for (number, word) in words.iter().enumerate() {
+        put_number(&mut attr, number * 4, *word);
+    }
+    Asked::Bpf(Bpf {
+        command,
+        attr,
+        parts,
+        signature: Vec::new(),
+    })
+}
+
+/// Requests of each kind that is put together.
+pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
+    // r1 = the map with handle 1; bpf_map_lookup_elem; exit
+    const INSNS: [u8; 32] = [
+        0x18, 0x11, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x85, 0, 0, 0, 1, 0, 0, 0, 0x95, 0,
+        0, 0, 0, 0, 0, 0,
+    ];
+    let load = vec![part(8, &INSNS, 0), part(16, b"GPL", 0), part(32, &[], 64)];
+    let batch = [0, 0, 0, 0, 0, 0, 0, 0, 3, 1];
+    let multi = [5, 0, 42, 0, 0, 2];
+    vec![
+        named(
+            "look_up",
+            bpf(
+                command::MAP_LOOKUP_ELEM,
+                &[1],
+                32,
+                vec![part(8, &[0; 4], 0), part(16, &[], 8)],
+            ),
+        ),
+        named(
+            "per_cpu",
+            bpf(
+                command::MAP_UPDATE_ELEM,
+                &[2],
+                32,
+                vec![part(8, &[0; 4], 0), part(16, &[0; 32], 0)],
+            ),
+        ),
+        named(
+            "element",
+            bpf(
+                command::MAP_UPDATE_ELEM,
+                &[3],
+                32,
+                vec![part(8, &[0; 4], 0), part(16, &[5, 0, 0, 0], 0)],
+            ),
+        ),
+        named(
+            "load",
+            bpf(command::PROG_LOAD, &[2, 4, 0, 0, 0, 0, 1, 64], 152, load),
+        ),
+        named(
+            "batch",
+            bpf(
+                command::MAP_LOOKUP_BATCH,
+                &batch,
+                56,
+                vec![part(8, &[], 4), part(16, &[], 12), part(24, &[], 24)],
+            ),
+        ),
+        named(
+            "multi",
+            bpf(
+                command::LINK_CREATE,
+                &multi,
+                64,
+                vec![part(24, b"vfs_read\0vfs_write\0", 0)],
+            ),
+        ),
+        named(
+            "tracepoint",
+            bpf(
+                command::RAW_TRACEPOINT_OPEN,
+                &[0, 0, 5],
+                24,
+                vec![part(0, b"sys_enter", 0)],
+            ),
+        ),
+        named(
+            "event",
+            Asked::PerfEventOpen(PerfEventOpen {
+                attr: [1, 0, 0, 0, 112, 0, 0, 0]
+                    .into_iter()
+                    .chain([0; 104])
+                    .collect(),
+                pid: -1,
+                ..PerfEventOpen::default()
+            }),
+        ),
+        named(
+            "look",
+            Asked::Look(Look {
+                path: "/sys/kernel/tracing/events/sched/sched_switch/id".into(),
+                content: true,
+                from: 0,
+            }),
+        ),
+    ]
+}
+
+/// Frames with answers.
+pub fn guest_seeds() -> Vec<(String, Vec<u8>)> {
+    let bodies = [
+        (
+            "records",
+            Said::Records(Records {
+                handle: 1,
+                data: vec![8; 16],
+            }),
+        ),
+        (
+            "done",
+            Said::BpfDone(BpfDone {
+                attr: vec![0; 16],
+                parts: vec![part(8, &[3; 232], 0)],
+                ..BpfDone::default()
+            }),
+        ),
+    ];
+    let seed = |(name, body): (&str, Said)| {
+        let message = GuestMessage {
+            id: 0,
+            body: Some(body),
+        };
+        let mut bytes = Vec::new();
+        // A vector takes all that is written to it, and the message is short.
+        let _ = frame::write(&mut bytes, &message);
+        (name.to_owned(), bytes)
+    };
+    bodies.into_iter().map(seed).collect()
+}
+
+/// One of each kind.
+pub fn address_seeds() -> Vec<(String, Vec<u8>)> {
+    let texts = [
+        "vsock:any:8790",
+        "uds:/run/vm.sock:52",
+        "unix:/run/x",
+        "tcp:[fd00::7]:8790",
+        "tcp+insecure:10.0.0.7:1",
+        "serial:/dev/vport0p1",
+    ];
+    let seed = |text: &str| (text.replace(['/', ':'], "-"), text.as_bytes().to_vec());
+    texts.into_iter().map(seed).collect()
+}
+
+/// A policy with every key, and a pattern.
+pub fn policy_seeds() -> Vec<(String, Vec<u8>)> {
+    const ALL: &str = "name = \"x\"\n[programs]\ntypes = [\"kprobe\"]\nhelpers = [\"map_*\"]\ndeny-helpers = [\"probe_*\"]\nsigned-by = []\n\
+        [attach]\nallow = [\"kprobe:vfs_*\"]\ndeny = [\"**\"]\n[maps]\nbytes = 1\ntotal-bytes = 2\n[objects]\nforeign = true\n";
+    vec![
+        ("all".to_owned(), ALL.into()),
+        (
+            "pattern".to_owned(),
+            b"uprobe:/usr/**/a?*:*\nuprobe:/usr/lib/x/abc:0x12".to_vec(),
+        ),
+    ]
+}
