@@ -5,10 +5,12 @@ use std::os::unix::fs::FileExt;
 
 use beeline_wire::info::Kind;
 use beeline_wire::messages::{PageRun, PageRuns, Pages};
+use rustix::fs::OFlags;
 
 use crate::handles::Handles;
 use crate::refusal::Refusal;
 use crate::rings::{self, Ring};
+use crate::roots::Root;
 use crate::shared::Shared;
 
 /// Of an entry: the page is there, and the number of its frame.
@@ -18,7 +20,6 @@ const FRAME: u64 = (1 << 55) - 1;
 /// The page runs of a ring buffer (the consumer's page, the producer's, the data once), a perf event's ring, or an array.
 pub fn pages(request: &Pages, handles: &Handles) -> Result<PageRuns, Refusal> {
     let object = handles.get(request.handle)?;
-    let page = rustix::param::page_size();
     let mut frames = Vec::new();
     if object.kind == Kind::Map && object.facts.is_some_and(|facts| facts.is_mappable_array()) {
         let mapped = rings::array(&object, false)?;
@@ -37,7 +38,6 @@ pub fn pages(request: &Pages, handles: &Handles) -> Result<PageRuns, Refusal> {
             Ring::Event { pages, .. } => add(pages, pages.len(), &mut frames)?,
         }
     }
-    debug_assert!(page > 0);
     Ok(PageRuns {
         runs: runs(&frames),
     })
@@ -51,8 +51,11 @@ fn add(mapped: &Shared, len: usize, frames: &mut Vec<u64>) -> Result<(), Refusal
         mapped.load(at);
     }
     let mut entries = vec![0; len / page * 8];
-    let file = File::open("/proc/self/pagemap").map_err(|error| not_told(&error.to_string()))?;
-    file.read_exact_at(&mut entries, (mapped.address() / page * 8) as u64)
+    let own = format!("{}/pagemap", std::process::id());
+    let file = Root::Proc.open(&own, OFlags::RDONLY);
+    let file = file.map_err(|error| not_told(&error.to_string()))?;
+    File::from(file)
+        .read_exact_at(&mut entries, (mapped.address() / page * 8) as u64)
         .map_err(|error| not_told(&error.to_string()))?;
     for entry in entries.as_chunks().0 {
         let entry = u64::from_ne_bytes(*entry);

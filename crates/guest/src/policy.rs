@@ -79,7 +79,7 @@ pub enum Error {
     Unreadable(String, std::io::Error),
     /// Its text; says where.
     #[error("the policy makes no sense: {0}")]
-    Malformed(#[from] toml::de::Error),
+    Malformed(toml::de::Error),
     /// A word of it.
     #[error("the policy makes no sense: {0}")]
     Word(String),
@@ -95,7 +95,7 @@ impl Policy {
 
     /// From its text. Errors name the line, or the word.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        let policy: Self = toml::from_str(text)?;
+        let policy: Self = toml::from_str(text).map_err(Error::Malformed)?;
         for name in policy.programs.types.iter().flatten() {
             if !PROGRAM_TYPES.contains(&name.as_str()) {
                 let known = PROGRAM_TYPES[1..].join(", ");

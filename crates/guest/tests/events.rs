@@ -364,6 +364,40 @@ fn directories_show_what_is_served() {
     assert_eq!(kind.content, b"1\n");
 }
 
+#[test]
+fn nothing_has_to_be_mounted() {
+    if !may() {
+        return;
+    }
+    let proxy = Proxy::in_a_bare_place();
+    let mut host = Host::connect(&proxy);
+    for path in ["/proc/version", "/sys/devices/system/cpu/possible"] {
+        let file = look(&mut host, path, true).unwrap();
+        assert_eq!(file.content, std::fs::read(path).unwrap());
+    }
+    let path = "/sys/kernel/tracing/events/sched/sched_switch/id";
+    assert!(look(&mut host, path, true).is_ok());
+    let handle = host.make_map([RINGBUF, 0, 0, 1 << 16, 0]);
+    let pages = host.ask(Request::Pages(Pages { handle, pages: 0 }));
+    let told = match pages {
+        Ok(Answer::PageRuns(_)) => true,
+        Err(refused) => refused.why.contains("CAP_SYS_ADMIN"),
+        _ => false,
+    };
+    assert!(told);
+    // And nothing is mounted now.
+    let mounts = std::fs::read_to_string(format!("/proc/{}/mounts", proxy.pid())).unwrap();
+    let mounted = |kind| {
+        mounts
+            .lines()
+            .any(|line| line.split(' ').nth(2) == Some(kind))
+    };
+    assert!(
+        !["proc", "sysfs", "tracefs"].into_iter().any(mounted),
+        "{mounts}"
+    );
+}
+
 /// `struct perf_event_attr`.
 fn event(kind: u32, config: u64) -> Vec<u8> {
     longs(&[(8, config)], words(&[kind, 112], 112))

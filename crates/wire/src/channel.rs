@@ -12,29 +12,30 @@ use crate::tls::{self, Tls};
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-#[error("{address}: {what}: {source}{hint}")]
+#[error("{address}: {what}: {cause}{hint}")]
 pub struct Error {
     address: String,
     what: &'static str,
-    source: io::Error,
+    /// Part of the message, and so not told as what is behind it.
+    cause: io::Error,
     hint: &'static str,
 }
 
 impl Error {
-    pub(crate) fn new(address: &Address, what: &'static str, source: impl Into<io::Error>) -> Self {
-        let source = source.into();
-        let hint = hint(address, source.kind(), what);
+    pub(crate) fn new(address: &Address, what: &'static str, cause: impl Into<io::Error>) -> Self {
+        let cause = cause.into();
+        let hint = hint(address, cause.kind(), what);
         Self {
             address: address.to_string(),
             what,
-            source,
+            cause,
             hint,
         }
     }
 
     /// The errno or its like behind it.
     pub fn kind(&self) -> io::ErrorKind {
-        self.source.kind()
+        self.cause.kind()
     }
 }
 

@@ -39,9 +39,26 @@ impl Proxy {
     }
 
     pub fn with_policy(policy: &str) -> Self {
+        Self::by(Command::new(env!("CARGO_BIN_EXE_guest")), policy)
+    }
+
+    /// Where the kernel's file systems are mounted nowhere.
+    pub fn in_a_bare_place() -> Self {
+        let mut command = Command::new("unshare");
+        command.args([
+            "--mount",
+            "sh",
+            "-c",
+            "umount -l /sys && umount -l /proc && exec \"$@\"",
+            "-",
+        ]);
+        command.arg(env!("CARGO_BIN_EXE_guest"));
+        Self::by(command, "")
+    }
+
+    fn by(mut command: Command, policy: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("policy"), policy).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_guest"));
         command.arg("guest").arg("--listen");
         command.arg(format!("unix:{}", dir.path().join("s").display()));
         command.arg("--policy").arg(dir.path().join("policy"));
