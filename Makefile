@@ -20,13 +20,16 @@ check:
 
 # Everything, on a Debian 12 as root; what a machine lacks is skipped, and said. In the release profile, so that nothing
 # is compiled twice (`make check` has the unit tests with overflow checks); --show-output for the reasons of skips. Tools
-# run once more with LLVM's code from the start.
+# run once more with LLVM's code from the start, and with their calls carried out as in a virtual machine's guest.
 test: deps build
 	@status=0; \
 	cargo test --release --workspace --no-fail-fast -- --show-output || status=$$?; \
 	echo "== with LLVM's code"; \
 	BEELINE_ENGINE=llvm BEELINE_E2E_ENGINE=beeline cargo test --release --no-fail-fast -p beeline-e2e \
 		--test scripts --test callbacks --test objects --test tasks -- --show-output || status=$$?; \
+	echo "== with this machine's kernel as a guest's"; \
+	BEELINE_E2E_ENGINE=guest cargo test --release --no-fail-fast -p beeline-e2e \
+		--test scripts --test libbpf_tools -- --show-output || status=$$?; \
 	exit $$status
 
 # The tests that could go on for ever, each for so many seconds, with new random numbers each time. What fails prints its

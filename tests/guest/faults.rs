@@ -5,6 +5,7 @@ use crate::place::attached;
 use crate::proxy::{self, Proxy};
 use crate::wire::{Fault, Wire};
 use beeline_e2e::{PATIENCE, Tool, beeline_wanted, is_alive, seed, until};
+use beeline_wire::frame::framed;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -149,10 +150,9 @@ fn the_proxy_outlives_bytes_that_are_no_messages() {
         let mut stream = connect().expect("the proxy listens");
         let length = next(&mut random) % 3000;
         let mut bytes: Vec<u8> = (0..length).map(|_| next(&mut random) as u8).collect();
-        if turn % 2 == 0 && bytes.len() > 4 {
-            // A frame's length that fits, so that its content is looked at.
-            let length = (bytes.len() - 4) as u32;
-            bytes[..4].copy_from_slice(&length.to_le_bytes());
+        if turn % 2 == 0 {
+            // A frame that is right, so that its content is looked at.
+            bytes = framed(&bytes);
         }
         // It may have closed the connection before it has read all.
         let _ = stream.write_all(&bytes);
@@ -190,8 +190,7 @@ fn impostor(mut stream: UnixStream, turn: usize, answer: &[u8]) {
         1 => {}
         2 => drop(stream.write_all(answer)),
         _ => {
-            let length = (answer.len() as u32).to_le_bytes();
-            let _ = stream.write_all(&[&length, answer].concat());
+            let _ = stream.write_all(&framed(answer));
         }
     }
     let _ = stream.read_to_end(&mut Vec::new());

@@ -1,4 +1,4 @@
-//! The ways to run a tool: on the kernel, under Beeline, and under Beeline with a guest's kernel.
+//! The two ways to run a tool: on the kernel, and under Beeline.
 
 use std::fmt;
 use std::os::unix::net::UnixStream;
@@ -15,8 +15,6 @@ pub enum Engine {
     Kernel,
     /// The same command behind `beeline run --`.
     Beeline,
-    /// Behind `beeline run --guest`, with this machine's own kernel as the guest's.
-    Guest,
 }
 
 impl fmt::Display for Engine {
@@ -24,7 +22,6 @@ impl fmt::Display for Engine {
         f.write_str(match self {
             Engine::Kernel => "kernel",
             Engine::Beeline => "beeline",
-            Engine::Guest => "guest",
         })
     }
 }
@@ -36,13 +33,12 @@ impl Engine {
             Engine::Kernel => Command::new(tool),
             Engine::Beeline => {
                 let mut command = Command::new(beeline());
-                command.args(["run", "--"]).arg(tool);
+                command.arg("run");
+                if in_guest() {
+                    command.args(["--guest", proxy()]);
+                }
+                command.arg("--").arg(tool);
                 compile_anew(&mut command);
-                command
-            }
-            Engine::Guest => {
-                let mut command = Command::new(beeline());
-                command.args(["run", "--guest", proxy(), "--"]).arg(tool);
                 command
             }
         }
@@ -51,7 +47,7 @@ impl Engine {
     /// Says why this engine cannot be used here, if so.
     pub fn available(self) -> Result<(), String> {
         match self {
-            Engine::Kernel | Engine::Guest => kernel_available(),
+            Engine::Kernel => kernel_available(),
             Engine::Beeline => Ok(()),
         }
     }
@@ -108,8 +104,8 @@ pub fn compile_anew(command: &mut Command) {
 }
 
 /// The engines that this run is to look at and that the machine has: both, unless `BEELINE_E2E_ENGINE`
-/// is `kernel` (which tries the tests themselves, without Beeline) or `beeline`; or `guest`, which compares a tool whose calls go
-/// through the proxy for guests.
+/// is `kernel` (which tries the tests themselves, without Beeline) or `beeline`. With `guest` it is both, and Beeline has the tool's
+/// calls carried out by this machine's own kernel, through the proxy for guests.
 ///
 /// A missing kernel takes the comparison away, not the test: the known counts are still checked.
 pub fn engines() -> Result<Vec<Engine>, String> {
@@ -118,7 +114,7 @@ pub fn engines() -> Result<Vec<Engine>, String> {
         "" => vec![Engine::Kernel, Engine::Beeline],
         "kernel" => vec![Engine::Kernel],
         "beeline" => vec![Engine::Beeline],
-        "guest" => vec![Engine::Kernel, Engine::Guest],
+        "guest" => vec![Engine::Kernel, Engine::Beeline],
         other => {
             return Err(format!(
                 "BEELINE_E2E_ENGINE={other} is neither kernel, beeline nor guest"
@@ -134,6 +130,11 @@ pub fn engines() -> Result<Vec<Engine>, String> {
         return Err(kernel_available().err().unwrap_or_default());
     }
     Ok(usable)
+}
+
+/// Are tools to be run as if this machine were a guest?
+fn in_guest() -> bool {
+    std::env::var("BEELINE_E2E_ENGINE").is_ok_and(|wanted| wanted == "guest")
 }
 
 /// The address of a proxy on this machine, started for the whole test and ended with it.
@@ -158,7 +159,7 @@ fn proxy() -> &'static str {
 
 /// For tests of Beeline alone: they do not run when only the kernel is asked for.
 pub fn beeline_wanted() -> Result<(), String> {
-    match engines()?.contains(&Engine::Beeline) {
+    match engines()?.contains(&Engine::Beeline) && !in_guest() {
         true => Ok(()),
         false => Err("only the kernel is asked for".to_owned()),
     }

@@ -1,4 +1,5 @@
-//! Frames: a message's length in bytes as 32 bits, little-endian, then the message.
+//! Frames: a message's length in bytes, the CRC-32 of that length, and the CRC-32 of the message, each as 32 bits, little-endian; then
+//! the message. A byte that changed on its way ends the connection, where a wrong length would have both sides wait for the rest.
 
 use std::io::{self, Read, Write};
 
@@ -7,6 +8,8 @@ use prost::Message;
 /// The longest message.
 pub const LONGEST: usize = 32 << 20;
 /// At most so many bytes are written at once: some virtual machines' vsock devices drop what is longer.
+/// Bytes before a message.
+const HEAD: usize = 12;
 const PIECE: usize = 16 << 10;
 /// Memory is taken for a message as it comes in, at most so much ahead.
 const AHEAD: usize = 1 << 20;
@@ -23,6 +26,12 @@ pub enum Error {
     )]
     TooLong(usize),
     /// Likewise.
+    #[error("what came is no frame of this protocol; is that the right port?")]
+    NoFrame,
+    /// Something between both sides changed it.
+    #[error("a message was changed on its way")]
+    Changed,
+    /// Likewise.
     #[error("a message cannot be read: {0}")]
     Malformed(#[from] prost::DecodeError),
 }
@@ -34,21 +43,42 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
         let why = format!("a message of {len} bytes is longer than the protocol has");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let mut bytes = Vec::with_capacity(4 + len);
-    bytes.extend((len as u32).to_le_bytes());
-    // A vector has room for all.
-    let _ = message.encode(&mut bytes);
-    for piece in bytes.chunks(PIECE) {
+    for piece in framed(&message.encode_to_vec()).chunks(PIECE) {
         stream.write_all(piece)?;
     }
     stream.flush()
 }
 
+/// A frame around a message's bytes.
+pub fn framed(message: &[u8]) -> Vec<u8> {
+    let head = head_of(message.len() as u32, crc32fast::hash(message));
+    [&head, message].concat()
+}
+
+/// The numbers before a message.
+fn numbers(head: &[u8; HEAD]) -> [u32; 3] {
+    let mut numbers = head
+        .chunks_exact(4)
+        .filter_map(|number| number.first_chunk());
+    std::array::from_fn(|_| u32::from_le_bytes(numbers.next().copied().unwrap_or_default()))
+}
+
+/// The bytes before a message.
+fn head_of(len: u32, sum: u32) -> [u8; HEAD] {
+    let len = len.to_le_bytes();
+    let [len_sum, sum] = [crc32fast::hash(&len), sum].map(u32::to_le_bytes);
+    let mut head = [0; HEAD];
+    for (to, from) in head.iter_mut().zip([len, len_sum, sum].concat()) {
+        *to = from;
+    }
+    head
+}
+
 /// Reads a message; `None` if the stream ends before it.
 pub fn read<M: Message + Default>(stream: &mut impl Read) -> Result<Option<M>, Error> {
-    let mut len = [0; 4];
+    let mut head = [0; HEAD];
     let first = loop {
-        match stream.read(&mut len) {
+        match stream.read(&mut head) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             read => break read?,
         }
@@ -56,8 +86,12 @@ pub fn read<M: Message + Default>(stream: &mut impl Read) -> Result<Option<M>, E
     if first == 0 {
         return Ok(None);
     }
-    stream.read_exact(&mut len[first..])?;
-    let len = u32::from_le_bytes(len) as usize;
+    stream.read_exact(&mut head[first..])?;
+    let [len, _, sum] = numbers(&head);
+    if head != head_of(len, sum) {
+        return Err(Error::NoFrame);
+    }
+    let len = len as usize;
     if len > LONGEST {
         return Err(Error::TooLong(len));
     }
@@ -66,6 +100,9 @@ pub fn read<M: Message + Default>(stream: &mut impl Read) -> Result<Option<M>, E
         let start = bytes.len();
         bytes.resize(len.min(start + AHEAD), 0);
         stream.read_exact(&mut bytes[start..])?;
+    }
+    if crc32fast::hash(&bytes) != sum {
+        return Err(Error::Changed);
     }
     Ok(Some(M::decode(bytes.as_slice())?))
 }
@@ -103,22 +140,31 @@ mod tests {
 
     #[test]
     fn what_is_no_message_is_an_error() {
-        assert!(matches!(
-            read::<HostMessage>(&mut b"GET / HTTP/1.1\r\n".as_slice()),
-            Err(Error::TooLong(_))
-        ));
-        assert!(matches!(
-            read::<HostMessage>(&mut [4, 0, 0, 0, 255, 255, 255, 255].as_slice()),
-            Err(Error::Malformed(_))
-        ));
-        assert!(matches!(
-            read::<HostMessage>(&mut [4, 0, 0].as_slice()),
-            Err(Error::Io(_))
-        ));
+        let read = |bytes: &[u8]| read::<HostMessage>(&mut &*bytes);
+        assert!(matches!(read(b"GET / HTTP/1.1\r\n"), Err(Error::NoFrame)));
+        let bad = [255; 4];
+        let framed = framed(&bad);
+        assert!(matches!(read(&framed), Err(Error::Malformed(_))));
+        assert!(matches!(read(&framed[..3]), Err(Error::Io(_))));
+        let long = head_of(LONGEST as u32 + 1, 0);
+        assert!(matches!(read(&long), Err(Error::TooLong(_))));
         // Announced, but not there: no memory is taken for it.
-        assert!(matches!(
-            read::<HostMessage>(&mut [0, 0, 0, 1, 8].as_slice()),
-            Err(Error::Io(_))
-        ));
+        let missing = head_of(LONGEST as u32, 0);
+        assert!(matches!(read(&missing), Err(Error::Io(_))));
+    }
+
+    #[test]
+    fn no_byte_changes_unseen() {
+        let mut stream = Vec::new();
+        write(&mut stream, &message(100)).unwrap();
+        for at in 0..stream.len() {
+            let mut changed = stream.clone();
+            changed[at] ^= 0x10;
+            let read = read::<HostMessage>(&mut changed.as_slice());
+            assert!(
+                matches!(read, Err(Error::NoFrame | Error::Changed)),
+                "byte {at}"
+            );
+        }
     }
 }
