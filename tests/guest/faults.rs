@@ -124,6 +124,30 @@ fn a_line_that_breaks_anywhere_ends_the_tool_and_leaves_nothing() {
     works(&guest, proxy.address(), &tool);
 }
 
+/// A changed byte may do no harm, such as one of a value; but the tool can be ended then.
+#[test]
+fn a_byte_that_changes_on_the_way_hangs_nobody() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let before = proxy.descriptors();
+    let whole = Wire::new(Fault::None, proxy.connect());
+    works(&guest, &whole.address(), &tool);
+    let mut random = seed();
+    for _ in 0..12 {
+        let fault = Fault::Garbage(next(&mut random) % whole.carried());
+        let what = format!("{fault:?} of {} bytes", whole.carried());
+        let wire = Wire::new(fault, proxy.connect());
+        let running = start(&wire.address(), &tool);
+        until(Duration::from_secs(2), || !is_alive(running.pid()));
+        running.signal_group(libc::SIGTERM);
+        ends_soon(running, &what);
+        nothing_left(&guest, &proxy, before, &what);
+    }
+}
+
 #[test]
 fn a_slow_line_is_only_slow() {
     need!(beeline_wanted());

@@ -18,6 +18,8 @@ pub enum Fault {
     Cut(u64),
     /// It goes dead when so many bytes went either way: open, and silent.
     Silence(u64),
+    /// When so many bytes went either way, one is changed.
+    Garbage(u64),
     /// Each piece comes so much later, and no more than so many bytes a second come through.
     Slow(Duration, u64),
 }
@@ -87,6 +89,11 @@ fn carry(mut from: UnixStream, mut to: UnixStream, fault: Fault, carried: &Atomi
             Fault::Cut(at) | Fault::Silence(at) => {
                 if let Some(place) = place(at) {
                     piece = &mut piece[..place];
+                }
+            }
+            Fault::Garbage(at) => {
+                if let Some(place) = place(at).filter(|_| before <= at) {
+                    piece[place] ^= 0x55;
                 }
             }
             Fault::Slow(delay, speed) => {
