@@ -110,10 +110,10 @@ impl Drop for Proxy {
     }
 }
 
-/// Waits until it is so, for 10 s.
+/// Waits until it is so, for a minute.
 #[track_caller]
 pub fn eventually(mut so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !so() {
         assert!(Instant::now() < deadline, "that does not happen");
         std::thread::sleep(Duration::from_millis(10));
