@@ -193,10 +193,12 @@ impl Trials {
 
 /// Where less is known, more is let through: a pointer may be moved by any number that is not known, but not far by one that is
 /// (`check_reg_sane_offset`), and a part of a spilled pointer may be read at a place that is not known (`check_stack_read_var_off`). A
-/// slot of any bytes covers one with a pointer (`stacksafe`), which no arithmetic may be done on but that of pointers. So a path may be
+/// slot of any bytes covers one with a pointer (`stacksafe`), which no arithmetic may be done on but that of pointers, and which, if it
+/// is one to the stack, may not be stored in a caller's frame. So a path may be
 /// refused where another, that covers it, is not; what comes of such a pointer or number is looked at on either.
 fn is_of_a_covered_path(why: &str) -> bool {
-    const RULES: [&str; 5] = [
+    const RULES: [&str; 6] = [
+        "cannot spill pointers to stack",
         "prohibited",
         "math between",
         "pointer offset",
