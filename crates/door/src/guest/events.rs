@@ -1,11 +1,15 @@
 //! `perf_event_open`, and `ioctl` on what it gives.
 
+use std::fs::File;
+
 use beeline_runtime::backend::Errno;
 use beeline_wire::info::Kind;
 use beeline_wire::layout::{long_at, number_at, put_long, put_number};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{PerfEventControl, PerfEventOpen};
+
+use object::{Object as _, ReadCache};
 
 use super::Guest;
 use super::commands::EPROTO;
@@ -48,6 +52,10 @@ impl Call<'_, Guest> {
         let mut attr = self.event_attr(address)?;
         let (kind, config) = (number_at(&attr, TYPE), long_at(&attr, CONFIG));
         let name = self.probe_name(&mut attr)?;
+        let build_id = match name.starts_with('/') {
+            true => self.build_id(&name).unwrap_or_default(),
+            false => Vec::new(),
+        };
         let group = match group as i32 {
             -1 => 0,
             fd => self.object(fd)?.handle,
@@ -59,7 +67,7 @@ impl Call<'_, Guest> {
             cpu: cpu as i32,
             group,
             flags: flags & !PERF_FLAG_FD_CLOEXEC,
-            build_id: Vec::new(),
+            build_id,
         };
         let handle = match self.door.connection.ask(Asked::PerfEventOpen(request))? {
             Said::Opened(opened) if opened.handle != 0 => opened.handle,
@@ -99,6 +107,14 @@ impl Call<'_, Guest> {
         put_long(attr, CONFIG1, 0);
         let name = self.memory.string(address, NAME)?;
         String::from_utf8(name).map_err(|_| EINVAL)
+    }
+
+    /// By which the guest sees that its file is the one whose offsets the tool has read here; `None` if this one has none.
+    fn build_id(&self, path: &str) -> Option<Vec<u8>> {
+        let path = self.path_as_seen_here(path.into()).ok()?;
+        let file = ReadCache::new(File::open(path).ok()?);
+        let elf = object::File::parse(&file).ok()?;
+        Some(elf.build_id().ok()??.to_vec())
     }
 
     /// `ioctl(descriptor, command, argument)` with a command of perf events.
