@@ -13,7 +13,8 @@ struct Proxy(Child);
 impl Proxy {
     /// `path` is `other` to it. Listens to `socket`.
     fn start(socket: &str, path: &str, other: &str) -> Proxy {
-        const SCRIPT: &str = r#"mount --bind "$2" "$1" && exec "$0" guest --listen "unix:$3" --audit /dev/null"#;
+        const SCRIPT: &str =
+            r#"mount --bind "$2" "$1" && exec "$0" guest --listen "unix:$3" --audit /dev/null"#;
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT]);
         command.arg(beeline()).args([path, other, socket]);

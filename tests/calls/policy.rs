@@ -5,7 +5,9 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-use beeline_e2e::{Tool, Turn, Workload, beeline, beeline_wanted, find_program, need};
+use beeline_e2e::{
+    PATIENCE, Tool, Turn, Workload, beeline, beeline_wanted, find_program, need, until,
+};
 
 /// For each line, a host and a port, tries to connect, and says what came of it. Curl is asked too.
 const CONNECTS: &str = "
@@ -74,8 +76,8 @@ fn connections_outside_a_list_are_refused() {
     tool.wait_for_line(|line| line.starts_with("Attaching"));
     // It is attached when it has refused something.
     let refused = |line: &str| line == format!("EACCES {REFUSED}");
-    let is_refused = (0..50).any(|_| refused(&target.tell(ELSEWHERE)));
-    assert!(is_refused, "{ELSEWHERE} was never refused");
+    let is_refused = until(PATIENCE, || refused(&target.tell(ELSEWHERE)));
+    assert!(is_refused, "never refused; {}", tool.words(ELSEWHERE));
     tool.wait_for_line(|line| line.contains("curl") && line.contains("192.0.2.1:9"));
     let here = format!("127.0.0.1 {}", serve());
     assert_eq!(target.tell(&here), "connected 0");

@@ -155,7 +155,8 @@ impl Tool {
         }
     }
 
-    fn words(&self, what: &str) -> String {
+    /// For a failure: the command, what is said of it, and all that it has printed.
+    pub fn words(&self, what: &str) -> String {
         let (stdout, stderr) = (
             self.stdout.so_far().join("\n"),
             self.stderr.so_far().join("\n"),

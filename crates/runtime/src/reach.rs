@@ -30,7 +30,14 @@ use crate::scope::{Scope, all_processes, descends, parent, stack_start};
 use crate::session::Report;
 use crate::shared::Shared;
 use crate::shortcut::Shortcuts;
-use crate::target::{Body, Hold, Request, Target};
+use crate::target::{Body, Hold, Home, Request, Target};
+
+/// A target, and what it is known by.
+#[derive(Clone)]
+struct Tagged {
+    target: Weak<Mutex<Target>>,
+    home: Arc<OnceLock<Home>>,
+}
 
 /// See the module.
 pub struct Reach {
@@ -44,6 +51,8 @@ pub struct Reach {
     links: Mutex<BTreeMap<Id, Arc<Uprobe>>>,
     calls: Mutex<BTreeMap<Id, Arc<CallLink>>>,
     targets: Mutex<BTreeMap<i32, Arc<Mutex<Target>>>>,
+    /// All targets by their tags, for those who ask: a target may be at work that waits for who asks.
+    tags: Mutex<BTreeMap<u32, Tagged>>,
     /// Targets that have ended, or run another program now, and since when: children that they forked may yet ask to be
     /// made targets.
     departed: Mutex<Vec<(Instant, Arc<Mutex<Target>>)>>,
@@ -92,6 +101,7 @@ impl Reach {
             links: Mutex::default(),
             calls: Mutex::default(),
             targets: Mutex::default(),
+            tags: Mutex::default(),
             departed: Mutex::default(),
             execs: Mutex::default(),
             lost: Mutex::default(),
@@ -334,15 +344,30 @@ impl Reach {
 
     fn insert_target(&self, target: Target) -> Option<Arc<Mutex<Target>>> {
         let pid = target.process().pid();
-        lock(&self.targets).insert(pid, Arc::new(Mutex::new(target)))
+        let target = self.tag(target);
+        lock(&self.targets).insert(pid, target)
     }
 
     fn target(&self, process: &Process) -> Arc<Mutex<Target>> {
         let mut targets = lock(&self.targets);
         let target = targets
             .entry(process.pid())
-            .or_insert_with(|| Arc::new(Mutex::new(self.new_target(process))));
+            .or_insert_with(|| self.tag(self.new_target(process)));
         target.clone()
+    }
+
+    /// Has those who ask find a target by its tag.
+    fn tag(&self, target: Target) -> Arc<Mutex<Target>> {
+        let (owner, home) = (target.owner(), target.home());
+        let target = Arc::new(Mutex::new(target));
+        let mut tags = lock(&self.tags);
+        tags.retain(|_, tagged| tagged.target.strong_count() > 0);
+        let tagged = Tagged {
+            target: Arc::downgrade(&target),
+            home,
+        };
+        tags.insert(owner, tagged);
+        target
     }
 
     fn new_target(&self, process: &Process) -> Target {

@@ -11,8 +11,8 @@ mod sites;
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{Release, SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use beeline_hook::Plan;
@@ -122,6 +122,7 @@ pub struct Target {
     owner: u32,
     shared: Arc<Shared>,
     environment: Option<Environment>,
+    home: Arc<OnceLock<Home>>,
     /// Arenas near sites that the home arena is too far from.
     outposts: Vec<Arena>,
     sites: BTreeMap<u64, Hooked>,
@@ -132,6 +133,33 @@ pub struct Target {
     since: Instant,
     /// Times that ids were looked for, and one.
     looks: u32,
+}
+
+/// The arena by which whoever asks for something shows that it is a target, or a child of one.
+#[derive(Debug)]
+pub struct Home {
+    base: u64,
+    inode: Option<u64>,
+}
+
+impl Home {
+    fn of(environment: &Environment) -> Self {
+        Self {
+            base: environment.home.base(),
+            inode: environment.home.inode(),
+        }
+    }
+
+    /// Does a process have this arena at its place: is it the target, a copy that `fork` made, or a child that shares its
+    /// memory?
+    pub fn is_mapped_by(&self, pid: i32) -> bool {
+        let Ok(regions) = beeline_inject::regions_of(pid) else {
+            return false;
+        };
+        let is_home =
+            |region: &Region| region.contains(self.base) && self.inode == Some(region.inode);
+        regions.iter().any(is_home)
+    }
 }
 
 /// How long a new program is given to set its threads up before they are looked at, for each time.
@@ -187,6 +215,7 @@ impl Target {
             owner,
             shared,
             environment: None,
+            home: Arc::default(),
             outposts: Vec::new(),
             sites: BTreeMap::new(),
             calls: None,
@@ -206,18 +235,9 @@ impl Target {
         self.owner
     }
 
-    /// Does a process have this target's arena at its place: is it the target, a copy that `fork` made, or a child that
-    /// shares its memory?
-    pub fn is_mapped_by(&self, pid: i32) -> bool {
-        let Some(environment) = &self.environment else {
-            return false;
-        };
-        let Ok(regions) = beeline_inject::regions_of(pid) else {
-            return false;
-        };
-        let (base, inode) = (environment.home.base(), environment.home.inode());
-        let is_home = |region: &Region| region.contains(base) && inode == Some(region.inode);
-        regions.iter().any(is_home)
+    /// What it is known by in memory, once it has an arena. Can be looked at while the target is at work.
+    pub fn home(&self) -> Arc<OnceLock<Home>> {
+        self.home.clone()
     }
 
     /// A forked child of this target, which waits in the image to be made one itself: it has a copy of all that is private
@@ -244,6 +264,7 @@ impl Target {
             process: process.clone(),
             owner,
             shared: self.shared.clone(),
+            home: Arc::new(OnceLock::from(Home::of(&environment))),
             environment: Some(environment),
             outposts,
             sites: self.sites.clone(),

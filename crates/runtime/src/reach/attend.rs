@@ -14,7 +14,7 @@ use beeline_inject::{Loaded, Process, Stopped, Watched};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
-use super::{Reach, lock};
+use super::{Reach, Tagged, lock};
 use crate::error::{Error, os};
 use crate::opening;
 use crate::private::own_pid;
@@ -147,8 +147,9 @@ impl Reach {
     /// The process that names itself by a number of its own pid namespace, and the target that it is, or is a child of.
     /// Nobody is believed: it has to have that target's own memory mapped.
     fn who_asks(&self, own: i32, owner: u32) -> Option<(i32, Arc<Mutex<Target>>)> {
-        let target = self.target_of(owner)?;
-        let asks = |pid: i32| own_pid(pid) == own && lock(&target).is_mapped_by(pid);
+        let Tagged { target, home } = self.tagged(owner)?;
+        let (target, home) = (target.upgrade()?, home.get()?);
+        let asks = |pid: i32| own_pid(pid) == own && home.is_mapped_by(pid);
         if asks(own) {
             return Some((own, target));
         }
@@ -156,12 +157,9 @@ impl Reach {
         Some((pid, target))
     }
 
-    /// A target by its tag, be it alive or not.
-    fn target_of(&self, owner: u32) -> Option<Arc<Mutex<Target>>> {
-        let departed = lock(&self.departed);
-        let departed = departed.iter().map(|(_, target)| target.clone());
-        let mut all = self.all_targets().into_iter().chain(departed);
-        all.find(|target| lock(target).owner() == owner)
+    /// A target by its tag, be it alive or not. It is not locked: it may be at work, and wait for a child that asks.
+    fn tagged(&self, owner: u32) -> Option<Tagged> {
+        lock(&self.tags).get(&owner).cloned()
     }
 
     /// Makes a forked child, which waits for it, a target of its own.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use beeline_inject::{MapFlags, Mapping, ProtFlags, find_gap};
 
 use super::calls::Calls;
-use super::{Hold, TRAMPOLINE_BYTES, Target};
+use super::{Hold, Home, TRAMPOLINE_BYTES, Target};
 use crate::arena::{ARENA_BYTES, Arena};
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, manifest, pid_namespace};
@@ -98,7 +98,9 @@ impl Target {
                     tid_offset,
                     pid_namespace: pid_namespace(self.process.pid()),
                 };
-                self.environment = Some(Environment::new(home, &shared, self.owner, &bases)?);
+                let environment = Environment::new(home, &shared, self.owner, &bases)?;
+                self.home.get_or_init(|| Home::of(&environment));
+                self.environment = Some(environment);
                 let process = self.process.clone();
                 private.fill(process.pid(), shared.cpus, |at, bytes| {
                     Ok(process.write_memory(at, bytes)?)
