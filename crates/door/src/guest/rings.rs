@@ -252,12 +252,22 @@ impl Memory {
         new
     }
 
-    /// Takes over what has changed in the guest.
+    /// Takes over what has changed in the guest: whole words, and only those, as the tool may have written to what lies between.
     fn change(&self, offset: usize, bytes: &[u8]) {
+        const WORD: usize = 8;
         let mut state = self.lock();
-        if let Some(common) = state.common.get_mut(offset..offset + bytes.len()) {
-            common.copy_from_slice(bytes);
-            self.write(offset, bytes);
+        let Some(common) = offset
+            .checked_add(bytes.len())
+            .and_then(|end| state.common.get_mut(offset..end))
+        else {
+            return;
+        };
+        let words = bytes.chunks(WORD).zip(common.chunks_mut(WORD));
+        for (number, (new, old)) in words.enumerate() {
+            if new != old {
+                old.copy_from_slice(new);
+                self.write(offset + number * WORD, new);
+            }
         }
     }
 
