@@ -113,11 +113,6 @@ impl Judge {
         let used = used(insns);
         let mut theirs = None;
         due[KERNEL] &= self.kernel.is_some() && is_for_kernel(insns);
-        if due[KERNEL]
-            && let Err(reject) = accept(insns)
-        {
-            return Verdict::Refused(format!("our verifier: {reject}"));
-        }
         if let Some(kernel) = self.kernel.as_ref().filter(|_| due[KERNEL]) {
             entering(KERNEL);
             let start = processor_time();
@@ -125,7 +120,12 @@ impl Judge {
             let outcome = loaded.map(|program| kernel.run(&program, &used));
             self.spent[KERNEL] += processor_time() - start;
             match outcome {
-                Ok(outcome) => theirs = Some(outcome),
+                Ok(outcome) => {
+                    if let Err(reject) = accept(insns) {
+                        return Verdict::Refused(format!("our verifier, alone: {reject}"));
+                    }
+                    theirs = Some(outcome);
+                }
                 Err(refusal) if has_given_up(&refusal) => return Verdict::GivenUp,
                 Err(refusal) => return Verdict::Refused(words(&refusal)),
             }
