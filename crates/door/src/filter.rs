@@ -84,6 +84,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code.extend(when(libc::SYS_setrlimit, &setrlimit_memlock()));
     if options.is_for_guest {
         code.extend(when(libc::SYS_uname, &[ret(NOTIFY)]));
+        code.extend(when(libc::SYS_rt_sigreturn, &[ret(NOTIFY)]));
     }
     if options.pretend_root {
         code.extend(when(libc::SYS_geteuid, &[ret(SAY_ZERO)]));

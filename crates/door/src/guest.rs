@@ -19,7 +19,10 @@ mod walks;
 
 use std::sync::Arc;
 
+use beeline_runtime::backend::Errno;
 use beeline_wire::messages::Welcome;
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
 
 pub use connection::Connection;
 
@@ -49,6 +52,12 @@ impl Guest {
         })
     }
 
+    /// Sends a request, behind what the tool has written to arrays until now.
+    fn ask(&self, request: Asked) -> Result<Said, Errno> {
+        self.rings.store(&self.connection);
+        self.connection.ask(request)
+    }
+
     fn welcome(&self) -> &Welcome {
         self.connection.welcome()
     }
@@ -76,6 +85,7 @@ impl Answers for Guest {
             libc::SYS_readlink => call.readlink(a, b, c),
             libc::SYS_readlinkat => call.readlink(b, c, d),
             libc::SYS_uname => call.uname(a),
+            libc::SYS_rt_sigreturn => call.settle(),
             _ => Ok(Reply::Continue),
         }
     }
@@ -97,6 +107,7 @@ impl Answers for Guest {
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
                 call.door.objects.none_to_wait_for()
             }
+            libc::SYS_rt_sigreturn => call.door.rings.none_to_settle(),
             _ => false,
         }
     }

@@ -106,8 +106,8 @@ pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
     let present = Arc::new(AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for listener in &listeners {
-            say(&format!("listening to {}", listener.address()));
             scope.spawn(|| listen(listener, &host, &present, say));
+            say(&format!("listening to {}", listener.address()));
         }
     });
     Ok(())

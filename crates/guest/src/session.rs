@@ -7,7 +7,7 @@ use beeline_wire::VERSION;
 use beeline_wire::channel::Channel;
 use beeline_wire::conversation::{self, Receiver, Sender};
 use beeline_wire::info::Kind;
-use beeline_wire::layout::command;
+use beeline_wire::layout::{command, is_for_elements};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{
@@ -200,7 +200,11 @@ impl Session {
                 }
             };
         }
+        let settles = settles(&body);
         let answer = self.carry_out_body(body);
+        if settles {
+            self.watches.settle()?;
+        }
         self.answer(request.id, answer)
     }
 
@@ -224,6 +228,7 @@ impl Session {
                 Answer::Done(Done {})
             }
             Request::Pages(request) => Answer::PageRuns(pages::pages(&request, &self.handles)?),
+            Request::Settle(_) => Answer::Done(Done {}),
             Request::Hello(_) | Request::Credit(_) | Request::Watch(_) => {
                 return Err(Refusal::new(libc::EPROTO, "not now"));
             }
@@ -271,6 +276,15 @@ impl Session {
         memory.store_bytes(offset, &request.data);
         self.watches.stored(request.handle, offset, &request.data);
         Ok(())
+    }
+}
+
+/// After which a tool that has mapped arrays finds in them what its programs have written.
+fn settles(body: &Request) -> bool {
+    match body {
+        Request::Bpf(request) => !is_for_elements(request.command),
+        Request::PerfEventControl(_) | Request::Settle(_) => true,
+        _ => false,
     }
 }
 

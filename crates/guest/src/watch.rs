@@ -140,28 +140,38 @@ impl Watched {
                 }
                 Ok(false)
             }
-            What::Changes {
-                memory,
-                known,
-                interval,
-            } => {
-                let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-                let (bytes, next) = &mut *known;
-                if Instant::now() < *next {
-                    return Ok(false);
-                }
-                *next = Instant::now() + *interval;
-                for (offset, data) in changes(memory, bytes) {
-                    let changed = Changed {
-                        handle: self.handle,
-                        offset,
-                        data,
-                    };
-                    self.say(sender, Body::Changed(changed))?;
+            What::Changes { .. } => {
+                if self.due().is_some_and(|due| Instant::now() >= due) {
+                    self.tell_changes(sender)?;
                 }
                 Ok(false)
             }
         }
+    }
+
+    /// Sends what has changed in an array. When it is done the host has been sent all that the array held when it began, also what
+    /// another thread has found.
+    fn tell_changes(&self, sender: &Sender) -> io::Result<()> {
+        let What::Changes {
+            memory,
+            known,
+            interval,
+        } = &self.what
+        else {
+            return Ok(());
+        };
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (bytes, next) = &mut *known;
+        *next = Instant::now() + *interval;
+        for (offset, data) in changes(memory, bytes) {
+            let changed = Changed {
+                handle: self.handle,
+                offset,
+                data,
+            };
+            self.say(sender, Body::Changed(changed))?;
+        }
+        Ok(())
     }
 
     fn tell_records(
@@ -325,6 +335,13 @@ impl Watches {
             // It is not in the set if it is an array.
             let _ = epoll::delete(&self.shared.epoll, &watched.object.fd);
         }
+    }
+
+    /// Sends what has changed in arrays since it was looked at last.
+    pub fn settle(&self) -> io::Result<()> {
+        let all: Vec<Arc<Watched>> = self.shared.watched().values().cloned().collect();
+        all.iter()
+            .try_for_each(|watched| watched.tell_changes(&self.sender))
     }
 
     /// So many more bytes of records may be sent.

@@ -153,6 +153,21 @@ pub mod command {
     pub const PROG_BIND_MAP: u32 = 35;
 }
 
+/// Is a command for single elements of maps, or batches of them? There may be very many of these, and what else the tool or its programs
+/// have written need not be elsewhere when they are answered.
+pub fn is_for_elements(command: u32) -> bool {
+    use command::{
+        MAP_DELETE_BATCH, MAP_GET_NEXT_KEY, MAP_LOOKUP_AND_DELETE_ELEM, MAP_LOOKUP_BATCH,
+        MAP_LOOKUP_ELEM,
+    };
+    matches!(
+        command,
+        MAP_LOOKUP_ELEM..=MAP_GET_NEXT_KEY
+            | MAP_LOOKUP_AND_DELETE_ELEM
+            | MAP_LOOKUP_BATCH..=MAP_DELETE_BATCH
+    )
+}
+
 /// Of `enum bpf_attach_type`: those whose links take more than a program.
 mod attach {
     pub(super) const TRACE_RAW_TP: u32 = 23;

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{MapFacts, command, layout, long_at, number_at, put_number};
+use beeline_wire::layout::{
+    MapFacts, command, is_for_elements, layout, long_at, number_at, put_number,
+};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Bpf, BpfDone, Part};
@@ -107,7 +109,11 @@ impl Call<'_, Guest> {
     }
 
     pub(super) fn ask_bpf(&self, message: Bpf) -> Result<BpfDone, Errno> {
-        match self.door.connection.ask(Asked::Bpf(message))? {
+        let done = match is_for_elements(message.command) {
+            true => self.door.connection.ask(Asked::Bpf(message)),
+            false => self.door.ask(Asked::Bpf(message)),
+        };
+        match done? {
             Said::BpfDone(done) => Ok(done),
             _ => Err(EPROTO),
         }

@@ -1,7 +1,7 @@
 //! The connection to a guest's proxy: requests with their answers, and what the guest says on its own.
 
 use std::collections::HashMap;
-use std::sync::mpsc::{self, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
@@ -11,7 +11,7 @@ use beeline_wire::channel::Channel;
 use beeline_wire::conversation::{self, Receiver, Sender};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
-use beeline_wire::messages::{GuestMessage, Hello, HostMessage, Welcome};
+use beeline_wire::messages::{Done, GuestMessage, Hello, HostMessage, Welcome};
 
 use crate::Error;
 
@@ -24,10 +24,14 @@ pub struct Connection {
     sender: Mutex<Sender>,
     waiting: Mutex<Waiting>,
     welcome: Welcome,
-    /// What the guest says on its own, for whoever takes it first.
-    unasked: Mutex<Option<mpsc::Receiver<Said>>>,
+    /// Gets what changes memory here, until the connection ends.
+    hear: Mutex<Option<Hear>>,
     say: Box<dyn Fn(&str) + Send + Sync>,
 }
+
+/// Takes what the guest says of rings and arrays, in the order in which it comes. Nothing else is received meanwhile: it must not wait
+/// for the guest.
+pub(super) type Hear = Box<dyn Fn(&Connection, Said) + Send>;
 
 struct Waiting {
     last_id: u64,
@@ -47,7 +51,6 @@ impl Connection {
         let conversation = conversation::begin(channel);
         let (mut receiver, sender) = conversation.map_err(Error::system("starting a thread"))?;
         let welcome = greet(&mut receiver, &sender, tool).map_err(Error::Guest)?;
-        let (unasked, said_unasked) = mpsc::channel();
         let connection = Arc::new(Self {
             sender: Mutex::new(sender),
             waiting: Mutex::new(Waiting {
@@ -55,14 +58,14 @@ impl Connection {
                 answers: Some(HashMap::new()),
             }),
             welcome,
-            unasked: Mutex::new(Some(said_unasked)),
+            hear: Mutex::new(None),
             say,
         });
         let listening = Arc::clone(&connection);
         Builder::new()
             .name("beeline-guest".into())
             .spawn(move || {
-                let end = listening.listen(&mut receiver, &unasked);
+                let end = listening.listen(&mut receiver);
                 if listening.disconnect() {
                     lost(&end);
                 }
@@ -109,10 +112,11 @@ impl Connection {
         (self.say)(line);
     }
 
-    /// What the guest says on its own; for one taker.
-    pub(super) fn take_unasked(&self) -> Option<mpsc::Receiver<Said>> {
-        let mut unasked = self.unasked.lock().unwrap_or_else(PoisonError::into_inner);
-        unasked.take()
+    /// Whom to tell from now on what the guest says of rings and arrays; what it said before nobody wanted.
+    pub(super) fn heard_by(&self, hear: Hear) {
+        if self.waiting().answers.is_some() {
+            *self.hear() = Some(hear);
+        }
     }
 
     fn send(&self, request: Asked, answer: Option<SyncSender<Said>>) -> Result<(), Errno> {
@@ -138,7 +142,7 @@ impl Connection {
     }
 
     /// Takes what comes until there is no more; says why not.
-    fn listen(&self, receiver: &mut Receiver, unasked: &mpsc::Sender<Said>) -> String {
+    fn listen(&self, receiver: &mut Receiver) -> String {
         loop {
             let message: GuestMessage = match receiver.receive() {
                 Ok(Some(message)) => message,
@@ -148,11 +152,16 @@ impl Connection {
             let Some(body) = message.body else {
                 return "the guest answers in a way that this version does not know".into();
             };
-            if message.id == 0 {
-                // Nobody may want it: then it is dropped with the channel.
-                let _ = unasked.send(body);
-                continue;
-            }
+            // An array's content is the answer to the wish to see it; what changed later comes later.
+            let body = match body {
+                Said::Changed(_) | Said::Records(_) | Said::Readable(_) => {
+                    if let Some(hear) = &*self.hear() {
+                        hear(self, body);
+                    }
+                    Said::Done(Done {})
+                }
+                body => body,
+            };
             let mut waiting = self.waiting();
             let answer = waiting.answers.as_mut();
             if let Some(answer) = answer.and_then(|answers| answers.remove(&message.id)) {
@@ -164,7 +173,13 @@ impl Connection {
 
     /// Nobody waits any more; `false` if that was known.
     fn disconnect(&self) -> bool {
-        self.waiting().answers.take().is_some()
+        let first = self.waiting().answers.take().is_some();
+        *self.hear() = None;
+        first
+    }
+
+    fn hear(&self) -> MutexGuard<'_, Option<Hear>> {
+        self.hear.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {

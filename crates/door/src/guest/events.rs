@@ -69,7 +69,7 @@ impl Call<'_, Guest> {
             flags: flags & !PERF_FLAG_FD_CLOEXEC,
             build_id,
         };
-        let handle = match self.door.connection.ask(Asked::PerfEventOpen(request))? {
+        let handle = match self.door.ask(Asked::PerfEventOpen(request))? {
             Said::Opened(opened) if opened.handle != 0 => opened.handle,
             _ => return Err(EPROTO),
         };
@@ -157,7 +157,7 @@ impl Call<'_, Guest> {
             }
             _ => {}
         }
-        match self.door.connection.ask(Asked::PerfEventControl(request))? {
+        match self.door.ask(Asked::PerfEventControl(request))? {
             Said::Done(_) => {}
             Said::EventNumber(number) if command == ioc::ID => {
                 self.memory.write(argument, &number.number.to_ne_bytes())?;

@@ -2,13 +2,16 @@
 //!
 //! Here it is a memory file with the layout of the kernel's, so that libraries read it as ever. What comes into a ring in the guest is
 //! sent, and put into the file as the kernel would have; the tool's own eventfd then wakes it. The guest sends no more than there is
-//! room for: where a tool is slow, the ring in the guest fills, and the guest's kernel counts what it drops. An array's content follows
-//! that of the guest's, and what the tool writes goes there, a moment later.
+//! room for: where a tool is slow, the ring in the guest fills, and the guest's kernel counts what it drops.
+//!
+//! An array's content follows that of the guest's, and what the tool writes goes there, a moment later. Where a tool would notice, the
+//! moment is none: what it has written is sent before its next call to the guest, and what programs have written is there when such a
+//! call returns, and when a handler of a signal does (a tool sums up on Ctrl-C).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::Duration;
@@ -17,7 +20,7 @@ use beeline_runtime::backend::Errno;
 use beeline_wire::layout::put_long;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
-use beeline_wire::messages::{Credit, Manner, Records, Store, Watch};
+use beeline_wire::messages::{Credit, Manner, Records, Settle, Store, Watch};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -33,8 +36,10 @@ const PAGE: usize = 4096;
 const LOOK: Duration = Duration::from_millis(10);
 /// The same while there is nothing that it could do.
 const IDLE: Duration = Duration::from_secs(1);
-/// The same of an array in the guest, in milliseconds.
-const CHANGES: u32 = 20;
+/// The same of an array in the guest, in milliseconds: for one that is compared in microseconds, and for longer ones.
+const CHANGES: u32 = 5;
+const CHANGES_OF_LONG: u32 = 20;
+const LONG: usize = 256 << 10;
 /// Room of the file for what only the kernel's layout has: the positions' pages of a ring buffer.
 const RING_HEAD: usize = 2 * PAGE;
 
@@ -299,7 +304,50 @@ impl Drop for Memory {
 #[derive(Default)]
 pub(crate) struct Rings {
     started: OnceLock<()>,
-    all: Arc<Mutex<HashMap<u32, Weak<Memory>>>>,
+    all: Arc<All>,
+}
+
+#[derive(Default)]
+struct All {
+    by_handle: Mutex<HashMap<u32, Weak<Memory>>>,
+    has_arrays: AtomicBool,
+    /// Held while what a tool has written to arrays is found and sent: who had to wait knows that it has been sent.
+    storing: Mutex<()>,
+}
+
+impl All {
+    fn by_handle(&self) -> MutexGuard<'_, HashMap<u32, Weak<Memory>>> {
+        self.by_handle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, handle: u32) -> Option<Arc<Memory>> {
+        self.by_handle().get(&handle).and_then(Weak::upgrade)
+    }
+
+    fn living(&self) -> Vec<Arc<Memory>> {
+        let mut all = self.by_handle();
+        all.retain(|_, memory| memory.strong_count() > 0);
+        all.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Sends what the tool has written to arrays.
+    fn store(&self, connection: &Connection) {
+        if !self.has_arrays.load(Ordering::Acquire) {
+            return;
+        }
+        let _storing = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
+        for memory in self.living() {
+            if let Some((offset, data)) = memory.changed() {
+                connection.tell(Asked::Store(Store {
+                    handle: memory.handle,
+                    offset: offset as u64,
+                    data,
+                }));
+            }
+        }
+    }
 }
 
 impl Rings {
@@ -319,10 +367,11 @@ impl Rings {
         let memory = Arc::new(Memory::new(object.handle, shape)?);
         if let Shape::Array { bytes } = shape {
             memory.lock().common = vec![0; bytes];
+            self.all.has_arrays.store(true, Ordering::Release);
         }
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(object.handle, Arc::downgrade(&memory));
-        drop(all);
+        let mut by_handle = self.all.by_handle();
+        by_handle.insert(object.handle, Arc::downgrade(&memory));
+        drop(by_handle);
         self.start(connection)?;
         let (manner, pages) = match shape {
             Shape::Ring { .. } => (Manner::Records, 0),
@@ -334,15 +383,34 @@ impl Rings {
             manner: manner.into(),
             pages: pages as u32,
             credit: shape.data() as u64,
-            interval: CHANGES,
+            interval: match shape.len() {
+                LONG.. => CHANGES_OF_LONG,
+                _ => CHANGES,
+            },
         };
-        // What an array holds now comes before the answer, and is put into the file by the other thread.
         match connection.ask(Asked::Watch(request))? {
-            Said::Done(_) => {}
-            Said::Changed(now) => memory.change(now.offset as usize, &now.data),
-            _ => return Err(EPROTO),
+            Said::Done(_) => Ok(Arc::clone(object.memory.get_or_init(|| memory))),
+            _ => Err(EPROTO),
         }
-        Ok(Arc::clone(object.memory.get_or_init(|| memory)))
+    }
+
+    /// Has no array been mapped?
+    pub(super) fn none_to_settle(&self) -> bool {
+        !self.all.has_arrays.load(Ordering::Acquire)
+    }
+
+    /// Sends what the tool has written to arrays: what it asks for next finds it there.
+    pub(super) fn store(&self, connection: &Connection) {
+        self.all.store(connection);
+    }
+
+    /// Returns when arrays hold here what they held in the guest when this was called, and there what the tool has written.
+    pub(super) fn settle(&self, connection: &Connection) -> Result<(), Errno> {
+        if self.none_to_settle() {
+            return Ok(());
+        }
+        self.store(connection);
+        connection.ask(Asked::Settle(Settle {})).map(|_| ())
     }
 
     /// Starts the thread that fills the memory, once.
@@ -350,62 +418,26 @@ impl Rings {
         if self.started.set(()).is_err() {
             return Ok(());
         }
-        let Some(unasked) = connection.take_unasked() else {
-            return Ok(());
-        };
+        let (came, something_came) = sync_channel(1);
+        let all = Arc::clone(&self.all);
+        connection.heard_by(Box::new(move |connection, said| {
+            take(connection, &all, said);
+            // If there is no room, it is awake already.
+            let _ = came.try_send(());
+        }));
         let (all, connection) = (Arc::clone(&self.all), Arc::clone(connection));
         let thread = Builder::new().name("beeline-rings".into());
-        let thread = thread.spawn(move || keep(&connection, &all, &unasked));
+        let thread = thread.spawn(move || look_after(&connection, &all, &something_came));
         thread.map(|_| ()).map_err(errno)
     }
 }
 
-type All = Mutex<HashMap<u32, Weak<Memory>>>;
-
-/// Puts what comes where it belongs, and looks after what the tool does, until the connection ends.
-fn keep(connection: &Connection, all: &All, unasked: &Receiver<Said>) {
+/// Looks after what the tool does with its memory, until the connection ends.
+fn look_after(connection: &Connection, all: &All, something_came: &Receiver<()>) {
     loop {
-        let living = living(all);
-        let pause = match living.iter().any(|memory| memory.is_to_be_looked_after()) {
-            true => LOOK,
-            false => IDLE,
-        };
-        drop(living);
-        match unasked.recv_timeout(pause) {
-            Ok(said) => take(connection, all, said),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-        for memory in self::living(all) {
-            look_after(connection, &memory);
-        }
-    }
-}
-
-fn take(connection: &Connection, all: &All, said: Said) {
-    let find = |handle| {
-        let all = all.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(&handle).and_then(Weak::upgrade)
-    };
-    match said {
-        Said::Records(Records { handle, data }) => {
-            let appended = find(handle).map(|memory| memory.append(&data));
-            if appended.is_some_and(|appended| appended.is_err()) {
-                connection.say("the guest sends more records than it was allowed; they are lost");
-            }
-        }
-        Said::Changed(changed) => {
-            if let Some(memory) = find(changed.handle) {
-                memory.change(changed.offset as usize, &changed.data);
-            }
-        }
-        _ => {}
-    }
-}
-
-fn look_after(connection: &Connection, memory: &Memory) {
-    match memory.shape {
-        Shape::Ring { .. } | Shape::Perf { .. } => {
+        let mut pause = IDLE;
+        all.store(connection);
+        for memory in all.living() {
             let bytes = memory.newly_read();
             if bytes > 0 {
                 connection.tell(Asked::Credit(Credit {
@@ -413,21 +445,31 @@ fn look_after(connection: &Connection, memory: &Memory) {
                     bytes,
                 }));
             }
-        }
-        Shape::Array { .. } => {
-            if let Some((offset, data)) = memory.changed() {
-                connection.tell(Asked::Store(Store {
-                    handle: memory.handle,
-                    offset: offset as u64,
-                    data,
-                }));
+            if memory.is_to_be_looked_after() {
+                pause = LOOK;
             }
+        }
+        match something_came.recv_timeout(pause) {
+            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
 
-fn living(all: &All) -> Vec<Arc<Memory>> {
-    let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
-    all.retain(|_, memory| memory.strong_count() > 0);
-    all.values().filter_map(Weak::upgrade).collect()
+/// Puts what comes where it belongs.
+fn take(connection: &Connection, all: &All, said: Said) {
+    match said {
+        Said::Records(Records { handle, data }) => {
+            let appended = all.find(handle).map(|memory| memory.append(&data));
+            if appended.is_some_and(|appended| appended.is_err()) {
+                connection.say("the guest sends more records than it was allowed; they are lost");
+            }
+        }
+        Said::Changed(changed) => {
+            if let Some(memory) = all.find(changed.handle) {
+                memory.change(changed.offset as usize, &changed.data);
+            }
+        }
+        _ => {}
+    }
 }

@@ -67,6 +67,13 @@ impl Call<'_, Guest> {
         self.listener.replace(self.id, fd, file.as_fd(), cloexec)
     }
 
+    /// `rt_sigreturn()`: a tool that has handled a signal may sum up now what its arrays hold.
+    pub(super) fn settle(&self) -> Answer {
+        // A guest that is lost has been told of, and does not keep the tool from going on.
+        let _ = self.door.rings.settle(&self.door.connection);
+        Ok(Reply::Continue)
+    }
+
     /// `epoll_ctl(epoll, operation, descriptor, event)`: the memory's eventfd goes into the tool's own epoll set, edge-triggered, as
     /// nobody reads it back.
     pub(super) fn epoll_ctl(&self) -> Answer {

@@ -1,0 +1,15 @@
+//! What a tool and its programs write to an array that the tool has mapped, each finds at once, however far they are from each other.
+
+use beeline_e2e::{Scratch, Tool, Turn, engines, need};
+
+#[test]
+fn both_sides_of_a_mapped_array_see_each_other() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let tool = scratch.build("mapped.c");
+    for engine in need!(engines()) {
+        let ended = Tool::start(engine.command(&tool)).wait();
+        assert!(ended.status.success(), "{engine}: {ended:?}");
+        assert_eq!(ended.stdout, ["sum 1275"], "{engine}: {ended:?}");
+    }
+}
