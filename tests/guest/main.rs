@@ -9,6 +9,7 @@ mod guests;
 mod place;
 mod proxy;
 mod tools;
+mod transports;
 mod wire;
 
 use beeline_e2e::{Guest, Options, Scratch, need};

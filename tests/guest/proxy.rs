@@ -32,34 +32,32 @@ pub struct Proxy<'a> {
 impl<'a> Proxy<'a> {
     /// Starts one that listens at a vsock port, and waits until it does.
     pub fn start(guest: &'a Guest) -> Proxy<'a> {
-        let proxy = Proxy::listen(
-            guest,
-            VSOCK,
-            format!("uds:{}:{PORT}", guest.vsock().display()),
-        );
+        let address = format!("uds:{}:{PORT}", guest.vsock().display());
+        Proxy::listen(guest, VSOCK, address, &[])
+    }
+
+    /// Starts one, with these options more, that listens at an address in the guest, which is reached from here by another; waits until
+    /// it says so.
+    pub fn listen(
+        guest: &'a Guest,
+        inside: &str,
+        address: String,
+        options: &[String],
+    ) -> Proxy<'a> {
         assert!(
             built().is_some(),
             "no beeline-guest beside beeline: run make build first"
         );
-        let mut refusal = None;
+        let options = options.join(" ");
+        let command = format!("{PLACE} --listen {inside} --audit /tmp/audit {options}");
+        let job = guest.start(&command);
         let listens = until(PATIENCE, || {
-            refusal = guest.connect_vsock(PORT).err();
-            refusal.is_none()
+            job.stderr().iter().any(|line| line.contains("listening"))
         });
-        let said = proxy.job.as_ref().map(Job::stderr);
-        assert!(
-            listens,
-            "the proxy does not listen: {refusal:?}; it says {said:?}"
-        );
-        proxy
-    }
-
-    /// Starts one that listens at an address in the guest, which is reached from here by another.
-    pub fn listen(guest: &'a Guest, inside: &str, address: String) -> Proxy<'a> {
-        let command = format!("{PLACE} --listen {inside} --audit /tmp/audit");
+        assert!(listens, "the proxy does not listen: {:?}", job.stderr());
         Proxy {
             guest,
-            job: Some(guest.start(&command)),
+            job: Some(job),
             address,
         }
     }

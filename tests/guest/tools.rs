@@ -27,10 +27,15 @@ impl Program {
 }
 
 /// Runs a script in both places while a shell script works in the guest, and compares.
-fn script(compare: Compare, script: &str, work: &str, known: &[&str]) -> Result<(), String> {
-    let guest = shared()?;
-    let setting = Setting::new(&guest)?;
-    let program = Program::new(&guest);
+fn script(
+    guest: &Guest,
+    compare: Compare,
+    script: &str,
+    work: &str,
+    known: &[&str],
+) -> Result<(), String> {
+    let setting = Setting::new(guest)?;
+    let program = Program::new(guest);
     let script = script.replace("{prog}", &program.path);
     let work = work.replace("{prog}", &program.path);
     let outputs: Vec<Vec<String>> = setting
@@ -72,7 +77,8 @@ macro_rules! scripts {
     ($($name:ident: $compare:expr, $script:expr, $work:expr, [$($known:expr),*];)*) => {$(
         #[test]
         fn $name() {
-            need!(script($compare, $script, $work, &[$($known),*]));
+            let guest = need!(shared());
+            need!(script(&guest, $compare, $script, $work, &[$($known),*]));
         }
     )*};
 }
@@ -123,6 +129,7 @@ scripts! {
 /// Runs a tool of the libbpf tools in both places while a shell script works in the guest, waits for the `known` among what
 /// `compared` makes of its lines (None leaves one out), and compares all of them.
 fn tool(
+    guest: &Guest,
     command: &[&str],
     work: &str,
     compared: impl Fn(&str) -> Option<String>,
@@ -138,7 +145,7 @@ fn tool(
             .iter()
             .all(|line| lines.iter().any(|found| found == line))
     };
-    let outputs = outputs(command, work, settled)?;
+    let outputs = outputs(guest, command, work, settled)?;
     for (place, output) in &outputs {
         assert!(
             settled(&output.stdout),
@@ -158,12 +165,12 @@ fn tool(
 /// Runs a tool in both places while a shell script works in the guest, and until `settled` says of its lines so far that they are all, if
 /// that comes.
 fn outputs(
+    guest: &Guest,
     command: &[&str],
     work: &str,
     settled: impl Fn(&[String]) -> bool,
 ) -> Result<Vec<(Place, Output)>, String> {
-    let guest = shared()?;
-    let setting = Setting::new(&guest)?;
+    let setting = Setting::new(guest)?;
     let run = |&place: &Place| {
         let tool = setting.start(place, command);
         guest.check(work);
@@ -184,51 +191,79 @@ fn words(line: &str, leave_out: &[usize]) -> String {
 
 #[test]
 fn opensnoop_names_what_was_opened() {
-    need!(tool(
+    let guest = need!(shared());
+    need!(opensnoop(&guest));
+}
+
+fn opensnoop(guest: &Guest) -> Result<(), String> {
+    tool(
+        guest,
         &["opensnoop"],
         "cat /etc/inittab /nothing/there >/dev/null 2>&1; true",
         |line| line.contains(" cat ").then(|| words(line, &[0])),
         &["cat 3 0 /etc/inittab", "cat -1 2 /nothing/there"],
-    ));
+    )
 }
 
 #[test]
 fn execsnoop_names_what_was_run() {
-    need!(tool(
+    let guest = need!(shared());
+    need!(execsnoop(&guest));
+}
+
+fn execsnoop(guest: &Guest) -> Result<(), String> {
+    tool(
+        guest,
         &["execsnoop"],
         "/bin/true needle one; /bin/sh -c '/bin/true needle two'; true",
         |line| line.contains("needle").then(|| words(line, &[1, 2])),
         &["true 0 /bin/true needle one", "true 0 /bin/true needle two"],
-    ));
+    )
 }
 
 #[test]
 fn tcpconnect_names_who_was_connected_to() {
-    need!(tool(
+    let guest = need!(shared());
+    need!(tcpconnect(&guest));
+}
+
+fn tcpconnect(guest: &Guest) -> Result<(), String> {
+    tool(
+        guest,
         &["tcpconnect"],
         "/test/echo tcp 701 >/dev/null & echo=$!; sleep 0.5; echo hi | nc 127.0.0.1 701; kill $echo",
         |line| line.contains(" nc ").then(|| words(line, &[0])),
         &["nc 4 127.0.0.1 127.0.0.1 701"],
-    ));
+    )
+}
+
+/// Reads the disk past all caches.
+const DISK: &str = "dd if=/dev/vda of=/dev/null bs=8192 count=20 skip=100 iflag=direct 2>/dev/null";
+
+#[test]
+fn biolatency_counts_every_read_of_the_disk() {
+    let guest = need!(shared());
+    need!(biolatency(&guest));
 }
 
 /// Histograms of times: the figures differ, how many there are does not.
-#[test]
-fn biolatency_counts_every_read_of_the_disk() {
-    let work = "dd if=/dev/vda of=/dev/null bs=8192 count=20 skip=100 iflag=direct 2>/dev/null";
-    for (place, output) in need!(outputs(&["biolatency"], work, |_| true)) {
+fn biolatency(guest: &Guest) -> Result<(), String> {
+    for (place, output) in outputs(guest, &["biolatency"], DISK, |_| true)? {
         assert_eq!(histogram_total(&output.stdout), 20, "{place}: {output:?}");
     }
+    Ok(())
 }
 
 #[test]
 fn runqlat_has_a_histogram() {
-    let outputs = need!(outputs(
-        &["runqlat"],
-        "for i in $(seq 100); do /bin/true; done",
-        |_| true, // it prints at its end
-    ));
-    for (place, output) in outputs {
+    let guest = need!(shared());
+    need!(runqlat(&guest));
+}
+
+fn runqlat(guest: &Guest) -> Result<(), String> {
+    let work = "for i in $(seq 100); do /bin/true; done";
+    // It prints at its end.
+    for (place, output) in outputs(guest, &["runqlat"], work, |_| true)? {
         let total = histogram_total(&output.stdout);
         assert!(total >= 100, "{place}: {total} in {output:?}");
         assert!(
@@ -236,9 +271,40 @@ fn runqlat_has_a_histogram() {
             "{place}: {output:?}"
         );
     }
+    Ok(())
 }
 
-/// Debian's biosnoop is not for Linux 6.12, whose verifier says why.
+#[test]
+fn tools_find_in_the_old_kernel_what_they_find_inside_it() {
+    let guest = need!(boot("6.1"));
+    for (compare, text, work, known) in [
+        (
+            Exact,
+            "kprobe:ksys_read /comm == \"dd\" && arg2 == 1/ { @reads = count(); }",
+            READS,
+            "@reads: 100",
+        ),
+        (
+            Exact,
+            "tracepoint:syscalls:sys_enter_openat /comm == \"cat\"/ { printf(\"%s\\n\", str(args->filename)); }",
+            "cat /etc/inittab >/dev/null",
+            "/etc/inittab",
+        ),
+        (
+            Exact,
+            "uprobe:{prog}:wl_add { @ = count(); @sum = sum(arg0); }",
+            COUNTS,
+            "@sum: 499500",
+        ),
+    ] {
+        need!(script(&guest, compare, text, work, &[known]));
+    }
+    for tool in [opensnoop, execsnoop, tcpconnect, biolatency, runqlat] {
+        need!(tool(&guest));
+    }
+}
+
+/// Debian's biosnoop is neither for Linux 6.12, whose verifier says why, nor for a 6.1 without its function.
 #[test]
 fn a_refusal_comes_with_the_log_of_the_guests_verifier() {
     let guest = need!(shared());

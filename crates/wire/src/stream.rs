@@ -73,6 +73,19 @@ impl Stream {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 
+    /// Ends what is written, and leaves it to the other side to end the rest, so that it still hears what was written last: a socket
+    /// that is closed before all has been read is reset. What comes meanwhile is thrown away, up to some length.
+    pub(crate) fn end_politely(&self) {
+        const MOST: usize = 64;
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Write);
+        let mut buffer = [0; 4096];
+        for _ in 0..MOST {
+            if !matches!(self.read(&mut buffer), Ok(1..)) {
+                return;
+            }
+        }
+    }
+
     fn patiently(
         &self,
         until: PollFlags,

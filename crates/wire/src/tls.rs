@@ -114,7 +114,8 @@ pub(crate) struct Server(Arc<ServerConfig>);
 impl Server {
     pub(crate) fn accept(&self, stream: &Stream) -> io::Result<Arc<Session>> {
         let tls = ServerConnection::new(self.0.clone()).map_err(refused)?;
-        Session::begin(tls.into(), stream)
+        // The alert tells a stranger why.
+        Session::begin(tls.into(), stream).inspect_err(|_| stream.end_politely())
     }
 }
 
