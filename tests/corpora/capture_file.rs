@@ -171,7 +171,7 @@ impl Captured {
             maps: &maps,
             types: types.as_ref(),
             kernel,
-            helpers: None,
+            ..Default::default()
         };
         let verdict = beeline_verifier::verify(&program, LogLevel::default());
         Said {

@@ -341,6 +341,7 @@ fn accept(insns: &[Insn]) -> Result<(), String> {
         types: Some(&types),
         kernel: None,
         helpers: Some(&is_helper),
+        ..Default::default()
     };
     let verdict = verify(&program, LogLevel(0)).result;
     verdict.map(drop).map_err(|refusal| refusal.reason)

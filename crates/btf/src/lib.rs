@@ -1,6 +1,6 @@
 //! The little of BTF that Beeline reads: where a structure's fields are, which variables a section has.
 //!
-//! Two kinds of it come here: the kernel's own, for the synthetic `struct task_struct`, and that of tools and of object
+//! Two kinds of it come here: the kernel's own, with that of its modules behind it ([`Joined`]), and that of tools and of object
 //! files, which says what maps there are and where in a map's value the kernel would keep a lock. Neither is trusted: every
 //! offset is checked, every walk is bounded, and what makes no sense is simply not found.
 //!
@@ -8,6 +8,10 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+
+mod joined;
+
+pub use joined::{Joined, Layout};
 
 /// `BTF_KIND_*`.
 pub mod kind {

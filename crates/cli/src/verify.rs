@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use beeline_btf::Btf;
+use beeline_btf::Joined;
 use beeline_object::{AttachTarget, Kernel, Object, Program, RunningKernel};
 use beeline_verifier::program::Kind;
 use beeline_verifier::verdict::Facts;
@@ -33,9 +33,9 @@ pub struct Arguments {
     /// For scripts: an object for each program, one a line
     #[arg(long)]
     json: bool,
-    /// The types of the kernel that the programs are for [default: /sys/kernel/btf/vmlinux]
+    /// The types of the kernel that the programs are for, then those of its modules [default: /sys/kernel/btf/*]
     #[arg(long, value_name = "FILE")]
-    btf: Option<PathBuf>,
+    btf: Vec<PathBuf>,
     /// What programs attach to whose section does not say, or names what the kernel does not have
     #[arg(long, value_name = "NAME")]
     attach: Option<String>,
@@ -104,7 +104,7 @@ pub fn verify(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Prints a verdict for each program that is asked for. Are all accepted?
 fn judge_file(arguments: &Arguments) -> anyhow::Result<bool> {
-    let kernel = ChosenKernel::new(arguments.btf.as_deref())?;
+    let kernel = ChosenKernel::new(&arguments.btf)?;
     let file = arguments.file.display();
     let data = fs::read(&arguments.file).with_context(|| file.to_string())?;
     let mut object = Object::parse(&data, &kernel).with_context(|| file.to_string())?;
@@ -157,12 +157,13 @@ fn attach(object: &mut Object, name: &str, kernel: &dyn Kernel) {
     for program in &mut object.programs {
         if let AttachTarget::Missing(_) = program.target {
             let kind = program.section.split('/').next().unwrap_or_default();
-            program.target = AttachTarget::of_section(&format!("{kind}/{name}"), kernel);
+            let section = format!("{kind}/{name}");
+            program.target = AttachTarget::of_section(&section, kernel, &mut object.modules);
         }
     }
 }
 
-/// What a program of an object file is loaded as.
+/// What a program of an object file is loaded as, but for what it attaches to.
 fn kind(program: &Program) -> Kind {
     Kind {
         prog_type: program.kind.prog_type,
@@ -177,32 +178,64 @@ fn kind(program: &Program) -> Kind {
 #[derive(Debug, Default)]
 struct ChosenKernel {
     running: RunningKernel,
-    btf: Option<Vec<u8>>,
+    types: Option<GivenTypes>,
+}
+
+/// Types that were asked for.
+#[derive(Debug)]
+struct GivenTypes {
+    btf: Vec<u8>,
+    /// By name.
+    modules: Vec<(String, Vec<u8>)>,
 }
 
 impl ChosenKernel {
-    fn new(btf: Option<&Path>) -> anyhow::Result<Self> {
-        let read = |path: &Path| {
-            let named = || path.display().to_string();
-            let btf = fs::read(path).with_context(named)?;
-            if Btf::parse(&btf).is_none() {
+    /// The first file has the types of the kernel itself, the others those of modules, by their names.
+    fn new(files: &[PathBuf]) -> anyhow::Result<Self> {
+        let [file, modules @ ..] = files else {
+            return Ok(Self::default());
+        };
+        let named = |path: &Path| path.display().to_string();
+        let btf = fs::read(file).with_context(|| named(file))?;
+        let Some(mut joined) = Joined::new(&btf) else {
+            bail!(
+                "{}: this is no BTF; give a file such as /sys/kernel/btf/vmlinux",
+                named(file)
+            );
+        };
+        let read = |path: &PathBuf| {
+            let btf = fs::read(path).with_context(|| named(path))?;
+            if joined.add(&btf).is_none() {
                 bail!(
-                    "{}: this is no BTF; give a file such as /sys/kernel/btf/vmlinux",
-                    named()
+                    "{}: these are no types of a module that goes with {}",
+                    named(path),
+                    named(file)
                 );
             }
-            Ok(btf)
+            let name = path.file_stem().unwrap_or_default();
+            Ok((name.to_string_lossy().into_owned(), btf))
         };
+        let modules = modules.iter().map(read).collect::<anyhow::Result<_>>()?;
         Ok(Self {
             running: RunningKernel::default(),
-            btf: btf.map(read).transpose()?,
+            types: Some(GivenTypes { btf, modules }),
         })
     }
 }
 
 impl Kernel for ChosenKernel {
     fn btf(&self) -> Option<&[u8]> {
-        self.btf.as_deref().or_else(|| self.running.btf())
+        match &self.types {
+            Some(types) => Some(&types.btf),
+            None => self.running.btf(),
+        }
+    }
+
+    fn modules(&self) -> &[(String, Vec<u8>)] {
+        match &self.types {
+            Some(types) => &types.modules,
+            None => self.running.modules(),
+        }
     }
 
     fn version(&self) -> u32 {

@@ -13,7 +13,9 @@ pub mod command {
     pub const PROG_TEST_RUN: i64 = 10;
     pub const OBJ_GET_INFO_BY_FD: i64 = 15;
     pub const BTF_LOAD: i64 = 18;
+    pub const BTF_GET_FD_BY_ID: i64 = 19;
     pub const MAP_FREEZE: i64 = 22;
+    pub const BTF_GET_NEXT_ID: i64 = 23;
 }
 
 /// Up to `fd_array_cnt`. Older kernels take what they do not know if it is 0.

@@ -50,8 +50,12 @@ pub struct ProgramSpec<'a> {
     pub expected_attach_type: u32,
     /// `BPF_F_*`.
     pub flags: u32,
-    /// Of the kernel's BTF; 0 for none.
+    /// Of the kernel's BTF, or of [`ProgramSpec::attach_to`]'s; 0 for none.
     pub attach_btf_id: u32,
+    /// Types of a module of the kernel, or a program, that `attach_btf_id` is of (`attach_prog_fd`, `attach_btf_obj_fd`).
+    pub attach_to: Option<BorrowedFd<'a>>,
+    /// Descriptors that instructions name by their places (`fd_array`).
+    pub fd_array: &'a [i32],
     /// Such as `GPL`.
     pub license: &'a str,
     /// `LINUX_VERSION_CODE`, which nothing asks for but kernels before 5.0.
@@ -166,6 +170,13 @@ pub fn load_program(spec: &ProgramSpec<'_>) -> Result<(OwnedFd, String), Refusal
 }
 
 fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, String), Refusal> {
+    if !places_are_there(spec) {
+        let log = "an instruction names a descriptor behind the end of fd_array\n".to_owned();
+        return Err(Refusal {
+            errno: libc::EFAULT,
+            log,
+        });
+    }
     let insns: Vec<[u8; INSN_BYTES]> = spec.insns.iter().map(|insn| insn.encode()).collect();
     let license = CString::new(spec.license).unwrap_or_default();
     let mut attr = Attr::default();
@@ -184,6 +195,11 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
         attr.lend(24, 26, types.lines);
     }
     attr.put(27, spec.attach_btf_id);
+    attr.put_fd(28, spec.attach_to);
+    if !spec.fd_array.is_empty() {
+        // SAFETY: the kernel reads the elements that instructions name, and `fd_array` has them: `places_are_there` looked.
+        unsafe { attr.point(30, as_bytes(spec.fd_array)) };
+    }
     let mut log = Vec::new();
     if spec.log_level != 0 {
         log = vec![0; log_bytes];
@@ -206,6 +222,60 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
         }
         made => made.map(|fd| (fd, text(&log))),
     }
+}
+
+/// Does `fd_array` have every element that an instruction may name? Maps (by `src` 5 and 6) and functions of modules do.
+fn places_are_there(spec: &ProgramSpec<'_>) -> bool {
+    let has = |place: i64| (0..spec.fd_array.len() as i64).contains(&place);
+    spec.fd_array.is_empty()
+        || spec.insns.iter().all(|insn| match (insn.code, insn.src) {
+            (0x18, 5 | 6) => has(insn.imm.into()),
+            // The kernel refuses what is negative unread.
+            (0x85, 2) => insn.off <= 0 || has(insn.off.into()),
+            _ => true,
+        })
+}
+
+fn as_bytes(words: &[i32]) -> &[u8] {
+    // SAFETY: any four bytes of a number are bytes; the lifetime is the numbers'.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), size_of_val(words)) }
+}
+
+/// The types of a loaded module of the kernel (`BPF_BTF_GET_FD_BY_ID`), by its name. `NotFound` if no module has it.
+pub fn module_types(name: &str) -> io::Result<OwnedFd> {
+    let mut id = 0;
+    loop {
+        let mut attr = Attr::default();
+        attr.put(0, id);
+        // ENOENT after the last one.
+        attr.call(command::BTF_GET_NEXT_ID)?;
+        id = attr.get(1);
+        let mut attr = Attr::default();
+        attr.put(0, id);
+        // Some are gone by now.
+        if let Ok(btf) = attr.make(command::BTF_GET_FD_BY_ID)
+            && is_module(&btf, name)?
+        {
+            return Ok(btf);
+        }
+    }
+}
+
+/// Is it the kernel's, and of this name (`struct bpf_btf_info`)?
+fn is_module(btf: &OwnedFd, name: &str) -> io::Result<bool> {
+    const INFO: usize = 32;
+    let mut found = [0_u8; 64];
+    let mut info = [0_u8; INFO];
+    // The kernel writes the name there, no more than it is told there is room for.
+    let address = found.as_mut_ptr().expose_provenance() as u64;
+    info[16..24].copy_from_slice(&address.to_ne_bytes());
+    info[24..28].copy_from_slice(&(found.len() as u32).to_ne_bytes());
+    let mut attr = Attr::default();
+    attr.put_fd(0, Some(btf.as_fd()));
+    attr.lend_mut(2, 1, &mut info);
+    attr.call(command::OBJ_GET_INFO_BY_FD)?;
+    let of_kernel = u32::from_ne_bytes([info[28], info[29], info[30], info[31]]);
+    Ok(of_kernel != 0 && text(&found) == name)
 }
 
 impl Refusal {

@@ -2,7 +2,7 @@
 
 use beeline_btf::kind;
 
-use crate::kernel::{Kernel, KernelNames};
+use crate::kernel::{Found, Kernel, KernelNames};
 
 /// The function, tracepoint or iterator that a program is made for, in the kernel's BTF.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -12,6 +12,13 @@ pub enum AttachTarget {
     None,
     /// Its number: `attach_btf_id` of `BPF_PROG_LOAD`.
     Found(u32),
+    /// It is in a module of the kernel.
+    InModule {
+        /// The module's place in [`Object::modules`](crate::Object::modules), whose descriptor is `attach_btf_obj_fd`.
+        module: usize,
+        /// Its number in the module's BTF.
+        id: u32,
+    },
     /// It is not there, or the section's name does not say which; why, in words.
     Missing(String),
 }
@@ -45,27 +52,43 @@ pub(crate) fn find(section: &str, kernel: &KernelNames<'_>) -> AttachTarget {
     if name.is_empty() {
         return AttachTarget::Missing("the section's name does not say what to attach to".into());
     }
+    // As libbpf has it: `fentry/nf_conntrack:nf_ct_delete`.
+    let (module, name) = match name.split_once(':') {
+        Some((module, name)) => (Some(module), name),
+        None => (None, name),
+    };
     let wanted = format!("{prefix}{name}");
     if kernel.btf().is_none() {
         return AttachTarget::Missing("there is no BTF of a kernel to look in".into());
     }
-    match kernel.find(*kind, &wanted) {
-        Some(id) => AttachTarget::Found(id),
+    match kernel.find_anywhere(*kind, &wanted, module) {
+        Some(found) => AttachTarget::of(found),
         None => AttachTarget::Missing(format!("the kernel's BTF has no {wanted}")),
     }
 }
 
 impl AttachTarget {
     /// By a section's name, without the `?` that keeps its programs from being loaded by themselves: what comes behind the
-    /// slash is looked for.
-    pub fn of_section(section: &str, kernel: &dyn Kernel) -> Self {
-        find(section, &KernelNames::of(kernel))
+    /// slash is looked for. A module that it is found in is put into [`Object::modules`](crate::Object::modules).
+    pub fn of_section(section: &str, kernel: &dyn Kernel, modules: &mut Vec<String>) -> Self {
+        let names = KernelNames::with_used(kernel, modules);
+        let found = find(section, &names);
+        *modules = names.used();
+        found
+    }
+
+    pub(crate) fn of(found: Found) -> Self {
+        let id = found.id;
+        match found.module {
+            None => Self::Found(id),
+            Some(module) => Self::InModule { module, id },
+        }
     }
 
     /// `attach_btf_id` of `BPF_PROG_LOAD`: 0 without a target.
     pub fn btf_id(&self) -> u32 {
         match self {
-            Self::Found(id) => *id,
+            Self::Found(id) | Self::InModule { id, .. } => *id,
             Self::None | Self::Missing(_) => 0,
         }
     }

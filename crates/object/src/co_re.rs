@@ -21,7 +21,7 @@ use beeline_isa::{INSN_BYTES, Insn};
 use crate::Error;
 use crate::elf::Elf;
 use crate::ext::{Ext, word};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, KernelNames};
 use spec::Spec;
 use value::Number;
 
@@ -74,6 +74,7 @@ pub(crate) fn relocate(
     btf: Option<&Btf<'_>>,
     ext: &Ext<'_>,
     kernel: &dyn Kernel,
+    names: &KernelNames<'_>,
 ) -> Result<(), Error> {
     let Some(btf) = btf else {
         return Ok(());
@@ -88,12 +89,31 @@ pub(crate) fn relocate(
     let kernel = kernel.btf().ok_or(Error::NoKernelBtf)?;
     let kernel = Btf::parse(kernel).ok_or(Error::Core("the kernel's BTF is broken".into()))?;
     let all = relocations.iter().flat_map(|(_, of_section)| of_section);
-    let by_name = candidates(btf, &kernel, all);
+    let mut by_name = candidates(btf, &kernel, all);
+    // Modules are looked at for what the kernel itself has no type of that name for.
+    let with_modules = match by_name.values().any(Vec::is_empty) {
+        true => names.with_modules(),
+        false => None,
+    };
+    let kernel = match with_modules {
+        Some(with_modules) => {
+            add_candidates(&mut by_name, &with_modules, kernel.len());
+            with_modules
+        }
+        None => kernel,
+    };
     // By the file's types: those that fitted all relocations so far.
     let mut fitting = HashMap::new();
     for (section, of_section) in &relocations {
         for relocation in of_section {
             let number = resolve(btf, &kernel, relocation, &by_name, &mut fitting);
+            let number = number.map(|it| match (relocation.what, it.new) {
+                (What::TargetType, Some(id)) => Number {
+                    new: Some(names.own_number(id as u32).into()),
+                    ..it
+                },
+                _ => it,
+            });
             let insns = code
                 .get_mut(*section)
                 .and_then(|it| it.get_mut(relocation.slot..));
@@ -236,20 +256,31 @@ fn candidates<'a>(
             );
         }
     }
+    add_candidates(&mut found, kernel, 1);
+    found
+}
+
+/// Those from the type `first` on, for names that have none yet.
+fn add_candidates(found: &mut Candidates, kernel: &Btf<'_>, first: u32) {
+    let wanted = found.iter().filter(|(_, known)| known.is_empty());
+    let wanted: std::collections::HashSet<_> = wanted.map(|(key, _)| key.clone()).collect();
     let names: std::collections::HashSet<Vec<u8>> =
-        found.keys().map(|(name, _)| name.clone()).collect();
-    for id in 1..kernel.len() {
+        wanted.iter().map(|(name, _)| name.clone()).collect();
+    for id in first..kernel.len() {
         let Some(it) = kernel.get(id).filter(|it| !it.name.is_empty()) else {
             continue;
         };
         let name = essential(it.name);
-        if names.contains(name)
-            && let Some(place) = found.get_mut(&(name.to_vec(), comparable(it.kind)))
+        if !names.contains(name) {
+            continue;
+        }
+        let key = (name.to_vec(), comparable(it.kind));
+        if wanted.contains(&key)
+            && let Some(place) = found.get_mut(&key)
         {
             place.push(id);
         }
     }
-    found
 }
 
 /// What is to be put into a relocation's instruction.

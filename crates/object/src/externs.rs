@@ -6,7 +6,7 @@ use beeline_btf::{Btf, Type, kind};
 
 use crate::co_re::essential;
 use crate::elf::{Elf, Symbol};
-use crate::kernel::{Kernel, KernelNames};
+use crate::kernel::{Found, Kernel, KernelNames};
 use crate::maps::{Contents, MMAPABLE, MapDefinition, RDONLY_PROG, variables_of};
 
 /// What an extern turned out to be.
@@ -16,8 +16,8 @@ pub(crate) enum Extern {
     Config { map: usize, offset: u32 },
     /// An address in the kernel; 0 for a weak one that is not there.
     Address(u64),
-    /// A variable or function of the kernel, by its number in the kernel's BTF.
-    Typed(u32),
+    /// A variable or function of the kernel or one of its modules.
+    Typed(Found),
     /// A weak function that is not there; its number among all externs.
     Missing(u32),
     /// Something that is not there and that programs cannot do without; its number among all externs.
@@ -125,14 +125,12 @@ fn in_kernel(
     }
     let kind = if is_function { kind::FUNC } else { kind::VAR };
     // What a program puts behind three underscores is its own.
-    match names.find(
-        kind,
-        std::str::from_utf8(essential(symbol.name.as_bytes())).unwrap_or_default(),
-    ) {
+    let name = std::str::from_utf8(essential(symbol.name.as_bytes())).unwrap_or_default();
+    match names.find_anywhere(kind, name, None) {
         Some(found) => Ok(Extern::Typed(found)),
         None if symbol.is_weak && is_function => Ok(Extern::Missing(place)),
         None if symbol.is_weak => Ok(Extern::Address(0)),
-        None => Err("the kernel's BTF does not have it"),
+        None => Err("neither the kernel's BTF nor a module's has it"),
     }
 }
 

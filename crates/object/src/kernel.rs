@@ -1,16 +1,22 @@
 //! What an object file wants to know of the kernel that its programs are for.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 use std::sync::OnceLock;
 
-use beeline_btf::{Btf, kind};
+use beeline_btf::{Btf, Joined, Layout, OwnedBtf, kind};
 
 /// A kernel, as far as object files ask.
 pub trait Kernel {
     /// The content of its `/sys/kernel/btf/vmlinux`.
     fn btf(&self) -> Option<&[u8]>;
+    /// The names of its modules, and the content of `/sys/kernel/btf/MODULE` of each. Asked for only if something is nowhere
+    /// in [`Kernel::btf`].
+    fn modules(&self) -> &[(String, Vec<u8>)] {
+        &[]
+    }
     /// `LINUX_VERSION_CODE`: `major << 16 | minor << 8 | patch`.
     fn version(&self) -> u32;
     /// The value of a `CONFIG_*` option as its configuration has it: `y`, `"text"`, `17`.
@@ -23,6 +29,7 @@ pub trait Kernel {
 #[derive(Debug, Default)]
 pub struct RunningKernel {
     btf: OnceLock<Option<Vec<u8>>>,
+    modules: OnceLock<Vec<(String, Vec<u8>)>>,
     config: OnceLock<String>,
 }
 
@@ -30,6 +37,10 @@ impl Kernel for RunningKernel {
     fn btf(&self) -> Option<&[u8]> {
         let read = || fs::read("/sys/kernel/btf/vmlinux").ok();
         self.btf.get_or_init(read).as_deref()
+    }
+
+    fn modules(&self) -> &[(String, Vec<u8>)] {
+        self.modules.get_or_init(|| modules().unwrap_or_default())
     }
 
     fn version(&self) -> u32 {
@@ -58,6 +69,22 @@ impl Kernel for RunningKernel {
         })?;
         u64::from_str_radix(line.split_whitespace().next()?, 16).ok()
     }
+}
+
+/// Types of modules that are loaded now, by name.
+fn modules() -> io::Result<Vec<(String, Vec<u8>)>> {
+    let mut modules = Vec::new();
+    for entry in fs::read_dir("/sys/kernel/btf")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        // One that is unloaded meanwhile is not there.
+        if name != "vmlinux"
+            && let Ok(btf) = fs::read(format!("/sys/kernel/btf/{name}"))
+        {
+            modules.push((name, btf));
+        }
+    }
+    modules.sort();
+    Ok(modules)
 }
 
 /// The kernel's configuration, from where libbpf has it.
@@ -90,6 +117,9 @@ fn release() -> String {
 pub(crate) struct KernelNames<'a> {
     kernel: &'a dyn Kernel,
     index: OnceCell<Option<Index<'a>>>,
+    modules: OnceCell<Option<ModuleTypes>>,
+    /// Modules that something was found in, in this order.
+    used: RefCell<Vec<usize>>,
 }
 
 struct Index<'a> {
@@ -98,10 +128,37 @@ struct Index<'a> {
     numbers: HashMap<(u8, &'a [u8]), u32>,
 }
 
+/// The types of all modules behind the kernel's.
+struct ModuleTypes {
+    btf: OwnedBtf,
+    layout: Layout,
+    /// Places in [`Kernel::modules`], by places in the layout.
+    modules: Vec<usize>,
+}
+
+/// Something in the kernel's types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Its number, in the module's BTF if it is a module's.
+    pub(crate) id: u32,
+    /// The module's place among those that are used.
+    pub(crate) module: Option<usize>,
+}
+
 impl<'a> KernelNames<'a> {
     pub(crate) fn of(kernel: &'a dyn Kernel) -> Self {
-        let index = OnceCell::new();
-        Self { kernel, index }
+        Self::with_used(kernel, &[])
+    }
+
+    /// The same where modules are used already, by name.
+    pub(crate) fn with_used(kernel: &'a dyn Kernel, used: &[String]) -> Self {
+        let place = |name: &String| kernel.modules().iter().position(|(it, _)| it == name);
+        Self {
+            kernel,
+            index: OnceCell::new(),
+            modules: OnceCell::new(),
+            used: RefCell::new(used.iter().filter_map(place).collect()),
+        }
     }
 
     /// None if there is no BTF at all.
@@ -109,10 +166,93 @@ impl<'a> KernelNames<'a> {
         self.index().map(|index| &index.btf)
     }
 
-    /// The number of a function, variable, structure or type's name.
+    /// The number of a function, variable, structure or type's name in the kernel itself.
     pub(crate) fn find(&self, kind: u8, name: &str) -> Option<u32> {
         let numbers = &self.index()?.numbers;
         numbers.get(&(kind, name.as_bytes())).copied()
+    }
+
+    /// The same, or in one of its modules: in that one, if one is named.
+    pub(crate) fn find_anywhere(
+        &self,
+        kind: u8,
+        name: &str,
+        wanted: Option<&str>,
+    ) -> Option<Found> {
+        if wanted.is_none_or(|wanted| wanted == "vmlinux")
+            && let Some(id) = self.find(kind, name)
+        {
+            return Some(Found { id, module: None });
+        }
+        let types = self.modules()?;
+        let btf = types.btf.view();
+        let found = (types.layout.base()..btf.len()).find_map(|number| {
+            btf.get(number)
+                .filter(|it| it.kind == kind && it.name == name.as_bytes())?;
+            let (Some(place), id) = types.layout.place(number) else {
+                return None;
+            };
+            let module = *types.modules.get(place)?;
+            let (of, _) = self.kernel.modules().get(module)?;
+            wanted
+                .is_none_or(|wanted| wanted == of)
+                .then_some((module, id))
+        });
+        let (module, id) = found?;
+        let module = Some(self.used_as(module));
+        Some(Found { id, module })
+    }
+
+    /// The kernel's types with those of all modules behind them; None without modules.
+    pub(crate) fn with_modules(&self) -> Option<Btf<'_>> {
+        self.modules().map(|types| types.btf.view())
+    }
+
+    /// The number of a type of [`KernelNames::with_modules`] in the BTF that it comes from.
+    pub(crate) fn own_number(&self, id: u32) -> u32 {
+        let types = self.modules.get().and_then(Option::as_ref);
+        types.map_or(id, |types| types.layout.place(id).1)
+    }
+
+    /// The members of a structure that was found.
+    pub(crate) fn member_names(&self, of: Found) -> Vec<String> {
+        let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+        let names = |btf: &Btf<'_>, id| {
+            let it = btf.get(id);
+            it.map_or_else(Vec::new, |it| {
+                btf.bit_members(it).map(|it| text(it.name)).collect()
+            })
+        };
+        match of.module {
+            None => self.btf().map_or_else(Vec::new, |btf| names(btf, of.id)),
+            Some(place) => self
+                .number(place, of.id)
+                .map_or_else(Vec::new, |(types, number)| names(&types.btf.view(), number)),
+        }
+    }
+
+    fn number(&self, used: usize, id: u32) -> Option<(&ModuleTypes, u32)> {
+        let module = *self.used.borrow().get(used)?;
+        let types = self.modules()?;
+        let place = types.modules.iter().position(|it| *it == module)?;
+        Some((types, types.layout.number(place, id)?))
+    }
+
+    /// The names of the modules that something was found in.
+    pub(crate) fn used(&self) -> Vec<String> {
+        let used = self.used.borrow();
+        let modules = self.kernel.modules();
+        let names = used.iter().filter_map(|place| modules.get(*place));
+        names.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn used_as(&self, module: usize) -> usize {
+        let mut used = self.used.borrow_mut();
+        let known = used.iter().position(|it| *it == module);
+        known.unwrap_or_else(|| {
+            used.push(module);
+            used.len() - 1
+        })
     }
 
     /// Made when the first name is asked for: most files ask for none.
@@ -130,6 +270,27 @@ impl<'a> KernelNames<'a> {
             Some(Index { btf, numbers })
         };
         self.index.get_or_init(make).as_ref()
+    }
+
+    /// Made when something is not in the kernel itself. A module whose types are not what they should be has none.
+    fn modules(&self) -> Option<&ModuleTypes> {
+        let make = || {
+            let all = self.kernel.modules();
+            if all.is_empty() {
+                return None;
+            }
+            let mut joined = Joined::new(self.kernel.btf()?)?;
+            let added = all.iter().enumerate();
+            let modules = added
+                .filter_map(|(place, (_, btf))| joined.add(btf).map(|_| place))
+                .collect();
+            Some(ModuleTypes {
+                layout: joined.layout().clone(),
+                btf: OwnedBtf::parse(joined.into_bytes())?,
+                modules,
+            })
+        };
+        self.modules.get_or_init(make).as_ref()
     }
 }
 

@@ -6,7 +6,7 @@
 //! puts a map's descriptor, an instruction here has the map's place in [`Object::maps`].
 //!
 //! Files are not trusted: whatever the bytes, the answer is an [`Object`] or an [`Error`]. Not supported are big-endian files,
-//! maps of the `.struct_ops` sections (their programs are there), and functions and types of kernel modules. What is nowhere defined
+//! and maps of the `.struct_ops` sections (their programs are there). What is nowhere defined
 //! makes only those programs unusable that cannot do without it ([`Object::absent`]).
 
 mod attach;
@@ -54,6 +54,9 @@ pub struct Object {
     /// What programs use that is nowhere defined, by number: calls of functions that there are not stand in the place
     /// of what uses it ([`Object::why_absent`]).
     pub absent: Vec<(u32, String)>,
+    /// The kernel's modules that programs use something of. Where libbpf puts a module's descriptor (of a variable), or its place in
+    /// the array of descriptors (of a function), an instruction here has the module's place in this list and 1 more.
+    pub modules: Vec<String>,
 }
 
 /// A program.
@@ -169,10 +172,10 @@ impl Object {
             _ => Ext::default(),
         };
         let mut code = code(&elf)?;
-        co_re::relocate(&elf, &mut code, btf.as_ref(), &ext, kernel)?;
+        let names = KernelNames::of(kernel);
+        co_re::relocate(&elf, &mut code, btf.as_ref(), &ext, kernel, &names)?;
         let functions = link::functions(&elf, &code)?;
         let mut maps = maps::Maps::of(&elf, btf.as_ref())?;
-        let names = KernelNames::of(kernel);
         let Externs {
             resolved,
             options,
@@ -231,6 +234,7 @@ impl Object {
             kernel_version: section_data("version").and_then(|data| ext::word(data, 0)),
             btf: types,
             absent,
+            modules: names.used(),
         })
     }
 }

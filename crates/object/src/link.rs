@@ -12,6 +12,7 @@ use beeline_isa::{INSN_BYTES, Insn};
 use crate::Error;
 use crate::elf::{Elf, Symbol};
 use crate::externs::Extern;
+use crate::kernel::Found;
 use crate::maps::Maps;
 
 /// Missing kernel functions are numbered from here on; `POISON_EXTERN` are missing variables.
@@ -216,10 +217,11 @@ impl<'a> Linker<'a> {
                 return Err("it is in an instruction that cannot hold it");
             };
             match self.externs.get(&number) {
-                Some(Extern::Typed(id)) => {
+                Some(Extern::Typed(found)) => {
                     insn.src = PSEUDO_KFUNC_CALL;
-                    insn.off = 0;
-                    insn.imm = id.cast_signed();
+                    insn.off = i16::try_from(descriptor(*found))
+                        .map_err(|_| "it is in one module too many")?;
+                    insn.imm = found.id.cast_signed();
                 }
                 Some(Extern::Missing(place) | Extern::Absent(place)) => {
                     *insn = poison(POISON_FUNCTION, *place);
@@ -234,7 +236,7 @@ impl<'a> Linker<'a> {
         };
         let (src, low, high) = match (self.externs.get(&number), self.maps.of_symbol(symbol)) {
             (Some(Extern::Config { map, offset }), _) => (PSEUDO_MAP_VALUE, *map as u32, *offset),
-            (Some(Extern::Typed(id)), _) => (PSEUDO_BTF_ID, *id, 0),
+            (Some(Extern::Typed(found)), _) => (PSEUDO_BTF_ID, found.id, descriptor(*found)),
             (Some(Extern::Address(address)), _) => (0, *address as u32, (address >> 32) as u32),
             (Some(Extern::Missing(_)), _) => (0, 0, 0),
             (Some(Extern::Absent(place)), _) => {
@@ -326,4 +328,9 @@ impl<'a> Linker<'a> {
             what,
         }
     }
+}
+
+/// What stands where libbpf puts a module's descriptor, or its place among descriptors: 0 for the kernel itself.
+fn descriptor(found: Found) -> u32 {
+    found.module.map_or(0, |module| module as u32 + 1)
 }

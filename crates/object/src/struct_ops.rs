@@ -76,17 +76,17 @@ fn operation(structure: Type<'_>, member: &[u8], kernel: &KernelNames<'_>) -> Op
         target: AttachTarget::Missing(format!("the kernel's BTF has no {what}")),
         member: 0,
     };
-    let found = kernel.find(kind::STRUCT, &structure);
-    let Some((id, btf)) = found.zip(kernel.btf()) else {
+    let Some(found) = kernel.find_anywhere(kind::STRUCT, &structure, None) else {
         return missing(format!("struct {structure}"));
     };
-    let members = btf.get(id).into_iter().flat_map(|it| btf.bit_members(it));
+    let members = kernel.member_names(found).into_iter().zip(0..);
     let number = members
-        .zip(0..)
-        .find_map(|(it, number)| (it.name == member.as_bytes()).then_some(number));
+        .filter(|(name, _)| *name == member)
+        .map(|(_, number)| number)
+        .next();
     match number {
         Some(member) => Operation {
-            target: AttachTarget::Found(id),
+            target: AttachTarget::of(found),
             member,
         },
         None => missing(format!("{structure}.{member}")),

@@ -161,6 +161,7 @@ fn verdict(
         types: types.as_ref(),
         kernel,
         helpers: HERE.contains(&spec.prog_type).then_some(&is_served),
+        ..Default::default()
     };
     verify(&program, level)
 }

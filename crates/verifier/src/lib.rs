@@ -9,6 +9,7 @@
 
 mod flow;
 mod frame;
+mod modules;
 mod reject;
 mod resolve;
 

@@ -7,7 +7,7 @@ use beeline_isa::Insn;
 use crate::types::{KernelTypes, ProgramTypes};
 
 /// A program as `BPF_PROG_LOAD` has it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Program<'a> {
     /// What it is for.
     pub kind: Kind,
@@ -24,6 +24,18 @@ pub struct Program<'a> {
     pub kernel: Option<&'a KernelTypes>,
     /// Which of the helpers that its type may call are there where it is to run; `None` for all.
     pub helpers: Option<&'a dyn Fn(u32) -> bool>,
+    /// What instructions name that belongs to modules of the kernel.
+    pub modules: Modules<'a>,
+}
+
+/// Modules of the kernel as a program's instructions name them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Modules<'a> {
+    /// `fd_array` of the load: calls of modules' functions have a place in it (`off`); `None` if the load came without.
+    pub fd_array: Option<&'a [i32]>,
+    /// Every descriptor of BTF that an instruction or `fd_array` may name. With it the module's place among those of
+    /// [`KernelTypes::with_modules`]; `None` where it is no module's.
+    pub btf: &'a [(i32, Option<usize>)],
 }
 
 impl fmt::Debug for Program<'_> {

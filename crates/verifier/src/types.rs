@@ -25,6 +25,7 @@ mod kernel;
 mod kernel_function_table;
 pub mod kernel_functions;
 mod lsm;
+mod module_function_table;
 mod nullable;
 mod program;
 mod prototype;

@@ -5,6 +5,7 @@ use beeline_isa::{Imm64, Insn, Op};
 use crate::context::attach;
 use crate::context::kinds::prog;
 use crate::flow::{Flow, Odd};
+use crate::modules;
 use crate::program::Program;
 use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, ERANGE, Reject};
 use crate::types::Returns;
@@ -21,6 +22,14 @@ pub fn verify(program: &Program<'_>, level: LogLevel) -> Verdict {
 
 /// The same with fewer instructions to be looked at, if so many are given.
 pub(crate) fn verify_within(program: &Program<'_>, level: LogLevel, most: Option<u32>) -> Verdict {
+    let insns = match modules::resolve(program) {
+        Ok(insns) => insns,
+        Err(reject) => return Verdict::refused(reject, level),
+    };
+    let program = &Program {
+        insns: &insns,
+        ..*program
+    };
     let before = structure(program).and_then(|flow| {
         let maps = maps(program, &flow)?;
         Ok((flow, maps))

@@ -397,7 +397,7 @@ fn verdict(insns: &[Insn], starts: Option<&[usize]>, maps: &[(i32, &Map)]) -> Ve
         maps,
         types: types.as_ref(),
         kernel: None,
-        helpers: None,
+        ..Default::default()
     };
     verify(&program, LogLevel(0))
 }

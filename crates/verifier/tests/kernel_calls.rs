@@ -149,7 +149,7 @@ impl Oracle {
             maps: &[],
             types: None,
             kernel: Some(&self.types),
-            helpers: None,
+            ..Default::default()
         };
         let ours = verify(&program, LogLevel(LogLevel::PATH));
         self.compared += 1;

@@ -118,7 +118,7 @@ fn compare(insns: &[Insn]) {
         maps: &[],
         types: None,
         kernel: None,
-        helpers: None,
+        ..Default::default()
     };
     let ours = verify(&program, LogLevel(LogLevel::ALL));
     assert!(ours.result.is_ok(), "{}", ours.log);

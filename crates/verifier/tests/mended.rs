@@ -53,7 +53,7 @@ fn facts(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<Facts, String> 
             maps: &[(ARRAY, &map), (LOCKED, &locked)],
             types: None,
             kernel,
-            helpers: None,
+            ..Default::default()
         },
         LogLevel(0),
     );
@@ -245,7 +245,7 @@ fn maps_for_programs_that_sleep() {
                 maps: &[(fd, &map)],
                 types: None,
                 kernel: None,
-                helpers: None,
+                ..Default::default()
             },
             LogLevel(0),
         );

@@ -68,7 +68,7 @@ fn verdict(insns: &[Insn], level: u32) -> Verdict {
         maps: &[(4, &map(1)), (9, &map(2))],
         types: None,
         kernel: None,
-        helpers: None,
+        ..Default::default()
     };
     verify(&program, LogLevel(level))
 }

@@ -198,8 +198,12 @@ pub struct Trial<'a> {
     pub attach_type: u32,
     /// `BPF_F_*`.
     pub flags: u32,
-    /// What it attaches to, in the kernel's BTF.
+    /// What it attaches to, in the kernel's BTF or that of `attach_to`.
     pub attach_btf_id: u32,
+    /// The program or the module's types that it attaches to.
+    pub attach_to: Option<&'a File>,
+    /// Descriptors that instructions name by their places.
+    pub fd_array: &'a [i32],
     /// Its instructions.
     pub insns: &'a [Insn],
     /// Its own BTF.
@@ -222,6 +226,8 @@ pub fn verdict(trial: &Trial<'_>, log_level: u32) -> (i32, String) {
         expected_attach_type: trial.attach_type,
         flags: trial.flags,
         attach_btf_id: trial.attach_btf_id,
+        attach_to: trial.attach_to.map(AsFd::as_fd),
+        fd_array: trial.fd_array,
         license: "GPL",
         insns: trial.insns,
         types,

@@ -76,7 +76,7 @@ fn use_in_verifier(data: &[u8]) {
                 maps: &[],
                 types: of.ok().as_ref(),
                 kernel: kernel.as_ref(),
-                helpers: None,
+                ..Default::default()
             });
         }
     }

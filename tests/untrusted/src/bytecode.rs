@@ -37,7 +37,7 @@ pub fn bytecode(data: &[u8]) {
         maps: &maps,
         types: None,
         kernel: None,
-        helpers: None,
+        ..Default::default()
     });
 }
 

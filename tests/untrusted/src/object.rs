@@ -82,7 +82,7 @@ fn use_object(object: &Object) {
             maps: &maps,
             types: of_program.as_ref(),
             kernel: None,
-            helpers: None,
+            ..Default::default()
         });
     }
 }

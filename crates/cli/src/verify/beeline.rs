@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use beeline_object::{Contents, Kernel, MapDefinition, Object, Program};
-use beeline_verifier::program::{self, Map, is_gpl_compatible};
+use beeline_object::{AttachTarget, Contents, Kernel, MapDefinition, Object, Program};
+use beeline_verifier::program::{self, Kind, Map, Modules, is_gpl_compatible};
 use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::LogLevel;
 
@@ -36,8 +36,7 @@ pub struct Verifier<'a> {
 
 impl<'a> Verifier<'a> {
     pub fn new(object: &'a Object, kernel: &dyn Kernel) -> Self {
-        let kernel = kernel.btf().and_then(|btf| KernelTypes::new(btf.to_vec()));
-        let kernel = kernel.map(KernelTypes::indexed);
+        let kernel = types_of(kernel, &object.modules).map(KernelTypes::indexed);
         let types = FileTypes::parse(object.btf.clone());
         let maps = object.maps.iter().zip(0..);
         let maps = maps.map(|(definition, place)| {
@@ -73,14 +72,22 @@ impl<'a> Verifier<'a> {
             }
         };
         let maps: Vec<_> = self.maps.iter().map(|(fd, map)| (*fd, map)).collect();
+        // Modules have places instead of descriptors, and stand at their own.
+        let modules = 0..self.object.modules.len();
+        let btf: Vec<_> = (1..).zip(modules.map(Some)).collect();
+        let fd_array: Vec<i32> = (0..=btf.len() as i32).collect();
         let judged = program::Program {
-            kind: kind(program),
+            kind: self.kind(program),
             gpl: is_gpl_compatible(&self.object.license),
             insns: &program.insns,
             maps: &maps,
             types: types.as_ref(),
             kernel: self.kernel.as_ref(),
-            helpers: None,
+            modules: Modules {
+                fd_array: Some(&fd_array),
+                btf: &btf,
+            },
+            ..Default::default()
         };
         let verdict = beeline_verifier::verify(&judged, LogLevel(log_level));
         let insns_processed = verdict.effort.insns_processed;
@@ -106,6 +113,17 @@ impl<'a> Verifier<'a> {
         }
     }
 
+    fn kind(&self, program: &Program) -> Kind {
+        let kind = kind(program);
+        match (&program.target, &self.kernel) {
+            (AttachTarget::InModule { module, id }, Some(kernel)) => Kind {
+                attach_btf_id: kernel.in_module(*module, *id).unwrap_or(0),
+                ..kind
+            },
+            _ => kind,
+        }
+    }
+
     /// None for a file without types.
     fn types(&self, program: &Program) -> Result<Option<ProgramTypes>, (i32, String)> {
         let Some(types) = self
@@ -117,10 +135,22 @@ impl<'a> Verifier<'a> {
         };
         let starts: Vec<usize> = program.functions.iter().map(|(start, _)| *start).collect();
         let (functions, lines) = (&program.func_info, &program.line_info);
-        let (insns, kind) = (&program.insns, kind(program));
+        let (insns, kind) = (&program.insns, self.kind(program));
         let kernel = self.kernel.as_ref();
         ProgramTypes::of(types, functions, lines, &kind, insns, &starts, kernel).map(Some)
     }
+}
+
+/// The types of a kernel, with those of the modules of these names.
+fn types_of(kernel: &dyn Kernel, modules: &[String]) -> Option<KernelTypes> {
+    let btf = kernel.btf()?;
+    if modules.is_empty() {
+        return KernelTypes::new(btf.to_vec());
+    }
+    let known = kernel.modules();
+    let content = |name| known.iter().find(|(it, _)| it == name);
+    let contents = modules.iter().map(|name| Some(&content(name)?.1[..]));
+    KernelTypes::with_modules(btf, &contents.collect::<Option<Vec<_>>>()?)
 }
 
 /// A map as libbpf would make it.

@@ -9,9 +9,9 @@ use std::time::Instant;
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_kernel::{
     MapSpec, ProgramSpec, ProgramTypes, Refusal, create_map, freeze, load_program, load_types,
-    update,
+    module_types, update,
 };
-use beeline_object::{Contents, MapDefinition, Object, Program};
+use beeline_object::{AttachTarget, Contents, MapDefinition, Object, Program};
 
 use super::beeline::completed;
 use super::{Judgement, Verdict, kind};
@@ -30,6 +30,8 @@ pub struct Loader<'a> {
     types: OnceCell<Result<OwnedFd, Refusal>>,
     /// By their places in the object, made when they are first needed.
     maps: Vec<OnceCell<io::Result<OwnedFd>>>,
+    /// By their places in the object.
+    modules: OnceCell<Result<Vec<OwnedFd>, (String, io::Error)>>,
 }
 
 impl<'a> Loader<'a> {
@@ -38,6 +40,7 @@ impl<'a> Loader<'a> {
             object,
             types: OnceCell::new(),
             maps: object.maps.iter().map(|_| OnceCell::new()).collect(),
+            modules: OnceCell::new(),
         }
     }
 
@@ -47,6 +50,23 @@ impl<'a> Loader<'a> {
             Err((name, error)) => {
                 return not_asked(&error, format!("map {name} cannot be made: {error}"));
             }
+        };
+        let modules = match self.modules() {
+            Ok(modules) => modules,
+            Err((name, error)) => {
+                return not_asked(error, format!("the types of module {name}: {error}"));
+            }
+        };
+        let insns = with_modules(insns, modules);
+        let mut fd_array = Vec::new();
+        if !modules.is_empty() {
+            // The kernel itself has no place.
+            fd_array = vec![0];
+            fd_array.extend(modules.iter().map(AsRawFd::as_raw_fd));
+        }
+        let attach_to = match program.target {
+            AttachTarget::InModule { module, .. } => modules.get(module).map(AsFd::as_fd),
+            _ => None,
         };
         // Types that the kernel refuses are left out, as by libbpf.
         let types = match self.types() {
@@ -63,6 +83,8 @@ impl<'a> Loader<'a> {
             expected_attach_type: kind.attach_type,
             flags: kind.flags,
             attach_btf_id: kind.attach_btf_id,
+            attach_to,
+            fd_array: &fd_array,
             license: &self.object.license,
             kernel_version: self.object.kernel_version.unwrap_or(0),
             insns: &insns,
@@ -94,6 +116,13 @@ impl<'a> Loader<'a> {
     fn types(&self) -> Option<&Result<OwnedFd, Refusal>> {
         let types = || load_types(&self.object.btf);
         (!self.object.btf.is_empty()).then(|| self.types.get_or_init(types))
+    }
+
+    /// Types of the modules that the file uses something of. Errors: a module's name, and why there are none.
+    fn modules(&self) -> Result<&[OwnedFd], &(String, io::Error)> {
+        let open = |name: &String| module_types(name).map_err(|error| (name.clone(), error));
+        let all = || self.object.modules.iter().map(open).collect();
+        self.modules.get_or_init(all).as_deref()
     }
 
     /// Instructions with descriptors in the place of places. Errors: a map's name, and why it cannot be made.
@@ -158,6 +187,22 @@ impl<'a> Loader<'a> {
         }
         Ok(map)
     }
+}
+
+/// Variables of modules with descriptors in the place of the modules' places.
+fn with_modules(mut insns: Vec<Insn>, modules: &[OwnedFd]) -> Vec<Insn> {
+    for at in 1..insns.len() {
+        if let Ok(Op::Imm64 {
+            kind: Imm64::KernelVariable,
+            ..
+        }) = insns[at - 1].op()
+            && let Some(place) = insns[at].imm.checked_sub(1)
+            && let Some(module) = usize::try_from(place).ok().and_then(|it| modules.get(it))
+        {
+            insns[at].imm = module.as_raw_fd();
+        }
+    }
+    insns
 }
 
 fn same(error: &io::Error) -> io::Error {

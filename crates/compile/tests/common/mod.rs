@@ -36,7 +36,7 @@ pub fn accept(insns: &[Insn], maps: &[(i32, &Map)]) {
         maps,
         types: Some(&types.expect("good type information")),
         kernel: None,
-        helpers: None,
+        ..Default::default()
     };
     let verdict = verify(&program, LogLevel(LogLevel::PATH));
     if verdict.result.is_err() {

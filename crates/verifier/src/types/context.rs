@@ -284,7 +284,8 @@ impl<'a> Attached<'a> {
         let (id, it) = types.target(pointer);
         let (name, kind, of) = (self.name, kind_name(it), shown(it.name));
         Some(format!(
-            "func '{name}' arg{arg} has btf_id {id} type {kind} '{of}'"
+            "func '{name}' arg{arg} has btf_id {} type {kind} '{of}'",
+            self.kernel.own_number(id)
         ))
     }
 }

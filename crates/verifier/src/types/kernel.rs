@@ -1,17 +1,19 @@
 //! The kernel's BTF: its structures, and how far pointers that come out of them are trusted
 //! (`btf_struct_access`, `check_ptr_to_btf_access`).
 
-use beeline_btf::{Type, kind};
+use beeline_btf::{Joined, Layout, Type, kind};
 
 use super::Refused;
 use super::table::{TypeTable, is_struct, text};
 use super::walk::Step;
 use crate::reject::{EINVAL, ENOENT};
 
-/// The kernel's BTF, with an index of its names.
+/// The kernel's BTF, with an index of its names. The types of modules have numbers behind the kernel's own
+/// ([`KernelTypes::in_module`]).
 #[derive(Debug)]
 pub struct KernelTypes {
     pub(super) types: TypeTable,
+    modules: Layout,
 }
 
 /// What stands at a place in a structure of the kernel, or in a BTF-described context.
@@ -96,7 +98,37 @@ const PROG_TYPES: [&str; 33] = [
 impl KernelTypes {
     /// Indexes `/sys/kernel/btf/vmlinux` or a file like it.
     pub fn new(btf: Vec<u8>) -> Option<Self> {
-        TypeTable::new(btf).map(|types| Self { types })
+        TypeTable::new(btf).map(|types| Self {
+            types,
+            modules: Layout::default(),
+        })
+    }
+
+    /// The same with modules, which are named by their places in `modules`: files such as `/sys/kernel/btf/nf_conntrack`.
+    /// `None` if one of them does not go with the kernel's.
+    pub fn with_modules(btf: &[u8], modules: &[&[u8]]) -> Option<Self> {
+        let mut joined = Joined::new(btf)?;
+        for module in modules {
+            joined.add(module)?;
+        }
+        let layout = joined.layout().clone();
+        TypeTable::new(joined.into_bytes()).map(|types| Self {
+            types,
+            modules: layout,
+        })
+    }
+
+    /// The number here of what a module calls `id`; `None` if it has no such type.
+    pub fn in_module(&self, module: usize, id: u32) -> Option<u32> {
+        self.modules.number(module, id)
+    }
+
+    /// What the kernel calls a type: that of a module by the module's own number.
+    pub fn own_number(&self, id: u32) -> u32 {
+        if self.modules == Layout::default() {
+            return id;
+        }
+        self.modules.place(id).1
     }
 
     /// Makes the indexes of names now, which else the first look-up does: some milliseconds.
@@ -273,12 +305,11 @@ impl KernelTypes {
     pub fn variable(&self, id: u32) -> Option<(u32, u32, bool)> {
         let it = self.types.get(id).filter(|it| it.kind == kind::VAR)?;
         let (type_id, types) = (it.refers_to(), &self.types);
-        let per_cpu = types
-            .find(kind::DATASEC, ".data..percpu")
-            .is_some_and(|section| {
-                let mut variables = types.view().variables(types.at(section));
-                variables.any(|variable| variable.type_id == id)
-            });
+        let mut sections = types.all(kind::DATASEC, b".data..percpu");
+        let per_cpu = sections.any(|section| {
+            let mut variables = types.view().variables(types.at(section));
+            variables.any(|variable| variable.type_id == id)
+        });
         let target = types.skip_modifiers(type_id).0;
         Some((target, self.size(target).unwrap_or(0), per_cpu))
     }

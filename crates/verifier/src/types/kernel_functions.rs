@@ -1,8 +1,8 @@
 //! Functions of the kernel that programs may call by their BTF ids (kfuncs): which programs, and on what terms.
 
 use super::attach_type::TRACE_ITER;
-use super::kernel_function_table::ALL;
 use super::prog_type;
+use super::{kernel_function_table, module_function_table};
 use crate::program::Kind;
 
 /// What may be said of a kernel function (`KF_*`).
@@ -83,8 +83,11 @@ pub struct KernelFunction {
 impl KernelFunction {
     /// The function of this name; `None` if programs cannot call it.
     pub fn named(name: &str) -> Option<&'static Self> {
-        let at = ALL.binary_search_by_key(&name, |it| it.name).ok()?;
-        ALL.get(at)
+        let tables = [&kernel_function_table::ALL[..], &module_function_table::ALL];
+        tables.into_iter().find_map(|table| {
+            let at = table.binary_search_by_key(&name, |it| it.name).ok()?;
+            table.get(at)
+        })
     }
 
     /// Has it one of these flags?
@@ -145,6 +148,7 @@ mod tests {
 
     #[test]
     fn names_ascend() {
-        assert!(ALL.is_sorted_by_key(|it| it.name));
+        assert!(kernel_function_table::ALL.is_sorted_by_key(|it| it.name));
+        assert!(module_function_table::ALL.is_sorted_by_key(|it| it.name));
     }
 }

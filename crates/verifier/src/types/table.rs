@@ -97,7 +97,7 @@ impl TypeTable {
     }
 
     /// All types of this kind and name.
-    fn all<'a>(&'a self, kind: u8, name: &'a [u8]) -> impl Iterator<Item = u32> + 'a {
+    pub(super) fn all<'a>(&'a self, kind: u8, name: &'a [u8]) -> impl Iterator<Item = u32> + 'a {
         let slots = &self.index_of(kind).slots;
         let mask = slots.len() - 1;
         let first = hash(name) & mask;

@@ -251,7 +251,8 @@ impl<'a> Walk<'a> {
             format!(
                 "kfunc {}#{} reference has not been acquired before",
                 call.function.name,
-                self.insn_at(self.insn).imm
+                call.kernel
+                    .own_number(self.insn_at(self.insn).imm.cast_unsigned())
             ),
         )
     }

@@ -393,8 +393,7 @@ impl Walk<'_> {
             );
         };
         let flags = if per_cpu { Flags::PERCPU } else { Flags::NONE };
-        let is_structure = kernel.structure(kernel.name(type_id)) == Some(type_id);
-        Ok(if is_structure {
+        Ok(if kernel.is_structure(type_id) == Some(true) {
             Reg::pointer(Type::Btf(type_id)).flagged(flags)
         } else {
             Reg::pointer(Type::Mem(bytes)).flagged(Flags::RDONLY)

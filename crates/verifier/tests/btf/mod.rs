@@ -20,6 +20,8 @@ pub struct Builder {
     types: Vec<u32>,
     count: u32,
     strings: Vec<u8>,
+    /// Bytes of the strings that these follow.
+    base_strings: u32,
 }
 
 impl Builder {
@@ -28,6 +30,19 @@ impl Builder {
             types: Vec::new(),
             count: 0,
             strings: vec![0],
+            base_strings: 0,
+        }
+    }
+
+    /// Types that follow those of a kernel, as a module's do.
+    pub fn after(kernel: &[u8]) -> Self {
+        let word = |at: usize| u32::from_le_bytes(kernel[at..at + 4].try_into().expect("four"));
+        let types = beeline_btf::Btf::parse(kernel).expect("good BTF").len();
+        Self {
+            types: Vec::new(),
+            count: types - 1,
+            strings: Vec::new(),
+            base_strings: word(20),
         }
     }
 
@@ -35,7 +50,7 @@ impl Builder {
         if text.is_empty() {
             return 0;
         }
-        let at = self.strings.len() as u32;
+        let at = self.base_strings + self.strings.len() as u32;
         self.strings.extend(text.bytes().chain([0]));
         at
     }

@@ -117,7 +117,7 @@ fn judge(row: &Row, kernel: Option<&KernelTypes>, log: u32) -> (Outcome, Duratio
         maps: &maps,
         types: None,
         kernel,
-        helpers: None,
+        ..Default::default()
     };
     let start = Instant::now();
     let verify = || beeline_verifier::verify(&program, LogLevel(log));
