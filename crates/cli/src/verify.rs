@@ -4,6 +4,7 @@ mod beeline;
 mod hints;
 mod kernel;
 mod report;
+mod target;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,10 @@ use clap::{ArgAction, Args, ValueEnum};
 
 use crate::prog::file::select;
 use crate::say;
+use beeline::{Replaced, Verifier};
+use kernel::Loader;
 use report::{Judged, print, print_json};
+use target::{Wanted, replaces};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -39,6 +43,9 @@ pub struct Arguments {
     /// What programs attach to whose section does not say, or names what the kernel does not have
     #[arg(long, value_name = "NAME")]
     attach: Option<String>,
+    /// The program that freplace programs replace a function of, if it is not in the same file
+    #[arg(long, value_name = "FILE[:PROGRAM]")]
+    target: Option<String>,
     /// Who judges; the kernel needs privilege, and keeps nothing
     #[arg(long, value_enum, default_value_t)]
     verifier: VerifierName,
@@ -113,16 +120,13 @@ fn judge_file(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     let (section, name) = (arguments.section.as_deref(), arguments.program.as_deref());
     let programs = select(&object, section, name)?;
-    let ours = (arguments.verifier != VerifierName::Kernel)
-        .then(|| beeline::Verifier::new(&object, &kernel));
-    let theirs =
-        (arguments.verifier != VerifierName::Beeline).then(|| kernel::Loader::new(&object));
+    let wanted = arguments.target.as_deref();
+    let wanted = wanted.map(|it| Wanted::new(it, &kernel)).transpose()?;
+    let judges = Judges::new(&object, wanted.as_ref(), arguments.verifier, &kernel);
     let log_level = arguments.log_level | u32::from(arguments.verbose.min(2));
     let (mut accepted, mut differ) = (0, 0);
     for program in &programs {
-        let ours = ours.as_ref().map(|it| it.judge(program, log_level));
-        let theirs = theirs.as_ref().map(|it| it.judge(program, log_level));
-        let (first, other) = match (ours, theirs) {
+        let (first, other) = match judges.judge(program, log_level) {
             (Some(ours), theirs) => (ours, theirs),
             (None, Some(theirs)) => (theirs, None),
             (None, None) => bail!("no verifier is asked"),
@@ -150,6 +154,76 @@ fn judge_file(arguments: &Arguments) -> anyhow::Result<bool> {
         }
     }
     Ok(accepted == programs.len() && differ == 0)
+}
+
+/// Whoever is asked about the programs of a file.
+struct Judges<'a> {
+    object: &'a Object,
+    /// Where programs are that those of the file replace functions of, if not there as well.
+    wanted: Option<&'a Wanted>,
+    ours: Option<Verifier<'a>>,
+    theirs: Option<Loader<'a>>,
+    /// The same for the other file.
+    of_target: (Option<Verifier<'a>>, Option<Loader<'a>>),
+}
+
+impl<'a> Judges<'a> {
+    fn new(
+        object: &'a Object,
+        wanted: Option<&'a Wanted>,
+        who: VerifierName,
+        kernel: &dyn Kernel,
+    ) -> Self {
+        let (we, they) = (who != VerifierName::Kernel, who != VerifierName::Beeline);
+        let other = wanted.map(Wanted::object);
+        Self {
+            object,
+            wanted,
+            ours: we.then(|| Verifier::new(object, kernel)),
+            theirs: they.then(|| Loader::new(object)),
+            of_target: (
+                other.filter(|_| we).map(|it| Verifier::new(it, kernel)),
+                other.filter(|_| they).map(Loader::new),
+            ),
+        }
+    }
+
+    /// What each says of a program.
+    fn judge(&self, program: &Program, log_level: u32) -> (Option<Judgement>, Option<Judgement>) {
+        let (ours, theirs) = (self.ours.as_ref(), self.theirs.as_ref());
+        let found = match self.wanted {
+            _ if !replaces(program) => None,
+            Some(wanted) => target::find(wanted.object(), wanted.program(), program),
+            None => target::find(self.object, None, program),
+        };
+        let Some((target, function)) = found else {
+            return (
+                ours.map(|it| it.judge(program, None, log_level)),
+                theirs.map(|it| it.judge(program, None, log_level)),
+            );
+        };
+        let ours = ours.map(|it| {
+            let verifier = self.of_target.0.as_ref().unwrap_or(it);
+            let replaced = Replaced {
+                verifier,
+                program: target,
+                function,
+            };
+            it.judge(program, Some(&replaced), log_level)
+        });
+        let theirs = theirs.map(|it| {
+            let loader = self.of_target.1.as_ref().unwrap_or(it);
+            match loader.load(target, None, 0) {
+                (_, Some(loaded)) => it.judge(program, Some((&loaded, function)), log_level),
+                (refused, None) => Judgement {
+                    verdict: Verdict::Unknown,
+                    reason: format!("{} is not taken: {}", target.name, refused.reason),
+                    ..refused
+                },
+            }
+        });
+        (ours, theirs)
+    }
 }
 
 /// Gives programs a target that have none, as tools do by `bpf_program__set_attach_target`.

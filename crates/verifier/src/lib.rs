@@ -11,6 +11,7 @@ mod flow;
 mod frame;
 mod modules;
 mod reject;
+mod replace;
 mod resolve;
 
 pub use flow::{Flow, Function, MAX_FRAMES, MAX_INSNS};

@@ -26,6 +26,9 @@ pub struct Program<'a> {
     pub helpers: Option<&'a dyn Fn(u32) -> bool>,
     /// What instructions name that belongs to modules of the kernel.
     pub modules: Modules<'a>,
+    /// Of one of type `BPF_PROG_TYPE_EXT`: the accepted program of which it replaces a function, the one that
+    /// [`Kind::attach_btf_id`] is in that program's BTF.
+    pub target: Option<&'a Program<'a>>,
 }
 
 /// Modules of the kernel as a program's instructions name them.
@@ -87,6 +90,18 @@ pub const SLEEPABLE: u32 = 1 << 4;
 pub const TEST_REG_INVARIANTS: u32 = 1 << 7;
 
 impl Kind {
+    /// What a program of this kind is judged as that replaces a function of one of kind `target` (`resolve_prog_type`): its own
+    /// types have to be read with this kind as well.
+    #[must_use]
+    pub fn replacing(self, target: &Self) -> Self {
+        Self {
+            prog_type: target.prog_type,
+            attach_type: target.attach_type,
+            attach_btf_id: 0,
+            ..self
+        }
+    }
+
     /// May it sleep?
     pub fn is_sleepable(&self) -> bool {
         self.flags & SLEEPABLE != 0

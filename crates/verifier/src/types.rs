@@ -11,6 +11,7 @@
 //! | `writes` | may a program write there? |
 //! | `context` | what does a program get that is attached by BTF? |
 //! | `attach` | may it attach there? |
+//! | `replace` | may it stand in for a function of another program? |
 //! | [`kernel_functions`] | which functions of the kernel may it call, and what do they ask? |
 //!
 //! No BTF is trusted: lookups of what is not there say so, walks are bounded.
@@ -29,6 +30,7 @@ mod module_function_table;
 mod nullable;
 mod program;
 mod prototype;
+mod replace;
 mod table;
 mod walk;
 mod writes;

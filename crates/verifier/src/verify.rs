@@ -5,12 +5,12 @@ use beeline_isa::{Imm64, Insn, Op};
 use crate::context::attach;
 use crate::context::kinds::prog;
 use crate::flow::{Flow, Odd};
-use crate::modules;
 use crate::program::Program;
 use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, ERANGE, Reject};
 use crate::types::Returns;
 use crate::verdict::{LogLevel, MapUse, Verdict};
 use crate::walk::Walk;
+use crate::{modules, replace};
 
 /// Judges a program as the kernel does: may it run?
 ///
@@ -38,6 +38,7 @@ pub(crate) fn verify_within(program: &Program<'_>, level: LogLevel, most: Option
         Ok(good) => good,
         Err(reject) => return Verdict::refused(reject, level),
     };
+    let program = &as_its_target(program);
     let mut walk = Walk::new(program, &flow, level);
     walk.most_insns = most.unwrap_or(walk.most_insns);
     walk.print_shape();
@@ -49,6 +50,20 @@ pub(crate) fn verify_within(program: &Program<'_>, level: LogLevel, most: Option
         effort: walk.effort(),
         longest_log,
         log,
+    }
+}
+
+/// A program that replaces a function is looked at as one of the kind of that function's program.
+fn as_its_target<'a>(program: &Program<'a>) -> Program<'a> {
+    match program.target {
+        Some(target) if program.kind.prog_type == prog::EXT => Program {
+            kind: program.kind.replacing(&target.kind),
+            ..*program
+        },
+        _ => Program {
+            target: None,
+            ..*program
+        },
     }
 }
 
@@ -77,12 +92,17 @@ fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     {
         return Err(Reject::program(EINVAL, why));
     }
-    if let Some(kernel) = program.kernel
+    let replaced = program.target.filter(|_| kind.prog_type == prog::EXT);
+    if replaced.is_none()
+        && let Some(kernel) = program.kernel
         && let Err((errno, why)) = kernel.check_attach(kind)
     {
         return Err(Reject::program(errno, why));
     }
     let flow = Flow::tolerant(program.insns)?;
+    if let Some(target) = replaced {
+        replace::check(program, &flow, target)?;
+    }
     let calls_kernel = |index: usize| matches!(flow.op(index), Some(Op::CallKernel { .. }));
     if !program.gpl && (0..flow.len()).any(calls_kernel) {
         let why = "cannot call kernel function from non-GPL compatible program";

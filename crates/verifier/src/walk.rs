@@ -56,6 +56,7 @@ use crate::types::FunctionArg;
 use crate::verdict::{Effort, Facts, LogLevel, MapUse, Refusal};
 
 use alive::StackLiveness;
+pub(crate) use call::changes_packet;
 pub(crate) use follow::Run;
 use loops::Loops;
 use print::Log;
@@ -271,7 +272,8 @@ impl<'a> Walk<'a> {
         let types = self.program.types;
         let start = self.flow.functions()[number].start;
         let described = types.and_then(|types| types.function(start));
-        let Some(described) = described.filter(|_| number != 0) else {
+        let by_types = number != 0 || self.program.target.is_some();
+        let Some(described) = described.filter(|_| by_types) else {
             frame.regs[1] = Reg::pointer(Type::Context);
             return Ok(());
         };

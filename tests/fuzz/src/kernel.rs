@@ -216,6 +216,12 @@ pub struct Trial<'a> {
 
 /// What the kernel says of it: an errno, 0 if it takes it, and its log at a level.
 pub fn verdict(trial: &Trial<'_>, log_level: u32) -> (i32, String) {
+    let (made, log) = load_trial(trial, log_level);
+    (made.err().unwrap_or(0), log)
+}
+
+/// The same with the program, if the kernel takes it.
+pub fn load_trial(trial: &Trial<'_>, log_level: u32) -> (Result<File, i32>, String) {
     let types = trial.btf.map(|btf| ProgramTypes {
         btf: btf.as_fd(),
         functions: trial.func_info,
@@ -235,8 +241,8 @@ pub fn verdict(trial: &Trial<'_>, log_level: u32) -> (i32, String) {
         ..ProgramSpec::default()
     };
     match beeline_kernel::load_program(&spec) {
-        Ok((_, log)) => (0, log),
-        Err(refusal) => (refusal.errno, refusal.log),
+        Ok((made, log)) => (Ok(made.into()), log),
+        Err(refusal) => (Err(refusal.errno), refusal.log),
     }
 }
 

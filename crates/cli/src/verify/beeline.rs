@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use beeline_object::{AttachTarget, Contents, Kernel, MapDefinition, Object, Program};
 use beeline_verifier::program::{self, Kind, Map, Modules, is_gpl_compatible};
-use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes};
+use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes, Refused};
 use beeline_verifier::verdict::LogLevel;
 
 use super::{Judgement, Verdict, kind};
@@ -52,44 +52,99 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    pub fn judge(&self, program: &Program, log_level: u32) -> Judgement {
+    /// `target` is the program of which it replaces a function, if it does that.
+    pub fn judge(
+        &self,
+        program: &Program,
+        target: Option<&Replaced<'_, '_>>,
+        log_level: u32,
+    ) -> Judgement {
         let start = Instant::now();
-        let mut judgement = self.verdict(program, log_level);
+        let mut judgement = self.verdict(program, target, log_level);
         judgement.microseconds = start.elapsed().as_micros();
         judgement
     }
 
-    fn verdict(&self, program: &Program, log_level: u32) -> Judgement {
-        let types = match self.types(program) {
-            Ok(types) => types,
-            Err((errno, reason)) => {
-                return Judgement {
-                    verdict: Verdict::Reject,
-                    errno,
-                    reason,
-                    ..Judgement::default()
-                };
-            }
+    fn verdict(
+        &self,
+        program: &Program,
+        target: Option<&Replaced<'_, '_>>,
+        log_level: u32,
+    ) -> Judgement {
+        let refused = |(errno, reason)| Judgement {
+            verdict: Verdict::Reject,
+            errno,
+            reason,
+            ..Judgement::default()
         };
+        let Some(target) = target else {
+            let described = self.described(program, self.kind(program));
+            return match described {
+                Ok(described) => self.judged(&described, self.kind(program), None, log_level),
+                Err(why) => refused(why),
+            };
+        };
+        let target_kind = target.verifier.kind(target.program);
+        let replaced = target.verifier.described(target.program, target_kind);
+        let kind = Kind {
+            attach_btf_id: target.function,
+            ..kind(program)
+        };
+        match (
+            replaced,
+            self.described(program, kind.replacing(&target_kind)),
+        ) {
+            (Err(why), _) | (_, Err(why)) => refused(why),
+            (Ok(replaced), Ok(described)) => target.verifier.with(&replaced, target_kind, |it| {
+                self.judged(&described, kind, Some(it), log_level)
+            }),
+        }
+    }
+
+    /// A program with its types, read as those of a program of a kind.
+    fn described<'p>(&self, program: &'p Program, kind: Kind) -> Result<Described<'p>, Refused> {
+        let types = self.types(program, kind)?;
+        Ok(Described { program, types })
+    }
+
+    /// Does something with a program as the verifier has it.
+    fn with<T>(
+        &self,
+        described: &Described<'_>,
+        kind: Kind,
+        what: impl FnOnce(&program::Program<'_>) -> T,
+    ) -> T {
         let maps: Vec<_> = self.maps.iter().map(|(fd, map)| (*fd, map)).collect();
         // Modules have places instead of descriptors, and stand at their own.
         let modules = 0..self.object.modules.len();
         let btf: Vec<_> = (1..).zip(modules.map(Some)).collect();
         let fd_array: Vec<i32> = (0..=btf.len() as i32).collect();
-        let judged = program::Program {
-            kind: self.kind(program),
+        what(&program::Program {
+            kind,
             gpl: is_gpl_compatible(&self.object.license),
-            insns: &program.insns,
+            insns: &described.program.insns,
             maps: &maps,
-            types: types.as_ref(),
+            types: described.types.as_ref(),
             kernel: self.kernel.as_ref(),
             modules: Modules {
                 fd_array: Some(&fd_array),
                 btf: &btf,
             },
             ..Default::default()
-        };
-        let verdict = beeline_verifier::verify(&judged, LogLevel(log_level));
+        })
+    }
+
+    fn judged(
+        &self,
+        described: &Described<'_>,
+        kind: Kind,
+        target: Option<&program::Program<'_>>,
+        log_level: u32,
+    ) -> Judgement {
+        let verdict = self.with(described, kind, |program| {
+            let program = program::Program { target, ..*program };
+            beeline_verifier::verify(&program, LogLevel(log_level))
+        });
         let insns_processed = verdict.effort.insns_processed;
         let log = verdict.log;
         match verdict.result {
@@ -125,7 +180,7 @@ impl<'a> Verifier<'a> {
     }
 
     /// None for a file without types.
-    fn types(&self, program: &Program) -> Result<Option<ProgramTypes>, (i32, String)> {
+    fn types(&self, program: &Program, kind: Kind) -> Result<Option<ProgramTypes>, Refused> {
         let Some(types) = self
             .types
             .as_ref()
@@ -135,10 +190,24 @@ impl<'a> Verifier<'a> {
         };
         let starts: Vec<usize> = program.functions.iter().map(|(start, _)| *start).collect();
         let (functions, lines) = (&program.func_info, &program.line_info);
-        let (insns, kind) = (&program.insns, self.kind(program));
+        let insns = &program.insns;
         let kernel = self.kernel.as_ref();
         ProgramTypes::of(types, functions, lines, &kind, insns, &starts, kernel).map(Some)
     }
+}
+
+/// A program with its types.
+struct Described<'p> {
+    program: &'p Program,
+    types: Option<ProgramTypes>,
+}
+
+/// A program of which another replaces a function.
+pub struct Replaced<'v, 'a> {
+    pub verifier: &'v Verifier<'a>,
+    pub program: &'v Program,
+    /// The function, in the BTF of the program's file.
+    pub function: u32,
 }
 
 /// The types of a kernel, with those of the modules of these names.

@@ -44,17 +44,35 @@ impl<'a> Loader<'a> {
         }
     }
 
-    pub fn judge(&self, program: &Program, log_level: u32) -> Judgement {
+    /// `target` is a program that the kernel has, and its function that this one replaces.
+    pub fn judge(
+        &self,
+        program: &Program,
+        target: Option<(&OwnedFd, u32)>,
+        log_level: u32,
+    ) -> Judgement {
+        self.load(program, target, log_level).0
+    }
+
+    /// The verdict, and the program if the kernel takes it.
+    pub fn load(
+        &self,
+        program: &Program,
+        target: Option<(&OwnedFd, u32)>,
+        log_level: u32,
+    ) -> (Judgement, Option<OwnedFd>) {
         let insns = match self.with_descriptors(&program.insns) {
             Ok(insns) => insns,
             Err((name, error)) => {
-                return not_asked(&error, format!("map {name} cannot be made: {error}"));
+                let why = format!("map {name} cannot be made: {error}");
+                return (not_asked(&error, why), None);
             }
         };
         let modules = match self.modules() {
             Ok(modules) => modules,
             Err((name, error)) => {
-                return not_asked(error, format!("the types of module {name}: {error}"));
+                let why = format!("the types of module {name}: {error}");
+                return (not_asked(error, why), None);
             }
         };
         let insns = with_modules(insns, modules);
@@ -64,8 +82,9 @@ impl<'a> Loader<'a> {
             fd_array = vec![0];
             fd_array.extend(modules.iter().map(AsRawFd::as_raw_fd));
         }
-        let attach_to = match program.target {
-            AttachTarget::InModule { module, .. } => modules.get(module).map(AsFd::as_fd),
+        let attach_to = match (target, &program.target) {
+            (Some((target, _)), _) => Some(target.as_fd()),
+            (None, AttachTarget::InModule { module, .. }) => modules.get(*module).map(AsFd::as_fd),
             _ => None,
         };
         // Types that the kernel refuses are left out, as by libbpf.
@@ -82,7 +101,7 @@ impl<'a> Loader<'a> {
             prog_type: kind.prog_type,
             expected_attach_type: kind.attach_type,
             flags: kind.flags,
-            attach_btf_id: kind.attach_btf_id,
+            attach_btf_id: target.map_or(kind.attach_btf_id, |(_, function)| function),
             attach_to,
             fd_array: &fd_array,
             license: &self.object.license,
@@ -102,14 +121,15 @@ impl<'a> Loader<'a> {
             };
             loaded = load_program(&ProgramSpec { log_level, ..spec });
         }
-        let judgement = match loaded {
-            Ok((_, log)) => accepted(log),
-            Err(refusal) => rejected(refusal),
+        let (judgement, made) = match loaded {
+            Ok((made, log)) => (accepted(log), Some(made)),
+            Err(refusal) => (rejected(refusal), None),
         };
-        Judgement {
+        let judgement = Judgement {
             microseconds,
             ..judgement
-        }
+        };
+        (judgement, made)
     }
 
     /// The file's types in the kernel, if it has any.

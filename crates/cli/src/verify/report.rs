@@ -6,6 +6,7 @@ use beeline_verifier::verdict::Facts;
 use serde_json::{Value, json};
 
 use super::hints::hint;
+use super::target::replaces;
 use super::{Judgement, Verdict, VerifierName};
 use crate::prog::disasm::instruction;
 
@@ -46,9 +47,16 @@ impl Judged<'_> {
             return None;
         }
         if let AttachTarget::Missing(why) = &self.program.target {
-            return Some(format!(
-                "{why}; say what it attaches to by --attach, or behind the section's slash"
-            ));
+            if !replaces(self.program) {
+                return Some(format!(
+                    "{why}; say what it attaches to by --attach, or behind the section's slash"
+                ));
+            }
+            if judgement.reason == "Tracing programs must provide btf_id" {
+                return Some(
+                    "no program of the file has the function that it replaces; name one by --target FILE:PROGRAM".to_owned(),
+                );
+            }
         }
         if self.program.kind.prog_type == 0 {
             let section = &self.program.section;

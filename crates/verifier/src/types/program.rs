@@ -57,6 +57,8 @@ pub struct SourceLine<'a> {
 /// A function of the program as its BTF describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionType {
+    /// Its number in the BTF.
+    pub id: u32,
     /// Its name.
     pub name: String,
     /// Not static: it is verified on its own, for any arguments of these types.
@@ -150,6 +152,18 @@ impl ProgramTypes {
     pub fn function(&self, start: usize) -> Option<&FunctionType> {
         let at = self.functions.binary_search_by_key(&start, |(at, _)| *at);
         self.functions.get(at.ok()?).map(|(_, function)| function)
+    }
+
+    /// Is there a type of this number?
+    pub fn has(&self, id: u32) -> bool {
+        self.types.get(id).is_some()
+    }
+
+    /// The first instruction of the function of this number.
+    pub fn start_of(&self, id: u32) -> Option<usize> {
+        let mut functions = self.functions.iter();
+        let (start, _) = functions.find(|(_, function)| function.id == id)?;
+        Some(*start)
     }
 
     /// The line that an instruction comes from: the last one at or before it.
@@ -264,6 +278,7 @@ fn describe(types: &TypeTable, id: u32, kind: &Kind, kernel: Option<&KernelTypes
         _ => Returns::Other,
     };
     FunctionType {
+        id,
         name: types.name(id).to_owned(),
         global,
         args: arguments::of(types, id, global, kind, kernel),

@@ -3,7 +3,8 @@
 use beeline_isa::Op;
 
 use super::{Check, Next, Walk, kernel_call, no};
-use crate::flow::MAX_FRAMES;
+use crate::flow::{Flow, MAX_FRAMES};
+use crate::program::Program;
 use crate::reject::{E2BIG, EINVAL};
 use crate::state::{Flags, Frame, Reg, State, Type};
 use crate::types::FunctionArg;
@@ -148,12 +149,7 @@ impl Walk<'_> {
         if let Some(known) = self.globals[function].changes_packet {
             return known;
         }
-        let changes = self.calls_any(function, |op| match op {
-            Op::CallHelper { id } => crate::helpers::helper(id, &self.program.kind, None)
-                .is_ok_and(|helper| helper.changes_packet),
-            Op::CallKernel { btf_id } => kernel_call::changes_packet(self.program, btf_id),
-            _ => false,
-        });
+        let changes = changes_packet(self.program, self.flow, function);
         self.globals[function].changes_packet = Some(changes);
         changes
     }
@@ -177,7 +173,7 @@ impl Walk<'_> {
         if let Some(known) = self.globals[function].might_sleep {
             return known;
         }
-        let sleeps = self.calls_any(function, |op| match op {
+        let sleeps = calls_any(self.flow, function, |op| match op {
             Op::CallHelper { id } => crate::helpers::helper(id, &self.program.kind, None)
                 .is_ok_and(|helper| helper.might_sleep),
             Op::CallKernel { btf_id } => kernel_call::might_sleep(self.program, btf_id),
@@ -187,29 +183,39 @@ impl Walk<'_> {
         sleeps
     }
 
-    /// Is there such a call in a function, or in what it calls?
-    fn calls_any(&self, function: usize, is_it: impl Fn(Op) -> bool) -> bool {
-        let mut seen = vec![false; self.flow.functions().len()];
-        let mut pending = vec![function];
-        while let Some(next) = pending.pop() {
-            if std::mem::replace(&mut seen[next], true) {
-                continue;
-            }
-            for (index, op) in self.flow.reachable_ops(self.flow.functions()[next]) {
-                if is_it(op) {
-                    return true;
-                }
-                let callee = self.flow.callee(index);
-                pending.extend(callee.and_then(|start| self.flow.function_at(start)));
-            }
-        }
-        false
-    }
-
     /// r0 to r5 of a frame are void after a call.
     pub(super) fn forget_caller_saved(&mut self, frame: usize) {
         self.cur.frames[frame].regs[..=5].fill(Reg::UNINIT);
     }
+}
+
+/// Does a function change packets, itself or by what it calls (`changes_pkt_data`)?
+pub(crate) fn changes_packet(program: &Program<'_>, flow: &Flow, function: usize) -> bool {
+    calls_any(flow, function, |op| match op {
+        Op::CallHelper { id } => crate::helpers::helper(id, &program.kind, None)
+            .is_ok_and(|helper| helper.changes_packet),
+        Op::CallKernel { btf_id } => kernel_call::changes_packet(program, btf_id),
+        _ => false,
+    })
+}
+
+/// Is there such a call in a function, or in what it calls?
+fn calls_any(flow: &Flow, function: usize, is_it: impl Fn(Op) -> bool) -> bool {
+    let mut seen = vec![false; flow.functions().len()];
+    let mut pending = vec![function];
+    while let Some(next) = pending.pop() {
+        if std::mem::replace(&mut seen[next], true) {
+            continue;
+        }
+        for (index, op) in flow.reachable_ops(flow.functions()[next]) {
+            if is_it(op) {
+                return true;
+            }
+            let callee = flow.callee(index);
+            pending.extend(callee.and_then(|start| flow.function_at(start)));
+        }
+    }
+    false
 }
 
 /// A new frame (`setup_func_entry`).

@@ -176,6 +176,7 @@ impl Judge {
             types: types.as_ref(),
             kernel: self.types.as_ref(),
             helpers,
+            ..Program::default()
         }))
     }
 

@@ -1,0 +1,74 @@
+//! Which program a `freplace` program replaces a function of: one of its own file, or of another that is named.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use beeline_object::{Kernel, Object, Program};
+
+/// `BPF_PROG_TYPE_EXT`.
+const EXT: u32 = 28;
+
+/// The file, and perhaps a program of it, that `--target FILE[:PROGRAM]` names.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    object: Object,
+    program: Option<String>,
+}
+
+impl Wanted {
+    /// Reads the file.
+    pub fn new(argument: &str, kernel: &dyn Kernel) -> anyhow::Result<Self> {
+        let (path, program) = match argument.rsplit_once(':') {
+            _ if Path::new(argument).exists() => (argument, None),
+            Some((path, program)) => (path, Some(program.to_owned())),
+            None => (argument, None),
+        };
+        let path = PathBuf::from(path);
+        let named = || path.display().to_string();
+        let data = fs::read(&path).with_context(named)?;
+        let object = Object::parse(&data, kernel).with_context(named)?;
+        if let Some(name) = &program
+            && !object.programs.iter().any(|it| it.name == *name)
+        {
+            bail!("{}: there is no program {name}", named());
+        }
+        Ok(Self { object, program })
+    }
+
+    /// The file.
+    pub fn object(&self) -> &Object {
+        &self.object
+    }
+
+    /// Which program of it is meant, if only one can be.
+    pub fn program(&self) -> Option<&str> {
+        self.program.as_deref()
+    }
+}
+
+/// Does it replace a function of another program?
+pub fn replaces(program: &Program) -> bool {
+    program.kind.prog_type == EXT
+}
+
+/// The program of a file that has the function that `replacing` names behind its section's slash, and the function's number in the
+/// file's BTF.
+pub fn find<'a>(
+    object: &'a Object,
+    program: Option<&str>,
+    replacing: &Program,
+) -> Option<(&'a Program, u32)> {
+    let (_, name) = replacing.section.split_once('/')?;
+    let mut others = object
+        .programs
+        .iter()
+        .filter(|it| !replaces(it) && program.is_none_or(|program| program == it.name));
+    others.find_map(|other| {
+        let mut functions = other.functions.iter();
+        let (start, _) = functions.find(|(_, function)| function == name)?;
+        let mut infos = other.func_info.iter();
+        let info = infos.find(|info| info[0] as usize == *start)?;
+        Some((other, info[1]))
+    })
+}
