@@ -112,13 +112,28 @@ fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
         return Err(Reject::program(EINVAL, format!("unreachable insn {index}")));
     }
     check_early_returns(program, &flow)?;
+    check_owned_arguments(program, &flow)?;
     Ok(flow)
 }
+
+/// Whoever is called by a tail call does not have the objects that the program was handed (`check_struct_ops_btf_id`).
+fn check_owned_arguments(program: &Program<'_>, flow: &Flow) -> Result<(), Reject> {
+    let calls = (0..flow.len()).any(|index| flow.op(index) == Some(TAIL_CALL));
+    let Some(kernel) = program.kernel.filter(|_| calls) else {
+        return Ok(());
+    };
+    if kernel.owned_arguments(&program.kind).is_empty() {
+        return Ok(());
+    }
+    let why = "program with __ref argument cannot tail call";
+    Err(Reject::program(EINVAL, why))
+}
+
+const TAIL_CALL: Op = Op::CallHelper { id: 12 };
 
 /// What may end a function in its middle, as a tail call does, gives its caller a number: the function has to return one
 /// (`check_abnormal_return`).
 fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject> {
-    const TAIL_CALL: Op = Op::CallHelper { id: 12 };
     for function in flow.functions().iter().skip(1) {
         let mut insns = function.start..function.end;
         let what = insns.find_map(|index| match (flow.odd(index), flow.op(index)) {

@@ -51,7 +51,7 @@ use beeline_isa::{Insn, Op};
 use crate::flow::{Flow, Function};
 use crate::program::{Map, Program};
 use crate::reject::{E2BIG, EFAULT};
-use crate::state::{Frame, Linked, MapId, Reg, State, StateId, Step};
+use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, StateId, Step};
 use crate::types::FunctionArg;
 use crate::verdict::{Effort, Facts, LogLevel, MapUse, Refusal};
 
@@ -169,6 +169,8 @@ pub(crate) struct Walk<'a> {
     called: Vec<bool>,
     /// What was found out about functions when they were called.
     globals: Vec<Global>,
+    /// Where the context has objects that the program owns, and the references that it has to them.
+    owned_arguments: Vec<(u32, u32)>,
     /// Functions that are callbacks of timers and the like.
     async_callbacks: Vec<bool>,
     ids: u32,
@@ -207,6 +209,7 @@ impl<'a> Walk<'a> {
             stack_bytes: vec![0; functions],
             called: vec![false; functions],
             globals: vec![Global::default(); functions],
+            owned_arguments: Vec::new(),
             async_callbacks: vec![false; functions],
             ids: 0,
             jumps: 0,
@@ -258,6 +261,9 @@ impl<'a> Walk<'a> {
         self.cur.first_insn = start;
         self.insn = start;
         self.previous = None;
+        if number == 0 {
+            self.own_arguments();
+        }
         self.log.print_state = true;
         self.enter_instance();
         let outcome = self.paths();
@@ -324,6 +330,18 @@ impl<'a> Walk<'a> {
             frame.regs[number] = reg;
         }
         Ok(())
+    }
+
+    /// The program begins with references to objects in its context.
+    fn own_arguments(&mut self) {
+        let kernel = self.program.kernel;
+        let owned = kernel.map_or_else(Vec::new, |it| it.owned_arguments(&self.program.kind));
+        for offset in owned {
+            let id = self.fresh_id();
+            self.cur
+                .hold(HeldKind::Object, id, self.insn, LockPlace::None);
+            self.owned_arguments.push((offset, id));
+        }
     }
 
     /// Follows paths until there are none left (`do_check`).

@@ -56,6 +56,39 @@ impl KernelTypes {
             .is_ok_and(|off| attached.argument(off).is_ok_and(|(arg, _)| arg == count))
     }
 
+    /// Where the context has objects that the program owns from its beginning on, and has to give back or hand on: arguments of an
+    /// operation that are marked with `__ref` (`bpf_ctx_arg_aux::refcounted`). Offsets in bytes, ascending.
+    pub fn owned_arguments(&self, kind: &Kind) -> Vec<u32> {
+        if kind.prog_type != prog_type::STRUCT_OPS {
+            return Vec::new();
+        }
+        let attached = self.attached(kind);
+        let Some((attached, named)) = attached.and_then(|it| it.named.map(|named| (it, named)))
+        else {
+            return Vec::new();
+        };
+        let mut offset = 0u32;
+        let mut owned = Vec::new();
+        let params = self.types.params(attached.prototype);
+        for (param, named) in params.zip(self.types.params(named)) {
+            if text(named.name).ends_with("__ref") {
+                owned.push(offset);
+            }
+            offset = offset.saturating_add(self.passed_bytes(param.type_id));
+        }
+        owned
+    }
+
+    /// Bytes of a context that an argument of a type takes.
+    fn passed_bytes(&self, type_id: u32) -> u32 {
+        let (_, it) = self.types.skip_modifiers(type_id);
+        if it.kind == kind::PTR {
+            8
+        } else {
+            it.size().checked_next_multiple_of(8).unwrap_or(u32::MAX)
+        }
+    }
+
     fn attached<'a>(&'a self, kind: &'a Kind) -> Option<Attached<'a>> {
         let types = &self.types;
         let it = types.get(kind.attach_btf_id)?;
@@ -172,16 +205,9 @@ impl<'a> Attached<'a> {
     /// Which of the words at an offset: parameters take as many words as they need. The kernel counts from the first
     /// parameter, also where that one is skipped.
     fn index(&self, params: &[u32], off: u32) -> usize {
-        let types = &self.kernel.types;
         let mut end = 0u32;
         let mut is_before = |id: &u32| {
-            let (_, it) = types.skip_modifiers(*id);
-            let bytes = if it.kind == kind::PTR {
-                8
-            } else {
-                it.size().checked_next_multiple_of(8).unwrap_or(u32::MAX)
-            };
-            end = end.saturating_add(bytes);
+            end = end.saturating_add(self.kernel.passed_bytes(*id));
             off < end
         };
         if let Some(arg) = params.iter().position(&mut is_before) {

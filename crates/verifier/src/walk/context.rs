@@ -64,9 +64,30 @@ impl Walk<'_> {
             Ok(Member::Scalar) if kernel.is_hook_result(&self.program.kind, at) => {
                 Ok(self.hook_result_read())
             }
-            Ok(member) => Ok(self.member(member)),
+            Ok(member) => {
+                let loaded = self.member(member);
+                self.owned_argument(loaded, at)
+            }
             Err(why) => bad(why),
         }
+    }
+
+    /// What was loaded from the context with the reference that the program has to it.
+    fn owned_argument(&self, loaded: Reg, at: i32) -> Check<Reg> {
+        let mut owned = self.owned_arguments.iter();
+        let Some((_, id)) = owned.find(|(offset, _)| offset.cast_signed() == at) else {
+            return Ok(loaded);
+        };
+        if !self.cur.held.iter().any(|held| held.id == *id) {
+            return no(
+                EACCES,
+                format!("invalid bpf_context access off={at}. Reference may already be released"),
+            );
+        }
+        Ok(Reg {
+            ref_id: *id,
+            ..loaded
+        })
     }
 
     /// What the hook would return, which an LSM program sees: it is within what the hook may return
