@@ -244,9 +244,13 @@ struct Sample(Scratch);
 
 impl Sample {
     fn object(&self, name: &str, source: &str) -> PathBuf {
+        self.compiled("clang", name, source)
+    }
+
+    fn compiled(&self, compiler: &str, name: &str, source: &str) -> PathBuf {
         let (from, to) = (self.path(&format!("{name}.c")), self.path(name));
         fs::write(&from, source).unwrap();
-        let done = Command::new("clang")
+        let done = Command::new(compiler)
             .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-c", "-o"])
             .args([&to, &from])
             .arg("-I/usr/include/x86_64-linux-gnu")
@@ -393,6 +397,68 @@ fn the_verdict_and_the_way_to_it_are_the_kernels() {
             assert_eq!(
                 said["insns_processed"], kernel["insns_processed"],
                 "{program}: {said}"
+            );
+        }
+    }
+}
+
+/// Files with what tools rarely have: arenas, maps without types, structures of functions, externs.
+const RARE: &[(&str, &str)] = &[
+    (
+        "arena",
+        include_str!("../crates/object/tests/programs/newer/arena.c"),
+    ),
+    (
+        "unlike",
+        include_str!("../crates/object/tests/programs/newer/unlike.c"),
+    ),
+    (
+        "maps",
+        include_str!("../crates/object/tests/programs/old/maps.c"),
+    ),
+    (
+        "absent",
+        include_str!("../crates/object/tests/programs/old/absent.c"),
+    ),
+    (
+        "sizes",
+        include_str!("../crates/object/tests/programs/sizes.c"),
+    ),
+    (
+        "operations",
+        include_str!("../crates/object/tests/programs/operations.c"),
+    ),
+    (
+        "externs",
+        include_str!("../crates/object/tests/programs/externs.c"),
+    ),
+];
+
+#[test]
+fn what_tools_rarely_have_is_made_as_the_kernel_wants_it() {
+    let sample = Sample(Scratch::new());
+    if !verifiers().contains(&"kernel") {
+        return;
+    }
+    for (name, source) in RARE {
+        // Older ones know no arenas.
+        let object = sample.compiled("clang-19", name, source);
+        let ended = verify(&object, &["--json", "--verifier", "both"]);
+        let all = objects(&ended);
+        assert!(!all.is_empty(), "{name}: {ended:?}");
+        for said in all {
+            let (kernel, program) = (&said["kernel"], &said["program"]);
+            let reason = kernel["reason"].as_str().unwrap_or_default();
+            assert!(!reason.contains("cannot be made"), "{name}: {said}");
+            // Some kernels let nobody load fentry programs, and some do not tell where their variables are.
+            if kernel["verdict"] == "unknown" || reason.contains("failed to find the address") {
+                assert_eq!(said["verdict"], "accept", "{name}, {program}: {said}");
+                continue;
+            }
+            assert_eq!(said["differ"], false, "{name}, {program}: {said}");
+            assert_eq!(
+                said["insns_processed"], kernel["insns_processed"],
+                "{name}, {program}: {said}"
             );
         }
     }

@@ -96,6 +96,16 @@ enum Verdict {
     Unknown,
 }
 
+/// The reason of a refusal for which a verifier has only an error.
+fn in_words(errno: i32) -> String {
+    /// `ENOTSUPP`, which no C library has words for.
+    const NOT_SUPPORTED: i32 = 524;
+    match errno {
+        NOT_SUPPORTED => "the kernel does not support this".to_owned(),
+        errno => std::io::Error::from_raw_os_error(errno).to_string(),
+    }
+}
+
 /// A file that cannot be judged, or a wrong command line.
 const UNUSABLE: u8 = 2;
 

@@ -210,6 +210,11 @@ pub(crate) fn essential(name: &[u8]) -> &[u8] {
     last.map_or(name, |at| name.get(..=at).unwrap_or(name))
 }
 
+/// Could a type of the file's stand for one of the kernel's, as libbpf asks of externs?
+pub(crate) fn are_compatible(btf: &Btf<'_>, local: u32, kernel: &Btf<'_>, target: u32) -> bool {
+    types::are_compatible(btf, local, kernel, target).unwrap_or(false)
+}
+
 /// Enumerations of both sizes are alike.
 fn comparable(kind: u8) -> u8 {
     if kind == kind::ENUM64 {

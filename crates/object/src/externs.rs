@@ -4,10 +4,13 @@ use std::collections::HashMap;
 
 use beeline_btf::{Btf, Type, kind};
 
-use crate::co_re::essential;
+use crate::co_re::{are_compatible, essential};
 use crate::elf::{Elf, Symbol};
 use crate::kernel::{Found, Kernel, KernelNames};
 use crate::maps::{Contents, MMAPABLE, MapDefinition, RDONLY_PROG, variables_of};
+
+/// The section of configuration options.
+const CONFIG: &str = ".kconfig";
 
 /// What an extern turned out to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +62,7 @@ pub(crate) fn resolve(
         let found = btf.map(|btf| variables_of(btf, section));
         found.unwrap_or_default().into_iter().collect()
     };
-    let of_config: HashMap<String, Type<'_>> = types(".kconfig");
+    let of_config: HashMap<String, Type<'_>> = types(CONFIG);
     let of_kernel: HashMap<String, Type<'_>> = types(".ksyms");
     let mut resolved = HashMap::new();
     let mut config = Vec::new();
@@ -91,7 +94,10 @@ pub(crate) fn resolve(
     if !config.is_empty() {
         let map = maps.len();
         let (definition, offsets) = config_map(config);
-        maps.push(definition);
+        maps.push(MapDefinition {
+            value_type: btf.map_or(0, |btf| btf.find([(kind::DATASEC, CONFIG)])[0]),
+            ..definition
+        });
         for (number, offset) in offsets {
             resolved.insert(number, Extern::Config { map, offset });
             let name = elf.symbols.get(number).map_or("", |it| it.name);
@@ -123,15 +129,29 @@ fn in_kernel(
             None => Err("the kernel has no such symbol"),
         };
     }
-    let kind = if is_function { kind::FUNC } else { kind::VAR };
-    // What a program puts behind three underscores is its own.
-    let name = std::str::from_utf8(essential(symbol.name.as_bytes())).unwrap_or_default();
-    match names.find_anywhere(kind, name, None) {
-        Some(found) => Ok(Extern::Typed(found)),
-        None if symbol.is_weak && is_function => Ok(Extern::Missing(place)),
+    // What a program puts behind three underscores of a function's name is its own.
+    let found = match is_function {
+        true => essential_name(symbol).and_then(|name| names.find_anywhere(kind::FUNC, name, None)),
+        false => names.find_anywhere(kind::VAR, symbol.name, None),
+    };
+    let fits = |found: Found| {
+        names.among_types(found, |kernel, id| {
+            let its = kernel.get(id)?.refers_to();
+            are_compatible(btf, wanted.refers_to(), kernel, its).then_some(())
+        })
+    };
+    match found {
+        Some(found) if fits(found).is_some() => Ok(Extern::Typed(found)),
+        // Programs ask by weak functions which of several prototypes the kernel has.
+        Some(_) | None if symbol.is_weak && is_function => Ok(Extern::Missing(place)),
+        Some(_) => Err("the kernel has it with another type"),
         None if symbol.is_weak => Ok(Extern::Address(0)),
         None => Err("neither the kernel's BTF nor a module's has it"),
     }
+}
+
+fn essential_name<'a>(symbol: &Symbol<'a>) -> Option<&'a str> {
+    std::str::from_utf8(essential(symbol.name.as_bytes())).ok()
 }
 
 /// An option of the kernel's configuration.
@@ -232,7 +252,7 @@ fn config_map(mut options: Vec<ConfigOption>) -> (MapDefinition, Vec<(usize, u32
         value.extend(option.value);
     }
     let definition = MapDefinition {
-        name: ".kconfig".to_owned(),
+        name: CONFIG.to_owned(),
         map_type: 2,
         key_size: 4,
         value_size: value.len() as u32,

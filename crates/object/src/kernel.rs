@@ -217,17 +217,25 @@ impl<'a> KernelNames<'a> {
     /// The members of a structure that was found.
     pub(crate) fn member_names(&self, of: Found) -> Vec<String> {
         let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
-        let names = |btf: &Btf<'_>, id| {
-            let it = btf.get(id);
-            it.map_or_else(Vec::new, |it| {
-                btf.bit_members(it).map(|it| text(it.name)).collect()
-            })
-        };
-        match of.module {
-            None => self.btf().map_or_else(Vec::new, |btf| names(btf, of.id)),
-            Some(place) => self
-                .number(place, of.id)
-                .map_or_else(Vec::new, |(types, number)| names(&types.btf.view(), number)),
+        let names = self.among_types(of, |btf, id| {
+            let it = btf.get(id)?;
+            Some(btf.bit_members(it).map(|it| text(it.name)).collect())
+        });
+        names.unwrap_or_default()
+    }
+
+    /// Looks at what was found, in BTF that has all that it refers to, under its number there.
+    pub(crate) fn among_types<T>(
+        &self,
+        found: Found,
+        look: impl FnOnce(&Btf<'_>, u32) -> Option<T>,
+    ) -> Option<T> {
+        match found.module {
+            None => look(self.btf()?, found.id),
+            Some(place) => {
+                let (types, number) = self.number(place, found.id)?;
+                look(&types.btf.view(), number)
+            }
         }
     }
 

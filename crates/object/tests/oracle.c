@@ -1,7 +1,7 @@
 /* Says what libbpf makes of an object file: its maps, and the instructions of each program as they go to the kernel.
  *
  * libbpf's own calls of bpf() come through the `syscall` below. A program that it loads is written down, and a small one
- * goes to the kernel in its place, so that the verifier has no say.
+ * goes to the kernel in its place, so that the verifier has no say. Maps are as the kernel says that it made them.
  */
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
@@ -79,6 +79,83 @@ long syscall(long number, ...)
 	return forward(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
+/* The place of the map or program with an id. */
+static int place(int is_program, uint32_t id)
+{
+	struct bpf_program *program;
+	struct bpf_map *map;
+	int at = 0;
+	if (is_program) {
+		bpf_object__for_each_program(program, object) {
+			struct bpf_prog_info info = {};
+			uint32_t size = sizeof info;
+			if (!bpf_obj_get_info_by_fd(bpf_program__fd(program), &info, &size) && info.id == id)
+				return at;
+			at++;
+		}
+	} else {
+		bpf_object__for_each_map(map, object) {
+			struct bpf_map_info info = {};
+			uint32_t size = sizeof info;
+			if (!bpf_obj_get_info_by_fd(bpf_map__fd(map), &info, &size) && info.id == id)
+				return at;
+			at++;
+		}
+	}
+	return -1;
+}
+
+/* What a map holds that libbpf has put there: variables, programs, maps. */
+static void contents(int fd, const struct bpf_map_info *info)
+{
+	static uint8_t value[1 << 20];
+	int is_program = info->type == BPF_MAP_TYPE_PROG_ARRAY;
+	if (info->type == BPF_MAP_TYPE_ARRAY && info->max_entries == 1 && info->value_size <= sizeof value) {
+		uint32_t zero = 0;
+		if (!bpf_map_lookup_elem(fd, &zero, value)) {
+			printf("value %d ", fd);
+			words((uintptr_t)value, info->value_size);
+			printf("\n");
+		}
+	}
+	if (is_program || info->type == BPF_MAP_TYPE_ARRAY_OF_MAPS) {
+		for (uint32_t index = 0, id; index < info->max_entries; index++)
+			if (!bpf_map_lookup_elem(fd, &index, &id))
+				printf("element %d %u %d\n", fd, index, place(is_program, id));
+	}
+}
+
+static void made(const struct bpf_map *map)
+{
+	struct bpf_map_info info = {};
+	uint32_t size = sizeof info;
+	int fd = bpf_map__fd(map);
+	if (bpf_map__type(map) == BPF_MAP_TYPE_STRUCT_OPS || bpf_obj_get_info_by_fd(fd, &info, &size))
+		return;
+	printf("made %d %u %u %u %u %u %llu %u %u\n", fd, info.type, info.key_size, info.value_size, info.max_entries,
+	       info.map_flags, (unsigned long long)info.map_extra, info.btf_key_type_id, info.btf_value_type_id);
+	contents(fd, &info);
+}
+
+/* As tools do once they run, where the file leaves something open that libbpf does not decide. */
+static void complete(struct bpf_map *map)
+{
+	switch (bpf_map__type(map)) {
+	case BPF_MAP_TYPE_STACK_TRACE:
+		bpf_map__set_value_size(map, 127 * 8);
+		break;
+	case BPF_MAP_TYPE_PERF_EVENT_ARRAY:
+	case BPF_MAP_TYPE_CGROUP_STORAGE:
+	case BPF_MAP_TYPE_SK_STORAGE:
+	case BPF_MAP_TYPE_INODE_STORAGE:
+	case BPF_MAP_TYPE_TASK_STORAGE:
+	case 32: /* BPF_MAP_TYPE_CGRP_STORAGE */
+		return;
+	}
+	if (!bpf_map__max_entries(map))
+		bpf_map__set_max_entries(map, 1);
+}
+
 int main(int count, char **words)
 {
 	struct bpf_program *program;
@@ -95,6 +172,10 @@ int main(int count, char **words)
 		}
 		return 0;
 	}
+	if (!strcmp(words[1], "--version")) {
+		printf("%u %u\n", libbpf_major_version(), libbpf_minor_version());
+		return 0;
+	}
 	object = bpf_object__open_file(words[1], NULL);
 	if (!object)
 		return 1;
@@ -106,16 +187,12 @@ int main(int count, char **words)
 	}
 	bpf_object__for_each_map(map, object) {
 		bpf_map__set_pin_path(map, NULL);
-		printf("map %s %u %u %u %u %u\n", bpf_map__name(map), bpf_map__type(map), bpf_map__key_size(map),
-		       bpf_map__value_size(map), bpf_map__max_entries(map), bpf_map__map_flags(map));
-		/* What tools set once they run. */
-		if (bpf_map__type(map) == BPF_MAP_TYPE_STACK_TRACE)
-			bpf_map__set_value_size(map, 127 * 8);
-		if (!bpf_map__max_entries(map))
-			bpf_map__set_max_entries(map, 1);
+		bpf_map__set_autocreate(map, true);
+		printf("map %s %u\n", bpf_map__name(map), bpf_map__type(map));
+		complete(map);
 	}
 	int failed = bpf_object__load(object);
 	bpf_object__for_each_map(map, object)
-		printf("fd %d\n", bpf_map__fd(map));
+		made(map);
 	return failed ? 2 : 0;
 }

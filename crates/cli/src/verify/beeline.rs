@@ -7,7 +7,7 @@ use beeline_verifier::program::{self, Kind, Map, Modules, is_gpl_compatible};
 use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes, Refused};
 use beeline_verifier::verdict::LogLevel;
 
-use super::{Judgement, Verdict, kind};
+use super::{Judgement, Verdict, in_words, kind};
 
 const ARRAY: u32 = 2;
 const PROG_ARRAY: u32 = 3;
@@ -15,6 +15,8 @@ const PERF_EVENT_ARRAY: u32 = 4;
 const STACK_TRACE: u32 = 7;
 const ARRAY_OF_MAPS: u32 = 12;
 const HASH_OF_MAPS: u32 = 13;
+const CGROUP_STORAGE: u32 = 19;
+const PERCPU_CGROUP_STORAGE: u32 = 21;
 const SK_STORAGE: u32 = 24;
 const INODE_STORAGE: u32 = 28;
 const TASK_STORAGE: u32 = 29;
@@ -158,7 +160,10 @@ impl<'a> Verifier<'a> {
             Err(refusal) => Judgement {
                 verdict: Verdict::Reject,
                 errno: refusal.errno,
-                reason: refusal.reason,
+                reason: match refusal.reason {
+                    silence if silence.is_empty() => in_words(refusal.errno),
+                    reason => reason,
+                },
                 insn: refusal.insn,
                 state: refusal.state.trim().to_owned(),
                 log,
@@ -268,7 +273,12 @@ pub fn completed(definition: &MapDefinition) -> MapDefinition {
     };
     // Storage of an object's own has no number of elements; others may get it when the tool runs.
     let least = match definition.map_type {
-        SK_STORAGE | INODE_STORAGE | TASK_STORAGE | CGRP_STORAGE => 0,
+        CGROUP_STORAGE
+        | PERCPU_CGROUP_STORAGE
+        | SK_STORAGE
+        | INODE_STORAGE
+        | TASK_STORAGE
+        | CGRP_STORAGE => 0,
         _ => 1,
     };
     MapDefinition {

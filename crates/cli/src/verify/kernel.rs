@@ -14,7 +14,7 @@ use beeline_kernel::{
 use beeline_object::{AttachTarget, Contents, MapDefinition, Object, Program};
 
 use super::beeline::completed;
-use super::{Judgement, Verdict, kind};
+use super::{Judgement, Verdict, in_words, kind};
 use crate::prog::loaded::map_indexes;
 
 /// `BPF_LOG_LEVEL1`.
@@ -249,7 +249,6 @@ fn accepted(log: String) -> Judgement {
 
 fn rejected(refusal: Refusal) -> Judgement {
     let Refusal { errno, log } = refusal;
-    let error = io::Error::from_raw_os_error(errno);
     let said = log.lines().rev().find(|line| !is_aside(line));
     // A kernel that lets nobody load such programs has not looked at this one.
     let verdict = match said {
@@ -259,7 +258,7 @@ fn rejected(refusal: Refusal) -> Judgement {
     Judgement {
         verdict,
         errno,
-        reason: said.map_or_else(|| error.to_string(), |line| line.trim().to_owned()),
+        reason: said.map_or_else(|| in_words(errno), |line| line.trim().to_owned()),
         insn: log.lines().rev().find_map(instruction),
         insns_processed: processed(&log),
         log,

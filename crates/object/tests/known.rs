@@ -1,0 +1,240 @@
+//! Files that Debian's libbpf does not take, as it is too old or too new for them: what is known of them.
+
+use std::path::Path;
+use std::process::Command;
+
+use beeline_isa::{Imm64, Insn, Op};
+use beeline_object::{AttachTarget, Contents, Object, Program, RunningKernel, SectionKind};
+
+/// `enum bpf_map_type`.
+const HASH: u32 = 1;
+const PERF_EVENT_ARRAY: u32 = 4;
+const PERCPU_ARRAY: u32 = 6;
+const STACK_TRACE: u32 = 7;
+const ARENA: u32 = 33;
+/// `BPF_F_NO_PREALLOC`, `BPF_F_MMAPABLE`, `BPF_F_SLEEPABLE`.
+const NO_PREALLOC: u32 = 1;
+const MMAPABLE: u32 = 1 << 10;
+const SLEEPABLE: u32 = 1 << 4;
+
+/// A program's source in `programs/`, compiled and read.
+fn object(source: &str) -> Object {
+    let name = source.replace('/', "-");
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("known-{name}.o"));
+    let done = Command::new("clang-19")
+        .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-c", "-o"])
+        .arg(&file)
+        .arg(format!(
+            "{}/tests/programs/{source}.c",
+            env!("CARGO_MANIFEST_DIR")
+        ))
+        .arg("-I/usr/include/x86_64-linux-gnu")
+        .status()
+        .unwrap();
+    assert!(done.success());
+    Object::parse(&std::fs::read(file).unwrap(), &RunningKernel::default()).unwrap()
+}
+
+fn program<'a>(object: &'a Object, name: &str) -> &'a Program {
+    let found = object.programs.iter().find(|it| it.name == name);
+    found.unwrap_or_else(|| panic!("no program {name}"))
+}
+
+fn place(object: &Object, map: &str) -> usize {
+    let found = object.maps.iter().position(|it| it.name == map);
+    found.unwrap_or_else(|| panic!("no map {map}"))
+}
+
+/// The maps that a program refers to, with the offset for a variable, in its order.
+fn references(program: &Program) -> Vec<(usize, Option<i32>)> {
+    let reference = |insn: &Insn, next: Option<&Insn>| match insn.op() {
+        Ok(Op::Imm64 {
+            kind: Imm64::Map,
+            low,
+            ..
+        }) => Some((low as usize, None)),
+        Ok(Op::Imm64 {
+            kind: Imm64::MapValue,
+            low,
+            ..
+        }) => Some((low as usize, Some(next?.imm))),
+        _ => None,
+    };
+    let insns = program.insns.iter().enumerate();
+    insns
+        .filter_map(|(at, insn)| reference(insn, program.insns.get(at + 1)))
+        .collect()
+}
+
+/// The kernel's functions that a program calls; None for one that is not there.
+fn calls(program: &Program) -> Vec<Option<i32>> {
+    let called = |insn: &Insn| match insn.op() {
+        Ok(Op::CallKernel { btf_id, .. }) => Some(Some(btf_id)),
+        Ok(Op::Poison { .. }) => Some(None),
+        _ => None,
+    };
+    program.insns.iter().filter_map(called).collect()
+}
+
+#[test]
+fn maps_without_types_are_read_from_their_sections() {
+    let object = object("old/maps");
+    let found: Vec<_> = object
+        .maps
+        .iter()
+        .map(|it| {
+            let sizes = (it.key_size, it.value_size, it.max_entries);
+            (it.name.as_str(), it.map_type, sizes, it.flags)
+        })
+        .collect();
+    let wanted = [
+        ("counts", HASH, (4, 8, 100), NO_PREALLOC),
+        ("totals", PERCPU_ARRAY, (4, 16, 2), 0),
+        ("events", PERF_EVENT_ARRAY, (4, 4, 0), 0),
+        ("stacks", STACK_TRACE, (4, 80, 64), 0),
+    ];
+    let sorted = |mut maps: Vec<_>| {
+        maps.sort_unstable();
+        maps
+    };
+    assert_eq!(sorted(found), sorted(wanted.to_vec()));
+    assert!(object.maps.iter().all(|it| it.contents == Contents::Empty));
+    let order = ["counts", "totals", "stacks", "events"].map(|it| (place(&object, it), None));
+    assert_eq!(references(program(&object, "old")), order);
+}
+
+#[test]
+fn arenas_hold_variables_and_pointers_are_cast() {
+    let object = object("newer/arena");
+    let memory = place(&object, "memory");
+    let map = &object.maps[memory];
+    assert_eq!(
+        (map.map_type, map.max_entries, map.flags),
+        (ARENA, 16, MMAPABLE)
+    );
+    assert_eq!((map.key_size, map.value_size), (0, 0));
+    assert_eq!(map.map_extra, 0x1000_0000_0000);
+
+    // `head` and `total`; what is not in the arena is in a map of its own.
+    let walk = references(program(&object, "walk"));
+    let mut in_arena: Vec<_> = walk.iter().filter(|it| it.0 == memory).collect();
+    in_arena.sort_unstable();
+    in_arena.dedup();
+    assert_eq!(in_arena, [&(memory, Some(0)), &(memory, Some(16))]);
+    let data = place(&object, ".data");
+    assert!(walk.contains(&(data, Some(0))), "{walk:?}");
+
+    let grow = program(&object, "grow");
+    let all = references(grow);
+    assert!(all.contains(&(memory, None)) && all.contains(&(memory, Some(0))));
+    // rX = addr_space_cast(rX, 0, 1), the kernel's view, and the user's again.
+    let casts: Vec<i32> = grow
+        .insns
+        .iter()
+        .filter(|insn| insn.code == 0xbf && insn.off == 1)
+        .map(|insn| insn.imm)
+        .collect();
+    assert!(casts.contains(&1) && casts.contains(&0x10000), "{casts:x?}");
+}
+
+#[test]
+fn functions_of_another_type_count_as_absent() {
+    let object = object("newer/unlike");
+    let chosen = calls(program(&object, "chosen"));
+    // ___then, ___now, ___other, and the one that has to be there.
+    assert!(
+        matches!(chosen[..], [None, Some(_), None, Some(_)]),
+        "{chosen:?}"
+    );
+    assert!(object.absent.is_empty(), "{:?}", object.absent);
+    let dummy = program(&object, "linked");
+    let asleep = program(&object, "asleep");
+    assert!(matches!(dummy.target, AttachTarget::Found(_)));
+    assert_eq!(dummy.target, asleep.target);
+    assert_eq!((dummy.autoload, asleep.autoload), (true, false));
+    assert_eq!((dummy.kind.flags, asleep.kind.flags), (0, SLEEPABLE));
+}
+
+#[test]
+fn what_has_to_be_there_and_is_not_is_said_of_the_programs_that_need_it() {
+    let object = object("old/absent");
+    let why = |name: &str| {
+        let insns = program(&object, name).insns.iter();
+        let poisoned = insns.filter_map(|insn| match insn.op() {
+            Ok(Op::Poison { imm }) => Some(imm),
+            _ => None,
+        });
+        let mut whys = poisoned.map(|imm| object.why_absent(imm).unwrap());
+        whys.next()
+    };
+    let wanted = [
+        (
+            "option",
+            "extern CONFIG_NO_SUCH_OPTION: the kernel's configuration does not have it",
+        ),
+        (
+            "option_of_another_type",
+            "extern CONFIG_CC_VERSION_TEXT: its value in the kernel's configuration is not of its type",
+        ),
+        (
+            "symbol",
+            "extern no_such_symbol: the kernel has no such symbol",
+        ),
+        (
+            "function",
+            "extern no_such_function: the kernel's BTF does not have it",
+        ),
+        (
+            "function_of_another_type",
+            "extern bpf_rcu_read_lock: the kernel has it with another type",
+        ),
+    ];
+    for (name, wanted) in wanted {
+        assert_eq!(why(name), Some(wanted), "{name}");
+    }
+    assert_eq!(object.absent.len(), wanted.len());
+    assert_eq!(why("without"), None);
+
+    let missing = |name: &str, wanted: &str| {
+        let target = &program(&object, name).target;
+        assert_eq!(*target, AttachTarget::Missing(wanted.to_owned()));
+    };
+    missing("of_no_struct", "the kernel's BTF has no struct no_such_ops");
+    missing(
+        "of_no_member",
+        "the kernel's BTF has no bpf_dummy_ops.no_such_member",
+    );
+}
+
+/// Section, and program type, attach type and flags of newer libbpf's table.
+#[test]
+fn newer_sections_are_known() {
+    let known = [
+        ("kprobe.session/vfs_*", (2, 56, 0)),
+        ("uprobe.multi//bin/true:main", (2, 48, 0)),
+        ("uretprobe.multi", (2, 48, 0)),
+        ("uprobe.session", (2, 57, 0)),
+        ("uprobe.multi.s//bin/true:main", (2, 48, SLEEPABLE)),
+        ("uretprobe.multi.s", (2, 48, SLEEPABLE)),
+        ("uprobe.session.s", (2, 57, SLEEPABLE)),
+        ("usdt.s/a:b:c", (2, 0, SLEEPABLE)),
+        ("tc/ingress", (3, 46, 0)),
+        ("tc/egress", (3, 47, 0)),
+        ("tcx/ingress", (3, 46, 0)),
+        ("tcx/egress", (3, 47, 0)),
+        ("netkit/primary", (3, 54, 0)),
+        ("netkit/peer", (3, 55, 0)),
+        ("cgroup/connect_unix", (18, 49, 0)),
+        ("cgroup/sendmsg_unix", (18, 50, 0)),
+        ("cgroup/recvmsg_unix", (18, 51, 0)),
+        ("cgroup/getpeername_unix", (18, 52, 0)),
+        ("cgroup/getsockname_unix", (18, 53, 0)),
+        ("struct_ops.s/member", (27, 0, SLEEPABLE)),
+        ("netfilter", (32, 45, 0)),
+    ];
+    for (name, wanted) in known {
+        let kind = SectionKind::of(name);
+        let found = (kind.prog_type, kind.expected_attach_type, kind.flags);
+        assert_eq!(found, wanted, "{name}");
+    }
+}
