@@ -214,6 +214,10 @@ fn contexts() {
             continue;
         };
         kinds.extend((0..24).map(|member| kind(STRUCT_OPS, member, id)));
+        kinds.extend((0..24).map(|member| Kind {
+            flags: SLEEPABLE,
+            ..kind(STRUCT_OPS, member, id)
+        }));
     }
     let mut attached = 0;
     for kind in kinds {

@@ -39,6 +39,28 @@ const NEVER_RETURNING: [&str; 9] = [
 /// Operations that programs cannot implement, by structure.
 const UNSUPPORTED_OPERATIONS: [(&str, &str); 1] = [("tcp_congestion_ops", "get_info")];
 
+/// Structures of which only these operations may sleep (their `check_member`); of others all may.
+const SLEEPABLE_OPERATIONS: [(&str, &[&str]); 3] = [
+    ("bpf_dummy_ops", &["test_sleepable"]),
+    (
+        "hid_bpf_ops",
+        &["hid_rdesc_fixup", "hid_hw_request", "hid_hw_output_report"],
+    ),
+    (
+        "sched_ext_ops",
+        &[
+            "cgroup_exit",
+            "cgroup_init",
+            "cgroup_prep_move",
+            "cpu_offline",
+            "cpu_online",
+            "exit",
+            "init",
+            "init_task",
+        ],
+    ),
+];
+
 /// Functions other than system calls whose result may be changed (`ALLOW_ERROR_INJECTION`, `BTF_KFUNC_HOOK_FMODRET`).
 const INJECTABLE: [&str; 12] = [
     "bpf_fentry_test1",
@@ -112,6 +134,12 @@ impl KernelTypes {
         if UNSUPPORTED_OPERATIONS.contains(&(name, member)) {
             let line = format!("attach to unsupported member {member} of struct {name}");
             return Err((ENOTSUPP, line));
+        }
+        let may_sleep = SLEEPABLE_OPERATIONS.iter().find(|(of, _)| *of == name);
+        if kind.is_sleepable() && may_sleep.is_some_and(|(_, those)| !those.contains(&member)) {
+            return refuse(format!(
+                "attach to unsupported member {member} of struct {name}"
+            ));
         }
         Ok(())
     }

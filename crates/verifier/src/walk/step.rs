@@ -393,7 +393,7 @@ impl Walk<'_> {
             );
         };
         let flags = if per_cpu { Flags::PERCPU } else { Flags::NONE };
-        Ok(if kernel.is_structure(type_id) == Some(true) {
+        Ok(if per_cpu || kernel.is_structure(type_id) == Some(true) {
             Reg::pointer(Type::Btf(type_id)).flagged(flags)
         } else {
             Reg::pointer(Type::Mem(bytes)).flagged(Flags::RDONLY)
