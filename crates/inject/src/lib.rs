@@ -42,7 +42,7 @@ pub use error::{Error, Refusal};
 pub use files::Mapping;
 pub use frames::{SignalFrame, signal_frames};
 pub use process::{Options, Process, Seccomp};
-pub use regions::{Permissions, Region, find_gap, regions_of};
+pub use regions::{Permissions, Region, regions_of};
 pub use rustix::io::Errno;
 pub use rustix::mm::{MapFlags, ProtFlags};
 pub use start::start_stopped;

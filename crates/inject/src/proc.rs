@@ -54,12 +54,22 @@ pub(crate) fn is_dead(state: char) -> bool {
 /// so the fields are counted from the last bracket.
 pub(crate) fn state_and_flags(stat: &[u8]) -> Option<(char, u64)> {
     let text = String::from_utf8_lossy(stat);
-    let (_, rest) = text.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?.chars().next()?;
-    // ppid, process group, session, terminal and its group stand between.
-    let flags = fields.nth(5)?.parse().ok()?;
+    let state = field(&text, 3)?.chars().next()?;
+    let flags = field(&text, 9)?.parse().ok()?;
     Some((state, flags))
+}
+
+/// Where the heap of the process begins that `/proc/PID/stat` is of; nothing where the kernel does not tell us.
+pub(crate) fn heap_start(stat: &[u8]) -> Option<u64> {
+    let start = field(&String::from_utf8_lossy(stat), 47)?.parse().ok()?;
+    (start != 0).then_some(start)
+}
+
+/// A field of `/proc/PID/stat` behind the name, counted from 1 as in proc_pid_stat(5).
+fn field(stat: &str, number: usize) -> Option<&str> {
+    const STATE: usize = 3;
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(number - STATE)
 }
 
 /// `PF_KTHREAD` of the kernel's `sched.h`, as shown in `/proc/PID/stat`.
@@ -92,5 +102,15 @@ mod tests {
         let (state, flags) = state_and_flags(b"7 (a) Z 1 (b) S 1 7 7 0 -1 2097152 0 0").unwrap();
         assert_eq!((state, flags), ('S', PF_KTHREAD));
         assert_eq!(state_and_flags(b"garbage"), None);
+        assert_eq!(heap_start(b"7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn the_heap_starts_where_the_kernel_says() {
+        let stat = std::fs::read("/proc/self/stat").unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let heap = maps.lines().find(|line| line.ends_with("[heap]")).unwrap();
+        let start = heap.split('-').next().unwrap();
+        assert_eq!(heap_start(&stat), u64::from_str_radix(start, 16).ok());
     }
 }

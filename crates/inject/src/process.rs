@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -12,7 +13,7 @@ use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::proc::{PF_KTHREAD, Status, is_dead, state_and_flags};
+use crate::proc::{self, PF_KTHREAD, Status, is_dead, state_and_flags};
 use crate::regions::{self, Region};
 use crate::{Error, Refusal, Stopped};
 
@@ -112,6 +113,20 @@ impl Process {
     /// What is mapped into it, in ascending order. Unless it is stopped this may change at any moment.
     pub fn regions(&self) -> Result<Vec<Region>, Error> {
         Ok(regions::parse(&self.read_file("maps")?))
+    }
+
+    /// Finds room for `len` bytes (rounded up to pages) that lies entirely within `near`, as close to the middle
+    /// of `near` as can be. Keeps a page off every mapping, clear of where the stack and the heap will grow, and above
+    /// `vm.mmap_min_addr`.
+    ///
+    /// `None` if there is no such room. Nothing is reserved: map it with [`MapFlags::FIXED_NOREPLACE`] while the
+    /// target is stopped.
+    ///
+    /// [`MapFlags::FIXED_NOREPLACE`]: crate::MapFlags::FIXED_NOREPLACE
+    pub fn find_gap(&self, near: RangeInclusive<u64>, len: u64) -> Result<Option<u64>, Error> {
+        let heap = proc::heap_start(&self.read_file("stat")?);
+        let regions = self.regions()?;
+        Ok(regions::find_gap(&regions, heap.unwrap_or(0), near, len))
     }
 
     /// Reads the target's memory. Errors: [`Error::Memory`] if not all of it is mapped.

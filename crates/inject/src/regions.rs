@@ -84,13 +84,13 @@ impl Region {
     }
 }
 
-/// Reads `/proc/PID/maps`. A line that makes no sense is skipped: it can only come from a kernel that we do
-/// not know, and whatever it describes is then not used.
 /// What a process has mapped, without opening it; as [`Process::regions`](crate::Process::regions).
 pub fn regions_of(pid: i32) -> std::io::Result<Vec<Region>> {
     Ok(parse(&std::fs::read(format!("/proc/{pid}/maps"))?))
 }
 
+/// Reads `/proc/PID/maps`. A line that makes no sense is skipped: it can only come from a kernel that we do
+/// not know, and whatever it describes is then not used.
 pub(crate) fn parse(text: &[u8]) -> Vec<Region> {
     text.split(|&byte| byte == b'\n')
         .filter_map(Region::parse)
@@ -114,20 +114,21 @@ fn unescape(name: &[u8]) -> Vec<u8> {
 }
 
 /// Finds room for `len` bytes (rounded up to pages) that lies entirely within `near`, as close to the middle
-/// of `near` as can be. Keeps a page off every mapping, clear of where the stack and the heap will
-/// grow, and above `vm.mmap_min_addr`.
-///
-/// `None` if there is no such room. Nothing is reserved: map it with [`MapFlags::FIXED_NOREPLACE`] while the
-/// target is stopped.
-///
-/// [`MapFlags::FIXED_NOREPLACE`]: rustix::mm::MapFlags::FIXED_NOREPLACE
-pub fn find_gap(regions: &[Region], near: RangeInclusive<u64>, len: u64) -> Option<u64> {
-    find_gap_above(lowest_address(), regions, near, len)
+/// of `near` as can be. Keeps a page off every mapping, clear of where the stack and the heap, which begins at
+/// `heap`, will grow, and above `vm.mmap_min_addr`. `None` if there is no such room.
+pub(crate) fn find_gap(
+    regions: &[Region],
+    heap: u64,
+    near: RangeInclusive<u64>,
+    len: u64,
+) -> Option<u64> {
+    find_gap_above(lowest_address(), regions, heap, near, len)
 }
 
 fn find_gap_above(
     lowest: u64,
     regions: &[Region],
+    heap: u64,
     near: RangeInclusive<u64>,
     len: u64,
 ) -> Option<u64> {
@@ -150,21 +151,19 @@ fn find_gap_above(
         }
     };
     let mut free = lowest;
-    let mut sorted: Vec<&Region> = regions.iter().collect();
-    sorted.sort_by_key(|region| region.start);
-    for region in sorted {
-        let below = if region.path.as_os_str() == "[stack]" {
-            STACK_ROOM
-        } else {
-            GUARD
-        };
-        let above = if region.path.as_os_str() == "[heap]" {
-            HEAP_ROOM
-        } else {
-            GUARD
-        };
-        consider(free, region.start.saturating_sub(below).min(TOP));
-        free = free.max(region.end.saturating_add(above));
+    // A heap that nothing has been taken from yet is no mapping, and is going to grow nevertheless.
+    let empty_heap = (heap, heap, HEAP_ROOM, GUARD);
+    let taken = regions.iter().map(|region| {
+        let name = region.path.as_os_str();
+        let above = if name == "[heap]" { HEAP_ROOM } else { GUARD };
+        let below = if name == "[stack]" { STACK_ROOM } else { GUARD };
+        (region.start, region.end, above, below)
+    });
+    let mut taken: Vec<_> = taken.chain([empty_heap]).collect();
+    taken.sort_unstable();
+    for (start, end, above, below) in taken {
+        consider(free, start.saturating_sub(below).min(TOP));
+        free = free.max(end.saturating_add(above));
     }
     consider(free, TOP);
     best
@@ -212,7 +211,7 @@ mod tests {
     fn a_gap_is_free_within_reach_and_clear_of_stack_and_heap() {
         let regions = parse(MAPS);
         let near = 0x40_0000u64.saturating_sub(1 << 31)..=0x40_0000 + (1 << 31);
-        let gap = find_gap_above(65536, &regions, near.clone(), 10_000).unwrap();
+        let gap = find_gap_above(65536, &regions, 0x50_0000, near.clone(), 10_000).unwrap();
         assert!(near.contains(&gap) && near.contains(&(gap + 12_288)));
         assert_eq!(gap % PAGE, 0);
         assert!(
@@ -220,27 +219,36 @@ mod tests {
             "{gap:#x}"
         );
 
-        let by_stack =
-            find_gap_above(65536, &regions, 0x7fff_f000_0000..=0x7fff_ffff_ffff, PAGE).unwrap();
+        let by_stack = 0x7fff_f000_0000..=0x7fff_ffff_ffff;
+        let by_stack = find_gap_above(65536, &regions, 0x50_0000, by_stack, PAGE).unwrap();
         assert!(by_stack + PAGE + STACK_ROOM <= 0x7fff_fffd_e000);
+    }
+
+    #[test]
+    fn a_heap_that_is_empty_yet_has_room_to_grow() {
+        let mut regions = parse(MAPS);
+        regions.retain(|region| region.path.as_os_str() != "[heap]");
+        let heap = 0x123_4000;
+        let near = 0x41_0000..=0x7fff_ffff;
+        let above = find_gap_above(65536, &regions, heap, near, PAGE).unwrap();
+        assert!(above >= heap + HEAP_ROOM, "{above:#x}");
+        let below = find_gap_above(65536, &regions, heap, 0x41_0000..=heap + 0x1000, PAGE).unwrap();
+        assert!(below + PAGE + GUARD <= heap, "{below:#x}");
     }
 
     #[test]
     fn no_gap_where_there_is_none() {
         let regions = parse(MAPS);
         assert_eq!(
-            find_gap_above(65536, &regions, 0x40_0000..=0x40_2fff, PAGE),
+            find_gap_above(65536, &regions, 0, 0x40_0000..=0x40_2fff, PAGE),
             None
         );
-        assert_eq!(find_gap_above(65536, &regions, 0..=0xffff, PAGE), None);
-        assert_eq!(
-            find_gap_above(65536, &regions, u64::MAX - 5..=u64::MAX, PAGE),
-            None
-        );
-        assert_eq!(find_gap_above(65536, &regions, 0..=u64::MAX, 0), None);
-        assert_eq!(
-            find_gap_above(65536, &regions, 0..=u64::MAX, u64::MAX),
-            None
-        );
+        assert_eq!(find_gap_above(65536, &regions, 0, 0..=0xffff, PAGE), None);
+        let top = u64::MAX - 5..=u64::MAX;
+        assert_eq!(find_gap_above(65536, &regions, 0, top, PAGE), None);
+        for len in [0, u64::MAX] {
+            let anywhere = 0..=u64::MAX;
+            assert_eq!(find_gap_above(65536, &regions, 0, anywhere, len), None);
+        }
     }
 }

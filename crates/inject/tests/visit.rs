@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use beeline_inject::{
-    Errno, Error, MapFlags, Mapping, Process, ProtFlags, Stopped, find_gap, signal_frames,
-};
+use beeline_inject::{Errno, Error, MapFlags, Mapping, Process, ProtFlags, Stopped, signal_frames};
 use common::{FINE, LATE, Portrait, Target, compile, memory_file};
 
 const LEN: u64 = 8192;
@@ -416,7 +414,7 @@ fn a_gap_can_be_mapped() {
         let mut stopped = process.stop().unwrap();
         let near = stopped.threads()[0].ip();
         let reach = near.saturating_sub(1 << 31)..=near + (1 << 31);
-        let gap = find_gap(&stopped.regions().unwrap(), reach.clone(), 3 * 4096).unwrap();
+        let gap = process.find_gap(reach.clone(), 3 * 4096).unwrap().unwrap();
         let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
         let got = stopped
             .mmap_anonymous(3 * 4096, ProtFlags::READ, flags, gap)

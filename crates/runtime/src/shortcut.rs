@@ -18,7 +18,7 @@ pub use beeline_image::shortcut::WINDOW;
 use beeline_image::shortcut::{
     DECLINED, Directory, FROZEN, LISTED, Listed, MAP_POSITION, READS, SERVED, Shortcut, WRITES,
 };
-use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, find_gap};
+use beeline_inject::{MapFlags, Mapping, Process, ProtFlags};
 use beeline_maps::Kind as MapKind;
 
 use crate::arena::{ARENA_BYTES, Arena};
@@ -181,8 +181,8 @@ impl Shortcuts {
 
         let mut arena = Arena::new(&format!("{}-shortcut", std::process::id()))
             .map_err(os("creating an arena"))?;
-        let near = find_gap(&regions, reach, ARENA_BYTES as u64)
-            .ok_or_else(|| fail("there is no free address range near".into()))?;
+        let near = process.find_gap(reach, ARENA_BYTES as u64)?;
+        let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
         let code_of = |file, len, address| Mapping {
             file,
             offset: 0,

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_inject::{MapFlags, Mapping, ProtFlags, find_gap};
+use beeline_inject::{MapFlags, Mapping, ProtFlags};
 
 use super::calls::Calls;
 use super::{Hold, Home, TRAMPOLINE_BYTES, Target};
@@ -45,10 +45,10 @@ impl Target {
         };
         let mut mappings = Vec::new();
         if let Some(arena) = &arena {
-            let place =
-                find_gap(&self.process.regions()?, reach, ARENA_BYTES as u64).ok_or_else(|| {
-                    self.error("there is no free address range near enough to the site")
-                })?;
+            let place = self.process.find_gap(reach, ARENA_BYTES as u64)?;
+            let place = place.ok_or_else(|| {
+                self.error("there is no free address range near enough to the site")
+            })?;
             mappings.push(Mapping {
                 address: place,
                 flags: OURS | MapFlags::FIXED_NOREPLACE,
