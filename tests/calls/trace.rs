@@ -225,6 +225,8 @@ pub fn threads(lines: &[String], ignored: impl Fn(u32) -> bool) -> Threads {
         kept.map(Event::word).collect()
     };
     let mut threads: Threads = threads.into_values().map(words).collect();
+    // How many threads do nothing that counts is chance as well: Go's runtime starts them as it needs them.
+    threads.retain(|thread| !thread.is_empty());
     threads.sort();
     threads
 }
