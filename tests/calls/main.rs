@@ -11,3 +11,4 @@ mod signals;
 mod surroundings;
 mod tools;
 mod trace;
+mod users;

@@ -99,7 +99,7 @@ pub struct Target {
     pub owner: u32,
     /// Where the C library keeps a thread's id, as an offset from the thread pointer; [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
-    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`].
+    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
     pub objects: AtomicUsize,
@@ -137,8 +137,10 @@ pub const TRAPS_CAUGHT: u32 = 2;
 pub const HAS_RDPID: u32 = 4;
 /// In [`Target::flags`]: this stands for children that share the target's memory, and that have ids of their own.
 pub const IS_CHILD: u32 = 8;
+/// In [`Target::flags`]: the image sees every call by which a thread may become another user, so it may remember who one is.
+pub const USERS_SEEN: u32 = 16;
 const _: () = assert!(
-    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID ^ IS_CHILD).count_ones() == 4,
+    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID ^ IS_CHILD ^ USERS_SEEN).count_ones() == 5,
     "each flag has a bit of its own"
 );
 /// How many sites of one target can be hooked by breakpoints.
@@ -191,6 +193,10 @@ pub struct Control {
     pub children: AtomicU32,
     /// 1 in a forked child that the runtime has not taken on.
     pub orphan: AtomicU32,
+    /// Incremented with each call by which a thread may have become another user: what was known before is not any more.
+    pub users: AtomicU32,
+    /// Such calls that are under way. Not 0 again once there may be code whose calls nobody sees.
+    pub user_changes: AtomicU32,
 }
 
 /// The signals whose handlers the image takes over: SIGTRAP, SIGBUS and SIGSEGV, in the order of [`Signals::saved`].
@@ -236,6 +242,8 @@ pub struct Slot {
     pub lock: AtomicUsize,
     /// Names of threads seen lately, by thread id.
     pub comms: [CommEntry; COMM_ENTRIES],
+    /// Users that threads seen lately are, likewise.
+    pub users: [UserEntry; COMM_ENTRIES],
     /// Pages that were readable a moment ago, by page number and tick.
     pub pages: [u64; PAGE_ENTRIES],
     /// Pages that a stack walk could not read a moment ago, likewise.
@@ -244,7 +252,7 @@ pub struct Slot {
     pub scratch: [u64; SCRATCH_WORDS],
 }
 
-/// Entries of [`Slot::comms`], a power of two.
+/// Entries of [`Slot::comms`] and [`Slot::users`], a power of two.
 pub const COMM_ENTRIES: usize = 16;
 /// Entries of [`Slot::pages`], a power of two.
 pub const PAGE_ENTRIES: usize = 64;
@@ -263,6 +271,22 @@ pub struct CommEntry {
     pub tick: u32,
     /// Ends with a NUL.
     pub comm: [u8; 16],
+}
+
+/// Which user and group one thread is.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct UserEntry {
+    /// 0: empty.
+    pub tid: u32,
+    /// The coarse clock's tick at which it was asked.
+    pub tick: u32,
+    /// [`Control::users`] of that time.
+    pub users: u32,
+    /// Its user, in the process's own user namespace.
+    pub uid: u32,
+    /// Its group, likewise.
+    pub gid: u32,
 }
 
 /// The session's shared page: no data of programs, only who runs where and who is to be woken.

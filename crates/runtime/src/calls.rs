@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use beeline_hook::{CallPlan, CallSites, Function, SparedCall};
+use beeline_hook::{CallPlan, CallSites, Function, Spared, SparedCall};
 use beeline_inject::Region;
 
 use crate::binary::Binary;
@@ -64,6 +64,14 @@ impl FileCalls {
     /// Is there no call in it?
     pub fn is_empty(&self) -> bool {
         self.sites.plans.is_empty() && self.sites.spared.is_empty()
+    }
+
+    /// May there be calls in a mapping, other than those that only end a thread or a signal handler, which are not hooked?
+    pub fn may_have_unhooked(&self, region: &Region) -> bool {
+        let is_harmless =
+            |spared: &SparedCall| matches!(spared.why, Spared::Restorer | Spared::WithoutStack);
+        let spared = self.spared_within(region);
+        self.binary.is_none() || !spared.iter().all(|(_, spared)| is_harmless(spared))
     }
 
     /// How much higher than the file says a mapping of it is; and which of the file's addresses it maps.

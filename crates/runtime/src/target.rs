@@ -276,6 +276,7 @@ impl Target {
         child.replace_arenas()?;
         let environment = child.environment()?;
         environment.private.refill(pid, cpus, write)?;
+        child.say_if_users_are_seen(&regions);
         Ok(Some(child))
     }
 

@@ -1,4 +1,5 @@
-//! What Beeline has to know of by itself: processes that split, run another program, or map code.
+//! What Beeline has to know of by itself: processes that split, run another program, map code, or become another
+//! user.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -14,6 +15,7 @@ const MAP_ANONYMOUS: u64 = 0x20;
 const CLONE_VM: u64 = 0x100;
 const CLONE_VFORK: u64 = 0x4000;
 const CLONE_THREAD: u64 = 0x1_0000;
+const CLONE_NEWUSER: u64 = 0x1000_0000;
 
 /// The target that a call is made in, which need not be the one that the code was hooked for: a forked child becomes a
 /// target first, and a child that shares its parent's memory has a record of its own. `None`: nobody may be told of it.
@@ -66,6 +68,14 @@ pub(super) fn attend(call: &Call<'_>) {
         nr::EXECVE | nr::EXECVEAT => exec(call),
         nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
         nr::CLONE | nr::VFORK | nr::CLONE3 => split(call),
+        nr::SETUID
+        | nr::SETGID
+        | nr::SETREUID
+        | nr::SETREGID
+        | nr::SETRESUID
+        | nr::SETRESGID
+        | nr::UNSHARE
+        | nr::SETNS => become_another(call),
         _ => {}
     }
 }
@@ -87,8 +97,34 @@ fn code(call: &Call<'_>) {
     let regs = call.regs;
     let is_file = regs.orig_ax != nr::MMAP || regs.r10 & MAP_ANONYMOUS == 0;
     let has_worked = (regs.ax as i64) >= 0;
-    if regs.dx & PROT_EXEC != 0 && is_file && has_worked {
+    if regs.dx & PROT_EXEC == 0 || !has_worked {
+        return;
+    }
+    if is_file {
         ask(call.target, ASK_CODE);
+    } else {
+        // Nobody will look through what is going to be written there.
+        call.control.user_changes.fetch_add(1, Relaxed);
+    }
+}
+
+/// What is known of who a thread is holds no longer, and while the call is made nothing is: a signal handler may run before
+/// it is seen to return. In another user namespace even others can change who it is, by writing its maps.
+#[cold]
+#[inline(never)]
+fn become_another(call: &Call<'_>) {
+    let regs = call.regs;
+    let is_unsure = match regs.orig_ax {
+        nr::UNSHARE => regs.di & CLONE_NEWUSER != 0,
+        number => number == nr::SETNS,
+    };
+    if call.edge == ENTER {
+        call.control.user_changes.fetch_add(1, Relaxed);
+        return;
+    }
+    call.control.users.fetch_add(1, Relaxed);
+    if !is_unsure || (regs.ax as i64) < 0 {
+        call.control.user_changes.fetch_sub(1, Relaxed);
     }
 }
 

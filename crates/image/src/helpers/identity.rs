@@ -5,7 +5,9 @@ use core::sync::atomic::Ordering::Relaxed;
 use beeline_isa::abi::Run;
 
 use super::{context, failed, time};
-use crate::abi::{COMM_ENTRIES, CommEntry, Context, HAS_RDPID, IS_CHILD, TID_UNKNOWN};
+use crate::abi::{
+    COMM_ENTRIES, CommEntry, Context, HAS_RDPID, IS_CHILD, TID_UNKNOWN, USERS_SEEN, UserEntry,
+};
 use crate::sys::{self, nr};
 
 const EINVAL: i32 = 22;
@@ -76,22 +78,57 @@ pub unsafe extern "sysv64" fn get_ns_current_pid_tgid(
     0
 }
 
+/// `bpf_get_current_uid_gid()`: the group above, the user below.
 pub unsafe extern "sysv64" fn get_current_uid_gid(
     _: u64,
     _: u64,
     _: u64,
     _: u64,
     _: u64,
-    _: *const Run,
+    run: *const Run,
 ) -> u64 {
-    // SAFETY: both calls only return a number. Asked each time: a process may change its user at any moment.
-    let (uid, gid) = unsafe {
-        (
-            sys::syscall(nr::GETUID, [0; 4]),
-            sys::syscall(nr::GETGID, [0; 4]),
-        )
+    // SAFETY: called by a program with its own run.
+    let (uid, gid) = user_and_group(unsafe { context(run) });
+    u64::from(gid) << 32 | u64::from(uid)
+}
+
+/// The thread's user and group. A process may change them at any moment, so they are only remembered where every call that
+/// does is seen; and no longer than for one tick of the coarse clock, for the sake of what nobody has thought of.
+fn user_and_group(context: &mut Context) -> (u32, u32) {
+    // SAFETY: the context's target outlives the run.
+    let target = unsafe { &*context.target };
+    // SAFETY: private memory of the target, mapped as long as programs can run.
+    let control = unsafe { &*target.control };
+    let is_seen = target.flags.load(Relaxed) & USERS_SEEN != 0;
+    if !is_seen || target.tid_offset == TID_UNKNOWN || control.user_changes.load(Relaxed) != 0 {
+        return ask_user_and_group();
+    }
+    // It is a thread's own calls that change what it is, so these words need no order among threads.
+    let users = control.users.load(Relaxed);
+    let (tid, tick) = (tid(context), time::tick(context));
+    // SAFETY: the slot is leased by this run.
+    let known = unsafe { &mut (*context.slot).users };
+    let Some(entry) = known.get_mut(tid as usize & (COMM_ENTRIES - 1)) else {
+        return ask_user_and_group();
     };
-    (gid as u64) << 32 | uid as u64 & 0xffff_ffff
+    if (entry.tid, entry.tick, entry.users) != (tid, tick, users) {
+        let (uid, gid) = ask_user_and_group();
+        // A handler that has interrupted the questions, and changed the answers, has changed `users` as well.
+        *entry = UserEntry {
+            tid,
+            tick,
+            users,
+            uid,
+            gid,
+        };
+    }
+    (entry.uid, entry.gid)
+}
+
+fn ask_user_and_group() -> (u32, u32) {
+    // SAFETY: both calls only return a number.
+    let ask = |call| unsafe { sys::syscall(call, [0; 4]) } as u32;
+    (ask(nr::GETUID), ask(nr::GETGID))
 }
 
 /// `bpf_get_current_comm(buf, size)`: the thread's name, padded with zeros.

@@ -43,6 +43,8 @@ impl Environment {
             locks: AtomicU32::new(0),
             children: AtomicU32::new(0),
             orphan: AtomicU32::new(0),
+            users: AtomicU32::new(0),
+            user_changes: AtomicU32::new(0),
         });
         // SAFETY: all atomics.
         let session: Box<Session> = unsafe { Box::new(std::mem::zeroed()) };

@@ -2,6 +2,7 @@
 //! a table.
 
 mod stubs;
+mod users;
 mod written;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,6 +43,8 @@ pub struct Calls {
     pub(super) patched: Arc<BTreeMap<u64, Vec<u8>>>,
     /// Of code that was written at run time.
     written: Written,
+    /// There is code of a file with calls that are not hooked.
+    has_unhooked: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -66,9 +69,11 @@ impl Target {
         links: &[Arc<CallLink>],
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let fresh = self.unseen_code()?;
+        let regions = self.process.regions()?;
+        let fresh = self.unseen_code(&regions)?;
         let missing = self.missing_links(links);
         if fresh.is_empty() && missing.is_empty() {
+            self.say_if_users_are_seen(&regions);
             return Ok(());
         }
         if self.calls.is_none() {
@@ -93,6 +98,7 @@ impl Target {
         for (region, file) in fresh {
             self.hook_region(&region, &file, hold)?;
         }
+        self.say_if_users_are_seen(&regions);
         Ok(())
     }
 
@@ -108,6 +114,9 @@ impl Target {
             record.enabled.store(0, Release);
         }
         calls.links.retain(|one| one.link.id != link);
+        if calls.links.is_empty() {
+            users::let_image_forget(environment);
+        }
         // Without room for a shorter list the old one stays, with the link in it disabled.
         let _ = self.publish_calls();
     }
@@ -166,25 +175,25 @@ impl Target {
     }
 
     /// Code that has not been looked through yet.
-    fn unseen_code(&mut self) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
-        let regions = self.process.regions()?;
-        self.forget_unmapped_calls(&regions);
+    fn unseen_code(&mut self, regions: &[Region]) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
+        self.forget_unmapped_calls(regions);
         let root = PathBuf::from(format!("/proc/{}/root", self.process.pid()));
         let seen = |region: &Region| {
             let calls = self.calls.as_ref();
             calls.is_some_and(|calls| calls.seen.contains(&key(region)))
         };
-        let is_private = |region: &Region| region.permissions.execute && !region.permissions.shared;
+        let is_private =
+            |region: &&Region| region.permissions.execute && !region.permissions.shared;
         let (mut fresh, mut without_file) = (Vec::new(), Vec::new());
-        for region in regions.into_iter().filter(is_private) {
+        for region in regions.iter().filter(is_private) {
             if region.inode == 0 {
-                without_file.push(region);
-            } else if !seen(&region) {
+                without_file.push(region.clone());
+            } else if !seen(region) {
                 let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
                 match self.shared.calls.of(&path, region.inode) {
-                    Ok(file) => fresh.push((region, file)),
+                    Ok(file) => fresh.push((region.clone(), file)),
                     // It has been replaced or removed since.
-                    Err(_) => without_file.push(region),
+                    Err(_) => without_file.push(region.clone()),
                 }
             }
         }
@@ -231,6 +240,7 @@ impl Target {
             common: Vec::new(),
             patched: Arc::default(),
             written: Written::default(),
+            has_unhooked: false,
         });
         Ok(())
     }
@@ -303,7 +313,7 @@ impl Target {
             for (number, watched) in table.watched[index].iter().enumerate() {
                 let list = lists.get(number).copied().unwrap_or(common);
                 let how = match list {
-                    _ if affairs.contains(&(number as u32)) => WATCHED,
+                    _ if affairs.contains(&(number as libc::c_long)) => WATCHED,
                     0 => 0,
                     _ if environment.needs_registers(list) || FRAMELESS == number => WATCHED,
                     _ => WATCHED_BRIEFLY,
@@ -322,10 +332,12 @@ impl Target {
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let (plans, mut spared) = (file.within(region), spared_in(region, file));
+        let mut are_missing = false;
         self.count_written(region, plans.len(), &mut spared);
         if !plans.is_empty() || !spared.is_empty() {
             self.map_what_is_missing(reach_of(region), &[], hold)?;
             let stubs = self.write_stubs(&plans, &mut spared)?;
+            are_missing = stubs.len() < plans.len();
             self.list_patches(&stubs, &spared)?;
             let patches: Vec<_> = stubs.iter().flat_map(|stub| &stub.patches).collect();
             hold.with(&self.process, |stopped| {
@@ -340,6 +352,7 @@ impl Target {
         }
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));
+            calls.has_unhooked |= are_missing || file.may_have_unhooked(region);
         }
         Ok(())
     }
@@ -386,25 +399,41 @@ const STUB_ALIGN: usize = 16;
 const MODIFY_RETURN: u32 = 26;
 
 /// Calls that the image looks at for Beeline's own sake, before and behind: those by which processes split, run another
-/// program, or map code.
-const AFFAIRS: [&[u32]; 2] = [
+/// program, map code, or become another user.
+const AFFAIRS: [&[libc::c_long]; 2] = [
     &[
-        libc::SYS_execve as u32,
-        libc::SYS_execveat as u32,
-        libc::SYS_clone as u32,
-        libc::SYS_vfork as u32,
-        libc::SYS_clone3 as u32,
+        libc::SYS_execve,
+        libc::SYS_execveat,
+        libc::SYS_clone,
+        libc::SYS_vfork,
+        libc::SYS_clone3,
+        libc::SYS_setuid,
+        libc::SYS_setgid,
+        libc::SYS_setreuid,
+        libc::SYS_setregid,
+        libc::SYS_setresuid,
+        libc::SYS_setresgid,
+        libc::SYS_unshare,
+        libc::SYS_setns,
     ],
     &[
-        libc::SYS_execve as u32,
-        libc::SYS_execveat as u32,
-        libc::SYS_clone as u32,
-        libc::SYS_vfork as u32,
-        libc::SYS_clone3 as u32,
-        libc::SYS_fork as u32,
-        libc::SYS_mmap as u32,
-        libc::SYS_mprotect as u32,
-        libc::SYS_pkey_mprotect as u32,
+        libc::SYS_execve,
+        libc::SYS_execveat,
+        libc::SYS_clone,
+        libc::SYS_vfork,
+        libc::SYS_clone3,
+        libc::SYS_fork,
+        libc::SYS_mmap,
+        libc::SYS_mprotect,
+        libc::SYS_pkey_mprotect,
+        libc::SYS_setuid,
+        libc::SYS_setgid,
+        libc::SYS_setreuid,
+        libc::SYS_setregid,
+        libc::SYS_setresuid,
+        libc::SYS_setresgid,
+        libc::SYS_unshare,
+        libc::SYS_setns,
     ],
 ];
 

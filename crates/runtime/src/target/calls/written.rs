@@ -68,9 +68,11 @@ impl Target {
             }
             match self.calls_without_file(&region) {
                 Some(file) if !file.is_empty() => fresh.push((region, file)),
-                _ => {
+                file => {
+                    let is_known = file.is_some_and(|file| !file.may_have_unhooked(&region));
                     if let Some(calls) = &mut self.calls {
                         calls.seen.insert(key(&region));
+                        calls.has_unhooked |= region.inode != 0 && !is_known;
                     }
                 }
             }
