@@ -4,7 +4,7 @@
 //! have the target receive, map and close them. All on a page of its own, mapped for the purpose.
 
 use std::io::IoSlice;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -30,10 +30,20 @@ pub struct Mapping<'a> {
     pub address: u64,
 }
 
-/// A [`Mapping`] with a descriptor of its own, so that it can go to the thread that traces.
+/// Some [`Mapping`]s with descriptors of their own, one for each file, so that they can go to the thread that traces, and to the
+/// target in one message.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    files: Vec<OwnedFd>,
+    /// Of which descriptor here each is.
+    known: Vec<i32>,
+    parcels: Vec<Parcel>,
+}
+
 #[derive(Debug)]
-pub(crate) struct Parcel {
-    file: OwnedFd,
+struct Parcel {
+    /// Which of the batch's.
+    file: usize,
     offset: u64,
     len: u64,
     protection: ProtFlags,
@@ -41,29 +51,49 @@ pub(crate) struct Parcel {
     address: u64,
 }
 
-impl Parcel {
-    pub fn of(mapping: &Mapping<'_>) -> Result<Self, Error> {
-        let Mapping {
+/// What is to be mapped, in messages that are not too long.
+pub(crate) fn parcels_of(mappings: &[Mapping<'_>]) -> Result<Vec<Batch>, Error> {
+    let mut batches = vec![Batch::default()];
+    for mapping in mappings {
+        if batches.last().is_none_or(|batch| !batch.has_room(mapping)) {
+            batches.push(Batch::default());
+        }
+        if let Some(batch) = batches.last_mut() {
+            batch.add(mapping)?;
+        }
+    }
+    Ok(batches)
+}
+
+impl Batch {
+    fn has_room(&self, mapping: &Mapping<'_>) -> bool {
+        self.files.len() < MOST_FILES || self.known.contains(&mapping.file.as_raw_fd())
+    }
+
+    fn add(&mut self, mapping: &Mapping<'_>) -> Result<(), Error> {
+        let number = mapping.file.as_raw_fd();
+        let known = self.known.iter().position(|known| *known == number);
+        let file = match known {
+            Some(file) => file,
+            None => {
+                let file = mapping.file.try_clone_to_owned();
+                self.files.push(file.map_err(|source| Error::Local {
+                    what: "duplicate a descriptor",
+                    source,
+                })?);
+                self.known.push(number);
+                self.files.len() - 1
+            }
+        };
+        self.parcels.push(Parcel {
             file,
-            offset,
-            len,
-            protection,
-            flags,
-            address,
-        } = *mapping;
-        let file = file.try_clone_to_owned();
-        let file = file.map_err(|source| Error::Local {
-            what: "duplicate a descriptor",
-            source,
-        })?;
-        Ok(Self {
-            file,
-            offset,
-            len,
-            protection,
-            flags,
-            address,
-        })
+            offset: mapping.offset,
+            len: mapping.len,
+            protection: mapping.protection,
+            flags: mapping.flags,
+            address: mapping.address,
+        });
+        Ok(())
     }
 }
 
@@ -83,10 +113,11 @@ const _: () = assert!(CONTROL as usize + CONTROL_LEN <= PAGE as usize);
 
 impl Session {
     /// Maps all of them or none; gives their addresses.
-    pub fn map_files(&mut self, parcels: &[Parcel]) -> Result<Vec<u64>, Error> {
-        let mut placed = Vec::with_capacity(parcels.len());
-        for batch in parcels.chunks(MOST_FILES) {
+    pub fn map_files(&mut self, batches: &[Batch]) -> Result<Vec<u64>, Error> {
+        let mut placed = Vec::new();
+        for batch in batches {
             if let Err(error) = self.map_batch(batch, &mut placed) {
+                let parcels = batches.iter().flat_map(|batch| &batch.parcels);
                 for (&address, parcel) in placed.iter().zip(parcels) {
                     // Should this fail as well, the first error is the one to tell.
                     let _ = self.unmap(address, parcel.len);
@@ -143,7 +174,7 @@ impl Session {
         Ok(got)
     }
 
-    fn map_batch(&mut self, batch: &[Parcel], placed: &mut Vec<u64>) -> Result<(), Error> {
+    fn map_batch(&mut self, batch: &Batch, placed: &mut Vec<u64>) -> Result<(), Error> {
         let scratch = self.map_anonymous(
             PAGE,
             ProtFlags::READ | ProtFlags::WRITE,
@@ -158,7 +189,7 @@ impl Session {
     fn map_through(
         &mut self,
         scratch: u64,
-        batch: &[Parcel],
+        batch: &Batch,
         placed: &mut Vec<u64>,
     ) -> Result<(), Error> {
         let kind = (libc::SOCK_DGRAM | libc::SOCK_CLOEXEC) as u64;
@@ -182,7 +213,7 @@ impl Session {
         &mut self,
         scratch: u64,
         [ours, theirs]: [i32; 2],
-        batch: &[Parcel],
+        batch: &Batch,
     ) -> Result<Vec<i32>, Error> {
         let pid = self.process.pid();
         let taken = self.process.take_descriptor(ours);
@@ -190,7 +221,7 @@ impl Session {
             what: "take a socket from the target",
             source,
         })?;
-        let files: Vec<BorrowedFd<'_>> = batch.iter().map(|parcel| parcel.file.as_fd()).collect();
+        let files: Vec<BorrowedFd<'_>> = batch.files.iter().map(AsFd::as_fd).collect();
         let mut space =
             [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -211,12 +242,12 @@ impl Session {
             [theirs as u64, scratch + MSGHDR, flags, 0, 0, 0],
         )?;
         let received = self.received(scratch)?;
-        if received.len() != batch.len() {
+        if received.len() != batch.files.len() {
             self.close_all(&received)?;
             return Err(Error::DescriptorLimit {
                 pid,
                 got: received.len(),
-                sent: batch.len(),
+                sent: batch.files.len(),
             });
         }
         Ok(received)
@@ -245,12 +276,12 @@ impl Session {
     fn map_received(
         &mut self,
         files: &[i32],
-        batch: &[Parcel],
+        batch: &Batch,
         placed: &mut Vec<u64>,
     ) -> Result<(), Error> {
-        for (&fd, parcel) in files.iter().zip(batch) {
+        for parcel in &batch.parcels {
             placed.push(self.map(
-                fd,
+                files[parcel.file],
                 parcel.offset,
                 parcel.len,
                 parcel.protection,

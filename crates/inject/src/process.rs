@@ -163,6 +163,18 @@ impl Process {
         Stopped::new(self)
     }
 
+    /// As [`Self::stop`], of a process that has a thread which waits in the kernel for `release`, such as one whose system call is
+    /// reported to a seccomp listener. It is called, in a thread of ours, when that thread has been asked to stop, and so is
+    /// held before it gets anywhere else: behind its system call, whose result is in its registers.
+    ///
+    /// Errors: as there. If `release` was not called by then it never is.
+    pub fn stop_releasing(
+        &self,
+        release: impl FnOnce() + Send + 'static,
+    ) -> Result<Stopped, Error> {
+        Stopped::releasing(self, release)
+    }
+
     /// Its memory as it is now, to be read at many places: after an `execve` the file is of no more use.
     ///
     /// Errors: [`Error::Exited`], and those of [`Process::open`], whose reasons may have come up since.

@@ -56,11 +56,13 @@ pub(crate) enum State {
 }
 
 impl Session {
-    /// Stops every thread of the process.
+    /// Stops every thread of the process. `asked` is called once all that were found have been asked to stop, and before they
+    /// are waited for.
     ///
     /// If this fails the caller's thread must end: a thread of the target that would not stop can be let go of in
     /// no other way.
-    pub fn stop(process: &Process) -> Result<Self, Error> {
+    pub fn stop(process: &Process, asked: impl FnOnce()) -> Result<Self, Error> {
+        let mut asked = Some(asked);
         let mut session = Self::of(process, Vec::new());
         let deadline = session.since + PATIENCE;
         // A thread that runs can make another at any moment. When all that are known are held and two looks
@@ -68,6 +70,9 @@ impl Session {
         let (mut quiet, mut refusals) = (0, 0);
         while quiet < 2 {
             let fresh = session.seize_unknown(&mut refusals)?;
+            if let Some(asked) = asked.take() {
+                asked();
+            }
             session.await_all(deadline)?;
             let settled = session.note_registers()?;
             let held = session

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use libc::user_regs_struct;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::files::Parcel;
+use crate::files::parcels_of;
 use crate::ptrace;
-use crate::session::{PATIENCE, Session, State};
+use crate::session::{PATIENCE, Session, State, Tracee};
 use crate::worker::Worker;
 use crate::{Error, Mapping, Process, Region};
 
@@ -80,7 +80,7 @@ impl Stopped {
         let begun = Instant::now();
         loop {
             let of = process.clone();
-            match Self::around(process, move || Session::stop(&of)) {
+            match Self::around(process, move || Session::stop(&of, || ())) {
                 // All have been let go. Where the one that sleeps in the kernel wakes up soon (mostly it is a vfork)
                 // another try finds it awake.
                 Err(Error::Stuck { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
@@ -91,6 +91,18 @@ impl Stopped {
                 }
             }
         }
+    }
+
+    /// As [`Self::new`], of a target with a thread that sleeps in the kernel until `release` is called, in a thread of ours, which
+    /// is once that thread has been asked to stop.
+    pub(crate) fn releasing(
+        process: &Process,
+        release: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, Error> {
+        let of = process.clone();
+        let mut stopped = Self::around(process, move || Session::stop(&of, release))?;
+        stopped.refresh();
+        Ok(stopped)
     }
 
     pub(crate) fn around(
@@ -193,6 +205,19 @@ impl Stopped {
         })
     }
 
+    /// Sets what the system call returns that a thread was held behind.
+    pub fn set_result(&mut self, tid: i32, value: u64) -> Result<(), Error> {
+        let absent = self.absent(tid);
+        self.thread(tid)?.registers.rax = value;
+        self.run(move |session| {
+            let held = |tracee: &&mut Tracee| tracee.tid == tid && tracee.state == State::Held;
+            let tracee = session.tracees.iter_mut().find(held).ok_or(absent)?;
+            tracee.regs.rax = value;
+            tracee.changed = true;
+            Ok(())
+        })
+    }
+
     fn thread(&mut self, tid: i32) -> Result<&mut Thread, Error> {
         let absent = self.absent(tid);
         let mut threads = self.threads.iter_mut();
@@ -276,8 +301,8 @@ impl Stopped {
     /// Errors: [`Error::DescriptorLimit`], [`Error::Misplaced`], and [`Error::Syscall`] from `socketpair`,
     /// `recvmsg` or `mmap`.
     pub fn map_files(&mut self, mappings: &[Mapping<'_>]) -> Result<Vec<u64>, Error> {
-        let parcels: Vec<Parcel> = mappings.iter().map(Parcel::of).collect::<Result<_, _>>()?;
-        self.run(move |session| session.map_files(&parcels))
+        let batches = parcels_of(mappings)?;
+        self.run(move |session| session.map_files(&batches))
     }
 
     /// Maps `len` bytes of fresh private memory. `flags` says what to make of `address`; 0 is anywhere.
