@@ -8,6 +8,7 @@ use beeline_wire::info::Kind;
 use beeline_wire::layout::{MapFacts, command, number_at};
 use rustix::io::Errno;
 
+use crate::holder::Held;
 use crate::policy::Share;
 use crate::refusal::Refusal;
 use crate::rings::Ring;
@@ -30,6 +31,8 @@ pub struct Object {
     pub share: Option<Share>,
     /// Its pages, once they have been mapped.
     ring: Mutex<Option<Arc<Ring>>>,
+    /// By another process as well, once the host knows where its pages are.
+    held: Mutex<Option<Held>>,
 }
 
 /// The longest of the structures that are asked for here: `struct bpf_prog_info` has its id at 4, the others at 4 or 8.
@@ -54,6 +57,7 @@ impl Object {
             place,
             share: None,
             ring: Mutex::new(None),
+            held: Mutex::new(None),
         })
     }
 
@@ -67,7 +71,13 @@ impl Object {
             place: None,
             share: None,
             ring: Mutex::new(None),
+            held: Mutex::new(None),
         }
+    }
+
+    /// Its second hold.
+    pub fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the ring's pages are mapped as, if they have been.

@@ -14,6 +14,7 @@ mod facts;
 mod files;
 mod glob;
 mod handles;
+mod holder;
 mod info;
 mod lanes;
 mod pages;
@@ -44,6 +45,7 @@ use serde_json::json;
 
 use crate::audit::Audit;
 use crate::facts::Facts;
+use crate::holder::Holder;
 use crate::policy::Policy;
 use crate::session::Host;
 
@@ -84,8 +86,9 @@ impl Options {
     }
 }
 
-/// Serves hosts, for ever. `say` is for lines to the user. Errors: what of the options is of no use.
+/// Serves hosts, for ever. `say` is for lines to the user. To be called while there is one thread. Errors: what of the options is of no use.
 pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
+    let holder = Holder::start().context("no process can be made")?;
     let policy = match &options.policy {
         Some(path) => Policy::read(path)?,
         None => Policy::default(),
@@ -96,6 +99,7 @@ pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
         audit,
         facts: Facts::new().context("the kernel does not say how many CPUs it has")?,
         taken: Arc::default(),
+        holder,
     });
     raise_limits();
     let tls = options.tls();

@@ -1,13 +1,16 @@
 //! Where an object's memory is in the guest's, so that the host can map it: the kernel tells root in `/proc/self/pagemap`.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use beeline_wire::info::Kind;
 use beeline_wire::messages::{PageRun, PageRuns, Pages};
-use rustix::fs::OFlags;
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 
 use crate::handles::Handles;
+use crate::holder::Holder;
 use crate::refusal::Refusal;
 use crate::rings::{self, Ring};
 use crate::roots::Root;
@@ -17,10 +20,16 @@ use crate::shared::Shared;
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// The page runs of a ring buffer (the consumer's page, the producer's, the data once), a perf event's ring, or an array.
-pub fn pages(request: &Pages, handles: &Handles) -> Result<PageRuns, Refusal> {
+/// The page runs of a ring buffer (the consumer's page, the producer's, the data once), a perf event's ring, or an array; which are
+/// held from now on.
+pub fn pages(
+    request: &Pages,
+    handles: &Handles,
+    holder: &Arc<Holder>,
+) -> Result<PageRuns, Refusal> {
     let object = handles.get(request.handle)?;
     let mut frames = Vec::new();
+    let mut mapped_by_holder = 0;
     if object.kind == Kind::Map && object.facts.is_some_and(|facts| facts.is_mappable_array()) {
         let mapped = rings::array(&object, false)?;
         add(&mapped, mapped.len(), &mut frames)?;
@@ -35,12 +44,35 @@ pub fn pages(request: &Pages, handles: &Handles) -> Result<PageRuns, Refusal> {
                 add(consumer, *page, &mut frames)?;
                 add(data, page + size, &mut frames)?;
             }
-            Ring::Event { pages, .. } => add(pages, pages.len(), &mut frames)?,
+            Ring::Event { pages, .. } => {
+                mapped_by_holder = pages.len();
+                add(pages, pages.len(), &mut frames)?;
+            }
         }
+    }
+    let mut held = object.held();
+    if held.is_none() {
+        *held = Some(holder.hold(object.fd.as_fd(), mapped_by_holder)?);
     }
     Ok(PageRuns {
         runs: runs(&frames),
     })
+}
+
+/// A page with content that a host chose, and where it is.
+pub fn mark(content: &[u8]) -> Result<(Shared, PageRuns), Refusal> {
+    let page = rustix::param::page_size();
+    if content.len() > page {
+        return Err(Refusal::new(libc::E2BIG, "a mark is a page at most"));
+    }
+    let memory = memfd_create("beeline-mark", MemfdFlags::CLOEXEC)?;
+    rustix::fs::ftruncate(&memory, page as u64)?;
+    let mark = Shared::new(&memory, 0, page, true)?;
+    mark.store_bytes(0, content);
+    let mut frames = Vec::new();
+    add(&mark, page, &mut frames)?;
+    let runs = runs(&frames);
+    Ok((mark, PageRuns { runs }))
 }
 
 /// Adds the frames of the first bytes of a mapping.

@@ -1,7 +1,7 @@
 //! One connection: a tool on the host, and all that it has here. It ends with the connection.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use beeline_wire::VERSION;
 use beeline_wire::channel::Channel;
@@ -18,10 +18,12 @@ use serde_json::{Value, json};
 use crate::audit::Audit;
 use crate::facts::Facts;
 use crate::handles::Handles;
+use crate::holder::Holder;
 use crate::lanes::Lane;
 use crate::perf::{self, control};
 use crate::policy::Policy;
 use crate::refusal::Refusal;
+use crate::shared::Shared;
 use crate::watch::{Watched, Watches};
 use crate::{bpf, files, pages, rings, walk};
 
@@ -36,6 +38,8 @@ pub struct Host {
     pub facts: Facts,
     /// Bytes of all maps.
     pub taken: Arc<AtomicU64>,
+    /// Holds what hosts have mapped.
+    pub holder: Arc<Holder>,
 }
 
 /// A connection.
@@ -46,6 +50,8 @@ pub struct Session {
     /// Its objects.
     pub handles: Handles,
     watches: Watches,
+    /// A page that the host looks for.
+    mark: Mutex<Option<Shared>>,
     sender: Sender,
     peer: String,
     tool: OnceLock<String>,
@@ -72,6 +78,7 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
         host,
         handles: Handles::default(),
         watches: Watches::new(sender.clone())?,
+        mark: Mutex::new(None),
         sender,
         peer,
         tool: OnceLock::new(),
@@ -217,7 +224,10 @@ impl Session {
             Request::Release(request) => {
                 for handle in request.handles {
                     self.watches.remove(handle);
-                    self.handles.remove(handle);
+                    let object = self.handles.remove(handle);
+                    if let Some(held) = object.and_then(|object| object.held().take()) {
+                        held.release();
+                    }
                 }
                 Answer::Done(Done {})
             }
@@ -227,7 +237,14 @@ impl Session {
                 self.store(&request)?;
                 Answer::Done(Done {})
             }
-            Request::Pages(request) => Answer::PageRuns(pages::pages(&request, &self.handles)?),
+            Request::Pages(request) => {
+                Answer::PageRuns(pages::pages(&request, &self.handles, &self.host.holder)?)
+            }
+            Request::Mark(request) => {
+                let (mark, runs) = pages::mark(&request.content)?;
+                *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
+                Answer::PageRuns(runs)
+            }
             Request::Settle(_) => Answer::Done(Done {}),
             Request::Hello(_) | Request::Credit(_) | Request::Watch(_) => {
                 return Err(Refusal::new(libc::EPROTO, "not now"));

@@ -26,6 +26,6 @@ pub mod messages {
 }
 
 /// Of the protocol. A host and a guest of different versions do not speak to each other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The port that a guest listens to unless it is told another.
 pub const PORT: u32 = 8790;
