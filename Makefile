@@ -46,7 +46,7 @@ soak: deps build
 # Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler (rustup toolchain install nightly) and
 # cargo-fuzz (cargo install cargo-fuzz). A target begins with its seeds, what earlier runs found, and the libbpf tools' object files.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy
+FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree
 FUZZ_LIMITS = -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512
 fuzz:
 	cargo run --release -p beeline-untrusted --example seeds fuzz/corpus $$(grep -s /sbin/ /var/lib/dpkg/info/libbpf-tools.list)

@@ -117,7 +117,6 @@ impl Captured {
             flags: self.kind.flags,
             attach_btf_id: self.kind.attach_btf_id,
             license: &self.license,
-            kernel_version: 0,
             insns: &insns,
             types: btf.as_ref().map(|btf| ProgramTypes {
                 btf: btf.as_fd(),
@@ -125,6 +124,7 @@ impl Captured {
                 lines: &self.lines,
             }),
             log_level: STATISTICS,
+            ..ProgramSpec::default()
         });
         match loaded {
             Ok((_, log)) => Said {

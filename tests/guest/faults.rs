@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(10);
 const PROMISED: Duration = Duration::from_millis(5_500);
 
 /// What the small tool says when it is attached.
-const ATTACHED: &str = "attached";
+pub const ATTACHED: &str = "attached";
 
 /// Starts the small tool at an address.
 fn start(address: &str, tool: &Path) -> Tool {
@@ -27,7 +27,7 @@ fn start(address: &str, tool: &Path) -> Tool {
 }
 
 /// Waits for a tool that has lost its guest, and for all that it started.
-fn ends_soon(tool: Tool, what: &str) {
+pub fn ends_soon(tool: Tool, what: &str) {
     let (group, begin) = (tool.pid(), Instant::now());
     let has_ended = until(SOON, || !is_alive(group));
     let said = tool.stderr.so_far();
@@ -43,7 +43,7 @@ fn ends_soon(tool: Tool, what: &str) {
 }
 
 /// What one tool leaves in the guest once the proxy knows that it is gone: nothing.
-fn nothing_left(guest: &Guest, proxy: &Proxy, before: u32, what: &str) {
+pub fn nothing_left(guest: &Guest, proxy: &Proxy, before: u32, what: &str) {
     let clean = || attached(guest) == 0 && probes(guest) == 0 && proxy.descriptors() == before;
     let given_back = until(PATIENCE, clean);
     assert!(

@@ -6,6 +6,7 @@
 mod channels;
 mod faults;
 mod guests;
+mod memory;
 mod place;
 mod proxy;
 mod tools;

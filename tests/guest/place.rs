@@ -14,6 +14,8 @@ pub enum Place {
     Inside,
     /// On this machine, behind `beeline run --guest`.
     Host,
+    /// As there, with the guest's memory to look into.
+    Memory,
 }
 
 impl fmt::Display for Place {
@@ -21,6 +23,7 @@ impl fmt::Display for Place {
         f.write_str(match self {
             Place::Inside => "inside the guest",
             Place::Host => "by beeline",
+            Place::Memory => "by beeline, in the guest's memory",
         })
     }
 }
@@ -59,14 +62,23 @@ pub struct Output {
 impl<'a> Setting<'a> {
     /// Starts a proxy in the guest, if tools are to run on this machine. An error says why nothing can run.
     pub fn new(guest: &'a Guest) -> Result<Setting<'a>, String> {
+        Setting::with(guest, Place::Host)
+    }
+
+    /// The same, with the guest's memory shared.
+    pub fn sharing(guest: &'a Guest) -> Result<Setting<'a>, String> {
+        Setting::with(guest, Place::Memory)
+    }
+
+    fn with(guest: &'a Guest, here: Place) -> Result<Setting<'a>, String> {
         let places = engines()?.into_iter().map(|engine| match engine {
             Engine::Kernel => Place::Inside,
-            Engine::Beeline => Place::Host,
+            Engine::Beeline => here,
         });
         let places: Vec<_> = places.collect();
         Ok(Setting {
             guest,
-            proxy: places.contains(&Place::Host).then(|| Proxy::start(guest)),
+            proxy: places.contains(&here).then(|| Proxy::start(guest)),
             places,
         })
     }
@@ -115,10 +127,13 @@ impl<'a> Setting<'a> {
                     Screen::Terminal => self.guest.start(&format!("{TERMINAL} {command}")),
                 })
             }
-            Place::Host => {
+            Place::Host | Place::Memory => {
                 let program = find_program(command[0]).unwrap_or_else(|why| panic!("{why}"));
                 let proxy = self.proxy.as_ref().expect("it was started for this place");
-                let mut host = proxy.command(&program);
+                let mut host = match place {
+                    Place::Memory => proxy.sharing_command(&program),
+                    _ => proxy.command(&program),
+                };
                 host.args(&command[1..]);
                 Process::Tool(match screen {
                     Screen::None => Tool::start(host),

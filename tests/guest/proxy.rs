@@ -67,6 +67,11 @@ impl<'a> Proxy<'a> {
         command(&self.address, tool)
     }
 
+    /// The same, which asks QEMU for the guest's memory.
+    pub fn sharing_command(&self, tool: &Path) -> Command {
+        sharing_command(&self.address, &self.guest.qmp(), tool)
+    }
+
     /// For `beeline run --guest`.
     pub fn address(&self) -> &str {
         &self.address
@@ -101,7 +106,7 @@ impl<'a> Proxy<'a> {
 
     /// How many descriptors it has.
     pub fn descriptors(&self) -> u32 {
-        let count = "ls /proc/$(pidof -s beeline-guest)/fd | wc -l";
+        let count = "ls /proc/$(pgrep -o beeline-guest)/fd | wc -l";
         self.guest.check(count).trim().parse().expect("a number")
     }
 }
@@ -122,5 +127,13 @@ impl Drop for Proxy<'_> {
 pub fn command(address: &str, tool: &Path) -> Command {
     let mut command = Command::new(beeline());
     command.args(["run", "--guest", address, "--"]).arg(tool);
+    command
+}
+
+/// The same, with QEMU's monitor.
+pub fn sharing_command(address: &str, monitor: &Path, tool: &Path) -> Command {
+    let mut command = Command::new(beeline());
+    command.args(["run", "--guest", address, "--qmp"]);
+    command.arg(monitor).arg("--").arg(tool);
     command
 }

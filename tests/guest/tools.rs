@@ -26,15 +26,9 @@ impl Program {
     }
 }
 
-/// Runs a script in both places while a shell script works in the guest, and compares.
-fn script(
-    guest: &Guest,
-    compare: Compare,
-    script: &str,
-    work: &str,
-    known: &[&str],
-) -> Result<(), String> {
-    let setting = Setting::new(guest)?;
+/// Runs a script in both places of a setting while a shell script works in the guest, and compares.
+pub fn script(setting: &Setting<'_>, compare: Compare, script: &str, work: &str, known: &[&str]) {
+    let guest = setting.guest;
     let program = Program::new(guest);
     let script = script.replace("{prog}", &program.path);
     let work = work.replace("{prog}", &program.path);
@@ -69,7 +63,6 @@ fn script(
             "by beeline (left) and inside (right): {script}"
         );
     }
-    Ok(())
 }
 
 /// `name: compare, "script", "work", ["line that must be there", ...];` for each test.
@@ -78,7 +71,8 @@ macro_rules! scripts {
         #[test]
         fn $name() {
             let guest = need!(shared());
-            need!(script(&guest, $compare, $script, $work, &[$($known),*]));
+            let setting = need!(Setting::new(&guest));
+            script(&setting, $compare, $script, $work, &[$($known),*]);
         }
     )*};
 }
@@ -126,15 +120,15 @@ scripts! {
         "dd if=/dev/zero of=/dev/null bs=1M count=1000 2>/dev/null", [];
 }
 
-/// Runs a tool of the libbpf tools in both places while a shell script works in the guest, waits for the `known` among what
+/// Runs a tool of the libbpf tools in both places of a setting while a shell script works in the guest, waits for the `known` among what
 /// `compared` makes of its lines (None leaves one out), and compares all of them.
-fn tool(
-    guest: &Guest,
+pub fn tool(
+    setting: &Setting<'_>,
     command: &[&str],
     work: &str,
     compared: impl Fn(&str) -> Option<String>,
     known: &[&str],
-) -> Result<(), String> {
+) {
     let pick = |lines: &[String]| -> Vec<String> {
         let picked = lines.iter().filter_map(|line| compared(line));
         picked.collect()
@@ -145,7 +139,7 @@ fn tool(
             .iter()
             .all(|line| lines.iter().any(|found| found == line))
     };
-    let outputs = outputs(guest, command, work, settled)?;
+    let outputs = outputs(setting, command, work, settled);
     for (place, output) in &outputs {
         assert!(
             settled(&output.stdout),
@@ -159,31 +153,29 @@ fn tool(
             "by beeline (left) and inside (right): {command:?}"
         );
     }
-    Ok(())
 }
 
-/// Runs a tool in both places while a shell script works in the guest, and until `settled` says of its lines so far that they are all, if
-/// that comes.
-fn outputs(
-    guest: &Guest,
+/// Runs a tool in both places of a setting while a shell script works in the guest, and until `settled` says of its lines so far that they
+/// are all, if that comes.
+pub fn outputs(
+    setting: &Setting<'_>,
     command: &[&str],
     work: &str,
     settled: impl Fn(&[String]) -> bool,
-) -> Result<Vec<(Place, Output)>, String> {
-    let setting = Setting::new(guest)?;
+) -> Vec<(Place, Output)> {
     let run = |&place: &Place| {
         let tool = setting.start(place, command);
-        guest.check(work);
+        setting.guest.check(work);
         until(PATIENCE, || settled(&tool.stdout()));
         let output = tool.interrupt();
         assert_eq!(output.code, Some(0), "{place}: {command:?}: {output:?}");
         (place, output)
     };
-    Ok(setting.places.iter().map(run).collect())
+    setting.places.iter().map(run).collect()
 }
 
 /// The words of a line, some left out: those that differ between two runs.
-fn words(line: &str, leave_out: &[usize]) -> String {
+pub fn words(line: &str, leave_out: &[usize]) -> String {
     let words = line.split_whitespace().enumerate();
     let kept = words.filter(|(at, _)| !leave_out.contains(at));
     kept.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
@@ -192,49 +184,49 @@ fn words(line: &str, leave_out: &[usize]) -> String {
 #[test]
 fn opensnoop_names_what_was_opened() {
     let guest = need!(shared());
-    need!(opensnoop(&guest));
+    opensnoop(&need!(Setting::new(&guest)));
 }
 
-fn opensnoop(guest: &Guest) -> Result<(), String> {
+fn opensnoop(setting: &Setting<'_>) {
     tool(
-        guest,
+        setting,
         &["opensnoop"],
         "cat /etc/inittab /nothing/there >/dev/null 2>&1; true",
         |line| line.contains(" cat ").then(|| words(line, &[0])),
         &["cat 3 0 /etc/inittab", "cat -1 2 /nothing/there"],
-    )
+    );
 }
 
 #[test]
 fn execsnoop_names_what_was_run() {
     let guest = need!(shared());
-    need!(execsnoop(&guest));
+    execsnoop(&need!(Setting::new(&guest)));
 }
 
-fn execsnoop(guest: &Guest) -> Result<(), String> {
+fn execsnoop(setting: &Setting<'_>) {
     tool(
-        guest,
+        setting,
         &["execsnoop"],
         "/bin/true needle one; /bin/sh -c '/bin/true needle two'; true",
         |line| line.contains("needle").then(|| words(line, &[1, 2])),
         &["true 0 /bin/true needle one", "true 0 /bin/true needle two"],
-    )
+    );
 }
 
 #[test]
 fn tcpconnect_names_who_was_connected_to() {
     let guest = need!(shared());
-    need!(tcpconnect(&guest));
+    tcpconnect(&need!(Setting::new(&guest)));
 }
 
-fn tcpconnect(guest: &Guest) -> Result<(), String> {
+fn tcpconnect(setting: &Setting<'_>) {
     tool(
-        guest,
+        setting,
         &["tcpconnect"],
         "/test/echo tcp 701 >/dev/null & echo=$!; sleep 0.5; echo hi | nc 127.0.0.1 701; kill $echo",
         |line| line.contains(" nc ").then(|| words(line, &[0])),
         &["nc 4 127.0.0.1 127.0.0.1 701"],
-    )
+    );
 }
 
 /// Reads the disk past all caches.
@@ -243,27 +235,26 @@ const DISK: &str = "dd if=/dev/vda of=/dev/null bs=8192 count=20 skip=100 iflag=
 #[test]
 fn biolatency_counts_every_read_of_the_disk() {
     let guest = need!(shared());
-    need!(biolatency(&guest));
+    biolatency(&need!(Setting::new(&guest)));
 }
 
 /// Histograms of times: the figures differ, how many there are does not.
-fn biolatency(guest: &Guest) -> Result<(), String> {
-    for (place, output) in outputs(guest, &["biolatency"], DISK, |_| true)? {
+fn biolatency(setting: &Setting<'_>) {
+    for (place, output) in outputs(setting, &["biolatency"], DISK, |_| true) {
         assert_eq!(histogram_total(&output.stdout), 20, "{place}: {output:?}");
     }
-    Ok(())
 }
 
 #[test]
 fn runqlat_has_a_histogram() {
     let guest = need!(shared());
-    need!(runqlat(&guest));
+    runqlat(&need!(Setting::new(&guest)));
 }
 
-fn runqlat(guest: &Guest) -> Result<(), String> {
+fn runqlat(setting: &Setting<'_>) {
     let work = "for i in $(seq 100); do /bin/true; done";
     // It prints at its end.
-    for (place, output) in outputs(guest, &["runqlat"], work, |_| true)? {
+    for (place, output) in outputs(setting, &["runqlat"], work, |_| true) {
         let total = histogram_total(&output.stdout);
         assert!(total >= 100, "{place}: {total} in {output:?}");
         assert!(
@@ -271,12 +262,12 @@ fn runqlat(guest: &Guest) -> Result<(), String> {
             "{place}: {output:?}"
         );
     }
-    Ok(())
 }
 
 #[test]
 fn tools_find_in_the_old_kernel_what_they_find_inside_it() {
     let guest = need!(boot("6.1"));
+    let setting = need!(Setting::new(&guest));
     for (compare, text, work, known) in [
         (
             Exact,
@@ -297,10 +288,10 @@ fn tools_find_in_the_old_kernel_what_they_find_inside_it() {
             "@sum: 499500",
         ),
     ] {
-        need!(script(&guest, compare, text, work, &[known]));
+        script(&setting, compare, text, work, &[known]);
     }
     for tool in [opensnoop, execsnoop, tcpconnect, biolatency, runqlat] {
-        need!(tool(&guest));
+        tool(&setting);
     }
 }
 

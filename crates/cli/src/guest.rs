@@ -3,10 +3,13 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::Builder;
 
 use anyhow::Context;
-use beeline_door::{Connection, Options, Tool};
+use beeline_door::{Connection, Options, Sharing, Tool};
+use beeline_vmm::{GuestMemory, Monitor, Part};
 use beeline_wire::address::Address;
 use beeline_wire::channel::Channel;
 use beeline_wire::tls::Tls;
@@ -25,6 +28,21 @@ pub struct Where {
     pub guest: Option<Address>,
     #[command(flatten)]
     pub tls: Certificates,
+    #[command(flatten)]
+    pub memory: Memory,
+}
+
+/// Where the guest's memory is on this machine.
+#[derive(Debug, Args)]
+pub struct Memory {
+    /// QEMU's monitor, of which nobody else makes use (-qmp unix:PATH,server=on,wait=off): it says where the guest's memory is, and the
+    /// tool then reads rings and arrays in it. It has to be shared (-object memory-backend-file,share=on or memory-backend-memfd)
+    #[arg(long, value_name = "SOCKET", requires = "guest")]
+    pub qmp: Option<PathBuf>,
+    /// The same for other machines: the file that is the guest's memory from address 0 on; or a part of it (may be repeated):
+    /// PATH@ADDRESS,LENGTH,OFFSET, in bytes
+    #[arg(long, value_name = "PATH", requires = "guest", conflicts_with = "qmp")]
+    pub memory: Vec<Part>,
 }
 
 /// What TCP needs.
@@ -57,11 +75,18 @@ impl Certificates {
 }
 
 /// Runs the tool to its end; its exit code is ours, unless the guest is lost before.
-pub fn run(tool: &[OsString], address: &Address, tls: Option<&Tls>) -> anyhow::Result<ExitCode> {
+pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Result<ExitCode> {
     run::hand_signals_on();
+    let tls = place.tls.tls();
+    let tls = tls.as_ref();
+    let (memory, monitor) = place.memory.find()?;
     let channel = Channel::connect(address, tls)?;
     let words: Vec<_> = tool.iter().map(|word| word.to_string_lossy()).collect();
     let connection = Connection::greet(channel, &words.join(" "), Box::new(say), Box::new(end))?;
+    let sharing = memory.and_then(|memory| share(&connection, memory));
+    if let Some(monitor) = monitor.filter(|_| sharing.is_some()) {
+        tell_of_the_end(monitor, &connection)?;
+    }
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),
         is_for_guest: true,
@@ -75,11 +100,58 @@ pub fn run(tool: &[OsString], address: &Address, tls: Option<&Tls>) -> anyhow::R
     };
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     run::hand_signals_to(pid)?;
-    let status = started.serve_in(connection)?;
+    let status = started.serve_in(connection, sharing)?;
     match LOST.load(Relaxed) {
         true => Ok(ExitCode::FAILURE),
         false => Ok(exit_code(status)),
     }
+}
+
+impl Memory {
+    /// What was named, and the monitor if it was by that.
+    fn find(&self) -> anyhow::Result<(Option<GuestMemory>, Option<Monitor>)> {
+        if let Some(path) = &self.qmp {
+            let mut monitor = Monitor::connect(path)?;
+            let memory = GuestMemory::of_qemu(&mut monitor)?;
+            return Ok((Some(memory), Some(monitor)));
+        }
+        if self.memory.is_empty() {
+            return Ok((None, None));
+        }
+        Ok((Some(GuestMemory::of_parts(&self.memory)?), None))
+    }
+}
+
+/// What the tool maps is to be the guest's memory, if it is this guest's; which way is in use is said.
+fn share(connection: &Connection, memory: GuestMemory) -> Option<Arc<Sharing>> {
+    let bytes = memory.len();
+    match Sharing::new(connection, memory) {
+        Ok(sharing) => {
+            let mebibytes = bytes >> 20;
+            say(&format!(
+                "rings and arrays are read in the guest's memory ({mebibytes} MiB shared)"
+            ));
+            Some(sharing)
+        }
+        Err(error) => {
+            say(&format!("{error}; records are sent instead"));
+            None
+        }
+    }
+}
+
+/// Has a reset, and whatever else ends what is in the guest's memory, end the session at once.
+fn tell_of_the_end(monitor: Monitor, connection: &Arc<Connection>) -> anyhow::Result<()> {
+    let connection = Arc::clone(connection);
+    let watch = move || {
+        // Where only the monitor is gone, the guest may be well.
+        if let Some(event) = monitor.wait_for_the_end() {
+            connection.lose(&format!("QEMU says {event}"));
+        }
+    };
+    let thread = Builder::new().name("beeline-monitor".into());
+    thread.spawn(watch).context("starting a thread")?;
+    Ok(())
 }
 
 /// The tool did not end by itself.

@@ -89,7 +89,7 @@ fn main() -> ExitCode {
             place,
             tool,
         } => match &place.guest {
-            Some(address) => guest::run(&tool, address, place.tls.tls().as_ref()),
+            Some(address) => guest::run(&tool, address, &place),
             None => run::run(tool, all, pid, intrudes, &engines),
         },
         Command::Start { wait, command } => start::start(&command, Duration::from_millis(wait)),

@@ -5,7 +5,8 @@
 //! go is the table [`beeline_wire::layout`]; which files are the guest's is the table in [`files`]. All else is the host's.
 //!
 //! A descriptor of a guest's object is an anchor, as for local objects ([`crate::fds`]). Memory that a tool maps (rings, arrays) is a
-//! memory file, kept as the guest's is by [`rings`]; the descriptor becomes that file when the tool first maps it.
+//! memory file, kept as the guest's is by [`rings`]; the descriptor becomes that file when the tool first maps it. Where the guest's memory
+//! can be seen from here, its own pages lie over the file ([`sharing`]).
 
 mod attr;
 mod commands;
@@ -14,6 +15,7 @@ mod events;
 mod files;
 mod objects;
 mod rings;
+mod sharing;
 mod waiting;
 mod walks;
 
@@ -25,6 +27,7 @@ use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 
 pub use connection::Connection;
+pub use sharing::Sharing;
 
 use crate::call::{Answer, Call};
 use crate::guest::files::Files;
@@ -40,11 +43,21 @@ pub(crate) struct Guest {
     pub(crate) objects: Objects,
     pub(crate) files: Files,
     pub(crate) rings: Rings,
+    /// Where the guest's memory can be seen from here.
+    pub(crate) sharing: Option<Arc<Sharing>>,
 }
 
 impl Guest {
-    pub(crate) fn new(connection: Arc<Connection>) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        connection: Arc<Connection>,
+        sharing: Option<Arc<Sharing>>,
+    ) -> std::io::Result<Self> {
+        if let Some(sharing) = &sharing {
+            let sharing = Arc::clone(sharing);
+            connection.set_at_loss(Box::new(move || sharing.tear_down()));
+        }
         Ok(Self {
+            sharing,
             objects: Objects::new()?,
             files: Files::default(),
             rings: Rings::default(),
@@ -126,6 +139,10 @@ impl Answers for Guest {
     }
 
     fn clear(&self) {
+        // Nobody has the guest's pages mapped any more; it may give them to others.
+        if let Some(sharing) = &self.sharing {
+            sharing.release(&self.connection);
+        }
         self.connection.close();
         self.objects.clear();
     }

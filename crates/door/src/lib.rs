@@ -61,7 +61,7 @@ use std::sync::Arc;
 
 use beeline_runtime::backend::Backend;
 
-pub use guest::Connection;
+pub use guest::{Connection, Sharing};
 pub use spawn::Tool;
 
 /// How a tool is run.

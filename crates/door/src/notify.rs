@@ -35,6 +35,8 @@ pub(crate) enum Reply {
     },
     /// The kernel makes the call as if there were no door.
     Continue,
+    /// The call has been answered already.
+    Answered,
 }
 
 /// The descriptor that seccomp gave for the filter.
@@ -69,6 +71,14 @@ impl Listener {
         let listener = Listener { fd, request_len };
         listener.wake_on_the_same_cpu();
         Ok(listener)
+    }
+
+    /// Another one for the same calls.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(Listener {
+            fd: self.fd.try_clone()?,
+            request_len: self.request_len,
+        })
     }
 
     /// The tool sleeps until it is answered, so the door may take its CPU at once (Linux 6.6 on;
@@ -150,6 +160,7 @@ impl Listener {
     /// Answers a call; `false` if the caller is not there any more to take it.
     pub(crate) fn answer(&self, id: u64, reply: Result<Reply, Errno>) -> bool {
         match reply {
+            Ok(Reply::Answered) => true,
             Ok(Reply::Value(value)) => self.send(id, value, 0, 0),
             Ok(Reply::Continue) => {
                 self.send(id, 0, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)

@@ -21,7 +21,7 @@ use libc::sock_filter;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::guest::{Connection, Guest};
+use crate::guest::{Connection, Guest, Sharing};
 use crate::local::Door;
 use crate::notify::Listener;
 use crate::server::{Answers, Server};
@@ -97,9 +97,15 @@ impl Tool {
         self.serve_by(door)
     }
 
-    /// The same in the kernel of a guest, which the tool takes for its own. The connection is closed at the end.
-    pub fn serve_in(self, guest: Arc<Connection>) -> Result<ExitStatus, Error> {
-        let guest = Guest::new(guest).map_err(Error::system("preparing to serve the tool"))?;
+    /// The same in the kernel of a guest, which the tool takes for its own. The connection is closed at the end. With `sharing` what
+    /// the tool maps is the guest's own memory.
+    pub fn serve_in(
+        self,
+        guest: Arc<Connection>,
+        sharing: Option<Arc<Sharing>>,
+    ) -> Result<ExitStatus, Error> {
+        let guest =
+            Guest::new(guest, sharing).map_err(Error::system("preparing to serve the tool"))?;
         self.serve_by(guest)
     }
 

@@ -163,16 +163,17 @@ impl Process {
         Stopped::new(self)
     }
 
-    /// As [`Self::stop`], of a process that has a thread which waits in the kernel for `release`, such as one whose system call is
-    /// reported to a seccomp listener. It is called, in a thread of ours, when that thread has been asked to stop, and so is
-    /// held before it gets anywhere else: behind its system call, whose result is in its registers.
+    /// Stops one thread behind the system call that it waits in for `release`, as one does whose call is reported to a seccomp
+    /// listener. `release` is called, in a thread of ours, when the thread has been asked to stop, so it gets nowhere else; what its
+    /// call returns is in its registers. All others run on: nothing may be done that they must not see half done.
     ///
-    /// Errors: as there. If `release` was not called by then it never is.
-    pub fn stop_releasing(
+    /// Errors: as for [`Self::stop`]; those that come before `release` is called leave the thread where it is.
+    pub fn stop_behind_call(
         &self,
+        tid: i32,
         release: impl FnOnce() + Send + 'static,
     ) -> Result<Stopped, Error> {
-        Stopped::releasing(self, release)
+        Stopped::releasing(self, tid, release)
     }
 
     /// Its memory as it is now, to be read at many places: after an `execve` the file is of no more use.

@@ -56,13 +56,11 @@ pub(crate) enum State {
 }
 
 impl Session {
-    /// Stops every thread of the process. `asked` is called once all that were found have been asked to stop, and before they
-    /// are waited for.
+    /// Stops every thread of the process.
     ///
     /// If this fails the caller's thread must end: a thread of the target that would not stop can be let go of in
     /// no other way.
-    pub fn stop(process: &Process, asked: impl FnOnce()) -> Result<Self, Error> {
-        let mut asked = Some(asked);
+    pub fn stop(process: &Process) -> Result<Self, Error> {
         let mut session = Self::of(process, Vec::new());
         let deadline = session.since + PATIENCE;
         // A thread that runs can make another at any moment. When all that are known are held and two looks
@@ -70,9 +68,6 @@ impl Session {
         let (mut quiet, mut refusals) = (0, 0);
         while quiet < 2 {
             let fresh = session.seize_unknown(&mut refusals)?;
-            if let Some(asked) = asked.take() {
-                asked();
-            }
             session.await_all(deadline)?;
             let settled = session.note_registers()?;
             let held = session
@@ -90,6 +85,21 @@ impl Session {
         }
         session.tracees.retain(|tracee| tracee.state == State::Held);
         Ok(session)
+    }
+
+    /// Stops one thread of a process, which sleeps in the kernel until `release` is called: once it has been asked to stop. As for
+    /// [`Self::stop`], if this fails the caller's thread must end.
+    pub fn stop_one(process: &Process, tid: i32, release: impl FnOnce()) -> Result<Self, Error> {
+        let mut session = Self::seize_running(process, tid, seccomp_option(process))?;
+        session.ask(0)?;
+        release();
+        session.await_all(session.since + PATIENCE)?;
+        session.note_registers()?;
+        session.tracees.retain(|tracee| tracee.state == State::Held);
+        match session.tracees.is_empty() {
+            true => Err(session.exited()),
+            false => Ok(session),
+        }
     }
 
     /// Seizes one thread of a process that runs and leaves it running.

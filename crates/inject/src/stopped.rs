@@ -13,7 +13,7 @@ use crate::session::{PATIENCE, Session, State, Tracee};
 use crate::worker::Worker;
 use crate::{Error, Mapping, Process, Region};
 
-/// A process all of whose threads are held. Dropping it lets them go on, each where and as it was.
+/// A process all of whose threads are held, or one by [`Process::stop_behind_call`]. Dropping it lets them go on, each where and as it was.
 ///
 /// A thread of ours does the tracing and lives as long as this, so a `Stopped` may move between
 /// threads. If Beeline dies the kernel lets the target go; only between the calls of this type, though, is it certain
@@ -80,7 +80,7 @@ impl Stopped {
         let begun = Instant::now();
         loop {
             let of = process.clone();
-            match Self::around(process, move || Session::stop(&of, || ())) {
+            match Self::around(process, move || Session::stop(&of)) {
                 // All have been let go. Where the one that sleeps in the kernel wakes up soon (mostly it is a vfork)
                 // another try finds it awake.
                 Err(Error::Stuck { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
@@ -93,14 +93,15 @@ impl Stopped {
         }
     }
 
-    /// As [`Self::new`], of a target with a thread that sleeps in the kernel until `release` is called, in a thread of ours, which
-    /// is once that thread has been asked to stop.
+    /// One thread only, that sleeps in the kernel until `release` is called, in a thread of ours.
     pub(crate) fn releasing(
         process: &Process,
+        tid: i32,
         release: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Error> {
         let of = process.clone();
-        let mut stopped = Self::around(process, move || Session::stop(&of, release))?;
+        let stop = move || Session::stop_one(&of, tid, release);
+        let mut stopped = Self::around(process, stop)?;
         stopped.refresh();
         Ok(stopped)
     }

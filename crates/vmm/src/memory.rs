@@ -47,6 +47,21 @@ pub struct Place {
 }
 
 impl Place {
+    /// So many bytes of it, from an offset on; both are within it.
+    #[must_use]
+    pub fn part(&self, from: u64, len: u64) -> Self {
+        Self {
+            backing: Arc::clone(&self.backing),
+            offset: self.offset + from,
+            len,
+        }
+    }
+
+    /// Is that a mapping of its file?
+    pub fn is_mapped_by(&self, region: &Region) -> bool {
+        self.backing.is_mapped_by(region)
+    }
+
     /// The file; one that can only be read if that is all that is asked for.
     pub fn file(&self, writable: bool) -> BorrowedFd<'_> {
         match writable {
@@ -174,10 +189,8 @@ impl GuestMemory {
 
     /// Is that a mapping of the memory?
     pub fn is_mapped_by(&self, region: &Region) -> bool {
-        let is = |range: &Range| {
-            (range.backing.device, range.backing.inode) == (region.device, region.inode)
-        };
-        region.inode != 0 && self.ranges.iter().any(is)
+        let mut ranges = self.ranges.iter();
+        ranges.any(|range| range.backing.is_mapped_by(region))
     }
 
     /// Bytes.
@@ -233,6 +246,10 @@ fn check(range: &Range, others: &[Range]) -> Result<(), &'static str> {
 }
 
 impl Backing {
+    fn is_mapped_by(&self, region: &Region) -> bool {
+        region.inode != 0 && (self.device, self.inode) == (region.device, region.inode)
+    }
+
     /// Opens a file by one path and names it in errors by another.
     fn open(path: &Path, name: &Path) -> Result<Self, Error> {
         let open = || {

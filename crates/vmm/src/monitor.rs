@@ -65,21 +65,19 @@ impl Monitor {
         text.ok_or_else(|| self.failed(io::Error::other("an answer that is no text")))
     }
 
-    /// Waits until the machine is reset or ends, or QEMU does; what it was, in QEMU's words.
-    pub fn wait_for_the_end(mut self) -> String {
-        if let Err(error) = self.stream.get_ref().set_read_timeout(None) {
-            return error.to_string();
-        }
+    /// Waits until the machine is reset or ends; what it was, in QEMU's words. `None` if the monitor ended before.
+    pub fn wait_for_the_end(mut self) -> Option<String> {
+        self.stream.get_ref().set_read_timeout(None).ok()?;
         loop {
             match self.read() {
                 Ok(said) => {
                     let event = said.get("event").and_then(Value::as_str);
                     if let Some(event) = event.filter(|event| ENDS.contains(event)) {
-                        return event.to_owned();
+                        return Some(event.to_owned());
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return error.to_string(),
+                Err(_) => return None,
             }
         }
     }

@@ -1,5 +1,6 @@
 //! What hosts and guests say to each other, and what the guest's owner writes.
 
+use beeline_vmm::tree;
 use beeline_wire::address::Address;
 use beeline_wire::frame;
 use beeline_wire::info::{self, Kind};
@@ -37,6 +38,31 @@ pub fn address(data: &[u8]) {
     if let Ok(address) = text.parse::<Address>() {
         assert_eq!(address.to_string().parse(), Ok(address));
     }
+}
+
+/// What QEMU says of a machine's memory, and what a user says of it.
+pub fn memory_tree(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    for range in tree::memory(&text) {
+        assert!(range.start() <= range.end());
+    }
+    tree::host_address(&text);
+    for line in text.lines() {
+        if let Ok(part) = line.parse::<beeline_vmm::Part>() {
+            assert_eq!(part.to_string().parse(), Ok(part));
+        }
+    }
+}
+
+/// As QEMU has printed it.
+pub fn memory_seeds() -> Vec<(String, Vec<u8>)> {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/vmm/tests/qemu");
+    let mut seeds = crate::seeds::files(std::path::Path::new(directory));
+    let parts = b"/dev/shm/m@0x100000000,0x80000000,0\nm@0\na@b\n".to_vec();
+    seeds.push(("parts".to_owned(), parts));
+    let address = b"Host virtual address for 0x0 (mem0) is 0x7fa463fff000".to_vec();
+    seeds.push(("address".to_owned(), address));
+    seeds
 }
 
 fn part(at: u32, data: &[u8], room: u32) -> Part {

@@ -14,14 +14,14 @@ pub mod seeds;
 pub use btf::btf;
 pub use bytecode::{bytecode, decode};
 pub use files::{aot_file, stored_code};
-pub use guest::{address, guest_message, host_message, policy};
+pub use guest::{address, guest_message, host_message, memory_tree, policy};
 pub use object::object;
 
 /// A kind of bytes: its name, which the fuzz target and the folder of its seeds have too, and what is done with them.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("object", object),
     ("btf", btf),
     ("bytecode", bytecode),
@@ -32,4 +32,5 @@ pub const TARGETS: [Target; 10] = [
     ("guest_message", guest_message),
     ("address", address),
     ("policy", policy),
+    ("memory_tree", memory_tree),
 ];

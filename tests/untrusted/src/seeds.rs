@@ -39,6 +39,7 @@ pub fn of(target: &str) -> Vec<(String, Vec<u8>)> {
         "guest_message" => crate::guest::guest_seeds(),
         "address" => crate::guest::address_seeds(),
         "policy" => crate::guest::policy_seeds(),
+        "memory_tree" => crate::guest::memory_seeds(),
         _ => Vec::new(),
     }
 }

@@ -27,6 +27,9 @@ pub struct Connection {
     /// Gets what changes memory here, until the connection ends.
     hear: Mutex<Option<Hear>>,
     say: Box<dyn Fn(&str) + Send + Sync>,
+    lost: Box<dyn Fn(&str) + Send + Sync>,
+    /// What is to be done at once when the guest is lost.
+    at_loss: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 /// Takes what the guest says of rings and arrays, in the order in which it comes. Nothing else is received meanwhile: it must not wait
@@ -46,7 +49,7 @@ impl Connection {
         channel: Channel,
         tool: &str,
         say: Box<dyn Fn(&str) + Send + Sync>,
-        lost: Box<dyn Fn(&str) + Send>,
+        lost: Box<dyn Fn(&str) + Send + Sync>,
     ) -> Result<Arc<Self>, Error> {
         let conversation = conversation::begin(channel);
         let (mut receiver, sender) = conversation.map_err(Error::system("starting a thread"))?;
@@ -60,15 +63,15 @@ impl Connection {
             welcome,
             hear: Mutex::new(None),
             say,
+            lost,
+            at_loss: Mutex::new(None),
         });
         let listening = Arc::clone(&connection);
         Builder::new()
             .name("beeline-guest".into())
             .spawn(move || {
                 let end = listening.listen(&mut receiver);
-                if listening.disconnect() {
-                    lost(&end);
-                }
+                listening.lose(&end);
             })
             .map_err(Error::system("starting a thread"))?;
         Ok(connection)
@@ -83,6 +86,25 @@ impl Connection {
     pub fn close(&self) {
         self.disconnect();
         self.sender().end();
+    }
+
+    /// The guest is lost, if it was not known.
+    pub fn lose(&self, why: &str) {
+        if !self.disconnect() {
+            return;
+        }
+        self.sender().end();
+        let mut at_loss = self.at_loss.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at_loss) = at_loss.take() {
+            at_loss();
+        }
+        drop(at_loss);
+        (self.lost)(why);
+    }
+
+    /// To be done before anybody is told that the guest is lost.
+    pub(super) fn set_at_loss(&self, at_loss: Box<dyn FnOnce() + Send>) {
+        *self.at_loss.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_loss);
     }
 
     /// Sends a request and waits for its answer. A refusal is its errno, and its reason is told the user. ENOTCONN if the guest is lost.

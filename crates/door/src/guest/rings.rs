@@ -7,6 +7,9 @@
 //! An array's content follows that of the guest's, and what the tool writes goes there, a moment later. Where a tool would notice, the
 //! moment is none: what it has written is sent before its next call to the guest, and what programs have written is there when such a
 //! call returns, and when a handler of a signal does (a tool sums up on Ctrl-C).
+//!
+//! Where the guest's memory can be seen from here ([`super::sharing`]) the tool gets the guest's own pages over the file, and nothing is
+//! sent but that there is something to read.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,10 +20,11 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use beeline_runtime::backend::Errno;
+use beeline_vmm::Place;
 use beeline_wire::layout::put_long;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
-use beeline_wire::messages::{Credit, Manner, Records, Settle, Store, Watch};
+use beeline_wire::messages::{Credit, Manner, Readable, Records, Settle, Store, Watch};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -29,9 +33,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use super::commands::EPROTO;
 use super::connection::Connection;
 use super::objects::Object;
+use super::sharing::{Sharing, part};
 use crate::fds::errno;
 
-const PAGE: usize = 4096;
+pub(super) const PAGE: usize = 4096;
 /// Between two looks at what the tool has read or written.
 const LOOK: Duration = Duration::from_millis(10);
 /// The same while there is nothing that it could do.
@@ -41,7 +46,7 @@ const CHANGES: u32 = 5;
 const CHANGES_OF_LONG: u32 = 20;
 const LONG: usize = 256 << 10;
 /// Room of the file for what only the kernel's layout has: the positions' pages of a ring buffer.
-const RING_HEAD: usize = 2 * PAGE;
+pub(super) const RING_HEAD: usize = 2 * PAGE;
 
 /// How the file is laid out, and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +81,14 @@ impl Shape {
         }
     }
 
+    /// What the guest has to be told of its size: pages of data of a perf ring.
+    pub(super) fn pages(self) -> u32 {
+        match self {
+            Shape::Perf { data } => (data / PAGE) as u32,
+            Shape::Ring { .. } | Shape::Array { .. } => 0,
+        }
+    }
+
     fn data(self) -> usize {
         match self {
             Shape::Ring { data } | Shape::Perf { data } => data,
@@ -87,10 +100,12 @@ impl Shape {
 /// A memory file that stands for memory of the guest's.
 pub(super) struct Memory {
     pub(super) file: OwnedFd,
+    /// The guest's pages, as the tool's mapping of all of it has them; of those that have positions our own mapping has them too.
+    pub(super) shared: Option<Vec<Place>>,
     /// Wakes the tool; never read back.
     pub(super) wakeup: OwnedFd,
     pub(super) shape: Shape,
-    handle: u32,
+    pub(super) handle: u32,
     /// What takes the file's place in `poll` and `select`: both ends of a pipe.
     pipe: OnceLock<(OwnedFd, OwnedFd)>,
     start: *mut u8,
@@ -134,6 +149,7 @@ impl Memory {
         };
         let memory = Self {
             file,
+            shared: None,
             wakeup,
             shape,
             handle,
@@ -153,6 +169,54 @@ impl Memory {
             memory.write(1040, &place);
         }
         Ok(memory)
+    }
+
+    /// Has the guest's own pages in place of the file's.
+    fn share(&mut self, places: Vec<Place>) -> Result<(), Errno> {
+        let positions = match self.shape {
+            Shape::Ring { .. } => RING_HEAD,
+            Shape::Perf { .. } => PAGE,
+            Shape::Array { .. } => 0,
+        };
+        let mut at = 0;
+        for place in part(&places, 0, positions as u64) {
+            let len = place.len as usize;
+            // SAFETY: over a part of our own mapping, to which nobody refers yet; the file is as long as the guest's memory.
+            unsafe {
+                mmap(
+                    self.start.add(at).cast(),
+                    len,
+                    ProtFlags::READ,
+                    MapFlags::SHARED | MapFlags::FIXED,
+                    place.file(false),
+                    place.offset,
+                )
+            }
+            .map_err(|error| Errno(error.raw_os_error()))?;
+            at += len;
+        }
+        self.shared = Some(places);
+        Ok(())
+    }
+
+    /// Nothing of the guest's is looked at any more: there is nothing to read.
+    pub(super) fn unshare(&self) {
+        let Some(places) = &self.shared else { return };
+        let _state = self.lock();
+        let len = places.iter().map(|place| place.len as usize).sum();
+        // SAFETY: over our own mapping, which is no shorter; who reads a position meanwhile finds the one or the other.
+        let _ = unsafe {
+            rustix::mm::mmap_anonymous(
+                self.start.cast(),
+                self.shape.len().min(len),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED,
+            )
+        };
+    }
+
+    pub(super) fn is_array(&self) -> bool {
+        matches!(self.shape, Shape::Array { .. })
     }
 
     /// Copies into the file; what does not fit is left out.
@@ -180,10 +244,13 @@ impl Memory {
 
     /// Bytes that the tool has not read; what it says of that is not believed beyond what was written.
     fn unread(&self, state: &State) -> u64 {
-        let consumed = self
-            .position(self.shape.positions().0)
-            .load(Ordering::Acquire);
-        state.head.saturating_sub(consumed)
+        let (consumed, head) = self.shape.positions();
+        let consumed = self.position(consumed).load(Ordering::Acquire);
+        let head = match self.shared {
+            Some(_) => self.position(head).load(Ordering::Acquire),
+            None => state.head,
+        };
+        head.saturating_sub(consumed)
     }
 
     /// The end of a pipe that is readable when there is something to read, once [`Self::settle_pipe`] was called.
@@ -211,6 +278,9 @@ impl Memory {
 
     /// Appends records, and wakes the tool. EPROTO if there are more than credit was given for.
     fn append(&self, records: &[u8]) -> Result<(), Errno> {
+        if self.shared.is_some() {
+            return Err(EPROTO);
+        }
         let mut state = self.lock();
         let size = self.shape.data();
         if self.unread(&state) + records.len() as u64 > size as u64 {
@@ -235,16 +305,24 @@ impl Memory {
         state.head += records.len() as u64;
         let at = self.shape.positions().1;
         self.position(at).store(state.head, Ordering::Release);
+        self.wake();
+        Ok(())
+    }
+
+    /// There is something to read.
+    fn wake(&self) {
         // These fail only when they are readable enough.
         let _ = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
         if let Some((_, writer)) = self.pipe.get() {
             let _ = rustix::io::write(writer, &[0]);
         }
-        Ok(())
     }
 
     /// May the tool do something with it that nobody tells?
     fn is_to_be_looked_after(&self) -> bool {
+        if self.shared.is_some() {
+            return false;
+        }
         matches!(self.shape, Shape::Array { .. }) || self.unread(&self.lock()) > 0
     }
 
@@ -355,6 +433,7 @@ impl Rings {
     pub(super) fn memory(
         &self,
         connection: &Arc<Connection>,
+        sharing: Option<&Sharing>,
         object: &Object,
         shape: Shape,
     ) -> Result<Arc<Memory>, Errno> {
@@ -364,7 +443,16 @@ impl Rings {
                 false => Err(Errno(libc::EINVAL)),
             };
         }
-        let memory = Arc::new(Memory::new(object.handle, shape)?);
+        let mut memory = Memory::new(object.handle, shape)?;
+        let places = sharing.and_then(|sharing| sharing.places(connection, object.handle, shape));
+        if let Some(places) = places {
+            memory.share(places)?;
+        }
+        let is_shared = memory.shared.is_some();
+        let memory = Arc::new(memory);
+        if is_shared && matches!(shape, Shape::Array { .. }) {
+            return Ok(Arc::clone(object.memory.get_or_init(|| memory)));
+        }
         if let Shape::Array { bytes } = shape {
             memory.lock().common = vec![0; bytes];
             self.all.has_arrays.store(true, Ordering::Release);
@@ -373,15 +461,15 @@ impl Rings {
         by_handle.insert(object.handle, Arc::downgrade(&memory));
         drop(by_handle);
         self.start(connection)?;
-        let (manner, pages) = match shape {
-            Shape::Ring { .. } => (Manner::Records, 0),
-            Shape::Perf { data } => (Manner::Records, data / PAGE),
-            Shape::Array { .. } => (Manner::Changes, 0),
+        let manner = match shape {
+            Shape::Array { .. } => Manner::Changes,
+            _ if is_shared => Manner::Readable,
+            _ => Manner::Records,
         };
         let request = Watch {
             handle: object.handle,
             manner: manner.into(),
-            pages: pages as u32,
+            pages: shape.pages(),
             credit: shape.data() as u64,
             interval: match shape.len() {
                 LONG.. => CHANGES_OF_LONG,
@@ -438,6 +526,9 @@ fn look_after(connection: &Connection, all: &All, something_came: &Receiver<()>)
         let mut pause = IDLE;
         all.store(connection);
         for memory in all.living() {
+            if memory.shared.is_some() {
+                continue;
+            }
             let bytes = memory.newly_read();
             if bytes > 0 {
                 connection.tell(Asked::Credit(Credit {
@@ -463,6 +554,11 @@ fn take(connection: &Connection, all: &All, said: Said) {
             let appended = all.find(handle).map(|memory| memory.append(&data));
             if appended.is_some_and(|appended| appended.is_err()) {
                 connection.say("the guest sends more records than it was allowed; they are lost");
+            }
+        }
+        Said::Readable(Readable { handle }) => {
+            if let Some(memory) = all.find(handle) {
+                memory.wake();
             }
         }
         Said::Changed(changed) => {

@@ -41,14 +41,20 @@ impl Call<'_, Guest> {
         }
         let memory = self.memory_of(&object, shape)?;
         self.become_file(fd as i32, &object, memory.file.as_fd())?;
-        Ok(Reply::Continue)
+        match (&self.door.sharing, &memory.shared) {
+            (Some(sharing), Some(places)) => self.map_places(sharing, &memory, places),
+            _ => Ok(Reply::Continue),
+        }
     }
 
     fn memory_of(&self, object: &Object, shape: Shape) -> Result<Arc<Memory>, Errno> {
         let Guest {
-            connection, rings, ..
+            connection,
+            rings,
+            sharing,
+            ..
         } = self.door;
-        rings.memory(connection, object, shape)
+        rings.memory(connection, sharing.as_deref(), object, shape)
     }
 
     /// Makes a descriptor of the tool's another file that stands for the same object.

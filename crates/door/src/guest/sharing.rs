@@ -1,0 +1,350 @@
+//! A guest's memory that can be seen from here: what a tool maps is the guest's own pages, so it reads and frees records without
+//! anybody's help.
+//!
+//! The guest says which pages an object has, and [`GuestMemory`] in which file they are. The tool's `mmap` first maps the memory file that
+//! stands for the object; before the call returns its thread is stopped, and the parts of the guest's file that the object lies in are
+//! mapped over it. A mapping that the tool may only read is made by a descriptor that cannot be written by.
+//!
+//! The guest gives these pages to nobody else before it has been told, or a while after the connection has ended. By then they are no
+//! longer mapped here: [`Sharing::tear_down`] puts memory without anything of the guest's in their place.
+
+use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use beeline_inject::{MapFlags, Mapping, Options, Process, ProtFlags, Region, Seccomp, Stopped};
+use beeline_runtime::backend::Errno;
+use beeline_vmm::{GuestMemory, Place};
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
+use beeline_wire::messages::{Mark, PageRuns, Pages, Release};
+
+use super::Guest;
+use super::connection::Connection;
+use super::rings::{Memory, PAGE, RING_HEAD, Shape};
+use crate::Error;
+use crate::call::{Answer, Call};
+use crate::fds::errno;
+use crate::notify::Reply;
+
+/// `MAP_NORESERVE`: what is mapped with it does not come to the door ([`crate::filter`]).
+const OURS: MapFlags = MapFlags::NORESERVE;
+/// Bytes of the mark by which a guest's memory is known.
+const MARK: usize = 64;
+/// A marked page can be moved while it is looked for.
+const TRIES: u32 = 3;
+
+/// The guest's memory, and who has it mapped.
+pub struct Sharing {
+    memory: GuestMemory,
+    users: Mutex<Users>,
+}
+
+#[derive(Default)]
+struct Users {
+    /// That have mapped any of it; their children may have as well.
+    processes: HashSet<i32>,
+    /// What the tool has mapped, by its handle.
+    objects: HashMap<u32, Arc<Memory>>,
+    /// The guest is lost.
+    is_over: bool,
+}
+
+impl Sharing {
+    /// Makes sure that the memory is the guest's at the other end of a connection: the guest writes what it is told to a page, and
+    /// that has to be found there. Errors say why its memory cannot be used.
+    pub fn new(connection: &Connection, memory: GuestMemory) -> Result<Arc<Self>, Error> {
+        if connection.welcome().page_size as usize != PAGE {
+            return Err(Error::Guest("its pages are not of 4 KiB".into()));
+        }
+        if !steady_calls() {
+            let why = "this machine's Linux is older than 5.19, and breaks off a tool's calls";
+            return Err(Error::Guest(why.into()));
+        }
+        let found = (0..TRIES).map(|_| has_mark(connection, &memory));
+        let mut found = found.skip_while(|found| matches!(found, Ok(false)));
+        match found.next() {
+            Some(found) => found.map(|_| ())?,
+            None => {
+                let why = "the memory that was named is not this guest's";
+                return Err(Error::Guest(why.into()));
+            }
+        }
+        Ok(Arc::new(Self {
+            memory,
+            users: Mutex::default(),
+        }))
+    }
+
+    /// Where an object's pages are, in the order in which its mapping has them; `None`, and a word to the user, if the guest does not
+    /// say, or says nonsense.
+    pub(super) fn places(
+        &self,
+        connection: &Connection,
+        handle: u32,
+        shape: Shape,
+    ) -> Option<Vec<Place>> {
+        let pages = shape.pages();
+        // Why it is refused has been said.
+        let said = connection.ask(Asked::Pages(Pages { handle, pages })).ok()?;
+        let Said::PageRuns(runs) = said else {
+            return None;
+        };
+        // Before anything is made of them, however many there are.
+        let counted = pairs(&runs).try_fold(0_u64, |sum, (_, count)| sum.checked_add(count));
+        if counted != Some(pages_of(shape)) {
+            connection.say("the guest names too few pages, or too many; records are sent instead");
+            return None;
+        }
+        match self.memory.places(pairs(&runs)) {
+            Ok(places) => Some(whole(places, shape)),
+            Err(error) => {
+                connection.say(&format!("{error}; records are sent instead"));
+                None
+            }
+        }
+    }
+
+    /// The tool has ended. Before the connection is closed the guest is told that all is free.
+    pub(super) fn release(&self, connection: &Connection) {
+        let handles: Vec<u32> = self.users().objects.keys().copied().collect();
+        if !handles.is_empty() {
+            // If the guest is lost, it frees them later.
+            let _ = connection.ask(Asked::Release(Release { handles }));
+        }
+    }
+
+    /// The guest is lost, or its memory is about to be something else's: nobody here may touch it any more. Rings are empty from now
+    /// on, arrays keep what they had last.
+    pub(super) fn tear_down(&self) {
+        let mut users = self.users();
+        users.is_over = true;
+        for memory in users.objects.values() {
+            memory.unshare();
+        }
+        for pid in with_children(&users.processes) {
+            // One that has ended has nothing mapped; nor can another be held.
+            let _ = self.leave(pid, &users);
+        }
+    }
+
+    /// Replaces what a process has of the guest's.
+    fn leave(&self, pid: i32, users: &Users) -> Result<(), beeline_inject::Error> {
+        let is_ours = |region: &Region| self.memory.is_mapped_by(region);
+        let process = open(pid)?;
+        if !process.regions()?.iter().any(is_ours) {
+            return Ok(());
+        }
+        let mut stopped = process.stop()?;
+        let regions = stopped.regions()?;
+        for region in regions.into_iter().filter(is_ours) {
+            let len = region.end - region.start;
+            let mut last = Vec::new();
+            if users.is_array(&region) {
+                last = vec![0; len as usize];
+                stopped.read(region.start, &mut last)?;
+            }
+            let mut protection = ProtFlags::READ;
+            protection.set(ProtFlags::WRITE, region.permissions.write);
+            stopped.mmap_anonymous(len, protection, MapFlags::FIXED, region.start)?;
+            if !last.is_empty() {
+                stopped.write(region.start, &last)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn users(&self) -> MutexGuard<'_, Users> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Users {
+    /// Is that mapping of a process's an array's?
+    fn is_array(&self, region: &Region) -> bool {
+        let has = |place: &Place| {
+            place.offset <= region.offset
+                && region.offset < place.offset + place.len
+                && place.is_mapped_by(region)
+        };
+        let arrays = self.objects.values().filter(|memory| memory.is_array());
+        let mut places = arrays.filter_map(|memory| memory.shared.as_ref()).flatten();
+        places.any(has)
+    }
+}
+
+impl Call<'_, Guest> {
+    /// The tool's `mmap` of an object that lies in the guest's memory.
+    pub(super) fn map_places(
+        &self,
+        sharing: &Sharing,
+        memory: &Arc<Memory>,
+        places: &[Place],
+    ) -> Answer {
+        let [_, length, protection, _, _, offset] = self.args;
+        let pid = self.process()?;
+        let process = open(pid).map_err(|error| self.not_mapped(&error))?;
+        let places = part(places, offset, length.next_multiple_of(PAGE as u64));
+        // Held until all is mapped: what is torn down is torn down after.
+        let mut users = sharing.users();
+        if users.is_over {
+            return Err(Errno(libc::ENOTCONN));
+        }
+        users.processes.insert(pid);
+        users.objects.insert(memory.handle, Arc::clone(memory));
+        let (listener, id) = (self.listener.try_clone().map_err(errno)?, self.id);
+        let answer = move || {
+            // Should it fail, the thread has been killed.
+            listener.answer(id, Ok(Reply::Continue));
+        };
+        let stopped = process.stop_behind_call(self.tid, answer);
+        let mut stopped = stopped.map_err(|error| self.not_mapped(&error))?;
+        let Some(start) = returned(&stopped, self.tid) else {
+            return Ok(Reply::Answered);
+        };
+        let writable = protection & libc::PROT_WRITE as u64 != 0;
+        if let Err(error) = stopped.map_files(&mappings(&places, start, writable)) {
+            self.not_mapped(&error);
+            // What is in the way of these fails the tool's thread as well.
+            let _ = stopped.munmap(start, length);
+            let _ = stopped.set_result(self.tid, (-i64::from(libc::ENOMEM)) as u64);
+        }
+        Ok(Reply::Answered)
+    }
+
+    fn not_mapped(&self, error: &beeline_inject::Error) -> Errno {
+        let connection = &self.door.connection;
+        connection.say(&format!("the guest's memory is not mapped: {error}"));
+        Errno(libc::ENOMEM)
+    }
+}
+
+/// What the call of a thread has returned that was held behind it; `None` if that is an error.
+fn returned(stopped: &Stopped, tid: i32) -> Option<u64> {
+    let mut threads = stopped.threads().iter();
+    let thread = threads.find(|thread| thread.tid() == tid)?;
+    let result = thread.registers().rax;
+    (result as i64 > 0).then_some(result)
+}
+
+fn mappings(places: &[Place], start: u64, writable: bool) -> Vec<Mapping<'_>> {
+    let mut protection = ProtFlags::READ;
+    protection.set(ProtFlags::WRITE, writable);
+    let mut address = start;
+    let mut mappings = Vec::with_capacity(places.len());
+    for place in places {
+        mappings.push(Mapping {
+            file: place.file(writable),
+            offset: place.offset,
+            len: place.len,
+            protection,
+            flags: MapFlags::SHARED | MapFlags::FIXED | OURS,
+            address,
+        });
+        address += place.len;
+    }
+    mappings
+}
+
+/// The tool's process; its filter lets pass what is done here.
+fn open(pid: i32) -> Result<Process, beeline_inject::Error> {
+    let seccomp = Seccomp::Trust;
+    Process::open_with(pid, Options { seccomp })
+}
+
+/// A part of what some places have, in bytes.
+pub(super) fn part(places: &[Place], from: u64, len: u64) -> Vec<Place> {
+    let mut found = Vec::new();
+    let mut start = 0;
+    for place in places {
+        let end = start + place.len;
+        let (first, last) = (from.max(start), (from + len).min(end));
+        if first < last {
+            found.push(place.part(first - start, last - first));
+        }
+        start = end;
+    }
+    found
+}
+
+/// How many pages the guest has for an object.
+fn pages_of(shape: Shape) -> u64 {
+    let bytes = match shape {
+        Shape::Ring { data } => RING_HEAD + data,
+        Shape::Perf { .. } | Shape::Array { .. } => shape.len(),
+    };
+    (bytes / PAGE) as u64
+}
+
+/// All pages of an object's mapping: those of a ring buffer's data come twice.
+fn whole(mut places: Vec<Place>, shape: Shape) -> Vec<Place> {
+    if let Shape::Ring { data } = shape {
+        places.extend(part(&places, RING_HEAD as u64, data as u64));
+    }
+    places
+}
+
+fn pairs(runs: &PageRuns) -> impl Iterator<Item = (u64, u64)> {
+    runs.runs.iter().map(|run| (run.first, run.count))
+}
+
+/// Has the guest write a mark, and looks for it where it says that it is.
+fn has_mark(connection: &Connection, memory: &GuestMemory) -> Result<bool, Error> {
+    let failed = |what: String| Error::Guest(what);
+    let mut mark = [0; MARK];
+    let filled = rustix::rand::getrandom(&mut mark, rustix::rand::GetRandomFlags::empty());
+    filled.map_err(|error| failed(error.to_string()))?;
+    let content = mark.to_vec();
+    let said = connection.ask(Asked::Mark(Mark { content }));
+    let Ok(Said::PageRuns(runs)) = said else {
+        return Err(failed("the guest does not say where its memory is".into()));
+    };
+    let places = memory.places(pairs(&runs));
+    let places = places.map_err(|error| failed(error.to_string()))?;
+    let Some(place) = places.first() else {
+        return Ok(false);
+    };
+    let file = place.file(false).try_clone_to_owned();
+    let file = std::fs::File::from(file.map_err(|error| failed(error.to_string()))?);
+    let mut found = [0; MARK];
+    let read = file.read_exact_at(&mut found, place.offset);
+    read.map_err(|error| failed(error.to_string()))?;
+    Ok(found == mark)
+}
+
+/// Does a thread whose call has been taken go on waiting for the answer when it is asked to stop? It does if it waits as only
+/// a deadly signal ends it (Linux 5.19).
+fn steady_calls() -> bool {
+    let system = rustix::system::uname();
+    let release = system.release().to_string_lossy().into_owned();
+    let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
+    (next(), next()) >= (Some(5), Some(19))
+}
+
+/// Some processes and all that they have started, as far as it is still known that they have.
+fn with_children(processes: &HashSet<i32>) -> HashSet<i32> {
+    let mut parents = HashMap::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let pid = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        let Some(pid) = pid else { continue };
+        let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+        if let Some(parent) = parent.and_then(|parent| parent.trim().parse::<i32>().ok()) {
+            parents.insert(pid, parent);
+        }
+    }
+    let is_theirs = |pid: i32| {
+        let mut ancestors = std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
+        // As many as there are at the most, should one have come anew meanwhile.
+        ancestors
+            .by_ref()
+            .take(parents.len() + 1)
+            .any(|pid| processes.contains(&pid))
+    };
+    let theirs = parents.keys().copied().filter(|pid| is_theirs(*pid));
+    theirs.chain(processes.iter().copied()).collect()
+}

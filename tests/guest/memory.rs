@@ -1,0 +1,142 @@
+//! With the guest's memory in a file that is shared, tools read it in place: what they print is the same, and nothing of the guest's is
+//! left in them when it is lost.
+
+use super::*;
+use crate::faults::{ATTACHED, ends_soon, nothing_left};
+use crate::place::{Place, Setting};
+use crate::proxy::{self, Proxy};
+use crate::tools::{outputs, script, tool, words};
+use crate::wire::{Fault, Wire};
+use beeline_e2e::Compare::Exact;
+use beeline_e2e::{PATIENCE, Tool, beeline_wanted, histogram_total, until};
+use std::path::Path;
+
+/// What Beeline says when the tool is to have the guest's own pages.
+const SHARED: &str = "rings and arrays are read in the guest's memory";
+
+/// How many mappings of the guest's memory a process has.
+fn mappings(pid: u32, guest: &Guest) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let file = guest.memory_file();
+    let file = file.to_string_lossy();
+    maps.lines().filter(|line| line.contains(&*file)).count()
+}
+
+/// The process of a tool that Beeline has started.
+fn child(running: &Tool) -> u32 {
+    let processes = running.processes();
+    let found = processes.into_iter().find(|pid| *pid != running.pid());
+    found.expect("it has started a tool")
+}
+
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: sends a signal to a child of a process that we have started.
+    assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+}
+
+#[test]
+fn a_script_prints_every_event_by_a_perf_ring_in_shared_memory() {
+    let guest = need!(shared());
+    let setting = need!(Setting::sharing(&guest));
+    script(
+        &setting,
+        Exact,
+        "uprobe:{prog}:wl_add { printf(\"%d %d %s\\n\", arg0, arg1, comm); }",
+        "{prog} now >/dev/null; test $? = 7",
+        &["0 0 counts", "500 1000 counts", "999 1998 counts"],
+    );
+}
+
+#[test]
+fn opensnoop_in_shared_memory_names_what_was_opened() {
+    let guest = need!(shared());
+    let setting = need!(Setting::sharing(&guest));
+    tool(
+        &setting,
+        &["opensnoop"],
+        "cat /etc/inittab /nothing/there >/dev/null 2>&1; true",
+        |line| line.contains(" cat ").then(|| words(line, &[0])),
+        &["cat 3 0 /etc/inittab", "cat -1 2 /nothing/there"],
+    );
+}
+
+/// Its histogram is a variable of its program, which it maps, and reads when it is interrupted.
+#[test]
+fn funclatency_in_shared_memory_counts_every_call() {
+    let guest = need!(shared());
+    let setting = need!(Setting::sharing(&guest));
+    let command = ["funclatency", "__x64_sys_sethostname"];
+    let work = "for i in $(seq 20); do hostname guest; done";
+    for (place, output) in outputs(&setting, &command, work, |_| true) {
+        assert_eq!(histogram_total(&output.stdout), 20, "{place}: {output:?}");
+        let is_said = output.stderr.iter().any(|line| line.contains(SHARED));
+        assert_eq!(is_said, place == Place::Memory, "{place}: {output:?}");
+    }
+}
+
+/// Starts the small tool with a ring buffer, and waits until it has that mapped in the guest's memory.
+fn attached(guest: &Guest, address: &str, tool: &Path) -> Tool {
+    let mut command = proxy::sharing_command(address, &guest.qmp(), tool);
+    command.arg("stay");
+    let running = Tool::start(command);
+    running.wait_for_line(|line| line == ATTACHED);
+    let tool = child(&running);
+    assert!(mappings(tool, guest) >= 3, "{:?}", running.stderr.so_far());
+    running
+}
+
+#[test]
+fn a_ring_buffer_in_shared_memory_has_every_record_in_order() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let before = proxy.descriptors();
+    let running = attached(&guest, proxy.address(), &tool);
+    // More than the ring has room for: 64 KiB, of 16 bytes each.
+    const RECORDS: usize = 5000;
+    guest.check(&format!(
+        "i=0; while [ $i -lt {RECORDS} ]; do hostname guest; i=$((i + 1)); done"
+    ));
+    let last = format!("record {RECORDS}");
+    running.wait_for_line(|line| line == last);
+    let lines = running.stdout.so_far();
+    let records = lines.iter().filter(|line| line.starts_with("record "));
+    for (number, record) in records.enumerate() {
+        assert_eq!(*record, format!("record {}", number + 1));
+    }
+    let ended = running.interrupt();
+    assert!(ended.stderr.iter().any(|line| line.contains(SHARED)));
+    nothing_left(&guest, &proxy, before, "an interrupted tool");
+}
+
+/// Nothing of the guest's is mapped any more soon after the line is cut; the tool is told to end, and not killed by what it reads.
+#[test]
+fn a_tool_that_loses_its_guest_loses_the_guests_memory() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let before = proxy.descriptors();
+    let whole = Wire::new(Fault::None, proxy.connect());
+    let running = attached(&guest, &whole.address(), &tool);
+    let all = whole.carried();
+    running.interrupt();
+    for (what, fault) in [
+        ("a cut line", Fault::Cut(all + 200)),
+        ("a silent line", Fault::Silence(all + 200)),
+    ] {
+        let wire = Wire::new(fault, proxy.connect());
+        let running = attached(&guest, &wire.address(), &tool);
+        let process = child(&running);
+        // Stopped, so that it does not end by itself before it is looked at.
+        signal(process, libc::SIGSTOP);
+        let has_left = until(PATIENCE, || mappings(process, &guest) == 0);
+        signal(process, libc::SIGCONT);
+        assert!(has_left, "{what}: the tool keeps the guest's memory");
+        ends_soon(running, what);
+        nothing_left(&guest, &proxy, before, what);
+    }
+}
