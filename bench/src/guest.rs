@@ -19,6 +19,9 @@ const RING: u32 = 64 << 20;
 /// Room for several of it, in MiB: some are still being freed when the next is made.
 const MEMORY: u32 = 1024;
 
+/// What is measured with the guest's memory as well.
+const IN_MEMORY: [&str; 3] = ["record", "flood", "mapping"];
+
 const ECHO_PORT: u32 = 700;
 const PROXY_PORT: u32 = 8790;
 const TOOL: &str = "/bench/guest_tool";
@@ -64,9 +67,13 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         ("1,000 elements, by next key and look-up", &["dump"][..]),
         ("1,000 elements, by a batch", &["batch"]),
         ("test run to the ring-buffer record it writes", &["record"]),
+        ("test run to the last of 1,000 records of 64 B", &["flood"]),
         ("mapping a ring buffer of 64 MB", &["mapping", &ring]),
     ] {
-        rows.push(bench.measured(what, arguments));
+        rows.push(bench.measured(what, arguments, false));
+        if IN_MEMORY.contains(&arguments[0]) {
+            rows.push(bench.measured(&format!("{what}, shared memory"), arguments, true));
+        }
     }
     rows.push(bench.starts(
         "bpftrace, a kprobe, to its first tick",
@@ -93,20 +100,20 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// A look-up in a map, beside what the channel takes for as little.
     fn look_ups(&self) -> anyhow::Result<Row> {
-        let mut row = self.measured("look-up in a map, median", &["look-up"]);
+        let mut row = self.measured("look-up in a map, median", &["look-up"], false);
         let stream = self.guest.connect_vsock(ECHO_PORT)?;
         row.unprobed = middle(round_trips(stream)?);
         row.what += " (alone: 64 B there and back)";
         Ok(row)
     }
 
-    /// What the small tool measures of itself, in microseconds: inside the guest, and from here.
-    fn measured(&self, what: &str, arguments: &[&str]) -> Row {
+    /// What the small tool measures of itself, in microseconds: inside the guest, and from here, maybe with the guest's memory.
+    fn measured(&self, what: &str, arguments: &[&str], in_memory: bool) -> Row {
         let mut row = Row::new(what, "us");
         for &engine in self.engines {
             let figures = match engine {
                 Engine::Kernel => self.inside(arguments),
-                Engine::Beeline => self.on_host(arguments),
+                Engine::Beeline => self.on_host(arguments, in_memory),
             };
             let figure = figures.and_then(|figures| {
                 let figures = figures.iter().map(|nanoseconds| nanoseconds / 1e3);
@@ -125,8 +132,8 @@ impl Bench<'_> {
         numbers(answer.stdout.lines())
     }
 
-    fn on_host(&self, arguments: &[&str]) -> anyhow::Result<Vec<f64>> {
-        let mut command = self.command(&self.tool);
+    fn on_host(&self, arguments: &[&str], in_memory: bool) -> anyhow::Result<Vec<f64>> {
+        let mut command = self.command(&self.tool, in_memory);
         command.arg("measure").args(arguments);
         let ended = Tool::start(command).wait();
         anyhow::ensure!(ended.status.success(), "{}", ended.stderr.join("\n"));
@@ -154,7 +161,7 @@ impl Bench<'_> {
                 }
                 Engine::Beeline => {
                     let program = find_program(command[0]).map_err(|why| anyhow!(why))?;
-                    let mut host = self.command(&program);
+                    let mut host = self.command(&program, false);
                     host.args(&command[1..]);
                     let ended = Tool::start(host).wait();
                     anyhow::ensure!(ended.status.success(), "{}", ended.stderr.join("\n"));
@@ -165,12 +172,14 @@ impl Bench<'_> {
         Ok(best)
     }
 
-    fn command(&self, program: &Path) -> Command {
+    fn command(&self, program: &Path, in_memory: bool) -> Command {
         let address = format!("uds:{}:{PROXY_PORT}", self.guest.vsock().display());
         let mut command = Command::new(beeline());
-        command
-            .args(["run", "--guest", &address, "--"])
-            .arg(program);
+        command.args(["run", "--guest", &address]);
+        if in_memory {
+            command.arg("--qmp").arg(self.guest.qmp());
+        }
+        command.arg("--").arg(program);
         command
     }
 }

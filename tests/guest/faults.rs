@@ -4,7 +4,7 @@ use super::*;
 use crate::place::attached;
 use crate::proxy::{self, Proxy};
 use crate::wire::{Fault, Wire};
-use beeline_e2e::{PATIENCE, Tool, beeline_wanted, is_alive, seed, until};
+use beeline_e2e::{Ended, PATIENCE, Tool, beeline_wanted, is_alive, seed, until};
 use beeline_wire::frame::framed;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,7 +27,7 @@ fn start(address: &str, tool: &Path) -> Tool {
 }
 
 /// Waits for a tool that has lost its guest, and for all that it started.
-pub fn ends_soon(tool: Tool, what: &str) {
+pub fn ends_soon(tool: Tool, what: &str) -> Ended {
     let (group, begin) = (tool.pid(), Instant::now());
     let has_ended = until(SOON, || !is_alive(group));
     let said = tool.stderr.so_far();
@@ -40,6 +40,7 @@ pub fn ends_soon(tool: Tool, what: &str) {
     }
     let left = beeline_e2e::members_of_group(group);
     assert!(left.is_empty(), "{what}: processes are left: {left:?}");
+    ended
 }
 
 /// What one tool leaves in the guest once the proxy knows that it is gone: nothing.

@@ -240,10 +240,15 @@ impl Guest {
         move || connect_vsock(&path, port)
     }
 
-    /// Resets it, as the button does, and waits until it is up again.
+    /// Resets it, as the button does.
+    pub fn reset(&self) {
+        self.monitor("system_reset", &json!({}));
+    }
+
+    /// Resets it, and waits until it is up again.
     pub fn reboot(&self) {
         let before = self.control.hellos();
-        self.monitor("system_reset", &json!({}));
+        self.reset();
         let up = self.control.wait_hello(before, GUEST_PATIENCE);
         let machine = self.machine.lock().expect("no test broke it");
         assert!(

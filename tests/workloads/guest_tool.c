@@ -5,11 +5,12 @@
 #define _GNU_SOURCE
 #include "raw.h"
 
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <time.h>
 
-enum { ELEMENTS = 1000, LOOK_UPS = 500, DUMPS = 5, RECORDS = 200, MAPPINGS = 5, RECORD = 64, PAGE = 4096 };
+enum { ELEMENTS = 1000, LOOK_UPS = 500, DUMPS = 5, RECORDS = 200, MAPPINGS = 5, FLOODS = 20, FLOOD = 1000, RECORD = 64, PAGE = 4096 };
 
 static uint64_t now(void)
 {
@@ -181,6 +182,37 @@ static void measure_record(void)
     }
 }
 
+/* From the request to run a program once to the last of the records that it wrote. */
+static void measure_flood(void)
+{
+    struct ring ring = new_ring(1 << 18);
+    struct bpf_insn body[] = {
+        MOV(6, 0),
+        STX(BPF_DW, 10, 6, -RECORD),
+        ST(BPF_DW, 10, 8 - RECORD, 0), ST(BPF_DW, 10, 16 - RECORD, 0), ST(BPF_DW, 10, 24 - RECORD, 0),
+        ST(BPF_DW, 10, 32 - RECORD, 0), ST(BPF_DW, 10, 40 - RECORD, 0), ST(BPF_DW, 10, 48 - RECORD, 0),
+        ST(BPF_DW, 10, 56 - RECORD, 0),
+        LD_MAP(1, ring.map), MOVR(2, 10), ADD(2, -RECORD), MOV(3, RECORD), MOV(4, 0),
+        CALL(BPF_FUNC_ringbuf_output),
+        ADD(6, 1), INSN(BPF_JMP | BPF_JLT | BPF_K, 6, 0, -17, FLOOD),
+        MOV(0, 0), EXIT,
+    };
+    int program = loaded(LOAD(BPF_PROG_TYPE_RAW_TRACEPOINT, body));
+    for (int turn = 0; turn < FLOODS; turn++) {
+        union bpf_attr attr;
+        uint64_t begin = now(), context[12] = {0};
+        memset(&attr, 0, sizeof attr);
+        attr.test.prog_fd = (uint32_t)program;
+        attr.test.ctx_in = (uintptr_t)context;
+        attr.test.ctx_size_in = sizeof context;
+        good("BPF_PROG_TEST_RUN", bpf(BPF_PROG_TEST_RUN, &attr));
+        for (uint64_t n = 0; n < FLOOD; n++)
+            if (next_record(&ring) != n)
+                die("another record", -EINVAL);
+        say_since(begin);
+    }
+}
+
 static void kprobe(const char *function, int program)
 {
     struct perf_event_attr attr;
@@ -200,8 +232,19 @@ static void kprobe(const char *function, int program)
         die("attaching", -errno);
 }
 
+/* Memory that is not there any more, or not as long as it was. */
+static void fault(int signal)
+{
+    const char *said = signal == SIGBUS ? "SIGBUS\n" : "SIGSEGV\n";
+    if (write(2, said, strlen(said)) < 0)
+        _exit(2);
+    _exit(1);
+}
+
 static void stay(void)
 {
+    signal(SIGSEGV, fault);
+    signal(SIGBUS, fault);
     struct ring ring = new_ring(1 << 16);
     int hash = filled_hash(), counter = create_counter();
     struct bpf_insn body[] = {
@@ -236,6 +279,8 @@ int main(int argc, char **argv)
         measure_batch();
     else if (!strcmp(what, "record"))
         measure_record();
+    else if (!strcmp(what, "flood"))
+        measure_flood();
     else if (!strcmp(what, "mapping") && argc > 3)
         measure_mapping(strtoul(argv[3], 0, 0));
     else
