@@ -1,5 +1,4 @@
-//! Requests that wait to be carried out, in the order in which they came, with a limit to their bytes: who sends more waits. A
-//! request of one lane can wait for those of another that came before it.
+//! Requests that wait to be carried out, in the order in which they came, with a limit to their bytes: who sends more waits.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,8 +20,6 @@ pub struct Lane {
 struct State {
     waiting: VecDeque<Waiting>,
     bytes: usize,
-    pushed: u64,
-    done: u64,
     closed: bool,
 }
 
@@ -30,7 +27,6 @@ struct State {
 struct Waiting {
     len: usize,
     request: HostMessage,
-    after: u64,
 }
 
 impl Lane {
@@ -38,8 +34,8 @@ impl Lane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request, when there is room, with how many of another lane come before it. False if the lane is closed.
-    pub fn push(&self, request: HostMessage, after: u64) -> bool {
+    /// Adds a request, when there is room. False if the lane is closed.
+    pub fn push(&self, request: HostMessage) -> bool {
         let len = request.encoded_len();
         let state = self.changed.wait_while(self.state(), |state| {
             !state.closed && !state.waiting.is_empty() && state.bytes + len > MOST
@@ -49,18 +45,13 @@ impl Lane {
             return false;
         }
         state.bytes += len;
-        state.pushed += 1;
-        state.waiting.push_back(Waiting {
-            len,
-            request,
-            after,
-        });
+        state.waiting.push_back(Waiting { len, request });
         self.changed.notify_all();
         true
     }
 
     /// The next request, when there is one; `None` once the lane is closed.
-    pub fn pop(&self) -> Option<(HostMessage, u64)> {
+    pub fn pop(&self) -> Option<HostMessage> {
         let state = self.changed.wait_while(self.state(), |state| {
             !state.closed && state.waiting.is_empty()
         });
@@ -71,26 +62,7 @@ impl Lane {
         let next = state.waiting.pop_front()?;
         state.bytes -= next.len;
         self.changed.notify_all();
-        Some((next.request, next.after))
-    }
-
-    /// How many have been added, ever.
-    pub fn pushed(&self) -> u64 {
-        self.state().pushed
-    }
-
-    /// One more that was taken has been carried out.
-    pub fn done(&self) {
-        self.state().done += 1;
-        self.changed.notify_all();
-    }
-
-    /// Waits until so many have been carried out. False if the lane is closed.
-    pub fn wait_for(&self, count: u64) -> bool {
-        let state = self
-            .changed
-            .wait_while(self.state(), |state| !state.closed && state.done < count);
-        !state.unwrap_or_else(PoisonError::into_inner).closed
+        Some(next.request)
     }
 
     /// Whoever waits need not any more; what waits is dropped.

@@ -55,7 +55,6 @@ pub struct Session {
     sender: Sender,
     peer: String,
     tool: OnceLock<String>,
-    quick: Lane,
     slow: Lane,
 }
 
@@ -64,7 +63,6 @@ struct Ends<'a>(&'a Session);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.0.quick.close();
         self.0.slow.close();
         self.0.sender.end();
     }
@@ -82,27 +80,22 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
         sender,
         peer,
         tool: OnceLock::new(),
-        quick: Lane::default(),
         slow: Lane::default(),
     };
     session.audit("connect", json!({}));
     let why = std::thread::scope(|scope| {
         let _ends = Ends(&session);
-        for lane in [&session.quick, &session.slow] {
-            let session = &session;
-            let thread = std::thread::Builder::new().name("beeline-host".into());
-            let worker = move || {
-                let _ends = Ends(session);
-                while let Some((request, after)) = lane.pop() {
-                    if !session.quick.wait_for(after) || session.carry_out(request).is_err() {
-                        break;
-                    }
-                    lane.done();
+        let thread = std::thread::Builder::new().name("beeline-host".into());
+        let worker = || {
+            let _ends = Ends(&session);
+            while let Some(request) = session.slow.pop() {
+                if session.carry_out(request).is_err() {
+                    break;
                 }
-            };
-            if let Err(error) = thread.spawn_scoped(scope, worker) {
-                return error.to_string();
             }
+        };
+        if let Err(error) = thread.spawn_scoped(scope, worker) {
+            return error.to_string();
         }
         session.receive(&mut receiver)
     });
@@ -165,12 +158,13 @@ impl Session {
                 id,
                 body: Some(body),
             };
-            // What takes long begins when all is done that was asked before, and is overtaken by what is asked later.
-            let taken = match long {
-                true => self.slow.push(request, self.quick.pushed()),
-                false => self.quick.push(request, 0),
+            // What takes long begins when all is done that was asked before, and is overtaken by what is asked later. All else is
+            // done here: handing it to another thread costs more than most of it.
+            let goes_on = match long {
+                true => self.slow.push(request),
+                false => self.carry_out(request).is_ok(),
             };
-            if !taken {
+            if !goes_on {
                 return "an answer could not be sent".into();
             }
         }
