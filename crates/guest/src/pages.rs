@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use beeline_wire::info::Kind;
+use beeline_wire::layout::MapFacts;
 use beeline_wire::messages::{PageRun, PageRuns, Pages};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 
@@ -21,42 +22,39 @@ const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
 /// The page runs of a ring buffer (the consumer's page, the producer's, the data once), a perf event's ring, or an array; which are
-/// held from now on.
+/// held from now on. With them what is to be dropped when the host has its answer: unmapping takes its time.
 pub fn pages(
     request: &Pages,
     handles: &Handles,
     holder: &Arc<Holder>,
-) -> Result<PageRuns, Refusal> {
+) -> Result<(PageRuns, Option<Shared>), Refusal> {
     let object = handles.get(request.handle)?;
+    let mut left = None;
     let mut frames = Vec::new();
     let mut mapped_by_holder = 0;
     if object.kind == Kind::Map && object.facts.is_some_and(|facts| facts.is_mappable_array()) {
         let mapped = rings::array(&object, false)?;
         add(&mapped, mapped.len(), &mut frames)?;
-    } else {
-        match &*Ring::of(&object, request.pages)? {
-            Ring::Buffer {
-                consumer,
-                data,
-                size,
-                page,
-            } => {
-                add(consumer, *page, &mut frames)?;
-                add(data, page + size, &mut frames)?;
-            }
-            Ring::Event { pages, .. } => {
-                mapped_by_holder = pages.len();
-                add(pages, pages.len(), &mut frames)?;
-            }
-        }
+        left = Some(mapped);
+    } else if let Some(facts) = object.facts.filter(MapFacts::is_ring) {
+        // The data once, and no longer than it is looked at: it takes as long as it is big, and it is the host that reads it.
+        let page = rustix::param::page_size();
+        let len = 2 * page + facts.max_entries as usize;
+        let consumer = Shared::new(&object.fd, 0, page, false)?;
+        add(&consumer, page, &mut frames)?;
+        let rest = Shared::new(&object.fd, page as u64, len - page, false)?;
+        add(&rest, len - page, &mut frames)?;
+        left = Some(rest);
+    } else if let Ring::Event { pages, .. } = &*Ring::of(&object, request.pages)? {
+        mapped_by_holder = pages.len();
+        add(pages, pages.len(), &mut frames)?;
     }
     let mut held = object.held();
     if held.is_none() {
         *held = Some(holder.hold(object.fd.as_fd(), mapped_by_holder)?);
     }
-    Ok(PageRuns {
-        runs: runs(&frames),
-    })
+    let runs = runs(&frames);
+    Ok((PageRuns { runs }, left))
 }
 
 /// A page with content that a host chose, and where it is.
@@ -78,19 +76,19 @@ pub fn mark(content: &[u8]) -> Result<(Shared, PageRuns), Refusal> {
 /// Adds the frames of the first bytes of a mapping.
 fn add(mapped: &Shared, len: usize, frames: &mut Vec<u64>) -> Result<(), Refusal> {
     let page = rustix::param::page_size();
-    for at in (0..len).step_by(page) {
-        // A page is only there once it has been touched.
-        mapped.load(at);
+    let mut entries = entries(mapped, len / page)?;
+    // Most pages are only there once they have been touched; a ring buffer's are from the start.
+    let mut touched = false;
+    for (number, entry) in entries.iter().enumerate() {
+        if entry & PRESENT == 0 {
+            mapped.load(number * page);
+            touched = true;
+        }
     }
-    let mut entries = vec![0; len / page * 8];
-    let own = format!("{}/pagemap", std::process::id());
-    let file = Root::Proc.open(&own, OFlags::RDONLY);
-    let file = file.map_err(|error| not_told(&error.to_string()))?;
-    File::from(file)
-        .read_exact_at(&mut entries, (mapped.address() / page * 8) as u64)
-        .map_err(|error| not_told(&error.to_string()))?;
-    for entry in entries.as_chunks().0 {
-        let entry = u64::from_ne_bytes(*entry);
+    if touched {
+        entries = self::entries(mapped, len / page)?;
+    }
+    for entry in entries {
         if entry & PRESENT == 0 {
             return Err(not_told("it does not show these pages"));
         }
@@ -100,6 +98,20 @@ fn add(mapped: &Shared, len: usize, frames: &mut Vec<u64>) -> Result<(), Refusal
         frames.push(entry & FRAME);
     }
     Ok(())
+}
+
+/// What the kernel says of the first pages of a mapping.
+fn entries(mapped: &Shared, pages: usize) -> Result<Vec<u64>, Refusal> {
+    let mut bytes = vec![0; pages * 8];
+    let own = format!("{}/pagemap", std::process::id());
+    let file = Root::Proc.open(&own, OFlags::RDONLY);
+    let file = file.map_err(|error| not_told(&error.to_string()))?;
+    let at = mapped.address() / rustix::param::page_size() * 8;
+    File::from(file)
+        .read_exact_at(&mut bytes, at as u64)
+        .map_err(|error| not_told(&error.to_string()))?;
+    let entries = bytes.as_chunks().0.iter();
+    Ok(entries.map(|entry| u64::from_ne_bytes(*entry)).collect())
 }
 
 fn not_told(why: &str) -> Refusal {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use beeline_wire::info::Kind;
+use beeline_wire::layout::MapFacts;
 
 use crate::handles::Object;
 use crate::refusal::Refusal;
@@ -91,6 +92,21 @@ impl Ring {
         let ring = Arc::new(ring);
         *mapped = Some(ring.clone());
         Ok(ring)
+    }
+
+    /// How far an object's ring is written and read, and of a ring buffer nothing else: its data is not mapped, so nothing can be
+    /// [taken](Self::take).
+    pub fn positions_of(object: &Object, pages: u32) -> Result<Arc<Self>, Refusal> {
+        let Some(facts) = object.facts.filter(MapFacts::is_ring) else {
+            return Self::of(object, pages);
+        };
+        let page = rustix::param::page_size();
+        Ok(Arc::new(Self::Buffer {
+            consumer: Shared::new(&object.fd, 0, page, false)?,
+            data: Shared::new(&object.fd, page as u64, page, false)?,
+            size: facts.max_entries as usize,
+            page,
+        }))
     }
 
     /// Bytes of data.

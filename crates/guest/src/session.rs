@@ -201,6 +201,17 @@ impl Session {
                 }
             };
         }
+        if let Request::Pages(pages) = &body {
+            let found = pages::pages(pages, &self.handles, &self.host.holder);
+            return match found {
+                Err(refusal) => self.answer(request.id, Err(refusal)),
+                Ok((runs, left)) => {
+                    self.answer(request.id, Ok(Answer::PageRuns(runs)))?;
+                    drop(left);
+                    Ok(())
+                }
+            };
+        }
         let settles = settles(&body);
         let answer = self.carry_out_body(body);
         if settles {
@@ -231,16 +242,13 @@ impl Session {
                 self.store(&request)?;
                 Answer::Done(Done {})
             }
-            Request::Pages(request) => {
-                Answer::PageRuns(pages::pages(&request, &self.handles, &self.host.holder)?)
-            }
             Request::Mark(request) => {
                 let (mark, runs) = pages::mark(&request.content)?;
                 *self.mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
                 Answer::PageRuns(runs)
             }
             Request::Settle(_) => Answer::Done(Done {}),
-            Request::Hello(_) | Request::Credit(_) | Request::Watch(_) => {
+            Request::Hello(_) | Request::Credit(_) | Request::Watch(_) | Request::Pages(_) => {
                 return Err(Refusal::new(libc::EPROTO, "not now"));
             }
         })

@@ -78,7 +78,7 @@ impl Watched {
                 hungry: AtomicBool::new(true),
             },
             Manner::Readable => What::Readable {
-                ring: Ring::of(&object, request.pages)?,
+                ring: Ring::positions_of(&object, request.pages)?,
                 told: AtomicU64::new(0),
             },
             Manner::Changes => {

@@ -102,6 +102,8 @@ pub(super) struct Memory {
     pub(super) file: OwnedFd,
     /// The guest's pages, as the tool's mapping of all of it has them; of those that have positions our own mapping has them too.
     pub(super) shared: Option<Vec<Place>>,
+    /// Of such: the guest tells when there is something to read.
+    is_watched: Mutex<bool>,
     /// Wakes the tool; never read back.
     pub(super) wakeup: OwnedFd,
     pub(super) shape: Shape,
@@ -150,6 +152,7 @@ impl Memory {
         let memory = Self {
             file,
             shared: None,
+            is_watched: Mutex::new(false),
             wakeup,
             shape,
             handle,
@@ -448,35 +451,16 @@ impl Rings {
         if let Some(places) = places {
             memory.share(places)?;
         }
-        let is_shared = memory.shared.is_some();
         let memory = Arc::new(memory);
-        if is_shared && matches!(shape, Shape::Array { .. }) {
+        // Who maps it may never wait for it: [`Self::watch`].
+        if memory.shared.is_some() {
             return Ok(Arc::clone(object.memory.get_or_init(|| memory)));
         }
         if let Shape::Array { bytes } = shape {
             memory.lock().common = vec![0; bytes];
             self.all.has_arrays.store(true, Ordering::Release);
         }
-        let mut by_handle = self.all.by_handle();
-        by_handle.insert(object.handle, Arc::downgrade(&memory));
-        drop(by_handle);
-        self.start(connection)?;
-        let manner = match shape {
-            Shape::Array { .. } => Manner::Changes,
-            _ if is_shared => Manner::Readable,
-            _ => Manner::Records,
-        };
-        let request = Watch {
-            handle: object.handle,
-            manner: manner.into(),
-            pages: shape.pages(),
-            credit: shape.data() as u64,
-            interval: match shape.len() {
-                LONG.. => CHANGES_OF_LONG,
-                _ => CHANGES,
-            },
-        };
-        match connection.ask(Asked::Watch(request))? {
+        match self.begin(connection, &memory)? {
             Said::Done(_) => Ok(Arc::clone(object.memory.get_or_init(|| memory))),
             _ => Err(EPROTO),
         }
@@ -499,6 +483,48 @@ impl Rings {
         }
         self.store(connection);
         connection.ask(Asked::Settle(Settle {})).map(|_| ())
+    }
+
+    /// Has the tool woken by what comes into a ring, also if it lies in the guest's memory.
+    pub(super) fn watch(
+        &self,
+        connection: &Arc<Connection>,
+        memory: &Arc<Memory>,
+    ) -> Result<(), Errno> {
+        let mut is_watched = memory
+            .is_watched
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if memory.shared.is_some() && !*is_watched {
+            self.begin(connection, memory)?;
+            *is_watched = true;
+        }
+        Ok(())
+    }
+
+    /// From now on the guest tells what comes into it; what it answers.
+    fn begin(&self, connection: &Arc<Connection>, memory: &Arc<Memory>) -> Result<Said, Errno> {
+        let Memory { shape, handle, .. } = **memory;
+        let mut by_handle = self.all.by_handle();
+        by_handle.insert(handle, Arc::downgrade(memory));
+        drop(by_handle);
+        self.start(connection)?;
+        let manner = match shape {
+            Shape::Array { .. } => Manner::Changes,
+            _ if memory.shared.is_some() => Manner::Readable,
+            _ => Manner::Records,
+        };
+        let request = Watch {
+            handle,
+            manner: manner.into(),
+            pages: shape.pages(),
+            credit: shape.data() as u64,
+            interval: match shape.len() {
+                LONG.. => CHANGES_OF_LONG,
+                _ => CHANGES,
+            },
+        };
+        connection.ask(Asked::Watch(request))
     }
 
     /// Starts the thread that fills the memory, once.

@@ -29,6 +29,8 @@ use crate::notify::Reply;
 
 /// `MAP_NORESERVE`: what is mapped with it does not come to the door ([`crate::filter`]).
 const OURS: MapFlags = MapFlags::NORESERVE;
+/// Each takes 14 us or so to be mapped, and a process has 65,530 mappings at the most.
+const MOST_PLACES: usize = 4096;
 /// Bytes of the mark by which a guest's memory is known.
 const MARK: usize = 64;
 /// A marked page can be moved while it is looked for.
@@ -97,6 +99,13 @@ impl Sharing {
             return None;
         }
         match self.memory.places(pairs(&runs)) {
+            Ok(places) if places.len() > MOST_PLACES => {
+                let count = places.len();
+                connection.say(&format!(
+                    "the pages of a ring or an array are scattered over {count} places in the guest's memory; its content is sent instead"
+                ));
+                None
+            }
             Ok(places) => Some(whole(places, shape)),
             Err(error) => {
                 connection.say(&format!("{error}; records are sent instead"));

@@ -119,14 +119,16 @@ impl Call<'_, Guest> {
 
     /// A perf ring that is not mapped has nothing to wait for.
     fn memory_to_wait_for(&self, object: &Object) -> Result<Arc<Memory>, Errno> {
-        match (object.memory.get(), object.facts) {
-            (Some(memory), _) => Ok(Arc::clone(memory)),
+        let memory = match (object.memory.get(), object.facts) {
+            (Some(memory), _) => Arc::clone(memory),
             (None, Some(facts)) => {
                 let data = facts.max_entries as usize;
-                self.memory_of(object, Shape::Ring { data })
+                self.memory_of(object, Shape::Ring { data })?
             }
-            (None, None) => Err(EINVAL),
-        }
+            (None, None) => return Err(EINVAL),
+        };
+        self.door.rings.watch(&self.door.connection, &memory)?;
+        Ok(memory)
     }
 
     /// `poll(fds, count, ..)` and `ppoll`.
