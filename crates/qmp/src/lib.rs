@@ -1,0 +1,165 @@
+//! A client of QEMU's machine protocol (`docs/interop/qmp-spec.rst` of QEMU): commands and their answers, lines of JSON on a Unix socket.
+//!
+//! [`Monitor::connect`] leaves the greeting and the negotiation behind; [`Monitor::execute`] runs a command. Events come in between and are
+//! passed over. QEMU serves one client of a monitor at a time, so whoever only asks should not stay connected; give a machine
+//! several monitors where several programs stay.
+//!
+//! What answers is not trusted: lines have a longest length, everything has a time limit, and what makes no sense is an error. After an
+//! [`Error`] other than [`Error::Refused`] the connection is of no use any more.
+
+mod lines;
+mod vcpus;
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+pub use vcpus::Vcpu;
+
+use lines::Lines;
+
+/// What any one command is given. QEMU answers between two turns of its main loop, which may wait for a disk.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The socket.
+    #[error("QEMU's monitor {}: {cause}; was QEMU started with -qmp unix:{},server=on,wait=off?", path.display(), path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// It is connected, and does not greet.
+    #[error(
+        "QEMU's monitor does not greet: it serves one client at a time; is another one connected?"
+    )]
+    Busy,
+    /// Something else answers at the socket.
+    #[error(
+        "this is no QMP monitor; it says {0:?} (a monitor for people is -monitor, this needs -qmp)"
+    )]
+    NotQmp(String),
+    /// QEMU has ended, or has closed the monitor.
+    #[error("QEMU has closed its monitor")]
+    Closed,
+    /// The connection.
+    #[error("QEMU's monitor: {0}")]
+    Io(io::Error),
+    /// No answer within [`PATIENCE`].
+    #[error("QEMU does not answer {0}")]
+    Timeout(String),
+    /// What comes is no line of JSON, or a longer one than is taken.
+    #[error("QEMU's monitor says what is no QMP: {0}")]
+    Garbage(String),
+    /// QEMU does not carry out the command.
+    #[error("QEMU refuses {command}: {description} ({class})")]
+    Refused {
+        /// The command.
+        command: String,
+        /// `GenericError`, `CommandNotFound`, ...
+        class: String,
+        /// QEMU's words.
+        description: String,
+    },
+    /// The answer is not what the command is described to give.
+    #[error("QEMU's answer to {command} is not understood: {what}")]
+    Unexpected {
+        /// The command.
+        command: &'static str,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// A connection to a monitor.
+#[derive(Debug)]
+pub struct Monitor {
+    lines: Lines,
+    patience: Duration,
+    last_id: u64,
+}
+
+impl Monitor {
+    /// Connects to the Unix socket at a path, and asks for none of the capabilities that it may offer.
+    pub fn connect(path: &Path) -> Result<Self, Error> {
+        Self::connect_with(path, PATIENCE)
+    }
+
+    /// As [`Self::connect`], with another time for the greeting and for each command.
+    pub fn connect_with(path: &Path, patience: Duration) -> Result<Self, Error> {
+        let stream = UnixStream::connect(path).map_err(|cause| Error::Connect {
+            path: path.to_owned(),
+            cause,
+        })?;
+        let mut monitor = Self {
+            lines: Lines::new(stream),
+            patience,
+            last_id: 0,
+        };
+        let greeting = monitor.lines.next(Instant::now() + patience);
+        let greeting = greeting.map_err(|error| match error {
+            Error::Timeout(_) => Error::Busy,
+            Error::Garbage(what) => Error::NotQmp(what),
+            error => error,
+        })?;
+        if greeting.get("QMP").is_none() {
+            return Err(Error::NotQmp(lines::shortened(&greeting.to_string())));
+        }
+        monitor.execute("qmp_capabilities", &json!({}))?;
+        Ok(monitor)
+    }
+
+    /// Runs a command with arguments (an object); what it returns.
+    pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value, Error> {
+        self.last_id += 1;
+        let line = json!({ "execute": command, "arguments": arguments, "id": self.last_id });
+        let deadline = Instant::now() + self.patience;
+        let stream = self.lines.stream(deadline).map_err(Error::Io)?;
+        let written = (&*stream).write_all(format!("{line}\n").as_bytes());
+        written.map_err(|cause| match cause.kind() {
+            io::ErrorKind::BrokenPipe => Error::Closed,
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Timeout(command.into()),
+            _ => Error::Io(cause),
+        })?;
+        loop {
+            let answer = self.lines.next(deadline);
+            let mut answer = answer.map_err(|error| match error {
+                Error::Timeout(_) => Error::Timeout(command.into()),
+                error => error,
+            })?;
+            // What QEMU could not read has no number; all else that has not ours is an event.
+            let is_ours = answer.get("id").and_then(Value::as_u64) == Some(self.last_id);
+            if let Some(error) = answer.get("error")
+                && (is_ours || answer.get("id").is_none())
+            {
+                let text = |key| {
+                    error
+                        .get(key)
+                        .and_then(Value::as_str)
+                        .unwrap_or("?")
+                        .to_owned()
+                };
+                return Err(Error::Refused {
+                    command: command.into(),
+                    class: text("class"),
+                    description: text("desc"),
+                });
+            }
+            if is_ours && let Some(value) = answer.get_mut("return") {
+                return Ok(value.take());
+            }
+        }
+    }
+
+    /// The virtual CPUs and the threads of this machine that they run on, in the order of their numbers (`query-cpus-fast`).
+    pub fn vcpus(&mut self) -> Result<Vec<Vcpu>, Error> {
+        let answer = self.execute(vcpus::COMMAND, &json!({}))?;
+        vcpus::read(&answer)
+    }
+}
