@@ -1,0 +1,243 @@
+//! The host's end of a conversation: requests with their answers, and what the guest says on its own.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+
+use crate::VERSION;
+use crate::channel::Channel;
+use crate::conversation::{self, Receiver, Sender};
+use crate::frame;
+use crate::messages::guest_message::Body as Said;
+use crate::messages::host_message::Body as Asked;
+use crate::messages::{Done, GuestMessage, Hello, HostMessage, Refused, Welcome};
+
+/// Why nobody could be greeted.
+#[derive(Debug, thiserror::Error)]
+pub enum GreetError {
+    /// A thread could not be started.
+    #[error("starting a thread: {0}")]
+    Thread(io::Error),
+    /// The connection.
+    #[error(transparent)]
+    Frame(#[from] frame::Error),
+    /// The other side has closed it.
+    #[error("nobody answers there; is `beeline guest` running in the guest?")]
+    Nobody,
+    /// Another version of the protocol.
+    #[error(
+        "the proxy in the guest speaks version {0} of the protocol, and this is {VERSION}; install the same beeline on both sides"
+    )]
+    Version(u32),
+    /// The proxy's words.
+    #[error("{0}")]
+    Refused(String),
+    /// What answers speaks another protocol.
+    #[error("whoever answers there is no `beeline guest`")]
+    Stranger,
+}
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Failure {
+    /// The guest does not carry it out.
+    Refused(Refused),
+    /// There is no guest any more.
+    Lost,
+}
+
+/// A proxy that was greeted. Everything that it holds for us goes with the connection, which lasts until [`Self::close`].
+pub struct Client {
+    /// Locked from a request's id to its sending: the guest serves them in the order in which they come.
+    sender: Mutex<Sender>,
+    /// The same, to end it while a request waits to be sent.
+    ender: Sender,
+    waiting: Mutex<Waiting>,
+    welcome: Welcome,
+    /// Gets what the guest says on its own, until the connection ends.
+    hear: Mutex<Option<Hear>>,
+    lost: Lost,
+}
+
+/// Takes what the guest says of rings and arrays, in the order in which it comes. Nothing else is received meanwhile: it must not wait
+/// for the guest. Dropped when the connection ends.
+pub type Hear = Box<dyn Fn(Said) + Send>;
+
+/// Is told why the connection has ended.
+pub type Lost = Box<dyn Fn(&str) + Send + Sync>;
+
+struct Waiting {
+    last_id: u64,
+    /// `None` once the connection is lost or closed.
+    answers: Option<HashMap<u64, SyncSender<Said>>>,
+}
+
+const FIRST_ID: u64 = 1;
+
+impl Client {
+    /// Greets the proxy at the other end; `tool` is told to the guest's log. `lost` is called if the connection ends before
+    /// [`Self::close`], with the reason.
+    pub fn greet(channel: Channel, tool: &str, lost: Lost) -> Result<Arc<Self>, GreetError> {
+        let conversation = conversation::begin(channel);
+        let (mut receiver, sender) = conversation.map_err(GreetError::Thread)?;
+        let welcome = greet(&mut receiver, &sender, tool)?;
+        let client = Arc::new(Self {
+            sender: Mutex::new(sender.clone()),
+            ender: sender,
+            waiting: Mutex::new(Waiting {
+                last_id: FIRST_ID,
+                answers: Some(HashMap::new()),
+            }),
+            welcome,
+            hear: Mutex::new(None),
+            lost,
+        });
+        let listening = Arc::clone(&client);
+        Builder::new()
+            .name("beeline-guest".into())
+            .spawn(move || {
+                let end = listening.listen(&mut receiver);
+                listening.lose(&end);
+            })
+            .map_err(GreetError::Thread)?;
+        Ok(client)
+    }
+
+    /// What the proxy said of its kernel.
+    pub fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// Ends it.
+    pub fn close(&self) {
+        self.disconnect();
+        self.ender.end();
+    }
+
+    /// The guest is lost, if that was not known: ends the connection and says why, as if it had ended by itself.
+    pub fn lose(&self, why: &str) {
+        if self.disconnect() {
+            self.ender.end();
+            (self.lost)(why);
+        }
+    }
+
+    /// Sends a request and waits for its answer, which is none of [`Said::Refused`]. An array's first content is heard, and the answer
+    /// to the wish to see it is then [`Said::Done`].
+    pub fn ask(&self, request: Asked) -> Result<Said, Failure> {
+        let (sender, answer) = sync_channel(1);
+        self.send(request, Some(sender))?;
+        match answer.recv() {
+            Ok(Said::Refused(refused)) => Err(Failure::Refused(refused)),
+            Ok(said) => Ok(said),
+            Err(_) => Err(Failure::Lost),
+        }
+    }
+
+    /// Sends a request whose answer does not matter.
+    pub fn tell(&self, request: Asked) {
+        // If it is lost, there is nobody to be told.
+        let _ = self.send(request, None);
+    }
+
+    /// Whom to tell from now on what the guest says of rings and arrays; what it said before nobody wanted.
+    pub fn heard_by(&self, hear: Hear) {
+        if self.waiting().answers.is_some() {
+            *self.hear() = Some(hear);
+        }
+    }
+
+    fn send(&self, request: Asked, answer: Option<SyncSender<Said>>) -> Result<(), Failure> {
+        let sender = self.sender();
+        let id = {
+            let mut waiting = self.waiting();
+            waiting.last_id += 1;
+            let id = waiting.last_id;
+            let answers = waiting.answers.as_mut().ok_or(Failure::Lost)?;
+            answer.map(|answer| answers.insert(id, answer));
+            id
+        };
+        let message = HostMessage {
+            id,
+            body: Some(request),
+        };
+        // Should it fail, the conversation has ended: the other thread sees that, and says why.
+        sender.send(&message).map_err(|_| Failure::Lost)
+    }
+
+    fn sender(&self) -> MutexGuard<'_, Sender> {
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what comes until there is no more; says why not.
+    fn listen(&self, receiver: &mut Receiver) -> String {
+        loop {
+            let message: GuestMessage = match receiver.receive() {
+                Ok(Some(message)) => message,
+                Ok(None) => return "the proxy in the guest has ended the connection".into(),
+                Err(error) => return error.to_string(),
+            };
+            let Some(body) = message.body else {
+                return "the guest answers in a way that this version does not know".into();
+            };
+            // An array's content is the answer to the wish to see it; what changed later comes later.
+            let body = match body {
+                Said::Changed(_) | Said::Records(_) | Said::Readable(_) => {
+                    if let Some(hear) = &*self.hear() {
+                        hear(body);
+                    }
+                    Said::Done(Done {})
+                }
+                body => body,
+            };
+            let mut waiting = self.waiting();
+            let answer = waiting.answers.as_mut();
+            if let Some(answer) = answer.and_then(|answers| answers.remove(&message.id)) {
+                // The channel has room for it; its caller waits.
+                let _ = answer.send(body);
+            }
+        }
+    }
+
+    /// Nobody waits any more; `false` if that was known.
+    fn disconnect(&self) -> bool {
+        let first = self.waiting().answers.take().is_some();
+        *self.hear() = None;
+        first
+    }
+
+    fn hear(&self) -> MutexGuard<'_, Option<Hear>> {
+        self.hear.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let welcome = &self.welcome;
+        f.debug_struct("Client").field("welcome", welcome).finish()
+    }
+}
+
+fn greet(receiver: &mut Receiver, sender: &Sender, tool: &str) -> Result<Welcome, GreetError> {
+    let hello = HostMessage {
+        id: FIRST_ID,
+        body: Some(Asked::Hello(Hello {
+            version: VERSION,
+            tool: tool.into(),
+        })),
+    };
+    sender.send(&hello).map_err(frame::Error::Io)?;
+    let answer: Option<GuestMessage> = receiver.receive()?;
+    match answer.ok_or(GreetError::Nobody)?.body {
+        Some(Said::Welcome(welcome)) if welcome.version == VERSION => Ok(welcome),
+        Some(Said::Welcome(welcome)) => Err(GreetError::Version(welcome.version)),
+        Some(Said::Refused(refused)) => Err(GreetError::Refused(refused.why)),
+        _ => Err(GreetError::Stranger),
+    }
+}
