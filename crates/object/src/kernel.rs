@@ -3,7 +3,6 @@
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::fs;
-use std::io;
 use std::sync::OnceLock;
 
 use beeline_btf::{Btf, Joined, Layout, OwnedBtf, kind};
@@ -25,26 +24,73 @@ pub trait Kernel {
     fn symbol(&self, name: &str) -> Option<u64>;
 }
 
-/// The kernel that this process runs on.
-#[derive(Debug, Default)]
-pub struct RunningKernel {
+/// A kernel that is known by the files that it shows, as `read` gives their contents. Each is read when it is first needed, and once.
+#[derive(Debug)]
+pub struct FileKernel<R> {
+    read: R,
     btf: OnceLock<Option<Vec<u8>>>,
     modules: OnceLock<Vec<(String, Vec<u8>)>>,
     config: OnceLock<String>,
+    symbols: OnceLock<String>,
 }
 
-impl Kernel for RunningKernel {
+impl<R: Fn(&str) -> Option<Vec<u8>>> FileKernel<R> {
+    /// A kernel whose files `read` reads by their paths.
+    pub fn new(read: R) -> Self {
+        Self {
+            read,
+            btf: OnceLock::new(),
+            modules: OnceLock::new(),
+            config: OnceLock::new(),
+            symbols: OnceLock::new(),
+        }
+    }
+
+    fn text(&self, path: &str) -> Option<String> {
+        String::from_utf8((self.read)(path)?).ok()
+    }
+
+    fn release(&self) -> String {
+        let release = self.text("/proc/sys/kernel/osrelease");
+        release.unwrap_or_default().trim().to_owned()
+    }
+
+    /// Types of the modules that are loaded now, by name.
+    fn loaded_modules(&self) -> Vec<(String, Vec<u8>)> {
+        let list = self.text("/proc/modules").unwrap_or_default();
+        let names = list.lines().filter_map(|line| line.split(' ').next());
+        // One that is unloaded meanwhile is not there.
+        let with_types = names.filter_map(|name| {
+            let types = (self.read)(&format!("/sys/kernel/btf/{name}"))?;
+            Some((name.to_owned(), types))
+        });
+        let mut modules: Vec<_> = with_types.collect();
+        modules.sort();
+        modules
+    }
+
+    /// The kernel's configuration, from where libbpf has it.
+    fn configuration(&self) -> Option<String> {
+        let file = self.text(&format!("/boot/config-{}", self.release()));
+        file.or_else(|| {
+            let packed = (self.read)("/proc/config.gz")?;
+            String::from_utf8(unpacked(&packed)?).ok()
+        })
+    }
+}
+
+impl<R: Fn(&str) -> Option<Vec<u8>>> Kernel for FileKernel<R> {
     fn btf(&self) -> Option<&[u8]> {
-        let read = || fs::read("/sys/kernel/btf/vmlinux").ok();
+        let read = || (self.read)("/sys/kernel/btf/vmlinux");
         self.btf.get_or_init(read).as_deref()
     }
 
     fn modules(&self) -> &[(String, Vec<u8>)] {
-        self.modules.get_or_init(|| modules().unwrap_or_default())
+        self.modules.get_or_init(|| self.loaded_modules())
     }
 
     fn version(&self) -> u32 {
-        let release = release();
+        let release = self.release();
         let mut numbers = release
             .split(|it: char| !it.is_ascii_digit())
             .map(|it| it.parse::<u32>().unwrap_or(0));
@@ -53,16 +99,16 @@ impl Kernel for RunningKernel {
     }
 
     fn config(&self, name: &str) -> Option<String> {
-        let config = self
-            .config
-            .get_or_init(|| configuration().unwrap_or_default());
+        let read = || self.configuration().unwrap_or_default();
+        let config = self.config.get_or_init(read);
         let mut lines = config.lines().filter_map(|line| line.split_once('='));
         let (_, value) = lines.find(|(key, _)| *key == name)?;
         Some(value.to_owned())
     }
 
     fn symbol(&self, name: &str) -> Option<u64> {
-        let symbols = fs::read_to_string("/proc/kallsyms").ok()?;
+        let read = || self.text("/proc/kallsyms").unwrap_or_default();
+        let symbols = self.symbols.get_or_init(read);
         let line = symbols.lines().find(|line| {
             // The fourth word is a module's name.
             line.split_whitespace().nth(2) == Some(name)
@@ -71,29 +117,38 @@ impl Kernel for RunningKernel {
     }
 }
 
-/// Types of modules that are loaded now, by name.
-fn modules() -> io::Result<Vec<(String, Vec<u8>)>> {
-    let mut modules = Vec::new();
-    for entry in fs::read_dir("/sys/kernel/btf")? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        // One that is unloaded meanwhile is not there.
-        if name != "vmlinux"
-            && let Ok(btf) = fs::read(format!("/sys/kernel/btf/{name}"))
-        {
-            modules.push((name, btf));
-        }
+type Read = fn(&str) -> Option<Vec<u8>>;
+
+/// The kernel that this process runs on.
+#[derive(Debug)]
+pub struct RunningKernel(FileKernel<Read>);
+
+impl Default for RunningKernel {
+    fn default() -> Self {
+        Self(FileKernel::new(|path| fs::read(path).ok()))
     }
-    modules.sort();
-    Ok(modules)
 }
 
-/// The kernel's configuration, from where libbpf has it.
-fn configuration() -> Option<String> {
-    let file = fs::read_to_string(format!("/boot/config-{}", release())).ok();
-    file.or_else(|| {
-        let packed = fs::read("/proc/config.gz").ok()?;
-        String::from_utf8(unpacked(&packed)?).ok()
-    })
+impl Kernel for RunningKernel {
+    fn btf(&self) -> Option<&[u8]> {
+        self.0.btf()
+    }
+
+    fn modules(&self) -> &[(String, Vec<u8>)] {
+        self.0.modules()
+    }
+
+    fn version(&self) -> u32 {
+        self.0.version()
+    }
+
+    fn config(&self, name: &str) -> Option<String> {
+        self.0.config(name)
+    }
+
+    fn symbol(&self, name: &str) -> Option<u64> {
+        self.0.symbol(name)
+    }
 }
 
 /// The content of a gzip file (RFC 1952) whose header has nothing optional, as kernels make it.
@@ -106,11 +161,6 @@ fn unpacked(file: &[u8]) -> Option<Vec<u8>> {
     // A time, two words about its maker; and at the end a checksum and the length.
     let packed = rest.get(6..rest.len().checked_sub(8)?)?;
     miniz_oxide::inflate::decompress_to_vec_with_limit(packed, MOST).ok()
-}
-
-fn release() -> String {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease");
-    release.unwrap_or_default().trim().to_owned()
 }
 
 /// The kernel's types by their names, for those who ask for many.
@@ -305,6 +355,26 @@ impl<'a> KernelNames<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_is_known_by_its_files() {
+        let kernel = FileKernel::new(|path: &str| {
+            let content = match path {
+                "/proc/sys/kernel/osrelease" => "6.12.95+deb12-cloud-amd64\n",
+                "/boot/config-6.12.95+deb12-cloud-amd64" => {
+                    "CONFIG_HZ=250\n# CONFIG_X is not set\n"
+                }
+                "/proc/kallsyms" => "ffffffff81000000 T _text\nffffffffc0000000 t x [m]\n",
+                _ => return None,
+            };
+            Some(content.into())
+        });
+        assert_eq!(kernel.version(), 6 << 16 | 12 << 8 | 95);
+        assert_eq!(kernel.config("CONFIG_HZ").as_deref(), Some("250"));
+        assert_eq!(kernel.config("CONFIG_X"), None);
+        assert_eq!(kernel.symbol("x"), Some(0xffff_ffff_c000_0000));
+        assert_eq!((kernel.symbol("y"), kernel.btf()), (None, None));
+    }
 
     #[test]
     fn the_kernels_packed_configuration_is_read() {

@@ -27,7 +27,7 @@ use beeline_isa::opcode::POISON_EXTERN;
 use beeline_isa::{INSN_BYTES, Insn};
 
 pub use attach::AttachTarget;
-pub use kernel::{Kernel, RunningKernel};
+pub use kernel::{FileKernel, Kernel, RunningKernel};
 pub use lines::Line;
 pub use maps::{Contents, MapDefinition};
 pub use section::SectionKind;
