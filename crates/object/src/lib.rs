@@ -185,7 +185,11 @@ impl Object {
         let mut linker = Linker::new(&elf, &code, &functions, &maps, &resolved);
         let mut programs = Vec::new();
         for main in entries(&elf, &functions) {
-            let (insns, parts) = linker.link(main)?;
+            let callback = functions
+                .get(main)
+                .zip(btf.as_ref())
+                .and_then(|(main, btf)| link::exception_callback(btf, &functions, main.name));
+            let (insns, parts) = linker.link(main, callback)?;
             let Some((function, section)) = functions
                 .get(main)
                 .and_then(|function| Some((function, elf.sections.get(function.section)?.name)))

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use beeline_btf::{Btf, kind};
 use beeline_isa::opcode::{
     CALL, JMP, POISON_EXTERN, PSEUDO_BTF_ID, PSEUDO_CALL, PSEUDO_FUNC, PSEUDO_KFUNC_CALL,
     PSEUDO_MAP_FD, PSEUDO_MAP_VALUE,
@@ -99,6 +100,22 @@ pub(crate) fn functions<'a>(elf: &Elf<'a>, code: &[Vec<Insn>]) -> Result<Vec<Fun
     Ok(functions)
 }
 
+/// The function that the tag `exception_callback:` of a program's function names.
+pub(crate) fn exception_callback(
+    btf: &Btf<'_>,
+    functions: &[Function<'_>],
+    main: &str,
+) -> Option<usize> {
+    let mut tags = (1..btf.len()).filter_map(|id| btf.get(id));
+    let name = tags.find_map(|tag| {
+        let name = tag.name.strip_prefix(b"exception_callback:")?;
+        let of = btf.get(tag.refers_to())?;
+        let is_it = tag.component() == Some(-1) && of.kind == kind::FUNC;
+        (is_it && of.name == main.as_bytes()).then_some(name)
+    })?;
+    functions.iter().position(|it| it.name.as_bytes() == name)
+}
+
 impl<'a> Linker<'a> {
     pub(crate) fn new(
         elf: &'a Elf<'a>,
@@ -119,7 +136,13 @@ impl<'a> Linker<'a> {
 
     /// The program that begins with a function, and where its functions are in it. Each called function stands behind
     /// its first caller, as libbpf places them.
-    pub(crate) fn link(&mut self, main: usize) -> Result<(Vec<Insn>, Vec<Part>), Error> {
+    ///
+    /// `exception_callback` is the function that runs when the program throws; it stands at the end, as nobody calls it.
+    pub(crate) fn link(
+        &mut self,
+        main: usize,
+        mut exception_callback: Option<usize>,
+    ) -> Result<(Vec<Insn>, Vec<Part>), Error> {
         let (mut insns, mut parts) = (Vec::new(), Vec::new());
         let mut placed = HashMap::from([(main, 0)]);
         self.append(main, &mut insns, &mut parts)?;
@@ -134,6 +157,14 @@ impl<'a> Linker<'a> {
             let function = self.function(part.function)?;
             if slot == function.len {
                 open.pop();
+                if open.is_empty()
+                    && let Some(callback) = exception_callback.take()
+                    && !placed.contains_key(&callback)
+                {
+                    placed.insert(callback, insns.len());
+                    open.push((parts.len(), 0));
+                    self.append(callback, &mut insns, &mut parts)?;
+                }
                 continue;
             }
             let Some(called) = self.callee(function, slot, insns.get(part.at + slot))? else {

@@ -1,12 +1,11 @@
 //! What programs use of kernel modules is found in the modules' types. The test needs clang 19.
 
-use std::fs;
-use std::path::Path;
-use std::process::Command;
+mod compiled;
 
 use beeline_btf::{Btf, kind};
 use beeline_isa::opcode::{CALL, JMP, LD_IMM64, PSEUDO_BTF_ID, PSEUDO_KFUNC_CALL};
 use beeline_object::{AttachTarget, Kernel, Object};
+use compiled::compiled;
 
 const SOURCE: &str = r#"
 #define SEC(name) __attribute__((section(name), used))
@@ -90,7 +89,9 @@ fn made() -> Made {
 
 #[test]
 fn functions_variables_fields_and_targets_of_modules() {
-    let Some(object) = compiled() else { return };
+    let Some(object) = compiled("modules", SOURCE) else {
+        return;
+    };
     let kernel = made();
     assert!(Btf::parse(&kernel.btf).is_some());
     let object = Object::parse(&object, &kernel).expect("a good file");
@@ -113,23 +114,4 @@ fn functions_variables_fields_and_targets_of_modules() {
     let found = AttachTarget::InModule { module: 0, id: 4 };
     assert_eq!([target("any"), target("named")], [&found, &found]);
     assert!(matches!(target("missing"), AttachTarget::Missing(_)));
-}
-
-fn compiled() -> Option<Vec<u8>> {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let source = directory.join("modules.c");
-    let object = directory.join("modules.o");
-    fs::write(&source, SOURCE).expect("the target directory can be written to");
-    let clang = Command::new("clang-19")
-        .args(["-target", "bpf", "-g", "-O2", "-c", "-o"])
-        .args([&object, &source])
-        .status();
-    match clang {
-        Ok(status) => assert!(status.success(), "clang-19 fails"),
-        Err(_) => {
-            eprintln!("skipped: there is no clang-19");
-            return None;
-        }
-    }
-    Some(fs::read(object).expect("clang made it"))
 }

@@ -20,6 +20,8 @@ pub struct Flow {
     odd: BTreeMap<usize, Odd>,
     functions: Vec<Function>,
     reachable: Vec<bool>,
+    /// Where a function begins that nothing calls and that runs all the same.
+    exception_callback: Option<usize>,
 }
 
 /// An instruction that only the verifier has to do with.
@@ -55,15 +57,23 @@ pub struct Function {
 impl Flow {
     /// Finds the shape of a program, or the first reason why it has none.
     pub fn of(insns: &[Insn]) -> Result<Self, Reject> {
-        Self::made(insns, false)
+        Self::made(insns, false, None)
     }
 
-    /// The same where instructions that may be dead code need not be good.
-    pub(crate) fn tolerant(insns: &[Insn]) -> Result<Self, Reject> {
-        Self::made(insns, true)
+    /// The same where instructions that may be dead code need not be good. A function may begin somewhere that runs when the program
+    /// throws.
+    pub(crate) fn tolerant(
+        insns: &[Insn],
+        exception_callback: Option<usize>,
+    ) -> Result<Self, Reject> {
+        Self::made(insns, true, exception_callback)
     }
 
-    fn made(insns: &[Insn], tolerant: bool) -> Result<Self, Reject> {
+    fn made(
+        insns: &[Insn],
+        tolerant: bool,
+        exception_callback: Option<usize>,
+    ) -> Result<Self, Reject> {
         match insns.len() {
             0 => return Err(Reject::program(E2BIG, "a program needs at least one insn")),
             length if length > MAX_INSNS => {
@@ -75,8 +85,9 @@ impl Flow {
             _ => {}
         }
         let (ops, odd) = decode(insns, tolerant)?;
-        let functions = functions(insns, &ops)?;
+        let functions = functions(insns, &ops, exception_callback)?;
         let mut flow = Self {
+            exception_callback,
             odd,
             reachable: vec![false; ops.len()],
             ops,
@@ -245,6 +256,7 @@ impl Flow {
     fn reach(&self, through_poison: bool) -> Vec<bool> {
         let mut reached = vec![false; self.len()];
         let mut pending = vec![0];
+        pending.extend(self.exception_callback);
         while let Some(index) = pending.pop() {
             match reached.get_mut(index) {
                 Some(seen @ false) => *seen = true,
@@ -460,8 +472,18 @@ fn reserved(insn: Insn) -> String {
 }
 
 /// Cuts the program where its calls lead to.
-fn functions(insns: &[Insn], ops: &[Option<Op>]) -> Result<Vec<Function>, Reject> {
+fn functions(
+    insns: &[Insn],
+    ops: &[Option<Op>],
+    exception_callback: Option<usize>,
+) -> Result<Vec<Function>, Reject> {
     let mut starts = BTreeSet::from([0]);
+    if let Some(start) = exception_callback {
+        if !matches!(ops.get(start), Some(Some(_))) {
+            return Err(Reject::program(EINVAL, "call to invalid destination"));
+        }
+        starts.insert(start);
+    }
     for (index, op) in ops.iter().enumerate() {
         let Some(
             Op::CallLocal { .. }

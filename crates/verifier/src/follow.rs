@@ -10,7 +10,7 @@ use crate::flow::Flow;
 use crate::program::Program;
 use crate::reject::Reject;
 use crate::verdict::{LogLevel, Verdict};
-use crate::verify::verify_within;
+use crate::verify::{shape, verify_within};
 use crate::walk::{Run, Walk};
 
 /// A run, just before an instruction.
@@ -63,12 +63,12 @@ pub fn verify_shortly(program: &Program<'_>, most: u32) -> Verdict {
 
 /// The shape of a program, for [`Follower::new`]. Errors: it is one that is refused for its shape.
 pub fn flow(program: &Program<'_>) -> Result<Flow, Reject> {
-    Flow::tolerant(program.insns)
+    shape(program)
 }
 
 /// Follows every path of a program that [`crate::verify`] has accepted, as far as `most` instructions go. Errors: what is refused on a path
 /// that was left out, in words. `None`: there are more paths.
 pub fn every_path(program: &Program<'_>, most: u32) -> Option<Result<(), String>> {
-    let flow = Flow::tolerant(program.insns).ok()?;
+    let flow = shape(program).ok()?;
     Walk::new(program, &flow, LogLevel(0)).every_path(most)
 }

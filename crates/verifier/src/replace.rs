@@ -5,6 +5,7 @@ use crate::flow::Flow;
 use crate::program::Program;
 use crate::reject::{EINVAL, Reject};
 use crate::types::FunctionArg;
+use crate::verify::shape;
 use crate::walk::changes_packet;
 
 /// May `program`, whose shape is `flow`, take the place of the function of `target` that it names?
@@ -60,7 +61,7 @@ pub(crate) fn check(
 }
 
 fn target_changes_packet(target: &Program<'_>, start: usize) -> Result<bool, Reject> {
-    let flow = Flow::tolerant(target.insns)?;
+    let flow = shape(target)?;
     let function = flow.function_at(start);
     Ok(function.is_some_and(|function| changes_packet(target, &flow, function)))
 }

@@ -7,7 +7,7 @@ use crate::context::kinds::prog;
 use crate::flow::{Flow, Odd};
 use crate::program::Program;
 use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, ERANGE, Reject};
-use crate::types::Returns;
+use crate::types::{ProgramTypes, Returns};
 use crate::verdict::{LogLevel, MapUse, Verdict};
 use crate::walk::Walk;
 use crate::{modules, replace};
@@ -67,11 +67,18 @@ fn as_its_target<'a>(program: &Program<'a>) -> Program<'a> {
     }
 }
 
-/// Where the functions of a program begin, called or not, ascending: what its type information has to describe.
+/// Where the functions of a program begin, called or not, ascending: what its type information has to describe, and where that
+/// says that one runs when the program throws, that one.
 pub fn function_starts(insns: &[Insn]) -> Result<Vec<usize>, Reject> {
-    let flow = Flow::tolerant(insns)?;
+    let flow = Flow::tolerant(insns, None)?;
     let functions = flow.functions().iter();
     Ok(functions.map(|function| function.start).collect())
+}
+
+/// The shape of a program by its instructions and its types.
+pub(crate) fn shape(program: &Program<'_>) -> Result<Flow, Reject> {
+    let exception_callback = program.types.and_then(ProgramTypes::exception_start);
+    Flow::tolerant(program.insns, exception_callback)
 }
 
 /// What can be said without walking: the kind of program, its instructions, jumps and functions.
@@ -99,7 +106,7 @@ fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     {
         return Err(Reject::program(errno, why));
     }
-    let flow = Flow::tolerant(program.insns)?;
+    let flow = shape(program)?;
     if let Some(target) = replaced {
         replace::check(program, &flow, target)?;
     }

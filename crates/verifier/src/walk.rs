@@ -50,7 +50,7 @@ use beeline_isa::{Insn, Op};
 
 use crate::flow::{Flow, Function};
 use crate::program::{Map, Program};
-use crate::reject::{E2BIG, EFAULT};
+use crate::reject::{E2BIG, EFAULT, EINVAL};
 use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, StateId, Step};
 use crate::types::FunctionArg;
 use crate::verdict::{Effort, Facts, LogLevel, MapUse, Refusal};
@@ -233,6 +233,9 @@ impl<'a> Walk<'a> {
     fn every_function(&mut self) -> Check {
         self.check_maps_suit()?;
         self.function(0)?;
+        if let Some(callback) = self.exception_callback() {
+            self.called[callback] = true;
+        }
         let mut done = vec![false; self.called.len()];
         while let Some(next) = (1..done.len()).find(|&at| self.called[at] && !done[at]) {
             done[next] = true;
@@ -287,6 +290,10 @@ impl<'a> Walk<'a> {
             Ok(args) => args,
             Err((errno, why)) => return no(*errno, why.clone()),
         };
+        if self.exception_callback() == Some(number) && args[..] != [FunctionArg::Scalar] {
+            let why = "exception cb only supports single integer argument";
+            return no(EINVAL, why);
+        }
         for (number, arg) in (1..).zip(args) {
             let id = self.fresh_id();
             let or_null = |reg: Reg, or_null: bool| {
@@ -505,6 +512,12 @@ impl<'a> Walk<'a> {
         types
             .and_then(|types| types.function(start))
             .map_or("", |function| function.name.as_str())
+    }
+
+    /// The function that runs when the program throws, if it has one of its own.
+    fn exception_callback(&self) -> Option<usize> {
+        let start = self.program.types?.exception_start()?;
+        self.flow.function_at(start)
     }
 
     /// Is a function verified by itself?

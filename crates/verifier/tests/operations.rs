@@ -50,6 +50,9 @@ enum Member {
     Returned,
 }
 
+/// Names and types.
+type Params<'a> = &'a [(&'a str, u32)];
+
 struct Operations {
     kernel: KernelTypes,
     structure: u32,
@@ -63,7 +66,7 @@ impl Operations {
         let int = module.int("int", 4);
         let task = module.refer(PTR, base.structure("task_struct")?);
         let cgroup = module.refer(PTR, base.structure("cgroup")?);
-        let shapes: [(&str, u32, &[(&str, u32)]); 4] = [
+        let shapes: [(&str, u32, Params<'_>); 4] = [
             ("owned", int, &[("task__ref", task)]),
             ("nullable", int, &[("task__nullable", task)]),
             (

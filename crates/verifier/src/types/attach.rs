@@ -61,21 +61,55 @@ const SLEEPABLE_OPERATIONS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// Functions other than system calls whose result may be changed (`ALLOW_ERROR_INJECTION`, `BTF_KFUNC_HOOK_FMODRET`).
-const INJECTABLE: [&str; 12] = [
+/// Functions other than system calls in whose place an error may be put (`ALLOW_ERROR_INJECTION`).
+const INJECTABLE: [&str; 27] = [
+    "__filemap_add_folio",
+    "bpf_testmod_test_read",
+    "bpf_testmod_test_write",
+    "btrfs_check_leaf",
+    "btrfs_check_node",
+    "btrfs_cow_block",
+    "btrfs_search_slot",
+    "btrfs_should_cancel_balance",
+    "guc_wait_ucode",
+    "io_ctl_init",
+    "mtd_block_markbad",
+    "mtd_erase",
+    "mtd_read",
+    "mtd_write",
+    "open_ctree",
+    "page_pool_alloc_pages",
+    "should_fail_alloc_page",
+    "should_fail_bio",
+    "should_failslab",
+    "ssh_ptl_should_corrupt_rx_data",
+    "ssh_ptl_should_corrupt_rx_syn",
+    "ssh_ptl_should_corrupt_tx_data",
+    "ssh_ptl_should_drop_ack_packet",
+    "ssh_ptl_should_drop_dsq_packet",
+    "ssh_ptl_should_drop_nak_packet",
+    "ssh_ptl_should_fail_write",
+    "ssh_rtl_should_drop_response",
+];
+
+/// Of these, those that are called where nobody may sleep (`btf_non_sleepable_error_inject`).
+const INJECTABLE_ASLEEP: [&str; 3] = [
+    "__filemap_add_folio",
+    "should_fail_alloc_page",
+    "should_failslab",
+];
+
+/// Functions whose result may be changed all the same (`btf_kfunc_is_modify_return`).
+const MODIFIABLE: [&str; 5] = [
     "bpf_fentry_test1",
     "bpf_modify_return_test",
     "bpf_modify_return_test2",
     "bpf_modify_return_test_tp",
     "update_socket_protocol",
-    "should_failslab",
-    "should_fail_alloc_page",
-    "should_fail_bio",
-    "should_fail_futex",
-    "hid_bpf_device_event",
-    "hid_bpf_rdesc_fixup",
-    "__filemap_add_folio",
 ];
+
+/// Of these, the one where programs may sleep (`KF_SLEEPABLE`).
+const MODIFIABLE_ASLEEP: &str = "bpf_fentry_test1";
 
 impl KernelTypes {
     /// `check_attach_btf_id`: may a program of this kind attach there? The error is the log's line. Kinds that do not
@@ -171,7 +205,7 @@ impl KernelTypes {
             | attach_type::TRACE_FENTRY
             | attach_type::TRACE_FEXIT => {
                 self.check_function(id, it)?;
-                check_sleep(kind, name)?;
+                self.check_sleep(kind, name)?;
                 if kind.prog_type == prog_type::LSM {
                     self.check_hook(id, name)
                 } else {
@@ -301,29 +335,48 @@ fn can_sleep(kind: &Kind) -> bool {
     }
 }
 
-/// Programs that sleep need a place where that is good; others that change a result need one where that is.
-fn check_sleep(kind: &Kind, name: &str) -> Result<(), Refused> {
-    if kind.is_sleepable() {
-        let good = match kind.prog_type {
-            prog_type::TRACING => is_injectable(name),
-            _ => lsm::SLEEPABLE.contains(&name),
-        };
-        if !good {
-            return refuse(format!("{name} is not sleepable"));
+impl KernelTypes {
+    /// Programs that sleep need a place where that is good; others that change a result need one where that is.
+    fn check_sleep(&self, kind: &Kind, name: &str) -> Result<(), Refused> {
+        if kind.is_sleepable() {
+            let good = match kind.prog_type {
+                prog_type::TRACING => {
+                    let is_injectable = self.is_injectable(kind.attach_btf_id, name);
+                    is_injectable && !INJECTABLE_ASLEEP.contains(&name) || name == MODIFIABLE_ASLEEP
+                }
+                _ => lsm::SLEEPABLE.contains(&name),
+            };
+            if !good {
+                return refuse(format!("{name} is not sleepable"));
+            }
+        } else if kind.attach_type == attach_type::MODIFY_RETURN
+            && !self.is_injectable(kind.attach_btf_id, name)
+            && !MODIFIABLE.contains(&name)
+            && !name.starts_with("security_")
+        {
+            return refuse(format!("{name}() is not modifiable"));
         }
-    } else if kind.attach_type == attach_type::MODIFY_RETURN
-        && !is_injectable(name)
-        && !name.starts_with("security_")
-    {
-        return refuse(format!("{name}() is not modifiable"));
+        Ok(())
     }
-    Ok(())
-}
 
-/// May an error be put in the place of its result? The kernel's list is not in its BTF; nearly all of it is system calls.
-fn is_injectable(name: &str) -> bool {
-    let is_call = ["__x64_sys_", "__ia32_sys_", "__arm64_sys_"];
-    is_call.iter().any(|prefix| name.starts_with(prefix)) || INJECTABLE.contains(&name)
+    /// May an error be put in the place of its result (`within_error_injection_list`)? The kernel's list is of addresses and not in
+    /// its BTF; nearly all of it is system calls.
+    fn is_injectable(&self, id: u32, name: &str) -> bool {
+        let is_call = ["__x64_sys_", "__ia32_sys_", "__arm64_sys_"];
+        // On x86 a call without arguments is another name of the function behind it, and types know that one only.
+        let is_bare_call = || {
+            let prototype = self.types.prototype(id);
+            name.starts_with("__do_sys_")
+                && prototype.is_some_and(|it| {
+                    let mut params = self.types.params(it);
+                    params.next().is_some_and(|it| it.name == b"__unused")
+                        && params.next().is_none()
+                })
+        };
+        is_call.iter().any(|prefix| name.starts_with(prefix))
+            || INJECTABLE.contains(&name)
+            || is_bare_call()
+    }
 }
 
 fn check_denied(kind: &Kind, name: &str) -> Result<(), Refused> {

@@ -113,6 +113,13 @@ impl ProgramTypes {
     ) -> Result<Self, Refused> {
         let types = types.0.clone();
         let exception_callback = exception_callback(&types, func_info)?;
+        let mut starts = starts.to_vec();
+        if let Some(start) = exception_callback
+            && let Err(place) = starts.binary_search(&start)
+        {
+            starts.insert(place, start);
+        }
+        let starts = &starts;
         check_functions(&types, func_info, starts)?;
         check_lines(&types, line_info, insns, starts)?;
         let function = |info: &FuncInfo| {
@@ -141,6 +148,11 @@ impl ProgramTypes {
     /// Is it the function that runs when the program throws, by its first instruction?
     pub fn is_exception_callback(&self, start: usize) -> bool {
         self.exception_callback == Some(start)
+    }
+
+    /// Where that function begins.
+    pub(crate) fn exception_start(&self) -> Option<usize> {
+        self.exception_callback
     }
 
     /// Does it say anything of functions? Some things are allowed only if it does.

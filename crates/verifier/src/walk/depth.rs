@@ -26,7 +26,12 @@ impl Walk<'_> {
         let tail_calls: Vec<bool> = (0..functions).map(|it| self.has_tail_call(it)).collect();
         let private = !tail_calls.contains(&true) && has_private_stack(self.program.kind.prog_type);
         let callees: Vec<BTreeSet<usize>> = (0..functions).map(|it| self.callees(it)).collect();
-        let starts = (0..functions).filter(|&it| it == 0 || self.async_callbacks[it]);
+        let exception_callback = self.exception_callback();
+        if exception_callback.is_some_and(|it| self.reaches_tail_call(it)) {
+            return no(EINVAL, "cannot tail call within exception cb");
+        }
+        let starts = (0..functions)
+            .filter(|&it| it == 0 || self.async_callbacks[it] || exception_callback == Some(it));
         let mut chains: BTreeMap<usize, u32> = starts.map(|start| (start, 0)).collect();
         for frames in 1.. {
             let mut longer = BTreeMap::new();
@@ -66,6 +71,7 @@ impl Walk<'_> {
             .flat_map(|function| self.flow.reachable_ops(self.flow.functions()[function]))
             .filter(|(_, op)| !matches!(op, Op::CallLocal { .. }))
             .filter_map(|(index, _)| self.flow.function_at(self.flow.callee(index)?))
+            .chain(self.exception_callback())
             .collect();
         let mut seen = BTreeSet::new();
         while let Some(function) = open.pop() {
@@ -105,6 +111,19 @@ impl Walk<'_> {
             ),
             None => Ok(()),
         }
+    }
+
+    fn reaches_tail_call(&self, function: usize) -> bool {
+        let (mut open, mut seen) = (vec![function], BTreeSet::new());
+        while let Some(function) = open.pop() {
+            if self.has_tail_call(function) {
+                return true;
+            }
+            if seen.insert(function) {
+                open.extend(self.callees(function));
+            }
+        }
+        false
     }
 
     /// The stack with a function's own.

@@ -142,12 +142,13 @@ impl Walk<'_> {
         Ok(callsite)
     }
 
-    /// What the program, or a global function, returns.
+    /// What the program, a global function, or the function that runs when the program throws, returns.
     pub(super) fn check_program_result(&mut self, register: u8) -> Check {
         let frame = &self.cur.frames[0];
         let (function, in_callback) = (frame.function, frame.in_async_callback);
         let callback_returns = frame.callback_returns;
-        if function == 0 && self.check_hook_result(register)? {
+        let ends_program = function == 0 || self.exception_callback() == Some(function);
+        if ends_program && self.check_hook_result(register)? {
             return Ok(());
         }
         self.read_reg(register)?;
@@ -168,7 +169,7 @@ impl Walk<'_> {
             let what = "At async callback return";
             return self.check_within(register, &result, range, what, false);
         }
-        if function != 0 {
+        if !ends_program {
             let start = self.flow.functions()[function].start;
             let described = self.program.types.and_then(|types| types.function(start));
             let void = described.is_some_and(|function| function.returns == types::Returns::Void);

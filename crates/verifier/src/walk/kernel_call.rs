@@ -257,9 +257,11 @@ impl<'a> Walk<'a> {
         )
     }
 
-    /// `bpf_throw`: the program ends here, in whichever frame it is, with what r1 is.
+    /// `bpf_throw`: the program ends here, in whichever frame it is, with what r1 is; or with what a function of its own makes of that.
     fn throw(&mut self) -> Check<Next> {
-        self.check_program_result(1)?;
+        if self.exception_callback().is_none() {
+            self.check_program_result(1)?;
+        }
         self.check_nothing_is_held_at_throw()?;
         Ok(Next::End)
     }
