@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use beeline_e2e::{Scratch, beeline, embedded_objects};
 use serde_json::Value;
 
@@ -14,6 +15,10 @@ use crate::table::Row;
 /// The best of so many runs counts.
 const ROUNDS: usize = 5;
 const PACKAGE: &str = "libbpf-tools";
+/// Megabytes that verifying one program may take at most.
+const MEMORY_GOAL: u32 = 200;
+/// A program with nearly as many instructions as a verifier looks at.
+const LARGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/large.c");
 
 /// A program that both accept: microseconds and instructions, of the kernel and of Beeline.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +63,54 @@ pub fn all() -> anyhow::Result<Vec<Row>> {
             }
         }
     }
-    Ok(rows(&times, accepted, by_both))
+    let mut rows = rows(&times, accepted, by_both);
+    rows.push(memory(&scratch)?);
+    Ok(rows)
+}
+
+/// The most memory that a process has which verifies a large program, types of the kernel and all.
+fn memory(scratch: &Scratch) -> anyhow::Result<Row> {
+    let object = compiled(scratch)?;
+    let said = verdicts(&object)?;
+    let [said] = &said[..] else {
+        anyhow::bail!("there is more than one program in {LARGE}");
+    };
+    let accepted = said["verdict"] == "accept";
+    ensure!(accepted, "{LARGE} is not accepted: {}", said["reason"]);
+    let mut command = Command::new(beeline());
+    let kilobytes = peak(command.arg("verify").arg(object))?;
+    Ok(Row {
+        beeline: Some(kilobytes / 1024.0),
+        ..Row::new(
+            format!(
+                "memory for {} insns, goal {MEMORY_GOAL}",
+                said["insns_processed"]
+            ),
+            "MB",
+        )
+    })
+}
+
+fn compiled(scratch: &Scratch) -> anyhow::Result<PathBuf> {
+    let object = scratch.path().join("large.o");
+    let mut clang = Command::new("clang");
+    clang.args(["-target", "bpf", "-mcpu=v3", "-O2", "-c", LARGE, "-o"]);
+    let done = clang.arg(&object).status().context("clang")?;
+    ensure!(done.success(), "{LARGE} does not compile");
+    Ok(object)
+}
+
+/// Runs a command to its end; gives the kilobytes that it had in memory at most.
+fn peak(command: &mut Command) -> anyhow::Result<f64> {
+    let child = command.stdout(Stdio::null()).spawn()?;
+    let mut status = 0;
+    // SAFETY: plain numbers, of which zeros are good ones.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both are this function's own, and of the types that wait4 writes.
+    let waited = unsafe { libc::wait4(child.id() as i32, &raw mut status, 0, &raw mut usage) };
+    ensure!(waited > 0, io::Error::last_os_error());
+    ensure!(status == 0, "{command:?} failed");
+    Ok(usage.ru_maxrss as f64)
 }
 
 fn rows(times: &BTreeMap<String, Times>, accepted: u32, by_both: u32) -> Vec<Row> {
