@@ -44,9 +44,10 @@ soak: deps build
 	$(SOAK) -p beeline-verifier --test mutants
 
 # Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler (rustup toolchain install nightly) and
-# cargo-fuzz (cargo install cargo-fuzz). A target begins with its seeds, what earlier runs found, and the libbpf tools' object files.
+# cargo-fuzz (cargo install cargo-fuzz), and for the image its target (rustup target add --toolchain nightly x86_64-unknown-none). A
+# target begins with its seeds, what earlier runs found, and the libbpf tools' object files.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree
+FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls
 FUZZ_LIMITS = -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512
 fuzz:
 	cargo run --release -p beeline-untrusted --example seeds fuzz/corpus $$(grep -s /sbin/ /var/lib/dpkg/info/libbpf-tools.list)

@@ -328,7 +328,7 @@ impl Descriptors {
     }
 
     /// Forgets the objects whose anchors have hung up. When it returns they are gone, whoever found them closed.
-    fn reap_closed(&self) -> io::Result<()> {
+    pub(crate) fn reap_closed(&self) -> io::Result<()> {
         let _one = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events = Vec::with_capacity(64);
         let now = rustix::event::Timespec::default();

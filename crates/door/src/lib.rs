@@ -52,6 +52,7 @@ mod syscalls;
 mod sysfs;
 mod tracefs;
 mod tracepoints;
+pub mod untrusted;
 mod value;
 mod wait;
 

@@ -12,14 +12,27 @@ const PAGE: u64 = 4096;
 /// The memory of the thread that made one call. Every access ends with a check that the call still
 /// waits, so never is another process's memory taken for the tool's when a thread id is used again.
 #[derive(Clone, Copy)]
-pub(crate) struct Memory<'a> {
-    listener: &'a Listener,
-    request: &'a Request,
+pub(crate) struct Memory<'a>(Of<'a>);
+
+/// Whose memory it is.
+#[derive(Clone, Copy)]
+enum Of<'a> {
+    Thread {
+        listener: &'a Listener,
+        request: &'a Request,
+    },
+    /// Nobody's: bytes that begin at an address, and zeros up to the end of their last page. What is written there is lost.
+    Nobody { start: u64, bytes: &'a [u8] },
 }
 
 impl<'a> Memory<'a> {
     pub(crate) fn new(listener: &'a Listener, request: &'a Request) -> Self {
-        Memory { listener, request }
+        Memory(Of::Thread { listener, request })
+    }
+
+    /// For [`crate::untrusted`].
+    pub(crate) fn of_nobody(start: u64, bytes: &'a [u8]) -> Self {
+        Memory(Of::Nobody { start, bytes })
     }
 
     /// Fills `buffer` from `address`, or EFAULT.
@@ -27,8 +40,20 @@ impl<'a> Memory<'a> {
         if buffer.is_empty() {
             return Ok(());
         }
-        read_process(self.request.tid, address, buffer)?;
-        self.still_waits()
+        match self.0 {
+            Of::Thread { listener, request } => {
+                read_process(request.tid, address, buffer)?;
+                still_waits(listener, request)
+            }
+            Of::Nobody { start, bytes } => {
+                let from = offset(start, bytes, address, buffer.len())?;
+                let there = bytes.iter().skip(from).chain(std::iter::repeat(&0));
+                for (to, from) in buffer.iter_mut().zip(there) {
+                    *to = *from;
+                }
+                Ok(())
+            }
+        }
     }
 
     /// `len` bytes from `address`. The caller has bounded `len`.
@@ -70,22 +95,40 @@ impl<'a> Memory<'a> {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.still_waits()?;
-        write_process(self.request.tid, address, bytes)
+        match self.0 {
+            Of::Thread { listener, request } => {
+                still_waits(listener, request)?;
+                write_process(request.tid, address, bytes)
+            }
+            Of::Nobody {
+                start,
+                bytes: there,
+            } => offset(start, there, address, bytes.len()).map(drop),
+        }
     }
 
     pub(crate) fn write_u32(&self, address: u64, value: u32) -> Result<(), Errno> {
         self.write(address, &value.to_ne_bytes())
     }
+}
 
-    fn still_waits(&self) -> Result<(), Errno> {
-        // Nobody is there to see the number.
-        if self.listener.waits(self.request.id) {
-            Ok(())
-        } else {
-            Err(Errno(libc::ESRCH))
-        }
+fn still_waits(listener: &Listener, request: &Request) -> Result<(), Errno> {
+    // Nobody is there to see the number.
+    if listener.waits(request.id) {
+        Ok(())
+    } else {
+        Err(Errno(libc::ESRCH))
     }
+}
+
+/// Where an address is in bytes from `start` on, if so many can be there before the end of their last page.
+fn offset(start: u64, bytes: &[u8], address: u64, len: usize) -> Result<usize, Errno> {
+    let place = || {
+        let from = usize::try_from(address.checked_sub(start)?).ok()?;
+        let room = bytes.len().next_multiple_of(PAGE as usize);
+        (from.checked_add(len)? <= room).then_some(from)
+    };
+    place().ok_or(Errno(libc::EFAULT))
 }
 
 fn read_process(tid: i32, address: u64, buffer: &mut [u8]) -> Result<(), Errno> {

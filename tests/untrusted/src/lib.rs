@@ -1,11 +1,13 @@
 //! What Beeline does with bytes that nobody vouches for, one function for each kind of them: [`object`] files, [`btf`], [`bytecode`],
-//! [`files`] of code, and what hosts and [`guests`](guest) say to each other.
+//! [`files`] of code, what hosts and [`guests`](guest) say to each other, and the calls of a tool at the [`door`].
 //!
 //! Each takes any bytes, gives nothing, and does not panic, hang or take much memory. The fuzz targets in `fuzz/` call them, and so
 //! does a test on the [`seeds`] that those begin with.
 
+mod backend;
 mod btf;
 mod bytecode;
+mod door;
 mod files;
 mod guest;
 mod object;
@@ -13,6 +15,7 @@ pub mod seeds;
 
 pub use btf::btf;
 pub use bytecode::{bytecode, decode};
+pub use door::{tool_answers, tool_calls};
 pub use files::{aot_file, stored_code};
 pub use guest::{address, guest_message, host_message, memory_tree, policy};
 pub use object::object;
@@ -21,7 +24,7 @@ pub use object::object;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     ("object", object),
     ("btf", btf),
     ("bytecode", bytecode),
@@ -33,4 +36,5 @@ pub const TARGETS: [Target; 11] = [
     ("address", address),
     ("policy", policy),
     ("memory_tree", memory_tree),
+    ("tool_calls", tool_calls),
 ];

@@ -1,7 +1,8 @@
 //! The fuzz targets take what they begin with, and what is not far from it. `make fuzz` goes further.
 
 use beeline_fuzz::Random;
-use beeline_untrusted::{TARGETS, seeds};
+use beeline_runtime::backend::Errno;
+use beeline_untrusted::{TARGETS, seeds, tool_answers};
 
 /// Changed copies of each seed.
 const COPIES: u64 = 40;
@@ -21,6 +22,22 @@ fn seeds_and_what_is_near_them_are_taken() {
             }
         }
         target(&[]);
+    }
+}
+
+/// So what is near them gets far.
+#[test]
+fn a_tools_seeds_are_good_calls() {
+    for (name, bytes) in seeds::of("tool_calls") {
+        let answers = tool_answers(&bytes);
+        let is_good = match name.as_str() {
+            // There is no room for what is read.
+            "large" => answers == [Err(Errno(14))],
+            // A ring's descriptor would be changed, in no process.
+            "poll" => answers == [Err(Errno(25))],
+            _ => answers == [Ok(())],
+        };
+        assert!(is_good, "{name}: {answers:?}");
     }
 }
 
