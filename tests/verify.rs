@@ -318,6 +318,49 @@ fn faults_are_named_and_advice_is_given() {
 }
 
 #[test]
+fn what_the_kernels_types_lack_is_named() {
+    let sample = Sample(Scratch::new());
+    let source = r#"
+        struct task_struct { long no_such; } __attribute__((preserve_access_index));
+        SEC("raw_tp") long reads(struct task_struct *task) { return task->no_such; }"#;
+    let object = sample.object("lacks.o", &[BEGINNING, LICENSE, source].concat());
+    for verifier in verifiers() {
+        let ended = verify(&object, &["--json", "--verifier", verifier]);
+        let [said] = objects(&ended).try_into().unwrap();
+        let hint = said["hint"].as_str().unwrap_or_default();
+        assert!(
+            hint.contains("the kernel has no struct task_struct.no_such"),
+            "{verifier}: {said}"
+        );
+    }
+}
+
+#[test]
+fn maps_that_only_the_tool_describes_are_named() {
+    let sample = Sample(Scratch::new());
+    let source = r#"
+        struct {
+            __uint(type, BPF_MAP_TYPE_HASH_OF_MAPS);
+            __uint(max_entries, 4);
+            __type(key, int);
+            __type(value, int);
+        } outer SEC(".maps");
+        SEC("raw_tp") long looks(void *context)
+        {
+            int key = 1;
+            void *inner = bpf_map_lookup_elem(&outer, &key);
+            return inner ? !bpf_map_lookup_elem(inner, &key) : 0;
+        }"#;
+    let object = sample.object("open.o", &[BEGINNING, LICENSE, source].concat());
+    for verifier in verifiers() {
+        let ended = verify(&object, &["--json", "--verifier", verifier]);
+        let [said] = objects(&ended).try_into().unwrap();
+        let hint = said["hint"].as_str().unwrap_or_default();
+        assert!(hint.contains("what maps outer holds"), "{verifier}: {said}");
+    }
+}
+
+#[test]
 fn helpers_for_the_gpl_need_it() {
     let sample = Sample(Scratch::new());
     let source = r#"SEC("raw_tp") long prints(void *context) { bpf_printk("%d", 7); return 0; }"#;
@@ -497,7 +540,34 @@ fn what_cannot_be_judged_is_another_exit_code() {
     };
     says(verify(&source, &[]), "no ELF file");
     says(verify(&sample.path("none.o"), &[]), "none.o: No such file");
-    says(verify(&object, &["--program", "bad"]), "no program bad");
+    says(verify(Path::new("/tmp"), &[]), "/tmp: Is a directory");
+    says(verify(Path::new("/bin/true"), &[]), "not for eBPF");
+    let bytes = fs::read(&object).unwrap();
+    for (len, what) in [
+        (10, "cut.o"),
+        (1000, "cut short"),
+        (bytes.len() - 1, "cut short"),
+    ] {
+        let cut = sample.path("cut.o");
+        fs::write(&cut, &bytes[..len]).unwrap();
+        says(verify(&cut, &[]), what);
+    }
+    let none = sample.object("no_programs.o", "int number = 1;");
+    says(
+        verify(&none, &[]),
+        "no_programs.o: the file has no programs",
+    );
+    // A header of the other byte order.
+    let mut turned = bytes;
+    turned[5] = 2;
+    turned[18..20].reverse();
+    let big = sample.path("big.o");
+    fs::write(&big, turned).unwrap();
+    says(verify(&big, &[]), "big.o: this is a big-endian object file");
+    says(
+        verify(&object, &["--program", "bad"]),
+        "good.o: the file has no program bad",
+    );
     says(
         verify(&object, &["--btf", "/nowhere"]),
         "/nowhere: No such file",

@@ -129,7 +129,7 @@ fn judge_file(arguments: &Arguments) -> anyhow::Result<bool> {
         attach(&mut object, name, &kernel);
     }
     let (section, name) = (arguments.section.as_deref(), arguments.program.as_deref());
-    let programs = select(&object, section, name)?;
+    let programs = select(&object, section, name).with_context(|| file.to_string())?;
     let wanted = arguments.target.as_deref();
     let wanted = wanted.map(|it| Wanted::new(it, &kernel)).transpose()?;
     let judges = Judges::new(&object, wanted.as_ref(), arguments.verifier, &kernel);

@@ -67,7 +67,17 @@ struct Relocation<'a> {
 /// Types that have a name, without the program's own part of it.
 type Candidates = HashMap<(Vec<u8>, u8), Vec<u32>>;
 
-/// Relocates the code of all sections, which is by section number; `btf` are the file's own types.
+/// An instruction that asks for what the kernel's types do not have.
+#[derive(Debug)]
+pub(crate) struct Unrelocated {
+    pub(crate) section: usize,
+    /// In the section.
+    pub(crate) slot: usize,
+    /// As a programmer writes it: `struct task_struct.pid`.
+    pub(crate) what: String,
+}
+
+/// Relocates the code of all sections, which is by section number; `btf` are the file's own types. Gives what could not be.
 pub(crate) fn relocate(
     elf: &Elf<'_>,
     code: &mut [Vec<Insn>],
@@ -75,16 +85,16 @@ pub(crate) fn relocate(
     ext: &Ext<'_>,
     kernel: &dyn Kernel,
     names: &KernelNames<'_>,
-) -> Result<(), Error> {
+) -> Result<Vec<Unrelocated>, Error> {
     let Some(btf) = btf else {
-        return Ok(());
+        return Ok(Vec::new());
     };
     let relocations = relocations(elf, code, btf, ext)?;
     if relocations
         .iter()
         .all(|(_, of_section)| of_section.is_empty())
     {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let kernel = kernel.btf().ok_or(Error::NoKernelBtf)?;
     let kernel = Btf::parse(kernel).ok_or(Error::Core("the kernel's BTF is broken".into()))?;
@@ -104,6 +114,7 @@ pub(crate) fn relocate(
     };
     // By the file's types: those that fitted all relocations so far.
     let mut fitting = HashMap::new();
+    let mut failed = Vec::new();
     for (section, of_section) in &relocations {
         for relocation in of_section {
             let number = resolve(btf, &kernel, relocation, &by_name, &mut fitting);
@@ -120,10 +131,63 @@ pub(crate) fn relocate(
             let insns = insns.unwrap_or_default();
             if !number.is_ok_and(|number| patch(insns, &number)) {
                 poison(insns);
+                failed.push(Unrelocated {
+                    section: *section,
+                    slot: relocation.slot,
+                    what: describe(btf, relocation),
+                });
             }
         }
     }
-    Ok(())
+    Ok(failed)
+}
+
+/// What a relocation is about, by the names of the file's types.
+fn describe(btf: &Btf<'_>, relocation: &Relocation<'_>) -> String {
+    /// Bytes of a name that are enough to know it by; nobody vouches for its length.
+    const ENOUGH: usize = 128;
+    let text = |name: &[u8]| {
+        let name = name.get(..ENOUGH).unwrap_or(name);
+        String::from_utf8_lossy(name).into_owned()
+    };
+    let Some(root) = btf.get(relocation.type_id) else {
+        return "a type".to_owned();
+    };
+    let word = match root.kind {
+        kind::STRUCT => "struct ",
+        kind::UNION => "union ",
+        kind::ENUM | kind::ENUM64 => "enum ",
+        _ => "",
+    };
+    let mut what = format!("{word}{}", text(essential(root.name)));
+    let access = text(relocation.access);
+    let mut numbers = access.split(':').flat_map(str::parse::<usize>);
+    if relocation.what.is_of_enumerator() {
+        let value = numbers
+            .next()
+            .and_then(|number| btf.enumerators(root).nth(number));
+        return match value {
+            Some(value) => format!("{what}, {}", text(essential(value.name))),
+            None => what,
+        };
+    }
+    // The first number is an index of what a pointer leads to.
+    let mut id = relocation.type_id;
+    for number in numbers.skip(1) {
+        let Ok((_, it)) = bare(btf, id) else {
+            break;
+        };
+        if let Some((element, _)) = it.array() {
+            what += &format!("[{number}]");
+            id = element;
+        } else if let Some(member) = btf.bit_members(it).nth(number) {
+            if !member.name.is_empty() {
+                what += &format!(".{}", text(member.name));
+            }
+            id = member.type_id;
+        }
+    }
+    what
 }
 
 /// The relocations of each section, which are all of instructions that there are.

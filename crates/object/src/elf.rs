@@ -1,16 +1,21 @@
 //! The file as sections, symbols and relocations, every number still to be distrusted.
 
 use object::elf::{
-    EM_BPF, SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, STB_LOCAL, STB_WEAK, STT_FUNC, STT_SECTION,
+    SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, STB_LOCAL, STB_WEAK, STT_FUNC, STT_SECTION,
     STV_HIDDEN, STV_INTERNAL,
 };
-use object::read::elf::{ElfFile64, FileHeader, SectionHeader};
+use object::read::elf::{ElfFile64, SectionHeader};
 use object::{
     LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags,
     RelocationTarget,
 };
 
 use crate::Error;
+
+/// `ELFCLASS64`, `ELFDATA2MSB` and `EM_BPF` of a file's header.
+const BITS_64: u8 = 2;
+const BIG_ENDIAN: u8 = 2;
+const BPF: u16 = 247;
 
 /// An object file.
 #[derive(Debug)]
@@ -61,10 +66,8 @@ impl<'a> Elf<'a> {
         if data.get(..4) != Some(b"\x7fELF") {
             return Err(Error::NotElf);
         }
+        check_header(data)?;
         let file = ElfFile64::<LittleEndian>::parse(data).map_err(broken)?;
-        if file.elf_header().e_machine(LittleEndian) != EM_BPF {
-            return Err(Error::NotBpf);
-        }
         let mut sections = Vec::new();
         for section in file.sections() {
             let number = section.index().0;
@@ -95,6 +98,35 @@ impl<'a> Elf<'a> {
         self.symbols
             .iter()
             .find(|symbol| symbol.section == Some(section) && symbol.name == name)
+    }
+}
+
+/// Is it for eBPF, of this byte order, and all there? Says so in clearer words than a parser that finds the first number wrong.
+fn check_header(data: &[u8]) -> Result<(), Error> {
+    let header = data.get(..64).ok_or(Error::CutShort(data.len()))?;
+    let (class, order) = (header.get(4).copied(), header.get(5).copied());
+    let machine = header.get(18..20).unwrap_or_default();
+    let is_big_endian = order == Some(BIG_ENDIAN);
+    let is_bpf = match is_big_endian {
+        true => machine == BPF.to_be_bytes(),
+        false => machine == BPF.to_le_bytes(),
+    };
+    if class != Some(BITS_64) || !is_bpf {
+        return Err(Error::NotBpf);
+    }
+    if is_big_endian {
+        return Err(Error::BigEndian);
+    }
+    // The section headers come last, as compilers write it.
+    let number = |at: usize, len: usize| {
+        let bytes = header.get(at..at + len).unwrap_or_default();
+        let bytes = bytes.iter().rev();
+        bytes.fold(0u64, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let end = number(40, 8).checked_add(number(58, 2) * number(60, 2));
+    match end {
+        Some(end) if end <= data.len() as u64 => Ok(()),
+        _ => Err(Error::CutShort(data.len())),
     }
 }
 

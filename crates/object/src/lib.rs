@@ -82,6 +82,9 @@ pub struct Program {
     pub line_info: Vec<[u32; 4]>,
     /// What it attaches to by the kernel's types.
     pub target: AttachTarget,
+    /// Instructions that ask for what the kernel's types do not have, and for what, such as `struct task_struct.pid`. Whoever
+    /// comes to one is refused.
+    pub unrelocated: Vec<(usize, String)>,
 }
 
 /// `BPF_PROG_TYPE_STRUCT_OPS`.
@@ -96,9 +99,17 @@ pub enum Error {
     /// A program for another machine.
     #[error("this ELF file is not for eBPF; compile it with clang -target bpf -c")]
     NotBpf,
+    /// For machines of the other byte order.
+    #[error(
+        "this is a big-endian object file; compile it with clang -target bpfel, or -target bpf on a machine like this one"
+    )]
+    BigEndian,
     /// The file is not what the format's description says.
     #[error("the object file is broken: {0}")]
     Broken(String),
+    /// The end is missing; how many bytes there are.
+    #[error("the object file is cut short: its sections go on behind its {0} bytes")]
+    CutShort(usize),
     /// Type information is needed and not there.
     #[error(
         "the object file has no type information (.BTF), which its maps or externs need; compile it with -g"
@@ -173,7 +184,7 @@ impl Object {
         };
         let mut code = code(&elf)?;
         let names = KernelNames::of(kernel);
-        co_re::relocate(&elf, &mut code, btf.as_ref(), &ext, kernel, &names)?;
+        let unrelocated = co_re::relocate(&elf, &mut code, btf.as_ref(), &ext, kernel, &names)?;
         let functions = link::functions(&elf, &code)?;
         let mut maps = maps::Maps::of(&elf, btf.as_ref())?;
         let Externs {
@@ -196,6 +207,10 @@ impl Object {
             else {
                 continue;
             };
+            let failed = unrelocated.iter().filter_map(|it| {
+                let slot = link::slot_of(&functions, &parts, it.section, it.slot)?;
+                Some((slot, it.what.clone()))
+            });
             let bare = section.trim_start_matches('?');
             let line_info = lines::records_of_program(&elf, &ext.lines, &functions, &parts);
             let named = parts.iter().filter_map(|part| {
@@ -224,6 +239,7 @@ impl Object {
                 func_info: lines::records_of_program(&elf, &ext.functions, &functions, &parts),
                 line_info,
                 target,
+                unrelocated: failed.collect(),
             });
         }
         let license = section_data("license").unwrap_or_default();

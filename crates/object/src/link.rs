@@ -52,6 +52,20 @@ pub(crate) struct Part {
     pub(crate) function: usize,
 }
 
+/// Where a section's instruction is in a program of these parts.
+pub(crate) fn slot_of(
+    functions: &[Function<'_>],
+    parts: &[Part],
+    section: usize,
+    slot: usize,
+) -> Option<usize> {
+    parts.iter().find_map(|part| {
+        let function = functions.get(part.function)?;
+        let place = slot.checked_sub(function.start)?;
+        (function.section == section && place < function.len).then_some(part.at + place)
+    })
+}
+
 /// Programs are made from this.
 #[derive(Debug)]
 pub(crate) struct Linker<'a> {

@@ -8,6 +8,7 @@ use beeline_object::{Kernel, Object};
 use proptest::prelude::*;
 
 /// A kernel that has the types of the file at hand.
+#[derive(Clone)]
 struct Same(Vec<u8>);
 
 impl Kernel for Same {
@@ -29,8 +30,10 @@ impl Kernel for Same {
 }
 
 fn sample(name: &str) -> Vec<u8> {
-    let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("damaged-{name}.o"));
-    let done = Command::new("clang")
+    let file = format!("damaged-{}.o", name.replace('/', "-"));
+    let object = Path::new(env!("CARGO_TARGET_TMPDIR")).join(file);
+    // Older ones know no arenas.
+    let done = Command::new("clang-19")
         .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-c", "-o"])
         .arg(&object)
         .arg(format!(
@@ -44,6 +47,16 @@ fn sample(name: &str) -> Vec<u8> {
     std::fs::read(object).unwrap()
 }
 
+const SOURCES: [&str; 7] = [
+    "linked",
+    "fields",
+    "externs",
+    "sizes",
+    "operations",
+    "newer/arena",
+    "old/maps",
+];
+
 fn samples() -> &'static [(Vec<u8>, Same)] {
     static SAMPLES: OnceLock<Vec<(Vec<u8>, Same)>> = OnceLock::new();
     SAMPLES.get_or_init(|| {
@@ -53,16 +66,16 @@ fn samples() -> &'static [(Vec<u8>, Same)] {
             let btf = btf.unwrap_or_else(|_| std::fs::read("/sys/kernel/btf/vmlinux").unwrap());
             (data, Same(btf))
         };
-        vec![with_types("linked"), with_types("fields")]
+        SOURCES.map(with_types).to_vec()
     })
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn damaged_files_are_read_or_refused(
-        which in 0usize..2,
+        which in 0..SOURCES.len(),
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20),
         cut in proptest::option::of(any::<prop::sample::Index>()),
     ) {

@@ -206,6 +206,25 @@ fn what_has_to_be_there_and_is_not_is_said_of_the_programs_that_need_it() {
     );
 }
 
+#[test]
+fn what_the_kernels_types_lack_is_named() {
+    let object = object("old/fields");
+    let lacks = |name: &str| {
+        let program = program(&object, name);
+        for (insn, _) in &program.unrelocated {
+            let op = program.insns[*insn].op();
+            assert!(matches!(op, Ok(Op::Poison { .. })), "{op:?}");
+        }
+        let whats = program.unrelocated.iter().map(|(_, what)| what.as_str());
+        whats.collect::<Vec<_>>()
+    };
+    assert_eq!(lacks("field"), ["struct task_struct.no_such_field"]);
+    assert_eq!(lacks("inside"), ["struct task_struct.se.no_such[1].field"]);
+    assert_eq!(lacks("called"), ["struct no_such_type.field"]);
+    assert_eq!(lacks("enumerator"), ["enum pid_type, PIDTYPE_NO_SUCH"]);
+    assert_eq!(lacks("without"), [""; 0]);
+}
+
 /// Section, and program type, attach type and flags of newer libbpf's table.
 #[test]
 fn newer_sections_are_known() {

@@ -90,7 +90,9 @@ pub fn select<'a>(
         (None, None) => "no program".to_owned(),
     };
     if there.is_empty() {
-        bail!("the file has {what}: it has none at all");
+        bail!(
+            "the file has no programs; those are functions that stand in sections of their own, by SEC(\"...\")"
+        );
     }
     bail!("the file has {what}; there are, by section and program:{there}");
 }

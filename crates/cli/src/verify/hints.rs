@@ -117,8 +117,21 @@ const HINTS: &[Hint] = &[
         "nothing sets this register on some path: give the variable a value where it is declared; the kernel's helpers overwrite r1 to r5",
     ),
     (
+        // What libbpf, too, puts in the place of such an instruction.
+        &["invalid func unknown#195896080"],
+        "this kernel has no such field, type or enumerator (CO-RE): test with bpf_core_field_exists() and its like before",
+    ),
+    (
         &["invalid func unknown#"],
         "this kernel has no such helper: the program is for a newer one; test with bpf_core_enum_value_exists() before the call",
+    ),
+    (
+        &["cannot use helper bpf_probe_write_user"],
+        "it writes into the processes' memory, which kernels that are locked down refuse; beeline run --unsafe lets it",
+    ),
+    (
+        &["cannot use helper bpf_override_return"],
+        "it changes what functions return, which only kernels with CONFIG_BPF_KPROBE_OVERRIDE let kprobes do; beeline run --unsafe lets it at system calls",
     ),
     (
         &["cannot use helper"],

@@ -69,7 +69,36 @@ impl Judged<'_> {
         if let Some(why) = function.and_then(|it| self.object.why_absent(it)) {
             return Some(why.to_owned());
         }
+        let lacks = |(insn, _): &&(usize, String)| Some(*insn) == judgement.insn;
+        if let Some((_, what)) = self.program.unrelocated.iter().find(lacks) {
+            return Some(format!(
+                "the kernel has no {what}, or not one alone (CO-RE): test with bpf_core_field_exists() or its like before"
+            ));
+        }
+        if let Some(name) = self.map_of_unknown_maps(judgement) {
+            return Some(format!(
+                "the file does not say what maps {name} holds, so nothing is known of them: describe one as its values (__array)"
+            ));
+        }
         hint(&judgement.reason, judgement.errno).map(str::to_owned)
+    }
+
+    /// The map of maps whose element was used, where the tool gives it a kind of maps when it runs.
+    fn map_of_unknown_maps(&self, judgement: &Judgement) -> Option<&str> {
+        const ARRAY_OF_MAPS: u32 = 12;
+        const HASH_OF_MAPS: u32 = 13;
+        // Beeline takes an element for a value; the kernel does not make such a map.
+        let is_used = judgement
+            .reason
+            .ends_with("type=map_value expected=map_ptr");
+        let found = self.object.maps.iter().find(|map| {
+            let is_of_maps = matches!(map.map_type, ARRAY_OF_MAPS | HASH_OF_MAPS);
+            let name = &map.name;
+            let said = is_used && judgement.state.contains(&format!("map={name},"))
+                || judgement.reason.starts_with(&format!("map {name} "));
+            is_of_maps && map.inner.is_none() && said
+        });
+        found.map(|map| map.name.as_str())
     }
 
     fn instruction(&self, insn: usize) -> Option<String> {
@@ -124,7 +153,9 @@ fn print_judgement(judged: &Judged<'_>, judgement: &Judgement, who: Option<&str>
             say(&format!("at insn {insn}: {text}"));
         }
         if let Some(line) = judged.line(judgement) {
-            say(&format!("from {}:{}: {}", line.file, line.line, line.text));
+            let place = format!("from {}:{}: {}", line.file, line.line, line.text);
+            // Some files do not have the text.
+            say(place.trim_end_matches(": "));
         }
         if !judgement.state.is_empty() {
             say(&format!("with {}", judgement.state));
