@@ -14,12 +14,8 @@ pub fn hint(reason: &str, errno: i32) -> Option<&'static str> {
         })
     };
     let found = HINTS.iter().find(matches).map(|(_, what)| *what);
-    found.or_else(|| {
-        BY_ERROR
-            .iter()
-            .find(|(it, _)| *it == errno)
-            .map(|(_, what)| *what)
-    })
+    let by_error = || BY_ERROR.iter().find(|(it, _)| *it == errno);
+    found.or_else(|| by_error().map(|(_, what)| *what))
 }
 
 /// The first that fits is given.
@@ -29,7 +25,7 @@ const HINTS: &[Hint] = &[
         "a look-up gives NULL where there is no element: test the pointer before it is used, if (!value) return 0;",
     ),
     (
-        &["invalid mem access '", "_or_null'"],
+        &["invalid mem access '", "_or_null"],
         "the pointer may be NULL: test it before it is used",
     ),
     (
@@ -238,6 +234,54 @@ const HINTS: &[Hint] = &[
     (
         &["unknown opcode"],
         "the instruction is newer than this verifier, or the file is damaged: try -mcpu=v3",
+    ),
+    (
+        &["must be held for"],
+        "take the lock that protects the list or tree first, and give it back after: bpf_spin_lock(), bpf_spin_unlock()",
+    ),
+    (
+        &["direct access to ", " is disallowed"],
+        "this field is the kernel's: only its functions may look at it, such as bpf_spin_lock() or bpf_list_push_front()",
+    ),
+    (
+        &["type ID argument must"],
+        "what is made is a structure that the program itself describes: bpf_obj_new(struct node), without fields of the kernel's where none may be",
+    ),
+    (
+        &["tracing progs cannot use"],
+        "use a map, or a program of another kind",
+    ),
+    (
+        &["kptr"],
+        "pointers of the kernel's that maps hold are exchanged by bpf_kptr_xchg(), and read under bpf_rcu_read_lock(); test what comes of it",
+    ),
+    (
+        &["must be a rcu pointer"],
+        "the pointer is good only between bpf_rcu_read_lock() and bpf_rcu_read_unlock(), or once it is acquired and tested",
+    ),
+    (
+        &["expects refcounted"],
+        "give back only what was acquired, and tested, by the same program",
+    ),
+    (
+        &["must be referenced or trusted"],
+        "the function wants a pointer that it can rely on: one of the context, or one that was acquired and tested",
+    ),
+    (
+        &["Caller passes invalid args into func#"],
+        "a global function is verified by itself, by the types of its arguments: tag one by __arg_nonnull, __arg_trusted or __arg_ctx, or make the function static; -v tells which",
+    ),
+    (
+        &["only read is supported"],
+        "the kernel's structures are for reading: keep what is to change in a map",
+    ),
+    (
+        &["not found at offset"],
+        "give the whole node or head, the member that __contains() names, of an object of bpf_obj_new()",
+    ),
+    (
+        &["arg#", "expected"],
+        "the function wants another kind of argument there: see its comment in the kernel's source",
     ),
     (
         &["attach_btf_id"],

@@ -80,7 +80,9 @@ impl Judged<'_> {
                 "the file does not say what maps {name} holds, so nothing is known of them: describe one as its values (__array)"
             ));
         }
-        hint(&judgement.reason, judgement.errno).map(str::to_owned)
+        let known = hint(&judgement.reason, judgement.errno);
+        let unknown = || (!self.with_log).then_some("-v prints the path that led there");
+        known.or_else(unknown).map(str::to_owned)
     }
 
     /// The map of maps whose element was used, where the tool gives it a kind of maps when it runs.
