@@ -8,6 +8,7 @@ mod killed;
 mod kinds;
 mod policy;
 mod signals;
+mod starts;
 mod surroundings;
 mod tools;
 mod trace;

@@ -1,5 +1,6 @@
 //! Stopping a program that is being started, when its libraries are mapped and none of its code has run.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -66,16 +67,35 @@ impl Watched {
     ///
     /// Errors: [`Error::ThirtyTwoBit`] and others on account of the new program, which runs on then.
     pub fn run_until_loaded<R>(
-        mut self,
+        self,
         callback: impl FnOnce(&mut Stopped) -> R,
     ) -> Result<Loaded<R>, Error> {
-        match self.0.run(Session::run_until_loaded) {
-            Ok(()) => {}
+        self.run_through_start(|_| ControlFlow::Continue(()), callback)
+    }
+
+    /// As [`Self::run_until_loaded`], and stops it before the new program's first instruction too: that is what
+    /// `begun` is called for. If it gives a result the process is let go there.
+    pub fn run_through_start<R>(
+        mut self,
+        mut begun: impl FnMut(&mut Stopped) -> ControlFlow<R>,
+        loaded: impl FnOnce(&mut Stopped) -> R,
+    ) -> Result<Loaded<R>, Error> {
+        let mut reached = self.0.run(Session::run_to_exec);
+        // A loader does not run another program, but nothing forbids it.
+        while let Ok(Reached::Exec) = reached {
+            self.0.refresh();
+            if let ControlFlow::Break(result) = begun(&mut self.0) {
+                return Ok(Loaded::Ready(result));
+            }
+            reached = self.0.run(Session::run_until_loaded);
+        }
+        match reached {
+            Ok(_) => {}
             Err(Error::Exited { .. }) => return Ok(Loaded::Ended),
             Err(error) => return Err(error),
         }
         self.0.refresh();
-        Ok(Loaded::Ready(callback(&mut self.0)))
+        Ok(Loaded::Ready(loaded(&mut self.0)))
     }
 }
 
@@ -88,8 +108,11 @@ const BREAKPOINT: u8 = 0xcc;
 /// The one thread that is followed.
 const ONLY: usize = 0;
 
+/// Where a process that is being started is held.
 enum Reached {
+    /// Before its program's first instruction.
     Exec,
+    /// Where its libraries are mapped.
     Breakpoint,
 }
 
@@ -137,20 +160,27 @@ impl Session {
         ptrace::resume(self.tid(), Go::On, signal)
     }
 
-    fn run_until_loaded(&mut self) -> Result<(), Error> {
+    /// Waits until the running process has run `execve`, and holds it there.
+    fn run_to_exec(&mut self) -> Result<Reached, Error> {
         self.run_to(None)?;
-        loop {
-            self.hold()?;
-            self.forget_image();
-            self.process.check_class()?;
-            let Some(rendezvous) = loader::find(&self.process)? else {
-                return Ok(());
-            };
-            match self.run_loader(rendezvous)? {
-                Reached::Breakpoint => return Ok(()),
-                // The loader does not, but nothing forbids it.
-                Reached::Exec => continue,
-            }
+        self.hold_new_program()
+    }
+
+    fn hold_new_program(&mut self) -> Result<Reached, Error> {
+        self.hold()?;
+        self.forget_image();
+        self.process.check_class()?;
+        Ok(Reached::Exec)
+    }
+
+    /// From the new program's first instruction to where its libraries are mapped, or to that of one more program.
+    fn run_until_loaded(&mut self) -> Result<Reached, Error> {
+        let Some(rendezvous) = loader::find(&self.process)? else {
+            return Ok(Reached::Breakpoint);
+        };
+        match self.run_loader(rendezvous)? {
+            Reached::Breakpoint => Ok(Reached::Breakpoint),
+            Reached::Exec => self.hold_new_program(),
         }
     }
 

@@ -7,6 +7,7 @@ mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -14,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use beeline_compile::worker::LLVM;
-use beeline_inject::{Process, Seccomp, Watched};
+use beeline_inject::{Process, Seccomp, Stopped, Watched};
 
 use crate::backend::Id;
 use crate::deaths::Deaths;
@@ -413,7 +414,21 @@ impl Reach {
         let watched = Watched::seize(&process, pid)?;
         let reach = self.clone();
         let follow = move || {
-            let outcome = watched.run_until_loaded(|stopped| {
+            let begun = |stopped: &mut Stopped| {
+                if lock(&reach.calls).is_empty() {
+                    return ControlFlow::Continue(());
+                }
+                // The loader's calls are the program's, too.
+                let outcome = reach.has_run_exec(&process, stopped);
+                if !lock(&reach.links).is_empty() {
+                    reach.followed(pid, outcome);
+                    return ControlFlow::Continue(());
+                }
+                // Libraries are hooked as they are mapped.
+                lock(&reach.starting).remove(&pid);
+                ControlFlow::Break(outcome)
+            };
+            let outcome = watched.run_through_start(begun, |stopped| {
                 lock(&reach.starting).remove(&pid);
                 let links: Vec<_> = lock(&reach.links).values().cloned().collect();
                 for link in links

@@ -135,7 +135,7 @@ impl Reach {
     }
 
     /// Counts a process that was lost from sight, unless it has ended anyway.
-    fn followed(&self, pid: i32, outcome: Result<(), Error>) {
+    pub(super) fn followed(&self, pid: i32, outcome: Result<(), Error>) {
         if let Err(error) = outcome
             && Path::new(&format!("/proc/{pid}/exe")).read_link().is_ok()
         {
@@ -234,7 +234,11 @@ impl Reach {
     }
 
     /// Nothing is left of what was there; the process stands before the first instruction of its new program.
-    fn has_run_exec(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
+    pub(super) fn has_run_exec(
+        &self,
+        process: &Process,
+        stopped: &mut Stopped,
+    ) -> Result<(), Error> {
         // In one step: whoever else looks at the process finds that it is taken care of.
         let old = self.insert_target(self.new_target(process));
         if let Some(old) = old {
