@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use beeline_e2e::{Scratch, Turn, engines, need};
+use beeline_e2e::{Scratch, Turn, engines, find_program, need};
 
 use crate::asleep::wait_asleep;
 use crate::trace::{Traced, every_call, plain};
@@ -51,4 +51,15 @@ fn cancelled_threads_of_a_static_program_run_their_destructors() {
     let scratch = Scratch::new();
     let program = scratch.build_with("calls/cancel.cpp", &["-DDESTRUCTORS=1", "-static"]);
     cancelled(&program, libc::SYS_clock_nanosleep);
+}
+
+/// musl looks whether a thread that is to be cancelled stands before its `syscall` instruction.
+#[test]
+fn cancelled_threads_of_musl_clean_up() {
+    let scratch = Scratch::new();
+    let musl = need!(find_program("musl-gcc"));
+    for linking in [&["-static"][..], &[]] {
+        let program = scratch.build_by(&musl, "calls/cancel.c", linking);
+        cancelled(&program, libc::SYS_nanosleep);
+    }
 }
