@@ -2,8 +2,10 @@
 
 mod compile;
 mod detach;
+mod ending;
 mod engines;
 mod guest;
+mod inject;
 mod prog;
 mod ps;
 mod run;
@@ -77,6 +79,8 @@ enum Command {
     },
     /// In a virtual machine: serve tools that its host runs with `beeline run --guest`
     Guest(beeline_guest::Options),
+    /// Run programs of an object file in a virtual machine's kernel, and print what they write and what changes in their maps
+    Inject(inject::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -107,6 +111,7 @@ fn main() -> ExitCode {
             prog::prog(&command)
         }
         Command::Detach { pid } => detach::detach(pid),
+        Command::Inject(arguments) => inject::inject(&arguments),
         Command::Guest(options) => beeline_guest::serve(&options, say).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {

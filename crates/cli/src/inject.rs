@@ -1,0 +1,174 @@
+//! `beeline inject`: programs of an object file in a guest, and what they report, a line each.
+
+mod lines;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use beeline_remote::{Attachment, Guest, Loaded, Selection, Watching};
+use beeline_wire::address::Address;
+use clap::Args;
+
+use crate::guest::Certificates;
+use crate::{ending, say};
+use lines::Printer;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Where `beeline guest` runs: vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT, serial:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    guest: Address,
+    #[command(flatten)]
+    tls: Certificates,
+    /// Only this program (may be repeated; the default is all whose section's name does not begin with `?`)
+    #[arg(long, value_name = "NAME")]
+    program: Vec<String>,
+    /// Watch this map only (may be repeated; the default is all rings and all maps that can change)
+    #[arg(long, value_name = "NAME")]
+    map: Vec<String>,
+    /// The structure that records are, by its name in the file's types
+    #[arg(long, value_name = "TYPE")]
+    record: Option<String>,
+    /// Seconds between two looks at maps
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    interval: Duration,
+    /// End after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    duration: Option<Duration>,
+    /// Samples a second of each CPU, for programs in perf_event sections
+    #[arg(long, value_name = "HZ", default_value_t = Attachment::default().frequency)]
+    frequency: u64,
+    /// For scripts: an object for each event, one a line
+    #[arg(long)]
+    json: bool,
+    /// The object file, as clang -target bpf -g makes it
+    file: PathBuf,
+}
+
+/// The file cannot be used, whatever the guest says.
+const UNUSABLE: u8 = 2;
+/// What is on its way at the end has come when nothing comes for so long; and is given up after this time.
+const SILENCE: Duration = Duration::from_millis(100);
+const LAST: Duration = Duration::from_secs(2);
+
+/// At least a millisecond, at most a year.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    const MOST: f64 = 365.0 * 86_400.0;
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds")?;
+    if !(0.001..=MOST).contains(&seconds) {
+        return Err("from 0.001 to a year".into());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+pub fn inject(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let name = arguments.file.display();
+    let data = match fs::read(&arguments.file) {
+        Ok(data) => data,
+        Err(error) => {
+            say(&format!("{name}: {error}"));
+            return Ok(ExitCode::from(UNUSABLE));
+        }
+    };
+    ending::prepare().context("starting a thread")?;
+    let tls = arguments.tls.tls();
+    let guest = Guest::connect(&arguments.guest, tls.as_ref(), &format!("inject {name}"))?;
+    let object = match guest.parse(&data) {
+        Ok(object) => object,
+        Err(error) => {
+            say(&format!("{name}: {error}"));
+            return Ok(ExitCode::from(UNUSABLE));
+        }
+    };
+    let printer = match Printer::new(&object, arguments.record.as_deref(), arguments.json) {
+        Ok(printer) => printer,
+        Err(error) => {
+            say(&format!("{name}: {error}"));
+            return Ok(ExitCode::from(UNUSABLE));
+        }
+    };
+    let interrupter = guest.interrupter();
+    let selection = Selection {
+        programs: arguments.program.clone(),
+    };
+    let mut loaded = guest.load(&object, &selection)?;
+    loaded.watch(&Watching {
+        maps: arguments.map.clone(),
+        interval: arguments.interval,
+    })?;
+    let over = Arc::new(AtomicBool::new(false));
+    let ends = Arc::clone(&over);
+    ending::at_end(move || {
+        ends.store(true, Relaxed);
+        interrupter.interrupt();
+    });
+    loaded.attach(&Attachment {
+        frequency: arguments.frequency,
+    })?;
+    say_what_is_attached(&loaded);
+    let deadline = arguments.duration.map(|duration| Instant::now() + duration);
+    let mut out = io::stdout().lock();
+    let listened = listen(&mut loaded, &printer, deadline, &over, &mut out)?;
+    if let Err(error) = listened
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        return Err(error).context("writing to standard output");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn say_what_is_attached(loaded: &Loaded) {
+    let attached = loaded.attached().iter();
+    let attached = attached.map(|it| format!("{} ({})", it.program, it.section));
+    let release = &loaded.guest().welcome().release;
+    let attached = attached.collect::<Vec<_>>().join(", ");
+    say(&format!(
+        "attached in the guest, Linux {release}: {attached}"
+    ));
+    if let rest @ [_, ..] = loaded.unattached().as_slice() {
+        let rest = rest.join(", ");
+        say(&format!(
+            "loaded, and not attached by their sections: {rest}"
+        ));
+    }
+}
+
+/// Prints what comes until the deadline, an end that was asked for, or the end of who reads it.
+fn listen(
+    loaded: &mut Loaded,
+    printer: &Printer,
+    deadline: Option<Instant>,
+    over: &AtomicBool,
+    out: &mut impl Write,
+) -> Result<io::Result<()>, beeline_remote::Error> {
+    let is_over = || over.load(Relaxed) || deadline.is_some_and(|it| it <= Instant::now());
+    while !is_over() {
+        while let Some(event) = loaded.next_event(deadline)? {
+            if let Err(error) = printer.print(&event, loaded.maps(), out) {
+                return Ok(Err(error));
+            }
+            if is_over() {
+                break;
+            }
+        }
+    }
+    // Nothing more happens; what changed since the last look, and records that are on their way.
+    loaded.detach();
+    loaded.look()?;
+    let end = Instant::now() + LAST;
+    while let Some(event) = loaded.next_event(Some(end.min(Instant::now() + SILENCE)))? {
+        if let Err(error) = printer.print(&event, loaded.maps(), out) {
+            return Ok(Err(error));
+        }
+        if Instant::now() >= end {
+            break;
+        }
+    }
+    Ok(Ok(()))
+}

@@ -1,0 +1,308 @@
+//! An object's maps and programs, made in the guest.
+
+use std::sync::Arc;
+
+use beeline_isa::{Imm64, Insn, Op};
+use beeline_object::{AttachTarget, Contents, Object, Program};
+use beeline_wire::layout::command;
+
+use crate::attach::Attached;
+use crate::error::{Error, Refusal};
+use crate::events::Watch;
+use crate::guest::Guest;
+use crate::handle::{Attr, Handle, Line, given, refusal, room};
+use crate::map::Map;
+
+/// `BPF_PSEUDO_MAP_FD` and `BPF_PSEUDO_MAP_VALUE`.
+const PSEUDO_MAP_FD: u8 = 1;
+const PSEUDO_MAP_VALUE: u8 = 2;
+/// What is asked of a verifier that says no, and how much of it is kept: its reason stands at the end.
+const LOG: usize = 1 << 20;
+const LOG_LINES: usize = 12;
+/// Offsets of `BPF_PROG_LOAD` that are pointers.
+mod at {
+    pub(super) const INSNS: u32 = 8;
+    pub(super) const LICENSE: u32 = 16;
+    pub(super) const LOG: u32 = 32;
+    pub(super) const FUNCTIONS: u32 = 80;
+    pub(super) const LINES: u32 = 96;
+}
+
+/// Which programs of an object are loaded.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// By their functions' names; if it is empty, all whose section's name does not begin with `?`.
+    pub programs: Vec<String>,
+}
+
+/// A program in the guest.
+#[derive(Debug)]
+pub(crate) struct LoadedProgram {
+    pub(crate) handle: Handle,
+    pub(crate) name: String,
+    pub(crate) section: String,
+    pub(crate) attach_type: u32,
+}
+
+/// What is loaded in a guest, and the connection to it. All of it goes when this is dropped.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Dropped in this order: what is attached, programs, maps, the connection.
+    pub(crate) attached: Vec<Attached>,
+    pub(crate) programs: Vec<LoadedProgram>,
+    pub(crate) watch: Watch,
+    pub(crate) maps: Vec<Map>,
+    pub(crate) guest: Guest,
+}
+
+impl Loaded {
+    pub(crate) fn new(guest: Guest, object: &Object, selection: &Selection) -> Result<Self, Error> {
+        let line = &guest.line;
+        let selected = selected(object, selection)?;
+        let types = types(line, object)?;
+        let maps = object.maps.iter();
+        let maps: Vec<Map> = maps
+            .map(|map| Map::new(line, map, types.as_ref()))
+            .collect::<Result<_, _>>()?;
+        let loader = Loader {
+            line,
+            object,
+            types,
+            maps: &maps,
+        };
+        let programs: Vec<LoadedProgram> = selected
+            .into_iter()
+            .map(|program| loader.load(program))
+            .collect::<Result<_, _>>()?;
+        put_elements(object, &maps, &programs)?;
+        Ok(Self {
+            attached: Vec::new(),
+            programs,
+            watch: Watch::default(),
+            maps,
+            guest,
+        })
+    }
+
+    /// In the order of the object's maps.
+    pub fn maps(&self) -> &[Map] {
+        &self.maps
+    }
+
+    /// The map of a name.
+    pub fn map(&self, name: &str) -> Result<&Map, Error> {
+        let found = self.maps.iter().find(|map| map.name() == name);
+        found.ok_or_else(|| Error::NoSuch {
+            kind: "map",
+            name: name.into(),
+            has: self.maps.iter().map(|map| map.name().into()).collect(),
+        })
+    }
+
+    /// Where it is loaded.
+    pub fn guest(&self) -> &Guest {
+        &self.guest
+    }
+}
+
+fn selected<'a>(object: &'a Object, selection: &Selection) -> Result<Vec<&'a Program>, Error> {
+    let has = |name: &String| {
+        let mut programs = object.programs.iter();
+        let found = programs.find(|program| program.name == *name);
+        found.ok_or_else(|| Error::NoSuch {
+            kind: "program",
+            name: name.clone(),
+            has: object.programs.iter().map(|it| it.name.clone()).collect(),
+        })
+    };
+    match selection.programs.as_slice() {
+        [] => Ok(object.programs.iter().filter(|it| it.autoload).collect()),
+        names => names.iter().map(has).collect(),
+    }
+}
+
+/// The object's types in the guest's kernel; none where that does not take them, as with libbpf.
+fn types(line: &Arc<Line>, object: &Object) -> Result<Option<Handle>, Error> {
+    if object.btf.is_empty() {
+        return Ok(None);
+    }
+    let attr = Attr::new(40).with(16, length(object.btf.len())).bytes();
+    let made = line.make(command::BTF_LOAD, attr, vec![given(0, object.btf.clone())])?;
+    Ok(made.ok())
+}
+
+/// Elements that are maps or programs.
+fn put_elements(object: &Object, maps: &[Map], programs: &[LoadedProgram]) -> Result<(), Error> {
+    for (definition, map) in object.maps.iter().zip(maps) {
+        let put = |index: &u32, handle: &Handle| {
+            map.put(&index.to_ne_bytes(), &handle.number.to_ne_bytes())
+        };
+        match &definition.contents {
+            Contents::Maps(elements) => {
+                for (index, element) in elements {
+                    let Some(element) = maps.get(*element) else {
+                        continue;
+                    };
+                    put(index, &element.handle)?;
+                }
+            }
+            Contents::Programs(elements) => {
+                for (index, name) in elements {
+                    // One that was not selected leaves its place empty.
+                    if let Some(program) = programs.iter().find(|it| it.name == *name) {
+                        put(index, &program.handle)?;
+                    }
+                }
+            }
+            Contents::Empty | Contents::Value(_) => {}
+        }
+    }
+    Ok(())
+}
+
+struct Loader<'a> {
+    line: &'a Arc<Line>,
+    object: &'a Object,
+    types: Option<Handle>,
+    maps: &'a [Map],
+}
+
+impl Loader<'_> {
+    fn load(&self, program: &Program) -> Result<LoadedProgram, Error> {
+        let name = || program.name.clone();
+        if let AttachTarget::Missing(why) = &program.target {
+            return Err(Error::Attach {
+                name: name(),
+                section: program.section.clone(),
+                why: why.clone(),
+            });
+        }
+        let insns = self.with_handles(&program.insns);
+        let types = self
+            .types
+            .as_ref()
+            .filter(|_| !program.func_info.is_empty());
+        // Types that the kernel does not like for this program are left out, as with libbpf.
+        let mut first = self.try_load(program, &insns, types, 0)?;
+        if first.is_err() && types.is_some() {
+            first = self.try_load(program, &insns, None, 0)?;
+        }
+        let handle = match first {
+            Ok(handle) => handle,
+            Err((refusal, _)) => match self.try_load(program, &insns, types, 1)? {
+                Ok(handle) => handle,
+                Err((_, log)) => {
+                    let name = name();
+                    return Err(Error::Program { name, refusal, log });
+                }
+            },
+        };
+        Ok(LoadedProgram {
+            handle,
+            name: name(),
+            section: program.section.clone(),
+            attach_type: program.kind.expected_attach_type,
+        })
+    }
+
+    /// Errors: the kernel's, and the end of its verifier's log.
+    #[allow(clippy::type_complexity, reason = "an answer that has two parts")]
+    fn try_load(
+        &self,
+        program: &Program,
+        insns: &[u8],
+        types: Option<&Handle>,
+        log_level: u32,
+    ) -> Result<Result<Handle, (Refusal, String)>, Error> {
+        let kind = &program.kind;
+        let mut attr = Attr::new(152)
+            .with(0, kind.prog_type)
+            .with(4, length(insns.len() / 8))
+            .with(24, log_level)
+            .with(28, if log_level == 0 { 0 } else { length(LOG) })
+            .with(40, self.object.kernel_version.unwrap_or(0))
+            .with(44, kind.flags)
+            .with_name(48, &program.name)
+            .with(68, kind.expected_attach_type)
+            .with(108, program.target.btf_id());
+        let mut parts = vec![
+            given(at::INSNS, insns),
+            given(at::LICENSE, self.object.license.as_bytes()),
+        ];
+        if log_level != 0 {
+            parts.push(room(at::LOG, LOG));
+        }
+        if let Some(types) = types {
+            attr = attr.with(72, types.number);
+            let functions = bytes(&program.func_info);
+            attr = attr.with(76, 8).with(88, length(program.func_info.len()));
+            parts.push(given(at::FUNCTIONS, functions));
+            if !program.line_info.is_empty() {
+                attr = attr.with(92, 16).with(104, length(program.line_info.len()));
+                parts.push(given(at::LINES, bytes(&program.line_info)));
+            }
+        }
+        let done = self
+            .line
+            .bpf_done(command::PROG_LOAD, attr.bytes(), parts)?;
+        Ok(match done {
+            Err(refusal) => Err((refusal, String::new())),
+            Ok(done) if done.errno != 0 => {
+                let log = done.parts.iter().find(|part| part.at == at::LOG);
+                Err((
+                    refusal(&done),
+                    log.map_or_else(String::new, |log| end(&log.data)),
+                ))
+            }
+            Ok(done) => Ok(self.line.handle(done.handle)?),
+        })
+    }
+
+    /// The instructions with handles in the place of maps' places.
+    fn with_handles(&self, insns: &[Insn]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(insns.len() * 8);
+        let mut second = false;
+        for insn in insns {
+            let mut insn = *insn;
+            let op = insn.op();
+            if let Ok(Op::Imm64 { kind, low, .. }) = op
+                && !second
+            {
+                second = true;
+                let map = usize::try_from(low).ok().and_then(|at| self.maps.get(at));
+                let source = match kind {
+                    Imm64::Map => Some(PSEUDO_MAP_FD),
+                    Imm64::MapValue => Some(PSEUDO_MAP_VALUE),
+                    _ => None,
+                };
+                if let (Some(map), Some(source)) = (map, source) {
+                    insn.src = source;
+                    insn.imm = map.handle.number.cast_signed();
+                }
+            } else {
+                second = false;
+            }
+            bytes.extend(insn.encode());
+        }
+        bytes
+    }
+}
+
+fn bytes<const N: usize>(records: &[[u32; N]]) -> Vec<u8> {
+    let words = records.iter().flatten();
+    words.flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// The last lines of a log that are no statistics.
+fn end(log: &[u8]) -> String {
+    let log = String::from_utf8_lossy(log);
+    let lines = log.trim_end_matches('\0').lines();
+    let lines: Vec<&str> = lines
+        .filter(|line| !line.starts_with("processed "))
+        .collect();
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+}
+
+fn length(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
