@@ -277,7 +277,8 @@ fn code(elf: &Elf<'_>) -> Result<Vec<Vec<Insn>>, Error> {
 fn entries(elf: &Elf<'_>, functions: &[link::Function<'_>]) -> Vec<usize> {
     let in_text = |it: &link::Function<'_>| {
         let section = elf.sections.get(it.section);
-        section.is_none_or(|section| section.name == ".text")
+        // A section for each function is how other compilers than clang have it.
+        section.is_none_or(|it| it.name == ".text" || it.name.starts_with(".text."))
     };
     let is_program = |it: &link::Function<'_>| match functions.len() {
         1 => true,

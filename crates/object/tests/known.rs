@@ -19,10 +19,14 @@ const SLEEPABLE: u32 = 1 << 4;
 
 /// A program's source in `programs/`, compiled and read.
 fn object(source: &str) -> Object {
+    compiled(source, "-O2")
+}
+
+fn compiled(source: &str, flag: &str) -> Object {
     let name = source.replace('/', "-");
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("known-{name}.o"));
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("known-{name}{flag}.o"));
     let done = Command::new("clang-19")
-        .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-c", "-o"])
+        .args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", flag, "-c", "-o"])
         .arg(&file)
         .arg(format!(
             "{}/tests/programs/{source}.c",
@@ -223,6 +227,18 @@ fn what_the_kernels_types_lack_is_named() {
     assert_eq!(lacks("called"), ["struct no_such_type.field"]);
     assert_eq!(lacks("enumerator"), ["enum pid_type, PIDTYPE_NO_SUCH"]);
     assert_eq!(lacks("without"), [""; 0]);
+}
+
+/// As Rust's compiler has them.
+#[test]
+fn functions_in_sections_of_their_own_are_no_programs() {
+    let (one, many) = (object("linked"), compiled("linked", "-ffunction-sections"));
+    assert_eq!(one.programs.len(), many.programs.len());
+    for (one, many) in one.programs.iter().zip(&many.programs) {
+        assert_eq!(one.name, many.name);
+        assert_eq!(one.insns, many.insns, "{}", one.name);
+        assert!(one.functions.len() > 1 || one.name == "third");
+    }
 }
 
 /// Section, and program type, attach type and flags of newer libbpf's table.
