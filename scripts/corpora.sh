@@ -2,10 +2,13 @@
 # Writes docs/corpora.md anew (or the file that is given), as root: installs the tools whose programs are judged, and shows
 # them what they look for: tracefs and debugfs, and kernel headers in the running kernel's place. They are another
 # kernel's, which does for compiling; both verifiers judge the same instructions. All of that is in a mount namespace that
-# ends with this.
+# ends with this. Packages of a newer Debian, whose programs are inside their files, are unpacked into a cache and not installed.
 set -eu
 
 PACKAGES="bpfcc-tools linux-headers-amd64"
+NEWER_SUITE=trixie
+NEWER_PACKAGES="systemd libsystemd-shared libbpf-tools"
+NEWER=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/beeline-corpora/$NEWER_SUITE
 
 install_packages() {
     missing=
@@ -19,6 +22,23 @@ install_packages() {
     apt-get update --quiet --quiet
     # shellcheck disable=SC2086 # a list of words
     apt-get install --quiet --quiet --yes --no-install-recommends $missing
+}
+
+# By an apt that knows the newer Debian alone, so that this machine's packages stay as they are.
+unpack_newer() {
+    mkdir -p "$NEWER/apt/lists/partial" "$NEWER/apt/archives/partial" "$NEWER/debs"
+    touch "$NEWER/apt/status"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian $NEWER_SUITE main" \
+        >"$NEWER/apt/sources.list"
+    set -- -o Dir::Etc::sourcelist="$NEWER/apt/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State="$NEWER/apt" \
+        -o Dir::State::status="$NEWER/apt/status" -o Dir::Cache="$NEWER/apt" -o APT::Sandbox::User=root --quiet --quiet
+    apt-get "$@" update
+    for package in $NEWER_PACKAGES; do
+        rm -rf "$NEWER/debs/$package" "${NEWER:?}/$package"
+        mkdir "$NEWER/debs/$package"
+        (cd "$NEWER/debs/$package" && apt-get "$@" download "$package" && dpkg-deb --extract ./*.deb "$NEWER/$package" &&
+            dpkg-deb --field ./*.deb Version >"$NEWER/$package/VERSION")
+    done
 }
 
 # The newest headers, as `build` and `source` of the running kernel's modules; unless it has its own.
@@ -44,7 +64,9 @@ show_tracing() {
 if [ "${BEELINE_CORPORA_INSIDE:-}" = "" ]; then
     if command -v apt-get >/dev/null; then
         install_packages
+        unpack_newer || echo "corpora.sh: no packages of Debian $NEWER_SUITE"
     fi
+    export BEELINE_CORPORA_NEWER="$NEWER"
     BEELINE_CORPORA_INSIDE=yes exec unshare --mount --propagation private "$0" "$@"
 fi
 show_headers

@@ -2,8 +2,9 @@
 //! the file that is given.
 //!
 //! Programs of libbpf's tools are object files inside the tools ([`embedded`]), those of Go's library object files in its
-//! module ([`module`]). Those that bpftrace and bcc make are written down when they load them ([`captured`]). Packages that
-//! are not installed are named as such. `scripts/corpora.sh` installs what there is.
+//! module ([`module`]). Those that bpftrace and bcc make are written down when they load them ([`captured`]). Of a newer Debian
+//! only those are looked at that are inside files. Packages that are not installed are named as such. `scripts/corpora.sh`
+//! installs what there is.
 
 mod bpfcc;
 mod capture_file;
@@ -66,6 +67,13 @@ struct Found {
 /// Packages whose programs are inside their files.
 const EMBEDDED: &[&str] = &["libbpf-tools", "bpftool", "systemd"];
 
+/// The same of a newer Debian, unpacked where `BEELINE_CORPORA_NEWER` says: names for the table, and directories.
+const NEWER: &[(&str, &str)] = &[
+    ("systemd of Debian 13", "systemd"),
+    ("libsystemd-shared of Debian 13", "libsystemd-shared"),
+    ("libbpf-tools of Debian 13", "libbpf-tools"),
+];
+
 /// A Go module whose programs are files in it, and its version.
 const MODULE: (&str, &str) = ("github.com/cilium/ebpf", "v0.22.0");
 
@@ -112,7 +120,10 @@ fn main() -> std::io::Result<()> {
             embedded::judge(package, &files, &mut found);
         }
     }
+    found.newer();
     found.module();
+    let why = "they are written in Rust: a nightly compiler and bpf-linker would have to make them";
+    found.skip("aya's examples", "all", why);
     let python = Python::start();
     let mut captured = captured::Corpus::new()?;
     for made in MADE {
@@ -184,6 +195,25 @@ impl Found {
         }
         let files = files.lines().map(PathBuf::from);
         Some(files.filter(|it| it.is_file()).collect())
+    }
+
+    /// The programs of a newer Debian's packages, if they could be fetched.
+    fn newer(&mut self) {
+        let unpacked = std::env::var_os("BEELINE_CORPORA_NEWER").unwrap_or_default();
+        for &(package, directory) in NEWER {
+            let directory = Path::new(&unpacked).join(directory);
+            let version = std::fs::read_to_string(directory.join("VERSION"));
+            let files = module::collect(&directory, &|_| true);
+            match (version, files) {
+                (Ok(version), Ok(files)) => {
+                    self.packages.push((package, version.trim().to_owned()));
+                    embedded::judge(package, &files, self);
+                }
+                (Err(error), _) | (_, Err(error)) => {
+                    self.skip(package, "all", &format!("it is not unpacked: {error}"));
+                }
+            }
+        }
     }
 
     /// The programs of Go's library, if `go` can fetch it.

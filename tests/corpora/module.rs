@@ -18,22 +18,24 @@ pub fn objects(module: &str, version: &str) -> Result<Vec<PathBuf>, String> {
         return Err(error.to_owned());
     }
     let directory = answer["Dir"].as_str().ok_or("go names no directory")?;
-    let mut found = Vec::new();
-    collect(Path::new(directory), &mut found).map_err(|error| error.to_string())?;
-    found.sort();
-    Ok(found)
+    // By the names that `bpf2go` and the module's own tests give little-endian objects.
+    let is_object = |name: &str| name.ends_with("_bpfel.o") || name.ends_with("-el.elf");
+    collect(Path::new(directory), &is_object).map_err(|error| error.to_string())
 }
 
-/// Little-endian objects, by the names that `bpf2go` and the module's own tests give them.
-fn collect(directory: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+/// The files below a directory whose names are `wanted`, in order.
+pub fn collect(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let name = path.to_string_lossy();
-        if path.is_dir() {
-            collect(&path, found)?;
-        } else if name.ends_with("_bpfel.o") || name.ends_with("-el.elf") {
-            found.push(path);
+        let entry = entry?;
+        // Links lead to what is here as well, or nowhere.
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            found.extend(collect(&entry.path(), wanted)?);
+        } else if kind.is_file() && wanted(&entry.file_name().to_string_lossy()) {
+            found.push(entry.path());
         }
     }
-    Ok(())
+    found.sort();
+    Ok(found)
 }
