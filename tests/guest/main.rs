@@ -6,11 +6,13 @@
 mod channels;
 mod faults;
 mod guests;
+mod inject;
 mod memory;
 mod place;
 mod proxy;
 mod tools;
 mod transports;
+mod vcpus;
 mod wire;
 
 use beeline_e2e::{Guest, Options, Scratch, need};

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The port that the proxy listens at if it is told none.
-const PORT: u32 = 8790;
+pub const PORT: u32 = 8790;
 /// How long it is tried to reach a proxy that listens.
 const SOON: Duration = Duration::from_secs(5);
 /// Where it is in the guest.

@@ -105,7 +105,7 @@ impl Default for Scratch {
 }
 
 /// The source of a workload.
-fn workload(name: &str) -> PathBuf {
+pub fn workload(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("workloads")
         .join(name)

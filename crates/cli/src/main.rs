@@ -10,6 +10,7 @@ mod prog;
 mod ps;
 mod run;
 mod start;
+mod vcpu_pin;
 mod verify;
 
 use std::ffi::OsString;
@@ -81,6 +82,8 @@ enum Command {
     Guest(beeline_guest::Options),
     /// Run programs of an object file in a virtual machine's kernel, and print what they write and what changes in their maps
     Inject(inject::Arguments),
+    /// Pin a virtual machine's CPUs where its threads are bound to them, onto CPUs of this host
+    VcpuPin(vcpu_pin::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         }
         Command::Detach { pid } => detach::detach(pid),
         Command::Inject(arguments) => inject::inject(&arguments),
+        Command::VcpuPin(arguments) => vcpu_pin::pin(&arguments),
         Command::Guest(options) => beeline_guest::serve(&options, say).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {

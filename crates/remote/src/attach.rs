@@ -261,7 +261,14 @@ fn links(
             Ok(event) => event,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        if let Err(refusal) = run_at(&event, &program.handle)? {
+        if let Err(mut refusal) = run_at(&event, &program.handle)? {
+            // The verifier does not know at which tracepoint a program will run.
+            if let Place::Tracepoint { name, .. } = place
+                && refusal.errno == libc::EACCES
+                && refusal.why.is_empty()
+            {
+                refusal.why = format!("it reads behind the end of what {name} has");
+            }
             return Ok(Err(refusal));
         }
         links.push(event);

@@ -214,6 +214,9 @@ impl Map {
             if walked.keys.len() != count * key || walked.values.len() != count * value {
                 return Err(Error::Nonsense("keys and values of other lengths"));
             }
+            if count > STEP as usize {
+                return Err(Error::Nonsense("more elements than it was asked for"));
+            }
             let pairs = walked.keys.chunks(key).zip(walked.values.chunks(value));
             elements.extend(pairs.map(|(key, value)| (key.to_vec(), value.to_vec())));
             seen += count;
