@@ -1,5 +1,7 @@
 //! What it costs that a tool is on one side and the kernel on the other: beside the same tool inside the guest, and the bare channel.
 
+mod pinning;
+
 use crate::table::Row;
 use anyhow::{Context, anyhow};
 use beeline_e2e::{Engine, Guest, Options, PATIENCE, Scratch, Tool, beeline, find_program, until};
@@ -31,6 +33,11 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let scratch = Scratch::new();
     let tool = scratch.build("guest_tool.c");
     let proxy = beeline().with_file_name("beeline-guest");
+    // A guest of its own, with more CPUs, and before there is another one to compete with.
+    let queue = match engines.contains(&Engine::Beeline) {
+        true => pinning::row(proxy.clone())?,
+        false => None,
+    };
     let files = vec![
         (tool.clone(), TOOL.to_owned()),
         (scratch.build("echo.c"), "/bench/echo".to_owned()),
@@ -88,6 +95,7 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         &["bpftrace", "-e", "interval:ms:1 { exit(); }"],
     ));
     drop((echo, proxy));
+    rows.extend(queue);
     Ok(rows)
 }
 

@@ -139,7 +139,7 @@ fn programs_and_maps_are_chosen_and_nothing_is_left() {
     set_names(&guest);
     let line = tool.wait_for_line(|line| line.contains(&format!("\"returns\":{}", 2 * CALLS)));
     assert!(
-        line.starts_with(".bss set key 00000000 value 0a00000000000000 "),
+        line.starts_with(".bss set key 00000000 value 0a00000000000000"),
         "{line}"
     );
     let ended = tool.interrupt();

@@ -202,3 +202,178 @@ fn text(name: &[u8]) -> Value {
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Types that are written one after the other, as a compiler writes them.
+    #[derive(Default)]
+    struct Types {
+        types: Vec<u32>,
+        strings: Vec<u8>,
+        last: u32,
+    }
+
+    /// Members have sizes in bits.
+    const FLAGGED: u32 = 1 << 31;
+
+    impl Types {
+        fn name(&mut self, name: &str) -> u32 {
+            // The first is the empty one.
+            if self.strings.is_empty() {
+                self.strings.push(0);
+            }
+            if name.is_empty() {
+                return 0;
+            }
+            let at = self.strings.len() as u32;
+            self.strings.extend(name.bytes().chain([0]));
+            at
+        }
+
+        fn add(&mut self, name: &str, info: u32, size: u32, rest: &[u32]) -> u32 {
+            let name = self.name(name);
+            self.types.extend([name, info, size]);
+            self.types.extend(rest);
+            self.last += 1;
+            self.last
+        }
+
+        fn integer(&mut self, size: u32, encoding: u32) -> u32 {
+            let info = u32::from(kind::INT) << 24;
+            self.add("", info, size, &[(encoding << 24) | (8 * size)])
+        }
+
+        fn array(&mut self, element: u32, count: u32) -> u32 {
+            let info = u32::from(kind::ARRAY) << 24;
+            self.add("", info, 0, &[element, element, count])
+        }
+
+        /// Members: name, type, word of the offset.
+        fn structure(&mut self, flags: u32, size: u32, members: &[(&str, u32, u32)]) -> u32 {
+            let rest: Vec<u32> = members
+                .iter()
+                .flat_map(|(name, of, offset)| [self.name(name), *of, *offset])
+                .collect();
+            let info = u32::from(kind::STRUCT) << 24 | flags | members.len() as u32;
+            self.add("record", info, size, &rest)
+        }
+
+        fn bytes(&self) -> Vec<u8> {
+            let types = (4 * self.types.len()) as u32;
+            let strings = self.strings.len() as u32;
+            let mut bytes = vec![0x9f, 0xeb, 1, 0];
+            for word in [24, 0, types, types, strings] {
+                bytes.extend(u32::to_le_bytes(word));
+            }
+            bytes.extend(self.types.iter().flat_map(|word| word.to_le_bytes()));
+            bytes.extend(&self.strings);
+            bytes
+        }
+    }
+
+    fn decoded(types: &Types, id: u32, bytes: &[u8]) -> Option<Value> {
+        let data = types.bytes();
+        decode(&Btf::parse(&data).expect("it is BTF"), id, bytes)
+    }
+
+    #[test]
+    fn structures_are_objects() {
+        let mut types = Types::default();
+        let (number, signed) = (types.integer(4, 0), types.integer(4, SIGNED));
+        let (character, truth) = (types.integer(1, SIGNED), types.integer(1, BOOL));
+        let (text, pair) = (types.array(character, 4), types.array(number, 2));
+        let enumeration = u32::from(kind::ENUM) << 24 | 2;
+        let (red, blue) = (types.name("RED"), types.name("BLUE"));
+        let color = types.add("", enumeration, 4, &[red, 1, blue, u32::MAX]);
+        let pointer = types.add("", u32::from(kind::PTR) << 24, 0, &[]);
+        let inner = types.structure(0, 4, &[("inside", number, 0)]);
+        let members = [
+            ("count", number, 0),
+            ("less", signed, 32),
+            ("text", text, 64),
+            ("is", truth, 96),
+            ("pair", pair, 128),
+            ("color", color, 192),
+            ("", inner, 224),
+            ("at", pointer, 256),
+        ];
+        let record = types.structure(0, 40, &members);
+        let mut bytes = Vec::new();
+        for word in [
+            7,
+            u32::MAX,
+            u32::from_le_bytes(*b"sh\0x"),
+            1,
+            3,
+            4,
+            u32::MAX,
+            9,
+            0x1000,
+            0,
+        ] {
+            bytes.extend(word.to_le_bytes());
+        }
+        let expected = json!({
+            "count": 7, "less": -1, "text": "sh", "is": true, "pair": [3, 4], "color": "BLUE", "inside": 9, "at": "0x1000",
+        });
+        assert_eq!(decoded(&types, record, &bytes), Some(expected.clone()));
+        // What is stored in whole 8 bytes has zeros behind it.
+        bytes.extend([0; 4]);
+        assert_eq!(decoded(&types, record, &bytes), Some(expected));
+        bytes.extend([0; 4]);
+        assert_eq!(decoded(&types, record, &bytes), None, "another record");
+        assert_eq!(decoded(&types, record, &bytes[..39]), None, "too short");
+        assert_eq!(decoded(&types, 99, &bytes), None, "no such type");
+        let data = types.bytes();
+        let btf = Btf::parse(&data).expect("it is BTF");
+        assert!(named(&btf, "record").is_some() && named(&btf, "other").is_none());
+    }
+
+    #[test]
+    fn bit_fields_are_numbers() {
+        let mut types = Types::default();
+        let (number, signed) = (types.integer(4, 0), types.integer(4, SIGNED));
+        let members = [
+            ("low", number, 3 << 24),
+            ("next", signed, 5 << 24 | 3),
+            ("across", number, 10 << 24 | 8),
+        ];
+        let record = types.structure(FLAGGED, 4, &members);
+        let word = 0b101 | (0b11110 << 3) | (0x2a5 << 8);
+        let expected = json!({ "low": 5, "next": -2, "across": 0x2a5 });
+        assert_eq!(
+            decoded(&types, record, &u32::to_le_bytes(word)),
+            Some(expected)
+        );
+    }
+
+    #[test]
+    fn types_without_an_end_are_given_up() {
+        let mut types = Types::default();
+        let number = types.integer(1, 0);
+        let many = types.array(number, 100_000);
+        let bytes = vec![1; 100_000];
+        // No text, and more values than a line may have.
+        assert_eq!(decoded(&types, many, &bytes), None);
+        // A structure that holds itself.
+        let next = types.last + 1;
+        let itself = types.structure(0, 8, &[("again", next, 0)]);
+        assert_eq!(decoded(&types, itself, &[0; 8]), None);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_numbers() {
+        let mut types = Types::default();
+        let character = types.integer(1, 0);
+        let text = types.array(character, 3);
+        assert_eq!(decoded(&types, text, b"abc"), Some(json!("abc")));
+        assert_eq!(decoded(&types, text, &[0, 1, 2]), Some(json!("")));
+        assert_eq!(decoded(&types, text, &[1, 2, 0]), Some(json!([1, 2, 0])));
+        assert_eq!(
+            decoded(&types, text, &[0xff, 65, 0]),
+            Some(json!([255, 65, 0]))
+        );
+    }
+}

@@ -127,9 +127,8 @@ impl Pinner {
                 given.clone()
             }
         };
-        let count = vcpus.iter().map(|vcpu| vcpu.index + 1).max();
-        let cores = cpus::cores(&cpus);
-        let plan = Plan::new(options.policy, count.unwrap_or(0), &cpus, &cores);
+        let numbers = vcpus.iter().map(|vcpu| vcpu.index);
+        let plan = Plan::new(options.policy, numbers, &cpus, &cpus::cores(&cpus));
         let mut loaded = guest.load(&program::object(), &Selection::default())?;
         loaded.watch(&Watching {
             maps: vec![program::BELL.into()],

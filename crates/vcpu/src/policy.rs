@@ -1,6 +1,6 @@
 //! Which virtual CPUs are pinned, and where: a function of what the guest wishes and of what the operator allows, and of nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cpus::{Core, CpuList};
 
@@ -24,13 +24,18 @@ pub type Mask = Vec<u8>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     hosts: Vec<u32>,
-    vcpus: u32,
+    vcpus: BTreeSet<u32>,
     policy: Policy,
 }
 
 impl Plan {
-    /// For a guest with so many CPUs, on what was given: CPUs and the cores that they belong to ([`crate::cpus::cores`]).
-    pub fn new(policy: Policy, vcpus: u32, cpus: &CpuList, cores: &[Core]) -> Self {
+    /// For a guest with CPUs of these numbers, on what was given: CPUs and the cores that they belong to ([`crate::cpus::cores`]).
+    pub fn new(
+        policy: Policy,
+        vcpus: impl IntoIterator<Item = u32>,
+        cpus: &CpuList,
+        cores: &[Core],
+    ) -> Self {
         let hosts = match policy {
             Policy::Mirror => cpus.0.clone(),
             Policy::Remap => in_pairs(cores),
@@ -38,7 +43,7 @@ impl Plan {
         };
         Self {
             hosts,
-            vcpus,
+            vcpus: vcpus.into_iter().collect(),
             policy,
         }
     }
@@ -55,7 +60,8 @@ impl Plan {
     /// The CPU that a virtual one is pinned to.
     pub fn host(&self, vcpu: u32) -> Option<u32> {
         let place = usize::try_from(vcpu).ok()?;
-        self.hosts.get(place).copied().filter(|_| vcpu < self.vcpus)
+        let host = self.hosts.get(place).copied();
+        host.filter(|_| self.vcpus.contains(&vcpu))
     }
 
     /// The guest's CPUs that a mask binds a thread to; none if it is free.
@@ -64,8 +70,8 @@ impl Plan {
             let byte = usize::try_from(*vcpu / 8).ok().and_then(|at| mask.get(at));
             byte.is_some_and(|byte| byte >> (vcpu % 8) & 1 != 0)
         };
-        let bound: Vec<u32> = (0..self.vcpus).filter(in_mask).collect();
-        match bound.len() == self.vcpus as usize {
+        let bound: Vec<u32> = self.vcpus.iter().copied().filter(in_mask).collect();
+        match bound.len() == self.vcpus.len() {
             true => Vec::new(),
             false => bound,
         }
@@ -100,7 +106,7 @@ mod tests {
     }
 
     fn mirror(vcpus: u32, cpus: &str) -> Plan {
-        Plan::new(Policy::Mirror, vcpus, &cpus.parse().unwrap(), &[])
+        Plan::new(Policy::Mirror, 0..vcpus, &cpus.parse().unwrap(), &[])
     }
 
     fn pins(plan: &Plan, masks: &[Mask]) -> Vec<(u32, u32)> {
@@ -125,6 +131,14 @@ mod tests {
         assert_eq!(pins(&plan, &[mask(&[0, 1])]), []);
         assert_eq!(pins(&plan, &[mask(&[0, 1, 2, 900])]), []);
         assert_eq!(pins(&plan, &[mask(&[0, 1]), mask(&[1])]), [(1, 1)]);
+    }
+
+    #[test]
+    fn numbers_may_have_gaps() {
+        let plan = Plan::new(Policy::Mirror, [0, 1, 3], &"4-7".parse().unwrap(), &[]);
+        assert_eq!(pins(&plan, &[mask(&[1, 2, 3])]), [(1, 5), (3, 7)]);
+        assert_eq!(pins(&plan, &[mask(&[0, 1, 3])]), [], "all that there are");
+        assert_eq!(plan.host(2), None);
     }
 
     #[test]
@@ -158,7 +172,7 @@ mod tests {
     fn neighbours_come_to_threads_of_one_core() {
         let cores = [vec![0, 4], vec![1, 5], vec![2], vec![3, 7, 9]];
         let cpus = "0-5,7,9".parse().unwrap();
-        let plan = Plan::new(Policy::Remap, 8, &cpus, &cores);
+        let plan = Plan::new(Policy::Remap, 0..8, &cpus, &cores);
         let hosts: Vec<_> = (0..8).map(|vcpu| plan.host(vcpu)).collect();
         let expected = [0, 4, 1, 5, 3, 7, 2, 9].map(Some);
         assert_eq!(hosts, expected);
@@ -169,7 +183,7 @@ mod tests {
     fn denied_is_denied() {
         let plan = Plan::new(
             Policy::Deny,
-            4,
+            0..4,
             &"0-3".parse().unwrap(),
             &[vec![0, 1, 2, 3]],
         );
@@ -189,7 +203,7 @@ mod tests {
             let cpus = CpuList(given.iter().copied().collect());
             let cores: Vec<Core> = cpus.0.chunks(3).map(<[u32]>::to_vec).collect();
             let policy = if remap { Policy::Remap } else { Policy::Mirror };
-            let plan = Plan::new(policy, vcpus, &cpus, &cores);
+            let plan = Plan::new(policy, 0..vcpus, &cpus, &cores);
             let pins = plan.pins(&masks);
             let mut used: Vec<u32> = pins.values().copied().collect();
             used.sort_unstable();
