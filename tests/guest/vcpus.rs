@@ -112,6 +112,12 @@ fn virtual_cpus_are_pinned_where_threads_are_bound_and_free_again() {
     second.signal("KILL");
     second.wait();
     becomes(&guest, &[], "both have ended", &tool);
+    // A second thread that becomes the first one by running another program.
+    let job = bind(&guest, "0 exec");
+    becomes(&guest, &["1"], "the second thread is bound", &tool);
+    job.signal("KILL");
+    job.wait();
+    becomes(&guest, &[], "what it became has ended", &tool);
 
     // By the end of the tool, with the thread still bound; the next one finds nothing, as it came later.
     let job = bind(&guest, "1");

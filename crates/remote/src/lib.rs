@@ -1,11 +1,11 @@
 //! eBPF programs for the kernel of a virtual machine's guest, loaded and read by a service of its host.
 //!
 //! ```no_run
-//! # fn main() -> Result<(), beeline_remote::Error> {
+//! # fn visit(file: &[u8]) -> Result<(), beeline_remote::Error> {
 //! use beeline_remote::{Attachment, Event, Guest, Selection, Watching};
 //!
 //! let guest = Guest::connect(&"vsock:3".parse().expect("an address"), None, "my service")?;
-//! let object = guest.parse(include_bytes!("lib.rs"))?; // what clang -target bpf -g -c made
+//! let object = guest.parse(file)?; // what clang -target bpf -g -c made
 //! let mut programs = guest.load(&object, &Selection::default())?;
 //! programs.watch(&Watching::default())?;
 //! programs.attach(&Attachment::default())?;
