@@ -13,6 +13,19 @@ const UNUSABLE: i32 = 2;
 const CALLS: usize = 5;
 const LENGTH: usize = 5;
 
+/// Programs that count where they run: one for each way to attach.
+const WAYS: [&str; 9] = [
+    "at_raw_tracepoint",
+    "at_typed_tracepoint",
+    "at_entry",
+    "at_exit",
+    "at_kprobe",
+    "at_system_call",
+    "at_several",
+    "at_uprobe",
+    "at_sample",
+];
+
 /// The object file, where there is a compiler.
 fn object(scratch: &Scratch) -> Result<PathBuf, String> {
     let built = scratch.path().join("injected.bpf.o");
@@ -167,6 +180,36 @@ fn programs_and_maps_are_chosen_and_nothing_is_left() {
         "{:?} is left of {before:?}",
         after()
     );
+}
+
+#[test]
+fn every_way_to_attach_is_one() {
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let file = need!(object(&scratch));
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let mut words = vec!["--json", "--map", ".bss", "--interval", "0.1"];
+    for way in WAYS {
+        words.extend(["--program", way]);
+    }
+    let tool = start(proxy.address(), &file, &words);
+    wait_attached(&tool);
+    set_names(&guest);
+    // A program that is linked with the C library.
+    guest.check("bpftrace --version");
+    let all_ran = until(PATIENCE, || {
+        let lines = tool.stdout.so_far();
+        let last = lines
+            .last()
+            .and_then(|line| serde_json::from_str::<Value>(line).ok());
+        let seen = last.map(|last| last["decoded"]["value"]["seen"].clone());
+        let seen = seen.as_ref().and_then(Value::as_array);
+        seen.is_some_and(|seen| seen.len() == WAYS.len() && !seen.contains(&Value::from(0)))
+    });
+    assert!(all_ran, "{WAYS:?}: {}", tool.words("did not see all"));
+    let ended = tool.interrupt();
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
 }
 
 #[test]

@@ -85,12 +85,26 @@ int leave(void *context)
 	return 0;
 }
 
-SEC("?raw_tp/sys_enter")
-int every_call(void *context)
-{
-	__sync_fetch_and_add(&returns, 1000000);
-	return 0;
-}
+/* Each way to attach has its count. */
+__u64 seen[9];
+
+#define SEEN(number, section, name)              \
+	SEC(section)                             \
+	int name(void *context)                  \
+	{                                        \
+		__sync_fetch_and_add(&seen[number], 1); \
+		return 0;                        \
+	}
+
+SEEN(0, "?raw_tp/sys_enter", at_raw_tracepoint)
+SEEN(1, "?tp_btf/sys_enter", at_typed_tracepoint)
+SEEN(2, "?fentry/__x64_sys_sethostname", at_entry)
+SEEN(3, "?fexit/__x64_sys_sethostname", at_exit)
+SEEN(4, "?kprobe/__x64_sys_sethostname", at_kprobe)
+SEEN(5, "?ksyscall/sethostname", at_system_call)
+SEEN(6, "?kprobe.multi/__x64_sys_sethostnam*", at_several)
+SEEN(7, "?uprobe//lib/x86_64-linux-gnu/libc.so.6:malloc", at_uprobe)
+SEEN(8, "?perf_event", at_sample)
 
 SEC("?tracepoint/syscalls/sys_enter_no_such_call")
 int nowhere(void *context)
