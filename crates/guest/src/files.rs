@@ -323,20 +323,19 @@ pub fn look(request: &Look) -> Result<File, Refusal> {
     Ok(file)
 }
 
-/// The content from an offset on, and if there is more than fits.
+/// The content from an offset on, and if there is more than fits. Of most of these files a read gives a page at the most, however
+/// much room there is: so room is not filled with zeros for each.
 fn content(file: &OwnedFd, from: u64) -> Result<(Vec<u8>, bool), Refusal> {
     const STEP: usize = 256 << 10;
     let mut bytes = Vec::new();
     while bytes.len() < MOST {
-        let start = bytes.len();
-        bytes.resize(start + STEP, 0);
+        bytes.reserve(STEP);
         let at = from
-            .checked_add(start as u64)
+            .checked_add(bytes.len() as u64)
             .filter(|at| *at <= i64::MAX as u64);
         let at = at.ok_or_else(|| Refusal::new(libc::EINVAL, ""))?;
-        let count = rustix::io::pread(file, &mut bytes[start..], at)?;
-        bytes.truncate(start + count);
-        if count == 0 {
+        let room = rustix::buffer::spare_capacity(&mut bytes);
+        if rustix::io::pread(file, room, at)? == 0 {
             return Ok((bytes, false));
         }
     }

@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_inject::{MapFlags, Mapping, Options, Process, ProtFlags, Region, Seccomp, Stopped};
 use beeline_runtime::backend::Errno;
@@ -39,6 +39,8 @@ const TRIES: u32 = 3;
 /// The guest's memory, and who has it mapped.
 pub struct Sharing {
     memory: GuestMemory,
+    /// May tools be stopped, so that it can be mapped into them?
+    is_usable: OnceLock<bool>,
     users: Mutex<Users>,
 }
 
@@ -74,8 +76,21 @@ impl Sharing {
         }
         Ok(Arc::new(Self {
             memory,
+            is_usable: OnceLock::new(),
             users: Mutex::default(),
         }))
+    }
+
+    /// Can anything be mapped into the tool, one of whose processes this is? Why not is said, once. One that a debugger has cannot be
+    /// stopped.
+    pub(super) fn is_usable(&self, connection: &Connection, pid: i32) -> bool {
+        *self.is_usable.get_or_init(|| {
+            let refused = open(pid).err();
+            if let Some(error) = &refused {
+                connection.say(&format!("{error}; records are sent instead"));
+            }
+            refused.is_none()
+        })
     }
 
     /// Where an object's pages are, in the order in which its mapping has them; `None`, and a word to the user, if the guest does not
@@ -356,4 +371,82 @@ fn with_children(processes: &HashSet<i32>) -> HashSet<i32> {
     };
     let theirs = parents.keys().copied().filter(|pid| is_theirs(*pid));
     theirs.chain(processes.iter().copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_vmm::Part;
+    use std::os::fd::AsRawFd;
+    use std::process::{Command, Stdio};
+
+    const ONE: u64 = PAGE as u64;
+
+    /// Where so many pages are, each in another place of a memory file than its neighbours.
+    fn scattered(count: u64) -> Vec<Place> {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = rustix::fs::memfd_create("beeline-test", flags).unwrap();
+        rustix::fs::ftruncate(&file, 2 * count * ONE).unwrap();
+        let part = Part {
+            path: format!("/proc/self/fd/{}", file.as_raw_fd()).into(),
+            address: None,
+            len: None,
+            offset: 0,
+        };
+        let memory = GuestMemory::of_parts(&[part]).unwrap();
+        memory
+            .places((0..count).map(|number| (2 * number, 1)))
+            .unwrap()
+    }
+
+    fn offsets(places: &[Place]) -> Vec<u64> {
+        places.iter().map(|place| place.offset / ONE).collect()
+    }
+
+    #[test]
+    fn a_ring_buffers_data_comes_twice() {
+        let data = 2 * PAGE;
+        let shape = Shape::Ring { data };
+        assert_eq!(pages_of(shape), 4);
+        let places = whole(scattered(4), shape);
+        assert_eq!(offsets(&places), [0, 2, 4, 6, 4, 6]);
+        let len: u64 = places.iter().map(|place| place.len).sum();
+        assert_eq!(len, shape.len() as u64);
+        let perf = Shape::Perf { data };
+        assert_eq!(pages_of(perf), 3);
+        assert_eq!(offsets(&whole(scattered(3), perf)), [0, 2, 4]);
+    }
+
+    #[test]
+    fn a_part_begins_and_ends_within_places() {
+        let places = scattered(4);
+        assert_eq!(offsets(&part(&places, ONE, 2 * ONE)), [2, 4]);
+        assert_eq!(offsets(&part(&places, 3 * ONE, 9 * ONE)), [6]);
+        assert!(part(&places, 4 * ONE, ONE).is_empty());
+        let within = part(&places, ONE / 2, ONE);
+        let ends: Vec<_> = within.iter().map(|it| (it.offset, it.len)).collect();
+        assert_eq!(ends, [(ONE / 2, ONE / 2), (2 * ONE, ONE / 2)]);
+    }
+
+    #[test]
+    fn children_of_children_are_found() {
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 60 & echo $!; wait"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let output = shell.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).unwrap();
+        let grandchild: i32 = line.trim().parse().unwrap();
+        let ours = with_children(&HashSet::from([std::process::id() as i32]));
+        let theirs = with_children(&HashSet::from([shell.id() as i32]));
+        assert!(ours.contains(&grandchild) && theirs.contains(&grandchild));
+        assert!(!theirs.contains(&(std::process::id() as i32)));
+        for pid in [grandchild, shell.id() as i32] {
+            // SAFETY: ends processes that were started here.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        shell.wait().unwrap();
+    }
 }

@@ -13,6 +13,7 @@ use beeline_runtime::backend::Errno;
 use super::Guest;
 use super::objects::Object;
 use super::rings::{Memory, Shape};
+use super::sharing::Sharing;
 use crate::attr::{u32_at, u64_at};
 use crate::call::{Answer, Call};
 use crate::fds::{errno, key_of, key_of_descriptor};
@@ -54,7 +55,12 @@ impl Call<'_, Guest> {
             sharing,
             ..
         } = self.door;
-        rings.memory(connection, sharing.as_deref(), object, shape)
+        let usable = |sharing: &&Sharing| {
+            self.process()
+                .is_ok_and(|pid| sharing.is_usable(connection, pid))
+        };
+        let sharing = sharing.as_deref().filter(usable);
+        rings.memory(connection, sharing, object, shape)
     }
 
     /// Makes a descriptor of the tool's another file that stands for the same object.
