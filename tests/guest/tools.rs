@@ -2,8 +2,12 @@
 
 use super::place::{Output, Place, Setting};
 use super::*;
+use crate::proxy::{self, Proxy};
+use crate::wire::{Fault, Wire};
 use beeline_e2e::Compare::{self, Exact, Shape, Sorted};
-use beeline_e2e::{PATIENCE, histogram_total, shape, tidy, until};
+use beeline_e2e::{
+    PATIENCE, Tool, beeline_wanted, find_program, histogram_total, shape, tidy, until,
+};
 
 /// A program for uprobes, at the same path in both.
 struct Program {
@@ -293,6 +297,28 @@ fn tools_find_in_the_old_kernel_what_they_find_inside_it() {
     for tool in [opensnoop, execsnoop, tcpconnect, biolatency, runqlat] {
         tool(&setting);
     }
+}
+
+/// bpftrace asks for the types of the guest's kernel twice. They are most of what it reads.
+#[test]
+fn the_types_of_the_guests_kernel_cross_the_wire_once() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let size = guest.check("cat /sys/kernel/btf/vmlinux | wc -c");
+    let size: u64 = size.trim().parse().expect("a number");
+    let wire = Wire::new(Fault::None, proxy.connect());
+    let bpftrace = need!(find_program("bpftrace"));
+    let mut command = proxy::command(&wire.address(), &bpftrace);
+    let script = "kprobe:ksys_read { @ = count(); } interval:ms:1 { exit(); }";
+    command.args(["-e", script]);
+    let ended = Tool::start(command).wait();
+    assert!(ended.status.success(), "{ended:?}");
+    let carried = wire.carried();
+    assert!(
+        (size..2 * size).contains(&carried),
+        "{carried} bytes, and the types are {size}"
+    );
 }
 
 /// Debian's biosnoop is neither for Linux 6.12, whose verifier says why, nor for a 6.1 without its function.

@@ -16,6 +16,7 @@ mod files;
 mod objects;
 mod rings;
 mod sharing;
+mod types;
 mod waiting;
 mod walks;
 
@@ -33,6 +34,7 @@ use crate::call::{Answer, Call};
 use crate::guest::files::Files;
 use crate::guest::objects::Objects;
 use crate::guest::rings::Rings;
+use crate::guest::types::Types;
 use crate::notify::{Listener, Reply, Request};
 use crate::paths::HERE;
 use crate::server::Answers;
@@ -43,6 +45,7 @@ pub(crate) struct Guest {
     pub(crate) objects: Objects,
     pub(crate) files: Files,
     pub(crate) rings: Rings,
+    pub(crate) types: Types,
     /// Where the guest's memory can be seen from here.
     pub(crate) sharing: Option<Arc<Sharing>>,
 }
@@ -61,6 +64,7 @@ impl Guest {
             objects: Objects::new()?,
             files: Files::default(),
             rings: Rings::default(),
+            types: Types::default(),
             connection,
         })
     }

@@ -78,7 +78,11 @@ impl Call<'_, Guest> {
             self.tell_links_type(&mut attr, first)?;
         }
         let taken = Taken::new(self, number, layout, attr, first)?;
-        let done = self.ask_bpf(taken.message.clone())?;
+        let types = first.and_then(|object| object.types);
+        let done = match types.filter(|_| number == command::OBJ_GET_INFO_BY_FD) {
+            Some(id) => self.ask_types(id, taken.message.clone())?,
+            None => self.ask_bpf(taken.message.clone())?,
+        };
         Ok((taken, done))
     }
 
@@ -139,6 +143,7 @@ impl Call<'_, Guest> {
             command::MAP_GET_FD_BY_ID => Some(self.facts(handle)?),
             _ => None,
         };
+        object.types = (number == command::BTF_GET_FD_BY_ID).then(|| number_at(attr, FIRST));
         Ok(object)
     }
 

@@ -25,6 +25,8 @@ pub(super) struct Object {
     pub(super) kind: Kind,
     /// Of a map.
     pub(super) facts: Option<MapFacts>,
+    /// Of types that were opened by it: the guest's number.
+    pub(super) types: Option<u32>,
     /// A perf event that programs write to.
     pub(super) is_ring: bool,
     /// What the tool has mapped of it.
@@ -40,6 +42,7 @@ impl Object {
             handle,
             kind,
             facts: None,
+            types: None,
             is_ring: false,
             memory: OnceLock::new(),
             walk: Mutex::default(),

@@ -1,0 +1,86 @@
+//! What the guest has said of its kernel's types (BTF objects). They never change, and tools ask for those of the kernel itself, which are
+//! some megabytes, more than once: each answer crosses the wire once.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use beeline_runtime::backend::Errno;
+use beeline_wire::messages::{Bpf, BpfDone};
+
+use super::Guest;
+use crate::call::Call;
+
+/// Bytes of all answers that are kept.
+const MOST: usize = 64 << 20;
+
+/// Answers, by the number of a BTF object and what was asked of it.
+#[derive(Default)]
+pub(crate) struct Types(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    answers: HashMap<(u32, Vec<u8>), BpfDone>,
+    bytes: usize,
+}
+
+impl Types {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Call<'_, Guest> {
+    /// Asks for information on a BTF object, once for each way to ask. `id`: the guest's number of it, which is no other's as long
+    /// as there is any descriptor of it, and again only when four thousand million others have been made.
+    pub(super) fn ask_types(&self, id: u32, message: Bpf) -> Result<BpfDone, Errno> {
+        let key = (id, asked(&message));
+        if let Some(answer) = self.door.types.lock().answers.get(&key) {
+            return Ok(answer.clone());
+        }
+        let answer = self.ask_bpf(message)?;
+        let bytes = answer.parts.iter().map(|part| part.data.len()).sum();
+        let mut kept = self.door.types.lock();
+        if answer.errno == 0 && kept.bytes.saturating_add(bytes) <= MOST {
+            kept.bytes += bytes;
+            kept.answers.insert(key, answer.clone());
+        }
+        Ok(answer)
+    }
+}
+
+/// All of a request but the handle.
+fn asked(message: &Bpf) -> Vec<u8> {
+    const HANDLE: usize = 4;
+    let mut bytes = message.attr.get(HANDLE..).unwrap_or_default().to_vec();
+    for part in &message.parts {
+        bytes.extend(part.at.to_ne_bytes());
+        bytes.extend(part.room.to_ne_bytes());
+        bytes.extend((part.data.len() as u64).to_ne_bytes());
+        bytes.extend(&part.data);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_wire::messages::Part;
+
+    #[test]
+    fn requests_differ_by_all_but_the_handle() {
+        let request = |handle: u8, room, data: &[u8]| Bpf {
+            attr: vec![handle, 0, 0, 0, 24, 0, 0, 0],
+            parts: vec![Part {
+                at: 8,
+                data: data.to_vec(),
+                room,
+            }],
+            ..Bpf::default()
+        };
+        let one = asked(&request(1, 24, &[7; 24]));
+        assert_eq!(one, asked(&request(2, 24, &[7; 24])));
+        for other in [request(1, 23, &[7; 24]), request(1, 24, &[7; 23])] {
+            assert_ne!(one, asked(&other));
+        }
+    }
+}
