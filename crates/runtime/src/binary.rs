@@ -1,13 +1,13 @@
 //! What an ELF file says about a place in its text: where it is mapped, and in which function it lies.
 
 pub mod parts;
+mod unwind;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
-use gimli::{BaseAddresses, CieOrFde, EhFrame, LittleEndian, UnwindSection};
 use object::elf::{EM_X86_64, PF_X};
-use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
+use object::read::elf::{FileHeader, ProgramHeader, SectionTable, Sym};
 use object::{Endianness, elf};
 
 type Sections<'data> = SectionTable<'data, elf::FileHeader64<Endianness>>;
@@ -126,9 +126,8 @@ impl Binary {
         binary.is_go = GO_SECTIONS
             .iter()
             .any(|name| sections.section_by_name(endian, name).is_some());
-        binary.add_unwind_ranges(bytes, &sections, endian);
         // Put in order at once, which is much quicker than one after the other.
-        let mut functions: Vec<_> = std::mem::take(&mut binary.functions).into_iter().collect();
+        let mut functions = unwind::functions(bytes, &sections, endian);
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
             let Ok(table) = sections.symbols(endian, bytes, kind) else {
                 continue;
@@ -153,41 +152,6 @@ impl Binary {
         functions.sort_unstable();
         binary.functions = functions.into_iter().collect();
         Ok(binary)
-    }
-
-    /// Unwind information names functions also where symbols have been stripped. What does not make sense in it is
-    /// passed over: it only sharpens the picture.
-    fn add_unwind_ranges(&mut self, bytes: &[u8], sections: &Sections<'_>, endian: Endianness) {
-        let section = sections.section_by_name(endian, b".eh_frame");
-        let Some((_, section)) = section else { return };
-        let Ok(data) = section.data(endian, bytes) else {
-            return;
-        };
-        let frames = EhFrame::new(data, LittleEndian);
-        let bases = BaseAddresses::default().set_eh_frame(section.sh_addr(endian));
-        let mut entries = frames.entries(&bases);
-        while let Ok(Some(entry)) = entries.next() {
-            let CieOrFde::Fde(partial) = entry else {
-                continue;
-            };
-            let Ok(fde) =
-                partial.parse(|section, bases, offset| section.cie_from_offset(bases, offset))
-            else {
-                continue;
-            };
-            // What signal handlers return to starts a byte early, for the sake of unwinders.
-            if fde.is_signal_trampoline() {
-                continue;
-            }
-            let (start, len) = (fde.initial_address(), fde.len());
-            let end = start.saturating_add(len);
-            // One entry spans the whole procedure linkage table; a function has no other inside.
-            let holds_others = len > 1 && self.functions.range(start + 1..end).next().is_some();
-            if len > 0 && !holds_others {
-                let known = self.functions.entry(start).or_insert(start);
-                *known = (*known).max(end);
-            }
-        }
     }
 
     /// Where a file offset lies; an error says why a probe cannot be there.

@@ -1,0 +1,76 @@
+//! Unwind information names functions also where symbols have been stripped.
+
+use gimli::{
+    BaseAddresses, CieOrFde, CommonInformationEntry, EhFrame, LittleEndian, UnwindSection,
+};
+use object::Endianness;
+use object::read::elf::SectionHeader;
+
+use super::Sections;
+
+/// The functions that it names, by their first addresses and those behind their last; rising, each first address once. What does
+/// not make sense in it is passed over: it only sharpens the picture.
+pub fn functions(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> Vec<(u64, u64)> {
+    let section = sections.section_by_name(endian, b".eh_frame");
+    let data = section.and_then(|(_, section)| Some((section, section.data(endian, bytes).ok()?)));
+    let Some((section, data)) = data else {
+        return Vec::new();
+    };
+    let frames = EhFrame::new(data, LittleEndian);
+    let bases = BaseAddresses::default().set_eh_frame(section.sh_addr(endian));
+    let mut entries = frames.entries(&bases);
+    let mut functions = Vec::new();
+    // Most functions share what they have in common with the one before.
+    let mut last: Option<(usize, CommonInformationEntry<_>)> = None;
+    while let Ok(Some(entry)) = entries.next() {
+        let CieOrFde::Fde(partial) = entry else {
+            continue;
+        };
+        let fde = partial.parse(|section, bases, offset| match &last {
+            Some((known, common)) if *known == offset.0 => Ok(common.clone()),
+            _ => {
+                let common = section.cie_from_offset(bases, offset)?;
+                last = Some((offset.0, common.clone()));
+                Ok(common)
+            }
+        });
+        let Ok(fde) = fde else { continue };
+        // What signal handlers return to starts a byte early, for the sake of unwinders.
+        if fde.len() > 0 && !fde.is_signal_trampoline() {
+            let start = fde.initial_address();
+            functions.push((start, start.saturating_add(fde.len())));
+        }
+    }
+    functions.sort_unstable();
+    // The longest is the last of those that start together.
+    functions.dedup_by(|next, kept| {
+        let is_same = next.0 == kept.0;
+        if is_same {
+            kept.1 = next.1;
+        }
+        is_same
+    });
+    without_holders(functions)
+}
+
+/// One entry spans the whole procedure linkage table; a function has no other inside.
+fn without_holders(functions: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    let starts = functions.iter().skip(1).map(|(start, _)| Some(*start));
+    let nexts: Vec<_> = starts.chain([None]).collect();
+    let pairs = functions.into_iter().zip(nexts);
+    let alone = pairs.filter(|((_, end), next)| next.is_none_or(|next| next >= *end));
+    alone.map(|(function, _)| function).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_with_others_inside_is_no_function() {
+        let found = vec![(0, 10), (10, 50), (20, 30), (30, 50), (60, 70)];
+        let left = [(0, 10), (20, 30), (30, 50), (60, 70)];
+        assert_eq!(without_holders(found), left);
+        assert_eq!(without_holders(Vec::new()), []);
+    }
+}
