@@ -191,16 +191,18 @@ impl Walk<'_> {
         reg.flags = reg.flags.without(Flags::MAYBE_NULL);
     }
 
+    /// `reg_may_point_to_spin_lock`.
     fn may_point_to_lock(&self, reg: &Reg) -> bool {
-        use crate::program::FieldKind;
+        use crate::program::{FieldKind, MapField};
+        let is_lock = |field: &MapField| {
+            matches!(
+                field.kind,
+                FieldKind::SpinLock | FieldKind::ResilientSpinLock
+            )
+        };
         match reg.kind {
-            Type::MapValue(id) => self.map(id).fields.iter().any(|field| {
-                matches!(
-                    field.kind,
-                    FieldKind::SpinLock | FieldKind::ResilientSpinLock
-                )
-            }),
-            Type::Btf(_) => reg.flags.has(Flags::ALLOC),
+            Type::MapValue(id) => self.map(id).fields.iter().any(is_lock),
+            Type::Btf(_) => self.fields_behind(reg).iter().any(is_lock),
             _ => false,
         }
     }

@@ -182,7 +182,7 @@ fn stack_is_safe(
 ) -> bool {
     for (index, old) in old.stack.iter().enumerate() {
         let new = new.stack.get(index);
-        if alike == Alike::Exactly && new.is_none_or(|new| new.bytes != old.bytes) {
+        if alike != Alike::Covered && new.is_none_or(|new| new.bytes != old.bytes) {
             return false;
         }
         let matters = |byte: &Byte| !matches!(byte, Byte::Invalid | Byte::Misc);
