@@ -70,6 +70,8 @@ impl Call<'_> {
             license: String::from_utf8_lossy(&license).into_owned(),
             types,
             log_level: wanted.log.level,
+            // With the NUL at its end.
+            log_room: Some((wanted.log.size as usize).saturating_sub(1)),
         };
         let loaded = self.door.backend.program_load(&spec);
         // From here it is the tool's: released again if anything below fails.

@@ -110,6 +110,9 @@ pub struct ProgramSpec {
     pub types: Option<ProgramTypes>,
     /// How much the verifier is to say: bits of `log_level`.
     pub log_level: u32,
+    /// Bytes of log that are wanted, of a longer one its end or its beginning, as the level says; `None` for as many as the verifier
+    /// keeps by itself.
+    pub log_room: Option<usize>,
 }
 
 /// A program's BTF, and what it says of the program.

@@ -12,7 +12,7 @@ use beeline_isa::{Imm64, Insn, Op, opcode};
 use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::{Facts, LogLevel, MapUse, Verdict};
-use beeline_verifier::{Flow, Reject, function_starts, verify};
+use beeline_verifier::{Flow, MOST_LOG, Reject, function_starts, verify_with_room};
 
 use crate::backend::{Errno, LoadError, ProgramSpec, VerifierLog};
 use crate::map::MapObject;
@@ -163,7 +163,7 @@ fn verdict(
         helpers: HERE.contains(&spec.prog_type).then_some(&is_served),
         ..Default::default()
     };
-    verify(&program, level)
+    verify_with_room(&program, level, spec.log_room.unwrap_or(MOST_LOG))
 }
 
 /// None for a program without types.

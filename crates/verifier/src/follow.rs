@@ -44,7 +44,7 @@ impl<'a> Follower<'a> {
     /// Of a program that [`crate::verify`] has accepted, and the flow of its instructions.
     pub fn new(program: &'a Program<'a>, flow: &'a Flow) -> Self {
         Self {
-            walk: Walk::new(program, flow, LogLevel(0)),
+            walk: Walk::new(program, flow, LogLevel(0), 0),
             run: Run::default(),
         }
     }
@@ -58,7 +58,7 @@ impl<'a> Follower<'a> {
 
 /// Judges as [`crate::verify`] does, without a log, and refuses what takes more than `most` instructions.
 pub fn verify_shortly(program: &Program<'_>, most: u32) -> Verdict {
-    verify_within(program, LogLevel(0), Some(most))
+    verify_within(program, LogLevel(0), 0, Some(most))
 }
 
 /// The shape of a program, for [`Follower::new`]. Errors: it is one that is refused for its shape.
@@ -70,5 +70,5 @@ pub fn flow(program: &Program<'_>) -> Result<Flow, Reject> {
 /// that was left out, in words. `None`: there are more paths.
 pub fn every_path(program: &Program<'_>, most: u32) -> Option<Result<(), String>> {
     let flow = shape(program).ok()?;
-    Walk::new(program, &flow, LogLevel(0)).every_path(most)
+    Walk::new(program, &flow, LogLevel(0), 0).every_path(most)
 }

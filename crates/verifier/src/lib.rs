@@ -31,4 +31,4 @@ mod state;
 mod verify;
 mod walk;
 
-pub use verify::{function_starts, verify};
+pub use verify::{MOST_LOG, function_starts, verify, verify_with_room};

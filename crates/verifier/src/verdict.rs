@@ -12,7 +12,8 @@ pub struct Verdict {
     /// What the kernel would have written into the log buffer at the level asked for; ends with the line
     /// `processed N insns ...` unless the level is 0.
     pub log: String,
-    /// Bytes of the log at its longest: what it says of paths that turn out good is taken back.
+    /// Bytes of the log at its longest, whether there was room for them or not: what it says of paths that turn out good is taken
+    /// back.
     pub longest_log: usize,
     /// What it took.
     pub effort: Effort,
@@ -48,6 +49,8 @@ impl LogLevel {
     pub const ALL: u32 = 2;
     /// `BPF_LOG_STATS`: the last lines only.
     pub const STATS: u32 = 4;
+    /// `BPF_LOG_FIXED`: what there is no room for is left out at the end, and not at the beginning.
+    pub const FIXED: u32 = 8;
 }
 
 /// Why not.

@@ -14,14 +14,27 @@ use crate::{modules, replace};
 
 /// Judges a program as the kernel does: may it run?
 ///
-/// `level` says how much of a log to write. Whatever the program's bytes, there is an answer after at most 1,000,000
+/// `level` says how much of a log to write; of a longer one than [`MOST_LOG`] bytes a part is left out. Whatever the program's bytes, there is an answer after at most 1,000,000
 /// instructions looked at.
 pub fn verify(program: &Program<'_>, level: LogLevel) -> Verdict {
-    verify_within(program, level, None)
+    verify_within(program, level, MOST_LOG, None)
+}
+
+/// Bytes of log that are kept where nobody says how many: the end, or with [`LogLevel::FIXED`] the beginning.
+pub const MOST_LOG: usize = 16 << 20;
+
+/// The same with a log of at most `room` bytes (`log_size`).
+pub fn verify_with_room(program: &Program<'_>, level: LogLevel, room: usize) -> Verdict {
+    verify_within(program, level, room, None)
 }
 
 /// The same with fewer instructions to be looked at, if so many are given.
-pub(crate) fn verify_within(program: &Program<'_>, level: LogLevel, most: Option<u32>) -> Verdict {
+pub(crate) fn verify_within(
+    program: &Program<'_>,
+    level: LogLevel,
+    room: usize,
+    most: Option<u32>,
+) -> Verdict {
     let insns = match modules::resolve(program) {
         Ok(insns) => insns,
         Err(reject) => return Verdict::refused(reject, level),
@@ -39,7 +52,7 @@ pub(crate) fn verify_within(program: &Program<'_>, level: LogLevel, most: Option
         Err(reject) => return Verdict::refused(reject, level),
     };
     let program = &as_its_target(program);
-    let mut walk = Walk::new(program, &flow, level);
+    let mut walk = Walk::new(program, &flow, level, room);
     walk.most_insns = most.unwrap_or(walk.most_insns);
     walk.print_shape();
     let result = walk.program();

@@ -31,6 +31,7 @@ mod follow;
 mod helper;
 mod kernel_call;
 mod locks;
+mod log_text;
 mod loops;
 mod maps;
 mod memory;
@@ -189,7 +190,13 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    pub(crate) fn new(program: &'a Program<'a>, flow: &'a Flow, level: LogLevel) -> Self {
+    /// `room` is for how many bytes of log.
+    pub(crate) fn new(
+        program: &'a Program<'a>,
+        flow: &'a Flow,
+        level: LogLevel,
+        room: usize,
+    ) -> Self {
         let functions = flow.functions().len();
         Self {
             program,
@@ -219,7 +226,7 @@ impl<'a> Walk<'a> {
             effort: Effort::default(),
             most_insns: MOST_INSNS,
             deeds: Deeds::default(),
-            log: Log::new(level),
+            log: Log::new(level, room),
             has_arena: std::cell::OnceCell::new(),
         }
     }

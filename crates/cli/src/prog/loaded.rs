@@ -82,6 +82,7 @@ impl<'a> Loaded<'a> {
                 })
             }),
             log_level: 0,
+            log_room: None,
         };
         let loaded = self.runtime.program_load(&spec);
         let LoadedProgram { id, .. } = loaded.map_err(|error| {

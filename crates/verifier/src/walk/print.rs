@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use beeline_isa::{Alu, FRAME_POINTER, Imm64, Op};
 
 use super::Walk;
+use super::log_text::Text;
 use crate::context::SocketKind;
 use crate::scalar::Signed;
 use crate::state::{Byte, DynptrKind, Flags, Frame, Object, Reg, State, Type};
@@ -14,9 +15,7 @@ use crate::verdict::LogLevel;
 #[derive(Debug)]
 pub(super) struct Log {
     pub level: LogLevel,
-    text: String,
-    /// Bytes that were there at some time.
-    longest: usize,
+    text: Text,
     /// The next instruction's state is printed whole: the path is a new one.
     pub print_state: bool,
     /// It is so because a function has returned: then once is enough.
@@ -44,11 +43,11 @@ impl LogLevel {
 }
 
 impl Log {
-    pub(super) fn new(level: LogLevel) -> Self {
+    /// With room for so many bytes.
+    pub(super) fn new(level: LogLevel, room: usize) -> Self {
         Self {
             level,
-            text: String::new(),
-            longest: 0,
+            text: Text::new(room, level.0 & LogLevel::FIXED != 0),
             print_state: false,
             returned: false,
             last: None,
@@ -64,20 +63,17 @@ impl Log {
     }
 
     pub(super) fn back_to(&mut self, len: usize) {
-        self.longest = self.longest.max(self.text.len());
-        self.text.truncate(len);
+        self.text.back_to(len);
     }
 
     /// Paths that were good are not shown.
     pub(super) fn forget_paths(&mut self) {
-        self.longest = self.longest.max(self.text.len());
-        self.text.clear();
+        self.text.back_to(0);
     }
 
     pub(super) fn line(&mut self, line: &str) {
         if self.level.0 != 0 && !line.is_empty() {
-            self.text += line;
-            self.text.push('\n');
+            self.text.line(line);
         }
     }
 
@@ -117,8 +113,8 @@ impl Walk<'_> {
             let line = self.effort.to_string();
             self.log.line(&line);
         }
-        let log = std::mem::replace(&mut self.log, Log::new(level));
-        (log.longest.max(log.text.len()), log.text)
+        let log = std::mem::replace(&mut self.log, Log::new(level, 0));
+        log.text.finish()
     }
 
     /// Where the path is and what it does next.
@@ -184,10 +180,9 @@ impl Walk<'_> {
         }
         let end = self.log.insn_end;
         if end > 0 && end + 1 == self.log.text.len() {
-            let start = self.log.text[..end].rfind('\n').map_or(0, |at| at + 1);
-            let padding = padding(end - start);
-            self.log.text.truncate(end);
-            let _ = writeln!(self.log.text, "{:padding$};{text}", "");
+            let padding = padding(self.log.text.column(end));
+            let text = format!("{:padding$};{text}", "");
+            self.log.text.continue_line(end, &text);
             self.log.insn_end = 0;
         } else {
             let line = format!("{}:{text}", self.insn);
