@@ -51,7 +51,12 @@ impl KernelTypes {
             }
             _ => return refuse("only read is supported".to_owned()),
         };
-        let field = |path: &&str| self.types.view().field(structure, path);
+        // One that is not yet inserted is the same behind another name.
+        let described = match name {
+            "nf_conn___init" => self.structure("nf_conn").unwrap_or(structure),
+            _ => structure,
+        };
+        let field = |path: &&str| self.types.view().field(described, path);
         let inside = |field: &beeline_btf::Field| {
             let end = field.offset.saturating_add(field.size);
             // Only the private area may be entered anywhere.
