@@ -8,7 +8,9 @@ use crate::state::{ADD_CONST, Byte, Frame, Object, Reg, Slot, State, Type};
 pub(super) enum Alike {
     /// Numbers that did not matter may be anything.
     Covered,
-    /// The later state's numbers lie within the earlier one's.
+    /// The later state's numbers lie within the earlier one's, also where nothing was said of these.
+    Enclosed,
+    /// The same, and slots of the stack are of the same kinds.
     Within,
     /// The same.
     Exactly,
@@ -182,7 +184,8 @@ fn stack_is_safe(
 ) -> bool {
     for (index, old) in old.stack.iter().enumerate() {
         let new = new.stack.get(index);
-        if alike != Alike::Covered && new.is_none_or(|new| new.bytes != old.bytes) {
+        let same_kinds = matches!(alike, Alike::Within | Alike::Exactly);
+        if same_kinds && new.is_none_or(|new| new.bytes != old.bytes) {
             return false;
         }
         let matters = |byte: &Byte| !matches!(byte, Byte::Invalid | Byte::Misc);

@@ -71,6 +71,14 @@ impl Walk<'_> {
         None
     }
 
+    /// Is the outermost loop that a state stands in one only in that a function is called back?
+    pub(super) fn only_calls_back(&self, state: &State) -> bool {
+        let mut places = (0..state.frames.len()).map(|frame| self.shape.at(state.insn_of(frame)));
+        places
+            .find(|place| place.component != 0)
+            .is_some_and(|place| place.only_calls_back)
+    }
+
     /// A state was kept.
     pub(super) fn enter_loop(&mut self, id: StateId) {
         if let Some(place) = self.loop_of(self.kept(id)) {

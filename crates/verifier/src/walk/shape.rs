@@ -25,6 +25,8 @@ pub(super) struct Place {
     pub live: u16,
     /// Instructions with the same number other than 0 form a loop.
     pub component: u32,
+    /// It is a loop only in that it calls back more than once.
+    pub only_calls_back: bool,
 }
 
 #[derive(Debug)]
@@ -146,6 +148,8 @@ impl Shape {
                 let is_loop = members.len() > 1 || edges(node).any(|to| to == node);
                 if is_loop {
                     components += 1;
+                    let jumps_to_itself = flow.successors(node).any(|to| to == node);
+                    self.places[node].only_calls_back = members.len() == 1 && !jumps_to_itself;
                     for member in members {
                         self.places[member].component = components;
                     }

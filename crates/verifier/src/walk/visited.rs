@@ -79,10 +79,12 @@ impl Walk<'_> {
         let old = self.kept(id);
         if old.branches == 0 {
             let in_loop = self.is_incomplete(id);
-            let alike = if in_loop {
-                Alike::Within
-            } else {
-                Alike::Covered
+            // The kernel does not take calls of callbacks for loops here, and looks less closely; but what mattered is not known
+            // in them either.
+            let alike = match in_loop {
+                true if self.only_calls_back(old) => Alike::Enclosed,
+                true => Alike::Within,
+                false => Alike::Covered,
             };
             return Ok(self.is_like(id, alike).then_some(in_loop));
         }
