@@ -374,14 +374,10 @@ mod tests {
             }
             let loaded = load_program(&ProgramSpec {
                 prog_type: program.kind.prog_type,
-                expected_attach_type: 0,
-                flags: 0,
-                attach_btf_id: 0,
                 license: &object.license,
-                kernel_version: 0,
                 insns: &insns,
-                types: None,
                 log_level: 1,
+                ..ProgramSpec::default()
             });
             if let Err(refusal) = loaded {
                 panic!("{}: {}", program.name, refusal.log);
