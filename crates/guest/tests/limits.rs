@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use beeline_wire::VERSION;
 use beeline_wire::frame;
 use beeline_wire::layout::command;
 use beeline_wire::messages::guest_message::Body as Answer;
@@ -151,7 +152,7 @@ fn bytes_that_are_no_messages_end_their_connection_only() {
     let hello = framed(&HostMessage {
         id: 1,
         body: Some(Request::Hello(Hello {
-            version: 1,
+            version: VERSION,
             tool: "x".repeat(100_000),
         })),
     });
@@ -203,7 +204,7 @@ fn messages_with_random_changes_do_no_harm() {
     let hello = HostMessage {
         id: 1,
         body: Some(Request::Hello(Hello {
-            version: 1,
+            version: VERSION,
             tool: String::new(),
         })),
     };
