@@ -9,7 +9,8 @@ use std::thread::Builder;
 
 use anyhow::Context;
 use beeline_door::{Connection, Options, Sharing, Tool};
-use beeline_vmm::{GuestMemory, Monitor, Part};
+use beeline_qmp::Monitor;
+use beeline_vmm::{GuestMemory, Part, wait_for_the_end};
 use beeline_wire::address::Address;
 use beeline_wire::channel::Channel;
 use beeline_wire::tls::Tls;
@@ -145,7 +146,7 @@ fn tell_of_the_end(monitor: Monitor, connection: &Arc<Connection>) -> anyhow::Re
     let connection = Arc::clone(connection);
     let watch = move || {
         // Where only the monitor is gone, the guest may be well.
-        if let Some(event) = monitor.wait_for_the_end() {
+        if let Some(event) = wait_for_the_end(monitor) {
             connection.lose(&format!("QEMU says {event}"));
         }
     };

@@ -1,7 +1,7 @@
 //! A client of QEMU's machine protocol (`docs/interop/qmp-spec.rst` of QEMU): commands and their answers, lines of JSON on a Unix socket.
 //!
 //! [`Monitor::connect`] leaves the greeting and the negotiation behind; [`Monitor::execute`] runs a command. Events come in between and are
-//! passed over. QEMU serves one client of a monitor at a time, so whoever only asks should not stay connected; give a machine
+//! passed over; [`Monitor::next_event`] waits for one. QEMU serves one client of a monitor at a time, so whoever only asks should not stay connected; give a machine
 //! several monitors where several programs stay.
 //!
 //! What answers is not trusted: lines have a longest length, everything has a time limit, and what makes no sense is an error. After an
@@ -15,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::socket_peercred;
 use serde_json::{Value, json};
 
 pub use vcpus::Vcpu;
@@ -155,6 +156,36 @@ impl Monitor {
                 return Ok(value.take());
             }
         }
+    }
+
+    /// What a command for people answers, in their words (`human-monitor-command`).
+    pub fn ask(&mut self, line: &str) -> Result<String, Error> {
+        const COMMAND: &str = "human-monitor-command";
+        let answer = self.execute(COMMAND, &json!({ "command-line": line }))?;
+        let text = answer.as_str().map(str::to_owned);
+        text.ok_or_else(|| Error::Unexpected {
+            command: COMMAND,
+            what: "no text".into(),
+        })
+    }
+
+    /// The name of the next event, however long that takes. Those that came while a command was answered are gone.
+    pub fn next_event(&mut self) -> Result<String, Error> {
+        loop {
+            let said = match self.lines.next(Instant::now() + self.patience) {
+                Err(Error::Timeout(_)) => continue,
+                said => said?,
+            };
+            if let Some(event) = said.get("event").and_then(Value::as_str) {
+                return Ok(event.to_owned());
+            }
+        }
+    }
+
+    /// The process that listens at the socket.
+    pub fn process(&self) -> Result<i32, Error> {
+        let peer = socket_peercred(self.lines.socket()).map_err(|error| Error::Io(error.into()))?;
+        Ok(peer.pid.as_raw_nonzero().get())
     }
 
     /// The virtual CPUs and the threads of this machine that they run on, in the order of their numbers (`query-cpus-fast`).

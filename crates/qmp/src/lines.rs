@@ -33,6 +33,10 @@ impl Lines {
         }
     }
 
+    pub(crate) fn socket(&self) -> &UnixStream {
+        &self.stream
+    }
+
     /// To write to, until a moment.
     pub(crate) fn stream(&self, deadline: Instant) -> io::Result<&UnixStream> {
         self.stream.set_write_timeout(Some(left(deadline)))?;

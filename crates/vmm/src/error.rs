@@ -4,14 +4,9 @@ use std::path::PathBuf;
 /// Why a machine's memory cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The monitor's socket, or the conversation on it.
-    #[error("QEMU's monitor {}: {source}", path.display())]
-    Monitor {
-        /// Of the socket.
-        path: PathBuf,
-        /// What happened.
-        source: io::Error,
-    },
+    /// The monitor.
+    #[error(transparent)]
+    Monitor(#[from] beeline_qmp::Error),
     /// A file.
     #[error("{}: {source}", path.display())]
     File {

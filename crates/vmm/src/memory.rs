@@ -8,14 +8,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use beeline_inject::Region;
+use beeline_qmp::Monitor;
 
 use crate::tree;
-use crate::{Error, Monitor, Part};
+use crate::{Error, Part};
 
 /// Bytes of a page, and what addresses, lengths and offsets are multiples of.
 pub const PAGE: u64 = 4096;
 /// Machines with no more have all of it from address 0 on: the gap for devices begins there, or above (q35's the lowest).
 const BELOW_EVERY_GAP: u64 = 2 << 30;
+
+/// What QEMU reports when the guest's memory is no longer what it was, or soon will not be.
+const ENDS: [&str; 3] = ["RESET", "SHUTDOWN", "GUEST_PANICKED"];
+
+/// Waits until the machine is reset or ends; what it was, in QEMU's words. `None` if the monitor ended before.
+pub fn wait_for_the_end(mut monitor: Monitor) -> Option<String> {
+    loop {
+        let event = monitor.next_event().ok()?;
+        if ENDS.contains(&event.as_str()) {
+            return Some(event);
+        }
+    }
+}
 
 /// A file of memory, opened twice: who may only read gets a descriptor by which nobody can write.
 #[derive(Debug)]
