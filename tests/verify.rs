@@ -445,7 +445,7 @@ fn the_verdict_and_the_way_to_it_are_the_kernels() {
     }
 }
 
-/// Files with what tools rarely have: arenas, maps without types, structures of functions, externs.
+/// Files with what tools rarely have: arenas, maps without types, structures of functions, externs, maps that are iterated over.
 const RARE: &[(&str, &str)] = &[
     (
         "arena",
@@ -475,6 +475,7 @@ const RARE: &[(&str, &str)] = &[
         "externs",
         include_str!("../crates/object/tests/programs/externs.c"),
     ),
+    ("iterated", include_str!("verdicts/iterated.c")),
 ];
 
 #[test]

@@ -10,8 +10,11 @@ use crate::state::{Flags, MapId, Reg, Type};
 impl Walk<'_> {
     /// The map that some work is in is passed beside it.
     pub(super) fn map_argument(&self, number: u8, reg: &Reg, meta: &mut Meta) -> Check {
-        let (Type::Map(map) | Type::MapValue(map) | Type::MapKey(map)) = reg.kind else {
-            return no(EINVAL, format!("pointer in R{number} isn't map pointer"));
+        let map = match reg.kind {
+            Type::Map(map) | Type::MapValue(map) | Type::MapKey(map) => map,
+            // A map that the kernel hands over, as to its iterators: looked at as a structure, and which one it is nobody knows.
+            Type::Btf(_) => return Ok(()),
+            _ => return no(EINVAL, format!("pointer in R{number} isn't map pointer")),
         };
         if let Some(known) = meta.map
             && known != map
