@@ -102,6 +102,9 @@ impl Walk<'_> {
             }
         }
         let wanted = self.wanted(call, number, param, &reg)?;
+        if wanted == Wanted::Map {
+            self.map_argument(number, &reg, meta)?;
+        }
         if matches!(
             wanted,
             Wanted::Map | Wanted::Allocated | Wanted::Structure(_)
@@ -112,9 +115,6 @@ impl Walk<'_> {
         }
         if wanted == Wanted::Null {
             return Ok(false);
-        }
-        if wanted == Wanted::Map {
-            self.map_argument(number, &reg, meta)?;
         }
         self.check_kernel_offset(number, &reg, call.has(flags::RELEASE) && reg.ref_id != 0)?;
         self.check_wanted(call, number, param, wanted, meta)?;
