@@ -186,7 +186,7 @@ fn what_has_to_be_there_and_is_not_is_said_of_the_programs_that_need_it() {
         ),
         (
             "function",
-            "extern no_such_function: the kernel's BTF does not have it",
+            "extern no_such_function: neither the kernel's BTF nor a module's has it",
         ),
         (
             "function_of_another_type",
