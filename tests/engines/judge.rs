@@ -31,7 +31,7 @@ const SHARES: [f64; PLACES.len()] = [1.0, 1.0, 0.15, 0.05, 0.25];
 pub enum Verdict {
     /// All that ran it agree. Says who ran it.
     Same([bool; PLACES.len()]),
-    /// The kernel's verifier, which follows every way through it, gives it up.
+    /// A verifier, the kernel's or ours, which follow every way through it, gives it up.
     GivenUp,
     /// Somebody refuses it, who says why.
     Refused(String),
@@ -121,8 +121,13 @@ impl Judge {
             self.spent[KERNEL] += processor_time() - start;
             match outcome {
                 Ok(outcome) => {
-                    if let Err(reject) = accept(insns) {
-                        return Verdict::Refused(format!("our verifier, alone: {reject}"));
+                    match accept(insns) {
+                        Ok(()) => {}
+                        // It follows callbacks in each other further than the kernel's, so the limit comes sooner.
+                        Err(reject) if is_limit(&reject) => return Verdict::GivenUp,
+                        Err(reject) => {
+                            return Verdict::Refused(format!("our verifier, alone: {reject}"));
+                        }
                     }
                     theirs = Some(outcome);
                 }
@@ -271,11 +276,15 @@ fn hides_constant(insn: &Insn, slot: i16) -> bool {
 
 /// Has the kernel's verifier seen too much of a program, not something wrong with it?
 pub fn has_given_up(refusal: &Refusal) -> bool {
+    is_limit(&refusal.log)
+}
+
+fn is_limit(words: &str) -> bool {
     let limits = [
         "BPF program is too large. Processed",
         "jumps is too complex",
     ];
-    limits.iter().any(|limit| refusal.log.contains(limit))
+    limits.iter().any(|limit| words.contains(limit))
 }
 
 /// The end of what the kernel's verifier says.

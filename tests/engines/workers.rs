@@ -25,7 +25,7 @@ pub enum Ended {
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Tally {
     pub runs: [u64; PLACES.len()],
-    /// Those that the kernel's verifier gave up.
+    /// Those that a verifier gave up.
     pub given_up: u64,
 }
 
@@ -204,7 +204,7 @@ pub fn verdict(insns: &[Insn], with_kernel: bool, care: Care) -> Alone {
         let mut judge = Judge::new(cpu, with_kernel);
         let (status, text) = match judge.judge_everywhere(insns, entering) {
             Verdict::Same(_) => (0, String::new()),
-            Verdict::GivenUp => (1, "the kernel's verifier gives it up".to_owned()),
+            Verdict::GivenUp => (1, "a verifier gives it up".to_owned()),
             Verdict::Refused(why) => (1, why),
             Verdict::Differs(_) if care == Care::Yes && judge.depends_on_chance(insns) => {
                 (1, "it depends on chance".to_owned())
