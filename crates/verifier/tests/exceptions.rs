@@ -3,6 +3,7 @@
 
 mod btf;
 
+use beeline_fuzz::asm::{EXIT, call, call_local, insn, mov, mov_reg};
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
 use beeline_verifier::context::kinds::{at, prog};
@@ -12,27 +13,8 @@ use beeline_verifier::verdict::LogLevel;
 use beeline_verifier::{function_starts, verify};
 use btf::{Builder, PTR};
 
-const R0_IS_0: Insn = set(0, 0);
-const END: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
+const R0_IS_0: Insn = mov(0, 0);
 const GLOBAL: u32 = 1;
-
-const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
-    Insn {
-        code,
-        dst,
-        src,
-        off,
-        imm,
-    }
-}
-
-const fn set(register: u8, value: i32) -> Insn {
-    insn(ALU64 | K | MOV, register, 0, 0, value)
-}
-
-const fn copy(dst: u8, src: u8) -> Insn {
-    insn(ALU64 | X | MOV, dst, src, 0, 0)
-}
 
 /// A program whose first function throws 7, or does what `main` says, and where that goes.
 struct Case {
@@ -137,9 +119,9 @@ fn what_is_thrown_goes_to_the_programs_own_function() {
     };
     let tc = kind(prog::SCHED_CLS, 0);
     let egress = kind(prog::CGROUP_SKB, at::CGROUP_INET_EGRESS);
-    let main: &[Insn] = &[set(1, 7), throw, R0_IS_0, END];
+    let main: &[Insn] = &[mov(1, 7), throw, R0_IS_0, EXIT];
     let number: &[Param] = &[Param::Number];
-    let hand_on: &[Insn] = &[copy(0, 1), END];
+    let hand_on: &[Insn] = &[mov_reg(0, 1), EXIT];
     let case = |what, kind, main: &[Insn], callback: &[Insn], params: &[Param]| Case {
         what,
         kind,
@@ -147,25 +129,19 @@ fn what_is_thrown_goes_to_the_programs_own_function() {
         callback: callback.to_vec(),
         params: params.to_vec(),
     };
-    let direct: &[Insn] = &[set(1, 1), insn(JMP | CALL, 0, PSEUDO_CALL, 0, 1), END];
-    let tail: &[Insn] = &[
-        set(2, 0),
-        set(3, 0),
-        insn(JMP | CALL, 0, HELPER_CALL, 0, 12),
-        R0_IS_0,
-        END,
-    ];
+    let direct: &[Insn] = &[mov(1, 1), call_local(1), EXIT];
+    let tail: &[Insn] = &[mov(2, 0), mov(3, 0), call(12), R0_IS_0, EXIT];
     let cases = [
         case("handed on", tc, main, hand_on, number),
-        case("never thrown", tc, &[R0_IS_0, END], hand_on, number),
-        case("another number", tc, main, &[set(0, 3), END], number),
-        case("no number", tc, main, &[copy(0, 10), END], number),
-        case("nothing", tc, main, &[END], number),
+        case("never thrown", tc, &[R0_IS_0, EXIT], hand_on, number),
+        case("another number", tc, main, &[mov(0, 3), EXIT], number),
+        case("no number", tc, main, &[mov_reg(0, 10), EXIT], number),
+        case("nothing", tc, main, &[EXIT], number),
         case(
             "a range that it keeps to",
             egress,
             main,
-            &[set(0, 3), END],
+            &[mov(0, 3), EXIT],
             number,
         ),
         case("a range that it breaks", egress, main, hand_on, number),
@@ -173,25 +149,25 @@ fn what_is_thrown_goes_to_the_programs_own_function() {
             "a range that it does not keep to",
             egress,
             main,
-            &[set(0, 4), END],
+            &[mov(0, 4), EXIT],
             number,
         ),
         case(
             "two arguments",
             tc,
             main,
-            &[R0_IS_0, END],
+            &[R0_IS_0, EXIT],
             &[Param::Number, Param::Number],
         ),
-        case("no argument", tc, main, &[R0_IS_0, END], &[]),
-        case("a pointer", tc, main, &[R0_IS_0, END], &[Param::Pointer]),
+        case("no argument", tc, main, &[R0_IS_0, EXIT], &[]),
+        case("a pointer", tc, main, &[R0_IS_0, EXIT], &[Param::Pointer]),
         case("called", tc, direct, hand_on, number),
         case("a tail call", tc, main, tail, number),
-        case("thrown again", tc, main, &[throw, R0_IS_0, END], number),
+        case("thrown again", tc, main, &[throw, R0_IS_0, EXIT], number),
         case(
             "with an argument that is no number",
             tc,
-            &[copy(1, 10), throw, R0_IS_0, END],
+            &[mov_reg(1, 10), throw, R0_IS_0, EXIT],
             hand_on,
             number,
         ),
@@ -199,14 +175,14 @@ fn what_is_thrown_goes_to_the_programs_own_function() {
             "the context is not there",
             tc,
             main,
-            &[insn(LDX | MEM | W, 0, 1, 0, 0), END],
+            &[insn(LDX | MEM | W, 0, 1, 0, 0), EXIT],
             number,
         ),
         case(
             "unreachable code",
             tc,
             main,
-            &[R0_IS_0, END, R0_IS_0, END],
+            &[R0_IS_0, EXIT, R0_IS_0, EXIT],
             number,
         ),
     ];

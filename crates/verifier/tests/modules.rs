@@ -5,6 +5,7 @@ mod btf;
 
 use std::os::fd::AsRawFd;
 
+use beeline_fuzz::asm::insn;
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
 use beeline_verifier::context::kinds::{at, prog};
@@ -23,16 +24,6 @@ const TC: Kind = Kind {
     attach_btf_id: 0,
     intrudes: false,
 };
-
-const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
-    Insn {
-        code,
-        dst,
-        src,
-        off,
-        imm,
-    }
-}
 
 fn call(place: i16, id: u32) -> Insn {
     insn(JMP | CALL, 0, PSEUDO_KFUNC_CALL, place, id as i32)

@@ -3,6 +3,7 @@
 
 mod btf;
 
+use beeline_fuzz::asm::{EXIT, call, insn, mov, mov_reg};
 use beeline_isa::{Insn, opcode::*};
 use beeline_verifier::context::kinds::prog;
 use beeline_verifier::program::{Kind, Program};
@@ -11,23 +12,8 @@ use beeline_verifier::verdict::LogLevel;
 use beeline_verifier::verify;
 use btf::{Builder, FUNC, FUNC_PROTO, PTR};
 
-const R0_IS_0: Insn = insn(ALU64 | K | MOV, 0, 0, 0, 0);
-const END: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
-const TAIL_CALL: Insn = insn(JMP | CALL, 0, HELPER_CALL, 0, 12);
-
-const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
-    Insn {
-        code,
-        dst,
-        src,
-        off,
-        imm,
-    }
-}
-
-const fn copy(dst: u8, src: u8) -> Insn {
-    insn(ALU64 | X | MOV, dst, src, 0, 0)
-}
+const R0_IS_0: Insn = mov(0, 0);
+const TAIL_CALL: Insn = call(12);
 
 const fn load(size: u8, dst: u8, src: u8, off: i16) -> Insn {
     insn(LDX | MEM | size, dst, src, off, 0)
@@ -140,7 +126,7 @@ fn what_is_handed_over_is_given_back_once_on_every_path() {
     let acquire = operations.call("bpf_task_acquire");
     let task = load(DW, 1, 1, 8);
     let other = load(DW, 1, 1, 16);
-    let end = [R0_IS_0, END];
+    let end = [R0_IS_0, EXIT];
     let leak = "BPF_EXIT instruction in main prog would lead to reference leak";
     let twice = "invalid bpf_context access off=8. Reference may already be released";
     let cases: [(&str, Member, &str, Vec<Insn>); 13] = [
@@ -183,13 +169,17 @@ fn what_is_handed_over_is_given_back_once_on_every_path() {
             "loaded after it was released",
             Member::Owned,
             twice,
-            [&[copy(6, 1), task, release, load(DW, 1, 6, 8)][..], &end].concat(),
+            [&[mov_reg(6, 1), task, release, load(DW, 1, 6, 8)][..], &end].concat(),
         ),
         (
             "released twice",
             Member::Owned,
             "arg#0 pointer type STRUCT task_struct must point to scalar, or struct with scalar",
-            [&[task, copy(6, 1), release, copy(1, 6), release][..], &end].concat(),
+            [
+                &[task, mov_reg(6, 1), release, mov_reg(1, 6), release][..],
+                &end,
+            ]
+            .concat(),
         ),
         (
             "another reference is another",
@@ -200,7 +190,7 @@ fn what_is_handed_over_is_given_back_once_on_every_path() {
                     task,
                     acquire,
                     insn(JMP | K | JEQ, 0, 0, 2, 0),
-                    copy(1, 0),
+                    mov_reg(1, 0),
                     release,
                 ][..],
                 &end,
@@ -253,24 +243,24 @@ fn what_is_handed_over_may_be_handed_back() {
     let release = operations.call("bpf_task_release");
     let result = load(DW, 0, 1, 8);
     let cases: [(&str, Member, &str, Vec<Insn>); 4] = [
-        ("returned", Member::Returned, "", vec![result, END]),
+        ("returned", Member::Returned, "", vec![result, EXIT]),
         (
             "null is returned",
             Member::Returned,
             "",
-            vec![load(DW, 1, 1, 8), release, R0_IS_0, END],
+            vec![load(DW, 1, 1, 8), release, R0_IS_0, EXIT],
         ),
         (
             "null is returned, and the object lost",
             Member::Returned,
             "BPF_EXIT instruction in main prog would lead to reference leak",
-            vec![R0_IS_0, END],
+            vec![R0_IS_0, EXIT],
         ),
         (
             "a part of it is returned",
             Member::Returned,
             "dereference of modified trusted_ptr_ ptr R0 off=8 disallowed",
-            vec![result, insn(ALU64 | K | ADD, 0, 0, 0, 8), END],
+            vec![result, insn(ALU64 | K | ADD, 0, 0, 0, 8), EXIT],
         ),
     ];
     check(&operations, &cases);

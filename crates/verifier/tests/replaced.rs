@@ -5,6 +5,7 @@ mod btf;
 
 use std::fs::File;
 
+use beeline_fuzz::asm::{EXIT, call, call_local, insn, mov, mov_reg};
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
 use beeline_verifier::context::kinds::prog;
@@ -14,36 +15,13 @@ use beeline_verifier::verdict::LogLevel;
 use beeline_verifier::{function_starts, verify};
 use btf::{Builder, PTR};
 
-const R0_IS_0: Insn = insn(ALU64 | K | MOV, 0, 0, 0, 0);
-const END: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
+const R0_IS_0: Insn = mov(0, 0);
 const GLOBAL: u32 = 1;
 const STATIC: u32 = 0;
 const SKB_PULL_DATA: i32 = 39;
 const GET_PRANDOM: i32 = 7;
 /// What kernels say that are built or locked down so that nobody loads such programs.
 const EPERM: i32 = 1;
-
-const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
-    Insn {
-        code,
-        dst,
-        src,
-        off,
-        imm,
-    }
-}
-
-const fn call(to: i32) -> Insn {
-    insn(JMP | CALL, 0, PSEUDO_CALL, 0, to)
-}
-
-const fn helper(id: i32) -> Insn {
-    insn(JMP | CALL, 0, HELPER_CALL, 0, id)
-}
-
-const fn copy(dst: u8, src: u8) -> Insn {
-    insn(ALU64 | X | MOV, dst, src, 0, 0)
-}
 
 const fn load(size: u8, dst: u8, src: u8, off: i16) -> Insn {
     insn(LDX | MEM | size, dst, src, off, 0)
@@ -151,35 +129,35 @@ fn target() -> (Made, [u32; 5]) {
         all.function("quiet", STATIC, int, &[int]),
     ];
     let insns = vec![
-        copy(6, 1),
-        insn(ALU64 | K | MOV, 1, 0, 0, 1),
-        call(9),
-        copy(1, 6),
-        call(9),
-        copy(1, 6),
-        call(11),
-        insn(ALU64 | K | MOV, 1, 0, 0, 1),
-        call(11),
+        mov_reg(6, 1),
+        mov(1, 1),
+        call_local(9),
+        mov_reg(1, 6),
+        call_local(9),
+        mov_reg(1, 6),
+        call_local(11),
+        mov(1, 1),
+        call_local(11),
         R0_IS_0,
-        END,
+        EXIT,
         // 11: plain
         R0_IS_0,
-        END, // 12
+        EXIT, // 12
         // 13: pulls
-        insn(ALU64 | K | MOV, 2, 0, 0, 0),
-        helper(SKB_PULL_DATA),
+        mov(2, 0),
+        call(SKB_PULL_DATA),
         R0_IS_0,
-        END,
+        EXIT,
         // 17: looks
         load(W, 0, 1, 0),
-        END,
+        EXIT,
         // 19: quiet
         R0_IS_0,
-        END,
+        EXIT,
     ];
     let mut insns = insns;
     for (at, to) in [(2, 11), (4, 13), (6, 17), (8, 19)] {
-        insns[at] = call(to - at as i32 - 1);
+        insns[at] = call_local(to - at as i32 - 1);
     }
     let functions = [0, 11, 13, 17, 19];
     let functions: Vec<[u32; 2]> = functions
@@ -231,82 +209,77 @@ fn functions_of_a_program_of_packets() {
     let wide = |it: &Types| vec![it.long];
     let (skb, xdp) = (|it: &Types| vec![it.skb], |it: &Types| vec![it.xdp]);
     let numbers = |it: &Types| vec![it.numbers];
-    let pull = [
-        insn(ALU64 | K | MOV, 2, 0, 0, 0),
-        helper(SKB_PULL_DATA),
-        R0_IS_0,
-        END,
-    ];
+    let pull = [mov(2, 0), call(SKB_PULL_DATA), R0_IS_0, EXIT];
     let cases = [
         (
             "a number",
             "",
-            replacement(plain, GLOBAL, int, number, &[copy(0, 1), END]),
+            replacement(plain, GLOBAL, int, number, &[mov_reg(0, 1), EXIT]),
         ),
         (
             "a number is no context",
             "R1 invalid mem access 'scalar'",
-            replacement(plain, GLOBAL, int, number, &[load(W, 0, 1, 0), END]),
+            replacement(plain, GLOBAL, int, number, &[load(W, 0, 1, 0), EXIT]),
         ),
         (
             "anything is returned",
             "",
-            replacement(plain, GLOBAL, int, number, &[helper(GET_PRANDOM), END]),
+            replacement(plain, GLOBAL, int, number, &[call(GET_PRANDOM), EXIT]),
         ),
         (
             "nothing is returned",
             "R0 !read_ok",
-            replacement(plain, GLOBAL, int, number, &[END]),
+            replacement(plain, GLOBAL, int, number, &[EXIT]),
         ),
         (
             "a wider argument",
             "arg0 in own() has size 8 while plain() has 4",
-            replacement(plain, GLOBAL, int, wide, &[R0_IS_0, END]),
+            replacement(plain, GLOBAL, int, wide, &[R0_IS_0, EXIT]),
         ),
         (
             "a wider result",
             "",
-            replacement(plain, GLOBAL, long, number, &[R0_IS_0, END]),
+            replacement(plain, GLOBAL, long, number, &[R0_IS_0, EXIT]),
         ),
         (
             "no argument",
             "own() has 0 args while plain() has 1 args",
-            replacement(plain, GLOBAL, int, read_number, &[R0_IS_0, END]),
+            replacement(plain, GLOBAL, int, read_number, &[R0_IS_0, EXIT]),
         ),
         (
             "a context for a number",
             "arg0 in own() is PTR while plain() has INT",
-            replacement(plain, GLOBAL, int, skb, &[R0_IS_0, END]),
+            replacement(plain, GLOBAL, int, skb, &[R0_IS_0, EXIT]),
         ),
         (
             "a static one",
             "own() is not a global function",
-            replacement(plain, STATIC, int, number, &[R0_IS_0, END]),
+            replacement(plain, STATIC, int, number, &[R0_IS_0, EXIT]),
         ),
         (
             "of a static one",
             "quiet() is not a global function",
-            replacement(quiet, GLOBAL, int, number, &[R0_IS_0, END]),
+            replacement(quiet, GLOBAL, int, number, &[R0_IS_0, EXIT]),
         ),
         (
             "a context",
             "",
-            replacement(looks, GLOBAL, int, skb, &[load(W, 0, 1, 0), END]),
+            replacement(looks, GLOBAL, int, skb, &[load(W, 0, 1, 0), EXIT]),
         ),
         (
             "past the context",
             "invalid bpf_context access off=400 size=4",
-            replacement(looks, GLOBAL, int, skb, &[load(W, 0, 1, 400), END]),
+            replacement(looks, GLOBAL, int, skb, &[load(W, 0, 1, 400), EXIT]),
         ),
         (
             "another context",
             "arg0 own(struct xdp_md *) doesn't match looks(struct __sk_buff *)",
-            replacement(looks, GLOBAL, int, xdp, &[R0_IS_0, END]),
+            replacement(looks, GLOBAL, int, xdp, &[R0_IS_0, EXIT]),
         ),
         (
             "a pointer to numbers",
             "arg0 in own() is not a pointer to context",
-            replacement(looks, GLOBAL, int, numbers, &[R0_IS_0, END]),
+            replacement(looks, GLOBAL, int, numbers, &[R0_IS_0, EXIT]),
         ),
         (
             "a packet that stays",
@@ -321,27 +294,27 @@ fn functions_of_a_program_of_packets() {
         (
             "the program itself",
             "",
-            replacement(main, GLOBAL, int, skb, &[load(W, 0, 1, 0), END]),
+            replacement(main, GLOBAL, int, skb, &[load(W, 0, 1, 0), EXIT]),
         ),
         (
             "the program returns a pointer",
             "",
-            replacement(main, GLOBAL, int, skb, &[copy(0, 1), END]),
+            replacement(main, GLOBAL, int, skb, &[mov_reg(0, 1), EXIT]),
         ),
         (
             "nothing",
             "Tracing programs must provide btf_id",
-            replacement(0, GLOBAL, int, number, &[R0_IS_0, END]),
+            replacement(0, GLOBAL, int, number, &[R0_IS_0, EXIT]),
         ),
         (
             "no function",
             "Subprog int doesn't exist",
-            replacement(1, GLOBAL, int, number, &[R0_IS_0, END]),
+            replacement(1, GLOBAL, int, number, &[R0_IS_0, EXIT]),
         ),
         (
             "no type",
             "attach_btf_id 999 is invalid",
-            replacement(999, GLOBAL, int, number, &[R0_IS_0, END]),
+            replacement(999, GLOBAL, int, number, &[R0_IS_0, EXIT]),
         ),
     ];
     let target_types = target.types(target.kind, &kernel_types);

@@ -23,18 +23,29 @@ pub const NOTHING: Insn = Insn {
     imm: 0,
 };
 
+/// Any other.
+pub const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
+    Insn {
+        code,
+        dst,
+        src,
+        off,
+        imm,
+    }
+}
+
 /// `dst = imm`
-pub fn mov(dst: u8, imm: i32) -> Insn {
+pub const fn mov(dst: u8, imm: i32) -> Insn {
     alu_imm(MOV, dst, imm)
 }
 
 /// `dst = src`
-pub fn mov_reg(dst: u8, src: u8) -> Insn {
+pub const fn mov_reg(dst: u8, src: u8) -> Insn {
     alu(MOV, dst, src)
 }
 
 /// `dst = dst op imm`, in 64 bits.
-pub fn alu_imm(op: u8, dst: u8, imm: i32) -> Insn {
+pub const fn alu_imm(op: u8, dst: u8, imm: i32) -> Insn {
     Insn {
         code: ALU64 | K | op,
         dst,
@@ -45,7 +56,7 @@ pub fn alu_imm(op: u8, dst: u8, imm: i32) -> Insn {
 }
 
 /// `dst = dst op src`, in 64 bits.
-pub fn alu(op: u8, dst: u8, src: u8) -> Insn {
+pub const fn alu(op: u8, dst: u8, src: u8) -> Insn {
     Insn {
         code: ALU64 | X | op,
         dst,
@@ -56,12 +67,12 @@ pub fn alu(op: u8, dst: u8, src: u8) -> Insn {
 }
 
 /// `*(u64 *)(dst + off) = src`
-pub fn store(dst: u8, off: i16, src: u8) -> Insn {
+pub const fn store(dst: u8, off: i16, src: u8) -> Insn {
     store_sized(DW, dst, off, src)
 }
 
 /// `*(dst + off) = src`
-pub fn store_sized(size: u8, dst: u8, off: i16, src: u8) -> Insn {
+pub const fn store_sized(size: u8, dst: u8, off: i16, src: u8) -> Insn {
     Insn {
         code: STX | MEM | size,
         dst,
@@ -72,7 +83,7 @@ pub fn store_sized(size: u8, dst: u8, off: i16, src: u8) -> Insn {
 }
 
 /// `*(dst + off) = imm`
-pub fn store_imm(size: u8, dst: u8, off: i16, imm: i32) -> Insn {
+pub const fn store_imm(size: u8, dst: u8, off: i16, imm: i32) -> Insn {
     Insn {
         code: ST | MEM | size,
         dst,
@@ -83,12 +94,12 @@ pub fn store_imm(size: u8, dst: u8, off: i16, imm: i32) -> Insn {
 }
 
 /// `dst = *(u64 *)(src + off)`
-pub fn load(dst: u8, src: u8, off: i16) -> Insn {
+pub const fn load(dst: u8, src: u8, off: i16) -> Insn {
     load_sized(MEM | DW, dst, src, off)
 }
 
 /// `dst = *(src + off)`, of a size and [`opcode::MEM`] or [`opcode::MEMSX`].
-pub fn load_sized(mode: u8, dst: u8, src: u8, off: i16) -> Insn {
+pub const fn load_sized(mode: u8, dst: u8, src: u8, off: i16) -> Insn {
     Insn {
         code: LDX | mode,
         dst,
@@ -99,7 +110,7 @@ pub fn load_sized(mode: u8, dst: u8, src: u8, off: i16) -> Insn {
 }
 
 /// An atomic operation on `*(dst + off)`.
-pub fn atomic(size: u8, dst: u8, off: i16, src: u8, op: i32) -> Insn {
+pub const fn atomic(size: u8, dst: u8, off: i16, src: u8, op: i32) -> Insn {
     Insn {
         code: STX | ATOMIC | size,
         dst,
@@ -110,7 +121,7 @@ pub fn atomic(size: u8, dst: u8, off: i16, src: u8, op: i32) -> Insn {
 }
 
 /// `if dst cond imm goto +off`, in 64 bits.
-pub fn branch(cond: u8, dst: u8, imm: i32, off: i16) -> Insn {
+pub const fn branch(cond: u8, dst: u8, imm: i32, off: i16) -> Insn {
     Insn {
         code: JMP | K | cond,
         dst,
@@ -121,7 +132,7 @@ pub fn branch(cond: u8, dst: u8, imm: i32, off: i16) -> Insn {
 }
 
 /// `may_goto +off`
-pub fn may_goto(off: i16) -> Insn {
+pub const fn may_goto(off: i16) -> Insn {
     Insn {
         code: JMP | JCOND,
         dst: 0,
@@ -132,7 +143,7 @@ pub fn may_goto(off: i16) -> Insn {
 }
 
 /// Calls a helper.
-pub fn call(id: i32) -> Insn {
+pub const fn call(id: i32) -> Insn {
     Insn {
         code: JMP | CALL,
         dst: 0,
@@ -143,7 +154,7 @@ pub fn call(id: i32) -> Insn {
 }
 
 /// Calls a function of the program.
-pub fn call_local(off: i32) -> Insn {
+pub const fn call_local(off: i32) -> Insn {
     Insn {
         code: JMP | CALL,
         dst: 0,
