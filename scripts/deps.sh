@@ -7,17 +7,18 @@ PACKAGES="bpftrace libbpf-tools nginx-light wrk gcc g++ libc6-dev binutils make 
     bpftool qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross strace perl bpfcc-tools linux-headers-amd64 musl-tools
     $*"
 
-# memleak is in Debian 13's libbpf-tools only. It is unpacked beside the system, with the libraries that it was
+# These are in Debian 13's libbpf-tools only. They are unpacked beside the system, with the libraries that they were
 # built for, and never installed.
-MEMLEAK_HOME=/usr/local/lib/beeline-test-tools
-MEMLEAK_PACKAGES="libbpf-tools libc6 libelf1t64 zlib1g libzstd1"
+NEWER_TOOLS="memleak futexctn"
+NEWER_HOME=/usr/local/lib/beeline-test-tools
+NEWER_PACKAGES="libbpf-tools libc6 libelf1t64 zlib1g libzstd1"
 
 main() {
     if [ "$(id -u)" != 0 ]; then
         echo "deps.sh: not root, so nothing is installed; tests whose tools are missing will be skipped" >&2
     elif command -v apt-get >/dev/null; then
         install_packages
-        command -v memleak >/dev/null || unpack_memleak || echo "deps.sh: no memleak; its test will be skipped" >&2
+        has_newer_tools || unpack_newer_tools || echo "deps.sh: no $NEWER_TOOLS; their tests will be skipped" >&2
     else
         echo "deps.sh: no apt-get; install by hand: $PACKAGES" >&2
     fi
@@ -41,7 +42,13 @@ install_packages() {
     apt-get install --quiet --quiet --yes --no-install-recommends $missing
 }
 
-unpack_memleak() (
+has_newer_tools() {
+    for tool in $NEWER_TOOLS; do
+        command -v "$tool" >/dev/null || return 1
+    done
+}
+
+unpack_newer_tools() (
     set -e
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
@@ -53,22 +60,25 @@ unpack_memleak() (
     set -- -o "Dir::Etc::SourceList=$work/sources.list" -o Dir::Etc::SourceParts=- \
         -o "Dir::State::Lists=$work/lists" -o "Dir::State::status=$work/status" -o "Dir::Cache=$work/cache" \
         -o APT::Sandbox::User=root
-    echo "deps.sh: fetching memleak"
+    echo "deps.sh: fetching $NEWER_TOOLS"
     timeout 300 apt-get --quiet --quiet "$@" update || exit 1
     cd "$work"
     # shellcheck disable=SC2086 # a list of words
-    timeout 300 apt-get --quiet --quiet "$@" download $MEMLEAK_PACKAGES || exit 1
+    timeout 300 apt-get --quiet --quiet "$@" download $NEWER_PACKAGES || exit 1
     for package in "$work"/*.deb; do
         dpkg-deb -x "$package" "$work/files" || exit 1
     done
-    mkdir -p "$MEMLEAK_HOME"
-    cp "$work"/files/usr/sbin/memleak* "$MEMLEAK_HOME/memleak"
+    mkdir -p "$NEWER_HOME"
     for library in ld-linux-x86-64.so.2 libc.so.6 libelf.so.1 libz.so.1 libzstd.so.1 libm.so.6; do
-        cp -L "$work/files/usr/lib/x86_64-linux-gnu/$library" "$MEMLEAK_HOME/"
+        cp -L "$work/files/usr/lib/x86_64-linux-gnu/$library" "$NEWER_HOME/"
     done
-    printf '#!/bin/sh\nexec %s/ld-linux-x86-64.so.2 --library-path %s %s/memleak "$@"\n' \
-        "$MEMLEAK_HOME" "$MEMLEAK_HOME" "$MEMLEAK_HOME" >/usr/local/bin/memleak
-    chmod 755 /usr/local/bin/memleak
+    for tool in $NEWER_TOOLS; do
+        command -v "$tool" >/dev/null && continue
+        cp "$work/files/usr/sbin/$tool"* "$NEWER_HOME/$tool"
+        printf '#!/bin/sh\nexec %s/ld-linux-x86-64.so.2 --library-path %s %s/%s "$@"\n' \
+            "$NEWER_HOME" "$NEWER_HOME" "$NEWER_HOME" "$tool" >"/usr/local/bin/$tool"
+        chmod 755 "/usr/local/bin/$tool"
+    done
 )
 
 # rust-toolchain.toml names the toolchain and its targets; rustup, where there is one, fetches what is missing.

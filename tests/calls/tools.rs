@@ -409,7 +409,7 @@ struct Counts<'a> {
     tool: &'a str,
     arguments: &'a [&'a str],
     scene: &'a str,
-    /// How often in a round, by words of a line that are followed or preceded by the count alone.
+    /// How often in a round, by words of a line that are followed or preceded by the count.
     known: &'a [(&'a str, u64)],
 }
 
@@ -427,7 +427,10 @@ impl Counts<'_> {
         let command = command(engine, self.tool, self.arguments, workload.pid())?;
         let tool = Tool::start_on_terminal(command);
         // Both come when all is attached: a heading, or the time of the first second that it has looked.
-        tool.wait_for_line(|line| line.starts_with("Tracing") || line.starts_with('['));
+        tool.wait_for_line(|line| {
+            line.starts_with("Tracing")
+                || line.starts_with(|first: char| first == '[' || first.is_ascii_digit())
+        });
         // What is counted between a print and the clearing behind it is lost, to the tool itself.
         std::thread::sleep(Duration::from_millis(400));
         for _ in 0..ROUNDS {
@@ -449,11 +452,12 @@ impl Counts<'_> {
     }
 }
 
-/// The count before or behind a name.
+/// The count before or behind a name that a line begins or ends with, or behind one in its midst (`contended 7 times`).
 fn count_of(line: &str, name: &str) -> Option<u64> {
     let line = line.trim();
+    let midst = || line.split_once(name)?.1.trim().split(' ').next();
     let count = line.strip_prefix(name).or_else(|| line.strip_suffix(name));
-    count?.trim().parse().ok()
+    count.or_else(midst)?.trim().parse().ok()
 }
 
 #[test]
@@ -477,6 +481,17 @@ fn argdist_of_bcc_counts_arguments() {
         arguments: &["-i", "1", "-p", "PID", "-C", event],
         scene: "files",
         known: &[("args->flags = 2", 1), ("args->flags = 524288", 3)],
+    }
+    .same();
+}
+
+#[test]
+fn futexctn_counts_waits() {
+    Counts {
+        tool: "futexctn",
+        arguments: &["-s", "-T", "-p", "PID", "1"],
+        scene: "waits",
+        known: &[(" contended ", 20)],
     }
     .same();
 }

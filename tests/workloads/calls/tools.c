@@ -2,6 +2,8 @@
  * Everything is named so that a line of a tool's says which of it that is. */
 #include "scenes.h"
 #include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -85,6 +87,28 @@ static int execs(void)
     return 0;
 }
 
+static unsigned lock;
+enum { WAITS = 20 };
+
+/* Each time when the other one sleeps: only then is there somebody to wake. */
+static void *waker(void *unused)
+{
+    for (int i = 0; i < WAITS; i++)
+        while (syscall(SYS_futex, &lock, FUTEX_WAKE_PRIVATE, 1, 0, 0, 0) != 1)
+            usleep(1000);
+    return unused;
+}
+
+static int waits(void)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, 0, waker, 0) == 0);
+    for (int i = 0; i < WAITS; i++)
+        CHECK(syscall(SYS_futex, &lock, FUTEX_WAIT_PRIVATE, 0, 0, 0, 0) == 0);
+    CHECK(pthread_join(thread, 0) == 0);
+    return 0;
+}
+
 static int syncs(void)
 {
     sync();
@@ -95,7 +119,7 @@ int main(void)
 {
     static const struct scene scenes[] = {
         {"files", files}, {"stats", stats}, {"kills", kills}, {"mounts", mounts},
-        {"ids", ids},     {"execs", execs}, {"syncs", syncs}, {0, 0},
+        {"ids", ids},     {"execs", execs}, {"syncs", syncs}, {"waits", waits}, {0, 0},
     };
     say("ready\n");
     return serve(scenes);
