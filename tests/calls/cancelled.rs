@@ -46,6 +46,17 @@ fn cancelled_threads_of_glibc_run_their_destructors() {
     cancelled(&program, libc::SYS_clock_nanosleep);
 }
 
+/// glibc 2.41 looks, as musl does, where a thread stands: its calls that may be cancelled are all one instruction.
+#[test]
+fn cancelled_threads_of_a_newer_glibc_run_their_destructors() {
+    let scratch = Scratch::new();
+    let library = need!(newer_libc());
+    let loader = format!("-Wl,--dynamic-linker={library}/ld-linux-x86-64.so.2");
+    let path = format!("-Wl,-rpath,{library}");
+    let program = scratch.build_with("calls/cancel.cpp", &["-DDESTRUCTORS=1", &loader, &path]);
+    cancelled(&program, libc::SYS_clock_nanosleep);
+}
+
 #[test]
 fn cancelled_threads_of_a_static_program_run_their_destructors() {
     let scratch = Scratch::new();
@@ -61,5 +72,14 @@ fn cancelled_threads_of_musl_clean_up() {
     for linking in [&["-static"][..], &[]] {
         let program = scratch.build_by(&musl, "calls/cancel.c", linking);
         cancelled(&program, libc::SYS_nanosleep);
+    }
+}
+
+/// Where `scripts/deps.sh` puts Debian 13's C library.
+fn newer_libc() -> Result<&'static str, String> {
+    let library = "/usr/local/lib/beeline-test-tools";
+    match Path::new(library).join("libc.so.6").exists() {
+        true => Ok(library),
+        false => Err(format!("there is no C library in {library}")),
     }
 }
