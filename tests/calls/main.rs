@@ -13,3 +13,4 @@ mod surroundings;
 mod tools;
 mod trace;
 mod users;
+mod vdso;

@@ -76,6 +76,14 @@ fn print_calls(presence: &Presence) {
     }
     let (hooked, spared) = (calls.hooked, calls.spared.len());
     println!("{:>10}system calls: {hooked} hooked, {spared} not", "");
+    for mapping in &calls.mappings {
+        let (hooked, spared) = (mapping.hooked, mapping.spared);
+        let name = match mapping.name.to_string_lossy() {
+            name if name.is_empty() => "code without a file".into(),
+            name => name,
+        };
+        println!("{:>12}{name}: {hooked} hooked, {spared} not", "");
+    }
     for (address, why) in &calls.spared {
         let place = place(presence, *address);
         println!("{:>12}{address:#x} not hooked: {why}; {place}", "");
@@ -108,6 +116,11 @@ fn as_value(presence: &Presence) -> serde_json::Value {
                 "address": address,
                 "place": place(presence, *address),
                 "why": why,
+            })).collect::<Vec<_>>(),
+            "mappings": presence.calls.mappings.iter().map(|mapping| json!({
+                "name": mapping.name,
+                "hooked": mapping.hooked,
+                "spared": mapping.spared,
             })).collect::<Vec<_>>(),
             "unseen": presence.calls.unseen.iter().map(|(range, why)| json!({
                 "start": range.start,

@@ -53,6 +53,22 @@ pub struct CallSites {
     pub spared: Vec<SparedCall>,
 }
 
+impl CallSites {
+    /// Leaves alone every call whose hook would take the instruction itself away from its place.
+    pub fn keep_instructions(&mut self) {
+        let (kept, displaced) = std::mem::take(&mut self.plans)
+            .into_iter()
+            .partition(CallPlan::keeps_instruction);
+        self.plans = kept;
+        let displaced: Vec<CallPlan> = displaced;
+        self.spared.extend(displaced.iter().map(|plan| SparedCall {
+            call: plan.call,
+            why: Spared::Displaced,
+        }));
+        self.spared.sort_by_key(|spared| spared.call);
+    }
+}
+
 /// A `syscall` instruction that is not hooked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SparedCall {
@@ -72,6 +88,8 @@ pub enum Spared {
     CancellationPoint,
     /// The thread has given its stack away and only ends: there is no memory that a hook could use.
     WithoutStack,
+    /// A hook would leave no `syscall` instruction in its place, and one is wanted there.
+    Displaced,
     /// A hook would not be safe.
     Unhookable(Reason),
 }
@@ -84,6 +102,7 @@ impl fmt::Display for Spared {
                 f.write_str("the C library compares its address when it cancels a thread")
             }
             Self::WithoutStack => f.write_str("the thread has given its stack away"),
+            Self::Displaced => f.write_str("the instruction itself has to stay where it is"),
             Self::Unhookable(reason) => reason.fmt(f),
         }
     }
@@ -127,7 +146,7 @@ pub(crate) enum Shape {
         /// All the bytes, the `syscall` and padding included.
         start: u64,
         original: Arc<[u8]>,
-        /// The `syscall`, which is at the end, stays there too, for whoever branches to it.
+        /// The `syscall`, which is at the end and no part of the jump, stays there too, for whoever branches to it.
         stays: bool,
     },
     Caller {
@@ -175,6 +194,14 @@ impl CallPlan {
             Shape::InPlace { .. } => CallForm::InPlace,
             Shape::Moved { .. } => CallForm::Moved,
             Shape::Caller { .. } => CallForm::Caller,
+        }
+    }
+
+    /// Is there a `syscall` instruction where it always was, though it may not be the one that runs?
+    pub fn keeps_instruction(&self) -> bool {
+        match self.shape {
+            Shape::InPlace { .. } | Shape::Caller { .. } => true,
+            Shape::Moved { stays, .. } => stays,
         }
     }
 

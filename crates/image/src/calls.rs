@@ -16,8 +16,8 @@ use crate::abi::{
     Control, Link, LinkList, MadeUp, NEEDS_SLOT, PendingSignals, PtRegs, Slot, Target,
 };
 use crate::enter::{lease, links_of, miss, new_context, release, run};
-use crate::helpers::signal;
-use crate::sys;
+use crate::helpers::{signal, time};
+use crate::sys::{self, nr};
 use seen::{Registers, Seen};
 
 /// For stubs: the call is to be made.
@@ -136,17 +136,22 @@ struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// `None` in a process that is none of the session's.
+    /// `None` in a process that is none of the session's, and where a helper has asked the vDSO for the time and that
+    /// the kernel.
     ///
     /// # Safety
     /// The runtime must have laid `calls` out, with its targets.
     unsafe fn new(regs: &'a PtRegs, calls: &'a Calls, edge: usize) -> Option<Self> {
         // SAFETY: the caller's promise; the private memory is mapped as long as the stubs are.
         let (own, child) = unsafe { (&*calls.target, &*calls.child) };
+        let target = affairs::whose(own, child)?;
+        if regs.orig_ax == nr::CLOCK_GETTIME && time::asks(regs, target) {
+            return None;
+        }
         Some(Self {
             regs,
             calls,
-            target: affairs::whose(own, child)?,
+            target,
             child,
             // SAFETY: as above.
             control: unsafe { &*own.control },

@@ -17,7 +17,7 @@ pub(crate) mod signal;
 mod stack;
 mod task;
 mod text;
-mod time;
+pub(crate) mod time;
 mod words;
 
 use beeline_isa::abi::{HELPER_SLOTS, Helper, Run};

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use beeline_hook::{CallPlan, CallSites, Function, Spared, SparedCall};
 use beeline_inject::Region;
@@ -13,6 +13,7 @@ use crate::binary::Binary;
 use crate::binary::parts::Parts;
 use crate::error::Error;
 use crate::link::{FileId, file_id};
+use crate::vdso;
 
 /// What a file's code does to call the kernel, by the file's own addresses; or a mapping's, where nobody knows its functions.
 #[derive(Debug)]
@@ -34,22 +35,25 @@ impl FileCalls {
             why,
         })?;
         let ranges = binary.functions_in_memory();
-        let function = |range: &Range<u64>| {
-            let start = range.start;
-            let offset = binary.offsets_from(start)?.start as usize;
-            let code = parts.bytes().get(offset..)?;
-            let code = code.get(..(range.end - start) as usize)?;
-            Some(Function { start, code })
-        };
-        let functions: Vec<_> = ranges.iter().filter_map(function).collect();
-        let sites = CallSites::of(&functions, |address| {
-            let offsets = binary.offsets_from(address)?;
-            let data = parts.data(offsets.start)?;
-            let len = (offsets.end - offsets.start).min(data.len() as u64);
-            data.get(..len as usize)
-        });
+        let sites = sites_of(&binary, ranges, parts.bytes(), |offset| parts.data(offset));
         let binary = Some(binary);
         Ok(Self { sites, binary })
+    }
+
+    /// Of the kernel's vDSO. What it cannot answer itself it asks the kernel by system calls of its own.
+    ///
+    /// The instructions stay where they are: [`beeline_inject`] has a process make calls by them.
+    fn of_vdso(bytes: &[u8]) -> Option<Self> {
+        let binary = Binary::parse(bytes).ok()?;
+        let code = vdso::code(bytes)?;
+        let inside = |range: Range<u64>| range.start.max(code.start)..range.end.min(code.end);
+        let ranges = binary.functions_in_memory().into_iter().map(inside);
+        let ranges = ranges.filter(|range| !range.is_empty()).collect();
+        let data = |offset: u64| bytes.get(offset as usize..);
+        let mut sites = sites_of(&binary, ranges, bytes, data);
+        sites.keep_instructions();
+        let binary = Some(binary);
+        Some(Self { sites, binary })
     }
 
     /// Of the bytes that a mapping has now: fewer of its calls can be hooked than of a file's, as it is not known where
@@ -119,9 +123,35 @@ impl FileCalls {
     }
 }
 
+/// The calls of a file's functions, by where they are in memory. `bytes` are the file's, with its code; `data` gives those of any part from an offset on.
+fn sites_of<'a>(
+    binary: &Binary,
+    ranges: Vec<Range<u64>>,
+    bytes: &[u8],
+    data: impl Fn(u64) -> Option<&'a [u8]>,
+) -> CallSites {
+    let function = |range: &Range<u64>| {
+        let start = range.start;
+        let offset = binary.offsets_from(start)?.start as usize;
+        let code = bytes.get(offset..)?;
+        let code = code.get(..(range.end - start) as usize)?;
+        Some(Function { start, code })
+    };
+    let functions: Vec<_> = ranges.iter().filter_map(function).collect();
+    CallSites::of(&functions, |address| {
+        let offsets = binary.offsets_from(address)?;
+        let data = data(offsets.start)?;
+        let len = (offsets.end - offsets.start).min(data.len() as u64);
+        data.get(..len as usize)
+    })
+}
+
 /// The files of a session, by what identifies their contents.
 #[derive(Debug, Default)]
-pub struct CallFiles(Mutex<HashMap<FileId, Arc<FileCalls>>>);
+pub struct CallFiles {
+    known: Mutex<HashMap<FileId, Arc<FileCalls>>>,
+    vdso: OnceLock<Option<Arc<FileCalls>>>,
+}
 
 impl CallFiles {
     /// The calls of a file, which must be the one with this inode.
@@ -133,12 +163,34 @@ impl CallFiles {
                 why: "it has been replaced since it was mapped".into(),
             });
         }
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = known.get(&key) {
             return Ok(file.clone());
         }
         let file = Arc::new(FileCalls::read(path)?);
         known.insert(key, file.clone());
         Ok(file)
+    }
+
+    /// The calls of the vDSO, by our own copy of it, which nobody has hooked; `None` if there is none.
+    pub fn of_vdso(&self) -> Option<Arc<FileCalls>> {
+        let read = || FileCalls::of_vdso(&vdso::own()?).map(Arc::new);
+        self.vdso.get_or_init(read).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On the kernels that the tests run on there is none that could not be hooked, and injected calls still find one.
+    #[test]
+    fn all_calls_of_the_vdso_are_hooked_and_stay() {
+        let bytes = vdso::own().expect("a vDSO");
+        let calls = FileCalls::of_vdso(&bytes).expect("it is an ELF file");
+        assert!(calls.sites.plans.len() >= 3, "{calls:?}");
+        assert_eq!(calls.sites.spared, []);
+        let mut plans = calls.sites.plans.iter();
+        assert!(plans.all(|plan| plan.keeps_instruction() && plan.number.is_some()));
     }
 }

@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::scope::{all_processes, start_time};
 use crate::{opening, patch};
 
-pub use sites::{CallFacts, ProgramFacts, SiteFacts};
+pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
 use sites::{call_records, records, text_of};
 
 /// A session's presence in a process.

@@ -1,24 +1,50 @@
 //! The kernel's vDSO: the same ELF file in every process, at an address of its own.
 
-use beeline_inject::Process;
-use object::{Object, ObjectSymbol};
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use beeline_inject::{Process, Region};
+use object::{Object, ObjectSection, ObjectSymbol};
 
 use crate::error::Error;
 
 const NAME: &str = "__vdso_clock_gettime";
 
+/// How `/proc/PID/maps` calls it.
+const MAPPED_AS: &str = "[vdso]";
+
+/// Is it the mapping of the vDSO?
+pub fn is_at(region: &Region) -> bool {
+    region.path.as_os_str() == MAPPED_AS
+}
+
+/// The one of this process: all that is mapped, whose start is the ELF file.
+pub fn own() -> Option<Vec<u8>> {
+    let regions = beeline_inject::regions_of(std::process::id() as i32).ok()?;
+    let region = regions.iter().find(|region| is_at(region))?;
+    let mut bytes = vec![0; (region.end - region.start) as usize];
+    let memory = File::open("/proc/self/mem").ok()?;
+    memory.read_exact_at(&mut bytes, region.start).ok()?;
+    Some(bytes)
+}
+
 /// Where the target can call `clock_gettime` without a system call; `None` if it has no vDSO.
 pub fn clock_gettime(process: &Process) -> Result<Option<u64>, Error> {
     let regions = process.regions()?;
-    let Some(vdso) = regions
-        .iter()
-        .find(|region| region.path.as_os_str() == "[vdso]")
-    else {
+    let Some(vdso) = regions.iter().find(|region| is_at(region)) else {
         return Ok(None);
     };
     let mut bytes = vec![0; (vdso.end - vdso.start) as usize];
     process.read_memory(vdso.start, &mut bytes)?;
     Ok(offset(&bytes).map(|offset| vdso.start + offset))
+}
+
+/// Where its code is; what lies behind that in the same mapping are tables for the kernel.
+pub fn code(elf: &[u8]) -> Option<Range<u64>> {
+    let elf = object::File::parse(elf).ok()?;
+    let text = elf.section_by_name(".text")?;
+    Some(text.address()..text.address().checked_add(text.size())?)
 }
 
 /// The function's offset from the start of the vDSO, which is linked at address 0.
@@ -40,17 +66,8 @@ mod tests {
     /// do: getrandom's cipher.)
     #[test]
     fn the_clock_uses_general_registers_only() {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let line = maps
-            .lines()
-            .find(|line| line.ends_with("[vdso]"))
-            .expect("a vDSO");
-        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
-        let start = u64::from_str_radix(start, 16).unwrap();
-        let len = (u64::from_str_radix(end, 16).unwrap() - start) as usize;
-        // SAFETY: the vDSO is mapped readable for the life of the process.
-        let bytes = unsafe { std::slice::from_raw_parts(start as *const u8, len) };
-        let reached = reachable(bytes, offset(bytes).expect("the vDSO has a clock"));
+        let bytes = own().expect("a vDSO");
+        let reached = reachable(&bytes, offset(&bytes).expect("the vDSO has a clock"));
         assert!(reached.len() > 10, "{reached:?}");
         let mut info = InstructionInfoFactory::new();
         for instruction in reached {

@@ -371,13 +371,14 @@ impl Look<'_> {
         let end = start.wrapping_add((len + more) as u64);
         self.check_targets(start, end, false)?;
         let cost = MOVED + before.len() + behind.len();
+        let stays = behind.is_empty() && len >= JUMP_LEN + SYSCALL_LEN as usize;
         Ok(Choice {
             shape: Shape::Moved {
                 before,
                 behind,
                 start,
                 original: self.original(start, end),
-                stays: false,
+                stays,
             },
             start,
             end,

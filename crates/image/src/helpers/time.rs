@@ -3,7 +3,7 @@
 use beeline_isa::abi::Run;
 
 use super::context;
-use crate::abi::{Context, Target};
+use crate::abi::{Context, PtRegs, Target};
 use crate::sys;
 
 const MONOTONIC: u64 = 1;
@@ -65,6 +65,22 @@ pub fn tick(context: &mut Context) -> u32 {
 pub fn now(context: &Context) -> u64 {
     // SAFETY: the context's target is laid out by the runtime.
     unsafe { read(context, MONOTONIC) }
+}
+
+/// Is this call of `clock_gettime` the vDSO's, which [`read`] has called and which cannot tell the time itself (it depends on
+/// the machine's clock)? Programs must not run for it: they would ask for the time again.
+///
+/// Helpers run on a slot's stack. So may a signal handler of the process's that has interrupted one; what it
+/// asks for are hardly these clocks.
+#[cold]
+pub fn asks(regs: &PtRegs, target: &Target) -> bool {
+    let is_clock = matches!(regs.di, MONOTONIC | MONOTONIC_COARSE | BOOTTIME | TAI);
+    let Some(last) = target.cpus.checked_sub(1) else {
+        return false;
+    };
+    // SAFETY: the runtime laid out `cpus` slots; the stacks are behind them, the last slot's at the end.
+    let end = unsafe { (*target.slots.add(last as usize)).stack_top };
+    is_clock && (target.slots as usize..end).contains(&(regs.sp as usize))
 }
 
 unsafe fn read(context: &Context, clock: u64) -> u64 {

@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_image::abi::calls::{Move, Patch, Patches, Spared};
@@ -86,8 +87,43 @@ pub struct CallFacts {
     pub hooked: usize,
     /// Those that are not hooked: their addresses, and why.
     pub spared: Vec<(u64, String)>,
+    /// Where they are.
+    pub mappings: Vec<MappedCalls>,
     /// Executable memory that is not looked through for them, and why.
     pub unseen: Vec<(Range<u64>, &'static str)>,
+}
+
+/// The `syscall` instructions of a file, or of other memory of one name, in a process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MappedCalls {
+    /// As `/proc/PID/maps` has it: a path, `[vdso]`, or nothing for memory that was written at run time.
+    pub name: PathBuf,
+    /// Those that lead to a stub, or did.
+    pub hooked: usize,
+    /// Those that are not hooked.
+    pub spared: usize,
+}
+
+impl CallFacts {
+    /// Counts what one list says, all of whose calls are in one mapping, at `address`.
+    fn count(&mut self, regions: &[Region], address: u64, hooked: usize, spared: usize) {
+        self.hooked += hooked;
+        let Some(region) = regions.iter().find(|region| region.contains(address)) else {
+            return;
+        };
+        let known = self.mappings.iter_mut();
+        match known.into_iter().find(|known| known.name == region.path) {
+            Some(known) => {
+                known.hooked += hooked;
+                known.spared += spared;
+            }
+            None => self.mappings.push(MappedCalls {
+                name: region.path.clone(),
+                hooked,
+                spared,
+            }),
+        }
+    }
 }
 
 /// Where calls may be made that nobody has looked for.
@@ -122,16 +158,18 @@ pub(super) fn call_records(
             break;
         };
         // SAFETY: numbers and bytes only, as is what follows.
-        let patches = unsafe { read_array(process, head.patches, head.patch_count) };
-        found.patches.extend::<Vec<Patch>>(patches);
+        let patches: Vec<Patch> = unsafe { read_array(process, head.patches, head.patch_count) };
         // SAFETY: as above.
         let moves = unsafe { read_array(process, head.moves, head.move_count) };
         found.moves.extend::<Vec<Move>>(moves);
         // SAFETY: as above.
         let spared: Vec<Spared> = unsafe { read_array(process, head.spared, head.spared_count) };
+        let first = patches.first().map(|patch| patch.address);
+        let place = first.or(spared.first().map(|one| one.address));
+        found.count(regions, place.unwrap_or(0), head.calls, spared.len());
+        found.patches.extend(patches);
         let spared = spared.iter().map(|one| (one.address, text_of(&one.why)));
         found.spared.extend(spared);
-        found.hooked += head.calls;
         // Each is placed behind the ones before it, so a list that turns back is none of ours.
         if head.next as u64 >= next {
             break;

@@ -26,6 +26,7 @@ use crate::error::{Error, os};
 use crate::leave::presences;
 use crate::link::CallLink;
 use crate::map::MapObject;
+use crate::vdso;
 use stubs::{spared_in, store};
 use written::Written;
 
@@ -186,7 +187,10 @@ impl Target {
             |region: &&Region| region.permissions.execute && !region.permissions.shared;
         let (mut fresh, mut without_file) = (Vec::new(), Vec::new());
         for region in regions.iter().filter(is_private) {
-            if region.inode == 0 {
+            if vdso::is_at(region) {
+                let calls = self.shared.calls.of_vdso().filter(|_| !seen(region));
+                fresh.extend(calls.map(|calls| (region.clone(), calls)));
+            } else if region.inode == 0 {
                 without_file.push(region.clone());
             } else if !seen(region) {
                 let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
@@ -315,7 +319,9 @@ impl Target {
                 let how = match list {
                     _ if affairs.contains(&(number as libc::c_long)) => WATCHED,
                     0 => 0,
-                    _ if environment.needs_registers(list) || FRAMELESS == number => WATCHED,
+                    _ if environment.needs_registers(list) || NEVER_BRIEF.contains(&number) => {
+                        WATCHED
+                    }
                     _ => WATCHED_BRIEFLY,
                 };
                 watched.store(how, Release);
@@ -437,8 +443,12 @@ const AFFAIRS: [&[libc::c_long]; 2] = [
     ],
 ];
 
-/// One of the calls that must not be watched briefly; the others are among [`AFFAIRS`].
-const FRAMELESS: usize = libc::SYS_rt_sigreturn as usize;
+/// Calls that must not be watched briefly, besides [`AFFAIRS`]: one that is made without a frame, and one by which the image
+/// itself may come.
+const NEVER_BRIEF: [usize; 2] = [
+    libc::SYS_rt_sigreturn as usize,
+    libc::SYS_clock_gettime as usize,
+];
 
 /// What of [`abi::Link::context`] says where a function's arguments come from.
 fn packed(function: &Function) -> usize {

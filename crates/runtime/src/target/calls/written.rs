@@ -13,6 +13,7 @@ use beeline_inject::Region;
 use super::{Target, key};
 use crate::calls::FileCalls;
 use crate::leave::PREFIX;
+use crate::vdso;
 
 /// What a target has of such code.
 #[derive(Debug, Clone, Default)]
@@ -59,7 +60,7 @@ impl Target {
                 .is_some_and(|calls| calls.seen.contains(&key(&region)));
             let len = region.end - region.start;
             let again = is_expected && region.inode == 0 && len <= LARGEST_AGAIN;
-            let is_kernels = [PREFIX, "[vdso]", "[vsyscall]"]
+            let is_kernels = [PREFIX, "[vsyscall]"]
                 .iter()
                 .any(|name| region.path.to_string_lossy().starts_with(name));
             let skipped = is_kernels || region.permissions.write || len > LARGEST;
@@ -101,7 +102,8 @@ impl Target {
         hooked: usize,
         spared: &mut Vec<Spared>,
     ) {
-        let Some(calls) = self.calls.as_mut().filter(|_| region.inode == 0) else {
+        let is_written = region.inode == 0 && !vdso::is_at(region);
+        let Some(calls) = self.calls.as_mut().filter(|_| is_written) else {
             return;
         };
         let written = &mut calls.written;
