@@ -67,6 +67,7 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         guest: &guest,
         engines,
         tool,
+        cache: scratch.path().join("cache"),
     };
     let mut rows = vec![bench.look_ups()?];
     let ring = RING.to_string();
@@ -103,6 +104,7 @@ struct Bench<'a> {
     guest: &'a Guest,
     engines: &'a [Engine],
     tool: PathBuf,
+    cache: PathBuf,
 }
 
 impl Bench<'_> {
@@ -183,6 +185,8 @@ impl Bench<'_> {
     fn command(&self, program: &Path, in_memory: bool) -> Command {
         let address = format!("uds:{}:{PROXY_PORT}", self.guest.vsock().display());
         let mut command = Command::new(beeline());
+        // What one start has learnt of the guest the next one knows.
+        command.env("BEELINE_CACHE", &self.cache);
         command.args(["run", "--guest", &address]);
         if in_memory {
             command.arg("--qmp").arg(self.guest.qmp());

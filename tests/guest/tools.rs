@@ -8,6 +8,7 @@ use beeline_e2e::Compare::{self, Exact, Shape, Sorted};
 use beeline_e2e::{
     PATIENCE, Tool, beeline_wanted, find_program, histogram_total, shape, tidy, until,
 };
+use std::path::{Path, PathBuf};
 
 /// A program for uprobes, at the same path in both.
 struct Program {
@@ -299,6 +300,17 @@ fn tools_find_in_the_old_kernel_what_they_find_inside_it() {
     }
 }
 
+/// bpftrace on this machine, a tool that reads the guest's types and functions, with contents kept in a folder; the bytes that it took.
+fn kprobe_through(wire: &Wire, bpftrace: &Path, cache: &Path) -> u64 {
+    let before = wire.carried();
+    let mut command = proxy::command(&wire.address(), bpftrace);
+    let script = "kprobe:ksys_read { @ = count(); } interval:ms:1 { exit(); }";
+    command.args(["-e", script]).env("BEELINE_CACHE", cache);
+    let ended = Tool::start(command).wait();
+    assert!(ended.status.success(), "{ended:?}");
+    wire.carried() - before
+}
+
 /// bpftrace asks for the types of the guest's kernel twice. They are most of what it reads.
 #[test]
 fn the_types_of_the_guests_kernel_cross_the_wire_once() {
@@ -309,16 +321,54 @@ fn the_types_of_the_guests_kernel_cross_the_wire_once() {
     let size: u64 = size.trim().parse().expect("a number");
     let wire = Wire::new(Fault::None, proxy.connect());
     let bpftrace = need!(find_program("bpftrace"));
-    let mut command = proxy::command(&wire.address(), &bpftrace);
-    let script = "kprobe:ksys_read { @ = count(); } interval:ms:1 { exit(); }";
-    command.args(["-e", script]);
-    let ended = Tool::start(command).wait();
-    assert!(ended.status.success(), "{ended:?}");
-    let carried = wire.carried();
+    let carried = kprobe_through(&wire, &bpftrace, Path::new(""));
     assert!(
         (size..2 * size).contains(&carried),
         "{carried} bytes, and the types are {size}"
     );
+}
+
+/// What a tool has read the next need not be sent, unless it is not what the guest has.
+#[test]
+fn large_contents_are_kept_for_the_next_tool() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let size = guest.check("cat /sys/kernel/btf/vmlinux | wc -c");
+    let size: u64 = size.trim().parse().expect("a number");
+    let functions = guest.check("cat /sys/kernel/tracing/available_filter_functions");
+    let wire = Wire::new(Fault::None, proxy.connect());
+    let bpftrace = need!(find_program("bpftrace"));
+    let cache = Scratch::new();
+    let start = || kprobe_through(&wire, &bpftrace, cache.path());
+    let kept = || -> Vec<PathBuf> {
+        let files = std::fs::read_dir(cache.path().join("guests")).expect("contents are kept");
+        files.map(|file| file.expect("a file").path()).collect()
+    };
+    let is_intact = |file: &PathBuf| {
+        let content = std::fs::read(file).expect("a content");
+        content.len() as u64 == size || content == functions.as_bytes()
+    };
+    let first = start();
+    assert!(first > size, "{first} bytes");
+    assert!(kept().len() == 2 && kept().iter().all(is_intact));
+    // The proxy takes sums when it has nothing else to do.
+    let mut next = 0;
+    let is_little = until(PATIENCE, || {
+        next = start();
+        next < size / 10
+    });
+    assert!(is_little, "{next} bytes");
+    for file in kept() {
+        let mut content = std::fs::read(&file).expect("a content");
+        content[1000] ^= 1;
+        std::fs::write(&file, content).expect("a content is written");
+    }
+    let spoilt = start();
+    assert!(spoilt > size, "{spoilt} bytes");
+    let mended = start();
+    assert!(mended < size / 10, "{mended} bytes");
+    assert!(kept().iter().all(is_intact));
 }
 
 /// Debian's biosnoop is neither for Linux 6.12, whose verifier says why, nor for a 6.1 without its function.

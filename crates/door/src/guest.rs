@@ -13,6 +13,7 @@ mod commands;
 mod connection;
 mod events;
 mod files;
+mod kept;
 mod objects;
 mod rings;
 mod sharing;
@@ -32,6 +33,7 @@ pub use sharing::Sharing;
 
 use crate::call::{Answer, Call};
 use crate::guest::files::Files;
+use crate::guest::kept::Kept;
 use crate::guest::objects::Objects;
 use crate::guest::rings::Rings;
 use crate::guest::types::Types;
@@ -46,6 +48,7 @@ pub(crate) struct Guest {
     pub(crate) files: Files,
     pub(crate) rings: Rings,
     pub(crate) types: Types,
+    pub(crate) kept: Kept,
     /// Where the guest's memory can be seen from here.
     pub(crate) sharing: Option<Arc<Sharing>>,
 }
@@ -65,6 +68,7 @@ impl Guest {
             files: Files::default(),
             rings: Rings::default(),
             types: Types::default(),
+            kept: Kept::new(connection.welcome()),
             connection,
         })
     }

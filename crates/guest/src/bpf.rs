@@ -28,7 +28,7 @@ const PLACES: usize = 16;
 pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
     let number = request.command;
     if number == command::OBJ_GET_INFO_BY_FD {
-        return crate::info::get(request, &session.handles);
+        return crate::info::get(request, &session.handles, &session.host.sums);
     }
     let layout = layout(number, &request.attr).ok_or_else(|| {
         let why = format!("bpf command {number} is not carried out in guests");

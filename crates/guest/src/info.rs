@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use beeline_wire::info::{INFO_BYTES, buffers};
+use beeline_wire::info::{INFO_BYTES, Kind, buffers};
 use beeline_wire::layout::{
     Buffer, INSIDE, Len, command, long_at, number_at, put_long, put_number,
 };
@@ -10,16 +10,27 @@ use beeline_wire::messages::{Bpf, BpfDone, Part};
 
 use crate::handles::{Handles, Object, info};
 use crate::refusal::Refusal;
+use crate::sums::{self, Sums};
 use crate::sys::{self, Attr};
 
 /// Offsets in the attribute.
 const LEN: usize = 4;
 const POINTER: usize = 8;
+/// What `struct bpf_btf_info` points to first.
+const TYPES_PART: u32 = INSIDE;
+/// How long that is, in the structure.
+const TYPES_LEN: usize = 8;
 
-/// Asks the kernel what an object is.
-pub fn get(request: Bpf, handles: &Handles) -> Result<BpfDone, Refusal> {
+/// Asks the kernel what an object is. The kernel's types are left out if the host holds them, by `sums`.
+pub fn get(request: Bpf, handles: &Handles, sums: &Sums) -> Result<BpfDone, Refusal> {
     let object = handles.get(number_at(&request.attr, 0))?;
     let mut parts = request.parts;
+    let same = !request.held.is_empty()
+        && sums.now(sums::TYPES).is_some_and(|sum| request.held == sum)
+        && is_kernels_own(&object);
+    if same {
+        parts.retain(|part| part.at != TYPES_PART);
+    }
     parts.sort_by_key(|part| part.at);
     let (structure, inside) = match parts.split_first() {
         Some((first, rest)) if first.at as usize == POINTER => (first.data.clone(), rest),
@@ -37,6 +48,9 @@ pub fn get(request: Bpf, handles: &Handles) -> Result<BpfDone, Refusal> {
     let asked = info(object.fd.as_fd())?;
     let table = buffers(object.kind, &asked);
     let mut structure = counts(table, &structure, len.min(INFO_BYTES));
+    if same {
+        put_number(&mut structure, TYPES_LEN, 0);
+    }
     let mut lent = lend(&object, table, &mut structure, inside)?;
     let mut attr = Attr::new(&request.attr)
         .with_fd(0, object.fd.as_fd())
@@ -49,7 +63,10 @@ pub fn get(request: Bpf, handles: &Handles) -> Result<BpfDone, Refusal> {
     for buffer in table {
         put_long(&mut structure, buffer.at, 0);
     }
-    let mut done = BpfDone::default();
+    let mut done = BpfDone {
+        same,
+        ..BpfDone::default()
+    };
     match returned {
         Err(errno) => done.errno = errno.raw_os_error() as u32,
         Ok(value) => {
@@ -66,6 +83,32 @@ pub fn get(request: Bpf, handles: &Handles) -> Result<BpfDone, Refusal> {
     put_number(attr.bytes_mut(), 0, 0);
     done.attr = attr.bytes()[..size.min(attr.bytes().len())].to_vec();
     Ok(done)
+}
+
+/// Are these the types that the kernel has in [`sums::TYPES`]?
+fn is_kernels_own(object: &Object) -> bool {
+    const NAME: &[u8] = b"vmlinux\0";
+    const STRUCTURE: usize = 32;
+    if object.kind != Kind::Btf {
+        return false;
+    }
+    let mut name = [0; NAME.len()];
+    let mut structure = [0; STRUCTURE];
+    put_long(
+        &mut structure,
+        16,
+        name.as_mut_ptr().expose_provenance() as u64,
+    );
+    put_number(&mut structure, 24, NAME.len() as u32);
+    let mut attr = Attr::new(&[])
+        .with_fd(0, object.fd.as_fd())
+        .with(LEN, STRUCTURE as u32);
+    attr.point(POINTER, &mut structure);
+    // SAFETY: it leads to a structure of the length that it says, all of which is 0 but for the pointer to a name, which leads to a
+    // buffer of the length that the structure says.
+    let told = unsafe { sys::bpf(command::OBJ_GET_INFO_BY_FD, &mut attr, 16) };
+    let is_kernels = number_at(&structure, 28) != 0;
+    told.is_ok() && is_kernels && name == NAME
 }
 
 fn part(at: u32, data: Vec<u8>) -> Part {

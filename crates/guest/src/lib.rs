@@ -26,6 +26,7 @@ mod rings;
 mod roots;
 mod session;
 mod shared;
+mod sums;
 mod sys;
 pub mod untrusted;
 mod walk;
@@ -100,7 +101,9 @@ pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
         facts: Facts::new().context("the kernel does not say how many CPUs it has")?,
         taken: Arc::default(),
         holder,
+        sums: Arc::default(),
     });
+    host.sums.prepare();
     raise_limits();
     let tls = options.tls();
     let mut listeners = Vec::new();

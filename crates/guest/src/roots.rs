@@ -91,18 +91,21 @@ impl Root {
 
     /// A small file's content.
     pub fn read(self, path: &str) -> Result<String, Errno> {
-        const MOST: usize = 64 << 10;
+        let bytes = self.read_all(path)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// A file's content, which should not be large.
+    pub fn read_all(self, path: &str) -> Result<Vec<u8>, Errno> {
+        const STEP: usize = 64 << 10;
         let file = self.open(path, OFlags::RDONLY)?;
-        let mut bytes = vec![0; MOST];
-        let mut len = 0;
+        let mut bytes = Vec::new();
         loop {
-            match rustix::io::read(&file, &mut bytes[len..])? {
-                0 => break,
-                count => len += count,
+            bytes.reserve(STEP);
+            if rustix::io::read(&file, rustix::buffer::spare_capacity(&mut bytes))? == 0 {
+                return Ok(bytes);
             }
         }
-        bytes.truncate(len);
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 

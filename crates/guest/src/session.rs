@@ -24,6 +24,7 @@ use crate::perf::{self, control};
 use crate::policy::Policy;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
+use crate::sums::Sums;
 use crate::watch::{Watched, Watches};
 use crate::{bpf, files, pages, rings, walk};
 
@@ -40,6 +41,8 @@ pub struct Host {
     pub taken: Arc<AtomicU64>,
     /// Holds what hosts have mapped.
     pub holder: Arc<Holder>,
+    /// Of its large files.
+    pub sums: Arc<Sums>,
 }
 
 /// A connection.
@@ -236,7 +239,7 @@ impl Session {
                 }
                 Answer::Done(Done {})
             }
-            Request::Look(request) => Answer::File(files::look(&request)?),
+            Request::Look(request) => Answer::File(files::look(&request, &self.host.sums)?),
             Request::Walk(request) => Answer::Walked(walk::walk(&request, &self.handles, cpus)?),
             Request::Store(request) => {
                 self.store(&request)?;

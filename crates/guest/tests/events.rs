@@ -6,12 +6,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use beeline_wire::layout::{command, long_at, number_at, put_long};
+use beeline_wire::content::sum;
+use beeline_wire::layout::{INSIDE, command, long_at, number_at, put_long, put_number};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{
-    Credit, File, Look, Manner, Pages, PerfEventControl, PerfEventOpen, Records, Release, Store,
-    Watch,
+    Bpf, Credit, File, Look, Manner, Pages, Part, PerfEventControl, PerfEventOpen, Records,
+    Release, Store, Watch,
 };
 use harness::*;
 
@@ -292,7 +293,7 @@ fn look(host: &mut Host, path: &str, content: bool) -> Result<File, u32> {
     let look = Look {
         path: path.into(),
         content,
-        from: 0,
+        ..Look::default()
     };
     match host.ask(Request::Look(look)) {
         Ok(Answer::File(file)) => Ok(file),
@@ -564,4 +565,85 @@ fn events_that_lead_elsewhere_are_not_opened() {
     assert_eq!(host.refused(modify).errno, libc::EOPNOTSUPP as u32);
     let program = control(clock, SET_BPF, clock.into());
     assert_eq!(host.refused(program).errno, libc::EINVAL as u32);
+}
+
+#[test]
+fn what_the_host_holds_is_left_out() {
+    const TYPES: &str = "/sys/kernel/btf/vmlinux";
+    let Ok(local) = std::fs::read(TYPES) else {
+        return;
+    };
+    let proxy = Proxy::start();
+    let mut host = Host::connect(&proxy);
+    let mut ask = |held: &[u8]| {
+        let look = Look {
+            path: TYPES.into(),
+            content: true,
+            held: held.into(),
+            ..Look::default()
+        };
+        match host.ask(Request::Look(look)) {
+            Ok(Answer::File(file)) => file,
+            other => panic!("{other:?}"),
+        }
+    };
+    for held in [&[][..], &[7; 32], &[7; 3], &sum(b"another kernel's")] {
+        let file = ask(held);
+        assert!(!file.same && file.content == local, "{held:?}");
+    }
+    let file = ask(&sum(&local));
+    assert!(file.same && file.content.is_empty() && !file.more);
+    assert_eq!(file.size, local.len() as u64);
+}
+
+#[test]
+fn types_that_the_host_holds_are_left_out() {
+    if !may() {
+        return;
+    }
+    const STRUCTURE: usize = 32;
+    let Ok(local) = std::fs::read("/sys/kernel/btf/vmlinux") else {
+        return;
+    };
+    let proxy = Proxy::start();
+    let mut host = Host::connect(&proxy);
+    // Its sum is known from then on.
+    look(&mut host, "/sys/kernel/btf/vmlinux", true).unwrap();
+    let done = host.bpf(command::BTF_GET_NEXT_ID, words(&[0], 12), vec![]);
+    let first = number_at(&done.attr, 4);
+    let types = host
+        .bpf(command::BTF_GET_FD_BY_ID, words(&[first], 12), vec![])
+        .handle;
+    let mut ask = |held: &[u8]| {
+        let mut structure = vec![0; STRUCTURE];
+        put_number(&mut structure, 8, local.len() as u32);
+        let room = |at, room| Part {
+            at,
+            room,
+            data: vec![],
+        };
+        let mut parts = vec![room(8, STRUCTURE as u32), room(INSIDE, local.len() as u32)];
+        parts[0].data = structure;
+        let request = Bpf {
+            command: command::OBJ_GET_INFO_BY_FD,
+            attr: words(&[types, STRUCTURE as u32], 16),
+            parts,
+            held: held.into(),
+            ..Bpf::default()
+        };
+        match host.ask(Request::Bpf(request)) {
+            Ok(Answer::BpfDone(done)) => done,
+            other => panic!("{other:?}"),
+        }
+    };
+    let whole = ask(&[]);
+    assert_eq!(whole.errno, 0, "{whole:?}");
+    assert!(!whole.same && whole.parts[1].data == local);
+    let other = ask(&sum(b"another kernel's"));
+    assert!(!other.same && other.parts == whole.parts);
+    let same = ask(&sum(&local));
+    assert!(same.same && same.errno == 0);
+    // All but the types.
+    assert_eq!(same.parts, whole.parts[..1]);
+    assert_eq!(same.attr, whole.attr);
 }

@@ -107,6 +107,7 @@ pub(crate) fn read(line: &Line, path: &str) -> Result<Vec<u8>, Error> {
             path: path.into(),
             content: true,
             from: content.len() as u64,
+            held: Vec::new(),
         });
         let file = match line.ask(request)? {
             Ok(Said::File(file)) => file,

@@ -117,7 +117,7 @@ mod tests {
             command: 1,
             attr: vec![7; bytes],
             parts: Vec::new(),
-            signature: Vec::new(),
+            ..Bpf::default()
         };
         HostMessage {
             id: 3,

@@ -90,7 +90,7 @@ fn bpf(command: u32, words: &[u32], len: usize, parts: Vec<Part>) -> Asked {
         command,
         attr,
         parts,
-        signature: Vec::new(),
+        ..Bpf::default()
     })
 }
 
@@ -180,6 +180,7 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
                 path: "/sys/kernel/tracing/events/sched/sched_switch/id".into(),
                 content: true,
                 from: 0,
+                held: vec![7; 32],
             }),
         ),
     ]

@@ -5,9 +5,12 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_runtime::backend::Errno;
-use beeline_wire::messages::{Bpf, BpfDone};
+use beeline_wire::content;
+use beeline_wire::layout::INSIDE;
+use beeline_wire::messages::{Bpf, BpfDone, Part};
 
 use super::Guest;
+use super::commands::EPROTO;
 use crate::call::Call;
 
 /// Bytes of all answers that are kept.
@@ -37,12 +40,44 @@ impl Call<'_, Guest> {
         if let Some(answer) = self.door.types.lock().answers.get(&key) {
             return Ok(answer.clone());
         }
-        let answer = self.ask_bpf(message)?;
+        let answer = self.ask_for_other_types(id, message)?;
         let bytes = answer.parts.iter().map(|part| part.data.len()).sum();
         let mut kept = self.door.types.lock();
         if answer.errno == 0 && kept.bytes.saturating_add(bytes) <= MOST {
             kept.bytes += bytes;
             kept.answers.insert(key, answer.clone());
+        }
+        Ok(answer)
+    }
+
+    /// Asks for types that are not what was kept, if these are large.
+    fn ask_for_other_types(&self, id: u32, mut message: Bpf) -> Result<BpfDone, Errno> {
+        let large = message
+            .parts
+            .iter()
+            .find(|part| part.at == INSIDE && part.room as usize >= content::WORTHWHILE);
+        let Some(room) = large.map(|part| part.room as usize) else {
+            return self.ask_bpf(message);
+        };
+        // The kernel's own have the same number at each boot, most often.
+        let name = format!("types {id}");
+        let guess = self.door.kept.guess(&name);
+        let guess = guess.filter(|guess| guess.content.len() <= room);
+        message.held = guess.as_ref().map_or(Vec::new(), |guess| guess.sum.into());
+        let mut answer = self.ask_bpf(message)?;
+        match (answer.same, guess) {
+            (true, Some(guess)) => answer.parts.push(Part {
+                at: INSIDE,
+                data: guess.content,
+                room: 0,
+            }),
+            (true, None) => return Err(EPROTO),
+            (false, _) => {
+                let types = answer.parts.iter().find(|part| part.at == INSIDE);
+                if let Some(types) = types.filter(|_| answer.errno == 0) {
+                    self.door.kept.keep(&name, &types.data);
+                }
+            }
         }
         Ok(answer)
     }

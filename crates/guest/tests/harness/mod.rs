@@ -93,13 +93,22 @@ impl Proxy {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Descriptors and threads of it.
+    /// Descriptors and threads of it, once it has done what it does at its start.
     pub fn size(&self) -> (usize, usize) {
+        eventually(|| !self.takes_sums());
         let count = |what| {
             let entries = std::fs::read_dir(format!("/proc/{}/{what}", self.pid()));
             entries.unwrap().count()
         };
         (count("fd"), count("task"))
+    }
+
+    fn takes_sums(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        threads.flatten().any(|thread| {
+            let name = std::fs::read_to_string(thread.path().join("comm"));
+            name.is_ok_and(|name| name.trim() == "beeline-sums")
+        })
     }
 }
 
@@ -268,7 +277,7 @@ pub fn bpf(command: u32, attr: Vec<u8>, parts: Vec<Part>) -> Request {
         command,
         attr,
         parts,
-        signature: Vec::new(),
+        ..Bpf::default()
     })
 }
 
