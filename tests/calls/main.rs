@@ -7,6 +7,7 @@ mod execs;
 mod killed;
 mod kinds;
 mod policy;
+mod returns;
 mod signals;
 mod starts;
 mod surroundings;

@@ -37,6 +37,7 @@ mod choose;
 mod common;
 mod find;
 mod number;
+mod restorer;
 mod stub;
 mod tables;
 mod unknown;
@@ -81,7 +82,8 @@ pub struct SparedCall {
 /// Why a `syscall` instruction is not hooked; prints as a phrase.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Spared {
-    /// It returns from a signal handler. Unwinders know the place by its bytes, and nobody looks at the call.
+    /// It returns from a signal handler, and unwinders know the place by its bytes alone. Where they know it by unwind
+    /// information it can be hooked: [`CallSites::hook_restorers`].
     Restorer,
     /// The C library compares the addresses around it with the instruction pointer of a thread that is to be cancelled, and
     /// what calls that function cannot be hooked.
@@ -97,7 +99,9 @@ pub enum Spared {
 impl fmt::Display for Spared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Restorer => f.write_str("it returns from a signal handler"),
+            Self::Restorer => {
+                f.write_str("it returns from a signal handler, and unwinders know it by its bytes")
+            }
             Self::CancellationPoint => {
                 f.write_str("the C library compares its address when it cancels a thread")
             }

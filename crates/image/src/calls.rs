@@ -7,6 +7,7 @@
 mod affairs;
 mod ask;
 mod function;
+mod restored;
 mod seen;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};

@@ -45,6 +45,7 @@ pub mod nr {
     pub const MPROTECT: u64 = 10;
     pub const RT_SIGACTION: u64 = 13;
     pub const RT_SIGPROCMASK: u64 = 14;
+    pub const RT_SIGRETURN: u64 = 15;
     pub const SCHED_YIELD: u64 = 24;
     pub const NANOSLEEP: u64 = 35;
     pub const GETPID: u64 = 39;

@@ -27,6 +27,8 @@ pub struct Binary {
     wanted: BTreeMap<&'static str, u64>,
     /// Where [`RETURNING_TWICE`] functions are, likewise.
     returning_twice: BTreeSet<u64>,
+    /// See [`Self::restorers`].
+    restorers: Vec<u64>,
     is_go: bool,
 }
 
@@ -120,6 +122,7 @@ impl Binary {
             functions: BTreeMap::new(),
             wanted: BTreeMap::new(),
             returning_twice: BTreeSet::new(),
+            restorers: Vec::new(),
             is_go: false,
         };
         let sections = header.sections(endian, bytes).map_err(|e| e.to_string())?;
@@ -127,7 +130,9 @@ impl Binary {
             .iter()
             .any(|name| sections.section_by_name(endian, name).is_some());
         // Put in order at once, which is much quicker than one after the other.
-        let mut functions = unwind::functions(bytes, &sections, endian);
+        let named = unwind::named(bytes, &sections, endian);
+        let mut functions = named.functions;
+        binary.restorers = named.restorers;
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
             let Ok(table) = sections.symbols(endian, bytes, kind) else {
                 continue;
@@ -195,6 +200,12 @@ impl Binary {
     /// Is it a Go program, whose functions run on stacks of a few kilobytes and are called with only some hundred bytes left?
     pub fn is_go(&self) -> bool {
         self.is_go
+    }
+
+    /// The file's own addresses at which its unwind information has code that signal handlers return to, which begins there
+    /// or a byte behind.
+    pub fn restorers(&self) -> &[u64] {
+        &self.restorers
     }
 
     /// The file offset of a [`WANTED`] function.

@@ -138,13 +138,21 @@ fn sites_of<'a>(
         Some(Function { start, code })
     };
     let functions: Vec<_> = ranges.iter().filter_map(function).collect();
-    CallSites::of(&functions, |address| {
+    let mut sites = CallSites::of(&functions, |address| {
         let offsets = binary.offsets_from(address)?;
         let data = data(offsets.start)?;
         let len = (offsets.end - offsets.start).min(data.len() as u64);
         data.get(..len as usize)
-    })
+    });
+    let starts = binary.restorers().iter();
+    let starts = starts.flat_map(|start| [*start, start.saturating_add(1)]);
+    let ranges = starts.map(|start| start..start.saturating_add(RESTORER));
+    sites.hook_restorers(ranges.filter_map(|range| function(&range)));
+    sites
 }
+
+/// Bytes that are enough to know a restorer of signal frames by.
+const RESTORER: u64 = 9;
 
 /// The files of a session, by what identifies their contents.
 #[derive(Debug, Default)]

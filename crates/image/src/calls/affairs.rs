@@ -68,6 +68,7 @@ pub(super) fn attend(call: &Call<'_>) {
         nr::EXECVE | nr::EXECVEAT => exec(call),
         nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
         nr::CLONE | nr::VFORK | nr::CLONE3 => split(call),
+        nr::RT_SIGRETURN if call.edge == ENTER => call.show_restored(),
         nr::SETUID
         | nr::SETGID
         | nr::SETREUID

@@ -8,18 +8,26 @@ use object::read::elf::SectionHeader;
 
 use super::Sections;
 
-/// The functions that it names, by their first addresses and those behind their last; rising, each first address once. What does
-/// not make sense in it is passed over: it only sharpens the picture.
-pub fn functions(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> Vec<(u64, u64)> {
+/// What it names.
+#[derive(Debug, Default)]
+pub struct Named {
+    /// Functions, by their first addresses and those behind their last; rising, each first address once.
+    pub functions: Vec<(u64, u64)>,
+    /// Where code is described that signal handlers return to: its first address, or the one before.
+    pub restorers: Vec<u64>,
+}
+
+/// Reads it. What does not make sense in it is passed over: it only sharpens the picture.
+pub fn named(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> Named {
     let section = sections.section_by_name(endian, b".eh_frame");
     let data = section.and_then(|(_, section)| Some((section, section.data(endian, bytes).ok()?)));
     let Some((section, data)) = data else {
-        return Vec::new();
+        return Named::default();
     };
     let frames = EhFrame::new(data, LittleEndian);
     let bases = BaseAddresses::default().set_eh_frame(section.sh_addr(endian));
     let mut entries = frames.entries(&bases);
-    let mut functions = Vec::new();
+    let (mut functions, mut restorers) = (Vec::new(), Vec::new());
     // Most functions share what they have in common with the one before.
     let mut last: Option<(usize, CommonInformationEntry<_>)> = None;
     while let Ok(Some(entry)) = entries.next() {
@@ -35,9 +43,11 @@ pub fn functions(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> V
             }
         });
         let Ok(fde) = fde else { continue };
-        // What signal handlers return to starts a byte early, for the sake of unwinders.
-        if fde.len() > 0 && !fde.is_signal_trampoline() {
-            let start = fde.initial_address();
+        let start = fde.initial_address();
+        if fde.is_signal_trampoline() {
+            // It starts a byte early, for the sake of unwinders.
+            restorers.push(start);
+        } else if fde.len() > 0 {
             functions.push((start, start.saturating_add(fde.len())));
         }
     }
@@ -50,7 +60,10 @@ pub fn functions(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> V
         }
         is_same
     });
-    without_holders(functions)
+    Named {
+        functions: without_holders(functions),
+        restorers,
+    }
 }
 
 /// One entry spans the whole procedure linkage table; a function has no other inside.

@@ -282,6 +282,9 @@ impl Target {
     }
 
     fn publish_tables(&mut self, here: &Calls) -> Result<(), Error> {
+        // What runs behind a return from a signal handler has to run before it.
+        let behind_all = |one: &Attached| one.link.edge == Edge::Exit && one.link.number.is_none();
+        let is_return_seen = here.links.iter().any(behind_all);
         for (edge, index) in [(Edge::Enter, ENTER), (Edge::Exit, EXIT)] {
             let mut places = BTreeMap::<_, Vec<_>>::new();
             for one in here.links.iter().filter(|one| one.link.edge == edge) {
@@ -318,6 +321,7 @@ impl Target {
                 let list = lists.get(number).copied().unwrap_or(common);
                 let how = match list {
                     _ if affairs.contains(&(number as libc::c_long)) => WATCHED,
+                    _ if number == SIGRETURN && edge == Edge::Enter && is_return_seen => WATCHED,
                     0 => 0,
                     _ if environment.needs_registers(list) || NEVER_BRIEF.contains(&number) => {
                         WATCHED
@@ -445,10 +449,8 @@ const AFFAIRS: [&[libc::c_long]; 2] = [
 
 /// Calls that must not be watched briefly, besides [`AFFAIRS`]: one that is made without a frame, and one by which the image
 /// itself may come.
-const NEVER_BRIEF: [usize; 2] = [
-    libc::SYS_rt_sigreturn as usize,
-    libc::SYS_clock_gettime as usize,
-];
+const NEVER_BRIEF: [usize; 2] = [SIGRETURN, libc::SYS_clock_gettime as usize];
+const SIGRETURN: usize = libc::SYS_rt_sigreturn as usize;
 
 /// What of [`abi::Link::context`] says where a function's arguments come from.
 fn packed(function: &Function) -> usize {

@@ -1,0 +1,90 @@
+//! The code that a signal handler returns to, whose only call is `rt_sigreturn`.
+//!
+//! An unwinder in a handler has to tell it from a function. Where the file's unwind information says what it is
+//! (a description with the augmentation `S`) nobody looks at its bytes, and they may be a jump. Elsewhere they are
+//! what it is known by: `mov rax, 15; syscall`.
+
+use super::{CallPlan, CallSites, RT_SIGRETURN, SYSCALL, Shape, Window};
+use crate::plan::Function;
+use crate::survey::Survey;
+
+/// `mov rax, 15` and `mov eax, 15`.
+const MOVES: [&[u8]; 2] = [b"\x48\xc7\xc0\x0f\0\0\0", b"\xb8\x0f\0\0\0"];
+
+impl CallSites {
+    /// Hooks the calls of restorers that unwind information describes, given with their code. A call is made in place,
+    /// and [`CallSpec::exit`](super::CallSpec::exit) is not called for it: nothing runs behind it. What does not look as
+    /// restorers do is left as it is.
+    pub fn hook_restorers<'a>(&mut self, restorers: impl IntoIterator<Item = Function<'a>>) {
+        for plan in restorers.into_iter().filter_map(|one| plan(&one)) {
+            self.spared.retain(|spared| spared.call != plan.call);
+            if self.plans.iter().all(|known| known.call != plan.call) {
+                self.plans.push(plan);
+            }
+        }
+        self.plans.sort_by_key(|plan| plan.call);
+    }
+}
+
+fn plan(restorer: &Function) -> Option<CallPlan> {
+    let Function { start, code } = *restorer;
+    let is_there = |bytes: &&&[u8]| {
+        let rest = code.strip_prefix(**bytes);
+        rest.is_some_and(|rest| rest.starts_with(&SYSCALL))
+    };
+    let original = *MOVES.iter().find(is_there)?;
+    let function = Function {
+        start,
+        code: code.get(..original.len() + SYSCALL.len())?,
+    };
+    let number = Survey::of(&function).displaced(0, &function)?;
+    Some(CallPlan {
+        call: start.wrapping_add(original.len() as u64),
+        number: Some(RT_SIGRETURN),
+        shape: Shape::InPlace {
+            entry: Window {
+                start,
+                original: original.into(),
+                code: vec![number],
+            },
+            exit: None,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::{CallForm, Spared};
+
+    const START: u64 = 0x40_0000;
+
+    fn found(code: &[u8]) -> CallSites {
+        let mut sites = CallSites::of(&[Function { start: START, code }], |_| None);
+        assert_eq!(sites.spared.len(), 1, "{sites:?}");
+        assert_eq!(sites.spared[0].why, Spared::Restorer);
+        sites.hook_restorers([Function { start: START, code }]);
+        sites
+    }
+
+    #[test]
+    fn restorers_are_hooked_in_place() {
+        for bytes in MOVES {
+            let sites = found(&[bytes, &SYSCALL, b"\x0f\x1f\x40\0"].concat());
+            assert!(sites.spared.is_empty());
+            let [plan] = sites.plans.as_slice() else {
+                panic!("{sites:?}");
+            };
+            assert_eq!(plan.number, Some(RT_SIGRETURN));
+            assert_eq!(plan.form(), CallForm::InPlace);
+            assert_eq!(plan.original().collect::<Vec<_>>(), [(START, bytes)]);
+        }
+    }
+
+    #[test]
+    fn what_only_resembles_one_is_left_alone() {
+        let sites = found(b"\x90\xb8\x0f\0\0\0\x0f\x05");
+        assert!(sites.plans.is_empty());
+        assert_eq!(sites.spared.len(), 1);
+    }
+}

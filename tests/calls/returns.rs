@@ -1,0 +1,111 @@
+//! The returns from signal handlers.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use beeline_e2e::{Scratch, Turn, engines, need};
+
+use crate::trace::{Traced, plain, same_calls};
+
+/// Every call by its number (what is behind a call that sends a signal comes after the handler here, and not at all if that jumps
+/// away), what all programs behind a call see of a return from a handler, and its own tracepoints: the
+/// kernel has none behind it, as that is no call any more.
+const COUNTS: &str = r#"tracepoint:raw_syscalls:sys_enter /{ours}/ { @in[args->id] = count(); }
+    tracepoint:raw_syscalls:sys_exit /{ours} && args->id == -1/ { @restored[args->ret] = count(); }
+    tracepoint:syscalls:sys_enter_rt_sigreturn /{ours}/ { @returns = count(); }
+    tracepoint:syscalls:sys_exit_rt_sigreturn /{ours}/ { @never = count(); }"#;
+
+/// Has a target play scenes, and asserts that the counts are the kernel's and that it made so many returns.
+fn same_counts(program: &Path, script: &str, scenes: &[&str], returns: usize) {
+    let _turn = Turn::take();
+    let mut all = Vec::new();
+    for engine in need!(engines()) {
+        let mut traced = need!(Traced::start(engine, plain(program)(), script));
+        for scene in scenes {
+            assert_eq!(traced.workload.tell(scene), format!("done {scene}"));
+        }
+        let lines = traced.finish();
+        let counts: BTreeSet<_> = lines
+            .into_iter()
+            .filter(|one| one.starts_with('@'))
+            .collect();
+        assert!(
+            counts.contains(&format!("@returns: {returns}")),
+            "{engine}: {counts:?}"
+        );
+        all.push(counts);
+    }
+    if let [kernel, beeline] = all.as_slice() {
+        assert_eq!(beeline, kernel, "beeline (left), the kernel (right)");
+    }
+}
+
+const ROUNDS: usize = 200;
+
+fn returns(options: &[&str]) {
+    let scratch = Scratch::new();
+    let program = scratch.build_with("calls/returns.c", options);
+    let scenes = [
+        "many",
+        "nested",
+        "jumped",
+        "other stack",
+        "changed",
+        "masked",
+    ];
+    same_counts(&program, COUNTS, &scenes, 4 * ROUNDS + 1);
+}
+
+#[test]
+fn each_is_seen_once() {
+    returns(&[]);
+}
+
+#[test]
+fn each_is_seen_once_in_a_static_program() {
+    returns(&["-static"]);
+}
+
+#[test]
+fn each_is_seen_in_children() {
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/returns.c");
+    let returns = 2 * ROUNDS + 2 + ROUNDS;
+    same_counts(
+        &program,
+        COUNTS,
+        &["children", "forked in handler"],
+        returns,
+    );
+}
+
+/// A program that looks at this call alone, with no more than its record.
+#[test]
+fn they_are_seen_alone() {
+    let script = "tracepoint:syscalls:sys_enter_rt_sigreturn /{ours}/ { @returns = count(); }";
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/returns.c");
+    same_counts(&program, script, &["many", "nested"], 2 * ROUNDS);
+}
+
+#[test]
+fn walks_through_signal_frames_come_out() {
+    let scratch = Scratch::new();
+    for options in [&[][..], &["-static"]] {
+        let program = scratch.build_with("calls/returns.c", options);
+        let scenes = ["walked", "many", "walked"];
+        need!(same_calls(plain(&program), &scenes));
+    }
+}
+
+#[test]
+fn exceptions_fly_through_signal_frames() {
+    let scratch = Scratch::new();
+    for options in [
+        &["-fnon-call-exceptions"][..],
+        &["-fnon-call-exceptions", "-static"],
+    ] {
+        let program = scratch.build_with("calls/throwing.cpp", options);
+        same_counts(&program, COUNTS, &["thrown", "thrown"], 0);
+    }
+}
