@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use crate::home;
 use crate::regions::Region;
 use crate::{Error, Stopped};
 
@@ -38,41 +39,61 @@ const DEPTH: usize = 16;
 pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<SignalFrame>, Error> {
     let regions = stopped.regions()?;
     let mut found: Vec<SignalFrame> = Vec::new();
+    let read = |at, into: &mut [u8]| stopped.read(at, into).is_ok();
     for thread in stopped.threads() {
-        let mut stacks = vec![thread.registers().rsp];
-        let mut at = 0;
-        while let Some(&sp) = stacks.get(at).filter(|_| at < DEPTH) {
-            at += 1;
-            for (saved_at, saved) in frames_from(stopped, &regions, sp) {
-                if !stacks
-                    .iter()
-                    .any(|&seen| seen <= saved.sp && saved.sp < seen + REACH)
-                {
-                    stacks.push(saved.sp);
-                }
-                let mut restorer = [0; 8];
-                // A frame without a readable start is none.
-                let _ = stopped.read(saved_at.wrapping_sub(RESTORER_TO_IP), &mut restorer);
-                let frame = SignalFrame {
-                    tid: thread.tid(),
-                    ip: saved.ip,
-                    saved_at,
-                    restorer: u64::from_ne_bytes(restorer),
-                };
-                let leads_into = |range: &Range<u64>| {
-                    range.contains(&frame.ip) || range.contains(&frame.restorer)
-                };
-                if ranges.iter().any(leads_into) && !found.contains(&frame) {
-                    found.push(frame);
-                }
+        for saved in reached_from(&read, &regions, thread.registers().rsp) {
+            let mut restorer = [0; 8];
+            // A frame without a readable start is none.
+            read(saved.at.wrapping_sub(RESTORER_TO_IP), &mut restorer);
+            let (ip, saved_at) = arrival(&read, saved.ip).unwrap_or((saved.ip, saved.at));
+            let frame = SignalFrame {
+                tid: thread.tid(),
+                ip,
+                saved_at,
+                restorer: u64::from_ne_bytes(restorer),
+            };
+            let leads_into =
+                |range: &Range<u64>| range.contains(&frame.ip) || range.contains(&frame.restorer);
+            if ranges.iter().any(leads_into) && !found.contains(&frame) {
+                found.push(frame);
             }
         }
     }
     Ok(found)
 }
 
+/// Where a thread goes on that returns to an address on the way home, and where that is kept.
+fn arrival(read: &impl Fn(u64, &mut [u8]) -> bool, ip: u64) -> Option<(u64, u64)> {
+    let cell = home::cell_around(ip)?;
+    let mut bytes = [0; home::CELL as usize];
+    read(cell, &mut bytes);
+    Some((home::left_behind(&bytes)?.ip(), cell + home::IP))
+}
+
+/// Every frame on a stack from `sp` up, and on the stacks that these lead to. `read` says whether it could.
+pub(crate) fn reached_from(
+    read: &impl Fn(u64, &mut [u8]) -> bool,
+    regions: &[Region],
+    sp: u64,
+) -> Vec<Saved> {
+    let mut found = Vec::new();
+    let mut stacks = vec![sp];
+    let mut at = 0;
+    while let Some(&sp) = stacks.get(at).filter(|_| at < DEPTH) {
+        at += 1;
+        for saved in frames_from(read, regions, sp) {
+            let is_known = |seen: &u64| *seen <= saved.sp && saved.sp < seen + REACH;
+            if !stacks.iter().any(is_known) {
+                stacks.push(saved.sp);
+            }
+            found.push(saved);
+        }
+    }
+    found
+}
+
 /// Every frame between `sp` and the end of its mapping, or of our reach.
-fn frames_from(stopped: &Stopped, regions: &[Region], sp: u64) -> Vec<(u64, Saved)> {
+fn frames_from(read: &impl Fn(u64, &mut [u8]) -> bool, regions: &[Region], sp: u64) -> Vec<Saved> {
     let start = sp & !7;
     let Some(region) = regions.iter().find(|region| region.contains(start)) else {
         return Vec::new();
@@ -80,7 +101,7 @@ fn frames_from(stopped: &Stopped, regions: &[Region], sp: u64) -> Vec<(u64, Save
     let len = (region.end - start).min(REACH);
     let mut stack = vec![0; len as usize];
     // A stack that cannot be read (a guard page, a vanished mapping) holds no frame that the thread could use.
-    if stopped.read(start, &mut stack).is_err() {
+    if !read(start, &mut stack) {
         return Vec::new();
     }
     let words: Vec<u64> = stack
@@ -94,7 +115,7 @@ fn frames_from(stopped: &Stopped, regions: &[Region], sp: u64) -> Vec<(u64, Save
             return None;
         };
         let saved_at = start + 8 * (at as u64 + 1);
-        Saved::recognise(sp, ip, flags, selectors).map(|saved| (saved_at, saved))
+        Saved::recognise(saved_at, [sp, ip, flags, selectors])
     });
     frames.collect()
 }
@@ -102,13 +123,15 @@ fn frames_from(stopped: &Stopped, regions: &[Region], sp: u64) -> Vec<(u64, Save
 /// The part of the kernel's `struct sigcontext_64` that tells a frame: rsp, rip, eflags, and cs, gs, fs, ss as
 /// four halves of 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Saved {
+pub(crate) struct Saved {
+    /// Where the instruction pointer stands.
+    pub at: u64,
     sp: u64,
-    ip: u64,
+    pub ip: u64,
 }
 
 impl Saved {
-    fn recognise(sp: u64, ip: u64, flags: u64, selectors: u64) -> Option<Self> {
+    fn recognise(at: u64, [sp, ip, flags, selectors]: [u64; 4]) -> Option<Self> {
         const CS: u64 = 0x33;
         const SS: u64 = 0x2b;
         // Bit 1 is always set; bits 3, 5, 15 and all above 21 never are, and user code cannot be without interrupts (9).
@@ -117,7 +140,7 @@ impl Saved {
         let code = selectors & 0xffff == CS;
         let stack = matches!(selectors >> 48, SS | 0);
         let plausible = flags & ALWAYS == ALWAYS && flags & NEVER == 0 && sp != 0;
-        (code && stack && plausible).then_some(Self { sp, ip })
+        (code && stack && plausible).then_some(Self { at, sp, ip })
     }
 }
 
@@ -128,21 +151,15 @@ mod tests {
     #[test]
     fn knows_a_frame_from_other_data() {
         let frame = Saved {
+            at: 0x7ffc_0000,
             sp: 0x7ffd_0000,
             ip: 0x40_1000,
         };
-        assert_eq!(
-            Saved::recognise(frame.sp, frame.ip, 0x246, 0x002b_0000_0000_0033),
-            Some(frame)
-        );
-        assert_eq!(
-            Saved::recognise(frame.sp, frame.ip, 0x246, 0x002b_0000_0000_0023),
-            None
-        );
-        assert_eq!(
-            Saved::recognise(frame.sp, frame.ip, 0x4_0000_0246, 0x002b_0000_0000_0033),
-            None
-        );
-        assert_eq!(Saved::recognise(frame.sp, frame.ip, 0, 0x33), None);
+        let recognise =
+            |flags, selectors| Saved::recognise(frame.at, [frame.sp, frame.ip, flags, selectors]);
+        assert_eq!(recognise(0x246, 0x002b_0000_0000_0033), Some(frame));
+        assert_eq!(recognise(0x246, 0x002b_0000_0000_0023), None);
+        assert_eq!(recognise(0x4_0000_0246, 0x002b_0000_0000_0033), None);
+        assert_eq!(recognise(0, 0x33), None);
     }
 }

@@ -6,10 +6,13 @@
 //! descriptor back and lets the target run. [`Watched`] is for targets that Beeline starts itself: it stops
 //! them when their libraries are mapped and none of their code has run.
 //!
-//! What a target can notice: time, and nothing else. No byte of its code is changed to run a system call (a
-//! `syscall` instruction that is already there is borrowed), its stack is not written, signals are neither lost
+//! What a target can notice: time, and nothing else. No byte of its code is changed to run a system call (that
+//! is made from bytes of a code page that nothing uses, and which are put back), its stack is not written, signals are neither lost
 //! nor seen twice, and a system call that the stop interrupted goes on. One exception: a timed wait
 //! that the kernel itself cannot continue (`epoll_wait`, see [`Stopped`]) starts its timeout anew.
+//!
+//! The same holds if Beeline is killed at whatever instruction: threads that are borrowed at that moment find their way home by
+//! themselves (`home`), and what is changed in a target is changed in steps of which each leaves it whole.
 //!
 //! What this crate does not do: choose what to patch (the `hook` crate) or what to map (the runtime).
 //!
@@ -26,6 +29,8 @@ compile_error!(
 mod error;
 mod files;
 mod frames;
+mod gate;
+mod home;
 mod loader;
 mod proc;
 mod process;

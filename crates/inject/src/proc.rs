@@ -15,6 +15,8 @@ pub(crate) struct Status {
     pub seccomp: u32,
     /// Signals that are ignored, bit n-1 for signal n.
     pub ignored: u64,
+    /// Signals that are blocked now, in a call with a mask of its own by that mask.
+    pub blocked: u64,
 }
 
 impl Status {
@@ -32,6 +34,7 @@ impl Status {
                 "TracerPid" => status.tracer = first.parse().unwrap_or(0),
                 "Uid" => status.uid = first.parse().unwrap_or(0),
                 "Seccomp" => status.seccomp = first.parse().unwrap_or(0),
+                "SigBlk" => status.blocked = u64::from_str_radix(first, 16).unwrap_or(0),
                 "SigIgn" => status.ignored = u64::from_str_radix(first, 16).unwrap_or(0),
                 _ => {}
             }
@@ -81,7 +84,7 @@ mod tests {
 
     #[test]
     fn status_with_an_odd_name() {
-        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigIgn:\t0000000000000010\n";
+        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000000010\n";
         let status = Status::parse(text);
         assert_eq!(
             status,
@@ -91,7 +94,8 @@ mod tests {
                 tracer: 42,
                 uid: 1000,
                 seccomp: 2,
-                ignored: 16
+                ignored: 16,
+                blocked: 3,
             }
         );
         assert!(!status.is_dead());

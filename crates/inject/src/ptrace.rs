@@ -205,17 +205,21 @@ pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &SyscallDispatch) -> Resu
     .map_err(named("SET_SYSCALL_USER_DISPATCH_CONFIG", tid))
 }
 
-/// Waits until something happens to `tid`.
+/// Waits until something happens to `tid`. What has is only looked at, here and in [`poll`]: an end belongs to the parent, which may be
+/// this very process; and a stop from which a signal is about to be delivered must not be taken, as the kernel then forgets the signal
+/// should we die before we have passed it on.
 pub(crate) fn wait(tid: pid_t) -> Result<Event, Error> {
-    loop {
-        // An end is looked at, not taken: the status belongs to the parent, which may be this very process.
-        match wait_with(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)? {
-            Event::Gone => return Ok(Event::Gone),
-            _ => match poll_stop(tid)? {
-                Event::None => continue,
-                event => return Ok(event),
-            },
-        }
+    taken(
+        tid,
+        wait_with(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)?,
+    )
+}
+
+/// Takes an `execve`, of which the kernel asks that: by it a tracee may have got another's number.
+fn taken(tid: pid_t, event: Event) -> Result<Event, Error> {
+    match event {
+        Event::Exec => wait_with(tid, libc::WSTOPPED | libc::WNOHANG),
+        _ => Ok(event),
     }
 }
 
@@ -244,7 +248,8 @@ pub(crate) fn reap(tid: pid_t) {
 }
 
 fn poll_stop(tid: pid_t) -> Result<Event, Error> {
-    wait_with(tid, libc::WSTOPPED | libc::WNOHANG)
+    let flags = libc::WSTOPPED | libc::WNOWAIT | libc::WNOHANG;
+    taken(tid, wait_with(tid, flags)?)
 }
 
 fn wait_with(tid: pid_t, flags: c_int) -> Result<Event, Error> {

@@ -1,33 +1,46 @@
 //! System calls run by a held thread of the target.
 //!
-//! The thread is sent through a `syscall` instruction that the target has anyway, with a stop before and one
-//! behind it. No code changes, nothing is written to its stack, and it never runs an instruction besides. While it does so all
+//! The thread is sent through a `syscall` instruction where nothing of the target's is, see [`gate`](crate::gate), with a stop before and
+//! one behind it. No code changes, nothing is written to its stack, and it never runs an instruction besides. While it does so all
 //! its signals are blocked, so they stay pending and are delivered when it is let go.
+//!
+//! Should we be killed meanwhile the thread finds its way [`home`]. So what it has lent is given back in such an order
+//! that it is right, or on its way to be right, between any two steps.
 
 use libc::{c_int, user_regs_struct};
 use rustix::io::Errno;
 
+use crate::Error;
+use crate::home::{NO_CALL, SYSCALL_LEN};
 use crate::ptrace::{self, Event, Go, SyscallDispatch};
 use crate::session::{Session, State, is_esrch};
-use crate::{Error, Region};
 
 /// What a thread that has run system calls for us gets back, besides its registers.
 #[derive(Debug)]
 pub(crate) struct Borrowed {
-    mask: u64,
-    /// Address and value of its pointer to the restartable sequence that it is in. The kernel clears it when the thread
-    /// passes elsewhere; without it a sequence that was interrupted would not be started anew.
-    sequence: Option<(u64, u64)>,
+    pub mask: u64,
+    /// The signals blocked by the call that it was held in, if that has a mask of its own.
+    pub call_mask: Option<u64>,
+    /// The restartable sequence that it may be in.
+    pub sequence: Option<Sequence>,
     /// Set if the thread has its system calls sent to itself as signals.
-    dispatch: Option<SyscallDispatch>,
+    pub dispatch: Option<SyscallDispatch>,
     /// It may be somewhere else than where its registers belong.
     away: bool,
 }
 
+/// What says that a thread may be in a restartable sequence.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sequence {
+    /// Address and value of the thread's pointer to it. The kernel clears it when the thread passes elsewhere; without it a
+    /// sequence that was interrupted would not be started anew.
+    pointer: (u64, u64),
+    /// Where it begins anew, if the thread is inside.
+    pub anew: Option<u64>,
+}
+
 /// The code segment of 64-bit programs.
 const CODE_64: u64 = 0x33;
-/// Set by the kernel where no system call is to be restarted.
-const NO_CALL: u64 = u64::MAX;
 /// Offset of `rseq_cs` in `struct rseq`.
 const RSEQ_CS: u64 = 8;
 /// The trap flag: one instruction at a time.
@@ -55,7 +68,7 @@ impl Session {
         let eflags = own.eflags & !TRAP_FLAG;
         let rax = number as u64;
         let regs = user_regs_struct {
-            rip: gate,
+            rip: gate.syscall,
             rax,
             orig_rax: NO_CALL,
             rdi,
@@ -92,11 +105,14 @@ impl Session {
     }
 
     fn run_to_syscall_stop(&mut self, at: usize, number: i64) -> Result<(), Error> {
+        self.go(at, Go::ToSyscall, 0)?;
+        self.await_syscall_stop(at, number)
+    }
+
+    fn await_syscall_stop(&mut self, at: usize, number: i64) -> Result<(), Error> {
         let tid = self.tracees[at].tid;
-        let mut signal = 0;
         loop {
-            self.go(at, Go::ToSyscall, signal)?;
-            signal = 0;
+            let mut signal = 0;
             match ptrace::wait(tid)? {
                 Event::Syscall => return Ok(()),
                 Event::Gone => return Err(self.lost(at)),
@@ -112,10 +128,11 @@ impl Session {
                 // Job control has news; the thread has not moved.
                 Event::Trap { .. } | Event::Exec | Event::None => {}
             }
+            self.go(at, Go::ToSyscall, signal)?;
         }
     }
 
-    /// Puts a thread back where it was held, as it was. Its registers are set when it is let go.
+    /// Puts a thread back where it was held, as it was.
     pub fn restore(&mut self, at: usize) -> Result<(), Error> {
         let Some(tracee) = self
             .tracees
@@ -127,23 +144,24 @@ impl Session {
         let Some(borrowed) = tracee.borrowed.take() else {
             return Ok(());
         };
-        tracee.changed = true;
         if borrowed.away {
             self.return_to_trap(at)?;
         }
-        let tid = self.tracees[at].tid;
-        // First, so that whatever fails from here on the thread resumes at its own place.
-        ptrace::set_registers(tid, &self.tracees[at].regs)?;
+        let tracee = &self.tracees[at];
+        let (tid, own) = (tracee.tid, tracee.regs);
+        // Each of these is what the way home does as well, so it may be followed from between any two of them.
+        if let Some(Sequence { pointer, .. }) = borrowed.sequence {
+            self.write(pointer.0, &pointer.1.to_ne_bytes())?;
+        }
+        ptrace::set_signal_mask(tid, borrowed.mask)?;
+        ptrace::set_registers(tid, &own)?;
         if let Some(config) = &borrowed.dispatch {
             ptrace::set_syscall_dispatch(tid, config)?;
         }
-        if let Some((address, sequence)) = borrowed.sequence {
-            self.write(address, &sequence.to_ne_bytes())?;
+        match borrowed.away && self.tracees[at].waits_with_other_mask() {
+            true => self.enter_again(at, borrowed.mask),
+            false => Ok(()),
         }
-        if borrowed.away && self.tracees[at].waits_with_other_mask() {
-            self.enter_again(at)?;
-        }
-        ptrace::set_signal_mask(tid, borrowed.mask)
     }
 
     /// Brings a thread that is to repeat a call like `sigsuspend` to the entry of that call.
@@ -151,20 +169,28 @@ impl Session {
     /// Such a call waits with a signal mask of its own, which is lost by now. Let go from here the thread sets it
     /// again before it looks at any signal; from anywhere else it would first get those that the call holds
     /// back, or get outside of the call those that are to end it.
-    fn enter_again(&mut self, at: usize) -> Result<(), Error> {
-        const SYSCALL_LEN: u64 = 2;
-        let tracee = &mut self.tracees[at];
-        let own = tracee.regs;
+    fn enter_again(&mut self, at: usize, mask: u64) -> Result<(), Error> {
+        let (tid, own) = (self.tracees[at].tid, self.tracees[at].regs);
         let number = own.orig_rax;
-        tracee.changed = false;
         let again = user_regs_struct {
             rip: own.rip.wrapping_sub(SYSCALL_LEN),
             rax: number,
             orig_rax: NO_CALL,
             ..own
         };
-        ptrace::set_registers(tracee.tid, &again)?;
-        self.run_to_syscall_stop(at, number as i64)
+        ptrace::set_registers(tid, &again)?;
+        self.go(at, Go::ToSyscall, 0)?;
+        let signal = match ptrace::wait(tid)? {
+            Event::Syscall => return Ok(()),
+            Event::Gone => return Err(self.lost(at)),
+            Event::Signal(signal) => signal,
+            _ => 0,
+        };
+        // One waits already. Blocked, it goes back to where it came from until the thread is there.
+        ptrace::set_signal_mask(tid, u64::MAX)?;
+        self.go(at, Go::ToSyscall, signal)?;
+        self.await_syscall_stop(at, number as i64)?;
+        ptrace::set_signal_mask(tid, mask)
     }
 
     /// Brings the thread from behind the `syscall` to the point on its way to user space where it was first
@@ -208,25 +234,52 @@ impl Session {
             return Ok(());
         }
         let mask = ptrace::signal_mask(tid)?;
-        let sequence = ptrace::rseq_area(tid).and_then(|area| self.sequence_at(area + RSEQ_CS));
+        let sequence = ptrace::rseq_area(tid).and_then(|area| {
+            let ip = self.tracees[at].regs.rip;
+            self.sequence_at(area + RSEQ_CS, ip)
+        });
         let dispatch = ptrace::syscall_dispatch(tid).filter(|config| config.mode != 0);
-        if dispatch.is_some() {
-            ptrace::set_syscall_dispatch(tid, &SyscallDispatch::default())?;
-        }
-        ptrace::set_signal_mask(tid, u64::MAX)?;
+        let call_mask = match self.tracees[at].waits_with_other_mask() {
+            true => Some(self.process.thread_status(tid)?.blocked),
+            false => None,
+        };
         self.tracees[at].borrowed = Some(Borrowed {
             mask,
+            call_mask,
             sequence,
             dispatch,
             away: true,
         });
-        Ok(())
+        self.write_way_home(at)?;
+        if self.gate.is_some_and(|gate| gate.cell.is_some()) {
+            // First of all, so that there is no moment in which it would go on elsewhere with what is changed next.
+            let regs = user_regs_struct {
+                rip: self.gate()?.behind(),
+                orig_rax: NO_CALL,
+                ..self.tracees[at].regs
+            };
+            ptrace::set_registers(tid, &regs)?;
+        }
+        if dispatch.is_some() {
+            ptrace::set_syscall_dispatch(tid, &SyscallDispatch::default())?;
+        }
+        ptrace::set_signal_mask(tid, u64::MAX)
     }
 
-    fn sequence_at(&mut self, address: u64) -> Option<(u64, u64)> {
+    fn sequence_at(&mut self, address: u64, ip: u64) -> Option<Sequence> {
         let mut value = [0; 8];
         self.read(address, &mut value).ok()?;
-        Some((address, u64::from_ne_bytes(value))).filter(|&(_, sequence)| sequence != 0)
+        let place = u64::from_ne_bytes(value);
+        // Of `struct rseq_cs`: two halves of a word that do not matter, the start, its length, and where it begins anew.
+        let mut words = [[0; 8]; 4];
+        if place == 0 || self.read(place, words.as_flattened_mut()).is_err() {
+            return None;
+        }
+        let [_, start, len, anew] = words.map(u64::from_ne_bytes);
+        Some(Sequence {
+            pointer: (address, place),
+            anew: (ip.wrapping_sub(start) < len).then_some(anew),
+        })
     }
 
     /// The thread that runs our system calls: the one that already has, or else the first that can.
@@ -264,52 +317,5 @@ impl Session {
             pid,
             why: "none of its threads is running 64-bit code",
         })
-    }
-
-    /// The address of a `syscall` instruction in the target.
-    fn gate(&mut self) -> Result<u64, Error> {
-        if let Some(gate) = self.gate {
-            return Ok(gate);
-        }
-        let mut code = self.process.regions()?;
-        code.retain(|region| region.permissions.execute && region.permissions.read);
-        // The vDSO is small and always has one; libc and the program are for systems that boot without it.
-        code.sort_by_key(|region| {
-            (
-                region.path.as_os_str() != "[vdso]",
-                region.end - region.start,
-            )
-        });
-        let found = code.iter().find_map(|region| self.find_syscall(region));
-        let why = "no executable mapping holds a syscall instruction";
-        let Some(gate) = found else {
-            let pid = self.process.pid();
-            return Err(if self.process.is_alive() {
-                Error::NoAgent { pid, why }
-            } else {
-                self.exited()
-            });
-        };
-        self.gate = Some(gate);
-        Ok(gate)
-    }
-
-    fn find_syscall(&mut self, region: &Region) -> Option<u64> {
-        const SYSCALL: [u8; 2] = [0x0f, 0x05];
-        const CHUNK: u64 = 64 << 10;
-        let mut start = region.start;
-        while start < region.end {
-            let mut bytes = vec![0; (region.end - start).min(CHUNK) as usize];
-            self.read(start, &mut bytes).ok()?;
-            if let Some(at) = bytes
-                .windows(SYSCALL.len())
-                .position(|pair| pair == SYSCALL)
-            {
-                return Some(start + at as u64);
-            }
-            // One across two chunks is missed, which costs nothing: there are others.
-            start += CHUNK;
-        }
-        None
     }
 }

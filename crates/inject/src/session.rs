@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use libc::{c_int, c_long, user_regs_struct};
 use rustix::thread::sched_yield;
 
+use crate::gate::Gate;
+use crate::home::{self, ERESTARTNOHAND, left_behind};
 use crate::ptrace::{self, Event, Go};
 use crate::remote::Borrowed;
 use crate::{Error, Process, Refusal};
@@ -26,8 +28,10 @@ pub(crate) struct Session {
     pub tracees: Vec<Tracee>,
     /// When the first thread was asked to stop.
     pub since: Instant,
-    /// A `syscall` instruction in the target, once one has been looked for.
-    pub gate: Option<u64>,
+    /// All threads of the process are held.
+    pub is_whole: bool,
+    /// Through which threads make system calls for us, once it has been looked for.
+    pub gate: Option<Gate>,
     /// The target's memory, once it has been needed: opening it costs more than using it.
     memory: Option<File>,
 }
@@ -37,10 +41,8 @@ pub(crate) struct Session {
 pub(crate) struct Tracee {
     pub tid: i32,
     pub state: State,
-    /// What the thread will go on with.
+    /// What the thread will go on with. Unless it is borrowed the kernel has the same.
     pub regs: user_regs_struct,
-    /// `regs` differs from what the kernel has for it.
-    pub changed: bool,
     /// What else is to be put back, if system calls have been run in this thread.
     pub borrowed: Option<Borrowed>,
 }
@@ -84,6 +86,8 @@ impl Session {
             };
         }
         session.tracees.retain(|tracee| tracee.state == State::Held);
+        session.is_whole = true;
+        session.bring_all_home()?;
         Ok(session)
     }
 
@@ -96,6 +100,7 @@ impl Session {
         session.await_all(session.since + PATIENCE)?;
         session.note_registers()?;
         session.tracees.retain(|tracee| tracee.state == State::Held);
+        session.bring_all_home()?;
         match session.tracees.is_empty() {
             true => Err(session.exited()),
             false => Ok(session),
@@ -114,6 +119,7 @@ impl Session {
             process: process.clone(),
             tracees,
             since: Instant::now(),
+            is_whole: false,
             gate: None,
             memory: None,
         }
@@ -179,10 +185,20 @@ impl Session {
 
     /// Puts everything back and lets all threads go. Returns how long they were held.
     pub fn let_go(&mut self) -> Result<Duration, Error> {
+        let all = 0..self.tracees.len();
         let mut outcome = Ok(());
-        for at in 0..self.tracees.len() {
-            let released = self.restore(at).and_then(|()| self.detach(at));
-            outcome = outcome.and(released);
+        let mut are_home = true;
+        for at in all.clone() {
+            let restored = self.restore(at);
+            are_home &= restored.is_ok() || self.tracees[at].state == State::Gone;
+            outcome = outcome.and(restored);
+        }
+        // One that could not be put back goes home by itself.
+        if are_home {
+            outcome = outcome.and(self.clear_gate());
+        }
+        for at in all {
+            outcome = outcome.and(self.detach(at));
         }
         let held = self.since.elapsed();
         let ended = self
@@ -205,10 +221,7 @@ impl Session {
         else {
             return Ok(());
         };
-        match tracee
-            .set_registers()
-            .and_then(|()| ptrace::detach(tracee.tid, 0))
-        {
+        match ptrace::detach(tracee.tid, 0) {
             // A thread that is killed while it is held may end before we let go of it.
             Err(error) if is_esrch(&error) => tracee.state = State::Gone,
             other => other?,
@@ -277,7 +290,7 @@ impl Session {
     }
 
     /// Asks a seized thread to trap.
-    fn ask(&mut self, at: usize) -> Result<(), Error> {
+    pub fn ask(&mut self, at: usize) -> Result<(), Error> {
         let Some(tracee) = self.tracees.get_mut(at) else {
             return Ok(());
         };
@@ -344,7 +357,11 @@ impl Session {
                     ptrace::reap(tid);
                 }
             }
-            Event::Trap { .. } => self.tracees[at].state = State::Held,
+            Event::Trap { .. } => {
+                self.tracees[at].state = State::Held;
+                // At once: a wait that the kernel gives up is mended by it.
+                self.note_registers_of(at)?;
+            }
             // Let the kernel deliver it, as it would have: it builds the handler's frame, or stops or ends the
             // process, and traps before the first instruction of the handler. The stop for the signal has used up our request.
             Event::Signal(signal) => self.ask_again(at, signal)?,
@@ -370,25 +387,73 @@ impl Session {
     pub fn note_registers(&mut self) -> Result<bool, Error> {
         let mut settled = true;
         for at in 0..self.tracees.len() {
-            if self.tracees[at].state != State::Held {
-                continue;
-            }
-            match ptrace::registers(self.tracees[at].tid) {
-                Ok(regs) => {
-                    let tracee = &mut self.tracees[at];
-                    tracee.regs = regs;
-                    tracee.changed = false;
-                    tracee.mend_interrupted_call();
-                }
-                Err(error) if is_esrch(&error) => {
-                    settled = false;
-                    self.tracees[at].state = State::Running;
-                    self.ask(at)?;
-                }
-                Err(error) => return Err(error),
+            if self.tracees[at].state == State::Held && !self.note_registers_of(at)? {
+                settled = false;
+                self.tracees[at].state = State::Running;
+                self.ask(at)?;
             }
         }
         Ok(settled)
+    }
+
+    /// As [`Self::note_registers`], of one.
+    fn note_registers_of(&mut self, at: usize) -> Result<bool, Error> {
+        let tracee = &mut self.tracees[at];
+        let noted = ptrace::registers(tracee.tid).and_then(|regs| {
+            tracee.regs = regs;
+            tracee.mend_interrupted_call()
+        });
+        match noted {
+            Ok(()) => Ok(true),
+            Err(error) if is_esrch(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Changes what a held thread goes on with. That holds at once, also if we die now.
+    pub fn change(
+        &mut self,
+        at: usize,
+        change: impl FnOnce(&mut user_regs_struct),
+    ) -> Result<(), Error> {
+        let tracee = &mut self.tracees[at];
+        change(&mut tracee.regs);
+        match tracee.borrowed {
+            Some(_) => self.write_way_home(at),
+            None => ptrace::set_registers(tracee.tid, &tracee.regs),
+        }
+    }
+
+    /// Takes threads that are on their way home, as another Beeline has died, to where that leads. To be done when all is at rest: the
+    /// memory that is read for it must be that of the program which is held.
+    pub fn bring_all_home(&mut self) -> Result<(), Error> {
+        (0..self.tracees.len()).try_for_each(|at| self.bring_home(at))
+    }
+
+    fn bring_home(&mut self, at: usize) -> Result<(), Error> {
+        let tracee = &self.tracees[at];
+        let regs = tracee.regs;
+        let cell = home::cell_around(regs.rip).filter(|_| tracee.state == State::Held);
+        let Some(cell) = cell else {
+            return Ok(());
+        };
+        let mut bytes = [0; home::CELL as usize];
+        // What cannot be read is not ours.
+        let _ = self.read(cell, &mut bytes);
+        let Some(values) = left_behind(&bytes) else {
+            return Ok(());
+        };
+        let arrival = values.arrival(cell, &regs);
+        let tracee = &mut self.tracees[at];
+        if let Some(mask) = arrival.mask {
+            ptrace::set_signal_mask(tracee.tid, mask)?;
+        }
+        tracee.regs = arrival.regs;
+        ptrace::set_registers(tracee.tid, &arrival.regs)?;
+        match &arrival.dispatch {
+            Some(config) => ptrace::set_syscall_dispatch(tracee.tid, config),
+            None => Ok(()),
+        }
     }
 }
 
@@ -407,17 +472,7 @@ impl Tracee {
             tid,
             state: State::Running,
             regs,
-            changed: false,
             borrowed: None,
-        }
-    }
-
-    /// Gives the kernel the registers if they are not what it has.
-    pub fn set_registers(&mut self) -> Result<(), Error> {
-        if std::mem::take(&mut self.changed) {
-            ptrace::set_registers(self.tid, &self.regs)
-        } else {
-            Ok(())
         }
     }
 
@@ -430,17 +485,15 @@ impl Tracee {
     /// Some system calls answer a stop with EINTR where nothing but a signal handler should make them: epoll_wait
     /// and a few others (signal(7) lists them). Has one done so, then ask the kernel to decide as it does for all others: EINTR if a
     /// handler runs now, and the call anew if none does.
-    fn mend_interrupted_call(&mut self) {
+    fn mend_interrupted_call(&mut self) -> Result<(), Error> {
         let call = self.regs.orig_rax as c_long;
         if self.regs.rax as i64 == -i64::from(libc::EINTR) && GIVE_UP_WHEN_STOPPED.contains(&call) {
             self.regs.rax = ERESTARTNOHAND as u64;
-            self.changed = true;
+            ptrace::set_registers(self.tid, &self.regs)?;
         }
+        Ok(())
     }
 }
-
-/// Negated, as the kernel leaves it in `rax`: "the call anew, or EINTR if a handler runs". Of its errno.h.
-pub(crate) const ERESTARTNOHAND: i64 = -514;
 
 /// Calls that the kernel does not continue after a stop, and that have done nothing when they say EINTR.
 /// The socket calls among them only with a timeout set.

@@ -16,14 +16,15 @@ use crate::{Error, Mapping, Process, Region};
 /// A process all of whose threads are held, or one by [`Process::stop_behind_call`]. Dropping it lets them go on, each where and as it was.
 ///
 /// A thread of ours does the tracing and lives as long as this, so a `Stopped` may move between
-/// threads. If Beeline dies the kernel lets the target go; only between the calls of this type, though, is it certain
-/// that no register is astray.
+/// threads. If Beeline dies the kernel lets the target go, and each thread goes on where and as it was, or as one of the methods here that
+/// has returned has set it.
 ///
 /// **Waits that start anew.** A thread held in `epoll_wait`, `semtimedop`, `sigtimedwait`, `io_getevents`,
 /// `io_uring_enter`, or in a socket call with a timeout would see EINTR, as after any stop by job control. It is made to
 /// repeat the call instead, so a timeout given to it counts from the end of the stop. All other calls the
 /// kernel continues by itself: `nanosleep`, `poll` and `futex` with their old deadline, `select` and `ppoll` with the time
-/// that was left.
+/// that was left. Should Beeline be killed after it has asked a thread in such a wait to stop and before it has seen
+/// that it has, some microseconds, the wait says EINTR as it does after SIGSTOP and SIGCONT.
 #[derive(Debug)]
 pub struct Stopped {
     process: Process,
@@ -70,8 +71,7 @@ impl Thread {
     /// `syscall` instruction, and the thread goes on two bytes earlier, on that instruction; the same is true
     /// of an address set with [`Stopped::set_ip`].
     pub fn restarts(&self) -> bool {
-        const RESTARTS: [i64; 4] = [-512, -513, crate::session::ERESTARTNOHAND, -516];
-        self.registers.orig_rax as i64 >= 0 && RESTARTS.contains(&(self.registers.rax as i64))
+        crate::home::restarts(&self.registers)
     }
 }
 
@@ -191,31 +191,28 @@ impl Stopped {
 
     /// As [`Self::set_ip`], with another stack pointer.
     pub fn send(&mut self, tid: i32, ip: u64, sp: u64) -> Result<(), Error> {
-        let absent = self.absent(tid);
-        let thread = self.thread(tid)?;
-        (thread.registers.rip, thread.registers.rsp) = (ip, sp);
-        self.run(move |session| {
-            let tracee = session
-                .tracees
-                .iter_mut()
-                .find(|tracee| tracee.tid == tid && tracee.state == State::Held);
-            let tracee = tracee.ok_or(absent)?;
-            (tracee.regs.rip, tracee.regs.rsp) = (ip, sp);
-            tracee.changed = true;
-            Ok(())
+        self.change(tid, move |registers| {
+            (registers.rip, registers.rsp) = (ip, sp);
         })
     }
 
     /// Sets what the system call returns that a thread was held behind.
     pub fn set_result(&mut self, tid: i32, value: u64) -> Result<(), Error> {
+        self.change(tid, move |registers| registers.rax = value)
+    }
+
+    /// Changes what a thread goes on with, here and in the kernel.
+    fn change(
+        &mut self,
+        tid: i32,
+        change: impl Fn(&mut user_regs_struct) + Copy + Send + 'static,
+    ) -> Result<(), Error> {
         let absent = self.absent(tid);
-        self.thread(tid)?.registers.rax = value;
+        change(&mut self.thread(tid)?.registers);
         self.run(move |session| {
-            let held = |tracee: &&mut Tracee| tracee.tid == tid && tracee.state == State::Held;
-            let tracee = session.tracees.iter_mut().find(held).ok_or(absent)?;
-            tracee.regs.rax = value;
-            tracee.changed = true;
-            Ok(())
+            let held = |tracee: &Tracee| tracee.tid == tid && tracee.state == State::Held;
+            let at = session.tracees.iter().position(held).ok_or(absent)?;
+            session.change(at, change)
         })
     }
 
@@ -279,7 +276,8 @@ impl Stopped {
     }
 
     /// Runs a system call in one of the target's threads and gives its result. It must be one that returns, and soon:
-    /// the target is held as long.
+    /// the target is held as long. Not one that the kernel continues with `restart_syscall`, as `nanosleep`: it would take the place of
+    /// one that the thread was held in.
     ///
     /// Errors: [`Error::Syscall`] with the error number that it returned; [`Error::Seccomp`], [`Error::NoAgent`]
     /// if no thread can make one.

@@ -122,17 +122,12 @@ impl Session {
         while !given_up.load(Ordering::SeqCst) {
             match ptrace::poll(self.tid())? {
                 Event::Gone if self.takes_first_number() => {}
-                Event::Exec => {
-                    self.hold()?;
-                    self.forget_image();
-                    self.process.check_class()?;
-                    return Ok(true);
-                }
+                Event::Exec => return self.hold_new_program().map(|_| true),
                 Event::None => std::thread::sleep(LOOK_AGAIN),
                 event => self.pass_on(event)?,
             }
         }
-        self.hold()?;
+        self.hold_running()?;
         Ok(false)
     }
 
@@ -169,6 +164,8 @@ impl Session {
     fn hold_new_program(&mut self) -> Result<Reached, Error> {
         self.hold()?;
         self.forget_image();
+        // Other threads have ended by it.
+        self.is_whole = true;
         self.process.check_class()?;
         Ok(Reached::Exec)
     }
@@ -261,14 +258,27 @@ impl Session {
 
     /// Brings the stopped process to its way back to user space, where system calls can be run in it.
     fn hold(&mut self) -> Result<(), Error> {
+        self.hold_after(|session| session.ask_again(ONLY, 0))
+    }
+
+    /// As [`Self::hold`], for one that runs, for all we know. It may be about to get a signal.
+    fn hold_running(&mut self) -> Result<(), Error> {
+        self.hold_after(|session| session.ask(ONLY))
+    }
+
+    fn hold_after(
+        &mut self,
+        ask: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let now = std::time::Instant::now();
         self.since = now;
         if let Some(tracee) = self.tracees.get_mut(ONLY) {
             tracee.state = State::Running;
         }
-        self.ask_again(ONLY, 0)?;
+        ask(self)?;
         self.await_all(now + PATIENCE)?;
         self.note_registers()?;
+        self.bring_all_home()?;
         match self.tracees.get(ONLY) {
             Some(tracee) if tracee.state == State::Held => Ok(()),
             _ => Err(self.ended()),
@@ -279,7 +289,6 @@ impl Session {
     fn go_held(&mut self) -> Result<(), Error> {
         self.restore(ONLY)?;
         if let Some(tracee) = self.tracees.get_mut(ONLY) {
-            tracee.set_registers()?;
             tracee.state = State::Running;
         }
         ptrace::resume(self.tid(), Go::On, 0)

@@ -175,6 +175,11 @@ impl Portrait {
         }
     }
 
+    /// Is the code the same?
+    pub fn has_same_text(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+
     /// Asserts that the process looks like this again. A thread that was let go in a call with a signal mask of its own, as
     /// `ppoll` has, shows that mask again only when it has got the CPU and begun the call anew.
     pub fn assert_restored(&self, process: &Process) {
