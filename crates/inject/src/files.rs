@@ -198,12 +198,12 @@ impl Session {
             [libc::AF_UNIX as u64, kind, 0, scratch + PAIR, 0, 0],
         )?;
         let pair: [i32; 2] = self.read_numbers(scratch + PAIR)?;
+        let mut ours = pair.to_vec();
         let outcome = self.receive(scratch, pair, batch).and_then(|files| {
-            let mapped = self.map_received(&files, batch, placed);
-            let closed = self.close_all(&files);
-            mapped.and(closed)
+            ours.extend(&files);
+            self.map_received(&files, batch, placed)
         });
-        let closed = self.close_all(&pair);
+        let closed = self.close_all(&mut ours);
         outcome.and(closed)
     }
 
@@ -241,9 +241,9 @@ impl Session {
             libc::SYS_recvmsg,
             [theirs as u64, scratch + MSGHDR, flags, 0, 0, 0],
         )?;
-        let received = self.received(scratch)?;
+        let mut received = self.received(scratch)?;
         if received.len() != batch.files.len() {
-            self.close_all(&received)?;
+            self.close_all(&mut received)?;
             return Err(Error::DescriptorLimit {
                 pid,
                 got: received.len(),
@@ -292,13 +292,17 @@ impl Session {
         Ok(())
     }
 
-    /// Closes all of them in the target, whatever becomes of one.
-    fn close_all(&mut self, files: &[i32]) -> Result<(), Error> {
-        let close = |&fd: &i32| {
-            self.call(libc::SYS_close, [fd as u64, 0, 0, 0, 0, 0])
+    /// Closes all of them in the target, whatever becomes of one: those that follow each other, as new ones mostly do, by one
+    /// call.
+    fn close_all(&mut self, files: &mut [i32]) -> Result<(), Error> {
+        files.sort_unstable();
+        let close = |run: &[i32]| {
+            let (first, last) = (run[0] as u64, run[run.len() - 1] as u64);
+            self.call(libc::SYS_close_range, [first, last, 0, 0, 0, 0])
                 .map(drop)
         };
-        files.iter().map(close).fold(Ok(()), Result::and)
+        let runs = files.chunk_by(|one, next| one + 1 == *next);
+        runs.map(close).fold(Ok(()), Result::and)
     }
 
     fn read_numbers(&mut self, address: u64) -> Result<[i32; 2], Error> {

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Dir, Mode, OFlags};
@@ -28,6 +28,9 @@ struct Inner {
     pidfd: OwnedFd,
     /// `/proc/PID`: goes stale with the process, so what is read through it is never another's.
     dir: OwnedFd,
+    /// The first thread's `stat`, once it has been asked for its state: that is asked before all else, and opening the file
+    /// costs more than reading it.
+    stat: OnceLock<File>,
     options: Options,
 }
 
@@ -105,9 +108,29 @@ impl Process {
     /// The first of its threads that has not ended.
     fn living_thread(&self) -> Option<i32> {
         let lives = |&tid: &i32| !is_dead(self.thread_state(tid));
-        Some(self.pid())
-            .filter(lives)
-            .or_else(|| self.list_threads().ok()?.into_iter().find(lives))
+        match is_dead(self.first_state()) {
+            false => Some(self.pid()),
+            true => self.list_threads().ok()?.into_iter().find(lives),
+        }
+    }
+
+    /// The state letter of its first thread, `X` if it is gone.
+    fn first_state(&self) -> char {
+        const LONGEST: usize = 256;
+        let read = || {
+            let stat = match self.0.stat.get() {
+                Some(stat) => stat,
+                None => {
+                    let stat =
+                        self.open_raw(&format!("task/{}/stat", self.pid()), OFlags::RDONLY)?;
+                    self.0.stat.get_or_init(|| stat)
+                }
+            };
+            let mut start = [0; LONGEST];
+            let len = stat.read_at(&mut start, 0)?;
+            io::Result::Ok(state_and_flags(&start[..len]))
+        };
+        read().ok().flatten().map_or('X', |(state, _)| state)
     }
 
     /// What is mapped into it, in ascending order. Unless it is stopped this may change at any moment.
@@ -161,6 +184,17 @@ impl Process {
     /// [`Process::open`], whose reasons may have come up since.
     pub fn stop(&self) -> Result<Stopped, Error> {
         Stopped::new(self)
+    }
+
+    /// Stops all threads of the process for as long as `work` takes. Quicker than [`Self::stop`]: the thread that holds them
+    /// does the work, too.
+    ///
+    /// Errors: those of [`Self::stop`].
+    pub fn stopped<R: Send>(
+        &self,
+        work: impl FnOnce(&mut Stopped) -> R + Send,
+    ) -> Result<R, Error> {
+        Stopped::within(self, work)
     }
 
     /// Stops one thread behind the system call that it waits in for `release`, as one does whose call is reported to a seccomp
@@ -342,6 +376,7 @@ impl Process {
             pid,
             pidfd,
             dir,
+            stat: OnceLock::new(),
             options,
         }));
         // While the process that the pidfd names lives the number is its own, so the directory is too.
@@ -465,7 +500,7 @@ const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u3
 const ELF64: &[u8; 5] = b"\x7fELF\x02";
 
 /// All of a file of `/proc`, which says 0 when it is asked for its length.
-fn read_all(file: File) -> io::Result<Vec<u8>> {
+pub(crate) fn read_all(file: File) -> io::Result<Vec<u8>> {
     const USUAL: usize = 16 << 10;
     let mut bytes = Vec::with_capacity(USUAL);
     // A `Take` reads without asking for the length, and with room from the start without looking if there is anything.

@@ -86,7 +86,8 @@ impl Region {
 
 /// What a process has mapped, without opening it; as [`Process::regions`](crate::Process::regions).
 pub fn regions_of(pid: i32) -> std::io::Result<Vec<Region>> {
-    Ok(parse(&std::fs::read(format!("/proc/{pid}/maps"))?))
+    let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;
+    Ok(parse(&crate::process::read_all(maps)?))
 }
 
 /// Reads `/proc/PID/maps`. A line that makes no sense is skipped: it can only come from a kernel that we do

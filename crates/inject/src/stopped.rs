@@ -10,7 +10,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::files::parcels_of;
 use crate::ptrace;
 use crate::session::{PATIENCE, Session, State, Tracee};
-use crate::worker::Worker;
+use crate::worker::{self, Worker};
 use crate::{Error, Mapping, Process, Region};
 
 /// A process all of whose threads are held, or one by [`Process::stop_behind_call`]. Dropping it lets them go on, each where and as it was.
@@ -77,19 +77,45 @@ impl Thread {
 
 impl Stopped {
     pub(crate) fn new(process: &Process) -> Result<Self, Error> {
-        let begun = Instant::now();
-        loop {
+        let attempt = || {
             let of = process.clone();
-            match Self::around(process, move || Session::stop(&of)) {
-                // All have been let go. Where the one that sleeps in the kernel wakes up soon (mostly it is a vfork)
-                // another try finds it awake.
-                Err(Error::Stuck { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
-                Err(error) => return Err(error),
-                Ok(mut stopped) => {
-                    stopped.refresh();
-                    return Ok(stopped);
-                }
-            }
+            Self::around(process, move || Session::stop(&of))
+        };
+        let mut stopped = until_not_stuck(attempt)?;
+        stopped.refresh();
+        Ok(stopped)
+    }
+
+    /// Stops a process for `work`, all of which is done by the thread that traces.
+    pub(crate) fn within<R: Send>(
+        process: &Process,
+        work: impl FnOnce(&mut Self) -> R + Send,
+    ) -> Result<R, Error> {
+        let mut work = Some(work);
+        until_not_stuck(|| {
+            let make = || Session::stop(process);
+            let work = &mut work;
+            let on_it = move |session| {
+                let mut stopped = Self::here(process, session);
+                stopped.refresh();
+                let result = work.take().map(|work| work(&mut stopped));
+                // If it was killed meanwhile, the next who asks is told.
+                let _ = stopped.resume();
+                result.ok_or(Error::Exited { pid: process.pid() })
+            };
+            worker::within(make, clearing(process), on_it)
+                .map_err(no_thread)?
+                .flatten()
+        })
+    }
+
+    /// Threads that the calling thread holds, which has to do all that is done with them: none that outlives its work.
+    pub(crate) fn here(process: &Process, session: Session) -> Self {
+        Self {
+            process: process.clone(),
+            threads: Vec::new(),
+            memory: OnceCell::new(),
+            worker: Worker::Here(session),
         }
     }
 
@@ -110,19 +136,7 @@ impl Stopped {
         process: &Process,
         make: impl FnOnce() -> Result<Session, Error> + Send + 'static,
     ) -> Result<Self, Error> {
-        // A thread in `execve` waits until the others have ended and been cleared away, and the kernel lets us seize no
-        // thread meanwhile. So while the tracing thread waits there, another must clear away what it has seized.
-        let clear = || {
-            let threads = process.thread_ids().unwrap_or_default();
-            threads
-                .into_iter()
-                .filter(|&tid| tid != process.pid())
-                .for_each(ptrace::reap);
-        };
-        let worker = Worker::start(make, clear).map_err(|source| Error::Local {
-            what: "start a thread",
-            source,
-        })??;
+        let worker = Worker::start(make, clearing(process)).map_err(no_thread)??;
         Ok(Self {
             process: process.clone(),
             threads: Vec::new(),
@@ -326,5 +340,36 @@ impl Stopped {
     pub fn madvise(&mut self, address: u64, len: u64, advice: i32) -> Result<(), Error> {
         let arguments = [address, len, advice as u64, 0, 0, 0];
         self.syscall(libc::SYS_madvise, arguments).map(drop)
+    }
+}
+
+/// Stops a process, once more where a thread that sleeps in the kernel wakes up soon (mostly it is a vfork): another try
+/// finds it awake. All have been let go in between.
+fn until_not_stuck<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
+    let begun = Instant::now();
+    loop {
+        match attempt() {
+            Err(Error::Stuck { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
+            outcome => return outcome,
+        }
+    }
+}
+
+/// A thread in `execve` waits until the others have ended and been cleared away, and the kernel lets us seize no
+/// thread meanwhile. So while the tracing thread waits there, another must clear away what it has seized.
+fn clearing(process: &Process) -> impl FnMut() {
+    || {
+        let threads = process.thread_ids().unwrap_or_default();
+        threads
+            .into_iter()
+            .filter(|&tid| tid != process.pid())
+            .for_each(ptrace::reap);
+    }
+}
+
+fn no_thread(source: std::io::Error) -> Error {
+    Error::Local {
+        what: "start a thread",
+        source,
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::c_int;
 
@@ -37,6 +37,13 @@ impl Watched {
         let of = process.clone();
         let make = move || Session::seize_running(&of, tid, ptrace::TRACE_EXEC);
         Ok(Self(Stopped::around(process, make)?))
+    }
+
+    /// As [`Self::seize`], by the calling thread itself: all else that is done with the process must be done by that thread,
+    /// and quicker so. It must be one that ends afterwards.
+    pub fn seize_from_here(process: &Process, tid: i32) -> Result<Self, Error> {
+        let session = Session::seize_running(process, tid, ptrace::TRACE_EXEC)?;
+        Ok(Self(Stopped::here(process, session)))
     }
 
     /// Lets it run its `execve`, stops it before the new program's first instruction, and calls back. Then the process is
@@ -99,8 +106,12 @@ impl Watched {
     }
 }
 
-/// Between two looks whether a process has run its `execve`, or was given up.
-const LOOK_AGAIN: Duration = Duration::from_micros(100);
+/// Between two looks whether a process has run its `execve`, or was given up: it takes some hundred microseconds, and
+/// waits for us behind it.
+const LOOK_AGAIN: Duration = Duration::from_micros(25);
+/// The same when it has taken [`LONG`]: somebody keeps it waiting.
+const LOOK_LATER: Duration = Duration::from_micros(200);
+const LONG: Duration = Duration::from_millis(5);
 
 /// What `int3` is made of.
 const BREAKPOINT: u8 = 0xcc;
@@ -119,11 +130,13 @@ enum Reached {
 impl Session {
     /// False if the process was given up, and is held where it is.
     fn run_until_exec(&mut self, given_up: &AtomicBool) -> Result<bool, Error> {
+        let since = Instant::now();
         while !given_up.load(Ordering::SeqCst) {
             match ptrace::poll(self.tid())? {
                 Event::Gone if self.takes_first_number() => {}
                 Event::Exec => return self.hold_new_program().map(|_| true),
-                Event::None => std::thread::sleep(LOOK_AGAIN),
+                Event::None if since.elapsed() < LONG => std::thread::sleep(LOOK_AGAIN),
+                Event::None => std::thread::sleep(LOOK_LATER),
                 event => self.pass_on(event)?,
             }
         }
@@ -270,7 +283,7 @@ impl Session {
         &mut self,
         ask: impl FnOnce(&mut Self) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let now = std::time::Instant::now();
+        let now = Instant::now();
         self.since = now;
         if let Some(tracee) = self.tracees.get_mut(ONLY) {
             tracee.state = State::Running;

@@ -3,6 +3,9 @@
 //! The kernel ties a tracee to the one thread that seized it, and lets go of every tracee, in whatever state, when
 //! that thread ends. A session therefore lives on a thread of its own: its owner may move between threads, and
 //! neither a panic nor a tracee that will not stop can leave the target held.
+//!
+//! Handing work to another thread and waiting for it costs two switches, which are most of the price of a short stop. So
+//! work that is known beforehand is done by a thread of its own altogether ([`Worker::within`]), with nothing handed over.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,11 +18,45 @@ const MEANWHILE: Duration = Duration::from_millis(20);
 
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
-/// Owns a thread that owns an `S`. Dropping it drops the `S` there, and returns when the thread has ended.
+/// Owns an `S` that is worked on by one thread only.
 #[derive(Debug)]
-pub(crate) struct Worker<S> {
+pub(crate) enum Worker<S> {
+    /// By a thread that waits for work.
+    Elsewhere(Hands<S>),
+    /// By the thread that made it.
+    Here(S),
+}
+
+/// A thread that owns an `S`. Dropping it drops the `S` there, and returns when the thread has ended.
+#[derive(Debug)]
+pub(crate) struct Hands<S> {
     jobs: Option<Sender<Job<S>>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Has a thread of its own make a value and do all the work on it, and waits until it has ended. Until the value is made
+/// `meanwhile` is called now and then. A panic there comes out here.
+pub(crate) fn within<S, R: Send, E: Send>(
+    make: impl FnOnce() -> Result<S, E> + Send,
+    mut meanwhile: impl FnMut(),
+    work: impl FnOnce(S) -> R + Send,
+) -> io::Result<Result<R, E>> {
+    let (made, is_made) = sync_channel::<()>(1);
+    std::thread::scope(|scope| {
+        let thread = named_thread().spawn_scoped(scope, move || {
+            let value = make();
+            drop(made);
+            value.map(work)
+        })?;
+        while let Err(RecvTimeoutError::Timeout) = is_made.recv_timeout(MEANWHILE) {
+            meanwhile();
+        }
+        Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+fn named_thread() -> std::thread::Builder {
+    std::thread::Builder::new().name("beeline-tracer".into())
 }
 
 impl<S: 'static> Worker<S> {
@@ -31,37 +68,44 @@ impl<S: 'static> Worker<S> {
     ) -> io::Result<Result<Self, E>> {
         let (jobs, queue) = channel::<Job<S>>();
         let (made, outcome) = sync_channel(1);
-        let thread = std::thread::Builder::new()
-            .name("beeline-tracer".into())
-            .spawn(move || {
-                let mut value = match make() {
-                    Ok(value) => value,
-                    Err(error) => return answer(&made, Err(error)),
-                };
-                answer(&made, Ok(()));
-                for job in queue {
-                    job(&mut value);
-                }
-            })?;
-        let worker = Self {
+        let thread = named_thread().spawn(move || {
+            let mut value = match make() {
+                Ok(value) => value,
+                Err(error) => return answer(&made, Err(error)),
+            };
+            answer(&made, Ok(()));
+            for job in queue {
+                job(&mut value);
+            }
+        })?;
+        let hands = Hands {
             jobs: Some(jobs),
             thread: Some(thread),
         };
         loop {
             match outcome.recv_timeout(MEANWHILE) {
-                Ok(Ok(())) => return Ok(Ok(worker)),
+                Ok(Ok(())) => return Ok(Ok(Self::Elsewhere(hands))),
                 Ok(Err(error)) => {
-                    drop(worker);
+                    drop(hands);
                     return Ok(Err(error));
                 }
                 Err(RecvTimeoutError::Timeout) => meanwhile(),
-                Err(RecvTimeoutError::Disconnected) => worker.rethrow(),
+                Err(RecvTimeoutError::Disconnected) => rethrow(),
             }
         }
     }
 
     /// Runs `work` on the value and waits for what it returns. A panic in it ends the thread and comes out here.
     pub fn run<R: Send + 'static>(&mut self, work: impl FnOnce(&mut S) -> R + Send + 'static) -> R {
+        match self {
+            Self::Elsewhere(hands) => hands.run(work),
+            Self::Here(value) => work(value),
+        }
+    }
+}
+
+impl<S: 'static> Hands<S> {
+    fn run<R: Send + 'static>(&mut self, work: impl FnOnce(&mut S) -> R + Send + 'static) -> R {
         let (done, outcome) = sync_channel(1);
         let job: Job<S> =
             Box::new(
@@ -80,14 +124,14 @@ impl<S: 'static> Worker<S> {
             .is_some_and(|jobs| jobs.send(job).is_ok());
         match outcome.recv() {
             Ok(result) if sent => result,
-            _ => self.rethrow(),
+            _ => rethrow(),
         }
     }
+}
 
-    /// The thread is gone without an answer, so it has panicked.
-    fn rethrow(&self) -> ! {
-        panic!("the tracing thread has panicked; its target has been let go")
-    }
+/// The thread is gone without an answer, so it has panicked.
+fn rethrow() -> ! {
+    panic!("the tracing thread has panicked; its target has been let go")
 }
 
 fn answer<T>(to: &SyncSender<T>, value: T) {
@@ -95,7 +139,7 @@ fn answer<T>(to: &SyncSender<T>, value: T) {
     let _ = to.send(value);
 }
 
-impl<S> Drop for Worker<S> {
+impl<S> Drop for Hands<S> {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
@@ -129,6 +173,24 @@ mod tests {
             Worker::<()>::start(|| Err("no"), || ()).unwrap().err(),
             Some("no")
         );
+    }
+
+    #[test]
+    fn work_within_is_done_by_one_thread() {
+        let own = std::thread::current().id();
+        let made = within(
+            || Ok::<_, ()>(std::thread::current().id()),
+            || (),
+            |home| (home, std::thread::current().id()),
+        );
+        let (home, worked) = made.unwrap().unwrap();
+        assert!(home == worked && home != own);
+        assert_eq!(
+            within(|| Err::<(), _>("no"), || (), |()| ()).unwrap(),
+            Err("no")
+        );
+        let panic = || within(|| Ok::<_, ()>(()), || (), |()| panic!("on purpose"));
+        assert!(catch_unwind(AssertUnwindSafe(panic)).is_err());
     }
 
     #[test]

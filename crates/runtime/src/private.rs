@@ -1,5 +1,6 @@
 //! The private memory of a target: what belongs to it alone and is never shared.
 
+use std::io::Read;
 use std::mem::{offset_of, size_of};
 
 use beeline_image::abi::{Control, Slot, TID_UNKNOWN};
@@ -151,8 +152,7 @@ pub fn find_tid_offset(process: &Process, stopped: &Stopped) -> i32 {
             && stopped.threads().iter().all(|thread| {
                 let mut word = [0; 4];
                 let place = thread.fs_base().wrapping_add_signed(offset.into());
-                process.read_memory(place, &mut word).is_ok()
-                    && i32::from_ne_bytes(word) == thread.tid()
+                stopped.read(place, &mut word).is_ok() && i32::from_ne_bytes(word) == thread.tid()
             })
     };
     TID_OFFSETS
@@ -163,7 +163,7 @@ pub fn find_tid_offset(process: &Process, stopped: &Stopped) -> i32 {
 
 /// The process's id in its own, innermost pid namespace.
 pub fn own_pid(pid: i32) -> i32 {
-    std::fs::read_to_string(format!("/proc/{pid}/status"))
+    proc_text(&format!("/proc/{pid}/status"))
         .ok()
         .and_then(|status| {
             let line = status
@@ -172,4 +172,13 @@ pub fn own_pid(pid: i32) -> i32 {
             line.split_whitespace().last()?.parse().ok()
         })
         .unwrap_or(pid)
+}
+
+/// All of a file of `/proc`. The kernel says 0 when it is asked for its length, so whoever goes by that reads it bit by bit.
+pub fn proc_text(path: &str) -> std::io::Result<String> {
+    const USUAL: usize = 16 << 10;
+    let mut text = String::with_capacity(USUAL);
+    let file = std::fs::File::open(path)?;
+    file.take(u64::MAX).read_to_string(&mut text)?;
+    Ok(text)
 }

@@ -11,6 +11,7 @@ mod sites;
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -100,17 +101,14 @@ impl Hold<'_> {
     fn with<R>(
         &mut self,
         process: &Process,
-        work: impl FnOnce(&mut Stopped) -> Result<R, Error>,
-    ) -> Result<R, Error> {
+        work: impl FnOnce(&mut Stopped) -> Result<R, Error> + Send,
+    ) -> Result<R, Error>
+    where
+        R: Send,
+    {
         match self {
             Self::Held(stopped) => work(stopped),
-            Self::Brief => {
-                let mut stopped = process.stop()?;
-                let outcome = work(&mut stopped);
-                // If it was killed meanwhile, the next who asks is told.
-                let _ = stopped.resume();
-                outcome
-            }
+            Self::Brief => process.stopped(work)?,
         }
     }
 }
@@ -253,7 +251,12 @@ impl Target {
             return Ok(None);
         }
         let (pid, cpus) = (process.pid(), self.shared.cpus);
-        let mut write = |at, bytes: &[u8]| Ok(process.write_memory(at, bytes)?);
+        let memory = process.memory()?;
+        let mut write = |at, bytes: &[u8]| {
+            memory
+                .write_all_at(bytes, at)
+                .map_err(os("filling a child's memory"))
+        };
         let environment = environment.fork(&self.shared, pid, owner, &mut write)?;
         let name = format!("{}-arena", std::process::id());
         let copies = self.outposts.iter().map(|outpost| outpost.copy(&name));
@@ -283,12 +286,14 @@ impl Target {
     /// Maps the arenas of a forked child over whatever is at their places. A C library whose own `fork` was not used, or
     /// that has not come to it yet, has the parent's thread's id in the child's memory.
     fn replace_arenas(&mut self) -> Result<(), Error> {
-        let mut stopped = self.process.stop()?;
-        let tid_offset = find_tid_offset(&self.process, &stopped);
-        self.environment_mut()?.set_tid_offset(tid_offset);
         let mappings: Vec<_> = self.arenas().map(mapping::replaced).collect();
-        let outcome = stopped.map_files(&mappings);
-        stopped.resume()?;
+        let process = &self.process;
+        let (tid_offset, outcome) = process.stopped(|stopped| {
+            let tid_offset = find_tid_offset(process, stopped);
+            (tid_offset, stopped.map_files(&mappings))
+        })?;
+        drop(mappings);
+        self.environment_mut()?.set_tid_offset(tid_offset);
         outcome.map(drop).map_err(Error::from)
     }
 

@@ -1,7 +1,9 @@
 //! Answering targets that ask: a thread that sleeps on the session's word for it, and does what each of them waits for.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -188,12 +190,25 @@ impl Reach {
             pid,
             why: format!("it has no thread {own}"),
         })?;
-        // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after another.
-        let watched = opening::patiently(|| Ok(Watched::seize(&process, tid)?))?;
         let given_up = Arc::new(AtomicBool::new(false));
         lock(&self.execs).insert(pid, given_up.clone());
         let reach = self.clone();
+        let (seized, is_seized) = sync_channel(1);
         let follow = move || {
+            // The process waits for what this thread does.
+            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+            // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after
+            // another.
+            let seize = || Ok(Watched::seize_from_here(&process, tid)?);
+            let watched = match opening::patiently(seize) {
+                Ok(watched) => watched,
+                Err(error) => {
+                    lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+                    let _ = seized.send(Err(error));
+                    return;
+                }
+            };
+            let _ = seized.send(Ok(()));
             let outcome =
                 watched.run_until_exec(&given_up, |stopped| reach.has_run_exec(&process, stopped));
             lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
@@ -211,7 +226,8 @@ impl Reach {
         let mut followers = lock(&self.followers);
         followers.retain(|thread| !thread.is_finished());
         followers.push(thread);
-        Ok(())
+        drop(followers);
+        is_seized.recv().unwrap_or(Ok(()))
     }
 
     /// It could not run the other program. When this returns it is not held any more, and can be followed anew: who looks

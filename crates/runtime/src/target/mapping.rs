@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -101,9 +102,11 @@ impl Target {
                 let environment = Environment::new(home, &shared, self.owner, &bases)?;
                 self.home.get_or_init(|| Home::of(&environment));
                 self.environment = Some(environment);
-                let process = self.process.clone();
-                private.fill(process.pid(), shared.cpus, |at, bytes| {
-                    Ok(process.write_memory(at, bytes)?)
+                let memory = self.process.memory()?;
+                private.fill(self.process.pid(), shared.cpus, |at, bytes| {
+                    memory
+                        .write_all_at(bytes, at)
+                        .map_err(os("filling a target's memory"))
                 })?;
             }
             (Some(mut outpost), _) => {
