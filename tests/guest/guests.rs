@@ -67,7 +67,7 @@ fn a_commands_output_code_and_input_are_its_own() {
 #[test]
 fn commands_run_beside_each_other() {
     let guest = need!(shared());
-    let waiting = guest.start("sh -c 'until [ -e /tmp/go ]; do sleep 0.01; done; cat /tmp/go'");
+    let waiting = guest.start("sh -c 'until [ -s /tmp/go ]; do sleep 0.01; done; cat /tmp/go'");
     guest.put(b"gone", "/tmp/go");
     let answer = waiting.wait();
     assert_eq!((answer.code, &*answer.stdout), (0, "gone"));
