@@ -2,9 +2,9 @@
 
 use crate::proxy::{PORT, Proxy};
 use crate::*;
-use beeline_e2e::{Ended, PATIENCE, Tool, beeline, beeline_wanted, until, workload};
+use beeline_e2e::{Ended, PATIENCE, Tool, beeline, beeline_wanted, until};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// What a command comes to that has nothing to inject.
@@ -25,21 +25,6 @@ const WAYS: [&str; 9] = [
     "at_uprobe",
     "at_sample",
 ];
-
-/// The object file, where there is a compiler.
-fn object(scratch: &Scratch) -> Result<PathBuf, String> {
-    let built = scratch.path().join("injected.bpf.o");
-    let done = Command::new("clang")
-        .args(["-target", "bpf", "-g", "-O2", "-D__TARGET_ARCH_x86"])
-        .args(["-I/usr/include/x86_64-linux-gnu", "-c", "-o"])
-        .arg(&built)
-        .arg(workload("injected.bpf.c"))
-        .output()
-        .map_err(|error| format!("clang: {error}"))?;
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{said}");
-    Ok(built)
-}
 
 fn start(address: &str, file: &Path, words: &[&str]) -> Tool {
     let mut command = Command::new(beeline());
@@ -76,7 +61,7 @@ fn of<'a>(events: &'a [Value], map: &str, event: &str) -> Vec<&'a Value> {
 fn what_an_injected_program_reports_is_what_bpftrace_sees_inside() {
     need!(beeline_wanted());
     let scratch = Scratch::new();
-    let file = need!(object(&scratch));
+    let file = need!(scratch.build_bpf("injected.bpf.c"));
     let guest = need!(shared());
     let proxy = Proxy::start(&guest);
     let inside = guest.start(
@@ -142,7 +127,7 @@ fn what_an_injected_program_reports_is_what_bpftrace_sees_inside() {
 fn programs_and_maps_are_chosen_and_nothing_is_left() {
     need!(beeline_wanted());
     let scratch = Scratch::new();
-    let file = need!(object(&scratch));
+    let file = need!(scratch.build_bpf("injected.bpf.c"));
     let guest = need!(shared());
     let proxy = Proxy::start(&guest);
     let before = (place::attached(&guest), proxy.descriptors());
@@ -186,7 +171,7 @@ fn programs_and_maps_are_chosen_and_nothing_is_left() {
 fn every_way_to_attach_is_one() {
     need!(beeline_wanted());
     let scratch = Scratch::new();
-    let file = need!(object(&scratch));
+    let file = need!(scratch.build_bpf("injected.bpf.c"));
     let guest = need!(shared());
     let proxy = Proxy::start(&guest);
     let mut words = vec!["--json", "--map", ".bss", "--interval", "0.1"];
@@ -216,7 +201,7 @@ fn every_way_to_attach_is_one() {
 fn what_cannot_be_injected_is_named() {
     need!(beeline_wanted());
     let scratch = Scratch::new();
-    let file = need!(object(&scratch));
+    let file = need!(scratch.build_bpf("injected.bpf.c"));
     let text = scratch.path().join("text");
     std::fs::write(&text, "no object").expect("a file");
     let guest = need!(shared());
@@ -275,7 +260,7 @@ fn what_cannot_be_injected_is_named() {
 fn a_proxy_that_dies_ends_it() {
     need!(beeline_wanted());
     let scratch = Scratch::new();
-    let file = need!(object(&scratch));
+    let file = need!(scratch.build_bpf("injected.bpf.c"));
     let guest = need!(shared());
     let proxy = Proxy::start(&guest);
     let tool = start(proxy.address(), &file, &[]);

@@ -8,6 +8,7 @@ mod faults;
 mod guests;
 mod inject;
 mod memory;
+mod pins;
 mod place;
 mod proxy;
 mod tools;

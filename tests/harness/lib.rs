@@ -27,7 +27,7 @@ pub use engine::{
 };
 pub use guest::{Answer, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;
-pub use output::{histogram_total, map_counts, shape, tidy};
+pub use output::{histogram_total, map_counts, shape, tidy, without_sizes};
 pub use process::{Footprint, altered_text, is_alive, members_of_group, monotonic, until};
 pub use scratch::{Scratch, file_offset, workload};
 pub use soak::{seed, soak, stay_on_one_cpu};

@@ -122,6 +122,41 @@ pub fn histogram_total(lines: &[String]) -> u64 {
     counts.sum()
 }
 
+/// A line of bpftool's with what differs from run to run and machine to machine as `N`: ids, times, and the sizes of memory and of
+/// compiled code.
+pub fn without_sizes(line: &str) -> String {
+    const VARYING: [&str; 12] = [
+        "memlock ",
+        "jited ",
+        "loaded_at ",
+        "map_ids ",
+        "map[id:",
+        "\"id\":",
+        "\"loaded_at\":",
+        "\"bytes_jited\":",
+        "\"bytes_memlock\":",
+        "\"map_ids\":[",
+        "insns ",
+        "found ",
+    ];
+    let mut line = match line.split_once(": ") {
+        Some((id, rest)) if id.parse::<u32>().is_ok() && !rest.starts_with('(') => {
+            format!("N: {rest}")
+        }
+        _ => line.to_owned(),
+    };
+    for name in VARYING {
+        if let Some(at) = line.find(name) {
+            let (before, after) = line.split_at(at + name.len());
+            let rest = after.trim_start_matches(|letter: char| {
+                letter.is_ascii_digit() || matches!(letter, '-' | ':' | 'T' | '+')
+            });
+            line = format!("{before}N{rest}");
+        }
+    }
+    line
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,6 +211,22 @@ mod tests {
         assert_eq!(
             histogram_total(&lines(" 4 -> 7   : 3   |** |\n 8 -> 15 : 1 |*  |")),
             4
+        );
+    }
+
+    #[test]
+    fn only_what_varies_is_left_out() {
+        assert_eq!(
+            without_sizes("17: hash  name held  flags 0x0"),
+            "N: hash  name held  flags 0x0"
+        );
+        assert_eq!(
+            without_sizes("\tkey 4B  value 8B  max_entries 4  memlock 1360B"),
+            "\tkey 4B  value 8B  max_entries 4  memlock NB"
+        );
+        assert_eq!(
+            without_sizes("   0: (18) r1 = map[id:9]"),
+            "   0: (18) r1 = map[id:N]"
         );
     }
 }

@@ -1,5 +1,6 @@
 //! A directory for one test, and the programs built in it.
 
+use crate::find_program;
 use object::{Object, ObjectSegment, ObjectSymbol};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -68,6 +69,19 @@ impl Scratch {
         }
         run_to_success(compiler);
         built
+    }
+
+    /// Builds `workloads/NAME`, eBPF programs in C, to an object file with types. An error says that there is no compiler.
+    pub fn build_bpf(&self, name: &str) -> Result<PathBuf, String> {
+        let built = self.built(name).with_extension("o");
+        let mut compiler = Command::new(find_program("clang")?);
+        compiler
+            .args(["-target", "bpf", "-g", "-O2", "-D__TARGET_ARCH_x86"])
+            .args(["-I/usr/include/x86_64-linux-gnu", "-c", "-o"])
+            .arg(&built)
+            .arg(workload(name));
+        run_to_success(compiler);
+        Ok(built)
     }
 
     /// Where the program of a source file goes.

@@ -138,7 +138,8 @@ impl Call<'_> {
         after: u32,
         number: fn(&Object) -> Option<u32>,
     ) -> Result<(u32, Object), Errno> {
-        let mut others = self.door.bpffs.pinned();
+        let pinned = self.door.bpffs.pinned().into_iter();
+        let mut others: Vec<_> = pinned.map(|pin| pin.object).collect();
         others.extend(self.door.members.alive());
         self.door.fds.next(after, &others, number).ok_or(ENOENT)
     }

@@ -2,8 +2,10 @@
 //! whatever is in it. It begins empty and ends with the session, and the objects pinned in it with it.
 //!
 //! It is a directory of the user's, private to the session, in which a pinned object is an empty file. The door
-//! answers the system calls that name a path under `/sys/fs/bpf` by the same ones on that directory
-//! ([`crate::paths`]). Directories that the tool opens are real ones, so what it does relative to them needs no door.
+//! answers the system calls that name a path under `/sys/fs/bpf` by the same ones on that directory ([`calls`]). Directories that
+//! the tool opens are real ones, so what it does relative to them needs no door.
+
+mod calls;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -15,8 +17,6 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use beeline_runtime::backend::Errno;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 
-use crate::elements::Use;
-use crate::objects::Object;
 use crate::scratch::Scratch;
 
 /// Where the tool sees it.
@@ -28,19 +28,37 @@ const EPERM: Errno = Errno(libc::EPERM);
 const EEXIST: Errno = Errno(libc::EEXIST);
 const EACCES: Errno = Errno(libc::EACCES);
 
-/// The file system. It is made when it is first looked at.
-#[derive(Default)]
-pub(crate) struct BpfFs {
+/// Who has such a file system.
+pub(crate) trait HasBpfFs {
+    /// What is pinned in it, with all that keeps it alive.
+    type Pinned: Clone;
+
+    fn bpffs(&self) -> &BpfFs<Self::Pinned>;
+
+    /// What a thread's descriptor stands for, if it is of a kind that can be pinned.
+    fn to_be_pinned(&self, tid: i32, fd: i32) -> Option<Self::Pinned>;
+}
+
+/// The file system, of objects of one kind or another. It is made when it is first looked at.
+pub(crate) struct BpfFs<P> {
     tree: OnceLock<Option<Scratch>>,
     /// By inode.
-    pins: Mutex<HashMap<u64, Pin>>,
+    pins: Mutex<HashMap<u64, Pin<P>>>,
 }
 
 /// An object and its file, by which is known whether it still has a name.
-struct Pin {
-    object: Object,
+struct Pin<P> {
+    object: P,
     file: OwnedFd,
-    _use: Use,
+}
+
+impl<P> Default for BpfFs<P> {
+    fn default() -> Self {
+        Self {
+            tree: OnceLock::new(),
+            pins: Mutex::default(),
+        }
+    }
 }
 
 /// A path in the file system: the directory that it is in, and its last name. The root's own name is `.`.
@@ -49,7 +67,7 @@ pub(crate) struct Place {
     pub(crate) name: PathBuf,
 }
 
-impl BpfFs {
+impl<P: Clone> BpfFs<P> {
     /// The path below the root, if an absolute path of the tool's leads into this file system.
     pub(crate) fn inside(&self, path: &[u8]) -> Option<PathBuf> {
         let path = lexically_normal(Path::new(OsStr::from_bytes(path)));
@@ -94,7 +112,7 @@ impl BpfFs {
     }
 
     /// Gives an object a name. EEXIST if there is one.
-    pub(crate) fn pin(&self, inside: &Path, object: Object) -> Result<(), Errno> {
+    pub(crate) fn pin(&self, inside: &Path, object: P) -> Result<(), Errno> {
         let place = self.place(inside)?;
         if place.name == Path::new(".") {
             return Err(EEXIST);
@@ -104,13 +122,12 @@ impl BpfFs {
         let mode = Mode::RUSR | Mode::WUSR;
         let file = rustix::fs::openat(&place.directory, &place.name, flags, mode).map_err(errno)?;
         let inode = rustix::fs::fstat(&file).map_err(errno)?.st_ino;
-        let _use = Use::of(&object);
-        pins.insert(inode, Pin { object, file, _use });
+        pins.insert(inode, Pin { object, file });
         Ok(())
     }
 
     /// The object with a name. EACCES if the name is a directory's.
-    pub(crate) fn get(&self, inside: &Path) -> Result<Object, Errno> {
+    pub(crate) fn get(&self, inside: &Path) -> Result<P, Errno> {
         let place = self.place(inside)?;
         let stat = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
@@ -157,13 +174,13 @@ impl BpfFs {
     }
 
     /// Objects with a name.
-    pub(crate) fn pinned(&self) -> Vec<Object> {
+    pub(crate) fn pinned(&self) -> Vec<P> {
         self.forget_unnamed();
         self.pins().values().map(|pin| pin.object.clone()).collect()
     }
 
     /// Lets go of all.
-    pub(crate) fn clear(&self) -> Vec<Object> {
+    pub(crate) fn clear(&self) -> Vec<P> {
         let pins = std::mem::take(&mut *self.pins());
         pins.into_values().map(|pin| pin.object).collect()
     }
@@ -183,7 +200,7 @@ impl BpfFs {
     }
 
     /// Each change is a single one, so it is whole whenever the lock is free.
-    fn pins(&self) -> MutexGuard<'_, HashMap<u64, Pin>> {
+    fn pins(&self) -> MutexGuard<'_, HashMap<u64, Pin<P>>> {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -213,7 +230,7 @@ mod tests {
 
     #[test]
     fn paths_lead_inside_or_not() {
-        let fs = BpfFs::default();
+        let fs = BpfFs::<()>::default();
         let inside = |path: &str| fs.inside(path.as_bytes());
         assert_eq!(inside("/sys/fs/bpf"), Some(PathBuf::new()));
         assert_eq!(inside("/sys/fs//bpf/./a/b/"), Some("a/b".into()));
@@ -225,7 +242,7 @@ mod tests {
 
     #[test]
     fn the_tree_goes_with_the_session() {
-        let fs = BpfFs::default();
+        let fs = BpfFs::<()>::default();
         assert!(fs.get(Path::new("none")).is_err());
         let path = fs.tree.get().unwrap().as_ref().unwrap().path.clone();
         assert!(path.is_dir());
@@ -235,7 +252,7 @@ mod tests {
 
     #[test]
     fn directories_are_made_listed_and_removed() {
-        let fs = BpfFs::default();
+        let fs = BpfFs::<()>::default();
         let place = fs.place(Path::new("d")).unwrap();
         rustix::fs::mkdirat(&place.directory, &place.name, Mode::RWXU).unwrap();
         assert!(fs.open(Path::new("d"), libc::O_DIRECTORY as u64).is_ok());

@@ -13,8 +13,10 @@ mod commands;
 mod connection;
 mod events;
 mod files;
+mod iterators;
 mod kept;
 mod objects;
+mod pins;
 mod rings;
 mod sharing;
 mod types;
@@ -31,10 +33,11 @@ use beeline_wire::messages::host_message::Body as Asked;
 pub use connection::Connection;
 pub use sharing::Sharing;
 
+use crate::bpffs::BpfFs;
 use crate::call::{Answer, Call};
 use crate::guest::files::Files;
 use crate::guest::kept::Kept;
-use crate::guest::objects::Objects;
+use crate::guest::objects::{Object, Objects};
 use crate::guest::rings::Rings;
 use crate::guest::types::Types;
 use crate::notify::{Listener, Reply, Request};
@@ -44,7 +47,8 @@ use crate::server::Answers;
 /// What all calls of one tool share.
 pub(crate) struct Guest {
     pub(crate) connection: Arc<Connection>,
-    pub(crate) objects: Objects,
+    objects: Objects,
+    bpffs: BpfFs<Arc<Object>>,
     pub(crate) files: Files,
     pub(crate) rings: Rings,
     pub(crate) types: Types,
@@ -65,6 +69,7 @@ impl Guest {
         Ok(Self {
             sharing,
             objects: Objects::new()?,
+            bpffs: BpfFs::default(),
             files: Files::default(),
             rings: Rings::default(),
             types: Types::default(),
@@ -97,12 +102,23 @@ impl Answers for Guest {
             libc::SYS_select | libc::SYS_pselect6 => call.select(a, b),
             libc::SYS_openat => call.open(a, b, c),
             libc::SYS_open => call.open(HERE, a, b),
+            libc::SYS_mkdirat => call.mkdir(a, b, c),
+            libc::SYS_mkdir => call.mkdir(HERE, a, b),
+            libc::SYS_unlinkat => call.unlink(a, b, c),
+            libc::SYS_unlink => call.unlink(HERE, a, 0),
+            libc::SYS_rmdir => call.unlink(HERE, a, libc::AT_REMOVEDIR as u64),
+            libc::SYS_rename => call.rename((HERE, a), (HERE, b), 0),
+            libc::SYS_renameat => call.rename((a, b), (c, d), 0),
+            libc::SYS_renameat2 => call.rename((a, b), (c, d), e),
             libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(a, b, c),
             libc::SYS_access => call.access(HERE, a, b),
             libc::SYS_stat | libc::SYS_lstat => call.stat(HERE, a, b),
             libc::SYS_newfstatat => call.stat(a, b, c),
-            libc::SYS_statx => call.statx(a, b, e),
+            libc::SYS_statx => call.statx(a, b, d, e),
+            libc::SYS_getxattr | libc::SYS_lgetxattr => call.xattr(a, Err(Errno(libc::EOPNOTSUPP))),
+            libc::SYS_listxattr | libc::SYS_llistxattr => call.xattr(a, Ok(0)),
             libc::SYS_statfs => call.statfs(a, b),
+            libc::SYS_fstatfs => call.fstatfs(a, b),
             libc::SYS_readlink => call.readlink(a, b, c),
             libc::SYS_readlinkat => call.readlink(b, c, d),
             libc::SYS_uname => call.uname(a),
@@ -152,6 +168,7 @@ impl Answers for Guest {
             sharing.release(&self.connection);
         }
         self.connection.close();
+        drop(self.bpffs.clear());
         self.objects.clear();
     }
 }

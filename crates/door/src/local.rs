@@ -16,6 +16,7 @@ use crate::fds::{Descriptors, key_of};
 use crate::notify::{Listener, Reply, Request};
 use crate::often::Often;
 use crate::paths::HERE;
+use crate::pin::Pinned;
 use crate::server::Answers;
 use crate::sysfs::EventTypes;
 use crate::tracefs::TraceFs;
@@ -25,7 +26,7 @@ use crate::tracepoints::KernelIds;
 pub(crate) struct Door {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) fds: Descriptors,
-    pub(crate) bpffs: BpfFs,
+    pub(crate) bpffs: BpfFs<Pinned>,
     pub(crate) event_types: EventTypes,
     pub(crate) tracefs: TraceFs,
     pub(crate) tracepoint_ids: KernelIds,
@@ -151,7 +152,8 @@ impl Answers for Door {
 
     fn clear(&self) {
         let pinned = self.bpffs.clear();
-        self.fds.clear(pinned);
+        self.fds
+            .clear(pinned.into_iter().map(|pin| pin.object).collect());
     }
 }
 

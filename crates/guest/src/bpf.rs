@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::call::{Call, Returned};
 use crate::handles::{Object, info, returned_fd};
+use crate::own;
 use crate::places;
 use crate::policy::Share;
 use crate::refusal::Refusal;
@@ -178,6 +179,7 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
     let mut done = BpfDone::default();
     let mut attr = Attr::new(&request.attr);
     let size = request.attr.len().min(12);
+    let own = own::ids(&session.handles, kind);
     loop {
         // SAFETY: these commands take numbers only.
         match unsafe { sys::bpf(request.command, &mut attr, size) } {
@@ -187,7 +189,7 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
             }
             Ok(_) => {
                 let id = number_at(attr.bytes(), NEXT);
-                if session.handles.has_id(kind, id) || kind == Kind::Btf && is_kernels(id) {
+                if own.contains(&id) || kind == Kind::Btf && is_kernels(id) {
                     break;
                 }
                 put_number(attr.bytes_mut(), START, id);
@@ -220,7 +222,10 @@ fn check_foreign(session: &Session, number: u32, object: &Object) -> Result<(), 
             | command::LINK_GET_FD_BY_ID
     );
     let policy = &session.host.policy;
-    if !by_id || policy.objects.foreign || session.handles.has_id(object.kind, object.id) {
+    if !by_id || policy.objects.foreign {
+        return Ok(());
+    }
+    if own::ids(&session.handles, object.kind).contains(&object.id) {
         return Ok(());
     }
     let info = info(object.fd.as_fd())?;

@@ -31,6 +31,8 @@ pub struct Call {
     /// The objects that the attribute and the buffers name: they stay open until the call is over.
     named: Vec<Arc<Object>>,
     map: Option<MapFacts>,
+    /// The handle of what an iterator may go over.
+    iterated: u32,
     cpus: u32,
 }
 
@@ -91,6 +93,7 @@ impl Call {
             buffers: Vec::new(),
             named: Vec::new(),
             map: None,
+            iterated: request.iterated,
             cpus,
         };
         for field in layout.buffers {
@@ -229,7 +232,8 @@ impl Call {
                 let mut objects = named.iter();
                 let program = objects.find(|object| object.fd.as_raw_fd() as u32 == program);
                 let iterator = program.and_then(|program| program.place.clone());
-                name_iterated(iterator.as_deref(), bytes, handles, named)
+                let iterated = (self.iterated, handles);
+                name_iterated(iterator.as_deref(), bytes, iterated, named)
             }
             Holds::Bytes | Holds::Texts => Ok(()),
         }
@@ -378,12 +382,12 @@ const ITERATED: usize = 16;
 fn name_iterated(
     iterator: Option<&str>,
     info: &mut [u8],
-    handles: &Handles,
+    (iterated, handles): (u32, &Handles),
     named: &mut Vec<Arc<Object>>,
 ) -> Result<(), Refusal> {
     let descriptors = match iterator {
         Some("iter:bpf_map_elem" | "iter:bpf_sk_storage_map") => {
-            let map = handles.of_kind(number_at(info, 0), Kind::Map)?;
+            let map = handles.of_kind(iterated, Kind::Map)?;
             put_number(info, 0, map.fd.as_raw_fd() as u32);
             named.push(map);
             &[][..]

@@ -154,10 +154,9 @@ impl Handles {
         table.objects.remove(&handle)
     }
 
-    /// Is that kernel object one of the connection's?
-    pub fn has_id(&self, kind: Kind, id: u32) -> bool {
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Object>> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let mut objects = table.objects.values();
-        objects.any(|object| object.kind == kind && object.id == id)
+        table.objects.values().cloned().collect()
     }
 }

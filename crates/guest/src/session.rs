@@ -26,7 +26,7 @@ use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::sums::Sums;
 use crate::watch::{Watched, Watches};
-use crate::{bpf, files, pages, rings, walk};
+use crate::{bpf, files, iterators, pages, rings, walk};
 
 /// What all connections share.
 #[derive(Debug)]
@@ -251,6 +251,12 @@ impl Session {
                 Answer::PageRuns(runs)
             }
             Request::Settle(_) => Answer::Done(Done {}),
+            Request::Describe(request) => {
+                Answer::Described(iterators::describe(request.handle, &self.handles)?)
+            }
+            Request::Read(request) => {
+                Answer::Content(iterators::read(request.handle, &self.handles)?)
+            }
             Request::Hello(_) | Request::Credit(_) | Request::Watch(_) | Request::Pages(_) => {
                 return Err(Refusal::new(libc::EPROTO, "not now"));
             }
@@ -317,7 +323,7 @@ fn takes_long(body: &Request) -> bool {
             request.command,
             command::PROG_LOAD | command::PROG_TEST_RUN | command::LINK_CREATE
         ),
-        Request::Look(_) | Request::Walk(_) => true,
+        Request::Look(_) | Request::Walk(_) | Request::Read(_) => true,
         _ => false,
     }
 }

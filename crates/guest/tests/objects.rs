@@ -5,7 +5,7 @@ mod harness;
 use beeline_wire::layout::{INSIDE, command, number_at};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
-use beeline_wire::messages::{Release, Walk};
+use beeline_wire::messages::{Describe, Read, Release, Walk};
 use harness::*;
 
 const HASH: u32 = 1;
@@ -273,6 +273,55 @@ fn others_objects_are_not_seen() {
     let types = number_at(&done.attr, 4);
     let done = two.bpf(command::BTF_GET_FD_BY_ID, words(&[types], 12), vec![]);
     assert_eq!(done.errno, 0);
+}
+
+#[test]
+fn what_a_program_holds_is_its_hosts() {
+    if !may() {
+        return;
+    }
+    let proxy = Proxy::start();
+    let (mut one, mut two) = (Host::connect(&proxy), Host::connect(&proxy));
+    let array = one.make_map([ARRAY, 4, 8, 1, 0]);
+    let id = one.id(array);
+    let mut insns = map(1, array).to_vec();
+    insns.extend([mov(0, 0), exit()]);
+    let program = one.load(RAW_TRACEPOINT, &insns).handle;
+    assert_ne!(program, 0);
+    let release = |handle| {
+        Request::Release(Release {
+            handles: vec![handle],
+        })
+    };
+    assert!(one.ask(release(array)).is_ok());
+    let by_id = |id| bpf(command::MAP_GET_FD_BY_ID, words(&[id], 12), vec![]);
+    assert!(matches!(one.ask(by_id(id)), Ok(Answer::BpfDone(done)) if done.handle != 0));
+    assert_eq!(two.refused(by_id(id)).rule, "objects.foreign");
+    let listed = one.bpf(command::MAP_GET_NEXT_ID, words(&[0], 12), vec![]);
+    assert_eq!(number_at(&listed.attr, 4), id);
+    let listed = two.bpf(command::MAP_GET_NEXT_ID, words(&[0], 12), vec![]);
+    assert_eq!(listed.errno, libc::ENOENT as u32);
+}
+
+#[test]
+fn an_object_is_described_and_what_is_no_iterator_is_not_read() {
+    if !may() {
+        return;
+    }
+    let proxy = Proxy::start();
+    let mut host = Host::connect(&proxy);
+    let handle = host.make_map([ARRAY, 4, 8, 3, 0]);
+    match host.ask(Request::Describe(Describe { handle })) {
+        Ok(Answer::Described(said)) => {
+            assert!(said.text.contains("max_entries:\t3\n"), "{said:?}");
+            assert!(!said.text.contains("flags:\t02"), "{said:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let refused = host.refused(Request::Read(Read { handle }));
+    assert_eq!(refused.errno, libc::EINVAL as u32);
+    let refused = host.refused(Request::Describe(Describe { handle: 4242 }));
+    assert_eq!(refused.errno, libc::EBADF as u32);
 }
 
 #[test]

@@ -116,7 +116,6 @@ mod tests {
         let bpf = Bpf {
             command: 1,
             attr: vec![7; bytes],
-            parts: Vec::new(),
             ..Bpf::default()
         };
         HostMessage {

@@ -55,13 +55,24 @@ const UPROBE_MULTI: &[Buffer] = &[
 /// The name of a perf event's function, file or tracepoint.
 const PERF_EVENT: &[Buffer] = &[out(24, Len::Count(32))];
 
+/// `BPF_LINK_TYPE_PERF_EVENT`.
+const PERF: u32 = 7;
+
+/// Where a link's structure says which pointers are in it: offsets of numbers of 4 bytes.
+pub fn link_types(info: &[u8]) -> &'static [usize] {
+    match number_at(info, 0) {
+        // Of the perf event as well; a pointer of others begins there.
+        PERF => &[0, 16],
+        _ => &[0],
+    }
+}
+
 /// The pointers in the structure of such an object. A link's are known when it holds the link's type already, as the kernel told it at
 /// an earlier call.
 pub fn buffers(kind: Kind, info: &[u8]) -> &'static [Buffer] {
     // `enum bpf_link_type`, `enum bpf_perf_event_type`.
     const RAW_TRACEPOINT: u32 = 1;
     const ITER: u32 = 4;
-    const PERF: u32 = 7;
     const KPROBES: u32 = 8;
     const UPROBES: u32 = 12;
     const EVENT: u32 = 6;

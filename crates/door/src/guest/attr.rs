@@ -19,6 +19,10 @@ use crate::call::Call;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const EBADF: Errno = Errno(libc::EBADF);
 const E2BIG: Errno = Errno(libc::E2BIG);
+/// Of `BPF_LINK_CREATE`: offsets in the attribute, and the attach type of iterators.
+const ATTACH_TYPE: usize = 8;
+const ITER_INFO: u32 = 16;
+const TRACE_ITER: u32 = 28;
 /// The longest name of a function that is attached to.
 const NAME: usize = 512;
 
@@ -71,6 +75,9 @@ impl Taken {
         let facts = first.and_then(|object| object.facts);
         for buffer in layout.buffers {
             taken.take(call, &passed, buffer, facts.as_ref())?;
+        }
+        if number == command::LINK_CREATE && number_at(&passed, ATTACH_TYPE) == TRACE_ITER {
+            taken.name_iterated(call);
         }
         if let (command::OBJ_GET_INFO_BY_FD, Some(object)) = (number, first) {
             taken.take_inside(object.kind)?;
@@ -128,6 +135,14 @@ impl Taken {
         };
         self.push(buffer.at as u32, address, data, room);
         Ok(())
+    }
+
+    /// Whether an iterator's information begins with a map depends on the program, which the guest knows.
+    fn name_iterated(&mut self, call: &Call<'_, Guest>) {
+        let mut parts = self.message.parts.iter();
+        let info = parts.find(|part| part.at == ITER_INFO && part.data.len() >= 4);
+        let object = info.and_then(|info| call.handle_of(number_at(&info.data, 0)).ok());
+        self.message.iterated = object.unwrap_or(0);
     }
 
     /// The pointers in the structure that tells of an object.

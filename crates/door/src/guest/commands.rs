@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
-use beeline_wire::info::Kind;
+use beeline_wire::info::{Kind, link_types};
 use beeline_wire::layout::{
     MapFacts, command, is_for_elements, layout, long_at, number_at, put_number,
 };
@@ -14,7 +14,7 @@ use beeline_wire::messages::{Bpf, BpfDone, Part};
 use super::Guest;
 use super::attr::Taken;
 use super::objects::Object;
-use crate::attr::ATTR_LIMIT;
+use crate::attr::{ATTR_LIMIT, BpfAttr};
 use crate::call::{Answer, Call};
 use crate::notify::Reply;
 
@@ -32,12 +32,18 @@ impl Call<'_, Guest> {
             return Err(Errno(libc::E2BIG));
         }
         let attr = self.memory.bytes(address, size)?;
+        match number {
+            command::OBJ_PIN => return self.obj_pin(&BpfAttr::parse(&attr)?),
+            command::OBJ_GET => return self.obj_get(&BpfAttr::parse(&attr)?),
+            _ => {}
+        }
         let Some(layout) = layout(number, &attr) else {
             return self.not_carried_out(number, &attr);
         };
         let first = match layout.objects.first() {
             Some(object) if object.at == FIRST || is_batch(number) => {
-                Some(self.object(number_at(&attr, object.at) as i32)?)
+                let fd = number_at(&attr, object.at) as i32;
+                Some(self.object(fd).map_err(|error| as_of(number, error))?)
             }
             _ => None,
         };
@@ -59,8 +65,12 @@ impl Call<'_, Guest> {
             return Ok(Reply::Value(done.value as i64));
         }
         let object = self.made(number, done.handle, &attr)?;
+        let file = match number {
+            command::ITER_CREATE => self.stream(object)?,
+            _ => self.door.objects.add(Arc::new(object))?,
+        };
         Ok(Reply::Descriptor {
-            file: self.door.objects.add(object)?,
+            file,
             cloexec: true,
         })
     }
@@ -90,24 +100,14 @@ impl Call<'_, Guest> {
     fn tell_links_type(&self, attr: &mut [u8], link: Option<&Arc<Object>>) -> Result<(), Errno> {
         const TYPES: usize = 20;
         let address = long_at(attr, 8);
-        let mut alone = vec![0; 16];
-        put_number(&mut alone, 0, link.map_or(0, |link| link.handle));
-        put_number(&mut alone, 4, TYPES as u32);
-        let done = self.ask_bpf(Bpf {
-            command: command::OBJ_GET_INFO_BY_FD,
-            attr: alone,
-            parts: vec![Part {
-                at: 8,
-                data: vec![0; TYPES],
-                room: TYPES as u32,
-            }],
-            ..Bpf::default()
-        })?;
-        let info = done.parts.first().map_or(&[][..], |part| &part.data);
+        let info = self.info(link.map_or(0, |link| link.handle), TYPES)?;
         let room = number_at(attr, 4) as usize;
         if room >= TYPES && info.len() == TYPES {
-            self.memory.write(address, &info[..4])?;
-            self.memory.write(address + 16, &info[16..TYPES])?;
+            for &at in link_types(&info) {
+                let field = address.checked_add(at as u64);
+                let field = field.ok_or(Errno(libc::EFAULT))?;
+                self.memory.write_u32(field, number_at(&info, at))?;
+            }
         }
         Ok(())
     }
@@ -143,6 +143,7 @@ impl Call<'_, Guest> {
             command::MAP_GET_FD_BY_ID => Some(self.facts(handle)?),
             _ => None,
         };
+        object.is_first = number != command::LINK_GET_FD_BY_ID;
         object.types = (number == command::BTF_GET_FD_BY_ID).then(|| number_at(attr, FIRST));
         Ok(object)
     }
@@ -150,21 +151,26 @@ impl Call<'_, Guest> {
     /// What a map is that the tool has not made.
     fn facts(&self, handle: u32) -> Result<MapFacts, Errno> {
         const MAP_INFO: usize = 80;
+        Ok(MapFacts::of_info(&self.info(handle, MAP_INFO)?))
+    }
+
+    /// The first `len` bytes of what the guest says of an object, all pointers null.
+    pub(super) fn info(&self, handle: u32, len: usize) -> Result<Vec<u8>, Errno> {
         let mut attr = vec![0; 16];
         put_number(&mut attr, 0, handle);
-        put_number(&mut attr, 4, MAP_INFO as u32);
-        let done = self.ask_bpf(Bpf {
+        put_number(&mut attr, 4, len as u32);
+        let mut done = self.ask_bpf(Bpf {
             command: command::OBJ_GET_INFO_BY_FD,
             attr,
             parts: vec![Part {
                 at: 8,
-                data: vec![0; MAP_INFO],
-                room: MAP_INFO as u32,
+                data: vec![0; len],
+                room: len as u32,
             }],
             ..Bpf::default()
         })?;
-        match (done.errno, done.parts.first()) {
-            (0, Some(info)) => Ok(MapFacts::of_info(&info.data)),
+        match (done.errno, done.parts.pop()) {
+            (0, Some(info)) => Ok(info.data),
             (0, None) => Err(EPROTO),
             (errno, _) => Err(Errno(errno as i32)),
         }
@@ -173,7 +179,6 @@ impl Call<'_, Guest> {
     fn not_carried_out(&self, number: u32, attr: &[u8]) -> Answer {
         let what = match number {
             command::LINK_CREATE => format!("links of attach type {}", number_at(attr, 8)),
-            command::OBJ_PIN | command::OBJ_GET => "pinned objects".into(),
             number => format!("bpf command {number}"),
         };
         let connection = &self.door.connection;
@@ -184,6 +189,14 @@ impl Call<'_, Guest> {
 
 /// Where most attributes have the object that they are about.
 const FIRST: usize = 0;
+
+/// What the kernel says of a descriptor that a command cannot be about.
+fn as_of(number: u32, error: Errno) -> Errno {
+    match (number, error) {
+        (command::OBJ_GET_INFO_BY_FD, Errno(libc::EBADF)) => Errno(libc::EBADFD),
+        _ => error,
+    }
+}
 
 fn is_batch(number: u32) -> bool {
     (command::MAP_LOOKUP_BATCH..=command::MAP_DELETE_BATCH).contains(&number)

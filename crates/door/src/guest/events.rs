@@ -1,6 +1,7 @@
 //! `perf_event_open`, and `ioctl` on what it gives.
 
 use std::fs::File;
+use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
 use beeline_wire::info::Kind;
@@ -76,7 +77,7 @@ impl Call<'_, Guest> {
         let mut event = Object::new(&self.door.connection, handle, Kind::Event);
         event.is_ring = kind == PERF_TYPE_SOFTWARE && config == PERF_COUNT_SW_BPF_OUTPUT;
         Ok(Reply::Descriptor {
-            file: self.door.objects.add(event)?,
+            file: self.door.objects.add(Arc::new(event))?,
             cloexec: flags & PERF_FLAG_FD_CLOEXEC != 0,
         })
     }

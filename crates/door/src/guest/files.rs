@@ -19,9 +19,11 @@ use rustix::fs::{FileType, Mode, OFlags, RawMode};
 
 use super::Guest;
 use super::commands::EPROTO;
+use crate::bpffs::HasBpfFs;
 use crate::call::{Answer, Call};
 use crate::fds::{errno, memory_file};
 use crate::notify::Reply;
+use crate::paths::HERE;
 use crate::scratch::Scratch;
 
 /// What a tool asks its own kernel about: these, and all below those that end in `/`, are the guest's. All else is the host's; the
@@ -113,10 +115,9 @@ impl Call<'_, Guest> {
         let Ok(path) = self.memory.string(path, libc::PATH_MAX as usize) else {
             return true;
         };
-        match path.starts_with(b"/") {
-            true => !BEGINNINGS.iter().any(|start| path.starts_with(start)),
-            false => directory as i32 == libc::AT_FDCWD,
-        }
+        let here = path.starts_with(b"/") || directory as i32 == libc::AT_FDCWD;
+        here && !BEGINNINGS.iter().any(|start| path.starts_with(start))
+            && self.inside_of(directory, &path).is_none()
     }
 
     /// The guest's file that a path leads to; `None` for the host's.
@@ -156,6 +157,18 @@ impl Call<'_, Guest> {
 
     /// `open` and `openat`.
     pub(super) fn open(&self, at: u64, path: u64, flags: u64) -> Answer {
+        let cloexec = flags & libc::O_CLOEXEC as u64 != 0;
+        let text = self.memory.string(path, libc::PATH_MAX as usize).ok();
+        if let Some(text) = text.and_then(|path| self.fdinfo(&path)) {
+            let file = memory_file("beeline-fdinfo", text.as_bytes())?;
+            return Ok(Reply::Descriptor { file, cloexec });
+        }
+        if let Some(inside) = self.inside(at, path) {
+            return Ok(Reply::Descriptor {
+                file: self.open_pinned(&inside, flags)?,
+                cloexec,
+            });
+        }
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
         };
@@ -164,7 +177,7 @@ impl Call<'_, Guest> {
         }
         Ok(Reply::Descriptor {
             file: self.fetch(&path)?,
-            cloexec: flags & libc::O_CLOEXEC as u64 != 0,
+            cloexec,
         })
     }
 
@@ -242,6 +255,9 @@ impl Call<'_, Guest> {
 
     /// `access(path, mode)`.
     pub(super) fn access(&self, at: u64, path: u64, mode: u64) -> Answer {
+        if let Some(inside) = self.inside(at, path) {
+            return self.access_place(&self.door.bpffs().place(&inside)?, mode);
+        }
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
         };
@@ -254,6 +270,9 @@ impl Call<'_, Guest> {
 
     /// `stat(path, buffer)`.
     pub(super) fn stat(&self, at: u64, path: u64, buffer: u64) -> Answer {
+        if let Some(inside) = self.inside(at, path) {
+            return self.stat_place(&self.door.bpffs().place(&inside)?, buffer);
+        }
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
         };
@@ -269,7 +288,10 @@ impl Call<'_, Guest> {
     }
 
     /// `statx(.., path, flags, mask, buffer)`: what is known is told, whatever is asked for.
-    pub(super) fn statx(&self, at: u64, path: u64, buffer: u64) -> Answer {
+    pub(super) fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
+        if let Some(inside) = self.inside(at, path) {
+            return self.statx_place(&self.door.bpffs().place(&inside)?, mask, buffer);
+        }
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
         };
@@ -289,8 +311,11 @@ impl Call<'_, Guest> {
         self.write_struct(buffer, &statx)
     }
 
-    /// `statfs(path, buffer)`: how tools know tracefs.
+    /// `statfs(path, buffer)`: how tools know tracefs and BPF file systems.
     pub(super) fn statfs(&self, path: u64, buffer: u64) -> Answer {
+        if let Some(inside) = self.inside(HERE, path) {
+            return self.statfs_inside(&inside, buffer);
+        }
         let Some(path) = self.guests_path(libc::AT_FDCWD as u64, path) else {
             return Ok(Reply::Continue);
         };
@@ -316,7 +341,8 @@ impl Call<'_, Guest> {
         let kind = match object.kind {
             Kind::Map => "anon_inode:bpf-map",
             Kind::Program => "anon_inode:bpf-prog",
-            Kind::Link => "anon_inode:bpf_link",
+            Kind::Link if object.is_first => "anon_inode:bpf_link",
+            Kind::Link => "anon_inode:bpf-link",
             Kind::Btf => "anon_inode:btf",
             Kind::Event => "anon_inode:[perf_event]",
             Kind::Other => "anon_inode:bpf_iter",

@@ -18,7 +18,7 @@ use super::walks::Walk;
 use crate::fds::{Key, anchor, errno, key_of, key_of_descriptor};
 
 /// An object of the guest's, given back with this.
-pub(super) struct Object {
+pub(crate) struct Object {
     connection: Arc<Connection>,
     /// By which the guest knows it.
     pub(super) handle: u32,
@@ -27,6 +27,8 @@ pub(super) struct Object {
     pub(super) facts: Option<MapFacts>,
     /// Of types that were opened by it: the guest's number.
     pub(super) types: Option<u32>,
+    /// The one that came with the object, not one that was opened later.
+    pub(super) is_first: bool,
     /// A perf event that programs write to.
     pub(super) is_ring: bool,
     /// What the tool has mapped of it.
@@ -43,6 +45,7 @@ impl Object {
             kind,
             facts: None,
             types: None,
+            is_first: true,
             is_ring: false,
             memory: OnceLock::new(),
             walk: Mutex::default(),
@@ -66,7 +69,7 @@ impl Drop for Object {
 struct Entry {
     object: Arc<Object>,
     /// Our end of an anchor. Memory has none: it stays until the tool ends.
-    _end: Option<OwnedFd>,
+    end: Option<OwnedFd>,
 }
 
 /// The table.
@@ -96,7 +99,7 @@ impl Objects {
     }
 
     /// A descriptor for an object, to be given to the tool.
-    pub(super) fn add(&self, object: Object) -> Result<OwnedFd, Errno> {
+    pub(super) fn add(&self, object: Arc<Object>) -> Result<OwnedFd, Errno> {
         if object.is_waited_for() {
             self.has_rings.store(true, Ordering::Release);
         }
@@ -108,11 +111,20 @@ impl Objects {
         epoll::add(&self.hangups, &ours, data, epoll::EventFlags::empty())
             .map_err(|error| Errno(error.raw_os_error()))?;
         let entry = Entry {
-            object: Arc::new(object),
-            _end: Some(ours),
+            object,
+            end: Some(ours),
         };
         entries.insert(key, entry);
         Ok(file)
+    }
+
+    /// Our end of the anchor that was given for a descriptor.
+    pub(super) fn end_of(&self, file: &OwnedFd) -> Result<OwnedFd, Errno> {
+        let key = key_of(file).map_err(errno)?;
+        let entries = self.lock();
+        let end = entries.get(&key).and_then(|entry| entry.end.as_ref());
+        let end = end.ok_or(Errno(libc::EBADF))?;
+        end.try_clone().map_err(errno)
     }
 
     /// A file that stands for an object as well from now on.
@@ -120,7 +132,7 @@ impl Objects {
         let key = key_of(file).map_err(errno)?;
         let entry = Entry {
             object: Arc::clone(object),
-            _end: None,
+            end: None,
         };
         self.lock().insert(key, entry);
         Ok(())

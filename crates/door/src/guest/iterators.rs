@@ -1,0 +1,117 @@
+//! What a tool reads from descriptors of objects: what an iterator writes, and `/proc/self/fdinfo/N`.
+//!
+//! Reading is between the tool and the kernel of this machine. So an iterator's content is sent through its anchor: that begins when the
+//! iterator is made, and goes on as far as the tool reads.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::Builder;
+
+use beeline_runtime::backend::Errno;
+use beeline_wire::info::Kind;
+use beeline_wire::layout::{command, number_at, put_number};
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
+use beeline_wire::messages::{Bpf, Describe, Read};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
+
+use super::Guest;
+use super::commands::EPROTO;
+use super::connection::Connection;
+use super::objects::Object;
+use crate::bpffs::HasBpfFs;
+use crate::call::Call;
+use crate::fds::errno;
+
+/// Where `struct bpf_link_info` has the link's type, and that of iterators.
+const LINK_TYPE: usize = 0;
+const ITERATOR: u32 = 4;
+const ONLY_PATH: u64 = libc::O_PATH as u64;
+
+impl Call<'_, Guest> {
+    /// A descriptor that gives what the iterator writes.
+    pub(super) fn stream(&self, iterator: Object) -> Result<OwnedFd, Errno> {
+        let iterator = Arc::new(iterator);
+        let file = self.door.objects.add(Arc::clone(&iterator))?;
+        let into = self.door.objects.end_of(&file)?;
+        let connection = Arc::clone(&self.door.connection);
+        let carry = move || {
+            if let Err(error) = carry(&connection, &iterator, &into) {
+                let reason = std::io::Error::from_raw_os_error(error.0);
+                connection.say(&format!("an iterator's content ends too early: {reason}"));
+            }
+            // The tool has read all when it has read what was sent.
+            let _ = shutdown(&into, Shutdown::Write);
+        };
+        let thread = Builder::new().name("beeline-iterator".into());
+        thread.spawn(carry).map_err(errno)?;
+        Ok(file)
+    }
+
+    /// Opens a pinned name: of an iterator's link, to read what it writes; else as the file system has it.
+    pub(super) fn open_pinned(&self, inside: &Path, flags: u64) -> Result<OwnedFd, Errno> {
+        let link = self.door.bpffs().get(inside).ok();
+        let link = link.filter(|object| object.kind == Kind::Link && flags & ONLY_PATH == 0);
+        if let Some(link) = link
+            && number_at(&self.info(link.handle, LINK_TYPE + 4)?, LINK_TYPE) == ITERATOR
+        {
+            return self.iterate(link.handle);
+        }
+        self.door.bpffs().open(inside, flags)
+    }
+
+    /// Runs an iterator, as `BPF_ITER_CREATE` does.
+    fn iterate(&self, link: u32) -> Result<OwnedFd, Errno> {
+        let mut attr = vec![0; 8];
+        put_number(&mut attr, 0, link);
+        let done = self.ask_bpf(Bpf {
+            command: command::ITER_CREATE,
+            attr,
+            ..Bpf::default()
+        })?;
+        match (done.errno, done.handle) {
+            (0, 0) => Err(EPROTO),
+            (0, handle) => self.stream(Object::new(&self.door.connection, handle, Kind::Other)),
+            (errno, _) => Err(Errno(errno as i32)),
+        }
+    }
+
+    /// The text of `/proc/self/fdinfo/N`, if N is an object of the guest's.
+    pub(super) fn fdinfo(&self, path: &[u8]) -> Option<String> {
+        let fd = self.own_descriptor(path, "fdinfo")?;
+        let object = self.door.objects.find(self.tid, fd).ok()??;
+        let of_file = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid)).ok()?;
+        let request = Asked::Describe(Describe {
+            handle: object.handle,
+        });
+        match self.door.connection.ask(request).ok()? {
+            Said::Described(of_object) => Some(of_file + &of_object.text),
+            _ => None,
+        }
+    }
+}
+
+/// Sends all that an iterator writes, until the tool closes its end.
+fn carry(connection: &Connection, iterator: &Object, into: &OwnedFd) -> Result<(), Errno> {
+    loop {
+        let request = Asked::Read(Read {
+            handle: iterator.handle,
+        });
+        let Said::Content(content) = connection.ask(request)? else {
+            return Err(EPROTO);
+        };
+        let mut left = content.data.as_slice();
+        while !left.is_empty() {
+            match send(into, left, SendFlags::NOSIGNAL) {
+                Ok(count) => left = left.get(count..).unwrap_or_default(),
+                Err(rustix::io::Errno::INTR) => {}
+                // Nobody reads it any more.
+                Err(_) => return Ok(()),
+            }
+        }
+        if content.end {
+            return Ok(());
+        }
+    }
+}
