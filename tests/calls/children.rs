@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use beeline_e2e::{Scratch, need};
+use beeline_e2e::{Scratch, find_program, need};
 
-use crate::trace::{plain, same_calls, same_calls_but, same_calls_of_all};
+use crate::trace::{plain, same_calls, same_calls_but, same_calls_of_all, same_counts};
 
 /// The same, whichever C library or linking it is.
 fn children(scenes: &[&str]) {
@@ -76,4 +76,31 @@ fn spawned_programs_and_shells_are_seen() {
     // hooked.
     let spared = libc::SYS_rt_sigprocmask as u32;
     need!(same_calls_but(target, &["spawn", "shell"], |number| number == spared));
+}
+
+/// The end of one thread of many is a call of its own, from which nothing returns.
+const ENDS: &str = r#"tracepoint:syscalls:sys_enter_exit /{ours}/ { @ends = count(); }
+    tracepoint:syscalls:sys_exit_exit /{ours}/ { @never = count(); }"#;
+
+#[test]
+fn ends_of_single_threads_are_seen() {
+    let scratch = Scratch::new();
+    for options in [&[][..], &["-static"]] {
+        let program = scratch.build_with("calls/alone.c", options);
+        need!(same_counts(
+            &program,
+            ENDS,
+            &["joined", "detached"],
+            "@ends: 40"
+        ));
+    }
+}
+
+/// Those that others wait for: a detached one has no stack any more when it ends.
+#[test]
+fn ends_of_single_threads_are_seen_in_musl() {
+    let musl = need!(find_program("musl-gcc"));
+    let scratch = Scratch::new();
+    let program = scratch.build_by(&musl, "calls/alone.c", &["-static"]);
+    need!(same_counts(&program, ENDS, &["joined"], "@ends: 20"));
 }

@@ -1,11 +1,8 @@
 //! The returns from signal handlers.
 
-use std::collections::BTreeSet;
-use std::path::Path;
+use beeline_e2e::{Scratch, need};
 
-use beeline_e2e::{Scratch, Turn, engines, need};
-
-use crate::trace::{Traced, plain, same_calls};
+use crate::trace::{plain, same_calls, same_counts};
 
 /// Every call by its number (what is behind a call that sends a signal comes after the handler here, and not at all if that jumps
 /// away), what all programs behind a call see of a return from a handler, and its own tracepoints: the
@@ -15,32 +12,11 @@ const COUNTS: &str = r#"tracepoint:raw_syscalls:sys_enter /{ours}/ { @in[args->i
     tracepoint:syscalls:sys_enter_rt_sigreturn /{ours}/ { @returns = count(); }
     tracepoint:syscalls:sys_exit_rt_sigreturn /{ours}/ { @never = count(); }"#;
 
-/// Has a target play scenes, and asserts that the counts are the kernel's and that it made so many returns.
-fn same_counts(program: &Path, script: &str, scenes: &[&str], returns: usize) {
-    let _turn = Turn::take();
-    let mut all = Vec::new();
-    for engine in need!(engines()) {
-        let mut traced = need!(Traced::start(engine, plain(program)(), script));
-        for scene in scenes {
-            assert_eq!(traced.workload.tell(scene), format!("done {scene}"));
-        }
-        let lines = traced.finish();
-        let counts: BTreeSet<_> = lines
-            .into_iter()
-            .filter(|one| one.starts_with('@'))
-            .collect();
-        assert!(
-            counts.contains(&format!("@returns: {returns}")),
-            "{engine}: {counts:?}"
-        );
-        all.push(counts);
-    }
-    if let [kernel, beeline] = all.as_slice() {
-        assert_eq!(beeline, kernel, "beeline (left), the kernel (right)");
-    }
-}
-
 const ROUNDS: usize = 200;
+
+fn returned(count: usize) -> String {
+    format!("@returns: {count}")
+}
 
 fn returns(options: &[&str]) {
     let scratch = Scratch::new();
@@ -53,7 +29,12 @@ fn returns(options: &[&str]) {
         "changed",
         "masked",
     ];
-    same_counts(&program, COUNTS, &scenes, 4 * ROUNDS + 1);
+    need!(same_counts(
+        &program,
+        COUNTS,
+        &scenes,
+        &returned(4 * ROUNDS + 1)
+    ));
 }
 
 #[test]
@@ -71,12 +52,8 @@ fn each_is_seen_in_children() {
     let scratch = Scratch::new();
     let program = scratch.build("calls/returns.c");
     let returns = 2 * ROUNDS + 2 + ROUNDS;
-    same_counts(
-        &program,
-        COUNTS,
-        &["children", "forked in handler"],
-        returns,
-    );
+    let scenes = ["children", "forked in handler"];
+    need!(same_counts(&program, COUNTS, &scenes, &returned(returns)));
 }
 
 /// A program that looks at this call alone, with no more than its record.
@@ -85,7 +62,12 @@ fn they_are_seen_alone() {
     let script = "tracepoint:syscalls:sys_enter_rt_sigreturn /{ours}/ { @returns = count(); }";
     let scratch = Scratch::new();
     let program = scratch.build("calls/returns.c");
-    same_counts(&program, script, &["many", "nested"], 2 * ROUNDS);
+    need!(same_counts(
+        &program,
+        script,
+        &["many", "nested"],
+        &returned(2 * ROUNDS)
+    ));
 }
 
 #[test]
@@ -106,6 +88,11 @@ fn exceptions_fly_through_signal_frames() {
         &["-fnon-call-exceptions", "-static"],
     ] {
         let program = scratch.build_with("calls/throwing.cpp", options);
-        same_counts(&program, COUNTS, &["thrown", "thrown"], 0);
+        need!(same_counts(
+            &program,
+            COUNTS,
+            &["thrown", "thrown"],
+            &returned(0)
+        ));
     }
 }

@@ -1,10 +1,11 @@
 //! Code that is loaded or written while it is traced, and targets under seccomp filters of their own.
 
+use std::path::Path;
 use std::process::Command;
 
 use beeline_e2e::{
-    Engine, Scratch, Turn, Workload, altered_text, beeline, beeline_wanted, engines, find_program,
-    need,
+    Engine, Scratch, Tool, Turn, Workload, altered_text, beeline, beeline_wanted, engines,
+    find_program, need,
 };
 
 use crate::trace::{Traced, every_call, on_family, plain, same_calls, same_calls_but, threads};
@@ -172,5 +173,58 @@ fn targets_that_are_confined_already_are_left_alone() {
         assert_eq!(workload.tell("work"), "done work");
         assert_eq!(altered_text(workload.pid()), [""; 0]);
         workload.finish();
+    }
+}
+
+/// What a tool on some calls of a target says on its stderr about instructions that it does not see.
+fn told(program: &Path, calls: &[&str]) -> Result<Vec<String>, String> {
+    let bpftrace = find_program("bpftrace")?;
+    let mut workload = Workload::start_command(plain(program)());
+    let tool = on_family(Engine::Beeline, &bpftrace, workload.pid());
+    let probes = calls.iter().map(|call| format!("tracepoint:{call} {{ }}"));
+    let tool = Tool::bpftrace(tool, &probes.collect::<Vec<_>>().join(" "));
+    tool.wait_attached();
+    assert_eq!(workload.tell("calls"), "done calls");
+    let ended = tool.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+    workload.finish();
+    let told = ended.stderr.into_iter();
+    Ok(told.filter(|line| line.contains("not seen")).collect())
+}
+
+#[test]
+fn instructions_that_cannot_be_hooked_are_told_once() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/tight.c");
+    let some = ["syscalls:sys_enter_getppid", "syscalls:sys_enter_read"];
+    let told = need!(told(&program, &some));
+    let [line] = told.as_slice() else {
+        panic!("{told:?}");
+    };
+    assert!(
+        line.contains("the calls of 1 `syscall` instruction are not seen"),
+        "{line}"
+    );
+}
+
+/// musl's place to return from handlers to, and the ends of its threads.
+#[test]
+fn instructions_for_calls_that_nobody_waits_for_are_not_told() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let musl = need!(find_program("musl-gcc"));
+    let scratch = Scratch::new();
+    let program = scratch.build_by(&musl, "calls/alone.c", &["-static"]);
+    let other = need!(told(&program, &["syscalls:sys_enter_getppid"]));
+    assert_eq!(other, [""; 0]);
+    for calls in [
+        "raw_syscalls:sys_enter",
+        "syscalls:sys_enter_rt_sigreturn",
+        "syscalls:sys_enter_exit",
+    ] {
+        let told = need!(told(&program, &[calls]));
+        assert_eq!(told.len(), 1, "{calls}: {told:?}");
     }
 }

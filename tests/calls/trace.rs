@@ -3,7 +3,7 @@
 //! Under Beeline `--pid` chooses the family. The kernel's tracepoints see every process, so there the script is told by
 //! `sched_process_fork` who belongs to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -164,6 +164,33 @@ fn play(
         all.push(threads(&traced.finish(), &ignored));
     }
     Ok(all)
+}
+
+/// Has a new target play scenes, once for each engine, and asserts that the script prints the same maps, among them the line
+/// that is expected.
+pub fn same_counts(
+    program: &Path,
+    script: &str,
+    scenes: &[&str],
+    expected: &str,
+) -> Result<(), String> {
+    let _turn = Turn::take();
+    let mut all = Vec::new();
+    for engine in engines()? {
+        let mut traced = Traced::start(engine, plain(program)(), script)?;
+        for scene in scenes {
+            let answer = traced.workload.tell(scene);
+            assert_eq!(answer, format!("done {scene}"), "{engine}");
+        }
+        let lines = traced.finish().into_iter();
+        let counts: BTreeSet<_> = lines.filter(|line| line.starts_with('@')).collect();
+        assert!(counts.contains(expected), "{engine}: {counts:?}");
+        all.push(counts);
+    }
+    if let [kernel, beeline] = all.as_slice() {
+        assert_eq!(beeline, kernel, "beeline (left), the kernel (right)");
+    }
+    Ok(())
 }
 
 /// Says where two families differ, which as a whole are too long to read.

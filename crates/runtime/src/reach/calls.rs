@@ -75,7 +75,11 @@ impl Reach {
         }
         let target = self.target(process);
         let mut target = lock(&target);
-        target.hook_calls(links, hold)
+        target.hook_calls(links, hold)?;
+        if let Some(what) = target.tell_unhooked() {
+            (self.report)(&what);
+        }
+        Ok(())
     }
 
     /// Hooks what is new: processes, and code in those that are young or were named.

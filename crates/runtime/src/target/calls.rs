@@ -2,6 +2,7 @@
 //! a table.
 
 mod stubs;
+mod unhooked;
 mod users;
 mod written;
 
@@ -28,6 +29,7 @@ use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
 use stubs::{spared_in, store};
+use unhooked::Unhooked;
 use written::Written;
 
 /// What a target has of system calls.
@@ -46,6 +48,7 @@ pub struct Calls {
     written: Written,
     /// There is code of a file with calls that are not hooked.
     has_unhooked: bool,
+    unhooked: Unhooked,
 }
 
 #[derive(Debug, Clone)]
@@ -245,6 +248,7 @@ impl Target {
             patched: Arc::default(),
             written: Written::default(),
             has_unhooked: false,
+            unhooked: Unhooked::default(),
         });
         Ok(())
     }
@@ -342,12 +346,12 @@ impl Target {
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let (plans, mut spared) = (file.within(region), spared_in(region, file));
-        let mut are_missing = false;
+        let mut missing = 0;
         self.count_written(region, plans.len(), &mut spared);
         if !plans.is_empty() || !spared.is_empty() {
             self.map_what_is_missing(reach_of(region), &[], hold)?;
             let stubs = self.write_stubs(&plans, &mut spared)?;
-            are_missing = stubs.len() < plans.len();
+            missing = plans.len() - stubs.len();
             self.list_patches(&stubs, &spared)?;
             let patches: Vec<_> = stubs.iter().flat_map(|stub| &stub.patches).collect();
             hold.with(&self.process, |stopped| {
@@ -362,7 +366,8 @@ impl Target {
         }
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));
-            calls.has_unhooked |= are_missing || file.may_have_unhooked(region);
+            calls.has_unhooked |= missing > 0 || file.may_have_unhooked(region);
+            calls.unhooked.add(region, file, missing);
         }
         Ok(())
     }

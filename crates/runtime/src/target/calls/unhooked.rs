@@ -1,0 +1,72 @@
+//! How many `syscall` instructions of a process could not be hooked, so that the user is told once.
+
+use beeline_hook::Spared;
+
+use super::{Attached, Target};
+use crate::calls::FileCalls;
+use beeline_inject::Region;
+
+/// Instructions that are not hooked in the code that has been looked through, by what they are for.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Unhooked {
+    /// Returns from signal handlers.
+    restorers: usize,
+    /// The last calls of threads that have given their stacks away.
+    ends: usize,
+    /// Nobody knows what.
+    others: usize,
+    /// The user knows.
+    is_told: bool,
+}
+
+impl Unhooked {
+    /// Those of a mapping, and `more` of it that were found later.
+    pub fn add(&mut self, region: &Region, file: &FileCalls, more: usize) {
+        self.others += more;
+        for (_, spared) in file.spared_within(region) {
+            *match spared.why {
+                Spared::Restorer => &mut self.restorers,
+                Spared::WithoutStack => &mut self.ends,
+                _ => &mut self.others,
+            } += 1;
+        }
+    }
+
+    /// How many may make a call that one of the programs waits for.
+    fn concerning(&self, links: &[Attached]) -> usize {
+        let are_seen = |numbers: &[libc::c_long]| {
+            let mut links = links.iter().map(|one| one.link.number);
+            links.any(|number| number.is_none_or(|number| numbers.contains(&number.into())))
+        };
+        let mut count = self.others;
+        if are_seen(&[libc::SYS_rt_sigreturn]) {
+            count += self.restorers;
+        }
+        if are_seen(&[libc::SYS_exit, libc::SYS_munmap]) {
+            count += self.ends;
+        }
+        count
+    }
+}
+
+impl Target {
+    /// For the user, once in the life of a process: that instructions are not hooked which may make calls that the
+    /// programs here wait for.
+    pub fn tell_unhooked(&mut self) -> Option<String> {
+        let calls = self.calls.as_mut()?;
+        let count = calls.unhooked.concerning(&calls.links);
+        if count == 0 || std::mem::replace(&mut calls.unhooked.is_told, true) {
+            return None;
+        }
+        let pid = self.process.pid();
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = name.trim_end().replace(char::is_control, "\u{fffd}");
+        let noun = match count {
+            1 => "instruction",
+            _ => "instructions",
+        };
+        Some(format!(
+            "process {pid} ({name}): the calls of {count} `syscall` {noun} are not seen; `beeline ps` says which and why"
+        ))
+    }
+}
