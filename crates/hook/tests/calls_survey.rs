@@ -171,6 +171,46 @@ fn is_hooked(path: &str, least: usize, restorers: usize, without_stack: usize) {
     assert!(sites.plans.len() >= least, "{}", sites.plans.len());
     check(&library, &sites.plans);
     check_found(&library, &sites);
+    check_shifted(&sites.plans);
+}
+
+/// Stubs for a text that lies higher, as does all else, differ in the words that are said to be addresses, and in no more.
+fn check_shifted(plans: &[CallPlan]) {
+    const HIGHER: u64 = 0x1_2345_6000;
+    let start = BASE - DISTANCE;
+    let near = start + 0x10_0000;
+    for watched in [SPEC.watched, near] {
+        let spec = CallSpec { watched, ..SPEC };
+        let common = CommonCode::emit(start, &spec).unwrap();
+        let higher = CallSpec {
+            watched: watched + HIGHER,
+            ..spec
+        };
+        let higher = CommonCode::emit(start + HIGHER, &higher).unwrap();
+        assert_eq!(higher.layout(start + HIGHER), common.layout(start));
+        let mut at = start + common.bytes.len() as u64;
+        for plan in plans {
+            let mut stub = plan.at(BASE).emit(at, &common, 1).unwrap();
+            let plan = plan.at(BASE + HIGHER);
+            let there = plan.emit(at + HIGHER, &higher, 1 + HIGHER).unwrap();
+            at += stub.bytes.len() as u64;
+            for place in &stub.addresses {
+                let word = stub.bytes[*place..].first_chunk_mut().unwrap();
+                *word = (u64::from_le_bytes(*word) + HIGHER).to_le_bytes();
+            }
+            for patch in &mut stub.patches {
+                patch.site += HIGHER;
+                patch.inside = patch.inside.start + HIGHER..patch.inside.end + HIGHER;
+                for (original, moved) in &mut patch.resume_map {
+                    (*original, *moved) = (*original + HIGHER, *moved + HIGHER);
+                }
+            }
+            for (moved, behind) in &mut stub.moves {
+                (*moved, *behind) = (*moved + HIGHER, *behind + HIGHER);
+            }
+            assert_eq!(stub, there, "{:#x}", plan.call - HIGHER - BASE);
+        }
+    }
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! The system calls of files: where their code makes them, found once for a file.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use beeline_hook::{CallPlan, CallSites, Function, Spared, SparedCall};
+use beeline_hook::{CallPatch, CallPlan, CallSites, Function, Spared, SparedCall};
 use beeline_inject::Region;
 
 use crate::binary::Binary;
@@ -21,6 +21,46 @@ pub struct FileCalls {
     sites: CallSites,
     /// `None`: the addresses are those of the mapping.
     binary: Option<Binary>,
+    /// What was written for some of its mappings: mostly the next process has all at the same distances.
+    written: Mutex<VecDeque<Arc<StubSet>>>,
+}
+
+/// Ways in which a file's code and what belongs to it may lie around an arena, of which the stubs are remembered.
+const LAYOUTS: usize = 8;
+
+/// How everything lies that stubs know of: what is equal but for the arena's own address has the same stubs, all of whose
+/// addresses differ as much as the arenas'.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Offset in the file and length of the mapping.
+    pub mapping: (u64, u64),
+    /// From the arena to the mapping.
+    pub code: u64,
+    /// From the arena to the first stub.
+    pub stubs: u64,
+    /// From the arena to what stubs hand to the image.
+    pub descriptor: u64,
+    /// From the arena to the parts of the common code.
+    pub common: [u64; 6],
+}
+
+/// The stubs of all calls of a mapping that can be hooked, as they are in one process.
+#[derive(Debug)]
+pub struct StubSet {
+    /// `None` if they do not stand one behind the other, for every call.
+    pub layout: Option<Layout>,
+    /// The arena's address.
+    pub arena: u64,
+    /// What stands there.
+    pub bytes: Vec<u8>,
+    /// See [`CallStub::addresses`](beeline_hook::CallStub::addresses).
+    pub addresses: Vec<usize>,
+    /// What leads there.
+    pub patches: Vec<CallPatch>,
+    /// See [`CallStub::moves`](beeline_hook::CallStub::moves).
+    pub moves: Vec<(u64, u64)>,
+    /// How many.
+    pub count: usize,
 }
 
 impl FileCalls {
@@ -36,8 +76,11 @@ impl FileCalls {
         })?;
         let ranges = binary.functions_in_memory();
         let sites = sites_of(&binary, ranges, parts.bytes(), |offset| parts.data(offset));
-        let binary = Some(binary);
-        Ok(Self { sites, binary })
+        Ok(Self {
+            sites,
+            binary: Some(binary),
+            written: Mutex::default(),
+        })
     }
 
     /// Of the kernel's vDSO. What it cannot answer itself it asks the kernel by system calls of its own.
@@ -52,8 +95,11 @@ impl FileCalls {
         let data = |offset: u64| bytes.get(offset as usize..);
         let mut sites = sites_of(&binary, ranges, bytes, data);
         sites.keep_instructions();
-        let binary = Some(binary);
-        Some(Self { sites, binary })
+        Some(Self {
+            sites,
+            binary: Some(binary),
+            written: Mutex::default(),
+        })
     }
 
     /// Of the bytes that a mapping has now: fewer of its calls can be hooked than of a file's, as it is not known where
@@ -62,7 +108,23 @@ impl FileCalls {
         Self {
             sites: CallSites::of_unknown(region.start, bytes),
             binary: None,
+            written: Mutex::default(),
         }
+    }
+
+    /// The stubs that were written for such a layout.
+    pub fn written(&self, layout: &Layout) -> Option<Arc<StubSet>> {
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sets = written.iter();
+        sets.find(|set| set.layout.as_ref() == Some(layout))
+            .cloned()
+    }
+
+    /// Remembers them.
+    pub fn remember(&self, set: &Arc<StubSet>) {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.truncate(LAYOUTS - 1);
+        written.push_front(set.clone());
     }
 
     /// Is there no call in it?
@@ -90,11 +152,11 @@ impl FileCalls {
         Some((bias, start..start.checked_add(len)?))
     }
 
-    /// Are there calls in a mapping of the file that can be hooked?
-    pub fn is_hookable_within(&self, region: &Region) -> bool {
-        self.place(region).is_some_and(|(_, mapped)| {
-            let mut plans = self.sites.plans.iter();
-            plans.any(|plan| mapped.contains(&plan.call))
+    /// How many calls in a mapping of the file can be hooked?
+    pub fn hookable_within(&self, region: &Region) -> usize {
+        self.place(region).map_or(0, |(_, mapped)| {
+            let plans = self.sites.plans.iter();
+            plans.filter(|plan| mapped.contains(&plan.call)).count()
         })
     }
 

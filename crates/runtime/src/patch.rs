@@ -32,8 +32,10 @@ pub struct CodePatch<'a> {
     pub bytes: &'a [u8],
     /// Where no thread may be when they are there.
     pub inside: Range<u64>,
-    /// Where the instructions that were there are now: original addresses, and others.
+    /// Where the instructions that were there are now: original addresses, and others,
     pub resume_map: &'a [(u64, u64)],
+    /// all of them so much too low.
+    pub bias: u64,
 }
 
 /// Stores a site's patch. Threads that are inside the patched bytes, or will be when a signal handler returns, are
@@ -54,6 +56,7 @@ pub fn apply(
         bytes: &record.patch[..len(plan)],
         inside: plan.site + 1..plan.site + len(plan) as u64,
         resume_map,
+        bias: 0,
     };
     store(stopped, &[patch]).inspect_err(|_| record.patched.store(0, SeqCst))
 }
@@ -65,8 +68,9 @@ pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Err
     let moved = |ip: u64| {
         let around = patches.iter().find(|patch| patch.inside.contains(&ip))?;
         let mut known = around.resume_map.iter();
+        let ip = ip.wrapping_sub(around.bias);
         let (_, moved) = known.find(|(original, _)| *original == ip)?;
-        Some(*moved)
+        Some(moved.wrapping_add(around.bias))
     };
     let is_inside = |ip: u64| patches.iter().any(|patch| patch.inside.contains(&ip));
     let mut threads = Vec::new();

@@ -147,6 +147,20 @@ const LOADED: [(AsmRegister64, i32); 7] = [
 ];
 
 impl CommonCode {
+    /// How far from `base` all lies that stubs lead to. Where this is the same, and the code that is hooked, the descriptor and the
+    /// stubs are as far from `base`, the stubs are the same but for their [addresses](super::CallStub::addresses).
+    pub fn layout(&self, base: u64) -> [u64; 6] {
+        let places = [
+            self.enter,
+            self.exit,
+            self.full_exit,
+            self.cancellable,
+            self.dynamic,
+            self.spec.watched,
+        ];
+        places.map(|place| place.wrapping_sub(base))
+    }
+
     /// Writes it, to be placed at `at`.
     pub fn emit(at: u64, spec: &CallSpec) -> Result<Self, EmitError> {
         let (code, labels) = assemble(at, |asm| write(asm, spec))?;

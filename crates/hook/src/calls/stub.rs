@@ -16,6 +16,9 @@ use crate::trampoline::EmitError;
 pub struct CallStub {
     /// To be placed at the address it was made for, readable and executable.
     pub bytes: Vec<u8>,
+    /// Offsets in `bytes` of words of eight bytes that hold addresses. By the same number that the code, the common code with its
+    /// table, the descriptor and the stub are all placed higher, these words are greater, and all else is the same.
+    pub addresses: Vec<usize>,
     /// One, or two for a call that stays in place. All are stored, or none.
     pub patches: Vec<CallPatch>,
     /// Addresses behind the stub's own `syscall` instructions, with the address behind the site's: a thread that is asleep
@@ -58,6 +61,7 @@ impl CallPlan {
             code: Code {
                 at,
                 bytes: Vec::with_capacity(256),
+                addresses: Vec::new(),
             },
             record: Vec::new(),
             moves: Vec::new(),
@@ -108,6 +112,7 @@ impl CommonCode {
         let mut code = Code {
             at,
             bytes: Vec::new(),
+            addresses: Vec::new(),
         };
         code.put(MOV_ECX);
         code.put(&number.to_le_bytes());
@@ -138,6 +143,8 @@ struct Moved<'a> {
 struct Code {
     at: u64,
     bytes: Vec<u8>,
+    /// See [`CallStub::addresses`].
+    addresses: Vec<usize>,
 }
 
 /// A 32-bit displacement to be filled in, by its offset.
@@ -151,6 +158,12 @@ impl Code {
 
     fn put(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
+    }
+
+    /// A word that is an address.
+    fn put_address(&mut self, address: u64) {
+        self.addresses.push(self.bytes.len());
+        self.put(&address.to_le_bytes());
     }
 
     /// An instruction that ends in a displacement to an address that is not known yet.
@@ -192,6 +205,10 @@ impl Code {
             resume_map.push((displaced.instruction.ip(), address));
             let bytes = relocate::relocate(displaced, address)?;
             self.put(&bytes);
+            if relocate::is_call(&displaced.instruction) {
+                // The address that it returns to.
+                self.addresses.push(self.bytes.len() - size_of::<u64>());
+            }
         }
         Ok(())
     }
@@ -383,7 +400,7 @@ impl Stub<'_> {
         let make = self.code.here();
         self.code.put(STORE_NUMBER);
         self.code.put(MOV_R11);
-        self.code.put(&at.to_le_bytes());
+        self.code.put_address(at);
         self.code.put(STORE_STUB);
         self.code.displaced(&entry.code, &mut entry_map)?;
 
@@ -398,7 +415,7 @@ impl Stub<'_> {
 
         self.code.fill(left);
         self.code.put(MOV_R11);
-        self.code.put(&at.to_le_bytes());
+        self.code.put_address(at);
         self.code.put(CMP_STUB);
         self.code.relative(JNE, done)?;
         self.code.put(LOAD_NUMBER);
@@ -422,7 +439,7 @@ impl Stub<'_> {
         self.code.put(and);
         self.code.put(&LOW_TEN_BITS.to_le_bytes());
         self.code.put(MOV_R11);
-        self.code.put(&self.common.spec.watched.to_le_bytes());
+        self.code.put_address(self.common.spec.watched);
     }
 
     /// Goes on if the byte there is zero; else jumps, with the zero flag set if it is [`WATCHED`](super::WATCHED).
@@ -437,7 +454,7 @@ impl Stub<'_> {
             }
             Err(_) => {
                 self.code.put(MOV_RCX);
-                self.code.put(&watched.to_le_bytes());
+                self.code.put_address(watched);
                 self.code.put(CMP_AT_RCX);
             }
         }
@@ -505,10 +522,11 @@ impl Stub<'_> {
             self.code.fill(gap);
         }
         for word in [descriptor, self.behind()].iter().chain(places) {
-            self.code.put(&word.to_le_bytes());
+            self.code.put_address(*word);
         }
         Ok(CallStub {
             bytes: self.code.bytes,
+            addresses: self.code.addresses,
             patches,
             moves: self.moves,
         })

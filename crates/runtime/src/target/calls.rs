@@ -28,7 +28,7 @@ use crate::leave::presences;
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
-use stubs::{spared_in, store};
+use stubs::{Stored, spared_in, store};
 use unhooked::Unhooked;
 use written::Written;
 
@@ -43,7 +43,7 @@ pub struct Calls {
     /// In each arena the code that all stubs there share, by the arena's address.
     common: Vec<(u64, CommonCode)>,
     /// What was stored in the code, by its address. Shared with forked children, most of which run another program next.
-    pub(super) patched: Arc<BTreeMap<u64, Vec<u8>>>,
+    pub(super) patched: Arc<BTreeMap<u64, Stored>>,
     /// Of code that was written at run time.
     written: Written,
     /// There is code of a file with calls that are not hooked.
@@ -165,7 +165,7 @@ impl Target {
                     let mut now = [0; 1];
                     let read = process.read_memory(*site, &mut now);
                     // A debugger's breakpoint may lie upon ours.
-                    read.is_ok() && (now[0] == bytes[0] || now[0] == beeline_hook::INT3)
+                    read.is_ok() && (now[0] == bytes.bytes()[0] || now[0] == beeline_hook::INT3)
                 })
             })
         });
@@ -216,7 +216,7 @@ impl Target {
             return Ok(base..=environment.home.next(64));
         }
         let mut hookable = fresh.iter();
-        let hookable = hookable.find(|(region, file)| file.is_hookable_within(region));
+        let hookable = hookable.find(|(region, file)| file.hookable_within(region) > 0);
         let (region, _) = hookable
             .or_else(|| fresh.first())
             .ok_or_else(|| self.error("it has no code of a file"))?;
@@ -345,23 +345,20 @@ impl Target {
         file: &FileCalls,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let (plans, mut spared) = (file.within(region), spared_in(region, file));
+        let (hookable, mut spared) = (file.hookable_within(region), spared_in(region, file));
         let mut missing = 0;
-        self.count_written(region, plans.len(), &mut spared);
-        if !plans.is_empty() || !spared.is_empty() {
+        self.count_written(region, hookable, &mut spared);
+        if hookable > 0 || !spared.is_empty() {
             self.map_what_is_missing(reach_of(region), &[], hold)?;
-            let stubs = self.write_stubs(&plans, &mut spared)?;
-            missing = plans.len() - stubs.len();
+            let stubs = self.write_stubs(region, file, &mut spared)?;
+            missing = hookable - stubs.set.count;
             self.list_patches(&stubs, &spared)?;
-            let patches: Vec<_> = stubs.iter().flat_map(|stub| &stub.patches).collect();
             hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
-                store(stopped, &patches)
+                store(stopped, &stubs)
             })?;
             if let Some(calls) = &mut self.calls {
-                let stored = stubs.into_iter().flat_map(|stub| stub.patches);
-                let stored = stored.map(|patch| (patch.site, patch.bytes));
-                Arc::make_mut(&mut calls.patched).extend(stored);
+                Arc::make_mut(&mut calls.patched).extend(stubs.stored());
             }
         }
         if let Some(calls) = &mut self.calls {

@@ -45,7 +45,7 @@ impl Target {
             let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
             calls.patched.range(from..end)
         }) {
-            overlay(&mut code, start, *address, bytes);
+            overlay(&mut code, start, *address, bytes.bytes());
         }
         if now != code {
             let own = std::process::id() as i32;

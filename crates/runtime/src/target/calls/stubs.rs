@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode};
@@ -10,19 +11,130 @@ use beeline_image::abi::calls::{self, Move, Patch, Patches, Spared, WHY};
 use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
-use super::{STUB_ALIGN, Target};
+use super::{STUB_ALIGN, Target, reach_of};
 use crate::arena::Arena;
-use crate::calls::FileCalls;
+use crate::calls::{FileCalls, Layout, StubSet};
 use crate::error::{Error, os};
 use crate::patch::{self, CodePatch};
 
+/// Stubs that stand in a process.
+pub(super) struct Placed {
+    pub set: Arc<StubSet>,
+    /// How much higher everything is than the set says.
+    bias: u64,
+}
+
+impl Placed {
+    /// The patches, and where they go.
+    fn patches(&self) -> impl Iterator<Item = (u64, &CallPatch)> {
+        let patches = self.set.patches.iter();
+        patches.map(|patch| (patch.site.wrapping_add(self.bias), patch))
+    }
+
+    /// The patches when they are stored.
+    pub fn stored(&self) -> impl Iterator<Item = (u64, Stored)> {
+        let patches = self.patches().enumerate();
+        patches.map(|(index, (site, _))| (site, Stored(self.set.clone(), index)))
+    }
+}
+
+/// What was stored over code: a patch, by its place in the set.
+#[derive(Debug, Clone)]
+pub struct Stored(Arc<StubSet>, usize);
+
+impl Stored {
+    /// The bytes that stand there now.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0.patches[self.1].bytes
+    }
+}
+
 impl Target {
-    /// Writes a stub for each call that can be hooked here and now.
+    /// Writes a stub for each call of a mapping that can be hooked here and now.
     pub(super) fn write_stubs(
+        &mut self,
+        region: &Region,
+        file: &FileCalls,
+        spared: &mut Vec<Spared>,
+    ) -> Result<Placed, Error> {
+        let around = match file.hookable_within(region) {
+            0 => None,
+            _ => self.layout(region)?,
+        };
+        if let Some((arena, layout)) = &around
+            && let Some(set) = file.written(layout)
+            && let Some(placed) = self.write_again(*arena, set)?
+        {
+            return Ok(placed);
+        }
+        let plans = file.within(region);
+        let stubs = self.write_anew(&plans, spared)?;
+        let set = Arc::new(set_of(stubs, plans.len(), around));
+        if set.layout.is_some() {
+            file.remember(&set);
+        }
+        Ok(Placed { set, bias: 0 })
+    }
+
+    /// An arena near a mapping's code, and how everything lies around it.
+    fn layout(&mut self, region: &Region) -> Result<Option<(u64, Layout)>, Error> {
+        let reach = reach_of(region);
+        let near = |arena: &&Arena| {
+            arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(STUB_ALIGN))
+        };
+        let Some(base) = self.arenas().find(near).map(Arena::base) else {
+            return Ok(None);
+        };
+        let common = self.common_code(base)?.layout(base);
+        let descriptor = self.calls_record()?.wrapping_sub(base);
+        let arena = self.arenas().find(|arena| arena.base() == base);
+        Ok(arena.map(|arena| {
+            let layout = Layout {
+                mapping: (region.offset, region.end - region.start),
+                code: region.start.wrapping_sub(base),
+                stubs: arena.next(STUB_ALIGN) - base,
+                descriptor,
+                common,
+            };
+            (base, layout)
+        }))
+    }
+
+    /// Writes the stubs of another process, whose layout is that of this one. `None` if the code is not what it was there, or
+    /// there is no room.
+    fn write_again(&mut self, base: u64, set: Arc<StubSet>) -> Result<Option<Placed>, Error> {
+        let bias = base.wrapping_sub(set.arena);
+        let placed = Placed { set, bias };
+        let mut code = ProcessCode::of(self.process.memory()?);
+        let mut patches = placed.patches();
+        if !patches.all(|(site, patch)| code.holds(site, &patch.original)) {
+            return Ok(None);
+        }
+        drop(patches);
+        let mut bytes = placed.set.bytes.clone();
+        for place in &placed.set.addresses {
+            if let Some(word) = bytes.get_mut(*place..).and_then(<[u8]>::first_chunk_mut) {
+                *word = u64::from_le_bytes(*word).wrapping_add(bias).to_le_bytes();
+            }
+        }
+        let mut arenas = self.arenas_mut();
+        let arena = arenas.find(|arena| arena.base() == base);
+        let Some(arena) = arena.filter(|arena| arena.room() > bytes.len() + TRAMPOLINE_BYTES)
+        else {
+            return Ok(None);
+        };
+        arena
+            .bytes(&bytes, STUB_ALIGN)
+            .map_err(os("filling an arena"))?;
+        Ok(Some(placed))
+    }
+
+    /// Writes a stub for each plan; gives them with their addresses.
+    fn write_anew(
         &mut self,
         plans: &[CallPlan],
         spared: &mut Vec<Spared>,
-    ) -> Result<Vec<CallStub>, Error> {
+    ) -> Result<Vec<(u64, CallStub)>, Error> {
         let mut code = ProcessCode::of(self.process.memory()?);
         let mut stubs = Vec::with_capacity(plans.len());
         for plan in plans {
@@ -44,7 +156,7 @@ impl Target {
     }
 
     /// Writes a stub into an arena near it; `None` if there is none near enough.
-    fn write_stub(&mut self, plan: &CallPlan) -> Result<Option<CallStub>, Error> {
+    fn write_stub(&mut self, plan: &CallPlan) -> Result<Option<(u64, CallStub)>, Error> {
         let Some(reach) = plan.reach() else {
             return Ok(None);
         };
@@ -69,7 +181,7 @@ impl Target {
         arena
             .bytes(&stub.bytes, STUB_ALIGN)
             .map_err(os("filling an arena"))?;
-        Ok(Some(stub))
+        Ok(Some((at, stub)))
     }
 
     /// The code that all stubs of one arena share.
@@ -105,22 +217,13 @@ impl Target {
     }
 
     /// Lists what is going to be patched: a patch that nobody could find must never be.
-    pub(super) fn list_patches(
-        &mut self,
-        stubs: &[CallStub],
-        spared: &[Spared],
-    ) -> Result<(), Error> {
-        let patches: Vec<Patch> = stubs
-            .iter()
-            .flat_map(|stub| &stub.patches)
-            .map(as_record)
-            .collect();
-        let mut moves: Vec<Move> = stubs
-            .iter()
-            .flat_map(|stub| &stub.moves)
+    pub(super) fn list_patches(&mut self, stubs: &Placed, spared: &[Spared]) -> Result<(), Error> {
+        let patches: Vec<Patch> = stubs.patches().map(as_record).collect();
+        let moves = stubs.set.moves.iter();
+        let mut moves: Vec<Move> = moves
             .map(|(moved, behind)| Move {
-                moved: *moved,
-                behind: *behind,
+                moved: moved.wrapping_add(stubs.bias),
+                behind: behind.wrapping_add(stubs.bias),
                 regs: 0,
             })
             .collect();
@@ -139,7 +242,7 @@ impl Target {
         let full = os("filling an arena");
         let listed = Patches {
             next: 0,
-            calls: stubs.len(),
+            calls: stubs.set.count,
             patches: home.array(&patches).map_err(&full)? as usize,
             patch_count: patches.len(),
             moves: home.array(&moves).map_err(&full)? as usize,
@@ -159,29 +262,63 @@ impl Target {
     }
 }
 
+/// The stubs of one mapping together, of which `plans` were to be written into the arena that is `around`.
+fn set_of(stubs: Vec<(u64, CallStub)>, plans: usize, around: Option<(u64, Layout)>) -> StubSet {
+    let (arena, layout) = around.unzip();
+    let arena = arena.unwrap_or_default();
+    let mut set = StubSet {
+        layout: layout.filter(|_| stubs.len() == plans),
+        arena,
+        bytes: Vec::new(),
+        addresses: Vec::new(),
+        patches: Vec::new(),
+        moves: Vec::new(),
+        count: stubs.len(),
+    };
+    let start = set.layout.as_ref().map(|layout| arena + layout.stubs);
+    for (at, stub) in stubs {
+        let behind = set.bytes.len().next_multiple_of(STUB_ALIGN);
+        if start.map(|start| start + behind as u64) == Some(at) {
+            set.bytes.resize(behind, 0);
+            let addresses = stub.addresses.iter();
+            set.addresses.extend(addresses.map(|place| behind + place));
+            set.bytes.extend(stub.bytes);
+        } else {
+            // In another arena.
+            set.layout = None;
+        }
+        set.patches.extend(stub.patches);
+        set.moves.extend(stub.moves);
+    }
+    set
+}
+
 /// Stores patches while the process is stopped: all, or none.
-pub(super) fn store(stopped: &mut Stopped, patches: &[&CallPatch]) -> Result<(), Error> {
+pub(super) fn store(stopped: &mut Stopped, stubs: &Placed) -> Result<(), Error> {
     // Until now it ran, and may have mapped something else there.
     let mut now = ProcessCode::of(stopped.process().memory()?);
-    for patch in patches {
-        if !now.holds(patch.site, &patch.original) {
+    for (site, patch) in stubs.patches() {
+        if !now.holds(site, &patch.original) {
             return Err(Error::Target {
                 pid: stopped.process().pid(),
-                why: format!("its code at {:#x} has changed just now", patch.site),
+                why: format!("its code at {site:#x} has changed just now"),
             });
         }
     }
+    let bias = stubs.bias;
+    let patches = stubs.patches();
     let code: Vec<_> = patches
-        .iter()
-        .map(|patch| CodePatch {
-            site: patch.site,
+        .map(|(site, patch)| CodePatch {
+            site,
             bytes: &patch.bytes,
-            inside: patch.inside.clone(),
+            inside: patch.inside.start.wrapping_add(bias)..patch.inside.end.wrapping_add(bias),
             resume_map: &patch.resume_map,
+            bias,
         })
         .collect();
     patch::store(stopped, &code).inspect_err(|_| {
-        let originals = patches.iter().map(|one| (one.site, one.original.clone()));
+        let originals = stubs.patches();
+        let originals = originals.map(|(site, patch)| (site, patch.original.clone()));
         let _ = stopped.write_all(originals.collect());
     })
 }
@@ -203,7 +340,7 @@ fn spared_one(address: u64, why: &str) -> Spared {
     Spared { address, why: room }
 }
 
-fn as_record(patch: &CallPatch) -> Patch {
+fn as_record((site, patch): (u64, &CallPatch)) -> Patch {
     let mut original = [0; calls::ORIGINAL];
     let known = original.iter_mut().zip(&patch.original);
     known.for_each(|(to, from)| *to = *from);
@@ -213,11 +350,8 @@ fn as_record(patch: &CallPatch) -> Patch {
         .and_then(|bytes| bytes.try_into().ok());
     let distance = distance.map_or(0, i32::from_le_bytes);
     Patch {
-        address: patch.site,
-        stub: patch
-            .site
-            .wrapping_add(5)
-            .wrapping_add_signed(distance.into()),
+        address: site,
+        stub: site.wrapping_add(5).wrapping_add_signed(distance.into()),
         len: patch.original.len() as u8,
         original,
     }
