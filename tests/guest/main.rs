@@ -3,6 +3,7 @@
 //!
 //! A boot takes seconds, so most tests share one guest, one test at a time; those that break theirs have one of their own.
 
+mod bcc;
 mod channels;
 mod faults;
 mod guests;
