@@ -5,6 +5,7 @@
 
 mod bcc;
 mod channels;
+mod everything;
 mod faults;
 mod guests;
 mod inject;
