@@ -23,6 +23,36 @@ fn bare_calls_of_a_library_that_is_loaded_are_seen() {
     need!(same_calls(target, &["load", "load"]));
 }
 
+/// Nothing says where its functions are: its calls are found where the instruction right before says which.
+#[test]
+fn calls_of_a_program_without_any_names_are_seen() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let options = [
+        "-static",
+        "-nostdlib",
+        "-fno-stack-protector",
+        "-fno-asynchronous-unwind-tables",
+        "-s",
+    ];
+    let program = scratch.build_with("calls/unnamed.c", &options);
+    let script = "tracepoint:raw_syscalls:sys_enter /{ours}/ { @[args->id] = count(); }";
+    for engine in need!(engines()) {
+        let mut traced = need!(Traced::start(engine, plain(&program)(), script));
+        for _ in 0..3 {
+            assert_eq!(traced.workload.tell("go"), "done good");
+        }
+        let lines = traced.finish();
+        let far = match engine {
+            Engine::Kernel => 3,
+            Engine::Beeline => 0,
+        };
+        for seen in [format!("@[110]: {}", 3 * 100 + far), "@[1]: 3".to_owned()] {
+            assert!(lines.contains(&seen), "{engine}: {lines:?}");
+        }
+    }
+}
+
 /// It is hooked when it becomes executable. The calls that are reached past the instruction before them are not seen.
 #[test]
 fn code_that_is_written_at_run_time_is_seen() {

@@ -55,6 +55,14 @@ pub struct CallSites {
 }
 
 impl CallSites {
+    /// Adds those of another part of the text, in which none of these is.
+    pub fn append(&mut self, other: Self) {
+        self.plans.extend(other.plans);
+        self.spared.extend(other.spared);
+        self.plans.sort_by_key(|plan| plan.call);
+        self.spared.sort_by_key(|spared| spared.call);
+    }
+
     /// Leaves alone every call whose hook would take the instruction itself away from its place.
     pub fn keep_instructions(&mut self) {
         let (kept, displaced) = std::mem::take(&mut self.plans)
@@ -90,6 +98,9 @@ pub enum Spared {
     CancellationPoint,
     /// The thread has given its stack away and only ends: there is no memory that a hook could use.
     WithoutStack,
+    /// It may be data: what is before it in its function is no code. Where the bytes right before load the number of a call
+    /// it is hooked nevertheless.
+    Doubtful,
     /// A hook would leave no `syscall` instruction in its place, and one is wanted there.
     Displaced,
     /// A hook would not be safe.
@@ -106,6 +117,7 @@ impl fmt::Display for Spared {
                 f.write_str("the C library compares its address when it cancels a thread")
             }
             Self::WithoutStack => f.write_str("the thread has given its stack away"),
+            Self::Doubtful => f.write_str("it may be data: what is before it is no code"),
             Self::Displaced => f.write_str("the instruction itself has to stay where it is"),
             Self::Unhookable(reason) => reason.fmt(f),
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use beeline_hook::{
-    CallForm, CallPlan, CallSites, CallSpec, CommonCode, Function, Reason, Spared, SparedCall,
+    CallForm, CallPlan, CallSites, CallSpec, CommonCode, Function, Spared, SparedCall,
 };
 use iced_x86::{Decoder, DecoderOptions};
 
@@ -157,8 +157,7 @@ fn is_hooked(path: &str, least: usize, restorers: usize, without_stack: usize) {
     assert_eq!(counted, (restorers, without_stack), "{:x?}", sites.spared);
     let is_named = |spared: &SparedCall| !matches!(spared.why, Spared::Unhookable(_));
     let is_data = |spared: &SparedCall| {
-        matches!(spared.why, Spared::Unhookable(Reason::Undecodable { .. }))
-            && !follows_a_number(&library, spared.call)
+        spared.why == Spared::Doubtful && !follows_a_number(&library, spared.call)
     };
     assert!(
         sites

@@ -240,6 +240,13 @@ impl Binary {
         Some(segment.to_offset(address)..segment.offsets().end)
     }
 
+    /// The executable segments in which no function is known, by the file's own addresses: it has been stripped of all that
+    /// would say so.
+    pub fn unnamed_code(&self) -> impl Iterator<Item = Range<u64>> {
+        let segments = self.segments.iter().map(Segment::addresses);
+        segments.filter(|range| self.functions.range(range.clone()).next().is_none())
+    }
+
     /// Every function that the file names, as file offsets, each up to the next one.
     pub fn functions(&self) -> Vec<Range<u64>> {
         self.functions_by(|segment, address| segment.to_offset(address))

@@ -136,8 +136,10 @@ impl FileCalls {
     pub fn may_have_unhooked(&self, region: &Region) -> bool {
         let is_harmless =
             |spared: &SparedCall| matches!(spared.why, Spared::Restorer | Spared::WithoutStack);
+        let is_unnamed = |binary: &Binary| binary.unnamed_code().next().is_some();
         let spared = self.spared_within(region);
-        self.binary.is_none() || !spared.iter().all(|(_, spared)| is_harmless(spared))
+        self.binary.as_ref().is_none_or(is_unnamed)
+            || !spared.iter().all(|(_, spared)| is_harmless(spared))
     }
 
     /// How much higher than the file says a mapping of it is; and which of the file's addresses it maps.
@@ -206,6 +208,9 @@ fn sites_of<'a>(
         let len = (offsets.end - offsets.start).min(data.len() as u64);
         data.get(..len as usize)
     });
+    for Function { start, code } in binary.unnamed_code().filter_map(|code| function(&code)) {
+        sites.append(CallSites::of_unknown(start, code));
+    }
     let starts = binary.restorers().iter();
     let starts = starts.flat_map(|start| [*start, start.saturating_add(1)]);
     let ranges = starts.map(|start| start..start.saturating_add(RESTORER));

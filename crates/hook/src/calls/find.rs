@@ -8,7 +8,7 @@ use super::choose::{self, Point, SENSITIVE, Targets};
 use super::tables::{Data, Jumps};
 use super::{CallSites, SYSCALL, SYSCALL_LEN, Spared, SparedCall};
 use crate::incoming;
-use crate::plan::{Function, Reason};
+use crate::plan::Function;
 use crate::survey::Survey;
 
 /// A function in which system calls are made.
@@ -37,7 +37,7 @@ impl CallSites {
             .map(|function| Holder::of(*function))
             .collect();
         for holder in &holders {
-            sites.spared.extend(holder.lost(&finder));
+            sites.add_lost(holder, &finder);
         }
         for point in take_cancellation_points(&mut holders) {
             if !add_callers(&point, functions, &mut holders) {
@@ -62,6 +62,22 @@ impl CallSites {
         sites.spared.sort_by_key(|spared| spared.call);
         sites.spared.dedup();
         sites
+    }
+}
+
+impl CallSites {
+    /// Adds what seems to be a `syscall`, but is behind bytes that are no instruction.
+    fn add_lost(&mut self, holder: &Holder, finder: &Finder) {
+        let Function { start, code } = holder.function;
+        let from = holder.survey.end.wrapping_sub(start) as usize;
+        for call in calls_from(&holder.function, from, finder) {
+            if !self.add_unknown(start, code, call) {
+                self.spared.push(SparedCall {
+                    call: start.wrapping_add(call as u64),
+                    why: Spared::Doubtful,
+                });
+            }
+        }
     }
 }
 
@@ -177,16 +193,6 @@ impl<'a> Holder<'a> {
             survey,
             points,
         }
-    }
-
-    /// What seems to be a `syscall`, but is behind bytes that are no instruction.
-    fn lost<'b>(&'b self, finder: &'b Finder) -> impl Iterator<Item = SparedCall> + 'b {
-        let Function { start, .. } = self.function;
-        let offset = self.survey.end.wrapping_sub(start);
-        calls_from(&self.function, offset as usize, finder).map(move |call| SparedCall {
-            call: start.wrapping_add(call as u64),
-            why: Spared::Unhookable(Reason::Undecodable { offset }),
-        })
     }
 
     /// `others` are what other functions lead to, rising, each with the address where.

@@ -1,5 +1,5 @@
-//! The `syscall` instructions of code of which nobody says where its functions begin: what was written at run time, or what
-//! a file held that is gone.
+//! The `syscall` instructions of code of which nobody says where its functions begin: what was written at run time, what
+//! a file held that is gone, or a file's that has been stripped of all that would say so; and of functions that hold data.
 //!
 //! Where instructions begin is not certain there, nor what branches to them, and some bytes are data. Hooked is what
 //! cannot be anything else, and so that it does not matter who branches there: `mov eax, NUMBER; syscall`, by a jump in place
@@ -31,18 +31,24 @@ impl CallSites {
     pub fn of_unknown(start: u64, code: &[u8]) -> Self {
         let mut sites = Self::default();
         for call in memmem::find_iter(code, &SYSCALL) {
-            let Some((first, number)) = number_before(code, call) else {
-                continue;
-            };
-            match plan(start, code, first, call, number) {
-                Ok(plan) => sites.plans.push(plan),
-                Err(why) => sites.spared.push(SparedCall {
-                    call: start.wrapping_add(call as u64),
-                    why,
-                }),
-            }
+            sites.add_unknown(start, code, call);
         }
         sites
+    }
+
+    /// Adds the bytes of a `syscall` at that offset, be they hooked or not, if they are certainly an instruction; else false.
+    pub(super) fn add_unknown(&mut self, start: u64, code: &[u8], call: usize) -> bool {
+        let Some((first, number)) = number_before(code, call) else {
+            return false;
+        };
+        match plan(start, code, first, call, number) {
+            Ok(plan) => self.plans.push(plan),
+            Err(why) => self.spared.push(SparedCall {
+                call: start.wrapping_add(call as u64),
+                why,
+            }),
+        }
+        true
     }
 }
 

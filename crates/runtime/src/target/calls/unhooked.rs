@@ -6,7 +6,8 @@ use super::{Attached, Target};
 use crate::calls::FileCalls;
 use beeline_inject::Region;
 
-/// Instructions that are not hooked in the code that has been looked through, by what they are for.
+/// Instructions that are not hooked in the code that has been looked through, by what they are for. Bytes that may as well
+/// be data are none.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Unhooked {
     /// Returns from signal handlers.
@@ -24,11 +25,12 @@ impl Unhooked {
     pub fn add(&mut self, region: &Region, file: &FileCalls, more: usize) {
         self.others += more;
         for (_, spared) in file.spared_within(region) {
-            *match spared.why {
-                Spared::Restorer => &mut self.restorers,
-                Spared::WithoutStack => &mut self.ends,
-                _ => &mut self.others,
-            } += 1;
+            match spared.why {
+                Spared::Restorer => self.restorers += 1,
+                Spared::WithoutStack => self.ends += 1,
+                Spared::Doubtful => {}
+                _ => self.others += 1,
+            }
         }
     }
 
