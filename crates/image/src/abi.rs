@@ -216,7 +216,7 @@ pub struct Signals {
 
 /// The kernel's `struct sigaction` on x86-64.
 #[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SignalAction {
     /// 0: default, 1: ignore, else a function.
     pub handler: u64,

@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Release, SeqCst};
+use std::sync::atomic::fence;
 
 use beeline_image::abi;
 use beeline_image::abi::calls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
@@ -98,8 +99,11 @@ impl Environment {
     /// Lays an environment out in a fresh arena that has been placed.
     pub fn new(mut home: Arena, shared: &Shared, owner: u32, bases: &Bases) -> Result<Self, Error> {
         let private = bases.private;
-        home.value(manifest(shared, Some((&private, owner))))
-            .map_err(os("filling an arena"))?;
+        let unnamed = abi::Manifest {
+            magic: 0,
+            ..manifest(shared, Some((&private, owner)))
+        };
+        home.value(unnamed).map_err(os("filling an arena"))?;
         let points = shared.image.points();
         let arena = home.base();
         let record = |tid_offset, flags: u32| abi::Target {
@@ -134,7 +138,13 @@ impl Environment {
         let base = home.base();
         // SAFETY: placed above as a `Manifest`, which the target itself does not read.
         unsafe {
-            home.change::<abi::Manifest>(base, |manifest| manifest.handler = handler as usize)
+            home.change::<abi::Manifest>(base, |manifest| manifest.handler = handler as usize);
+        }
+        // Last, as whoever comes after a Beeline that was killed goes by it.
+        fence(SeqCst);
+        // SAFETY: as above.
+        unsafe {
+            home.change::<abi::Manifest>(base, |manifest| manifest.magic = abi::MANIFEST_MAGIC)
         };
         Ok(Self {
             home,

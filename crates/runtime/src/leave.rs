@@ -17,6 +17,7 @@ use beeline_image::returns::{Entry, ReturnTable};
 use beeline_inject::{Process, Region, Seccomp, Stopped, signal_frames};
 
 use crate::error::Error;
+use crate::memory::PAGE;
 use crate::scope::{all_processes, start_time};
 use crate::{opening, patch};
 
@@ -43,7 +44,12 @@ pub struct Presence {
     pub calls: CallFacts,
     /// Everything that is mapped for the session.
     pub mappings: Vec<Region>,
+    /// Its private memory, if that is there.
+    private: Option<Range<u64>>,
+    /// All zero if the session was killed before it had written one, and so before it had hooked anything.
     manifest: Manifest,
+    /// The arena that the manifest stands in; 0 without one.
+    home: u64,
 }
 
 /// An entry of a return table, see [`Entry`].
@@ -121,31 +127,78 @@ pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
         {
             continue;
         }
-        let mappings: Vec<Region> = regions
-            .iter()
-            .filter(|r| session_of(r) == Some(session))
-            .cloned()
-            .collect();
-        let mut presence = Presence {
-            pid: process.pid(),
+        found.push(presence(
+            process,
+            &regions,
             session,
-            is_live: start_time(session) == Some(manifest.session_start),
-            tool: text_of(&manifest.tool),
-            sites: Vec::new(),
-            records: records(process, &manifest, &mappings),
-            calls: call_records(process, &manifest, &mappings, &regions),
-            mappings,
-            manifest,
-        };
-        let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
-        presence.sites = presence
-            .hooked(read)
-            .into_iter()
-            .map(|(site, _)| site.clone())
-            .collect();
-        found.push(presence);
+            (region.start, manifest),
+        ));
+    }
+    let unlisted: BTreeSet<i32> = regions
+        .iter()
+        .filter(|region| is_a(region, "-arena"))
+        .filter_map(session_of)
+        .filter(|session| is_unfinished(*session, &regions, &found))
+        .collect();
+    for session in unlisted {
+        // SAFETY: integers and bytes only.
+        let none = unsafe { MaybeUninit::<Manifest>::zeroed().assume_init() };
+        found.push(presence(process, &regions, session, (0, none)));
     }
     Ok(found)
+}
+
+/// Has a session begun to map things here, and was killed before it said so in a manifest? Nothing is hooked then.
+fn is_unfinished(session: i32, regions: &[Region], found: &[Presence]) -> bool {
+    let is_known = found.iter().any(|presence| presence.session == session);
+    // What a tool's own calls are made quicker by has no manifest and is in use.
+    let mut shortcuts = regions.iter().filter(|one| is_a(one, "-shortcut"));
+    let has_shortcut = shortcuts.any(|one| session_of(one) == Some(session));
+    !is_known && !has_shortcut && start_time(session).is_none()
+}
+
+/// What is known of a session that is present in a process, by its manifest and where that is.
+fn presence(
+    process: &Process,
+    regions: &[Region],
+    session: i32,
+    (home, manifest): (u64, Manifest),
+) -> Presence {
+    let ours = regions.iter().filter(|r| session_of(r) == Some(session));
+    let mappings: Vec<Region> = ours.cloned().collect();
+    let mut presence = Presence {
+        pid: process.pid(),
+        session,
+        is_live: start_time(session) == Some(manifest.session_start),
+        tool: text_of(&manifest.tool),
+        sites: Vec::new(),
+        records: records(process, &manifest, &mappings),
+        calls: call_records(process, &manifest, &mappings, regions),
+        private: private_of(&manifest, regions),
+        mappings,
+        manifest,
+        home,
+    };
+    let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
+    presence.sites = presence
+        .hooked(read)
+        .into_iter()
+        .map(|(site, _)| site.clone())
+        .collect();
+    presence
+}
+
+/// The private memory, if it is still there: its first page is a mapping of its own, as it is wiped in a forked child, and its end
+/// one's end. Otherwise a Beeline that died while it left has unmapped it, and something else may be there by now.
+fn private_of(manifest: &Manifest, regions: &[Region]) -> Option<Range<u64>> {
+    let start = manifest.private as u64;
+    let end = start.checked_add(manifest.private_len as u64)?;
+    let is_anonymous = |region: &&Region| region.inode == 0 && region.path.as_os_str().is_empty();
+    let mut anonymous = regions.iter().filter(is_anonymous);
+    let has_start = anonymous
+        .clone()
+        .any(|region| (region.start, region.end) == (start, start + PAGE as u64));
+    (has_start && anonymous.any(|region| region.end == end)).then_some(start..end)
 }
 
 /// The session that a mapping belongs to.
@@ -305,6 +358,9 @@ impl Presence {
     /// Puts back the return addresses that calls in progress have on their stacks, or that another session has
     /// saved from there.
     fn restore_returns(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<(), Error> {
+        if self.private.is_none() {
+            return Ok(());
+        }
         for (slot, mut watched) in self.watched_returns(stopped)? {
             watched.sort_unstable_by_key(|entry| entry.depth);
             let (Some(first), Some(last)) = (watched.first(), watched.last()) else {
@@ -435,6 +491,9 @@ impl Presence {
     }
 
     fn restore_handlers(&self, stopped: &mut Stopped) -> Result<(), Error> {
+        if self.private.is_none() {
+            return Ok(());
+        }
         let installed = self.manifest.handlers.load(Relaxed);
         let (signals, handler) = (self.manifest.signals as u64, self.manifest.handler as u64);
         for (_, signal) in SIGNALS
@@ -452,15 +511,16 @@ impl Presence {
         Ok(())
     }
 
+    /// Unmaps everything. The manifest goes last, so that whoever comes after a Beeline that was killed here finds the rest.
     fn unmap(&self, stopped: &mut Stopped) -> Result<(), Error> {
-        for mapping in &self.mappings {
-            stopped.munmap(mapping.start, mapping.end - mapping.start)?;
-        }
-        if self.manifest.private_len > 0 {
-            stopped.munmap(
-                self.manifest.private as u64,
-                self.manifest.private_len as u64,
-            )?;
+        let (arenas, others): (Vec<_>, Vec<_>) =
+            self.mappings.iter().partition(|one| is_a(one, "-arena"));
+        let (home, arenas): (Vec<_>, Vec<_>) =
+            arenas.into_iter().partition(|one| one.start == self.home);
+        let range = |mapping: &Region| mapping.start..mapping.end;
+        let others = others.into_iter().map(range).chain(self.private.clone());
+        for part in others.chain(arenas.into_iter().chain(home).map(range)) {
+            stopped.munmap(part.start, part.end - part.start)?;
         }
         Ok(())
     }

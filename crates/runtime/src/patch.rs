@@ -62,7 +62,8 @@ pub fn apply(
 }
 
 /// Stores patches, none of which overlaps another. Threads that are inside the patched bytes, or will be when a signal
-/// handler returns, are set to the moved instructions.
+/// handler returns, are set to the moved instructions. First of all: those do the same with and without the patch, so it does not
+/// matter if Beeline dies before the last one is stored.
 pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Error> {
     let pid = stopped.process().pid();
     let moved = |ip: u64| {
@@ -93,14 +94,14 @@ pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Err
             frames.extend(moved(frame.ip).map(|ip| (frame.saved_at, ip.to_ne_bytes().to_vec())));
         }
     }
-    let code = patches
-        .iter()
-        .map(|patch| (patch.site, patch.bytes.to_vec()));
-    stopped.write_code(code.collect())?;
     for (tid, ip) in threads {
         stopped.set_ip(tid, ip)?;
     }
-    Ok(stopped.write_all(frames)?)
+    stopped.write_all(frames)?;
+    let code = patches
+        .iter()
+        .map(|patch| (patch.site, patch.bytes.to_vec()));
+    Ok(stopped.write_code(code.collect())?)
 }
 
 /// Puts a site's original bytes back. If another session has displaced the patch it stays, and stays listed.
@@ -145,12 +146,17 @@ pub fn signal_index(signal: i32) -> usize {
         .unwrap_or(0)
 }
 
-/// Makes the image's handler the target's for one signal, and keeps the target's own action.
+/// Makes the image's handler the target's for one signal, and keeps the target's own action. The manifest says so before it is so,
+/// as nobody could leave a process otherwise whose handler was installed by a Beeline that died then.
 pub fn install_handler(
     stopped: &mut Stopped,
     signal: i32,
     environment: &Environment,
 ) -> Result<(), Error> {
+    let list = || {
+        let installed = &environment.manifest().handlers;
+        installed.fetch_or(1 << signal_index(signal), SeqCst);
+    };
     let (handler, restorer) = (environment.handler, environment.restorer);
     let signals = environment.private.signals();
     let (saved, scratch) = (saved_action(signals, signal), scratch(signals));
@@ -160,6 +166,7 @@ pub fn install_handler(
     )?;
     let old = read_action(stopped, scratch)?;
     if old.handler == handler {
+        list();
         return Ok(());
     }
     write_action(stopped, saved, &old)?;
@@ -170,6 +177,7 @@ pub fn install_handler(
     )?;
     let new = mirrored(&old, handler, restorer);
     write_action(stopped, scratch, &new)?;
+    list();
     stopped.syscall(
         libc::SYS_rt_sigaction,
         [signal as u64, scratch, 0, SIGSET_BYTES, 0, 0],
@@ -190,8 +198,10 @@ pub fn remove_handler(
         libc::SYS_rt_sigaction,
         [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
     )?;
-    if read_action(stopped, scratch)?.handler != handler {
-        return Ok(false);
+    let now = read_action(stopped, scratch)?;
+    if now.handler != handler {
+        // Its own, if ours was not installed yet or has been removed already when a Beeline died.
+        return Ok(now == read_action(stopped, saved)?);
     }
     stopped.syscall(
         libc::SYS_rt_sigaction,

@@ -27,7 +27,6 @@ impl Target {
             self.check_same(stopped)?;
             for signal in &missing {
                 patch::install_handler(stopped, *signal, environment)?;
-                installed.fetch_or(1 << patch::signal_index(*signal), SeqCst);
             }
             Ok(())
         })?;
