@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use libc::c_int;
 
+use crate::home::NO_CALL;
 use crate::loader::{self, Rendezvous};
 use crate::ptrace::{self, Event, Go};
 use crate::regions::PAGE;
@@ -116,6 +117,63 @@ const LONG: Duration = Duration::from_millis(5);
 /// What `int3` is made of.
 const BREAKPOINT: u8 = 0xcc;
 
+/// Stands for an empty function: asks for the process's id, by which we see it, and gives all registers back. Should we be killed, the
+/// function does nothing still.
+#[rustfmt::skip]
+const PASSED: [u8; 16] = [
+    0x51,                   // push rcx
+    0x41, 0x53,             // push r11
+    0x50,                   // push rax
+    0xb8, 39, 0, 0, 0,      // mov eax, getpid
+    0x0f, 0x05,             // syscall
+    0x58,                   // pop rax
+    0x41, 0x5b,             // pop r11
+    0x59,                   // pop rcx
+    0xc3,                   // ret
+];
+/// How far behind its start a thread is seen in it.
+const SEEN_AT: u64 = 11;
+
+/// How a program is stopped at an address.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    address: u64,
+    /// Several bytes are [`PASSED`].
+    original: [u8; PASSED.len()],
+    len: usize,
+}
+
+impl Mark {
+    /// How the program goes on until it comes there.
+    fn pace(&self) -> Go {
+        match self.len {
+            1 => Go::On,
+            _ => Go::ToSyscall,
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self.len {
+            1 => &[BREAKPOINT],
+            _ => &PASSED,
+        }
+    }
+}
+
+/// Is this an empty function, with nothing but padding up to the next one?
+fn is_empty_function(address: u64, code: &[u8; PASSED.len()]) -> bool {
+    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    const RET: u8 = 0xc3;
+    /// What instructions that do nothing are made of, and what is never run.
+    const PADDING: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x80, 0x40, 0x44, 0x90, 0xcc];
+    let body = code.strip_prefix(&ENDBR64).unwrap_or(code);
+    let is_padding = |byte: &u8| *byte == 0 || PADDING.contains(byte);
+    address.is_multiple_of(PASSED.len() as u64)
+        && body
+            .split_first()
+            .is_some_and(|(first, rest)| *first == RET && rest.iter().all(is_padding))
+}
+
 /// The one thread that is followed.
 const ONLY: usize = 0;
 
@@ -124,7 +182,7 @@ enum Reached {
     /// Before its program's first instruction.
     Exec,
     /// Where its libraries are mapped.
-    Breakpoint,
+    Mark,
 }
 
 impl Session {
@@ -137,7 +195,7 @@ impl Session {
                 Event::Exec => return self.hold_new_program().map(|_| true),
                 Event::None if since.elapsed() < LONG => std::thread::sleep(LOOK_AGAIN),
                 Event::None => std::thread::sleep(LOOK_LATER),
-                event => self.pass_on(event)?,
+                event => self.pass_on(event, Go::On)?,
             }
         }
         self.hold_running()?;
@@ -158,14 +216,14 @@ impl Session {
     }
 
     /// Lets the process go on with what has stopped it, as it would without us.
-    fn pass_on(&mut self, event: Event) -> Result<(), Error> {
+    fn pass_on(&mut self, event: Event, how: Go) -> Result<(), Error> {
         let signal = match event {
             Event::Gone => return Err(self.ended()),
             Event::Trap { group: true } => return ptrace::listen(self.tid()),
             Event::Signal(signal) => signal,
             _ => 0,
         };
-        ptrace::resume(self.tid(), Go::On, signal)
+        ptrace::resume(self.tid(), how, signal)
     }
 
     /// Waits until the running process has run `execve`, and holds it there.
@@ -186,10 +244,10 @@ impl Session {
     /// From the new program's first instruction to where its libraries are mapped, or to that of one more program.
     fn run_until_loaded(&mut self) -> Result<Reached, Error> {
         let Some(rendezvous) = loader::find(&self.process)? else {
-            return Ok(Reached::Breakpoint);
+            return Ok(Reached::Mark);
         };
         match self.run_loader(rendezvous)? {
-            Reached::Breakpoint => Ok(Reached::Breakpoint),
+            Reached::Mark => Ok(Reached::Mark),
             Reached::Exec => self.hold_new_program(),
         }
     }
@@ -200,7 +258,7 @@ impl Session {
         let mask = ptrace::signal_mask(tid)?;
         let ignored = self.process.thread_status(tid)?.ignored & bit(libc::SIGTRAP) != 0;
         loop {
-            if let Reached::Exec = self.run_to_breakpoint(rendezvous.address)? {
+            if let Reached::Exec = self.run_to_mark(rendezvous.address)? {
                 return Ok(Reached::Exec);
             }
             // A trap that is blocked or ignored the kernel forces upon the thread, and so changes both.
@@ -210,7 +268,7 @@ impl Session {
                 self.ignore(libc::SIGTRAP)?;
             }
             if self.is_consistent(&rendezvous)? {
-                return Ok(Reached::Breakpoint);
+                return Ok(Reached::Mark);
             }
             self.step()?;
             ptrace::set_signal_mask(tid, mask)?;
@@ -226,46 +284,77 @@ impl Session {
         Ok(state == [0; 4])
     }
 
-    /// Runs a held process to `address`, where a breakpoint is for just so long, and leaves it before that
-    /// instruction, in the stop for the trap.
-    fn run_to_breakpoint(&mut self, address: u64) -> Result<Reached, Error> {
-        let mut original = [0];
-        self.read(address, &mut original)?;
-        self.write(address, &[BREAKPOINT])?;
-        let reached = self.go_held().and_then(|()| self.run_to(Some(address)));
-        // After `execve` the breakpoint has gone with the rest.
+    /// Runs a held process to `address`, which is marked for just so long, and leaves it before that
+    /// instruction, in the stop for the mark.
+    fn run_to_mark(&mut self, address: u64) -> Result<Reached, Error> {
+        let mark = self.mark(address)?;
+        self.write(address, mark.bytes())?;
+        let reached = self
+            .go_held(mark.pace())
+            .and_then(|()| self.run_to(Some(&mark)));
+        // After `execve` the mark has gone with the rest.
         if !matches!(reached, Ok(Reached::Exec)) {
-            let removed = self.write(address, &original);
+            let removed = self.write(address, &mark.original[..mark.len]);
             if reached.is_ok() {
                 removed?;
             }
         }
-        if let Ok(Reached::Breakpoint) = reached {
-            let tid = self.tid();
-            let mut regs = ptrace::registers(tid)?;
-            regs.rip = address;
-            ptrace::set_registers(tid, &regs)?;
+        if let Ok(Reached::Mark) = reached {
+            self.go_back_to(&mark)?;
         }
         reached
     }
 
-    /// Waits until the running process has run `execve`, or hit the breakpoint at the address. What else stops it
+    /// A breakpoint kills the program if we are killed while it is there, so it is for where nothing else can be.
+    fn mark(&mut self, address: u64) -> Result<Mark, Error> {
+        let mut original = [0; PASSED.len()];
+        let is_read = self.read(address, &mut original).is_ok();
+        let len = match is_read && is_empty_function(address, &original) {
+            true => PASSED.len(),
+            false => 1,
+        };
+        self.read(address, &mut original[..len])?;
+        Ok(Mark {
+            address,
+            original,
+            len,
+        })
+    }
+
+    /// Sets the registers to what they were before the mark.
+    fn go_back_to(&mut self, mark: &Mark) -> Result<(), Error> {
+        let tid = self.tid();
+        let mut regs = ptrace::registers(tid)?;
+        if mark.len > 1 {
+            let mut saved = [[0; 8]; 3];
+            self.read(regs.rsp, saved.as_flattened_mut())?;
+            [regs.rax, regs.r11, regs.rcx] = saved.map(u64::from_ne_bytes);
+            regs.rsp += size_of_val(&saved) as u64;
+            // The call is not made.
+            regs.orig_rax = NO_CALL;
+        }
+        regs.rip = mark.address;
+        ptrace::set_registers(tid, &regs)
+    }
+
+    /// Waits until the running process has run `execve`, or come to the mark. What else stops it
     /// is as it would be without us.
-    fn run_to(&mut self, breakpoint: Option<u64>) -> Result<Reached, Error> {
+    fn run_to(&mut self, mark: Option<&Mark>) -> Result<Reached, Error> {
         let tid = self.tid();
         loop {
             let event = ptrace::wait(tid)?;
-            match event {
+            let behind = match event {
                 Event::Exec => return Ok(Reached::Exec),
-                Event::Signal(libc::SIGTRAP) if breakpoint.is_some() => {
-                    let ip = ptrace::registers(tid)?.rip;
-                    if Some(ip.wrapping_sub(1)) == breakpoint {
-                        return Ok(Reached::Breakpoint);
-                    }
-                }
-                _ => {}
+                Event::Signal(libc::SIGTRAP) => Some(1),
+                Event::Syscall => Some(SEEN_AT),
+                _ => None,
+            };
+            if let (Some(mark), Some(behind)) = (mark, behind)
+                && ptrace::registers(tid)?.rip == mark.address + behind
+            {
+                return Ok(Reached::Mark);
             }
-            self.pass_on(event)?;
+            self.pass_on(event, mark.map_or(Go::On, Mark::pace))?;
         }
     }
 
@@ -299,12 +388,12 @@ impl Session {
     }
 
     /// Lets the held process run, still traced.
-    fn go_held(&mut self) -> Result<(), Error> {
+    fn go_held(&mut self, how: Go) -> Result<(), Error> {
         self.restore(ONLY)?;
         if let Some(tracee) = self.tracees.get_mut(ONLY) {
             tracee.state = State::Running;
         }
-        ptrace::resume(self.tid(), Go::On, 0)
+        ptrace::resume(self.tid(), how, 0)
     }
 
     /// Has the held process run one instruction.

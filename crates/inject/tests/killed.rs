@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use beeline_inject::{Error, MapFlags, Mapping, Process, ProtFlags};
+use beeline_inject::{Error, MapFlags, Mapping, Process, ProtFlags, Watched};
 use common::{FINE, LATE, Portrait, Target, compile, memory_file};
 
 /// Names the target of the process that these tests kill, and what it is to do.
@@ -19,6 +19,8 @@ const TASK: &str = "BEELINE_TEST_TASK";
 const WITHIN: &str = "within";
 /// Stops it, maps and unmaps, and lets it go, all the time.
 const VISITS: &str = "visits";
+/// Follows it through the start of a program until its libraries are mapped.
+const FOLLOWS: &str = "follows";
 const STAY: Duration = Duration::from_millis(400);
 
 /// Starts a process that does something with a target.
@@ -43,6 +45,11 @@ fn helper_that_holds() {
     };
     match std::env::var(TASK).unwrap().as_str() {
         WITHIN => stay_within(&process),
+        FOLLOWS => {
+            let watched = Watched::seize(&process, process.pid()).unwrap();
+            println!("follows");
+            let _ = watched.run_until_loaded(|_| ());
+        }
         _ => loop {
             match visit(&process) {
                 Ok(()) => {}
@@ -280,4 +287,36 @@ fn at_any_moment_of_a_wait() {
         kill_often(&target, 60);
         target.finish_fine();
     }
+}
+
+/// A program whose loader is watched begins all the same.
+#[test]
+fn at_any_moment_of_a_start() {
+    let library = compile("library.c", &["-shared", "-fPIC"]);
+    let program = compile("uses_library.c", &[library.to_str().unwrap()]);
+    let script = format!("echo ready; read go; exec {}", program.display());
+    let mut while_it_began = 0;
+    for round in 0..60 {
+        let mut target = Target::spawn(Command::new("sh").args(["-c", &script]));
+        target.await_line("ready");
+        let mut holder = holder(&target, FOLLOWS);
+        let pid = target.pid();
+        let is_followed = || {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            !status.contains("\nTracerPid:\t0\n")
+        };
+        let begun = Instant::now();
+        while !is_followed() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "not followed");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        target.close_input();
+        std::thread::sleep(Duration::from_micros(round * 60));
+        while_it_began += u32::from(is_followed());
+        kill(&mut holder);
+        target.await_line("constructor");
+        target.await_line("main");
+        target.finish_fine();
+    }
+    println!("{while_it_began} killed while it began");
 }
