@@ -1,5 +1,6 @@
 //! What an ELF file says about a place in its text: where it is mapped, and in which function it lies.
 
+mod mapped;
 pub mod parts;
 mod unwind;
 
@@ -97,6 +98,15 @@ pub struct Place {
 impl Binary {
     /// Reads a file's headers and symbols. An error says what is wrong with it.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        Self::parse_with(bytes, true)
+    }
+
+    /// As [`Self::parse`], without the names of symbols: no function is known by its.
+    pub fn parse_nameless(bytes: &[u8]) -> Result<Self, String> {
+        Self::parse_with(bytes, false)
+    }
+
+    fn parse_with(bytes: &[u8], names: bool) -> Result<Self, String> {
         let header = elf::FileHeader64::<Endianness>::parse(bytes)
             .map_err(|_| "not a 64-bit ELF file".to_owned())?;
         let endian = header.endian().map_err(|e| e.to_string())?;
@@ -144,6 +154,9 @@ impl Binary {
                     continue;
                 }
                 functions.push((start, start.saturating_add(len)));
+                if !names {
+                    continue;
+                }
                 let name = symbol.name(endian, table.strings()).unwrap_or_default();
                 if RETURNING_TWICE.iter().any(|twice| twice.as_bytes() == name) {
                     binary.returning_twice.insert(start);

@@ -70,7 +70,7 @@ impl FileCalls {
             path: path.into(),
             source,
         })?;
-        let binary = Binary::parse(parts.bytes()).map_err(|why| Error::Binary {
+        let binary = Binary::parse_nameless(parts.bytes()).map_err(|why| Error::Binary {
             path: path.into(),
             why,
         })?;

@@ -11,16 +11,26 @@ use object::{Endianness, elf};
 
 use object::elf::PF_X;
 
+use super::mapped::Mapped;
+
 type Header = elf::FileHeader64<Endianness>;
 
 /// A file of which headers, executable segments, symbols without their names, and unwind information have been read.
 #[derive(Debug)]
 pub struct Parts {
     file: File,
-    /// As long as the file; zero where nothing was read.
-    bytes: Vec<u8>,
+    bytes: Bytes,
     /// What has been asked for besides, each from a multiple of [`CHUNK`] on.
     others: Vec<OnceCell<Vec<u8>>>,
+}
+
+/// As many as the file has.
+#[derive(Debug)]
+enum Bytes {
+    /// All of them.
+    Mapped(Mapped),
+    /// Zero where nothing was read. To fill fresh memory takes several times as long as to look through it.
+    Copied(Vec<u8>),
 }
 
 /// Bytes that are read of the rest at once,
@@ -32,12 +42,19 @@ impl Parts {
     /// Reads the parts. What its headers say of places that are not in the file is passed over.
     pub fn read(file: File) -> io::Result<Self> {
         let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        let mapped = Mapped::of(&file, len).map(Bytes::Mapped);
+        // Memory that nobody touches is not there.
+        let bytes = mapped.unwrap_or_else(|| Bytes::Copied(vec![0; len]));
+        Self::read_into(file, bytes)
+    }
+
+    fn read_into(file: File, bytes: Bytes) -> io::Result<Self> {
         let mut parts = Self {
             file,
-            // Memory that nobody touches is not there.
-            bytes: vec![0; len],
+            bytes,
             others: Vec::new(),
         };
+        let len = parts.bytes().len();
         parts.prefer_large_pages();
         parts.others.resize_with(len.div_ceil(CHUNK), OnceCell::new);
         parts.fill(0..size_of::<Header>() as u64)?;
@@ -50,17 +67,24 @@ impl Parts {
         Ok(parts)
     }
 
-    /// The file, as far as it was read; zeros elsewhere.
+    /// The file, as far as it was read; zeros elsewhere, or what is there.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        match &self.bytes {
+            Bytes::Mapped(mapped) => mapped.bytes(),
+            Bytes::Copied(bytes) => bytes,
+        }
     }
 
     /// The file's bytes from an offset on, some of them at least, whatever was read.
     pub fn data(&self, offset: u64) -> Option<&[u8]> {
         let offset = usize::try_from(offset).ok()?;
+        if let Bytes::Mapped(mapped) = &self.bytes {
+            let bytes = mapped.bytes().get(offset..);
+            return bytes.filter(|bytes| !bytes.is_empty());
+        }
         let start = offset / CHUNK * CHUNK;
         let chunk = self.others.get(offset / CHUNK)?.get_or_init(|| {
-            let mut bytes = vec![0; (self.bytes.len() - start).min(CHUNK + BEHIND)];
+            let mut bytes = vec![0; (self.bytes().len() - start).min(CHUNK + BEHIND)];
             let read = self.file.read_exact_at(&mut bytes, start as u64);
             read.map_or_else(|_| Vec::new(), |()| bytes)
         });
@@ -70,8 +94,11 @@ impl Parts {
     /// Most of a big file is filled page by page otherwise, each with a fault.
     fn prefer_large_pages(&mut self) {
         const LARGE: usize = 2 << 20;
-        let start = self.bytes.as_ptr().align_offset(LARGE);
-        let Some(aligned) = self.bytes.get_mut(start..) else {
+        let Bytes::Copied(bytes) = &mut self.bytes else {
+            return;
+        };
+        let start = bytes.as_ptr().align_offset(LARGE);
+        let Some(aligned) = bytes.get_mut(start..) else {
             return;
         };
         let len = aligned.len() / LARGE * LARGE;
@@ -82,11 +109,18 @@ impl Parts {
     }
 
     fn fill(&mut self, range: Range<u64>) -> io::Result<()> {
-        let end = range.end.min(self.bytes.len() as u64);
+        let end = range.end.min(self.bytes().len() as u64);
         if range.start >= end {
             return Ok(());
         }
-        let part = &mut self.bytes[range.start as usize..end as usize];
+        let bytes = match &mut self.bytes {
+            Bytes::Mapped(mapped) => {
+                mapped.prepare(range.start as usize, end as usize);
+                return Ok(());
+            }
+            Bytes::Copied(bytes) => bytes,
+        };
+        let part = &mut bytes[range.start as usize..end as usize];
         match self.file.read_exact_at(part, range.start) {
             // It has become shorter: what is not there is zero.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
@@ -182,19 +216,25 @@ mod tests {
         let own = std::env::current_exe().unwrap();
         for path in ["/bin/sh".as_ref(), own.as_path()] {
             let all = std::fs::read(path).unwrap();
-            let parts = Parts::read(File::open(path).unwrap()).unwrap();
-            let [mut all_of_it, of_parts] =
-                [&all, parts.bytes()].map(|bytes| Binary::parse(bytes).unwrap());
-            // These are found by their names.
-            all_of_it.wanted.clear();
-            all_of_it.returning_twice.clear();
-            assert_eq!(format!("{all_of_it:?}"), format!("{of_parts:?}"));
-            for offset in (0..all.len()).step_by(10_007) {
-                let data = parts.data(offset as u64).unwrap();
-                assert!(data.len() >= BEHIND.min(all.len() - offset));
-                assert_eq!(data, &all[offset..offset + data.len()]);
+            let open = || File::open(path).unwrap();
+            let copied = Bytes::Copied(vec![0; all.len()]);
+            for parts in [Parts::read(open()), Parts::read_into(open(), copied)] {
+                let parts = parts.unwrap();
+                let [mut all_of_it, of_parts] =
+                    [&all, parts.bytes()].map(|bytes| Binary::parse_nameless(bytes).unwrap());
+                assert_eq!(format!("{all_of_it:?}"), format!("{of_parts:?}"));
+                // These are found by their names.
+                all_of_it = Binary::parse(&all).unwrap();
+                all_of_it.wanted.clear();
+                all_of_it.returning_twice.clear();
+                assert_eq!(format!("{all_of_it:?}"), format!("{of_parts:?}"));
+                for offset in (0..all.len()).step_by(10_007) {
+                    let data = parts.data(offset as u64).unwrap();
+                    assert!(data.len() >= BEHIND.min(all.len() - offset));
+                    assert_eq!(data, &all[offset..offset + data.len()]);
+                }
+                assert_eq!(parts.data(all.len() as u64 + 1), None);
             }
-            assert_eq!(parts.data(all.len() as u64 + 1), None);
         }
     }
 
@@ -202,7 +242,8 @@ mod tests {
     fn less_is_read_than_there_is() {
         let own = std::env::current_exe().unwrap();
         let all = std::fs::read(&own).unwrap();
-        let parts = Parts::read(File::open(&own).unwrap()).unwrap();
+        let copied = Bytes::Copied(vec![0; all.len()]);
+        let parts = Parts::read_into(File::open(&own).unwrap(), copied).unwrap();
         let differ = all
             .iter()
             .zip(parts.bytes())
