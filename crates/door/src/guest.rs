@@ -19,6 +19,7 @@ mod objects;
 mod pins;
 mod rings;
 mod sharing;
+mod trace;
 mod types;
 mod waiting;
 mod walks;

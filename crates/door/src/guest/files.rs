@@ -56,6 +56,12 @@ const BEGINNINGS: [&[u8]; 2] = [b"/sys/", b"/proc/"];
 /// Does not change while a kernel runs, and is large.
 const LASTING: [&str; 1] = ["/sys/kernel/btf/vmlinux"];
 
+/// What is printed by programs.
+const TRACE_PIPES: [&str; 2] = [
+    "/sys/kernel/tracing/trace_pipe",
+    "/sys/kernel/debug/tracing/trace_pipe",
+];
+
 // Of `linux/magic.h`.
 const TRACE_FS_MAGIC: u64 = 0x7472_6163;
 
@@ -174,6 +180,9 @@ impl Call<'_, Guest> {
         };
         if flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64 {
             return Err(Errno(libc::EACCES));
+        }
+        if TRACE_PIPES.iter().any(|pipe| path == Path::new(pipe)) {
+            return self.open_trace_pipe(flags);
         }
         Ok(Reply::Descriptor {
             file: self.fetch(&path)?,

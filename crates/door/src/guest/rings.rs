@@ -312,6 +312,18 @@ impl Memory {
         Ok(())
     }
 
+    /// Takes all records out of a ring buffer that is read here and not by the tool.
+    pub(super) fn drain(&self) -> Vec<u8> {
+        let state = self.lock();
+        let unread = self.unread(&state);
+        let start = (state.head - unread) % self.shape.data() as u64;
+        // What goes over the end is in one piece, as all is there twice.
+        let records = self.read(RING_HEAD + start as usize, unread as usize);
+        let (consumed, _) = self.shape.positions();
+        self.position(consumed).store(state.head, Ordering::Release);
+        records
+    }
+
     /// There is something to read.
     fn wake(&self) {
         // These fail only when they are readable enough.
