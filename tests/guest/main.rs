@@ -44,6 +44,14 @@ fn shared() -> Result<Shared, String> {
 
 /// Boots a guest with the programs that these tests run in it.
 fn boot(kernel: &str) -> Result<Guest, String> {
+    boot_with(Options {
+        kernel,
+        ..Options::default()
+    })
+}
+
+/// The same, with whatever else it shall be.
+fn boot_with(options: Options) -> Result<Guest, String> {
     let scratch = Scratch::new();
     let program = |name: &str, place: &str| (scratch.build(name), place.to_owned());
     let mut files = vec![
@@ -52,9 +60,5 @@ fn boot(kernel: &str) -> Result<Guest, String> {
     ];
     // Who needs it asks for it by [`proxy::Proxy`].
     files.extend(proxy::built().map(|file| (file, proxy::PLACE.to_owned())));
-    Guest::boot(&Options {
-        kernel,
-        files,
-        ..Options::default()
-    })
+    Guest::boot(&Options { files, ..options })
 }

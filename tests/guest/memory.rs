@@ -8,7 +8,7 @@ use crate::proxy::{self, Proxy};
 use crate::tools::{outputs, script, tool, words};
 use crate::wire::{Fault, Wire};
 use beeline_e2e::Compare::Exact;
-use beeline_e2e::{PATIENCE, Tool, beeline_wanted, histogram_total, until};
+use beeline_e2e::{Backing, Ended, PATIENCE, Tool, beeline_wanted, histogram_total, until};
 use std::path::Path;
 
 /// What Beeline says when the tool is to have the guest's own pages.
@@ -182,4 +182,123 @@ fn a_guest_or_a_proxy_that_dies_ends_a_tool_in_its_memory() {
     guest.kill();
     ends_without_a_fault(running, "a killed guest");
     proxy.forget();
+}
+
+/// Where in files a process has mapped what lies below a path, in bytes.
+fn offsets(pid: u32, file: &Path) -> Vec<u64> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let file = file.to_string_lossy();
+    let mapped = maps.lines().filter(|line| line.ends_with(&*file));
+    let offset = |line: &str| u64::from_str_radix(line.split(' ').nth(2)?, 16).ok();
+    mapped.filter_map(offset).collect()
+}
+
+/// Runs the small tool while a guest makes records, and looks at its process when it has all of them.
+fn records_of(guest: &Guest, mut command: std::process::Command, look: impl FnOnce(u32)) -> Ended {
+    const RECORDS: usize = 50;
+    command.arg("stay");
+    let running = Tool::start(command);
+    running.wait_for_line(|line| line == ATTACHED);
+    guest.check(&format!(
+        "for i in $(seq {RECORDS}); do hostname guest; done"
+    ));
+    let last = format!("record {RECORDS}");
+    running.wait_for_line(|line| line == last);
+    look(child(&running));
+    running.interrupt()
+}
+
+/// What a tool reads in place is what is sent to one that cannot; `look` gets the process of the first.
+fn same_in_place(guest: &Guest, look: impl FnOnce(u32)) {
+    let proxy = Proxy::start(guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let sent = records_of(guest, proxy.command(&tool), |_| ());
+    let read = records_of(guest, proxy.sharing_command(&tool), look);
+    assert_eq!(read.stdout, sent.stdout);
+    let is_said = |line: &String| line.contains(SHARED);
+    assert!(read.stderr.iter().any(is_said), "{read:?}");
+    assert!(!sent.stderr.iter().any(is_said), "{sent:?}");
+}
+
+/// A kernel takes what lies above the gap for devices first.
+#[test]
+fn a_ring_above_the_gap_for_devices_is_read_in_place() {
+    /// Of q35, with this much memory: at 2 GiB, so what follows in the file is at 4 GiB for the guest.
+    const GAP: u64 = 2 << 30;
+    need!(beeline_wanted());
+    let guest = need!(boot_with(Options {
+        memory: 5 << 10,
+        ..Options::default()
+    }));
+    same_in_place(&guest, |tool| {
+        let offsets = offsets(tool, &guest.memory_file());
+        let above = offsets.iter().filter(|offset| **offset >= GAP);
+        assert!(above.count() > 0, "none lies there: {offsets:x?}");
+    });
+}
+
+#[test]
+fn a_ring_in_a_second_nodes_memory_is_read_in_place() {
+    need!(beeline_wanted());
+    let guest = need!(boot_with(Options {
+        memory: 512,
+        backing: Backing::Nodes,
+        ..Options::default()
+    }));
+    same_in_place(&guest, |tool| {
+        let second = offsets(tool, &guest.second_memory_file());
+        assert!(second.len() >= 3, "{second:x?}");
+    });
+}
+
+/// Lets programs have so many huge pages, as long as this lives. Nothing is reserved.
+struct HugePages {
+    before: String,
+}
+
+impl HugePages {
+    const LIMIT: &str = "/proc/sys/vm/nr_overcommit_hugepages";
+
+    fn allow(count: u32) -> Result<HugePages, String> {
+        let failed = |error| format!("no huge pages here: {}: {error}", HugePages::LIMIT);
+        let before = std::fs::read_to_string(HugePages::LIMIT).map_err(failed)?;
+        let allowed: u32 = before.trim().parse().unwrap_or(0);
+        std::fs::write(HugePages::LIMIT, (allowed + count).to_string()).map_err(failed)?;
+        Ok(HugePages { before })
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        let _ = std::fs::write(HugePages::LIMIT, &self.before);
+    }
+}
+
+/// A part of a huge page cannot be mapped.
+#[test]
+fn a_ring_in_huge_pages_is_sent() {
+    const MEMORY: u32 = 256;
+    need!(beeline_wanted());
+    // Of 2 MiB each.
+    let _allowed = need!(HugePages::allow(MEMORY / 2));
+    let guest = need!(boot_with(Options {
+        memory: MEMORY,
+        backing: Backing::HugePages,
+        ..Options::default()
+    }));
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let ended = records_of(&guest, proxy.sharing_command(&tool), |_| ());
+    let records = ended
+        .stdout
+        .iter()
+        .filter(|line| line.starts_with("record "));
+    for (number, record) in records.enumerate() {
+        assert_eq!(*record, format!("record {}", number + 1));
+    }
+    let is_said = |line: &String| line.contains("huge pages") && line.contains("are sent instead");
+    assert!(ended.stderr.iter().any(is_said), "{ended:?}");
+    assert!(!ended.stderr.iter().any(|line| line.contains(SHARED)));
 }

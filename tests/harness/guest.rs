@@ -42,6 +42,8 @@ pub struct Options<'a> {
     pub kernel: &'a str,
     /// Its memory in MiB.
     pub memory: u32,
+    /// What on the host that is.
+    pub backing: Backing,
     /// How many CPUs it has.
     pub smp: u32,
     /// Programs that it shall have: pairs of a file here and a path there. Folders are made as needed; `/usr`, `/lib`
@@ -49,11 +51,23 @@ pub struct Options<'a> {
     pub files: Vec<(PathBuf, String)>,
 }
 
+/// What a guest's memory is on the host, always shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// A file.
+    File,
+    /// A memory file without a name, of huge pages of 2 MiB.
+    HugePages,
+    /// Two files of half of it each, for a NUMA node each; all CPUs are the second's.
+    Nodes,
+}
+
 impl Default for Options<'_> {
     fn default() -> Self {
         Options {
             kernel: "6.12",
             memory: 256,
+            backing: Backing::File,
             smp: 1,
             files: Vec::new(),
         }
@@ -168,9 +182,14 @@ impl Guest {
         self.folder.join("beeline")
     }
 
-    /// The file that is its memory: guest-physical addresses are offsets, below 2 GiB.
+    /// The file that is its memory, with [`Backing::File`]: guest-physical addresses are offsets, below 2 GiB.
     pub fn memory_file(&self) -> PathBuf {
         self.folder.join("memory")
+    }
+
+    /// The file that is its second node's memory, with [`Backing::Nodes`].
+    pub fn second_memory_file(&self) -> PathBuf {
+        self.folder.join("memory-1")
     }
 
     /// The Unix socket of QEMU's monitor, for one connection at a time.

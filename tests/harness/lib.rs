@@ -25,7 +25,7 @@ pub use engine::{
     Engine, beeline, beeline_wanted, compile_anew, engines, find_program, kernel_available,
     with_kernel_headers, with_tracefs,
 };
-pub use guest::{Answer, GUEST_PATIENCE, Guest, Job, Options};
+pub use guest::{Answer, Backing, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;
 pub use output::{histogram_total, map_counts, shape, tidy, without_sizes};
 pub use process::{Footprint, altered_text, is_alive, members_of_group, monotonic, until};

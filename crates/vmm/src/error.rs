@@ -53,6 +53,9 @@ pub enum Error {
         /// What is wrong.
         why: &'static str,
     },
+    /// A ring or an array is smaller than a page of the file.
+    #[error("the guest's memory is a file of huge pages, of which parts cannot be mapped")]
+    HugePages,
     /// The guest named an address that is in no part.
     #[error("the guest names memory at {address:#x} that its machine does not share")]
     Elsewhere {

@@ -18,6 +18,9 @@ pub const PAGE: u64 = 4096;
 /// Machines with no more have all of it from address 0 on: the gap for devices begins there, or above (q35's the lowest).
 const BELOW_EVERY_GAP: u64 = 2 << 30;
 
+/// Of `linux/magic.h`.
+const HUGETLBFS: u64 = 0x9584_58f6;
+
 /// What QEMU reports when the guest's memory is no longer what it was, or soon will not be.
 const ENDS: [&str; 3] = ["RESET", "SHUTDOWN", "GUEST_PANICKED"];
 
@@ -39,6 +42,8 @@ struct Backing {
     device: u64,
     inode: u64,
     len: u64,
+    /// Its pages are huge, and no part of one can be mapped.
+    huge: bool,
 }
 
 /// Guest-physical addresses, and where they are.
@@ -164,7 +169,7 @@ impl GuestMemory {
     }
 
     /// Where pages are, each given by the guest-physical number of the first of several and how many they are. Neighbours are put
-    /// together. Error: [`Error::Elsewhere`].
+    /// together. Errors: [`Error::Elsewhere`], [`Error::HugePages`].
     pub fn places(&self, runs: impl IntoIterator<Item = (u64, u64)>) -> Result<Vec<Place>, Error> {
         let mut places: Vec<Place> = Vec::new();
         for (first, count) in runs {
@@ -180,6 +185,9 @@ impl GuestMemory {
                 let Some(place) = self.place(start, left) else {
                     return Err(Error::Elsewhere { address: start });
                 };
+                if place.backing.huge {
+                    return Err(Error::HugePages);
+                }
                 // A range ends at 2^64 at the most.
                 start = start.wrapping_add(place.len);
                 left -= place.len;
@@ -270,6 +278,7 @@ impl Backing {
             let writable = OpenOptions::new().read(true).write(true).open(path)?;
             let readable = File::open(path)?;
             let found = writable.metadata()?;
+            let system = rustix::fs::fstatfs(&writable)?;
             if !found.is_file() {
                 return Err(io::Error::other("it is no file"));
             }
@@ -278,6 +287,7 @@ impl Backing {
                 device: found.dev(),
                 inode: found.ino(),
                 len: found.len(),
+                huge: system.f_type as u64 == HUGETLBFS,
                 writable,
             })
         };

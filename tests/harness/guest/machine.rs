@@ -1,7 +1,7 @@
 //! The processes of a guest: QEMU, its vsock device, and the shell that ends them with the tests.
 
-use super::Options;
 use super::kit::Kit;
+use super::{Backing, Options};
 use crate::Lines;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -108,11 +108,7 @@ fn arguments(command: &mut Command, kit: &Kit, options: &Options, folder: &Path)
     command.args(["-display", "none", "-serial", "stdio"]);
     command.args(["-smp", &options.smp.to_string()]);
     command.args(["-m", &format!("{memory}M")]);
-    let backend = format!(
-        "memory-backend-file,id=mem0,size={memory}M,mem-path={},share=on",
-        file("memory")
-    );
-    command.args(["-object", &backend, "-machine", "q35,memory-backend=mem0"]);
+    back_memory(command, options, folder);
     command.arg("-kernel").arg(kit.vmlinux(options.kernel));
     command.args(["-initrd", &file("initramfs")]);
     // The serial console is slow; a panic is seen on it and ends the boot.
@@ -139,5 +135,37 @@ fn arguments(command: &mut Command, kit: &Kit, options: &Options, folder: &Path)
     for name in ["qmp", "qmp-tests"] {
         command.args(["-chardev", &socket(name, name)]);
         command.args(["-mon", &format!("chardev={name},mode=control")]);
+    }
+}
+
+/// What the guest's memory is.
+fn back_memory(command: &mut Command, options: &Options, folder: &Path) {
+    let memory = options.memory;
+    let file = |id: &str, size: u32, name: &str| {
+        let path = folder.join(name);
+        let path = path.display();
+        format!("memory-backend-file,id={id},size={size}M,mem-path={path},share=on")
+    };
+    let mut objects = Vec::new();
+    match options.backing {
+        Backing::File => objects.push(file("mem0", memory, "memory")),
+        Backing::HugePages => objects.push(format!(
+            "memory-backend-memfd,id=mem0,size={memory}M,share=on,hugetlb=on,hugetlbsize=2M"
+        )),
+        Backing::Nodes => {
+            objects.push(file("mem0", memory / 2, "memory"));
+            objects.push(file("mem1", memory / 2, "memory-1"));
+        }
+    }
+    for object in &objects {
+        command.args(["-object", object]);
+    }
+    if options.backing == Backing::Nodes {
+        let last = options.smp - 1;
+        command.args(["-machine", "q35"]);
+        command.args(["-numa", "node,nodeid=0,memdev=mem0"]);
+        command.args(["-numa", &format!("node,nodeid=1,memdev=mem1,cpus=0-{last}")]);
+    } else {
+        command.args(["-machine", "q35,memory-backend=mem0"]);
     }
 }
