@@ -99,6 +99,14 @@ impl CallPlan {
     }
 }
 
+impl CallStub {
+    /// Do the bytes of a jump look like a `syscall` to whoever looks for one in the text?
+    pub fn feigns_a_call(&self) -> bool {
+        let mut jumps = self.patches.iter().map(|patch| &patch.bytes[..JUMP_LEN]);
+        jumps.any(|jump| memchr::memmem::find(jump, &SYSCALL).is_some())
+    }
+}
+
 impl CommonCode {
     /// Writes code, to be placed at `at`, for a thread that is behind a call which it has not made by this process's code:
     /// a program's first instruction is behind its `execve`. Calls `exit`, and goes on at `back`.

@@ -183,6 +183,12 @@ mod tests {
             assert_eq!(patch.bytes[0], 0xe9);
             assert!(patch.bytes.ends_with(&SYSCALL), "{:x?}", patch.bytes);
             assert_eq!(patch.bytes.len(), code.len());
+            assert!(!stub.feigns_a_call());
+            // So far that the displacement is 0x50f, and that between two of its bytes.
+            for far in [0x50f + 5, 0x5_0f00 + 5] {
+                let stub = sites.plans[0].emit(START + far, &common, 0).unwrap();
+                assert!(stub.feigns_a_call());
+            }
         }
     }
 }

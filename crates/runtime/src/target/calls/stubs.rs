@@ -16,6 +16,7 @@ use crate::arena::Arena;
 use crate::calls::{FileCalls, Layout, StubSet};
 use crate::error::{Error, os};
 use crate::patch::{self, CodePatch};
+use crate::vdso;
 
 /// Stubs that stand in a process.
 pub(super) struct Placed {
@@ -68,7 +69,10 @@ impl Target {
             return Ok(placed);
         }
         let plans = file.within(region);
-        let stubs = self.write_anew(&plans, spared)?;
+        let mut stubs = self.write_anew(&plans, spared)?;
+        if vdso::is_at(region) {
+            spare_feigning(&mut stubs, spared);
+        }
         let set = Arc::new(set_of(stubs, plans.len(), around));
         if set.layout.is_some() {
             file.remember(&set);
@@ -321,6 +325,19 @@ pub(super) fn store(stopped: &mut Stopped, stubs: &Placed) -> Result<(), Error> 
         let originals = originals.map(|(site, patch)| (site, patch.original.clone()));
         let _ = stopped.write_all(originals.collect());
     })
+}
+
+/// In the vDSO `beeline_inject` takes the first bytes that look like a `syscall` for one. With one jump in some thousand its
+/// distance does.
+fn spare_feigning(stubs: &mut Vec<(u64, CallStub)>, spared: &mut Vec<Spared>) {
+    stubs.retain(|(_, stub)| {
+        let feigns = stub.feigns_a_call();
+        if feigns && let Some(patch) = stub.patches.first() {
+            let why = "the jump's own bytes would look like such an instruction";
+            spared.push(spared_one(patch.site, why));
+        }
+        !feigns
+    });
 }
 
 /// The calls of a mapping that the file's code does not let us hook.
