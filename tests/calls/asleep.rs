@@ -148,12 +148,28 @@ fn sleepers_of_musl_are_woken_and_let_go() {
 
 #[test]
 fn sleepers_of_go_are_woken_and_let_go() {
-    let _turn = Turn::take();
+    let go = need!(find_program("go"));
+    let scratch = Scratch::new();
+    need!(tools_come_and_go_in_go(
+        &scratch.build_go(&go, "calls/asleep.go")
+    ));
+}
+
+/// Where its functions are is said by the table that Go's own runtime has, and by nothing else.
+#[test]
+fn sleepers_of_stripped_go_are_woken_and_let_go() {
     let go = need!(find_program("go"));
     let scratch = Scratch::new();
     let program = scratch.build_go(&go, "calls/asleep.go");
-    for engine in need!(engines()) {
-        let mut workload = Workload::start_command(plain(&program)());
+    let stripped = Command::new("strip").arg("-s").arg(&program).status();
+    assert!(stripped.expect("strip").success());
+    need!(tools_come_and_go_in_go(&program));
+}
+
+fn tools_come_and_go_in_go(program: &Path) -> Result<(), String> {
+    let _turn = Turn::take();
+    for engine in engines()? {
+        let mut workload = Workload::start_command(plain(program)());
         let pid = workload.pid();
         for _ in 0..3 {
             let four_read = || {
@@ -161,7 +177,7 @@ fn sleepers_of_go_are_woken_and_let_go() {
                 sleeping(pid).iter().filter(reading).count() >= 4
             };
             assert!(until(PATIENCE, four_read), "{:?}", sleeping(pid));
-            let mut traced = need!(Traced::attach(engine, workload, &every_call(engine)));
+            let mut traced = Traced::attach(engine, workload, &every_call(engine))?;
             for _ in 0..5 {
                 assert_eq!(traced.workload.tell("wake"), "done wake", "{engine}");
             }
@@ -177,4 +193,5 @@ fn sleepers_of_go_are_woken_and_let_go() {
         }
         workload.finish();
     }
+    Ok(())
 }

@@ -1,5 +1,6 @@
 //! What an ELF file says about a place in its text: where it is mapped, and in which function it lies.
 
+mod go;
 mod mapped;
 pub mod parts;
 mod unwind;
@@ -8,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
 use object::elf::{EM_X86_64, PF_X};
-use object::read::elf::{FileHeader, ProgramHeader, SectionTable, Sym};
+use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 use object::{Endianness, elf};
 
 type Sections<'data> = SectionTable<'data, elf::FileHeader64<Endianness>>;
@@ -45,9 +46,6 @@ const RETURNING_TWICE: [&str; 9] = [
     "getcontext",
     "__getcontext",
 ];
-
-/// What the Go linker, and no other, puts into programs, stripped ones too: the table of functions that its runtime needs.
-const GO_SECTIONS: [&[u8]; 2] = [b".gopclntab", b".data.rel.ro.gopclntab"];
 
 /// Functions that Beeline itself looks for.
 const WANTED: [&str; 1] = ["sigaction"];
@@ -136,13 +134,18 @@ impl Binary {
             is_go: false,
         };
         let sections = header.sections(endian, bytes).map_err(|e| e.to_string())?;
-        binary.is_go = GO_SECTIONS
+        binary.is_go = go::SECTIONS
             .iter()
             .any(|name| sections.section_by_name(endian, name).is_some());
         // Put in order at once, which is much quicker than one after the other.
         let named = unwind::named(bytes, &sections, endian);
         let mut functions = named.functions;
         binary.restorers = named.restorers;
+        let mut kinds = sections.iter().map(|section| section.sh_type(endian));
+        if binary.is_go && !kinds.any(|kind| kind == elf::SHT_SYMTAB) {
+            let of_go = go::functions(bytes, &sections, endian);
+            functions.extend(of_go.unwrap_or_default());
+        }
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
             let Ok(table) = sections.symbols(endian, bytes, kind) else {
                 continue;

@@ -11,6 +11,7 @@ use object::{Endianness, elf};
 
 use object::elf::PF_X;
 
+use super::go;
 use super::mapped::Mapped;
 
 type Header = elf::FileHeader64<Endianness>;
@@ -178,6 +179,10 @@ impl Parts {
         let names = header.shstrndx(endian, self.bytes()).ok();
         let names = names.and_then(|index| sections.get(usize::try_from(index).ok()?));
         let unwinding = self.named(header, endian, b".eh_frame");
+        let is_stripped = !sections
+            .iter()
+            .any(|section| section.sh_type(endian) == elf::SHT_SYMTAB);
+        let of_go = is_stripped.then(|| self.go_table(header, endian)).flatten();
         wanted.extend(
             tables
                 .chain(names)
@@ -185,7 +190,21 @@ impl Parts {
                 .map(range),
         );
         wanted.extend(unwinding);
+        wanted.extend(of_go.into_iter().flatten());
         wanted
+    }
+
+    /// Where a Go program's table of functions is, and the header that says so.
+    fn go_table(&self, header: &Header, endian: Endianness) -> Option<[Range<u64>; 2]> {
+        let mut names = go::SECTIONS.iter();
+        let section = names.find_map(|name| self.named(header, endian, name))?;
+        let head = self.data(section.start)?;
+        let entries = go::Table::of(head.get(..go::HEADER)?)?.entries;
+        let place = |offset: u64| section.start.saturating_add(offset).min(section.end);
+        Some([
+            section.start..place(go::HEADER as u64),
+            place(entries.start)..place(entries.end),
+        ])
     }
 
     /// Where a section of this name is; its name is read for that.
