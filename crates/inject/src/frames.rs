@@ -111,13 +111,31 @@ fn frames_from(read: &impl Fn(u64, &mut [u8]) -> bool, regions: &[Region], sp: u
         .map(|&bytes| u64::from_ne_bytes(bytes))
         .collect();
     let frames = words.windows(4).enumerate().filter_map(|(at, window)| {
-        let &[sp, ip, flags, selectors] = window else {
+        let &[old_sp, ip, flags, selectors] = window else {
             return None;
         };
         let saved_at = start + 8 * (at as u64 + 1);
-        Saved::recognise(saved_at, [sp, ip, flags, selectors])
+        let saved = Saved::recognise(saved_at, [old_sp, ip, flags, selectors])?;
+        let alternate = at
+            .checked_sub(ALTERNATE_TO_SP)
+            .and_then(|at| words.get(at..at + 3));
+        (!alternate.is_some_and(|stack| is_elsewhere(saved_at, sp, stack))).then_some(saved)
     });
     frames.collect()
+}
+
+/// Words from what a frame says of the thread's alternate stack (address, flags, length) to the saved stack pointer: behind the
+/// former stand 15 more registers.
+const ALTERNATE_TO_SP: usize = 3 + 15;
+
+/// Is a frame on an alternate stack on which this stack pointer is not? A thread that has left it, or another's: such a stack may be
+/// next to any other, as those of Go are, and keeps its last frame.
+fn is_elsewhere(frame: u64, sp: u64, alternate: &[u64]) -> bool {
+    let &[start, _, len] = alternate else {
+        return false;
+    };
+    let is_inside = |at: u64| at.wrapping_sub(start) < len;
+    is_inside(frame) && !is_inside(sp)
 }
 
 /// The part of the kernel's `struct sigcontext_64` that tells a frame: rsp, rip, eflags, and cs, gs, fs, ss as
@@ -161,5 +179,26 @@ mod tests {
         assert_eq!(recognise(0x246, 0x002b_0000_0000_0023), None);
         assert_eq!(recognise(0x4_0000_0246, 0x002b_0000_0000_0033), None);
         assert_eq!(recognise(0, 0x33), None);
+    }
+
+    /// A stack of 8 KiB, and above it an alternate one with a frame at its end.
+    #[test]
+    fn a_frame_of_an_alternate_stack_is_for_who_is_on_it() {
+        const BASE: u64 = 0x10_0000;
+        const ALTERNATE: u64 = BASE + 0x2000;
+        let mut words = vec![0u64; 0x800];
+        let ip_at = 0x800 - 8;
+        words[ip_at - 1..ip_at + 3].copy_from_slice(&[BASE + 0x1000, 0x40_1000, 0x246, 0x33]);
+        words[ip_at - 19..ip_at - 16].copy_from_slice(&[ALTERNATE, 0, 0x2000]);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let read = |at: u64, into: &mut [u8]| {
+            let at = (at - BASE) as usize;
+            into.copy_from_slice(&bytes[at..at + into.len()]);
+            true
+        };
+        let line = "100000-104000 rw-p 00000000 00:00 0";
+        let regions = crate::regions::parse(line.as_bytes());
+        let found = |sp| frames_from(&read, &regions, sp).len();
+        assert_eq!((found(BASE + 0x100), found(ALTERNATE + 0x100)), (0, 1));
     }
 }
