@@ -1,5 +1,5 @@
 # A script for bcc that reports requests to disks when they are done, as disksnoop does.
-import sys
+import signal
 
 from bcc import BPF
 
@@ -43,9 +43,10 @@ def show(cpu, data, size):
 
 
 b["events"].open_perf_buffer(show)
+ended = []
+# Not by an exception, which would come in the midst of a line.
+signal.signal(signal.SIGINT, lambda number, frame: ended.append(number))
 print("attached", flush=True)
-try:
-    while True:
-        b.perf_buffer_poll()
-except KeyboardInterrupt:
-    print("latency", sum(count.value for count in b["latency"].values()))
+while not ended:
+    b.perf_buffer_poll(timeout=100)
+print("latency", sum(count.value for count in b["latency"].values()))

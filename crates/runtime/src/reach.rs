@@ -71,6 +71,8 @@ pub struct Reach {
     stop: AtomicBool,
     /// The user has been told of a process whose system calls are not hooked.
     has_told: AtomicBool,
+    /// Programs of whose instructions that are not hooked the user has been told, by name and number.
+    unhooked: Mutex<BTreeSet<(String, usize)>>,
     watcher: Mutex<Option<JoinHandle<()>>>,
     attendant: Mutex<Option<JoinHandle<()>>>,
     /// Says when a process that holds things in shared memory has died, by its owner's tag.
@@ -112,6 +114,7 @@ impl Reach {
             rings: Mutex::default(),
             stop: AtomicBool::new(false),
             has_told: AtomicBool::new(false),
+            unhooked: Mutex::default(),
             watcher: Mutex::default(),
             attendant: Mutex::default(),
             dead: Mutex::default(),

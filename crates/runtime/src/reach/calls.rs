@@ -76,10 +76,26 @@ impl Reach {
         let target = self.target(process);
         let mut target = lock(&target);
         target.hook_calls(links, hold)?;
-        if let Some(what) = target.tell_unhooked() {
-            (self.report)(&what);
+        if let Some((name, count)) = target.news_of_unhooked() {
+            self.tell_unhooked(process.pid(), name, count);
         }
         Ok(())
+    }
+
+    /// Tells the user that `count` instructions are not hooked which may make calls that programs here wait for; of each program
+    /// once, however many processes run it.
+    fn tell_unhooked(&self, pid: i32, name: String, count: usize) {
+        let noun = if count == 1 {
+            "instruction"
+        } else {
+            "instructions"
+        };
+        let what = format!(
+            "process {pid} ({name}): the calls of {count} `syscall` {noun} are not seen; `beeline ps` says which and why"
+        );
+        if lock(&self.unhooked).insert((name, count)) {
+            (self.report)(&what);
+        }
     }
 
     /// Hooks what is new: processes, and code in those that are young or were named.

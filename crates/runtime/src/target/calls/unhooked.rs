@@ -52,23 +52,16 @@ impl Unhooked {
 }
 
 impl Target {
-    /// For the user, once in the life of a process: that instructions are not hooked which may make calls that the
-    /// programs here wait for.
-    pub fn tell_unhooked(&mut self) -> Option<String> {
+    /// The process's name, and how many instructions are not hooked which may make calls that the programs here wait for: once in
+    /// its life, if there are any.
+    pub fn news_of_unhooked(&mut self) -> Option<(String, usize)> {
         let calls = self.calls.as_mut()?;
         let count = calls.unhooked.concerning(&calls.links);
         if count == 0 || std::mem::replace(&mut calls.unhooked.is_told, true) {
             return None;
         }
-        let pid = self.process.pid();
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let name = name.trim_end().replace(char::is_control, "\u{fffd}");
-        let noun = match count {
-            1 => "instruction",
-            _ => "instructions",
-        };
-        Some(format!(
-            "process {pid} ({name}): the calls of {count} `syscall` {noun} are not seen; `beeline ps` says which and why"
-        ))
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", self.process.pid()));
+        let name = name.unwrap_or_default();
+        Some((name.trim_end().replace(char::is_control, "\u{fffd}"), count))
     }
 }
