@@ -386,7 +386,7 @@ fn name_iterated(
     named: &mut Vec<Arc<Object>>,
 ) -> Result<(), Refusal> {
     let descriptors = match iterator {
-        Some("iter:bpf_map_elem" | "iter:bpf_sk_storage_map") => {
+        Some("iter:bpf_map_elem" | "iter:bpf_sk_storage_map" | "iter:sockmap") => {
             let map = handles.of_kind(iterated, Kind::Map)?;
             put_number(info, 0, map.fd.as_raw_fd() as u32);
             named.push(map);
@@ -394,7 +394,9 @@ fn name_iterated(
         }
         // `cgroup_fd`, and `pid_fd`.
         Some("iter:cgroup") => &[4],
-        _ => &[8],
+        Some("iter:task" | "iter:task_file" | "iter:task_vma") => &[8],
+        // Nobody knows which of it the kernel takes for a descriptor.
+        _ => &[0, 4, 8],
     };
     if descriptors.iter().any(|at| number_at(info, *at) != 0) {
         let why =
@@ -476,4 +478,42 @@ fn takes_descriptors(map: &MapFacts) -> bool {
             | TASK_STORAGE
             | CGRP_STORAGE
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever the kernel may take for a descriptor would be one of ours, or of another host.
+    #[test]
+    fn no_number_of_a_host_becomes_a_descriptor() {
+        let handles = Handles::default();
+        let name = |iterator, words: [u32; 3]| {
+            let mut info: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            name_iterated(iterator, &mut info, (0, &handles), &mut Vec::new())
+        };
+        let map = [
+            "iter:bpf_map_elem",
+            "iter:bpf_sk_storage_map",
+            "iter:sockmap",
+        ];
+        for iterator in map {
+            assert_eq!(
+                name(Some(iterator), [5, 0, 0]).unwrap_err().errno,
+                libc::EBADF
+            );
+        }
+        assert!(name(Some("iter:cgroup"), [1, 0, 0]).is_ok());
+        assert!(name(Some("iter:cgroup"), [1, 5, 0]).is_err());
+        assert!(name(Some("iter:task_vma"), [7, 8, 0]).is_ok());
+        assert!(name(Some("iter:task_vma"), [7, 8, 5]).is_err());
+        for unknown in [None, Some("iter:module:#9"), Some("program:unknown")] {
+            assert!(name(unknown, [0; 3]).is_ok());
+            for at in 0..3 {
+                let mut words = [0; 3];
+                words[at] = 5;
+                assert!(name(unknown, words).is_err(), "{unknown:?} {at}");
+            }
+        }
+    }
 }

@@ -85,8 +85,8 @@ pub fn get(request: Bpf, handles: &Handles, sums: &Sums) -> Result<BpfDone, Refu
     Ok(done)
 }
 
-/// Are these the types that the kernel has in [`sums::TYPES`]?
-fn is_kernels_own(object: &Object) -> bool {
+/// Are these the types of the kernel itself, those in [`sums::TYPES`]?
+pub fn is_kernels_own(object: &Object) -> bool {
     const NAME: &[u8] = b"vmlinux\0";
     const STRUCTURE: usize = 32;
     if object.kind != Kind::Btf {

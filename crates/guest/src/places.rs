@@ -11,6 +11,7 @@ use rustix::fs::{Dir, OFlags};
 
 use crate::call::Call;
 use crate::handles::Object;
+use crate::info;
 use crate::refusal::Refusal;
 use crate::roots::Root;
 
@@ -100,9 +101,12 @@ pub fn of_program(call: &Call) -> Option<String> {
     };
     let id = number_at(attr, load::ATTACH_BTF_ID);
     let object = number_at(attr, load::ATTACH_OBJECT);
-    if object != 0 {
+    let object = (object != 0).then(|| call.object(object));
+    // The kernel's own types are the same named and unnamed.
+    let object = object.filter(|object| !object.is_some_and(|object| info::is_kernels_own(object)));
+    if let Some(object) = object {
         // A module's, or a program's, whose types have numbers of their own.
-        let whose = match call.object(object).map(|object| object.kind) {
+        let whose = match object.map(|object| object.kind) {
             Some(Kind::Btf) => "module",
             _ => "program",
         };

@@ -26,6 +26,8 @@ use crate::notify::Reply;
 use crate::paths::HERE;
 use crate::scratch::Scratch;
 
+/// Bytes of a file; no kernel has a larger one, and a guest must not fill our memory.
+const LARGEST: usize = 64 << 20;
 /// What a tool asks its own kernel about: these, and all below those that end in `/`, are the guest's. All else is the host's; the
 /// guest's proxy has a list of its own of what it shows.
 const GUESTS: [&str; 21] = [
@@ -209,6 +211,9 @@ impl Call<'_, Guest> {
             // A file that does not go on has ended.
             more = next.more && !next.content.is_empty();
             content.extend(next.content);
+            if content.len() > LARGEST {
+                return Err(Errno(libc::EFBIG));
+            }
         }
         match (first.same, guess, name) {
             (true, Some(guess), _) => content = guess.content,

@@ -13,7 +13,7 @@ use beeline_compile::CodeStore;
 use beeline_wire::content::{Sum, sum};
 use beeline_wire::messages::Welcome;
 
-/// Files of the directory; the oldest go.
+/// Files of the directory; those go that nobody has used for longest.
 const FILES: usize = 16;
 /// Bytes of the longest.
 const LONGEST: u64 = 32 << 20;
@@ -73,13 +73,18 @@ impl Kept {
             return None;
         }
         let mut content = Vec::with_capacity(facts.len() as usize);
-        file.take(LONGEST).read_to_end(&mut content).ok()?;
+        (&file).take(LONGEST).read_to_end(&mut content).ok()?;
+        // What is not asked for any more goes first.
+        let _ = file.set_modified(SystemTime::now());
         let sum = sum(&content);
         Some(Guess { content, sum })
     }
 
     /// Keeps what that name holds, for next time. It is kept whole or not at all.
     pub(super) fn keep(&self, name: &str, content: &[u8]) {
+        if content.len() as u64 > LONGEST {
+            return;
+        }
         let Some(path) = self.path(name) else { return };
         let Some(directory) = path.parent() else {
             return;

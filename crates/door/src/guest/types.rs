@@ -13,6 +13,10 @@ use super::Guest;
 use super::commands::EPROTO;
 use crate::call::Call;
 
+/// The number of the kernel's own types, which it makes before all others.
+const OF_KERNEL: u32 = 1;
+/// What these are kept as.
+const TYPES: &str = "types";
 /// Bytes of all answers that are kept.
 const MOST: usize = 64 << 20;
 
@@ -52,16 +56,14 @@ impl Call<'_, Guest> {
 
     /// Asks for types that are not what was kept, if these are large.
     fn ask_for_other_types(&self, id: u32, mut message: Bpf) -> Result<BpfDone, Errno> {
-        let large = message
-            .parts
-            .iter()
-            .find(|part| part.at == INSIDE && part.room as usize >= content::WORTHWHILE);
+        let is_large = |part: &&Part| {
+            id == OF_KERNEL && part.at == INSIDE && part.room as usize >= content::WORTHWHILE
+        };
+        let large = message.parts.iter().find(is_large);
         let Some(room) = large.map(|part| part.room as usize) else {
             return self.ask_bpf(message);
         };
-        // The kernel's own have the same number at each boot, most often.
-        let name = format!("types {id}");
-        let guess = self.door.kept.guess(&name);
+        let guess = self.door.kept.guess(TYPES);
         let guess = guess.filter(|guess| guess.content.len() <= room);
         message.held = guess.as_ref().map_or(Vec::new(), |guess| guess.sum.into());
         let mut answer = self.ask_bpf(message)?;
@@ -75,7 +77,7 @@ impl Call<'_, Guest> {
             (false, _) => {
                 let types = answer.parts.iter().find(|part| part.at == INSIDE);
                 if let Some(types) = types.filter(|_| answer.errno == 0) {
-                    self.door.kept.keep(&name, &types.data);
+                    self.door.kept.keep(TYPES, &types.data);
                 }
             }
         }
