@@ -5,6 +5,8 @@
 //! cannot be anything else, and so that it does not matter who branches there: `mov eax, NUMBER; syscall`, by a jump in place
 //! of the `mov`. The `syscall` stays behind it for whoever comes to it in another way; that call is made, and not seen.
 
+use std::ops::RangeInclusive;
+
 use iced_x86::Mnemonic;
 use memchr::memmem;
 
@@ -18,6 +20,9 @@ use crate::survey::Survey;
 
 /// `mov eax, imm32` and `mov rax, imm32`, up to the number.
 const MOVES: [&[u8]; 2] = [&[0xb8], &[0x48, 0xc7, 0xc0]];
+/// REX prefixes, and the one for operands of 16 bits.
+const PREFIXES: RangeInclusive<u8> = 0x40..=0x4f;
+const NARROW: u8 = 0x66;
 /// Bytes of a number.
 const NUMBER: usize = 4;
 /// Numbers of system calls are below: that the bytes are something else is out of the question.
@@ -59,6 +64,11 @@ fn number_before(code: &[u8], call: usize) -> Option<(usize, u32)> {
     // The longer one first: the shorter one's bytes may be the end of others.
     let is_move = |bytes: &&&[u8]| code.get(..at).is_some_and(|before| before.ends_with(bytes));
     let bytes = MOVES.iter().rev().find(is_move)?;
+    // With a prefix the short one moves to another register, or is longer.
+    let before = code[..at - bytes.len()].last();
+    if bytes.len() == 1 && before.is_some_and(|byte| PREFIXES.contains(byte) || *byte == NARROW) {
+        return None;
+    }
     (number < NUMBERS).then_some((at - bytes.len(), number))
 }
 
@@ -128,7 +138,7 @@ mod tests {
     #[test]
     fn calls_with_their_number_are_found_among_anything() {
         let sites = sites(&[
-            b"\x06\x0f\x05\x48",
+            b"\x06\x0f\x05\x90",
             SHORT,
             b"\xc3\xff\xff",
             LONG,
@@ -150,6 +160,19 @@ mod tests {
         let alone: &[u8] = b"\x0f\x05\xc3";
         for bytes in [too_great, of_another, alone, b"\x0f", b""] {
             assert_eq!(why(&[bytes]), []);
+        }
+    }
+
+    /// `mov r8d, 8; syscall`, `movabs rax, ...` and `mov ax, 8` in some place.
+    #[test]
+    fn what_moves_to_another_register_is_no_number() {
+        for code in [
+            &b"\x41\xb8\x08\0\0\0\x0f\x05"[..],
+            b"\x48\xb8\x08\0\0\0\x0f\x05\0\0",
+            b"\x66\xb8\x08\0\0\0\x0f\x05",
+        ] {
+            let sites = sites(&[code]);
+            assert_eq!((sites.plans.len(), sites.spared.len()), (0, 0), "{code:x?}");
         }
     }
 
