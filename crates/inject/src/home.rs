@@ -7,7 +7,7 @@
 //! Code and values are one *cell* of [`CELL`] bytes, written by one write within one page, so it is there whole or not at all. Its place
 //! are bytes that nothing uses: zeroes between the last byte of a segment of code and the end of its page, first of all those of
 //! the vDSO. That takes no memory of the target, no system call that would itself need a way home, and none of any thread's stack
-//! (a goroutine's has no room to spare). The zeroes are put back when the thread has been.
+//! (a goroutine's has no room to spare). The zeroes are put back when the process is let go.
 //!
 //! **Why it is safe at every instruction.** None of the instructions writes memory, none changes the flags (which are the thread's
 //! own all along, as `syscall` keeps them) and the stack pointer is always the thread's own, so a signal handler may run
@@ -100,9 +100,9 @@ const _: () = assert!(offset_of!(Values, rsp) + 8 == offset_of!(Values, rip));
 std::arch::global_asm!(
     ".pushsection .rodata.beeline_home, \"a\", @progbits",
     ".balign 64",
-    ".globl beeline_home_code, beeline_home_decided, beeline_home_masked",
+    ".globl beeline_home_code, beeline_home_asked, beeline_home_decided, beeline_home_masked",
     ".globl beeline_home_split, beeline_home_leaves, beeline_home_ends, beeline_home_end",
-    ".hidden beeline_home_code, beeline_home_decided, beeline_home_masked",
+    ".hidden beeline_home_code, beeline_home_asked, beeline_home_decided, beeline_home_masked",
     ".hidden beeline_home_split, beeline_home_leaves, beeline_home_ends, beeline_home_end",
     "beeline_home_values:",
     ".zero {code}",
@@ -120,6 +120,7 @@ std::arch::global_asm!(
     "lea r10, [rip + beeline_home_values + {call_mask}]",
     "mov r8d, 8",
     "syscall",
+    "beeline_home_asked:",
     // 0 for EINTR.
     "lea r12, [rax + {eintr}]",
     "beeline_home_decided:",
@@ -195,6 +196,7 @@ std::arch::global_asm!(
 
 unsafe extern "C" {
     static beeline_home_code: u8;
+    static beeline_home_asked: u8;
     static beeline_home_decided: u8;
     static beeline_home_masked: u8;
     static beeline_home_split: u8;
@@ -325,15 +327,17 @@ impl Values {
     pub fn arrival(&self, cell: u64, regs: &user_regs_struct) -> Arrival {
         let at = regs.rip.wrapping_sub(cell);
         let is_masked = at >= place(&raw const beeline_home_masked);
-        // Which way it goes stands in r12, then in rcx, then in where it is.
+        let interrupted = -i64::from(libc::EINTR) as u64;
+        // Which way it goes stands in rax, then in r12, then in rcx, then in where it is.
         let ends = match at {
+            _ if at == place(&raw const beeline_home_asked) => regs.rax == interrupted,
             _ if at < place(&raw const beeline_home_decided) => false,
             _ if at < place(&raw const beeline_home_split) => regs.r12 == 0,
             _ if at < place(&raw const beeline_home_leaves) => regs.rcx == 0,
             _ => at >= place(&raw const beeline_home_ends),
         };
         let (rip, rax, orig_rax) = match ends {
-            true => (self.behind, -i64::from(libc::EINTR) as u64, NO_CALL),
+            true => (self.behind, interrupted, NO_CALL),
             // Held as it was held before, so that the kernel decides what becomes of its call.
             false if !is_masked && self.rip.wrapping_add(SYSCALL_LEN) == self.behind => {
                 (self.behind, self.held_rax, self.held_orig_rax)

@@ -270,9 +270,26 @@ impl Session {
             if self.is_consistent(&rendezvous)? {
                 return Ok(Reached::Mark);
             }
-            self.step()?;
+            self.leave_mark(rendezvous.address)?;
             ptrace::set_signal_mask(tid, mask)?;
         }
+    }
+
+    /// Brings the thread, which is held where the mark was, past it: out of the function if that is empty.
+    fn leave_mark(&mut self, address: u64) -> Result<(), Error> {
+        if self.mark(address)?.len == 1 {
+            return self.step();
+        }
+        // Not by a step: the trap of one that we do not live to see would end the program.
+        self.restore(ONLY)?;
+        let mut regs = ptrace::registers(self.tid())?;
+        let mut caller = [0; 8];
+        self.read(regs.rsp, &mut caller)?;
+        regs.rip = u64::from_ne_bytes(caller);
+        regs.rsp += size_of_val(&caller) as u64;
+        ptrace::set_registers(self.tid(), &regs)?;
+        self.tracees[ONLY].regs = regs;
+        Ok(())
     }
 
     fn is_consistent(&mut self, rendezvous: &Rendezvous) -> Result<bool, Error> {
@@ -292,15 +309,16 @@ impl Session {
         let reached = self
             .go_held(mark.pace())
             .and_then(|()| self.run_to(Some(&mark)));
+        // First, as in the midst of the mark there may be no instruction without it.
+        if let Ok(Reached::Mark) = reached {
+            self.go_back_to(&mark)?;
+        }
         // After `execve` the mark has gone with the rest.
         if !matches!(reached, Ok(Reached::Exec)) {
             let removed = self.write(address, &mark.original[..mark.len]);
             if reached.is_ok() {
                 removed?;
             }
-        }
-        if let Ok(Reached::Mark) = reached {
-            self.go_back_to(&mark)?;
         }
         reached
     }
