@@ -123,6 +123,7 @@ impl FileCalls {
     /// Remembers them.
     pub fn remember(&self, set: &Arc<StubSet>) {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.retain(|known| known.layout != set.layout);
         written.truncate(LAYOUTS - 1);
         written.push_front(set.clone());
     }

@@ -17,7 +17,7 @@ use beeline_image::returns::{Entry, ReturnTable};
 use beeline_inject::{Process, Region, Seccomp, Stopped, signal_frames};
 
 use crate::error::Error;
-use crate::memory::PAGE;
+use crate::private::Private;
 use crate::scope::{all_processes, start_time};
 use crate::{opening, patch};
 
@@ -174,7 +174,7 @@ fn presence(
         sites: Vec::new(),
         records: records(process, &manifest, &mappings),
         calls: call_records(process, &manifest, &mappings, regions),
-        private: private_of(&manifest, regions),
+        private: private_of(process, &manifest),
         mappings,
         manifest,
         home,
@@ -188,17 +188,17 @@ fn presence(
     presence
 }
 
-/// The private memory, if it is still there: its first page is a mapping of its own, as it is wiped in a forked child, and its end
-/// one's end. Otherwise a Beeline that died while it left has unmapped it, and something else may be there by now.
-fn private_of(manifest: &Manifest, regions: &[Region]) -> Option<Range<u64>> {
-    let start = manifest.private as u64;
-    let end = start.checked_add(manifest.private_len as u64)?;
-    let is_anonymous = |region: &&Region| region.inode == 0 && region.path.as_os_str().is_empty();
-    let mut anonymous = regions.iter().filter(is_anonymous);
-    let has_start = anonymous
-        .clone()
-        .any(|region| (region.start, region.end) == (start, start + PAGE as u64));
-    (has_start && anonymous.any(|region| region.end == end)).then_some(start..end)
+/// The private memory, if it is still there. Otherwise a Beeline that died while it left has unmapped it, and something else may be
+/// there by now.
+fn private_of(process: &Process, manifest: &Manifest) -> Option<Range<u64>> {
+    let (start, len) = (manifest.private as u64, manifest.private_len as u64);
+    let end = start.checked_add(len)?;
+    let read = |address: u64| {
+        let mut word = [0; 8];
+        let is_read = process.read_memory(address, &mut word).is_ok();
+        is_read.then_some(u64::from_ne_bytes(word))
+    };
+    Private::is_at(start, len, read).then_some(start..end)
 }
 
 /// The session that a mapping belongs to.
@@ -501,7 +501,7 @@ impl Presence {
             .enumerate()
             .filter(|(index, _)| installed & 1 << index != 0)
         {
-            if !patch::remove_handler(stopped, *signal as i32, signals, handler)? {
+            if !patch::remove_handler(stopped, *signal as i32, (signals, handler), self.is_live)? {
                 return Err(self.error(&format!(
                     "its code is restored, but it has put a handler for signal {signal} over ours, which it may call: \
                      Beeline's memory stays mapped until it ends"

@@ -186,12 +186,12 @@ pub fn install_handler(
 }
 
 /// Gives the target its own action back. False if somebody has put another handler over ours meanwhile, which may
-/// call ours: then it has to stay.
+/// call ours: then it has to stay. `handler` is ours, `signals` where the target's own ones are kept.
 pub fn remove_handler(
     stopped: &mut Stopped,
     signal: i32,
-    signals: u64,
-    handler: u64,
+    (signals, handler): (u64, u64),
+    is_live: bool,
 ) -> Result<bool, Error> {
     let (saved, scratch) = (saved_action(signals, signal), scratch(signals));
     stopped.syscall(
@@ -200,8 +200,9 @@ pub fn remove_handler(
     )?;
     let now = read_action(stopped, scratch)?;
     if now.handler != handler {
-        // Its own, if ours was not installed yet or has been removed already when a Beeline died.
-        return Ok(now == read_action(stopped, saved)?);
+        // Its own, if ours was not installed yet or has been removed already when a Beeline died. Of one that lives it is the
+        // process that has put it there once more.
+        return Ok(!is_live && now == read_action(stopped, saved)?);
     }
     stopped.syscall(
         libc::SYS_rt_sigaction,

@@ -63,6 +63,17 @@ impl Private {
         Ok(this)
     }
 
+    /// Is the region of `len` bytes that was mapped at `base` still there, and filled? By the first slot, which nothing else
+    /// looks like. `read` gives the word at an address.
+    pub fn is_at(base: u64, len: u64, read: impl FnOnce(u64) -> Option<u64>) -> bool {
+        let (slots, end) = (Self::layout(base, 1).slots, base.wrapping_add(len));
+        let top = read(slots + offset_of!(Slot, stack_top) as u64);
+        let is_top = |top: u64| {
+            (slots..=end).contains(&top) && (end - top).is_multiple_of((PAGE + STACK) as u64)
+        };
+        top.is_some_and(is_top)
+    }
+
     /// Has `write` store what the image expects to find. The last store lets programs run.
     pub fn fill(
         &self,
@@ -181,4 +192,24 @@ pub fn proc_text(path: &str) -> std::io::Result<String> {
     let file = std::fs::File::open(path)?;
     file.take(u64::MAX).read_to_string(&mut text)?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_known_by_its_first_slot() {
+        for cpus in [1, 2, 64] {
+            let region = Private::layout(0x7f00_0000_0000, cpus);
+            let is_at = |top: Option<u64>| Private::is_at(region.base, region.len, |_| top);
+            assert!(is_at(Some(region.stack_top(0))), "{cpus}");
+            // Nothing there; fresh memory of somebody else's; a stack of another region.
+            assert!(!is_at(None) && !is_at(Some(0)));
+            assert!(!is_at(Some(region.stack_top(0) + PAGE as u64)));
+            assert!(!is_at(Some(
+                region.base + region.len + (PAGE + STACK) as u64
+            )));
+        }
+    }
 }

@@ -17,8 +17,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub struct Mapped {
     start: NonNull<u8>,
     len: usize,
-    /// Holds the lease, which ends with its last descriptor.
-    _file: File,
+    /// Holds the lease.
+    file: File,
 }
 
 /// Magic numbers of file systems (`linux/magic.h`) whose files nobody changes but by calls on this machine: ext2 to
@@ -64,7 +64,7 @@ impl Mapped {
         Some(Self {
             start: NonNull::new(start.ok()?.cast())?,
             len,
-            _file: file,
+            file,
         })
     }
 
@@ -89,8 +89,11 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, to which no reference is left. The lease ends behind this.
+        // SAFETY: our own mapping, to which no reference is left.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        // By itself it would end with the last descriptor, and a child may have got one meanwhile.
+        // SAFETY: takes and gives numbers only.
+        let _ = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
     }
 }
 
