@@ -12,6 +12,8 @@ mod attr;
 mod commands;
 mod connection;
 mod events;
+#[cfg(test)]
+mod fake;
 mod files;
 mod iterators;
 mod kept;

@@ -159,21 +159,31 @@ impl Objects {
             if poll(&mut ready, None).is_err() {
                 continue;
             }
-            let mut events = Vec::with_capacity(64);
-            let now = rustix::event::Timespec::default();
-            let room = rustix::buffer::spare_capacity(&mut events);
-            if epoll::wait(&self.hangups, room, Some(&now)).is_err() {
-                continue;
+            self.reap_closed();
+        }
+    }
+
+    /// Forgets the objects whose anchors have hung up.
+    fn reap_closed(&self) {
+        let mut events = Vec::with_capacity(64);
+        let now = rustix::event::Timespec::default();
+        let room = rustix::buffer::spare_capacity(&mut events);
+        if epoll::wait(&self.hangups, room, Some(&now)).is_err() {
+            return;
+        }
+        for event in events {
+            let key = Key {
+                device: self.sockets,
+                inode: event.data.u64(),
+            };
+            let gone = self.lock().remove(&key);
+            // Who carries an iterator's content may still have a copy of our end: that would keep it in the set, and hung up.
+            if let Some(end) = gone.as_ref().and_then(|entry| entry.end.as_ref()) {
+                // Fails only if it is not in the set.
+                let _ = epoll::delete(&self.hangups, end);
             }
-            for event in events {
-                let key = Key {
-                    device: self.sockets,
-                    inode: event.data.u64(),
-                };
-                let gone = self.lock().remove(&key);
-                // Not under the lock: it is told the guest.
-                drop(gone);
-            }
+            // Not under the lock: it is told the guest.
+            drop(gone);
         }
     }
 
@@ -190,5 +200,32 @@ impl Objects {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::fake;
+
+    #[test]
+    fn what_was_reaped_hangs_up_once_although_its_end_is_kept() {
+        let guest = fake::guest(|_| None);
+        let objects = Objects::new().unwrap();
+        let object = Arc::new(Object::new(&guest.connection, 7, Kind::Other));
+        let file = objects.add(object).unwrap();
+        let kept = objects.end_of(&file).unwrap();
+        let hung_up = || {
+            let mut ready = [PollFd::new(&objects.hangups, PollFlags::IN)];
+            let now = rustix::event::Timespec::default();
+            poll(&mut ready, Some(&now)).unwrap()
+        };
+        assert_eq!(hung_up(), 0);
+        drop(file);
+        assert_eq!(hung_up(), 1);
+        objects.reap_closed();
+        assert!(objects.lock().is_empty());
+        assert_eq!(hung_up(), 0);
+        drop(kept);
     }
 }

@@ -1,0 +1,52 @@
+//! A guest that answers what a test wants.
+
+use std::sync::Arc;
+
+use beeline_wire::VERSION;
+use beeline_wire::address::Address;
+use beeline_wire::channel::Channel;
+use beeline_wire::conversation;
+use beeline_wire::listen::Listener;
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
+use beeline_wire::messages::{Done, GuestMessage, HostMessage, Welcome};
+
+use super::connection::Connection;
+
+/// The guest, as the door sees it.
+pub(super) struct Fake {
+    pub(super) connection: Arc<Connection>,
+}
+
+/// Starts one. `answer` gives the answer to a request; `None` ends the connection.
+pub(super) fn guest(mut answer: impl FnMut(Asked) -> Option<Said> + Send + 'static) -> Fake {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let address = Address::Unix { path };
+    let listener = Listener::new(&address, None).unwrap();
+    std::thread::spawn(move || {
+        let channel = listener.wait().unwrap().accept().unwrap();
+        let (mut receiver, sender) = conversation::begin(channel).unwrap();
+        while let Ok(Some(HostMessage { id, body })) = receiver.receive() {
+            let said = match body.unwrap() {
+                Asked::Hello(_) => Some(Said::Welcome(Welcome {
+                    version: VERSION,
+                    ..Welcome::default()
+                })),
+                Asked::Release(_) => Some(Said::Done(Done {})),
+                body => answer(body),
+            };
+            let Some(said) = said else { break };
+            let body = Some(said);
+            if sender.send(&GuestMessage { id, body }).is_err() {
+                break;
+            }
+        }
+        sender.end();
+    });
+    let channel = Channel::connect(&address, None).unwrap();
+    let connection = Connection::greet(channel, "a test", Box::new(|_| ()), Box::new(|_| ()));
+    Fake {
+        connection: connection.unwrap(),
+    }
+}
