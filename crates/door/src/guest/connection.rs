@@ -12,7 +12,7 @@ use beeline_wire::messages::host_message::Body as Asked;
 use crate::Error;
 
 /// What the tool gets for a call when there is no guest any more.
-const LOST: Errno = Errno(libc::ENOTCONN);
+pub(super) const LOST: Errno = Errno(libc::ENOTCONN);
 
 /// A proxy that was greeted. Everything that it holds for us goes with the connection.
 pub struct Connection {

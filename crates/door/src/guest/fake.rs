@@ -1,6 +1,6 @@
 //! A guest that answers what a test wants.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use beeline_wire::VERSION;
 use beeline_wire::address::Address;
@@ -16,6 +16,8 @@ use super::connection::Connection;
 /// The guest, as the door sees it.
 pub(super) struct Fake {
     pub(super) connection: Arc<Connection>,
+    /// What the user was told.
+    pub(super) said: Arc<Mutex<Vec<String>>>,
 }
 
 /// Starts one. `answer` gives the answer to a request; `None` ends the connection.
@@ -44,9 +46,15 @@ pub(super) fn guest(mut answer: impl FnMut(Asked) -> Option<Said> + Send + 'stat
         }
         sender.end();
     });
+    let said = Arc::<Mutex<Vec<String>>>::default();
+    let say = {
+        let said = Arc::clone(&said);
+        move |line: &str| said.lock().unwrap().push(line.to_owned())
+    };
     let channel = Channel::connect(&address, None).unwrap();
-    let connection = Connection::greet(channel, "a test", Box::new(|_| ()), Box::new(|_| ()));
+    let connection = Connection::greet(channel, "a test", Box::new(say), Box::new(|_| ()));
     Fake {
         connection: connection.unwrap(),
+        said,
     }
 }

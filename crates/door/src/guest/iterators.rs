@@ -14,11 +14,12 @@ use beeline_wire::layout::{command, number_at, put_number};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Bpf, Describe, Read};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
 
 use super::Guest;
 use super::commands::EPROTO;
-use super::connection::Connection;
+use super::connection::{Connection, LOST};
 use super::objects::Object;
 use crate::bpffs::HasBpfFs;
 use crate::call::Call;
@@ -36,14 +37,7 @@ impl Call<'_, Guest> {
         let file = self.door.objects.add(Arc::clone(&iterator))?;
         let into = self.door.objects.end_of(&file)?;
         let connection = Arc::clone(&self.door.connection);
-        let carry = move || {
-            if let Err(error) = carry(&connection, &iterator, &into) {
-                let reason = std::io::Error::from_raw_os_error(error.0);
-                connection.say(&format!("an iterator's content ends too early: {reason}"));
-            }
-            // The tool has read all when it has read what was sent.
-            let _ = shutdown(&into, Shutdown::Write);
-        };
+        let carry = move || carry_all(&connection, &iterator, &into);
         let thread = Builder::new().name("beeline-iterator".into());
         thread.spawn(carry).map_err(errno)?;
         Ok(file)
@@ -92,7 +86,22 @@ impl Call<'_, Guest> {
     }
 }
 
-/// Sends all that an iterator writes, until the tool closes its end.
+/// Sends all that an iterator writes, and that it ends; the user is told of what is missing.
+fn carry_all(connection: &Connection, iterator: &Object, into: &OwnedFd) {
+    match carry(connection, iterator, into) {
+        // The user knows if the guest was lost, and at the session's end nobody reads.
+        Ok(()) | Err(LOST) => {}
+        Err(_) if is_closed(into) => {}
+        Err(error) => {
+            let reason = std::io::Error::from_raw_os_error(error.0);
+            connection.say(&format!("an iterator's content ends too early: {reason}"));
+        }
+    }
+    // The tool has read all when it has read what was sent.
+    let _ = shutdown(into, Shutdown::Write);
+}
+
+/// Sends what an iterator writes, until the tool closes its end.
 fn carry(connection: &Connection, iterator: &Object, into: &OwnedFd) -> Result<(), Errno> {
     loop {
         let request = Asked::Read(Read {
@@ -110,8 +119,103 @@ fn carry(connection: &Connection, iterator: &Object, into: &OwnedFd) -> Result<(
                 Err(_) => return Ok(()),
             }
         }
-        if content.end {
+        // While an iterator's program writes nothing, contents are empty, and nothing is sent by which a closed end would show.
+        if content.end || content.data.is_empty() && is_closed(into) {
             return Ok(());
         }
+    }
+}
+
+/// Has the tool closed its end?
+fn is_closed(into: &OwnedFd) -> bool {
+    // That it is closed is always told.
+    let mut ready = [PollFd::new(into, PollFlags::empty())];
+    poll(&mut ready, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+
+    use beeline_wire::messages::{Content, Refused};
+
+    use super::*;
+    use crate::fds::anchor;
+    use crate::guest::fake;
+
+    /// Closes the tool's end, and waits until that is seen here: processes that other tests start have a copy of it for a moment.
+    fn close(file: &Mutex<Option<OwnedFd>>, into: &OwnedFd) {
+        drop(file.lock().unwrap().take());
+        let mut ready = [PollFd::new(into, PollFlags::empty())];
+        poll(&mut ready, None).unwrap();
+    }
+
+    #[test]
+    fn a_closed_iterator_without_content_is_noticed() {
+        // It is closed while the guest says again and again that there is nothing yet.
+        const MOST: usize = 100;
+        let (into, file) = anchor().unwrap();
+        let (file, ours) = (Mutex::new(Some(file)), into.try_clone().unwrap());
+        let (asked, asks) = channel();
+        let mut left = MOST;
+        let guest = fake::guest(move |_| {
+            close(&file, &ours);
+            asked.send(()).unwrap();
+            left -= 1;
+            Some(Said::Content(Content {
+                data: vec![],
+                end: left == 0,
+            }))
+        });
+        let iterator = Object::new(&guest.connection, 7, Kind::Other);
+        assert_eq!(carry(&guest.connection, &iterator, &into), Ok(()));
+        assert_eq!(asks.try_iter().count(), 1);
+    }
+
+    #[test]
+    fn all_is_carried_whatever_is_empty_between() {
+        let (into, file) = anchor().unwrap();
+        let mut contents = ["", "one", "", "two", ""].into_iter();
+        let guest = fake::guest(move |_| {
+            Some(Said::Content(Content {
+                data: contents.next()?.into(),
+                end: contents.len() == 0,
+            }))
+        });
+        let iterator = Object::new(&guest.connection, 7, Kind::Other);
+        carry_all(&guest.connection, &iterator, &into);
+        let text = std::io::read_to_string(File::from(file)).unwrap();
+        assert_eq!(text, "onetwo");
+        assert!(guest.said.lock().unwrap().is_empty());
+    }
+
+    /// What the user is told when the guest answers so, of an iterator that the tool closes before or not.
+    fn told(answer: Option<Said>, closes: bool) -> Vec<String> {
+        let (into, file) = anchor().unwrap();
+        let (file, ours) = (Mutex::new(Some(file)), into.try_clone().unwrap());
+        let guest = fake::guest(move |_| {
+            if closes {
+                close(&file, &ours);
+            }
+            answer.clone()
+        });
+        let iterator = Object::new(&guest.connection, 7, Kind::Other);
+        carry_all(&guest.connection, &iterator, &into);
+        let said = guest.said.lock().unwrap();
+        said.clone()
+    }
+
+    #[test]
+    fn only_what_a_reader_misses_is_told() {
+        let refused = Some(Said::Refused(Refused {
+            errno: libc::EIO as u32,
+            ..Refused::default()
+        }));
+        let line = "an iterator's content ends too early: Input/output error (os error 5)";
+        assert_eq!(told(refused.clone(), false), [line]);
+        assert!(told(refused, true).is_empty());
+        assert!(told(None, false).is_empty());
     }
 }
