@@ -101,6 +101,15 @@ fn is_guests(path: &Path) -> bool {
     })
 }
 
+/// What is said of a file that is not asked of the guest: it is made here.
+fn made_here(path: &Path) -> Option<File> {
+    let is_pipe = TRACE_PIPES.iter().any(|pipe| path == Path::new(pipe));
+    is_pipe.then(|| File {
+        mode: libc::S_IFREG | 0o444,
+        ..File::default()
+    })
+}
+
 /// A path without `.`, `..` and double slashes, as far as that can be known without following links.
 fn plain(path: &Path) -> PathBuf {
     use std::path::Component;
@@ -137,6 +146,14 @@ impl Call<'_, Guest> {
         let path = plain(&self.absolute(directory as i32, &path).ok()?);
         let path = self.door.files.shown(&path).unwrap_or(path);
         is_guests(&path).then_some(path)
+    }
+
+    /// What there is to say of a file but its content.
+    fn about(&self, path: &Path) -> Result<File, Errno> {
+        match made_here(path) {
+            Some(file) => Ok(file),
+            None => self.look(path, false, 0),
+        }
     }
 
     fn look(&self, path: &Path, content: bool, from: u64) -> Result<File, Errno> {
@@ -183,7 +200,7 @@ impl Call<'_, Guest> {
         if flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64 {
             return Err(Errno(libc::EACCES));
         }
-        if TRACE_PIPES.iter().any(|pipe| path == Path::new(pipe)) {
+        if made_here(&path).is_some() {
             return self.open_trace_pipe(flags);
         }
         Ok(Reply::Descriptor {
@@ -275,7 +292,7 @@ impl Call<'_, Guest> {
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
         };
-        self.look(&path, false, 0)?;
+        self.about(&path)?;
         match mode & libc::W_OK as u64 {
             0 => Ok(Reply::Value(0)),
             _ => Err(Errno(libc::EACCES)),
@@ -290,7 +307,7 @@ impl Call<'_, Guest> {
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
         };
-        let file = self.look(&path, false, 0)?;
+        let file = self.about(&path)?;
         // SAFETY: a structure of numbers, for which zero is valid.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
         stat.st_mode = file.mode;
@@ -309,7 +326,7 @@ impl Call<'_, Guest> {
         let Some(path) = self.guests_path(at, path) else {
             return Ok(Reply::Continue);
         };
-        let file = self.look(&path, false, 0)?;
+        let file = self.about(&path)?;
         // SAFETY: a structure of numbers, for which zero is valid.
         let mut statx: libc::statx = unsafe { std::mem::zeroed() };
         statx.stx_mask = libc::STATX_TYPE
@@ -338,7 +355,7 @@ impl Call<'_, Guest> {
         if !is_tracefs {
             return Ok(Reply::Continue);
         }
-        self.look(&path, false, 0)?;
+        self.about(&path)?;
         self.write_statfs(buffer, TRACE_FS_MAGIC)
     }
 
@@ -400,7 +417,14 @@ fn number_of(path: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+    use std::sync::Arc;
+
+    use beeline_wire::messages::Refused;
+
     use super::*;
+    use crate::guest::fake;
+    use crate::{Options, Tool};
 
     #[test]
     fn paths_are_sorted_by_the_table() {
@@ -424,6 +448,39 @@ mod tests {
         ] {
             assert!(!is_guests(Path::new(path)), "{path}");
         }
+    }
+
+    #[test]
+    fn the_trace_pipe_is_there_without_the_guest() {
+        const SCRIPT: &str =
+            "for pipe in /sys/kernel/tracing/trace_pipe /sys/kernel/debug/tracing/trace_pipe; do
+            test -f $pipe && test -r $pipe && ! test -w $pipe && ! test -s $pipe || exit 1
+            test $(stat -c %f $pipe) = 8124 && test $(stat -f -c %t $pipe) = 74726163 || exit 2
+        done
+        ! test -e /sys/kernel/tracing/trace || exit 3";
+        let asked = Arc::<Mutex<Vec<String>>>::default();
+        let paths = Arc::clone(&asked);
+        let guest = fake::guest(move |asked| {
+            let Asked::Look(look) = asked else {
+                return None;
+            };
+            paths.lock().unwrap().push(look.path);
+            Some(Said::Refused(Refused {
+                errno: libc::EOPNOTSUPP as u32,
+                ..Refused::default()
+            }))
+        });
+        let options = Options {
+            is_for_guest: true,
+            ..Options::default()
+        };
+        let command = ["sh", "-c", SCRIPT].map(OsString::from);
+        let tool = Tool::spawn(&command, &options).unwrap();
+        let status = tool.serve_in(Arc::clone(&guest.connection), None).unwrap();
+        assert_eq!(status.code(), Some(0));
+        let asked = asked.lock().unwrap();
+        assert!(asked.iter().all(|path| !path.ends_with("trace_pipe")));
+        assert!(asked.iter().any(|path| path == "/sys/kernel/tracing/trace"));
     }
 
     #[test]
