@@ -2,8 +2,8 @@
 //! whatever is in it. It begins empty and ends with the session, and the objects pinned in it with it.
 //!
 //! It is a directory of the user's, private to the session, in which a pinned object is an empty file. The door
-//! answers the system calls that name a path under `/sys/fs/bpf` by the same ones on that directory ([`calls`]). Directories that
-//! the tool opens are real ones, so what it does relative to them needs no door.
+//! answers the system calls that name a path under `/sys/fs/bpf` by the same ones on that directory ([`calls`]), also where the path
+//! is relative to a directory there that the tool has opened, which is the real one.
 
 mod calls;
 

@@ -36,6 +36,7 @@ fn tool() {
         ("garbage", garbage),
         ("files", files),
         ("limits", limits),
+        ("names", names),
     ]);
 }
 
@@ -54,6 +55,7 @@ played! {
     garbage_gets_an_error: "garbage",
     files_of_probes: "files",
     memlock_can_be_raised: "limits",
+    names_lead_to_objects_whatever_they_are_relative_to: "names",
 }
 
 fn maps() {
@@ -527,4 +529,51 @@ fn limits() {
     // SAFETY: one limit, read only.
     let raised = unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
     assert_eq!(raised, 0);
+}
+
+fn names() {
+    const PIN: u32 = 6;
+    const DIRECTORY: &std::ffi::CStr = c"/sys/fs/bpf/names";
+    let map = map_create(2, 4, 8, 1, 0, "m");
+    // SAFETY: paths that end in a NUL, here and below.
+    assert_eq!(unsafe { libc::mkdir(DIRECTORY.as_ptr(), 0o700) }, 0);
+    let path = c"/sys/fs/bpf/names/m";
+    let mut pin = Attr::zero(16)
+        .u64(0, path.as_ptr() as u64)
+        .u32(8, map as u32);
+    assert_eq!(bpf(PIN, &mut pin), 0);
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY;
+    // SAFETY: likewise.
+    let directory = unsafe { libc::open(DIRECTORY.as_ptr(), flags) };
+    assert!(directory >= 0);
+    let open = |at: i32, name: &std::ffi::CStr, flags: i32| {
+        // SAFETY: likewise.
+        result(unsafe { libc::syscall(libc::SYS_openat, at, name.as_ptr(), flags, 0o600) })
+    };
+    let (read, create) = (libc::O_RDONLY, libc::O_RDWR | libc::O_CREAT);
+    for (at, object, other) in [
+        (libc::AT_FDCWD, path, c"/sys/fs/bpf/names/n"),
+        (directory, c"m", c"n"),
+        (directory, c"../names/m", c"./n"),
+    ] {
+        // Objects are not for reading, files are not made, and what is not there is not.
+        assert_eq!(open(at, object, read), -i64::from(libc::EIO), "{object:?}");
+        assert_eq!(open(at, other, read), ENOENT, "{other:?}");
+        assert_eq!(
+            open(at, other, create),
+            -i64::from(libc::EACCES),
+            "{other:?}"
+        );
+        let access = |name: &std::ffi::CStr| {
+            // SAFETY: likewise.
+            result(unsafe { libc::faccessat(at, name.as_ptr(), libc::R_OK, 0) }.into())
+        };
+        assert_eq!((access(object), access(other)), (0, ENOENT));
+    }
+    let listed = open(directory, c".", flags);
+    assert!(listed >= 0, "{listed}");
+    close(listed);
+    assert!(std::fs::remove_dir_all("/sys/fs/bpf/names").is_ok());
+    close(directory.into());
+    close(map);
 }

@@ -19,8 +19,7 @@ const EXDEV: Errno = Errno(libc::EXDEV);
 const EINVAL: Errno = Errno(libc::EINVAL);
 
 impl<D: HasBpfFs> Call<'_, D> {
-    /// The path at an address, below the root of the BPF file system; `None` for all paths that are not in it. What
-    /// is relative to a directory there is the kernel's business, since that directory is a real one.
+    /// The path at an address, below the root of the BPF file system; `None` for all paths that are not in it.
     pub(crate) fn inside(&self, directory: u64, path: u64) -> Option<PathBuf> {
         let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
         self.inside_of(directory, &path)
@@ -28,14 +27,10 @@ impl<D: HasBpfFs> Call<'_, D> {
 
     /// As [`Self::inside`], of a path that has been read.
     pub(crate) fn inside_of(&self, directory: u64, path: &[u8]) -> Option<PathBuf> {
-        let directory = directory as i32;
-        if path.starts_with(b"/") {
-            return self.door.bpffs().inside(path);
-        }
-        if path.is_empty() || directory != libc::AT_FDCWD {
+        if path.is_empty() {
             return None;
         }
-        let path = self.absolute(directory, path).ok()?;
+        let path = self.absolute(directory as i32, path).ok()?;
         self.door.bpffs().inside(path.as_os_str().as_bytes())
     }
 
