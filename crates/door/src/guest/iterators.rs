@@ -194,7 +194,9 @@ mod tests {
     /// What the user is told when the guest answers so, of an iterator that the tool closes before or not.
     fn told(answer: Option<Said>, closes: bool) -> Vec<String> {
         let (into, file) = anchor().unwrap();
-        let (file, ours) = (Mutex::new(Some(file)), into.try_clone().unwrap());
+        let (file, ours) = (Arc::new(Mutex::new(Some(file))), into.try_clone().unwrap());
+        // Else it is closed with the guest.
+        let _kept = Arc::clone(&file);
         let guest = fake::guest(move |_| {
             if closes {
                 close(&file, &ours);
