@@ -3,8 +3,9 @@
 //! The guest's own `trace_pipe` gives each line to one reader, and is left alone. Each line is an event of a raw tracepoint as well: a
 //! reader here has a program of ours there, as the guest's policy allows it, and the lines are put together from its records as the kernel
 //! does it. (A perf event of the tracepoint would not do: the kernel drops what programs at other tracepoints print.) Lines from before the
-//! pipe was opened are not there.
+//! pipe was opened are not there. Those for which there was no room while nobody read are counted, and told as the kernel does it.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::Builder;
@@ -25,20 +26,25 @@ use crate::call::{Answer, Call};
 use crate::fds::{anchor, errno};
 use crate::notify::Reply;
 
-/// Bytes of records that wait to be read.
-const DATA: usize = 1 << 18;
-/// `BPF_MAP_TYPE_RINGBUF` and `BPF_PROG_TYPE_RAW_TRACEPOINT`.
+/// Bytes of records that wait to be read: of some 3900 lines in the guest, and as many here.
+const DATA: usize = 4 << 20;
+/// `BPF_MAP_TYPE_RINGBUF`, `BPF_MAP_TYPE_PERCPU_ARRAY`, and `BPF_PROG_TYPE_RAW_TRACEPOINT`.
 const RING: u32 = 27;
+const COUNTS: u32 = 6;
 const RAW_TRACEPOINT: u32 = 17;
 const TRACEPOINT: &[u8] = b"bpf_trace_printk\0";
 
-/// A record: the time, the thread, the CPU, the thread's name, and the text.
+/// The kernel has no more CPUs.
+const MOST_CPUS: u32 = 8192;
+
+/// A record: the time, the thread, the CPU, the thread's name, how many lines of this CPU there was no room for until now, and the text.
 mod record {
     pub(super) const TIME: usize = 0;
     pub(super) const THREAD: usize = 8;
     pub(super) const CPU: usize = 12;
     pub(super) const NAME: usize = 16;
-    pub(super) const TEXT: usize = 32;
+    pub(super) const LOST: usize = 32;
+    pub(super) const TEXT: usize = 40;
     /// The kernel prints no longer text.
     pub(super) const LONGEST: usize = 1024;
     pub(super) const LEN: usize = TEXT + LONGEST;
@@ -47,7 +53,7 @@ mod record {
 /// What makes lines in the guest, for as long as this is there.
 struct Source {
     memory: Arc<Memory>,
-    _made: [Object; 3],
+    _made: [Object; 4],
 }
 
 impl Call<'_, Guest> {
@@ -74,7 +80,13 @@ impl Call<'_, Guest> {
         let mut ring = self.make(command::MAP_CREATE, attr, vec![], Kind::Map)?;
         ring.facts = Some(facts);
 
-        let insns = program(ring.handle);
+        let mut attr = vec![0; 72];
+        for (at, number) in [(0, COUNTS), (4, 4), (8, 8), (12, 1)] {
+            put_number(&mut attr, at, number);
+        }
+        let counts = self.make(command::MAP_CREATE, attr, vec![], Kind::Map)?;
+
+        let insns = program(ring.handle, counts.handle);
         let mut attr = vec![0; 72];
         put_number(&mut attr, 0, RAW_TRACEPOINT);
         put_number(&mut attr, 4, insns.len() as u32);
@@ -93,7 +105,7 @@ impl Call<'_, Guest> {
         let shape = Shape::Ring { data: DATA };
         Ok(Source {
             memory: self.door.rings.memory(connection, None, &ring, shape)?,
-            _made: [link, program, ring],
+            _made: [link, program, ring, counts],
         })
     }
 
@@ -127,71 +139,111 @@ fn given(at: u32, data: Vec<u8>) -> Part {
     Part { at, data, room: 0 }
 }
 
-/// The program that makes a record of each line; its context begins with the line's address.
-fn program(ring: u32) -> Vec<[u8; 8]> {
-    // Codes of instructions, and of helpers.
-    const LOAD: u8 = 0x79;
-    const ADDRESS: u8 = 0x18;
-    const SET: u8 = 0xb7;
-    const COPY: u8 = 0xbf;
-    const ADD: u8 = 0x07;
-    const STORE: u8 = 0x7b;
-    const STORE_HALF: u8 = 0x63;
-    const IF_ZERO: u8 = 0x15;
-    const CALL: u8 = 0x85;
-    const EXIT: u8 = 0x95;
-    const RESERVE: i32 = 131;
-    const SUBMIT: i32 = 132;
-    const TIME: i32 = 5;
-    const THREAD: i32 = 14;
-    const CPU: i32 = 8;
-    const NAME: i32 = 16;
-    const READ_TEXT: i32 = 115;
-    let insn = |code: u8, to: u8, from: u8, offset: usize, number: i32| {
-        let mut bytes = [code, from << 4 | to, offset as u8, 0, 0, 0, 0, 0];
-        bytes[4..].copy_from_slice(&number.to_ne_bytes());
-        bytes
-    };
+/// Codes of instructions.
+mod codes {
+    pub(super) const LOAD: u8 = 0x79;
+    pub(super) const ADDRESS: u8 = 0x18;
+    pub(super) const SET: u8 = 0xb7;
+    pub(super) const COPY: u8 = 0xbf;
+    pub(super) const ADD: u8 = 0x07;
+    pub(super) const STORE: u8 = 0x7b;
+    pub(super) const STORE_HALF: u8 = 0x63;
+    pub(super) const STORE_NUMBER: u8 = 0x62;
+    pub(super) const IF_ZERO: u8 = 0x15;
+    pub(super) const GO: u8 = 0x05;
+    pub(super) const CALL: u8 = 0x85;
+    pub(super) const EXIT: u8 = 0x95;
+}
+
+/// Numbers of helpers.
+mod helpers {
+    pub(super) const LOOK_UP: i32 = 1;
+    pub(super) const TIME: i32 = 5;
+    pub(super) const CPU: i32 = 8;
+    pub(super) const THREAD: i32 = 14;
+    pub(super) const NAME: i32 = 16;
+    pub(super) const READ_TEXT: i32 = 115;
+    pub(super) const RESERVE: i32 = 131;
+    pub(super) const SUBMIT: i32 = 132;
+}
+
+/// An instruction: its code, the registers, the offset, and the number.
+fn insn(code: u8, to: u8, from: u8, offset: i16, number: i32) -> [u8; 8] {
+    let mut bytes = [code, from << 4 | to, 0, 0, 0, 0, 0, 0];
+    bytes[2..4].copy_from_slice(&offset.to_ne_bytes());
+    bytes[4..].copy_from_slice(&number.to_ne_bytes());
+    bytes
+}
+
+/// The program that makes a record of each line; its context begins with the line's address. Where there is no room it counts, in
+/// the element of this CPU's; nothing interrupts it there that runs it again.
+fn program(ring: u32, counts: u32) -> Vec<[u8; 8]> {
+    use codes::*;
+    use helpers::*;
+    // Registers: 6 the line's address, 7 the record, 8 the count.
     let call = |helper| insn(CALL, 0, 0, 0, helper);
     let set = |to, number: usize| insn(SET, to, 0, 0, number as i32);
+    let store = |code, from, offset: usize| insn(code, 7, from, offset as i16, 0);
     let part = |offset: usize| [insn(COPY, 1, 7, 0, 0), insn(ADD, 1, 0, 0, offset as i32)];
-    let [name, name_at] = part(record::NAME);
-    let [text, text_at] = part(record::TEXT);
-    vec![
-        insn(LOAD, 6, 1, 0, 0),
-        insn(ADDRESS, 1, 1, 0, ring as i32),
-        [0; 8],
-        set(2, record::LEN),
-        set(3, 0),
-        call(RESERVE),
+    let address = |map: u32| [insn(ADDRESS, 1, 1, 0, map as i32), [0; 8]];
+    let find = [
+        &[insn(LOAD, 6, 1, 0, 0), insn(STORE_NUMBER, 10, 0, -4, 0)][..],
+        &[insn(COPY, 2, 10, 0, 0), insn(ADD, 2, 0, 0, -4)],
+        &address(counts),
+        &[call(LOOK_UP)],
+    ];
+    let reserve = [
+        &[insn(COPY, 8, 0, 0, 0)][..],
+        &address(ring),
+        &[set(2, record::LEN), set(3, 0), call(RESERVE)],
+    ];
+    let fill = [
+        &[
+            insn(COPY, 7, 0, 0, 0),
+            call(TIME),
+            store(STORE, 0, record::TIME),
+        ][..],
+        &[call(THREAD), store(STORE_HALF, 0, record::THREAD)],
+        &[call(CPU), store(STORE_HALF, 0, record::CPU)],
+        &[insn(LOAD, 1, 8, 0, 0), store(STORE, 1, record::LOST)],
+        &part(record::NAME),
+        &[set(2, record::LOST - record::NAME), call(NAME)],
+        &part(record::TEXT),
+        &[
+            set(2, record::LONGEST),
+            insn(COPY, 3, 6, 0, 0),
+            call(READ_TEXT),
+        ],
+        &[insn(COPY, 1, 7, 0, 0), set(2, 0), call(SUBMIT)],
+    ];
+    let count = [
+        insn(LOAD, 1, 8, 0, 0),
+        insn(ADD, 1, 0, 0, 1),
+        insn(STORE, 8, 1, 0, 0),
+    ];
+    let (find, reserve, fill) = (find.concat(), reserve.concat(), fill.concat());
+    let over = |insns: &[[u8; 8]]| insns.len() as i16;
+    let jump_over = |code, count| insn(code, 0, 0, count, 0);
+    [
+        &find[..],
         // To the end.
-        insn(IF_ZERO, 0, 0, 19, 0),
-        insn(COPY, 7, 0, 0, 0),
-        call(TIME),
-        insn(STORE, 7, 0, record::TIME, 0),
-        call(THREAD),
-        insn(STORE_HALF, 7, 0, record::THREAD, 0),
-        call(CPU),
-        insn(STORE_HALF, 7, 0, record::CPU, 0),
-        name,
-        name_at,
-        set(2, record::TEXT - record::NAME),
-        call(NAME),
-        text,
-        text_at,
-        set(2, record::LONGEST),
-        insn(COPY, 3, 6, 0, 0),
-        call(READ_TEXT),
-        insn(COPY, 1, 7, 0, 0),
-        set(2, 0),
-        call(SUBMIT),
-        set(0, 0),
-        insn(EXIT, 0, 0, 0, 0),
+        &[jump_over(
+            IF_ZERO,
+            over(&reserve) + 1 + over(&fill) + 1 + over(&count),
+        )],
+        &reserve,
+        &[jump_over(IF_ZERO, over(&fill) + 1)],
+        &fill,
+        &[jump_over(GO, over(&count))],
+        &count,
+        &[set(0, 0), insn(EXIT, 0, 0, 0, 0)],
     ]
+    .concat()
 }
 
 /// Sends lines until the tool closes its end.
 fn carry(source: &Source, into: &OwnedFd) {
+    let mut lost = HashMap::new();
     loop {
         let mut ready = [
             PollFd::new(&source.memory.wakeup, PollFlags::IN),
@@ -205,7 +257,7 @@ fn carry(source: &Source, into: &OwnedFd) {
             return;
         }
         let _ = rustix::io::read(&source.memory.wakeup, &mut [0; 8]);
-        if send_all(into, &lines(&source.memory.drain())).is_err() {
+        if send_all(into, &lines(&source.memory.drain(), &mut lost)).is_err() {
             return;
         }
     }
@@ -222,8 +274,8 @@ fn send_all(into: &OwnedFd, mut text: &[u8]) -> rustix::io::Result<()> {
     Ok(())
 }
 
-/// What the records of a ring buffer say.
-fn lines(mut records: &[u8]) -> Vec<u8> {
+/// What the records of a ring buffer say. `told`: how many lines of each CPU are known to be lost.
+fn lines(mut records: &[u8], told: &mut HashMap<u32, u64>) -> Vec<u8> {
     const HEADER: usize = 8;
     // The upper two bits say if it is being written or was given up; such are not sent.
     const LENGTH: u32 = (1 << 30) - 1;
@@ -236,10 +288,26 @@ fn lines(mut records: &[u8]) -> Vec<u8> {
         };
         records = rest;
         if len == record::LEN {
-            lines.extend(line(&record[HEADER..]).bytes());
+            let record = &record[HEADER..];
+            lines.extend(losses(record, told).bytes());
+            lines.extend(line(record).bytes());
         }
     }
     lines
+}
+
+/// What the kernel prints before a line if others of its CPU were lost since that CPU's last.
+fn losses(record: &[u8], told: &mut HashMap<u32, u64>) -> String {
+    let cpu = number_at(record, record::CPU);
+    let lost = long_at(record, record::LOST);
+    if lost == 0 || cpu >= MOST_CPUS {
+        return String::new();
+    }
+    let before = told.insert(cpu, lost).unwrap_or_default();
+    match lost.saturating_sub(before) {
+        0 => String::new(),
+        new => format!("CPU:{cpu} [LOST {new} EVENTS]\n"),
+    }
 }
 
 /// One line as the kernel prints it, but for what the CPU was about, of which nothing is known.
@@ -249,7 +317,7 @@ fn line(record: &[u8]) -> String {
     let (seconds, micros) = (time / SECOND, time % SECOND / 1000);
     let thread = number_at(record, record::THREAD);
     let cpu = number_at(record, record::CPU);
-    let name = text_of(record.get(record::NAME..record::TEXT));
+    let name = text_of(record.get(record::NAME..record::LOST));
     let text = text_of(record.get(record::TEXT..));
     format!(
         "{name:>16}-{thread:<7} [{cpu:03}] ..... {seconds:5}.{micros:06}: bpf_trace_printk: {text}\n"
@@ -266,14 +334,23 @@ fn text_of(bytes: Option<&[u8]>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd, FromRawFd};
+
+    use beeline_wire::layout::put_long;
+
     use super::*;
 
     fn printed(text: &str) -> Vec<u8> {
+        printed_on(3, 0, text)
+    }
+
+    fn printed_on(cpu: u32, lost: u64, text: &str) -> Vec<u8> {
         let mut bytes = (record::LEN as u64).to_ne_bytes().to_vec();
         bytes.extend(12_345_678_901u64.to_ne_bytes());
         bytes.extend(77u32.to_ne_bytes());
-        bytes.extend(3u32.to_ne_bytes());
+        bytes.extend(cpu.to_ne_bytes());
         bytes.extend(b"a task\0\0\0\0\0\0\0\0\0\0");
+        bytes.extend(lost.to_ne_bytes());
         bytes.extend(text.as_bytes());
         bytes.resize(8 + record::LEN, 0);
         bytes
@@ -281,7 +358,8 @@ mod tests {
 
     #[test]
     fn records_become_lines_as_the_kernel_has_them() {
-        let lines = lines(&[printed("one"), printed("two")].concat());
+        let records = [printed("one"), printed("two")].concat();
+        let lines = lines(&records, &mut HashMap::new());
         assert_eq!(
             String::from_utf8(lines).unwrap(),
             "          a task-77      [003] .....    12.345678: bpf_trace_printk: one\n\
@@ -293,9 +371,136 @@ mod tests {
     fn what_is_cut_off_is_left_out() {
         let whole = printed("text");
         for end in 0..whole.len() {
-            assert!(lines(&whole[..end]).is_empty());
+            assert!(lines(&whole[..end], &mut HashMap::new()).is_empty());
         }
-        assert!(lines(&[0; 64]).is_empty());
-        assert!(lines(&[0xff; 64]).is_empty());
+        assert!(lines(&[0; 64], &mut HashMap::new()).is_empty());
+        assert!(lines(&[0xff; 64], &mut HashMap::new()).is_empty());
+    }
+
+    #[test]
+    fn each_loss_is_told_once_before_the_next_line_of_its_cpu() {
+        let records = [
+            (0, 0),
+            (0, 2),
+            (1, 0),
+            (0, 2),
+            (1, 7),
+            (0, 3),
+            (MOST_CPUS, 1),
+        ];
+        let mut told = HashMap::new();
+        let text: Vec<u8> = records
+            .iter()
+            .flat_map(|&(cpu, lost)| lines(&printed_on(cpu, lost, "x"), &mut told))
+            .collect();
+        let text = String::from_utf8(text).unwrap();
+        let told = text.lines().map(|line| match line.starts_with("CPU:") {
+            true => line,
+            false => "line",
+        });
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            [
+                "line",
+                "CPU:0 [LOST 2 EVENTS]",
+                "line",
+                "line",
+                "line",
+                "CPU:1 [LOST 7 EVENTS]",
+                "line",
+                "CPU:0 [LOST 1 EVENTS]",
+                "line",
+                "line",
+            ]
+        );
+    }
+
+    fn bpf(command: u32, attr: &mut [u8]) -> i32 {
+        // SAFETY: an attribute of its own length; what it points to lives as long.
+        let result =
+            unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_mut_ptr(), attr.len()) as i32 };
+        let error = std::io::Error::last_os_error();
+        assert!(result >= 0, "command {command}: {error}");
+        result
+    }
+
+    fn map(kind: u32, key: u32, value: u32, entries: u32) -> OwnedFd {
+        let mut attr = vec![0; 72];
+        for (at, number) in [(0, kind), (4, key), (8, value), (12, entries)] {
+            put_number(&mut attr, at, number);
+        }
+        // SAFETY: a new descriptor.
+        unsafe { OwnedFd::from_raw_fd(bpf(command::MAP_CREATE, &mut attr)) }
+    }
+
+    #[test]
+    fn the_kernel_runs_the_program_and_what_has_no_room_is_counted() {
+        const TEST_RUN: u32 = 10;
+        const ON_CPU: u32 = 1;
+        const PAGE: usize = 4096;
+        const ROOM: usize = PAGE / (record::LEN + 8);
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: it takes root to load programs");
+        }
+        let (ring, counts) = (map(RING, 0, 0, PAGE as u32), map(COUNTS, 4, 8, 1));
+        let insns = program(ring.as_raw_fd() as u32, counts.as_raw_fd() as u32).concat();
+        let mut attr = vec![0; 72];
+        put_number(&mut attr, 0, RAW_TRACEPOINT);
+        put_number(&mut attr, 4, insns.len() as u32 / 8);
+        put_long(&mut attr, 8, insns.as_ptr() as u64);
+        put_long(&mut attr, 16, c"GPL".as_ptr() as u64);
+        // SAFETY: a new descriptor.
+        let program = unsafe { OwnedFd::from_raw_fd(bpf(command::PROG_LOAD, &mut attr)) };
+        // No line is there: its text is empty.
+        let context = [0u64; 1];
+        let run = || {
+            let mut attr = vec![0; 80];
+            put_number(&mut attr, 0, program.as_raw_fd() as u32);
+            put_number(&mut attr, 40, 8);
+            put_long(&mut attr, 48, context.as_ptr() as u64);
+            put_number(&mut attr, 64, ON_CPU);
+            bpf(TEST_RUN, &mut attr);
+        };
+        for _ in 0..ROOM + 2 {
+            run();
+        }
+        // SAFETY: the ring's pages, which stay mapped: the consumer's position, the producer's, and the data.
+        let (consumer, rest) = unsafe {
+            let map = |flags, len, at| {
+                let none = std::ptr::null_mut();
+                let shared = libc::MAP_SHARED;
+                let address = libc::mmap(none, len, flags, shared, ring.as_raw_fd(), at as i64);
+                assert_ne!(address, libc::MAP_FAILED);
+                address.cast::<u8>()
+            };
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            (map(both, PAGE, 0), map(libc::PROT_READ, 3 * PAGE, PAGE))
+        };
+        let read = |at: usize, len: usize| {
+            // SAFETY: inside the three pages; nobody writes there now.
+            unsafe { std::slice::from_raw_parts(rest.add(at), len) }.to_vec()
+        };
+        let written = || long_at(&read(0, 8), 0) as usize;
+        let mut told = HashMap::new();
+        let text = |from, told: &mut _| {
+            let text = lines(&read(PAGE + from, written() - from), told);
+            String::from_utf8(text).unwrap()
+        };
+        let all = text(0, &mut told);
+        assert_eq!(all.lines().count(), ROOM, "{all}");
+        assert!(
+            all.lines()
+                .all(|line| line.ends_with(": bpf_trace_printk: "))
+        );
+        let from = written();
+        // SAFETY: the consumer's position.
+        unsafe { consumer.cast::<u64>().write_volatile(from as u64) };
+        run();
+        let more = text(from, &mut told);
+        assert!(more.starts_with("CPU:0 [LOST 2 EVENTS]\n"), "{more}");
+        assert!(
+            more.contains("[000]") && more.lines().count() == 2,
+            "{more}"
+        );
     }
 }
