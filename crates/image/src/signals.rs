@@ -34,29 +34,29 @@ pub struct SignalInfo {
 /// The kernel's `struct ucontext` with the general registers of `struct sigcontext`
 /// (`arch/x86/include/uapi/asm/sigcontext.h`).
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct UserContext {
     flags: u64,
     link: u64,
     stack: [u64; 3],
-    r8: u64,
-    r9: u64,
-    r10: u64,
-    r11: u64,
-    r12: u64,
-    r13: u64,
-    r14: u64,
-    r15: u64,
-    di: u64,
-    si: u64,
-    bp: u64,
-    bx: u64,
-    dx: u64,
-    ax: u64,
-    cx: u64,
-    sp: u64,
-    ip: u64,
-    eflags: u64,
+    pub(crate) r8: u64,
+    pub(crate) r9: u64,
+    pub(crate) r10: u64,
+    pub(crate) r11: u64,
+    pub(crate) r12: u64,
+    pub(crate) r13: u64,
+    pub(crate) r14: u64,
+    pub(crate) r15: u64,
+    pub(crate) di: u64,
+    pub(crate) si: u64,
+    pub(crate) bp: u64,
+    pub(crate) bx: u64,
+    pub(crate) dx: u64,
+    pub(crate) ax: u64,
+    pub(crate) cx: u64,
+    pub(crate) sp: u64,
+    pub(crate) ip: u64,
+    pub(crate) eflags: u64,
 }
 
 /// The handler, entered through a stub in the arena that adds the last argument.

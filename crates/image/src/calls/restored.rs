@@ -7,41 +7,14 @@
 use super::Call;
 use crate::abi::PtRegs;
 use crate::abi::calls::EXIT;
-
-/// From the stack pointer at the call, where `struct ucontext` begins, to the registers in it: flags, link and the
-/// description of the alternate stack are before.
-const REGISTERS: u64 = 8 * (1 + 1 + 3);
-
-/// The registers as `struct sigcontext_64` has them, up to the selectors.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Saved {
-    r8: u64,
-    r9: u64,
-    r10: u64,
-    r11: u64,
-    r12: u64,
-    r13: u64,
-    r14: u64,
-    r15: u64,
-    di: u64,
-    si: u64,
-    bp: u64,
-    bx: u64,
-    dx: u64,
-    ax: u64,
-    cx: u64,
-    sp: u64,
-    ip: u64,
-    flags: u64,
-}
+use crate::signals::UserContext;
 
 impl Call<'_> {
     /// Runs the programs behind all calls for this one, which is `rt_sigreturn` and about to be made.
     #[cold]
     #[inline(never)]
     pub(super) fn show_restored(&self) {
-        let place = self.regs.sp.wrapping_add(REGISTERS) as *const Saved;
+        let place = self.regs.sp as *const UserContext;
         // SAFETY: the kernel is about to read the same from the process's own stack, and a fault here is one that it would
         // have there: the process's handler for it is told of an address in the image then, not in the restorer.
         let saved = unsafe { place.read_unaligned() };
@@ -63,7 +36,7 @@ impl Call<'_> {
             di: saved.di,
             orig_ax: u64::MAX,
             ip: saved.ip,
-            flags: saved.flags,
+            flags: saved.eflags,
             sp: saved.sp,
             ..*self.regs
         };
