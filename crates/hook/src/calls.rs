@@ -34,9 +34,11 @@ use crate::relocate::{self, Displaced};
 mod brief;
 mod cancel;
 mod choose;
+mod code;
 mod common;
 mod find;
 mod number;
+mod opcodes;
 mod restorer;
 mod stub;
 mod tables;
@@ -131,6 +133,8 @@ pub struct CallPlan {
     pub call: u64,
     /// The call's number, if the code before the instruction always sets the same.
     pub number: Option<u32>,
+    /// The code behind it reads arithmetic flags that were set before it. Only where the number is known.
+    pub(crate) keeps_flags: bool,
     pub(crate) shape: Shape,
 }
 
@@ -249,6 +253,7 @@ impl CallPlan {
         Self {
             call: self.call.wrapping_add(bias),
             number: self.number,
+            keeps_flags: self.keeps_flags,
             shape,
         }
     }

@@ -53,12 +53,19 @@ fn sets_direction(instruction: &Instruction) -> bool {
     )
 }
 
-/// May a flag be read behind the `syscall` of that index that was set before it? Returns, calls and jumps to other
-/// functions end the search: the calling convention hands on no arithmetic flags.
-pub(crate) fn wanted_behind_call(survey: &Survey, index: usize) -> bool {
+/// What of the flags register may be read behind the `syscall` of that index that was set before it.
+pub(crate) fn wanted_behind_call(survey: &Survey, index: usize) -> Flags {
     if direction_may_be_set(survey, index) {
-        return true;
+        return Flags::All;
     }
+    match arithmetic_wanted_behind_call(survey, index) {
+        true => Flags::Arithmetic,
+        false => Flags::Dead,
+    }
+}
+
+/// Returns, calls and jumps to other functions end the search: the calling convention hands on no arithmetic flags.
+fn arithmetic_wanted_behind_call(survey: &Survey, index: usize) -> bool {
     let mut open = ARITHMETIC;
     let mut next = index + 1;
     // A longer way without a write is a loop that has none.

@@ -158,6 +158,39 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
         CallForm::InPlace,
         true,
     ),
+    (
+        "flags from before the call are read behind it",
+        |a| {
+            a.mov(r12d, i32::MAX)?;
+            a.add(r12d, 1)?;
+            a.mov(eax, GETPID as i32)?;
+            a.syscall()?;
+            a.pushfq()?;
+            a.pop(r14)?;
+            a.mov(rdx, rax)?;
+            a.ret()
+        },
+        CallForm::InPlace,
+        true,
+    ),
+    (
+        "flags are read behind a call with a branch to there",
+        |a| {
+            let mut behind = a.create_label();
+            a.cmp(edi, 77)?;
+            a.je(behind)?;
+            a.mov(eax, GETPID as i32)?;
+            a.stc()?;
+            a.syscall()?;
+            a.set_label(&mut behind)?;
+            a.setb(r14b)?;
+            a.setp(r13b)?;
+            a.mov(rdx, rax)?;
+            a.ret()
+        },
+        CallForm::Moved,
+        true,
+    ),
 ];
 
 fn hooks() -> Hooks {
@@ -202,6 +235,27 @@ fn nothing_but_the_result_changes() {
                 .filter(|(_, is_exit)| if *is_exit { exit } else { enter } != 0);
             let all = each.collect::<Vec<_>>().repeat(plans.len());
             assert_eq!(calls::numbers(), all, "{name}, {enter} {exit}");
+        }
+    }
+}
+
+#[test]
+fn flags_that_are_read_behind_a_call_are_those_from_before_it() {
+    let _turn = TURN.lock();
+    let mut hooks = hooks();
+    let are_read = |sample: &&(&str, Write, CallForm, bool)| sample.0.contains("flags");
+    for (name, write, ..) in SAMPLES.iter().filter(are_read) {
+        let code = assemble(*write);
+        let plain = hooks.arena.push(&code);
+        let (hooked, _) = hooks.hooked(&code);
+        let kept = |state: &State| [12, 13, 14].map(|register| state.general[register]);
+        let wanted = kept(&run(plain, &before()));
+        assert_ne!(wanted, kept(&before()), "{name}");
+        for mode in [Mode::Look, Mode::Skip, Mode::Argument, Mode::Result] {
+            calls::reset(mode, 7);
+            calls::watch_all();
+            assert_eq!(kept(&run(hooked, &before())), wanted, "{name}, {mode:?}");
+            assert!(!calls::seen().is_empty(), "{name}, {mode:?}");
         }
     }
 }

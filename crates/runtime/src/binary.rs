@@ -8,7 +8,7 @@ mod unwind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
-use object::elf::{EM_X86_64, PF_X};
+use object::elf::{EM_X86_64, PF_X, SHF_EXECINSTR};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 use object::{Endianness, elf};
 
@@ -25,6 +25,8 @@ pub struct Binary {
     others: Vec<Segment>,
     /// End by start of every function, in the file's virtual addresses.
     functions: BTreeMap<u64, u64>,
+    /// Where sections of code end, likewise.
+    section_ends: BTreeSet<u64>,
     /// Where [`WANTED`] functions are, in the file's virtual addresses.
     wanted: BTreeMap<&'static str, u64>,
     /// Where [`RETURNING_TWICE`] functions are, likewise.
@@ -89,7 +91,7 @@ impl Segment {
 /// The surroundings of a probed place, as file offsets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The function, to the next function or the segment's end.
+    /// The function, to the next function or the end of its section or segment.
     pub function: Range<u64>,
 }
 
@@ -128,6 +130,7 @@ impl Binary {
             segments: loaded(true).collect(),
             others: loaded(false).collect(),
             functions: BTreeMap::new(),
+            section_ends: BTreeSet::new(),
             wanted: BTreeMap::new(),
             returning_twice: BTreeSet::new(),
             restorers: Vec::new(),
@@ -137,6 +140,14 @@ impl Binary {
         binary.is_go = go::SECTIONS
             .iter()
             .any(|name| sections.section_by_name(endian, name).is_some());
+        let code = sections
+            .iter()
+            .filter(|section| section.sh_flags(endian).contains(SHF_EXECINSTR));
+        let ends = code.filter_map(|section| {
+            let start = section.sh_addr(endian);
+            start.checked_add(section.sh_size(endian))
+        });
+        binary.section_ends = ends.collect();
         // Put in order at once, which is much quicker than one after the other.
         let named = unwind::named(bytes, &sections, endian);
         let mut functions = named.functions;
@@ -184,21 +195,27 @@ impl Binary {
         let mut later = self
             .functions
             .range((Bound::Excluded(address), Bound::Unbounded));
-        let segment_end = segment.addresses().end;
-        let next = later
-            .next()
-            .map_or(segment_end, |(start, _)| *start)
-            .min(segment_end);
+        let next = later.next().map(|(start, _)| *start);
+        let next = self.end_of_code(address, next, segment);
+        let is_near = |start: u64| {
+            address - start < UNKNOWN_LENGTH && self.end_of_code(start, None, segment) > address
+        };
         let function = match self.functions.range(segment.address..=address).next_back() {
             // Hand-written assembly often has no size, or the wrong one: it reaches to the next function.
-            Some((start, end)) if address - start < UNKNOWN_LENGTH || address < *end => {
-                *start..next
-            }
+            Some((start, end)) if is_near(*start) || address < *end => *start..next,
             _ => address..next.min(address.saturating_add(UNKNOWN_LENGTH)),
         };
         Ok(Place {
             function: segment.to_offset(function.start)..segment.to_offset(function.end),
         })
+    }
+
+    /// Where code that goes on at an address ends: at the next function, or with its section or segment.
+    fn end_of_code(&self, address: u64, next: Option<u64>, segment: &Segment) -> u64 {
+        let behind = (Bound::Excluded(address), Bound::Unbounded);
+        let section_end = self.section_ends.range(behind).next().copied();
+        let ends = next.into_iter().chain(section_end);
+        ends.fold(segment.addresses().end, u64::min)
     }
 
     fn segment(&self, offset: u64) -> Option<&Segment> {
@@ -281,13 +298,12 @@ impl Binary {
                 .range(segment.addresses())
                 .map(|(start, _)| *start);
             let starts: Vec<u64> = starts.collect();
-            let ends = starts
-                .iter()
-                .skip(1)
-                .copied()
-                .chain([segment.addresses().end]);
-            let range = |(start, end): (&u64, u64)| place(segment, *start)..place(segment, end);
-            functions.extend(starts.iter().zip(ends).map(range));
+            let nexts = starts.iter().skip(1).copied().map(Some).chain([None]);
+            let range = |(start, next): (&u64, Option<u64>)| {
+                let end = self.end_of_code(*start, next, segment);
+                place(segment, *start)..place(segment, end)
+            };
+            functions.extend(starts.iter().zip(nexts).map(range));
         }
         functions
     }
@@ -301,6 +317,24 @@ mod tests {
 
     fn shell() -> Vec<u8> {
         std::fs::read("/bin/sh").expect("every system has a shell")
+    }
+
+    /// What the linker has put behind a section is no code of its last function.
+    #[test]
+    fn functions_end_with_their_section() {
+        let binary = Binary::parse(&shell()).unwrap();
+        assert!(!binary.section_ends.is_empty());
+        for function in binary.functions_in_memory() {
+            let inside = (
+                Bound::Excluded(function.start),
+                Bound::Excluded(function.end),
+            );
+            assert_eq!(
+                binary.section_ends.range(inside).next(),
+                None,
+                "{function:x?}"
+            );
+        }
     }
 
     #[test]

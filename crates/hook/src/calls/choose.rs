@@ -11,7 +11,7 @@ use super::{
     CallPlan, EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN, SYSCALL_LEN, Shape, Spared, SparedCall,
     Window,
 };
-use crate::flags;
+use crate::flags::{self, Flags};
 use crate::patch::JUMP_LEN;
 use crate::plan::{self, Function, Reason, ends_flow};
 use crate::relocate::{self, Displaced};
@@ -100,6 +100,7 @@ struct Site {
     /// Where the `syscall` is.
     call: u64,
     number: Option<u32>,
+    keeps_flags: bool,
     outcome: Result<Vec<Choice>, Spared>,
 }
 
@@ -126,6 +127,7 @@ pub(super) fn plan_function(
                 plans.push(CallPlan {
                     call,
                     number: site.number,
+                    keeps_flags: site.keeps_flags,
                     shape: choices.swap_remove(choice).shape,
                 });
                 continue;
@@ -198,18 +200,25 @@ impl Look<'_> {
         let Point { index, calls } = point;
         let at = self.survey.instructions[index].ip();
         let number = self.number(index).filter(|_| calls.is_none());
+        let flags = match calls {
+            Some(_) => Flags::Dead,
+            None => flags::wanted_behind_call(self.survey, index),
+        };
         let outcome = match (calls, self.spared(index, number)) {
             (Some(_), _) => self
                 .caller(index)
                 .map(|choice| vec![choice])
                 .map_err(|_| Spared::CancellationPoint),
             (None, Some(why)) => Err(why),
-            (None, None) => self.choices(index, number).map_err(Spared::Unhookable),
+            (None, None) => self
+                .choices(index, number, flags)
+                .map_err(Spared::Unhookable),
         };
         Site {
             at,
             call: calls.unwrap_or(at),
             number,
+            keeps_flags: flags.live(),
             outcome,
         }
     }
@@ -311,8 +320,14 @@ impl Look<'_> {
         self.window(index + 1, code, start.wrapping_add(len as u64))
     }
 
-    fn choices(&self, index: usize, number: Option<u32>) -> Result<Vec<Choice>, Reason> {
-        if flags::wanted_behind_call(self.survey, index) {
+    fn choices(
+        &self,
+        index: usize,
+        number: Option<u32>,
+        flags: Flags,
+    ) -> Result<Vec<Choice>, Reason> {
+        // The code that makes calls of any number keeps none.
+        if flags == Flags::All || flags.live() && number.is_none() {
             return Err(Reason::FlagsWanted);
         }
         let mut choices = Vec::new();

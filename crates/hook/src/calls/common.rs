@@ -91,8 +91,11 @@ pub struct CommonCode {
     framed: [u64; 2],
 }
 
-/// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, the record's address, and one word more.
-pub(super) const FRAME: i32 = RED_ZONE + REGS + 2 * WORD;
+/// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, the record's address, a word of the common
+/// code's, and one for flags that are wanted behind the call.
+pub(super) const FRAME: i32 = RED_ZONE + REGS + 3 * WORD;
+/// Where in the frame that last one is for a stub, whose return address is not there yet.
+pub(super) const KEPT_FLAGS: i32 = REGS + 2 * WORD;
 
 // Byte offsets in a stub's record.
 pub(super) const DESCRIPTOR: i32 = 0;

@@ -41,6 +41,8 @@ fn plan(restorer: &Function) -> Option<CallPlan> {
     Some(CallPlan {
         call: start.wrapping_add(original.len() as u64),
         number: Some(RT_SIGRETURN),
+        // Those of the frame come into force.
+        keeps_flags: false,
         shape: Shape::InPlace {
             entry: Window {
                 start,

@@ -5,10 +5,12 @@
 
 use std::ops::Range;
 
-use super::common::{BARE, CommonCode, FRAME};
+use super::code::{Code, Gap};
+use super::common::{BARE, CommonCode, FRAME, KEPT_FLAGS};
+use super::opcodes::*;
 use super::{CallPlan, SYSCALL, SYSCALL_LEN, Shape, Window};
 use crate::patch::{JUMP_LEN, displacement, jump_patch};
-use crate::relocate::{self, Displaced};
+use crate::relocate::Displaced;
 use crate::trampoline::EmitError;
 
 /// A site's own code, and the patches that lead to it.
@@ -58,11 +60,7 @@ impl CallPlan {
         let stub = Stub {
             plan: self,
             common,
-            code: Code {
-                at,
-                bytes: Vec::with_capacity(256),
-                addresses: Vec::new(),
-            },
+            code: Code::new(at),
             record: Vec::new(),
             moves: Vec::new(),
         };
@@ -117,11 +115,7 @@ impl CommonCode {
         descriptor: u64,
         back: u64,
     ) -> Result<Vec<u8>, EmitError> {
-        let mut code = Code {
-            at,
-            bytes: Vec::new(),
-            addresses: Vec::new(),
-        };
+        let mut code = Code::new(at);
         code.put(MOV_ECX);
         code.put(&number.to_le_bytes());
         code.put(LEA_RSP);
@@ -146,136 +140,6 @@ struct Moved<'a> {
     original: &'a [u8],
     stays: bool,
 }
-
-/// Code being written.
-struct Code {
-    at: u64,
-    bytes: Vec<u8>,
-    /// See [`CallStub::addresses`].
-    addresses: Vec<usize>,
-}
-
-/// A 32-bit displacement to be filled in, by its offset.
-#[must_use]
-struct Gap(usize);
-
-impl Code {
-    fn here(&self) -> u64 {
-        self.at.wrapping_add(self.bytes.len() as u64)
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-    }
-
-    /// A word that is an address.
-    fn put_address(&mut self, address: u64) {
-        self.addresses.push(self.bytes.len());
-        self.put(&address.to_le_bytes());
-    }
-
-    /// An instruction that ends in a displacement to an address that is not known yet.
-    fn gap(&mut self, opcode: &[u8]) -> Gap {
-        self.put(opcode);
-        let gap = Gap(self.bytes.len());
-        self.put(&[0; 4]);
-        gap
-    }
-
-    /// The gap's instruction leads here.
-    fn fill(&mut self, gap: Gap) {
-        let value = (self.bytes.len() - gap.0 - 4) as u32;
-        self.bytes[gap.0..gap.0 + 4].copy_from_slice(&value.to_le_bytes());
-    }
-
-    /// An instruction that ends in a displacement to `target`.
-    fn relative(&mut self, opcode: &[u8], target: u64) -> Result<(), EmitError> {
-        let at = self.here();
-        self.put(opcode);
-        let end = self.here().wrapping_add(4);
-        let displacement =
-            displacement(end, target).map_err(|source| EmitError::JumpBack { at, source })?;
-        self.put(&displacement.to_le_bytes());
-        Ok(())
-    }
-
-    fn jump(&mut self, target: u64) -> Result<(), EmitError> {
-        self.relative(JMP, target)
-    }
-
-    fn displaced(
-        &mut self,
-        code: &[Displaced],
-        resume_map: &mut Vec<(u64, u64)>,
-    ) -> Result<(), EmitError> {
-        for displaced in code {
-            let address = self.here();
-            resume_map.push((displaced.instruction.ip(), address));
-            let bytes = relocate::relocate(displaced, address)?;
-            self.put(&bytes);
-            if relocate::is_call(&displaced.instruction) {
-                // The address that it returns to.
-                self.addresses.push(self.bytes.len() - size_of::<u64>());
-            }
-        }
-        Ok(())
-    }
-
-    /// The displaced instructions behind the call, and the jump back to `end`.
-    fn rest(
-        &mut self,
-        code: &[Displaced],
-        end: u64,
-        resume_map: &mut Vec<(u64, u64)>,
-    ) -> Result<(), EmitError> {
-        self.displaced(code, resume_map)?;
-        if code
-            .last()
-            .is_none_or(|last| relocate::goes_on(&last.instruction))
-        {
-            resume_map.push((end, self.here()));
-            self.jump(end)?;
-        }
-        Ok(())
-    }
-}
-
-const JMP: &[u8] = &[0xe9];
-const CALL: &[u8] = &[0xe8];
-const JE: &[u8] = &[0x0f, 0x84];
-const JAE: &[u8] = &[0x0f, 0x83];
-const JNE: &[u8] = &[0x0f, 0x85];
-/// `jmp [rip + disp32]`
-const JMP_AT_RIP: &[u8] = &[0xff, 0x25];
-const JMP_R11: &[u8] = &[0x41, 0xff, 0xe3];
-const LEA_R11: &[u8] = &[0x4c, 0x8d, 0x1d];
-const MOV_RCX: &[u8] = &[0x48, 0xb9];
-const MOV_R11: &[u8] = &[0x49, 0xbb];
-const MOV_ECX: &[u8] = &[0xb9];
-const MOV_ECX_EAX: &[u8] = &[0x89, 0xc1];
-const AND_ECX: &[u8] = &[0x81, 0xe1];
-const MOV_EAX_ESI: &[u8] = &[0x89, 0xf0];
-const AND_EAX: &[u8] = &[0x25];
-/// `cmp byte [r11 + rax], 0`
-const CMP_AT_R11_RAX: &[u8] = &[0x41, 0x80, 0x3c, 0x03, 0];
-/// `mov [rsp - 16], rsi`; the return address will be above.
-const STORE_NUMBER: &[u8] = &[0x48, 0x89, 0x74, 0x24, 0xf0];
-/// `mov ecx, [rsp - 16]`
-const LOAD_NUMBER: &[u8] = &[0x8b, 0x4c, 0x24, 0xf0];
-/// `mov [rsp - 24], r11`
-const STORE_STUB: &[u8] = &[0x4c, 0x89, 0x5c, 0x24, 0xe8];
-/// `cmp [rsp - 24], r11`
-const CMP_STUB: &[u8] = &[0x4c, 0x39, 0x5c, 0x24, 0xe8];
-/// `cmp byte [rcx], WATCHED`
-const CMP_AT_RCX: &[u8] = &[0x80, 0x39, super::WATCHED];
-/// `cmp byte [rip + disp32], imm8` without these.
-const CMP_AT_RIP: &[u8] = &[0x80, 0x3d];
-/// `cmp byte [r11 + rcx], 0`
-const CMP_AT_R11_RCX: &[u8] = &[0x41, 0x80, 0x3c, 0x0b, 0];
-/// `cmp byte [r11 + rcx + 1024], 0`
-const CMP_BEHIND_R11_RCX: &[u8] = &[0x41, 0x80, 0xbc, 0x0b, 0, 4, 0, 0, 0];
-/// `lea rsp, [rsp + disp32]`
-const LEA_RSP: &[u8] = &[0x48, 0x8d, 0xa4, 0x24];
 
 struct Stub<'a> {
     plan: &'a CallPlan,
@@ -450,8 +314,12 @@ impl Stub<'_> {
         self.code.put_address(self.common.spec.watched);
     }
 
-    /// Goes on if the byte there is zero; else jumps, with the zero flag set if it is [`WATCHED`](super::WATCHED).
+    /// Goes on if the byte there is zero; else jumps, with the zero flag set if it is [`WATCHED`](super::WATCHED), or,
+    /// where flags are to be kept, with the byte in ecx.
     fn check(&mut self, watched: u64) -> Gap {
+        if self.plan.keeps_flags {
+            return self.check_by_register(watched);
+        }
         // What is compared with stands behind the displacement.
         let end = self.code.here().wrapping_add(CMP_AT_RIP.len() as u64 + 5);
         match displacement(end, watched) {
@@ -467,6 +335,24 @@ impl Stub<'_> {
             }
         }
         self.code.gap(JAE)
+    }
+
+    /// As [`check`](Self::check). The system call destroys rcx in any case.
+    fn check_by_register(&mut self, watched: u64) -> Gap {
+        let end = self.code.here() + MOVZX_ECX_AT_RIP.len() as u64 + 4;
+        match displacement(end, watched) {
+            Ok(near) => {
+                self.code.put(MOVZX_ECX_AT_RIP);
+                self.code.put(&near.to_le_bytes());
+            }
+            Err(_) => {
+                self.code.put(MOV_RCX);
+                self.code.put_address(watched);
+                self.code.put(MOVZX_ECX_AT_RCX);
+            }
+        }
+        self.code.put(JRCXZ_OVER_JMP);
+        self.code.gap(JMP)
     }
 
     /// The moved `syscall`; gives its address.
@@ -495,28 +381,76 @@ impl Stub<'_> {
     }
 
     fn ask_enter(&mut self, make: u64, done: u64) -> Result<(), EmitError> {
-        self.ask(self.common.enter)?;
-        self.code.relative(JE, make)?;
+        if !self.plan.keeps_flags {
+            self.ask(self.common.enter)?;
+            self.code.relative(JE, make)?;
+            return self.code.jump(done);
+        }
+        self.frame_with_flags();
+        self.call_below_frame(self.common.enter)?;
+        let skip = self.code.gap(JNE);
+        self.end_frame_with_flags();
+        self.code.jump(make)?;
+        self.code.fill(skip);
+        self.end_frame_with_flags();
         self.code.jump(done)
     }
 
     fn ask_exit(&mut self, number: u32, done: u64) -> Result<(), EmitError> {
-        self.code.put(MOV_ECX);
-        self.code.put(&number.to_le_bytes());
-        self.ask(self.common.exit)?;
+        if self.plan.keeps_flags {
+            self.frame_with_flags();
+            self.put_number(number);
+            self.call_below_frame(self.common.exit)?;
+            self.end_frame_with_flags();
+        } else {
+            self.put_number(number);
+            self.ask(self.common.exit)?;
+        }
         self.code.jump(done)
     }
 
     /// Calls the common code below a frame. Keeps the flags that it comes to, and comes back with.
     fn ask(&mut self, common: u64) -> Result<(), EmitError> {
+        self.begin_frame();
+        self.call_below_frame(common)?;
+        self.end_frame();
+        Ok(())
+    }
+
+    /// Begins a frame that remembers the flags; and sets them as [`check`](Self::check) does elsewhere.
+    fn frame_with_flags(&mut self) {
+        self.begin_frame();
+        self.code.put(STORE_FLAGS);
+        self.code.put(&KEPT_FLAGS.to_le_bytes());
+        self.code.put(CMP_CL);
+    }
+
+    fn end_frame_with_flags(&mut self) {
+        self.code.put(PUSH_AT_RSP);
+        self.code.put(&KEPT_FLAGS.to_le_bytes());
+        self.code.put(POPFQ);
+        self.end_frame();
+    }
+
+    fn begin_frame(&mut self) {
         self.code.put(LEA_RSP);
         self.code.put(&(-FRAME).to_le_bytes());
-        let record = self.code.gap(LEA_R11);
-        self.record.push(record);
-        self.code.relative(CALL, common)?;
+    }
+
+    fn end_frame(&mut self) {
         self.code.put(LEA_RSP);
         self.code.put(&FRAME.to_le_bytes());
-        Ok(())
+    }
+
+    fn call_below_frame(&mut self, common: u64) -> Result<(), EmitError> {
+        let record = self.code.gap(LEA_R11);
+        self.record.push(record);
+        self.code.relative(CALL, common)
+    }
+
+    fn put_number(&mut self, number: u32) {
+        self.code.put(MOV_ECX);
+        self.code.put(&number.to_le_bytes());
     }
 
     /// Adds the record.

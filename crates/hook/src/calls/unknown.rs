@@ -14,7 +14,7 @@ use super::{
     CallPlan, CallSites, EXIT, MUNMAP, RT_SIGRETURN, SYSCALL, SYSCALL_LEN, Shape, Spared,
     SparedCall,
 };
-use crate::flags;
+use crate::flags::{self, Flags};
 use crate::plan::{Function, Reason};
 use crate::survey::Survey;
 
@@ -100,12 +100,14 @@ fn plan(
     };
     let before = survey.displaced(0, &function).filter(|_| is_call(1));
     let before = before.ok_or(undecodable)?;
-    if flags::wanted_behind_call(&survey, 1) {
+    let flags = flags::wanted_behind_call(&survey, 1);
+    if flags == Flags::All {
         return Err(Spared::Unhookable(Reason::FlagsWanted));
     }
     Ok(CallPlan {
         call: start.wrapping_add(call as u64),
         number: Some(number),
+        keeps_flags: flags.live(),
         shape: Shape::Moved {
             before: vec![before],
             behind: Vec::new(),
@@ -181,9 +183,14 @@ mod tests {
         assert_eq!(why(&[b"\xb8\x0f\0\0\0\x0f\x05"]), [Spared::Restorer]);
         assert_eq!(why(&[b"\xb8\x3c\0\0\0\x0f\x05"]), [Spared::WithoutStack]);
         assert_eq!(why(&[b"\xb8\x0b\0\0\0\x0f\x05"]), [Spared::WithoutStack]);
-        // A jump if zero, behind.
-        let wanted = [Spared::Unhookable(Reason::FlagsWanted)];
-        assert_eq!(why(&[SHORT, b"\x74\x10\xc3"]), wanted);
+    }
+
+    #[test]
+    fn flags_that_are_wanted_behind_are_kept() {
+        // A jump if zero.
+        let [wanted, not] = [&b"\x74\x10\xc3"[..], b"\xc3"].map(|behind| sites(&[SHORT, behind]));
+        assert!(wanted.plans[0].keeps_flags);
+        assert!(!not.plans[0].keeps_flags);
     }
 
     #[test]
