@@ -29,11 +29,14 @@ fn garbage_under_beelines_name_is_ignored() {
         noise,
     ];
     for name in [
+        "beeline-1-2-arena",
+        "beeline-0-0-arena",
+        "beeline-1-2-session",
         "beeline-1-arena",
-        "beeline-0-arena",
-        "beeline--7-arena",
-        "beeline-99999999999-arena",
-        "beeline-1-a\n-arena",
+        "beeline--7-3-arena",
+        "beeline-99999999999-1-arena",
+        "beeline-1-99999999999999999999-arena",
+        "beeline-1-2-a\n-arena",
     ] {
         for content in &contents {
             endure(

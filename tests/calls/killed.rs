@@ -49,6 +49,28 @@ fn sleepers_of_a_killed_session_wake_and_are_restored() {
     workload.finish();
 }
 
+/// The next session takes out what was left, comes itself, and goes, all while they sleep.
+#[test]
+fn sleepers_of_a_killed_session_do_not_notice_the_next() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let target = plain(&scratch.build("calls/asleep.c"));
+    let script = every_call(Engine::Beeline);
+    let mut traced = need!(Traced::start(Engine::Beeline, target(), &script));
+    assert_eq!(traced.workload.tell("wake"), "done wake");
+    for _ in 0..3 {
+        wait_asleep(traced.workload.pid(), &WITH_GLIBC);
+        let workload = kill(traced);
+        traced = need!(Traced::attach(Engine::Beeline, workload, &script));
+        assert_eq!(traced.workload.tell("wake"), "done wake");
+    }
+    wait_asleep(traced.workload.pid(), &WITH_GLIBC);
+    let (mut workload, _) = traced.finish_tool();
+    assert_eq!(workload.tell("wake"), "done wake");
+    workload.finish();
+}
+
 #[test]
 fn targets_of_a_killed_session_fork_and_run_programs() {
     let _turn = Turn::take();

@@ -76,7 +76,11 @@ enum Command {
     /// Take Beeline out of a process: restore its code and unmap everything
     Detach {
         /// The process
-        pid: i32,
+        #[arg(required_unless_present = "dead", conflicts_with = "dead")]
+        pid: Option<i32>,
+        /// Out of all processes that you may trace, what sessions left there that were killed
+        #[arg(long)]
+        dead: bool,
     },
     /// In a virtual machine: serve tools that its host runs with `beeline run --guest`
     Guest(beeline_guest::Options),
@@ -113,7 +117,8 @@ fn main() -> ExitCode {
             end_with_the_reader();
             prog::prog(&command)
         }
-        Command::Detach { pid } => detach::detach(pid),
+        Command::Detach { pid: Some(pid), .. } => detach::detach(pid),
+        Command::Detach { pid: None, .. } => detach::detach_dead(),
         Command::Inject(arguments) => inject::inject(&arguments),
         Command::VcpuPin(arguments) => vcpu_pin::pin(&arguments),
         Command::Guest(options) => beeline_guest::serve(&options, say).map(|()| ExitCode::SUCCESS),

@@ -27,8 +27,8 @@ pub fn ps(as_json: bool) -> anyhow::Result<ExitCode> {
 }
 
 fn print(presence: &Presence) {
-    let state = if presence.is_live { "live" } else { "orphan" };
-    let (pid, session, sites) = (presence.pid, presence.session, presence.sites.len());
+    let state = if presence.is_live { "live" } else { "dead" };
+    let (pid, session, sites) = (presence.pid, presence.session.pid, presence.sites.len());
     println!(
         "{pid:>8}  {:<16} {session:>8}  {state:<8} {sites:>5}  {}",
         comm(pid),
@@ -62,7 +62,7 @@ fn print(presence: &Presence) {
     }
     if !presence.is_live {
         println!(
-            "{:>10}its session has ended: `beeline detach {pid}` restores it",
+            "{:>10}its session was killed: the next session that comes here restores it, or `beeline detach {pid}`",
             ""
         );
     }
@@ -98,7 +98,7 @@ fn as_value(presence: &Presence) -> serde_json::Value {
     json!({
         "pid": presence.pid,
         "comm": comm(presence.pid),
-        "session": presence.session,
+        "session": presence.session.pid,
         "live": presence.is_live,
         "tool": presence.tool,
         "sites": presence.sites.iter().map(|site| json!({

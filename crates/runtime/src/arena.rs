@@ -8,6 +8,7 @@ use std::io;
 use std::mem::{align_of, size_of};
 use std::os::fd::BorrowedFd;
 
+use crate::life::SessionId;
 use crate::memory::Memory;
 
 /// Bytes of address space an arena takes; only what is used takes memory.
@@ -34,9 +35,14 @@ impl Arena {
         })
     }
 
-    /// Another one with the same content, for an address space that has it at the same place.
-    pub fn copy(&self, name: &str) -> io::Result<Self> {
-        let copy = Self::new(name)?;
+    /// A new one for a target.
+    pub fn of_target() -> io::Result<Self> {
+        Self::new(&SessionId::own().name("arena"))
+    }
+
+    /// Another one with the same content, for a target that has it at the same place.
+    pub fn copy(&self) -> io::Result<Self> {
+        let copy = Self::of_target()?;
         // SAFETY: both mappings are of the same size, and the new one is nobody else's yet.
         unsafe {
             let (to, from) = (copy.memory.base(), self.memory.base());

@@ -20,12 +20,12 @@ use crate::arena::{ARENA_BYTES, Arena};
 use crate::backend::Id;
 use crate::engines::Compiled;
 use crate::error::{Error, os};
+use crate::life::SessionId;
 use crate::map::MapObject;
 use crate::patch;
 use crate::private::Private;
 use crate::program::Program;
 use crate::ring::Ring;
-use crate::scope::start_time;
 use crate::shared::Shared;
 use crate::tasks::Tasks;
 
@@ -175,8 +175,7 @@ impl Environment {
         owner: u32,
         write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        let name = format!("{}-arena", std::process::id());
-        let mut home = self.home.copy(&name).map_err(os("creating an arena"))?;
+        let mut home = self.home.copy().map_err(os("creating an arena"))?;
         let base = home.base();
         // SAFETY: placed as a `Manifest` and as `Target`s in what was copied, which is mapped nowhere yet.
         unsafe {
@@ -554,14 +553,14 @@ pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manife
     let mut tool = [0; abi::TOOL_BYTES];
     let kept = line.floor_char_boundary(tool.len() - 1);
     tool[..kept].copy_from_slice(&line.as_bytes()[..kept]);
-    let session = std::process::id();
+    let session = SessionId::own();
     abi::Manifest {
         magic: abi::MANIFEST_MAGIC,
-        session,
+        session: session.pid as u32,
         owner: owner.unwrap_or(0),
         reserved: 0,
         first: private.is_some().into(),
-        session_start: start_time(session as i32).unwrap_or(0),
+        session_start: session.start,
         first_site: 0.into(),
         private: private.map_or(0, |p| p.base as usize),
         private_len: private.map_or(0, |p| p.len as usize),

@@ -45,6 +45,14 @@ pub enum Error {
         /// What, and what to do.
         why: String,
     },
+    /// Somebody has changed a process while something was being prepared for it: another session, say.
+    #[error("process {pid}: what it has at {address:#x} has changed just now")]
+    Changed {
+        /// The process.
+        pid: i32,
+        /// Where.
+        address: u64,
+    },
     /// The thread that runs programs here is gone, or had no slot free in time.
     #[error("Beeline could not run a program in its own process")]
     Runner,
@@ -96,7 +104,7 @@ impl Error {
             }),
             Self::Fault(_) => Errno(libc::EFAULT),
             Self::Engine(_) | Self::Unverified | Self::NoCode => Errno(libc::ENOTSUP),
-            Self::Target { .. } | Self::Runner => Errno(libc::EBUSY),
+            Self::Target { .. } | Self::Changed { .. } | Self::Runner => Errno(libc::EBUSY),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use beeline_image::abi::EntryPoints;
 use beeline_isa::abi::HELPER_SLOTS;
 
+use crate::life::SessionId;
 use crate::memory::{Executable, pages, sealed};
 
 /// The freestanding blob, built by this crate's build script.
@@ -24,8 +25,8 @@ pub struct Image {
 
 impl Image {
     /// Makes the file and reads its tables.
-    pub fn new(session: u32) -> io::Result<Self> {
-        let file = sealed(&format!("{session}-image"), BLOB)?;
+    pub fn new() -> io::Result<Self> {
+        let file = sealed(&SessionId::own().name("image"), BLOB)?;
         let here = Executable::map(file.as_fd(), BLOB.len())?;
         // SAFETY: the blob starts with its table of entry points; the build script links it so.
         let points = unsafe { here.base().cast::<EntryPoints>().read_unaligned() };

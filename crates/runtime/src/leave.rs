@@ -4,6 +4,7 @@
 //! seen the process can do it. What is read there is checked before it is acted on.
 
 mod calls;
+mod find;
 mod sites;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,25 +13,28 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use beeline_image::abi::{Control, MANIFEST_MAGIC, MAX_CPUS, Manifest, SIGNALS, Session};
+use beeline_image::abi::{Control, MAX_CPUS, Manifest, SIGNALS, Session};
 use beeline_image::returns::{Entry, ReturnTable};
-use beeline_inject::{Process, Region, Seccomp, Stopped, signal_frames};
+use beeline_inject::{Process, Region, Stopped, signal_frames};
 
+use crate::backend::Errno;
 use crate::error::Error;
-use crate::private::Private;
-use crate::scope::{all_processes, start_time};
+use crate::life::SessionId;
+use crate::scope::all_processes;
 use crate::{opening, patch};
 
+pub use find::{everywhere, in_process};
+use find::{is_a, is_page, maps_ours, open};
+pub(crate) use find::{presences, unreachable};
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
-use sites::{call_records, records, text_of};
 
 /// A session's presence in a process.
 #[derive(Debug)]
 pub struct Presence {
     /// The process.
     pub pid: i32,
-    /// The session's process id.
-    pub session: i32,
+    /// The session.
+    pub session: SessionId,
     /// Is that Beeline still running?
     pub is_live: bool,
     /// The tool's command line.
@@ -65,159 +69,6 @@ struct Watched {
 const PATIENCE: u32 = 2_000;
 const JUMP: u8 = 0xe9;
 const INT3: u8 = beeline_hook::INT3;
-pub(crate) const PREFIX: &str = "/memfd:beeline-";
-
-/// All processes that a session is present in, so far as we may look.
-pub fn everywhere() -> Vec<Presence> {
-    let present = |pid| presences(&open(pid).ok()?).ok();
-    all_processes()
-        .into_iter()
-        .filter(|pid| maps_ours(*pid))
-        .filter_map(present)
-        .flatten()
-        .collect()
-}
-
-/// Processes that a session is in and that cannot be opened now.
-pub(crate) fn unreachable(session: i32) -> Vec<i32> {
-    let name = format!("{PREFIX}{session}-arena");
-    let holds = |pid: &i32| {
-        std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(&name))
-    };
-    all_processes()
-        .into_iter()
-        .filter(|pid| *pid != session)
-        .filter(holds)
-        .filter(|pid| open(*pid).is_err())
-        .collect()
-}
-
-/// The sessions that are present in a process. Errors say why it may not be looked at.
-pub fn in_process(pid: i32) -> Result<Vec<Presence>, Error> {
-    presences(&open(pid)?)
-}
-
-/// Opens a process that Beeline is present in, so its seccomp filters have let Beeline pass before.
-fn open(pid: i32) -> Result<Process, Error> {
-    opening::open(pid, Seccomp::Trust)
-}
-
-/// A quick look, before a process is opened.
-fn maps_ours(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/maps"))
-        .is_ok_and(|maps| maps.contains("-arena") && maps.contains(PREFIX))
-}
-
-/// The sessions that are present in an open process.
-pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
-    let regions = process.regions()?;
-    let mut found = Vec::new();
-    for region in &regions {
-        let Some(session) = session_of(region).filter(|_| is_a(region, "-arena")) else {
-            continue;
-        };
-        // SAFETY: a manifest is integers and bytes only.
-        let Ok(manifest) = (unsafe { read::<Manifest>(process, region.start) }) else {
-            continue;
-        };
-        if manifest.magic != MANIFEST_MAGIC
-            || manifest.first != 1
-            || manifest.session as i32 != session
-            || session == process.pid()
-        {
-            continue;
-        }
-        found.push(presence(
-            process,
-            &regions,
-            session,
-            (region.start, manifest),
-        ));
-    }
-    let unlisted: BTreeSet<i32> = regions
-        .iter()
-        .filter(|region| is_a(region, "-arena"))
-        .filter_map(session_of)
-        .filter(|session| is_unfinished(*session, &regions, &found))
-        .collect();
-    for session in unlisted {
-        // SAFETY: integers and bytes only.
-        let none = unsafe { MaybeUninit::<Manifest>::zeroed().assume_init() };
-        found.push(presence(process, &regions, session, (0, none)));
-    }
-    Ok(found)
-}
-
-/// Has a session begun to map things here, and was killed before it said so in a manifest? Nothing is hooked then.
-fn is_unfinished(session: i32, regions: &[Region], found: &[Presence]) -> bool {
-    let is_known = found.iter().any(|presence| presence.session == session);
-    // What a tool's own calls are made quicker by has no manifest and is in use.
-    let mut shortcuts = regions.iter().filter(|one| is_a(one, "-shortcut"));
-    let has_shortcut = shortcuts.any(|one| session_of(one) == Some(session));
-    !is_known && !has_shortcut && start_time(session).is_none()
-}
-
-/// What is known of a session that is present in a process, by its manifest and where that is.
-fn presence(
-    process: &Process,
-    regions: &[Region],
-    session: i32,
-    (home, manifest): (u64, Manifest),
-) -> Presence {
-    let ours = regions.iter().filter(|r| session_of(r) == Some(session));
-    let mappings: Vec<Region> = ours.cloned().collect();
-    let mut presence = Presence {
-        pid: process.pid(),
-        session,
-        is_live: start_time(session) == Some(manifest.session_start),
-        tool: text_of(&manifest.tool),
-        sites: Vec::new(),
-        records: records(process, &manifest, &mappings),
-        calls: call_records(process, &manifest, &mappings, regions),
-        private: private_of(process, &manifest),
-        mappings,
-        manifest,
-        home,
-    };
-    let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
-    presence.sites = presence
-        .hooked(read)
-        .into_iter()
-        .map(|(site, _)| site.clone())
-        .collect();
-    presence
-}
-
-/// The private memory, if it is still there. Otherwise a Beeline that died while it left has unmapped it, and something else may be
-/// there by now.
-fn private_of(process: &Process, manifest: &Manifest) -> Option<Range<u64>> {
-    let (start, len) = (manifest.private as u64, manifest.private_len as u64);
-    let end = start.checked_add(len)?;
-    let read = |address: u64| {
-        let mut word = [0; 8];
-        let is_read = process.read_memory(address, &mut word).is_ok();
-        is_read.then_some(u64::from_ne_bytes(word))
-    };
-    Private::is_at(start, len, read).then_some(start..end)
-}
-
-/// The session that a mapping belongs to.
-fn session_of(region: &Region) -> Option<i32> {
-    let (session, _) = region
-        .path
-        .to_str()?
-        .strip_prefix(PREFIX)?
-        .split_once('-')?;
-    session.parse().ok()
-}
-
-/// Is it this kind of memory file?
-fn is_a(region: &Region, kind: &str) -> bool {
-    region
-        .path
-        .to_str()
-        .is_some_and(|path| path.trim_end_matches(" (deleted)").ends_with(kind))
-}
 
 /// How a place looks that is hooked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -253,39 +104,71 @@ impl Presence {
     }
 
     /// [`Self::remove`] for whoever has not opened the process.
-    pub fn leave(&self) -> Result<(), Error> {
+    pub fn leave(&self) -> Result<bool, Error> {
         self.remove(&open(self.pid)?)
     }
 
+    /// [`Self::leave`] for what a killed session has left, as long as it is that. False if there is nothing of it any more.
+    pub fn leave_if_dead(&self) -> Result<bool, Error> {
+        let outcome = open(self.pid).and_then(|process| self.clear(&process));
+        match outcome {
+            Err(error) if error.errno() == Errno(libc::ESRCH) => Ok(false),
+            outcome => outcome,
+        }
+    }
+
     /// Restores the process: its code, its signal handlers, the return addresses that lead to us; and unmaps
-    /// everything once no thread is inside. It is stopped for moments only.
-    pub(crate) fn remove(&self, process: &Process) -> Result<(), Error> {
-        let others: Vec<Presence> = presences(process)?
-            .into_iter()
-            .filter(|p| p.session != self.session)
-            .collect();
+    /// everything once no thread is inside. It is stopped for moments only. False if somebody else has done it meanwhile.
+    pub(crate) fn remove(&self, process: &Process) -> Result<bool, Error> {
+        self.remove_if(process, |_| true)
+    }
+
+    /// [`Self::remove`] for what a killed session has left, as long as it is that.
+    pub(crate) fn clear(&self, process: &Process) -> Result<bool, Error> {
+        self.remove_if(process, |now| !now.is_live)
+    }
+
+    fn remove_if(&self, process: &Process, may: fn(&Presence) -> bool) -> Result<bool, Error> {
         for _ in 0..PATIENCE {
-            let mut stopped = process.stop()?;
-            self.restore_code(&mut stopped)?;
-            if self.is_covered(&stopped, &others) {
-                self.silence(&mut stopped)?;
-                return Err(self.error(
-                    "somebody has patched the same place since (another session of Beeline, a debugger); what is ours \
-                     stays mapped until that is gone: `beeline detach` it then",
-                ));
+            let mut stopped = opening::patiently(|| Ok(process.stop()?))?;
+            // Another Beeline may be at the same, or have come to stay. What is there now does not change while the process
+            // is held.
+            let mut present = presences(process)?;
+            let mut places = present.iter().map(|one| (one.session, one.home));
+            let Some(at) = places.position(|place| place == (self.session, self.home)) else {
+                return Ok(false);
+            };
+            let now = present.swap_remove(at);
+            if !may(&now) {
+                return Ok(false);
             }
-            self.restore_returns(&mut stopped, &others)?;
-            self.bring_back(&mut stopped)?;
-            if self.is_clear(&stopped)? {
-                self.restore_handlers(&mut stopped)?;
-                let unmapped = self.unmap(&mut stopped);
-                let _ = stopped.resume();
-                return unmapped;
+            if now.take_out(&mut stopped, &present)? {
+                return Ok(true);
             }
             let _ = stopped.resume();
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(self.error("its code is restored, but a thread does not come out of a program; `beeline detach` it later"))
+    }
+
+    /// One attempt of [`Self::remove`], beside what other sessions have there; false if a thread is inside.
+    fn take_out(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
+        self.restore_code(stopped)?;
+        if self.is_covered(stopped, others) {
+            self.silence(stopped)?;
+            return Err(self.error(
+                "somebody has patched the same place since (another session of Beeline, a debugger); what is ours \
+                 stays mapped until that is gone: `beeline detach` it then",
+            ));
+        }
+        self.restore_returns(stopped, others)?;
+        self.bring_back(stopped)?;
+        if !self.is_clear(stopped)? {
+            return Ok(false);
+        }
+        self.restore_handlers(stopped)?;
+        self.unmap(stopped)?;
+        Ok(true)
     }
 
     /// The places that are hooked now, by what their code says; each once.
@@ -431,11 +314,7 @@ impl Presence {
 
     /// A thread that runs a program may be elsewhere at the moment (in the vDSO, in the kernel), but holds a slot.
     fn holds_a_slot(&self, stopped: &Stopped) -> bool {
-        let Some(page) = self
-            .mappings
-            .iter()
-            .find(|mapping| is_a(mapping, "-session"))
-        else {
+        let Some(page) = self.mappings.iter().find(|mapping| is_page(mapping)) else {
             return false;
         };
         // A forked child has no slot: what it finds there is its parent's.
@@ -511,15 +390,19 @@ impl Presence {
         Ok(())
     }
 
-    /// Unmaps everything. The manifest goes last, so that whoever comes after a Beeline that was killed here finds the rest.
+    /// Unmaps everything. The manifest goes last, so that whoever comes after a Beeline that was killed here finds the rest; and
+    /// before it the session page, by which he knows that it was.
     fn unmap(&self, stopped: &mut Stopped) -> Result<(), Error> {
-        let (arenas, others): (Vec<_>, Vec<_>) =
-            self.mappings.iter().partition(|one| is_a(one, "-arena"));
-        let (home, arenas): (Vec<_>, Vec<_>) =
-            arenas.into_iter().partition(|one| one.start == self.home);
-        let range = |mapping: &Region| mapping.start..mapping.end;
-        let others = others.into_iter().map(range).chain(self.private.clone());
-        for part in others.chain(arenas.into_iter().chain(home).map(range)) {
+        let order = |mapping: &&Region| match mapping {
+            home if home.start == self.home => 3,
+            page if is_page(page) => 2,
+            arena if is_a(arena, "-arena") => 1,
+            _ => 0,
+        };
+        let mut mappings: Vec<_> = self.mappings.iter().collect();
+        mappings.sort_by_key(order);
+        let mappings = mappings.into_iter().map(|one| one.start..one.end);
+        for part in self.private.clone().into_iter().chain(mappings) {
             stopped.munmap(part.start, part.end - part.start)?;
         }
         Ok(())

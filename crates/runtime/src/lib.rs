@@ -19,6 +19,7 @@ mod error;
 mod image;
 mod improver;
 pub mod leave;
+mod life;
 mod link;
 mod map;
 mod memory;
@@ -44,6 +45,7 @@ mod verification;
 
 pub use beeline_btf as btf;
 pub use error::Error;
+pub use life::SessionId;
 pub use map::shape_of;
 pub use opening::check;
 pub use runner::{TestResult, TestRun};

@@ -15,6 +15,7 @@ use beeline_verifier::program;
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 
 use crate::backend::{Id, MapSpec, ValueType};
+use crate::life::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 use crate::objects::{self, Elements, Object, ProgramKind};
@@ -84,7 +85,7 @@ impl MapObject {
             _ => None,
         };
         let fields = Fields::new(&plain, spec.fields.spin_lock, spec.fields.timer)?;
-        let name = format!("{}-map-{}", std::process::id(), spec.name);
+        let name = SessionId::own().name(&format!("map-{}", spec.name));
         let memory = Memory::new(&name, layout.len as usize).map_err(out_of_memory)?;
         memory.seal_size().map_err(out_of_memory)?;
         // SAFETY: the file was made for this layout, and its mapping lives as long as this object.

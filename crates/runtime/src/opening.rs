@@ -16,12 +16,25 @@ pub fn open(pid: i32, seccomp: Seccomp) -> Result<Process, Error> {
 
 /// Does what needs a process that nobody else holds; again, if that is a Beeline. Between the attempts nothing is locked
 /// that the holder may wait for.
-pub fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+pub fn patiently<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    while_held_by(|_| true, attempt)
+}
+
+/// As [`patiently`], if that is the Beeline of another session, which waits for nothing here.
+pub fn past_others<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    let own = std::process::id() as i32;
+    while_held_by(|holder| holder != own, attempt)
+}
+
+fn while_held_by<T>(
+    is_waited_for: impl Fn(i32) -> bool,
+    mut attempt: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
     for _ in 0..PATIENCE {
         match attempt() {
-            Err(Error::Inject(beeline_inject::Error::Traced { comm, .. }))
+            Err(Error::Inject(beeline_inject::Error::Traced { comm, tracer, .. }))
                 // Without a name: it has just ended, and with it its hold.
-                if comm.starts_with("beeline") || comm.is_empty() =>
+                if (comm.starts_with("beeline") || comm.is_empty()) && is_waited_for(tracer) =>
             {
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -2,6 +2,7 @@
 
 mod attend;
 mod calls;
+mod dead;
 mod end;
 mod rounds;
 
@@ -21,6 +22,7 @@ use crate::backend::Id;
 use crate::deaths::Deaths;
 use crate::error::{Error, os};
 use crate::leave;
+use crate::life::SessionId;
 use crate::link::{CallLink, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::objects::Object;
@@ -32,6 +34,7 @@ use crate::session::Report;
 use crate::shared::Shared;
 use crate::shortcut::Shortcuts;
 use crate::target::{Body, Hold, Home, Request, Target};
+use dead::Cleared;
 
 /// A target, and what it is known by.
 #[derive(Clone)]
@@ -83,6 +86,11 @@ pub struct Reach {
     followers: Mutex<Vec<JoinHandle<()>>>,
     /// What could not be attached, so that it is told once and tried seldom.
     failures: Mutex<BTreeMap<(i32, Id), Instant>>,
+    /// What killed sessions had left.
+    cleared: Mutex<Cleared>,
+    /// Held while a process is looked at that is no target yet, and while something is taken out of one: whoever does the same
+    /// in the meantime finds it done.
+    making: Mutex<()>,
 }
 
 impl Reach {
@@ -120,6 +128,8 @@ impl Reach {
             dead: Mutex::default(),
             followers: Mutex::default(),
             failures: Mutex::default(),
+            cleared: Mutex::default(),
+            making: Mutex::default(),
         });
         let thread = std::thread::Builder::new()
             .name("beeline-watch".into())
@@ -303,10 +313,10 @@ impl Reach {
         if addresses.is_empty() {
             return Ok(());
         }
-        if !self.disown(process) {
+        // What stays of others is laid over.
+        let (Some(target), _) = self.make_target(process) else {
             return Ok(());
-        }
-        let target = self.target(process);
+        };
         let mut target = lock(&target);
         for address in addresses {
             if target.runs_at(address, link.id) {
@@ -320,30 +330,38 @@ impl Reach {
                 address,
                 place: &link.place,
             };
-            target.attach(&request, hold)?;
+            unless_changed(|| target.attach(&request, hold))?;
         }
         Ok(())
     }
 
-    /// A child that was forked from a target has its patched code, and nothing behind it: it begins anew. False if this is
-    /// not the time for it: it will ask to be made a target, is being made one, or has its parent's memory.
-    fn disown(&self, process: &Process) -> bool {
-        if lock(&self.targets).contains_key(&process.pid()) {
-            return true;
+    /// The target that a process is, or is from now on. Before that what killed sessions left is taken out of it; the error is
+    /// [`Self::clear_dead`]'s.
+    ///
+    /// A child that was forked from a target has its patched code, and nothing behind it: it begins anew. `None` if this is
+    /// not the time for it: it will ask to be made a target, or has its parent's memory.
+    fn make_target(&self, process: &Process) -> (Option<Arc<Mutex<Target>>>, Result<(), Error>) {
+        let known = || lock(&self.targets).get(&process.pid()).cloned();
+        if let Some(target) = known() {
+            return (Some(target), Ok(()));
         }
-        let own = std::process::id() as i32;
-        let inherited = leave::presences(process).unwrap_or_default();
-        inherited
-            .into_iter()
-            .filter(|presence| presence.session == own)
-            .all(|presence| {
-                let is_abandoned = presence.is_abandoned(process);
-                if is_abandoned {
-                    // If it cannot be, attaching says why.
-                    let _ = presence.remove(process);
-                }
-                is_abandoned
-            })
+        let _alone = lock(&self.making);
+        if let Some(target) = known() {
+            return (Some(target), Ok(()));
+        }
+        let own = SessionId::own();
+        let present = leave::presences(process).unwrap_or_default();
+        let cleared = self.clear_all(process, &present);
+        let mut inherited = present.iter().filter(|one| one.session == own);
+        let is_time = inherited.all(|presence| {
+            let is_abandoned = presence.is_abandoned(process);
+            if is_abandoned {
+                // If it cannot be, attaching says why.
+                let _ = presence.remove(process);
+            }
+            is_abandoned
+        });
+        (is_time.then(|| self.target(process)), cleared)
     }
 
     fn insert_target(&self, target: Target) -> Option<Arc<Mutex<Target>>> {
@@ -529,6 +547,18 @@ fn seccomp_filters(pid: i32) -> Option<u32> {
         .trim()
         .parse()
         .ok()
+}
+
+/// Does what is planned for a process; again, if another session has come or gone since it was planned.
+fn unless_changed(mut attempt: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    const TRIES: usize = 3;
+    for _ in 1..TRIES {
+        match attempt() {
+            Err(Error::Changed { .. }) => {}
+            outcome => return outcome,
+        }
+    }
+    attempt()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

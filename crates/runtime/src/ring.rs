@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use beeline_maps::{Errno, perf};
 
 use crate::backend::Id;
+use crate::life::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 
@@ -37,7 +38,7 @@ pub struct Ring {
 impl Ring {
     /// A ring of one page; the tool says how many it wants when it maps it.
     pub fn new(id: Id, cpu: u32) -> io::Result<Self> {
-        let memory = Memory::new(&format!("{}-ring-{cpu}", std::process::id()), file_len(1)?)?;
+        let memory = Memory::new(&SessionId::own().name(&format!("ring-{cpu}")), file_len(1)?)?;
         let ring = Self {
             id,
             cpu,

@@ -24,6 +24,7 @@ use crate::arena::Arena;
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, pid_namespace};
 use crate::error::{Error, os};
+use crate::life::SessionId;
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::memory::Executable;
 use crate::objects::{Object, Reachable};
@@ -339,7 +340,7 @@ const MANY_REMOVALS: u64 = 64;
 impl Here {
     fn new(shared: &Shared, tool: i32) -> Result<Self, Error> {
         let mut home =
-            Arena::new(&format!("{}-here", std::process::id())).map_err(os("creating an arena"))?;
+            Arena::new(&SessionId::own().name("here")).map_err(os("creating an arena"))?;
         let code = Executable::map(home.file(), crate::arena::ARENA_BYTES)
             .map_err(os("mapping an arena"))?;
         home.placed(code.base() as u64);

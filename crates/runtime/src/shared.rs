@@ -11,6 +11,7 @@ use beeline_verifier::types::KernelTypes;
 use crate::calls::CallFiles;
 use crate::cgroup::Cgroups;
 use crate::image::Image;
+use crate::life::{Life, SessionId};
 use crate::link::Files;
 use crate::memory::Memory;
 use crate::tasks::Blueprint;
@@ -22,6 +23,7 @@ pub struct Shared {
     pub image: Image,
     /// Holds a [`Session`].
     pub session: Memory,
+    _life: Life,
     /// CPUs that per-CPU values are kept for.
     pub cpus: u32,
     /// The tool's command line.
@@ -44,11 +46,12 @@ pub struct Shared {
 impl Shared {
     /// Makes the files of a new session.
     pub fn new(tool: Vec<OsString>, cpus: u32) -> io::Result<Self> {
-        let id = std::process::id();
-        let session = Memory::new(&format!("{id}-session"), size_of::<Session>())?;
+        let name = SessionId::own().name("session");
+        let session = Memory::new(&name, size_of::<Session>())?;
         session.seal_size()?;
         Ok(Self {
-            image: Image::new(id)?,
+            image: Image::new()?,
+            _life: Life::begin(&session)?,
             session,
             cpus,
             tool,

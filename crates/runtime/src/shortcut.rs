@@ -23,6 +23,7 @@ use beeline_maps::Kind as MapKind;
 
 use crate::arena::{ARENA_BYTES, Arena};
 use crate::error::{Error, os};
+use crate::life::SessionId;
 use crate::map::MapObject;
 use crate::memory::{Memory, pages};
 use crate::patch;
@@ -54,7 +55,7 @@ const TRIES: usize = 8;
 impl Shortcuts {
     /// An empty directory.
     pub fn new() -> std::io::Result<Self> {
-        let name = format!("{}-directory", std::process::id());
+        let name = SessionId::own().name("directory");
         let directory = Memory::new(&name, size_of::<Directory>())?;
         directory.seal_for_others()?;
         Ok(Self {
@@ -179,8 +180,8 @@ impl Shortcuts {
             .reach()
             .ok_or_else(|| fail("its instructions are too far apart".into()))?;
 
-        let mut arena = Arena::new(&format!("{}-shortcut", std::process::id()))
-            .map_err(os("creating an arena"))?;
+        let mut arena =
+            Arena::new(&SessionId::own().name("shortcut")).map_err(os("creating an arena"))?;
         let near = process.find_gap(reach, ARENA_BYTES as u64)?;
         let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
         let code_of = |file, len, address| Mapping {

@@ -27,6 +27,7 @@ use crate::environment::Environment;
 use crate::error::{Error, os};
 use crate::link::FilePlace;
 use crate::map::MapObject;
+use crate::opening;
 use crate::patch;
 use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
@@ -108,7 +109,16 @@ impl Hold<'_> {
     {
         match self {
             Self::Held(stopped) => work(stopped),
-            Self::Brief => process.stopped(work)?,
+            Self::Brief => {
+                let mut work = Some(work);
+                let attempt = || {
+                    let work = &mut work;
+                    Ok(process.stopped(move |stopped| work.take().map(|work| work(stopped)))?)
+                };
+                let pid = process.pid();
+                let gone = beeline_inject::Error::Exited { pid };
+                opening::past_others(attempt)?.unwrap_or(Err(gone.into()))
+            }
         }
     }
 }
@@ -258,8 +268,7 @@ impl Target {
                 .map_err(os("filling a child's memory"))
         };
         let environment = environment.fork(&self.shared, pid, owner, &mut write)?;
-        let name = format!("{}-arena", std::process::id());
-        let copies = self.outposts.iter().map(|outpost| outpost.copy(&name));
+        let copies = self.outposts.iter().map(Arena::copy);
         let outposts = copies
             .collect::<Result<Vec<_>, _>>()
             .map_err(os("creating an arena"))?;
@@ -351,8 +360,8 @@ impl Target {
 
     /// Attaches a program to a site. The process runs on whatever happens.
     pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
-        let mut plan = match self.sites.get(&request.address) {
-            Some(site) => site.plan.clone(),
+        let (mut plan, original) = match self.sites.get(&request.address) {
+            Some(site) => (site.plan.clone(), [0; abi::ORIGINAL_BYTES]),
             None => self.plan(request)?,
         };
         if self
@@ -387,7 +396,7 @@ impl Target {
             Some(site) => self.extend(request, site, attached, hold),
             None => {
                 self.make_room(request.address, hold)?;
-                self.hook(request, plan, attached, hold)
+                self.hook(request, (plan, original), attached, hold)
             }
         }
     }

@@ -9,8 +9,9 @@ use beeline_image::abi::calls::{Move, Patch, Patches, Spared};
 use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, Site};
 use beeline_inject::{Process, Region};
 
-use super::{INT3, PREFIX, read};
+use super::{INT3, read};
 use crate::environment::IMAGE;
+use crate::life::PREFIX;
 
 /// More programs than this, at one site or at all, are taken for garbage.
 const MAX_PROGRAMS: usize = 1 << 10;

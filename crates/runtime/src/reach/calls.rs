@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_inject::Process;
 
-use super::{Reach, is_part_of_us, lock};
+use super::{Reach, is_part_of_us, lock, unless_changed};
 use crate::error::Error;
 use crate::link::CallLink;
 use crate::target::Hold;
@@ -70,12 +70,17 @@ impl Reach {
         if links.is_empty() {
             return Ok(());
         }
-        if !self.disown(process) {
+        let is_known = lock(&self.targets).contains_key(&process.pid());
+        let (Some(target), cleared) = self.make_target(process) else {
             return Ok(());
+        };
+        cleared?;
+        // A session may have been killed since we came here for other things. In a process that is held, a program has just begun.
+        if is_known && matches!(hold, Hold::Brief) && !lock(&target).hooks_calls() {
+            self.clear_dead(process)?;
         }
-        let target = self.target(process);
         let mut target = lock(&target);
-        target.hook_calls(links, hold)?;
+        unless_changed(|| target.hook_calls(links, hold))?;
         if let Some((name, count)) = target.news_of_unhooked() {
             self.tell_unhooked(process.pid(), name, count);
         }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::{Reach, lock};
 use crate::leave;
+use crate::life::SessionId;
 
 /// Looks for what a session has left behind.
 const LOOKS: usize = 8;
@@ -35,6 +36,7 @@ impl Reach {
         lock(&self.departed).clear();
         let deaths = lock(&self.deaths).take();
         drop(deaths);
+        self.tell_cleared(true);
         self.leave_all();
         let page = self.shared.page();
         let refused = page.refused.load(SeqCst);
@@ -73,7 +75,7 @@ impl Reach {
     /// Leaves every process, forked children too; and takes out sessions that ended while ours lay over what they had
     /// hooked.
     fn leave_all(&self) {
-        let own = std::process::id() as i32;
+        let own = SessionId::own();
         let mut failed = BTreeSet::new();
         // A process that forks meanwhile leaves a child that is found by the next look.
         for _ in 0..LOOKS {

@@ -35,6 +35,7 @@ impl Reach {
             std::thread::park_timeout(ROUND);
             self.bury();
             self.tidy();
+            self.tell_cleared(false);
             round = round.wrapping_add(1);
             if round.is_multiple_of(FORGETTING) {
                 self.forget_threads();

@@ -25,6 +25,7 @@ use crate::backend::{Argument, CallContext, Edge, Function, Id};
 use crate::calls::FileCalls;
 use crate::error::{Error, os};
 use crate::leave::presences;
+use crate::life::SessionId;
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
@@ -80,7 +81,11 @@ impl Target {
             self.say_if_users_are_seen(&regions);
             return Ok(());
         }
-        if self.calls.is_none() {
+        if self
+            .calls
+            .as_ref()
+            .is_none_or(|calls| calls.patched.is_empty())
+        {
             self.check_alone()?;
         }
         for link in &missing {
@@ -100,10 +105,20 @@ impl Target {
             self.publish_calls()?;
         }
         for (region, file) in fresh {
-            self.hook_region(&region, &file, hold)?;
+            let outcome = self.hook_region(&region, &file, hold);
+            if let Err(Error::Changed { .. }) = outcome {
+                // Another session was quicker.
+                self.check_alone()?;
+            }
+            outcome?;
         }
         self.say_if_users_are_seen(&regions);
         Ok(())
+    }
+
+    /// Has it its system calls hooked?
+    pub fn hooks_calls(&self) -> bool {
+        self.calls.is_some()
     }
 
     /// Ends a link's part: its program is not started any more when this returns. The stubs stay, and see by the table that
@@ -127,7 +142,7 @@ impl Target {
 
     /// Two sessions at one `syscall` instruction would hide each other's calls.
     fn check_alone(&self) -> Result<(), Error> {
-        let own = std::process::id() as i32;
+        let own = SessionId::own();
         let others = presences(&self.process)?;
         let other = others
             .iter()
@@ -352,6 +367,10 @@ impl Target {
             self.map_what_is_missing(reach_of(region), &[], hold)?;
             let stubs = self.write_stubs(region, file, &mut spared)?;
             missing = hookable - stubs.set.count;
+            if missing > 0 {
+                // What has come over them since may be another session's.
+                self.check_alone()?;
+            }
             self.list_patches(&stubs, &spared)?;
             hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_inject::{MapFlags, Mapping, ProtFlags};
+use rustix::io::Errno;
 
 use super::calls::Calls;
 use super::{Hold, Home, TRAMPOLINE_BYTES, Target};
@@ -39,10 +40,7 @@ impl Target {
         let shared = self.shared.clone();
         let mut arena = match near {
             true => None,
-            false => Some(
-                Arena::new(&format!("{}-arena", std::process::id()))
-                    .map_err(os("creating an arena"))?,
-            ),
+            false => Some(Arena::of_target().map_err(os("creating an arena"))?),
         };
         let mut mappings = Vec::new();
         if let Some(arena) = &arena {
@@ -58,20 +56,29 @@ impl Target {
         }
         if first {
             mappings.push(mapping(
-                shared.image.file(),
-                shared.image.len(),
-                READ_EXECUTE,
-            ));
-            mappings.push(mapping(
                 shared.session.file(),
                 shared.session.len(),
                 READ_WRITE,
+            ));
+            mappings.push(mapping(
+                shared.image.file(),
+                shared.image.len(),
+                READ_EXECUTE,
             ));
         }
         mappings.extend(new.mappings());
         let (placed, private) = hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
-            let placed = stopped.map_files(&mappings)?;
+            let placed = stopped.map_files(&mappings);
+            let placed = placed.map_err(|error| match error {
+                // Something has been mapped there since we looked for room.
+                beeline_inject::Error::Syscall { pid, errno, .. } if errno == Errno::EXIST => {
+                    let address = mappings.iter().map(|one| one.address).max();
+                    let address = address.unwrap_or_default();
+                    Error::Changed { pid, address }
+                }
+                error => error.into(),
+            })?;
             let private = match first {
                 true => Some((
                     Private::map(stopped, shared.cpus)?,
@@ -89,7 +96,7 @@ impl Target {
         }
         match (arena, private) {
             (Some(home), Some((private, tid_offset))) => {
-                let (image, session) = (next(), next());
+                let (session, image) = (next(), next());
                 let clock_gettime = crate::vdso::clock_gettime(&self.process)?.unwrap_or(0);
                 let bases = Bases {
                     image,

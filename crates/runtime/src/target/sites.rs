@@ -10,14 +10,28 @@ use super::{Attached, Body, Hold, Hooked, Request, TRAMPOLINE_BYTES, Target};
 use crate::environment::Environment;
 use crate::error::{Error, os};
 use crate::leave::presences;
+use crate::life::SessionId;
 use crate::patch;
 
 impl Target {
-    pub(super) fn plan(&self, request: &Request<'_>) -> Result<Plan, Error> {
+    /// How a new site is to be hooked, and what is there now.
+    pub(super) fn plan(
+        &self,
+        request: &Request<'_>,
+    ) -> Result<(Plan, [u8; abi::ORIGINAL_BYTES]), Error> {
         let (start, code) = self.current_code(request)?;
         let incoming = request.place.incoming_at(request.address);
-        beeline_hook::plan_among(request.address, &Function { start, code: &code }, &incoming)
-            .map_err(|why| self.error(why.to_string()))
+        let function = Function { start, code: &code };
+        let plan = beeline_hook::plan_among(request.address, &function, &incoming);
+        let plan = plan.map_err(|why| self.error(why.to_string()))?;
+        let mut original = [0; abi::ORIGINAL_BYTES];
+        let bytes = code.get((request.address - start) as usize..);
+        let bytes = bytes.unwrap_or_default().iter();
+        original
+            .iter_mut()
+            .zip(bytes)
+            .for_each(|(to, from)| *to = *from);
+        Ok((plan, original))
     }
 
     /// The function around the site, as it would be without us. That is what stands in the file, but for the jumps of
@@ -48,7 +62,7 @@ impl Target {
             overlay(&mut code, start, *address, bytes.bytes());
         }
         if now != code {
-            let own = std::process::id() as i32;
+            let own = SessionId::own();
             let others = presences(&self.process)?
                 .into_iter()
                 .filter(|presence| presence.session != own);
@@ -147,7 +161,7 @@ impl Target {
     pub(super) fn hook(
         &mut self,
         request: &Request<'_>,
-        plan: Plan,
+        (plan, original): (Plan, [u8; abi::ORIGINAL_BYTES]),
         attached: Attached,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
@@ -158,7 +172,7 @@ impl Target {
         }
         let needs = request.body.needs();
         let light = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
-        let record = self.place_site(request, &plan)?;
+        let record = self.place_record(&plan, |now, _| *now = original)?;
         let shows_registers = needs.reads_context;
         let mut site = Hooked {
             record,
@@ -185,23 +199,11 @@ impl Target {
         }
         hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
+            self.check_original(stopped, &site)?;
             self.patch(stopped, &site, &trampoline)
         })?;
         self.sites.insert(request.address, site);
         Ok(())
-    }
-
-    /// Places a new site's record.
-    fn place_site(&mut self, request: &Request<'_>, plan: &Plan) -> Result<u64, Error> {
-        let (start, code) = self.current_code(request)?;
-        let bytes = code
-            .get((request.address - start) as usize..)
-            .unwrap_or_default();
-        self.place_record(plan, |original, _| {
-            for (to, from) in original.iter_mut().zip(bytes) {
-                *to = *from;
-            }
-        })
     }
 
     /// Places a site's record and lists it in the manifest. `original` fills in what is to be restored.
@@ -297,6 +299,22 @@ impl Target {
                 });
         }
         Ok(trampoline)
+    }
+
+    /// Is the code that a new site's patch goes over what was looked at when it was planned? Another session may have come there
+    /// since, or gone.
+    fn check_original(&self, stopped: &Stopped, site: &Hooked) -> Result<(), Error> {
+        // SAFETY: placed as a `Site`.
+        let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
+        let original = &record.original[..record.original_len as usize];
+        let mut now = vec![0; original.len()];
+        match stopped.read(record.address, &mut now).is_ok() && now == original {
+            true => Ok(()),
+            false => Err(Error::Changed {
+                pid: self.process.pid(),
+                address: record.address,
+            }),
+        }
     }
 
     /// Stores a site's patch while the process is stopped.

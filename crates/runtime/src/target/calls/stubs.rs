@@ -303,9 +303,9 @@ pub(super) fn store(stopped: &mut Stopped, stubs: &Placed) -> Result<(), Error> 
     let mut now = ProcessCode::of(stopped.process().memory()?);
     for (site, patch) in stubs.patches() {
         if !now.holds(site, &patch.original) {
-            return Err(Error::Target {
+            return Err(Error::Changed {
                 pid: stopped.process().pid(),
-                why: format!("its code at {site:#x} has changed just now"),
+                address: site,
             });
         }
     }

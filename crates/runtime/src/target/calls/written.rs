@@ -12,7 +12,7 @@ use beeline_inject::Region;
 
 use super::{Target, key};
 use crate::calls::FileCalls;
-use crate::leave::PREFIX;
+use crate::life::PREFIX;
 use crate::vdso;
 
 /// What a target has of such code.

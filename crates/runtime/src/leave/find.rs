@@ -1,0 +1,185 @@
+//! Finding what sessions have put into processes.
+
+use std::collections::BTreeSet;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use beeline_image::abi::{MANIFEST_MAGIC, Manifest};
+use beeline_inject::{Process, Region, Seccomp};
+
+use super::sites::{call_records, records, text_of};
+use super::{Presence, read};
+use crate::error::Error;
+use crate::life::{PREFIX, SessionId};
+use crate::opening;
+use crate::private::{Private, own_pid};
+use crate::scope::{all_processes, start_time};
+
+/// All processes that a session is present in, so far as we may look.
+pub fn everywhere() -> Vec<Presence> {
+    let present = |pid| presences(&open(pid).ok()?).ok();
+    all_processes()
+        .into_iter()
+        .filter(|pid| maps_ours(*pid))
+        .filter_map(present)
+        .flatten()
+        .collect()
+}
+
+/// Processes that a session is in and that cannot be opened now.
+pub(crate) fn unreachable(session: SessionId) -> Vec<i32> {
+    let name = format!("{PREFIX}{}", session.name("arena"));
+    let holds = |pid: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(&name))
+    };
+    all_processes()
+        .into_iter()
+        .filter(|pid| *pid != std::process::id() as i32)
+        .filter(holds)
+        .filter(|pid| open(*pid).is_err())
+        .collect()
+}
+
+/// The sessions that are present in a process. Errors say why it may not be looked at.
+pub fn in_process(pid: i32) -> Result<Vec<Presence>, Error> {
+    presences(&open(pid)?)
+}
+
+/// Opens a process that Beeline is present in, so its seccomp filters have let Beeline pass before.
+pub(super) fn open(pid: i32) -> Result<Process, Error> {
+    opening::open(pid, Seccomp::Trust)
+}
+
+/// A quick look, before a process is opened.
+pub(super) fn maps_ours(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
+        maps.contains(PREFIX) && (maps.contains("-arena") || maps.contains("-session"))
+    })
+}
+
+/// The sessions that are present in an open process.
+pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
+    let regions = process.regions()?;
+    let mut found = Vec::new();
+    let mut unfinished = BTreeSet::new();
+    for region in &regions {
+        let is_arena = is_a(region, "-arena");
+        let Some(session) = SessionId::of(region).filter(|_| is_arena || is_page(region)) else {
+            continue;
+        };
+        unfinished.insert(session);
+        // SAFETY: a manifest is integers and bytes only.
+        let Ok(manifest) = (unsafe { read::<Manifest>(process, region.start) }) else {
+            continue;
+        };
+        let named = (manifest.session as i32, manifest.session_start);
+        if !is_arena
+            || manifest.magic != MANIFEST_MAGIC
+            || manifest.first != 1
+            || named != (session.pid, session.start)
+            || is_session(process.pid(), session)
+        {
+            continue;
+        }
+        let home = (region.start, manifest);
+        found.push(presence(process, &regions, session, home));
+    }
+    unfinished.retain(|session| is_unfinished(process, *session, &regions, &found));
+    for session in unfinished {
+        // SAFETY: integers and bytes only.
+        let none = unsafe { MaybeUninit::<Manifest>::zeroed().assume_init() };
+        found.push(presence(process, &regions, session, (0, none)));
+    }
+    Ok(found)
+}
+
+/// Has a session begun to map things here, and was killed before it said so in a manifest? Nothing is hooked then.
+fn is_unfinished(
+    process: &Process,
+    session: SessionId,
+    regions: &[Region],
+    found: &[Presence],
+) -> bool {
+    let is_known = found.iter().any(|presence| presence.session == session);
+    let mut of_session = regions
+        .iter()
+        .filter(|one| SessionId::of(one) == Some(session));
+    // What a tool's own calls are made quicker by has no manifest and is in use; and what begins otherwise than with nothing is of
+    // another version of Beeline.
+    let is_in_use = |region: &Region| {
+        let mut magic = [0; 8];
+        let is_read = process.read_memory(region.start, &mut magic).is_ok();
+        is_a(region, "-shortcut") || is_a(region, "-arena") && is_read && magic != [0; 8]
+    };
+    !is_known && !of_session.any(is_in_use) && !is_alive(session, regions)
+}
+
+/// What is known of a session that is present in a process, by its manifest and where that is.
+fn presence(
+    process: &Process,
+    regions: &[Region],
+    session: SessionId,
+    (home, manifest): (u64, Manifest),
+) -> Presence {
+    let ours = regions
+        .iter()
+        .filter(|one| SessionId::of(one) == Some(session));
+    let mappings: Vec<Region> = ours.cloned().collect();
+    let mut presence = Presence {
+        pid: process.pid(),
+        session,
+        is_live: is_alive(session, &mappings),
+        tool: text_of(&manifest.tool),
+        sites: Vec::new(),
+        records: records(process, &manifest, &mappings),
+        calls: call_records(process, &manifest, &mappings, regions),
+        private: private_of(process, &manifest),
+        mappings,
+        manifest,
+        home,
+    };
+    let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
+    presence.sites = presence
+        .hooked(read)
+        .into_iter()
+        .map(|(site, _)| site.clone())
+        .collect();
+    presence
+}
+
+/// Is the session's Beeline still running?
+fn is_alive(session: SessionId, regions: &[Region]) -> bool {
+    let mut pages = regions.iter().filter(|one| is_page(one));
+    session.is_alive(pages.find(|one| SessionId::of(one) == Some(session)))
+}
+
+/// Is the process the session's own?
+fn is_session(pid: i32, session: SessionId) -> bool {
+    start_time(pid) == Some(session.start) && own_pid(pid) == session.pid
+}
+
+/// The private memory, if it is still there. Otherwise a Beeline that died while it left has unmapped it, and something else may be
+/// there by now.
+fn private_of(process: &Process, manifest: &Manifest) -> Option<Range<u64>> {
+    let (start, len) = (manifest.private as u64, manifest.private_len as u64);
+    let end = start.checked_add(len)?;
+    let read = |address: u64| {
+        let mut word = [0; 8];
+        let is_read = process.read_memory(address, &mut word).is_ok();
+        is_read.then_some(u64::from_ne_bytes(word))
+    };
+    Private::is_at(start, len, read).then_some(start..end)
+}
+
+/// Is it this kind of memory file?
+pub(super) fn is_a(region: &Region, kind: &str) -> bool {
+    region
+        .path
+        .to_str()
+        .is_some_and(|path| path.trim_end_matches(" (deleted)").ends_with(kind))
+}
+
+/// Is it a session page?
+pub(super) fn is_page(region: &Region) -> bool {
+    is_a(region, "-session")
+}

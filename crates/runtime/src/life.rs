@@ -1,0 +1,191 @@
+//! Which session something belongs to, and whether that session's Beeline still runs.
+//!
+//! The process's number says neither: it is used again, and names another process in another pid namespace. So whatever a
+//! session maps has the time of its start in its name, too; and as long as it runs it holds a lock on the file of its session
+//! page. The kernel takes the lock away when the process dies, however it does (a zombie holds none), and lists it for
+//! everybody.
+
+use std::fmt::{Display, Formatter};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use beeline_inject::Region;
+use rustix::fs::makedev;
+
+use crate::memory::Memory;
+use crate::private::proc_text;
+use crate::scope::{start_time, stat_fields};
+
+/// What the names of memory files begin with, in `/proc/PID/maps`.
+pub const PREFIX: &str = "/memfd:beeline-";
+
+/// A session; no other one has the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SessionId {
+    /// Its process, as that sees itself.
+    pub pid: i32,
+    /// When that started, in clock ticks since boot.
+    pub start: u64,
+}
+
+impl SessionId {
+    /// This process's.
+    pub fn own() -> Self {
+        static OWN: OnceLock<SessionId> = OnceLock::new();
+        *OWN.get_or_init(|| {
+            let pid = std::process::id() as i32;
+            let start = start_time(pid).unwrap_or(0);
+            Self { pid, start }
+        })
+    }
+
+    /// The name of a memory file of this session's.
+    pub fn name(self, kind: &str) -> String {
+        format!("{}-{}-{kind}", self.pid, self.start)
+    }
+
+    /// The session that a mapping belongs to.
+    pub fn of(region: &Region) -> Option<Self> {
+        let name = region.path.to_str()?.strip_prefix(PREFIX)?;
+        let mut parts = name.splitn(3, '-');
+        let (pid, start) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        parts.next().map(|_| Self { pid, start })
+    }
+
+    /// Is its Beeline still running? `page` is where its session page is mapped. Something of a session without one is only seen
+    /// where a Beeline was killed, or holds the process at the moment: it maps the page together with the first arena, and
+    /// unmaps it last of all but that.
+    pub fn is_alive(self, page: Option<&Region>) -> bool {
+        // Where locks cannot be looked at nobody is said to be dead.
+        let is_locked = |page: &Region| is_locked(page).unwrap_or(true);
+        self.is_running() || page.is_some_and(is_locked)
+    }
+
+    /// Is it a process of our own pid namespace, that has not ended?
+    fn is_running(self) -> bool {
+        let fields = stat_fields(self.pid);
+        let state = fields.as_ref().and_then(|fields| fields.first());
+        let has_ended = state.is_none_or(|state| ["Z", "X"].contains(&state.as_str()));
+        !has_ended && start_time(self.pid) == Some(self.start)
+    }
+}
+
+impl Display for SessionId {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        self.pid.fmt(formatter)
+    }
+}
+
+/// A session's sign of life, for as long as its process runs.
+#[derive(Debug)]
+pub struct Life {
+    /// Nobody else has it, nor does any mapping: the lock ends with the last of those.
+    _lock: OwnedFd,
+}
+
+impl Life {
+    /// Locks the session page's file. Not for the process, as `flock` does: only a lock of the open file is listed in every pid
+    /// namespace.
+    pub fn begin(session: &Memory) -> io::Result<Self> {
+        let file = session.reopen()?;
+        let whole = libc::flock {
+            l_type: libc::F_WRLCK as i16,
+            l_whence: libc::SEEK_SET as i16,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        // SAFETY: the descriptor is open, and the kernel only reads the structure.
+        let outcome = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
+        match outcome {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(Self { _lock: file }),
+        }
+    }
+}
+
+/// The list is read in pieces, and a lock that goes while it is read moves those behind it forward, so that one may be missed.
+const LOOKS: usize = 3;
+
+/// Does somebody hold such a lock on the file that is mapped there? `None` if the kernel does not show its locks.
+fn is_locked(mapped: &Region) -> Option<bool> {
+    for _ in 0..LOOKS {
+        let locks = proc_text("/proc/locks").ok()?;
+        if locks
+            .lines()
+            .filter_map(locked_file)
+            .any(|(device, inode)| device == mapped.device && inode == mapped.inode)
+        {
+            return Some(true);
+        }
+    }
+    Some(false)
+}
+
+/// The device and inode of the file that a line of `/proc/locks` is of, if the lock is an open file's: `1: OFDLCK ADVISORY WRITE
+/// -1 00:01:2055 0 EOF`.
+fn locked_file(line: &str) -> Option<(u64, u64)> {
+    let mut fields = line.split_whitespace().skip(1);
+    fields.next().filter(|kind| *kind == "OFDLCK")?;
+    let mut file = fields.nth(3)?.split(':');
+    let mut hex = || u32::from_str_radix(file.next()?, 16).ok();
+    let device = makedev(hex()?, hex()?);
+    Some((device, file.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn region(path: &str) -> Region {
+        Region {
+            start: 0,
+            end: 4096,
+            permissions: Default::default(),
+            offset: 0,
+            device: 0,
+            inode: 0,
+            path: PathBuf::from(path),
+        }
+    }
+
+    #[test]
+    fn a_mapping_names_its_session() {
+        let session = SessionId { pid: 12, start: 34 };
+        let path = format!("/memfd:beeline-{} (deleted)", session.name("map-a-b"));
+        assert_eq!(SessionId::of(&region(&path)), Some(session));
+        for other in ["12-arena", "-12-34-arena", "12-34", "12-x-arena", "guest"] {
+            let path = format!("/memfd:beeline-{other}");
+            assert_eq!(SessionId::of(&region(&path)), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_process_of_the_same_number_is_not_the_session() {
+        let own = SessionId::own();
+        assert!(own.is_alive(None));
+        let start = own.start - 1;
+        assert!(!SessionId { start, ..own }.is_alive(None));
+    }
+
+    /// As in another pid namespace, where the numbers say nothing.
+    #[test]
+    fn a_session_lives_as_long_as_its_page_is_locked() {
+        let stranger = SessionId { pid: 1, start: 0 };
+        let page = Memory::new("test-session", 1).unwrap();
+        let stat = rustix::fs::fstat(page.file()).unwrap();
+        let mapped = Region {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            ..region("")
+        };
+        assert!(!stranger.is_alive(Some(&mapped)));
+        let life = Life::begin(&page).unwrap();
+        assert!(stranger.is_alive(Some(&mapped)));
+        drop(life);
+        assert!(!stranger.is_alive(Some(&mapped)));
+    }
+}

@@ -1,0 +1,103 @@
+//! What killed sessions have left in processes: it is taken out before anything of this session comes there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use beeline_inject::Process;
+
+use super::{Reach, lock};
+use crate::error::Error;
+use crate::leave::{Presence, presences};
+use crate::life::SessionId;
+
+/// How long something that could not be taken out is left alone.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// What has come of it.
+#[derive(Default)]
+pub(super) struct Cleared {
+    /// What the user has not been told of yet: processes, each with the session that was there and its tool.
+    untold: Vec<(i32, SessionId, String)>,
+    /// How many of those there were at the last look.
+    seen: usize,
+    /// What could not be taken out: when it was tried, and why.
+    failures: BTreeMap<(i32, SessionId), (Instant, String)>,
+}
+
+impl Reach {
+    /// Takes out of a process what killed sessions have left there. The error is of one that stays and has hooked system calls,
+    /// which are for one session at a time; probes are laid over whatever else stays.
+    pub(super) fn clear_dead(&self, process: &Process) -> Result<(), Error> {
+        let _alone = lock(&self.making);
+        self.clear_all(process, &presences(process)?)
+    }
+
+    /// As [`Self::clear_dead`], among these, for who does it alone.
+    pub(super) fn clear_all(&self, process: &Process, present: &[Presence]) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for dead in present.iter().filter(|one| !one.is_live) {
+            if let Err(why) = self.clear(process, dead)
+                && dead.calls.hooked > 0
+            {
+                let (pid, session, tool) = (dead.pid, dead.session, &dead.tool);
+                let why = format!(
+                    "session {session} of Beeline, which traced its system calls ({tool}), was killed, and what it left cannot be \
+                     taken out: {why}"
+                );
+                outcome = Err(Error::Target { pid, why });
+            }
+        }
+        outcome
+    }
+
+    fn clear(&self, process: &Process, dead: &Presence) -> Result<(), String> {
+        let key = (dead.pid, dead.session);
+        if let Some((since, why)) = lock(&self.cleared).failures.get(&key)
+            && since.elapsed() < PAUSE
+        {
+            return Err(why.clone());
+        }
+        let outcome = dead.clear(process);
+        let mut cleared = lock(&self.cleared);
+        match outcome {
+            Ok(is_ours) => {
+                cleared.failures.remove(&key);
+                let one = (dead.pid, dead.session, dead.tool.clone());
+                cleared.untold.extend(is_ours.then_some(one));
+                Ok(())
+            }
+            Err(error) => {
+                let why = match &error {
+                    Error::Target { why, .. } => why.clone(),
+                    error => error.to_string(),
+                };
+                cleared.failures.insert(key, (Instant::now(), why.clone()));
+                Err(why)
+            }
+        }
+    }
+
+    /// Tells the user what was cleared, if there was nothing more since the last look, or will be: for all processes in one line.
+    pub(super) fn tell_cleared(&self, is_last: bool) {
+        let mut cleared = lock(&self.cleared);
+        let count = cleared.untold.len();
+        if count == 0 || count != cleared.seen && !is_last {
+            cleared.seen = count;
+            return;
+        }
+        cleared.seen = 0;
+        let told = std::mem::take(&mut cleared.untold);
+        drop(cleared);
+        let pids: BTreeSet<i32> = told.iter().map(|(pid, ..)| *pid).collect();
+        let line = match &told[..] {
+            [(pid, session, tool)] => format!(
+                "process {pid}: cleared what session {session} ({tool}) left there when it was killed"
+            ),
+            _ => format!(
+                "cleared what killed sessions left in {} processes",
+                pids.len()
+            ),
+        };
+        (self.report)(&line);
+    }
+}
