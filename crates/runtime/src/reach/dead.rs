@@ -91,7 +91,7 @@ impl Reach {
         let pids: BTreeSet<i32> = told.iter().map(|(pid, ..)| *pid).collect();
         let line = match &told[..] {
             [(pid, session, tool)] => format!(
-                "process {pid}: cleared what session {session} ({tool}) left there when it was killed"
+                "process {pid}: cleared what session {session} left there when it was killed ({tool})"
             ),
             _ => format!(
                 "cleared what killed sessions left in {} processes",
