@@ -14,6 +14,7 @@ mod pins;
 mod place;
 mod proxy;
 mod tools;
+mod trace;
 mod transports;
 mod vcpus;
 mod wire;

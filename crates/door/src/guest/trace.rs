@@ -3,7 +3,9 @@
 //! The guest's own `trace_pipe` gives each line to one reader, and is left alone. Each line is an event of a raw tracepoint as well: a
 //! reader here has a program of ours there, as the guest's policy allows it, and the lines are put together from its records as the kernel
 //! does it. (A perf event of the tracepoint would not do: the kernel drops what programs at other tracepoints print.) Lines from before the
-//! pipe was opened are not there. Those for which there was no room while nobody read are counted, and told as the kernel does it.
+//! pipe was opened are not there. Those for which there was no room while nobody read are counted, and told as the kernel does it: before
+//! the next line of their CPU. The kernel loses the oldest lines, so there is always a next one; here the last ones are lost, so what has
+//! been counted is asked for when no more lines come.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -13,13 +15,16 @@ use std::thread::Builder;
 use beeline_runtime::backend::Errno;
 use beeline_wire::info::Kind;
 use beeline_wire::layout::{MapFacts, command, long_at, number_at, put_number};
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Bpf, Part};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{SendFlags, send};
 
 use super::Guest;
 use super::commands::EPROTO;
+use super::connection::Connection;
 use super::objects::Object;
 use super::rings::{Memory, Shape};
 use crate::call::{Answer, Call};
@@ -37,6 +42,12 @@ const TRACEPOINT: &[u8] = b"bpf_trace_printk\0";
 /// The kernel has no more CPUs.
 const MOST_CPUS: u32 = 8192;
 
+/// Without a line for so long, it is asked if others were lost behind the last one.
+const QUIET: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
 /// A record: the time, the thread, the CPU, the thread's name, how many lines of this CPU there was no room for until now, and the text.
 mod record {
     pub(super) const TIME: usize = 0;
@@ -53,7 +64,40 @@ mod record {
 /// What makes lines in the guest, for as long as this is there.
 struct Source {
     memory: Arc<Memory>,
-    _made: [Object; 4],
+    connection: Arc<Connection>,
+    /// How many lines of each CPU there was no room for.
+    counts: Object,
+    _made: [Object; 3],
+}
+
+impl Source {
+    /// How many lines each CPU has lost until now; nothing if the guest does not say.
+    fn lost(&self) -> Vec<u64> {
+        const KEY: u32 = 8;
+        const VALUES: u32 = 16;
+        const COUNT: usize = size_of::<u64>();
+        let mut attr = vec![0; 32];
+        put_number(&mut attr, 0, self.counts.handle);
+        let cpus = self.connection.welcome().possible_cpus.min(MOST_CPUS);
+        let values = Part {
+            at: VALUES,
+            data: Vec::new(),
+            room: cpus * COUNT as u32,
+        };
+        let request = Asked::Bpf(Bpf {
+            command: command::MAP_LOOKUP_ELEM,
+            attr,
+            parts: vec![given(KEY, vec![0; 4]), values],
+            ..Bpf::default()
+        });
+        let Ok(Said::BpfDone(done)) = self.connection.ask(request) else {
+            return Vec::new();
+        };
+        let values = done.parts.into_iter().find(|part| part.at == VALUES);
+        let values = values.map_or(Vec::new(), |part| part.data);
+        let counts = values.as_chunks::<COUNT>().0.iter();
+        counts.map(|count| u64::from_ne_bytes(*count)).collect()
+    }
 }
 
 impl Call<'_, Guest> {
@@ -105,7 +149,9 @@ impl Call<'_, Guest> {
         let shape = Shape::Ring { data: DATA };
         Ok(Source {
             memory: self.door.rings.memory(connection, None, &ring, shape)?,
-            _made: [link, program, ring, counts],
+            connection: Arc::clone(connection),
+            counts,
+            _made: [link, program, ring],
         })
     }
 
@@ -244,20 +290,28 @@ fn program(ring: u32, counts: u32) -> Vec<[u8; 8]> {
 /// Sends lines until the tool closes its end.
 fn carry(source: &Source, into: &OwnedFd) {
     let mut lost = HashMap::new();
+    // Have lines come since it was asked what was lost?
+    let mut has_news = false;
     loop {
         let mut ready = [
             PollFd::new(&source.memory.wakeup, PollFlags::IN),
             // That it is closed is always told.
             PollFd::new(into, PollFlags::empty()),
         ];
-        if poll(&mut ready, None).is_err() {
-            continue;
-        }
-        if !ready[1].revents().is_empty() {
-            return;
-        }
-        let _ = rustix::io::read(&source.memory.wakeup, &mut [0; 8]);
-        if send_all(into, &lines(&source.memory.drain(), &mut lost)).is_err() {
+        let text = match poll(&mut ready, has_news.then_some(&QUIET)) {
+            Err(_) => continue,
+            Ok(0) => {
+                has_news = false;
+                losses(&source.lost(), &mut lost)
+            }
+            Ok(_) if !ready[1].revents().is_empty() => return,
+            Ok(_) => {
+                has_news = true;
+                let _ = rustix::io::read(&source.memory.wakeup, &mut [0; 8]);
+                lines(&source.memory.drain(), &mut lost)
+            }
+        };
+        if send_all(into, &text).is_err() {
             return;
         }
     }
@@ -289,24 +343,36 @@ fn lines(mut records: &[u8], told: &mut HashMap<u32, u64>) -> Vec<u8> {
         records = rest;
         if len == record::LEN {
             let record = &record[HEADER..];
-            lines.extend(losses(record, told).bytes());
+            let (cpu, lost) = (
+                number_at(record, record::CPU),
+                long_at(record, record::LOST),
+            );
+            lines.extend(loss(cpu, lost, told).bytes());
             lines.extend(line(record).bytes());
         }
     }
     lines
 }
 
+/// What is to be told of so many lost lines of each CPU, if that has not been.
+fn losses(lost: &[u64], told: &mut HashMap<u32, u64>) -> Vec<u8> {
+    let each = lost.iter().zip(0..);
+    let each = each.map(|(&lost, cpu)| loss(cpu, lost, told));
+    each.collect::<String>().into_bytes()
+}
+
 /// What the kernel prints before a line if others of its CPU were lost since that CPU's last.
-fn losses(record: &[u8], told: &mut HashMap<u32, u64>) -> String {
-    let cpu = number_at(record, record::CPU);
-    let lost = long_at(record, record::LOST);
+fn loss(cpu: u32, lost: u64, told: &mut HashMap<u32, u64>) -> String {
     if lost == 0 || cpu >= MOST_CPUS {
         return String::new();
     }
-    let before = told.insert(cpu, lost).unwrap_or_default();
-    match lost.saturating_sub(before) {
+    let told = told.entry(cpu).or_default();
+    match lost.saturating_sub(*told) {
         0 => String::new(),
-        new => format!("CPU:{cpu} [LOST {new} EVENTS]\n"),
+        new => {
+            *told = lost;
+            format!("CPU:{cpu} [LOST {new} EVENTS]\n")
+        }
     }
 }
 
@@ -413,6 +479,21 @@ mod tests {
                 "line",
             ]
         );
+    }
+
+    #[test]
+    fn what_is_lost_behind_the_last_line_is_told_as_well() {
+        let mut told = HashMap::new();
+        assert!(losses(&[0, 0], &mut told).is_empty());
+        let line = lines(&printed_on(1, 3, "x"), &mut told);
+        assert!(line.starts_with(b"CPU:1 [LOST 3 EVENTS]\n"));
+        let text = losses(&[4, 5], &mut told);
+        let expected = "CPU:0 [LOST 4 EVENTS]\nCPU:1 [LOST 2 EVENTS]\n";
+        assert_eq!(String::from_utf8(text).unwrap(), expected);
+        // Nor is it told again by a line that was printed before it was asked.
+        let line = lines(&printed_on(0, 2, "x"), &mut told);
+        assert!(!String::from_utf8(line).unwrap().contains("LOST"));
+        assert!(losses(&[4, 5], &mut told).is_empty());
     }
 
     fn bpf(command: u32, attr: &mut [u8]) -> i32 {
