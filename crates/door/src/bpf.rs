@@ -129,7 +129,7 @@ impl Call<'_> {
         if found != wanted {
             return Err(ENOENT);
         }
-        self.descriptor_with(object, mode)
+        self.another_descriptor(object, mode)
     }
 
     /// The next object that the tool can reach by a descriptor, a pinned name or as an element of a map.
@@ -152,13 +152,18 @@ impl Call<'_> {
         self.memory.write_u32(field, value)
     }
 
-    /// One more descriptor for the tool, of an object that may have others.
+    /// The descriptor of a new object.
     pub(crate) fn descriptor(&self, object: Object) -> Answer {
-        self.descriptor_with(object, Mode::BOTH)
+        self.given_descriptor(object, Mode::BOTH, true)
     }
 
-    /// As [`Self::descriptor`]; the mode says what may be done with a map by it.
-    pub(crate) fn descriptor_with(&self, object: Object, mode: Mode) -> Answer {
+    /// One more descriptor of an object; the mode says what may be done with a map by it.
+    pub(crate) fn another_descriptor(&self, object: Object, mode: Mode) -> Answer {
+        self.given_descriptor(object, mode, false)
+    }
+
+    /// As both of these.
+    pub(crate) fn given_descriptor(&self, object: Object, mode: Mode, is_first: bool) -> Answer {
         let memory = match &object {
             Object::Map(map) if map.is_file() => Some(map.held.id),
             Object::Ring(ring) => Some(ring.held.id),
@@ -170,7 +175,7 @@ impl Call<'_> {
                 let memory = mode.open(self.door.backend.memory(id)?)?;
                 self.door.fds.add_memory(object, memory)?
             }
-            None => self.door.fds.add_anchored(object)?,
+            None => self.door.fds.add_anchored(object, is_first)?,
         };
         Ok(Reply::Descriptor {
             file,

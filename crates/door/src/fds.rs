@@ -71,8 +71,8 @@ impl Drop for Transit<'_> {
 
 /// How the tool's hold on an object is known.
 enum Hold {
-    /// By the hang-up of our end of the anchor, kept open here.
-    Anchor { _end: OwnedFd },
+    /// By the hang-up of our end of the anchor, kept open here. `is_first`: the object came with it, and was not opened by it later.
+    Anchor { _end: OwnedFd, is_first: bool },
     /// By looking. `installed`: the tool was given it. `waiter`: the number of the eventfd that some of its
     /// descriptors are.
     Memory {
@@ -128,8 +128,8 @@ impl Descriptors {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// A descriptor for an object without memory.
-    pub(crate) fn add_anchored(&self, object: Object) -> Result<OwnedFd, Errno> {
+    /// A descriptor for an object without memory, its first or another.
+    pub(crate) fn add_anchored(&self, object: Object, is_first: bool) -> Result<OwnedFd, Errno> {
         let (ours, file) = anchor().map_err(errno)?;
         let key = key_of(&file).map_err(errno)?;
         let mut entries = self.lock();
@@ -142,7 +142,11 @@ impl Descriptors {
             epoll::EventFlags::empty(),
         )
         .map_err(|error| Errno(error.raw_os_error()))?;
-        entries.insert(key, Entry::new(object, Hold::Anchor { _end: ours }));
+        let hold = Hold::Anchor {
+            _end: ours,
+            is_first,
+        };
+        entries.insert(key, Entry::new(object, hold));
         Ok(file)
     }
 
@@ -190,6 +194,21 @@ impl Descriptors {
             return Ok(self.waiter_of(tid, fd).map(|(_, object)| object));
         }
         Ok(self.lock().get(&key).map(|entry| entry.object.clone()))
+    }
+
+    /// Did the object come with a descriptor of a thread's? The kernel has another name for a link's others.
+    pub(crate) fn is_first(&self, tid: i32, fd: i32) -> bool {
+        let key = key_of_descriptor(tid, fd);
+        let is_other = |entry: &Entry| {
+            matches!(
+                entry.hold,
+                Hold::Anchor {
+                    is_first: false,
+                    ..
+                }
+            )
+        };
+        !key.is_ok_and(|key| self.lock().get(&key).is_some_and(is_other))
     }
 
     /// Were there ever rings to wait for?

@@ -141,7 +141,7 @@ impl Call<'_> {
             uses: Default::default(),
             wakeup: Default::default(),
         };
-        self.descriptor_with(Object::Map(Arc::new(map)), mode)
+        self.given_descriptor(Object::Map(Arc::new(map)), mode, true)
     }
 
     /// There are no tokens here, so no descriptor is one.

@@ -77,14 +77,15 @@ impl Call<'_> {
         const LONGEST: usize = 64;
         let path = self.memory.string(path, LONGEST).unwrap_or_default();
         let fd = self.own_descriptor(&path, "fd");
-        let object = fd.and_then(|fd| self.door.fds.find(self.tid, fd).ok()?);
-        let Some(object) = object else {
+        let object = fd.and_then(|fd| Some((fd, self.door.fds.find(self.tid, fd).ok()??)));
+        let Some((fd, object)) = object else {
             return Ok(Reply::Continue);
         };
         let kind = match object {
             Object::Map(_) => "anon_inode:bpf-map",
             Object::Program(_) => "anon_inode:bpf-prog",
-            Object::Link(_) => "anon_inode:bpf_link",
+            Object::Link(_) if self.door.fds.is_first(self.tid, fd) => "anon_inode:bpf_link",
+            Object::Link(_) => "anon_inode:bpf-link",
             Object::Btf(_) => "anon_inode:btf",
             Object::Event(_) | Object::Ring(_) => "anon_inode:[perf_event]",
         };

@@ -60,7 +60,7 @@ impl Call<'_> {
         if matches!(object, Object::Link(_)) && mode != Mode::BOTH {
             return Err(EINVAL);
         }
-        self.descriptor_with(object, mode)
+        self.another_descriptor(object, mode)
     }
 }
 
