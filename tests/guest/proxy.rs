@@ -26,6 +26,8 @@ pub fn built() -> Option<PathBuf> {
 pub struct Proxy<'a> {
     guest: &'a Guest,
     job: Option<Job<'a>>,
+    /// In the guest. Processes of that name that hold what hosts may have mapped outlive theirs.
+    pid: u32,
     address: String,
 }
 
@@ -57,6 +59,7 @@ impl<'a> Proxy<'a> {
         assert!(listens, "the proxy does not listen: {:?}", job.stderr());
         Proxy {
             guest,
+            pid: job.pid(),
             job: Some(job),
             address,
         }
@@ -104,10 +107,11 @@ impl<'a> Proxy<'a> {
         job.wait();
     }
 
-    /// How many descriptors it has.
+    /// How many descriptors it has, but for files and directories: some of those it opens when they are first asked for, and keeps.
     pub fn descriptors(&self) -> u32 {
-        let count = "ls /proc/$(pgrep -o beeline-guest)/fd | wc -l";
-        self.guest.check(count).trim().parse().expect("a number")
+        let pid = self.pid;
+        let count = format!("ls -l /proc/{pid}/fd | grep -c -- '-> [^/]'");
+        self.guest.check(&count).trim().parse().expect("a number")
     }
 }
 

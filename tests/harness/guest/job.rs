@@ -61,6 +61,12 @@ impl Job<'_> {
         self.guest.check(&self.kill(name));
     }
 
+    /// Its process id in the guest.
+    pub fn pid(&self) -> u32 {
+        let pid = self.guest.check(&format!("cat /run/jobs/{}.pid", self.id));
+        pid.trim().parse().expect("a number")
+    }
+
     fn kill(&self, name: &str) -> String {
         let id = self.id;
         format!("read -r pid </run/jobs/{id}.pid && kill -{name} $pid")
