@@ -1,8 +1,8 @@
 //! The commands of `bpf(2)` themselves: whatever a tool asks, valid or not, it is told what the kernel tells it.
 
 use beeline_e2e::{
-    Engine, Scratch, Turn, beeline_wanted, engines, find_program, kernel_available, need,
-    without_sizes,
+    Engine, Scratch, Turn, beeline_wanted, engines, file_offset, find_program, kernel_available,
+    need, without_sizes,
 };
 use std::process::{Command, Stdio};
 
@@ -38,7 +38,11 @@ fn pinned_objects_are_found_by_their_names() {
     need!(wanted());
     let scratch = Scratch::new();
     let commands = scratch.build("commands.c");
-    let pins = |engine| lines(with_bpffs(engine, &format!("{} pins", commands.display())));
+    // Which nobody runs.
+    let file = scratch.build("counts.c");
+    let offset = file_offset(&file, "wl_add").expect("a symbol of the workload");
+    let script = format!("{} pins {} {offset}", commands.display(), file.display());
+    let pins = |engine| lines(with_bpffs(engine, &script));
     let here = pins(Engine::Beeline);
     assert!(
         here.iter().any(|line| line == "magic cafe4a11"),

@@ -5,6 +5,7 @@
 
 mod bcc;
 mod channels;
+mod descriptors;
 mod everything;
 mod faults;
 mod guests;

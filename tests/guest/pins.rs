@@ -105,6 +105,50 @@ fn bpftool_pins_and_iterates_as_inside() {
     }
 }
 
+/// An iterator that fails: how long its text is, the last line of it, and that reading it was an error.
+const OVERFLOW: &str = "D=/sys/fs/bpf/o; mkdir $D
+$B map create $D/map type array key 4 value 8 entries 1000 name numbers
+$B iter pin $O $D/iterator map pinned $D/map
+cat $D/iterator >/tmp/beeline-text; echo cat $?
+wc -l </tmp/beeline-text; sed -n '$p' /tmp/beeline-text
+rm -r $D /tmp/beeline-text";
+
+#[test]
+fn an_iterators_error_is_no_end() {
+    let guest = need!(shared());
+    let bpftool = need!(find_program("bpftool"));
+    let scratch = Scratch::new();
+    let object = need!(scratch.build_bpf("overflows.bpf.c"));
+    let setting = need!(Setting::new(&guest));
+    let inside = put_bpftool(&guest, &bpftool);
+    guest.put(&read(&object), OBJECT);
+    for &place in &setting.places {
+        let (bpftool, object) = match place {
+            Place::Inside => (inside.clone(), OBJECT.into()),
+            _ => (bpftool.display().to_string(), object.display().to_string()),
+        };
+        let script = format!("B='{bpftool}' O={object}; {OVERFLOW}");
+        let output = setting.run(place, &["sh", "-c", &script]);
+        assert_eq!(
+            output.stdout,
+            ["cat 1", "500", "499"],
+            "{place}: {output:?}"
+        );
+        // The kernel's own word for it cannot be had from a socket.
+        let error = match place {
+            Place::Inside => ["Argument list too long"].as_slice(),
+            _ => &[
+                "Connection reset by peer",
+                "ends too early: Argument list too long",
+            ],
+        };
+        for error in error {
+            let is_said = |line: &String| line.contains(error);
+            assert!(output.stderr.iter().any(is_said), "{place}: {output:?}");
+        }
+    }
+}
+
 #[test]
 fn what_is_pinned_ends_with_the_session() {
     let guest = need!(shared());

@@ -2,7 +2,7 @@
 // print the same.
 //
 //     commands random SEED COUNT TYPES...   random commands on maps of these types
-//     commands pins                         names in the BPF file system
+//     commands pins FILE OFFSET             names in the BPF file system; a link is to that place
 //     commands wait                         poll() and select() on rings
 //     commands hold DIRECTORY               pins a map with an element, and a program that uses it
 #define _GNU_SOURCE
@@ -310,7 +310,24 @@ static void random_commands(u64 seed, u32 count) {
 
 #define SAY(what) printf("%s: %ld\n", #what, ok(what))
 
-static void pins(void) {
+// A link to a place in a file that nobody runs.
+static long uprobe_link(const char *file, u64 offset) {
+    u64 plain[] = {0xb7, 0x95};
+    union attr program = {.w = {BPF_PROG_TYPE_KPROBE, 2}};
+    program.d[1] = address(plain);
+    program.d[2] = address("GPL");
+    struct perf_event_attr probe = {.size = sizeof probe, .config1 = address(file), .config2 = offset};
+    FILE *type = fopen("/sys/bus/event_source/devices/uprobe/type", "r");
+    if (!type || fscanf(type, "%u", &probe.type) != 1) return -errno;
+    fclose(type);
+    union attr link = {0};
+    link.w[0] = bpf(BPF_PROG_LOAD, &program, 120);
+    link.w[1] = error(syscall(SYS_perf_event_open, &probe, -1, 0, -1, 0));
+    link.w[2] = BPF_PERF_EVENT;
+    return bpf(BPF_LINK_CREATE, &link, 64);
+}
+
+static void pins(const char *file, u64 offset) {
     int map = map_create(BPF_MAP_TYPE_HASH, 4, 8, 4, 0);
     int prog = prog_load(map);
     int plain = open("/dev/null", O_RDONLY);
@@ -377,6 +394,43 @@ static void pins(void) {
         SAY(error(readlink(path, link, sizeof link - 1)) > 0);
         puts(link);
     }
+
+    // What a name gives does not depend on the descriptor that was pinned.
+    union attr opened = {.w = {id_of(map), 0, BPF_F_RDONLY}};
+    int by_id = bpf(BPF_MAP_GET_FD_BY_ID, &opened, 12), narrow[] = {reader, writer, by_id};
+    for (int n = 0; n < 3; n++) {
+        SAY(pin(narrow[n], "/sys/fs/bpf/beeline/narrow", 0, 0));
+        for (u32 flags = 0; flags <= BPF_F_WRONLY; flags += BPF_F_RDONLY) {
+            int wide = get("/sys/fs/bpf/beeline/narrow", flags, 0);
+            SAY(element(BPF_MAP_UPDATE_ELEM, wide, &key, &value, 0));
+            SAY(element(BPF_MAP_LOOKUP_ELEM, wide, &key, &value, 0));
+            close(wide);
+        }
+        SAY(error(unlink("/sys/fs/bpf/beeline/narrow")));
+    }
+    close(by_id);
+    int made_narrow = map_create(BPF_MAP_TYPE_HASH, 4, 8, 4, BPF_F_RDONLY);
+    SAY(element(BPF_MAP_UPDATE_ELEM, made_narrow, &key, &value, 0));
+    SAY(pin(made_narrow, "/sys/fs/bpf/beeline/narrow", 0, 0));
+    int wide = get("/sys/fs/bpf/beeline/narrow", 0, 0);
+    SAY(element(BPF_MAP_UPDATE_ELEM, wide, &key, &value, 0));
+    SAY(error(unlink("/sys/fs/bpf/beeline/narrow")));
+    close(made_narrow), close(wide);
+
+    // A link's first descriptor has another name than those that are opened later.
+    int first = uprobe_link(file, offset);
+    SAY(first > 0);
+    SAY(pin(first, "/sys/fs/bpf/beeline/link", 0, 0));
+    union attr numbered = {.w = {id_of(first)}};
+    int links[] = {first, bpf(BPF_LINK_GET_FD_BY_ID, &numbered, 4), get("/sys/fs/bpf/beeline/link", 0, 0), dup(first)};
+    for (int n = 0; n < 4; n++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", links[n]);
+        memset(link, 0, sizeof link);
+        SAY(error(readlink(path, link, sizeof link - 1)) > 0);
+        puts(link);
+        close(links[n]);
+    }
+    SAY(error(unlink("/sys/fs/bpf/beeline/link")));
 
     // Names as files.
     struct stat st;
@@ -543,14 +597,14 @@ int main(int count, char **words) {
     if (count >= 5 && !strcmp(words[1], "random")) {
         for (int n = 4; n < count && type_count < 32; n++) types[type_count++] = atoi(words[n]);
         random_commands(strtoull(words[2], 0, 0), strtoul(words[3], 0, 0));
-    } else if (count == 2 && !strcmp(words[1], "pins")) {
-        pins();
+    } else if (count == 4 && !strcmp(words[1], "pins")) {
+        pins(words[2], strtoull(words[3], 0, 0));
     } else if (count == 2 && !strcmp(words[1], "wait")) {
         waits();
     } else if (count == 3 && !strcmp(words[1], "hold")) {
         return hold(words[2]);
     } else {
-        fprintf(stderr, "usage: commands random SEED COUNT TYPES... | pins | wait | hold DIRECTORY\n");
+        fprintf(stderr, "usage: commands random SEED COUNT TYPES... | pins FILE OFFSET | wait | hold DIRECTORY\n");
         return 2;
     }
     return 0;

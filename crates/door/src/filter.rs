@@ -85,6 +85,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     if options.is_for_guest {
         code.extend(when(libc::SYS_uname, &[ret(NOTIFY)]));
         code.extend(when(libc::SYS_rt_sigreturn, &[ret(NOTIFY)]));
+        code.extend(when(libc::SYS_read, &reads_of_values()));
     }
     if options.pretend_root {
         code.extend(when(libc::SYS_geteuid, &[ret(SAY_ZERO)]));
@@ -127,6 +128,19 @@ fn perf_ioctls() -> Vec<sock_filter> {
         load(arg_low(1)),
         statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, IOCTL_TYPE_MASK),
         skip_unless_equal(PERF_IOCTL_TYPE, 1),
+        ret(NOTIFY),
+        ret(ALLOW),
+    ]
+}
+
+/// What is known of a perf event is a few numbers of 8 bytes. Who reads a file reads more at once, or a byte.
+fn reads_of_values() -> Vec<sock_filter> {
+    const LEAST: u32 = 8;
+    const TOO_MANY: u32 = 1024;
+    vec![
+        load(arg_low(2)),
+        branch(libc::BPF_JGE, LEAST, 0, 2),
+        branch(libc::BPF_JGE, TOO_MANY, 1, 0),
         ret(NOTIFY),
         ret(ALLOW),
     ]
@@ -278,6 +292,7 @@ mod tests {
                 c if c == libc::BPF_RET | libc::BPF_K => return insn.k,
                 c if c == libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K => a == insn.k,
                 c if c == libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K => a & insn.k != 0,
+                c if c == libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K => a >= insn.k,
                 other => panic!("unexpected instruction {other:#x}"),
             };
             pc += usize::from(if taken { insn.jt } else { insn.jf });
@@ -365,6 +380,25 @@ mod tests {
         for nr in [libc::SYS_select, libc::SYS_pselect6] {
             assert_eq!(native(nr, [0, 0, 0, 0, 0x1000, 0]), ALLOW);
             assert_eq!(native(nr, [4, 0x1000, 0, 0, 0, 0]), NOTIFY);
+        }
+    }
+
+    #[test]
+    fn reads_of_values_come_to_the_door_of_a_guest() {
+        let options = Options {
+            is_for_guest: true,
+            ..Options::default()
+        };
+        let read = |count| {
+            let args = [3, 0x1000, count, 0, 0, 0];
+            verdict(&options, AUDIT_ARCH_X86_64, libc::SYS_read as u32, args)
+        };
+        for count in [8, 24, 1023] {
+            assert_eq!(read(count), NOTIFY);
+            assert_eq!(native(libc::SYS_read, [3, 0x1000, count, 0, 0, 0]), ALLOW);
+        }
+        for count in [0, 1, 7, 1024, 4096] {
+            assert_eq!(read(count), ALLOW);
         }
     }
 

@@ -11,6 +11,7 @@
 mod attr;
 mod commands;
 mod connection;
+mod descriptors;
 mod events;
 #[cfg(test)]
 mod fake;
@@ -19,6 +20,7 @@ mod iterators;
 mod kept;
 mod objects;
 mod pins;
+mod refused;
 mod rings;
 mod sharing;
 mod trace;
@@ -50,7 +52,7 @@ use crate::server::Answers;
 /// What all calls of one tool share.
 pub(crate) struct Guest {
     pub(crate) connection: Arc<Connection>,
-    objects: Objects,
+    objects: Arc<Objects>,
     bpffs: BpfFs<Arc<Object>>,
     pub(crate) files: Files,
     pub(crate) rings: Rings,
@@ -71,7 +73,7 @@ impl Guest {
         }
         Ok(Self {
             sharing,
-            objects: Objects::new()?,
+            objects: Arc::new(Objects::new()?),
             bpffs: BpfFs::default(),
             files: Files::default(),
             rings: Rings::default(),
@@ -124,6 +126,7 @@ impl Answers for Guest {
             libc::SYS_fstatfs => call.fstatfs(a, b),
             libc::SYS_readlink => call.readlink(a, b, c),
             libc::SYS_readlinkat => call.readlink(b, c, d),
+            libc::SYS_read => call.read(a, b, c),
             libc::SYS_uname => call.uname(a),
             libc::SYS_rt_sigreturn => call.settle(),
             _ => Ok(Reply::Continue),
@@ -147,6 +150,7 @@ impl Answers for Guest {
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
                 call.door.objects.none_to_wait_for()
             }
+            libc::SYS_read => call.is_no_object(a),
             libc::SYS_rt_sigreturn => call.door.rings.none_to_settle(),
             _ => false,
         }

@@ -100,6 +100,10 @@ impl Call {
             put_long(call.attr.bytes_mut(), field.at, 0);
         }
         call.put_objects(handles)?;
+        if call.command == command::TASK_FD_QUERY {
+            // The process that has the descriptor, whatever the host says.
+            put_number(call.attr.bytes_mut(), 0, std::process::id());
+        }
         let mut parts = request.parts;
         call.in_order(&mut parts);
         for part in parts {
@@ -289,9 +293,14 @@ impl Call {
     /// What the kernel wrote, as far as it did.
     fn parts(self, error: Option<Errno>) -> Vec<Part> {
         let partly = is_log(self.command) || self.command == command::PROG_TEST_RUN;
-        // Batches end so.
-        let ends = matches!(error, None | Some(Errno::NOENT));
-        if !partly && !ends || error.is_some() && is_element(self.command) {
+        let is_written = match error {
+            None => true,
+            // A name that is longer than the room is given as far as there is any.
+            Some(error) if self.command == command::TASK_FD_QUERY => error == Errno::NOSPC,
+            // Batches end so.
+            Some(error) => error == Errno::NOENT && !is_element(self.command),
+        };
+        if !partly && !is_written {
             return Vec::new();
         }
         let (attr, map, cpus) = (self.attr, self.map, self.cpus);
@@ -303,8 +312,7 @@ impl Call {
                     let map = map.as_ref().map(|map| (map, cpus));
                     len.bytes(attr.bytes(), map).unwrap_or(0)
                 }
-                // A log ends with a zero.
-                Len::Count(_) if is_log(self.command) => {
+                Len::Count(_) if is_text(self.command) => {
                     let end = given.bytes.iter().position(|byte| *byte == 0);
                     end.map_or(given.room, |end| end + 1)
                 }
@@ -404,6 +412,11 @@ fn name_iterated(
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
     }
     Ok(())
+}
+
+/// Which calls write a text that ends with a zero, as much of it as there is room for.
+fn is_text(number: u32) -> bool {
+    is_log(number) || number == command::TASK_FD_QUERY
 }
 
 /// Which calls write a log.

@@ -1,9 +1,9 @@
-//! What iterators write, and what the kernel says of an object's descriptor: text that a tool reads by a descriptor of its own.
+//! What a tool reads by a descriptor: what iterators write, the values of perf events, and what the kernel says of an object's descriptor.
 
 use std::os::fd::AsRawFd;
 
 use beeline_wire::info::Kind;
-use beeline_wire::messages::{Content, Described};
+use beeline_wire::messages::{Content, Described, Read};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
@@ -16,8 +16,20 @@ const MOST: usize = 256 << 10;
 /// Lines of fdinfo that are of the descriptor, not of its object.
 const OF_DESCRIPTOR: [&str; 4] = ["pos:", "flags:", "mnt_id:", "ino:"];
 
-/// The next bytes of an iterator.
-pub fn read(handle: u32, handles: &Handles) -> Result<Content, Refusal> {
+/// The next bytes of an iterator, or the values of an event.
+pub fn read(request: &Read, handles: &Handles) -> Result<Content, Refusal> {
+    let object = handles.get(request.handle)?;
+    if object.kind != Kind::Event {
+        return read_iterator(request.handle, handles);
+    }
+    // Whatever the room is: the kernel says if it is too little, and has no more than that.
+    let mut data = Vec::with_capacity((request.room as usize).min(MOST));
+    let room = rustix::buffer::spare_capacity(&mut data);
+    rustix::io::read(&object.fd, room)?;
+    Ok(Content { data, end: true })
+}
+
+fn read_iterator(handle: u32, handles: &Handles) -> Result<Content, Refusal> {
     let iterator = handles.of_kind(handle, Kind::Other)?;
     let mut data = Vec::with_capacity(MOST);
     loop {

@@ -254,9 +254,7 @@ impl Session {
             Request::Describe(request) => {
                 Answer::Described(iterators::describe(request.handle, &self.handles)?)
             }
-            Request::Read(request) => {
-                Answer::Content(iterators::read(request.handle, &self.handles)?)
-            }
+            Request::Read(request) => Answer::Content(iterators::read(&request, &self.handles)?),
             Request::Hello(_) | Request::Credit(_) | Request::Watch(_) | Request::Pages(_) => {
                 return Err(Refusal::new(libc::EPROTO, "not now"));
             }

@@ -227,6 +227,17 @@ fn what_the_table_does_not_have_is_refused() {
     assert_eq!(host.refused(request).errno, libc::EINVAL as u32);
     let pinned = bpf(command::OBJ_PIN, words(&[0, 0, map], 16), vec![]);
     assert_eq!(host.refused(pinned).errno, libc::EOPNOTSUPP as u32);
+    // Links to cgroups and network devices, and attaching to them: a place that no policy names, by a number of another machine's.
+    for attach_type in [0, 37, 46] {
+        let link = bpf(
+            command::LINK_CREATE,
+            words(&[map, 1, attach_type], 64),
+            vec![],
+        );
+        assert_eq!(host.refused(link).errno, libc::EOPNOTSUPP as u32);
+        let attach = bpf(8, words(&[1, map, attach_type], 32), vec![]);
+        assert_eq!(host.refused(attach).errno, libc::EOPNOTSUPP as u32);
+    }
     let long = bpf(command::MAP_LOOKUP_ELEM, vec![1; 100], vec![]);
     assert_eq!(host.refused(long).errno, libc::E2BIG as u32);
     // Addresses in the attribute are not used: there is null.
@@ -318,7 +329,7 @@ fn an_object_is_described_and_what_is_no_iterator_is_not_read() {
         }
         other => panic!("{other:?}"),
     }
-    let refused = host.refused(Request::Read(Read { handle }));
+    let refused = host.refused(Request::Read(Read { handle, room: 8 }));
     assert_eq!(refused.errno, libc::EINVAL as u32);
     let refused = host.refused(Request::Describe(Describe { handle: 4242 }));
     assert_eq!(refused.errno, libc::EBADF as u32);

@@ -136,6 +136,7 @@ pub mod command {
     pub const RAW_TRACEPOINT_OPEN: u32 = 17;
     pub const BTF_LOAD: u32 = 18;
     pub const BTF_GET_FD_BY_ID: u32 = 19;
+    pub const TASK_FD_QUERY: u32 = 20;
     pub const MAP_LOOKUP_AND_DELETE_ELEM: u32 = 21;
     pub const MAP_FREEZE: u32 = 22;
     pub const BTF_GET_NEXT_ID: u32 = 23;
@@ -369,6 +370,16 @@ const RAW_TRACEPOINT_OPEN: Layout = Layout {
     ..PLAIN
 };
 
+/// The process at the beginning is the proxy itself, which has the descriptor.
+const TASK_FD_QUERY: Layout = Layout {
+    name: "BPF_TASK_FD_QUERY",
+    size: 48,
+    objects: &[SECOND],
+    buffers: &[buffer(16, Count(12), Out)],
+    written: &[(12, 4), (24, 4), (28, 4), (32, 8), (40, 8)],
+    makes: false,
+};
+
 const BTF_LOAD: Layout = Layout {
     name: "BPF_BTF_LOAD",
     size: 40,
@@ -444,6 +455,7 @@ pub fn layout(number: u32, attr: &[u8]) -> Option<Layout> {
         },
         RAW_TRACEPOINT_OPEN => self::RAW_TRACEPOINT_OPEN,
         BTF_LOAD => self::BTF_LOAD,
+        TASK_FD_QUERY => self::TASK_FD_QUERY,
         MAP_FREEZE => Layout {
             name: "BPF_MAP_FREEZE",
             size: 4,

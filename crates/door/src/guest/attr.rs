@@ -54,11 +54,12 @@ impl Taken {
             return Err(E2BIG);
         }
         let passed = attr.clone();
-        for object in layout.objects {
+        for (place, object) in layout.objects.iter().enumerate() {
             let fd = number_at(&passed, object.at);
-            let handle = match object.when.holds(&passed, fd) {
-                true => call.handle_of(fd)?,
-                false => 0,
+            let handle = match (object.when.holds(&passed, fd), first) {
+                (false, _) => 0,
+                (true, Some(first)) if place == 0 => first.handle,
+                (true, _) => call.handle_of(fd)?,
             };
             put_number(&mut attr, object.at, handle);
         }

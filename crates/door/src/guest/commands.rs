@@ -16,9 +16,9 @@ use super::attr::Taken;
 use super::objects::Object;
 use crate::attr::{ATTR_LIMIT, BpfAttr};
 use crate::call::{Answer, Call};
+use crate::mode::Mode;
 use crate::notify::Reply;
 
-const EINVAL: Errno = Errno(libc::EINVAL);
 /// What the other side may not say.
 pub(super) const EPROTO: Errno = Errno(libc::EPROTO);
 
@@ -40,7 +40,9 @@ impl Call<'_, Guest> {
         let Some(layout) = layout(number, &attr) else {
             return self.not_carried_out(number, &attr);
         };
+        self.names_nothing_of_this_machine(number, &attr)?;
         let first = match layout.objects.first() {
+            _ if number == command::TASK_FD_QUERY => Some(self.queried(&attr)?),
             Some(object) if object.at == FIRST || is_batch(number) => {
                 let fd = number_at(&attr, object.at) as i32;
                 Some(self.object(fd).map_err(|error| as_of(number, error))?)
@@ -143,6 +145,11 @@ impl Call<'_, Guest> {
             command::MAP_GET_FD_BY_ID => Some(self.facts(handle)?),
             _ => None,
         };
+        object.mode = match number {
+            command::MAP_CREATE => Mode::of_map_flags(number_at(attr, MAP_FLAGS))?,
+            command::MAP_GET_FD_BY_ID => Mode::of_flags(number_at(attr, OPEN_FLAGS))?,
+            _ => Mode::BOTH,
+        };
         object.is_first = number != command::LINK_GET_FD_BY_ID;
         object.types = (number == command::BTF_GET_FD_BY_ID).then(|| number_at(attr, FIRST));
         Ok(object)
@@ -175,20 +182,13 @@ impl Call<'_, Guest> {
             (errno, _) => Err(Errno(errno as i32)),
         }
     }
-
-    fn not_carried_out(&self, number: u32, attr: &[u8]) -> Answer {
-        let what = match number {
-            command::LINK_CREATE => format!("links of attach type {}", number_at(attr, 8)),
-            number => format!("bpf command {number}"),
-        };
-        let connection = &self.door.connection;
-        connection.say(&format!("{what}: not carried out in guests"));
-        Err(EINVAL)
-    }
 }
 
 /// Where most attributes have the object that they are about.
 const FIRST: usize = 0;
+/// Flags of `BPF_MAP_CREATE` and of `BPF_MAP_GET_FD_BY_ID`.
+const MAP_FLAGS: usize = 16;
+const OPEN_FLAGS: usize = 8;
 
 /// What the kernel says of a descriptor that a command cannot be about.
 fn as_of(number: u32, error: Errno) -> Errno {

@@ -1,5 +1,6 @@
 //! The connection to a guest's proxy, as a tool's calls see it: an answer or an errno, and its reason on the user's screen.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_runtime::backend::Errno;
@@ -18,6 +19,8 @@ pub(super) const LOST: Errno = Errno(libc::ENOTCONN);
 pub struct Connection {
     client: Arc<Client>,
     say: Box<dyn Fn(&str) + Send + Sync>,
+    /// What is said once only.
+    said: Mutex<HashSet<String>>,
     at_loss: AtLoss,
 }
 
@@ -53,6 +56,7 @@ impl Connection {
         Ok(Arc::new(Self {
             client,
             say,
+            said: Mutex::default(),
             at_loss,
         }))
     }
@@ -98,6 +102,14 @@ impl Connection {
     /// Tells the user.
     pub(super) fn say(&self, line: &str) {
         (self.say)(line);
+    }
+
+    /// Tells the user what may come again and again.
+    pub(super) fn say_once(&self, line: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.insert(line.to_owned()) {
+            self.say(line);
+        }
     }
 
     /// Whom to tell from now on what the guest says of rings and arrays; what it said before nobody wanted.

@@ -27,6 +27,8 @@ const TYPE: usize = 0;
 const CONFIG: usize = 8;
 const CONFIG1: usize = 56;
 
+/// `PERF_TYPE_HARDWARE`, `PERF_TYPE_SOFTWARE`, `PERF_TYPE_HW_CACHE` and `PERF_TYPE_RAW`.
+const COUNTERS: [u32; 4] = [0, PERF_TYPE_SOFTWARE, 3, 4];
 const PERF_TYPE_SOFTWARE: u32 = 1;
 /// The first type that the kernel assigns as it boots: those before it are in the ABI.
 const PERF_TYPE_MAX: u32 = 6;
@@ -52,6 +54,14 @@ impl Call<'_, Guest> {
         let [address, pid, cpu, group, flags, _] = self.args;
         let mut attr = self.event_attr(address)?;
         let (kind, config) = (number_at(&attr, TYPE), long_at(&attr, CONFIG));
+        let is_ring = kind == PERF_TYPE_SOFTWARE && config == PERF_COUNT_SW_BPF_OUTPUT;
+        if pid as i32 == 0 && COUNTERS.contains(&kind) && !is_ring {
+            let connection = &self.door.connection;
+            connection.say_once(
+                "perf_event_open of the tool itself (pid 0): it is no process of the guest's, and nothing of it can be counted there",
+            );
+            return Err(Errno(libc::ESRCH));
+        }
         let name = self.probe_name(&mut attr)?;
         let build_id = match name.starts_with('/') {
             true => self.build_id(&name).unwrap_or_default(),
@@ -75,7 +85,7 @@ impl Call<'_, Guest> {
             _ => return Err(EPROTO),
         };
         let mut event = Object::new(&self.door.connection, handle, Kind::Event);
-        event.is_ring = kind == PERF_TYPE_SOFTWARE && config == PERF_COUNT_SW_BPF_OUTPUT;
+        event.is_ring = is_ring;
         Ok(Reply::Descriptor {
             file: self.door.objects.add(Arc::new(event))?,
             cloexec: flags & PERF_FLAG_FD_CLOEXEC != 0,

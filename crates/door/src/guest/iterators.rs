@@ -1,7 +1,8 @@
 //! What a tool reads from descriptors of objects: what an iterator writes, and `/proc/self/fdinfo/N`.
 //!
 //! Reading is between the tool and the kernel of this machine. So an iterator's content is sent through its anchor: that begins when the
-//! iterator is made, and goes on as far as the tool reads.
+//! iterator is made, and goes on as far as the tool reads. Where it fails in the guest, and where that is lost, the tool's read fails behind
+//! what was sent.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -23,7 +24,7 @@ use super::connection::{Connection, LOST};
 use super::objects::Object;
 use crate::bpffs::HasBpfFs;
 use crate::call::Call;
-use crate::fds::errno;
+use crate::fds::{errno, key_of};
 
 /// Where `struct bpf_link_info` has the link's type, and that of iterators.
 const LINK_TYPE: usize = 0;
@@ -34,10 +35,18 @@ impl Call<'_, Guest> {
     /// A descriptor that gives what the iterator writes.
     pub(super) fn stream(&self, iterator: Object) -> Result<OwnedFd, Errno> {
         let iterator = Arc::new(iterator);
-        let file = self.door.objects.add(Arc::clone(&iterator))?;
-        let into = self.door.objects.end_of(&file)?;
+        let objects = Arc::clone(&self.door.objects);
+        let file = objects.add(Arc::clone(&iterator))?;
+        let into = objects.end_of(&file)?;
+        let key = key_of(&file).map_err(errno)?;
+        fail_if_closed(&file)?;
         let connection = Arc::clone(&self.door.connection);
-        let carry = move || carry_all(&connection, &iterator, &into);
+        let carry = move || {
+            if carry_all(&connection, &iterator, &into) {
+                return end(&into);
+            }
+            objects.forget(key);
+        };
         let thread = Builder::new().name("beeline-iterator".into());
         thread.spawn(carry).map_err(errno)?;
         Ok(file)
@@ -86,19 +95,33 @@ impl Call<'_, Guest> {
     }
 }
 
-/// Sends all that an iterator writes, and that it ends; the user is told of what is missing.
-fn carry_all(connection: &Connection, iterator: &Object, into: &OwnedFd) {
+/// Makes closing the other end of an anchor an error, ECONNRESET, for who reads this one: that is so where something is left unread
+/// there. No other error can be had from a socket.
+fn fail_if_closed(file: &OwnedFd) -> Result<(), Errno> {
+    let sent = send(file, &[0], SendFlags::NOSIGNAL);
+    sent.map(drop).map_err(|error| Errno(error.raw_os_error()))
+}
+
+/// Tells the tool that it has all when it has read what was sent.
+fn end(into: &OwnedFd) {
+    // The byte that would make it an error. It is there, and if the tool has closed its end, nobody reads.
+    let _ = rustix::io::read(into, &mut [0]);
+    let _ = shutdown(into, Shutdown::Write);
+}
+
+/// Sends all that an iterator writes; `false` if something is missing, of which the user is told.
+fn carry_all(connection: &Connection, iterator: &Object, into: &OwnedFd) -> bool {
     match carry(connection, iterator, into) {
+        Ok(()) => true,
+        Err(_) if is_closed(into) => true,
         // The user knows if the guest was lost, and at the session's end nobody reads.
-        Ok(()) | Err(LOST) => {}
-        Err(_) if is_closed(into) => {}
+        Err(LOST) => false,
         Err(error) => {
             let reason = std::io::Error::from_raw_os_error(error.0);
             connection.say(&format!("an iterator's content ends too early: {reason}"));
+            false
         }
     }
-    // The tool has read all when it has read what was sent.
-    let _ = shutdown(into, Shutdown::Write);
 }
 
 /// Sends what an iterator writes, until the tool closes its end.
@@ -106,6 +129,7 @@ fn carry(connection: &Connection, iterator: &Object, into: &OwnedFd) -> Result<(
     loop {
         let request = Asked::Read(Read {
             handle: iterator.handle,
+            ..Read::default()
         });
         let Said::Content(content) = connection.ask(request)? else {
             return Err(EPROTO);
@@ -185,10 +209,38 @@ mod tests {
             }))
         });
         let iterator = Object::new(&guest.connection, 7, Kind::Other);
-        carry_all(&guest.connection, &iterator, &into);
+        fail_if_closed(&file).unwrap();
+        assert!(carry_all(&guest.connection, &iterator, &into));
+        end(&into);
+        drop(into);
         let text = std::io::read_to_string(File::from(file)).unwrap();
         assert_eq!(text, "onetwo");
         assert!(guest.said.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_missing_is_an_error_behind_what_is_there() {
+        let refused = Some(Said::Refused(Refused {
+            errno: libc::E2BIG as u32,
+            ..Refused::default()
+        }));
+        for error in [refused, None] {
+            let (into, file) = anchor().unwrap();
+            let content = Said::Content(Content {
+                data: b"text".into(),
+                end: false,
+            });
+            let mut answers = [Some(content), error].into_iter();
+            let guest = fake::guest(move |_| answers.next()?);
+            let iterator = Object::new(&guest.connection, 7, Kind::Other);
+            fail_if_closed(&file).unwrap();
+            assert!(!carry_all(&guest.connection, &iterator, &into));
+            drop(into);
+            let mut text = Vec::new();
+            let error = std::io::Read::read_to_end(&mut File::from(file), &mut text);
+            assert_eq!(text, b"text");
+            assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
+        }
     }
 
     /// What the user is told when the guest answers so, of an iterator that the tool closes before or not.

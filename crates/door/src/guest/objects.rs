@@ -11,11 +11,13 @@ use beeline_wire::info::Kind;
 use beeline_wire::layout::MapFacts;
 use beeline_wire::messages::{Release, host_message::Body as Asked};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::net::{Shutdown, shutdown};
 
 use super::connection::Connection;
 use super::rings::Memory;
 use super::walks::Walk;
 use crate::fds::{Key, anchor, errno, key_of, key_of_descriptor};
+use crate::mode::Mode;
 
 /// An object of the guest's, given back with this.
 pub(crate) struct Object {
@@ -25,6 +27,8 @@ pub(crate) struct Object {
     pub(super) kind: Kind,
     /// Of a map.
     pub(super) facts: Option<MapFacts>,
+    /// Of a map: what may be done with it by this handle.
+    pub(super) mode: Mode,
     /// Of types that were opened by it: the guest's number.
     pub(super) types: Option<u32>,
     /// The one that came with the object, not one that was opened later.
@@ -44,6 +48,7 @@ impl Object {
             handle,
             kind,
             facts: None,
+            mode: Mode::BOTH,
             types: None,
             is_first: true,
             is_ring: false,
@@ -83,6 +88,7 @@ pub(crate) struct Objects {
     wake: OwnedFd,
     done: AtomicBool,
     has_rings: AtomicBool,
+    is_used: AtomicBool,
 }
 
 impl Objects {
@@ -95,16 +101,22 @@ impl Objects {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             done: AtomicBool::new(false),
             has_rings: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
         })
     }
 
     /// A descriptor for an object, to be given to the tool.
     pub(super) fn add(&self, object: Arc<Object>) -> Result<OwnedFd, Errno> {
+        self.is_used.store(true, Ordering::Release);
         if object.is_waited_for() {
             self.has_rings.store(true, Ordering::Release);
         }
         let (ours, file) = anchor().map_err(errno)?;
         let key = key_of(&file).map_err(errno)?;
+        if object.kind != Kind::Other {
+            // Nothing is ever sent: whoever reads is not to wait for it.
+            shutdown(&ours, Shutdown::Write).map_err(|error| Errno(error.raw_os_error()))?;
+        }
         let mut entries = self.lock();
         let data = epoll::EventData::new_u64(key.inode);
         // A hang-up is always reported; nothing is before the tool's end is closed, so the entry is there in time.
@@ -142,6 +154,18 @@ impl Objects {
     pub(super) fn find(&self, tid: i32, fd: i32) -> Result<Option<Arc<Object>>, Errno> {
         let key = key_of_descriptor(tid, fd)?;
         Ok(self.lock().get(&key).map(|entry| Arc::clone(&entry.object)))
+    }
+
+    /// There has been no object.
+    pub(super) fn is_unused(&self) -> bool {
+        !self.is_used.load(Ordering::Acquire)
+    }
+
+    /// Forgets what an anchor stands for; with it our end of the anchor is closed.
+    pub(super) fn forget(&self, anchor: Key) {
+        let gone = self.lock().remove(&anchor);
+        // Not under the lock: it is told the guest.
+        drop(gone);
     }
 
     /// There has been nothing that a tool could wait for.

@@ -43,7 +43,7 @@ impl Call<'_, Guest> {
         let object = match (object.kind, mode) {
             (Kind::Link, Mode::BOTH) => Arc::new(self.open_again(&object, 0)?),
             (Kind::Link, _) => return Err(EINVAL),
-            (Kind::Map, mode) if mode != Mode::BOTH => {
+            (Kind::Map, mode) if mode != object.mode => {
                 Arc::new(self.open_again(&object, attr.u32(12) & Mode::FLAGS)?)
             }
             _ => object,
@@ -54,7 +54,7 @@ impl Call<'_, Guest> {
         })
     }
 
-    /// Another descriptor in the guest: of a map, one by which less may be done; of a link, one that has the name that the kernel gives to
+    /// Another descriptor in the guest: of a map, one by which less may be done, or more if that which was pinned is good for less; of a link, one that has the name that the kernel gives to
     /// all but the first.
     fn open_again(&self, object: &Object, flags: u32) -> Result<Object, Errno> {
         let (command, len) = match object.kind {
@@ -75,6 +75,7 @@ impl Call<'_, Guest> {
             (0, handle) => {
                 let mut again = Object::new(&self.door.connection, handle, object.kind);
                 again.facts = object.facts;
+                again.mode = Mode::of_flags(flags)?;
                 again.is_first = false;
                 Ok(again)
             }
