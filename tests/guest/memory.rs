@@ -8,7 +8,9 @@ use crate::proxy::{self, Proxy};
 use crate::tools::{outputs, script, tool, words};
 use crate::wire::{Fault, Wire};
 use beeline_e2e::Compare::Exact;
-use beeline_e2e::{Backing, Ended, PATIENCE, Tool, beeline_wanted, histogram_total, until};
+use beeline_e2e::{
+    Backing, Ended, PATIENCE, Tool, beeline_wanted, histogram_total, is_alive, until,
+};
 use std::path::Path;
 
 /// What Beeline says when the tool is to have the guest's own pages.
@@ -182,6 +184,128 @@ fn a_guest_or_a_proxy_that_dies_ends_a_tool_in_its_memory() {
     guest.kill();
     ends_without_a_fault(running, "a killed guest");
     proxy.forget();
+}
+
+/// Starts the small tool with these words, and waits until it says so.
+fn tool_that_says(mut command: std::process::Command, words: &[&str], said: &str) -> Tool {
+    command.args(words);
+    let running = Tool::start(command);
+    running.wait_for_line(|line| line == said);
+    running
+}
+
+/// The proxy's descriptors come to be so many, while the tool runs on.
+fn comes_to(proxy: &Proxy, descriptors: u32, running: &Tool, what: &str) {
+    let comes = until(PATIENCE, || proxy.descriptors() == descriptors);
+    let now = proxy.descriptors();
+    assert!(comes, "{what}: {now} descriptors in place of {descriptors}");
+    assert!(is_alive(running.pid()), "{what}");
+}
+
+/// How many descriptors the proxy has while there is a tool that has nothing.
+fn for_an_idle_tool(guest: &Guest, proxy: &Proxy, command: std::process::Command) -> u32 {
+    let before = proxy.descriptors();
+    let idle = tool_that_says(command, &["turns", "0"], "turned");
+    let descriptors = proxy.descriptors();
+    idle.interrupt();
+    nothing_left(guest, proxy, before, "an idle tool");
+    descriptors
+}
+
+/// However long the tool runs on.
+#[test]
+fn what_a_tool_has_unmapped_and_closed_is_given_back() {
+    const TURNS: &str = "60";
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let before = proxy.descriptors();
+    for shares in [false, true] {
+        let command = || match shares {
+            true => proxy.sharing_command(&tool),
+            false => proxy.command(&tool),
+        };
+        let descriptors = for_an_idle_tool(&guest, &proxy, command());
+        let running = tool_that_says(command(), &["turns", TURNS], "turned");
+        comes_to(&proxy, descriptors, &running, &format!("shared {shares}"));
+        running.interrupt();
+        nothing_left(&guest, &proxy, before, "an interrupted tool");
+    }
+}
+
+/// The process of a tool's that has the guest's memory mapped.
+fn who_has_it(running: &Tool, guest: &Guest) -> u32 {
+    let processes = running.processes().into_iter();
+    // Beeline itself looks at positions.
+    let mut processes = processes.filter(|pid| *pid != running.pid());
+    let found = processes.find(|pid| mappings(*pid, guest) > 0);
+    found.unwrap_or_else(|| panic!("nobody has: {:?}", running.stderr.so_far()))
+}
+
+#[test]
+fn what_a_child_has_mapped_is_kept_for_it() {
+    const TURNS: usize = 3;
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let descriptors = for_an_idle_tool(&guest, &proxy, proxy.sharing_command(&tool));
+    let running = tool_that_says(proxy.sharing_command(&tool), &["kept"], "kept");
+    let child = who_has_it(&running, &guest);
+    let processes = running.processes().into_iter();
+    let parent = processes.filter(|pid| ![running.pid(), child].contains(pid));
+    let parent: Vec<u32> = parent.collect();
+    // Others come and go meanwhile, so it has been looked at as often.
+    for turn in 1..=TURNS {
+        signal(parent[0], libc::SIGUSR1);
+        let said = || {
+            running
+                .stdout
+                .so_far()
+                .iter()
+                .filter(|line| *line == "let go")
+                .count()
+        };
+        assert!(
+            until(PATIENCE, || said() == turn),
+            "{:?}",
+            running.stderr.so_far()
+        );
+        comes_to(&proxy, descriptors + 1, &running, "a child has it");
+    }
+    signal(child, libc::SIGKILL);
+    comes_to(&proxy, descriptors, &running, "nobody has it");
+    running.interrupt();
+}
+
+#[test]
+fn a_child_whose_parent_has_ended_loses_the_guests_memory_too() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("guest_tool.c");
+    let before = proxy.descriptors();
+    let whole = Wire::new(Fault::None, proxy.connect());
+    let start = |address: &str| {
+        let command = proxy::sharing_command(address, &guest.qmp(), &tool);
+        tool_that_says(command, &["kept"], "kept")
+    };
+    let running = start(&whole.address());
+    let all = whole.carried();
+    running.interrupt();
+    let wire = Wire::new(Fault::Cut(all + 200), proxy.connect());
+    let running = start(&wire.address());
+    let child = who_has_it(&running, &guest);
+    let has_left = until(PATIENCE, || mappings(child, &guest) == 0);
+    assert!(has_left, "the child keeps the guest's memory");
+    assert!(is_alive(child), "it is not for its end that it has none");
+    signal(child, libc::SIGKILL);
+    ends_soon(running, "a cut line");
+    nothing_left(&guest, &proxy, before, "a cut line");
 }
 
 /// Where in files a process has mapped what lies below a path, in bytes.

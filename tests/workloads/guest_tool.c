@@ -1,13 +1,18 @@
 /* A small tool for a guest's kernel, made of plain system calls.
  *
  * "measure WHAT [BYTES]" prints the nanoseconds of each of several turns, a line each; "stay" attaches to a function of the kernel,
- * says "attached", and prints "record N" at the Nth call of sethostname(), until it is ended. */
+ * says "attached", and prints "record N" at the Nth call of sethostname(), until it is ended.
+ *
+ * "turns COUNT" maps, unmaps and closes so many ring buffers, says "turned", and waits; "kept" unmaps and closes a ring buffer that a
+ * child has mapped as well, whose parent has ended, and says "kept"; at each SIGUSR1 it makes another ring
+ * buffer and lets it go, and says "let go". */
 #define _GNU_SOURCE
 #include "raw.h"
 
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 
 enum { ELEMENTS = 1000, LOOK_UPS = 500, DUMPS = 5, RECORDS = 200, MAPPINGS = 5, FLOODS = 20, FLOOD = 1000, RECORD = 64, PAGE = 4096 };
@@ -137,6 +142,13 @@ static uint64_t next_record(struct ring *ring)
     }
 }
 
+static void unmap_ring(struct ring *ring)
+{
+    munmap((void *)ring->consumer, PAGE);
+    munmap((void *)ring->producer, PAGE + 2 * ring->size);
+    close(ring->map);
+}
+
 /* Mapping a ring buffer of so many bytes, and unmapping it. */
 static void measure_mapping(size_t size)
 {
@@ -148,9 +160,57 @@ static void measure_mapping(size_t size)
         if (*ring.producer != 0)
             die("a new ring", -EINVAL);
         say_since(begin);
-        munmap((void *)ring.consumer, PAGE);
-        munmap((void *)ring.producer, PAGE + 2 * size);
+        unmap_ring(&ring);
+    }
+}
+
+/* A ring buffer that is mapped and let go of. */
+static void turn(void)
+{
+    struct ring ring = {.size = 1 << 16};
+    ring.map = good("ring", create_map(BPF_MAP_TYPE_RINGBUF, 0, 0, (uint32_t)ring.size, 0, 0));
+    map_ring(&ring);
+    if (*ring.producer != 0)
+        die("a new ring", -EINVAL);
+    unmap_ring(&ring);
+}
+
+static void turns(long count)
+{
+    while (count-- > 0)
+        turn();
+    puts("turned");
+    for (;;)
+        pause();
+}
+
+static void kept(void)
+{
+    struct ring ring = {.size = 1 << 16};
+    sigset_t asked;
+    sigemptyset(&asked);
+    sigaddset(&asked, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &asked, 0);
+    ring.map = good("ring", create_map(BPF_MAP_TYPE_RINGBUF, 0, 0, (uint32_t)ring.size, 0, 0));
+    map_ring(&ring);
+    int parent = fork();
+    if (parent == 0) {
+        int child = fork();
+        if (child != 0)
+            _exit(0);
         close(ring.map);
+        for (int closed = 0; closed < 3; closed++)
+            close(closed);
+        for (;;)
+            pause();
+    }
+    if (waitpid(parent, 0, 0) != parent)
+        die("waitpid", -errno);
+    unmap_ring(&ring);
+    puts("kept");
+    for (int signal; sigwait(&asked, &signal) == 0;) {
+        turn();
+        puts("let go");
     }
 }
 
@@ -274,6 +334,10 @@ int main(int argc, char **argv)
     const char *what = argc > 2 ? argv[2] : "";
     if (argc == 2 && !strcmp(argv[1], "stay"))
         stay();
+    else if (argc == 2 && !strcmp(argv[1], "kept"))
+        kept();
+    else if (argc == 3 && !strcmp(argv[1], "turns"))
+        turns(strtol(argv[2], 0, 10));
     else if (!strcmp(what, "look-up"))
         measure_look_up();
     else if (!strcmp(what, "dump"))

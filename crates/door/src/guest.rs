@@ -162,7 +162,7 @@ impl Answers for Guest {
     }
 
     fn tend(&self) {
-        self.objects.reap();
+        self.objects.reap(self.sharing.as_deref());
     }
 
     fn stop(&self) {

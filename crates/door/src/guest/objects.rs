@@ -5,19 +5,27 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use beeline_runtime::backend::Errno;
 use beeline_wire::info::Kind;
 use beeline_wire::layout::MapFacts;
 use beeline_wire::messages::{Release, host_message::Body as Asked};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::net::{Shutdown, shutdown};
 
 use super::connection::Connection;
 use super::rings::Memory;
+use super::sharing::Sharing;
 use super::walks::Walk;
 use crate::fds::{Key, anchor, errno, key_of, key_of_descriptor};
 use crate::mode::Mode;
+
+/// Between two looks at memory that the tool may have closed.
+const LOOK: Timespec = Timespec {
+    tv_sec: 1,
+    tv_nsec: 0,
+};
 
 /// An object of the guest's, given back with this.
 pub(crate) struct Object {
@@ -65,6 +73,10 @@ impl Object {
 
 impl Drop for Object {
     fn drop(&mut self) {
+        // The guest may give these pages to others then.
+        if let Some(memory) = self.memory.get() {
+            memory.unshare();
+        }
         self.connection.tell(Asked::Release(Release {
             handles: vec![self.handle],
         }));
@@ -73,8 +85,38 @@ impl Drop for Object {
 
 struct Entry {
     object: Arc<Object>,
-    /// Our end of an anchor. Memory has none: it stays until the tool ends.
-    end: Option<OwnedFd>,
+    hold: Hold,
+}
+
+impl Entry {
+    /// Our end of an anchor.
+    fn end(&self) -> Option<&OwnedFd> {
+        match &self.hold {
+            Hold::Anchor(end) => Some(end),
+            Hold::Memory | Hold::Pipe => None,
+        }
+    }
+
+    /// Is it seen to be closed? Of an anchor that is told.
+    fn is_closed(&self) -> bool {
+        let memory = self.object.memory.get();
+        match self.hold {
+            Hold::Anchor(_) => false,
+            Hold::Memory => memory.is_some_and(|memory| memory.is_closed()),
+            Hold::Pipe => memory.is_some_and(|memory| memory.is_pipe_closed()),
+        }
+    }
+}
+
+/// How it is known that the tool has closed a file.
+#[derive(Debug)]
+pub(super) enum Hold {
+    /// Our end of an anchor hangs up.
+    Anchor(OwnedFd),
+    /// The object's memory, by looking.
+    Memory,
+    /// The pipe that is in the memory's place, likewise.
+    Pipe,
 }
 
 /// The table.
@@ -85,9 +127,10 @@ pub(crate) struct Objects {
     /// The device of all sockets.
     sockets: u64,
     /// Wakes [`Self::reap`].
-    wake: OwnedFd,
+    waker: OwnedFd,
     done: AtomicBool,
     has_rings: AtomicBool,
+    has_memory: AtomicBool,
     is_used: AtomicBool,
 }
 
@@ -98,9 +141,10 @@ impl Objects {
             entries: Mutex::default(),
             hangups: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             sockets: key_of(&socket)?.device,
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             done: AtomicBool::new(false),
             has_rings: AtomicBool::new(false),
+            has_memory: AtomicBool::new(false),
             is_used: AtomicBool::new(false),
         })
     }
@@ -124,7 +168,7 @@ impl Objects {
             .map_err(|error| Errno(error.raw_os_error()))?;
         let entry = Entry {
             object,
-            end: Some(ours),
+            hold: Hold::Anchor(ours),
         };
         entries.insert(key, entry);
         Ok(file)
@@ -134,19 +178,27 @@ impl Objects {
     pub(super) fn end_of(&self, file: &OwnedFd) -> Result<OwnedFd, Errno> {
         let key = key_of(file).map_err(errno)?;
         let entries = self.lock();
-        let end = entries.get(&key).and_then(|entry| entry.end.as_ref());
+        let end = entries.get(&key).and_then(Entry::end);
         let end = end.ok_or(Errno(libc::EBADF))?;
         end.try_clone().map_err(errno)
     }
 
     /// A file that stands for an object as well from now on.
-    pub(super) fn add_memory(&self, object: &Arc<Object>, file: &OwnedFd) -> Result<(), Errno> {
+    pub(super) fn add_memory(
+        &self,
+        object: &Arc<Object>,
+        file: &OwnedFd,
+        hold: Hold,
+    ) -> Result<(), Errno> {
         let key = key_of(file).map_err(errno)?;
         let entry = Entry {
             object: Arc::clone(object),
-            end: None,
+            hold,
         };
         self.lock().insert(key, entry);
+        if !self.has_memory.swap(true, Ordering::AcqRel) {
+            self.wake();
+        }
         Ok(())
     }
 
@@ -174,17 +226,61 @@ impl Objects {
     }
 
     /// Gives back what the tool closes, until [`Self::stop`].
-    pub(super) fn reap(&self) {
+    pub(super) fn reap(&self, sharing: Option<&Sharing>) {
+        let mut looked = Instant::now();
         while !self.done.load(Ordering::Acquire) {
             let mut ready = [
                 PollFd::new(&self.hangups, PollFlags::IN),
-                PollFd::new(&self.wake, PollFlags::IN),
+                PollFd::new(&self.waker, PollFlags::IN),
             ];
-            if poll(&mut ready, None).is_err() {
+            let looks = self.has_memory.load(Ordering::Acquire);
+            if poll(&mut ready, looks.then_some(&LOOK)).is_err() {
                 continue;
             }
+            if !ready[1].revents().is_empty() {
+                // It is readable, and the number does not matter.
+                let _ = rustix::io::read(&self.waker, &mut [0; 8]);
+            }
             self.reap_closed();
+            if looks && looked.elapsed().as_secs() >= LOOK.tv_sec as u64 {
+                self.reap_memory(sharing);
+                looked = Instant::now();
+            }
         }
+    }
+
+    /// Forgets the memory that the tool has closed and does not have mapped any more: nobody tells of that.
+    fn reap_memory(&self, sharing: Option<&Sharing>) {
+        let closed = |entry: &Entry| entry.is_closed().then(|| Arc::clone(&entry.object));
+        let closed: Vec<_> = {
+            let entries = self.lock();
+            let closed = entries
+                .iter()
+                .filter_map(|(key, entry)| Some((*key, closed(entry)?)));
+            closed.collect()
+        };
+        for (key, object) in closed {
+            let shared = object
+                .memory
+                .get()
+                .filter(|memory| memory.shared.is_some())
+                .zip(sharing);
+            let gone = || {
+                let mut entries = self.lock();
+                // It may have been given to the tool anew.
+                let is_gone = entries.get(&key).is_some_and(Entry::is_closed);
+                is_gone.then(|| entries.remove(&key)).flatten()
+            };
+            let gone = match shared {
+                Some((memory, sharing)) => sharing.unless_mapped(memory, gone),
+                None => gone(),
+            };
+            // Not under the lock: it is told the guest.
+            drop(gone);
+        }
+        let mut entries = self.lock();
+        let has_memory = entries.values_mut().any(|entry| entry.end().is_none());
+        self.has_memory.store(has_memory, Ordering::Release);
     }
 
     /// Forgets the objects whose anchors have hung up.
@@ -202,7 +298,7 @@ impl Objects {
             };
             let gone = self.lock().remove(&key);
             // Who carries an iterator's content may still have a copy of our end: that would keep it in the set, and hung up.
-            if let Some(end) = gone.as_ref().and_then(|entry| entry.end.as_ref()) {
+            if let Some(end) = gone.as_ref().and_then(Entry::end) {
                 // Fails only if it is not in the set.
                 let _ = epoll::delete(&self.hangups, end);
             }
@@ -213,8 +309,12 @@ impl Objects {
 
     pub(super) fn stop(&self) {
         self.done.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
         // Fails only when it is readable enough.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
     pub(super) fn clear(&self) {

@@ -6,9 +6,11 @@
 //! mapped over it. A mapping that the tool may only read is made by a descriptor that cannot be written by.
 //!
 //! The guest gives these pages to nobody else before it has been told, or a while after the connection has ended. By then they are no
-//! longer mapped here: [`Sharing::tear_down`] puts memory without anything of the guest's in their place.
+//! longer mapped here: [`Sharing::tear_down`] puts memory without anything of the guest's in their place, and an object is given back
+//! only when no process has any of it mapped ([`Sharing::unless_mapped`]). Which processes have is seen by their mappings: whoever started
+//! them, they cannot have these pages but from the tool.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -46,8 +48,6 @@ pub struct Sharing {
 
 #[derive(Default)]
 struct Users {
-    /// That have mapped any of it; their children may have as well.
-    processes: HashSet<i32>,
     /// What the tool has mapped, by its handle.
     objects: HashMap<u32, Arc<Memory>>,
     /// The guest is lost.
@@ -146,22 +146,24 @@ impl Sharing {
         for memory in users.objects.values() {
             memory.unshare();
         }
-        for pid in with_children(&users.processes) {
-            // One that has ended has nothing mapped; nor can another be held.
-            let _ = self.leave(pid, &users);
-        }
+        let places = Places::of(users.objects.values());
+        // A process may have started another before it was held; one that has ended, or cannot be held, is left out.
+        while places
+            .processes()
+            .into_iter()
+            .map(|pid| self.leave(pid, &places, &users))
+            .filter(Result::is_ok)
+            .count()
+            > 0
+        {}
     }
 
     /// Replaces what a process has of the guest's.
-    fn leave(&self, pid: i32, users: &Users) -> Result<(), beeline_inject::Error> {
-        let is_ours = |region: &Region| self.memory.is_mapped_by(region);
+    fn leave(&self, pid: i32, places: &Places, users: &Users) -> Result<(), beeline_inject::Error> {
         let process = open(pid)?;
-        if !process.regions()?.iter().any(is_ours) {
-            return Ok(());
-        }
         let mut stopped = process.stop()?;
         let regions = stopped.regions()?;
-        for region in regions.into_iter().filter(is_ours) {
+        for region in regions.into_iter().filter(|region| places.have(region)) {
             let len = region.end - region.start;
             let mut last = Vec::new();
             if users.is_array(&region) {
@@ -178,6 +180,24 @@ impl Sharing {
         Ok(())
     }
 
+    /// Does something that lets go of an object, unless any of it is mapped by a process. Nothing of it is mapped meanwhile.
+    pub(super) fn unless_mapped<T>(
+        &self,
+        memory: &Arc<Memory>,
+        let_go: impl FnOnce() -> Option<T>,
+    ) -> Option<T> {
+        /// In the time of one look a process may start another that has been passed, and unmap its own.
+        const LOOKS: u32 = 2;
+        let mut users = self.users();
+        let places = Places::of([memory]);
+        if (0..LOOKS).any(|_| !places.processes().is_empty()) {
+            return None;
+        }
+        let gone = let_go()?;
+        users.objects.remove(&memory.handle);
+        Some(gone)
+    }
+
     fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,14 +206,50 @@ impl Sharing {
 impl Users {
     /// Is that mapping of a process's an array's?
     fn is_array(&self, region: &Region) -> bool {
-        let has = |place: &Place| {
-            place.offset <= region.offset
-                && region.offset < place.offset + place.len
-                && place.is_mapped_by(region)
-        };
         let arrays = self.objects.values().filter(|memory| memory.is_array());
-        let mut places = arrays.filter_map(|memory| memory.shared.as_ref()).flatten();
-        places.any(has)
+        Places::of(arrays).have(region)
+    }
+}
+
+/// Where some objects are in the guest's memory.
+struct Places(Vec<Place>);
+
+impl Places {
+    fn of<'a>(objects: impl IntoIterator<Item = &'a Arc<Memory>>) -> Self {
+        let shared = objects
+            .into_iter()
+            .filter_map(|memory| memory.shared.as_ref());
+        Self(shared.flatten().cloned().collect())
+    }
+
+    /// Is all of that mapping of a process's in these places? QEMU has mapped more, and so has Beeline at another guest.
+    fn have(&self, region: &Region) -> bool {
+        let of_file: Vec<&Place> = {
+            let places = self.0.iter();
+            places.filter(|place| place.is_mapped_by(region)).collect()
+        };
+        let (mut at, end) = (region.offset, region.offset + (region.end - region.start));
+        // Neighbours are one mapping.
+        while at < end {
+            let mut places = of_file.iter();
+            let place = places.find(|place| (place.offset..place.offset + place.len).contains(&at));
+            let Some(place) = place else { return false };
+            at = place.offset + place.len;
+        }
+        true
+    }
+
+    /// Which processes have mapped any of it, but for this one. Those that may not be looked into are none of the tool's: they could not
+    /// have been held when it was mapped.
+    fn processes(&self) -> Vec<i32> {
+        let own = std::process::id() as i32;
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let has = |pid: &i32| {
+            let regions = beeline_inject::regions_of(*pid).unwrap_or_default();
+            regions.iter().any(|region| self.have(region))
+        };
+        pids.filter(|pid| *pid != own).filter(has).collect()
     }
 }
 
@@ -214,7 +270,6 @@ impl Call<'_, Guest> {
         if users.is_over {
             return Err(Errno(libc::ENOTCONN));
         }
-        users.processes.insert(pid);
         users.objects.insert(memory.handle, Arc::clone(memory));
         let (listener, id) = (self.listener.try_clone().map_err(errno)?, self.id);
         let answer = move || {
@@ -346,39 +401,12 @@ fn steady_calls() -> bool {
     (next(), next()) >= (Some(5), Some(19))
 }
 
-/// Some processes and all that they have started, as far as it is still known that they have.
-fn with_children(processes: &HashSet<i32>) -> HashSet<i32> {
-    let mut parents = HashMap::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let pid = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok());
-        let Some(pid) = pid else { continue };
-        let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
-        if let Some(parent) = parent.and_then(|parent| parent.trim().parse::<i32>().ok()) {
-            parents.insert(pid, parent);
-        }
-    }
-    let is_theirs = |pid: i32| {
-        let mut ancestors = std::iter::successors(Some(pid), |pid| parents.get(pid).copied());
-        // As many as there are at the most, should one have come anew meanwhile.
-        ancestors
-            .by_ref()
-            .take(parents.len() + 1)
-            .any(|pid| processes.contains(&pid))
-    };
-    let theirs = parents.keys().copied().filter(|pid| is_theirs(*pid));
-    theirs.chain(processes.iter().copied()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use beeline_inject::Permissions;
     use beeline_vmm::Part;
     use std::os::fd::AsRawFd;
-    use std::process::{Command, Stdio};
 
     const ONE: u64 = PAGE as u64;
 
@@ -428,25 +456,37 @@ mod tests {
         assert_eq!(ends, [(ONE / 2, ONE / 2), (2 * ONE, ONE / 2)]);
     }
 
-    #[test]
-    fn children_of_children_are_found() {
-        let mut shell = Command::new("sh")
-            .args(["-c", "sleep 60 & echo $!; wait"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let output = shell.stdout.take().unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).unwrap();
-        let grandchild: i32 = line.trim().parse().unwrap();
-        let ours = with_children(&HashSet::from([std::process::id() as i32]));
-        let theirs = with_children(&HashSet::from([shell.id() as i32]));
-        assert!(ours.contains(&grandchild) && theirs.contains(&grandchild));
-        assert!(!theirs.contains(&(std::process::id() as i32)));
-        for pid in [grandchild, shell.id() as i32] {
-            // SAFETY: ends processes that were started here.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+    /// A mapping of so many pages, from a page of the file on.
+    fn region(place: &Place, first: u64, count: u64) -> Region {
+        let file = rustix::fs::fstat(place.file(false)).unwrap();
+        Region {
+            start: 0x10000,
+            end: 0x10000 + count * ONE,
+            permissions: Permissions::default(),
+            offset: first * ONE,
+            device: file.st_dev,
+            inode: file.st_ino,
+            path: Default::default(),
         }
-        shell.wait().unwrap();
+    }
+
+    #[test]
+    fn only_mappings_of_nothing_else_are_the_tools() {
+        let all = scattered(4);
+        let mut places = Places(all.clone());
+        for (first, count, have) in [(0, 1, true), (2, 1, true), (1, 1, false), (0, 3, false)] {
+            assert_eq!(places.have(&region(&all[0], first, count)), have);
+        }
+        // Two objects side by side are one mapping.
+        let mut between = all[0].part(0, ONE);
+        between.offset += ONE;
+        places.0.push(between);
+        assert!(places.have(&region(&all[0], 0, 3)));
+        assert!(!places.have(&region(&all[0], 0, 4)));
+        let mut other = region(&all[0], 0, 1);
+        other.inode += 1;
+        assert!(!places.have(&other));
+        // This process has mapped none of it, and others neither.
+        assert!(places.processes().is_empty());
     }
 }

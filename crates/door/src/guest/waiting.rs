@@ -5,13 +5,13 @@
 //! same number, readable if the ring has something to read.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
 
 use super::Guest;
-use super::objects::Object;
+use super::objects::{Hold, Object};
 use super::rings::{Memory, Shape};
 use super::sharing::Sharing;
 use crate::attr::{u32_at, u64_at};
@@ -41,7 +41,7 @@ impl Call<'_, Guest> {
             return Err(EINVAL);
         }
         let memory = self.memory_of(&object, shape)?;
-        self.become_file(fd as i32, &object, memory.file.as_fd())?;
+        self.become_file(fd as i32, &object, memory.opened()?, Hold::Memory)?;
         match (&self.door.sharing, &memory.shared) {
             (Some(sharing), Some(places)) => self.map_places(sharing, &memory, places),
             _ => Ok(Reply::Continue),
@@ -68,13 +68,14 @@ impl Call<'_, Guest> {
         &self,
         fd: i32,
         object: &Arc<Object>,
-        file: BorrowedFd<'_>,
+        file: OwnedFd,
+        hold: Hold,
     ) -> Result<(), Errno> {
-        let file = file.try_clone_to_owned().map_err(errno)?;
         if key_of(&file).map_err(errno)? == key_of_descriptor(self.tid, fd)? {
             return Ok(());
         }
-        self.door.objects.add_memory(object, &file)?;
+        // From here on it is not closed, whoever looks: our own descriptor of it is as good as the tool's will be.
+        self.door.objects.add_memory(object, &file, hold)?;
         let cloexec = self.closes_on_exec(fd);
         self.listener.replace(self.id, fd, file.as_fd(), cloexec)
     }
@@ -175,8 +176,7 @@ impl Call<'_, Guest> {
             return Ok(());
         }
         let memory = self.memory_to_wait_for(&object)?;
-        let pipe = memory.pipe()?;
-        self.become_file(fd, &object, pipe)?;
+        self.become_file(fd, &object, memory.pipe()?, Hold::Pipe)?;
         memory.settle_pipe();
         Ok(())
     }
