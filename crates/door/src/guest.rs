@@ -9,6 +9,7 @@
 //! can be seen from here, its own pages lie over the file ([`sharing`]).
 
 mod attr;
+mod closing;
 mod commands;
 mod connection;
 mod descriptors;

@@ -12,7 +12,7 @@
 //! sent but that there is something to read.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -25,11 +25,12 @@ use beeline_wire::layout::put_long;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Credit, Manner, Readable, Records, Settle, Store, Watch};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::pipe::{PipeFlags, pipe_with};
 
+use super::closing::open_again;
 use super::commands::EPROTO;
 use super::connection::Connection;
 use super::objects::Object;
@@ -47,9 +48,6 @@ const CHANGES_OF_LONG: u32 = 20;
 const LONG: usize = 256 << 10;
 /// Room of the file for what only the kernel's layout has: the positions' pages of a ring buffer.
 pub(super) const RING_HEAD: usize = 2 * PAGE;
-
-/// Of `fcntl`, `linux/fcntl.h`: which signal tells of a lease.
-const F_SETSIG: i32 = 10;
 
 /// How the file is laid out, and kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +110,7 @@ pub(super) struct Memory {
     pub(super) shape: Shape,
     pub(super) handle: u32,
     /// Of the pipe that takes the file's place in `poll` and `select`: the end that is written to. The tool alone has the other.
-    pipe: OnceLock<OwnedFd>,
+    pub(super) pipe: OnceLock<OwnedFd>,
     start: *mut u8,
     state: Mutex<State>,
 }
@@ -133,7 +131,7 @@ struct State {
 }
 
 impl Memory {
-    fn new(handle: u32, shape: Shape) -> Result<Self, Errno> {
+    pub(super) fn new(handle: u32, shape: Shape) -> Result<Self, Errno> {
         let len = shape.len();
         let failed = |error: rustix::io::Errno| Errno(error.raw_os_error());
         let file =
@@ -259,25 +257,6 @@ impl Memory {
         head.saturating_sub(consumed)
     }
 
-    /// The file as the tool gets it: opened anew, so that it can be seen when that is closed.
-    pub(super) fn opened(&self) -> Result<OwnedFd, Errno> {
-        open_again(&self.file, OFlags::RDWR)
-    }
-
-    /// Has nobody a file that was [opened](Self::opened) any more, nor a mapping of one? The kernel leases a file to who only reads it
-    /// where nobody has it open to write, in whatever process, or on its way from one to another.
-    pub(super) fn is_closed(&self) -> bool {
-        let Ok(file) = open_again(&self.file, OFlags::RDONLY) else {
-            return false;
-        };
-        // Who opens it meanwhile breaks the lease, which is told by a signal; this one does nothing unless it is asked to.
-        let lease = [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_RDLCK)];
-        lease.iter().all(|&(command, argument)| {
-            // SAFETY: both commands take numbers. The lease goes with the descriptor.
-            unsafe { libc::fcntl(file.as_raw_fd(), command, argument) == 0 }
-        })
-    }
-
     /// The end of a pipe that is readable when there is something to read, once [`Self::settle_pipe`] was called.
     pub(super) fn pipe(&self) -> Result<OwnedFd, Errno> {
         if self.pipe.get().is_none() {
@@ -287,17 +266,6 @@ impl Memory {
         }
         let writer = self.pipe.get().ok_or(Errno(libc::EIO))?;
         open_again(writer, OFlags::RDONLY | OFlags::NONBLOCK)
-    }
-
-    /// Has nobody the end any more that is read from?
-    pub(super) fn is_pipe_closed(&self) -> bool {
-        let Some(writer) = self.pipe.get() else {
-            return true;
-        };
-        // That nobody reads is always told.
-        let mut ready = [PollFd::new(writer, PollFlags::empty())];
-        let polled = poll(&mut ready, Some(&Timespec::default()));
-        polled.is_ok() && ready[0].revents().contains(PollFlags::ERR)
     }
 
     /// Makes the pipe readable or not, as the ring is.
@@ -418,13 +386,6 @@ impl Memory {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Another description of an open file.
-fn open_again(file: &OwnedFd, flags: OFlags) -> Result<OwnedFd, Errno> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|error| Errno(error.raw_os_error()))
 }
 
 impl Drop for Memory {
@@ -646,48 +607,5 @@ fn take(connection: &Connection, all: &All, said: Said) {
             }
         }
         _ => {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn that_a_file_is_closed_is_seen_when_its_mapping_is_gone_too() {
-        let memory = Memory::new(1, Shape::Ring { data: PAGE }).unwrap();
-        assert!(memory.is_closed());
-        let file = memory.opened().unwrap();
-        assert!(!memory.is_closed());
-        let copy = file.try_clone().unwrap();
-        drop(file);
-        assert!(!memory.is_closed());
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let mapped = unsafe {
-            let none = std::ptr::null_mut();
-            mmap(none, PAGE, ProtFlags::READ, MapFlags::SHARED, &copy, 0).unwrap()
-        };
-        drop(copy);
-        assert!(!memory.is_closed());
-        // SAFETY: what was mapped above, which nothing refers to.
-        unsafe { munmap(mapped, PAGE).unwrap() };
-        closes(|| memory.is_closed());
-    }
-
-    #[test]
-    fn that_a_pipe_is_closed_is_seen() {
-        let memory = Memory::new(1, Shape::Ring { data: PAGE }).unwrap();
-        let reader = memory.pipe().unwrap();
-        memory.settle_pipe();
-        assert!(!memory.is_pipe_closed());
-        drop(reader);
-        closes(|| memory.is_pipe_closed());
-    }
-
-    /// Processes that other tests start have a copy of a descriptor for a moment.
-    fn closes(is_closed: impl Fn() -> bool) {
-        while !is_closed() {
-            std::thread::yield_now();
-        }
     }
 }
