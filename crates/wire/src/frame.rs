@@ -7,9 +7,9 @@ use prost::Message;
 
 /// The longest message.
 pub const LONGEST: usize = 32 << 20;
-/// At most so many bytes are written at once: some virtual machines' vsock devices drop what is longer.
 /// Bytes before a message.
 const HEAD: usize = 12;
+/// At most so many bytes are written at once: some virtual machines' vsock devices drop what is longer.
 const PIECE: usize = 16 << 10;
 /// Memory is taken for a message as it comes in, at most so much ahead.
 const AHEAD: usize = 1 << 20;
@@ -43,7 +43,11 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
         let why = format!("a message of {len} bytes is longer than the protocol has");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    for piece in framed(&message.encode_to_vec()).chunks(PIECE) {
+    let mut frame = Vec::with_capacity(HEAD + len);
+    frame.extend([0; HEAD]);
+    message.encode(&mut frame).map_err(io::Error::other)?;
+    fill_head(&mut frame);
+    for piece in frame.chunks(PIECE) {
         stream.write_all(piece)?;
     }
     stream.flush()
@@ -51,8 +55,16 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
 
 /// A frame around a message's bytes.
 pub fn framed(message: &[u8]) -> Vec<u8> {
-    let head = head_of(message.len() as u32, crc32fast::hash(message));
-    [&head, message].concat()
+    let mut frame = [&[0; HEAD], message].concat();
+    fill_head(&mut frame);
+    frame
+}
+
+/// Writes what stands before a message into the room for it.
+fn fill_head(frame: &mut [u8]) {
+    if let Some((head, message)) = frame.split_first_chunk_mut::<HEAD>() {
+        *head = head_of(message.len() as u32, crc32fast::hash(message));
+    }
 }
 
 /// The numbers before a message.
@@ -68,9 +80,8 @@ fn head_of(len: u32, sum: u32) -> [u8; HEAD] {
     let len = len.to_le_bytes();
     let [len_sum, sum] = [crc32fast::hash(&len), sum].map(u32::to_le_bytes);
     let mut head = [0; HEAD];
-    for (to, from) in head.iter_mut().zip([len, len_sum, sum].concat()) {
-        *to = from;
-    }
+    let (numbers, _) = head.as_chunks_mut();
+    numbers.copy_from_slice(&[len, len_sum, sum]);
     head
 }
 

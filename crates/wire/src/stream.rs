@@ -1,4 +1,6 @@
 //! A descriptor as a stream of bytes whose reads and writes give up after a while, and can be ended from another thread.
+//!
+//! A socket does that by itself: reads and writes are one system call each. Devices have to be polled.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,6 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt, sockopt::Timeout,
+};
 
 /// A peer that is heard nothing of for so long, or takes nothing for so long, is gone.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -17,6 +23,8 @@ pub const PIECE: usize = 16 << 10;
 #[derive(Debug)]
 pub struct Stream {
     fd: OwnedFd,
+    /// Its calls wait by themselves, for [`PATIENCE`] at most, or until it is shut down.
+    is_socket: bool,
     over: AtomicBool,
     /// Readable once it is over, for whoever waits.
     ended: OwnedFd,
@@ -26,10 +34,19 @@ impl Stream {
     /// Of a connected socket or an open character device.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
-        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        let is_socket = sockopt::socket_type(&fd).is_ok();
+        if is_socket {
+            rustix::fs::fcntl_setfl(&fd, flags.difference(OFlags::NONBLOCK))?;
+            for direction in [Timeout::Recv, Timeout::Send] {
+                sockopt::set_socket_timeout(&fd, direction, Some(PATIENCE))?;
+            }
+        } else {
+            rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        }
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             fd,
+            is_socket,
             over: AtomicBool::new(false),
             ended,
         })
@@ -39,7 +56,10 @@ impl Stream {
     /// has been ended here.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.patiently(PollFlags::IN, "nothing has been heard", |fd| {
-            rustix::io::read(fd, &mut *buffer)
+            match self.is_socket {
+                true => recv(fd, &mut *buffer, RecvFlags::empty()).map(|(count, _)| count),
+                false => rustix::io::read(fd, &mut *buffer),
+            }
         })
     }
 
@@ -47,10 +67,10 @@ impl Stream {
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let piece = &bytes[..bytes.len().min(PIECE)];
         self.patiently(PollFlags::OUT, "nothing has been taken", |fd| {
-            // A socket whose peer has gone must not raise a signal.
-            match rustix::net::send(fd, piece, rustix::net::SendFlags::NOSIGNAL) {
-                Err(rustix::io::Errno::NOTSOCK) => rustix::io::write(fd, piece),
-                sent => sent,
+            match self.is_socket {
+                // A socket whose peer has gone must not raise a signal.
+                true => send(fd, piece, SendFlags::NOSIGNAL),
+                false => rustix::io::write(fd, piece),
             }
         })
     }
@@ -70,14 +90,14 @@ impl Stream {
         // It can only be full, and then it is readable as well.
         let _ = rustix::io::write(&self.ended, &1_u64.to_ne_bytes());
         // What is no socket has no other side to be told.
-        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+        let _ = shutdown(&self.fd, Shutdown::Both);
     }
 
     /// Ends what is written, and leaves it to the other side to end the rest, so that it still hears what was written last: a socket
     /// that is closed before all has been read is reset. What comes meanwhile is thrown away, up to some length.
     pub(crate) fn end_politely(&self) {
         const MOST: usize = 64;
-        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Write);
+        let _ = shutdown(&self.fd, Shutdown::Write);
         let mut buffer = [0; 4096];
         for _ in 0..MOST {
             if !matches!(self.read(&mut buffer), Ok(1..)) {
@@ -92,41 +112,158 @@ impl Stream {
         what: &str,
         mut attempt: impl FnMut(BorrowedFd<'_>) -> rustix::io::Result<usize>,
     ) -> io::Result<usize> {
-        let deadline = Instant::now() + PATIENCE;
+        let mut deadline = None;
         loop {
             if self.over.load(Ordering::Acquire) {
-                return Err(io::Error::new(
-                    io::ErrorKind::ConnectionAborted,
-                    "the connection has been ended",
-                ));
+                return Err(ended());
             }
             match attempt(self.fd.as_fd()) {
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                done => return Ok(done?),
-            }
-            let mut polled = [
-                PollFd::new(&self.fd, until),
-                PollFd::new(&self.ended, PollFlags::IN),
-            ];
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: i64::from(left.subsec_nanos()),
-            };
-            match poll(&mut polled, Some(&left)) {
-                Ok(0) => {
-                    let why = format!("{what} for {} s", PATIENCE.as_secs());
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if self.is_socket => return Err(too_long(what)),
+                Err(Errno::AGAIN) => {
+                    let deadline = deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+                    if !self.poll(until, *deadline)? {
+                        return Err(too_long(what));
+                    }
                 }
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
+                // It was shut down while it waited.
+                Ok(0) | Err(_) if self.over.load(Ordering::Acquire) => return Err(ended()),
+                done => return Ok(done?),
             }
         }
     }
+
+    /// Waits until something can be done, or it is over. False if that was not so before the deadline.
+    fn poll(&self, until: PollFlags, deadline: Instant) -> io::Result<bool> {
+        let mut polled = [
+            PollFd::new(&self.fd, until),
+            PollFd::new(&self.ended, PollFlags::IN),
+        ];
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        match poll(&mut polled, Some(&left)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(true),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn ended() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::ConnectionAborted,
+        "the connection has been ended",
+    )
+}
+
+fn too_long(what: &str) -> io::Error {
+    let why = format!("{what} for {} s", PATIENCE.as_secs());
+    io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::thread::{JoinHandle, spawn, yield_now};
+
+    /// Streams that wait by themselves and one that is polled, each with what keeps its other end open.
+    fn streams() -> Vec<(Arc<Stream>, OwnedFd)> {
+        let (unix, other) = UnixStream::pair().unwrap();
+        // Whoever had it before may not have wanted to wait.
+        unix.set_nonblocking(true).unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let (pipe, end) = rustix::pipe::pipe().unwrap();
+        let pairs: [(OwnedFd, OwnedFd); 3] = [
+            (unix.into(), other.into()),
+            (tcp.into(), far.into()),
+            (pipe, end),
+        ];
+        let stream = |(fd, other)| (Arc::new(Stream::new(fd).unwrap()), other);
+        pairs.map(stream).into()
+    }
+
+    /// A thread that reads, once it sleeps.
+    fn reader(stream: &Arc<Stream>) -> JoinHandle<io::Result<(usize, [u8; 4])>> {
+        let (tell, told) = channel();
+        let stream = Arc::clone(stream);
+        let reads = spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            let mut bytes = [0; 4];
+            stream.read(&mut bytes).map(|count| (count, bytes))
+        });
+        let thread = told.recv().unwrap().as_raw_nonzero();
+        let sleeps = || {
+            let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+            status.contains(") S ")
+        };
+        while !sleeps() && !reads.is_finished() {
+            yield_now();
+        }
+        reads
+    }
+
+    #[test]
+    fn a_read_waits_for_what_comes() {
+        for (stream, other) in streams() {
+            let reads = reader(&stream);
+            rustix::io::write(&other, b"some").unwrap();
+            assert_eq!(reads.join().unwrap().unwrap(), (4, *b"some"));
+            let reads = reader(&stream);
+            drop(other);
+            assert_eq!(reads.join().unwrap().unwrap().0, 0);
+        }
+    }
+
+    #[test]
+    fn a_read_that_waits_is_ended_from_another_thread() {
+        for (stream, _other) in streams() {
+            let reads = reader(&stream);
+            stream.end();
+            let error = reads.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+        }
+    }
+
+    #[test]
+    fn a_write_that_waits_is_ended_from_another_thread() {
+        for (stream, _other) in streams().drain(..2) {
+            let writer = Arc::clone(&stream);
+            let writes = spawn(move || {
+                // Nobody reads: it comes to wait.
+                loop {
+                    if let Err(error) = writer.write_all(&[0; PIECE]) {
+                        return error.kind();
+                    }
+                }
+            });
+            stream.end();
+            let kind = writes.join().unwrap();
+            assert_eq!(kind, io::ErrorKind::ConnectionAborted);
+        }
+    }
+
+    #[test]
+    fn silence_ends_a_read() {
+        let all = streams();
+        let readers: Vec<_> = all.iter().map(|(stream, _)| reader(stream)).collect();
+        for reads in readers {
+            let error = reads.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        }
     }
 }
