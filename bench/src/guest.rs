@@ -1,5 +1,6 @@
 //! What it costs that a tool is on one side and the kernel on the other: beside the same tool inside the guest, and the bare channel.
 
+mod arrivals;
 mod pinning;
 
 use crate::table::Row;
@@ -32,16 +33,18 @@ const TOOL: &str = "/bench/guest_tool";
 pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let scratch = Scratch::new();
     let tool = scratch.build("guest_tool.c");
-    let proxy = beeline().with_file_name("beeline-guest");
-    // A guest of its own, with more CPUs, and before there is another one to compete with.
+    let binary = beeline().with_file_name("beeline-guest");
+    let cache = scratch.path().join("cache");
+    // Guests of their own, with more CPUs, and before there is another one to compete with.
     let queue = match engines.contains(&Engine::Beeline) {
-        true => pinning::row(proxy.clone())?,
+        true => pinning::row(binary.clone())?,
         false => None,
     };
+    let arrivals = arrivals::rows(engines, &tool, binary.clone(), &cache)?;
     let files = vec![
         (tool.clone(), TOOL.to_owned()),
         (scratch.build("echo.c"), "/bench/echo".to_owned()),
-        (proxy, "/bench/beeline-guest".to_owned()),
+        (binary, "/bench/beeline-guest".to_owned()),
     ];
     let options = Options {
         memory: MEMORY,
@@ -66,8 +69,8 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let bench = Bench {
         guest: &guest,
         engines,
-        tool,
-        cache: scratch.path().join("cache"),
+        tool: &tool,
+        cache,
     };
     let mut rows = vec![bench.look_ups()?];
     let ring = RING.to_string();
@@ -78,9 +81,13 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         ("test run to the last of 1,000 records of 64 B", &["flood"]),
         ("mapping a ring buffer of 64 MB", &["mapping", &ring]),
     ] {
-        rows.push(bench.measured(what, arguments, false));
+        rows.push(bench.measured(what, arguments, Memory::None));
         if IN_MEMORY.contains(&arguments[0]) {
-            rows.push(bench.measured(&format!("{what}, shared memory"), arguments, true));
+            rows.push(bench.measured(
+                &format!("{what}, shared memory"),
+                arguments,
+                Memory::Monitor,
+            ));
         }
     }
     rows.push(bench.starts(
@@ -96,6 +103,7 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         &["bpftrace", "-e", "interval:ms:1 { exit(); }"],
     ));
     drop((echo, proxy));
+    rows.extend(arrivals);
     rows.extend(queue);
     Ok(rows)
 }
@@ -103,14 +111,14 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
 struct Bench<'a> {
     guest: &'a Guest,
     engines: &'a [Engine],
-    tool: PathBuf,
+    tool: &'a Path,
     cache: PathBuf,
 }
 
 impl Bench<'_> {
     /// A look-up in a map, beside what the channel takes for as little.
     fn look_ups(&self) -> anyhow::Result<Row> {
-        let mut row = self.measured("look-up in a map, median", &["look-up"], false);
+        let mut row = self.measured("look-up in a map, median", &["look-up"], Memory::None);
         let stream = self.guest.connect_vsock(ECHO_PORT)?;
         row.unprobed = middle(round_trips(stream)?);
         row.what += " (alone: 64 B there and back)";
@@ -118,12 +126,12 @@ impl Bench<'_> {
     }
 
     /// What the small tool measures of itself, in microseconds: inside the guest, and from here, maybe with the guest's memory.
-    fn measured(&self, what: &str, arguments: &[&str], in_memory: bool) -> Row {
+    fn measured(&self, what: &str, arguments: &[&str], memory: Memory) -> Row {
         let mut row = Row::new(what, "us");
         for &engine in self.engines {
             let figures = match engine {
                 Engine::Kernel => self.inside(arguments),
-                Engine::Beeline => self.on_host(arguments, in_memory),
+                Engine::Beeline => self.on_host(arguments, memory),
             };
             let figure = figures.and_then(|figures| {
                 let figures = figures.iter().map(|nanoseconds| nanoseconds / 1e3);
@@ -142,8 +150,8 @@ impl Bench<'_> {
         numbers(answer.stdout.lines())
     }
 
-    fn on_host(&self, arguments: &[&str], in_memory: bool) -> anyhow::Result<Vec<f64>> {
-        let mut command = self.command(&self.tool, in_memory);
+    fn on_host(&self, arguments: &[&str], memory: Memory) -> anyhow::Result<Vec<f64>> {
+        let mut command = forwarded(self.guest, &self.cache, self.tool, memory);
         command.arg("measure").args(arguments);
         let ended = Tool::start(command).wait();
         anyhow::ensure!(ended.status.success(), "{}", ended.stderr.join("\n"));
@@ -171,7 +179,7 @@ impl Bench<'_> {
                 }
                 Engine::Beeline => {
                     let program = find_program(command[0]).map_err(|why| anyhow!(why))?;
-                    let mut host = self.command(&program, false);
+                    let mut host = forwarded(self.guest, &self.cache, &program, Memory::None);
                     host.args(&command[1..]);
                     let ended = Tool::start(host).wait();
                     anyhow::ensure!(ended.status.success(), "{}", ended.stderr.join("\n"));
@@ -181,19 +189,33 @@ impl Bench<'_> {
         }
         Ok(best)
     }
+}
 
-    fn command(&self, program: &Path, in_memory: bool) -> Command {
-        let address = format!("uds:{}:{PROXY_PORT}", self.guest.vsock().display());
-        let mut command = Command::new(beeline());
-        // What one start has learnt of the guest the next one knows.
-        command.env("BEELINE_CACHE", &self.cache);
-        command.args(["run", "--guest", &address]);
-        if in_memory {
-            command.arg("--qmp").arg(self.guest.qmp());
-        }
-        command.arg("--").arg(program);
-        command
+/// How a tool finds the guest's memory.
+#[derive(Clone, Copy)]
+enum Memory {
+    /// Not: what it maps is sent.
+    None,
+    /// QEMU's monitor says where it is.
+    Monitor,
+    /// It is the guest's one file.
+    File,
+}
+
+/// `beeline run --guest` with a program.
+fn forwarded(guest: &Guest, cache: &Path, program: &Path, memory: Memory) -> Command {
+    let address = format!("uds:{}:{PROXY_PORT}", guest.vsock().display());
+    let mut command = Command::new(beeline());
+    // What one start has learnt of the guest the next one knows.
+    command.env("BEELINE_CACHE", cache);
+    command.args(["run", "--guest", &address]);
+    match memory {
+        Memory::None => {}
+        Memory::Monitor => drop(command.arg("--qmp").arg(guest.qmp())),
+        Memory::File => drop(command.arg("--memory").arg(guest.memory_file())),
     }
+    command.arg("--").arg(program);
+    command
 }
 
 /// Microseconds of each.

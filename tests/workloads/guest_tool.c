@@ -5,10 +5,17 @@
  *
  * "turns COUNT" maps, unmaps and closes so many ring buffers, says "turned", and waits; "kept" unmaps and closes a ring buffer that a
  * child has mapped as well, whose parent has ended, and says "kept"; at each SIGUSR1 it makes another ring
- * buffer and lets it go, and says "let go". */
+ * buffer and lets it go, and says "let go".
+ *
+ * How long a record is on its way, three processes find out together. "arrivals poll" (or "wait") makes a program that writes the time
+ * into a record, says "program ID", and prints when each record was written and when it was seen: where it runs on the host, by two
+ * clocks. "write PROGRAM ARRAY", in the guest, runs that program at moments of its own. "clocks" says "array ID" and compares the
+ * host's clock with the guest's by memory that both have mapped, whenever the writer lets it: the host's time, the guest's at that
+ * moment, and by how much that can be wrong. The array 0 is for an "arrivals" in the guest, which needs no second clock. */
 #define _GNU_SOURCE
 #include "raw.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -16,6 +23,8 @@
 #include <time.h>
 
 enum { ELEMENTS = 1000, LOOK_UPS = 500, DUMPS = 5, RECORDS = 200, MAPPINGS = 5, FLOODS = 20, FLOOD = 1000, RECORD = 64, PAGE = 4096 };
+/* Of records on their way: comparisons of the clocks, exchanges of each, and records between two. */
+enum { ROUNDS = 20, EXCHANGES = 500, ARRIVALS = 20 };
 
 static uint64_t now(void)
 {
@@ -120,8 +129,8 @@ static struct ring new_ring(size_t size)
     return ring;
 }
 
-/* The first eight bytes of the next record, once there is one. */
-static uint64_t next_record(struct ring *ring)
+/* The first eight bytes of the next record, once there is one: the tool sleeps until then, or polls. */
+static uint64_t awaited_record(struct ring *ring, int polls)
 {
     for (;;) {
         uint64_t at = *ring->consumer;
@@ -137,7 +146,7 @@ static uint64_t next_record(struct ring *ring)
             }
         }
         struct epoll_event event;
-        if (epoll_wait(ring->epoll, &event, 1, -1) < 0 && errno != EINTR)
+        if (!polls && epoll_wait(ring->epoll, &event, 1, -1) < 0 && errno != EINTR)
             die("epoll_wait", -errno);
     }
 }
@@ -148,6 +157,8 @@ static void unmap_ring(struct ring *ring)
     munmap((void *)ring->producer, PAGE + 2 * ring->size);
     close(ring->map);
 }
+
+static uint64_t next_record(struct ring *ring) { return awaited_record(ring, 0); }
 
 /* Mapping a ring buffer of so many bytes, and unmapping it. */
 static void measure_mapping(size_t size)
@@ -276,6 +287,106 @@ static void measure_flood(void)
     }
 }
 
+static void arrivals(int polls)
+{
+    static uint64_t times[ROUNDS * ARRIVALS][2];
+    struct ring ring = new_ring(1 << 16);
+    struct bpf_insn body[] = {
+        LD_MAP(1, ring.map), MOV(2, RECORD), MOV(3, 0), CALL(BPF_FUNC_ringbuf_reserve), JEQ(0, 0, 6),
+        MOVR(6, 0), CALL(BPF_FUNC_ktime_get_ns), STX(BPF_DW, 6, 0, 0),
+        MOVR(1, 6), MOV(2, 0), CALL(BPF_FUNC_ringbuf_submit),
+        MOV(0, 0), EXIT,
+    };
+    printf("program %u\n", id_of(loaded(LOAD(BPF_PROG_TYPE_RAW_TRACEPOINT, body)), 1));
+    for (size_t n = 0; n < LENGTH(times); n++) {
+        times[n][0] = awaited_record(&ring, polls);
+        times[n][1] = now();
+    }
+    for (size_t n = 0; n < LENGTH(times); n++)
+        printf("%lu %lu\n", (unsigned long)times[n][0], (unsigned long)times[n][1]);
+}
+
+/* What the guest and the host both have mapped: the writer says which comparison it is ready for, and is told when that is done. In
+ * each exchange of it the host asks, and the guest answers with its time. */
+struct clocks {
+    volatile uint64_t ready, done, asked, answered, time;
+};
+
+static struct clocks *map_clocks(int array)
+{
+    void *clocks = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, array, 0);
+    if (clocks == MAP_FAILED)
+        die("mapping an array", -errno);
+    return clocks;
+}
+
+static void pause_for(long nanoseconds)
+{
+    struct timespec pause = {.tv_nsec = nanoseconds};
+    nanosleep(&pause, 0);
+}
+
+/* The host's end. The exchange that took least says most: the guest's time is one of a moment in it. */
+static void compare_clocks(void)
+{
+    int array = good("array", create_map(BPF_MAP_TYPE_ARRAY, 4, sizeof(struct clocks), 1, BPF_F_MMAPABLE, 0));
+    struct clocks *clocks = map_clocks(array);
+    printf("array %u\n", id_of(array, 0));
+    for (uint64_t round = 1; round <= ROUNDS + 1; round++) {
+        uint64_t least = UINT64_MAX, host = 0, guest = 0;
+        while (clocks->ready < round)
+            pause_for(1000000);
+        for (int n = 0; n < EXCHANGES; n++) {
+            uint64_t question = clocks->asked + 1, begin = now();
+            __atomic_store_n(&clocks->asked, question, __ATOMIC_RELEASE);
+            while (__atomic_load_n(&clocks->answered, __ATOMIC_ACQUIRE) != question)
+                ;
+            uint64_t took = now() - begin;
+            if (took < least) {
+                least = took;
+                host = begin + took / 2;
+                guest = clocks->time;
+            }
+        }
+        clocks->done = round;
+        printf("%lu %lu %lu\n", (unsigned long)host, (unsigned long)guest, (unsigned long)(least + 1) / 2);
+    }
+}
+
+static void answer_with_time(struct clocks *clocks, uint64_t round)
+{
+    clocks->ready = round;
+    while (clocks->done < round) {
+        uint64_t question = __atomic_load_n(&clocks->asked, __ATOMIC_ACQUIRE);
+        if (question != clocks->answered) {
+            clocks->time = now();
+            __atomic_store_n(&clocks->answered, question, __ATOMIC_RELEASE);
+        }
+    }
+}
+
+/* Runs a program every few milliseconds, on the last CPU: a tool in the guest that polls has another. */
+static void write_records(uint32_t program_id, uint32_t array_id)
+{
+    cpu_set_t last;
+    CPU_ZERO(&last);
+    CPU_SET((size_t)sysconf(_SC_NPROCESSORS_ONLN) - 1, &last);
+    if (sched_setaffinity(0, sizeof last, &last))
+        die("sched_setaffinity", -errno);
+    int program = good("the program", fd_of_id(BPF_PROG_GET_FD_BY_ID, program_id));
+    struct clocks *clocks = array_id ? map_clocks(good("the array", fd_of_id(BPF_MAP_GET_FD_BY_ID, array_id))) : 0;
+    for (int round = 1; round <= ROUNDS; round++) {
+        if (clocks)
+            answer_with_time(clocks, (uint64_t)round);
+        for (int n = 0; n < ARRIVALS; n++) {
+            pause_for(2000000 + random() % 2000000);
+            run_once(program);
+        }
+    }
+    if (clocks)
+        answer_with_time(clocks, ROUNDS + 1);
+}
+
 static void kprobe(const char *function, int program)
 {
     struct perf_event_attr attr;
@@ -338,6 +449,12 @@ int main(int argc, char **argv)
         kept();
     else if (argc == 3 && !strcmp(argv[1], "turns"))
         turns(strtol(argv[2], 0, 10));
+    else if (argc == 2 && !strcmp(argv[1], "clocks"))
+        compare_clocks();
+    else if (argc == 3 && !strcmp(argv[1], "arrivals"))
+        arrivals(!strcmp(what, "poll"));
+    else if (argc == 4 && !strcmp(argv[1], "write"))
+        write_records((uint32_t)strtoul(what, 0, 0), (uint32_t)strtoul(argv[3], 0, 0));
     else if (!strcmp(what, "look-up"))
         measure_look_up();
     else if (!strcmp(what, "dump"))
