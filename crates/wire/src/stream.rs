@@ -197,24 +197,30 @@ mod tests {
         pairs.map(stream).into()
     }
 
-    /// A thread that reads, once it sleeps.
-    fn reader(stream: &Arc<Stream>) -> JoinHandle<io::Result<(usize, [u8; 4])>> {
+    /// A thread that does something, once it sleeps or has done it.
+    fn asleep<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         let (tell, told) = channel();
-        let stream = Arc::clone(stream);
-        let reads = spawn(move || {
+        let works = spawn(move || {
             tell.send(rustix::thread::gettid()).unwrap();
-            let mut bytes = [0; 4];
-            stream.read(&mut bytes).map(|count| (count, bytes))
+            work()
         });
         let thread = told.recv().unwrap().as_raw_nonzero();
         let sleeps = || {
-            let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
-            status.contains(") S ")
+            let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+            status.is_ok_and(|status| status.contains(") S "))
         };
-        while !sleeps() && !reads.is_finished() {
+        while !sleeps() && !works.is_finished() {
             yield_now();
         }
-        reads
+        works
+    }
+
+    fn reader(stream: &Arc<Stream>) -> JoinHandle<io::Result<(usize, [u8; 4])>> {
+        let stream = Arc::clone(stream);
+        asleep(move || {
+            let mut bytes = [0; 4];
+            stream.read(&mut bytes).map(|count| (count, bytes))
+        })
     }
 
     #[test]
@@ -243,7 +249,7 @@ mod tests {
     fn a_write_that_waits_is_ended_from_another_thread() {
         for (stream, _other) in streams().drain(..2) {
             let writer = Arc::clone(&stream);
-            let writes = spawn(move || {
+            let writes = asleep(move || {
                 // Nobody reads: it comes to wait.
                 loop {
                     if let Err(error) = writer.write_all(&[0; PIECE]) {
