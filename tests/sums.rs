@@ -63,13 +63,9 @@ impl Sums {
             let numbers: Option<Vec<u64>> = rest.split(' ').map(|word| word.parse().ok()).collect();
             Some((name.to_owned(), numbers?))
         };
-        let missed = ended.stderr.iter().find_map(|line| {
-            let (before, _) = line.split_once(" probe hits ran no program")?;
-            before.rsplit(' ').next()?.parse().ok()
-        });
         Sums {
             by_map: ended.stdout.iter().filter_map(numbers).collect(),
-            missed: missed.unwrap_or(0),
+            missed: ended.missed(),
         }
     }
 

@@ -83,6 +83,38 @@ fn signal_handlers_inside_probed_functions_are_probed_too() {
     );
 }
 
+/// A handler that interrupts a program takes a slot of another CPU's, and misses where that is taken.
+#[test]
+fn signal_handlers_on_one_alternate_stack_keep_their_frames() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/alternate.c");
+    let place = format!("{}:al_handled", program.display());
+    let script = format!(
+        "uprobe:{place} {{ @in[arg0] = count(); }} uretprobe:{place} {{ @out[retval] = count(); }}"
+    );
+    for engine in need!(engines()) {
+        let mut workload = Workload::start(&program);
+        let mut command = engine.command(&bpftrace);
+        command.args(["-p", &workload.pid().to_string()]);
+        let tool = Tool::bpftrace(command, &script);
+        tool.wait_attached();
+        assert_eq!(workload.go(), "done go", "{engine}");
+        tool.settle();
+        let ended = tool.interrupt();
+        // Each of the 8,000 handlers calls it four times, with the signal's number.
+        let calls = 4 * 4_000;
+        ended.assert_counted(&[
+            ("@in[10]", calls),
+            ("@out[11]", calls),
+            ("@in[14]", calls),
+            ("@out[15]", calls),
+        ]);
+        workload.finish();
+    }
+}
+
 #[test]
 fn forked_children_run_on_and_are_not_taken_for_the_parent() {
     let script = "uprobe:{prog}:h_forks /pid == {pid}/ { @in = count(); } \

@@ -1,6 +1,6 @@
 //! A running eBPF tool.
 
-use crate::{Lines, PATIENCE, members_of_group, until};
+use crate::{Lines, PATIENCE, map_counts, members_of_group, until};
 use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -165,6 +165,30 @@ impl Tool {
             "{} {what}\n--- stdout\n{stdout}\n--- stderr\n{stderr}",
             self.command
         )
+    }
+}
+
+impl Ended {
+    /// The hits that ran no program, as Beeline tells them at the end.
+    pub fn missed(&self) -> u64 {
+        let missed = self.stderr.iter().find_map(|line| {
+            let (before, _) = line.split_once(" probe hits ran no program")?;
+            before.rsplit(' ').next()?.parse().ok()
+        });
+        missed.unwrap_or(0)
+    }
+
+    /// Asserts that the tool's maps count as much as they should, up to the hits that it tells were missed.
+    pub fn assert_counted(&self, known: &[(&str, u64)]) {
+        assert!(self.status.success(), "{self:?}");
+        let counts = map_counts(&self.stdout);
+        let short = known.iter().map(|&(key, wanted)| {
+            let counted = counts.get(key).copied().unwrap_or(0);
+            let short = wanted.checked_sub(counted);
+            short.unwrap_or_else(|| panic!("{key}: {counted}, more than {wanted}"))
+        });
+        let (short, missed) = (short.sum::<u64>(), self.missed());
+        assert!(short <= missed, "{short} short, {missed} missed: {self:?}");
     }
 }
 
