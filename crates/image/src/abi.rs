@@ -99,7 +99,7 @@ pub struct Target {
     pub owner: u32,
     /// Where the C library keeps a thread's id, as an offset from the thread pointer; [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
-    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`].
+    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`], [`ROOMY_STACKS`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
     pub objects: AtomicUsize,
@@ -139,8 +139,13 @@ pub const HAS_RDPID: u32 = 4;
 pub const IS_CHILD: u32 = 8;
 /// In [`Target::flags`]: the image sees every call by which a thread may become another user, so it may remember who one is.
 pub const USERS_SEEN: u32 = 16;
+/// In [`Target::flags`]: there is no code among what is hooked that runs on stacks of some hundred bytes. Programs then have their
+/// frames on the thread's stack. That matters in handlers: on another stack the thread would seem to the kernel to have left
+/// its alternate one, and the next signal's frame would come to the top of that, over the handler that is still running.
+pub const ROOMY_STACKS: u32 = 32;
 const _: () = assert!(
-    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID ^ IS_CHILD ^ USERS_SEEN).count_ones() == 5,
+    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID ^ IS_CHILD ^ USERS_SEEN ^ ROOMY_STACKS).count_ones()
+        == 6,
     "each flag has a bit of its own"
 );
 /// How many sites of one target can be hooked by breakpoints.

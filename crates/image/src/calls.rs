@@ -16,9 +16,9 @@ use crate::abi::calls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
 use crate::abi::{
     Control, Link, LinkList, MadeUp, NEEDS_SLOT, PendingSignals, PtRegs, Slot, Target,
 };
-use crate::enter::{lease, links_of, miss, new_context, release, run};
+use crate::enter::{call_with_room, lease, links_of, miss, new_context, release, run};
 use crate::helpers::{signal, time};
-use crate::sys::{self, nr};
+use crate::sys::nr;
 use seen::{Registers, Seen};
 
 /// For stubs: the call is to be made.
@@ -134,18 +134,6 @@ struct Call<'a> {
     child: &'a Target,
     control: &'a Control,
     edge: usize,
-    stack: Stack,
-}
-
-/// Where programs that need a slot have their frames.
-#[derive(Clone, Copy)]
-enum Stack {
-    /// On the slot's own stack.
-    Slot,
-    /// Below those of the thread.
-    Thread,
-    /// Nowhere: they cannot run.
-    None,
 }
 
 impl<'a> Call<'a> {
@@ -169,10 +157,6 @@ impl<'a> Call<'a> {
             // SAFETY: as above.
             control: unsafe { &*own.control },
             edge,
-            stack: match regs.orig_ax {
-                nr::RT_SIGRETURN => restored::stack(regs),
-                _ => Stack::Slot,
-            },
         })
     }
 
@@ -188,14 +172,7 @@ impl<'a> Call<'a> {
         };
         match links.needs & NEEDS_SLOT {
             0 => run_unleased(links, &seen),
-            _ => match self.stack {
-                Stack::Slot => run_leased(self.target, self.control, links, &seen),
-                Stack::Thread => run_on_thread(self.target, self.control, links, &seen),
-                Stack::None => {
-                    miss(self.target);
-                    MadeUp::default()
-                }
-            },
+            _ => run_leased(self.target, self.control, links, &seen),
         }
     }
 }
@@ -215,36 +192,6 @@ fn run_unleased(links: &LinkList, seen: &impl Seen) -> MadeUp {
 
 #[inline(never)]
 fn run_leased<S: Seen>(target: &Target, control: &Control, links: &LinkList, seen: &S) -> MadeUp {
-    run_in_slot(target, control, links, seen, |job, stack_top| {
-        // SAFETY: the slot is ours until the lease ends, and with it its stack.
-        unsafe { sys::call_on_stack(stack_top, run_links::<S>, job) };
-    })
-}
-
-/// [`run_leased`] where the thread must not seem to have left the stack that it is on.
-#[cold]
-#[inline(never)]
-fn run_on_thread<S: Seen>(
-    target: &Target,
-    control: &Control,
-    links: &LinkList,
-    seen: &S,
-) -> MadeUp {
-    run_in_slot(target, control, links, seen, |job, _| {
-        // SAFETY: the job is the caller's own.
-        unsafe { run_links::<S>(job) };
-    })
-}
-
-/// Leases a slot and has the programs run in it by `run`, which is given the job for [`run_links`] and the top of the slot's stack.
-#[inline(always)]
-fn run_in_slot<S: Seen>(
-    target: &Target,
-    control: &Control,
-    links: &LinkList,
-    seen: &S,
-    run: impl FnOnce(*mut u8, usize),
-) -> MadeUp {
     let Some((lease, cpu)) = lease(target) else {
         miss(target);
         return MadeUp::default();
@@ -260,8 +207,8 @@ fn run_in_slot<S: Seen>(
         signals: PendingSignals::default(),
         made_up: MadeUp::default(),
     };
-    // SAFETY: the slot's own word.
-    run((&raw mut job).cast(), unsafe { (*slot).stack_top });
+    // SAFETY: the slot is leased, and the job is the function's own.
+    unsafe { call_with_room(target, slot, run_links::<S>, (&raw mut job).cast()) };
     // A child forked by a signal handler that interrupted the program has a copy of it, but not the lease.
     if control.pid.load(Relaxed) != 0 {
         release(target, lease, cpu);
@@ -283,7 +230,7 @@ struct Job<'a, S> {
     made_up: MadeUp,
 }
 
-/// Runs a job's programs one after the other. On the slot's stack, or the thread's.
+/// Runs a job's programs one after the other.
 unsafe extern "sysv64" fn run_links<S: Seen>(job: *mut u8) {
     // SAFETY: `run_leased` passes its own job.
     let job = unsafe { &mut *job.cast::<Job<'_, S>>() };

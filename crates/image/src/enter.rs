@@ -7,7 +7,7 @@ use beeline_isa::abi::Run;
 
 use crate::abi::{
     Context, Control, HAS_RDPID, Lease, Link, LinkList, MadeUp, NEEDS_REGISTERS, NEEDS_SLOT,
-    PendingSignals, PtRegs, Site, Slot, TID_UNKNOWN, Target,
+    PendingSignals, PtRegs, ROOMY_STACKS, Site, Slot, TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
 use crate::{helpers, sys};
@@ -119,7 +119,7 @@ fn run_all(
     }
 }
 
-/// What [`run_links`] needs, on the slot's own stack.
+/// What [`run_links`] needs.
 struct Job {
     context: Context,
     links: *const LinkList,
@@ -144,14 +144,34 @@ fn run_leased(
         context: new_context(target, slot, regs, site, cpu),
         links,
     };
-    // SAFETY: the slot is ours until the lease ends, and with it its stack.
-    unsafe { sys::call_on_stack((*slot).stack_top, run_links, (&raw mut job).cast()) };
+    // SAFETY: the slot is leased, and the job is the function's own.
+    unsafe { call_with_room(target, slot, run_links, (&raw mut job).cast()) };
     // A child forked by a signal handler that interrupted the program has a copy of it, but not the lease.
     if control.pid.load(Relaxed) != 0 {
         release(target, lease, cpu);
     }
     if job.context.signals != PendingSignals::default() {
         signal::send(job.context.signals, control.own_pid);
+    }
+}
+
+/// Calls a function that runs programs: on the thread's stack where that has room for their frames, else on the slot's.
+///
+/// # Safety
+/// The slot must be leased by the caller, and the argument be what the function takes.
+#[inline(always)]
+pub(crate) unsafe fn call_with_room(
+    target: &Target,
+    slot: *mut Slot,
+    function: unsafe extern "sysv64" fn(*mut u8),
+    argument: *mut u8,
+) {
+    if target.flags.load(Relaxed) & ROOMY_STACKS != 0 {
+        // SAFETY: the caller's promise.
+        unsafe { function(argument) };
+    } else {
+        // SAFETY: the slot is the caller's until the lease ends, and with it its stack; the rest is the caller's promise.
+        unsafe { sys::call_on_stack((*slot).stack_top, function, argument) };
     }
 }
 
@@ -181,7 +201,7 @@ pub(crate) fn new_context(
     }
 }
 
-/// Runs a job's programs one after the other. On the slot's stack.
+/// Runs a job's programs one after the other.
 unsafe extern "sysv64" fn run_links(job: *mut u8) {
     // SAFETY: `run_leased` passes its own job.
     let job = unsafe { &mut *job.cast::<Job>() };

@@ -38,8 +38,7 @@ pub struct SignalInfo {
 pub struct UserContext {
     flags: u64,
     link: u64,
-    /// `stack_t` of the alternate stack: where it starts, flags, its length, which is 0 if there is none.
-    pub(crate) stack: [u64; 3],
+    stack: [u64; 3],
     pub(crate) r8: u64,
     pub(crate) r9: u64,
     pub(crate) r10: u64,

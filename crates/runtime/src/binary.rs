@@ -230,9 +230,10 @@ impl Binary {
             .is_some_and(|segment| self.returning_twice.contains(&segment.to_address(offset)))
     }
 
-    /// Is it a Go program, whose functions run on stacks of a few kilobytes and are called with only some hundred bytes left?
-    pub fn is_go(&self) -> bool {
-        self.is_go
+    /// May its functions be called with only some hundred bytes of stack left? Go's run on stacks of a few kilobytes, and of code
+    /// without names nobody knows.
+    pub fn has_small_stacks(&self) -> bool {
+        self.is_go || self.unnamed_code().next().is_some()
     }
 
     /// The file's own addresses at which its unwind information has code that signal handlers return to, which begins there

@@ -143,6 +143,11 @@ impl FileCalls {
             || !spared.iter().all(|(_, spared)| is_harmless(spared))
     }
 
+    /// See [`Binary::has_small_stacks`]; nor is it known of code that is in no file.
+    pub fn has_small_stacks(&self) -> bool {
+        self.binary.as_ref().is_none_or(Binary::has_small_stacks)
+    }
+
     /// How much higher than the file says a mapping of it is; and which of the file's addresses it maps.
     fn place(&self, region: &Region) -> Option<(u64, Range<u64>)> {
         let Some(binary) = &self.binary else {

@@ -127,7 +127,7 @@ impl Environment {
             tasks: 0.into(),
             breakpoints: [const { AtomicUsize::new(0) }; abi::BREAKPOINTS],
         };
-        let flags = if has_rdpid() { abi::HAS_RDPID } else { 0 };
+        let flags = abi::ROOMY_STACKS | if has_rdpid() { abi::HAS_RDPID } else { 0 };
         let of_child = record(abi::TID_UNKNOWN, flags | abi::IS_CHILD);
         let record = record(bases.tid_offset, flags);
         let child = home.value(of_child).map_err(os("filling an arena"))?;
@@ -240,6 +240,13 @@ impl Environment {
     pub fn record(&self) -> &abi::Target {
         // SAFETY: placed by `new`.
         unsafe { self.home.get(self.target) }
+    }
+
+    /// From now on programs may be reached on stacks with some hundred bytes left: they get their slots'.
+    pub fn expect_small_stacks(&self) {
+        for target in self.records() {
+            target.flags.fetch_and(!abi::ROOMY_STACKS, SeqCst);
+        }
     }
 
     /// Lets programs see process `pid` as their task, from now on; `write` stores into private memory. Nothing if the

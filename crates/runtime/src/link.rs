@@ -170,9 +170,9 @@ impl FilePlace {
         self.file.binary.returns_twice(self.offset)
     }
 
-    /// May its functions be called with only some hundred bytes of stack left?
+    /// See [`Binary::has_small_stacks`].
     pub fn has_small_stacks(&self) -> bool {
-        self.file.binary.is_go()
+        self.file.binary.has_small_stacks()
     }
 
     /// Branches from other functions, for a process that has the place at `address`.

@@ -381,6 +381,9 @@ impl Target {
         self.map_what_is_missing(reach, request.body.maps(), hold)?;
         self.provide(&request.body.needs(), hold)?;
         let environment = self.environment_mut()?;
+        if request.place.has_small_stacks() {
+            environment.expect_small_stacks();
+        }
         let link = match request.body {
             Body::Program(program) => {
                 environment.place_link(program, request.cookie, CONTEXT_REGISTERS)?

@@ -4,30 +4,10 @@
 //! result is what the interrupted code had in rax. These stand on the stack when the call is made, so the programs run
 //! then. Those behind this call alone never run, as on the kernel, which knows it by that number.
 
-use super::{Call, Stack};
+use super::Call;
 use crate::abi::PtRegs;
 use crate::abi::calls::EXIT;
 use crate::signals::UserContext;
-
-/// Bytes that have to be left on an alternate stack for programs to run there: more than twice what has been seen used.
-const ROOM: u64 = 4096;
-
-/// Where programs can run before that call, by the frame that it is about to restore.
-///
-/// The kernel goes by the stack pointer: if that were on a slot's stack, the thread would have left its alternate stack, and the next
-/// signal's frame would come to its top again, over the one that is still to be restored.
-#[cold]
-#[inline(never)]
-pub(super) fn stack(regs: &PtRegs) -> Stack {
-    let place = regs.sp as *const UserContext;
-    // SAFETY: as in `Call::show_restored`.
-    let [start, _, len] = unsafe { (&raw const (*place).stack).read_unaligned() };
-    match regs.sp.wrapping_sub(start) {
-        above if above >= len => Stack::Slot,
-        ROOM.. => Stack::Thread,
-        _ => Stack::None,
-    }
-}
 
 impl Call<'_> {
     /// Runs the programs behind all calls for this one, which is `rt_sigreturn` and about to be made.

@@ -365,6 +365,9 @@ impl Target {
         self.count_written(region, hookable, &mut spared);
         if hookable > 0 || !spared.is_empty() {
             self.map_what_is_missing(reach_of(region), &[], hold)?;
+            if file.has_small_stacks() {
+                self.environment()?.expect_small_stacks();
+            }
             let stubs = self.write_stubs(region, file, &mut spared)?;
             missing = hookable - stubs.set.count;
             if missing > 0 {
