@@ -163,7 +163,8 @@ impl Answers for Guest {
     }
 
     fn tend(&self) {
-        self.objects.reap(self.sharing.as_deref());
+        let store = || self.rings.store(&self.connection);
+        self.objects.reap(self.sharing.as_deref(), store);
     }
 
     fn stop(&self) {

@@ -25,6 +25,10 @@ const KERNEL_BTF: usize = 28;
 /// A program for more places than this is not written down with all of them.
 const PLACES: usize = 16;
 
+/// Where `union bpf_attr` has `map_ifindex` and `prog_ifindex`.
+const MAP_IFINDEX: usize = 44;
+const PROG_IFINDEX: usize = 64;
+
 /// Carries out a command.
 pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
     let number = request.command;
@@ -39,6 +43,15 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         && !session.host.policy.objects.foreign
     {
         return next_own(session, &request, kind);
+    }
+    let device = match number {
+        command::MAP_CREATE => number_at(&request.attr, MAP_IFINDEX),
+        command::PROG_LOAD => number_at(&request.attr, PROG_IFINDEX),
+        _ => 0,
+    };
+    if device != 0 {
+        let why = "objects for a network device are not made for hosts";
+        return Err(Refusal::new(libc::EOPNOTSUPP, why));
     }
     let loads = number == command::PROG_LOAD;
     if loads {

@@ -20,7 +20,11 @@ const OF_DESCRIPTOR: [&str; 4] = ["pos:", "flags:", "mnt_id:", "ino:"];
 pub fn read(request: &Read, handles: &Handles) -> Result<Content, Refusal> {
     let object = handles.get(request.handle)?;
     if object.kind != Kind::Event {
-        return read_iterator(request.handle, handles);
+        return match request.room {
+            0 => read_iterator(request.handle, handles),
+            // Only for events: it may take long, and would be waited for.
+            _ => Err(Errno::INVAL.into()),
+        };
     }
     // Whatever the room is: the kernel says if it is too little, and has no more than that.
     let mut data = Vec::with_capacity((request.room as usize).min(MOST));

@@ -321,7 +321,9 @@ fn takes_long(body: &Request) -> bool {
             request.command,
             command::PROG_LOAD | command::PROG_TEST_RUN | command::LINK_CREATE
         ),
-        Request::Look(_) | Request::Walk(_) | Request::Read(_) => true,
+        // What has a room is an event's value.
+        Request::Read(read) => read.room == 0,
+        Request::Look(_) | Request::Walk(_) => true,
         _ => false,
     }
 }

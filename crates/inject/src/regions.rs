@@ -86,8 +86,19 @@ impl Region {
 
 /// What a process has mapped, without opening it; as [`Process::regions`](crate::Process::regions).
 pub fn regions_of(pid: i32) -> std::io::Result<Vec<Region>> {
-    let maps = std::fs::File::open(format!("/proc/{pid}/maps"))?;
-    Ok(parse(&crate::process::read_all(maps)?))
+    let read = |path: String| crate::process::read_all(std::fs::File::open(path)?);
+    let maps = read(format!("/proc/{pid}/maps"))?;
+    if !maps.is_empty() {
+        return Ok(parse(&maps));
+    }
+    // A first thread that has ended has nothing mapped; the others may live on.
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let maps = read(format!("{}/maps", thread?.path().display()));
+        if let Some(maps) = maps.ok().filter(|maps| !maps.is_empty()) {
+            return Ok(parse(&maps));
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Reads `/proc/PID/maps`. A line that makes no sense is skipped: it can only come from a kernel that we do

@@ -225,8 +225,8 @@ impl Objects {
         !self.has_rings.load(Ordering::Acquire)
     }
 
-    /// Gives back what the tool closes, until [`Self::stop`].
-    pub(super) fn reap(&self, sharing: Option<&Sharing>) {
+    /// Gives back what the tool closes, until [`Self::stop`]. `store` sends the guest what the tool has written to arrays.
+    pub(super) fn reap(&self, sharing: Option<&Sharing>, store: impl Fn()) {
         let mut looked = Instant::now();
         while !self.done.load(Ordering::Acquire) {
             let mut ready = [
@@ -243,14 +243,14 @@ impl Objects {
             }
             self.reap_closed();
             if looks && looked.elapsed().as_secs() >= LOOK.tv_sec as u64 {
-                self.reap_memory(sharing);
+                self.reap_memory(sharing, &store);
                 looked = Instant::now();
             }
         }
     }
 
     /// Forgets the memory that the tool has closed and does not have mapped any more: nobody tells of that.
-    fn reap_memory(&self, sharing: Option<&Sharing>) {
+    fn reap_memory(&self, sharing: Option<&Sharing>, store: impl Fn()) {
         let closed = |entry: &Entry| entry.is_closed().then(|| Arc::clone(&entry.object));
         let closed: Vec<_> = {
             let entries = self.lock();
@@ -275,6 +275,10 @@ impl Objects {
                 Some((memory, sharing)) => sharing.unless_mapped(memory, gone),
                 None => gone(),
             };
+            if gone.is_some() {
+                // The last before it was let go; nobody can write any more.
+                store();
+            }
             // Not under the lock: it is told the guest.
             drop(gone);
         }

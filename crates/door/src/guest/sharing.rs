@@ -11,8 +11,10 @@
 //! them, they cannot have these pages but from the tool.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use beeline_inject::{MapFlags, Mapping, Options, Process, ProtFlags, Region, Seccomp, Stopped};
 use beeline_runtime::backend::Errno;
@@ -35,8 +37,9 @@ const OURS: MapFlags = MapFlags::NORESERVE;
 const MOST_PLACES: usize = 4096;
 /// Bytes of the mark by which a guest's memory is known.
 const MARK: usize = 64;
-/// A marked page can be moved while it is looked for.
+/// A marked page can be moved while it is looked for; and this process may be out of descriptors for a moment.
 const TRIES: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// The guest's memory, and who has it mapped.
 pub struct Sharing {
@@ -147,15 +150,21 @@ impl Sharing {
             memory.unshare();
         }
         let places = Places::of(users.objects.values());
-        // A process may have started another before it was held; one that has ended, or cannot be held, is left out.
-        while places
-            .processes()
-            .into_iter()
-            .map(|pid| self.leave(pid, &places, &users))
-            .filter(Result::is_ok)
-            .count()
-            > 0
-        {}
+        let mut tries = 0..TRIES;
+        loop {
+            let found = processes(|region| places.have(region));
+            // A process may have started another before it was held; one that has ended, or cannot be held, is left out.
+            let left = found.as_ref().map(|found| {
+                let left = found.iter().map(|pid| self.leave(*pid, &places, &users));
+                left.filter(Result::is_ok).count()
+            });
+            match left {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(_) if tries.next().is_some() => std::thread::sleep(PAUSE),
+                Err(_) => break,
+            }
+        }
     }
 
     /// Replaces what a process has of the guest's.
@@ -189,9 +198,14 @@ impl Sharing {
         /// In the time of one look a process may start another that has been passed, and unmap its own.
         const LOOKS: u32 = 2;
         let mut users = self.users();
-        let places = Places::of([memory]);
-        if (0..LOOKS).any(|_| !places.processes().is_empty()) {
-            return None;
+        let own = Places::of([memory]);
+        let all = Places::of(users.objects.values().chain([memory]));
+        // Neighbours are one mapping, so one that is another object's as well counts.
+        let is_mapped = |region: &Region| all.have(region) && own.touch(region);
+        for _ in 0..LOOKS {
+            if !processes(is_mapped).ok()?.is_empty() {
+                return None;
+            }
         }
         let gone = let_go()?;
         users.objects.remove(&memory.handle);
@@ -239,18 +253,42 @@ impl Places {
         true
     }
 
-    /// Which processes have mapped any of it, but for this one. Those that may not be looked into are none of the tool's: they could not
-    /// have been held when it was mapped.
-    fn processes(&self) -> Vec<i32> {
-        let own = std::process::id() as i32;
-        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let has = |pid: &i32| {
-            let regions = beeline_inject::regions_of(*pid).unwrap_or_default();
-            regions.iter().any(|region| self.have(region))
-        };
-        pids.filter(|pid| *pid != own).filter(has).collect()
+    /// Is any of that mapping in these places?
+    fn touch(&self, region: &Region) -> bool {
+        let end = region.offset + (region.end - region.start);
+        let mut of_file = self.0.iter().filter(|place| place.is_mapped_by(region));
+        of_file.any(|place| place.offset < end && region.offset < place.offset + place.len)
     }
+}
+
+/// Which processes have such a mapping, but for this one. Those that may not be looked into are none of the tool's: they could not
+/// have been held when it was mapped.
+fn processes(is_such: impl Fn(&Region) -> bool) -> io::Result<Vec<i32>> {
+    let own = std::process::id() as i32;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let regions = match beeline_inject::regions_of(pid) {
+            Err(error) if is_hidden(&error) => continue,
+            regions => regions?,
+        };
+        if pid != own && regions.iter().any(&is_such) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+/// The process has ended, or may not be looked into.
+fn is_hidden(error: &io::Error) -> bool {
+    let gone = error.raw_os_error() == Some(libc::ESRCH);
+    gone || matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+    )
 }
 
 impl Call<'_, Guest> {
@@ -486,7 +524,14 @@ mod tests {
         let mut other = region(&all[0], 0, 1);
         other.inode += 1;
         assert!(!places.have(&other));
+        // Each of two that are one mapping is in it.
+        let both = region(&all[0], 0, 3);
+        let [first, third] = [&all[0], &all[1]].map(|place| Places(vec![place.clone()]));
+        assert!(first.touch(&both) && !first.have(&both));
+        assert!(!first.touch(&region(&all[0], 1, 2)));
+        assert!(third.touch(&both));
         // This process has mapped none of it, and others neither.
-        assert!(places.processes().is_empty());
+        let found = processes(|region| places.have(region));
+        assert!(found.is_ok_and(|pids| pids.is_empty()));
     }
 }
