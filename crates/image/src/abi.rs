@@ -253,6 +253,8 @@ pub struct Slot {
     pub pages: [u64; PAGE_ENTRIES],
     /// Pages that a stack walk could not read a moment ago, likewise.
     pub holes: [u64; HOLE_ENTRIES],
+    /// Where clocks are read to: a `struct timespec`.
+    pub time: [u64; 2],
     /// A place for a record or a stack trace being put together.
     pub scratch: [u64; SCRATCH_WORDS],
 }

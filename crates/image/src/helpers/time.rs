@@ -3,7 +3,7 @@
 use beeline_isa::abi::Run;
 
 use super::context;
-use crate::abi::{Context, PtRegs, Target};
+use crate::abi::{Context, PtRegs, Slot, Target};
 use crate::sys;
 
 const MONOTONIC: u64 = 1;
@@ -70,26 +70,22 @@ pub fn now(context: &Context) -> u64 {
 /// Is this call of `clock_gettime` the vDSO's, which [`read`] has called and which cannot tell the time itself (it depends on
 /// the machine's clock)? Programs must not run for it: they would ask for the time again.
 ///
-/// Helpers run on a slot's stack. So may a signal handler of the process's that has interrupted one; what it
-/// asks for are hardly these clocks.
+/// Nobody else has times put into slots.
 #[cold]
 pub fn asks(regs: &PtRegs, target: &Target) -> bool {
-    let is_clock = matches!(regs.di, MONOTONIC | MONOTONIC_COARSE | BOOTTIME | TAI);
-    let Some(last) = target.cpus.checked_sub(1) else {
-        return false;
-    };
-    // SAFETY: the runtime laid out `cpus` slots; the stacks are behind them, the last slot's at the end.
-    let end = unsafe { (*target.slots.add(last as usize)).stack_top };
-    is_clock && (target.slots as usize..end).contains(&(regs.sp as usize))
+    let slots = target.slots as usize;
+    let end = slots.wrapping_add(target.cpus as usize * size_of::<Slot>());
+    (slots..end).contains(&(regs.si as usize))
 }
 
 unsafe fn read(context: &Context, clock: u64) -> u64 {
     // SAFETY: the context's target outlives the run.
     let target: &Target = unsafe { &*context.target };
-    let mut time = [0u64; 2];
-    let place = (&raw mut time) as u64;
+    // SAFETY: the slot is leased by the run.
+    let time = unsafe { &raw mut (*context.slot).time };
+    let place = time as u64;
     if target.clock_gettime == 0 {
-        // SAFETY: fills `time`.
+        // SAFETY: fills the slot's time.
         unsafe { sys::syscall(sys::nr::CLOCK_GETTIME, [clock, place, 0, 0]) };
     } else {
         // SAFETY: the runtime found the vDSO's clock_gettime at this address; it uses general registers only.
@@ -99,5 +95,9 @@ unsafe fn read(context: &Context, clock: u64) -> u64 {
             clock_gettime(clock, place);
         }
     }
-    time[0].wrapping_mul(1_000_000_000).wrapping_add(time[1])
+    // SAFETY: as above.
+    let [seconds, nanoseconds] = unsafe { time.read() };
+    seconds
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(nanoseconds)
 }
