@@ -19,15 +19,31 @@ def main():
     seconds, command = int(sys.argv[1]), sys.argv[2:]
     # Orphans become children of this process, so that none is lost sight of.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    program = subprocess.Popen(command)
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    program = os.posix_spawnp(command[0], command, os.environ)
     try:
-        status = program.wait(seconds)
-    except subprocess.TimeoutExpired:
+        status = os.waitstatus_to_exitcode(wait_for(program))
+    except TimeoutError:
         print(f"\n{command[0]} ended: still running after {seconds} s, with:", flush=True)
         report(descendants())
         status = 124
+    signal.alarm(0)
     end_all()
     sys.exit(status if status >= 0 else 128 - status)
+
+
+def give_up(_number, _frame):
+    raise TimeoutError
+
+
+def wait_for(program):
+    """Its status. Orphans are reaped on the way: the first process of a pid namespace cannot end while one of that
+    namespace is a zombie."""
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == program:
+            return status
 
 
 def end_all():
