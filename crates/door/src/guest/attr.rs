@@ -53,6 +53,8 @@ impl Taken {
         if attr.iter().skip(layout.size).any(|&byte| byte != 0) {
             return Err(E2BIG);
         }
+        // The kernel takes what is not there for zeros.
+        attr.truncate(layout.size);
         let passed = attr.clone();
         for (place, object) in layout.objects.iter().enumerate() {
             let fd = number_at(&passed, object.at);

@@ -6,7 +6,7 @@ use beeline_runtime::backend::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
-use super::rings::Memory;
+use super::memory::Memory;
 
 /// Of `fcntl`, `linux/fcntl.h`: which signal tells of a lease.
 const F_SETSIG: i32 = 10;
@@ -55,7 +55,7 @@ mod tests {
     use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
     use super::*;
-    use crate::guest::rings::{PAGE, Shape};
+    use crate::guest::memory::{PAGE, Shape};
 
     #[test]
     fn that_a_file_is_closed_is_seen_when_its_mapping_is_gone_too() {

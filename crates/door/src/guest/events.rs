@@ -48,6 +48,15 @@ mod ioc {
     pub(super) const MODIFY_ATTRIBUTES: u32 = 0x4008_240b;
 }
 
+/// Does such an event wake its reader for each record, and keep what that has not read?
+fn wakes_for_each(attr: &[u8]) -> bool {
+    /// Bits of the word behind `read_format`: `watermark` and `write_backward`.
+    const OTHERWISE: u64 = 1 << 14 | 1 << 27;
+    const FLAGS: usize = 40;
+    const WAKEUP_EVENTS: usize = 48;
+    long_at(attr, FLAGS) & OTHERWISE == 0 && number_at(attr, WAKEUP_EVENTS) == 1
+}
+
 impl Call<'_, Guest> {
     /// `perf_event_open(attr, pid, cpu, group, flags)`.
     pub(super) fn perf_event_open(&self) -> Answer {
@@ -55,6 +64,7 @@ impl Call<'_, Guest> {
         let mut attr = self.event_attr(address)?;
         let (kind, config) = (number_at(&attr, TYPE), long_at(&attr, CONFIG));
         let is_ring = kind == PERF_TYPE_SOFTWARE && config == PERF_COUNT_SW_BPF_OUTPUT;
+        let wakes_for_each = wakes_for_each(&attr);
         if pid as i32 == 0 && COUNTERS.contains(&kind) && !is_ring {
             let connection = &self.door.connection;
             connection.say_once(
@@ -86,6 +96,7 @@ impl Call<'_, Guest> {
         };
         let mut event = Object::new(&self.door.connection, handle, Kind::Event);
         event.is_ring = is_ring;
+        event.wakes_for_each = wakes_for_each;
         Ok(Reply::Descriptor {
             file: self.door.objects.add(Arc::new(event))?,
             cloexec: flags & PERF_FLAG_FD_CLOEXEC != 0,

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use rustix::net::{Shutdown, shutdown};
 
 use super::connection::Connection;
-use super::rings::Memory;
+use super::memory::Memory;
 use super::sharing::Sharing;
 use super::walks::Walk;
 use crate::fds::{Key, anchor, errno, key_of, key_of_descriptor};
@@ -43,6 +43,8 @@ pub(crate) struct Object {
     pub(super) is_first: bool,
     /// A perf event that programs write to.
     pub(super) is_ring: bool,
+    /// Of such: it wakes who waits for each record, and lets none be overwritten.
+    pub(super) wakes_for_each: bool,
     /// What the tool has mapped of it.
     pub(super) memory: OnceLock<Arc<Memory>>,
     /// Where the tool is when it goes through a map.
@@ -60,6 +62,7 @@ impl Object {
             types: None,
             is_first: true,
             is_ring: false,
+            wakes_for_each: false,
             memory: OnceLock::new(),
             walk: Mutex::default(),
         }
@@ -68,6 +71,14 @@ impl Object {
     /// Can a tool wait for it?
     pub(super) fn is_waited_for(&self) -> bool {
         self.is_ring || self.facts.is_some_and(|facts| facts.is_ring())
+    }
+
+    /// Does who waits for it want to know of each record, and not of many at once?
+    pub(super) fn tells_of_each(&self) -> bool {
+        match self.is_ring {
+            true => self.wakes_for_each,
+            false => self.facts.is_some_and(|facts| facts.is_ring()),
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use beeline_wire::messages::{Mark, PageRuns, Pages, Release};
 
 use super::Guest;
 use super::connection::Connection;
-use super::rings::{Memory, PAGE, RING_HEAD, Shape};
+use super::memory::{Memory, PAGE, RING_HEAD, Shape};
 use crate::Error;
 use crate::call::{Answer, Call};
 use crate::fds::errno;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use beeline_runtime::backend::Errno;
 
 use super::Guest;
+use super::memory::{Memory, Shape};
 use super::objects::{Hold, Object};
-use super::rings::{Memory, Shape};
 use super::sharing::Sharing;
 use crate::attr::{u32_at, u64_at};
 use crate::call::{Answer, Call};
