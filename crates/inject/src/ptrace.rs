@@ -80,10 +80,16 @@ pub(crate) fn seize(tid: pid_t, options: c_int) -> io::Result<()> {
     unsafe { request(libc::PTRACE_SEIZE, tid, 0, options) }
 }
 
-/// Asks a seized thread, running or not, to trap before it next runs user code.
+/// Asks a seized thread, running or not, to trap before it next runs user code. ESRCH if it has ended, or is just ending.
 pub(crate) fn interrupt(tid: pid_t) -> Result<(), Error> {
     // SAFETY: PTRACE_INTERRUPT takes neither address nor data.
-    unsafe { request(libc::PTRACE_INTERRUPT, tid, 0, 0) }.map_err(named("INTERRUPT", tid))
+    let asked = unsafe { request(libc::PTRACE_INTERRUPT, tid, 0, 0) };
+    let asked = asked.map_err(|error| match error.raw_os_error() {
+        // Of a thread that has given up its signals, on its way out, while it still has its number.
+        Some(libc::EIO) => io::Error::from_raw_os_error(libc::ESRCH),
+        _ => error,
+    });
+    asked.map_err(named("INTERRUPT", tid))
 }
 
 /// Lets a stopped thread go on, with `signal` delivered unless that is 0.

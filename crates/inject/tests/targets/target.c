@@ -167,6 +167,8 @@ static void storm(void) {
     for (int i = 0; i < 1000 && queued < MANY; i++) usleep(1000);
     CHECK(queued == MANY);
     CHECK(disorder == 0);
+    // Where others want the CPU many alarms become one.
+    for (int i = 0; i < 10000 && alarms <= 100; i++) usleep(1000);
     CHECK(alarms > 100);
     char byte;
     CHECK(read(0, &byte, 1) == 0);
