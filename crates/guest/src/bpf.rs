@@ -58,7 +58,7 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         check_program(session, &mut request)?;
     }
     let share = made_map(session, &request)?;
-    let attr = request.attr.clone();
+    let loaded = loads.then(|| request.attr.clone()).unwrap_or_default();
     let mut call = Call::new(
         request,
         layout,
@@ -97,12 +97,12 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         }
     }
     if loads {
-        let name = attr.get(NAME).unwrap_or_default();
+        let name = loaded.get(NAME).unwrap_or_default();
         let name: Vec<u8> = name.iter().copied().take_while(|byte| *byte != 0).collect();
         session.audit(
             "load",
             json!({
-                "type": places::program_type(number_at(&attr, 0)),
+                "type": places::program_type(number_at(&loaded, 0)),
                 "name": String::from_utf8_lossy(&name),
                 "place": place,
                 "id": id,

@@ -119,10 +119,10 @@ impl Call {
 
     fn put_objects(&mut self, handles: &Handles) -> Result<(), Refusal> {
         // The flags that say what is a descriptor are read before any field changes.
-        let before = self.attr.bytes().to_vec();
+        let before = self.attr.clone();
         for (place, object) in self.layout.objects.iter().enumerate() {
-            let handle = number_at(&before, object.at);
-            if !object.when.holds(&before, handle) {
+            let handle = number_at(before.bytes(), object.at);
+            if !object.when.holds(before.bytes(), handle) {
                 continue;
             }
             let fd = if handle == 0 {

@@ -6,7 +6,7 @@ use beeline_wire::layout::{ATTR_BYTES, put_long, put_number};
 use rustix::io::Errno;
 
 /// `union bpf_attr`, with the buffers that its pointers lead to.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Attr {
     words: [u64; ATTR_BYTES / 8],
 }

@@ -4,6 +4,7 @@
 use std::io::{self, Read, Write};
 
 use prost::Message;
+use prost::bytes::Bytes;
 
 /// The longest message.
 pub const LONGEST: usize = 32 << 20;
@@ -115,7 +116,8 @@ pub fn read<M: Message + Default>(stream: &mut impl Read) -> Result<Option<M>, E
     if crc32fast::hash(&bytes) != sum {
         return Err(Error::Changed);
     }
-    Ok(Some(M::decode(bytes.as_slice())?))
+    // Of a slice prost would copy each field twice.
+    Ok(Some(M::decode(Bytes::from(bytes))?))
 }
 
 #[cfg(test)]
