@@ -58,7 +58,11 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         check_program(session, &mut request)?;
     }
     let share = made_map(session, &request)?;
-    let loaded = loads.then(|| request.attr.clone()).unwrap_or_default();
+    let loaded = if loads {
+        request.attr.clone()
+    } else {
+        Vec::new()
+    };
     let mut call = Call::new(
         request,
         layout,
