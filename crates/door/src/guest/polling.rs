@@ -7,6 +7,7 @@
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::memory::{Memory, RING_HEAD, Shape};
@@ -14,9 +15,13 @@ use super::rings::All;
 use super::sharing::part;
 
 /// Of the time since the last record this part passes until the next look.
-const PART: u32 = 64;
-const SHORTEST: Duration = Duration::from_micros(50);
+const PART: u32 = 32;
+const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_micros(200);
+/// Where there are more records than one in this time, in the long run, the guest's word comes as soon, and for many at once.
+const EACH: Duration = Duration::from_millis(1);
+/// So many may follow each other at once.
+const BURST: u32 = 20;
 /// After so long without a record the guest's word is waited for.
 const QUIET: Duration = Duration::from_secs(1);
 /// So often a tool is woken without the guest's word. Programs that keep it asleep on purpose (`BPF_RB_NO_WAKEUP`) are left to
@@ -34,6 +39,24 @@ pub(super) struct Sleeper {
     woken_at: AtomicU64,
     /// How often it was woken since the guest said that it is to be.
     unconfirmed: AtomicU32,
+    /// What it was woken for takes up the time until then, of [`EACH`] a record.
+    taken_until: Mutex<Option<Instant>>,
+}
+
+impl Sleeper {
+    /// May it be woken once more? Then that is counted.
+    fn may_be_woken(&self, now: Instant) -> bool {
+        let mut taken = self
+            .taken_until
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let until = taken.map_or(now, |until| until.max(now));
+        if until > now + BURST * EACH {
+            return false;
+        }
+        *taken = Some(until + EACH);
+        true
+    }
 }
 
 impl Default for Sleeper {
@@ -42,6 +65,7 @@ impl Default for Sleeper {
             is_told_of_each: false,
             woken_at: AtomicU64::new(u64::MAX),
             unconfirmed: AtomicU32::new(0),
+            taken_until: Mutex::new(None),
         }
     }
 }
@@ -55,7 +79,7 @@ pub(super) fn poll(all: &All, news: &Receiver<()>) {
         while last.elapsed() < QUIET {
             let mut woken = false;
             for memory in all.living() {
-                woken |= memory.wake_for_news();
+                woken |= memory.wake_for_news(Instant::now());
             }
             if woken {
                 last = Instant::now();
@@ -79,7 +103,7 @@ impl Memory {
     }
 
     /// Wakes who waits for it if there is a record that it has not been woken for. Was there?
-    fn wake_for_news(&self) -> bool {
+    fn wake_for_news(&self, now: Instant) -> bool {
         let sleeper = &self.sleeper;
         if !sleeper.is_told_of_each || sleeper.unconfirmed.load(Ordering::Relaxed) >= UNCONFIRMED {
             return false;
@@ -89,7 +113,7 @@ impl Memory {
         if written <= consumed || sleeper.woken_at.load(Ordering::Relaxed) == consumed {
             return false;
         }
-        if self.is_busy(consumed) {
+        if self.is_busy(consumed) || !sleeper.may_be_woken(now) {
             return false;
         }
         sleeper.woken_at.store(consumed, Ordering::Relaxed);
@@ -174,40 +198,65 @@ mod tests {
     #[test]
     fn a_sleeper_is_woken_once_for_each_record_that_it_finds() {
         let (memory, file) = ring(true);
-        assert!(!memory.wake_for_news() && !is_woken(&memory));
+        assert!(!memory.wake_for_news(Instant::now()) && !is_woken(&memory));
         produce(&file, 0, 8 | BUSY);
-        assert!(!memory.wake_for_news(), "it is not committed");
+        assert!(!memory.wake_for_news(Instant::now()), "it is not committed");
         produce(&file, 0, 8);
-        assert!(memory.wake_for_news() && is_woken(&memory));
-        assert!(!memory.wake_for_news(), "it knows of that one");
+        assert!(memory.wake_for_news(Instant::now()) && is_woken(&memory));
+        assert!(
+            !memory.wake_for_news(Instant::now()),
+            "it knows of that one"
+        );
         // The next begins before the first was read, and ends after.
         produce(&file, 16, 8 | BUSY);
         consume(&file, 16);
-        assert!(!memory.wake_for_news());
+        assert!(!memory.wake_for_news(Instant::now()));
         produce(&file, 16, 8);
-        assert!(memory.wake_for_news() && is_woken(&memory));
+        assert!(memory.wake_for_news(Instant::now()) && is_woken(&memory));
         consume(&file, 32);
-        assert!(!memory.wake_for_news(), "all has been read");
+        assert!(!memory.wake_for_news(Instant::now()), "all has been read");
     }
 
     #[test]
     fn a_sleeper_whose_programs_do_not_wake_it_is_left_alone() {
         let (memory, file) = ring(true);
-        let mut position = 0;
+        let (mut position, mut now) = (0, Instant::now());
         let mut next = |memory: &Memory| {
             produce(&file, position, 8);
-            let woken = memory.wake_for_news();
+            now += EACH;
+            let woken = memory.wake_for_news(now);
             position += 16;
             consume(&file, position);
             woken
         };
-        let woken = (0..2 * UNCONFIRMED).filter(|_| next(&memory)).count();
-        assert_eq!(woken, UNCONFIRMED as usize);
+        let woken = (0..2 * UNCONFIRMED).filter(|_| next(&memory));
+        assert_eq!(woken.count(), UNCONFIRMED as usize);
         memory.hear_of_news();
         assert!(next(&memory), "they do");
         let (other, file) = ring(false);
         produce(&file, 0, 8);
-        assert!(!other.wake_for_news(), "it is woken for many at once");
+        assert!(
+            !other.wake_for_news(Instant::now()),
+            "it is woken for many at once"
+        );
+    }
+
+    #[test]
+    fn a_flood_is_left_to_the_guests_word() {
+        let (memory, file) = ring(true);
+        let mut position = 0;
+        let mut next = |now| {
+            produce(&file, position, 8);
+            let woken = memory.wake_for_news(now);
+            position += 16;
+            consume(&file, position);
+            u32::from(woken)
+        };
+        let begin = Instant::now();
+        let at_once: u32 = (0..10 * BURST).map(|_| next(begin)).sum();
+        assert_eq!(at_once, BURST + 1);
+        let later: u32 = (1..20).map(|count| next(begin + count * EACH)).sum();
+        assert_eq!(later, 19, "as many as time passes for");
     }
 
     #[test]
