@@ -41,7 +41,7 @@ impl Session {
         if let Some(gate) = self.gate {
             return Ok(gate);
         }
-        let regions = self.process.regions()?;
+        let regions = self.held.regions(&self.process)?;
         let gate = match self.find_cell(&regions) {
             Some(cell) => Gate {
                 syscall: home::gate(cell),

@@ -7,6 +7,8 @@ pub(crate) struct Status {
     pub state: char,
     /// The process, if this is a thread's.
     pub process: Option<i32>,
+    /// Its number in its own, innermost pid namespace.
+    pub own: Option<i32>,
     /// The thread that traces it; 0 for none.
     pub tracer: i32,
     /// Real user id.
@@ -31,6 +33,10 @@ impl Status {
             match name {
                 "State" => status.state = first.chars().next().unwrap_or('\0'),
                 "Tgid" => status.process = first.parse().ok(),
+                "NSpid" => {
+                    let own = rest.split_whitespace().next_back();
+                    status.own = own.and_then(|own| own.parse().ok());
+                }
                 "TracerPid" => status.tracer = first.parse().unwrap_or(0),
                 "Uid" => status.uid = first.parse().unwrap_or(0),
                 "Seccomp" => status.seccomp = first.parse().unwrap_or(0),
@@ -62,6 +68,14 @@ pub(crate) fn state_and_flags(stat: &[u8]) -> Option<(char, u64)> {
     Some((state, flags))
 }
 
+/// How many threads the process of `/proc/PID/stat` has, of which the start is enough; nothing if it has ended.
+pub(crate) fn thread_count(stat: &[u8]) -> Option<usize> {
+    let text = String::from_utf8_lossy(stat);
+    // What comes next is there, so the number is whole.
+    field(&text, 21)?;
+    field(&text, 20)?.parse().ok().filter(|count| *count > 0)
+}
+
 /// Where the heap of the process begins that `/proc/PID/stat` is of; nothing where the kernel does not tell us.
 pub(crate) fn heap_start(stat: &[u8]) -> Option<u64> {
     let start = field(&String::from_utf8_lossy(stat), 47)?.parse().ok()?;
@@ -84,13 +98,14 @@ mod tests {
 
     #[test]
     fn status_with_an_odd_name() {
-        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000000010\n";
+        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nNSpid:\t41\t1\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000000010\n";
         let status = Status::parse(text);
         assert_eq!(
             status,
             Status {
                 state: 't',
                 process: Some(41),
+                own: Some(1),
                 tracer: 42,
                 uid: 1000,
                 seccomp: 2,
@@ -107,6 +122,16 @@ mod tests {
         assert_eq!((state, flags), ('S', PF_KTHREAD));
         assert_eq!(state_and_flags(b"garbage"), None);
         assert_eq!(heap_start(b"7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn a_cut_number_of_threads_is_none() {
+        let stat = b"7 (a) S 1 7 7 0 -1 2097152 0 0 0 0 0 0 0 0 20 0 13 0 5";
+        assert_eq!(thread_count(stat), Some(13));
+        assert_eq!(thread_count(&stat[..stat.len() - 4]), None);
+        assert_eq!(thread_count(&stat[..stat.len() - 5]), None);
+        let ended = b"7 (a) Z 1 7 7 0 -1 2097152 0 0 0 0 0 0 0 0 20 0 0 0 5";
+        assert_eq!(thread_count(ended), None);
     }
 
     #[test]

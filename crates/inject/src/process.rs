@@ -31,6 +31,8 @@ struct Inner {
     /// The first thread's `stat`, once it has been asked for its state: that is asked before all else, and opening the file
     /// costs more than reading it.
     stat: OnceLock<File>,
+    /// Its number in its own pid namespace, which is the same all its life.
+    own: OnceLock<i32>,
     options: Options,
 }
 
@@ -72,6 +74,20 @@ impl Process {
     /// Its number.
     pub fn pid(&self) -> i32 {
         self.0.pid
+    }
+
+    /// Its number in its own, innermost pid namespace.
+    pub fn own_pid(&self) -> i32 {
+        let read = || self.thread_status(self.pid()).ok()?.own;
+        match self.0.own.get() {
+            Some(own) => *own,
+            None => read().map_or(self.pid(), |own| *self.0.own.get_or_init(|| own)),
+        }
+    }
+
+    /// Is its first thread under seccomp? It may have come under it since it was opened.
+    pub fn is_confined(&self) -> Result<bool, Error> {
+        Ok(self.thread_status(self.pid())?.seccomp != 0)
     }
 
     /// Readable (POLLIN) once the process has ended.
@@ -116,21 +132,34 @@ impl Process {
 
     /// The state letter of its first thread, `X` if it is gone.
     fn first_state(&self) -> char {
+        let state = self.first_stat(state_and_flags).flatten();
+        state.map_or('X', |(state, _)| state)
+    }
+
+    /// Has it one thread only?
+    pub fn is_single(&self) -> bool {
+        self.thread_count() == Some(1)
+    }
+
+    /// How many threads it has, those included that have ended and are not cleared away; nothing if it has ended itself.
+    pub(crate) fn thread_count(&self) -> Option<usize> {
+        self.first_stat(proc::thread_count).flatten()
+    }
+
+    /// What is read from the start of its first thread's `stat`.
+    fn first_stat<R>(&self, parse: impl FnOnce(&[u8]) -> R) -> Option<R> {
         const LONGEST: usize = 256;
-        let read = || {
-            let stat = match self.0.stat.get() {
-                Some(stat) => stat,
-                None => {
-                    let stat =
-                        self.open_raw(&format!("task/{}/stat", self.pid()), OFlags::RDONLY)?;
-                    self.0.stat.get_or_init(|| stat)
-                }
-            };
-            let mut start = [0; LONGEST];
-            let len = stat.read_at(&mut start, 0)?;
-            io::Result::Ok(state_and_flags(&start[..len]))
+        let stat = match self.0.stat.get() {
+            Some(stat) => stat,
+            None => {
+                let name = format!("task/{}/stat", self.pid());
+                let stat = self.open_raw(&name, OFlags::RDONLY).ok()?;
+                self.0.stat.get_or_init(|| stat)
+            }
         };
-        read().ok().flatten().map_or('X', |(state, _)| state)
+        let mut start = [0; LONGEST];
+        let len = stat.read_at(&mut start, 0).ok()?;
+        start.get(..len).map(parse)
     }
 
     /// What is mapped into it, in ascending order. Unless it is stopped this may change at any moment.
@@ -147,9 +176,18 @@ impl Process {
     ///
     /// [`MapFlags::FIXED_NOREPLACE`]: crate::MapFlags::FIXED_NOREPLACE
     pub fn find_gap(&self, near: RangeInclusive<u64>, len: u64) -> Result<Option<u64>, Error> {
+        self.find_gap_among(&self.regions()?, near, len)
+    }
+
+    /// As [`Self::find_gap`], by what is known to be mapped.
+    pub fn find_gap_among(
+        &self,
+        regions: &[Region],
+        near: RangeInclusive<u64>,
+        len: u64,
+    ) -> Result<Option<u64>, Error> {
         let heap = proc::heap_start(&self.read_file("stat")?);
-        let regions = self.regions()?;
-        Ok(regions::find_gap(&regions, heap.unwrap_or(0), near, len))
+        Ok(regions::find_gap(regions, heap.unwrap_or(0), near, len))
     }
 
     /// Reads the target's memory. Errors: [`Error::Memory`] if not all of it is mapped.
@@ -377,6 +415,7 @@ impl Process {
             pidfd,
             dir,
             stat: OnceLock::new(),
+            own: OnceLock::new(),
             options,
         }));
         // While the process that the pidfd names lives the number is its own, so the directory is too.
@@ -397,6 +436,9 @@ impl Process {
         let status = Status::parse(&self.read_file("status")?);
         if status.is_dead() {
             return Err(Error::Exited { pid });
+        }
+        if let Some(own) = status.own {
+            let _ = self.0.own.set(own);
         }
         self.check_tracer(&status)?;
         // The kernel asks of who opens this file what it asks of a tracer, and the target does not notice.

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use std::os::unix::ffi::OsStringExt;
 
@@ -181,14 +182,17 @@ fn find_gap_above(
     best
 }
 
-/// What an unprivileged process may map at the lowest: `vm.mmap_min_addr`, 64 KiB if that cannot be read.
+/// What an unprivileged process may map at the lowest: `vm.mmap_min_addr` as it was at first, 64 KiB if that cannot be read.
 fn lowest_address() -> u64 {
     const USUAL: u64 = 64 << 10;
-    let setting = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").ok();
-    setting
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(USUAL)
-        .max(USUAL)
+    static LOWEST: LazyLock<u64> = LazyLock::new(|| {
+        let setting = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").ok();
+        setting
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(USUAL)
+            .max(USUAL)
+    });
+    *LOWEST
 }
 
 #[cfg(test)]

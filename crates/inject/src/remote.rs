@@ -41,6 +41,13 @@ pub(crate) struct Sequence {
 
 /// The code segment of 64-bit programs.
 const CODE_64: u64 = 0x33;
+/// Calls after which the same is mapped as before.
+const MAP_NOTHING: [i64; 4] = [
+    libc::SYS_socketpair,
+    libc::SYS_recvmsg,
+    libc::SYS_close_range,
+    libc::SYS_rt_sigaction,
+];
 /// Offset of `rseq_cs` in `struct rseq`.
 const RSEQ_CS: u64 = 8;
 /// The trap flag: one instruction at a time.
@@ -60,6 +67,9 @@ impl Session {
 
     fn run_call(&mut self, number: i64, arguments: [u64; 6]) -> Result<i64, Error> {
         let gate = self.gate()?;
+        if !MAP_NOTHING.contains(&number) {
+            self.held.forget_regions();
+        }
         let at = self.agent()?;
         self.borrow(at)?;
         let tid = self.tracees[at].tid;

@@ -1,18 +1,19 @@
 //! A target whose threads are held, as seen by the thread that holds them.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_long, user_regs_struct};
 use rustix::thread::sched_yield;
 
 use crate::gate::Gate;
+use crate::held::Held;
 use crate::home::{self, ERESTARTNOHAND, left_behind};
 use crate::ptrace::{self, Event, Go};
 use crate::remote::Borrowed;
-use crate::{Error, Process, Refusal};
+use crate::{Error, Process, Refusal, worker};
 
 /// How long the others are held for a thread that cannot stop now because it sleeps in the kernel.
 const HOLD: Duration = Duration::from_millis(50);
@@ -32,8 +33,8 @@ pub(crate) struct Session {
     pub is_whole: bool,
     /// Through which threads make system calls for us, once it has been looked for.
     pub gate: Option<Gate>,
-    /// The target's memory, once it has been needed: opening it costs more than using it.
-    memory: Option<File>,
+    /// What is known of the target.
+    pub held: Arc<Held>,
 }
 
 /// One held thread.
@@ -79,6 +80,9 @@ impl Session {
             if !held && !process.is_alive() {
                 return Err(session.exited());
             }
+            if settled && session.holds_as_many_as_there_are() {
+                break;
+            }
             quiet = if fresh || !settled || !held {
                 0
             } else {
@@ -87,8 +91,15 @@ impl Session {
         }
         session.tracees.retain(|tracee| tracee.state == State::Held);
         session.is_whole = true;
+        session.held.is_whole();
         session.bring_all_home()?;
         Ok(session)
+    }
+
+    /// Then there is no other, and as none runs none comes.
+    fn holds_as_many_as_there_are(&self) -> bool {
+        let all_are_held = self.tracees.iter().all(|one| one.state == State::Held);
+        all_are_held && self.process.thread_count() == Some(self.tracees.len())
     }
 
     /// Stops one thread of a process, which sleeps in the kernel until `release` is called: once it has been asked to stop. As for
@@ -121,27 +132,29 @@ impl Session {
             since: Instant::now(),
             is_whole: false,
             gate: None,
-            memory: None,
+            held: Arc::default(),
         }
     }
 
     /// After `execve`: nothing is where it was.
     pub fn forget_image(&mut self) {
         self.gate = None;
-        self.memory = None;
+        self.held = Arc::default();
     }
 
     /// Reads the target's memory.
     pub fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let len = into.len();
-        let outcome = self.memory()?.read_exact_at(into, address);
+        let memory = self.held.memory(&self.process)?;
+        let outcome = memory.read_exact_at(into, address);
         outcome.map_err(|source| self.process.memory_error("read", address, len, source))
     }
 
     /// Writes the target's memory, read-only pages included. This thread must do it: kernels can be told to
     /// let no one but the tracer write those.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        let outcome = self.memory()?.write_all_at(bytes, address);
+        let memory = self.held.memory(&self.process)?;
+        let outcome = memory.write_all_at(bytes, address);
         outcome.map_err(|source| {
             self.process
                 .memory_error("write", address, bytes.len(), source)
@@ -169,14 +182,6 @@ impl Session {
         self.write(*start, &all)
     }
 
-    fn memory(&mut self) -> Result<&File, Error> {
-        let file = match self.memory.take() {
-            Some(file) => file,
-            None => self.process.memory()?,
-        };
-        Ok(self.memory.insert(file))
-    }
-
     pub fn exited(&self) -> Error {
         Error::Exited {
             pid: self.process.pid(),
@@ -198,7 +203,12 @@ impl Session {
             outcome = outcome.and(self.clear_gate());
         }
         for at in all {
-            outcome = outcome.and(self.detach(at));
+            let detached = self.detach(at);
+            // Only the end of this thread lets go of what runs.
+            if detached.is_err() || self.tracees[at].state == State::Running {
+                worker::hold_on();
+            }
+            outcome = outcome.and(detached);
         }
         let held = self.since.elapsed();
         let ended = self

@@ -1,13 +1,13 @@
 //! A target whose threads are all held.
 
-use std::cell::OnceCell;
-use std::fs::File;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libc::user_regs_struct;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::files::parcels_of;
+use crate::held::Held;
 use crate::ptrace;
 use crate::session::{PATIENCE, Session, State, Tracee};
 use crate::worker::{self, Worker};
@@ -29,8 +29,7 @@ use crate::{Error, Mapping, Process, Region};
 pub struct Stopped {
     process: Process,
     threads: Vec<Thread>,
-    /// The target's memory, once it has been read: opening it costs more than reading.
-    memory: OnceCell<File>,
+    held: Arc<Held>,
     worker: Worker<Session>,
 }
 
@@ -103,6 +102,10 @@ impl Stopped {
                 let _ = stopped.resume();
                 result.ok_or(Error::Exited { pid: process.pid() })
             };
+            // Another thread of it could be in `execve`, and have to be cleared the way for.
+            if worker::traces_here() && process.is_single() {
+                return make().and_then(on_it);
+            }
             worker::within(make, clearing(process), on_it)
                 .map_err(no_thread)?
                 .flatten()
@@ -114,7 +117,7 @@ impl Stopped {
         Self {
             process: process.clone(),
             threads: Vec::new(),
-            memory: OnceCell::new(),
+            held: session.held.clone(),
             worker: Worker::Here(session),
         }
     }
@@ -140,24 +143,23 @@ impl Stopped {
         Ok(Self {
             process: process.clone(),
             threads: Vec::new(),
-            memory: OnceCell::new(),
+            held: Arc::default(),
             worker,
         })
     }
 
     /// Takes note of the threads that are held now.
     pub(crate) fn refresh(&mut self) {
-        self.memory.take();
-        self.threads = self.run(|session| {
+        (self.held, self.threads) = self.run(|session| {
             let held = session
                 .tracees
                 .iter()
                 .filter(|tracee| tracee.state == State::Held);
-            held.map(|tracee| Thread {
+            let threads = held.map(|tracee| Thread {
                 tid: tracee.tid,
                 registers: tracee.regs,
-            })
-            .collect()
+            });
+            (session.held.clone(), threads.collect())
         });
     }
 
@@ -180,8 +182,8 @@ impl Stopped {
     }
 
     /// What is mapped into it. It cannot change but by the methods here.
-    pub fn regions(&self) -> Result<Vec<Region>, Error> {
-        self.process.regions()
+    pub fn regions(&self) -> Result<Arc<[Region]>, Error> {
+        self.held.regions(&self.process)
     }
 
     /// How long the target has been held.
@@ -245,13 +247,7 @@ impl Stopped {
 
     /// Reads the target's memory. Errors: [`Error::Memory`].
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        let memory = match self.memory.get() {
-            Some(memory) => memory,
-            None => {
-                let memory = self.process.memory()?;
-                self.memory.get_or_init(|| memory)
-            }
-        };
+        let memory = self.held.memory(&self.process)?;
         self.process.read_from(memory, address, into)
     }
 
@@ -349,6 +345,8 @@ fn until_not_stuck<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R
     let begun = Instant::now();
     loop {
         match attempt() {
+            // We would wait for ourselves.
+            Err(error) if worker::must_end() => return Err(error),
             Err(Error::Stuck { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
             outcome => return outcome,
         }

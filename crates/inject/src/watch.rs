@@ -237,6 +237,7 @@ impl Session {
         self.forget_image();
         // Other threads have ended by it.
         self.is_whole = true;
+        self.held.is_whole();
         self.process.check_class()?;
         Ok(Reached::Exec)
     }
@@ -392,6 +393,7 @@ impl Session {
     ) -> Result<(), Error> {
         let now = Instant::now();
         self.since = now;
+        self.held.forget_regions();
         if let Some(tracee) = self.tracees.get_mut(ONLY) {
             tracee.state = State::Running;
         }

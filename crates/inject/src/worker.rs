@@ -7,6 +7,7 @@
 //! Handing work to another thread and waiting for it costs two switches, which are most of the price of a short stop. So
 //! work that is known beforehand is done by a thread of its own altogether ([`Worker::within`]), with nothing handed over.
 
+use std::cell::Cell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -17,6 +18,37 @@ use std::time::Duration;
 const MEANWHILE: Duration = Duration::from_millis(20);
 
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
+
+thread_local! {
+    /// The thread may do the work of [`within`] itself.
+    static IS_TRACER: Cell<bool> = const { Cell::new(false) };
+    /// It holds a thread of some target that it could not let go of.
+    static HOLDS_ON: Cell<bool> = const { Cell::new(false) };
+}
+
+/// As long as `work` takes, a process of one thread for which it calls [`Process::stopped`](crate::Process::stopped) is held by
+/// the calling thread itself, with none started for it. That has to end soon when afterwards [`must_end`] says so.
+pub fn trace_here<R>(work: impl FnOnce() -> R) -> R {
+    let was = IS_TRACER.replace(true);
+    let result = work();
+    IS_TRACER.set(was);
+    result
+}
+
+/// Must the calling thread end? The kernel lets go only then of a target's thread that did not stop in time.
+pub fn must_end() -> bool {
+    HOLDS_ON.get()
+}
+
+/// The calling thread must end.
+pub(crate) fn hold_on() {
+    HOLDS_ON.set(true);
+}
+
+/// May the calling thread hold a target itself?
+pub(crate) fn traces_here() -> bool {
+    IS_TRACER.get() && !HOLDS_ON.get()
+}
 
 /// Owns an `S` that is worked on by one thread only.
 #[derive(Debug)]
