@@ -25,7 +25,7 @@ use crate::{opening, patch};
 
 pub use find::{everywhere, in_process};
 use find::{is_a, is_page, maps_ours, open};
-pub(crate) use find::{presences, unreachable};
+pub(crate) use find::{presences, presences_among, unreachable};
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
 
 /// A session's presence in a process.

@@ -41,6 +41,19 @@ impl Memory {
         Ok(Self { file, base, len })
     }
 
+    /// Takes the first `len` bytes of another one.
+    pub fn take_from(&self, other: &Self, len: usize) -> io::Result<()> {
+        rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0))?;
+        let mut from = 0;
+        while from < len as u64 {
+            let rest = len - from as usize;
+            if rustix::fs::sendfile(&self.file, &other.file, Some(&mut from), rest)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
     /// Forbids any change of size.
     pub fn seal_size(&self) -> io::Result<()> {
         Ok(rustix::fs::fcntl_add_seals(

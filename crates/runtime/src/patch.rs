@@ -61,10 +61,19 @@ pub fn apply(
     store(stopped, &[patch]).inspect_err(|_| record.patched.store(0, SeqCst))
 }
 
-/// Stores patches, none of which overlaps another. Threads that are inside the patched bytes, or will be when a signal
-/// handler returns, are set to the moved instructions. First of all: those do the same with and without the patch, so it does not
-/// matter if Beeline dies before the last one is stored.
+/// Stores patches, none of which overlaps another, and moves threads out of their way.
 pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Error> {
+    move_threads(stopped, patches)?;
+    let code = patches
+        .iter()
+        .map(|patch| (patch.site, patch.bytes.to_vec()));
+    Ok(stopped.write_code(code.collect())?)
+}
+
+/// Sets threads that are inside the bytes which are going to be patched, or will be when a signal handler returns, to the moved
+/// instructions. To be done first of all: those do the same with and without the patch, so it does not matter if Beeline dies
+/// before the last one is stored.
+pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Error> {
     let pid = stopped.process().pid();
     let moved = |ip: u64| {
         let around = patches.iter().find(|patch| patch.inside.contains(&ip))?;
@@ -97,11 +106,7 @@ pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Err
     for (tid, ip) in threads {
         stopped.set_ip(tid, ip)?;
     }
-    stopped.write_all(frames)?;
-    let code = patches
-        .iter()
-        .map(|patch| (patch.site, patch.bytes.to_vec()));
-    Ok(stopped.write_code(code.collect())?)
+    Ok(stopped.write_all(frames)?)
 }
 
 /// Puts a site's original bytes back. If another session has displaced the patch it stays, and stays listed.

@@ -74,10 +74,11 @@ impl Private {
         top.is_some_and(is_top)
     }
 
-    /// Has `write` store what the image expects to find. The last store lets programs run.
+    /// Has `write` store what the image expects to find in a process of the first number, and in its own pid namespace of the
+    /// second. The last store lets programs run.
     pub fn fill(
         &self,
-        pid: i32,
+        (pid, own): (i32, i32),
         cpus: u32,
         mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -98,7 +99,7 @@ impl Private {
         }
         write(
             self.control() + offset_of!(Control, own_pid) as u64,
-            &own_pid(pid).to_ne_bytes(),
+            &own.to_ne_bytes(),
         )?;
         write(
             self.control() + offset_of!(Control, pid) as u64,
@@ -109,7 +110,7 @@ impl Private {
     /// As [`Self::fill`], for a forked child, whose copy of its parent's slots nobody holds.
     pub fn refill(
         &self,
-        pid: i32,
+        (pid, own): (i32, i32),
         cpus: u32,
         mut write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
@@ -119,7 +120,7 @@ impl Private {
                 write(slot + field as u64, &[0; size_of::<usize>()])?;
             }
         }
-        self.fill(pid, cpus, write)
+        self.fill((pid, own), cpus, write)
     }
 
     /// The [`Control`].
@@ -157,8 +158,8 @@ const TID_OFFSETS: [i32; 2] = [0x2d0, 0x30];
 
 /// Finds where every thread keeps its own id, if the C library is one that does.
 pub fn find_tid_offset(process: &Process, stopped: &Stopped) -> i32 {
+    let own_namespace = process.own_pid() == process.pid();
     let all_keep_it_at = |offset: i32| {
-        let own_namespace = own_pid(process.pid()) == process.pid();
         own_namespace
             && stopped.threads().iter().all(|thread| {
                 let mut word = [0; 4];

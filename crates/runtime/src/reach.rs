@@ -4,6 +4,7 @@ mod attend;
 mod calls;
 mod dead;
 mod end;
+mod followers;
 mod rounds;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,7 @@ use crate::link::{CallLink, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::objects::Object;
 use crate::opening;
+use crate::private::proc_text;
 use crate::program::Program;
 use crate::ring::Ring;
 use crate::scope::{Scope, all_processes, descends, parent, stack_start};
@@ -35,11 +37,13 @@ use crate::shared::Shared;
 use crate::shortcut::Shortcuts;
 use crate::target::{Body, Hold, Home, Request, Target};
 use dead::Cleared;
+use followers::Followers;
 
 /// A target, and what it is known by.
 #[derive(Clone)]
 struct Tagged {
     target: Weak<Mutex<Target>>,
+    process: Process,
     home: Arc<OnceLock<Home>>,
 }
 
@@ -84,6 +88,8 @@ pub struct Reach {
     dead: Mutex<Vec<u32>>,
     /// Threads that wait for a process to be loaded.
     followers: Mutex<Vec<JoinHandle<()>>>,
+    /// Threads that wait for a process to run another program.
+    pursuers: Arc<Followers>,
     /// What could not be attached, so that it is told once and tried seldom.
     failures: Mutex<BTreeMap<(i32, Id), Instant>>,
     /// What killed sessions had left.
@@ -127,6 +133,7 @@ impl Reach {
             attendant: Mutex::default(),
             dead: Mutex::default(),
             followers: Mutex::default(),
+            pursuers: Arc::default(),
             failures: Mutex::default(),
             cleared: Mutex::default(),
             making: Mutex::default(),
@@ -381,11 +388,13 @@ impl Reach {
     /// Has those who ask find a target by its tag.
     fn tag(&self, target: Target) -> Arc<Mutex<Target>> {
         let (owner, home) = (target.owner(), target.home());
+        let process = target.process().clone();
         let target = Arc::new(Mutex::new(target));
         let mut tags = lock(&self.tags);
         tags.retain(|_, tagged| tagged.target.strong_count() > 0);
         let tagged = Tagged {
             target: Arc::downgrade(&target),
+            process,
             home,
         };
         tags.insert(owner, tagged);
@@ -540,7 +549,7 @@ fn is_part_of_us(pid: i32) -> bool {
 
 /// How many seccomp filters a process is under.
 fn seccomp_filters(pid: i32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = proc_text(&format!("/proc/{pid}/status")).ok()?;
     status
         .lines()
         .find_map(|line| line.strip_prefix("Seccomp_filters:"))?

@@ -28,7 +28,7 @@ use crate::life::SessionId;
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::memory::Executable;
 use crate::objects::{Object, Reachable};
-use crate::private::Private;
+use crate::private::{Private, own_pid};
 use crate::program::Program;
 use crate::shared::Shared;
 use checked::Checked;
@@ -355,7 +355,9 @@ impl Here {
             pid_namespace: pid_namespace(tool),
         };
         let environment = Environment::new(home, shared, RUNTIME_OWNER, &bases)?;
-        private.0.fill(tool, shared.cpus, store_here)?;
+        private
+            .0
+            .fill((tool, own_pid(tool)), shared.cpus, store_here)?;
         Ok(Self {
             environment,
             links: HashMap::new(),

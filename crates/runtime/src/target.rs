@@ -25,6 +25,7 @@ use crate::arena::Arena;
 use crate::backend::Id;
 use crate::environment::Environment;
 use crate::error::{Error, os};
+use crate::life::SessionId;
 use crate::link::FilePlace;
 use crate::map::MapObject;
 use crate::opening;
@@ -99,6 +100,14 @@ pub enum Hold<'a> {
 }
 
 impl Hold<'_> {
+    /// What is mapped into the process.
+    fn regions(&self, process: &Process) -> Result<Arc<[Region]>, Error> {
+        match self {
+            Self::Held(stopped) => Ok(stopped.regions()?),
+            Self::Brief => Ok(process.regions()?.into()),
+        }
+    }
+
     fn with<R>(
         &mut self,
         process: &Process,
@@ -168,7 +177,25 @@ impl Home {
             |region: &Region| region.contains(self.base) && self.inode == Some(region.inode);
         regions.iter().any(is_home)
     }
+
+    /// Has the target it still, which is the one with this tag? That costs less to find out.
+    pub fn is_of(&self, process: &Process, owner: u32) -> bool {
+        let own = SessionId::own();
+        let mut words = [0; MANIFEST_START];
+        let is_read = process.read_memory(self.base, &mut words).is_ok();
+        is_read && words == manifest_start(abi::MANIFEST_MAGIC, own.pid as u32, owner)
+    }
 }
+
+/// The bytes that a manifest starts with, of a session and an owner.
+fn manifest_start(magic: u64, session: u32, owner: u32) -> [u8; MANIFEST_START] {
+    let mut bytes = [0; MANIFEST_START];
+    bytes[..8].copy_from_slice(&magic.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&session.to_ne_bytes());
+    bytes[12..].copy_from_slice(&owner.to_ne_bytes());
+    bytes
+}
+const MANIFEST_START: usize = 16;
 
 /// How long a new program is given to set its threads up before they are looked at, for each time.
 const SETTLED: Duration = Duration::from_millis(200);
@@ -287,7 +314,8 @@ impl Target {
         };
         child.replace_arenas()?;
         let environment = child.environment()?;
-        environment.private.refill(pid, cpus, write)?;
+        let pids = (pid, process.own_pid());
+        environment.private.refill(pids, cpus, write)?;
         child.say_if_users_are_seen(&regions);
         Ok(Some(child))
     }
@@ -345,14 +373,9 @@ impl Target {
             return Ok(());
         };
         let ours = environment.manifest();
-        let mut words = [0; 16];
+        let mut words = [0; MANIFEST_START];
         let is_read = stopped.read(environment.home.base(), &mut words).is_ok();
-        let expected = [
-            &ours.magic.to_ne_bytes()[..],
-            &ours.session.to_ne_bytes(),
-            &ours.owner.to_ne_bytes(),
-        ];
-        match is_read && words[..] == expected.concat() {
+        match is_read && words == manifest_start(ours.magic, ours.session, ours.owner) {
             true => Ok(()),
             false => Err(self.error("it runs another program by now")),
         }

@@ -30,8 +30,7 @@ pub fn own() -> Option<Vec<u8>> {
 }
 
 /// Where the target can call `clock_gettime` without a system call; `None` if it has no vDSO.
-pub fn clock_gettime(process: &Process) -> Result<Option<u64>, Error> {
-    let regions = process.regions()?;
+pub fn clock_gettime(process: &Process, regions: &[Region]) -> Result<Option<u64>, Error> {
     let Some(vdso) = regions.iter().find(|region| is_at(region)) else {
         return Ok(None);
     };

@@ -59,10 +59,17 @@ pub(super) fn maps_ours(pid: i32) -> bool {
 
 /// The sessions that are present in an open process.
 pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
-    let regions = process.regions()?;
+    presences_among(process, &process.regions()?)
+}
+
+/// As [`presences`], by what is known to be mapped.
+pub(crate) fn presences_among(
+    process: &Process,
+    regions: &[Region],
+) -> Result<Vec<Presence>, Error> {
     let mut found = Vec::new();
     let mut unfinished = BTreeSet::new();
-    for region in &regions {
+    for region in regions {
         let is_arena = is_a(region, "-arena");
         let Some(session) = SessionId::of(region).filter(|_| is_arena || is_page(region)) else {
             continue;
@@ -82,13 +89,13 @@ pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
             continue;
         }
         let home = (region.start, manifest);
-        found.push(presence(process, &regions, session, home));
+        found.push(presence(process, regions, session, home));
     }
-    unfinished.retain(|session| is_unfinished(process, *session, &regions, &found));
+    unfinished.retain(|session| is_unfinished(process, *session, regions, &found));
     for session in unfinished {
         // SAFETY: integers and bytes only.
         let none = unsafe { MaybeUninit::<Manifest>::zeroed().assume_init() };
-        found.push(presence(process, &regions, session, (0, none)));
+        found.push(presence(process, regions, session, (0, none)));
     }
     Ok(found)
 }

@@ -1,6 +1,5 @@
 //! Answering targets that ask: a thread that sleeps on the session's word for it, and does what each of them waits for.
 
-use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::sync_channel;
@@ -49,14 +48,19 @@ impl Reach {
             move || reach.pulse()
         });
         let mut answered = [const { None::<Instant> }; REQUESTS];
+        let mut holding = Holding::Here;
         while !self.stop.load(SeqCst) {
-            let page = self.shared.page();
-            let seen = page.asked.load(SeqCst);
-            page.deaf.store(HEARS, SeqCst);
-            self.answer_all(page, &mut answered);
-            // An error is a changed word or a signal: look again either way.
-            let flags = futex::Flags::empty();
-            let _ = futex::wait(&page.asked, flags, seen, Some(&LOOK_AGAIN));
+            let attend = || self.attend_until_it_must_end(&mut answered, holding);
+            let ended = std::thread::scope(|scope| {
+                let thread = std::thread::Builder::new().name("beeline-answer".into());
+                Ok::<_, std::io::Error>(thread.spawn_scoped(scope, attend)?.join())
+            });
+            match ended {
+                Ok(Ok(())) => holding = Holding::Elsewhere,
+                // It has panicked.
+                Ok(Err(_)) => break,
+                Err(_) => std::thread::sleep(PULSE),
+            }
         }
         if let Ok(pulse) = pulse {
             pulse.thread().unpark();
@@ -70,6 +74,32 @@ impl Reach {
             if request.state.load(SeqCst) == POSTED {
                 answer(request, answered);
             }
+        }
+    }
+
+    /// Until the session ends, or a thread could not be let go of that this one held: only when this one has ended, can the
+    /// same be tried again. `first` is how those who ask first are held.
+    fn attend_until_it_must_end(
+        self: &Arc<Self>,
+        answered: &mut [Option<Instant>; REQUESTS],
+        first: Holding,
+    ) {
+        let page = self.shared.page();
+        let mut holding = first;
+        while !self.stop.load(SeqCst) && !beeline_inject::must_end() {
+            let seen = page.asked.load(SeqCst);
+            page.deaf.store(HEARS, SeqCst);
+            match holding {
+                Holding::Here => beeline_inject::trace_here(|| self.answer_all(page, answered)),
+                Holding::Elsewhere => self.answer_all(page, answered),
+            }
+            if beeline_inject::must_end() {
+                return;
+            }
+            holding = Holding::Here;
+            // An error is a changed word or a signal: look again either way.
+            let flags = futex::Flags::empty();
+            let _ = futex::wait(&page.asked, flags, seen, Some(&LOOK_AGAIN));
         }
     }
 
@@ -99,6 +129,9 @@ impl Reach {
                     *lock(&self.serving) = Some(Instant::now());
                     self.serve(request);
                     *lock(&self.serving) = None;
+                    if beeline_inject::must_end() {
+                        return;
+                    }
                     answer(request, answered);
                     page.answers.fetch_add(1, SeqCst);
                     let flags = futex::Flags::empty();
@@ -120,10 +153,16 @@ impl Reach {
             return;
         };
         match request.kind.load(SeqCst) {
-            ASK_FORK => self.followed(pid, self.adopt(pid, &target)),
+            ASK_FORK => match self.adopt(pid, &target) {
+                // It is tried again.
+                Err(_) if beeline_inject::must_end() => {}
+                outcome => self.followed(pid, outcome),
+            },
             ASK_EXEC => {
                 let thread = request.tid.load(SeqCst) as i32;
-                self.followed(pid, self.follow_exec(pid, thread));
+                let outcome = self.open_again(pid, owner);
+                let outcome = outcome.and_then(|process| self.follow_exec(process, thread));
+                self.followed(pid, outcome);
             }
             ASK_NO_EXEC => self.give_up_exec(pid),
             // Its libraries are hooked together when the last is mapped.
@@ -149,14 +188,31 @@ impl Reach {
     /// The process that names itself by a number of its own pid namespace, and the target that it is, or is a child of.
     /// Nobody is believed: it has to have that target's own memory mapped.
     fn who_asks(&self, own: i32, owner: u32) -> Option<(i32, Arc<Mutex<Target>>)> {
-        let Tagged { target, home } = self.tagged(owner)?;
+        let Tagged {
+            target,
+            process,
+            home,
+        } = self.tagged(owner)?;
         let (target, home) = (target.upgrade()?, home.get()?);
+        if process.own_pid() == own && home.is_of(&process, owner) {
+            return Some((process.pid(), target));
+        }
         let asks = |pid: i32| own_pid(pid) == own && home.is_mapped_by(pid);
         if asks(own) {
             return Some((own, target));
         }
         let pid = all_processes().into_iter().find(|pid| asks(*pid))?;
         Some((pid, target))
+    }
+
+    /// A process that asks under a target's tag. If it is the target it has been opened before; only if it is confined it
+    /// matters whether it has been since.
+    fn open_again(&self, pid: i32, owner: u32) -> Result<Process, Error> {
+        let known = self.tagged(owner).map(|tagged| tagged.process);
+        match known.filter(|process| process.pid() == pid) {
+            Some(process) if !process.is_confined()? => Ok(process),
+            _ => self.open(pid),
+        }
     }
 
     /// A target by its tag, be it alive or not. It is not locked: it may be at work, and wait for a child that asks.
@@ -182,10 +238,15 @@ impl Reach {
 
     /// Follows a process that waits to run another program, until it has: its system calls are hooked before the
     /// first of the program's instructions. `own` is the thread that will, as it sees itself.
-    fn follow_exec(self: &Arc<Self>, pid: i32, own: i32) -> Result<(), Error> {
-        let process = self.open(pid)?;
-        let threads = process.thread_ids()?;
-        let thread = threads.into_iter().find(|tid| own_pid(*tid) == own);
+    fn follow_exec(self: &Arc<Self>, process: Process, own: i32) -> Result<(), Error> {
+        let pid = process.pid();
+        let thread = match process.is_single() {
+            true => Some(pid),
+            false => {
+                let mut threads = process.thread_ids()?.into_iter();
+                threads.find(|tid| own_pid(*tid) == own)
+            }
+        };
         let tid = thread.ok_or_else(|| Error::Target {
             pid,
             why: format!("it has no thread {own}"),
@@ -195,8 +256,6 @@ impl Reach {
         let reach = self.clone();
         let (seized, is_seized) = sync_channel(1);
         let follow = move || {
-            // The process waits for what this thread does.
-            let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
             // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after
             // another.
             let seize = || Ok(Watched::seize_from_here(&process, tid)?);
@@ -219,14 +278,8 @@ impl Reach {
             };
             reach.followed(process.pid(), outcome);
         };
-        let thread = std::thread::Builder::new()
-            .name("beeline-exec".into())
-            .spawn(follow)
-            .map_err(os("starting a thread"))?;
-        let mut followers = lock(&self.followers);
-        followers.retain(|thread| !thread.is_finished());
-        followers.push(thread);
-        drop(followers);
+        let followed = self.pursuers.follow(follow);
+        followed.map_err(os("starting a thread"))?;
         is_seized.recv().unwrap_or(Ok(()))
     }
 
@@ -270,6 +323,15 @@ impl Reach {
             None => Ok(()),
         }
     }
+}
+
+/// By whom those who ask are held.
+#[derive(Debug, Clone, Copy)]
+enum Holding {
+    /// By the thread that answers, which saves it to hand things over.
+    Here,
+    /// By a thread of their own.
+    Elsewhere,
 }
 
 fn answer(request: &Request, answered: &mut Option<Instant>) {

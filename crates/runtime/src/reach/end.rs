@@ -32,6 +32,7 @@ impl Reach {
         for thread in std::mem::take(&mut *lock(&self.followers)) {
             let _ = thread.join();
         }
+        self.pursuers.join();
         lock(&self.targets).clear();
         lock(&self.departed).clear();
         let deaths = lock(&self.deaths).take();

@@ -24,7 +24,7 @@ use super::{Hold, Target};
 use crate::backend::{Argument, CallContext, Edge, Function, Id};
 use crate::calls::FileCalls;
 use crate::error::{Error, os};
-use crate::leave::presences;
+use crate::leave::presences_among;
 use crate::life::SessionId;
 use crate::link::CallLink;
 use crate::map::MapObject;
@@ -50,6 +50,8 @@ pub struct Calls {
     /// There is code of a file with calls that are not hooked.
     has_unhooked: bool,
     unhooked: Unhooked,
+    /// When it was last looked, code was not what it was expected to be.
+    is_doubtful: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -74,7 +76,7 @@ impl Target {
         links: &[Arc<CallLink>],
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let regions = self.process.regions()?;
+        let regions = hold.regions(&self.process)?;
         let fresh = self.unseen_code(&regions)?;
         let missing = self.missing_links(links);
         if fresh.is_empty() && missing.is_empty() {
@@ -86,7 +88,7 @@ impl Target {
             .as_ref()
             .is_none_or(|calls| calls.patched.is_empty())
         {
-            self.check_alone()?;
+            self.check_alone(&regions)?;
         }
         for link in &missing {
             let reach = self.home_reach(&fresh)?;
@@ -108,7 +110,10 @@ impl Target {
             let outcome = self.hook_region(&region, &file, hold);
             if let Err(Error::Changed { .. }) = outcome {
                 // Another session was quicker.
-                self.check_alone()?;
+                self.check_alone(&hold.regions(&self.process)?)?;
+            }
+            if let Some(calls) = &mut self.calls {
+                calls.is_doubtful = outcome.is_err();
             }
             outcome?;
         }
@@ -141,9 +146,9 @@ impl Target {
     }
 
     /// Two sessions at one `syscall` instruction would hide each other's calls.
-    fn check_alone(&self) -> Result<(), Error> {
+    fn check_alone(&self, regions: &[Region]) -> Result<(), Error> {
         let own = SessionId::own();
-        let others = presences(&self.process)?;
+        let others = presences_among(&self.process, regions)?;
         let other = others
             .iter()
             .find(|other| other.session != own && other.calls.hooked > 0);
@@ -264,6 +269,7 @@ impl Target {
             written: Written::default(),
             has_unhooked: false,
             unhooked: Unhooked::default(),
+            is_doubtful: false,
         });
         Ok(())
     }
@@ -372,7 +378,7 @@ impl Target {
             missing = hookable - stubs.set.count;
             if missing > 0 {
                 // What has come over them since may be another session's.
-                self.check_alone()?;
+                self.check_alone(&hold.regions(&self.process)?)?;
             }
             self.list_patches(&stubs, &spared)?;
             hold.with(&self.process, |stopped| {

@@ -43,8 +43,12 @@ impl Target {
             false => Some(Arena::of_target().map_err(os("creating an arena"))?),
         };
         let mut mappings = Vec::new();
+        let regions = hold.regions(&self.process)?;
         if let Some(arena) = &arena {
-            let place = self.process.find_gap(reach, ARENA_BYTES as u64)?;
+            let gap = self
+                .process
+                .find_gap_among(&regions, reach, ARENA_BYTES as u64);
+            let place = gap?;
             let place = place.ok_or_else(|| {
                 self.error("there is no free address range near enough to the site")
             })?;
@@ -97,7 +101,8 @@ impl Target {
         match (arena, private) {
             (Some(home), Some((private, tid_offset))) => {
                 let (session, image) = (next(), next());
-                let clock_gettime = crate::vdso::clock_gettime(&self.process)?.unwrap_or(0);
+                let clock_gettime =
+                    crate::vdso::clock_gettime(&self.process, &regions)?.unwrap_or(0);
                 let bases = Bases {
                     image,
                     session,
@@ -110,7 +115,8 @@ impl Target {
                 self.home.get_or_init(|| Home::of(&environment));
                 self.environment = Some(environment);
                 let memory = self.process.memory()?;
-                private.fill(self.process.pid(), shared.cpus, |at, bytes| {
+                let pids = (self.process.pid(), self.process.own_pid());
+                private.fill(pids, shared.cpus, |at, bytes| {
                     memory
                         .write_all_at(bytes, at)
                         .map_err(os("filling a target's memory"))

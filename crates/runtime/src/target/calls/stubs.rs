@@ -15,6 +15,7 @@ use super::{STUB_ALIGN, Target, reach_of};
 use crate::arena::Arena;
 use crate::calls::{FileCalls, Layout, StubSet};
 use crate::error::{Error, os};
+use crate::memory::PAGE;
 use crate::patch::{self, CodePatch};
 use crate::vdso;
 
@@ -104,17 +105,18 @@ impl Target {
         }))
     }
 
-    /// Writes the stubs of another process, whose layout is that of this one. `None` if the code is not what it was there, or
-    /// there is no room.
+    /// Writes the stubs of another process, whose layout is that of this one. `None` if there is no room, or the code is not
+    /// what it was there; that is looked at now only if it has been so before, as [`store`] does it in any case.
     fn write_again(&mut self, base: u64, set: Arc<StubSet>) -> Result<Option<Placed>, Error> {
         let bias = base.wrapping_sub(set.arena);
         let placed = Placed { set, bias };
-        let mut code = ProcessCode::of(self.process.memory()?);
-        let mut patches = placed.patches();
-        if !patches.all(|(site, patch)| code.holds(site, &patch.original)) {
-            return Ok(None);
+        if self.calls.as_ref().is_some_and(|calls| calls.is_doubtful) {
+            let mut code = ProcessCode::of(self.process.memory()?);
+            let mut patches = placed.patches();
+            if !patches.all(|(site, patch)| code.holds(site, &patch.original)) {
+                return Ok(None);
+            }
         }
-        drop(patches);
         let mut bytes = placed.set.bytes.clone();
         for place in &placed.set.addresses {
             if let Some(word) = bytes.get_mut(*place..).and_then(<[u8]>::first_chunk_mut) {
@@ -299,32 +301,61 @@ fn set_of(stubs: Vec<(u64, CallStub)>, plans: usize, around: Option<(u64, Layout
 
 /// Stores patches while the process is stopped: all, or none.
 pub(super) fn store(stopped: &mut Stopped, stubs: &Placed) -> Result<(), Error> {
-    // Until now it ran, and may have mapped something else there.
-    let mut now = ProcessCode::of(stopped.process().memory()?);
-    for (site, patch) in stubs.patches() {
-        if !now.holds(site, &patch.original) {
-            return Err(Error::Changed {
-                pid: stopped.process().pid(),
-                address: site,
-            });
-        }
-    }
+    let mut places: Vec<_> = stubs.patches().collect();
+    places.sort_by_key(|(site, _)| *site);
+    let pieces = places.chunk_by(is_together);
+    let pieces = pieces.map(|pieces| patched(stopped, pieces));
+    let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
     let bias = stubs.bias;
-    let patches = stubs.patches();
-    let code: Vec<_> = patches
-        .map(|(site, patch)| CodePatch {
-            site,
-            bytes: &patch.bytes,
-            inside: patch.inside.start.wrapping_add(bias)..patch.inside.end.wrapping_add(bias),
-            resume_map: &patch.resume_map,
-            bias,
-        })
-        .collect();
-    patch::store(stopped, &code).inspect_err(|_| {
+    let code = places.iter().map(|(site, patch)| CodePatch {
+        site: *site,
+        bytes: &patch.bytes,
+        inside: patch.inside.start.wrapping_add(bias)..patch.inside.end.wrapping_add(bias),
+        resume_map: &patch.resume_map,
+        bias,
+    });
+    patch::move_threads(stopped, &code.collect::<Vec<_>>())?;
+    stopped.write_all(pieces).map_err(|error| {
         let originals = stubs.patches();
         let originals = originals.map(|(site, patch)| (site, patch.original.clone()));
         let _ = stopped.write_all(originals.collect());
+        error.into()
     })
+}
+
+/// Do they lie in one page? Then they are read, and written, together.
+fn is_together((one, patch): &(u64, &CallPatch), (next, other): &(u64, &CallPatch)) -> bool {
+    let pages = |site: u64, patch: &CallPatch| {
+        let last = site + patch.original.len().saturating_sub(1) as u64;
+        (site / PAGE as u64, last / PAGE as u64)
+    };
+    let (first, last) = pages(*one, patch);
+    first == last && pages(*next, other) == (first, last)
+}
+
+/// What some places of one page, in rising order, hold when they are patched, from the first to the last. It is an error
+/// if they do not hold now what they are expected to: until it was stopped the process ran, and may have mapped something else.
+fn patched(stopped: &Stopped, places: &[(u64, &CallPatch)]) -> Result<(u64, Vec<u8>), Error> {
+    let start = places.first().map_or(0, |(site, _)| *site);
+    let at = |site: u64, patch: &CallPatch| {
+        let at = (site - start) as usize;
+        at..at + patch.original.len()
+    };
+    let ends = places.iter().map(|(site, patch)| at(*site, patch).end);
+    let mut code = vec![0; ends.max().unwrap_or(0)];
+    let is_read = stopped.read(start, &mut code).is_ok();
+    for (site, patch) in places {
+        match code.get_mut(at(*site, patch)) {
+            Some(code) if is_read && *code == patch.original => code.copy_from_slice(&patch.bytes),
+            _ => {
+                return Err(Error::Changed {
+                    pid: stopped.process().pid(),
+                    address: *site,
+                });
+            }
+        }
+    }
+    Ok((start, code))
 }
 
 /// In the vDSO `beeline_inject` takes the first bytes that look like a `syscall` for one. With one jump in some thousand its

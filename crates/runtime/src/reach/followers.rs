@@ -1,0 +1,150 @@
+//! Threads that each follow a process to its next program, and then the next process.
+//!
+//! What a thread traces is its own, and a process may take long to get there, so each needs one for itself. Starting a
+//! thread costs more than most of what it does.
+
+use std::io;
+use std::num::NonZeroU64;
+use std::sync::mpsc::{Receiver, SendError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use super::lock;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// What is to be done, and by what the thread that does it is reached for more.
+struct Job {
+    work: Work,
+    sender: Sender<Job>,
+}
+
+/// Those threads.
+#[derive(Debug)]
+pub(super) struct Followers {
+    /// How those are reached that have nothing to do; nothing when no more is to be done.
+    idle: Mutex<Option<Vec<Sender<Job>>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The most threads that are kept with nothing to do.
+const MOST_IDLE: usize = 8;
+
+impl Default for Followers {
+    fn default() -> Self {
+        Self {
+            idle: Mutex::new(Some(Vec::new())),
+            threads: Mutex::default(),
+        }
+    }
+}
+
+impl Followers {
+    /// Has one of the threads do this, which may leave it holding what it traces.
+    pub fn follow(self: &Arc<Self>, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let mut work: Work = Box::new(work);
+        while let Some(sender) = self.idle() {
+            let job = Job {
+                work,
+                sender: sender.clone(),
+            };
+            match sender.send(job) {
+                Ok(()) => return Ok(()),
+                // It has panicked.
+                Err(SendError(job)) => work = job.work,
+            }
+        }
+        let (sender, jobs) = channel();
+        let job = Job {
+            work,
+            sender: sender.clone(),
+        };
+        let all = self.clone();
+        let thread = std::thread::Builder::new()
+            .name("beeline-exec".into())
+            .spawn(move || all.work(&jobs))?;
+        // The thread has just been started, and takes what is sent.
+        let _ = sender.send(job);
+        let mut threads = lock(&self.threads);
+        threads.retain(|thread| !thread.is_finished());
+        threads.push(thread);
+        Ok(())
+    }
+
+    /// Waits until all is done that has been begun.
+    pub fn join(&self) {
+        *lock(&self.idle) = None;
+        for thread in std::mem::take(&mut *lock(&self.threads)) {
+            let _ = thread.join();
+        }
+    }
+
+    fn idle(&self) -> Option<Sender<Job>> {
+        lock(&self.idle).as_mut()?.pop()
+    }
+
+    fn work(&self, jobs: &Receiver<Job>) {
+        // Processes wait for what this thread does.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        while let Ok(Job { work, sender }) = jobs.recv() {
+            work();
+            if beeline_inject::must_end() {
+                return;
+            }
+            match lock(&self.idle).as_mut() {
+                Some(idle) if idle.len() < MOST_IDLE => idle.push(sender),
+                _ => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_is_done_does_the_next_thing_too() {
+        let followers = Arc::new(Followers::default());
+        let (sender, threads) = channel();
+        for _ in 0..3 {
+            let sender = sender.clone();
+            followers
+                .follow(move || sender.send(std::thread::current().id()).unwrap())
+                .unwrap();
+            while lock(&followers.idle).as_ref().unwrap().is_empty() {
+                std::thread::yield_now();
+            }
+        }
+        let used: Vec<_> = threads.try_iter().collect();
+        assert!(used.len() == 3 && used.iter().all(|thread| *thread == used[0]));
+        followers.join();
+    }
+
+    #[test]
+    fn each_that_takes_long_has_a_thread_and_all_are_waited_for() {
+        let followers = Arc::new(Followers::default());
+        let both = Arc::new(std::sync::Barrier::new(2));
+        let done = Arc::new(Mutex::new(0));
+        for _ in 0..2 {
+            let (both, done) = (both.clone(), done.clone());
+            let work = move || {
+                both.wait();
+                *lock(&done) += 1;
+            };
+            followers.follow(work).unwrap();
+        }
+        followers.join();
+        assert_eq!(*lock(&done), 2);
+    }
+
+    #[test]
+    fn one_that_panics_is_replaced() {
+        let followers = Arc::new(Followers::default());
+        followers.follow(|| panic!("on purpose")).unwrap();
+        let (sender, is_done) = channel();
+        followers.follow(move || sender.send(()).unwrap()).unwrap();
+        is_done.recv().unwrap();
+        followers.join();
+    }
+}
