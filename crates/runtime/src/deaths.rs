@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -52,17 +52,18 @@ impl Deaths {
         })
     }
 
-    /// Watches a process under a number of its own. If that cannot be, its end is found in some other way, later.
+    /// Watches a process under a number of its own, and if it has been watched under another one, under that no more. If that
+    /// cannot be, its end is found in some other way, later.
     pub fn watch(&self, process: &Process, number: u32) {
         let mut processes = self.shared.lock();
+        let is_other = |other: &Process| other.pidfd().as_raw_fd() != process.pidfd().as_raw_fd();
+        processes.retain(|_, other| is_other(other));
         processes.insert(number, process.clone());
-        let data = epoll::EventData::new_u64(number.into());
-        let _ = epoll::add(
-            &self.shared.epoll,
-            process.pidfd(),
-            data,
-            epoll::EventFlags::IN,
-        );
+        let (epoll, data) = (&self.shared.epoll, epoll::EventData::new_u64(number.into()));
+        let added = epoll::add(epoll, process.pidfd(), data, epoll::EventFlags::IN);
+        if added == Err(rustix::io::Errno::EXIST) {
+            let _ = epoll::modify(epoll, process.pidfd(), data, epoll::EventFlags::IN);
+        }
     }
 }
 
@@ -84,9 +85,12 @@ impl Watched {
             for event in &events {
                 match u32::try_from(event.data.u64()) {
                     Ok(number) => {
-                        if let Some(process) = self.lock().remove(&number) {
+                        let mut processes = self.lock();
+                        if let Some(process) = processes.remove(&number) {
+                            // Locked, as it may be watched anew just now.
                             let _ = epoll::delete(&self.epoll, process.pidfd());
                         }
+                        drop(processes);
                         died(number);
                     }
                     Err(_) => return,
@@ -117,6 +121,37 @@ impl Drop for Deaths {
         let _ = rustix::io::write(&self.shared.end, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn an_end_is_told_by_the_last_number() {
+        let (sender, ended) = channel();
+        let deaths = Deaths::start(move |number| sender.send(number).unwrap()).unwrap();
+        let mut children = [(); 2].map(|()| {
+            let mut command = Command::new("cat");
+            command.stdin(Stdio::piped()).spawn().unwrap()
+        });
+        let processes = children.each_ref().map(|child| child.id() as i32);
+        let [one, other] = processes.map(|pid| Process::open(pid).unwrap());
+        deaths.watch(&one, 1);
+        deaths.watch(&one, 2);
+        deaths.watch(&other, 3);
+        for (child, number) in children.iter_mut().zip([2, 3]) {
+            child.kill().unwrap();
+            assert_eq!(ended.recv().unwrap(), number);
+        }
+        drop(deaths);
+        assert!(ended.try_recv().is_err());
+        for child in &mut children {
+            child.wait().unwrap();
         }
     }
 }
