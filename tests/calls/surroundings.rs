@@ -5,7 +5,7 @@ use std::process::Command;
 
 use beeline_e2e::{
     Engine, Scratch, Tool, Turn, Workload, altered_text, beeline, beeline_wanted, engines,
-    find_program, need,
+    find_program, map_counts, need,
 };
 
 use crate::trace::{Traced, every_call, on_family, plain, same_calls, same_calls_but, threads};
@@ -21,6 +21,40 @@ fn bare_calls_of_a_library_that_is_loaded_are_seen() {
         command
     };
     need!(same_calls(target, &["load", "load"]));
+}
+
+/// Where one process has been hooked another one is hooked alike; where its code is not what it was there, all but that.
+#[test]
+fn a_process_whose_code_differs_from_that_of_another_is_hooked_but_for_that() {
+    need!(beeline_wanted());
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/changed.c");
+    let mut both = [(); 2].map(|()| Workload::start(&program));
+    assert_eq!(both[1].tell("change"), "done change");
+    let mut command = Command::new(beeline());
+    command.arg("run");
+    for workload in &both {
+        command.args(["--pid", &workload.pid().to_string()]);
+    }
+    command.arg("--").arg(&bpftrace);
+    let script = "tracepoint:syscalls:sys_enter_getppid { @changed = count(); } \
+        tracepoint:syscalls:sys_enter_getuid { @same = count(); }";
+    let tool = Tool::bpftrace(command, script);
+    tool.wait_attached();
+    for workload in &mut both {
+        assert_eq!(workload.tell("ids"), "done ids");
+    }
+    tool.settle();
+    let ended = tool.interrupt();
+    let counts = map_counts(&ended.stdout);
+    assert_eq!(
+        (counts.get("@changed"), counts.get("@same")),
+        (Some(&100), Some(&200)),
+        "{ended:?}"
+    );
+    both.into_iter().for_each(|workload| workload.finish());
 }
 
 /// Nothing says where its functions are: its calls are found where the instruction right before says which.

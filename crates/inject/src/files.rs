@@ -1,7 +1,7 @@
 //! Mapping our files into the target, which sees neither paths nor descriptors of them.
 //!
 //! The target makes a pair of sockets, we take one end of it from outside, send the descriptors through, and
-//! have the target receive, map and close them. All on a page of its own, mapped for the purpose.
+//! have the target receive, map and close them. All in memory that is mapped for the purpose, or that we are given.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -100,7 +100,7 @@ impl Batch {
 /// The most descriptors that one message may carry (`SCM_MAX_FD`).
 const MOST_FILES: usize = 253;
 
-// What lies where on the scratch page.
+// What lies where in the scratch memory.
 const PAIR: u64 = 0;
 const MSGHDR: u64 = 16;
 const IOVEC: u64 = 80;
@@ -109,14 +109,26 @@ const CONTROL: u64 = 128;
 /// `CMSG_LEN(0)`: bytes of a control message's head.
 const CMSG_HEAD: usize = 16;
 const CONTROL_LEN: usize = CMSG_HEAD + MOST_FILES * size_of::<i32>() + 4;
-const _: () = assert!(CONTROL as usize + CONTROL_LEN <= PAGE as usize);
+/// Bytes of it.
+pub(crate) const SCRATCH: usize = CONTROL as usize + CONTROL_LEN;
+const _: () = assert!(SCRATCH <= PAGE as usize);
+/// From the head of the message to that of the control message.
+const HEADS_LEN: usize = CONTROL as usize + CMSG_HEAD - MSGHDR as usize;
 
 impl Session {
-    /// Maps all of them or none; gives their addresses.
-    pub fn map_files(&mut self, batches: &[Batch]) -> Result<Vec<u64>, Error> {
+    /// Maps all of them or none; gives their addresses. `scratch` is memory for it, of [`SCRATCH`] bytes.
+    pub fn map_files(
+        &mut self,
+        batches: &[Batch],
+        scratch: Option<u64>,
+    ) -> Result<Vec<u64>, Error> {
         let mut placed = Vec::new();
         for batch in batches {
-            if let Err(error) = self.map_batch(batch, &mut placed) {
+            let mapped = match scratch {
+                Some(scratch) => self.map_through(scratch, batch, &mut placed),
+                None => self.map_batch(batch, &mut placed),
+            };
+            if let Err(error) = mapped {
                 let parcels = batches.iter().flat_map(|batch| &batch.parcels);
                 for (&address, parcel) in placed.iter().zip(parcels) {
                     // Should this fail as well, the first error is the one to tell.
@@ -234,8 +246,7 @@ impl Session {
             }
         })?;
 
-        self.write(scratch + MSGHDR, &message_header(scratch))?;
-        self.write(scratch + IOVEC, &words::<2, 16>([scratch + PAYLOAD, 1]))?;
+        self.write(scratch + MSGHDR, &heads(scratch))?;
         let flags = (libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT) as u64;
         self.call(
             libc::SYS_recvmsg,
@@ -257,7 +268,7 @@ impl Session {
     fn received(&mut self, scratch: u64) -> Result<Vec<i32>, Error> {
         let mut control = [0; CONTROL_LEN];
         self.read(scratch + CONTROL, &mut control)?;
-        // The page was zeroed when it was mapped, so the length is 0 if no message has come.
+        // The length is still 0 if no message has come.
         let (len, rest) = control.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
         let len = usize::try_from(u64::from_ne_bytes(*len))
             .unwrap_or(0)
@@ -313,10 +324,11 @@ impl Session {
     }
 }
 
-/// A `struct msghdr` for one byte of payload and as much control data as fits.
-fn message_header(scratch: u64) -> [u8; 56] {
+/// A `struct msghdr` for one byte of payload and as much control data as fits, the `struct iovec` for the payload, and zeroes up
+/// to where the control message is told of.
+fn heads(scratch: u64) -> [u8; HEADS_LEN] {
     // name, its length, iovec, their count, control, its length, flags
-    words([
+    let header: [u8; 56] = words([
         0,
         0,
         scratch + IOVEC,
@@ -324,7 +336,13 @@ fn message_header(scratch: u64) -> [u8; 56] {
         scratch + CONTROL,
         CONTROL_LEN as u64,
         0,
-    ])
+    ]);
+    let payload: [u8; 16] = words([scratch + PAYLOAD, 1]);
+    let mut heads = [0; HEADS_LEN];
+    heads[..header.len()].copy_from_slice(&header);
+    let at = (IOVEC - MSGHDR) as usize;
+    heads[at..at + payload.len()].copy_from_slice(&payload);
+    heads
 }
 
 fn words<const COUNT: usize, const LEN: usize>(words: [u64; COUNT]) -> [u8; LEN] {

@@ -146,9 +146,9 @@ impl Process {
         self.first_stat(proc::thread_count).flatten()
     }
 
-    /// What is read from the start of its first thread's `stat`.
+    /// What is read from its first thread's `stat`.
     fn first_stat<R>(&self, parse: impl FnOnce(&[u8]) -> R) -> Option<R> {
-        const LONGEST: usize = 256;
+        const LONGEST: usize = 1024;
         let stat = match self.0.stat.get() {
             Some(stat) => stat,
             None => {
@@ -186,7 +186,11 @@ impl Process {
         near: RangeInclusive<u64>,
         len: u64,
     ) -> Result<Option<u64>, Error> {
-        let heap = proc::heap_start(&self.read_file("stat")?);
+        let heap = match self.first_stat(proc::heap_start).flatten() {
+            // The first thread may have ended before the others.
+            None => proc::heap_start(&self.read_file("stat")?),
+            heap => heap,
+        };
         Ok(regions::find_gap(regions, heap.unwrap_or(0), near, len))
     }
 

@@ -253,6 +253,36 @@ pub(crate) fn reap(tid: pid_t) {
     }
 }
 
+/// Reads pieces of a process's memory, as many as go in one call; gives how many it has read. Any thread may do this.
+pub(crate) fn read_pieces(tid: pid_t, pieces: &mut [(u64, Vec<u8>)]) -> usize {
+    /// `IOV_MAX`.
+    const MOST: usize = 1024;
+    let most = pieces.len().min(MOST);
+    let pieces = &mut pieces[..most];
+    let vector = |base: *mut c_void, len| libc::iovec {
+        iov_base: base,
+        iov_len: len,
+    };
+    let (mut here, mut there) = (Vec::new(), Vec::new());
+    for (address, bytes) in &mut *pieces {
+        here.push(vector(bytes.as_mut_ptr().cast(), bytes.len()));
+        there.push(vector(*address as *mut c_void, bytes.len()));
+    }
+    let count = here.len() as libc::c_ulong;
+    // SAFETY: each of the vectors here is the whole of a slice that is ours to write. Those there are another process's
+    // addresses, which are only read, and may be anything.
+    let read =
+        unsafe { libc::process_vm_readv(tid, here.as_ptr(), count, there.as_ptr(), count, 0) };
+    // It stops at the first that cannot be read, maybe in its midst.
+    let mut rest = usize::try_from(read).unwrap_or(0);
+    let is_read = |(_, bytes): &&(u64, Vec<u8>)| {
+        let left = rest.checked_sub(bytes.len());
+        rest = left.unwrap_or(0);
+        left.is_some()
+    };
+    pieces.iter().take_while(is_read).count()
+}
+
 fn poll_stop(tid: pid_t) -> Result<Event, Error> {
     let flags = libc::WSTOPPED | libc::WNOWAIT | libc::WNOHANG;
     taken(tid, wait_with(tid, flags)?)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use libc::user_regs_struct;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::files::parcels_of;
+use crate::files::{self, parcels_of};
 use crate::held::Held;
 use crate::ptrace;
 use crate::session::{PATIENCE, Session, State, Tracee};
@@ -251,6 +251,17 @@ impl Stopped {
         self.process.read_from(memory, address, into)
     }
 
+    /// Reads what these pieces are long, of the target's memory from where each is on; quicker than one by one.
+    /// Errors: [`Error::Memory`].
+    pub fn read_all(&self, pieces: &mut [(u64, Vec<u8>)]) -> Result<(), Error> {
+        let held = self.threads.first().map(Thread::tid);
+        let done = held.map_or(0, |tid| ptrace::read_pieces(tid, pieces));
+        // What may be executed but not read, say, is read by other means.
+        pieces[done..]
+            .iter_mut()
+            .try_for_each(|(address, into)| self.read(*address, into))
+    }
+
     /// Writes the target's memory, code included. A page of a private mapping becomes the target's own.
     /// Errors: [`Error::Memory`].
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
@@ -311,7 +322,21 @@ impl Stopped {
     /// `recvmsg` or `mmap`.
     pub fn map_files(&mut self, mappings: &[Mapping<'_>]) -> Result<Vec<u64>, Error> {
         let batches = parcels_of(mappings)?;
-        self.run(move |session| session.map_files(&batches))
+        self.run(move |session| session.map_files(&batches, None))
+    }
+
+    /// Bytes that [`Self::map_files_through`] needs.
+    pub const SCRATCH: usize = files::SCRATCH;
+
+    /// As [`Self::map_files`], and quicker, through [`Self::SCRATCH`] bytes of the target's memory that it can write and nobody
+    /// uses. What is in them is lost.
+    pub fn map_files_through(
+        &mut self,
+        scratch: u64,
+        mappings: &[Mapping<'_>],
+    ) -> Result<Vec<u64>, Error> {
+        let batches = parcels_of(mappings)?;
+        self.run(move |session| session.map_files(&batches, Some(scratch)))
     }
 
     /// Maps `len` bytes of fresh private memory. `flags` says what to make of `address`; 0 is anywhere.

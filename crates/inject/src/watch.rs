@@ -233,8 +233,8 @@ impl Session {
     }
 
     fn hold_new_program(&mut self) -> Result<Reached, Error> {
-        self.hold()?;
         self.forget_image();
+        self.hold()?;
         // Other threads have ended by it.
         self.is_whole = true;
         self.held.is_whole();

@@ -5,7 +5,8 @@
 //! neither a panic nor a tracee that will not stop can leave the target held.
 //!
 //! Handing work to another thread and waiting for it costs two switches, which are most of the price of a short stop. So
-//! work that is known beforehand is done by a thread of its own altogether ([`Worker::within`]), with nothing handed over.
+//! work that is known beforehand is done by a thread of its own altogether ([`within`]), with nothing handed over; or, with
+//! none to start either, by a thread that says it may ([`trace_here`]), and which ends when it could not let go.
 
 use std::cell::Cell;
 use std::io;

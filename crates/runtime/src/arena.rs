@@ -86,11 +86,26 @@ impl Arena {
     /// Places bytes; gives the target's address of them.
     pub fn bytes(&mut self, bytes: &[u8], align: usize) -> io::Result<u64> {
         let place = self.reserve(bytes.len(), align)?;
+        self.memory
+            .populate((place - self.base) as usize, bytes.len());
         // SAFETY: `reserve` gave room for the bytes inside the mapping, which nobody else uses yet.
         unsafe {
             self.local(place)
                 .copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
         };
+        Ok(place)
+    }
+
+    /// As [`Self::bytes`], with something changed in them before anybody sees them.
+    pub fn changed_bytes(
+        &mut self,
+        bytes: &[u8],
+        align: usize,
+        change: impl FnOnce(&mut [u8]),
+    ) -> io::Result<u64> {
+        let place = self.bytes(bytes, align)?;
+        // SAFETY: as many bytes have just been placed there, which nobody else uses yet.
+        change(unsafe { std::slice::from_raw_parts_mut(self.local(place), bytes.len()) });
         Ok(place)
     }
 

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::mem::{offset_of, size_of};
 
-use beeline_image::abi::{Control, Slot, TID_UNKNOWN};
+use beeline_image::abi::{Control, Signals, Slot, TID_UNKNOWN};
 use beeline_image::returns::ReturnTable;
 use beeline_inject::{MapFlags, Process, ProtFlags, Stopped};
 
@@ -14,6 +14,11 @@ use crate::tasks;
 /// Bytes of a slot's stack. Programs need a few kilobytes; a signal that arrives while one runs has the target's
 /// own handler run here too. Only what is touched takes memory.
 const STACK: usize = 256 << 10;
+
+/// Where on the page of saved signal actions that room begins: they, and what `patch` needs to change them, take little.
+const SCRATCH: u64 = 2048;
+const _: () = assert!(size_of::<Signals>() + 128 <= SCRATCH as usize);
+const _: () = assert!(SCRATCH as usize + Stopped::SCRATCH <= PAGE);
 
 /// Addresses of the region's parts: the control page (wiped in a forked child), the page of saved signal
 /// actions, the return table, the slots, the synthetic tasks, and for each slot a guard page and a stack.
@@ -131,6 +136,11 @@ impl Private {
     /// The [`Signals`](beeline_image::abi::Signals), on a page of their own.
     pub fn signals(&self) -> u64 {
         self.base + PAGE as u64
+    }
+
+    /// Room to have files mapped through, behind those.
+    pub fn scratch(&self) -> u64 {
+        self.signals() + SCRATCH
     }
 
     /// The [`ReturnTable`].

@@ -6,6 +6,7 @@
 
 mod calls;
 mod handlers;
+mod home;
 mod mapping;
 mod sites;
 
@@ -25,7 +26,6 @@ use crate::arena::Arena;
 use crate::backend::Id;
 use crate::environment::Environment;
 use crate::error::{Error, os};
-use crate::life::SessionId;
 use crate::link::FilePlace;
 use crate::map::MapObject;
 use crate::opening;
@@ -34,6 +34,8 @@ use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
 use calls::Calls;
+pub use home::Home;
+use home::{MANIFEST_START, manifest_start};
 
 /// One link's share in one site, as the runtime asks for it.
 #[derive(Debug)]
@@ -151,51 +153,6 @@ pub struct Target {
     /// Times that ids were looked for, and one.
     looks: u32,
 }
-
-/// The arena by which whoever asks for something shows that it is a target, or a child of one.
-#[derive(Debug)]
-pub struct Home {
-    base: u64,
-    inode: Option<u64>,
-}
-
-impl Home {
-    fn of(environment: &Environment) -> Self {
-        Self {
-            base: environment.home.base(),
-            inode: environment.home.inode(),
-        }
-    }
-
-    /// Does a process have this arena at its place: is it the target, a copy that `fork` made, or a child that shares its
-    /// memory?
-    pub fn is_mapped_by(&self, pid: i32) -> bool {
-        let Ok(regions) = beeline_inject::regions_of(pid) else {
-            return false;
-        };
-        let is_home =
-            |region: &Region| region.contains(self.base) && self.inode == Some(region.inode);
-        regions.iter().any(is_home)
-    }
-
-    /// Has the target it still, which is the one with this tag? That costs less to find out.
-    pub fn is_of(&self, process: &Process, owner: u32) -> bool {
-        let own = SessionId::own();
-        let mut words = [0; MANIFEST_START];
-        let is_read = process.read_memory(self.base, &mut words).is_ok();
-        is_read && words == manifest_start(abi::MANIFEST_MAGIC, own.pid as u32, owner)
-    }
-}
-
-/// The bytes that a manifest starts with, of a session and an owner.
-fn manifest_start(magic: u64, session: u32, owner: u32) -> [u8; MANIFEST_START] {
-    let mut bytes = [0; MANIFEST_START];
-    bytes[..8].copy_from_slice(&magic.to_ne_bytes());
-    bytes[8..12].copy_from_slice(&session.to_ne_bytes());
-    bytes[12..].copy_from_slice(&owner.to_ne_bytes());
-    bytes
-}
-const MANIFEST_START: usize = 16;
 
 /// How long a new program is given to set its threads up before they are looked at, for each time.
 const SETTLED: Duration = Duration::from_millis(200);
@@ -325,9 +282,10 @@ impl Target {
     fn replace_arenas(&mut self) -> Result<(), Error> {
         let mappings: Vec<_> = self.arenas().map(mapping::replaced).collect();
         let process = &self.process;
+        let scratch = self.environment()?.private.scratch();
         let (tid_offset, outcome) = process.stopped(|stopped| {
             let tid_offset = find_tid_offset(process, stopped);
-            (tid_offset, stopped.map_files(&mappings))
+            (tid_offset, stopped.map_files_through(scratch, &mappings))
         })?;
         drop(mappings);
         self.environment_mut()?.set_tid_offset(tid_offset);

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use beeline_inject::{Process, Region};
+use beeline_inject::Region;
 use object::{Object, ObjectSection, ObjectSymbol};
 
-use crate::error::Error;
+use crate::error::{Error, os};
 
 const NAME: &str = "__vdso_clock_gettime";
 
@@ -29,13 +29,14 @@ pub fn own() -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Where the target can call `clock_gettime` without a system call; `None` if it has no vDSO.
-pub fn clock_gettime(process: &Process, regions: &[Region]) -> Result<Option<u64>, Error> {
+/// Where the target can call `clock_gettime` without a system call; `None` if it has no vDSO. `memory` is the target's.
+pub fn clock_gettime(memory: &File, regions: &[Region]) -> Result<Option<u64>, Error> {
     let Some(vdso) = regions.iter().find(|region| is_at(region)) else {
         return Ok(None);
     };
     let mut bytes = vec![0; (vdso.end - vdso.start) as usize];
-    process.read_memory(vdso.start, &mut bytes)?;
+    let read = memory.read_exact_at(&mut bytes, vdso.start);
+    read.map_err(os("reading a target's vDSO"))?;
     Ok(offset(&bytes).map(|offset| vdso.start + offset))
 }
 

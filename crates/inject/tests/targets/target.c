@@ -352,6 +352,21 @@ static void vforked(void) {
     while (!over) usleep(1000);
 }
 
+// The same with no other thread.
+static void vforked_alone(void) {
+    ready();
+    pid_t child = vfork();
+    if (child == 0) {
+        struct timespec a_while = {0, 500 * 1000 * 1000};
+        syscall(SYS_nanosleep, &a_while, NULL);
+        _exit(7);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 7);
+    char byte;
+    while (read(0, &byte, 1) > 0) continue;
+}
+
 // Allows what this program needs and kills it for all else.
 static void confined(void) {
     static const int allowed[] = {SYS_read, SYS_write, SYS_exit_group, SYS_exit, SYS_nanosleep, SYS_clock_nanosleep, SYS_restart_syscall};
@@ -389,6 +404,7 @@ int main(int argc, char **argv) {
     else if (!strcmp(what, "handler")) handler(0);
     else if (!strcmp(what, "handler-alternate")) handler(1);
     else if (!strcmp(what, "vforked")) vforked();
+    else if (!strcmp(what, "vforked alone")) vforked_alone();
     else if (!strcmp(what, "confined")) confined();
     else if (!strcmp(what, "secretive")) secretive();
     else if (!strcmp(what, "restartable")) restartable();

@@ -6,8 +6,10 @@ mod unhooked;
 mod users;
 mod written;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
@@ -174,7 +176,13 @@ impl Target {
         let Some(calls) = &mut self.calls else {
             return;
         };
-        let process = &self.process;
+        let memory = OnceCell::new();
+        let byte_at = |address: u64| {
+            let memory = memory.get_or_init(|| self.process.memory().ok()).as_ref()?;
+            let mut byte = [0; 1];
+            memory.read_exact_at(&mut byte, address).ok()?;
+            Some(byte[0])
+        };
         let patched = &calls.patched;
         calls.seen.retain(|(start, inode, offset)| {
             let mapped = (*start, *inode, *offset);
@@ -182,10 +190,9 @@ impl Target {
             region.is_some_and(|region| {
                 let first = patched.range(region.start..region.end).next();
                 first.is_none_or(|(site, bytes)| {
-                    let mut now = [0; 1];
-                    let read = process.read_memory(*site, &mut now);
                     // A debugger's breakpoint may lie upon ours.
-                    read.is_ok() && (now[0] == bytes.bytes()[0] || now[0] == beeline_hook::INT3)
+                    let known = [bytes.bytes()[0], beeline_hook::INT3];
+                    byte_at(*site).is_some_and(|now| known.contains(&now))
                 })
             })
         });

@@ -73,7 +73,12 @@ impl Target {
         mappings.extend(new.mappings());
         let (placed, private) = hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
-            let placed = stopped.map_files(&mappings);
+            let placed = match &self.environment {
+                Some(environment) => {
+                    stopped.map_files_through(environment.private.scratch(), &mappings)
+                }
+                None => stopped.map_files(&mappings),
+            };
             let placed = placed.map_err(|error| match error {
                 // Something has been mapped there since we looked for room.
                 beeline_inject::Error::Syscall { pid, errno, .. } if errno == Errno::EXIST => {
@@ -83,6 +88,7 @@ impl Target {
                 }
                 error => error.into(),
             })?;
+            // Not before, as it could come to lie where the arena is to be.
             let private = match first {
                 true => Some((
                     Private::map(stopped, shared.cpus)?,
@@ -101,8 +107,8 @@ impl Target {
         match (arena, private) {
             (Some(home), Some((private, tid_offset))) => {
                 let (session, image) = (next(), next());
-                let clock_gettime =
-                    crate::vdso::clock_gettime(&self.process, &regions)?.unwrap_or(0);
+                let memory = self.process.memory()?;
+                let clock_gettime = crate::vdso::clock_gettime(&memory, &regions)?.unwrap_or(0);
                 let bases = Bases {
                     image,
                     session,
@@ -114,7 +120,6 @@ impl Target {
                 let environment = Environment::new(home, &shared, self.owner, &bases)?;
                 self.home.get_or_init(|| Home::of(&environment));
                 self.environment = Some(environment);
-                let memory = self.process.memory()?;
                 let pids = (self.process.pid(), self.process.own_pid());
                 private.fill(pids, shared.cpus, |at, bytes| {
                     memory
@@ -156,7 +161,10 @@ impl Target {
         let placed = match mappings.is_empty() {
             true => Vec::new(),
             false => {
-                Hold::Brief.with(&self.process, |stopped| Ok(stopped.map_files(&mappings)?))?
+                let scratch = self.environment()?.private.scratch();
+                Hold::Brief.with(&self.process, |stopped| {
+                    Ok(stopped.map_files_through(scratch, &mappings)?)
+                })?
             }
         };
         self.take_in(&new, placed.into_iter())
@@ -242,9 +250,10 @@ impl Target {
                 .zip(&missing)
                 .map(|(file, ring)| mapping(file.as_fd(), ring.len(), READ_WRITE))
                 .collect();
+            let scratch = self.environment()?.private.scratch();
             placed = hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
-                Ok(stopped.map_files(&mappings)?)
+                Ok(stopped.map_files_through(scratch, &mappings)?)
             })?;
         }
         self.environment_mut()?

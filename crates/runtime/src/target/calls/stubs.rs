@@ -117,12 +117,14 @@ impl Target {
                 return Ok(None);
             }
         }
-        let mut bytes = placed.set.bytes.clone();
-        for place in &placed.set.addresses {
-            if let Some(word) = bytes.get_mut(*place..).and_then(<[u8]>::first_chunk_mut) {
-                *word = u64::from_le_bytes(*word).wrapping_add(bias).to_le_bytes();
+        let bytes = &placed.set.bytes;
+        let shift = |bytes: &mut [u8]| {
+            for place in &placed.set.addresses {
+                if let Some(word) = bytes.get_mut(*place..).and_then(<[u8]>::first_chunk_mut) {
+                    *word = u64::from_le_bytes(*word).wrapping_add(bias).to_le_bytes();
+                }
             }
-        }
+        };
         let mut arenas = self.arenas_mut();
         let arena = arenas.find(|arena| arena.base() == base);
         let Some(arena) = arena.filter(|arena| arena.room() > bytes.len() + TRAMPOLINE_BYTES)
@@ -130,7 +132,7 @@ impl Target {
             return Ok(None);
         };
         arena
-            .bytes(&bytes, STUB_ALIGN)
+            .changed_bytes(bytes, STUB_ALIGN, shift)
             .map_err(os("filling an arena"))?;
         Ok(Some(placed))
     }
@@ -303,9 +305,16 @@ fn set_of(stubs: Vec<(u64, CallStub)>, plans: usize, around: Option<(u64, Layout
 pub(super) fn store(stopped: &mut Stopped, stubs: &Placed) -> Result<(), Error> {
     let mut places: Vec<_> = stubs.patches().collect();
     places.sort_by_key(|(site, _)| *site);
-    let pieces = places.chunk_by(is_together);
-    let pieces = pieces.map(|pieces| patched(stopped, pieces));
-    let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
+    let pages = || places.chunk_by(is_together);
+    let mut pieces: Vec<_> = pages().map(piece).collect();
+    // What cannot be read is not what it is expected to be.
+    let _ = stopped.read_all(&mut pieces);
+    for (piece, places) in pieces.iter_mut().zip(pages()) {
+        patch_piece(piece, places).map_err(|address| Error::Changed {
+            pid: stopped.process().pid(),
+            address,
+        })?;
+    }
     let bias = stubs.bias;
     let code = places.iter().map(|(site, patch)| CodePatch {
         site: *site,
@@ -333,29 +342,30 @@ fn is_together((one, patch): &(u64, &CallPatch), (next, other): &(u64, &CallPatc
     first == last && pages(*next, other) == (first, last)
 }
 
-/// What some places of one page, in rising order, hold when they are patched, from the first to the last. It is an error
-/// if they do not hold now what they are expected to: until it was stopped the process ran, and may have mapped something else.
-fn patched(stopped: &Stopped, places: &[(u64, &CallPatch)]) -> Result<(u64, Vec<u8>), Error> {
+/// Room for what is at some places of one page, which are in rising order.
+fn piece(places: &[(u64, &CallPatch)]) -> (u64, Vec<u8>) {
     let start = places.first().map_or(0, |(site, _)| *site);
-    let at = |site: u64, patch: &CallPatch| {
-        let at = (site - start) as usize;
-        at..at + patch.original.len()
-    };
-    let ends = places.iter().map(|(site, patch)| at(*site, patch).end);
-    let mut code = vec![0; ends.max().unwrap_or(0)];
-    let is_read = stopped.read(start, &mut code).is_ok();
+    let ends = places
+        .iter()
+        .map(|(site, patch)| site + patch.original.len() as u64);
+    let end = ends.max().unwrap_or(start);
+    (start, vec![0; (end - start) as usize])
+}
+
+/// Makes of what is there what is to be stored. The error is a place where it is not what it is expected to be: until it was
+/// stopped the process ran, and may have mapped something else.
+fn patch_piece(
+    (start, code): &mut (u64, Vec<u8>),
+    places: &[(u64, &CallPatch)],
+) -> Result<(), u64> {
     for (site, patch) in places {
-        match code.get_mut(at(*site, patch)) {
-            Some(code) if is_read && *code == patch.original => code.copy_from_slice(&patch.bytes),
-            _ => {
-                return Err(Error::Changed {
-                    pid: stopped.process().pid(),
-                    address: *site,
-                });
-            }
+        let at = (*site - *start) as usize;
+        match code.get_mut(at..at + patch.original.len()) {
+            Some(code) if *code == patch.original => code.copy_from_slice(&patch.bytes),
+            _ => return Err(*site),
         }
     }
-    Ok((start, code))
+    Ok(())
 }
 
 /// In the vDSO `beeline_inject` takes the first bytes that look like a `syscall` for one. With one jump in some thousand its
