@@ -22,8 +22,8 @@ const LONGEST: Duration = Duration::from_micros(200);
 const EACH: Duration = Duration::from_millis(1);
 /// So many may follow each other at once.
 const BURST: u32 = 20;
-/// After so long without a record the guest's word is waited for.
-const QUIET: Duration = Duration::from_secs(1);
+/// After so long without a record the guest's word is waited for: each look takes some 10 us of a CPU.
+const QUIET: Duration = Duration::from_millis(20);
 /// So often a tool is woken without the guest's word. Programs that keep it asleep on purpose (`BPF_RB_NO_WAKEUP`) are left to
 /// themselves then.
 const UNCONFIRMED: u32 = 64;
