@@ -172,10 +172,10 @@ impl Sharing {
         let process = open(pid)?;
         let mut stopped = process.stop()?;
         let regions = stopped.regions()?;
-        for region in regions.into_iter().filter(|region| places.have(region)) {
+        for region in regions.iter().filter(|region| places.have(region)) {
             let len = region.end - region.start;
             let mut last = Vec::new();
-            if users.is_array(&region) {
+            if users.is_array(region) {
                 last = vec![0; len as usize];
                 stopped.read(region.start, &mut last)?;
             }
