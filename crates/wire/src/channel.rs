@@ -4,7 +4,6 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::address::Address;
 use crate::serial;
@@ -178,13 +177,6 @@ enum In {
     Serial(serial::Unwrap),
 }
 
-impl Reader {
-    /// None where what has come may be held back by what the bytes are wrapped in.
-    pub(crate) fn arrivals(&self) -> Option<Arrivals> {
-        matches!(self.coat, In::Plain).then(|| Arrivals(self.stream.clone()))
-    }
-}
-
 impl Read for Reader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match &mut self.coat {
@@ -192,17 +184,6 @@ impl Read for Reader {
             In::Tls(session) => session.read(&self.stream, buffer),
             In::Serial(chunks) => chunks.read(&self.stream, buffer),
         }
-    }
-}
-
-/// Tells when there is something to read, without reading it.
-#[derive(Debug)]
-pub(crate) struct Arrivals(Arc<Stream>);
-
-impl Arrivals {
-    /// Waits until a read would not, also as there is an error to be read. False if that was not so for so long.
-    pub(crate) fn wait(&self, patience: Duration) -> bool {
-        self.0.wait(patience)
     }
 }
 

@@ -2,20 +2,17 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::thread::{Builder, Thread, park_timeout};
-use std::time::Duration;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 
 use crate::VERSION;
 use crate::channel::Channel;
-use crate::conversation::{self, Arrivals, Receiver, Sender};
+use crate::conversation::{self, Receiver, Sender};
 use crate::frame;
 use crate::messages::guest_message::Body as Said;
 use crate::messages::host_message::Body as Asked;
 use crate::messages::{Done, GuestMessage, Hello, HostMessage, Refused, Welcome};
-use crate::stream::{PATIENCE, silence};
 
 /// Why nobody could be greeted.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +55,6 @@ pub struct Client {
     /// The same, to end it while a request waits to be sent.
     ender: Sender,
     waiting: Mutex<Waiting>,
-    turns: Turns,
     welcome: Welcome,
     /// Gets what the guest says on its own, until the connection ends.
     hear: Mutex<Option<Hear>>,
@@ -78,22 +74,7 @@ struct Waiting {
     answers: Option<HashMap<u64, SyncSender<Said>>>,
 }
 
-/// Who receives: mostly the thread that waits for the next answer, so that nobody has to wake it. Else the one that listens, for what
-/// the guest says on its own. Whoever it is gives all that comes to whom it is for.
-struct Turns {
-    receiver: Mutex<Receiver>,
-    /// Of what can be received, to wait for it without receiving it. Where there is no such way only the listening thread receives.
-    arrivals: Option<Arrivals>,
-    /// A thread has received its answer since the listening one looked last: the next will come soon.
-    taken: AtomicBool,
-    /// Why it has ended, if it was a thread with a request that has seen it.
-    end: OnceLock<String>,
-    listener: OnceLock<Thread>,
-}
-
 const FIRST_ID: u64 = 1;
-/// For so long the listening thread leaves what comes to those that wait for answers.
-const MOMENT: Duration = Duration::from_millis(1);
 
 impl Client {
     /// Greets the proxy at the other end; `tool` is told to the guest's log. `lost` is called if the connection ends before
@@ -109,25 +90,18 @@ impl Client {
                 last_id: FIRST_ID,
                 answers: Some(HashMap::new()),
             }),
-            turns: Turns {
-                arrivals: receiver.arrivals(),
-                receiver: Mutex::new(receiver),
-                taken: AtomicBool::new(false),
-                end: OnceLock::new(),
-                listener: OnceLock::new(),
-            },
             welcome,
             hear: Mutex::new(None),
             lost,
         });
         let listening = Arc::clone(&client);
-        let listener = Builder::new().name("beeline-guest".into());
-        let listener = listener.spawn(move || {
-            let end = listening.listen();
-            listening.lose(&end);
-        });
-        let listener = listener.map_err(GreetError::Thread)?;
-        let _ = client.turns.listener.set(listener.thread().clone());
+        Builder::new()
+            .name("beeline-guest".into())
+            .spawn(move || {
+                let end = listening.listen(&mut receiver);
+                listening.lose(&end);
+            })
+            .map_err(GreetError::Thread)?;
         Ok(client)
     }
 
@@ -155,7 +129,7 @@ impl Client {
     pub fn ask(&self, request: Asked) -> Result<Said, Failure> {
         let (sender, answer) = sync_channel(1);
         self.send(request, Some(sender))?;
-        match self.receive(&answer) {
+        match answer.recv() {
             Ok(Said::Refused(refused)) => Err(Failure::Refused(refused)),
             Ok(said) => Ok(said),
             Err(_) => Err(Failure::Lost),
@@ -197,114 +171,34 @@ impl Client {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for an answer: receives it, if nobody else receives already. Errors if there will be none.
-    fn receive(&self, answer: &mpsc::Receiver<Said>) -> Result<Said, mpsc::RecvError> {
-        let turns = &self.turns;
-        let Some((_, Ok(mut receiver))) = turns
-            .arrivals
-            .as_ref()
-            .map(|arrivals| (arrivals, turns.receiver.try_lock()))
-        else {
-            return answer.recv();
-        };
-        turns.taken.store(true, Ordering::Relaxed);
-        let mut found = answer.try_recv();
-        // Of what has been read from the stream nothing tells any more, so it is given out as well.
-        while found == Err(TryRecvError::Empty) || receiver.has_more() {
-            if let Err(end) = self.take_next(&mut receiver) {
-                let _ = turns.end.set(end);
-                self.ender.end();
-                break;
-            }
-            found = found.or_else(|_| answer.try_recv());
-        }
-        drop(receiver);
-        if let Some(listener) = turns.listener.get()
-            && (turns.end.get().is_some() || self.is_awaited())
-        {
-            listener.unpark();
-        }
-        found.or_else(|_| answer.recv())
-    }
-
-    /// Takes what comes when nobody waits for an answer, until there is no more; says why not.
-    fn listen(&self) -> String {
-        let turns = &self.turns;
-        let mut patience = PATIENCE;
+    /// Takes what comes until there is no more; says why not.
+    fn listen(&self, receiver: &mut Receiver) -> String {
         loop {
-            if let Some(arrivals) = &turns.arrivals {
-                while turns.taken.swap(false, Ordering::Relaxed) {
-                    park_timeout(MOMENT);
-                }
-                arrivals.wait(patience);
-            }
-            let mut receiver = match turns.receiver.try_lock() {
-                Ok(receiver) => receiver,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => {
-                    park_timeout(MOMENT);
-                    continue;
-                }
+            let message: GuestMessage = match receiver.receive() {
+                Ok(Some(message)) => message,
+                Ok(None) => return "the proxy in the guest has ended the connection".into(),
+                Err(error) => return error.to_string(),
             };
-            if let Some(end) = turns.end.get() {
-                return end.clone();
-            }
-            if let Some(arrivals) = &turns.arrivals
-                && !arrivals.wait(Duration::ZERO)
-            {
-                // Others have received it, or nothing came at all.
-                patience = receiver.patience();
-                match patience {
-                    Duration::ZERO => return frame::Error::Io(silence()).to_string(),
-                    _ => continue,
+            let Some(body) = message.body else {
+                return "the guest answers in a way that this version does not know".into();
+            };
+            // An array's content is the answer to the wish to see it; what changed later comes later.
+            let body = match body {
+                Said::Changed(_) | Said::Records(_) | Said::Readable(_) => {
+                    if let Some(hear) = &*self.hear() {
+                        hear(body);
+                    }
+                    Said::Done(Done {})
                 }
+                body => body,
+            };
+            let mut waiting = self.waiting();
+            let answer = waiting.answers.as_mut();
+            if let Some(answer) = answer.and_then(|answers| answers.remove(&message.id)) {
+                // The channel has room for it; its caller waits.
+                let _ = answer.send(body);
             }
-            // Of what has been read from the stream nothing tells any more.
-            loop {
-                if let Err(end) = self.take_next(&mut receiver) {
-                    return end;
-                }
-                if !receiver.has_more() {
-                    break;
-                }
-            }
-            patience = PATIENCE;
         }
-    }
-
-    /// Gives the next message to whom it is for; the error says why there is none.
-    fn take_next(&self, receiver: &mut Receiver) -> Result<(), String> {
-        let message: GuestMessage = match receiver.receive() {
-            Ok(Some(message)) => message,
-            Ok(None) => return Err("the proxy in the guest has ended the connection".into()),
-            Err(error) => return Err(error.to_string()),
-        };
-        let Some(body) = message.body else {
-            return Err("the guest answers in a way that this version does not know".into());
-        };
-        // An array's content is the answer to the wish to see it; what changed later comes later.
-        let body = match body {
-            Said::Changed(_) | Said::Records(_) | Said::Readable(_) => {
-                if let Some(hear) = &*self.hear() {
-                    hear(body);
-                }
-                Said::Done(Done {})
-            }
-            body => body,
-        };
-        let mut waiting = self.waiting();
-        let answer = waiting.answers.as_mut();
-        if let Some(answer) = answer.and_then(|answers| answers.remove(&message.id)) {
-            // The channel has room for it; its caller waits.
-            let _ = answer.send(body);
-        }
-        Ok(())
-    }
-
-    /// Does anybody wait for an answer?
-    fn is_awaited(&self) -> bool {
-        let waiting = self.waiting();
-        waiting.answers.as_ref().is_some_and(|all| !all.is_empty())
     }
 
     /// Nobody waits any more; `false` if that was known.

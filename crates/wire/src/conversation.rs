@@ -2,17 +2,15 @@
 
 use std::io::{self, BufReader};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prost::Message;
 
-pub(crate) use crate::channel::Arrivals;
 use crate::channel::{Channel, Cutter, Reader, Writer};
 use crate::frame;
-use crate::stream::PATIENCE;
 
 /// Each side says something at least so often, be it an empty message: who is not heard for
-/// [`PATIENCE`] is gone.
+/// [`PATIENCE`](crate::stream::PATIENCE) is gone.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 const BUFFER: usize = 64 << 10;
 
@@ -30,7 +28,6 @@ pub fn begin(channel: Channel) -> io::Result<(Receiver, Sender)> {
         .spawn(move || say_so(&alive, &cutter))?;
     let receiver = Receiver {
         reader: BufReader::with_capacity(BUFFER, reader),
-        heard: Instant::now(),
     };
     Ok((receiver, sender))
 }
@@ -55,32 +52,13 @@ fn say_so(writer: &Weak<Mutex<Writer>>, cutter: &Cutter) {
 #[derive(Debug)]
 pub struct Receiver {
     reader: BufReader<Reader>,
-    /// When something was received last, be it a sign of life.
-    heard: Instant,
 }
 
 impl Receiver {
-    /// Tells of what can be received, from another thread. None where the channel cannot.
-    pub(crate) fn arrivals(&self) -> Option<Arrivals> {
-        self.reader.get_ref().arrivals()
-    }
-
-    /// Has more come already than was received? Of a message that has only begun it is so, too.
-    pub(crate) fn has_more(&self) -> bool {
-        !self.reader.buffer().is_empty()
-    }
-
-    /// For how long it may be silent yet.
-    pub(crate) fn patience(&self) -> Duration {
-        PATIENCE.saturating_sub(self.heard.elapsed())
-    }
-
     /// The next message; `None` if the other side has ended the conversation. Errors also where nothing has been heard for 5 s.
     pub fn receive<M: Message + Default + PartialEq>(&mut self) -> Result<Option<M>, frame::Error> {
         loop {
-            let message = frame::read::<M>(&mut self.reader)?;
-            self.heard = Instant::now();
-            match message {
+            match frame::read::<M>(&mut self.reader)? {
                 Some(empty) if empty == M::default() => {}
                 message => return Ok(message),
             }

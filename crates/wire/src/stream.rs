@@ -19,8 +19,6 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 /// At most so many bytes are written at once: some virtual machines' vsock devices drop what is longer.
 pub const PIECE: usize = 16 << 10;
 
-const UNHEARD: &str = "nothing has been heard";
-
 /// The stream. Any number of threads may read, write and end it.
 #[derive(Debug)]
 pub struct Stream {
@@ -57,9 +55,11 @@ impl Stream {
     /// At most `buffer.len()` bytes, 0 at the end. Errors: `TimedOut` after [`PATIENCE`] without any, `ConnectionAborted` once it
     /// has been ended here.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.patiently(PollFlags::IN, UNHEARD, |fd| match self.is_socket {
-            true => recv(fd, &mut *buffer, RecvFlags::empty()).map(|(count, _)| count),
-            false => rustix::io::read(fd, &mut *buffer),
+        self.patiently(PollFlags::IN, "nothing has been heard", |fd| {
+            match self.is_socket {
+                true => recv(fd, &mut *buffer, RecvFlags::empty()).map(|(count, _)| count),
+                false => rustix::io::read(fd, &mut *buffer),
+            }
         })
     }
 
@@ -73,13 +73,6 @@ impl Stream {
                 false => rustix::io::write(fd, piece),
             }
         })
-    }
-
-    /// Waits until a read would not, also as there is an error to be read, or as it is over. False if that was not so for so long.
-    pub(crate) fn wait(&self, patience: Duration) -> bool {
-        // An error is for the read that comes next.
-        self.poll(PollFlags::IN, Instant::now() + patience)
-            .unwrap_or(true)
     }
 
     /// All bytes are written.
@@ -164,11 +157,6 @@ fn ended() -> io::Error {
         io::ErrorKind::ConnectionAborted,
         "the connection has been ended",
     )
-}
-
-/// Nobody is at the other end any more.
-pub(crate) fn silence() -> io::Error {
-    too_long(UNHEARD)
 }
 
 fn too_long(what: &str) -> io::Error {

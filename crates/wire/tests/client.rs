@@ -1,4 +1,4 @@
-//! Requests from many threads, whoever of them receives.
+//! Requests from many threads, and what the guest says on its own.
 
 use std::collections::VecDeque;
 use std::os::unix::net::{UnixListener, UnixStream};
