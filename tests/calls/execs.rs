@@ -64,6 +64,57 @@ fn an_exec_that_fails_changes_nothing() {
     need!(same_calls(|| stage.target(), &["failing", "fork exec"]));
 }
 
+/// Its child ends while it is followed, and the parent gets to know.
+#[test]
+fn an_exec_that_kills_ends_the_process() {
+    let stage = Stage::new();
+    stage.write_executable("nowhere", 0o755, &program_for_nowhere());
+    // What the kernel shows behind the call that kills is not seen: the program that could run anything is no more.
+    let kills = libc::SYS_execve as u32;
+    need!(same_calls_but(
+        || stage.target(),
+        &["given up", "fork exec"],
+        |number| number == kills
+    ));
+}
+
+/// An executable (`ElfN_Ehdr` and one `ElfN_Phdr` of elf(5)) that is to be loaded where nothing can be.
+fn program_for_nowhere() -> Vec<u8> {
+    let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
+    elf.resize(16, 0);
+    let (executable, x86_64, version) = (2_u16, 62_u16, 1_u32);
+    elf.extend(
+        [executable, x86_64]
+            .iter()
+            .flat_map(|half| half.to_le_bytes()),
+    );
+    elf.extend(version.to_le_bytes());
+    let (entry, headers, sections) = (0x40_0000_u64, 64_u64, 0_u64);
+    elf.extend(
+        [entry, headers, sections]
+            .iter()
+            .flat_map(|long| long.to_le_bytes()),
+    );
+    elf.extend([0; 4]);
+    let (size, header_size, count) = (64_u16, 56_u16, 1_u16);
+    elf.extend(
+        [size, header_size, count, 0, 0, 0]
+            .iter()
+            .flat_map(|half| half.to_le_bytes()),
+    );
+    let (load, readable_code) = (1_u32, 5_u32);
+    elf.extend(
+        [load, readable_code]
+            .iter()
+            .flat_map(|word| word.to_le_bytes()),
+    );
+    let (offset, address, physical, in_file, in_memory, align) =
+        (0, 0xffff_f000_0000_0000, 0, 120, 4096, 4096_u64);
+    let longs = [offset, address, physical, in_file, in_memory, align];
+    elf.extend(longs.iter().flat_map(|long: &u64| long.to_le_bytes()));
+    elf
+}
+
 #[test]
 fn scripts_are_seen_as_their_interpreters() {
     let stage = Stage::new();

@@ -130,8 +130,9 @@ impl Session {
             };
             if let Err(error) = mapped {
                 let parcels = batches.iter().flat_map(|batch| &batch.parcels);
-                for (&address, parcel) in placed.iter().zip(parcels) {
-                    // Should this fail as well, the first error is the one to tell.
+                let fresh = |(_, parcel): &(_, &Parcel)| !parcel.flags.contains(MapFlags::FIXED);
+                for (&address, parcel) in placed.iter().zip(parcels).filter(fresh) {
+                    // What was there before is in use. Should this fail as well, the first error is the one to tell.
                     let _ = self.unmap(address, parcel.len);
                 }
                 return Err(error);

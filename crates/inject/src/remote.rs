@@ -232,7 +232,7 @@ impl Session {
 
     /// The thread has been killed under our hands.
     fn lost(&mut self, at: usize) -> Error {
-        self.tracees[at].state = State::Gone;
+        self.tracees[at].end();
         self.exited()
     }
 

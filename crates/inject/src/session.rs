@@ -204,7 +204,6 @@ impl Session {
         }
         for at in all {
             let detached = self.detach(at);
-            // Only the end of this thread lets go of what runs.
             if detached.is_err() || self.tracees[at].state == State::Running {
                 worker::hold_on();
             }
@@ -233,7 +232,7 @@ impl Session {
         };
         match ptrace::detach(tracee.tid, 0) {
             // A thread that is killed while it is held may end before we let go of it.
-            Err(error) if is_esrch(&error) => tracee.state = State::Gone,
+            Err(error) if is_esrch(&error) => tracee.end(),
             other => other?,
         }
         Ok(())
@@ -305,7 +304,7 @@ impl Session {
             return Ok(());
         };
         match ptrace::interrupt(tracee.tid) {
-            Err(error) if is_esrch(&error) => tracee.state = State::Gone,
+            Err(error) if is_esrch(&error) => tracee.end(),
             other => other?,
         }
         Ok(())
@@ -362,7 +361,7 @@ impl Session {
         match ptrace::poll(tid)? {
             Event::None => return Ok(false),
             Event::Gone => {
-                self.tracees[at].state = State::Gone;
+                self.tracees[at].end();
                 if tid != self.process.pid() {
                     ptrace::reap(tid);
                 }
@@ -475,6 +474,12 @@ impl Drop for Session {
 }
 
 impl Tracee {
+    /// It has ended. Its parent is told, and can wait for it, only when nobody traces it any more.
+    pub fn end(&mut self) {
+        self.state = State::Gone;
+        worker::hold_on();
+    }
+
     fn new(tid: i32) -> Self {
         // SAFETY: the registers are plain integers, for which zeroes are a value.
         let regs = unsafe { std::mem::zeroed() };

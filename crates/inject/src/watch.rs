@@ -464,7 +464,7 @@ impl Session {
 
     fn ended(&mut self) -> Error {
         if let Some(tracee) = self.tracees.get_mut(ONLY) {
-            tracee.state = State::Gone;
+            tracee.end();
         }
         self.exited()
     }

@@ -23,7 +23,7 @@ type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 thread_local! {
     /// The thread may do the work of [`within`] itself.
     static IS_TRACER: Cell<bool> = const { Cell::new(false) };
-    /// It holds a thread of some target that it could not let go of.
+    /// It traces a thread of some target that it could not let go of, be it one that has ended.
     static HOLDS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -36,7 +36,8 @@ pub fn trace_here<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Must the calling thread end? The kernel lets go only then of a target's thread that did not stop in time.
+/// Must the calling thread end? The kernel lets go only then of a target's thread that did not stop in time, and hands one that has
+/// ended while it was traced to its parent.
 pub fn must_end() -> bool {
     HOLDS_ON.get()
 }

@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 
 use beeline_inject::{Error, MapFlags, Mapping, Process, ProtFlags, Stopped, must_end, trace_here};
 use common::{Target, compile, memory_file};
@@ -63,8 +65,37 @@ fn who_could_not_let_go_has_to_end() {
     };
     let (must, by) = std::thread::scope(|scope| scope.spawn(attempt).join().unwrap());
     assert!(must && by != 0);
-    assert_eq!(tracer(pid), 0);
+    // The kernel lets go a moment after the thread can be joined.
+    while tracer(pid) != 0 {
+        std::thread::yield_now();
+    }
     target.finish_fine();
+}
+
+/// It is another process's child: whoever traces it when it ends keeps it from its parent.
+#[test]
+fn who_has_traced_one_that_died_has_to_end() {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "sleep 1000 & echo $!; wait $!; echo $?"]);
+    let mut shell = shell.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines();
+    let pid: i32 = lines.next().unwrap().unwrap().parse().unwrap();
+    let process = Process::open(pid).unwrap();
+    let attempt = || {
+        let killed = trace_here(|| {
+            // SAFETY: a plain number: the process that this test has started.
+            process.stopped(|_| unsafe { libc::kill(pid, libc::SIGKILL) })
+        });
+        assert!(
+            matches!(killed, Ok(0) | Err(Error::Exited { .. })),
+            "{killed:?}"
+        );
+        must_end()
+    };
+    let must = std::thread::scope(|scope| scope.spawn(attempt).join().unwrap());
+    assert!(must);
+    assert_eq!(lines.next().unwrap().unwrap(), "137");
+    shell.wait().unwrap();
 }
 
 #[test]

@@ -282,14 +282,26 @@ impl Target {
     fn replace_arenas(&mut self) -> Result<(), Error> {
         let mappings: Vec<_> = self.arenas().map(mapping::replaced).collect();
         let process = &self.process;
-        let scratch = self.environment()?.private.scratch();
+        let environment = self.environment()?;
+        let (scratch, home) = (environment.private.scratch(), environment.home.base());
+        let ours = environment.manifest();
+        let expected = manifest_start(ours.magic, ours.session, ours.owner);
         let (tid_offset, outcome) = process.stopped(|stopped| {
             let tid_offset = find_tid_offset(process, stopped);
-            (tid_offset, stopped.map_files_through(scratch, &mappings))
+            let mut words = [0; MANIFEST_START];
+            // Up to the owner, which is the parent: it may run another program by now.
+            let is_copy = stopped.read(home, &mut words).is_ok() && words[..12] == expected[..12];
+            let outcome = match is_copy {
+                true => stopped
+                    .map_files_through(scratch, &mappings)
+                    .map_err(Error::from),
+                false => Err(self.error("it runs another program by now")),
+            };
+            (tid_offset, outcome)
         })?;
         drop(mappings);
         self.environment_mut()?.set_tid_offset(tid_offset);
-        outcome.map(drop).map_err(Error::from)
+        outcome.map(drop)
     }
 
     /// Does this link's program run at this address?

@@ -2,6 +2,7 @@
 #include "scenes.h"
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -98,6 +99,21 @@ static int failing(void)
     return 0;
 }
 
+/* Programs that the kernel gives up when the old ones are no more, which kills who runs them. */
+static int given_up(void)
+{
+    for (int i = 0; i < 6; i++) {
+        int status;
+        pid_t pid = i % 2 ? vfork() : fork();
+        if (pid == 0) {
+            execl("./nowhere", "nowhere", (char *)0);
+            _exit(98);
+        }
+        CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    }
+    return 0;
+}
+
 static int by_descriptor(void)
 {
     char *arguments[] = {"leaf", "11", 0};
@@ -173,6 +189,7 @@ int main(int count, char **arguments)
         {"script", script},
         {"vfork exec", vfork_exec},
         {"failing", failing},
+        {"given up", given_up},
         {"by descriptor", by_descriptor},
         {"set user", set_user},
         {"became", become},

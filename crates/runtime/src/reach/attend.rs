@@ -50,25 +50,35 @@ impl Reach {
         let mut answered = [const { None::<Instant> }; REQUESTS];
         let mut holding = Holding::Here;
         while !self.stop.load(SeqCst) {
-            let attend = || self.attend_until_it_must_end(&mut answered, holding);
+            let attend = || {
+                self.attend_until_it_must_end(&mut answered, holding);
+                rustix::thread::gettid()
+            };
             let ended = std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().name("beeline-answer".into());
                 Ok::<_, std::io::Error>(thread.spawn_scoped(scope, attend)?.join())
             });
             match ended {
-                Ok(Ok(())) => holding = Holding::Elsewhere,
+                Ok(Ok(thread)) => {
+                    holding = Holding::Elsewhere;
+                    // What it traced it lets go of a moment after it can be joined.
+                    while Path::new(&format!("/proc/self/task/{thread}")).exists() {
+                        std::thread::yield_now();
+                    }
+                }
                 // It has panicked.
                 Ok(Err(_)) => break,
                 Err(_) => std::thread::sleep(PULSE),
             }
         }
+        // From here on nobody waits for us.
+        let page = self.shared.page();
+        page.deaf.store(ENDING, SeqCst);
+        *lock(&self.serving) = None;
         if let Ok(pulse) = pulse {
             pulse.thread().unpark();
             let _ = pulse.join();
         }
-        // From here on nobody waits for us.
-        let page = self.shared.page();
-        page.deaf.store(ENDING, SeqCst);
         let mut answered = [const { None }; REQUESTS];
         for (request, answered) in page.requests.iter().zip(&mut answered) {
             if request.state.load(SeqCst) == POSTED {

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
 use beeline_hook::CommonCode;
 use beeline_image::abi::calls::{
@@ -114,10 +114,15 @@ impl Target {
                 // Another session was quicker.
                 self.check_alone(&hold.regions(&self.process)?)?;
             }
-            if let Some(calls) = &mut self.calls {
-                calls.is_doubtful = outcome.is_err();
+            if outcome.is_err()
+                && let Some(calls) = &mut self.calls
+            {
+                calls.is_doubtful = true;
             }
             outcome?;
+        }
+        if let Some(calls) = &mut self.calls {
+            calls.is_doubtful = false;
         }
         self.say_if_users_are_seen(&regions);
         Ok(())
@@ -387,11 +392,17 @@ impl Target {
                 // What has come over them since may be another session's.
                 self.check_alone(&hold.regions(&self.process)?)?;
             }
-            self.list_patches(&stubs, &spared)?;
-            hold.with(&self.process, |stopped| {
+            let before = self.list_patches(&stubs, &spared)?;
+            let stored = hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
                 store(stopped, &stubs)
-            })?;
+            });
+            if let Err(Error::Changed { .. }) = stored {
+                // Nothing was stored, and they are tried, and listed, again.
+                let manifest = self.environment()?.manifest();
+                manifest.first_patches.store(before, SeqCst);
+            }
+            stored?;
             if let Some(calls) = &mut self.calls {
                 Arc::make_mut(&mut calls.patched).extend(stubs.stored());
             }

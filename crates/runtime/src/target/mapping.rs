@@ -163,6 +163,7 @@ impl Target {
             false => {
                 let scratch = self.environment()?.private.scratch();
                 Hold::Brief.with(&self.process, |stopped| {
+                    self.check_same(stopped)?;
                     Ok(stopped.map_files_through(scratch, &mappings)?)
                 })?
             }

@@ -224,8 +224,12 @@ impl Target {
         Ok(common)
     }
 
-    /// Lists what is going to be patched: a patch that nobody could find must never be.
-    pub(super) fn list_patches(&mut self, stubs: &Placed, spared: &[Spared]) -> Result<(), Error> {
+    /// Lists what is going to be patched: a patch that nobody could find must never be. Gives the list as it was before.
+    pub(super) fn list_patches(
+        &mut self,
+        stubs: &Placed,
+        spared: &[Spared],
+    ) -> Result<usize, Error> {
         let patches: Vec<Patch> = stubs.patches().map(as_record).collect();
         let moves = stubs.set.moves.iter();
         let mut moves: Vec<Move> = moves
@@ -266,7 +270,7 @@ impl Target {
             .map_err(full)?;
         let first = &environment.manifest().first_patches;
         first.store(place as usize, SeqCst);
-        Ok(())
+        Ok(next)
     }
 }
 
