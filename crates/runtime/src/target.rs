@@ -342,10 +342,7 @@ impl Target {
         let Some(environment) = &self.environment else {
             return Ok(());
         };
-        let ours = environment.manifest();
-        let mut words = [0; MANIFEST_START];
-        let is_read = stopped.read(environment.home.base(), &mut words).is_ok();
-        match is_read && words == manifest_start(ours.magic, ours.session, ours.owner) {
+        match environment.is_in(stopped) {
             true => Ok(()),
             false => Err(self.error("it runs another program by now")),
         }

@@ -1,7 +1,7 @@
 //! What a target is known by in memory.
 
 use beeline_image::abi;
-use beeline_inject::{Process, Region};
+use beeline_inject::{Process, Region, Stopped};
 
 use crate::environment::Environment;
 use crate::life::SessionId;
@@ -38,6 +38,16 @@ impl Home {
         let mut words = [0; MANIFEST_START];
         let is_read = process.read_memory(self.base, &mut words).is_ok();
         is_read && words == manifest_start(abi::MANIFEST_MAGIC, own.pid as u32, owner)
+    }
+}
+
+impl Environment {
+    /// Is it this that a stopped process has at its place?
+    pub(super) fn is_in(&self, stopped: &Stopped) -> bool {
+        let ours = self.manifest();
+        let mut words = [0; MANIFEST_START];
+        let is_read = stopped.read(self.home.base(), &mut words).is_ok();
+        is_read && words == manifest_start(ours.magic, ours.session, ours.owner)
     }
 }
 

@@ -199,7 +199,9 @@ impl Target {
         let (shared, owner) = (&self.shared, self.owner);
         let is_done = Hold::Brief.with(&self.process, |stopped| {
             let mut leases = shared.page().leases.iter();
-            if leases.any(|lease| lease.owner.load(SeqCst) == owner) {
+            let in_use = leases.any(|lease| lease.owner.load(SeqCst) == owner);
+            // What another program has at these places is its own.
+            if in_use || !environment.is_in(stopped) {
                 return Ok(false);
             }
             environment.forget_out_of_reach(&reachable);
