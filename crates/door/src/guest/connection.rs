@@ -24,6 +24,9 @@ pub struct Connection {
     at_loss: AtLoss,
 }
 
+/// How much is said of what is not carried out.
+const MOST_SAID: usize = 100;
+
 /// What is to be done at once when the guest is lost.
 type AtLoss = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
@@ -104,11 +107,14 @@ impl Connection {
         (self.say)(line);
     }
 
-    /// Tells the user what may come again and again.
+    /// Tells the user what may come again and again, but no more than [`MOST_SAID`] lines of it: numbers in them are the tool's.
     pub(super) fn say_once(&self, line: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.insert(line.to_owned()) {
+        if said.len() < MOST_SAID && said.insert(line.to_owned()) {
             self.say(line);
+            if said.len() == MOST_SAID {
+                self.say("what else is not carried out in guests is not said any more");
+            }
         }
     }
 
@@ -120,5 +126,26 @@ impl Connection {
                 hear(&this, said);
             }
         }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake;
+    use super::*;
+
+    #[test]
+    fn what_comes_again_and_again_is_said_once_and_not_for_ever() {
+        let guest = fake::guest(|_| None);
+        for number in [1, 1, 2] {
+            guest.connection.say_once(&format!("command {number}"));
+        }
+        assert_eq!(*guest.said.lock().unwrap(), ["command 1", "command 2"]);
+        for number in 3..10_000 {
+            guest.connection.say_once(&format!("command {number}"));
+        }
+        let said = guest.said.lock().unwrap();
+        assert_eq!(said.len(), MOST_SAID + 1);
+        assert!(said[MOST_SAID].contains("not said any more"));
     }
 }
