@@ -1,6 +1,7 @@
 //! Whatever becomes of a guest, its proxy or the line to it: the tool on this machine ends soon, and nobody keeps anything.
 
 use super::*;
+use crate::memory;
 use crate::place::attached;
 use crate::proxy::{self, Proxy};
 use crate::wire::{Fault, Wire};
@@ -254,6 +255,28 @@ fn a_guest_or_a_proxy_that_dies_ends_the_tool() {
     guest.kill();
     ends_soon(running, "a killed guest");
     proxy.forget();
+}
+
+#[test]
+fn who_waits_for_the_guest_holds_up_nobody_else() {
+    need!(beeline_wanted());
+    let guest = need!(shared());
+    let proxy = Proxy::start(&guest);
+    let scratch = Scratch::new();
+    let tool = scratch.build("waits.c");
+    for asked in ["look-up", "next-key", "delete"] {
+        let mut command = proxy.command(&tool);
+        command.arg(asked);
+        let running = Tool::start(command);
+        let ready = running.wait_for_line(|line| line.starts_with("ready "));
+        let (_, pid) = ready.split_once(' ').expect("its number");
+        proxy.signal("STOP");
+        memory::signal(pid.parse().expect("a number"), libc::SIGUSR1);
+        running.wait_for_line(|line| line == "others go on");
+        proxy.signal("CONT");
+        running.wait_for_line(|line| line == "done 0");
+        assert!(running.wait().status.success(), "{asked}");
+    }
 }
 
 /// xorshift of 64 bits (G. Marsaglia, "Xorshift RNGs").

@@ -31,7 +31,7 @@ fn child(running: &Tool) -> u32 {
     found.expect("it has started a tool")
 }
 
-fn signal(pid: u32, signal: i32) {
+pub fn signal(pid: u32, signal: i32) {
     // SAFETY: sends a signal to a child of a process that we have started.
     assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
 }

@@ -107,6 +107,14 @@ impl<'a> Proxy<'a> {
         job.wait();
     }
 
+    /// Sends it a signal.
+    pub fn signal(&self, name: &str) {
+        self.job
+            .as_ref()
+            .expect("it runs until it is dropped")
+            .signal(name);
+    }
+
     /// How many descriptors it has, but for files and directories: some of those it opens when they are first asked for, and keeps.
     pub fn descriptors(&self) -> u32 {
         let pid = self.pid;

@@ -25,9 +25,16 @@ pub(crate) struct Call<'a, D = Door> {
     pub(crate) id: u64,
     pub(crate) tid: i32,
     pub(crate) args: [u64; 6],
+    /// See [`Self::let_others_lead`].
+    pub(crate) let_lead: &'a dyn Fn(),
 }
 
 impl<D> Call<'_, D> {
+    /// To be called before the call waits for anything: another thread takes the tool's next call, if none does yet.
+    pub(crate) fn let_others_lead(&self) {
+        (self.let_lead)();
+    }
+
     /// Is a descriptor of the tool's closed on `execve`?
     pub(crate) fn closes_on_exec(&self, fd: i32) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid));

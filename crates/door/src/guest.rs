@@ -34,6 +34,7 @@ mod walks;
 use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
+use beeline_wire::layout::command;
 use beeline_wire::messages::Welcome;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
@@ -157,6 +158,13 @@ impl Answers for Guest {
             libc::SYS_rt_sigreturn => call.door.rings.none_to_settle(),
             _ => false,
         }
+    }
+
+    /// Steps of a walk mostly are.
+    fn is_short(request: &Request) -> bool {
+        let number = request.args[0] as u32;
+        request.nr == libc::SYS_bpf
+            && matches!(number, command::MAP_LOOKUP_ELEM | command::MAP_GET_NEXT_KEY)
     }
 
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer) {

@@ -124,6 +124,11 @@ impl Answers for Door {
         }
     }
 
+    /// Any other call may wait: for the targets it stops, say, whose own calls may come here.
+    fn is_short(_: &Request) -> bool {
+        false
+    }
+
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer) {
         let installing = match &answer {
             Ok(Reply::Descriptor { file, .. }) => key_of(file).ok(),

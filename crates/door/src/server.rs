@@ -3,12 +3,14 @@
 //! One thread at a time leads: it waits for the next call, then lets another lead while it answers.
 //! There is always one that leads, made when needed, so a call that takes long (attaching to many
 //! processes) holds up no other; not even those that the door itself causes when a target is a
-//! child of the tool. Most calls name a file that is none of the door's: the leader sends those on
-//! to the kernel itself, as changing threads costs more than all else.
+//! child of the tool. Changing threads costs more than all else, though. Most calls name a file that
+//! is none of the door's: the leader sends those on to the kernel itself. And a call that may be
+//! answered at once is answered by the leader, who lets another lead only if it comes to wait.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 
 use beeline_runtime::backend::Errno;
@@ -29,6 +31,10 @@ pub(crate) trait Answers: Sync + Sized {
     /// Is it one of the calls that are made often, and none of ours? A look that waits for nothing but the page that the
     /// path is in.
     fn is_plainly_kernels(call: &Call<'_, Self>, nr: i64) -> bool;
+
+    /// May the answer to such a call be there at once? It is begun by the thread that leads, and has to
+    /// [let others lead](Call::let_others_lead) before it waits for anything but the tool's memory.
+    fn is_short(request: &Request) -> bool;
 
     /// Gives the tool its answer.
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer);
@@ -79,22 +85,29 @@ impl<D: Answers> Server<D> {
 
     /// Takes calls and answers them until there are none, or enough others do.
     fn work<'scope, 'env>(&'scope self, scope: &'scope Scope<'scope, 'env>) {
-        loop {
-            let request = {
-                let _lead = self.lead.lock().unwrap_or_else(PoisonError::into_inner);
-                self.receive()
+        let mut lead = self.lead();
+        while let Some(request) = self.receive() {
+            let still_leading = self.serve(&request, lead, scope);
+            lead = match still_leading {
+                Some(lead) => lead,
+                None if self.stays() => self.lead(),
+                None => return,
             };
-            let left = self.free.fetch_sub(1, Ordering::AcqRel) - 1;
-            let Some(request) = request else { return };
-            if left == 0 {
-                self.add_worker(scope);
-            }
-            self.serve(&request);
-            if self.free.fetch_add(1, Ordering::AcqRel) >= SPARE_THREADS {
-                self.free.fetch_sub(1, Ordering::AcqRel);
-                return;
-            }
         }
+        self.free.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Is a thread that has answered a call kept for another one? One that goes is never counted among the free: whoever gives the
+    /// lead up would take it for one that takes it.
+    fn stays(&self) -> bool {
+        let more = |free| (free < SPARE_THREADS).then_some(free + 1);
+        let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
+        self.free.fetch_update(set, fetch, more).is_ok()
+    }
+
+    /// Waits to lead.
+    fn lead(&self) -> Lead<'_> {
+        self.lead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add_worker<'scope, 'env>(&'scope self, scope: &'scope Scope<'scope, 'env>) {
@@ -112,7 +125,7 @@ impl<D: Answers> Server<D> {
     fn receive(&self) -> Option<Request> {
         loop {
             let request = self.listener.receive()?;
-            let call = self.call(&request);
+            let call = self.call(&request, &|| ());
             let look = || D::is_plainly_kernels(&call, request.nr);
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {
                 return Some(request);
@@ -121,7 +134,7 @@ impl<D: Answers> Server<D> {
         }
     }
 
-    fn call<'a>(&'a self, request: &'a Request) -> Call<'a, D> {
+    fn call<'a>(&'a self, request: &'a Request, let_lead: &'a dyn Fn()) -> Call<'a, D> {
         Call {
             door: &self.door,
             memory: Memory::new(&self.listener, request),
@@ -129,18 +142,38 @@ impl<D: Answers> Server<D> {
             id: request.id,
             tid: request.tid,
             args: request.args,
+            let_lead,
         }
     }
 
-    fn serve(&self, request: &Request) {
-        let call = self.call(request);
+    /// Answers a call. Gives the lead back unless another thread has it now.
+    fn serve<'scope, 'env>(
+        &'scope self,
+        request: &Request,
+        lead: Lead<'scope>,
+        scope: &'scope Scope<'scope, 'env>,
+    ) -> Option<Lead<'scope>> {
+        let lead = Cell::new(Some(lead));
+        let let_lead = || {
+            if lead.take().is_some() && self.free.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.add_worker(scope);
+            }
+        };
+        let call = self.call(request, &let_lead);
+        if !D::is_short(request) {
+            call.let_others_lead();
+        }
         // A fault in the door or the backend fails the call, and must not leave the tool waiting
         // for ever.
         let answer = catch_unwind(AssertUnwindSafe(|| D::answer(&call, request.nr)))
             .unwrap_or(Err(Errno(libc::EIO)));
         self.door.deliver(&self.listener, request, answer);
+        lead.take()
     }
 }
+
+/// The right to wait for the next call.
+type Lead<'a> = MutexGuard<'a, ()>;
 
 /// The door holds a descriptor for each object of the tool, and the usual soft limit of 1024 is
 /// soon reached by one that attaches by wildcard. The tool runs already, and keeps the limit that

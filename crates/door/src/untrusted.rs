@@ -78,6 +78,7 @@ impl Tool {
             id: 0,
             tid: rustix::thread::gettid().as_raw_nonzero().get(),
             args: arguments,
+            let_lead: &|| (),
         };
         match Door::answer(&call, number)? {
             Reply::Descriptor { file, .. } => Ok(Some(file)),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use beeline_runtime::backend::Errno;
 use beeline_wire::info::{Kind, link_types};
 use beeline_wire::layout::{
-    MapFacts, command, is_for_elements, layout, long_at, number_at, put_number,
+    Layout, MapFacts, command, is_for_elements, layout, long_at, number_at, put_number,
 };
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
@@ -49,12 +49,29 @@ impl Call<'_, Guest> {
             }
             _ => None,
         };
-        if let Some(map) = &first
+        let answer = self.bpf_about(first.as_ref(), number, layout, attr);
+        // The tool has closed it meanwhile: the guest is told.
+        if let Some(last) = first.and_then(Arc::into_inner) {
+            self.let_others_lead();
+            drop(last);
+        }
+        answer
+    }
+
+    /// A command about an object, if it is about one.
+    fn bpf_about(
+        &self,
+        first: Option<&Arc<Object>>,
+        number: u32,
+        layout: Layout,
+        attr: Vec<u8>,
+    ) -> Answer {
+        if let Some(map) = first
             && let Some(answer) = self.walk(number, map, &attr)?
         {
             return Ok(answer);
         }
-        let (taken, done) = self.carry_out(number, layout, attr.clone(), first.as_ref())?;
+        let (taken, done) = self.carry_out(number, layout, attr.clone(), first)?;
         taken.give_back(self, &done)?;
         if done.errno != 0 {
             if !done.why.is_empty() {
@@ -80,7 +97,7 @@ impl Call<'_, Guest> {
     fn carry_out(
         &self,
         number: u32,
-        layout: beeline_wire::layout::Layout,
+        layout: Layout,
         mut attr: Vec<u8>,
         first: Option<&Arc<Object>>,
     ) -> Result<(Taken, BpfDone), Errno> {
@@ -114,9 +131,15 @@ impl Call<'_, Guest> {
         Ok(())
     }
 
+    /// Asks the guest what needs nothing to be sent before.
+    pub(super) fn ask_at_once(&self, request: Asked) -> Result<Said, Errno> {
+        self.let_others_lead();
+        self.door.connection.ask(request)
+    }
+
     pub(super) fn ask_bpf(&self, message: Bpf) -> Result<BpfDone, Errno> {
         let done = match is_for_elements(message.command) {
-            true => self.door.connection.ask(Asked::Bpf(message)),
+            true => self.ask_at_once(Asked::Bpf(message)),
             false => self.door.ask(Asked::Bpf(message)),
         };
         match done? {

@@ -5,7 +5,7 @@
 //! on its way stay known as steps, as it wants to go on from there.
 
 use std::sync::Arc;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use beeline_runtime::backend::Errno;
@@ -107,7 +107,7 @@ impl Call<'_, Guest> {
             }
             command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 => {
                 let key = read_key()?;
-                let mut walk = lock(map);
+                let mut walk = self.walk_of(map);
                 let known = walk.is_fresh().then(|| walk.find(&key)).flatten();
                 let found = known.and_then(|step| walk.steps[step].value.take());
                 drop(walk);
@@ -121,7 +121,7 @@ impl Call<'_, Guest> {
             | command::MAP_DELETE_ELEM
             | command::MAP_LOOKUP_AND_DELETE_ELEM => {
                 let key = read_key()?;
-                let mut walk = lock(map);
+                let mut walk = self.walk_of(map);
                 if let Some(step) = walk.find(&key) {
                     walk.steps[step].value = None;
                 }
@@ -130,7 +130,7 @@ impl Call<'_, Guest> {
             command::MAP_UPDATE_BATCH
             | command::MAP_DELETE_BATCH
             | command::MAP_LOOKUP_AND_DELETE_BATCH => {
-                *lock(map) = Walk::default();
+                *self.walk_of(map) = Walk::default();
                 Ok(None)
             }
             _ => Ok(None),
@@ -143,7 +143,7 @@ impl Call<'_, Guest> {
         after: Option<Vec<u8>>,
         lens: (usize, usize),
     ) -> Result<Vec<u8>, Errno> {
-        let mut walk = lock(map);
+        let mut walk = self.walk_of(map);
         if let Some(after) = &after
             && walk.is_fresh()
             && let Some(step) = walk.find(after)
@@ -167,7 +167,7 @@ impl Call<'_, Guest> {
             after: after.unwrap_or_default(),
             count: most.min(room.max(1) as u32),
         };
-        let walked = match self.door.connection.ask(Asked::Walk(request))? {
+        let walked = match self.ask_at_once(Asked::Walk(request))? {
             Said::Walked(walked) => walked,
             _ => return Err(EPROTO),
         };
@@ -175,8 +175,16 @@ impl Call<'_, Guest> {
         let first = walk.steps.first().ok_or(ENOENT)?;
         Ok(first.key.clone())
     }
-}
 
-fn lock(map: &Object) -> MutexGuard<'_, Walk> {
-    map.walk.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A map's walk, of which another thread may be asking for more.
+    fn walk_of<'m>(&self, map: &'m Object) -> MutexGuard<'m, Walk> {
+        match map.walk.try_lock() {
+            Ok(walk) => walk,
+            Err(TryLockError::Poisoned(walk)) => walk.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.let_others_lead();
+                map.walk.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+        }
+    }
 }
