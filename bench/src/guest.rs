@@ -34,6 +34,10 @@ pub fn all(engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
     let scratch = Scratch::new();
     let tool = scratch.build("guest_tool.c");
     let binary = beeline().with_file_name("beeline-guest");
+    anyhow::ensure!(
+        binary.is_file(),
+        "no beeline-guest beside beeline: run make build first"
+    );
     let cache = scratch.path().join("cache");
     // Guests of their own, with more CPUs, and before there is another one to compete with.
     let queue = match engines.contains(&Engine::Beeline) {
