@@ -1,7 +1,6 @@
 //! Whatever becomes of a guest, its proxy or the line to it: the tool on this machine ends soon, and nobody keeps anything.
 
 use super::*;
-use crate::memory;
 use crate::place::attached;
 use crate::proxy::{self, Proxy};
 use crate::wire::{Fault, Wire};
@@ -271,7 +270,7 @@ fn who_waits_for_the_guest_holds_up_nobody_else() {
         let ready = running.wait_for_line(|line| line.starts_with("ready "));
         let (_, pid) = ready.split_once(' ').expect("its number");
         proxy.signal("STOP");
-        memory::signal(pid.parse().expect("a number"), libc::SIGUSR1);
+        signal(pid.parse().expect("a number"), libc::SIGUSR1);
         running.wait_for_line(|line| line == "others go on");
         proxy.signal("CONT");
         running.wait_for_line(|line| line == "done 0");

@@ -64,3 +64,9 @@ fn boot_with(options: Options) -> Result<Guest, String> {
     files.extend(proxy::built().map(|file| (file, proxy::PLACE.to_owned())));
     Guest::boot(&Options { files, ..options })
 }
+
+/// Sends a signal to a tool's process on this machine.
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: sends a signal to a child of a process that we have started.
+    assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+}

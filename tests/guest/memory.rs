@@ -31,11 +31,6 @@ fn child(running: &Tool) -> u32 {
     found.expect("it has started a tool")
 }
 
-pub fn signal(pid: u32, signal: i32) {
-    // SAFETY: sends a signal to a child of a process that we have started.
-    assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
-}
-
 #[test]
 fn a_script_prints_every_event_by_a_perf_ring_in_shared_memory() {
     let guest = need!(shared());

@@ -155,7 +155,9 @@ impl<D: Answers> Server<D> {
     ) -> Option<Lead<'scope>> {
         let lead = Cell::new(Some(lead));
         let let_lead = || {
-            if lead.take().is_some() && self.free.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let Some(lead) = lead.take() else { return };
+            drop(lead);
+            if self.free.fetch_sub(1, Ordering::AcqRel) == 1 {
                 self.add_worker(scope);
             }
         };

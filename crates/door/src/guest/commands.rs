@@ -50,7 +50,7 @@ impl Call<'_, Guest> {
             _ => None,
         };
         let answer = self.bpf_about(first.as_ref(), number, layout, attr);
-        // The tool has closed it meanwhile: the guest is told.
+        // Where the tool has closed it meanwhile this is the last of it, and to drop it is to tell the guest, which may wait.
         if let Some(last) = first.and_then(Arc::into_inner) {
             self.let_others_lead();
             drop(last);
