@@ -7,6 +7,7 @@ use beeline_e2e::{
     Engine, Scratch, Tool, Turn, Workload, altered_text, beeline, beeline_wanted, engines,
     find_program, map_counts, need,
 };
+use serde_json::Value;
 
 use crate::trace::{Traced, every_call, on_family, plain, same_calls, same_calls_but, threads};
 
@@ -57,19 +58,21 @@ fn a_process_whose_code_differs_from_that_of_another_is_hooked_but_for_that() {
     both.into_iter().for_each(|workload| workload.finish());
 }
 
-/// Nothing says where its functions are: its calls are found where the instruction right before says which.
+/// So that nothing says where the program's functions are.
+const NAMELESS: [&str; 5] = [
+    "-static",
+    "-nostdlib",
+    "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables",
+    "-s",
+];
+
+/// Its calls are found where the instruction right before says which.
 #[test]
 fn calls_of_a_program_without_any_names_are_seen() {
     let _turn = Turn::take();
     let scratch = Scratch::new();
-    let options = [
-        "-static",
-        "-nostdlib",
-        "-fno-stack-protector",
-        "-fno-asynchronous-unwind-tables",
-        "-s",
-    ];
-    let program = scratch.build_with("calls/unnamed.c", &options);
+    let program = scratch.build_with("calls/unnamed.c", &NAMELESS);
     let script = "tracepoint:raw_syscalls:sys_enter /{ours}/ { @[args->id] = count(); }";
     for engine in need!(engines()) {
         let mut traced = need!(Traced::start(engine, plain(&program)(), script));
@@ -290,5 +293,54 @@ fn instructions_for_calls_that_nobody_waits_for_are_not_told() {
     ] {
         let told = need!(told(&program, &[calls]));
         assert_eq!(told.len(), 1, "{calls}: {told:?}");
+    }
+}
+
+/// What `beeline ps` says of a process's calls that are not hooked: where they are, and why.
+fn spared_in(pid: u32) -> Vec<(String, String)> {
+    let mut ps = Command::new(beeline());
+    let ps = ps.args(["ps", "--json"]).output().expect("beeline ps");
+    let list: Value = serde_json::from_slice(&ps.stdout).expect("JSON");
+    let mut processes = list.as_array().expect("a list").iter();
+    let process = processes.find(|process| process["pid"] == pid);
+    let spared = process.expect("it is listed")["calls"]["spared"].clone();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let spared = spared.as_array().expect("a list").iter();
+    spared
+        .map(|one| (text(&one["place"]), text(&one["why"])))
+        .collect()
+}
+
+/// A thread that sleeps shows by what it called. Who slept before the instruction was hooked is none of those.
+#[test]
+fn calls_that_slip_through_are_found_in_their_sleep() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let slips = scratch.build("calls/slips.c");
+    let unnamed = scratch.build_with("calls/unnamed.c", &NAMELESS);
+    let script = "tracepoint:syscalls:sys_enter_read { @reads = count(); }";
+    let scenes = [(slips, ["sleep", "slip"]), (unnamed, ["go", "far"])];
+    for (program, [before, slip]) in scenes {
+        let mut workload = Workload::start(&program);
+        workload.tell(before);
+        let mut traced = need!(Traced::attach(Engine::Beeline, workload, script));
+        assert_eq!(traced.workload.tell(slip), format!("done {slip}"));
+        let sleeps = |line: &str| line.contains("it sleeps in system call 0, made by");
+        let line = traced.tool.wait_to_be_told(sleeps);
+        let spared = spared_in(traced.workload.pid());
+        let found = spared
+            .iter()
+            .filter(|(_, why)| why.contains("a sleeping thread"));
+        let [(place, _)] = found.collect::<Vec<_>>()[..] else {
+            panic!("{line}: {spared:?}");
+        };
+        let of_file = line.contains(program.to_str().expect("UTF-8"));
+        assert!(line.contains(place.as_str()) || !of_file, "{line}: {place}");
+        assert_eq!(of_file, slip == "far", "{line}");
+        if slip == "far" {
+            assert_eq!(traced.workload.tell("on"), "done good");
+        }
+        traced.finish();
     }
 }

@@ -100,6 +100,14 @@ impl Tool {
             .ok_or_else(|| self.words("did not print what was expected"))
     }
 
+    /// As [`Tool::wait_for_line`], for what it says on its standard error.
+    pub fn wait_to_be_told(&self, wanted: impl Fn(&str) -> bool) -> String {
+        let found = self.stderr.wait_for(0, PATIENCE, wanted);
+        found
+            .map(|(_, line)| line)
+            .unwrap_or_else(|| panic!("{}", self.words("did not say what was expected")))
+    }
+
     /// Waits for two more ticks: what happened in the target before now has been printed after them.
     pub fn settle(&self) {
         let mut seen = self.stdout.so_far().len();

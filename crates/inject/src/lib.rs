@@ -47,6 +47,7 @@ mod worker;
 pub use error::{Error, Refusal};
 pub use files::Mapping;
 pub use frames::{SignalFrame, signal_frames};
+pub use proc::Asleep;
 pub use process::{Options, Process, Seccomp};
 pub use regions::{Permissions, Region, regions_of};
 pub use rustix::io::Errno;

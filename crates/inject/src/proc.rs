@@ -54,6 +54,33 @@ impl Status {
     }
 }
 
+/// A thread that sleeps in a system call, as its `/proc/PID/task/TID/syscall` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asleep {
+    /// The call's number.
+    pub number: i64,
+    /// The instruction behind that by which it called.
+    pub ip: u64,
+}
+
+impl Asleep {
+    /// Of the file's text: the call's number, six arguments, the stack pointer and the instruction pointer. Nothing if the thread
+    /// runs, or sleeps for another reason, which shows as the call -1.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        let mut words = text.split_ascii_whitespace();
+        let number = words.next()?.parse().ok().filter(|number| *number >= 0)?;
+        let ip = words.nth(7)?.strip_prefix("0x")?;
+        let ip = u64::from_str_radix(ip, 16).ok()?;
+        Some(Self { number, ip })
+    }
+
+    /// Where the `syscall` instruction is, if it was one.
+    pub fn call(&self) -> u64 {
+        self.ip.wrapping_sub(2)
+    }
+}
+
 /// Whether a state letter means that the thread will never run again.
 pub(crate) fn is_dead(state: char) -> bool {
     matches!(state, 'Z' | 'X' | 'x')
@@ -95,6 +122,26 @@ pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sleepers_show_their_call() {
+        let text = b"230 0x0 0x0 0x7ffd0 0x0 0x0 0x0 0x7ffc8 0x7f12e\n";
+        let asleep = Asleep {
+            number: 230,
+            ip: 0x7f12e,
+        };
+        assert_eq!(Asleep::parse(text), Some(asleep));
+        assert_eq!(asleep.call(), 0x7f12c);
+        for other in [
+            "running\n",
+            "-1 0x7ffc8 0x7f12e\n",
+            "",
+            "230",
+            "1 0 0 0 0 0 0 0 x",
+        ] {
+            assert_eq!(Asleep::parse(other.as_bytes()), None, "{other}");
+        }
+    }
 
     #[test]
     fn status_with_an_odd_name() {

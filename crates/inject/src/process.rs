@@ -13,7 +13,7 @@ use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::proc::{self, PF_KTHREAD, Status, is_dead, state_and_flags};
+use crate::proc::{self, Asleep, PF_KTHREAD, Status, is_dead, state_and_flags};
 use crate::regions::{self, Region};
 use crate::{Error, Refusal, Stopped};
 
@@ -299,6 +299,11 @@ impl Process {
                 source: errno.into(),
             },
         })
+    }
+
+    /// The system call that one of its threads sleeps in; nothing if it does not, or that cannot be read.
+    pub fn asleep(&self, tid: i32) -> Option<Asleep> {
+        Asleep::parse(&self.read_raw(&format!("task/{tid}/syscall")).ok()?)
     }
 
     fn list_threads(&self) -> Result<Vec<i32>, Errno> {

@@ -80,6 +80,8 @@ pub struct Reach {
     has_told: AtomicBool,
     /// Programs of whose instructions that are not hooked the user has been told, by name and number.
     unhooked: Mutex<BTreeSet<(String, usize)>>,
+    /// Instructions of which he has been told that their calls slip through.
+    slipped: Mutex<BTreeSet<String>>,
     watcher: Mutex<Option<JoinHandle<()>>>,
     attendant: Mutex<Option<JoinHandle<()>>>,
     /// Says when a process that holds things in shared memory has died, by its owner's tag.
@@ -129,6 +131,7 @@ impl Reach {
             stop: AtomicBool::new(false),
             has_told: AtomicBool::new(false),
             unhooked: Mutex::default(),
+            slipped: Mutex::default(),
             watcher: Mutex::default(),
             attendant: Mutex::default(),
             dead: Mutex::default(),

@@ -34,6 +34,7 @@ use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
 use calls::Calls;
+pub use calls::SlippedCall;
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 

@@ -9,7 +9,10 @@ use beeline_inject::Process;
 use super::{Reach, is_part_of_us, lock, unless_changed};
 use crate::error::Error;
 use crate::link::CallLink;
-use crate::target::Hold;
+use crate::target::{Hold, SlippedCall};
+
+/// Places that the user is told of.
+const SLIPPED_TOLD: usize = 16;
 
 impl Reach {
     /// Attaches a link to every process of the scope, and to those that come later.
@@ -100,6 +103,32 @@ impl Reach {
         );
         if lock(&self.unhooked).insert((name, count)) {
             (self.report)(&what);
+        }
+    }
+
+    /// Tells the user of calls that programs here wait for and did not see: of each place once, and of the first places only.
+    pub(super) fn look_for_slipped_calls(&self) {
+        for target in self.all_targets() {
+            let mut target = lock(&target);
+            let found = match target.waits_for_child() {
+                true => Vec::new(),
+                false => target.look_for_slipped_calls(),
+            };
+            let pid = target.process().pid();
+            drop(target);
+            for SlippedCall {
+                name,
+                place,
+                number,
+            } in found
+            {
+                let mut told = lock(&self.slipped);
+                if told.len() < SLIPPED_TOLD && told.insert(format!("{name} {place}")) {
+                    (self.report)(&format!(
+                        "process {pid} ({name}): it sleeps in system call {number}, made by an instruction at {place} that nobody knew of; calls from there are not seen"
+                    ));
+                }
+            }
         }
     }
 

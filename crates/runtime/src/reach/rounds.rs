@@ -16,8 +16,8 @@ use crate::target::Target;
 
 /// How often processes are looked at: for their end, and for new ones that a link is to reach.
 const ROUND: Duration = Duration::from_millis(100);
-/// Every so many rounds it is looked for threads that have ended.
-const FORGETTING: u32 = 10;
+/// Every so many rounds it is looked for threads that have ended, and for those that sleep in a call that nobody has seen.
+const SECOND: u32 = 10;
 /// How long a process that could not be attached to is left alone.
 const PAUSE: Duration = Duration::from_secs(5);
 /// How long a process that is new is looked at each round: it may yet run another program, and load its libraries.
@@ -37,8 +37,9 @@ impl Reach {
             self.tidy();
             self.tell_cleared(false);
             round = round.wrapping_add(1);
-            if round.is_multiple_of(FORGETTING) {
+            if round.is_multiple_of(SECOND) {
                 self.forget_threads();
+                self.look_for_slipped_calls();
             }
             let links: Vec<_> = lock(&self.links).values().cloned().collect();
             let calls = self.call_links();

@@ -1,6 +1,7 @@
 //! System calls of a target: every `syscall` instruction in its files' code leads to a stub, and what runs there is said by
 //! a table.
 
+mod slipped;
 mod stubs;
 mod unhooked;
 mod users;
@@ -31,6 +32,8 @@ use crate::life::SessionId;
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
+use slipped::Slipped;
+pub use slipped::SlippedCall;
 use stubs::{Stored, spared_in, store};
 use unhooked::Unhooked;
 use written::Written;
@@ -52,6 +55,7 @@ pub struct Calls {
     /// There is code of a file with calls that are not hooked.
     has_unhooked: bool,
     unhooked: Unhooked,
+    slipped: Slipped,
     /// When it was last looked, code was not what it was expected to be.
     is_doubtful: bool,
 }
@@ -213,7 +217,6 @@ impl Target {
     /// Code that has not been looked through yet.
     fn unseen_code(&mut self, regions: &[Region]) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
         self.forget_unmapped_calls(regions);
-        let root = PathBuf::from(format!("/proc/{}/root", self.process.pid()));
         let seen = |region: &Region| {
             let calls = self.calls.as_ref();
             calls.is_some_and(|calls| calls.seen.contains(&key(region)))
@@ -228,16 +231,21 @@ impl Target {
             } else if region.inode == 0 {
                 without_file.push(region.clone());
             } else if !seen(region) {
-                let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
-                match self.shared.calls.of(&path, region.inode) {
-                    Ok(file) => fresh.push((region.clone(), file)),
-                    // It has been replaced or removed since.
-                    Err(_) => without_file.push(region.clone()),
+                match self.calls_of_file(region) {
+                    Some(file) => fresh.push((region.clone(), file)),
+                    None => without_file.push(region.clone()),
                 }
             }
         }
         self.add_without_file(without_file, &mut fresh);
         Ok(fresh)
+    }
+
+    /// The calls of the file that a mapping is of; nothing if it has been replaced or removed since.
+    fn calls_of_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
+        let root = PathBuf::from(format!("/proc/{}/root", self.process.pid()));
+        let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
+        self.shared.calls.of(&path, region.inode).ok()
     }
 
     /// Where the first arena may be: near the first code that is to be hooked. A program has mostly none itself, and is far
@@ -281,6 +289,7 @@ impl Target {
             written: Written::default(),
             has_unhooked: false,
             unhooked: Unhooked::default(),
+            slipped: Slipped::default(),
             is_doubtful: false,
         });
         Ok(())

@@ -249,28 +249,58 @@ impl Target {
                     regs,
                 }),
         );
+        self.list(Listed {
+            calls: stubs.set.count,
+            patches: &patches,
+            moves: &moves,
+            spared,
+        })
+    }
+
+    /// Puts something before what is listed of the process's system calls. Gives the list as it was before.
+    pub(super) fn list(&mut self, listed: Listed<'_>) -> Result<usize, Error> {
         let environment = self.environment_mut()?;
         let home = &mut environment.home;
         let full = os("filling an arena");
-        let listed = Patches {
+        let patches = Patches {
             next: 0,
-            calls: stubs.set.count,
-            patches: home.array(&patches).map_err(&full)? as usize,
-            patch_count: patches.len(),
-            moves: home.array(&moves).map_err(&full)? as usize,
-            move_count: moves.len(),
-            spared: home.array(spared).map_err(&full)? as usize,
-            spared_count: spared.len(),
+            calls: listed.calls,
+            patches: home.array(listed.patches).map_err(&full)? as usize,
+            patch_count: listed.patches.len(),
+            moves: home.array(listed.moves).map_err(&full)? as usize,
+            move_count: listed.moves.len(),
+            spared: home.array(listed.spared).map_err(&full)? as usize,
+            spared_count: listed.spared.len(),
         };
         let first = &environment.manifest().first_patches;
         let next = first.load(SeqCst);
         let place = environment
             .home
-            .value(Patches { next, ..listed })
+            .value(Patches { next, ..patches })
             .map_err(full)?;
         let first = &environment.manifest().first_patches;
         first.store(place as usize, SeqCst);
         Ok(next)
+    }
+}
+
+/// What one list of a process's system calls says, all of it in one mapping.
+#[derive(Debug, Default)]
+pub(super) struct Listed<'a> {
+    /// `syscall` instructions that lead to a stub.
+    calls: usize,
+    patches: &'a [Patch],
+    moves: &'a [Move],
+    spared: &'a [Spared],
+}
+
+impl<'a> Listed<'a> {
+    /// Instructions that are not hooked.
+    pub fn spared(spared: &'a [Spared]) -> Self {
+        Self {
+            spared,
+            ..Self::default()
+        }
     }
 }
 
@@ -394,7 +424,7 @@ pub(super) fn spared_in(region: &Region, file: &FileCalls) -> Vec<Spared> {
         .collect()
 }
 
-fn spared_one(address: u64, why: &str) -> Spared {
+pub(super) fn spared_one(address: u64, why: &str) -> Spared {
     let mut room = [0; WHY];
     room.iter_mut()
         .zip(why.bytes())

@@ -60,8 +60,13 @@ impl Target {
         if count == 0 || std::mem::replace(&mut calls.unhooked.is_told, true) {
             return None;
         }
+        Some((self.name(), count))
+    }
+
+    /// The process's name, which it chooses itself: nothing in it controls a terminal.
+    pub(super) fn name(&self) -> String {
         let name = std::fs::read_to_string(format!("/proc/{}/comm", self.process.pid()));
         let name = name.unwrap_or_default();
-        Some((name.trim_end().replace(char::is_control, "\u{fffd}"), count))
+        name.trim_end().replace(char::is_control, "\u{fffd}")
     }
 }

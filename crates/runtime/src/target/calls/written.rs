@@ -26,6 +26,26 @@ pub(super) struct Written {
     listed: BTreeSet<u64>,
 }
 
+impl Written {
+    /// Nothing more of it is hooked.
+    fn is_full(&self) -> bool {
+        self.hooked.max(self.listed.len()) > LIMIT
+    }
+
+    /// Is this memory of no file, in which code comes and goes without being looked at?
+    pub fn leaves_alone(&self, region: &Region) -> bool {
+        let is_large = region.end - region.start > LARGEST;
+        let is_written = region.inode == 0 && (region.permissions.write || is_large);
+        is_written || region.permissions.shared || (region.inode == 0 && self.is_full())
+    }
+}
+
+/// Memory whose calls are not the program's own.
+pub(super) fn is_kernels_or_ours(region: &Region) -> bool {
+    let name = region.path.to_string_lossy();
+    name.starts_with(PREFIX) || name.starts_with("[vsyscall]")
+}
+
 /// The largest mapping that is looked through,
 const LARGEST: u64 = 64 << 20;
 /// and the largest that is looked through again each time that something becomes executable.
@@ -51,7 +71,7 @@ impl Target {
         let is_expected = written.is_some_and(|written| std::mem::take(&mut written.is_expected));
         let is_full = |target: &Self| {
             let calls = target.calls.as_ref();
-            calls.is_some_and(|calls| calls.written.hooked.max(calls.written.listed.len()) > LIMIT)
+            calls.is_some_and(|calls| calls.written.is_full())
         };
         for region in regions {
             let is_seen = self
@@ -60,10 +80,7 @@ impl Target {
                 .is_some_and(|calls| calls.seen.contains(&key(&region)));
             let len = region.end - region.start;
             let again = is_expected && region.inode == 0 && len <= LARGEST_AGAIN;
-            let is_kernels = [PREFIX, "[vsyscall]"]
-                .iter()
-                .any(|name| region.path.to_string_lossy().starts_with(name));
-            let skipped = is_kernels || region.permissions.write || len > LARGEST;
+            let skipped = is_kernels_or_ours(&region) || region.permissions.write || len > LARGEST;
             if skipped || (is_seen && !again) || is_full(self) {
                 continue;
             }
@@ -80,7 +97,7 @@ impl Target {
         }
     }
 
-    fn calls_without_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
+    pub(super) fn calls_without_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
         if region.inode != 0 {
             // A file that has no name any more is still there, for root.
             let (pid, start, end) = (self.process.pid(), region.start, region.end);

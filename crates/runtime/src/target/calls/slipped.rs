@@ -1,0 +1,160 @@
+//! System calls that slip through: made by an instruction that is neither hooked nor known to be one.
+//!
+//! No look at code finds all of it: memory that stays writable is not looked through, and in a stripped program bytes may be
+//! an instruction or data. But a thread that sleeps in a call shows which instruction made it, and looking costs it nothing.
+
+use std::collections::BTreeSet;
+
+use beeline_hook::Spared as Why;
+use beeline_inject::{Asleep, Region};
+
+use super::stubs::{Listed, spared_one};
+use super::written::is_kernels_or_ours;
+use super::{Target, key};
+use crate::calls::FileCalls;
+use crate::vdso;
+
+/// What a target has of such calls.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slipped {
+    /// How many threads have been looked at; who is next follows from it.
+    looks: usize,
+    /// Instructions that were judged, with the mapping that they were in.
+    judged: BTreeSet<((u64, u64, u64), u64)>,
+}
+
+/// A call that no program has seen, though one waits for it.
+#[derive(Debug)]
+pub struct SlippedCall {
+    /// The process's name.
+    pub name: String,
+    /// Where the instruction is: a file and the offset there, or an address.
+    pub place: String,
+    /// The call's number.
+    pub number: i64,
+}
+
+/// Threads that are looked at each time: some microseconds each.
+const THREADS: usize = 16;
+/// Instructions that are judged in the life of a process: code that is written anew may be anywhere each time.
+const LIMIT: usize = 256;
+
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+impl Target {
+    /// Looks by what instructions some of the threads that sleep now have called the kernel; gives those of which nobody
+    /// knew, each once, and lists them in the process.
+    pub fn look_for_slipped_calls(&mut self) -> Vec<SlippedCall> {
+        if !self.hooks_calls() || self.is_gone() {
+            return Vec::new();
+        }
+        let sleepers = self.some_sleepers();
+        if sleepers.is_empty() {
+            return Vec::new();
+        }
+        let Ok(regions) = self.process.regions() else {
+            return Vec::new();
+        };
+        let found = sleepers.iter();
+        found
+            .filter_map(|asleep| self.judge(asleep, &regions))
+            .collect()
+    }
+
+    /// Threads that sleep in calls which programs wait for, made by what looks like instructions that are not hooked.
+    fn some_sleepers(&mut self) -> Vec<Asleep> {
+        let Some(calls) = &mut self.calls else {
+            return Vec::new();
+        };
+        let threads = self.process.thread_ids().unwrap_or_default();
+        let count = threads.len().min(THREADS);
+        let first = calls.slipped.looks;
+        calls.slipped.looks = first.wrapping_add(count);
+        let links = &calls.links;
+        let is_waited_for = |asleep: &Asleep| {
+            let mut numbers = links.iter().map(|one| one.link.number);
+            numbers.any(|number| number.is_none_or(|number| i64::from(number) == asleep.number))
+        };
+        let is_plain = |asleep: &Asleep| {
+            let mut code = [0; SYSCALL.len()];
+            let read = self.process.read_memory(asleep.call(), &mut code);
+            read.is_ok() && code == SYSCALL
+        };
+        (first..first + count)
+            .filter_map(|index| self.process.asleep(threads[index % threads.len()]))
+            .filter(|asleep| is_waited_for(asleep) && is_plain(asleep))
+            .collect()
+    }
+
+    fn judge(&mut self, asleep: &Asleep, regions: &[Region]) -> Option<SlippedCall> {
+        let call = asleep.call();
+        let region = regions.iter().find(|region| region.contains(call))?;
+        if vdso::is_at(region) || is_kernels_or_ours(region) {
+            return None;
+        }
+        let calls = self.calls.as_mut()?;
+        // Code that has just come is looked through in a moment.
+        let is_settled = calls.written.leaves_alone(region) || calls.seen.contains(&key(region));
+        let judged = &mut calls.slipped.judged;
+        if !is_settled || judged.len() >= LIMIT || !judged.insert((key(region), call)) {
+            return None;
+        }
+        let named = if region.inode == 0 {
+            None
+        } else {
+            self.calls_of_file(region)
+        };
+        let file = named.or_else(|| self.calls_without_file(region));
+        let is_listed = match known_as(call, region, file.as_deref()) {
+            Known::Hooked | Known::Told => return None,
+            Known::Doubtful => true,
+            Known::Not => false,
+        };
+        if !is_listed {
+            let why = "it was found in a sleeping thread only: nothing tells that there is code";
+            // Without room it is told nevertheless.
+            let _ = self.list(Listed::spared(&[spared_one(call, why)]));
+        }
+        Some(SlippedCall {
+            name: self.name(),
+            place: place_of(call, region),
+            number: asleep.number,
+        })
+    }
+}
+
+/// What is known of a `syscall` instruction.
+enum Known {
+    Hooked,
+    /// It cannot be hooked, which the user has been told.
+    Told,
+    /// It may be data, was thought.
+    Doubtful,
+    Not,
+}
+
+fn known_as(call: u64, region: &Region, file: Option<&FileCalls>) -> Known {
+    let Some(file) = file else {
+        return Known::Not;
+    };
+    // Where the instruction itself is left alone who sleeps may have called before it was hooked.
+    if file.within(region).iter().any(|plan| plan.call == call) {
+        return Known::Hooked;
+    }
+    let spared = file.spared_within(region).into_iter();
+    match spared.into_iter().find(|(address, _)| *address == call) {
+        Some((_, spared)) if matches!(spared.why, Why::Doubtful) => Known::Doubtful,
+        Some(_) => Known::Told,
+        None => Known::Not,
+    }
+}
+
+fn place_of(address: u64, region: &Region) -> String {
+    match region.inode {
+        0 => format!("{address:#x}"),
+        _ => {
+            let offset = address - region.start + region.offset;
+            format!("{}+{offset:#x}", region.path.display()).replace(char::is_control, "\u{fffd}")
+        }
+    }
+}
