@@ -256,7 +256,7 @@ fn check_foreign(session: &Session, number: u32, object: &Object) -> Result<(), 
     Err(Refusal::forbidden("objects.foreign", why))
 }
 
-/// An element of a map, for walks. `key` and `value` are as long as the map's.
+/// An element of a map. `key` and `value` are as long as the map's.
 pub fn element(
     number: u32,
     map: &Object,

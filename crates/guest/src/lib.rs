@@ -10,6 +10,7 @@ pub mod audit;
 mod bpf;
 mod build_id;
 mod call;
+mod elements;
 mod facts;
 mod files;
 mod glob;
@@ -31,7 +32,6 @@ mod shared;
 mod sums;
 mod sys;
 pub mod untrusted;
-mod walk;
 mod watch;
 
 use std::path::PathBuf;

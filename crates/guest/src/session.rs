@@ -26,7 +26,7 @@ use crate::refusal::Refusal;
 use crate::shared::Shared;
 use crate::sums::Sums;
 use crate::watch::{Watched, Watches};
-use crate::{bpf, files, iterators, pages, rings, walk};
+use crate::{bpf, elements, files, iterators, pages, rings};
 
 /// What all connections share.
 #[derive(Debug)]
@@ -240,7 +240,12 @@ impl Session {
                 Answer::Done(Done {})
             }
             Request::Look(request) => Answer::File(files::look(&request, &self.host.sums)?),
-            Request::Walk(request) => Answer::Walked(walk::walk(&request, &self.handles, cpus)?),
+            Request::Walk(request) => {
+                Answer::Walked(elements::walk(&request, &self.handles, cpus)?)
+            }
+            Request::LookUp(request) => {
+                Answer::Content(elements::look_up(request, &self.handles, cpus)?)
+            }
             Request::Store(request) => {
                 self.store(&request)?;
                 Answer::Done(Done {})

@@ -5,13 +5,17 @@ mod harness;
 use beeline_wire::layout::{INSIDE, command, number_at};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
-use beeline_wire::messages::{Describe, Read, Release, Walk};
+use beeline_wire::messages::{Describe, LookUp, Read, Release, Walk};
 use harness::*;
 
 const HASH: u32 = 1;
 const ARRAY: u32 = 2;
 const PROG_ARRAY: u32 = 3;
+const PERCPU_HASH: u32 = 5;
 const PERCPU_ARRAY: u32 = 6;
+const LRU_HASH: u32 = 9;
+const LRU_PERCPU_HASH: u32 = 10;
+const RINGBUF: u32 = 27;
 const BLOOM: u32 = 30;
 
 #[test]
@@ -211,6 +215,60 @@ fn elements_of_program_arrays_are_handles() {
         bpf(command::MAP_UPDATE_ELEM, words(&[array], 32), parts)
     };
     assert_eq!(host.refused(request(4242)).errno, libc::EBADF as u32);
+}
+
+/// A value that is asked for by the shorter message is that which the call gives; what such a message is not for is refused.
+#[test]
+fn values_are_looked_up_in_few_words() {
+    if !may() {
+        return;
+    }
+    let proxy = Proxy::start();
+    let mut host = Host::connect(&proxy);
+    let cpus = host.welcome.possible_cpus;
+    let short = |host: &mut Host, handle, key: &[u8]| {
+        let key = key.to_vec();
+        match host.ask(Request::LookUp(LookUp { handle, key })) {
+            Ok(Answer::Content(found)) => Ok(found.data),
+            Err(refused) => Err(refused.errno),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (kind, len) in [
+        (HASH, 12),
+        (ARRAY, 12),
+        (PERCPU_HASH, 16 * cpus),
+        (PERCPU_ARRAY, 16 * cpus),
+        (LRU_HASH, 12),
+        (LRU_PERCPU_HASH, 16 * cpus),
+    ] {
+        let map = host.make_map([kind, 4, 12, 10, 0]);
+        let value: Vec<u8> = (1..=len as u8).collect();
+        assert_eq!(host.update(map, &[1, 0, 0, 0], &value).errno, 0);
+        for key in [1_u32, 2, 77] {
+            let key = key.to_ne_bytes();
+            let long = host.look_up(map, &key, len);
+            assert_eq!(short(&mut host, map, &key), long, "{kind} {key:?}");
+        }
+        assert!(short(&mut host, map, &[1, 0, 0, 0]).is_ok());
+        for key in [&[][..], &[1], &[0; 5], &[0; 4096]] {
+            let answer = short(&mut host, map, key);
+            assert_eq!(answer, Err(libc::EINVAL as u32), "{kind} {key:?}");
+        }
+    }
+    for kind in [PROG_ARRAY, BLOOM, RINGBUF] {
+        let shape = match kind {
+            PROG_ARRAY => [kind, 4, 4, 1, 0],
+            BLOOM => [kind, 0, 4, 1, 0],
+            _ => [kind, 0, 0, 4096, 0],
+        };
+        let map = host.make_map(shape);
+        let answer = short(&mut host, map, &[0; 4]);
+        assert_eq!(answer, Err(libc::EOPNOTSUPP as u32), "{kind}");
+    }
+    let program = host.load(RAW_TRACEPOINT, &[mov(0, 0), exit()]).handle;
+    assert_eq!(short(&mut host, program, &[0; 4]), Err(libc::EINVAL as u32));
+    assert_eq!(short(&mut host, 4242, &[0; 4]), Err(libc::EBADF as u32));
 }
 
 #[test]

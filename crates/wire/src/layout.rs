@@ -574,6 +574,18 @@ impl MapFacts {
         matches!(self.map_type, 3 | 4 | 12 | 13)
     }
 
+    /// Are its elements bytes under keys, and no more to it? What tools look values up in.
+    pub fn has_plain_elements(&self) -> bool {
+        // ARRAY, PERCPU_ARRAY
+        self.is_gone_through() || matches!(self.map_type, 2 | 6)
+    }
+
+    /// Is it one of the maps that tools go through from key to key?
+    pub fn is_gone_through(&self) -> bool {
+        // HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH, LPM_TRIE
+        matches!(self.map_type, 1 | 5 | 9 | 10 | 11)
+    }
+
     /// Is it a ring that programs write and tools read (`BPF_MAP_TYPE_RINGBUF`)?
     pub fn is_ring(&self) -> bool {
         self.map_type == 27

@@ -28,6 +28,6 @@ pub mod messages {
 }
 
 /// Of the protocol. A host and a guest of different versions do not speak to each other.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The port that a guest listens to unless it is told another.
 pub const PORT: u32 = 8790;

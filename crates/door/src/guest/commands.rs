@@ -9,7 +9,7 @@ use beeline_wire::layout::{
 };
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
-use beeline_wire::messages::{Bpf, BpfDone, Part};
+use beeline_wire::messages::{Bpf, BpfDone, LookUp, Part};
 
 use super::Guest;
 use super::attr::Taken;
@@ -71,6 +71,12 @@ impl Call<'_, Guest> {
         {
             return Ok(answer);
         }
+        if let Some(map) = first
+            && number == command::MAP_LOOKUP_ELEM
+            && let Some(answer) = self.look_up(map, &attr)?
+        {
+            return Ok(answer);
+        }
         let (taken, done) = self.carry_out(number, layout, attr.clone(), first)?;
         taken.give_back(self, &done)?;
         if done.errno != 0 {
@@ -92,6 +98,30 @@ impl Call<'_, Guest> {
             file,
             cloexec: true,
         })
+    }
+
+    /// Looks a value up by the message that has the fewest words. `None` if it has none for what the tool asks.
+    fn look_up(&self, map: &Object, attr: &[u8]) -> Result<Option<Reply>, Errno> {
+        let (Some(facts), Some((given, others))) = (map.facts, attr.split_at_checked(LOOK_UP))
+        else {
+            return Ok(None);
+        };
+        if !facts.has_plain_elements() || others.iter().any(|byte| *byte != 0) {
+            return Ok(None);
+        }
+        let (key, value) = (long_at(given, 8), long_at(given, 16));
+        let request = LookUp {
+            handle: map.handle,
+            key: self.memory.bytes(key, facts.key_size as usize)?,
+        };
+        let value_len = facts.value_len(self.door.welcome().possible_cpus);
+        match self.ask_at_once(Asked::LookUp(request))? {
+            Said::Content(found) if found.data.len() == value_len => {
+                self.memory.write(value, &found.data)?;
+                Ok(Some(Reply::Value(0)))
+            }
+            _ => Err(EPROTO),
+        }
     }
 
     fn carry_out(
@@ -209,6 +239,8 @@ impl Call<'_, Guest> {
 
 /// Where most attributes have the object that they are about.
 const FIRST: usize = 0;
+/// Bytes of an attribute with a map, a key and a value; what follows, flags first, can ask for more than a value.
+const LOOK_UP: usize = 24;
 /// Flags of `BPF_MAP_CREATE` and of `BPF_MAP_GET_FD_BY_ID`.
 const MAP_FLAGS: usize = 16;
 const OPEN_FLAGS: usize = 8;

@@ -87,8 +87,7 @@ impl Call<'_, Guest> {
         let Some(facts) = map.facts else {
             return Ok(None);
         };
-        // HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH, LPM_TRIE: what tools go through.
-        if !matches!(facts.map_type, 1 | 5 | 9 | 10 | 11) {
+        if !facts.is_gone_through() {
             return Ok(None);
         }
         let key_len = facts.key_size as usize;

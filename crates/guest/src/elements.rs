@@ -1,8 +1,8 @@
-//! Elements of a map, many in one answer.
+//! Elements of a map: one, or many in one answer.
 
 use beeline_wire::info::Kind;
 use beeline_wire::layout::command;
-use beeline_wire::messages::{Walk, Walked};
+use beeline_wire::messages::{Content, LookUp, Walk, Walked};
 use rustix::io::Errno;
 
 use crate::bpf::element;
@@ -11,6 +11,33 @@ use crate::refusal::Refusal;
 
 /// Bytes of one answer's keys and values.
 const MOST: usize = 8 << 20;
+
+/// One value. Errors: `ENOENT`, and what else the kernel says; `EOPNOTSUPP` for a map of another type than the message is for.
+pub fn look_up(mut request: LookUp, handles: &Handles, cpus: u32) -> Result<Content, Refusal> {
+    let map = handles.of_kind(request.handle, Kind::Map)?;
+    let facts = map.facts.unwrap_or_default();
+    if !facts.has_plain_elements() {
+        let why = "elements of such a map are not looked up in this way";
+        return Err(Refusal::new(libc::EOPNOTSUPP, why));
+    }
+    check_key(&request.key, facts.key_size as usize)?;
+    let mut data = vec![0; facts.value_len(cpus)];
+    element(
+        command::MAP_LOOKUP_ELEM,
+        &map,
+        Some(&mut request.key),
+        &mut data,
+    )?;
+    Ok(Content { data, end: false })
+}
+
+fn check_key(key: &[u8], len: usize) -> Result<(), Refusal> {
+    if key.len() != len {
+        let why = format!("a key of {} bytes in place of {len}", key.len());
+        return Err(Refusal::new(libc::EINVAL, why));
+    }
+    Ok(())
+}
 
 /// Keys behind one, with their values. An element that is deleted meanwhile is left out.
 pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refusal> {
@@ -22,9 +49,8 @@ pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refu
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
     }
     let mut key = request.after.clone();
-    if !key.is_empty() && key.len() != key_len {
-        let why = format!("a key of {} bytes in place of {key_len}", key.len());
-        return Err(Refusal::new(libc::EINVAL, why));
+    if !key.is_empty() {
+        check_key(&key, key_len)?;
     }
     let mut walked = Walked::default();
     let mut next = vec![0; key_len];
