@@ -34,6 +34,7 @@ mod walks;
 use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
+use beeline_runtime::shortcut::Walks;
 use beeline_wire::layout::command;
 use beeline_wire::messages::Welcome;
 use beeline_wire::messages::guest_message::Body as Said;
@@ -50,6 +51,7 @@ use crate::guest::objects::{Object, Objects};
 use crate::guest::rings::Rings;
 use crate::guest::types::Types;
 use crate::notify::{Listener, Reply, Request};
+use crate::often::Often;
 use crate::paths::HERE;
 use crate::server::Answers;
 
@@ -62,6 +64,9 @@ pub(crate) struct Guest {
     pub(crate) rings: Rings,
     pub(crate) types: Types,
     pub(crate) kept: Kept,
+    /// What the tool's processes see of its walks through maps.
+    pub(crate) walks: Walks,
+    often: Often,
     /// Where the guest's memory can be seen from here.
     pub(crate) sharing: Option<Arc<Sharing>>,
 }
@@ -83,6 +88,8 @@ impl Guest {
             rings: Rings::default(),
             types: Types::default(),
             kept: Kept::new(connection.welcome()),
+            walks: Walks::new()?,
+            often: Often::default(),
             connection,
         })
     }
@@ -167,9 +174,16 @@ impl Answers for Guest {
             && matches!(number, command::MAP_LOOKUP_ELEM | command::MAP_GET_NEXT_KEY)
     }
 
-    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer) {
+    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn()) {
         // Should the tool be gone: its end of an anchor closes with ours.
         listener.answer(request.id, answer);
+        let is_step =
+            request.nr == libc::SYS_bpf && request.args[0] as u32 == command::MAP_GET_NEXT_KEY;
+        if is_step && self.often.count(request.tid, request.ip) {
+            let_lead();
+            // The door goes on answering where there can be no shortcut.
+            let _ = self.walks.open(request.process(), request.ip);
+        }
     }
 
     fn tend(&self) {

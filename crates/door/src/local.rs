@@ -129,7 +129,7 @@ impl Answers for Door {
         false
     }
 
-    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer) {
+    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, _: &dyn Fn()) {
         let installing = match &answer {
             Ok(Reply::Descriptor { file, .. }) => key_of(file).ok(),
             _ => None,
@@ -142,7 +142,7 @@ impl Answers for Door {
             self.fds.installed(key, taken);
         }
         if is_often {
-            self.backend.shorten(process_of(request.tid), request.ip);
+            self.backend.shorten(request.process(), request.ip);
         }
     }
 
@@ -165,13 +165,4 @@ impl Answers for Door {
 /// Is it a command on elements of a map?
 fn is_map_operation(request: &Request) -> bool {
     request.nr == libc::SYS_bpf && matches!(request.args[0], 1..=4 | 21 | 24..=27)
-}
-
-/// The process that a thread belongs to; the thread's own number if it is gone.
-fn process_of(tid: i32) -> i32 {
-    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
-        .unwrap_or(tid)
 }

@@ -21,6 +21,18 @@ pub(crate) struct Request {
     pub(crate) args: [u64; 6],
 }
 
+impl Request {
+    /// The process that the thread belongs to; the thread's own number if it is gone.
+    pub(crate) fn process(&self) -> i32 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.tid));
+        let status = status.unwrap_or_default();
+        let mut lines = status.lines();
+        lines
+            .find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
+            .unwrap_or(self.tid)
+    }
+}
+
 /// What the tool gets for a call.
 #[derive(Debug)]
 pub(crate) enum Reply {

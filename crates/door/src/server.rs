@@ -36,8 +36,9 @@ pub(crate) trait Answers: Sync + Sized {
     /// [let others lead](Call::let_others_lead) before it waits for anything but the tool's memory.
     fn is_short(request: &Request) -> bool;
 
-    /// Gives the tool its answer.
-    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer);
+    /// Gives the tool its answer. `let_lead` is to be called before anything is waited for behind that, as in
+    /// [`Call::let_others_lead`].
+    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn());
 
     /// What is to be done beside the calls, in a thread of its own, until [`Self::stop`].
     fn tend(&self);
@@ -169,7 +170,8 @@ impl<D: Answers> Server<D> {
         // for ever.
         let answer = catch_unwind(AssertUnwindSafe(|| D::answer(&call, request.nr)))
             .unwrap_or(Err(Errno(libc::EIO)));
-        self.door.deliver(&self.listener, request, answer);
+        self.door
+            .deliver(&self.listener, request, answer, &let_lead);
         lead.take()
     }
 }

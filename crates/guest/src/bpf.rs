@@ -272,3 +272,41 @@ pub fn element(
     // SAFETY: null or buffers that the caller has made as long as the map's keys and values.
     unsafe { sys::bpf(number, &mut attr, SIZE) }.map(drop)
 }
+
+/// Room for elements of a hash table.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// Where the kernel begins; nowhere for the first element.
+    pub from: Option<&'a mut [u8; 8]>,
+    /// Where it has ended.
+    pub to: &'a mut [u8; 8],
+    /// Room for `count` keys.
+    pub keys: &'a mut [u8],
+    /// And as many values.
+    pub values: &'a mut [u8],
+    /// At most so many.
+    pub count: u32,
+}
+
+/// `BPF_MAP_LOOKUP_BATCH`. How many elements there were, also where it fails with `ENOENT`, which is the map's end.
+pub fn batch(map: &Object, batch: Batch<'_>) -> (u32, Result<(), Errno>) {
+    const COUNT: usize = 32;
+    const MAP: usize = 36;
+    const SIZE: usize = 56;
+    let mut attr = Attr::new(&[])
+        .with(COUNT, batch.count)
+        .with(MAP, map.fd.as_raw_fd() as u32);
+    if let Some(from) = batch.from {
+        attr.point(0, from);
+    }
+    attr.point(8, batch.to);
+    attr.point(16, batch.keys);
+    attr.point(24, batch.values);
+    // SAFETY: null or buffers of the caller's: a place in a hash table has 4 bytes, and there is room for as many keys and values.
+    let done = unsafe { sys::bpf(command::MAP_LOOKUP_BATCH, &mut attr, SIZE) }.map(drop);
+    let given = match done {
+        Ok(()) | Err(Errno::NOENT) => number_at(attr.bytes(), COUNT),
+        Err(_) => 0,
+    };
+    (given.min(batch.count), done)
+}

@@ -1,12 +1,12 @@
 //! Elements of a map: one, or many in one answer.
 
 use beeline_wire::info::Kind;
-use beeline_wire::layout::command;
+use beeline_wire::layout::{MapFacts, command};
 use beeline_wire::messages::{Content, LookUp, Walk, Walked};
 use rustix::io::Errno;
 
-use crate::bpf::element;
-use crate::handles::Handles;
+use crate::bpf::{Batch, batch, element};
+use crate::handles::{Handles, Object};
 use crate::refusal::Refusal;
 
 /// Bytes of one answer's keys and values.
@@ -48,34 +48,106 @@ pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refu
         let why = "that map has no elements with keys, or too big ones";
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
     }
-    let mut key = request.after.clone();
-    if !key.is_empty() {
-        check_key(&key, key_len)?;
+    if !request.after.is_empty() {
+        check_key(&request.after, key_len)?;
     }
-    let mut walked = Walked::default();
-    let mut next = vec![0; key_len];
-    let mut value = vec![0; value_len];
-    let mut count = 0;
-    while count < request.count && walked.keys.len() + walked.values.len() < MOST {
-        let before = (!key.is_empty()).then_some(&mut key[..]);
-        match element(command::MAP_GET_NEXT_KEY, &map, before, &mut next) {
-            Ok(()) => {}
-            Err(Errno::NOENT) => {
-                walked.end = true;
-                break;
-            }
-            Err(errno) => return Err(errno.into()),
-        }
-        match element(command::MAP_LOOKUP_ELEM, &map, Some(&mut next), &mut value) {
-            Ok(()) => {
-                walked.keys.extend(&next);
-                walked.values.extend(&value);
-                count += 1;
-            }
-            Err(Errno::NOENT) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        key.clone_from(&next);
+    let room = (MOST / (key_len + value_len)).max(1);
+    let count = (request.count as usize).min(room);
+    let walk = Steps {
+        map: &map,
+        key_len,
+        value_len,
+        count,
+    };
+    match walk.by_batch(&request.after) {
+        Some(walked) => Ok(walked),
+        None => walk.by_keys(request.after.clone()),
     }
-    Ok(walked)
+}
+
+/// Where a batch has ended.
+#[derive(Debug)]
+pub struct Cursor {
+    /// The last that it gave.
+    key: Vec<u8>,
+    /// By which the kernel goes on: the number of a bucket.
+    bucket: [u8; 8],
+}
+
+/// So many elements of a map.
+struct Steps<'a> {
+    map: &'a Object,
+    key_len: usize,
+    value_len: usize,
+    count: usize,
+}
+
+impl Steps<'_> {
+    /// By one system call for all; `None` if there is no such call for the map, or it cannot begin behind that key. The order is that of
+    /// going from key to key.
+    fn by_batch(&self, after: &[u8]) -> Option<Walked> {
+        self.map.facts.filter(MapFacts::is_hash)?;
+        let mut cursor = self.map.cursor();
+        let mut from = match after {
+            [] => None,
+            _ => Some(cursor.take().filter(|cursor| cursor.key == after)?.bucket),
+        };
+        let mut keys = vec![0; self.count * self.key_len];
+        let mut values = vec![0; self.count * self.value_len];
+        let mut bucket = [0; 8];
+        let room = Batch {
+            from: from.as_mut(),
+            to: &mut bucket,
+            keys: &mut keys,
+            values: &mut values,
+            count: self.count as u32,
+        };
+        let (count, end) = match batch(self.map, room) {
+            (count, Ok(())) if count > 0 => (count, false),
+            (count, Err(Errno::NOENT)) => (count, true),
+            // Not even one bucket has room, or the kernel has none of this.
+            _ => return None,
+        };
+        keys.truncate(count as usize * self.key_len);
+        values.truncate(count as usize * self.value_len);
+        if !end {
+            let key = keys[keys.len() - self.key_len..].to_vec();
+            *cursor = Some(Cursor { key, bucket });
+        }
+        Some(Walked { keys, values, end })
+    }
+
+    fn by_keys(&self, mut key: Vec<u8>) -> Result<Walked, Refusal> {
+        let mut walked = Walked::default();
+        let mut next = vec![0; self.key_len];
+        let mut value = vec![0; self.value_len];
+        let mut count = 0;
+        while count < self.count {
+            let before = (!key.is_empty()).then_some(&mut key[..]);
+            match element(command::MAP_GET_NEXT_KEY, self.map, before, &mut next) {
+                Ok(()) => {}
+                Err(Errno::NOENT) => {
+                    walked.end = true;
+                    break;
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+            match element(
+                command::MAP_LOOKUP_ELEM,
+                self.map,
+                Some(&mut next),
+                &mut value,
+            ) {
+                Ok(()) => {
+                    walked.keys.extend(&next);
+                    walked.values.extend(&value);
+                    count += 1;
+                }
+                Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            key.clone_from(&next);
+        }
+        Ok(walked)
+    }
 }

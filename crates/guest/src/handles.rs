@@ -8,6 +8,7 @@ use beeline_wire::info::Kind;
 use beeline_wire::layout::{MapFacts, command, number_at};
 use rustix::io::Errno;
 
+use crate::elements::Cursor;
 use crate::holder::Held;
 use crate::policy::Share;
 use crate::refusal::Refusal;
@@ -29,6 +30,8 @@ pub struct Object {
     pub place: Option<String>,
     /// Of a map that was made here: what it takes of all that maps may take.
     pub share: Option<Share>,
+    /// Of a map that a host goes through.
+    cursor: Mutex<Option<Cursor>>,
     /// Its pages, once they have been mapped.
     ring: Mutex<Option<Arc<Ring>>>,
     /// By another process as well, once the host knows where its pages are.
@@ -56,6 +59,7 @@ impl Object {
             id,
             place,
             share: None,
+            cursor: Mutex::new(None),
             ring: Mutex::new(None),
             held: Mutex::new(None),
         })
@@ -70,9 +74,15 @@ impl Object {
             id: 0,
             place: None,
             share: None,
+            cursor: Mutex::new(None),
             ring: Mutex::new(None),
             held: Mutex::new(None),
         }
+    }
+
+    /// Where a host is that goes through it.
+    pub fn cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
+        self.cursor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its second hold.

@@ -95,6 +95,89 @@ fn elements_are_set_and_read() {
     assert_eq!(lengths, [(8, 4), (16, 40), (24, 80)]);
 }
 
+/// The keys of a map as the kernel gives them one after the other, by its own calls.
+fn keys_in_order(host: &mut Host, map: u32) -> Vec<[u8; 4]> {
+    let mut keys: Vec<[u8; 4]> = Vec::new();
+    loop {
+        let mut parts = vec![room(16, 4)];
+        parts.extend(keys.last().map(|key| given(8, key.to_vec())));
+        let done = host.bpf(command::MAP_GET_NEXT_KEY, words(&[map], 32), parts);
+        match done.errno as i32 {
+            0 => keys.push(done.parts[0].data[..].try_into().unwrap()),
+            libc::ENOENT => return keys,
+            errno => panic!("{errno}"),
+        }
+    }
+}
+
+/// Whatever the pieces, and also where the tool deletes what it has just got.
+#[test]
+fn walks_are_in_the_kernels_order() {
+    if !may() {
+        return;
+    }
+    let proxy = Proxy::start();
+    let mut host = Host::connect(&proxy);
+    let cpus = host.welcome.possible_cpus as usize;
+    for kind in [HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH] {
+        let of_cpus = matches!(kind, PERCPU_HASH | LRU_PERCPU_HASH);
+        let len = if of_cpus { 8 * cpus } else { 8 };
+        let value_of = |key: &[u8]| [key, key].concat().repeat(len / 8);
+        // Where there are few CPUs, LRU maps have less room than they say.
+        let map = host.make_map([kind, 4, 8, 4000, 0]);
+        for key in 0..300_u32 {
+            let key = key.to_ne_bytes();
+            assert_eq!(host.update(map, &key, &value_of(&key)).errno, 0);
+        }
+        let expected = keys_in_order(&mut host, map);
+        assert_eq!(expected.len(), 300);
+        let piece = |host: &mut Host, after: &[u8], count| {
+            let after = after.to_vec();
+            let handle = map;
+            let walk = Walk {
+                handle,
+                after,
+                count,
+            };
+            let Ok(Answer::Walked(walked)) = host.ask(Request::Walk(walk)) else {
+                panic!("no answer to a walk");
+            };
+            let keys = walked.keys.as_chunks::<4>().0.to_vec();
+            let values = walked.values.chunks_exact(len);
+            assert!(
+                values
+                    .zip(&keys)
+                    .all(|(value, key)| *value == value_of(key))
+            );
+            assert_eq!(walked.values.len(), keys.len() * len);
+            (keys, walked.end)
+        };
+        for count in [1, 3, 16, 4096] {
+            let mut keys: Vec<[u8; 4]> = Vec::new();
+            loop {
+                let last = keys.last().map(|key| key.to_vec());
+                let (more, end) = piece(&mut host, &last.unwrap_or_default(), count);
+                keys.extend(more);
+                if end {
+                    break;
+                }
+            }
+            assert_eq!(keys, expected, "{kind} {count}");
+        }
+        // Another key than the last one goes on from there.
+        piece(&mut host, &[], 16);
+        assert_eq!(piece(&mut host, &expected[7], 16).0[0], expected[8]);
+        let (first, _) = piece(&mut host, &[], 16);
+        let last = *first.last().unwrap();
+        let parts = vec![given(8, last.to_vec())];
+        let deleted = host.bpf(command::MAP_DELETE_ELEM, words(&[map], 32), parts);
+        assert_eq!(deleted.errno, 0);
+        let (rest, end) = piece(&mut host, &last, 4096);
+        assert!(end);
+        assert_eq!([first, rest].concat(), expected, "{kind}");
+    }
+}
+
 #[test]
 fn values_are_as_long_as_the_map_says() {
     if !may() {

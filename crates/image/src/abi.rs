@@ -35,6 +35,8 @@ pub struct EntryPoints {
     pub sigaction: u64,
     /// [`crate::shortcut::beeline_shortcut`].
     pub shortcut: u64,
+    /// [`crate::shortcut::walks::beeline_walk_shortcut`].
+    pub walk_shortcut: u64,
     /// [`crate::calls::beeline_call_enter`].
     pub call_enter: u64,
     /// [`crate::calls::beeline_call_exit`].

@@ -12,6 +12,7 @@
 
 mod batch;
 mod memory;
+pub mod walks;
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{
@@ -22,6 +23,7 @@ use core::sync::atomic::{
 use beeline_maps::{Caller, Errno, Map};
 
 use crate::sys::{self, nr};
+pub use memory::ToolMemory;
 use memory::overlap;
 
 /// The session's plain maps, by id, for the processes of its tool, which map it read-only.
@@ -59,22 +61,18 @@ pub struct Shortcut {
     pub alive: AtomicU32,
     /// The mark of this process in the maps' locks.
     pub owner: u32,
-    /// The process's id, as it sees it itself.
-    pub pid: u64,
+    /// The tool's.
+    pub memory: ToolMemory,
     /// Read-only.
     pub directory: *const Directory,
     /// How much of [`WINDOW`] is taken.
     pub used: AtomicU64,
     /// Maps that are mapped here.
     pub known: [Known; KNOWN],
-    /// Pages that were seen to be there: the page's number twice, plus 1 if it can be written.
-    pub pages: [AtomicU64; PAGES],
 }
 
 /// Maps that one process can have mapped here; more are left to the door.
 pub const KNOWN: usize = 64;
-/// Entries of [`Shortcut::pages`], a power of two.
-pub const PAGES: usize = 64;
 
 /// A map that is mapped here.
 #[repr(C)]
@@ -134,11 +132,17 @@ pub unsafe extern "sysv64" fn beeline_shortcut(
     }
     let done = match command {
         cmd::LOOKUP..=cmd::NEXT_KEY | cmd::LOOKUP_AND_DELETE => here
+            .memory
             .attribute::<Element>(attribute, size)
             .and_then(|element| here.operate(command, &element)),
         cmd::LOOKUP_BATCH..=cmd::DELETE_BATCH => here.batch(command, attribute, size),
         _ => None,
     };
+    result(done)
+}
+
+/// What the trampoline is told.
+fn result(done: Option<Result<(), Errno>>) -> i64 {
     match done {
         Some(Ok(())) => 0,
         Some(Err(error)) => -i64::from(error.0),
@@ -159,28 +163,8 @@ struct Element {
 
 /// Longer keys are not iterated over here.
 const LONGEST_KEY: usize = 128;
-/// The greatest `union bpf_attr` that is looked at.
-const LARGEST: u64 = 256;
 
 impl Shortcut {
-    /// The attribute, if it is of the usual kind: whole, and zero where these commands have no field.
-    fn attribute<T: Copy>(&self, at: u64, size: u64) -> Option<T> {
-        let own = size_of::<T>() as u64;
-        if !(own..=LARGEST).contains(&size) || !size.is_multiple_of(8) || !self.reads(at, size) {
-            return None;
-        }
-        let mut offset = own;
-        while offset < size {
-            // SAFETY: within the attribute, which can be read.
-            if unsafe { ((at + offset) as *const u64).read_unaligned() } != 0 {
-                return None;
-            }
-            offset += 8;
-        }
-        // SAFETY: as above; the types that are asked for are integers.
-        Some(unsafe { (at as *const T).read_unaligned() })
-    }
-
     /// Does what the command says. `None`: it is not for here.
     fn operate(&self, command: u64, element: &Element) -> Option<Result<(), Errno>> {
         let (map, writable) = self.map(element.fd)?;
@@ -203,7 +187,10 @@ impl Shortcut {
             (0, cmd::NEXT_KEY) => None,
             // Many tools have the next key put where this one is.
             (at, cmd::NEXT_KEY) if key_size <= LONGEST_KEY => {
-                let (from, to) = (self.input(at, key_size)?, copy.as_mut_ptr().cast::<u8>());
+                let (from, to) = (
+                    self.memory.input(at, key_size)?,
+                    copy.as_mut_ptr().cast::<u8>(),
+                );
                 // SAFETY: there is room for the longest key, and the slice is of what was copied.
                 Some(unsafe {
                     sys::copy(to, from.as_ptr(), key_size);
@@ -212,24 +199,26 @@ impl Shortcut {
             }
             (_, cmd::NEXT_KEY) => return None,
             (at, _) if overlap(at, key_size, element.value, map.value_len()) => return None,
-            (at, _) => Some(self.input(at, key_size)?),
+            (at, _) => Some(self.memory.input(at, key_size)?),
         };
         Some(match command {
             cmd::LOOKUP => {
-                let out = self.output(element.value, map.value_len())?;
+                let out = self.memory.output(element.value, map.value_len())?;
                 map.lookup_copy(key?, out, element.flags, &caller)
             }
             cmd::LOOKUP_AND_DELETE => {
-                let out = self.output(element.value, map.value_len())?;
+                let out = self.memory.output(element.value, map.value_len())?;
                 map.lookup_and_delete(key?, out, element.flags, &caller)
             }
             cmd::UPDATE => {
-                let value = self.input(element.value, map.value_len())?;
+                let value = self.memory.input(element.value, map.value_len())?;
                 map.update_copy(key?, value, element.flags, &caller)
             }
             cmd::DELETE => map.delete_key(key?, &caller),
             _ => {
-                let out = self.output(element.value, map.spec().key_size as usize)?;
+                let out = self
+                    .memory
+                    .output(element.value, map.spec().key_size as usize)?;
                 map.next_key(key, out, &caller)
             }
         })

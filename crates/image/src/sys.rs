@@ -36,10 +36,33 @@ pub unsafe fn syscall6(number: u64, args: [u64; 6]) -> i64 {
     result
 }
 
+/// Nanoseconds of a clock, read without a system call where that can be. `time` is a `struct timespec` to work with.
+///
+/// # Safety
+/// `clock_gettime` is the vDSO's function, or 0; it uses general registers only. `time` can be read and written.
+pub unsafe fn read_clock(clock_gettime: usize, clock: u64, time: *mut [u64; 2]) -> u64 {
+    let place = time.expose_provenance() as u64;
+    // SAFETY: fills the time; the rest is the caller's promise.
+    let [seconds, nanoseconds] = unsafe {
+        if clock_gettime == 0 {
+            syscall(nr::CLOCK_GETTIME, [clock, place, 0, 0]);
+        } else {
+            let clock_gettime: extern "sysv64" fn(u64, u64) -> i32 =
+                core::mem::transmute(clock_gettime);
+            clock_gettime(clock, place);
+        }
+        time.read()
+    };
+    seconds
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(nanoseconds)
+}
+
 /// System call numbers of x86-64.
 pub mod nr {
     #![allow(missing_docs)]
     pub const OPEN: u64 = 2;
+    pub const FSTAT: u64 = 5;
     pub const LSEEK: u64 = 8;
     pub const MMAP: u64 = 9;
     pub const MPROTECT: u64 = 10;

@@ -582,8 +582,14 @@ impl MapFacts {
 
     /// Is it one of the maps that tools go through from key to key?
     pub fn is_gone_through(&self) -> bool {
-        // HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH, LPM_TRIE
-        matches!(self.map_type, 1 | 5 | 9 | 10 | 11)
+        // LPM_TRIE
+        self.is_hash() || self.map_type == 11
+    }
+
+    /// Is it a hash table of values?
+    pub fn is_hash(&self) -> bool {
+        // HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH
+        matches!(self.map_type, 1 | 5 | 9 | 10)
     }
 
     /// Is it a ring that programs write and tools read (`BPF_MAP_TYPE_RINGBUF`)?

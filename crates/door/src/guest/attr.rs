@@ -7,8 +7,8 @@ use beeline_runtime::backend::Errno;
 use beeline_wire::info::{INFO_BYTES, Kind, buffers};
 use beeline_wire::instructions::{array_len, replace_objects};
 use beeline_wire::layout::{
-    BUFFER_BYTES, Buffer, Flow, Holds, INSIDE, Layout, Len, MapFacts, command, long_at, number_at,
-    put_long, put_number,
+    ATTR_BYTES, BUFFER_BYTES, Buffer, Flow, Holds, INSIDE, Layout, Len, MapFacts, command, long_at,
+    number_at, put_long, put_number,
 };
 use beeline_wire::messages::{Bpf, BpfDone, Part};
 
@@ -50,8 +50,13 @@ impl Taken {
         mut attr: Vec<u8>,
         first: Option<&Arc<Object>>,
     ) -> Result<Self, Errno> {
-        if attr.iter().skip(layout.size).any(|&byte| byte != 0) {
+        let is_set =
+            |bytes: Option<&[u8]>| bytes.is_some_and(|bytes| bytes.iter().any(|byte| *byte != 0));
+        if is_set(attr.get(ATTR_BYTES..)) {
             return Err(E2BIG);
+        }
+        if is_set(attr.get(layout.size..)) {
+            return Err(EINVAL);
         }
         // The kernel takes what is not there for zeros.
         attr.truncate(layout.size);

@@ -2,78 +2,98 @@
 //! does not wait for the guest at each.
 //!
 //! A value that was fetched is given once, and only for a moment: what a tool reads is never older than that. Keys that the tool deletes
-//! on its way stay known as steps, as it wants to go on from there.
+//! on its way stay known as steps, as it wants to go on from there. A tool that takes many steps takes them in its own process, once it
+//! has a shortcut ([`beeline_runtime::shortcut::Walks`]): what was fetched is shown there.
 
-use std::sync::Arc;
-use std::sync::{MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use beeline_runtime::backend::Errno;
-use beeline_wire::layout::{command, long_at};
+use beeline_runtime::shortcut::{BYTES, FRESH, Fetched, STEPS};
+use beeline_wire::layout::{command, long_at, number_at};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{self, Walked};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::Guest;
 use super::commands::EPROTO;
 use super::objects::Object;
 use crate::call::Call;
+use crate::fds::key_of_descriptor;
 use crate::notify::Reply;
 
 const ENOENT: Errno = Errno(libc::ENOENT);
-/// The oldest that a fetched element may be.
-const FRESH: Duration = Duration::from_millis(100);
 /// Elements fetched at the first step of a walk, which may be its only one, and at later ones.
 const FIRST_FETCH: u32 = 16;
-const FETCH: u32 = 4096;
-/// Bytes of one fetch.
-const FETCH_BYTES: usize = 256 << 10;
+const FETCH: u32 = STEPS as u32;
 
 /// Where a tool is when it goes through a map.
 #[derive(Default)]
 pub(super) struct Walk {
-    steps: Vec<Step>,
+    /// Of all steps.
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    /// For each step: its value has been given here, or may have changed.
+    given: Vec<bool>,
+    lens: Lens,
     /// The step that was given last.
     at: usize,
     /// The last step is the map's last.
-    end: bool,
-    fetched: Option<Instant>,
+    is_whole: bool,
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
+    fetched: u64,
+    /// The tool's processes may take steps themselves.
+    is_shown: bool,
 }
 
-struct Step {
-    key: Vec<u8>,
-    /// Until it has been given, or may have changed.
-    value: Option<Vec<u8>>,
+/// Bytes of a key, and of a value.
+#[derive(Clone, Copy, Default)]
+struct Lens {
+    key: usize,
+    value: usize,
 }
 
 impl Walk {
+    /// Error: the guest's keys and values are not as long as the map's, or not as many.
+    fn new(walked: Walked, lens: Lens) -> Result<Self, Errno> {
+        let steps = walked.keys.len() / lens.key.max(1);
+        let is_whole = |bytes: &[u8], len: usize| steps.checked_mul(len) == Some(bytes.len());
+        if !is_whole(&walked.keys, lens.key) || !is_whole(&walked.values, lens.value) {
+            return Err(EPROTO);
+        }
+        Ok(Self {
+            given: vec![false; steps],
+            keys: walked.keys,
+            values: walked.values,
+            lens,
+            at: 0,
+            is_whole: walked.end,
+            fetched: now(),
+            is_shown: false,
+        })
+    }
+
     fn is_fresh(&self) -> bool {
-        self.fetched.is_some_and(|then| then.elapsed() < FRESH)
+        now().saturating_sub(self.fetched) < FRESH
+    }
+
+    fn key(&self, step: usize) -> Option<&[u8]> {
+        self.keys.chunks_exact(self.lens.key.max(1)).nth(step)
     }
 
     /// The step with a key; most often that which was given last, or the one before.
     fn find(&self, key: &[u8]) -> Option<usize> {
-        let near = self.at.saturating_sub(1)..self.steps.len().min(self.at + 2);
-        let is_it = |&step: &usize| self.steps[step].key == key;
+        let near = self.at.saturating_sub(1)..self.given.len().min(self.at + 2);
+        let is_it = |step: &usize| self.key(*step) == Some(key);
         near.into_iter()
             .find(is_it)
-            .or_else(|| (0..self.steps.len()).find(is_it))
+            .or_else(|| (0..self.given.len()).find(is_it))
     }
+}
 
-    fn new(walked: Walked, key_len: usize, value_len: usize) -> Self {
-        let keys = walked.keys.chunks_exact(key_len);
-        let values = walked.values.chunks_exact(value_len.max(1));
-        let steps = keys.zip(values).map(|(key, value)| Step {
-            key: key.to_vec(),
-            value: Some(value.to_vec()),
-        });
-        Self {
-            steps: steps.collect(),
-            at: 0,
-            end: walked.end,
-            fetched: Some(Instant::now()),
-        }
-    }
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 impl Call<'_, Guest> {
@@ -100,17 +120,18 @@ impl Call<'_, Guest> {
                     0 => None,
                     _ => Some(read_key()?),
                 };
-                let next = self.next_key(map, after, (key_len, value_len))?;
+                let lens = Lens {
+                    key: key_len,
+                    value: value_len,
+                };
+                let fd = number_at(attr, 0) as i32;
+                let next = self.next_key(map, fd, after, lens)?;
                 self.memory.write(value, &next)?;
                 Ok(Some(Reply::Value(0)))
             }
             command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 => {
                 let key = read_key()?;
-                let mut walk = self.walk_of(map);
-                let known = walk.is_fresh().then(|| walk.find(&key)).flatten();
-                let found = known.and_then(|step| walk.steps[step].value.take());
-                drop(walk);
-                let Some(found) = found else {
+                let Some(found) = self.take_value(map, &key) else {
                     return Ok(None);
                 };
                 self.memory.write(value, &found)?;
@@ -119,40 +140,54 @@ impl Call<'_, Guest> {
             command::MAP_UPDATE_ELEM
             | command::MAP_DELETE_ELEM
             | command::MAP_LOOKUP_AND_DELETE_ELEM => {
-                let key = read_key()?;
-                let mut walk = self.walk_of(map);
-                if let Some(step) = walk.find(&key) {
-                    walk.steps[step].value = None;
-                }
+                // As if it were given: it may be another one now.
+                self.take_value(map, &read_key()?);
                 Ok(None)
             }
             command::MAP_UPDATE_BATCH
             | command::MAP_DELETE_BATCH
             | command::MAP_LOOKUP_AND_DELETE_BATCH => {
-                *self.walk_of(map) = Walk::default();
+                let mut walk = self.walk_of(map);
+                if walk.is_shown {
+                    self.door.walks.hide(map.handle.into());
+                }
+                *walk = Walk::default();
                 Ok(None)
             }
             _ => Ok(None),
         }
     }
 
+    /// A value that was fetched, if it is still good; nobody gets it again.
+    fn take_value(&self, map: &Object, key: &[u8]) -> Option<Vec<u8>> {
+        let mut walk = self.walk_of(map);
+        let step = walk.find(key)?;
+        let was_given = std::mem::replace(&mut walk.given[step], true);
+        // Whoever takes steps in the tool looks there only.
+        let was_taken = walk.is_shown && !self.door.walks.take(map.handle.into(), step);
+        let len = walk.lens.value;
+        let value = walk.values.get(step * len..(step + 1) * len)?;
+        (!was_given && !was_taken && walk.is_fresh()).then(|| value.to_vec())
+    }
+
     fn next_key(
         &self,
         map: &Arc<Object>,
+        fd: i32,
         after: Option<Vec<u8>>,
-        lens: (usize, usize),
+        lens: Lens,
     ) -> Result<Vec<u8>, Errno> {
         let mut walk = self.walk_of(map);
         if let Some(after) = &after
             && walk.is_fresh()
             && let Some(step) = walk.find(after)
         {
-            if let Some(next) = walk.steps.get(step + 1) {
-                let next = next.key.clone();
+            if let Some(next) = walk.key(step + 1).map(<[u8]>::to_vec) {
                 walk.at = step + 1;
+                self.show_walk(map, fd, &mut walk);
                 return Ok(next);
             }
-            if walk.end {
+            if walk.is_whole {
                 return Err(ENOENT);
             }
         }
@@ -160,7 +195,7 @@ impl Call<'_, Guest> {
             None => FIRST_FETCH,
             Some(_) => FETCH,
         };
-        let room = FETCH_BYTES / (lens.0 + lens.1).max(1);
+        let room = BYTES / (lens.key + lens.value).max(1);
         let request = messages::Walk {
             handle: map.handle,
             after: after.unwrap_or_default(),
@@ -170,9 +205,30 @@ impl Call<'_, Guest> {
             Said::Walked(walked) => walked,
             _ => return Err(EPROTO),
         };
-        *walk = Walk::new(walked, lens.0, lens.1);
-        let first = walk.steps.first().ok_or(ENOENT)?;
-        Ok(first.key.clone())
+        *walk = Walk::new(walked, lens)?;
+        self.show_walk(map, fd, &mut walk);
+        walk.key(0).map(<[u8]>::to_vec).ok_or(ENOENT)
+    }
+
+    /// Lets the tool's processes take the steps from here on, if any can and they do not already.
+    fn show_walk(&self, map: &Object, fd: i32, walk: &mut Walk) {
+        let board = &self.door.walks;
+        if walk.is_shown || !board.is_open() {
+            return;
+        }
+        let Ok(file) = key_of_descriptor(self.tid, fd) else {
+            return;
+        };
+        let fetched = Fetched {
+            file: (file.device, file.inode),
+            at: walk.fetched,
+            keys: &walk.keys,
+            values: &walk.values,
+            given: &walk.given,
+            is_whole: walk.is_whole,
+            step: walk.at,
+        };
+        walk.is_shown = board.show(map.handle.into(), &fetched);
     }
 
     /// A map's walk, of which another thread may be asking for more.

@@ -83,21 +83,6 @@ unsafe fn read(context: &Context, clock: u64) -> u64 {
     let target: &Target = unsafe { &*context.target };
     // SAFETY: the slot is leased by the run.
     let time = unsafe { &raw mut (*context.slot).time };
-    let place = time as u64;
-    if target.clock_gettime == 0 {
-        // SAFETY: fills the slot's time.
-        unsafe { sys::syscall(sys::nr::CLOCK_GETTIME, [clock, place, 0, 0]) };
-    } else {
-        // SAFETY: the runtime found the vDSO's clock_gettime at this address; it uses general registers only.
-        unsafe {
-            let clock_gettime: extern "sysv64" fn(u64, u64) -> i32 =
-                core::mem::transmute(target.clock_gettime);
-            clock_gettime(clock, place);
-        }
-    }
-    // SAFETY: as above.
-    let [seconds, nanoseconds] = unsafe { time.read() };
-    seconds
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(nanoseconds)
+    // SAFETY: the runtime found the vDSO's clock_gettime at this address; the time is the slot's.
+    unsafe { sys::read_clock(target.clock_gettime, clock, time) }
 }

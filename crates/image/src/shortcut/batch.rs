@@ -36,7 +36,7 @@ struct Job<'m> {
 impl Shortcut {
     /// As [`Shortcut::operate`].
     pub(super) fn batch(&self, command: u64, at: u64, size: u64) -> Option<Result<(), Errno>> {
-        let batch: Batch = self.attribute(at, size)?;
+        let batch: Batch = self.memory.attribute(at, size)?;
         let (map, writable) = self.map(batch.fd)?;
         let is_array = matches!(map.spec().kind()?, Kind::Array | Kind::PercpuArray);
         let changes = command != cmd::LOOKUP_BATCH;
@@ -45,7 +45,7 @@ impl Shortcut {
             || (batch.element_flags | batch.flags) != 0
             || (changes && !writable)
             || (is_array && of_hashes)
-            || !self.writes(at.checked_add(COUNT)?, WORD as u64)
+            || !self.memory.writes(at.checked_add(COUNT)?, WORD as u64)
         {
             return None;
         }
@@ -71,13 +71,13 @@ impl Shortcut {
 
     fn read_batch(&self, job: &Job<'_>, is_array: bool, delete: bool) -> Option<Result<(), Errno>> {
         let (map, batch) = (job.map, &job.batch);
-        let keys = self.output(batch.keys, job.keys_len)?;
-        let values = self.output(batch.values, job.values_len)?;
-        self.output(batch.to, WORD)?;
+        let keys = self.memory.output(batch.keys, job.keys_len)?;
+        let values = self.memory.output(batch.values, job.values_len)?;
+        self.memory.output(batch.to, WORD)?;
         let from = match batch.from {
             0 => None,
             at => {
-                self.input(at, WORD)?;
+                self.memory.input(at, WORD)?;
                 // SAFETY: readable, as just seen.
                 Some(unsafe { (at as *const u32).read_unaligned() })
             }
@@ -114,9 +114,9 @@ impl Shortcut {
 
     fn change_batch(&self, job: &Job<'_>, update: bool) -> Option<Result<(), Errno>> {
         let caller = self.caller();
-        let keys = self.input(job.batch.keys, job.keys_len)?;
+        let keys = self.memory.input(job.batch.keys, job.keys_len)?;
         let values = match update {
-            true => self.input(job.batch.values, job.values_len)?,
+            true => self.memory.input(job.batch.values, job.values_len)?,
             false => &[],
         };
         let mut values = values.chunks_exact(job.map.value_len().max(1));

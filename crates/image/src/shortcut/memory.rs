@@ -2,7 +2,6 @@
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::{PAGES, Shortcut};
 use crate::sys::{self, nr};
 
 const PAGE: u64 = 4096;
@@ -10,7 +9,41 @@ const USER_END: u64 = 1 << 47;
 /// What `getcpu` writes.
 const WORD: u64 = 4;
 
-impl Shortcut {
+/// What is known of it; all zero in the beginning.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ToolMemory {
+    /// The process's id, as it sees it itself.
+    pub pid: u64,
+    /// Pages that were seen to be there: the page's number twice, plus 1 if it can be written.
+    pages: [AtomicU64; PAGES],
+}
+
+/// Entries of [`ToolMemory::pages`], a power of two.
+const PAGES: usize = 64;
+
+/// The greatest `union bpf_attr` that is looked at.
+const LARGEST: u64 = 256;
+
+impl ToolMemory {
+    /// The attribute, if it is of the usual kind: whole, and zero where these commands have no field.
+    pub(super) fn attribute<T: Copy>(&self, at: u64, size: u64) -> Option<T> {
+        let own = size_of::<T>() as u64;
+        if !(own..=LARGEST).contains(&size) || !size.is_multiple_of(8) || !self.reads(at, size) {
+            return None;
+        }
+        let mut offset = own;
+        while offset < size {
+            // SAFETY: within the attribute, which can be read.
+            if unsafe { ((at + offset) as *const u64).read_unaligned() } != 0 {
+                return None;
+            }
+            offset += 8;
+        }
+        // SAFETY: as above; the types that are asked for are integers.
+        Some(unsafe { (at as *const T).read_unaligned() })
+    }
+
     /// Bytes that the tool passes; none if they cannot be read, or are not there to be passed.
     pub(super) fn input<'a>(&self, at: u64, len: usize) -> Option<&'a [u8]> {
         if at == 0 || len == 0 || !self.reads(at, len as u64) {

@@ -1,0 +1,230 @@
+//! Putting a jump over an instruction by which a tool calls `bpf`, and what that jump leads to.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use beeline_hook::{Function, Kind, Plan, SystemCall, TrampolineSpec};
+use beeline_image::abi::{ORIGINAL_BYTES, Site};
+use beeline_image::shortcut::DECLINED;
+use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
+
+use crate::arena::{ARENA_BYTES, Arena};
+use crate::error::{Error, os};
+use crate::image::Image;
+use crate::life::SessionId;
+use crate::link::Files;
+use crate::memory::{Memory, pages};
+use crate::patch;
+use crate::scope::start_time;
+
+/// The processes of a tool that have shortcuts, or could not be given any.
+#[derive(Debug, Default)]
+pub(super) struct Hooks {
+    /// Processes that were looked at, by id; each with its start time, and what was made of its sites.
+    processes: Mutex<HashMap<i32, Visited>>,
+}
+
+/// What jumps lead to.
+pub(super) struct Code<'a> {
+    pub image: &'a Image,
+    /// The function's offset in the image.
+    pub function: u64,
+    pub files: &'a Files,
+    /// What the tool's processes share, and what they may do to it.
+    pub shared: (&'a Memory, ProtFlags),
+    /// Bytes of what each has for itself, which begins as zeros.
+    pub private_len: usize,
+}
+
+/// What is written to a process's own memory, by its offset there, once the shared one is mapped at an address.
+pub(super) type Fill = Vec<(usize, Vec<u8>)>;
+
+#[derive(Debug)]
+struct Visited {
+    started: Option<u64>,
+    /// What was tried, by the program that the process runs.
+    tried: HashSet<(PathBuf, u64)>,
+    /// Code in the process, which lasts as long as it.
+    arenas: Vec<Arena>,
+}
+
+/// Instructions of one process that are tried. A function or two make all the calls of a tool.
+const TRIES: usize = 8;
+
+impl Hooks {
+    /// Puts a jump over the `syscall` instruction before `ip`, if that can be and has not been tried. `fill` is given the address of
+    /// the shared memory.
+    pub fn open(
+        &self,
+        process: &Process,
+        ip: u64,
+        code: &Code<'_>,
+        fill: impl FnOnce(u64) -> Fill + Send,
+    ) -> Result<(), Error> {
+        let site = ip.wrapping_sub(SYSCALL.len() as u64);
+        let mut processes = self
+            .processes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let started = start_time(process.pid());
+        let visited = processes
+            .entry(process.pid())
+            .or_insert_with(|| Visited::new(started));
+        if visited.started != started {
+            *visited = Visited::new(started);
+        }
+        let program =
+            std::fs::read_link(format!("/proc/{}/exe", process.pid())).unwrap_or_default();
+        // What comes from our own code has been declined there.
+        let is_ours = visited.arenas.iter().any(|arena| arena.holds(site));
+        if !is_ours && visited.tried.len() < TRIES && visited.tried.insert((program, site)) {
+            let arena = hook(process, site, code, fill)?;
+            visited.arenas.push(arena);
+        }
+        Ok(())
+    }
+}
+
+fn hook(
+    process: &Process,
+    site: u64,
+    code: &Code<'_>,
+    fill: impl FnOnce(u64) -> Fill,
+) -> Result<Arena, Error> {
+    let fail = |why: String| failed(process, why);
+    let plan = plan(process, site, code.files)?;
+    let reach = plan
+        .reach()
+        .ok_or_else(|| fail("its instructions are too far apart".into()))?;
+    let mut arena =
+        Arena::new(&SessionId::own().name("shortcut")).map_err(os("creating an arena"))?;
+    let near = process.find_gap(reach, ARENA_BYTES as u64)?;
+    let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
+    let (shared, protection) = code.shared;
+    let runs = ProtFlags::READ | ProtFlags::EXEC;
+    let mapping = |file, len: usize, protection| Mapping {
+        file,
+        offset: 0,
+        len: len as u64,
+        protection,
+        flags: OURS,
+        address: 0,
+    };
+    let mappings = [
+        Mapping {
+            flags: OURS | MapFlags::FIXED_NOREPLACE,
+            address: near,
+            ..mapping(arena.file(), ARENA_BYTES, runs)
+        },
+        mapping(code.image.file(), code.image.len(), runs),
+        mapping(shared.file(), shared.len(), protection),
+    ];
+    let mut stopped = process.stop()?;
+    let placed = stopped.map_files(&mappings)?;
+    let [near, image, shared] = placed[..] else {
+        return Err(fail("it did not map what it was asked to".into()));
+    };
+    let private = private_memory(&mut stopped, code.private_len, fill(shared))?;
+    arena.placed(near);
+    let spec = TrampolineSpec::SystemCall(SystemCall {
+        number: libc::SYS_bpf as u32,
+        function: image + code.function,
+        data: private,
+        declined: DECLINED,
+    });
+    let trampoline =
+        beeline_hook::emit(&plan, arena.next(64), &spec).map_err(|why| fail(why.to_string()))?;
+    let at = arena
+        .bytes(&trampoline.bytes, 64)
+        .map_err(os("filling an arena"))?;
+    let jump =
+        beeline_hook::jump_patch(site, plan.window_len, at).map_err(|why| fail(why.to_string()))?;
+    let mut patch = [0; ORIGINAL_BYTES];
+    patch[..jump.len()].copy_from_slice(&jump);
+    let record = Site {
+        target: std::ptr::null(),
+        address: site,
+        entry: 0.into(),
+        returns: 0.into(),
+        return_entry: 0,
+        body: trampoline.body,
+        flags: 0,
+        next: 0,
+        patched: 0.into(),
+        original_len: plan.window_len as u32,
+        original: [0; ORIGINAL_BYTES],
+        patch,
+    };
+    patch::apply(&mut stopped, &plan, &record, &trampoline.resume_map)?;
+    stopped.resume()?;
+    Ok(arena)
+}
+
+/// How the instruction can be jumped over.
+fn plan(process: &Process, site: u64, files: &Files) -> Result<Plan, Error> {
+    let fail = |why: String| failed(process, why);
+    let regions = process.regions()?;
+    let region = regions
+        .iter()
+        .find(|region| (region.start..region.end).contains(&site) && !region.permissions.shared)
+        .ok_or_else(|| fail("its system calls come from nowhere".into()))?;
+    let mut path = PathBuf::from(format!("/proc/{}/root", process.pid()));
+    path.push(region.path.strip_prefix("/").unwrap_or(Path::new("")));
+    let place = files.place(&path, region.offset + (site - region.start))?;
+    if place.has_small_stacks() {
+        return Err(fail(
+            "its stacks have no room: map operations take more than a kilobyte".into(),
+        ));
+    }
+    let (start, code) = place.function_at(site);
+    let mut now = vec![0; code.len()];
+    process.read_memory(start, &mut now)?;
+    if now != code || !code[(site - start) as usize..].starts_with(&SYSCALL) {
+        return Err(fail("its code is not what the file holds".into()));
+    }
+    let function = Function { start, code };
+    let plan = beeline_hook::plan_system_call(site, &function, &place.incoming_at(site));
+    let plan = plan.map_err(|why| fail(why.to_string()))?;
+    match &plan.kind {
+        Kind::Breakpoint { reason } => Err(fail(format!(
+            "its system call cannot be jumped over: {reason}"
+        ))),
+        _ => Ok(plan),
+    }
+}
+
+/// Memory that a forked child has anew, and empty.
+fn private_memory(stopped: &mut Stopped, len: usize, fill: Fill) -> Result<u64, Error> {
+    let len = pages(len) as u64;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let private = stopped.mmap_anonymous(len, protection, MapFlags::empty(), 0)?;
+    stopped.madvise(private, len, libc::MADV_WIPEONFORK)?;
+    for (offset, bytes) in fill {
+        stopped.write(private + offset as u64, &bytes)?;
+    }
+    Ok(private)
+}
+
+fn failed(process: &Process, why: String) -> Error {
+    Error::Target {
+        pid: process.pid(),
+        why,
+    }
+}
+
+impl Visited {
+    fn new(started: Option<u64>) -> Self {
+        Self {
+            started,
+            tried: HashSet::new(),
+            arenas: Vec::new(),
+        }
+    }
+}
+
+/// `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// As for targets: shared, with the mark by which the door's filter knows what is not the tool's.
+const OURS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);

@@ -1,0 +1,222 @@
+//! The board on which a guest's door shows what it has fetched, and the processes of the tool that look at it.
+
+use std::mem::offset_of;
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    fence,
+};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use beeline_image::shortcut::ToolMemory;
+pub use beeline_image::shortcut::walks::{BYTES, FRESH, STEPS};
+use beeline_image::shortcut::walks::{Board, WALKS, Walk, WalkShortcut};
+use beeline_inject::{Options, Process, ProtFlags, Seccomp};
+
+use super::hooks::{Code, Hooks};
+use crate::error::Error;
+use crate::image::Image;
+use crate::life::SessionId;
+use crate::link::Files;
+use crate::memory::Memory;
+use crate::private::own_pid;
+use crate::vdso;
+
+/// Walks of a tool through a guest's maps, and its processes' shortcuts to them.
+#[derive(Debug)]
+pub struct Walks {
+    /// Holds a [`Board`].
+    board: Memory,
+    /// Whose each of the board's walks is, and when it was shown.
+    shown: Mutex<[Shown; WALKS]>,
+    hooks: Hooks,
+    files: Files,
+    image: OnceLock<Option<Image>>,
+    is_open: AtomicBool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Shown {
+    walk: u64,
+    /// Rises with each that is shown; 0 for none yet.
+    since: u64,
+}
+
+/// What is shown of a walk.
+#[derive(Debug)]
+pub struct Fetched<'a> {
+    /// Device and inode of the tool's descriptor.
+    pub file: (u64, u64),
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
+    pub at: u64,
+    /// Of all steps.
+    pub keys: &'a [u8],
+    /// Likewise.
+    pub values: &'a [u8],
+    /// For each step: its value is not to be given any more.
+    pub given: &'a [bool],
+    /// The last step is the map's last.
+    pub is_whole: bool,
+    /// The step that was looked at last.
+    pub step: usize,
+}
+
+impl Walks {
+    /// An empty board.
+    pub fn new() -> std::io::Result<Self> {
+        let name = SessionId::own().name("walks");
+        let board = Memory::new(&name, size_of::<Board>())?;
+        board.seal_size()?;
+        Ok(Self {
+            board,
+            shown: Mutex::default(),
+            hooks: Hooks::default(),
+            files: Files::default(),
+            image: OnceLock::new(),
+            is_open: AtomicBool::new(false),
+        })
+    }
+
+    /// Gives a process of the tool a shortcut at the `syscall` instruction before `ip`. What goes wrong leaves it with the door.
+    pub fn open(&self, pid: i32, ip: u64) -> Result<(), Error> {
+        let image = self.image.get_or_init(|| Image::new().ok()).as_ref();
+        let image = image.ok_or_else(|| Error::Target {
+            pid,
+            why: "there is no memory for what it would run".into(),
+        })?;
+        // It is under the door's own filter, which lets pass what is done here.
+        let seccomp = Seccomp::Trust;
+        let process = Process::open_with(pid, Options { seccomp })?;
+        let code = Code {
+            image,
+            function: image.points().walk_shortcut,
+            files: &self.files,
+            shared: (&self.board, ProtFlags::READ | ProtFlags::WRITE),
+            private_len: size_of::<WalkShortcut>(),
+        };
+        let own = own_pid(pid) as u64;
+        let clock_gettime = vdso::clock_gettime(&process.memory()?, &process.regions()?)?;
+        let clock_gettime = clock_gettime.unwrap_or(0);
+        self.hooks.open(&process, ip, &code, |board| {
+            let memory = offset_of!(WalkShortcut, memory) + offset_of!(ToolMemory, pid);
+            vec![
+                (
+                    offset_of!(WalkShortcut, board),
+                    board.to_ne_bytes().to_vec(),
+                ),
+                (
+                    offset_of!(WalkShortcut, clock_gettime),
+                    clock_gettime.to_ne_bytes().to_vec(),
+                ),
+                (memory, own.to_ne_bytes().to_vec()),
+                (offset_of!(WalkShortcut, alive), 1u32.to_ne_bytes().to_vec()),
+            ]
+        })?;
+        self.is_open.store(true, Release);
+        Ok(())
+    }
+
+    /// Does any process look at the board?
+    pub fn is_open(&self) -> bool {
+        self.is_open.load(Acquire)
+    }
+
+    /// Shows what was fetched of a walk, in place of what was shown of it before, or of the walk that was shown longest ago. `false` if
+    /// there is no room for as much.
+    pub fn show(&self, walk: u64, fetched: &Fetched<'_>) -> bool {
+        let steps = fetched.given.len();
+        if steps == 0 || steps > STEPS || fetched.keys.len() + fetched.values.len() > BYTES {
+            return false;
+        }
+        let mut shown = self.shown();
+        let known = shown
+            .iter()
+            .position(|shown| shown.walk == walk && shown.since > 0);
+        let oldest = || {
+            (0..WALKS)
+                .min_by_key(|index| shown[*index].since)
+                .unwrap_or(0)
+        };
+        let index = known.unwrap_or_else(oldest);
+        let last = shown.iter().map(|shown| shown.since).max();
+        shown[index] = Shown {
+            walk,
+            since: last.unwrap_or(0) + 1,
+        };
+        let place = self.walk(index);
+        change(place, || {
+            place.steps.store(steps as u32, Relaxed);
+            place
+                .key_len
+                .store((fetched.keys.len() / steps) as u32, Relaxed);
+            place
+                .value_len
+                .store((fetched.values.len() / steps) as u32, Relaxed);
+            place.device.store(fetched.file.0, Relaxed);
+            place.inode.store(fetched.file.1, Relaxed);
+            place.fetched.store(fetched.at, Relaxed);
+            place.is_whole.store(fetched.is_whole.into(), Relaxed);
+            place.at.store(fetched.step as u32, Relaxed);
+            for (flag, given) in place.given.iter().zip(fetched.given) {
+                flag.store((*given).into(), Relaxed);
+            }
+            let bytes = place.bytes.0.get().cast::<u8>();
+            let (keys, values) = (fetched.keys, fetched.values);
+            // SAFETY: both fit into the bytes, one behind the other; no reference to them exists, and the tool's processes take what
+            // they read meanwhile for nothing.
+            unsafe {
+                std::ptr::copy_nonoverlapping(keys.as_ptr(), bytes, keys.len());
+                let behind = bytes.add(keys.len());
+                std::ptr::copy_nonoverlapping(values.as_ptr(), behind, values.len());
+            }
+        });
+        true
+    }
+
+    /// The value of a walk's step is not to be given any more by others: `false` if it may have been, or nobody knows.
+    pub fn take(&self, walk: u64, step: usize) -> bool {
+        let shown = self.shown();
+        let index = shown
+            .iter()
+            .position(|shown| shown.walk == walk && shown.since > 0);
+        let flag = index.and_then(|index| self.walk(index).given.get(step));
+        flag.is_some_and(|flag| flag.swap(1, AcqRel) == 0)
+    }
+
+    /// Nothing of a walk is shown any more.
+    pub fn hide(&self, walk: u64) {
+        let mut shown = self.shown();
+        let index = shown
+            .iter()
+            .position(|shown| shown.walk == walk && shown.since > 0);
+        if let Some(index) = index {
+            shown[index] = Shown::default();
+            let place = self.walk(index);
+            change(place, || {
+                place.inode.store(0, Relaxed);
+                place.steps.store(0, Relaxed);
+            });
+        }
+    }
+
+    fn walk(&self, index: usize) -> &Walk {
+        // SAFETY: the file was made of a board's size, and all of it is atomics, for which zero is good, and bytes that no reference is
+        // made to.
+        &unsafe { &*self.board.base().cast::<Board>() }.walks[index]
+    }
+
+    fn shown(&self) -> MutexGuard<'_, [Shown; WALKS]> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whoever reads meanwhile finds another version behind it.
+fn change(place: &Walk, work: impl FnOnce()) {
+    let version = place.version.load(Relaxed);
+    // The tool could have made it anything.
+    let version = version.wrapping_add(version % 2);
+    place.version.store(version.wrapping_add(1), Relaxed);
+    fence(Release);
+    work();
+    place.version.store(version.wrapping_add(2), Release);
+}

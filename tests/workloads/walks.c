@@ -1,0 +1,172 @@
+/* Goes through maps of some hundred elements in the ways that tools do: key by key with a look-up each, all keys first,
+ * deleting and changing on the way, by duplicates and numbers that are used again, in children and threads, with places
+ * that are not there. Prints what does not depend on the kernel's order, so that two runs can be compared; and on stderr
+ * whether another's code is mapped. */
+#define _GNU_SOURCE
+#include "raw.h"
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+enum { ELEMENTS = 400, WORDS = 256 };
+
+static void fill(int map, uint64_t factor)
+{
+    for (uint64_t key = 0; key < ELEMENTS; key++) {
+        uint64_t values[WORDS];
+        for (int word = 0; word < WORDS; word++)
+            values[word] = key * factor;
+        element(BPF_MAP_UPDATE_ELEM, map, &key, values, 0);
+    }
+}
+
+static int filled(uint32_t type, uint64_t factor)
+{
+    union bpf_attr attr = {.map_type = type, .key_size = 8, .value_size = 8, .max_entries = 10 * ELEMENTS};
+    int map = good("map", bpf(BPF_MAP_CREATE, &attr));
+    fill(map, factor);
+    return map;
+}
+
+/* What is done with each element that a walk comes to. */
+enum { READ, READ_TWICE, DELETE, LEAVE };
+
+static void walk(const char *name, int map, int what)
+{
+    uint64_t key = 0, next = 0, values[WORDS] = {0}, keys = 0, sum = 0;
+    long count = 0, failed = 0, found = element(BPF_MAP_GET_NEXT_KEY, map, 0, &next, 0);
+    for (; found == 0 && count < 2 * ELEMENTS; count++) {
+        key = next;
+        keys += key;
+        for (int turn = 0; turn < (what == READ_TWICE ? 2 : what != LEAVE); turn++) {
+            failed += element(BPF_MAP_LOOKUP_ELEM, map, &key, values, 0);
+            sum += values[0];
+        }
+        if (what == DELETE)
+            failed += element(BPF_MAP_DELETE_ELEM, map, &key, 0, 0);
+        found = element(BPF_MAP_GET_NEXT_KEY, map, &key, &next, 0);
+    }
+    printf("%s: %ld elements, keys %lu, values %lu, failed %ld, then %ld\n", name, count, (unsigned long)keys,
+           (unsigned long)sum, failed, found);
+}
+
+/* All keys first, and twice; then the values, which may be changed, too: on a walk the kernel would come to them again. */
+static void gather(const char *name, int map, uint64_t change)
+{
+    static _Thread_local uint64_t keys[2 * ELEMENTS];
+    uint64_t values[WORDS] = {0}, sum = 0;
+    long count = 0, failed = 0;
+    for (int turn = 0; turn < 2; turn++) {
+        count = 0;
+        while (count < 2 * ELEMENTS &&
+               element(BPF_MAP_GET_NEXT_KEY, map, count ? &keys[count - 1] : 0, &keys[count], 0) == 0)
+            count++;
+    }
+    for (long n = count - 1; n >= 0; n--) {
+        for (int turn = 0; turn < (change ? 2 : 1); turn++) {
+            failed += element(BPF_MAP_LOOKUP_ELEM, map, &keys[n], values, 0);
+            sum += values[0];
+            values[0] += change;
+            if (change)
+                failed += element(BPF_MAP_UPDATE_ELEM, map, &keys[n], values, BPF_EXIST);
+        }
+    }
+    printf("%s: %ld elements, values %lu, failed %ld\n", name, count, (unsigned long)sum, failed);
+}
+
+/* One place for a key and the next, and places that are not there. */
+static void places(int map)
+{
+    uint64_t key = 0, value = 0, sum = 0;
+    long count = 1, found = element(BPF_MAP_GET_NEXT_KEY, map, 0, &key, 0);
+    char *pages = mmap(0, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    mprotect(pages + 4096, 4096, PROT_READ);
+    mprotect(pages + 8192, 4096, PROT_NONE);
+    for (; found == 0 && count < 2 * ELEMENTS; count++) {
+        sum += key;
+        found = element(BPF_MAP_GET_NEXT_KEY, map, &key, &key, 0);
+        if (count != ELEMENTS / 2)
+            continue;
+        printf("next key nowhere: %d, read-only: %d, half: %d\n", element(BPF_MAP_GET_NEXT_KEY, map, &key, pages + 8192, 0),
+               element(BPF_MAP_GET_NEXT_KEY, map, &key, pages + 4096, 0), element(BPF_MAP_GET_NEXT_KEY, map, &key, pages + 4092, 0));
+        printf("key nowhere: %d, value nowhere: %d, null: %d\n", element(BPF_MAP_LOOKUP_ELEM, map, pages + 8192, &value, 0),
+               element(BPF_MAP_LOOKUP_ELEM, map, &key, pages + 8192, 0), element(BPF_MAP_LOOKUP_ELEM, map, &key, 0, 0));
+        printf("flags: %d, %d\n", element(BPF_MAP_LOOKUP_ELEM, map, &key, &value, 1),
+               element(BPF_MAP_LOOKUP_ELEM, map, &key, &value, 1 << 20));
+        uint64_t missing = 1 << 30;
+        printf("a miss: %d\n", element(BPF_MAP_LOOKUP_ELEM, map, &missing, &value, 0));
+        printf("again: %d\n", element(BPF_MAP_LOOKUP_ELEM, map, &key, &value, 0));
+    }
+    printf("in one place: %ld, keys %lu, then %ld\n", count, (unsigned long)sum, found);
+}
+
+static void *thread(void *map)
+{
+    for (int turn = 0; turn < 20; turn++) {
+        uint64_t key = 0, next = 0, value, sum = 0;
+        long found = element(BPF_MAP_GET_NEXT_KEY, *(int *)map, 0, &next, 0);
+        for (int count = 0; found == 0 && count < 2 * ELEMENTS; count++) {
+            key = next;
+            if (element(BPF_MAP_LOOKUP_ELEM, *(int *)map, &key, &value, 0) == 0)
+                sum += value == key * 7;
+            found = element(BPF_MAP_GET_NEXT_KEY, *(int *)map, &key, &next, 0);
+        }
+        if (sum != ELEMENTS)
+            return "wrong";
+    }
+    return "right";
+}
+
+int main(void)
+{
+    int first = filled(BPF_MAP_TYPE_HASH, 7), second = filled(BPF_MAP_TYPE_LRU_HASH, 5);
+    int percpu = filled(BPF_MAP_TYPE_PERCPU_HASH, 3);
+    for (int turn = 0; turn < 10; turn++)
+        walk("first", first, READ);
+    walk("twice", first, READ_TWICE);
+    walk("keys only", first, LEAVE);
+    walk("LRU", second, READ);
+    walk("per CPU", percpu, READ);
+    gather("gathered", first, 0);
+    gather("gathered per CPU", percpu, 0);
+    places(first);
+    gather("changed", second, 1000);
+    walk("changed since", second, READ);
+    walk("deleted", percpu, DELETE);
+    walk("empty", percpu, READ);
+    fill(percpu, 11);
+    walk("filled again", percpu, READ);
+
+    int copy = dup(first);
+    walk("a duplicate", copy, READ);
+    dup2(second, copy);
+    walk("the number of another map", copy, READ);
+    close(copy);
+    walk("a closed one", copy, READ);
+
+    fflush(stdout);
+    if (fork() == 0) {
+        walk("in a child", first, READ);
+        gather("gathered in a child", second, 0);
+        fflush(stdout);
+        _exit(0);
+    }
+    wait(0);
+    int maps[4] = {first, first, filled(BPF_MAP_TYPE_HASH, 7), filled(BPF_MAP_TYPE_HASH, 7)};
+    pthread_t threads[4];
+    for (int n = 0; n < 4; n++)
+        pthread_create(&threads[n], 0, thread, &maps[n]);
+    for (int n = 0; n < 4; n++) {
+        void *result;
+        pthread_join(threads[n], &result);
+        /* Two of them go through the same map, each at its own pace. */
+        printf("a thread: %s\n", (char *)result);
+    }
+    char line[512];
+    int mapped = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    while (file && fgets(line, sizeof line, file))
+        mapped |= strstr(line, "-shortcut") != 0;
+    fprintf(stderr, "shortcut: %s\n", mapped ? "yes" : "no");
+    return 0;
+}
