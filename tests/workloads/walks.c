@@ -117,6 +117,85 @@ static void *thread(void *map)
     return "right";
 }
 
+/* A trie's element is changed by any key with the same prefix. */
+static void tries(void)
+{
+    enum { PREFIXES = 16 };
+    struct { uint32_t length, address; } key;
+    int trie = good("trie", create_map(BPF_MAP_TYPE_LPM_TRIE, 8, 8, 100, BPF_F_NO_PREALLOC, 0));
+    uint64_t value = 1, sum = 0;
+    for (uint32_t n = 0; n < PREFIXES; n++) {
+        key.length = 16, key.address = n << 8 | 10;
+        update(trie, &key, &value, BPF_ANY);
+    }
+    gather("a trie", trie, 1000);
+    for (uint32_t n = 0; n < PREFIXES; n++) {
+        uint64_t next;
+        for (long found = element(BPF_MAP_GET_NEXT_KEY, trie, 0, &next, 0); found == 0;)
+            found = element(BPF_MAP_GET_NEXT_KEY, trie, &next, &next, 0);
+        value = 7 + n, key.length = 16, key.address = n << 8 | 10 | 0x5550000;
+        update(trie, &key, &value, BPF_ANY);
+        key.address = n << 8 | 10;
+        sum += element(BPF_MAP_LOOKUP_ELEM, trie, &key, &value, 0) == 0 ? value : 0;
+    }
+    printf("a trie by other keys: %lu\n", (unsigned long)sum);
+    walk("a trie", trie, DELETE);
+}
+
+/* What is changed by another descriptor of the same map. */
+static void names(int map)
+{
+    struct bpf_map_info info = {0};
+    union bpf_attr attr = {.info = {.bpf_fd = (uint32_t)map, .info_len = sizeof info, .info = (uintptr_t)&info}};
+    good("information", bpf(BPF_OBJ_GET_INFO_BY_FD, &attr));
+    union bpf_attr by_id = {.map_id = info.id};
+    int other = good("by id", bpf(BPF_MAP_GET_FD_BY_ID, &by_id));
+    uint64_t sum = 0;
+    for (uint64_t key = 0; key < 50; key++) {
+        uint64_t next = 0, value = 100 + key;
+        element(BPF_MAP_GET_NEXT_KEY, map, 0, &next, 0);
+        for (int n = 0; n < ELEMENTS; n++)
+            element(BPF_MAP_GET_NEXT_KEY, map, &next, &next, 0);
+        update(other, &key, &value, BPF_ANY);
+        value = 0;
+        element(BPF_MAP_LOOKUP_ELEM, map, &key, &value, 0);
+        sum += value;
+    }
+    printf("by another descriptor: %lu\n", (unsigned long)sum);
+    close(other);
+}
+
+static int stop;
+
+static void *begins(void *map)
+{
+    uint64_t next;
+    while (!__atomic_load_n(&stop, __ATOMIC_RELAXED)) {
+        element(BPF_MAP_GET_NEXT_KEY, *(int *)map, 0, &next, 0);
+        element(BPF_MAP_GET_NEXT_KEY, *(int *)map, &next, &next, 0);
+    }
+    return 0;
+}
+
+/* While others fetch, what was changed is found changed. */
+static void races(int map)
+{
+    pthread_t threads[2];
+    for (int n = 0; n < 2; n++)
+        pthread_create(&threads[n], 0, begins, &map);
+    long wrong = 0;
+    for (uint64_t turn = 0; turn < 1000; turn++) {
+        uint64_t key = turn % 40, value = turn, found = 0;
+        update(map, &key, &value, BPF_ANY);
+        element(BPF_MAP_LOOKUP_ELEM, map, &key, &found, 0);
+        wrong += found != turn;
+    }
+    stop = 1;
+    for (int n = 0; n < 2; n++)
+        pthread_join(threads[n], 0);
+    printf("changed while others fetch: %ld wrong\n", wrong);
+}
+
 int main(void)
 {
     int first = filled(BPF_MAP_TYPE_HASH, 7), second = filled(BPF_MAP_TYPE_LRU_HASH, 5);
@@ -162,6 +241,9 @@ int main(void)
         /* Two of them go through the same map, each at its own pace. */
         printf("a thread: %s\n", (char *)result);
     }
+    races(maps[2]);
+    tries();
+    names(maps[3]);
     char line[512];
     int mapped = 0;
     FILE *file = fopen("/proc/self/maps", "r");

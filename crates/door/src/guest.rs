@@ -9,10 +9,12 @@
 //! can be seen from here, its own pages lie over the file ([`sharing`]).
 
 mod attr;
+mod changes;
 mod closing;
 mod commands;
 mod connection;
 mod descriptors;
+mod elements;
 mod events;
 #[cfg(test)]
 mod fake;
@@ -35,16 +37,18 @@ use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
 use beeline_runtime::shortcut::Walks;
-use beeline_wire::layout::command;
+use beeline_wire::layout::{command, is_for_elements};
 use beeline_wire::messages::Welcome;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 
 pub use connection::Connection;
 pub use sharing::Sharing;
+use sharing::steady_calls;
 
 use crate::bpffs::BpfFs;
 use crate::call::{Answer, Call};
+use crate::guest::changes::Changes;
 use crate::guest::files::Files;
 use crate::guest::kept::Kept;
 use crate::guest::objects::{Object, Objects};
@@ -67,6 +71,7 @@ pub(crate) struct Guest {
     /// What the tool's processes see of its walks through maps.
     pub(crate) walks: Walks,
     often: Often,
+    changes: Arc<Changes>,
     /// Where the guest's memory can be seen from here.
     pub(crate) sharing: Option<Arc<Sharing>>,
 }
@@ -90,6 +95,7 @@ impl Guest {
             kept: Kept::new(connection.welcome()),
             walks: Walks::new()?,
             often: Often::default(),
+            changes: Arc::default(),
             connection,
         })
     }
@@ -167,11 +173,9 @@ impl Answers for Guest {
         }
     }
 
-    /// Steps of a walk mostly are.
+    /// For commands on elements nobody waits, unless more of a map has to be fetched.
     fn is_short(request: &Request) -> bool {
-        let number = request.args[0] as u32;
-        request.nr == libc::SYS_bpf
-            && matches!(number, command::MAP_LOOKUP_ELEM | command::MAP_GET_NEXT_KEY)
+        request.nr == libc::SYS_bpf && is_for_elements(request.args[0] as u32)
     }
 
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn()) {
@@ -179,8 +183,10 @@ impl Answers for Guest {
         listener.answer(request.id, answer);
         let is_step =
             request.nr == libc::SYS_bpf && request.args[0] as u32 == command::MAP_GET_NEXT_KEY;
-        if is_step && self.often.count(request.tid, request.ip) {
+        if is_step && self.often.count(request.tid, request.ip) && steady_calls() {
             let_lead();
+            let sharing = self.sharing.as_deref();
+            let _alone = sharing.map(Sharing::hold);
             // The door goes on answering where there can be no shortcut.
             let _ = self.walks.open(request.process(), request.ip);
         }

@@ -30,6 +30,14 @@ impl<'a> Memory<'a> {
         Memory(Of::Thread { listener, request })
     }
 
+    /// By what it can be written later, while the call still waits; `None` of nobody.
+    pub(crate) fn of_call(&self) -> Option<(Listener, Request)> {
+        match self.0 {
+            Of::Thread { listener, request } => Some((listener.clone(), *request)),
+            Of::Nobody { .. } => None,
+        }
+    }
+
     /// For [`crate::untrusted`].
     pub(crate) fn of_nobody(start: u64, bytes: &'a [u8]) -> Self {
         Memory(Of::Nobody { start, bytes })

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
 
@@ -51,10 +52,10 @@ pub(crate) enum Reply {
     Answered,
 }
 
-/// The descriptor that seccomp gave for the filter.
-#[derive(Debug)]
+/// The descriptor that seccomp gave for the filter, and its copies.
+#[derive(Debug, Clone)]
 pub(crate) struct Listener {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     /// Bytes that this kernel writes for a request, which may be more than this program knows.
     request_len: usize,
 }
@@ -80,17 +81,10 @@ impl Listener {
             return Err(io::Error::last_os_error());
         }
         let request_len = usize::from(sizes.seccomp_notif).max(size_of::<libc::seccomp_notif>());
+        let fd = Arc::new(fd);
         let listener = Listener { fd, request_len };
         listener.wake_on_the_same_cpu();
         Ok(listener)
-    }
-
-    /// Another one for the same calls.
-    pub(crate) fn try_clone(&self) -> io::Result<Self> {
-        Ok(Listener {
-            fd: self.fd.try_clone()?,
-            request_len: self.request_len,
-        })
     }
 
     /// The tool sleeps until it is answered, so the door may take its CPU at once (Linux 6.6 on;

@@ -1,7 +1,7 @@
 //! Elements of a map: one, or many in one answer.
 
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{MapFacts, command};
+use beeline_wire::layout::command;
 use beeline_wire::messages::{Content, LookUp, Walk, Walked};
 use rustix::io::Errno;
 
@@ -65,6 +65,10 @@ pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refu
     }
 }
 
+/// Elements that a map may have to be gone through by batches. While the kernel looks for the next bucket that is not empty, no programs at
+/// kprobes and tracepoints run on that CPU: among so many buckets that takes microseconds.
+const LARGEST: u32 = 16 << 10;
+
 /// Where a batch has ended.
 #[derive(Debug)]
 pub struct Cursor {
@@ -86,11 +90,14 @@ impl Steps<'_> {
     /// By one system call for all; `None` if there is no such call for the map, or it cannot begin behind that key. The order is that of
     /// going from key to key.
     fn by_batch(&self, after: &[u8]) -> Option<Walked> {
-        self.map.facts.filter(MapFacts::is_hash)?;
+        self.map
+            .facts
+            .filter(|facts| facts.is_hash() && facts.max_entries <= LARGEST)?;
         let mut cursor = self.map.cursor();
+        let last = cursor.take().filter(|cursor| cursor.key == after);
         let mut from = match after {
             [] => None,
-            _ => Some(cursor.take().filter(|cursor| cursor.key == after)?.bucket),
+            _ => Some(last?.bucket),
         };
         let mut keys = vec![0; self.count * self.key_len];
         let mut values = vec![0; self.count * self.value_len];

@@ -253,6 +253,14 @@ impl CallFiles {
         Ok(file)
     }
 
+    /// The calls of a file that has been looked through, by its inode: it may be gone since.
+    pub fn known(&self, inode: u64) -> Option<Arc<FileCalls>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = known.iter();
+        let found = files.find(|(file, _)| file.1 == inode);
+        found.map(|(_, calls)| calls.clone())
+    }
+
     /// The calls of the vDSO, by our own copy of it, which nobody has hooked; `None` if there is none.
     pub fn of_vdso(&self) -> Option<Arc<FileCalls>> {
         let read = || FileCalls::of_vdso(&vdso::own()?).map(Arc::new);

@@ -98,11 +98,12 @@ impl Shortcuts {
             image: &shared.image,
             function: shared.image.points().shortcut,
             files: &shared.files,
-            shared: (&self.directory, ProtFlags::READ),
+            shared: &[(&self.directory, ProtFlags::READ)],
             private_len: size_of::<Shortcut>(),
         };
         let pid = own_pid(process.pid()) as u64;
-        self.hooks.open(process, ip, &code, |directory| {
+        let opened = self.hooks.open(process, ip, &code, |shared| {
+            let directory = shared.first().copied().unwrap_or_default();
             let memory = offset_of!(Shortcut, memory) + offset_of!(ToolMemory, pid);
             vec![
                 (
@@ -113,7 +114,8 @@ impl Shortcuts {
                 (offset_of!(Shortcut, owner), owner().to_ne_bytes().to_vec()),
                 (offset_of!(Shortcut, alive), 1u32.to_ne_bytes().to_vec()),
             ]
-        })
+        });
+        opened.map(drop)
     }
 
     fn listed(&self, map: u32) -> Option<&Listed> {

@@ -216,6 +216,11 @@ impl Write for Writer {
 }
 
 impl Writer {
+    /// Is there room for some bytes?
+    pub fn is_ready(&self) -> bool {
+        self.stream.is_ready()
+    }
+
     /// What ends the connection, from any thread.
     pub fn cutter(&self) -> Cutter {
         Cutter(self.stream.clone())

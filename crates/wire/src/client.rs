@@ -71,7 +71,43 @@ pub type Lost = Box<dyn Fn(&str) + Send + Sync>;
 struct Waiting {
     last_id: u64,
     /// `None` once the connection is lost or closed.
-    answers: Option<HashMap<u64, SyncSender<Said>>>,
+    answers: Option<HashMap<u64, Waiter>>,
+}
+
+/// Who gets an answer.
+enum Waiter {
+    /// A thread that sleeps.
+    Thread(SyncSender<Said>),
+    /// Nobody sleeps.
+    Then(Then),
+}
+
+/// What is done with an answer, which is none of [`Said::Refused`], by the thread that receives it: nothing else is received meanwhile, so
+/// it must not wait for the guest, nor panic.
+pub type Then = Box<dyn FnOnce(Result<Said, Failure>) + Send>;
+
+impl Waiter {
+    fn give(self, said: Said) {
+        match self {
+            // The channel has room for it; its caller waits.
+            Self::Thread(answer) => drop(answer.send(said)),
+            Self::Then(then) => then(answered(said)),
+        }
+    }
+
+    /// The connection is lost: a channel's other end is told by the end of this one.
+    fn lose(self) {
+        if let Self::Then(then) = self {
+            then(Err(Failure::Lost));
+        }
+    }
+}
+
+fn answered(said: Said) -> Result<Said, Failure> {
+    match said {
+        Said::Refused(refused) => Err(Failure::Refused(refused)),
+        said => Ok(said),
+    }
 }
 
 const FIRST_ID: u64 = 1;
@@ -128,12 +164,21 @@ impl Client {
     /// to the wish to see it is then [`Said::Done`].
     pub fn ask(&self, request: Asked) -> Result<Said, Failure> {
         let (sender, answer) = sync_channel(1);
-        self.send(request, Some(sender))?;
-        match answer.recv() {
-            Ok(Said::Refused(refused)) => Err(Failure::Refused(refused)),
-            Ok(said) => Ok(said),
-            Err(_) => Err(Failure::Lost),
+        self.send(request, Some(Waiter::Thread(sender)))?;
+        answer.recv().map_err(|_| Failure::Lost).and_then(answered)
+    }
+
+    /// Sends a request, and has something done with its answer when there is one: no other thread is woken for that. `before_waiting` is
+    /// called if others are sending, or the line is full.
+    pub fn ask_then(&self, request: Asked, then: Then, before_waiting: &dyn Fn()) {
+        let sender = self.sender.try_lock().ok();
+        let is_free = sender.as_ref().is_some_and(|sender| sender.is_ready());
+        drop(sender);
+        if !is_free {
+            before_waiting();
         }
+        // What cannot be sent has been dealt with: whoever waits is told when the connection is lost.
+        let _ = self.send(request, Some(Waiter::Then(then)));
     }
 
     /// Sends a request whose answer does not matter.
@@ -149,16 +194,22 @@ impl Client {
         }
     }
 
-    fn send(&self, request: Asked, answer: Option<SyncSender<Said>>) -> Result<(), Failure> {
+    fn send(&self, request: Asked, answer: Option<Waiter>) -> Result<(), Failure> {
         let sender = self.sender();
-        let id = {
-            let mut waiting = self.waiting();
-            waiting.last_id += 1;
-            let id = waiting.last_id;
-            let answers = waiting.answers.as_mut().ok_or(Failure::Lost)?;
-            answer.map(|answer| answers.insert(id, answer));
-            id
+        let mut waiting = self.waiting();
+        waiting.last_id += 1;
+        let id = waiting.last_id;
+        let Some(answers) = waiting.answers.as_mut() else {
+            drop((waiting, sender));
+            if let Some(answer) = answer {
+                answer.lose();
+            }
+            return Err(Failure::Lost);
         };
+        if let Some(answer) = answer {
+            answers.insert(id, answer);
+        }
+        drop(waiting);
         let message = HostMessage {
             id,
             body: Some(request),
@@ -192,19 +243,23 @@ impl Client {
                 }
                 body => body,
             };
-            let mut waiting = self.waiting();
-            let answer = waiting.answers.as_mut();
-            if let Some(answer) = answer.and_then(|answers| answers.remove(&message.id)) {
-                // The channel has room for it; its caller waits.
-                let _ = answer.send(body);
+            let answers = |waiting: &mut Waiting| waiting.answers.as_mut()?.remove(&message.id);
+            let waiter = answers(&mut self.waiting());
+            if let Some(waiter) = waiter {
+                waiter.give(body);
             }
         }
     }
 
     /// Nobody waits any more; `false` if that was known.
     fn disconnect(&self) -> bool {
-        let first = self.waiting().answers.take().is_some();
+        let answers = self.waiting().answers.take();
         *self.hear() = None;
+        let first = answers.is_some();
+        answers
+            .into_iter()
+            .flatten()
+            .for_each(|(_, waiter)| waiter.lose());
         first
     }
 

@@ -80,6 +80,11 @@ impl Sender {
         frame::write(&mut *writer, message).inspect_err(|_| self.cutter.cut())
     }
 
+    /// Would a short message be on its way at once? It may not any more in a moment.
+    pub fn is_ready(&self) -> bool {
+        self.writer.try_lock().is_ok_and(|writer| writer.is_ready())
+    }
+
     /// Ends the conversation for both sides.
     pub fn end(&self) {
         self.cutter.cut();

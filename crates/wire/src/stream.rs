@@ -75,6 +75,13 @@ impl Stream {
         })
     }
 
+    /// Could something be written at once?
+    pub fn is_ready(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::OUT)];
+        let ready = poll(&mut polled, Some(&Timespec::default()));
+        ready.is_ok_and(|count| count > 0)
+    }
+
     /// All bytes are written.
     pub fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {

@@ -14,7 +14,7 @@ use beeline_wire::frame;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{
-    EventNumber, GuestMessage, HostMessage, Pages, Readable, Settle, Welcome,
+    EventNumber, GuestMessage, HostMessage, Pages, Readable, Refused, Settle, Welcome,
 };
 
 /// What a proxy says behind a request: the numbers of the messages that it answers, and their content.
@@ -216,4 +216,43 @@ fn silence_is_a_loss_whether_or_not_somebody_waits() {
         assert!(why.is_ok_and(|why| why.contains("nothing has been heard for 5 s")));
         drop(end);
     }
+}
+
+#[test]
+fn what_is_to_be_done_with_an_answer_is_done_once_whatever_happens() {
+    let refused = Refused {
+        errno: 2,
+        ..Refused::default()
+    };
+    let greeted = greet(Box::new({
+        let refused = refused.clone();
+        move |id, asked| match handle_of(&asked) {
+            0 => vec![(0, readable(0))],
+            1 => Vec::new(),
+            2 => vec![(id, Said::Refused(refused.clone()))],
+            handle => vec![(id, number(handle.into()))],
+        }
+    }));
+    let Greeted { client, heard, .. } = &greeted;
+    let (to, done) = channel();
+    let ask = |handle| {
+        let to = to.clone();
+        let then = move |answer| to.send((handle, answer)).unwrap();
+        client.ask_then(request(handle), Box::new(then), &|| ());
+    };
+    ask(3);
+    assert_eq!(done.recv(), Ok((3, Ok(number(3)))));
+    ask(2);
+    assert_eq!(done.recv(), Ok((2, Err(Failure::Refused(refused)))));
+    // On its way when the connection ends, the cause of that, and behind it.
+    ask(0);
+    assert_eq!(heard.recv(), Ok(readable(0)));
+    ask(1);
+    let mut last = [(); 2].map(|()| done.recv().unwrap());
+    last.sort_by_key(|(handle, _)| *handle);
+    assert_eq!(last, [(0, Err(Failure::Lost)), (1, Err(Failure::Lost))]);
+    ask(3);
+    assert_eq!(done.recv(), Ok((3, Err(Failure::Lost))));
+    drop(to);
+    assert!(done.recv().is_err(), "each once");
 }

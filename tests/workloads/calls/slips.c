@@ -1,27 +1,26 @@
 /* Threads that sleep in a call made by code that was written at run time: "sleep" starts one whose code is executable only,
- * with the call's number right before; "slip" one whose code can still be written. */
+ * "slip" one whose code can still be written. */
 #include "scenes.h"
 #include <pthread.h>
 #include <sys/mman.h>
 
-/* mov eax, SYS_read; syscall; ret, and xor eax, eax; syscall; ret. */
-static const unsigned char plain[] = {0xb8, 0, 0, 0, 0, 0x0f, 0x05, 0xc3};
-static const unsigned char odd[] = {0x31, 0xc0, 0x0f, 0x05, 0xc3};
+/* mov eax, SYS_read; syscall; ret. */
+static const unsigned char code[] = {0xb8, 0, 0, 0, 0, 0x0f, 0x05, 0xc3};
 
 static int ends[2];
 
-static void *reads(void *code)
+static void *reads(void *place)
 {
     char byte;
-    ((long (*)(int, void *, long))code)(ends[0], &byte, 1);
+    ((long (*)(int, void *, long))place)(ends[0], &byte, 1);
     return 0;
 }
 
-static int start_reader(const unsigned char *code, size_t length, int protection)
+static int start_reader(int protection)
 {
     unsigned char *place = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(place != MAP_FAILED);
-    memcpy(place, code, length);
+    memcpy(place, code, sizeof code);
     pthread_t thread;
     CHECK(mprotect(place, 4096, protection) == 0 && pthread_create(&thread, 0, reads, place) == 0);
     return 0;
@@ -29,12 +28,12 @@ static int start_reader(const unsigned char *code, size_t length, int protection
 
 static int start_sleeper(void)
 {
-    return start_reader(plain, sizeof plain, PROT_READ | PROT_EXEC);
+    return start_reader(PROT_READ | PROT_EXEC);
 }
 
 static int start_slipping(void)
 {
-    return start_reader(odd, sizeof odd, PROT_READ | PROT_WRITE | PROT_EXEC);
+    return start_reader(PROT_READ | PROT_WRITE | PROT_EXEC);
 }
 
 int main(void)

@@ -15,6 +15,7 @@ use beeline_wire::messages::{Bpf, BpfDone, Part};
 use super::Guest;
 use super::objects::Object;
 use crate::call::Call;
+use crate::memory::Memory;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const EBADF: Errno = Errno(libc::EBADF);
@@ -193,8 +194,13 @@ impl Taken {
         Some(&part.data)
     }
 
-    /// Writes what the kernel wrote, also when it failed: a log says why.
-    pub(super) fn give_back(&self, call: &Call<'_, Guest>, done: &BpfDone) -> Result<(), Errno> {
+    /// Writes what the kernel wrote, also when it failed: a log says why. `attr` is where the tool has its attribute.
+    pub(super) fn give_back(
+        &self,
+        memory: &Memory<'_>,
+        attr: u64,
+        done: &BpfDone,
+    ) -> Result<(), Errno> {
         for destination in &self.destinations {
             let part = done.parts.iter().find(|part| part.at == destination.at);
             let Some(part) = part else { continue };
@@ -203,16 +209,15 @@ impl Taken {
             if self.message.command == command::OBJ_GET_INFO_BY_FD && destination.at & INSIDE == 0 {
                 self.point_again(&mut data);
             }
-            call.memory.write(destination.address, &data)?;
+            memory.write(destination.address, &data)?;
         }
         let size = self.message.attr.len();
         for &(at, len) in self.layout.written {
             let (Some(field), true) = (done.attr.get(at..at + len), at + len <= size) else {
                 continue;
             };
-            let address = call.args[1].checked_add(at as u64);
-            call.memory
-                .write(address.ok_or(Errno(libc::EFAULT))?, field)?;
+            let address = attr.checked_add(at as u64);
+            memory.write(address.ok_or(Errno(libc::EFAULT))?, field)?;
         }
         Ok(())
     }

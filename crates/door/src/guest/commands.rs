@@ -9,10 +9,11 @@ use beeline_wire::layout::{
 };
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
-use beeline_wire::messages::{Bpf, BpfDone, LookUp, Part};
+use beeline_wire::messages::{Bpf, BpfDone, Part};
 
 use super::Guest;
 use super::attr::Taken;
+use super::connection::Connection;
 use super::objects::Object;
 use crate::attr::{ATTR_LIMIT, BpfAttr};
 use crate::call::{Answer, Call};
@@ -67,27 +68,15 @@ impl Call<'_, Guest> {
         attr: Vec<u8>,
     ) -> Answer {
         if let Some(map) = first
-            && let Some(answer) = self.walk(number, map, &attr)?
+            && is_for_elements(number)
         {
-            return Ok(answer);
-        }
-        if let Some(map) = first
-            && number == command::MAP_LOOKUP_ELEM
-            && let Some(answer) = self.look_up(map, &attr)?
-        {
-            return Ok(answer);
+            return self.on_elements(map, number, layout, attr);
         }
         let (taken, done) = self.carry_out(number, layout, attr.clone(), first)?;
-        taken.give_back(self, &done)?;
-        if done.errno != 0 {
-            if !done.why.is_empty() {
-                let connection = &self.door.connection;
-                connection.say(&format!("the guest: {}: {}", layout.name, done.why));
-            }
-            return Err(Errno(done.errno as i32));
-        }
+        taken.give_back(&self.memory, self.args[1], &done)?;
+        let value = value_of(&done, layout, &self.door.connection)?;
         if !layout.makes {
-            return Ok(Reply::Value(done.value as i64));
+            return Ok(Reply::Value(value));
         }
         let object = self.made(number, done.handle, &attr)?;
         let file = match number {
@@ -98,30 +87,6 @@ impl Call<'_, Guest> {
             file,
             cloexec: true,
         })
-    }
-
-    /// Looks a value up by the message that has the fewest words. `None` if it has none for what the tool asks.
-    fn look_up(&self, map: &Object, attr: &[u8]) -> Result<Option<Reply>, Errno> {
-        let (Some(facts), Some((given, others))) = (map.facts, attr.split_at_checked(LOOK_UP))
-        else {
-            return Ok(None);
-        };
-        if !facts.has_plain_elements() || others.iter().any(|byte| *byte != 0) {
-            return Ok(None);
-        }
-        let (key, value) = (long_at(given, 8), long_at(given, 16));
-        let request = LookUp {
-            handle: map.handle,
-            key: self.memory.bytes(key, facts.key_size as usize)?,
-        };
-        let value_len = facts.value_len(self.door.welcome().possible_cpus);
-        match self.ask_at_once(Asked::LookUp(request))? {
-            Said::Content(found) if found.data.len() == value_len => {
-                self.memory.write(value, &found.data)?;
-                Ok(Some(Reply::Value(0)))
-            }
-            _ => Err(EPROTO),
-        }
     }
 
     fn carry_out(
@@ -168,11 +133,7 @@ impl Call<'_, Guest> {
     }
 
     pub(super) fn ask_bpf(&self, message: Bpf) -> Result<BpfDone, Errno> {
-        let done = match is_for_elements(message.command) {
-            true => self.ask_at_once(Asked::Bpf(message)),
-            false => self.door.ask(Asked::Bpf(message)),
-        };
-        match done? {
+        match self.door.ask(Asked::Bpf(message))? {
             Said::BpfDone(done) => Ok(done),
             _ => Err(EPROTO),
         }
@@ -191,6 +152,9 @@ impl Call<'_, Guest> {
         };
         if handle == 0 {
             return Err(EPROTO);
+        }
+        if number == command::MAP_GET_FD_BY_ID {
+            self.door.changes.name();
         }
         let mut object = Object::new(&self.door.connection, handle, kind);
         object.facts = match number {
@@ -239,11 +203,24 @@ impl Call<'_, Guest> {
 
 /// Where most attributes have the object that they are about.
 const FIRST: usize = 0;
-/// Bytes of an attribute with a map, a key and a value; what follows, flags first, can ask for more than a value.
-const LOOK_UP: usize = 24;
 /// Flags of `BPF_MAP_CREATE` and of `BPF_MAP_GET_FD_BY_ID`.
 const MAP_FLAGS: usize = 16;
 const OPEN_FLAGS: usize = 8;
+
+/// What a call returned, or its errno, whose reason is told the user.
+pub(super) fn value_of(
+    done: &BpfDone,
+    layout: Layout,
+    connection: &Connection,
+) -> Result<i64, Errno> {
+    if done.errno == 0 {
+        return Ok(done.value as i64);
+    }
+    if !done.why.is_empty() {
+        connection.say(&format!("the guest: {}: {}", layout.name, done.why));
+    }
+    Err(Errno(done.errno as i32))
+}
 
 /// What the kernel says of a descriptor that a command cannot be about.
 fn as_of(number: u32, error: Errno) -> Errno {

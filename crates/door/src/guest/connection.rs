@@ -86,7 +86,29 @@ impl Connection {
 
     /// Sends a request and waits for its answer. A refusal is its errno, and its reason is told the user. ENOTCONN if the guest is lost.
     pub(super) fn ask(&self, request: Asked) -> Result<Said, Errno> {
-        self.client.ask(request).map_err(|failure| match failure {
+        self.client
+            .ask(request)
+            .map_err(|failure| self.failed(failure))
+    }
+
+    /// As [`Self::ask`], but nobody waits for the answer: `then` is called with it by the thread that receives it, and must not wait for
+    /// the guest. `before_waiting` is called if the line is not free.
+    pub(super) fn ask_then(
+        self: &Arc<Self>,
+        request: Asked,
+        then: impl FnOnce(Result<Said, Errno>) + Send + 'static,
+        before_waiting: &dyn Fn(),
+    ) {
+        let this = Arc::clone(self);
+        let then = move |answer: Result<Said, Failure>| {
+            then(answer.map_err(|failure| this.failed(failure)));
+        };
+        self.client
+            .ask_then(request, Box::new(then), before_waiting);
+    }
+
+    fn failed(&self, failure: Failure) -> Errno {
+        match failure {
             Failure::Refused(refused) => {
                 if !refused.why.is_empty() {
                     (self.say)(&format!("the guest: {}", refused.why));
@@ -94,7 +116,7 @@ impl Connection {
                 Errno(refused.errno as i32)
             }
             Failure::Lost => LOST,
-        })
+        }
     }
 
     /// Sends a request whose answer does not matter.

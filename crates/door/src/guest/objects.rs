@@ -219,6 +219,13 @@ impl Objects {
         Ok(self.lock().get(&key).map(|entry| Arc::clone(&entry.object)))
     }
 
+    /// Does a file stand for this object?
+    pub(super) fn is_of(&self, file: &Key, object: &Arc<Object>) -> bool {
+        let entries = self.lock();
+        let entry = entries.get(file);
+        entry.is_some_and(|entry| Arc::ptr_eq(&entry.object, object))
+    }
+
     /// There has been no object.
     pub(super) fn is_unused(&self) -> bool {
         !self.is_used.load(Ordering::Acquire)

@@ -28,7 +28,6 @@ use super::connection::Connection;
 use super::memory::{Memory, PAGE, RING_HEAD, Shape};
 use crate::Error;
 use crate::call::{Answer, Call};
-use crate::fds::errno;
 use crate::notify::Reply;
 
 /// `MAP_NORESERVE`: what is mapped with it does not come to the door ([`crate::filter`]).
@@ -88,6 +87,7 @@ impl Sharing {
     /// stopped.
     pub(super) fn is_usable(&self, connection: &Connection, pid: i32) -> bool {
         *self.is_usable.get_or_init(|| {
+            let _alone = self.hold();
             let refused = open(pid).err();
             if let Some(error) = &refused {
                 connection.say(&format!("{error}; records are sent instead"));
@@ -212,6 +212,11 @@ impl Sharing {
         Some(gone)
     }
 
+    /// As long as this is held no process of the tool is stopped for the guest's memory: none can be by two at a time.
+    pub(super) fn hold(&self) -> impl Drop + '_ {
+        self.users()
+    }
+
     fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -301,15 +306,15 @@ impl Call<'_, Guest> {
     ) -> Answer {
         let [_, length, protection, _, _, offset] = self.args;
         let pid = self.process()?;
-        let process = open(pid).map_err(|error| self.not_mapped(&error))?;
         let places = part(places, offset, length.next_multiple_of(PAGE as u64));
         // Held until all is mapped: what is torn down is torn down after.
         let mut users = sharing.users();
         if users.is_over {
             return Err(Errno(libc::ENOTCONN));
         }
+        let process = open(pid).map_err(|error| self.not_mapped(&error))?;
         users.objects.insert(memory.handle, Arc::clone(memory));
-        let (listener, id) = (self.listener.try_clone().map_err(errno)?, self.id);
+        let (listener, id) = (self.listener.clone(), self.id);
         let answer = move || {
             // Should it fail, the thread has been killed.
             listener.answer(id, Ok(Reply::Continue));
@@ -431,7 +436,7 @@ fn has_mark(connection: &Connection, memory: &GuestMemory) -> Result<bool, Error
 
 /// Does a thread whose call has been taken go on waiting for the answer when it is asked to stop? It does if it waits as only
 /// a deadly signal ends it (Linux 5.19).
-fn steady_calls() -> bool {
+pub(super) fn steady_calls() -> bool {
     let system = rustix::system::uname();
     let release = system.release().to_string_lossy().into_owned();
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());

@@ -9,13 +9,14 @@ use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use beeline_runtime::backend::Errno;
 use beeline_runtime::shortcut::{BYTES, FRESH, Fetched, STEPS};
-use beeline_wire::layout::{command, long_at, number_at};
+use beeline_wire::layout::{command, is_for_elements, long_at, number_at};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{self, Walked};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Guest;
+use super::changes::Change;
 use super::commands::EPROTO;
 use super::objects::Object;
 use crate::call::Call;
@@ -42,6 +43,8 @@ pub(super) struct Walk {
     is_whole: bool,
     /// In nanoseconds of `CLOCK_MONOTONIC`.
     fetched: u64,
+    /// [`Changes::era`](super::changes::Changes::era) before it was fetched.
+    era: u64,
     /// The tool's processes may take steps themselves.
     is_shown: bool,
 }
@@ -66,15 +69,10 @@ impl Walk {
             keys: walked.keys,
             values: walked.values,
             lens,
-            at: 0,
             is_whole: walked.end,
             fetched: now(),
-            is_shown: false,
+            ..Self::default()
         })
-    }
-
-    fn is_fresh(&self) -> bool {
-        now().saturating_sub(self.fetched) < FRESH
     }
 
     fn key(&self, step: usize) -> Option<&[u8]> {
@@ -139,35 +137,44 @@ impl Call<'_, Guest> {
             }
             command::MAP_UPDATE_ELEM
             | command::MAP_DELETE_ELEM
-            | command::MAP_LOOKUP_AND_DELETE_ELEM => {
+            | command::MAP_LOOKUP_AND_DELETE_ELEM
+                if facts.is_hash() =>
+            {
                 // As if it were given: it may be another one now.
                 self.take_value(map, &read_key()?);
                 Ok(None)
             }
-            command::MAP_UPDATE_BATCH
-            | command::MAP_DELETE_BATCH
-            | command::MAP_LOOKUP_AND_DELETE_BATCH => {
-                let mut walk = self.walk_of(map);
-                if walk.is_shown {
-                    self.door.walks.hide(map.handle.into());
-                }
-                *walk = Walk::default();
+            // Of a trie an element may be changed by another key as well.
+            _ if changes(number) => {
+                self.forget(map, &mut self.walk_of(map));
                 Ok(None)
             }
             _ => Ok(None),
         }
     }
 
+    /// A change that is about to be asked for; none if the command is not for one.
+    pub(super) fn begin_change(&self, number: u32) -> Option<Change> {
+        let change = changes(number).then(|| self.door.changes.begin())?;
+        if self.door.changes.have_names() {
+            self.door.walks.hide_all();
+        }
+        Some(change)
+    }
+
     /// A value that was fetched, if it is still good; nobody gets it again.
     fn take_value(&self, map: &Object, key: &[u8]) -> Option<Vec<u8>> {
         let mut walk = self.walk_of(map);
+        if !self.is_fresh(&walk) {
+            return None;
+        }
         let step = walk.find(key)?;
         let was_given = std::mem::replace(&mut walk.given[step], true);
         // Whoever takes steps in the tool looks there only.
         let was_taken = walk.is_shown && !self.door.walks.take(map.handle.into(), step);
         let len = walk.lens.value;
         let value = walk.values.get(step * len..(step + 1) * len)?;
-        (!was_given && !was_taken && walk.is_fresh()).then(|| value.to_vec())
+        (!was_given && !was_taken).then(|| value.to_vec())
     }
 
     fn next_key(
@@ -179,7 +186,7 @@ impl Call<'_, Guest> {
     ) -> Result<Vec<u8>, Errno> {
         let mut walk = self.walk_of(map);
         if let Some(after) = &after
-            && walk.is_fresh()
+            && self.is_fresh(&walk)
             && let Some(step) = walk.find(after)
         {
             if let Some(next) = walk.key(step + 1).map(<[u8]>::to_vec) {
@@ -201,22 +208,45 @@ impl Call<'_, Guest> {
             after: after.unwrap_or_default(),
             count: most.min(room.max(1) as u32),
         };
+        self.forget(map, &mut walk);
+        let (is_doubtful, era) = (self.door.changes.are_under_way(), self.door.changes.era());
         let walked = match self.ask_at_once(Asked::Walk(request))? {
             Said::Walked(walked) => walked,
             _ => return Err(EPROTO),
         };
-        *walk = Walk::new(walked, lens)?;
+        *walk = Walk {
+            era,
+            ..Walk::new(walked, lens)?
+        };
+        if is_doubtful {
+            walk.given.fill(true);
+        }
         self.show_walk(map, fd, &mut walk);
         walk.key(0).map(<[u8]>::to_vec).ok_or(ENOENT)
     }
 
+    /// May what was fetched still be given?
+    fn is_fresh(&self, walk: &Walk) -> bool {
+        walk.era == self.door.changes.era() && now().saturating_sub(walk.fetched) < FRESH
+    }
+
+    /// Nothing of it is given any more.
+    fn forget(&self, map: &Object, walk: &mut Walk) {
+        if walk.is_shown {
+            self.door.walks.hide(map.handle.into());
+        }
+        *walk = Walk::default();
+    }
+
     /// Lets the tool's processes take the steps from here on, if any can and they do not already.
-    fn show_walk(&self, map: &Object, fd: i32, walk: &mut Walk) {
+    fn show_walk(&self, map: &Arc<Object>, fd: i32, walk: &mut Walk) {
         let board = &self.door.walks;
         if walk.is_shown || !board.is_open() {
             return;
         }
-        let Ok(file) = key_of_descriptor(self.tid, fd) else {
+        // The number may be another map's by now.
+        let file = key_of_descriptor(self.tid, fd).ok();
+        let Some(file) = file.filter(|file| self.door.objects.is_of(file, map)) else {
             return;
         };
         let fetched = Fetched {
@@ -229,6 +259,10 @@ impl Call<'_, Guest> {
             step: walk.at,
         };
         walk.is_shown = board.show(map.handle.into(), &fetched);
+        // Whoever changes a map by another name hides what he finds shown.
+        if walk.is_shown && walk.era != self.door.changes.era() {
+            self.forget(map, walk);
+        }
     }
 
     /// A map's walk, of which another thread may be asking for more.
@@ -242,4 +276,13 @@ impl Call<'_, Guest> {
             }
         }
     }
+}
+
+/// Does a command change elements of a map?
+fn changes(number: u32) -> bool {
+    is_for_elements(number)
+        && !matches!(
+            number,
+            command::MAP_LOOKUP_ELEM | command::MAP_GET_NEXT_KEY | command::MAP_LOOKUP_BATCH
+        )
 }

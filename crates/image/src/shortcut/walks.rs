@@ -1,7 +1,8 @@
 //! Going through a guest's map: steps that the door has fetched ahead are taken in the tool's process.
 //!
-//! The door writes what it has fetched to a [`Board`], which the tool's processes map. As with the door itself a value is given
-//! once, and whatever was fetched for a moment only ([`FRESH`]); the first step and what the board does not have are left to it.
+//! The door writes what it has fetched to a [`Board`], which the tool's processes map read-only. As with the door itself a value is
+//! given once, which they say in [`Marks`], and whatever was fetched for a moment only ([`FRESH`]); the first step and what the board does
+//! not have are left to the door.
 //!
 //! Which map a descriptor stands for is asked of the kernel each time, as for local maps, but by the file's device and inode: a
 //! guest's map is a socket to the tool.
@@ -58,12 +59,26 @@ pub struct Walk {
     pub fetched: AtomicU64,
     /// 1 if the last step is the map's last.
     pub is_whole: AtomicU32,
+    /// All keys, then all values.
+    pub bytes: Bytes,
+}
+
+/// What a tool's processes and the door tell each other of the walks on the board: memory that all of them write.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Marks {
+    /// Of the walk at the same place.
+    pub walks: [WalkMarks; WALKS],
+}
+
+/// Of one walk.
+#[repr(C)]
+#[derive(Debug)]
+pub struct WalkMarks {
     /// The step that was looked at last: the next is most likely near.
     pub at: AtomicU32,
     /// 1 for each step whose value has been given, or may have changed since.
     pub given: [AtomicU8; STEPS],
-    /// All keys, then all values.
-    pub bytes: Bytes,
 }
 
 /// Bytes that the door writes while others read: what was read counts only if the version is the same as before.
@@ -82,8 +97,10 @@ pub struct WalkShortcut {
     pub alive: AtomicU32,
     /// The tool's.
     pub memory: ToolMemory,
-    /// Mapped as long as the trampoline is.
+    /// Mapped as long as the trampoline is, as are the marks.
     pub board: *const Board,
+    /// See [`Marks`].
+    pub marks: *const Marks,
     /// The vDSO's function, or 0.
     pub clock_gettime: usize,
 }
@@ -116,14 +133,7 @@ impl WalkShortcut {
             return None;
         }
         let (device, inode) = file_of(element.fd)?;
-        // SAFETY: the board is mapped as long as the trampoline is.
-        let mut walks = unsafe { &*self.board }.walks.iter();
-        let walk = walks.find(|walk| walk.inode.load(Relaxed) == inode)?;
-        let view = View::of(walk)?;
-        let is_of_file = walk.device.load(Relaxed) == device && walk.inode.load(Relaxed) == inode;
-        if !is_of_file || !self.is_fresh(walk.fetched.load(Relaxed)) {
-            return None;
-        }
+        let view = self.view_of(device, inode)?;
         let key = self.memory.input(element.key, view.key_len)?;
         let step = view.find(key)?;
         match command {
@@ -132,7 +142,20 @@ impl WalkShortcut {
         }
     }
 
-    /// Is something that was fetched then still good? In another time namespace it never is, or was not.
+    /// The walk that a file stands for, if what was fetched of it is still good.
+    fn view_of(&self, device: u64, inode: u64) -> Option<View<'_>> {
+        // SAFETY: both are mapped as long as the trampoline is.
+        let (board, marks) = unsafe { (&*self.board, &*self.marks) };
+        let mut walks = board.walks.iter().zip(&marks.walks);
+        let (walk, marks) = walks.find(|(walk, _)| walk.inode.load(Relaxed) == inode)?;
+        let view = View::of(walk, marks)?;
+        let is_of_file = walk.device.load(Relaxed) == device && walk.inode.load(Relaxed) == inode;
+        let fetched = walk.fetched.load(Relaxed);
+        // Lengths are another map's if the door has changed it meanwhile.
+        (is_of_file && view.holds() && self.is_fresh(fetched)).then_some(view)
+    }
+
+    /// Is something that was fetched then still good?
     fn is_fresh(&self, then: u64) -> bool {
         const MONOTONIC: u64 = 1;
         let mut time = [0_u64; 2];
@@ -162,7 +185,7 @@ impl WalkShortcut {
             }
             sys::copy(out.as_mut_ptr(), copy, view.key_len);
         }
-        view.walk.at.store(next as u32, Relaxed);
+        view.marks.at.store(next as u32, Relaxed);
         Some(Ok(()))
     }
 
@@ -176,13 +199,13 @@ impl WalkShortcut {
             return None;
         }
         let out = self.memory.output(element.value, view.value_len)?;
-        if view.walk.given.get(step)?.swap(1, AcqRel) != 0 {
+        if view.marks.given.get(step)?.swap(1, AcqRel) != 0 || !view.holds() {
             return None;
         }
-        // SAFETY: a step of the walk's, and as much room.
+        // SAFETY: a step of the walk's, and the tool has as much room: the length is of this map, whatever the door does now.
         unsafe { sys::copy(out.as_mut_ptr(), view.value(step), view.value_len) };
-        view.walk.at.store(step as u32, Relaxed);
-        // Otherwise the door writes over it.
+        view.marks.at.store(step as u32, Relaxed);
+        // If the door changed it meanwhile, it looks the value up, and writes over what came of this if there still is one.
         view.holds().then_some(Ok(()))
     }
 }
@@ -190,6 +213,7 @@ impl WalkShortcut {
 /// A walk as it is at one moment.
 struct View<'a> {
     walk: &'a Walk,
+    marks: &'a WalkMarks,
     version: u32,
     steps: usize,
     key_len: usize,
@@ -198,17 +222,17 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     /// `None` if it is being changed.
-    fn of(walk: &'a Walk) -> Option<Self> {
+    fn of(walk: &'a Walk, marks: &'a WalkMarks) -> Option<Self> {
         let version = walk.version.load(Acquire);
         let number = |word: &AtomicU32| word.load(Relaxed) as usize;
         let view = Self {
             walk,
+            marks,
             version,
             steps: number(&walk.steps),
             key_len: number(&walk.key_len),
             value_len: number(&walk.value_len),
         };
-        // The tool can write here as well.
         let each = view.key_len.checked_add(view.value_len)?;
         let fits = view.steps <= STEPS && each.checked_mul(view.steps)? <= BYTES;
         (version.is_multiple_of(2) && fits).then_some(view)
@@ -222,7 +246,7 @@ impl<'a> View<'a> {
 
     /// The step with a key: often that which was looked at last, the one before, or the one behind.
     fn find(&self, key: &[u8]) -> Option<usize> {
-        let first = (self.walk.at.load(Relaxed) as usize).saturating_sub(1);
+        let first = (self.marks.at.load(Relaxed) as usize).saturating_sub(1);
         let first = first.min(self.steps);
         let mut steps = (first..self.steps).chain(0..first);
         steps.find(|step| self.is_key(*step, key))

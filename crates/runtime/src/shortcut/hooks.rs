@@ -32,12 +32,12 @@ pub(super) struct Code<'a> {
     pub function: u64,
     pub files: &'a Files,
     /// What the tool's processes share, and what they may do to it.
-    pub shared: (&'a Memory, ProtFlags),
+    pub shared: &'a [(&'a Memory, ProtFlags)],
     /// Bytes of what each has for itself, which begins as zeros.
     pub private_len: usize,
 }
 
-/// What is written to a process's own memory, by its offset there, once the shared one is mapped at an address.
+/// What is written to a process's own memory, by its offset there, once what is shared is mapped.
 pub(super) type Fill = Vec<(usize, Vec<u8>)>;
 
 #[derive(Debug)]
@@ -53,36 +53,38 @@ struct Visited {
 const TRIES: usize = 8;
 
 impl Hooks {
-    /// Puts a jump over the `syscall` instruction before `ip`, if that can be and has not been tried. `fill` is given the address of
-    /// the shared memory.
+    /// Puts a jump over the `syscall` instruction before `ip`, if that can be and has not been tried in vain. `fill` is given the addresses
+    /// of what is shared. Is there a jump in the process now?
     pub fn open(
         &self,
         process: &Process,
         ip: u64,
         code: &Code<'_>,
-        fill: impl FnOnce(u64) -> Fill + Send,
-    ) -> Result<(), Error> {
+        fill: impl FnOnce(&[u64]) -> Fill + Send,
+    ) -> Result<bool, Error> {
         let site = ip.wrapping_sub(SYSCALL.len() as u64);
         let mut processes = self
             .processes
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let started = start_time(process.pid());
+        processes.retain(|pid, visited| start_time(*pid) == visited.started);
         let visited = processes
             .entry(process.pid())
-            .or_insert_with(|| Visited::new(started));
-        if visited.started != started {
-            *visited = Visited::new(started);
-        }
+            .or_insert_with(|| Visited::new(start_time(process.pid())));
         let program =
             std::fs::read_link(format!("/proc/{}/exe", process.pid())).unwrap_or_default();
+        let place = (program, site);
         // What comes from our own code has been declined there.
         let is_ours = visited.arenas.iter().any(|arena| arena.holds(site));
-        if !is_ours && visited.tried.len() < TRIES && visited.tried.insert((program, site)) {
-            let arena = hook(process, site, code, fill)?;
-            visited.arenas.push(arena);
+        if !is_ours && visited.tried.len() < TRIES && visited.tried.insert(place.clone()) {
+            let hooked = hook(process, site, code, fill);
+            // What is in the way of a stop may not be there the next time.
+            if let Err(Error::Inject(_)) = hooked {
+                visited.tried.remove(&place);
+            }
+            visited.arenas.push(hooked?);
         }
-        Ok(())
+        Ok(!visited.arenas.is_empty())
     }
 }
 
@@ -90,7 +92,7 @@ fn hook(
     process: &Process,
     site: u64,
     code: &Code<'_>,
-    fill: impl FnOnce(u64) -> Fill,
+    fill: impl FnOnce(&[u64]) -> Fill,
 ) -> Result<Arena, Error> {
     let fail = |why: String| failed(process, why);
     let plan = plan(process, site, code.files)?;
@@ -101,7 +103,6 @@ fn hook(
         Arena::new(&SessionId::own().name("shortcut")).map_err(os("creating an arena"))?;
     let near = process.find_gap(reach, ARENA_BYTES as u64)?;
     let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
-    let (shared, protection) = code.shared;
     let runs = ProtFlags::READ | ProtFlags::EXEC;
     let mapping = |file, len: usize, protection| Mapping {
         file,
@@ -111,25 +112,26 @@ fn hook(
         flags: OURS,
         address: 0,
     };
-    let mappings = [
+    let mut mappings = vec![
         Mapping {
             flags: OURS | MapFlags::FIXED_NOREPLACE,
             address: near,
             ..mapping(arena.file(), ARENA_BYTES, runs)
         },
         mapping(code.image.file(), code.image.len(), runs),
-        mapping(shared.file(), shared.len(), protection),
     ];
+    let shared = code.shared.iter();
+    mappings.extend(shared.map(|(memory, may)| mapping(memory.file(), memory.len(), *may)));
     let mut stopped = process.stop()?;
     let placed = stopped.map_files(&mappings)?;
-    let [near, image, shared] = placed[..] else {
+    let [near, image, shared @ ..] = &placed[..] else {
         return Err(fail("it did not map what it was asked to".into()));
     };
     let private = private_memory(&mut stopped, code.private_len, fill(shared))?;
-    arena.placed(near);
+    arena.placed(*near);
     let spec = TrampolineSpec::SystemCall(SystemCall {
         number: libc::SYS_bpf as u32,
-        function: image + code.function,
+        function: *image + code.function,
         data: private,
         declined: DECLINED,
     });

@@ -10,10 +10,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_image::shortcut::ToolMemory;
 pub use beeline_image::shortcut::walks::{BYTES, FRESH, STEPS};
-use beeline_image::shortcut::walks::{Board, WALKS, Walk, WalkShortcut};
+use beeline_image::shortcut::walks::{Board, Marks, WALKS, Walk, WalkMarks, WalkShortcut};
 use beeline_inject::{Options, Process, ProtFlags, Seccomp};
 
-use super::hooks::{Code, Hooks};
+use super::hooks::{Code, Fill, Hooks};
 use crate::error::Error;
 use crate::image::Image;
 use crate::life::SessionId;
@@ -25,8 +25,10 @@ use crate::vdso;
 /// Walks of a tool through a guest's maps, and its processes' shortcuts to them.
 #[derive(Debug)]
 pub struct Walks {
-    /// Holds a [`Board`].
+    /// Holds a [`Board`], which only this value writes.
     board: Memory,
+    /// Holds [`Marks`].
+    marks: Memory,
     /// Whose each of the board's walks is, and when it was shown.
     shown: Mutex<[Shown; WALKS]>,
     hooks: Hooks,
@@ -64,11 +66,14 @@ pub struct Fetched<'a> {
 impl Walks {
     /// An empty board.
     pub fn new() -> std::io::Result<Self> {
-        let name = SessionId::own().name("walks");
-        let board = Memory::new(&name, size_of::<Board>())?;
-        board.seal_size()?;
+        let name = |kind| SessionId::own().name(kind);
+        let board = Memory::new(&name("walks"), size_of::<Board>())?;
+        board.seal_for_others()?;
+        let marks = Memory::new(&name("marks"), size_of::<Marks>())?;
+        marks.seal_size()?;
         Ok(Self {
             board,
+            marks,
             shown: Mutex::default(),
             hooks: Hooks::default(),
             files: Files::default(),
@@ -87,22 +92,38 @@ impl Walks {
         // It is under the door's own filter, which lets pass what is done here.
         let seccomp = Seccomp::Trust;
         let process = Process::open_with(pid, Options { seccomp })?;
+        // Its clock would say another time than ours.
+        let clocks = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/time")).ok();
+        if clocks(&pid.to_string()) != clocks("self") {
+            let why = "it has clocks of its own".into();
+            return Err(Error::Target { pid, why });
+        }
         let code = Code {
             image,
             function: image.points().walk_shortcut,
             files: &self.files,
-            shared: (&self.board, ProtFlags::READ | ProtFlags::WRITE),
+            shared: &[
+                (&self.board, ProtFlags::READ),
+                (&self.marks, ProtFlags::READ | ProtFlags::WRITE),
+            ],
             private_len: size_of::<WalkShortcut>(),
         };
         let own = own_pid(pid) as u64;
         let clock_gettime = vdso::clock_gettime(&process.memory()?, &process.regions()?)?;
         let clock_gettime = clock_gettime.unwrap_or(0);
-        self.hooks.open(&process, ip, &code, |board| {
+        let is_open = self.hooks.open(&process, ip, &code, |shared| {
+            let [board, marks] = shared[..] else {
+                return Fill::new();
+            };
             let memory = offset_of!(WalkShortcut, memory) + offset_of!(ToolMemory, pid);
             vec![
                 (
                     offset_of!(WalkShortcut, board),
                     board.to_ne_bytes().to_vec(),
+                ),
+                (
+                    offset_of!(WalkShortcut, marks),
+                    marks.to_ne_bytes().to_vec(),
                 ),
                 (
                     offset_of!(WalkShortcut, clock_gettime),
@@ -112,7 +133,7 @@ impl Walks {
                 (offset_of!(WalkShortcut, alive), 1u32.to_ne_bytes().to_vec()),
             ]
         })?;
-        self.is_open.store(true, Release);
+        self.is_open.fetch_or(is_open, Release);
         Ok(())
     }
 
@@ -156,8 +177,9 @@ impl Walks {
             place.inode.store(fetched.file.1, Relaxed);
             place.fetched.store(fetched.at, Relaxed);
             place.is_whole.store(fetched.is_whole.into(), Relaxed);
-            place.at.store(fetched.step as u32, Relaxed);
-            for (flag, given) in place.given.iter().zip(fetched.given) {
+            let marks = self.marks(index);
+            marks.at.store(fetched.step as u32, Relaxed);
+            for (flag, given) in marks.given.iter().zip(fetched.given) {
                 flag.store((*given).into(), Relaxed);
             }
             let bytes = place.bytes.0.get().cast::<u8>();
@@ -179,7 +201,7 @@ impl Walks {
         let index = shown
             .iter()
             .position(|shown| shown.walk == walk && shown.since > 0);
-        let flag = index.and_then(|index| self.walk(index).given.get(step));
+        let flag = index.and_then(|index| self.marks(index).given.get(step));
         flag.is_some_and(|flag| flag.swap(1, AcqRel) == 0)
     }
 
@@ -199,10 +221,21 @@ impl Walks {
         }
     }
 
+    /// Nothing is shown any more.
+    pub fn hide_all(&self) {
+        let walks: Vec<u64> = self.shown().iter().map(|shown| shown.walk).collect();
+        walks.into_iter().for_each(|walk| self.hide(walk));
+    }
+
     fn walk(&self, index: usize) -> &Walk {
         // SAFETY: the file was made of a board's size, and all of it is atomics, for which zero is good, and bytes that no reference is
         // made to.
         &unsafe { &*self.board.base().cast::<Board>() }.walks[index]
+    }
+
+    fn marks(&self, index: usize) -> &WalkMarks {
+        // SAFETY: as above.
+        &unsafe { &*self.marks.base().cast::<Marks>() }.walks[index]
     }
 
     fn shown(&self) -> MutexGuard<'_, [Shown; WALKS]> {
@@ -213,8 +246,6 @@ impl Walks {
 /// Whoever reads meanwhile finds another version behind it.
 fn change(place: &Walk, work: impl FnOnce()) {
     let version = place.version.load(Relaxed);
-    // The tool could have made it anything.
-    let version = version.wrapping_add(version % 2);
     place.version.store(version.wrapping_add(1), Relaxed);
     fence(Release);
     work();

@@ -104,6 +104,9 @@ impl Target {
         if self.environment.is_none() {
             return Ok(());
         }
+        if let Some(calls) = &mut self.calls {
+            calls.slipped.forget_code();
+        }
         // Code that comes changes nothing in the tables, and may come often.
         if self.calls.is_none() || !missing.is_empty() {
             self.lay_out_calls()?;

@@ -1,9 +1,10 @@
 //! System calls that slip through: made by an instruction that is neither hooked nor known to be one.
 //!
 //! No look at code finds all of it: memory that stays writable is not looked through, and in a stripped program bytes may be
-//! an instruction or data. But a thread that sleeps in a call shows which instruction made it, and looking costs it nothing.
+//! an instruction or data. But a thread that sleeps in a call shows which instruction made it, without being stopped.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use beeline_hook::Spared as Why;
 use beeline_inject::{Asleep, Region};
@@ -19,8 +20,17 @@ use crate::vdso;
 pub(super) struct Slipped {
     /// How many threads have been looked at; who is next follows from it.
     looks: usize,
-    /// Instructions that were judged, with the mapping that they were in.
-    judged: BTreeSet<((u64, u64, u64), u64)>,
+    /// Instructions by which threads sleep, and that are hooked or told of by other means: most threads sleep by one of these.
+    known: BTreeSet<u64>,
+    /// Those that were told of.
+    told: BTreeSet<u64>,
+}
+
+impl Slipped {
+    /// There is other code than before.
+    pub fn forget_code(&mut self) {
+        self.known.clear();
+    }
 }
 
 /// A call that no program has seen, though one waits for it.
@@ -36,8 +46,10 @@ pub struct SlippedCall {
 
 /// Threads that are looked at each time: some microseconds each.
 const THREADS: usize = 16;
-/// Instructions that are judged in the life of a process: code that is written anew may be anywhere each time.
+/// Instructions that are told of in the life of a process: code that is written anew may be anywhere each time.
 const LIMIT: usize = 256;
+/// Bytes of patches, at the most.
+const PATCH: u64 = 16;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
@@ -70,10 +82,17 @@ impl Target {
         let count = threads.len().min(THREADS);
         let first = calls.slipped.looks;
         calls.slipped.looks = first.wrapping_add(count);
-        let links = &calls.links;
+        let (links, slipped) = (&calls.links, &calls.slipped);
         let is_waited_for = |asleep: &Asleep| {
             let mut numbers = links.iter().map(|one| one.link.number);
-            numbers.any(|number| number.is_none_or(|number| i64::from(number) == asleep.number))
+            // Which call goes on after a stop that number does not tell.
+            asleep.number != libc::SYS_restart_syscall
+                && numbers
+                    .any(|number| number.is_none_or(|number| i64::from(number) == asleep.number))
+        };
+        let is_new = |asleep: &Asleep| {
+            let call = asleep.call();
+            !slipped.known.contains(&call) && !slipped.told.contains(&call)
         };
         let is_plain = |asleep: &Asleep| {
             let mut code = [0; SYSCALL.len()];
@@ -82,7 +101,7 @@ impl Target {
         };
         (first..first + count)
             .filter_map(|index| self.process.asleep(threads[index % threads.len()]))
-            .filter(|asleep| is_waited_for(asleep) && is_plain(asleep))
+            .filter(|asleep| is_waited_for(asleep) && is_new(asleep) && is_plain(asleep))
             .collect()
     }
 
@@ -92,24 +111,30 @@ impl Target {
         if vdso::is_at(region) || is_kernels_or_ours(region) {
             return None;
         }
-        let calls = self.calls.as_mut()?;
+        let calls = self.calls.as_ref()?;
+        let is_left_alone = calls.written.leaves_alone(region);
         // Code that has just come is looked through in a moment.
-        let is_settled = calls.written.leaves_alone(region) || calls.seen.contains(&key(region));
-        let judged = &mut calls.slipped.judged;
-        if !is_settled || judged.len() >= LIMIT || !judged.insert((key(region), call)) {
+        let is_settled = is_left_alone || calls.seen.contains(&key(region));
+        if !is_settled || calls.slipped.told.len() >= LIMIT {
             return None;
         }
-        let named = if region.inode == 0 {
-            None
-        } else {
-            self.calls_of_file(region)
+        let known = match self.is_patched(call) {
+            true => Known::Hooked,
+            false if is_left_alone => Known::Not,
+            false => known_as(call, region, &*self.calls_known_in(region)?),
         };
-        let file = named.or_else(|| self.calls_without_file(region));
-        let is_listed = match known_as(call, region, file.as_deref()) {
-            Known::Hooked | Known::Told => return None,
+        let slipped = &mut self.calls.as_mut()?.slipped;
+        let is_listed = match known {
+            Known::Hooked | Known::Told => {
+                slipped.known.insert(call);
+                return None;
+            }
             Known::Doubtful => true,
             Known::Not => false,
         };
+        if !slipped.told.insert(call) {
+            return None;
+        }
         if !is_listed {
             let why = "it was found in a sleeping thread only: nothing tells that there is code";
             // Without room it is told nevertheless.
@@ -120,6 +145,26 @@ impl Target {
             place: place_of(call, region),
             number: asleep.number,
         })
+    }
+
+    /// Does a jump stand over it, or right before or behind it?
+    fn is_patched(&self, call: u64) -> bool {
+        let patched = self.calls.iter().flat_map(|calls| {
+            calls
+                .patched
+                .range(call.saturating_sub(PATCH)..=call + SYSCALL.len() as u64)
+        });
+        patched
+            .into_iter()
+            .any(|(site, stored)| site + stored.bytes().len() as u64 >= call)
+    }
+
+    /// What is known of a mapping's calls. A file may be gone by now: what is in memory is not what it held.
+    fn calls_known_in(&self, region: &Region) -> Option<Arc<FileCalls>> {
+        match region.inode {
+            0 => self.calls_without_file(region),
+            inode => self.shared.calls.known(inode),
+        }
     }
 }
 
@@ -133,10 +178,7 @@ enum Known {
     Not,
 }
 
-fn known_as(call: u64, region: &Region, file: Option<&FileCalls>) -> Known {
-    let Some(file) = file else {
-        return Known::Not;
-    };
+fn known_as(call: u64, region: &Region, file: &FileCalls) -> Known {
     // Where the instruction itself is left alone who sleeps may have called before it was hooked.
     if file.within(region).iter().any(|plan| plan.call == call) {
         return Known::Hooked;

@@ -1,0 +1,99 @@
+//! Commands on elements of maps: the calls that a tool makes most.
+//!
+//! No thread here sleeps until the guest has answered. Each that has to be woken takes longer than all else that is done for such a call, so
+//! the thread that receives the answer gives it to the tool.
+
+use std::sync::Arc;
+
+use beeline_runtime::backend::Errno;
+use beeline_wire::layout::{Layout, command, long_at};
+use beeline_wire::messages::guest_message::Body as Said;
+use beeline_wire::messages::host_message::Body as Asked;
+use beeline_wire::messages::{Content, LookUp};
+
+use super::Guest;
+use super::attr::Taken;
+use super::commands::{EPROTO, value_of};
+use super::objects::Object;
+use crate::call::{Answer, Call};
+use crate::memory::Memory;
+use crate::notify::Reply;
+
+/// Bytes of an attribute with a map, a key and a value; what follows, flags first, can ask for more than a value.
+const LOOK_UP: usize = 24;
+
+impl Call<'_, Guest> {
+    /// A command on elements of a map.
+    pub(super) fn on_elements(
+        &self,
+        map: &Arc<Object>,
+        number: u32,
+        layout: Layout,
+        attr: Vec<u8>,
+    ) -> Answer {
+        let change = self.begin_change(number);
+        if let Some(answer) = self.walk(number, map, &attr)? {
+            return Ok(answer);
+        }
+        if number == command::MAP_LOOKUP_ELEM
+            && let Some(answer) = self.look_up(map, &attr)?
+        {
+            return Ok(answer);
+        }
+        let taken = Taken::new(self, number, layout, attr, Some(map))?;
+        let (attr, connection) = (self.args[1], Arc::clone(&self.door.connection));
+        let request = Asked::Bpf(taken.message.clone());
+        self.ask_then(request, move |memory, said| {
+            // Before the tool goes on, which may want to fetch what it finds.
+            drop(change);
+            match said {
+                Said::BpfDone(done) => {
+                    taken.give_back(memory, attr, &done)?;
+                    value_of(&done, layout, &connection).map(Reply::Value)
+                }
+                _ => Err(EPROTO),
+            }
+        })
+    }
+
+    /// By the message that has the fewest words. `None` if there is none for what the tool asks.
+    fn look_up(&self, map: &Object, attr: &[u8]) -> Result<Option<Reply>, Errno> {
+        let (Some(facts), Some((given, others))) = (map.facts, attr.split_at_checked(LOOK_UP))
+        else {
+            return Ok(None);
+        };
+        if !facts.has_plain_elements() || others.iter().any(|byte| *byte != 0) {
+            return Ok(None);
+        }
+        let (key, value) = (long_at(given, 8), long_at(given, 16));
+        let request = LookUp {
+            handle: map.handle,
+            key: self.memory.bytes(key, facts.key_size as usize)?,
+        };
+        let len = facts.value_len(self.door.welcome().possible_cpus);
+        let answer = self.ask_then(Asked::LookUp(request), move |memory, said| match said {
+            Said::Content(Content { data, .. }) if data.len() == len => {
+                memory.write(value, &data).map(|()| Reply::Value(0))
+            }
+            _ => Err(EPROTO),
+        });
+        answer.map(Some)
+    }
+
+    /// Sends a request, whose answer becomes the call's.
+    fn ask_then(
+        &self,
+        request: Asked,
+        answer: impl FnOnce(&Memory<'_>, Said) -> Answer + Send + 'static,
+    ) -> Answer {
+        let (listener, call) = self.memory.of_call().ok_or(EPROTO)?;
+        let give = move |said: Result<Said, Errno>| {
+            let answer = said.and_then(|said| answer(&Memory::new(&listener, &call), said));
+            // Should it fail, the tool's thread has been killed.
+            listener.answer(call.id, answer);
+        };
+        let connection = &self.door.connection;
+        connection.ask_then(request, give, &|| self.let_others_lead());
+        Ok(Reply::Answered)
+    }
+}
