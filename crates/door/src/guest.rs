@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
 use beeline_runtime::shortcut::Walks;
-use beeline_wire::layout::{command, is_for_elements};
+use beeline_wire::layout::command;
 use beeline_wire::messages::Welcome;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
@@ -173,9 +173,11 @@ impl Answers for Guest {
         }
     }
 
-    /// For commands on elements nobody waits, unless more of a map has to be fetched.
+    /// For commands on single elements nobody waits, unless more of a map has to be fetched, or they are long.
     fn is_short(request: &Request) -> bool {
-        request.nr == libc::SYS_bpf && is_for_elements(request.args[0] as u32)
+        let number = request.args[0] as u32;
+        request.nr == libc::SYS_bpf
+            && (command::MAP_LOOKUP_ELEM..=command::MAP_GET_NEXT_KEY).contains(&number)
     }
 
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn()) {
@@ -183,10 +185,10 @@ impl Answers for Guest {
         listener.answer(request.id, answer);
         let is_step =
             request.nr == libc::SYS_bpf && request.args[0] as u32 == command::MAP_GET_NEXT_KEY;
-        if is_step && self.often.count(request.tid, request.ip) && steady_calls() {
+        // A process that is stopped for the guest's memory, or whose calls break off when it is stopped, is left alone.
+        let may_be_stopped = || self.sharing.is_none() && steady_calls();
+        if is_step && self.often.count(request.tid, request.ip) && may_be_stopped() {
             let_lead();
-            let sharing = self.sharing.as_deref();
-            let _alone = sharing.map(Sharing::hold);
             // The door goes on answering where there can be no shortcut.
             let _ = self.walks.open(request.process(), request.ip);
         }

@@ -38,6 +38,19 @@ impl<'a> Memory<'a> {
         }
     }
 
+    /// Can bytes be written there without waiting for anybody but the kernel? Pages of files, pages that are not there, and those whose
+    /// writes somebody watches, may be somebody's to bring.
+    pub(crate) fn is_ready(&self, address: u64, len: usize) -> bool {
+        match self.0 {
+            Of::Thread { request, .. } => {
+                let pages = pages(request.tid, address, len).unwrap_or_default();
+                let is_plain = |page: &u64| page & (PRESENT | OF_FILE | WATCHED) == PRESENT;
+                !pages.is_empty() && pages.iter().all(is_plain)
+            }
+            Of::Nobody { .. } => true,
+        }
+    }
+
     /// For [`crate::untrusted`].
     pub(crate) fn of_nobody(start: u64, bytes: &'a [u8]) -> Self {
         Memory(Of::Nobody { start, bytes })
@@ -118,6 +131,29 @@ impl<'a> Memory<'a> {
     pub(crate) fn write_u32(&self, address: u64, value: u32) -> Result<(), Errno> {
         self.write(address, &value.to_ne_bytes())
     }
+}
+
+/// Of an entry of `/proc/PID/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`).
+const PRESENT: u64 = 1 << 63;
+const OF_FILE: u64 = 1 << 61;
+/// Write-protected by a userfaultfd.
+const WATCHED: u64 = 1 << 57;
+
+/// The entries of the pages that some bytes are in.
+fn pages(tid: i32, address: u64, len: usize) -> Option<Vec<u64>> {
+    const ENTRY: u64 = 8;
+    let end = address.checked_add(len as u64)?;
+    let (first, end) = (address / PAGE, end.div_ceil(PAGE));
+    let mut entries = vec![0; ((end - first) * ENTRY) as usize];
+    let pagemap = File::open(format!("/proc/{tid}/pagemap")).ok()?;
+    pagemap.read_exact_at(&mut entries, first * ENTRY).ok()?;
+    let (entries, _) = entries.as_chunks();
+    Some(
+        entries
+            .iter()
+            .map(|entry| u64::from_ne_bytes(*entry))
+            .collect(),
+    )
 }
 
 fn still_waits(listener: &Listener, request: &Request) -> Result<(), Errno> {
@@ -221,6 +257,31 @@ mod tests {
         let mut target = [0u8; 4];
         write_process(own_tid(), target.as_mut_ptr() as u64, &[1, 2, 3, 4]).unwrap();
         assert_eq!(target, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn pages_that_are_there_are_ready() {
+        const LEN: usize = 2 * PAGE as usize;
+        let touched = vec![1_u8; LEN];
+        // SAFETY: a new mapping at an address of the kernel's choice, which nobody else has.
+        let fresh = unsafe {
+            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
+            libc::mmap(
+                std::ptr::null_mut(),
+                LEN,
+                protection,
+                flags | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        let is_ready = |address: u64, len| {
+            let pages = pages(own_tid(), address, len).unwrap_or_default();
+            !pages.is_empty() && pages.iter().all(|page| page & PRESENT != 0)
+        };
+        assert!(is_ready(touched.as_ptr() as u64 + 8, LEN - 8));
+        assert!(!is_ready(fresh as u64, 8));
+        assert!(!is_ready(u64::MAX - 4, 8));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Elements of a map: one, or many in one answer.
 
+use std::collections::HashSet;
+
 use beeline_wire::info::Kind;
 use beeline_wire::layout::command;
 use beeline_wire::messages::{Content, LookUp, Walk, Walked};
@@ -129,6 +131,7 @@ impl Steps<'_> {
         let mut next = vec![0; self.key_len];
         let mut value = vec![0; self.value_len];
         let mut count = 0;
+        let mut given: HashSet<Vec<u8>> = HashSet::new();
         while count < self.count {
             let before = (!key.is_empty()).then_some(&mut key[..]);
             match element(command::MAP_GET_NEXT_KEY, self.map, before, &mut next) {
@@ -145,6 +148,8 @@ impl Steps<'_> {
                 Some(&mut next),
                 &mut value,
             ) {
+                // The one before was deleted, and the kernel has begun anew.
+                Ok(()) if !given.insert(next.clone()) => break,
                 Ok(()) => {
                     walked.keys.extend(&next);
                     walked.values.extend(&value);

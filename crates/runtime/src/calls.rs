@@ -253,12 +253,13 @@ impl CallFiles {
         Ok(file)
     }
 
-    /// The calls of a file that has been looked through, by its inode: it may be gone since.
-    pub fn known(&self, inode: u64) -> Option<Arc<FileCalls>> {
+    /// The calls of a file that has been looked through and may be gone since, by its device and inode; `None` if there were several.
+    pub fn known(&self, device: u64, inode: u64) -> Option<Arc<FileCalls>> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut files = known.iter();
-        let found = files.find(|(file, _)| file.1 == inode);
-        found.map(|(_, calls)| calls.clone())
+        let is_it = |file: &FileId| (file.0, file.1) == (device, inode);
+        let mut files = known.iter().filter(|(file, _)| is_it(file));
+        let found = files.next().map(|(_, calls)| calls.clone());
+        found.filter(|_| files.next().is_none())
     }
 
     /// The calls of the vDSO, by our own copy of it, which nobody has hooked; `None` if there is none.

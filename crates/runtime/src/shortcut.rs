@@ -26,7 +26,7 @@ use crate::memory::Memory;
 use crate::private::own_pid;
 use crate::shared::Shared;
 use hooks::{Code, Hooks};
-pub use walks::{BYTES, FRESH, Fetched, STEPS, Walks};
+pub use walks::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS, Walks};
 
 /// The shortcuts of a session.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
@@ -148,15 +149,17 @@ impl Client {
 
     /// Ends it.
     pub fn close(&self) {
-        self.disconnect();
+        let left = self.disconnect();
         self.ender.end();
+        left.into_iter().flatten().for_each(Waiter::lose);
     }
 
     /// The guest is lost, if that was not known: ends the connection and says why, as if it had ended by itself.
     pub fn lose(&self, why: &str) {
-        if self.disconnect() {
+        if let Some(left) = self.disconnect() {
             self.ender.end();
             (self.lost)(why);
+            left.into_iter().for_each(Waiter::lose);
         }
     }
 
@@ -171,14 +174,13 @@ impl Client {
     /// Sends a request, and has something done with its answer when there is one: no other thread is woken for that. `before_waiting` is
     /// called if others are sending, or the line is full.
     pub fn ask_then(&self, request: Asked, then: Then, before_waiting: &dyn Fn()) {
-        let sender = self.sender.try_lock().ok();
-        let is_free = sender.as_ref().is_some_and(|sender| sender.is_ready());
-        drop(sender);
-        if !is_free {
+        let free = self.sender.try_lock().ok();
+        let sender = free.filter(|sender| sender.is_ready()).unwrap_or_else(|| {
             before_waiting();
-        }
+            self.sender()
+        });
         // What cannot be sent has been dealt with: whoever waits is told when the connection is lost.
-        let _ = self.send(request, Some(Waiter::Then(then)));
+        let _ = self.send_by(&sender, request, Some(Waiter::Then(then)));
     }
 
     /// Sends a request whose answer does not matter.
@@ -195,12 +197,21 @@ impl Client {
     }
 
     fn send(&self, request: Asked, answer: Option<Waiter>) -> Result<(), Failure> {
-        let sender = self.sender();
+        self.send_by(&self.sender(), request, answer)
+    }
+
+    /// Requests are sent in the order of their numbers: `sender` is locked.
+    fn send_by(
+        &self,
+        sender: &Sender,
+        request: Asked,
+        answer: Option<Waiter>,
+    ) -> Result<(), Failure> {
         let mut waiting = self.waiting();
         waiting.last_id += 1;
         let id = waiting.last_id;
         let Some(answers) = waiting.answers.as_mut() else {
-            drop((waiting, sender));
+            drop(waiting);
             if let Some(answer) = answer {
                 answer.lose();
             }
@@ -245,22 +256,18 @@ impl Client {
             };
             let answers = |waiting: &mut Waiting| waiting.answers.as_mut()?.remove(&message.id);
             let waiter = answers(&mut self.waiting());
-            if let Some(waiter) = waiter {
-                waiter.give(body);
-            }
+            // A fault behind it must not end the thread that receives.
+            let give = || waiter.map(|waiter| waiter.give(body));
+            let _ = catch_unwind(AssertUnwindSafe(give));
         }
     }
 
-    /// Nobody waits any more; `false` if that was known.
-    fn disconnect(&self) -> bool {
+    /// No thread waits any more. Gives who is still to be told; `None` if that was known.
+    fn disconnect(&self) -> Option<Vec<Waiter>> {
         let answers = self.waiting().answers.take();
         *self.hear() = None;
-        let first = answers.is_some();
-        answers
-            .into_iter()
-            .flatten()
-            .for_each(|(_, waiter)| waiter.lose());
-        first
+        let is_told = |waiter: &Waiter| matches!(waiter, Waiter::Then(_));
+        Some(answers?.into_values().filter(is_told).collect())
     }
 
     fn hear(&self) -> MutexGuard<'_, Option<Hear>> {

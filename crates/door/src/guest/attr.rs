@@ -194,6 +194,12 @@ impl Taken {
         Some(&part.data)
     }
 
+    /// Bytes that are sent, about.
+    pub(super) fn len(&self) -> usize {
+        let parts = self.message.parts.iter();
+        self.message.attr.len() + parts.map(|part| part.data.len()).sum::<usize>()
+    }
+
     /// Writes what the kernel wrote, also when it failed: a log says why. `attr` is where the tool has its attribute.
     pub(super) fn give_back(
         &self,

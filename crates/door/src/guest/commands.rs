@@ -13,7 +13,6 @@ use beeline_wire::messages::{Bpf, BpfDone, Part};
 
 use super::Guest;
 use super::attr::Taken;
-use super::connection::Connection;
 use super::objects::Object;
 use crate::attr::{ATTR_LIMIT, BpfAttr};
 use crate::call::{Answer, Call};
@@ -74,7 +73,7 @@ impl Call<'_, Guest> {
         }
         let (taken, done) = self.carry_out(number, layout, attr.clone(), first)?;
         taken.give_back(&self.memory, self.args[1], &done)?;
-        let value = value_of(&done, layout, &self.door.connection)?;
+        let value = value_of(&done, layout, |line| self.door.connection.say(&line))?;
         if !layout.makes {
             return Ok(Reply::Value(value));
         }
@@ -133,7 +132,14 @@ impl Call<'_, Guest> {
     }
 
     pub(super) fn ask_bpf(&self, message: Bpf) -> Result<BpfDone, Errno> {
-        match self.door.ask(Asked::Bpf(message))? {
+        if message.command == command::MAP_GET_FD_BY_ID {
+            self.door.changes.name();
+        }
+        let done = match is_for_elements(message.command) {
+            true => self.ask_at_once(Asked::Bpf(message)),
+            false => self.door.ask(Asked::Bpf(message)),
+        };
+        match done? {
             Said::BpfDone(done) => Ok(done),
             _ => Err(EPROTO),
         }
@@ -152,9 +158,6 @@ impl Call<'_, Guest> {
         };
         if handle == 0 {
             return Err(EPROTO);
-        }
-        if number == command::MAP_GET_FD_BY_ID {
-            self.door.changes.name();
         }
         let mut object = Object::new(&self.door.connection, handle, kind);
         object.facts = match number {
@@ -207,17 +210,17 @@ const FIRST: usize = 0;
 const MAP_FLAGS: usize = 16;
 const OPEN_FLAGS: usize = 8;
 
-/// What a call returned, or its errno, whose reason is told the user.
+/// What a call returned, or its errno, whose reason `say` tells the user.
 pub(super) fn value_of(
     done: &BpfDone,
     layout: Layout,
-    connection: &Connection,
+    say: impl FnOnce(String),
 ) -> Result<i64, Errno> {
     if done.errno == 0 {
         return Ok(done.value as i64);
     }
     if !done.why.is_empty() {
-        connection.say(&format!("the guest: {}: {}", layout.name, done.why));
+        say(format!("the guest: {}: {}", layout.name, done.why));
     }
     Err(Errno(done.errno as i32))
 }

@@ -88,7 +88,7 @@ impl Connection {
     pub(super) fn ask(&self, request: Asked) -> Result<Said, Errno> {
         self.client
             .ask(request)
-            .map_err(|failure| self.failed(failure))
+            .map_err(|failure| errno_of(failure, |line| self.say(&line)))
     }
 
     /// As [`Self::ask`], but nobody waits for the answer: `then` is called with it by the thread that receives it, and must not wait for
@@ -101,22 +101,11 @@ impl Connection {
     ) {
         let this = Arc::clone(self);
         let then = move |answer: Result<Said, Failure>| {
-            then(answer.map_err(|failure| this.failed(failure)));
+            let say = |line| this.say_aside(line);
+            then(answer.map_err(|failure| errno_of(failure, say)));
         };
         self.client
             .ask_then(request, Box::new(then), before_waiting);
-    }
-
-    fn failed(&self, failure: Failure) -> Errno {
-        match failure {
-            Failure::Refused(refused) => {
-                if !refused.why.is_empty() {
-                    (self.say)(&format!("the guest: {}", refused.why));
-                }
-                Errno(refused.errno as i32)
-            }
-            Failure::Lost => LOST,
-        }
     }
 
     /// Sends a request whose answer does not matter.
@@ -127,6 +116,14 @@ impl Connection {
     /// Tells the user.
     pub(super) fn say(&self, line: &str) {
         (self.say)(line);
+    }
+
+    /// Tells the user a line, without waiting for whoever reads what is told.
+    pub(super) fn say_aside(self: &Arc<Self>, line: String) {
+        let this = Arc::clone(self);
+        let says = std::thread::Builder::new().name("beeline-says".into());
+        // Without a thread it is not told.
+        let _ = says.spawn(move || this.say(&line));
     }
 
     /// Tells the user what may come again and again, but no more than [`MOST_SAID`] lines of it: numbers in them are the tool's.
@@ -148,6 +145,18 @@ impl Connection {
                 hear(&this, said);
             }
         }));
+    }
+}
+
+fn errno_of(failure: Failure, say: impl FnOnce(String)) -> Errno {
+    match failure {
+        Failure::Refused(refused) => {
+            if !refused.why.is_empty() {
+                say(format!("the guest: {}", refused.why));
+            }
+            Errno(refused.errno as i32)
+        }
+        Failure::Lost => LOST,
     }
 }
 

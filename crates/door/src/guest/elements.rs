@@ -1,7 +1,8 @@
 //! Commands on elements of maps: the calls that a tool makes most.
 //!
-//! No thread here sleeps until the guest has answered. Each that has to be woken takes longer than all else that is done for such a call, so
-//! the thread that receives the answer gives it to the tool.
+//! For the short ones among them no thread here sleeps until the guest has answered. Each that has to be woken takes longer than all else
+//! that is done for such a call, so the thread that receives the answer gives it to the tool. It must not come to wait, as nobody else
+//! receives: what is not sure to be quick is given by the thread that has asked.
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use beeline_wire::messages::{Content, LookUp};
 use super::Guest;
 use super::attr::Taken;
 use super::commands::{EPROTO, value_of};
+use super::connection::Connection;
 use super::objects::Object;
 use crate::call::{Answer, Call};
 use crate::memory::Memory;
@@ -21,6 +23,8 @@ use crate::notify::Reply;
 
 /// Bytes of an attribute with a map, a key and a value; what follows, flags first, can ask for more than a value.
 const LOOK_UP: usize = 24;
+/// Bytes of a message, or of a value, that take no time.
+const SHORT: usize = 4096;
 
 impl Call<'_, Guest> {
     /// A command on elements of a map.
@@ -41,15 +45,23 @@ impl Call<'_, Guest> {
             return Ok(answer);
         }
         let taken = Taken::new(self, number, layout, attr, Some(map))?;
-        let (attr, connection) = (self.args[1], Arc::clone(&self.door.connection));
-        let request = Asked::Bpf(taken.message.clone());
-        self.ask_then(request, move |memory, said| {
+        let is_change = matches!(number, command::MAP_UPDATE_ELEM | command::MAP_DELETE_ELEM);
+        if !is_change || taken.len() > SHORT {
+            let done = self.ask_bpf(taken.message.clone())?;
+            drop(change);
+            taken.give_back(&self.memory, self.args[1], &done)?;
+            let say = |line: String| self.door.connection.say(&line);
+            return value_of(&done, layout, say).map(Reply::Value);
+        }
+        // Nothing comes back but a number.
+        let (request, connection) = (Asked::Bpf(taken.message), self.connection());
+        self.ask_then(request, move |_, said| {
             // Before the tool goes on, which may want to fetch what it finds.
             drop(change);
             match said {
                 Said::BpfDone(done) => {
-                    taken.give_back(memory, attr, &done)?;
-                    value_of(&done, layout, &connection).map(Reply::Value)
+                    let say = |line| connection.say_aside(line);
+                    value_of(&done, layout, say).map(Reply::Value)
                 }
                 _ => Err(EPROTO),
             }
@@ -71,6 +83,9 @@ impl Call<'_, Guest> {
             key: self.memory.bytes(key, facts.key_size as usize)?,
         };
         let len = facts.value_len(self.door.welcome().possible_cpus);
+        if request.key.len() > SHORT || len > SHORT || !self.memory.is_ready(value, len) {
+            return Ok(None);
+        }
         let answer = self.ask_then(Asked::LookUp(request), move |memory, said| match said {
             Said::Content(Content { data, .. }) if data.len() == len => {
                 memory.write(value, &data).map(|()| Reply::Value(0))
@@ -92,8 +107,12 @@ impl Call<'_, Guest> {
             // Should it fail, the tool's thread has been killed.
             listener.answer(call.id, answer);
         };
-        let connection = &self.door.connection;
-        connection.ask_then(request, give, &|| self.let_others_lead());
+        self.connection()
+            .ask_then(request, give, &|| self.let_others_lead());
         Ok(Reply::Answered)
+    }
+
+    fn connection(&self) -> Arc<Connection> {
+        Arc::clone(&self.door.connection)
     }
 }

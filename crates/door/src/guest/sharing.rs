@@ -87,7 +87,6 @@ impl Sharing {
     /// stopped.
     pub(super) fn is_usable(&self, connection: &Connection, pid: i32) -> bool {
         *self.is_usable.get_or_init(|| {
-            let _alone = self.hold();
             let refused = open(pid).err();
             if let Some(error) = &refused {
                 connection.say(&format!("{error}; records are sent instead"));
@@ -212,11 +211,6 @@ impl Sharing {
         Some(gone)
     }
 
-    /// As long as this is held no process of the tool is stopped for the guest's memory: none can be by two at a time.
-    pub(super) fn hold(&self) -> impl Drop + '_ {
-        self.users()
-    }
-
     fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -306,13 +300,13 @@ impl Call<'_, Guest> {
     ) -> Answer {
         let [_, length, protection, _, _, offset] = self.args;
         let pid = self.process()?;
+        let process = open(pid).map_err(|error| self.not_mapped(&error))?;
         let places = part(places, offset, length.next_multiple_of(PAGE as u64));
         // Held until all is mapped: what is torn down is torn down after.
         let mut users = sharing.users();
         if users.is_over {
             return Err(Errno(libc::ENOTCONN));
         }
-        let process = open(pid).map_err(|error| self.not_mapped(&error))?;
         users.objects.insert(memory.handle, Arc::clone(memory));
         let (listener, id) = (self.listener.clone(), self.id);
         let answer = move || {

@@ -2,13 +2,13 @@
 //! does not wait for the guest at each.
 //!
 //! A value that was fetched is given once, and only for a moment: what a tool reads is never older than that. Keys that the tool deletes
-//! on its way stay known as steps, as it wants to go on from there. A tool that takes many steps takes them in its own process, once it
+//! on its way stay known as steps to go on from, and are none to come to. A tool that takes many steps takes them in its own process, once it
 //! has a shortcut ([`beeline_runtime::shortcut::Walks`]): what was fetched is shown there.
 
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use beeline_runtime::backend::Errno;
-use beeline_runtime::shortcut::{BYTES, FRESH, Fetched, STEPS};
+use beeline_runtime::shortcut::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
 use beeline_wire::layout::{command, is_for_elements, long_at, number_at};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
@@ -34,8 +34,8 @@ pub(super) struct Walk {
     /// Of all steps.
     keys: Vec<u8>,
     values: Vec<u8>,
-    /// For each step: its value has been given here, or may have changed.
-    given: Vec<bool>,
+    /// For each step [`FREE`], [`GIVEN`] or [`DELETED`], as far as is known here.
+    given: Vec<u8>,
     lens: Lens,
     /// The step that was given last.
     at: usize,
@@ -65,7 +65,7 @@ impl Walk {
             return Err(EPROTO);
         }
         Ok(Self {
-            given: vec![false; steps],
+            given: vec![FREE; steps],
             keys: walked.keys,
             values: walked.values,
             lens,
@@ -73,6 +73,10 @@ impl Walk {
             fetched: now(),
             ..Self::default()
         })
+    }
+
+    fn is_fresh(&self) -> bool {
+        now().saturating_sub(self.fetched) < FRESH
     }
 
     fn key(&self, step: usize) -> Option<&[u8]> {
@@ -129,22 +133,26 @@ impl Call<'_, Guest> {
             }
             command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 => {
                 let key = read_key()?;
-                let Some(found) = self.take_value(map, &key) else {
+                let Some(found) = self.take_value(map, &key, GIVEN) else {
                     return Ok(None);
                 };
                 self.memory.write(value, &found)?;
                 Ok(Some(Reply::Value(0)))
             }
-            command::MAP_UPDATE_ELEM
-            | command::MAP_DELETE_ELEM
-            | command::MAP_LOOKUP_AND_DELETE_ELEM
-                if facts.is_hash() =>
-            {
+            command::MAP_UPDATE_ELEM if facts.is_hash() => {
                 // As if it were given: it may be another one now.
-                self.take_value(map, &read_key()?);
+                self.take_value(map, &read_key()?, GIVEN);
+                Ok(None)
+            }
+            command::MAP_DELETE_ELEM | command::MAP_LOOKUP_AND_DELETE_ELEM if facts.is_hash() => {
+                self.take_value(map, &read_key()?, DELETED);
                 Ok(None)
             }
             // Of a trie an element may be changed by another key as well.
+            command::MAP_UPDATE_ELEM | command::MAP_DELETE_ELEM => {
+                self.give_no_more(map);
+                Ok(None)
+            }
             _ if changes(number) => {
                 self.forget(map, &mut self.walk_of(map));
                 Ok(None)
@@ -162,19 +170,31 @@ impl Call<'_, Guest> {
         Some(change)
     }
 
-    /// A value that was fetched, if it is still good; nobody gets it again.
-    fn take_value(&self, map: &Object, key: &[u8]) -> Option<Vec<u8>> {
+    /// A value that was fetched, if it is still good; nobody gets it again, for the reason that the mark says.
+    fn take_value(&self, map: &Object, key: &[u8], mark: u8) -> Option<Vec<u8>> {
         let mut walk = self.walk_of(map);
-        if !self.is_fresh(&walk) {
+        if !walk.is_fresh() {
             return None;
         }
         let step = walk.find(key)?;
-        let was_given = std::mem::replace(&mut walk.given[step], true);
+        let before = std::mem::replace(&mut walk.given[step], mark);
         // Whoever takes steps in the tool looks there only.
-        let was_taken = walk.is_shown && !self.door.walks.take(map.handle.into(), step);
+        let is_shown = walk.is_shown;
+        let was_taken = is_shown && !self.door.walks.mark(map.handle.into(), step, mark);
         let len = walk.lens.value;
         let value = walk.values.get(step * len..(step + 1) * len)?;
-        (!was_given && !was_taken).then(|| value.to_vec())
+        let is_good = before == FREE && !was_taken && self.is_of_this_era(&walk);
+        is_good.then(|| value.to_vec())
+    }
+
+    /// None of the values of a walk is given any more; its keys are.
+    fn give_no_more(&self, map: &Object) {
+        let mut walk = self.walk_of(map);
+        if walk.is_shown {
+            self.door.walks.hide(map.handle.into());
+            walk.is_shown = false;
+        }
+        walk.given.fill(GIVEN);
     }
 
     fn next_key(
@@ -186,13 +206,16 @@ impl Call<'_, Guest> {
     ) -> Result<Vec<u8>, Errno> {
         let mut walk = self.walk_of(map);
         if let Some(after) = &after
-            && self.is_fresh(&walk)
+            && walk.is_fresh()
             && let Some(step) = walk.find(after)
         {
-            if let Some(next) = walk.key(step + 1).map(<[u8]>::to_vec) {
-                walk.at = step + 1;
+            let mut behind = step + 1..walk.given.len();
+            let next = behind.find(|step| walk.given[*step] != DELETED);
+            if let Some((next, key)) = next.and_then(|next| Some((next, walk.key(next)?))) {
+                let key = key.to_vec();
+                walk.at = next;
                 self.show_walk(map, fd, &mut walk);
-                return Ok(next);
+                return Ok(key);
             }
             if walk.is_whole {
                 return Err(ENOENT);
@@ -209,7 +232,9 @@ impl Call<'_, Guest> {
             count: most.min(room.max(1) as u32),
         };
         self.forget(map, &mut walk);
-        let (is_doubtful, era) = (self.door.changes.are_under_way(), self.door.changes.era());
+        // In this order: a change that begins between both is of a later era.
+        let era = self.door.changes.era();
+        let is_doubtful = self.door.changes.are_under_way();
         let walked = match self.ask_at_once(Asked::Walk(request))? {
             Said::Walked(walked) => walked,
             _ => return Err(EPROTO),
@@ -219,15 +244,15 @@ impl Call<'_, Guest> {
             ..Walk::new(walked, lens)?
         };
         if is_doubtful {
-            walk.given.fill(true);
+            walk.given.fill(GIVEN);
         }
         self.show_walk(map, fd, &mut walk);
         walk.key(0).map(<[u8]>::to_vec).ok_or(ENOENT)
     }
 
-    /// May what was fetched still be given?
-    fn is_fresh(&self, walk: &Walk) -> bool {
-        walk.era == self.door.changes.era() && now().saturating_sub(walk.fetched) < FRESH
+    /// May values that were fetched still be given? Not if any map has been changed since by another name.
+    fn is_of_this_era(&self, walk: &Walk) -> bool {
+        walk.era == self.door.changes.era()
     }
 
     /// Nothing of it is given any more.
@@ -241,7 +266,7 @@ impl Call<'_, Guest> {
     /// Lets the tool's processes take the steps from here on, if any can and they do not already.
     fn show_walk(&self, map: &Arc<Object>, fd: i32, walk: &mut Walk) {
         let board = &self.door.walks;
-        if walk.is_shown || !board.is_open() {
+        if walk.is_shown || !board.is_open() || !self.is_of_this_era(walk) {
             return;
         }
         // The number may be another map's by now.
@@ -260,8 +285,8 @@ impl Call<'_, Guest> {
         };
         walk.is_shown = board.show(map.handle.into(), &fetched);
         // Whoever changes a map by another name hides what he finds shown.
-        if walk.is_shown && walk.era != self.door.changes.era() {
-            self.forget(map, walk);
+        if walk.is_shown && !self.is_of_this_era(walk) {
+            self.door.walks.hide(map.handle.into());
         }
     }
 

@@ -71,13 +71,20 @@ pub struct Marks {
     pub walks: [WalkMarks; WALKS],
 }
 
+/// Of a step: its value has not been given.
+pub const FREE: u8 = 0;
+/// Of a step: its value has been given, or may have changed since.
+pub const GIVEN: u8 = 1;
+/// Of a step: the tool has deleted the element. It goes on from there, but does not come there.
+pub const DELETED: u8 = 2;
+
 /// Of one walk.
 #[repr(C)]
 #[derive(Debug)]
 pub struct WalkMarks {
     /// The step that was looked at last: the next is most likely near.
     pub at: AtomicU32,
-    /// 1 for each step whose value has been given, or may have changed since.
+    /// For each step whether its value can be given: [`FREE`], [`GIVEN`] or [`DELETED`].
     pub given: [AtomicU8; STEPS],
 }
 
@@ -165,11 +172,14 @@ impl WalkShortcut {
     }
 
     fn next_key(&self, view: &View<'_>, step: usize, to: u64) -> Option<Result<(), Errno>> {
-        let next = step + 1;
-        if next == view.steps {
+        let is_there = |step: &usize| {
+            let mark = view.marks.given.get(*step);
+            mark.is_some_and(|mark| mark.load(Acquire) != DELETED)
+        };
+        let Some(next) = (step + 1..view.steps).find(is_there) else {
             let is_whole = view.walk.is_whole.load(Relaxed) != 0;
             return (is_whole && view.holds()).then_some(Err(Errno::ENOENT));
-        }
+        };
         if view.key_len > LONGEST_KEY {
             return None;
         }
@@ -199,7 +209,9 @@ impl WalkShortcut {
             return None;
         }
         let out = self.memory.output(element.value, view.value_len)?;
-        if view.marks.given.get(step)?.swap(1, AcqRel) != 0 || !view.holds() {
+        let mark = view.marks.given.get(step)?;
+        let taken = mark.compare_exchange(FREE, GIVEN, AcqRel, Relaxed);
+        if taken.is_err() || !view.holds() {
             return None;
         }
         // SAFETY: a step of the walk's, and the tool has as much room: the length is of this map, whatever the door does now.

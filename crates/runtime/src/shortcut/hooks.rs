@@ -43,8 +43,10 @@ pub(super) type Fill = Vec<(usize, Vec<u8>)>;
 #[derive(Debug)]
 struct Visited {
     started: Option<u64>,
-    /// What was tried, by the program that the process runs.
-    tried: HashSet<(PathBuf, u64)>,
+    /// What it runs.
+    program: PathBuf,
+    /// Instructions that were tried.
+    tried: HashSet<u64>,
     /// Code in the process, which lasts as long as it.
     arenas: Vec<Arena>,
 }
@@ -68,19 +70,21 @@ impl Hooks {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         processes.retain(|pid, visited| start_time(*pid) == visited.started);
-        let visited = processes
-            .entry(process.pid())
-            .or_insert_with(|| Visited::new(start_time(process.pid())));
         let program =
             std::fs::read_link(format!("/proc/{}/exe", process.pid())).unwrap_or_default();
-        let place = (program, site);
+        let new = || Visited::new(start_time(process.pid()), program.clone());
+        let visited = processes.entry(process.pid()).or_insert_with(new);
+        if visited.program != program {
+            // Nothing is left of what was there.
+            *visited = new();
+        }
         // What comes from our own code has been declined there.
         let is_ours = visited.arenas.iter().any(|arena| arena.holds(site));
-        if !is_ours && visited.tried.len() < TRIES && visited.tried.insert(place.clone()) {
+        if !is_ours && visited.tried.len() < TRIES && visited.tried.insert(site) {
             let hooked = hook(process, site, code, fill);
             // What is in the way of a stop may not be there the next time.
             if let Err(Error::Inject(_)) = hooked {
-                visited.tried.remove(&place);
+                visited.tried.remove(&site);
             }
             visited.arenas.push(hooked?);
         }
@@ -216,9 +220,10 @@ fn failed(process: &Process, why: String) -> Error {
 }
 
 impl Visited {
-    fn new(started: Option<u64>) -> Self {
+    fn new(started: Option<u64>, program: PathBuf) -> Self {
         Self {
             started,
+            program,
             tried: HashSet::new(),
             arenas: Vec::new(),
         }

@@ -9,7 +9,7 @@ use std::sync::atomic::{
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_image::shortcut::ToolMemory;
-pub use beeline_image::shortcut::walks::{BYTES, FRESH, STEPS};
+pub use beeline_image::shortcut::walks::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
 use beeline_image::shortcut::walks::{Board, Marks, WALKS, Walk, WalkMarks, WalkShortcut};
 use beeline_inject::{Options, Process, ProtFlags, Seccomp};
 
@@ -55,8 +55,8 @@ pub struct Fetched<'a> {
     pub keys: &'a [u8],
     /// Likewise.
     pub values: &'a [u8],
-    /// For each step: its value is not to be given any more.
-    pub given: &'a [bool],
+    /// For each step [`FREE`], [`GIVEN`] or [`DELETED`].
+    pub given: &'a [u8],
     /// The last step is the map's last.
     pub is_whole: bool,
     /// The step that was looked at last.
@@ -180,7 +180,7 @@ impl Walks {
             let marks = self.marks(index);
             marks.at.store(fetched.step as u32, Relaxed);
             for (flag, given) in marks.given.iter().zip(fetched.given) {
-                flag.store((*given).into(), Relaxed);
+                flag.store(*given, Relaxed);
             }
             let bytes = place.bytes.0.get().cast::<u8>();
             let (keys, values) = (fetched.keys, fetched.values);
@@ -195,14 +195,14 @@ impl Walks {
         true
     }
 
-    /// The value of a walk's step is not to be given any more by others: `false` if it may have been, or nobody knows.
-    pub fn take(&self, walk: u64, step: usize) -> bool {
+    /// Marks a step of a walk, whose value others are not to give any more. `false` if they may have, or nobody knows.
+    pub fn mark(&self, walk: u64, step: usize, mark: u8) -> bool {
         let shown = self.shown();
         let index = shown
             .iter()
             .position(|shown| shown.walk == walk && shown.since > 0);
         let flag = index.and_then(|index| self.marks(index).given.get(step));
-        flag.is_some_and(|flag| flag.swap(1, AcqRel) == 0)
+        flag.is_some_and(|flag| flag.swap(mark, AcqRel) == FREE)
     }
 
     /// Nothing of a walk is shown any more.

@@ -112,15 +112,15 @@ impl Target {
             return None;
         }
         let calls = self.calls.as_ref()?;
-        let is_left_alone = calls.written.leaves_alone(region);
+        let is_seen = calls.seen.contains(&key(region));
         // Code that has just come is looked through in a moment.
-        let is_settled = is_left_alone || calls.seen.contains(&key(region));
+        let is_settled = is_seen || calls.written.leaves_alone(region);
         if !is_settled || calls.slipped.told.len() >= LIMIT {
             return None;
         }
         let known = match self.is_patched(call) {
             true => Known::Hooked,
-            false if is_left_alone => Known::Not,
+            false if !is_seen => Known::Not,
             false => known_as(call, region, &*self.calls_known_in(region)?),
         };
         let slipped = &mut self.calls.as_mut()?.slipped;
@@ -163,7 +163,10 @@ impl Target {
     fn calls_known_in(&self, region: &Region) -> Option<Arc<FileCalls>> {
         match region.inode {
             0 => self.calls_without_file(region),
-            inode => self.shared.calls.known(inode),
+            inode => {
+                let gone = || self.shared.calls.known(region.device, inode);
+                self.calls_of_file(region).or_else(gone)
+            }
         }
     }
 }
