@@ -142,6 +142,23 @@ static void tries(void)
     walk("a trie", trie, DELETE);
 }
 
+/* A sum of values that are read by one descriptor behind changes by another one of the same map. */
+static uint64_t read_behind(int changes, int reads)
+{
+    uint64_t sum = 0;
+    for (uint64_t key = 0; key < 50; key++) {
+        uint64_t next = 0, value = 100 + key;
+        element(BPF_MAP_GET_NEXT_KEY, reads, 0, &next, 0);
+        for (int n = 0; n < ELEMENTS; n++)
+            element(BPF_MAP_GET_NEXT_KEY, reads, &next, &next, 0);
+        update(changes, &key, &value, BPF_ANY);
+        value = 0;
+        element(BPF_MAP_LOOKUP_ELEM, reads, &key, &value, 0);
+        sum += value;
+    }
+    return sum;
+}
+
 /* What is changed by another descriptor of the same map. */
 static void names(int map)
 {
@@ -150,18 +167,7 @@ static void names(int map)
     good("information", bpf(BPF_OBJ_GET_INFO_BY_FD, &attr));
     union bpf_attr by_id = {.map_id = info.id};
     int other = good("by id", bpf(BPF_MAP_GET_FD_BY_ID, &by_id));
-    uint64_t sum = 0;
-    for (uint64_t key = 0; key < 50; key++) {
-        uint64_t next = 0, value = 100 + key;
-        element(BPF_MAP_GET_NEXT_KEY, map, 0, &next, 0);
-        for (int n = 0; n < ELEMENTS; n++)
-            element(BPF_MAP_GET_NEXT_KEY, map, &next, &next, 0);
-        update(other, &key, &value, BPF_ANY);
-        value = 0;
-        element(BPF_MAP_LOOKUP_ELEM, map, &key, &value, 0);
-        sum += value;
-    }
-    printf("by another descriptor: %lu\n", (unsigned long)sum);
+    printf("by another descriptor: %lu\n", (unsigned long)read_behind(other, map));
     close(other);
 }
 
@@ -189,18 +195,7 @@ static void pins(int map)
     }
     union bpf_attr get = {.pathname = (uintptr_t)path, .file_flags = BPF_F_RDONLY};
     int other = good("pinned", bpf(BPF_OBJ_GET, &get));
-    uint64_t sum = 0;
-    for (uint64_t key = 0; key < 50; key++) {
-        uint64_t next = 0, value = 100 + key;
-        element(BPF_MAP_GET_NEXT_KEY, other, 0, &next, 0);
-        for (int n = 0; n < ELEMENTS; n++)
-            element(BPF_MAP_GET_NEXT_KEY, other, &next, &next, 0);
-        update(map, &key, &value, BPF_ANY);
-        value = 0;
-        element(BPF_MAP_LOOKUP_ELEM, other, &key, &value, 0);
-        sum += value;
-    }
-    printf("by a pin: %lu\n", (unsigned long)sum);
+    printf("by a pin: %lu\n", (unsigned long)read_behind(map, other));
     close(other);
     unlink(path);
 }

@@ -42,11 +42,7 @@ impl<'a> Memory<'a> {
     /// writes somebody watches, may be somebody's to bring.
     pub(crate) fn is_ready(&self, address: u64, len: usize) -> bool {
         match self.0 {
-            Of::Thread { request, .. } => {
-                let pages = pages(request.tid, address, len).unwrap_or_default();
-                let is_plain = |page: &u64| page & (PRESENT | OF_FILE | WATCHED) == PRESENT;
-                !pages.is_empty() && pages.iter().all(is_plain)
-            }
+            Of::Thread { request, .. } => are_plain(request.tid, address, len).unwrap_or(false),
             Of::Nobody { .. } => true,
         }
     }
@@ -139,21 +135,18 @@ const OF_FILE: u64 = 1 << 61;
 /// Write-protected by a userfaultfd.
 const WATCHED: u64 = 1 << 57;
 
-/// The entries of the pages that some bytes are in.
-fn pages(tid: i32, address: u64, len: usize) -> Option<Vec<u64>> {
+/// Are the pages that some bytes are in there, and nobody's but the kernel's to bring?
+fn are_plain(tid: i32, address: u64, len: usize) -> Option<bool> {
     const ENTRY: u64 = 8;
     let end = address.checked_add(len as u64)?;
     let (first, end) = (address / PAGE, end.div_ceil(PAGE));
     let mut entries = vec![0; ((end - first) * ENTRY) as usize];
     let pagemap = File::open(format!("/proc/{tid}/pagemap")).ok()?;
     pagemap.read_exact_at(&mut entries, first * ENTRY).ok()?;
-    let (entries, _) = entries.as_chunks();
-    Some(
-        entries
-            .iter()
-            .map(|entry| u64::from_ne_bytes(*entry))
-            .collect(),
-    )
+    let is_plain = |entry: &[u8; ENTRY as usize]| {
+        u64::from_ne_bytes(*entry) & (PRESENT | OF_FILE | WATCHED) == PRESENT
+    };
+    Some(entries.as_chunks().0.iter().all(is_plain))
 }
 
 fn still_waits(listener: &Listener, request: &Request) -> Result<(), Errno> {
@@ -260,28 +253,23 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_there_are_ready() {
+    fn pages_are_plain_that_are_there_and_of_no_file() {
         const LEN: usize = 2 * PAGE as usize;
+        static OF_A_FILE: [u8; 8] = *b"constant";
         let touched = vec![1_u8; LEN];
-        // SAFETY: a new mapping at an address of the kernel's choice, which nobody else has.
+        // SAFETY: a new mapping at an address of the kernel's choice, which nobody else has; it is unmapped once, and not used.
         let fresh = unsafe {
-            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
-            libc::mmap(
-                std::ptr::null_mut(),
-                LEN,
-                protection,
-                flags | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
+            let (may, how) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            libc::mmap(std::ptr::null_mut(), LEN, may, how, -1, 0)
         };
-        let is_ready = |address: u64, len| {
-            let pages = pages(own_tid(), address, len).unwrap_or_default();
-            !pages.is_empty() && pages.iter().all(|page| page & PRESENT != 0)
-        };
-        assert!(is_ready(touched.as_ptr() as u64 + 8, LEN - 8));
-        assert!(!is_ready(fresh as u64, 8));
-        assert!(!is_ready(u64::MAX - 4, 8));
+        let is_plain = |address: u64, len| are_plain(own_tid(), address, len);
+        assert_eq!(is_plain(touched.as_ptr() as u64 + 8, LEN - 8), Some(true));
+        assert_eq!(is_plain(fresh as u64, 8), Some(false));
+        assert_eq!(OF_A_FILE[0], b'c');
+        assert_eq!(is_plain(OF_A_FILE.as_ptr() as u64, 8), Some(false));
+        assert_eq!(is_plain(u64::MAX - 4, 8), None);
+        // SAFETY: as above.
+        unsafe { libc::munmap(fresh, LEN) };
     }
 
     #[test]

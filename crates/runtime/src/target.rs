@@ -37,6 +37,7 @@ use calls::Calls;
 pub use calls::SlippedCall;
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
+pub use mapping::{OURS, mapping};
 
 /// One link's share in one site, as the runtime asks for it.
 #[derive(Debug)]

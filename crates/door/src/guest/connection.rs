@@ -118,22 +118,34 @@ impl Connection {
         (self.say)(line);
     }
 
-    /// Tells the user a line, without waiting for whoever reads what is told.
+    /// As [`Self::say_once`], without waiting for whoever reads what is told.
     pub(super) fn say_aside(self: &Arc<Self>, line: String) {
-        let this = Arc::clone(self);
-        let says = std::thread::Builder::new().name("beeline-says".into());
-        // Without a thread it is not told.
-        let _ = says.spawn(move || this.say(&line));
+        if let Some(count) = self.is_new(&line) {
+            let this = Arc::clone(self);
+            let says = std::thread::Builder::new().name("beeline-says".into());
+            // Without a thread it is not told.
+            let _ = says.spawn(move || this.say_new(&line, count));
+        }
     }
 
     /// Tells the user what may come again and again, but no more than [`MOST_SAID`] lines of it: numbers in them are the tool's.
     pub(super) fn say_once(&self, line: &str) {
+        if let Some(count) = self.is_new(line) {
+            self.say_new(line, count);
+        }
+    }
+
+    /// How many such lines there are with this one; `None` if it was said, or too many others were.
+    fn is_new(&self, line: &str) -> Option<usize> {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.len() < MOST_SAID && said.insert(line.to_owned()) {
-            self.say(line);
-            if said.len() == MOST_SAID {
-                self.say("what else is not carried out in guests is not said any more");
-            }
+        let is_new = said.len() < MOST_SAID && said.insert(line.to_owned());
+        is_new.then_some(said.len())
+    }
+
+    fn say_new(&self, line: &str, count: usize) {
+        self.say(line);
+        if count == MOST_SAID {
+            self.say("what else is not carried out in guests is not said any more");
         }
     }
 

@@ -131,9 +131,9 @@ impl Call<'_, Guest> {
                 self.memory.write(value, &next)?;
                 Ok(Some(Reply::Value(0)))
             }
-            command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 => {
-                let key = read_key()?;
-                let Some(found) = self.take_value(map, &key, GIVEN) else {
+            // Most look-ups are no part of a walk: for these the key is not read here.
+            command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 && self.walk_of(map).is_fresh() => {
+                let Some(found) = self.take_value(map, &read_key()?, GIVEN) else {
                     return Ok(None);
                 };
                 self.memory.write(value, &found)?;

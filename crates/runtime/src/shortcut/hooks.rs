@@ -17,6 +17,7 @@ use crate::link::Files;
 use crate::memory::{Memory, pages};
 use crate::patch;
 use crate::scope::start_time;
+use crate::target::{OURS, mapping};
 
 /// The processes of a tool that have shortcuts, or could not be given any.
 #[derive(Debug, Default)]
@@ -108,14 +109,6 @@ fn hook(
     let near = process.find_gap(reach, ARENA_BYTES as u64)?;
     let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
     let runs = ProtFlags::READ | ProtFlags::EXEC;
-    let mapping = |file, len: usize, protection| Mapping {
-        file,
-        offset: 0,
-        len: len as u64,
-        protection,
-        flags: OURS,
-        address: 0,
-    };
     let mut mappings = vec![
         Mapping {
             flags: OURS | MapFlags::FIXED_NOREPLACE,
@@ -232,6 +225,3 @@ impl Visited {
 
 /// `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-
-/// As for targets: shared, with the mark by which the door's filter knows what is not the tool's.
-const OURS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);

@@ -150,9 +150,7 @@ impl Walks {
             return false;
         }
         let mut shown = self.shown();
-        let known = shown
-            .iter()
-            .position(|shown| shown.walk == walk && shown.since > 0);
+        let known = place_of(&shown, walk);
         let oldest = || {
             (0..WALKS)
                 .min_by_key(|index| shown[*index].since)
@@ -198,20 +196,14 @@ impl Walks {
     /// Marks a step of a walk, whose value others are not to give any more. `false` if they may have, or nobody knows.
     pub fn mark(&self, walk: u64, step: usize, mark: u8) -> bool {
         let shown = self.shown();
-        let index = shown
-            .iter()
-            .position(|shown| shown.walk == walk && shown.since > 0);
-        let flag = index.and_then(|index| self.marks(index).given.get(step));
+        let flag = place_of(&shown, walk).and_then(|index| self.marks(index).given.get(step));
         flag.is_some_and(|flag| flag.swap(mark, AcqRel) == FREE)
     }
 
     /// Nothing of a walk is shown any more.
     pub fn hide(&self, walk: u64) {
         let mut shown = self.shown();
-        let index = shown
-            .iter()
-            .position(|shown| shown.walk == walk && shown.since > 0);
-        if let Some(index) = index {
+        if let Some(index) = place_of(&shown, walk) {
             shown[index] = Shown::default();
             let place = self.walk(index);
             change(place, || {
@@ -241,6 +233,12 @@ impl Walks {
     fn shown(&self) -> MutexGuard<'_, [Shown; WALKS]> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Where on the board a walk is.
+fn place_of(shown: &[Shown; WALKS], walk: u64) -> Option<usize> {
+    let mut places = shown.iter();
+    places.position(|shown| shown.walk == walk && shown.since > 0)
 }
 
 /// Whoever reads meanwhile finds another version behind it.

@@ -317,10 +317,10 @@ const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Shared, with a mark that means nothing for memory files: by it the door's filter tells what is mapped into a child
 /// of the tool from what the child maps itself.
-const OURS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
+pub const OURS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
 
 /// A whole file, anywhere.
-fn mapping(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> Mapping<'_> {
+pub fn mapping(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> Mapping<'_> {
     Mapping {
         file,
         offset: 0,

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use beeline_hook::Spared as Why;
+use beeline_image::abi::calls::ORIGINAL;
 use beeline_inject::{Asleep, Region};
 
 use super::stubs::{Listed, spared_one};
@@ -48,8 +49,6 @@ pub struct SlippedCall {
 const THREADS: usize = 16;
 /// Instructions that are told of in the life of a process: code that is written anew may be anywhere each time.
 const LIMIT: usize = 256;
-/// Bytes of patches, at the most.
-const PATCH: u64 = 16;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
@@ -152,7 +151,7 @@ impl Target {
         let patched = self.calls.iter().flat_map(|calls| {
             calls
                 .patched
-                .range(call.saturating_sub(PATCH)..=call + SYSCALL.len() as u64)
+                .range(call.saturating_sub(ORIGINAL as u64)..=call + SYSCALL.len() as u64)
         });
         patched
             .into_iter()
