@@ -57,9 +57,12 @@ impl ReturnTable {
     /// Remembers that the slot at `key` held `address` and is given `hijack`. False when there is no room.
     #[inline(always)]
     pub fn insert(&self, key: usize, address: u64, hijack: u64) -> bool {
-        let home = self.bucket(key, 0);
-        let is_new = home.spilled.load(Relaxed) == 0 && home.of(key).next().is_none();
-        match if is_new { home.claim(key) } else { None } {
+        let is_new = !self.may_have(key);
+        match if is_new {
+            self.bucket(key, 0).claim(key)
+        } else {
+            None
+        } {
             Some(entry) => {
                 entry.fill(address, hijack, 1);
                 true
@@ -113,7 +116,17 @@ impl ReturnTable {
     }
 
     /// The address that the slot at `key`, which holds `now`, held before it was first changed: for a stack walk.
+    #[inline]
     pub fn original(&self, key: usize, now: u64) -> u64 {
+        match self.may_have(key) {
+            false => now,
+            true => self.original_of_watched(key, now),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn original_of_watched(&self, key: usize, now: u64) -> u64 {
         match self.newest(key) {
             Some(last) if last.hijack.load(Relaxed) == now => {
                 let first = self.of(key).min_by_key(|entry| entry.depth.load(Relaxed));
@@ -130,6 +143,13 @@ impl ReturnTable {
         (0..BUCKETS)
             .map(|number| number * size_of::<Bucket>())
             .flat_map(entries)
+    }
+
+    /// False only where the key has no entry.
+    #[inline]
+    fn may_have(&self, key: usize) -> bool {
+        let home = self.bucket(key, 0);
+        home.spilled.load(Relaxed) != 0 || home.of(key).next().is_some()
     }
 
     fn newest(&self, key: usize) -> Option<&Entry> {

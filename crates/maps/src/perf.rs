@@ -174,24 +174,22 @@ impl Ring {
         wakes
     }
 
-    /// Writes a 32-bit size and `data`, padded with zeros to the size, by words. Returns the new head.
-    fn put_raw(&self, mut head: u64, data: &[u8], size: u64) -> u64 {
-        // The stream of bytes is 4 ahead of the words: each word takes 4 bytes over to the next.
-        let mut carry = size & u64::from(u32::MAX);
-        // SAFETY: the slice is readable.
-        unsafe {
-            words::all(data.as_ptr(), data.len(), |_, word| {
-                head = self.put(head, carry | word << 32);
-                carry = word >> 32;
-                true
-            });
+    /// Writes a 32-bit size and `data`, padded with zeros to the size. Returns the new head.
+    fn put_raw(&self, head: u64, data: &[u8], size: u64) -> u64 {
+        let end = head.wrapping_add(4).wrapping_add(size);
+        // The last word first: what it has beside data are the zeros.
+        self.put(end.wrapping_sub(8), 0);
+        self.half(PAGE.wrapping_add(head & (self.size - 1)))
+            .store(size as u32, Relaxed);
+        let start = head.wrapping_add(4) & (self.size - 1);
+        // What does not fit before the data's end goes to its start.
+        let (first, rest) = data.split_at(data.len().min((self.size - start) as usize));
+        for (at, part) in [(start, first), (0, rest)] {
+            let to = self.base.wrapping_add(PAGE.wrapping_add(at) as usize);
+            // SAFETY: both parts lie in the ring's data, as a record is shorter than that; the head is behind them.
+            unsafe { words::store_unpublished(to, part.as_ptr(), part.len()) };
         }
-        // A last word of more than 4 bytes, or none at all, leaves bytes to be written.
-        if data.len() % 8 > 4 || data.len().is_multiple_of(8) {
-            self.put(head, carry)
-        } else {
-            head
-        }
+        end
     }
 
     /// Writes a word at a position, a multiple of 8, and returns the next.
@@ -210,7 +208,7 @@ impl Ring {
 
     #[inline]
     fn half(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: a 4-aligned place in the control page.
+        // SAFETY: a 4-aligned place in the control page, or in the data by a masked position.
         unsafe { words::half(self.base.wrapping_add(offset as usize)) }
     }
 }

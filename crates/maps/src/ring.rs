@@ -112,8 +112,8 @@ impl<'m> Ring<'m> {
             return Err(Errno::EINVAL);
         }
         let record = self.reserve(data.len() as u64, 0, caller)?;
-        // SAFETY: the record has room for that many bytes, 8-aligned.
-        unsafe { words::store(record, data.as_ptr(), data.len()) };
+        // SAFETY: the record has room for that many bytes, and is not published yet.
+        unsafe { words::store_unpublished(record, data.as_ptr(), data.len()) };
         Ok(self.commit(record, false, flags))
     }
 
