@@ -188,9 +188,12 @@ fn check(script: &str, runs: Option<u64>, bpftrace: &Path) {
     if runs.is_some() {
         assert_eq!(counts.get("@runs").copied(), runs, "{script}\n{ended:?}");
     }
-    // What bpftrace says of a Ctrl-C that interrupts it is its own affair; what strace traces Beeline cannot, and says so, as it
-    // does of instructions that end Go's threads and handlers.
-    let expected = |line: &str| line.contains("traced by strace") || line.contains("are not seen;");
+    // What bpftrace says of a Ctrl-C that interrupts it is its own affair; what strace and gdb trace Beeline cannot, and says
+    // so, as it does of instructions that end Go's threads and handlers.
+    let expected = |line: &str| {
+        let expected = ["traced by strace", "traced by gdb", "are not seen;"];
+        expected.iter().any(|words| line.contains(words))
+    };
     let matters = |line: &&String| line.starts_with("beeline") && !expected(line);
     let said: Vec<_> = ended.stderr.iter().filter(matters).collect();
     assert!(said.is_empty(), "{script}: {said:?}");
