@@ -24,7 +24,7 @@ use crate::fds::key_of_descriptor;
 use crate::notify::Reply;
 
 const ENOENT: Errno = Errno(libc::ENOENT);
-/// Elements fetched at the first step of a walk, which may be its only one, and at later ones.
+/// Elements fetched at the first step of a walk, which may be its only one, and at later ones, or where an earlier walk went on.
 const FIRST_FETCH: u32 = 16;
 const FETCH: u32 = STEPS as u32;
 
@@ -47,6 +47,8 @@ pub(super) struct Walk {
     era: u64,
     /// The tool's processes may take steps themselves.
     is_shown: bool,
+    /// The tool has once wanted more than was fetched at the first step.
+    went_on: bool,
 }
 
 /// Bytes of a key, and of a value.
@@ -221,9 +223,10 @@ impl Call<'_, Guest> {
                 return Err(ENOENT);
             }
         }
-        let most = match &after {
-            None => FIRST_FETCH,
-            Some(_) => FETCH,
+        walk.went_on |= after.is_some();
+        let most = match walk.went_on {
+            false => FIRST_FETCH,
+            true => FETCH,
         };
         let room = BYTES / (lens.key + lens.value).max(1);
         let request = messages::Walk {
@@ -241,6 +244,7 @@ impl Call<'_, Guest> {
         };
         *walk = Walk {
             era,
+            went_on: walk.went_on,
             ..Walk::new(walked, lens)?
         };
         if is_doubtful {
@@ -260,7 +264,10 @@ impl Call<'_, Guest> {
         if walk.is_shown {
             self.door.walks.hide(map.handle.into());
         }
-        *walk = Walk::default();
+        *walk = Walk {
+            went_on: walk.went_on,
+            ..Walk::default()
+        };
     }
 
     /// Lets the tool's processes take the steps from here on, if any can and they do not already.
