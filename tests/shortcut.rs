@@ -1,7 +1,13 @@
 //! A tool's own map operations, answered in its process: the same as the kernel's, whatever the tool does. As a guest's these are steps
-//! through maps.
+//! through maps, and look-ups by a line to the guest.
 
-use beeline_e2e::{Engine, Scratch, Tool, Turn, engines, find_program, need};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+
+use beeline_e2e::{
+    Engine, PATIENCE, Scratch, Tool, Turn, beeline, beeline_wanted, engines, find_program,
+    in_guest, need, until,
+};
 
 fn both_wanted() -> Result<(), String> {
     match engines()?[..] {
@@ -10,8 +16,8 @@ fn both_wanted() -> Result<(), String> {
     }
 }
 
-/// Runs a program on both engines, and asserts that it says the same, and found a shortcut.
-fn same_answers(program: &str) -> Result<(), String> {
+/// Runs a program on both engines, and asserts that it says the same, and found a shortcut. Gives what it said to us.
+fn same_answers(program: &str) -> Result<Vec<String>, String> {
     both_wanted()?;
     let _turn = Turn::take();
     let scratch = Scratch::new();
@@ -21,7 +27,7 @@ fn same_answers(program: &str) -> Result<(), String> {
         assert!(ended.status.success(), "{engine}: {ended:?}");
         ended
     });
-    assert!(kernel.stdout.len() > 20, "{kernel:?}");
+    assert!(kernel.stdout.len() > 10, "{kernel:?}");
     assert_eq!(kernel.stdout, beeline.stdout, "{:?}", beeline.stderr);
     // Else this test tells nothing.
     assert!(
@@ -29,7 +35,7 @@ fn same_answers(program: &str) -> Result<(), String> {
         "{:?}",
         beeline.stderr
     );
-    Ok(())
+    Ok(beeline.stderr)
 }
 
 #[test]
@@ -40,6 +46,48 @@ fn operations_are_answered_as_by_the_kernel() {
 #[test]
 fn walks_are_answered_as_by_the_kernel() {
     need!(same_answers("walks.c"));
+}
+
+/// The program stops Beeline while it looks up, so that nobody else can have answered.
+#[test]
+fn look_ups_are_answered_as_by_the_kernel() {
+    let said = need!(same_answers("lines.c"));
+    assert_eq!(said.contains(&"line: yes".to_owned()), in_guest());
+}
+
+#[test]
+fn who_asks_by_a_line_learns_that_the_guest_is_lost() {
+    need!(beeline_wanted());
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let program = scratch.build_with("lines.c", &["-O1", "-pthread"]);
+    let socket = scratch.path().join("proxy");
+    let address = format!("unix:{}", socket.display());
+    let mut proxy = Command::new(beeline());
+    proxy.args(["guest", "--listen", &address, "--audit", "/dev/null"]);
+    let proxy = Killed(proxy.spawn().expect("beeline is there"));
+    assert!(until(PATIENCE, || UnixStream::connect(&socket).is_ok()));
+    let mut command = Command::new(beeline());
+    command.args(["run", "--guest", &address, "--"]);
+    command.arg(&program).arg("forever");
+    let tool = Tool::start(command);
+    tool.wait_for_line(|line| line == "by a line");
+    // SAFETY: a process of ours that has not been waited for.
+    assert_eq!(unsafe { libc::kill(proxy.0.id() as i32, libc::SIGSTOP) }, 0);
+    let ended = tool.wait();
+    let lost = format!("then {}", -libc::ENOTCONN);
+    assert_eq!(ended.stdout.last(), Some(&lost), "{ended:?}");
+}
+
+/// A process that goes with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Fails only if it has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// An operation takes more stack than a goroutine may have left.

@@ -133,7 +133,7 @@ pub fn engines() -> Result<Vec<Engine>, String> {
 }
 
 /// Are tools to be run as if this machine were a guest?
-fn in_guest() -> bool {
+pub fn in_guest() -> bool {
     std::env::var("BEELINE_E2E_ENGINE").is_ok_and(|wanted| wanted == "guest")
 }
 

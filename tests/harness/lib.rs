@@ -22,8 +22,8 @@ mod workload;
 pub use case::{Case, Compare};
 pub use embedded::embedded_objects;
 pub use engine::{
-    Engine, beeline, beeline_wanted, compile_anew, engines, find_program, kernel_available,
-    with_kernel_headers, with_tracefs,
+    Engine, beeline, beeline_wanted, compile_anew, engines, find_program, in_guest,
+    kernel_available, with_kernel_headers, with_tracefs,
 };
 pub use guest::{Answer, Backing, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;

@@ -3,6 +3,7 @@
  * memory that is not there or read-only, frozen maps, wrong sizes. Prints each result, so that two runs can be compared;
  * and on stderr whether another's code is mapped. */
 #define _GNU_SOURCE
+#include "shortcut.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/bpf.h>
@@ -159,11 +160,6 @@ int main(void)
     printf("freeze: %ld", bpf(22, &attr, 4));
     printf(", then %ld, %ld\n", element(BPF_MAP_UPDATE_ELEM, second, &key, &value, 0), element(BPF_MAP_LOOKUP_ELEM, second, &key, &value, 0));
 
-    char line[512];
-    int mapped = 0;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps && fgets(line, sizeof line, maps))
-        mapped |= strstr(line, "-shortcut") != 0;
-    fprintf(stderr, "shortcut: %s\n", mapped ? "yes" : "no");
+    say_shortcut();
     return 0;
 }

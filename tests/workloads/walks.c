@@ -3,6 +3,7 @@
  * that are not there. Prints what does not depend on the kernel's order, so that two runs can be compared; and on stderr
  * whether another's code is mapped. */
 #define _GNU_SOURCE
+#include "shortcut.h"
 #include "raw.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -288,11 +289,6 @@ int main(void)
     skips(filled(BPF_MAP_TYPE_HASH, 1));
     pins(maps[3]);
     names(maps[3]);
-    char line[512];
-    int mapped = 0;
-    FILE *file = fopen("/proc/self/maps", "r");
-    while (file && fgets(line, sizeof line, file))
-        mapped |= strstr(line, "-shortcut") != 0;
-    fprintf(stderr, "shortcut: %s\n", mapped ? "yes" : "no");
+    say_shortcut();
     return 0;
 }

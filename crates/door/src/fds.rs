@@ -466,7 +466,7 @@ pub(crate) fn anchor() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-pub(crate) fn key_of(file: &OwnedFd) -> io::Result<Key> {
+pub(crate) fn key_of(file: impl AsFd) -> io::Result<Key> {
     let stat = rustix::fs::fstat(file)?;
     Ok(Key {
         device: stat.st_dev,

@@ -21,6 +21,7 @@ mod fake;
 mod files;
 mod iterators;
 mod kept;
+mod lines;
 mod memory;
 mod objects;
 mod pins;
@@ -48,9 +49,11 @@ use sharing::steady_calls;
 
 use crate::bpffs::BpfFs;
 use crate::call::{Answer, Call};
+use crate::fds::Key;
 use crate::guest::changes::Changes;
 use crate::guest::files::Files;
 use crate::guest::kept::Kept;
+use crate::guest::lines::Lines;
 use crate::guest::objects::{Object, Objects};
 use crate::guest::rings::Rings;
 use crate::guest::types::Types;
@@ -70,6 +73,7 @@ pub(crate) struct Guest {
     pub(crate) kept: Kept,
     /// What the tool's processes see of its walks through maps.
     pub(crate) walks: Walks,
+    pub(crate) lines: Arc<Lines>,
     often: Often,
     changes: Arc<Changes>,
     /// Where the guest's memory can be seen from here.
@@ -81,11 +85,17 @@ impl Guest {
         connection: Arc<Connection>,
         sharing: Option<Arc<Sharing>>,
     ) -> std::io::Result<Self> {
-        if let Some(sharing) = &sharing {
-            let sharing = Arc::clone(sharing);
-            connection.set_at_loss(Box::new(move || sharing.tear_down()));
-        }
+        let lines = Arc::<Lines>::default();
+        let at_loss = (Arc::clone(&lines), sharing.clone());
+        connection.set_at_loss(Box::new(move || {
+            let (lines, sharing) = at_loss;
+            if let Some(sharing) = sharing {
+                sharing.tear_down();
+            }
+            lines.end();
+        }));
         Ok(Self {
+            lines,
             sharing,
             objects: Arc::new(Objects::new()?),
             bpffs: BpfFs::default(),
@@ -104,6 +114,11 @@ impl Guest {
     fn ask(&self, request: Asked) -> Result<Said, Errno> {
         self.rings.store(&self.connection);
         self.connection.ask(request)
+    }
+
+    /// A process of the tool that is stopped for the guest's memory, or whose calls break off when it is stopped, is left alone.
+    fn may_be_stopped(&self) -> bool {
+        self.sharing.is_none() && steady_calls()
     }
 
     fn welcome(&self) -> &Welcome {
@@ -185,18 +200,20 @@ impl Answers for Guest {
         listener.answer(request.id, answer);
         let is_step =
             request.nr == libc::SYS_bpf && request.args[0] as u32 == command::MAP_GET_NEXT_KEY;
-        // A process that is stopped for the guest's memory, or whose calls break off when it is stopped, is left alone.
-        let may_be_stopped = || self.sharing.is_none() && steady_calls();
-        if is_step && self.often.count(request.tid, request.ip) && may_be_stopped() {
+        let is_often = || self.often.count(request.tid, request.ip) && self.may_be_stopped();
+        if (is_step && is_often()) || self.lines.take_due(request) {
             let_lead();
             // The door goes on answering where there can be no shortcut.
-            let _ = self.walks.open(request.process(), request.ip);
+            if let Ok(true) = self.walks.open(request.process(), request.ip) {
+                self.lines.has_shortcut(request.tid);
+            }
         }
     }
 
     fn tend(&self) {
         let store = || self.rings.store(&self.connection);
-        self.objects.reap(self.sharing.as_deref(), store);
+        let closed = |key: Key| self.walks.unlist((key.device, key.inode));
+        self.objects.reap(self.sharing.as_deref(), store, closed);
     }
 
     fn stop(&self) {
@@ -208,6 +225,7 @@ impl Answers for Guest {
         if let Some(sharing) = &self.sharing {
             sharing.release(&self.connection);
         }
+        self.lines.end();
         self.connection.close();
         drop(self.bpffs.clear());
         self.objects.clear();

@@ -31,7 +31,7 @@ impl Facts {
     }
 
     /// The answer to a host's first message.
-    pub fn welcome(&self, policy: String) -> Welcome {
+    pub fn welcome(&self, policy: String, token: &[u8]) -> Welcome {
         let names = rustix::system::uname();
         let text = |name: &std::ffi::CStr| name.to_string_lossy().into_owned();
         Welcome {
@@ -45,6 +45,7 @@ impl Facts {
             boot_id: self.boot_id.clone(),
             page_size: rustix::param::page_size() as u32,
             policy,
+            token: token.to_vec(),
         }
     }
 }

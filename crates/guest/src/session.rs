@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use beeline_wire::VERSION;
 use beeline_wire::channel::Channel;
 use beeline_wire::conversation::{self, Receiver, Sender};
+use beeline_wire::frame;
 use beeline_wire::info::Kind;
 use beeline_wire::layout::{command, is_for_elements};
 use beeline_wire::messages::guest_message::Body as Answer;
@@ -20,6 +21,7 @@ use crate::facts::Facts;
 use crate::handles::Handles;
 use crate::holder::Holder;
 use crate::lanes::Lane;
+use crate::lines::{Lines, Token};
 use crate::perf::{self, control};
 use crate::policy::Policy;
 use crate::refusal::Refusal;
@@ -43,6 +45,8 @@ pub struct Host {
     pub holder: Arc<Holder>,
     /// Of its large files.
     pub sums: Arc<Sums>,
+    /// Further connections.
+    pub lines: Lines,
 }
 
 /// A connection.
@@ -51,15 +55,20 @@ pub struct Session {
     /// What it shares with others.
     pub host: Arc<Host>,
     /// Its objects.
-    pub handles: Handles,
+    pub handles: Arc<Handles>,
     watches: Watches,
     /// A page that the host looks for.
     mark: Mutex<Option<Shared>>,
     sender: Sender,
     peer: String,
     tool: OnceLock<String>,
+    /// What lines have to know.
+    token: Token,
     slow: Lane,
 }
+
+/// What has come of a wish for a message.
+type Received = Result<Option<HostMessage>, frame::Error>;
 
 /// Ends the connection if the thread that has it ends, also by a panic: the host would wait for its answer for ever.
 struct Ends<'a>(&'a Session);
@@ -75,9 +84,26 @@ impl Drop for Ends<'_> {
 pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
     let peer = channel.peer().to_owned();
     let (mut receiver, sender) = conversation::begin(channel)?;
+    let first = match receiver.receive::<HostMessage>() {
+        Ok(Some(HostMessage {
+            id,
+            body: Some(Request::Join(join)),
+        })) => {
+            let why = host
+                .lines
+                .serve(id, &join, &mut receiver, &sender, host.facts.possible_cpus);
+            host.audit.line(&peer, "", "line", json!({ "why": why }));
+            return Ok(());
+        }
+        first => first,
+    };
+    let handles = Arc::default();
+    let lines = Arc::clone(&host);
+    let open = lines.lines.open(&handles)?;
     let session = Session {
         host,
-        handles: Handles::default(),
+        handles,
+        token: *open.token(),
         watches: Watches::new(sender.clone())?,
         mark: Mutex::new(None),
         sender,
@@ -100,7 +126,9 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
         if let Err(error) = thread.spawn_scoped(scope, worker) {
             return error.to_string();
         }
-        session.receive(&mut receiver)
+        let why = session.receive(first, &mut receiver);
+        drop(open);
+        why
     });
     session.audit("disconnect", json!({ "why": why }));
     Ok(())
@@ -114,9 +142,11 @@ impl Session {
     }
 
     /// Why it has ended.
-    fn receive(&self, receiver: &mut Receiver) -> String {
+    fn receive(&self, first: Received, receiver: &mut Receiver) -> String {
+        let mut first = Some(first);
         loop {
-            let message = match receiver.receive::<HostMessage>() {
+            let next = first.take().unwrap_or_else(|| receiver.receive());
+            let message = match next {
                 Ok(Some(message)) => message,
                 Ok(None) => return "the host has ended it".into(),
                 Err(error) => return error.to_string(),
@@ -140,7 +170,7 @@ impl Session {
                     }
                     let _ = self.tool.set(hello.tool);
                     let policy = self.host.policy.title();
-                    let welcome = Answer::Welcome(self.host.facts.welcome(policy));
+                    let welcome = Answer::Welcome(self.host.facts.welcome(policy, &self.token));
                     if let Err(error) = self.answer(id, Ok(welcome)) {
                         return error.to_string();
                     }
@@ -260,7 +290,11 @@ impl Session {
                 Answer::Described(iterators::describe(request.handle, &self.handles)?)
             }
             Request::Read(request) => Answer::Content(iterators::read(&request, &self.handles)?),
-            Request::Hello(_) | Request::Credit(_) | Request::Watch(_) | Request::Pages(_) => {
+            Request::Hello(_)
+            | Request::Join(_)
+            | Request::Credit(_)
+            | Request::Watch(_)
+            | Request::Pages(_) => {
                 return Err(Refusal::new(libc::EPROTO, "not now"));
             }
         })

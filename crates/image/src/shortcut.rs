@@ -11,6 +11,7 @@
 //! The tool's pointers are checked once for each page, by a system call that fails where memory is missing.
 
 mod batch;
+pub mod line;
 mod memory;
 pub mod walks;
 

@@ -72,6 +72,8 @@ pub mod nr {
     pub const SCHED_YIELD: u64 = 24;
     pub const NANOSLEEP: u64 = 35;
     pub const GETPID: u64 = 39;
+    pub const SENDTO: u64 = 44;
+    pub const RECVFROM: u64 = 45;
     pub const CLONE: u64 = 56;
     pub const VFORK: u64 = 58;
     pub const EXECVE: u64 = 59;

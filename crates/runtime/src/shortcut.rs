@@ -6,6 +6,7 @@
 //! file's, no room) leaves the process with the door, which answers everything.
 
 mod hooks;
+mod lines;
 mod walks;
 
 use std::mem::offset_of;
@@ -26,6 +27,7 @@ use crate::memory::Memory;
 use crate::private::own_pid;
 use crate::shared::Shared;
 use hooks::{Code, Hooks};
+pub use lines::{KEY, LINES, MapByLine, VALUE};
 pub use walks::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS, Walks};
 
 /// The shortcuts of a session.

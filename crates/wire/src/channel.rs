@@ -74,6 +74,7 @@ pub struct Channel {
     stream: Arc<Stream>,
     coat: Coat,
     peer: String,
+    again: Option<Address>,
 }
 
 /// What the bytes are wrapped in.
@@ -86,7 +87,13 @@ pub(crate) enum Coat {
 
 impl Channel {
     pub(crate) fn new(stream: Arc<Stream>, coat: Coat, peer: String) -> Self {
-        Self { stream, coat, peer }
+        let again = None;
+        Self {
+            stream,
+            coat,
+            peer,
+            again,
+        }
     }
 
     /// Connects to a guest. TCP wants certificates unless its address says that it shall be insecure.
@@ -133,12 +140,25 @@ impl Channel {
                 Self::new(stream, Coat::Serial(session), peer.clone())
             }),
         }
+        .map(|channel| {
+            let again = match address {
+                Address::Serial { .. } | Address::Tcp { insecure: false, .. } => None,
+                _ => Some(address.clone()),
+            };
+            Self { again, ..channel }
+        })
         .map_err(failed)
     }
 
     /// Who is at the other end, for messages and logs.
     pub fn peer(&self) -> &str {
         &self.peer
+    }
+
+    /// Where another connection to the same guest can be made whose bytes are nothing but the protocol's; `None` where there is one
+    /// only, as on a serial line, or what travels is encrypted.
+    pub fn again(&self) -> Option<&Address> {
+        self.again.as_ref()
     }
 
     /// Its two directions, for two threads.
@@ -175,6 +195,13 @@ enum In {
     Plain,
     Tls(Arc<tls::Session>),
     Serial(serial::Unwrap),
+}
+
+impl Reader {
+    /// Reads wait for ever from now on. Error: `Unsupported` for what is no socket.
+    pub fn bear_silence(&self) -> io::Result<()> {
+        self.stream.bear_silence()
+    }
 }
 
 impl Read for Reader {
@@ -232,6 +259,11 @@ impl Writer {
 pub struct Cutter(Arc<Stream>);
 
 impl Cutter {
+    /// What the bytes go by, whatever they are wrapped in.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.0
+    }
+
     /// Ends it. Once more does nothing.
     pub fn cut(&self) {
         self.0.end();

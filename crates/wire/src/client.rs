@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
 use crate::VERSION;
+use crate::address::Address;
 use crate::channel::Channel;
 use crate::conversation::{self, Receiver, Sender};
 use crate::frame;
+use crate::line::Line;
 use crate::messages::guest_message::Body as Said;
 use crate::messages::host_message::Body as Asked;
 use crate::messages::{Done, GuestMessage, Hello, HostMessage, Refused, Welcome};
@@ -57,6 +59,8 @@ pub struct Client {
     ender: Sender,
     waiting: Mutex<Waiting>,
     welcome: Welcome,
+    /// Where other connections lead to the same guest.
+    again: Option<Address>,
     /// Gets what the guest says on its own, until the connection ends.
     hear: Mutex<Option<Hear>>,
     lost: Lost,
@@ -117,6 +121,7 @@ impl Client {
     /// Greets the proxy at the other end; `tool` is told to the guest's log. `lost` is called if the connection ends before
     /// [`Self::close`], with the reason.
     pub fn greet(channel: Channel, tool: &str, lost: Lost) -> Result<Arc<Self>, GreetError> {
+        let again = channel.again().cloned();
         let conversation = conversation::begin(channel);
         let (mut receiver, sender) = conversation.map_err(GreetError::Thread)?;
         let welcome = greet(&mut receiver, &sender, tool)?;
@@ -128,6 +133,7 @@ impl Client {
                 answers: Some(HashMap::new()),
             }),
             welcome,
+            again,
             hear: Mutex::new(None),
             lost,
         });
@@ -145,6 +151,13 @@ impl Client {
     /// What the proxy said of its kernel.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
+    }
+
+    /// Another connection to the guest, for look-ups with what this one has. Errors: `Unsupported` where there can be only one, or what
+    /// travels is encrypted; those of connecting.
+    pub fn join(&self) -> io::Result<Line> {
+        let address = self.again.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        Line::join(address, &self.welcome.token)
     }
 
     /// Ends it.

@@ -88,6 +88,14 @@ fn head_of(len: u32, sum: u32) -> [u8; HEAD] {
 
 /// Reads a message; `None` if the stream ends before it.
 pub fn read<M: Message + Default>(stream: &mut impl Read) -> Result<Option<M>, Error> {
+    read_up_to(LONGEST, stream)
+}
+
+/// As [`read`], of at most so many bytes.
+pub fn read_up_to<M: Message + Default>(
+    longest: usize,
+    stream: &mut impl Read,
+) -> Result<Option<M>, Error> {
     let mut head = [0; HEAD];
     let first = loop {
         match stream.read(&mut head) {
@@ -104,7 +112,7 @@ pub fn read<M: Message + Default>(stream: &mut impl Read) -> Result<Option<M>, E
         return Err(Error::NoFrame);
     }
     let len = len as usize;
-    if len > LONGEST {
+    if len > longest {
         return Err(Error::TooLong(len));
     }
     let mut bytes = Vec::new();

@@ -1,7 +1,8 @@
 //! What `beeline run --guest` on a host and `beeline guest` in a virtual machine say to each other: the [`messages`] (Protocol Buffers,
 //! described in `proto/guest.proto`), how they are framed on a stream ([`frame`]), and the table of the `bpf(2)` commands that travel in
 //! them ([`layout`], [`instructions`], [`info`]). What carries them is a [`channel`] to an [`address`], [`listen`]ed to by the guest; a
-//! [`conversation`] is the messages on one, and a [`client`] the host's end of it; [`content`] is what is sent once only. No system call is made here but those of the stream.
+//! [`conversation`] is the messages on one, and a [`client`] the host's end of it, and a [`line`] a further one for look-ups; [`content`] is what is sent once only. No system call is
+//! made here but those of the stream.
 
 pub mod address;
 pub mod channel;
@@ -12,6 +13,7 @@ pub mod frame;
 pub mod info;
 pub mod instructions;
 pub mod layout;
+pub mod line;
 pub mod listen;
 mod serial;
 pub mod stream;
@@ -28,6 +30,6 @@ pub mod messages {
 }
 
 /// Of the protocol. A host and a guest of different versions do not speak to each other.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The port that a guest listens to unless it is told another.
 pub const PORT: u32 = 8790;

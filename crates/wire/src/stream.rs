@@ -75,6 +75,14 @@ impl Stream {
         })
     }
 
+    /// Reads wait for ever from now on. Error: `Unsupported` for what is no socket.
+    pub fn bear_silence(&self) -> io::Result<()> {
+        match self.is_socket {
+            true => Ok(sockopt::set_socket_timeout(&self.fd, Timeout::Recv, None)?),
+            false => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
     /// Could something be written at once?
     pub fn is_ready(&self) -> bool {
         let mut polled = [PollFd::new(&self.fd, PollFlags::OUT)];

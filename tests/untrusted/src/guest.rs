@@ -1,5 +1,6 @@
 //! What hosts and guests say to each other, and what the guest's owner writes.
 
+use beeline_image::shortcut::line;
 use beeline_vmm::tree;
 use beeline_wire::address::Address;
 use beeline_wire::frame;
@@ -8,7 +9,7 @@ use beeline_wire::layout::{command, put_number};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{
-    Bpf, BpfDone, GuestMessage, HostMessage, Look, Part, PerfEventOpen, Records,
+    Bpf, BpfDone, Content, GuestMessage, HostMessage, Look, Part, PerfEventOpen, Records, Refused,
 };
 use prost::Message;
 
@@ -16,6 +17,7 @@ pub use beeline_guest::untrusted::{host_message, policy};
 
 /// What a guest's bytes are to a host: frames, and in them messages, with structures of the kernel's.
 pub fn guest_message(data: &[u8]) {
+    line_answer(data);
     let mut stream = data;
     while let Ok(Some(message)) = frame::read::<GuestMessage>(&mut stream) {
         if let Some(Said::BpfDone(done)) = message.body {
@@ -27,6 +29,30 @@ pub fn guest_message(data: &[u8]) {
                 }
             }
         }
+    }
+}
+
+/// The id of the request that the answers on a line are for.
+const LINES_ID: u32 = 7;
+
+/// What a tool's own line takes for an answer is one.
+fn line_answer(data: &[u8]) {
+    for len in [1, 8, 300] {
+        let said = match line::answer(data, LINES_ID, len) {
+            Some(line::Answer::Value(value)) => Said::Content(Content {
+                data: value.to_vec(),
+                end: false,
+            }),
+            Some(line::Answer::Refused(errno)) => Said::Refused(Refused {
+                errno: errno as u32,
+                ..Refused::default()
+            }),
+            Some(line::Answer::Explained) | None => continue,
+        };
+        let message = frame::read::<GuestMessage>(&mut &*data);
+        let id = LINES_ID.into();
+        let body = Some(said);
+        assert_eq!(message.ok().flatten(), Some(GuestMessage { id, body }));
     }
 }
 
@@ -204,10 +230,24 @@ pub fn guest_seeds() -> Vec<(String, Vec<u8>)> {
                 ..BpfDone::default()
             }),
         ),
+        (
+            "content",
+            Said::Content(Content {
+                data: vec![5; 8],
+                end: false,
+            }),
+        ),
+        (
+            "refused",
+            Said::Refused(Refused {
+                errno: 2,
+                ..Refused::default()
+            }),
+        ),
     ];
     let seed = |(name, body): (&str, Said)| {
         let message = GuestMessage {
-            id: 0,
+            id: LINES_ID.into(),
             body: Some(body),
         };
         let mut bytes = Vec::new();

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use beeline_runtime::backend::Errno;
 use beeline_wire::channel::Channel;
 use beeline_wire::client::{Client, Failure, GreetError};
+use beeline_wire::line::Line;
 use beeline_wire::messages::Welcome;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
@@ -67,6 +68,11 @@ impl Connection {
     /// What the proxy said of its kernel.
     pub fn welcome(&self) -> &Welcome {
         self.client.welcome()
+    }
+
+    /// Another connection to the guest, for look-ups with what this one has. Errors: those of [`Client::join`].
+    pub(super) fn join(&self) -> std::io::Result<Line> {
+        self.client.join()
     }
 
     /// Ends it.

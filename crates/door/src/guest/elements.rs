@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use beeline_runtime::backend::Errno;
-use beeline_wire::layout::{Layout, command, long_at};
+use beeline_wire::layout::{Layout, command, long_at, number_at};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Content, LookUp};
@@ -69,7 +69,7 @@ impl Call<'_, Guest> {
     }
 
     /// By the message that has the fewest words. `None` if there is none for what the tool asks.
-    fn look_up(&self, map: &Object, attr: &[u8]) -> Result<Option<Reply>, Errno> {
+    fn look_up(&self, map: &Arc<Object>, attr: &[u8]) -> Result<Option<Reply>, Errno> {
         let (Some(facts), Some((given, others))) = (map.facts, attr.split_at_checked(LOOK_UP))
         else {
             return Ok(None);
@@ -86,6 +86,7 @@ impl Call<'_, Guest> {
         if request.key.len() > SHORT || len > SHORT || !self.memory.is_ready(value, len) {
             return Ok(None);
         }
+        self.offer_line(map, number_at(given, 0) as i32, (request.key.len(), len));
         let answer = self.ask_then(Asked::LookUp(request), move |memory, said| match said {
             Said::Content(Content { data, .. }) if data.len() == len => {
                 memory.write(value, &data).map(|()| Reply::Value(0))

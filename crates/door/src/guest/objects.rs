@@ -243,8 +243,9 @@ impl Objects {
         !self.has_rings.load(Ordering::Acquire)
     }
 
-    /// Gives back what the tool closes, until [`Self::stop`]. `store` sends the guest what the tool has written to arrays.
-    pub(super) fn reap(&self, sharing: Option<&Sharing>, store: impl Fn()) {
+    /// Gives back what the tool closes, until [`Self::stop`]. `store` sends the guest what the tool has written to arrays; `closed` is told
+    /// of files that may stand for nothing any more.
+    pub(super) fn reap(&self, sharing: Option<&Sharing>, store: impl Fn(), closed: impl Fn(Key)) {
         let mut looked = Instant::now();
         while !self.done.load(Ordering::Acquire) {
             let mut ready = [
@@ -259,25 +260,26 @@ impl Objects {
                 // It is readable, and the number does not matter.
                 let _ = rustix::io::read(&self.waker, &mut [0; 8]);
             }
-            self.reap_closed();
+            self.reap_closed(&closed);
             if looks && looked.elapsed().as_secs() >= LOOK.tv_sec as u64 {
-                self.reap_memory(sharing, &store);
+                self.reap_memory(sharing, &store, &closed);
                 looked = Instant::now();
             }
         }
     }
 
     /// Forgets the memory that the tool has closed and does not have mapped any more: nobody tells of that.
-    fn reap_memory(&self, sharing: Option<&Sharing>, store: impl Fn()) {
-        let closed = |entry: &Entry| entry.is_closed().then(|| Arc::clone(&entry.object));
-        let closed: Vec<_> = {
+    fn reap_memory(&self, sharing: Option<&Sharing>, store: impl Fn(), closed: impl Fn(Key)) {
+        let left = |entry: &Entry| entry.is_closed().then(|| Arc::clone(&entry.object));
+        let left: Vec<_> = {
             let entries = self.lock();
-            let closed = entries
+            let left = entries
                 .iter()
-                .filter_map(|(key, entry)| Some((*key, closed(entry)?)));
-            closed.collect()
+                .filter_map(|(key, entry)| Some((*key, left(entry)?)));
+            left.collect()
         };
-        for (key, object) in closed {
+        for (key, object) in left {
+            closed(key);
             let shared = object
                 .memory
                 .get()
@@ -306,7 +308,7 @@ impl Objects {
     }
 
     /// Forgets the objects whose anchors have hung up.
-    fn reap_closed(&self) {
+    fn reap_closed(&self, closed: impl Fn(Key)) {
         let mut events = Vec::with_capacity(64);
         let now = rustix::event::Timespec::default();
         let room = rustix::buffer::spare_capacity(&mut events);
@@ -318,6 +320,7 @@ impl Objects {
                 device: self.sockets,
                 inode: event.data.u64(),
             };
+            closed(key);
             let gone = self.lock().remove(&key);
             // Who carries an iterator's content may still have a copy of our end: that would keep it in the set, and hung up.
             if let Some(end) = gone.as_ref().and_then(Entry::end) {
@@ -370,7 +373,7 @@ mod tests {
         drop(file);
         // Processes that other tests start have a copy of it for a moment.
         wait(None);
-        objects.reap_closed();
+        objects.reap_closed(|_| ());
         assert!(objects.lock().is_empty());
         assert_eq!(hung_up(), 0);
         drop(kept);

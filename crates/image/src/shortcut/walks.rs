@@ -4,6 +4,8 @@
 //! given once, which they say in [`Marks`], and whatever was fetched for a moment only ([`FRESH`]); the first step and what the board does
 //! not have are left to the door.
 //!
+//! Look-ups of what is not on the board go by a [`line`](super::line) if the process has one.
+//!
 //! Which map a descriptor stands for is asked of the kernel each time, as for local maps, but by the file's device and inode: a
 //! guest's map is a socket to the tool.
 
@@ -17,6 +19,7 @@ use core::sync::atomic::{
 
 use beeline_maps::Errno;
 
+use super::line::{LINES, LISTED, Line, LineUse, ListedMap, Room, Socket};
 use super::memory::{ToolMemory, overlap};
 use super::{Element, LONGEST_KEY, cmd, result};
 use crate::shortcut::DECLINED;
@@ -37,6 +40,10 @@ pub const FRESH: u64 = 100_000_000;
 pub struct Board {
     /// In no order.
     pub walks: [Walk; WALKS],
+    /// Maps whose elements can be looked up by lines.
+    pub maps: [ListedMap; LISTED],
+    /// The lines.
+    pub sockets: [Socket; LINES],
 }
 
 /// Where a tool is in a map, and what comes next.
@@ -69,6 +76,8 @@ pub struct Walk {
 pub struct Marks {
     /// Of the walk at the same place.
     pub walks: [WalkMarks; WALKS],
+    /// Of the line at the same place.
+    pub lines: [LineUse; LINES],
 }
 
 /// Of a step: its value has not been given.
@@ -110,6 +119,10 @@ pub struct WalkShortcut {
     pub marks: *const Marks,
     /// The vDSO's function, or 0.
     pub clock_gettime: usize,
+    /// Which of the lines is this process's; [`LINES`] or more for none.
+    pub line: u32,
+    /// For what goes by it.
+    pub room: Room,
 }
 
 /// `bpf(command, attribute, size)` in a tool whose maps are in a guest: the call's result, negative for an error, or
@@ -139,14 +152,39 @@ impl WalkShortcut {
         if element.key == 0 || element.unused != 0 || element.flags != 0 {
             return None;
         }
-        let (device, inode) = file_of(element.fd)?;
+        let file = file_of(element.fd)?;
+        match command {
+            cmd::NEXT_KEY => {
+                let (view, step) = self.step_of(file, element)?;
+                self.next_key(&view, step, element.value)
+            }
+            _ => {
+                let shown = self.step_of(file, element);
+                let shown = shown.and_then(|(view, step)| self.look_up(&view, step, element));
+                shown.or_else(|| self.line()?.look_up(file, element))
+            }
+        }
+    }
+
+    /// Where a tool with that key is.
+    fn step_of(&self, (device, inode): (u64, u64), element: &Element) -> Option<(View<'_>, usize)> {
         let view = self.view_of(device, inode)?;
         let key = self.memory.input(element.key, view.key_len)?;
         let step = view.find(key)?;
-        match command {
-            cmd::NEXT_KEY => self.next_key(&view, step, element.value),
-            _ => self.look_up(&view, step, element),
-        }
+        Some((view, step))
+    }
+
+    fn line(&self) -> Option<Line<'_>> {
+        // SAFETY: both are mapped as long as the trampoline is.
+        let (board, marks) = unsafe { (&*self.board, &*self.marks) };
+        Some(Line {
+            alive: &self.alive,
+            memory: &self.memory,
+            socket: board.sockets.get(self.line as usize)?,
+            own: marks.lines.get(self.line as usize)?,
+            maps: &board.maps,
+            room: &self.room,
+        })
     }
 
     /// The walk that a file stands for, if what was fetched of it is still good.
@@ -287,7 +325,7 @@ impl<'a> View<'a> {
 }
 
 /// Device and inode of a descriptor's file.
-fn file_of(fd: u32) -> Option<(u64, u64)> {
+pub(super) fn file_of(fd: u32) -> Option<(u64, u64)> {
     /// `struct stat` in words; the first two are these.
     const STAT: usize = 18;
     let mut stat = MaybeUninit::<[u64; STAT]>::uninit();

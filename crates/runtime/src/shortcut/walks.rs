@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 use std::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
     fence,
 };
@@ -14,6 +14,7 @@ use beeline_image::shortcut::walks::{Board, Marks, WALKS, Walk, WalkMarks, WalkS
 use beeline_inject::{Options, Process, ProtFlags, Seccomp};
 
 use super::hooks::{Code, Fill, Hooks};
+use super::lines::{LINES, Listing, MapByLine, Owners, Places};
 use crate::error::Error;
 use crate::image::Image;
 use crate::life::SessionId;
@@ -31,6 +32,8 @@ pub struct Walks {
     marks: Memory,
     /// Whose each of the board's walks is, and when it was shown.
     shown: Mutex<[Shown; WALKS]>,
+    listing: Listing,
+    owners: Owners,
     hooks: Hooks,
     files: Files,
     image: OnceLock<Option<Image>>,
@@ -75,6 +78,8 @@ impl Walks {
             board,
             marks,
             shown: Mutex::default(),
+            listing: Listing::default(),
+            owners: Owners::default(),
             hooks: Hooks::default(),
             files: Files::default(),
             image: OnceLock::new(),
@@ -82,8 +87,9 @@ impl Walks {
         })
     }
 
-    /// Gives a process of the tool a shortcut at the `syscall` instruction before `ip`. What goes wrong leaves it with the door.
-    pub fn open(&self, pid: i32, ip: u64) -> Result<(), Error> {
+    /// Gives a process of the tool a shortcut at the `syscall` instruction before `ip`. What goes wrong leaves it with the door. Has the process
+    /// one now?
+    pub fn open(&self, pid: i32, ip: u64) -> Result<bool, Error> {
         let image = self.image.get_or_init(|| Image::new().ok()).as_ref();
         let image = image.ok_or_else(|| Error::Target {
             pid,
@@ -109,6 +115,7 @@ impl Walks {
             private_len: size_of::<WalkShortcut>(),
         };
         let own = own_pid(pid) as u64;
+        let line = self.line_of(pid).unwrap_or(LINES) as u32;
         let clock_gettime = vdso::clock_gettime(&process.memory()?, &process.regions()?)?;
         let clock_gettime = clock_gettime.unwrap_or(0);
         let is_open = self.hooks.open(&process, ip, &code, |shared| {
@@ -129,12 +136,13 @@ impl Walks {
                     offset_of!(WalkShortcut, clock_gettime),
                     clock_gettime.to_ne_bytes().to_vec(),
                 ),
+                (offset_of!(WalkShortcut, line), line.to_ne_bytes().to_vec()),
                 (memory, own.to_ne_bytes().to_vec()),
                 (offset_of!(WalkShortcut, alive), 1u32.to_ne_bytes().to_vec()),
             ]
         })?;
         self.is_open.fetch_or(is_open, Release);
-        Ok(())
+        Ok(is_open)
     }
 
     /// Does any process look at the board?
@@ -163,7 +171,7 @@ impl Walks {
             since: last.unwrap_or(0) + 1,
         };
         let place = self.walk(index);
-        change(place, || {
+        changed(&place.version, || {
             place.steps.store(steps as u32, Relaxed);
             place
                 .key_len
@@ -206,7 +214,7 @@ impl Walks {
         if let Some(index) = place_of(&shown, walk) {
             shown[index] = Shown::default();
             let place = self.walk(index);
-            change(place, || {
+            changed(&place.version, || {
                 place.inode.store(0, Relaxed);
                 place.steps.store(0, Relaxed);
             });
@@ -217,6 +225,38 @@ impl Walks {
     pub fn hide_all(&self) {
         let walks: Vec<u64> = self.shown().iter().map(|shown| shown.walk).collect();
         walks.into_iter().for_each(|walk| self.hide(walk));
+    }
+
+    /// Lets a map be looked up by lines, if it is not yet.
+    pub fn list(&self, map: &MapByLine) {
+        self.places().list(&self.listing, map);
+    }
+
+    /// The file, by its device and inode, stands for no map any more.
+    pub fn unlist(&self, file: (u64, u64)) {
+        self.places().unlist(&self.listing, file);
+    }
+
+    /// Which line, below [`LINES`](super::LINES), is a process's of the tool; `None` if others have them all, or it is gone.
+    pub fn line_of(&self, pid: i32) -> Option<usize> {
+        self.places().of(&self.owners, pid)
+    }
+
+    /// Has the process whose line that is been given it?
+    pub fn is_given(&self, line: usize) -> bool {
+        self.places().is_given(line)
+    }
+
+    /// The process whose line that is can use it from now on: by a descriptor of its own, of a file with that device and inode.
+    pub fn give_line(&self, line: usize, fd: u32, file: (u64, u64)) {
+        self.places().give(line, fd, file);
+    }
+
+    fn places(&self) -> Places<'_> {
+        Places {
+            board: &self.board,
+            marks: &self.marks,
+        }
     }
 
     fn walk(&self, index: usize) -> &Walk {
@@ -242,10 +282,10 @@ fn place_of(shown: &[Shown; WALKS], walk: u64) -> Option<usize> {
 }
 
 /// Whoever reads meanwhile finds another version behind it.
-fn change(place: &Walk, work: impl FnOnce()) {
-    let version = place.version.load(Relaxed);
-    place.version.store(version.wrapping_add(1), Relaxed);
+pub(super) fn changed(version: &AtomicU32, work: impl FnOnce()) {
+    let before = version.load(Relaxed);
+    version.store(before.wrapping_add(1), Relaxed);
     fence(Release);
     work();
-    place.version.store(version.wrapping_add(2), Release);
+    version.store(before.wrapping_add(2), Release);
 }

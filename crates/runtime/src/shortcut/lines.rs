@@ -1,0 +1,158 @@
+//! What a guest's door says of lines on the board: whose socket is where, and which maps can be looked up by them.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::{Mutex, PoisonError};
+
+pub use beeline_image::shortcut::line::{KEY, LINES, VALUE};
+use beeline_image::shortcut::line::{LISTED, LineUse, ListedMap, Socket};
+use beeline_image::shortcut::walks::{Board, Marks};
+
+use super::walks::changed;
+use crate::memory::Memory;
+use crate::scope::{stack_start, start_time};
+
+/// Whose the places of maps are.
+#[derive(Debug, Default)]
+pub(super) struct Listing(Mutex<Listed>);
+
+/// The programs of processes to which places of lines belong.
+#[derive(Debug, Default)]
+pub(super) struct Owners(Mutex<[Option<Program>; LINES]>);
+
+/// A process by its id and start time, and what it runs by where its stack begins, as each `exec` closes lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Program(i32, u64, u64);
+
+impl Program {
+    /// What a process runs now; `None` if it is gone.
+    fn of(pid: i32) -> Option<Self> {
+        Some(Self(pid, start_time(pid)?, stack_start(pid)?))
+    }
+}
+
+#[derive(Debug)]
+struct Listed {
+    /// Device and inode of each; zeros where there is none.
+    files: [(u64, u64); LISTED],
+    /// The place that is taken next.
+    next: usize,
+}
+
+impl Default for Listed {
+    fn default() -> Self {
+        Self {
+            files: [(0, 0); LISTED],
+            next: 0,
+        }
+    }
+}
+
+/// A guest's map, as the tool's processes know it.
+#[derive(Debug, Clone, Copy)]
+pub struct MapByLine {
+    /// Device and inode of the tool's descriptor.
+    pub file: (u64, u64),
+    /// By which the guest knows it.
+    pub handle: u32,
+    /// Bytes of a key, [`KEY`] at the most.
+    pub key_len: usize,
+    /// Bytes of a value, as the tool gets it; [`VALUE`] at the most.
+    pub value_len: usize,
+}
+
+/// The places of lines and of what they are for: a board and its marks.
+pub(super) struct Places<'a> {
+    pub(super) board: &'a Memory,
+    pub(super) marks: &'a Memory,
+}
+
+impl Places<'_> {
+    /// Lists a map, if it is not, in place of that which was listed first.
+    pub(super) fn list(&self, listing: &Listing, map: &MapByLine) {
+        let mut listed = listing.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !listed.files.contains(&map.file) {
+            let index = listed.next;
+            listed.next = (index + 1) % LISTED;
+            listed.files[index] = map.file;
+            self.write(index, map);
+        }
+    }
+
+    /// The file is closed everywhere, and its inode may become another one's.
+    pub(super) fn unlist(&self, listing: &Listing, file: (u64, u64)) {
+        let mut listed = listing.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = listed.files.iter().position(|known| *known == file);
+        if let Some(index) = known {
+            listed.files[index] = (0, 0);
+            let nothing = MapByLine {
+                file: (0, 0),
+                handle: 0,
+                key_len: 0,
+                value_len: 0,
+            };
+            self.write(index, &nothing);
+        }
+    }
+
+    fn write(&self, index: usize, map: &MapByLine) {
+        let place = &self.maps()[index];
+        changed(&place.version, || {
+            place.handle.store(map.handle, Relaxed);
+            place.key_len.store(map.key_len as u32, Relaxed);
+            place.value_len.store(map.value_len as u32, Relaxed);
+            place.device.store(map.file.0, Relaxed);
+            place.inode.store(map.file.1, Relaxed);
+        });
+    }
+
+    /// The process to which a place belongs has a line from now on: a descriptor, and the file that it stands for.
+    pub(super) fn give(&self, index: usize, fd: u32, file: (u64, u64)) {
+        let place = &self.sockets()[index];
+        place.fd.store(fd, Relaxed);
+        place.device.store(file.0, Relaxed);
+        place.inode.store(file.1, Release);
+    }
+
+    pub(super) fn is_given(&self, index: usize) -> bool {
+        self.sockets()[index].inode.load(Relaxed) != 0
+    }
+
+    /// The place belongs to another process from now on.
+    fn clear(&self, index: usize) {
+        self.sockets()[index].inode.store(0, Release);
+        self.uses()[index].busy.store(0, Release);
+    }
+
+    /// The place that belongs to a process, which gets one if there is one left.
+    pub(super) fn of(&self, owners: &Owners, pid: i32) -> Option<usize> {
+        let owner = Program::of(pid)?;
+        let mut owners = owners.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = owners.iter().position(|known| *known == Some(owner)) {
+            return Some(index);
+        }
+        let is_free =
+            |known: &Option<Program>| known.is_none_or(|known| Program::of(known.0) != Some(known));
+        let index = owners.iter().position(is_free)?;
+        owners[index] = Some(owner);
+        self.clear(index);
+        Some(index)
+    }
+
+    fn maps(&self) -> &[ListedMap; LISTED] {
+        &self.board().maps
+    }
+
+    fn sockets(&self) -> &[Socket; LINES] {
+        &self.board().sockets
+    }
+
+    fn uses(&self) -> &[LineUse; LINES] {
+        // SAFETY: the file was made of that size, and all of it is atomics, for which zero is good.
+        &unsafe { &*self.marks.base().cast::<Marks>() }.lines
+    }
+
+    fn board(&self) -> &Board {
+        // SAFETY: likewise, but for bytes that no reference is made to.
+        unsafe { &*self.board.base().cast::<Board>() }
+    }
+}

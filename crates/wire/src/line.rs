@@ -1,0 +1,53 @@
+//! A further connection of a tool's, for look-ups by whoever has its socket: the tool itself, without the way through Beeline.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use crate::address::Address;
+use crate::channel::{Channel, Cutter};
+use crate::frame;
+use crate::messages::guest_message::Body as Said;
+use crate::messages::host_message::Body as Asked;
+use crate::messages::{GuestMessage, HostMessage, Join};
+
+/// The connection. It ends when this is dropped, for all that have its socket, and when the proxy ends the one that it has joined.
+#[derive(Debug)]
+pub struct Line(Cutter);
+
+/// Messages that may come before the answer: signs of life, until the proxy knows that it is to give none.
+const BEFORE: usize = 8;
+
+impl Line {
+    /// Joins the connection whose [`Welcome`](crate::messages::Welcome) had the token. Errors: those of connecting, and of a proxy that
+    /// refuses it.
+    pub fn join(address: &Address, token: &[u8]) -> io::Result<Self> {
+        let channel = Channel::connect(address, None).map_err(io::Error::other)?;
+        let (mut reader, mut writer) = channel.split();
+        let line = Self(writer.cutter());
+        let token = token.to_vec();
+        let body = Some(Asked::Join(Join { token }));
+        frame::write(&mut writer, &HostMessage { id: 1, body })?;
+        for _ in 0..BEFORE {
+            let message = frame::read::<GuestMessage>(&mut reader).map_err(io::Error::other)?;
+            match message.map(|message| message.body) {
+                Some(None) => {}
+                Some(Some(Said::Done(_))) => return Ok(line),
+                _ => break,
+            }
+        }
+        Err(io::ErrorKind::ConnectionRefused.into())
+    }
+}
+
+/// What messages are sent and received by, in frames. One call that reads or writes takes 5 s at the most.
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.stream().as_fd()
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.0.cut();
+    }
+}
