@@ -85,7 +85,7 @@ impl Guest {
         connection: Arc<Connection>,
         sharing: Option<Arc<Sharing>>,
     ) -> std::io::Result<Self> {
-        let lines = Arc::<Lines>::default();
+        let lines = Arc::new(Lines::new(connection.may_join()));
         let at_loss = (Arc::clone(&lines), sharing.clone());
         connection.set_at_loss(Box::new(move || {
             let (lines, sharing) = at_loss;

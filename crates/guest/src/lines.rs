@@ -17,8 +17,8 @@ use crate::refusal::Refusal;
 const MOST: usize = 16;
 /// Lines of all sessions.
 pub const MOST_OF_ALL: usize = 32;
-/// Bytes of a line's message, with the longest key that is looked up by one.
-const LONGEST: usize = 64 << 10;
+/// Bytes of a line's message: hosts look up short keys by lines.
+const LONGEST: usize = 4 << 10;
 /// Bytes of a token; nobody guesses it.
 const TOKEN: usize = 16;
 

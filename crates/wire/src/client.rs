@@ -153,6 +153,11 @@ impl Client {
         &self.welcome
     }
 
+    /// Can there be another connection to the guest?
+    pub fn may_join(&self) -> bool {
+        self.again.is_some()
+    }
+
     /// Another connection to the guest, for look-ups with what this one has. Errors: `Unsupported` where there can be only one, or what
     /// travels is encrypted; those of connecting.
     pub fn join(&self) -> io::Result<Line> {
@@ -294,8 +299,11 @@ impl Client {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let welcome = &self.welcome;
-        f.debug_struct("Client").field("welcome", welcome).finish()
+        // Not all that it said: the token is nobody else's business.
+        let release = &self.welcome.release;
+        f.debug_struct("Client")
+            .field("release", release)
+            .finish_non_exhaustive()
     }
 }
 

@@ -17,6 +17,9 @@ pub struct Line(Cutter);
 /// Messages that may come before the answer: signs of life, until the proxy knows that it is to give none.
 const BEFORE: usize = 8;
 
+/// Bytes of each.
+const LONGEST: usize = 4 << 10;
+
 impl Line {
     /// Joins the connection whose [`Welcome`](crate::messages::Welcome) had the token. Errors: those of connecting, and of a proxy that
     /// refuses it.
@@ -28,7 +31,8 @@ impl Line {
         let body = Some(Asked::Join(Join { token }));
         frame::write(&mut writer, &HostMessage { id: 1, body })?;
         for _ in 0..BEFORE {
-            let message = frame::read::<GuestMessage>(&mut reader).map_err(io::Error::other)?;
+            let message = frame::read_up_to::<GuestMessage>(LONGEST, &mut reader);
+            let message = message.map_err(io::Error::other)?;
             match message.map(|message| message.body) {
                 Some(None) => {}
                 Some(Some(Said::Done(_))) => return Ok(line),

@@ -70,6 +70,11 @@ impl Connection {
         self.client.welcome()
     }
 
+    /// Can there be another connection to the guest?
+    pub(super) fn may_join(&self) -> bool {
+        self.client.may_join()
+    }
+
     /// Another connection to the guest, for look-ups with what this one has. Errors: those of [`Client::join`].
     pub(super) fn join(&self) -> std::io::Result<Line> {
         self.client.join()

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use beeline_runtime::shortcut::{KEY, MapByLine, VALUE};
+use beeline_runtime::shortcut::{KEY, MapByLine, VALUE, Walks};
 use beeline_wire::line::Line;
 
 use super::Guest;
@@ -19,13 +19,13 @@ use crate::fds::{key_of, key_of_descriptor};
 use crate::notify::Request;
 use crate::often::Often;
 
-/// The highest number for a line. New files get the lowest number that is free, so few tools ever come there.
-const HIGHEST: u64 = 16_383;
+/// The highest number for a line. New files get the lowest number that is free, so few tools ever come there; each fork copies a table up to
+/// the highest.
+const HIGHEST: u64 = 4_095;
 /// With fewer numbers a tool may come to use them all.
 const LOWEST: u64 = 1_000;
 
 /// Of one tool.
-#[derive(Default)]
 pub(crate) struct Lines {
     often: Often,
     /// Held while one is given, so that a process gets one only.
@@ -39,13 +39,34 @@ struct Given {
     lines: HashMap<usize, Line>,
     /// Threads with their instructions that are to get a shortcut once their calls are answered.
     due: HashSet<(i32, u64)>,
-    /// Threads of processes with shortcuts, with the places that their lines have.
-    threads: HashMap<i32, Option<usize>>,
+    threads: HashMap<i32, Process>,
     /// There can be none, or none any more.
     is_over: bool,
 }
 
+/// What a thread's process has.
+#[derive(Clone, Copy, PartialEq)]
+enum Process {
+    /// A shortcut.
+    Hooked,
+    /// And a line, at this place.
+    Connected(usize),
+}
+
 impl Lines {
+    /// None yet, or never.
+    pub(super) fn new(are_possible: bool) -> Self {
+        let given = Given {
+            is_over: !are_possible,
+            ..Given::default()
+        };
+        Self {
+            often: Often::default(),
+            giving: Mutex::default(),
+            given: Mutex::new(given),
+        }
+    }
+
     /// All end, and there are no others: whoever waits for an answer waits no longer.
     pub(super) fn end(&self) {
         let mut given = self.given();
@@ -62,7 +83,41 @@ impl Lines {
 
     /// The thread's process has a new shortcut: it may run another program, which has no line yet.
     pub(super) fn has_shortcut(&self, tid: i32) {
-        self.given().threads.insert(tid, None);
+        self.given().threads.insert(tid, Process::Hooked);
+    }
+
+    /// What the thread's process has, if it may have a line. `is_often`: it is to get a shortcut when its call is answered.
+    fn note(&self, request: &Request, is_often: bool) -> Option<Process> {
+        let mut given = self.given();
+        if given.is_over {
+            return None;
+        }
+        if is_often {
+            given.due.insert((request.tid, request.ip));
+        }
+        given.threads.get(&request.tid).copied()
+    }
+
+    /// A process can use a line from now on, unless it is too late for that.
+    fn keep(&self, place: usize, line: Line, walks: &Walks, publish: impl FnOnce()) -> Option<()> {
+        let mut given = self.given();
+        if given.is_over {
+            return None;
+        }
+        publish();
+        // Of processes that are gone nobody else tells.
+        let (left, gone): (HashMap<_, _>, HashMap<_, _>) = std::mem::take(&mut given.lines)
+            .into_iter()
+            .partition(|(other, _)| *other != place && walks.is_owned(*other));
+        given.lines = left;
+        given.threads.retain(|_, process| match process {
+            Process::Connected(other) => !gone.contains_key(other),
+            Process::Hooked => true,
+        });
+        given.lines.insert(place, line);
+        drop(given);
+        drop(gone);
+        Some(())
     }
 
     fn given(&self) -> MutexGuard<'_, Given> {
@@ -73,43 +128,28 @@ impl Lines {
 impl Call<'_, Guest> {
     /// The tool looks an element up in a map, by a descriptor, a key and a value of so many bytes: if it does so often, it is to do it itself
     /// some day.
-    pub(super) fn offer_line(
-        &self,
-        map: &Arc<Object>,
-        fd: i32,
-        (key_len, value_len): (usize, usize),
-    ) {
+    pub(super) fn offer_line(&self, map: &Arc<Object>, fd: i32, lens: (usize, usize)) {
         let lines = &self.door.lines;
         let Some((_, request)) = self.memory.of_call() else {
             return;
         };
-        if !map.mode.read || key_len > KEY || value_len > VALUE {
+        if !map.mode.read || lens.0 > KEY || lens.1 > VALUE {
             return;
         }
         let is_often = lines.often.count(request.tid, request.ip) && self.door.may_be_stopped();
-        let place = {
-            let mut given = lines.given();
-            if given.is_over {
-                return;
-            }
-            if is_often {
-                given.due.insert((request.tid, request.ip));
-            }
-            given.threads.get(&request.tid).copied()
-        };
-        match place {
+        match lines.note(&request, is_often) {
             None => {}
-            Some(None) => {
+            Some(Process::Hooked) => {
                 self.let_others_lead();
-                let place = self.give_line(&request);
-                let mut given = lines.given();
-                match place {
-                    Some(place) => drop(given.threads.insert(request.tid, Some(place))),
-                    // It is tried again when it gets another shortcut, or seems to need one.
-                    None => drop(given.threads.remove(&request.tid)),
-                }
+                let connected = self.give_line(&request).map(Process::Connected);
+                let threads = &mut lines.given().threads;
+                match connected {
+                    Some(connected) => threads.insert(request.tid, connected),
+                    // It is tried again when it seems to need another shortcut.
+                    None => threads.remove(&request.tid),
+                };
             }
-            Some(Some(_)) => self.list(map, request.tid, fd, (key_len, value_len)),
+            Some(Process::Connected(_)) => self.list(map, request.tid, fd, lens),
         }
     }
 
@@ -121,64 +161,66 @@ impl Call<'_, Guest> {
         };
         let file = (key.device, key.inode);
         // The number may have become another map's meanwhile; and who forgets the file may have done so before it is listed.
-        if objects.is_of(&key, map) {
-            walks.list(&MapByLine {
-                file,
-                handle: map.handle,
-                key_len,
-                value_len,
-            });
-            if !objects.is_of(&key, map) {
-                walks.unlist(file);
-            }
+        if !objects.is_of(&key, map) {
+            return;
+        }
+        let is_new = walks.list(&MapByLine {
+            file,
+            handle: map.handle,
+            key_len,
+            value_len,
+        });
+        if !objects.is_of(&key, map) {
+            walks.unlist(file);
+        } else if is_new {
+            // What was fetched before is older than what a line gives.
+            self.give_no_more(map);
         }
     }
 
-    /// Gives the process that makes this call a line, if it has none. `None` if that cannot be.
+    /// Gives the process that makes this call a line, if it has none; `None` if that cannot be.
     fn give_line(&self, request: &Request) -> Option<usize> {
         let (lines, walks) = (&self.door.lines, &self.door.walks);
         // Another thread's may take long.
         let _alone = lines.giving.try_lock().ok()?;
-        let place = walks.line_of(request.process())?;
+        let process = request.process();
+        let place = walks.line_of(process)?;
         if walks.is_given(place) {
             return Some(place);
         }
-        // A filter of the tool's own may not let pass what lines need.
-        let own = i32::try_from(std::process::id()).ok()?;
-        if filters_of(request.tid)? > filters_of(own)? + 1 {
-            return None;
-        }
-        let line = match self.door.connection.join() {
-            Ok(line) => line,
-            Err(error) => {
-                lines.given().is_over |= error.kind() == io::ErrorKind::Unsupported;
-                return None;
-            }
-        };
+        free_number(request.tid).filter(|_| !has_filters(process))?;
+        let line = self.door.connection.join().ok()?;
         let file = key_of(&line).ok()?;
         let (listener, call) = self.memory.of_call()?;
+        // Again, as that took its time.
         let fd = free_number(request.tid)?;
         listener.replace(call.id, fd, line.as_fd(), true).ok()?;
-        let mut given = lines.given();
-        if given.is_over {
-            return None;
-        }
-        walks.give_line(place, fd as u32, (file.device, file.inode));
-        // The place may have been another process's, which is gone.
-        given.threads.retain(|_, known| *known != Some(place));
-        let before = given.lines.insert(place, line);
-        drop(given);
-        drop(before);
+        let publish = || walks.give_line(place, fd as u32, (file.device, file.inode));
+        lines.keep(place, line, walks, publish)?;
         Some(place)
     }
 }
 
-/// How many seccomp filters a thread has; in the tool the door's is one of them.
-fn filters_of(tid: i32) -> Option<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    let mut lines = status.lines();
-    let count = lines.find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
-    count.trim().parse().ok()
+/// May a thread of the tool's be forbidden what lines need, by a filter of its own? The door's is one of those that it has.
+fn has_filters(process: i32) -> bool {
+    let of_file = |path: &str| -> Option<u32> {
+        let status = std::fs::read_to_string(path).ok()?;
+        let mut lines = status.lines();
+        let count = lines.find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
+        count.trim().parse().ok()
+    };
+    let Some(own) = of_file("/proc/self/status") else {
+        return true;
+    };
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else {
+        return true;
+    };
+    // A thread that is gone meanwhile has no use for them.
+    let mut counts = threads.flatten().filter_map(|thread| {
+        let path = thread.path().join("status");
+        of_file(path.to_str()?)
+    });
+    counts.any(|count| count > own + 1)
 }
 
 /// The highest number that a thread's files can have, if none has it.
@@ -189,12 +231,10 @@ fn free_number(tid: i32) -> Option<i32> {
     // Without a limit it is no number.
     let limit = limit.split_whitespace().next()?.parse::<u64>();
     let highest = limit.unwrap_or(u64::MAX).checked_sub(1)?.min(HIGHEST);
-    let missing = |number: &u64| {
-        let file = std::fs::symlink_metadata(format!("/proc/{tid}/fd/{number}"));
+    let is_free = || {
+        let file = std::fs::symlink_metadata(format!("/proc/{tid}/fd/{highest}"));
         file.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     };
-    let number = Some(highest)
-        .filter(|highest| *highest >= LOWEST)
-        .filter(missing)?;
+    let number = (highest >= LOWEST && is_free()).then_some(highest)?;
     i32::try_from(number).ok()
 }

@@ -244,7 +244,7 @@ impl Objects {
     }
 
     /// Gives back what the tool closes, until [`Self::stop`]. `store` sends the guest what the tool has written to arrays; `closed` is told
-    /// of files that may stand for nothing any more.
+    /// of files that stand for nothing any more.
     pub(super) fn reap(&self, sharing: Option<&Sharing>, store: impl Fn(), closed: impl Fn(Key)) {
         let mut looked = Instant::now();
         while !self.done.load(Ordering::Acquire) {
@@ -279,7 +279,6 @@ impl Objects {
             left.collect()
         };
         for (key, object) in left {
-            closed(key);
             let shared = object
                 .memory
                 .get()
@@ -296,6 +295,7 @@ impl Objects {
                 None => gone(),
             };
             if gone.is_some() {
+                closed(key);
                 // The last before it was let go; nobody can write any more.
                 store();
             }
@@ -320,8 +320,8 @@ impl Objects {
                 device: self.sockets,
                 inode: event.data.u64(),
             };
-            closed(key);
             let gone = self.lock().remove(&key);
+            closed(key);
             // Who carries an iterator's content may still have a copy of our end: that would keep it in the set, and hung up.
             if let Some(end) = gone.as_ref().and_then(Entry::end) {
                 // Fails only if it is not in the set.

@@ -47,7 +47,7 @@ pub(super) struct Walk {
     era: u64,
     /// The tool's processes may take steps themselves.
     is_shown: bool,
-    /// The tool has once wanted more than was fetched at the first step.
+    /// The tool has wanted more than is fetched at a first step, the last time that it went through the map.
     went_on: bool,
 }
 
@@ -190,7 +190,7 @@ impl Call<'_, Guest> {
     }
 
     /// None of the values of a walk is given any more; its keys are.
-    fn give_no_more(&self, map: &Object) {
+    pub(super) fn give_no_more(&self, map: &Object) {
         let mut walk = self.walk_of(map);
         if walk.is_shown {
             self.door.walks.hide(map.handle.into());
@@ -223,7 +223,12 @@ impl Call<'_, Guest> {
                 return Err(ENOENT);
             }
         }
-        walk.went_on |= after.is_some();
+        // Who deletes each first key takes no other step.
+        let step = walk.at.max(self.door.walks.step_of(map.handle.into()));
+        walk.went_on = match after {
+            Some(_) => true,
+            None => walk.went_on && step + 1 >= FIRST_FETCH as usize,
+        };
         let most = match walk.went_on {
             false => FIRST_FETCH,
             true => FETCH,

@@ -75,13 +75,17 @@ pub struct Room(UnsafeCell<[u8; ROOM]>);
 // SAFETY: only the thread that has set `LineUse::busy` looks at it.
 unsafe impl Sync for Room {}
 
+/// How long an answer may take, in nanoseconds, if signals keep the socket's own limit from being reached.
+const PATIENCE: u64 = 5_000_000_000;
 /// Bytes before a message.
 const HEAD: usize = 12;
 /// With the fields around a key or a value.
 pub const ROOM: usize = HEAD + VALUE + 64;
 
 /// What a process has of lines.
-pub(super) struct Line<'a> {
+pub(super) struct Line<'a, N> {
+    /// Nanoseconds of some clock.
+    pub(super) now: N,
     /// 0 in a forked child, be it that a handler forks while the line is in use and returns there.
     pub(super) alive: &'a AtomicU32,
     pub(super) memory: &'a ToolMemory,
@@ -91,7 +95,7 @@ pub(super) struct Line<'a> {
     pub(super) room: &'a Room,
 }
 
-impl Line<'_> {
+impl<N: Fn() -> u64> Line<'_, N> {
     /// The value of a key in the map that a file stands for. `None`: it is not for here.
     pub(super) fn look_up(&self, file: (u64, u64), element: &Element) -> Option<Result<(), Errno>> {
         let map = self.maps.iter().find_map(|map| Map::of(map, file))?;
@@ -109,7 +113,7 @@ impl Line<'_> {
         let room = unsafe { &mut *self.room.0.get() };
         let id = self.own.id.load(Relaxed).wrapping_add(1).max(1);
         self.own.id.store(id, Relaxed);
-        // Whatever goes wrong leaves it taken.
+        // Whatever goes wrong leaves it taken, for ever: nobody knows what comes next on it.
         let done = match self.exchange(room, id, &map, key)? {
             Answer::Value(found) => {
                 // SAFETY: the answer has as many bytes as a value.
@@ -162,9 +166,11 @@ impl Line<'_> {
     /// Sends or receives some bytes, at least one.
     fn transfer(&self, number: u64, bytes: &mut [u8], flags: u64) -> Option<usize> {
         const EINTR: i64 = -4;
+        let begin = (self.now)();
         loop {
-            // Handlers do what they like.
-            if !self.is_there() {
+            // Handlers do what they like: close it, fork, or come again and again.
+            let is_late = (self.now)().saturating_sub(begin) > PATIENCE;
+            if !self.is_there() || is_late || self.alive.load(Relaxed) == 0 {
                 return None;
             }
             let fd = self.socket.fd.load(Relaxed).into();

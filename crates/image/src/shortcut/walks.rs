@@ -174,10 +174,10 @@ impl WalkShortcut {
         Some((view, step))
     }
 
-    fn line(&self) -> Option<Line<'_>> {
-        // SAFETY: both are mapped as long as the trampoline is.
-        let (board, marks) = unsafe { (&*self.board, &*self.marks) };
+    fn line(&self) -> Option<Line<'_, impl Fn() -> u64>> {
+        let (board, marks) = self.shared()?;
         Some(Line {
+            now: || self.now(),
             alive: &self.alive,
             memory: &self.memory,
             socket: board.sockets.get(self.line as usize)?,
@@ -187,10 +187,15 @@ impl WalkShortcut {
         })
     }
 
+    /// The board and its marks. `None` in a forked child, as a handler may fork and return there.
+    fn shared(&self) -> Option<(&Board, &Marks)> {
+        // SAFETY: null, or mapped as long as the trampoline is.
+        unsafe { self.board.as_ref().zip(self.marks.as_ref()) }
+    }
+
     /// The walk that a file stands for, if what was fetched of it is still good.
     fn view_of(&self, device: u64, inode: u64) -> Option<View<'_>> {
-        // SAFETY: both are mapped as long as the trampoline is.
-        let (board, marks) = unsafe { (&*self.board, &*self.marks) };
+        let (board, marks) = self.shared()?;
         let mut walks = board.walks.iter().zip(&marks.walks);
         let (walk, marks) = walks.find(|(walk, _)| walk.inode.load(Relaxed) == inode)?;
         let view = View::of(walk, marks)?;
@@ -202,11 +207,15 @@ impl WalkShortcut {
 
     /// Is something that was fetched then still good?
     fn is_fresh(&self, then: u64) -> bool {
+        self.now().checked_sub(then).is_some_and(|age| age < FRESH)
+    }
+
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    fn now(&self) -> u64 {
         const MONOTONIC: u64 = 1;
         let mut time = [0_u64; 2];
         // SAFETY: the runtime found the vDSO's function there; the time is written before it is read.
-        let now = unsafe { sys::read_clock(self.clock_gettime, MONOTONIC, &raw mut time) };
-        now.checked_sub(then).is_some_and(|age| age < FRESH)
+        unsafe { sys::read_clock(self.clock_gettime, MONOTONIC, &raw mut time) }
     }
 
     fn next_key(&self, view: &View<'_>, step: usize, to: u64) -> Option<Result<(), Errno>> {

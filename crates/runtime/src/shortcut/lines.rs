@@ -1,7 +1,7 @@
 //! What a guest's door says of lines on the board: whose socket is where, and which maps can be looked up by them.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use beeline_image::shortcut::line::{KEY, LINES, VALUE};
 use beeline_image::shortcut::line::{LISTED, LineUse, ListedMap, Socket};
@@ -19,14 +19,44 @@ pub(super) struct Listing(Mutex<Listed>);
 #[derive(Debug, Default)]
 pub(super) struct Owners(Mutex<[Option<Program>; LINES]>);
 
-/// A process by its id and start time, and what it runs by where its stack begins, as each `exec` closes lines.
+/// What a process runs: `exec` closes lines, and chooses anew where the stack begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Program(i32, u64, u64);
+struct Program {
+    pid: i32,
+    started: u64,
+    stack: u64,
+}
 
 impl Program {
-    /// What a process runs now; `None` if it is gone.
+    /// `None` if the process is gone.
     fn of(pid: i32) -> Option<Self> {
-        Some(Self(pid, start_time(pid)?, stack_start(pid)?))
+        Some(Self {
+            pid,
+            started: start_time(pid)?,
+            stack: stack_start(pid)?,
+        })
+    }
+}
+
+fn is_alive(owner: Option<Program>) -> bool {
+    owner.is_some_and(|owner| Program::of(owner.pid) == Some(owner))
+}
+
+impl Owners {
+    /// The place that belongs to a process.
+    pub(super) fn place_of(&self, pid: i32) -> Option<usize> {
+        let owner = Program::of(pid)?;
+        let owners = self.lock();
+        owners.iter().position(|known| *known == Some(owner))
+    }
+
+    /// Does a place belong to a process that is still there?
+    pub(super) fn is_owned(&self, index: usize) -> bool {
+        is_alive(self.lock().get(index).copied().flatten())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, [Option<Program>; LINES]> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -67,15 +97,17 @@ pub(super) struct Places<'a> {
 }
 
 impl Places<'_> {
-    /// Lists a map, if it is not, in place of that which was listed first.
-    pub(super) fn list(&self, listing: &Listing, map: &MapByLine) {
+    /// Lists a map, if it is not, in place of that which was listed first. Was it not?
+    pub(super) fn list(&self, listing: &Listing, map: &MapByLine) -> bool {
         let mut listed = listing.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !listed.files.contains(&map.file) {
+        let is_new = !listed.files.contains(&map.file);
+        if is_new {
             let index = listed.next;
             listed.next = (index + 1) % LISTED;
             listed.files[index] = map.file;
             self.write(index, map);
         }
+        is_new
     }
 
     /// The file is closed everywhere, and its inode may become another one's.
@@ -117,24 +149,17 @@ impl Places<'_> {
         self.sockets()[index].inode.load(Relaxed) != 0
     }
 
-    /// The place belongs to another process from now on.
-    fn clear(&self, index: usize) {
-        self.sockets()[index].inode.store(0, Release);
-        self.uses()[index].busy.store(0, Release);
-    }
-
     /// The place that belongs to a process, which gets one if there is one left.
-    pub(super) fn of(&self, owners: &Owners, pid: i32) -> Option<usize> {
+    pub(super) fn take(&self, owners: &Owners, pid: i32) -> Option<usize> {
         let owner = Program::of(pid)?;
-        let mut owners = owners.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owners = owners.lock();
         if let Some(index) = owners.iter().position(|known| *known == Some(owner)) {
             return Some(index);
         }
-        let is_free =
-            |known: &Option<Program>| known.is_none_or(|known| Program::of(known.0) != Some(known));
-        let index = owners.iter().position(is_free)?;
+        let index = owners.iter().position(|known| !is_alive(*known))?;
         owners[index] = Some(owner);
-        self.clear(index);
+        self.sockets()[index].inode.store(0, Release);
+        self.uses()[index].busy.store(0, Release);
         Some(index)
     }
 

@@ -115,7 +115,6 @@ impl Walks {
             private_len: size_of::<WalkShortcut>(),
         };
         let own = own_pid(pid) as u64;
-        let line = self.line_of(pid).unwrap_or(LINES) as u32;
         let clock_gettime = vdso::clock_gettime(&process.memory()?, &process.regions()?)?;
         let clock_gettime = clock_gettime.unwrap_or(0);
         let is_open = self.hooks.open(&process, ip, &code, |shared| {
@@ -123,6 +122,7 @@ impl Walks {
                 return Fill::new();
             };
             let memory = offset_of!(WalkShortcut, memory) + offset_of!(ToolMemory, pid);
+            let line = self.places().take(&self.owners, pid).unwrap_or(LINES) as u32;
             vec![
                 (
                     offset_of!(WalkShortcut, board),
@@ -208,6 +208,12 @@ impl Walks {
         flag.is_some_and(|flag| flag.swap(mark, AcqRel) == FREE)
     }
 
+    /// The step of a walk that was looked at last, as far as it is shown; 0 if it is not.
+    pub fn step_of(&self, walk: u64) -> usize {
+        let place = place_of(&self.shown(), walk);
+        place.map_or(0, |index| self.marks(index).at.load(Relaxed) as usize)
+    }
+
     /// Nothing of a walk is shown any more.
     pub fn hide(&self, walk: u64) {
         let mut shown = self.shown();
@@ -227,9 +233,9 @@ impl Walks {
         walks.into_iter().for_each(|walk| self.hide(walk));
     }
 
-    /// Lets a map be looked up by lines, if it is not yet.
-    pub fn list(&self, map: &MapByLine) {
-        self.places().list(&self.listing, map);
+    /// Lets a map be looked up by lines from now on; `false` if it could be before.
+    pub fn list(&self, map: &MapByLine) -> bool {
+        self.places().list(&self.listing, map)
     }
 
     /// The file, by its device and inode, stands for no map any more.
@@ -237,9 +243,14 @@ impl Walks {
         self.places().unlist(&self.listing, file);
     }
 
-    /// Which line, below [`LINES`](super::LINES), is a process's of the tool; `None` if others have them all, or it is gone.
+    /// Which line is for a process with a shortcut; `None` if others had them all when it got that.
     pub fn line_of(&self, pid: i32) -> Option<usize> {
-        self.places().of(&self.owners, pid)
+        self.owners.place_of(pid)
+    }
+
+    /// Is the process still there, and runs the same program, that a line is for?
+    pub fn is_owned(&self, line: usize) -> bool {
+        self.owners.is_owned(line)
     }
 
     /// Has the process whose line that is been given it?
