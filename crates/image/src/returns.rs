@@ -57,12 +57,11 @@ impl ReturnTable {
     /// Remembers that the slot at `key` held `address` and is given `hijack`. False when there is no room.
     #[inline(always)]
     pub fn insert(&self, key: usize, address: u64, hijack: u64) -> bool {
-        let is_new = !self.may_have(key);
-        match if is_new {
-            self.bucket(key, 0).claim(key)
-        } else {
-            None
-        } {
+        let claimed = match self.may_have(key) {
+            false => self.bucket(key, 0).claim(key),
+            true => None,
+        };
+        match claimed {
             Some(entry) => {
                 entry.fill(address, hijack, 1);
                 true

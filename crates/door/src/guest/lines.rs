@@ -130,12 +130,12 @@ impl Call<'_, Guest> {
     /// some day.
     pub(super) fn offer_line(&self, map: &Arc<Object>, fd: i32, lens: (usize, usize)) {
         let lines = &self.door.lines;
-        let Some((_, request)) = self.memory.of_call() else {
-            return;
-        };
         if !map.mode.read || lens.0 > KEY || lens.1 > VALUE {
             return;
         }
+        let Some((_, request)) = self.memory.of_call() else {
+            return;
+        };
         let is_often = lines.often.count(request.tid, request.ip) && self.door.may_be_stopped();
         match lines.note(&request, is_often) {
             None => {}

@@ -23,7 +23,7 @@ use crate::memory::Memory;
 use crate::private::own_pid;
 use crate::vdso;
 
-/// Walks of a tool through a guest's maps, and its processes' shortcuts to them.
+/// Walks of a tool through a guest's maps, and the lines to it; and its processes' shortcuts to both.
 #[derive(Debug)]
 pub struct Walks {
     /// Holds a [`Board`], which only this value writes.
