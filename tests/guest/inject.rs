@@ -146,6 +146,7 @@ fn programs_and_maps_are_chosen_and_nothing_is_left() {
         ended.stdout.iter().all(|line| line.starts_with(".bss ")),
         "{ended:?}"
     );
+    assert_eq!(place::attached(&guest), before.0, "attached behind it");
     let after = || (place::attached(&guest), proxy.descriptors());
     assert!(
         until(PATIENCE, || after() == before),

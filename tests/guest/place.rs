@@ -44,6 +44,9 @@ pub struct Setting<'a> {
 pub struct Running<'a> {
     place: Place,
     tool: Process<'a>,
+    guest: &'a Guest,
+    /// What was attached in the guest without it.
+    before: Option<u32>,
 }
 
 enum Process<'a> {
@@ -88,7 +91,8 @@ impl<'a> Setting<'a> {
         // Attached is what no more is added to for a while.
         const QUIET: Duration = Duration::from_millis(700);
         let before = attached(self.guest);
-        let running = self.begin(place, command, Screen::Terminal);
+        let mut running = self.begin(place, command, Screen::Terminal);
+        running.before = Some(before);
         let mut last = before;
         let is_attached = until(GUEST_PATIENCE, || {
             std::thread::sleep(QUIET);
@@ -141,7 +145,12 @@ impl<'a> Setting<'a> {
                 })
             }
         };
-        Running { place, tool }
+        Running {
+            place,
+            tool,
+            guest: self.guest,
+            before: None,
+        }
     }
 }
 
@@ -181,12 +190,17 @@ impl Running<'_> {
         self.wait_for(self.ticks() + 2);
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Ends it as Ctrl-C does. What it had attached is gone then, wherever it ran.
     pub fn interrupt(self) -> Output {
-        match self.tool {
+        let output = match self.tool {
             Process::Job(job) => Output::inside(job.interrupt()),
             Process::Tool(tool) => Output::on_host(tool.interrupt()),
+        };
+        if let Some(before) = self.before {
+            let left = attached(self.guest);
+            assert_eq!(left, before, "attached behind {}: {output:?}", self.place);
         }
+        output
     }
 }
 

@@ -226,8 +226,8 @@ impl Answers for Guest {
             sharing.release(&self.connection);
         }
         self.lines.end();
-        self.connection.close();
         drop(self.bpffs.clear());
         self.objects.clear();
+        self.connection.close();
     }
 }

@@ -19,6 +19,7 @@ pub(crate) struct Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
+        // What the guest has not detached by then it will all the same.
         self.client.close();
     }
 }

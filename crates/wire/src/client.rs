@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 
@@ -15,7 +15,8 @@ use crate::frame;
 use crate::line::Line;
 use crate::messages::guest_message::Body as Said;
 use crate::messages::host_message::Body as Asked;
-use crate::messages::{Done, GuestMessage, Hello, HostMessage, Refused, Welcome};
+use crate::messages::{Done, GuestMessage, Hello, HostMessage, Refused, Release, Welcome};
+use crate::stream::PATIENCE;
 
 /// Why nobody could be greeted.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +76,8 @@ pub type Lost = Box<dyn Fn(&str) + Send + Sync>;
 
 struct Waiting {
     last_id: u64,
+    /// Nobody wants to know of its loss any more.
+    is_closing: bool,
     /// `None` once the connection is lost or closed.
     answers: Option<HashMap<u64, Waiter>>,
 }
@@ -130,6 +133,7 @@ impl Client {
             ender: sender,
             waiting: Mutex::new(Waiting {
                 last_id: FIRST_ID,
+                is_closing: false,
                 answers: Some(HashMap::new()),
             }),
             welcome,
@@ -165,18 +169,29 @@ impl Client {
         Line::join(address, &self.welcome.token)
     }
 
-    /// Ends it.
-    pub fn close(&self) {
+    /// Ends it once the guest has done all that it was told, so that what was released is gone: what is left would be given back as well,
+    /// but who looks at the guest then could still find it. False if that takes longer than [`PATIENCE`].
+    pub fn close(&self) -> bool {
+        self.waiting().is_closing = true;
+        let (sender, answer) = sync_channel(1);
+        let barrier = Asked::Release(Release::default());
+        // A guest that is lost by now has given back everything, or is no more.
+        let is_done = self.send(barrier, Some(Waiter::Thread(sender))).is_err()
+            || answer.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout);
         let left = self.disconnect();
         self.ender.end();
         left.into_iter().flatten().for_each(Waiter::lose);
+        is_done
     }
 
     /// The guest is lost, if that was not known: ends the connection and says why, as if it had ended by itself.
     pub fn lose(&self, why: &str) {
+        let is_closing = self.waiting().is_closing;
         if let Some(left) = self.disconnect() {
             self.ender.end();
-            (self.lost)(why);
+            if !is_closing {
+                (self.lost)(why);
+            }
             left.into_iter().for_each(Waiter::lose);
         }
     }

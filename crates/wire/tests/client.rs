@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, scope, spawn};
+use std::thread::{JoinHandle, scope, sleep, spawn};
+use std::time::Duration;
 
 use beeline_wire::VERSION;
 use beeline_wire::address::Address;
@@ -14,7 +17,7 @@ use beeline_wire::frame;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{
-    EventNumber, GuestMessage, HostMessage, Pages, Readable, Refused, Settle, Welcome,
+    Done, EventNumber, GuestMessage, HostMessage, Pages, Readable, Refused, Settle, Welcome,
 };
 
 /// What a proxy says behind a request: the numbers of the messages that it answers, and their content.
@@ -34,7 +37,10 @@ fn greet(mut script: Script) -> Greeted {
     let (client, lost, proxy) = greet_by(move |mut stream| {
         while let Ok(Some(HostMessage { id, body })) = frame::read(&mut stream) {
             let Some(body) = body else { continue };
-            let said = script(id, body);
+            let said = match body {
+                Asked::Release(_) => vec![(id, Said::Done(Done {}))],
+                body => script(id, body),
+            };
             if said.is_empty() {
                 break;
             }
@@ -151,7 +157,7 @@ fn each_thread_gets_its_own_answer_in_whatever_order_they_come() {
         .collect();
     handles.sort_unstable();
     assert!(handles.into_iter().eq(0..THREADS * REQUESTS));
-    client.close();
+    assert!(client.close());
     proxy.join().unwrap();
     assert!(lost.try_recv().is_err(), "it was closed from here");
 }
@@ -216,6 +222,57 @@ fn silence_is_a_loss_whether_or_not_somebody_waits() {
         assert!(why.is_ok_and(|why| why.contains("nothing has been heard for 5 s")));
         drop(end);
     }
+}
+
+/// Reads what the client sends when it closes.
+fn receive_release(stream: &mut UnixStream) -> u64 {
+    loop {
+        let message: HostMessage = frame::read(&mut *stream).unwrap().unwrap();
+        match message.body {
+            None => {} // a sign of life
+            Some(Asked::Release(_)) => return message.id,
+            Some(other) => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn it_is_closed_when_the_guest_has_released_all() {
+    let released = Arc::new(AtomicBool::new(false));
+    let (client, lost, proxy) = greet_by({
+        let released = Arc::clone(&released);
+        move |mut stream| {
+            let id = receive_release(&mut stream);
+            released.store(true, SeqCst);
+            let body = Some(Said::Done(Done {}));
+            frame::write(&mut stream, &GuestMessage { id, body }).unwrap();
+        }
+    });
+    assert!(client.close());
+    assert!(released.load(SeqCst));
+    proxy.join().unwrap();
+    assert!(lost.try_recv().is_err(), "it was closed from here");
+}
+
+#[test]
+fn a_guest_that_does_not_release_or_is_lost_meanwhile_keeps_nobody() {
+    let (client, lost, proxy) = greet_by(|mut stream| {
+        receive_release(&mut stream);
+        // Signs of life, and nothing else, until it is closed.
+        while frame::write(&mut stream, &()).is_ok() {
+            sleep(Duration::from_secs(1));
+        }
+    });
+    assert!(!client.close());
+    proxy.join().unwrap();
+    assert!(lost.try_recv().is_err(), "it was closed from here");
+
+    let (client, lost, proxy) = greet_by(|mut stream| {
+        receive_release(&mut stream);
+    });
+    assert!(client.close());
+    proxy.join().unwrap();
+    assert!(lost.try_recv().is_err(), "nobody wants to know any more");
 }
 
 #[test]

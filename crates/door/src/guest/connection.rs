@@ -80,9 +80,11 @@ impl Connection {
         self.client.join()
     }
 
-    /// Ends it.
+    /// Ends it, when what was released is gone in the guest.
     pub fn close(&self) {
-        self.client.close();
+        if !self.client.close() {
+            self.say("the guest is still detaching what the tool has left");
+        }
     }
 
     /// The guest is lost, if it was not known.
