@@ -184,6 +184,30 @@ static void *begins(void *map)
     return 0;
 }
 
+/* What is changed by a program that is run on the way. */
+static void runs(int map)
+{
+    uint64_t next = 0, value, sum = 0;
+    for (int key = 0; key < 50; key++) {
+        struct bpf_insn body[] = {
+            MOV(1, key), STX(BPF_DW, 10, 1, -8), MOV(1, 1000 + key), STX(BPF_DW, 10, 1, -16),
+            LD_MAP(1, map), MOVR(2, 10), ADD(2, -8), MOVR(3, 10), ADD(3, -16), MOV(4, BPF_EXIST),
+            CALL(BPF_FUNC_map_update_elem), MOV(0, 0), EXIT,
+        };
+        int program = loaded(LOAD(BPF_PROG_TYPE_RAW_TRACEPOINT, body));
+        element(BPF_MAP_GET_NEXT_KEY, map, 0, &next, 0);
+        for (int n = 0; n < ELEMENTS; n++)
+            element(BPF_MAP_GET_NEXT_KEY, map, &next, &next, 0);
+        run_once(program);
+        uint64_t wanted = (uint64_t)key;
+        value = 0;
+        element(BPF_MAP_LOOKUP_ELEM, map, &wanted, &value, 0);
+        sum += value;
+        close(program);
+    }
+    printf("by programs: %lu\n", (unsigned long)sum);
+}
+
 /* A pin's second descriptor, for reading only, stands for the same map. */
 static void pins(int map)
 {
@@ -287,6 +311,7 @@ int main(void)
     races(maps[2]);
     tries();
     skips(filled(BPF_MAP_TYPE_HASH, 1));
+    runs(filled(BPF_MAP_TYPE_HASH, 3));
     pins(maps[3]);
     names(maps[3]);
     say_shortcut();

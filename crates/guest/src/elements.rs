@@ -41,6 +41,12 @@ fn check_key(key: &[u8], len: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Are so many system calls made for a walk that other requests should not wait for it?
+pub fn takes_long(request: &Walk, handles: &Handles) -> bool {
+    let map = handles.get(request.handle);
+    map.is_ok_and(|map| !has_batches(&map))
+}
+
 /// Keys behind one, with their values. An element that is deleted meanwhile is left out.
 pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refusal> {
     let map = handles.of_kind(request.handle, Kind::Map)?;
@@ -54,7 +60,11 @@ pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refu
         check_key(&request.after, key_len)?;
     }
     let room = (MOST / (key_len + value_len)).max(1);
-    let count = (request.count as usize).min(room);
+    let most = (request.count as usize).min(room);
+    let count = match facts.is_hash() {
+        true => most.min(facts.max_entries as usize),
+        false => most,
+    };
     let walk = Steps {
         map: &map,
         key_len,
@@ -70,6 +80,11 @@ pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refu
 /// Elements that a map may have to be gone through by batches. While the kernel looks for the next bucket that is not empty, no programs at
 /// kprobes and tracepoints run on that CPU: among so many buckets that takes microseconds.
 const LARGEST: u32 = 16 << 10;
+
+fn has_batches(map: &Object) -> bool {
+    map.facts
+        .is_some_and(|facts| facts.is_hash() && facts.max_entries <= LARGEST)
+}
 
 /// Where a batch has ended.
 #[derive(Debug)]
@@ -92,9 +107,9 @@ impl Steps<'_> {
     /// By one system call for all; `None` if there is no such call for the map, or it cannot begin behind that key. The order is that of
     /// going from key to key.
     fn by_batch(&self, after: &[u8]) -> Option<Walked> {
-        self.map
-            .facts
-            .filter(|facts| facts.is_hash() && facts.max_entries <= LARGEST)?;
+        if !has_batches(self.map) {
+            return None;
+        }
         let mut cursor = self.map.cursor();
         let last = cursor.take().filter(|cursor| cursor.key == after);
         let mut from = match after {

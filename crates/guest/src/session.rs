@@ -186,7 +186,7 @@ impl Session {
                 self.watches.credit(credit.handle, credit.bytes);
                 continue;
             }
-            let long = takes_long(&body);
+            let long = self.takes_long(&body);
             let request = HostMessage {
                 id,
                 body: Some(body),
@@ -342,6 +342,21 @@ impl Session {
         self.watches.stored(request.handle, offset, &request.data);
         Ok(())
     }
+
+    /// Calls that may take seconds, while others are answered.
+    fn takes_long(&self, body: &Request) -> bool {
+        match body {
+            Request::Bpf(request) => matches!(
+                request.command,
+                command::PROG_LOAD | command::PROG_TEST_RUN | command::LINK_CREATE
+            ),
+            // What has a room is an event's value.
+            Request::Read(read) => read.room == 0,
+            Request::Walk(walk) => elements::takes_long(walk, &self.handles),
+            Request::Look(_) => true,
+            _ => false,
+        }
+    }
 }
 
 /// After which a tool that has mapped arrays finds in them what its programs have written.
@@ -349,20 +364,6 @@ fn settles(body: &Request) -> bool {
     match body {
         Request::Bpf(request) => !is_for_elements(request.command),
         Request::PerfEventControl(_) | Request::Settle(_) => true,
-        _ => false,
-    }
-}
-
-/// Calls that may take seconds, while others are answered.
-fn takes_long(body: &Request) -> bool {
-    match body {
-        Request::Bpf(request) => matches!(
-            request.command,
-            command::PROG_LOAD | command::PROG_TEST_RUN | command::LINK_CREATE
-        ),
-        // What has a room is an event's value.
-        Request::Read(read) => read.room == 0,
-        Request::Look(_) | Request::Walk(_) => true,
         _ => false,
     }
 }

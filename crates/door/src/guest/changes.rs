@@ -13,7 +13,7 @@ pub(crate) struct Changes {
     under_way: AtomicU32,
     /// Several descriptors may stand for one map, and nobody here knows which do.
     has_names: AtomicBool,
-    /// Of such changes, how many have begun.
+    /// How many changes have begun of which nobody here knows of which map's they are.
     begun: AtomicU64,
 }
 
@@ -36,12 +36,19 @@ impl Changes {
         Change(Arc::clone(self))
     }
 
+    /// The same for a program that is run, which may change any map.
+    pub(super) fn begin_run(self: &Arc<Self>) -> Change {
+        self.under_way.fetch_add(1, AcqRel);
+        self.begun.fetch_add(1, AcqRel);
+        Change(Arc::clone(self))
+    }
+
     /// May what is fetched from now on be older than a change that has begun? Requests overtake each other.
     pub(super) fn are_under_way(&self) -> bool {
         self.under_way.load(Acquire) > 0
     }
 
-    /// What was fetched at an earlier era may be of a map that was changed by another name.
+    /// What was fetched at an earlier era may be of a map that was changed by another name, or by a program.
     pub(super) fn era(&self) -> u64 {
         self.begun.load(Acquire)
     }

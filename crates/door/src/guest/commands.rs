@@ -71,7 +71,9 @@ impl Call<'_, Guest> {
         {
             return self.on_elements(map, number, layout, attr);
         }
+        let run = (number == command::PROG_TEST_RUN).then(|| self.begin_run());
         let (taken, done) = self.carry_out(number, layout, attr.clone(), first)?;
+        drop(run);
         taken.give_back(&self.memory, self.args[1], &done)?;
         let value = value_of(&done, layout, |line| self.door.connection.say(&line))?;
         if !layout.makes {

@@ -172,6 +172,13 @@ impl Call<'_, Guest> {
         Some(change)
     }
 
+    /// Programs that the tool has run change maps as well.
+    pub(super) fn begin_run(&self) -> Change {
+        let change = self.door.changes.begin_run();
+        self.door.walks.hide_all();
+        change
+    }
+
     /// A value that was fetched, if it is still good; nobody gets it again, for the reason that the mark says.
     fn take_value(&self, map: &Object, key: &[u8], mark: u8) -> Option<Vec<u8>> {
         let mut walk = self.walk_of(map);
