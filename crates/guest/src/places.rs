@@ -52,6 +52,23 @@ pub const PROGRAM_TYPES: [&str; 33] = [
     "netfilter",
 ];
 
+/// What the names of places begin with, before a `:`.
+pub const KINDS: [&str; 13] = [
+    "kprobe",
+    "uprobe",
+    "tracepoint",
+    "raw_tracepoint",
+    "fentry",
+    "fexit",
+    "fmod_ret",
+    "lsm",
+    "iter",
+    "freplace",
+    "perf_event",
+    "breakpoint",
+    "program",
+];
+
 /// The name of a type; one of its own for what is not known.
 pub fn program_type(number: u32) -> String {
     let name = PROGRAM_TYPES.get(number as usize);

@@ -13,6 +13,9 @@ use crate::glob;
 use crate::places::{self, PROGRAM_TYPES};
 use crate::refusal::Refusal;
 
+/// More numbers than helpers have.
+const HELPERS: u32 = 1024;
+
 /// The file's content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
@@ -100,6 +103,24 @@ impl Policy {
             if !PROGRAM_TYPES.contains(&name.as_str()) {
                 let known = PROGRAM_TYPES[1..].join(", ");
                 let why = format!("there is no program type {name:?}; there are {known}");
+                return Err(Error::Word(why));
+            }
+        }
+        // One that fits nothing is mistyped, and would deny nothing.
+        let helpers = policy.programs.helpers.iter().flatten();
+        for pattern in helpers.chain(&policy.programs.deny_helpers) {
+            if !is_for_helpers(pattern) {
+                let why = format!(
+                    "{pattern:?} fits no helper; they are named without bpf_, and the kernel's functions kfunc:NAME"
+                );
+                return Err(Error::Word(why));
+            }
+        }
+        let places = policy.attach.allow.iter().flatten();
+        for pattern in places.chain(&policy.attach.deny) {
+            if !is_for_places(pattern) {
+                let kinds = places::KINDS.join(":, ");
+                let why = format!("{pattern:?} fits no place; these begin with {kinds}:");
                 return Err(Error::Word(why));
             }
         }
@@ -205,6 +226,27 @@ impl Drop for Share {
     fn drop(&mut self) {
         self.0.fetch_sub(self.1, Ordering::Relaxed);
     }
+}
+
+/// Is there a helper that the pattern fits, or may it fit a function of the kernel's?
+fn is_for_helpers(pattern: &str) -> bool {
+    let mut known = (0..HELPERS).filter_map(helper::name);
+    let is_other = ["kfunc:", "helper:"]
+        .iter()
+        .any(|kind| pattern.starts_with(kind));
+    is_other || known.any(|name| glob::fits(pattern, name))
+}
+
+/// Is there a kind of places that the pattern begins with?
+fn is_for_places(pattern: &str) -> bool {
+    let (kind, rest) = match pattern.split_once(':') {
+        Some((kind, rest)) => (kind, rest),
+        // Only stars take the rest.
+        None if pattern.ends_with('*') => (pattern, "*"),
+        None => (pattern, ""),
+    };
+    let mut kinds = places::KINDS.iter();
+    !rest.is_empty() && kinds.any(|known| glob::fits(kind, known))
 }
 
 /// The helpers and the functions of the kernel that instructions call.
@@ -350,11 +392,30 @@ mod tests {
             ("[program]", "program"),
             ("[programs]\ntypes = [\"kprobes\"]", "tracepoint"),
             ("[programs]\nsigned-by = [\"12\"]", "64"),
+            (
+                "[programs]\ndeny-helpers = [\"perf_event_outptu\"]",
+                "perf_event_outptu",
+            ),
+            ("[programs]\nhelpers = [\"bpf_map_*\"]", "without bpf_"),
+            (
+                "[attach]\ndeny = [\"raw_tracepoints:*\"]",
+                "raw_tracepoint:,",
+            ),
+            ("[attach]\ndeny = [\"kretprobe:do_exit\"]", "kprobe:"),
+            ("[attach]\nallow = [\"kprobe\"]", "no place"),
+            ("[attach]\nallow = [\"[\"]", "no place"),
             ("[maps]\nbytes = -1", "bytes"),
             ("x", "line 1"),
         ] {
             let error = Policy::parse(text).unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");
+        }
+        for text in [
+            "[programs]\nhelpers = [\"*\", \"kfunc:bpf_*\", \"helper:300\"]\ndeny-helpers = [\"probe_*\"]",
+            "[attach]\nallow = [\"**\", \"*:*\", \"f*:vfs_*\", \"uprobe*\"]\ndeny = [\"lsm:*\"]",
+        ] {
+            let policy = Policy::parse(text);
+            assert!(policy.is_ok(), "{text}: {policy:?}");
         }
         assert_eq!(Policy::parse("").unwrap(), Policy::default());
         assert_eq!(Policy::default().title(), "");

@@ -8,11 +8,12 @@ use beeline_wire::channel::Channel;
 use beeline_wire::conversation::{self, Receiver, Sender};
 use beeline_wire::frame;
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{command, is_for_elements};
+use beeline_wire::layout::{changes_elements, command, is_for_elements, layout, number_at};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{
-    Done, EventNumber, GuestMessage, HostMessage, Opened, PerfEventControl, PerfEventOpen, Store,
+    Bpf, Done, EventNumber, GuestMessage, HostMessage, Opened, PerfEventControl, PerfEventOpen,
+    Store,
 };
 use serde_json::{Value, json};
 
@@ -245,7 +246,7 @@ impl Session {
                 }
             };
         }
-        let settles = settles(&body);
+        let settles = self.settles(&body);
         let answer = self.carry_out_body(body);
         if settles {
             self.watches.settle()?;
@@ -357,13 +358,24 @@ impl Session {
             _ => false,
         }
     }
-}
 
-/// After which a tool that has mapped arrays finds in them what its programs have written.
-fn settles(body: &Request) -> bool {
-    match body {
-        Request::Bpf(request) => !is_for_elements(request.command),
-        Request::PerfEventControl(_) | Request::Settle(_) => true,
-        _ => false,
+    /// After which a tool that has mapped arrays finds in them what its programs have written, and what it has changed itself.
+    fn settles(&self, body: &Request) -> bool {
+        match body {
+            Request::Bpf(request) if is_for_elements(request.command) => {
+                changes_elements(request.command) && self.is_mappable_array(request)
+            }
+            Request::Bpf(_) | Request::PerfEventControl(_) | Request::Settle(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Is a command on elements for those of a map that can be mapped?
+    fn is_mappable_array(&self, request: &Bpf) -> bool {
+        let layout = layout(request.command, &request.attr);
+        let map = layout.and_then(|layout| layout.objects.first());
+        let map = map.map(|map| self.handles.get(number_at(&request.attr, map.at)));
+        let facts = map.and_then(Result::ok).and_then(|map| map.facts);
+        facts.is_some_and(|facts| facts.is_mappable_array())
     }
 }

@@ -12,10 +12,15 @@ use object::elf::{EM_X86_64, PF_X, SHF_EXECINSTR};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 use object::{Endianness, elf};
 
+use crate::together::both;
+
 type Sections<'data> = SectionTable<'data, elf::FileHeader64<Endianness>>;
 
 /// A place this far behind the last function that the file names is taken for the start of one that it does not.
 const UNKNOWN_LENGTH: u64 = 4096;
+
+/// A file of so many bytes is worth another thread.
+const LARGE: usize = 4 << 20;
 
 /// An ELF file's executable segments and functions.
 #[derive(Debug)]
@@ -148,13 +153,34 @@ impl Binary {
             start.checked_add(section.sh_size(endian))
         });
         binary.section_ends = ends.collect();
-        // Put in order at once, which is much quicker than one after the other.
-        let named = unwind::named(bytes, &sections, endian);
-        let mut functions = named.functions;
+        let named = || unwind::named(bytes, &sections, endian);
+        let (named, symbols) = match bytes.len() < LARGE {
+            true => (named(), binary.symbols(bytes, &sections, endian, names)),
+            false => both(named, || binary.symbols(bytes, &sections, endian, names)),
+        };
         binary.restorers = named.restorers;
+        let mut functions = named.functions;
+        // Two parts that are in order each are soon in order together, and soon in the tree then.
+        functions.extend(symbols);
+        functions.sort();
+        // Of those that start at one place the longest counts, which is the last here.
+        binary.functions = functions.into_iter().collect();
+        Ok(binary)
+    }
+
+    /// The functions that symbols name, in order: their first addresses and those behind their last. What they are called is looked at if
+    /// `names` is set.
+    fn symbols(
+        &mut self,
+        bytes: &[u8],
+        sections: &Sections<'_>,
+        endian: Endianness,
+        names: bool,
+    ) -> Vec<(u64, u64)> {
+        let mut functions = Vec::new();
         let mut kinds = sections.iter().map(|section| section.sh_type(endian));
-        if binary.is_go && !kinds.any(|kind| kind == elf::SHT_SYMTAB) {
-            let of_go = go::functions(bytes, &sections, endian);
+        if self.is_go && !kinds.any(|kind| kind == elf::SHT_SYMTAB) {
+            let of_go = go::functions(bytes, sections, endian);
             functions.extend(of_go.unwrap_or_default());
         }
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
@@ -173,17 +199,15 @@ impl Binary {
                 }
                 let name = symbol.name(endian, table.strings()).unwrap_or_default();
                 if RETURNING_TWICE.iter().any(|twice| twice.as_bytes() == name) {
-                    binary.returning_twice.insert(start);
+                    self.returning_twice.insert(start);
                 }
                 if let Some(wanted) = WANTED.iter().find(|wanted| wanted.as_bytes() == name) {
-                    binary.wanted.insert(wanted, start);
+                    self.wanted.insert(wanted, start);
                 }
             }
         }
-        // Of those that start at one place the longest counts, which is the last here.
         functions.sort_unstable();
-        binary.functions = functions.into_iter().collect();
-        Ok(binary)
+        functions
     }
 
     /// Where a file offset lies; an error says why a probe cannot be there.

@@ -1,10 +1,11 @@
 //! The system calls of files: where their code makes them, found once for a file.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_hook::{CallPatch, CallPlan, CallSites, Function, Spared, SparedCall};
 use beeline_inject::Region;
@@ -13,6 +14,7 @@ use crate::binary::Binary;
 use crate::binary::parts::Parts;
 use crate::error::Error;
 use crate::link::{FileId, file_id};
+use crate::together;
 use crate::vdso;
 
 /// What a file's code does to call the kernel, by the file's own addresses; or a mapping's, where nobody knows its functions.
@@ -230,8 +232,18 @@ const RESTORER: u64 = 9;
 /// The files of a session, by what identifies their contents.
 #[derive(Debug, Default)]
 pub struct CallFiles {
-    known: Mutex<HashMap<FileId, Arc<FileCalls>>>,
+    known: Mutex<HashMap<FileId, Arc<Known>>>,
     vdso: OnceLock<Option<Arc<FileCalls>>>,
+}
+
+/// A file's calls, once it has been read; locked while it is.
+#[derive(Debug, Default)]
+struct Known(Mutex<Option<Arc<FileCalls>>>);
+
+impl Known {
+    fn file(&self) -> MutexGuard<'_, Option<Arc<FileCalls>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl CallFiles {
@@ -244,28 +256,48 @@ impl CallFiles {
                 why: "it has been replaced since it was mapped".into(),
             });
         }
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = known.get(&key) {
-            return Ok(file.clone());
+        let known = Arc::clone(self.files().entry(key).or_default());
+        let mut known = known.file();
+        if let Some(file) = &*known {
+            return Ok(Arc::clone(file));
         }
         let file = Arc::new(FileCalls::read(path)?);
-        known.insert(key, file.clone());
-        Ok(file)
+        Ok(known.insert(file).clone())
+    }
+
+    /// Reads files that are going to be asked for, each with its inode, several at a time. What goes wrong is told who asks.
+    pub fn prepare(&self, files: &[(PathBuf, u64)]) {
+        let len = |path: &PathBuf| std::fs::metadata(path).map_or(0, |data| data.len());
+        let is_new = |path: &PathBuf| {
+            let key = file_id(path).ok();
+            key.is_some_and(|key| !self.files().contains_key(&key))
+        };
+        let new = files.iter().filter(|(path, _)| is_new(path));
+        let mut files: Vec<_> = new.map(|file| (len(&file.0), file)).collect();
+        // The others are done meanwhile.
+        files.sort_unstable_by_key(|(len, _)| Reverse(*len));
+        together::each(&files, |(_, (path, inode))| drop(self.of(path, *inode)));
     }
 
     /// The calls of a file that has been looked through and may be gone since, by its device and inode; `None` if there were several.
     pub fn known(&self, device: u64, inode: u64) -> Option<Arc<FileCalls>> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.files();
         let is_it = |file: &FileId| (file.0, file.1) == (device, inode);
         let mut files = known.iter().filter(|(file, _)| is_it(file));
-        let found = files.next().map(|(_, calls)| calls.clone());
-        found.filter(|_| files.next().is_none())
+        let found = files.next().map(|(_, known)| Arc::clone(known));
+        let found = found.filter(|_| files.next().is_none());
+        drop(known);
+        found.and_then(|known| known.file().clone())
     }
 
     /// The calls of the vDSO, by our own copy of it, which nobody has hooked; `None` if there is none.
     pub fn of_vdso(&self) -> Option<Arc<FileCalls>> {
         let read = || FileCalls::of_vdso(&vdso::own()?).map(Arc::new);
         self.vdso.get_or_init(read).clone()
+    }
+
+    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Known>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

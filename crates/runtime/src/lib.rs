@@ -39,6 +39,7 @@ pub mod shortcut;
 mod tag;
 mod target;
 mod tasks;
+mod together;
 mod trace;
 mod vdso;
 mod verification;

@@ -169,6 +169,15 @@ pub fn is_for_elements(command: u32) -> bool {
     )
 }
 
+/// Does a command change elements of a map?
+pub fn changes_elements(number: u32) -> bool {
+    is_for_elements(number)
+        && !matches!(
+            number,
+            command::MAP_LOOKUP_ELEM | command::MAP_GET_NEXT_KEY | command::MAP_LOOKUP_BATCH
+        )
+}
+
 /// Of `enum bpf_attach_type`: those whose links take more than a program.
 mod attach {
     pub(super) const TRACE_RAW_TP: u32 = 23;

@@ -35,6 +35,7 @@ impl Call<'_, Guest> {
         layout: Layout,
         attr: Vec<u8>,
     ) -> Answer {
+        self.door.rings.store_for(map, self);
         let change = self.begin_change(number);
         if let Some(answer) = self.walk(number, map, &attr)? {
             return Ok(answer);

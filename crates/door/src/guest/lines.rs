@@ -130,7 +130,9 @@ impl Call<'_, Guest> {
     /// some day.
     pub(super) fn offer_line(&self, map: &Arc<Object>, fd: i32, lens: (usize, usize)) {
         let lines = &self.door.lines;
-        if !map.mode.read || lens.0 > KEY || lens.1 > VALUE {
+        // What the tool has written to an array's memory is sent before it is looked up.
+        let is_mapped = map.facts.is_some_and(|facts| facts.is_mappable_array());
+        if !map.mode.read || is_mapped || lens.0 > KEY || lens.1 > VALUE {
             return;
         }
         let Some((_, request)) = self.memory.of_call() else {

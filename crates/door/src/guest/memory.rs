@@ -2,6 +2,7 @@
 //!
 //! The file has the layout of the kernel's, so that libraries read it as ever.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -105,6 +106,9 @@ struct State {
     /// Of an array: what the guest and the file had both.
     common: Vec<u8>,
 }
+
+/// Bytes of an array that have not changed are sent between others where there are fewer than of a number that programs count with.
+const NUMBER: usize = 4;
 
 impl Memory {
     pub(super) fn new(handle: u32, shape: Shape) -> Result<Self, Errno> {
@@ -340,7 +344,8 @@ impl Memory {
         self.lock().common = vec![0; bytes];
     }
 
-    /// Takes over what has changed in the guest: whole words, and only those, as the tool may have written to what lies between.
+    /// Takes over what has changed in the guest: whole words, and only those, as the tool may have written to what lies between. Of a
+    /// word that the tool has written to as well, the bytes.
     pub(super) fn change(&self, offset: usize, bytes: &[u8]) {
         const WORD: usize = 8;
         let mut state = self.lock();
@@ -352,23 +357,42 @@ impl Memory {
         };
         let words = bytes.chunks(WORD).zip(common.chunks_mut(WORD));
         for (number, (new, old)) in words.enumerate() {
-            if new != old {
-                old.copy_from_slice(new);
-                self.write(offset + number * WORD, new);
+            if new == old {
+                continue;
             }
+            let at = offset + number * WORD;
+            if self.read(at, old.len()) == old {
+                self.write(at, new);
+            } else {
+                let bytes = new.iter().zip(&*old).enumerate();
+                for (byte, (new, _)) in bytes.filter(|(_, (new, old))| new != old) {
+                    self.write(at + byte, &[*new]);
+                }
+            }
+            old.copy_from_slice(new);
         }
     }
 
-    /// What the tool has changed: from where on, and to what.
-    pub(super) fn changed(&self) -> Option<(usize, Vec<u8>)> {
+    /// What the tool has changed: from where on, and to what. Nothing else, as programs may have changed what lies between.
+    pub(super) fn changed(&self) -> Vec<(usize, Vec<u8>)> {
         let mut state = self.lock();
         let now = self.read(0, state.common.len());
-        let differs = |(one, other): (&u8, &u8)| one != other;
-        let first = now.iter().zip(&state.common).position(differs)?;
-        let last = now.iter().zip(&state.common).rposition(differs)?;
-        let changed = now[first..=last].to_vec();
+        if now == state.common {
+            return Vec::new();
+        }
+        let bytes = now.iter().zip(&state.common).enumerate();
+        let differing = bytes.filter(|(_, (now, common))| now != common);
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for (at, _) in differing {
+            match runs.last_mut() {
+                Some(run) if at - run.end < NUMBER => run.end = at + 1,
+                _ => runs.push(at..at + 1),
+            }
+        }
+        let changed = runs.into_iter().map(|run| (run.start, now[run].to_vec()));
+        let changed = changed.collect();
         state.common = now;
-        Some((first, changed))
+        changed
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -6,7 +6,8 @@
 //!
 //! An array's content follows that of the guest's, and what the tool writes goes there, a moment later. Where a tool would notice, the
 //! moment is none: what it has written is sent before its next call to the guest, and what programs have written is there when such a
-//! call returns, and when a handler of a signal does (a tool sums up on Ctrl-C).
+//! call returns, and when a handler of a signal does (a tool sums up on Ctrl-C). Calls for elements of other maps are exempt, as tools make
+//! many of them.
 //!
 //! Where the guest's memory can be seen from here ([`super::sharing`]) the tool gets the guest's own pages over the file, and nothing is
 //! sent but that there is something to read.
@@ -23,12 +24,14 @@ use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Credit, Manner, Readable, Records, Settle, Store, Watch};
 
+use super::Guest;
 use super::commands::EPROTO;
 use super::connection::Connection;
 use super::memory::{Memory, Shape};
 use super::objects::Object;
 use super::polling::poll;
 use super::sharing::Sharing;
+use crate::call::Call;
 use crate::fds::errno;
 
 /// Between two looks at what the tool has read or written.
@@ -79,7 +82,7 @@ impl All {
         }
         let _storing = self.storing.lock().unwrap_or_else(PoisonError::into_inner);
         for memory in self.living() {
-            if let Some((offset, data)) = memory.changed() {
+            for (offset, data) in memory.changed() {
                 connection.tell(Asked::Store(Store {
                     handle: memory.handle,
                     offset: offset as u64,
@@ -134,6 +137,15 @@ impl Rings {
     /// Sends what the tool has written to arrays: what it asks for next finds it there.
     pub(super) fn store(&self, connection: &Connection) {
         self.all.store(connection);
+    }
+
+    /// The same before the tool asks for elements of a map, if that is one that can be mapped.
+    pub(super) fn store_for(&self, map: &Object, call: &Call<'_, Guest>) {
+        let is_mapped = map.facts.is_some_and(|facts| facts.is_mappable_array());
+        if is_mapped && !self.none_to_settle() {
+            call.let_others_lead();
+            self.store(&call.door.connection);
+        }
     }
 
     /// Returns when arrays hold here what they held in the guest when this was called, and there what the tool has written.

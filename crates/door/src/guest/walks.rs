@@ -9,7 +9,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use beeline_runtime::backend::Errno;
 use beeline_runtime::shortcut::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
-use beeline_wire::layout::{command, is_for_elements, long_at, number_at};
+use beeline_wire::layout::{changes_elements, command, long_at, number_at};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{self, Walked};
@@ -155,7 +155,7 @@ impl Call<'_, Guest> {
                 self.give_no_more(map);
                 Ok(None)
             }
-            _ if changes(number) => {
+            _ if changes_elements(number) => {
                 self.forget(map, &mut self.walk_of(map));
                 Ok(None)
             }
@@ -165,7 +165,7 @@ impl Call<'_, Guest> {
 
     /// A change that is about to be asked for; none if the command is not for one.
     pub(super) fn begin_change(&self, number: u32) -> Option<Change> {
-        let change = changes(number).then(|| self.door.changes.begin())?;
+        let change = changes_elements(number).then(|| self.door.changes.begin())?;
         if self.door.changes.have_names() {
             self.door.walks.hide_all();
         }
@@ -320,13 +320,4 @@ impl Call<'_, Guest> {
             }
         }
     }
-}
-
-/// Does a command change elements of a map?
-fn changes(number: u32) -> bool {
-    is_for_elements(number)
-        && !matches!(
-            number,
-            command::MAP_LOOKUP_ELEM | command::MAP_GET_NEXT_KEY | command::MAP_LOOKUP_BATCH
-        )
 }

@@ -226,6 +226,13 @@ impl Target {
         };
         let is_private =
             |region: &&Region| region.permissions.execute && !region.permissions.shared;
+        let is_of_file = |region: &&Region| region.inode != 0 && !vdso::is_at(region);
+        let files = regions.iter().filter(is_private).filter(is_of_file);
+        let files = files.filter(|region| !seen(region));
+        let files: BTreeSet<_> = files
+            .map(|region| (self.path_of(region), region.inode))
+            .collect();
+        self.shared.calls.prepare(&Vec::from_iter(files));
         let (mut fresh, mut without_file) = (Vec::new(), Vec::new());
         for region in regions.iter().filter(is_private) {
             if vdso::is_at(region) {
@@ -246,9 +253,14 @@ impl Target {
 
     /// The calls of the file that a mapping is of; nothing if it has been replaced or removed since.
     fn calls_of_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
-        let root = PathBuf::from(format!("/proc/{}/root", self.process.pid()));
-        let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
+        let path = self.path_of(region);
         self.shared.calls.of(&path, region.inode).ok()
+    }
+
+    /// Where the file that a mapping is of can be found, unless it has been replaced or removed since.
+    fn path_of(&self, region: &Region) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.process.pid()));
+        root.join(region.path.strip_prefix("/").unwrap_or(&region.path))
     }
 
     /// Where the first arena may be: near the first code that is to be hooked. A program has mostly none itself, and is far
