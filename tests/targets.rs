@@ -3,7 +3,7 @@
 use beeline_e2e::Compare::{Exact, Sorted};
 use beeline_e2e::{
     Case, Engine, Scratch, Tool, Turn, Workload, altered_text, engines, file_offset, find_program,
-    map_counts, need,
+    map_counts, need, with_tracefs,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -518,5 +518,47 @@ fn nginx_under_load_loses_no_request_while_tools_come_and_go() {
             "{engine}: the worker died and was replaced"
         );
         assert_eq!(altered_text(worker), [""; 0], "{engine}");
+    }
+}
+
+/// What is hooked while it is held in its beginning goes on as it would have: with its signals, and all its probes.
+#[test]
+fn what_a_tool_starts_begins_as_it_would_without_it() {
+    const PROBES: &str = "uprobe:{prog}:begun_short { @short = count(); } uprobe:{prog}:begun_long { @long = count(); }";
+    const CALLS: &str =
+        "tracepoint:syscalls:sys_enter_getppid /comm == \"begun\"/ { @calls = count(); }";
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let program = scratch.build("begun.c").display().to_string();
+    let bpftrace = need!(find_program("bpftrace"));
+    for engine in need!(engines()) {
+        for (script, counted) in [
+            (PROBES.to_owned(), 2),
+            (CALLS.to_owned(), 1),
+            (format!("{PROBES} {CALLS}"), 3),
+            (format!("{CALLS} {PROBES}"), 3),
+        ] {
+            let mut command = match engine {
+                Engine::Kernel => with_tracefs(&bpftrace),
+                Engine::Beeline => engine.command(&bpftrace),
+            };
+            let script = script.replace("{prog}", &program);
+            command.args(["-e", &script, "-c", &program]);
+            let ended = Tool::start(command).wait();
+            assert!(ended.status.success(), "{engine}: {script}: {ended:?}");
+            let said = |line: &str| ended.stdout.iter().filter(|said| *said == line).count();
+            assert_eq!(
+                said("blocked: 0000000000000000"),
+                1,
+                "{engine}: {script}: {ended:?}"
+            );
+            assert_eq!(
+                said("its child is ended by 15"),
+                1,
+                "{engine}: {script}: {ended:?}"
+            );
+            let counts = ended.stdout.iter().filter(|line| line.ends_with(": 10"));
+            assert_eq!(counts.count(), counted, "{engine}: {script}: {ended:?}");
+        }
     }
 }

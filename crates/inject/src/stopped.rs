@@ -306,6 +306,11 @@ impl Stopped {
         self.run(move |session| session.call(number, arguments))
     }
 
+    /// Has threads that made calls here as they were before: they block all signals meanwhile.
+    pub fn restore_threads(&mut self) -> Result<(), Error> {
+        self.run(|session| (0..session.tracees.len()).try_for_each(|at| session.restore(at)))
+    }
+
     /// Maps a file that is open here into the target. See [`Stopped::map_files`].
     pub fn map_file(&mut self, mapping: &Mapping<'_>) -> Result<u64, Error> {
         let placed = self.map_files(std::slice::from_ref(mapping))?;

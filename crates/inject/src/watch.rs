@@ -256,6 +256,8 @@ impl Session {
     /// Runs a held process until its loader has mapped all libraries, and holds it there.
     fn run_loader(&mut self, rendezvous: Rendezvous) -> Result<Reached, Error> {
         let tid = self.tid();
+        // Who has made calls for us here blocks all signals until it is as it was.
+        self.restore(ONLY)?;
         let mask = ptrace::signal_mask(tid)?;
         let ignored = self.process.thread_status(tid)?.ignored & bit(libc::SIGTRAP) != 0;
         loop {

@@ -83,7 +83,10 @@ impl Target {
     }
 
     /// A thread that blocks SIGTRAP would be killed by a breakpoint.
-    pub(super) fn check_trap_unblocked(&self) -> Result<(), Error> {
+    pub(super) fn check_trap_unblocked(&self, hold: &mut Hold<'_>) -> Result<(), Error> {
+        if let Hold::Held(stopped) = hold {
+            stopped.restore_threads()?;
+        }
         match patch::thread_blocking(self.process.pid(), libc::SIGTRAP) {
             None => Ok(()),
             Some(tid) => Err(self.error(format!(

@@ -89,7 +89,7 @@ impl Target {
             return Ok(());
         }
         let at = *at;
-        self.check_trap_unblocked()?;
+        self.check_trap_unblocked(hold)?;
         self.catch(&[libc::SIGTRAP], hold)?;
         let Some(mut site) = self.sites.remove(&at) else {
             return Ok(());
@@ -167,7 +167,7 @@ impl Target {
     ) -> Result<(), Error> {
         let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         if is_breakpoint {
-            self.check_trap_unblocked()?;
+            self.check_trap_unblocked(hold)?;
             self.catch(&[libc::SIGTRAP], hold)?;
         }
         let needs = request.body.needs();
