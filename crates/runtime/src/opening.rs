@@ -26,6 +26,12 @@ pub fn past_others<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Er
     while_held_by(|holder| holder != own, attempt)
 }
 
+/// Could it not be done because another thread of this Beeline holds the process?
+pub fn is_held_by_us(error: &Error) -> bool {
+    let own = std::process::id() as i32;
+    matches!(error, Error::Inject(beeline_inject::Error::Traced { tracer, .. }) if *tracer == own)
+}
+
 fn while_held_by<T>(
     is_waited_for: impl Fn(i32) -> bool,
     mut attempt: impl FnMut() -> Result<T, Error>,

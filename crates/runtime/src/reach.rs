@@ -4,12 +4,13 @@ mod attend;
 mod calls;
 mod dead;
 mod end;
+mod family;
 mod followers;
 mod rounds;
+mod starts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -17,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use beeline_compile::worker::LLVM;
-use beeline_inject::{Process, Seccomp, Stopped, Watched};
+use beeline_inject::{Process, Seccomp, Stopped};
 
 use crate::backend::Id;
 use crate::deaths::Deaths;
@@ -31,12 +32,13 @@ use crate::opening;
 use crate::private::proc_text;
 use crate::program::Program;
 use crate::ring::Ring;
-use crate::scope::{Scope, all_processes, descends, parent, stack_start};
+use crate::scope::{Scope, all_processes, parent};
 use crate::session::Report;
 use crate::shared::Shared;
 use crate::shortcut::Shortcuts;
 use crate::target::{Body, Hold, Home, Request, Target};
 use dead::Cleared;
+use family::Family;
 use followers::Followers;
 
 /// A target, and what it is known by.
@@ -52,6 +54,8 @@ pub struct Reach {
     shared: Arc<Shared>,
     scope: Scope,
     tool: Arc<AtomicI32>,
+    /// What the tool has started.
+    family: Family,
     /// Seccomp filters that the tool was started under, of which the last is the door's.
     filters: OnceLock<u32>,
     report: Report,
@@ -114,6 +118,7 @@ impl Reach {
             shared,
             scope,
             tool,
+            family: Family::default(),
             filters: OnceLock::new(),
             report,
             next_owner: AtomicU32::new(RUNTIME_OWNER + 1),
@@ -260,7 +265,7 @@ impl Reach {
                 .collect(),
             (None, Scope::Children) => all_processes()
                 .into_iter()
-                .filter(|pid| *pid != tool && descends(*pid, tool))
+                .filter(|pid| *pid != tool && self.family.has(*pid, tool))
                 .collect(),
         }
     }
@@ -304,7 +309,7 @@ impl Reach {
         let tool = self.tool.load(SeqCst);
         let is_ours = tool != 0
             && self.filters.get().copied() == seccomp_filters(pid)
-            && (pid == tool || descends(pid, tool));
+            && self.family.has(pid, tool);
         let seccomp = if is_ours {
             Seccomp::Trust
         } else {
@@ -328,6 +333,7 @@ impl Reach {
             return Ok(());
         };
         let mut target = lock(&target);
+        let wanted = self.wanted_of_calls();
         for address in addresses {
             if target.runs_at(address, link.id) {
                 continue;
@@ -340,9 +346,30 @@ impl Reach {
                 address,
                 place: &link.place,
             };
-            unless_changed(|| target.attach(&request, hold))?;
+            unless_changed(|| {
+                // A call that a patch of ours lies over cannot be hooked any more. If it cannot be now, that is told elsewhere.
+                if target.hooks_calls() {
+                    let _ = target.hook_calls(&wanted, hold);
+                }
+                target.attach(&request, hold)
+            })?;
         }
         Ok(())
+    }
+
+    /// Attaches every link that concerns a process to what it maps now.
+    fn attach_all_to(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
+        for link in self.links() {
+            if link.pid.is_none_or(|only| only == process.pid()) {
+                self.attach_to(process, &link, &mut Hold::Held(stopped))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The links that concern functions.
+    fn links(&self) -> Vec<Arc<Uprobe>> {
+        lock(&self.links).values().cloned().collect()
     }
 
     /// The target that a process is, or is from now on. Before that what killed sessions left is taken out of it; the error is
@@ -424,72 +451,6 @@ impl Reach {
         shortcuts.open(&process, || self.new_owner(&process), ip, &self.shared)
     }
 
-    /// A child of the tool that is still a copy of the tool will run another program: it is followed to there, and
-    /// stopped when that program's libraries are mapped and none of its code has run.
-    fn follows_start(self: &Arc<Self>, pid: i32) -> Result<bool, Error> {
-        let tool = self.tool.load(SeqCst);
-        if tool == 0 || !is_copy_of(pid, tool) || !descends(pid, tool) {
-            return Ok(lock(&self.starting).contains(&pid));
-        }
-        if !lock(&self.starting).insert(pid) {
-            return Ok(true);
-        }
-        let follower = self.follow(pid).inspect_err(|_| {
-            lock(&self.starting).remove(&pid);
-        })?;
-        lock(&self.followers).push(follower);
-        Ok(true)
-    }
-
-    /// Follows a process on a thread of its own until its program is loaded, and attaches every link then.
-    fn follow(self: &Arc<Self>, pid: i32) -> Result<JoinHandle<()>, Error> {
-        let process = self.open(pid)?;
-        let watched = Watched::seize(&process, pid)?;
-        let reach = self.clone();
-        let follow = move || {
-            let begun = |stopped: &mut Stopped| {
-                if lock(&reach.calls).is_empty() {
-                    return ControlFlow::Continue(());
-                }
-                // The loader's calls are the program's, too.
-                let outcome = reach.has_run_exec(&process, stopped);
-                if !lock(&reach.links).is_empty() {
-                    reach.followed(pid, outcome);
-                    return ControlFlow::Continue(());
-                }
-                // Libraries are hooked as they are mapped.
-                lock(&reach.starting).remove(&pid);
-                ControlFlow::Break(outcome)
-            };
-            let outcome = watched.run_through_start(begun, |stopped| {
-                lock(&reach.starting).remove(&pid);
-                let links: Vec<_> = lock(&reach.links).values().cloned().collect();
-                for link in links
-                    .into_iter()
-                    .filter(|link| link.pid.is_none_or(|only| only == pid))
-                {
-                    reach.attach_to(&process, &link, &mut Hold::Held(stopped))?;
-                }
-                let calls = reach.call_links();
-                reach.hook_calls_of(&process, &calls, &mut Hold::Held(stopped))
-            });
-            lock(&reach.starting).remove(&pid);
-            let outcome = outcome
-                .map_err(Error::from)
-                .and_then(|loaded| match loaded {
-                    beeline_inject::Loaded::Ready(attached) => attached,
-                    beeline_inject::Loaded::Ended => Ok(()),
-                });
-            if let Err(error) = outcome {
-                (reach.report)(&error.to_string());
-            }
-        };
-        std::thread::Builder::new()
-            .name("beeline-start".into())
-            .spawn(follow)
-            .map_err(os("starting a thread"))
-    }
-
     /// A process has died: what others may be waiting for is freed at once, the rest in the next round.
     fn died(&self, owner: u32) {
         if !self.free(owner) {
@@ -526,14 +487,7 @@ fn told_to(reach: Weak<Reach>) -> impl Fn(u32) + Send + 'static {
     }
 }
 
-/// Is a process, which descends from another, still the copy that `fork` made? Both run one file, and no `exec` has laid
-/// out a stack of its own.
-fn is_copy_of(pid: i32, tool: i32) -> bool {
-    program(pid).is_some_and(|path| Some(path) == program(tool))
-        && stack_start(pid) == stack_start(tool)
-}
-
-/// The file that a process runs.
+/// The file that a process runs; none if it has ended.
 fn program(pid: i32) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/exe")).ok()
 }

@@ -34,7 +34,7 @@ use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
 use calls::Calls;
-pub use calls::SlippedCall;
+pub use calls::{SlippedCall, Wanted};
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};
@@ -309,21 +309,6 @@ impl Target {
     /// Does this link's program run at this address?
     pub fn runs_at(&self, address: u64, link: Id) -> bool {
         self.sites.get(&address).is_some_and(|site| site.runs(link))
-    }
-
-    /// Forgets the sites whose code has been unmapped since, or replaced by other code.
-    pub fn forget_unmapped(&mut self) {
-        let Some(environment) = &self.environment else {
-            return;
-        };
-        self.sites.retain(|address, site| {
-            // SAFETY: placed as a `Site`.
-            let record = unsafe { environment.home.get::<Site>(site.record) };
-            let mut now = [0; 1];
-            let is_there = self.process.read_memory(*address, &mut now).is_ok();
-            // Another session's jump, or a debugger's breakpoint, may lie upon ours.
-            is_there && (now[0] == record.patch[0] || now[0] == beeline_hook::INT3)
-        });
     }
 
     /// Has it ended, or does it run another program now?

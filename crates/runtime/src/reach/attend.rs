@@ -15,7 +15,7 @@ use beeline_inject::{Loaded, Process, Stopped, Watched};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
-use super::{Reach, Tagged, lock};
+use super::{Reach, Tagged, lock, program};
 use crate::error::{Error, os};
 use crate::opening;
 use crate::private::own_pid;
@@ -163,11 +163,16 @@ impl Reach {
             return;
         };
         match request.kind.load(SeqCst) {
-            ASK_FORK => match self.adopt(pid, &target) {
-                // It is tried again.
-                Err(_) if beeline_inject::must_end() => {}
-                outcome => self.followed(pid, outcome),
-            },
+            ASK_FORK => {
+                if let Some(parent) = self.tagged(owner) {
+                    self.family.inherit(pid, parent.process.pid());
+                }
+                match self.adopt(pid, &target) {
+                    // It is tried again.
+                    Err(_) if beeline_inject::must_end() => {}
+                    outcome => self.followed(pid, outcome),
+                }
+            }
             ASK_EXEC => {
                 let thread = request.tid.load(SeqCst) as i32;
                 let outcome = self.open_again(pid, owner);
@@ -178,8 +183,14 @@ impl Reach {
             // Its libraries are hooked together when the last is mapped.
             ASK_CODE if lock(&self.starting).contains(&pid) => {}
             ASK_CODE if lock(&self.targets).contains_key(&pid) => {
-                lock(&target).expect_written_code();
+                {
+                    let mut target = lock(&target);
+                    // Before the calls of what is there instead are hooked: a jump is like another.
+                    target.forget_unmapped();
+                    target.expect_written_code();
+                }
                 let _ = self.hook_calls(pid);
+                self.revisit(pid, &self.links());
             }
             _ => {}
         }
@@ -188,7 +199,7 @@ impl Reach {
     /// Counts a process that was lost from sight, unless it has ended anyway.
     pub(super) fn followed(&self, pid: i32, outcome: Result<(), Error>) {
         if let Err(error) = outcome
-            && Path::new(&format!("/proc/{pid}/exe")).read_link().is_ok()
+            && program(pid).is_some()
         {
             let mut lost = lock(&self.lost);
             *lost = (lost.0 + 1, error.to_string());
@@ -325,8 +336,9 @@ impl Reach {
             self.died(owner);
             self.remember(old);
         }
-        let links = self.call_links();
-        self.hook_calls_of(process, &links, &mut Hold::Held(stopped))?;
+        let wanted = self.wanted_of_calls();
+        self.hook_calls_of(process, &wanted, &mut Hold::Held(stopped))?;
+        self.attach_all_to(process, stopped)?;
         let target = lock(&self.targets).get(&process.pid()).cloned();
         match target {
             Some(target) => lock(&target).begin_behind_exec(stopped),

@@ -8,8 +8,9 @@ use beeline_inject::Process;
 
 use super::{Reach, is_part_of_us, lock, unless_changed};
 use crate::error::Error;
-use crate::link::CallLink;
-use crate::target::{Hold, SlippedCall};
+use crate::link::{CallLink, Uprobe};
+use crate::scope::Scope;
+use crate::target::{Hold, SlippedCall, Wanted};
 
 /// Places that the user is told of.
 const SLIPPED_TOLD: usize = 16;
@@ -50,27 +51,27 @@ impl Reach {
         self.forget_reachable();
     }
 
-    /// Has the system calls of one process run the programs of all links.
+    /// Has the system calls of one process do what is wanted.
     pub(super) fn hook_calls(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
-        let links = self.call_links();
-        if links.is_empty() || self.follows_start(pid)? {
+        let wanted = self.wanted_of_calls();
+        if wanted.is_empty() || self.follows_start(pid)? {
             return Ok(());
         }
         if !self.is_narrow() && is_part_of_us(pid) {
             return Ok(());
         }
         let process = self.known_or_open(pid)?;
-        self.hook_calls_of(&process, &links, &mut Hold::Brief)
+        self.hook_calls_of(&process, &wanted, &mut Hold::Brief)
     }
 
     /// As [`Self::hook_calls`], for a process that may be held.
     pub(super) fn hook_calls_of(
         &self,
         process: &Process,
-        links: &[Arc<CallLink>],
+        wanted: &Wanted,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        if links.is_empty() {
+        if wanted.is_empty() {
             return Ok(());
         }
         let is_known = lock(&self.targets).contains_key(&process.pid());
@@ -83,8 +84,12 @@ impl Reach {
             self.clear_dead(process)?;
         }
         let mut target = lock(&target);
-        unless_changed(|| target.hook_calls(links, hold))?;
-        if let Some((name, count)) = target.news_of_unhooked() {
+        unless_changed(|| target.hook_calls(wanted, hold))?;
+        // Of a process that has ended meanwhile nothing could be read.
+        if !wanted.links.is_empty()
+            && let Some((name, count)) = target.news_of_unhooked()
+            && !target.is_gone()
+        {
             self.tell_unhooked(process.pid(), name, count);
         }
         Ok(())
@@ -144,8 +149,13 @@ impl Reach {
         }
     }
 
-    /// The links that concern system calls.
-    pub(super) fn call_links(&self) -> Vec<Arc<CallLink>> {
-        lock(&self.calls).values().cloned().collect()
+    /// What is wanted of the calls of every process of the scope. What a tool starts itself is followed for the sake of
+    /// functions that are probed, too: it is short, and what the children do that it makes is counted.
+    pub(super) fn wanted_of_calls(&self) -> Wanted {
+        let is_for_all = |link: &Arc<Uprobe>| link.pid.is_none();
+        Wanted {
+            links: lock(&self.calls).values().cloned().collect(),
+            follows: self.scope == Scope::Children && lock(&self.links).values().any(is_for_all),
+        }
     }
 }

@@ -11,6 +11,7 @@ use beeline_maps::Kind;
 use super::{Reach, lock, program};
 use crate::link::Uprobe;
 use crate::map::MapObject;
+use crate::opening;
 use crate::scope::{Scope, all_processes};
 use crate::target::Target;
 
@@ -39,11 +40,12 @@ impl Reach {
             round = round.wrapping_add(1);
             if round.is_multiple_of(SECOND) {
                 self.forget_threads();
+                self.forget_family();
                 self.look_for_slipped_calls();
             }
-            let links: Vec<_> = lock(&self.links).values().cloned().collect();
-            let calls = self.call_links();
-            if links.is_empty() && calls.is_empty() {
+            let links = self.links();
+            let hooks_calls = !self.wanted_of_calls().is_empty();
+            if links.is_empty() && !hooks_calls {
                 continue;
             }
             let now = Instant::now();
@@ -62,7 +64,7 @@ impl Reach {
             for pid in self.wanting(&links, &young) {
                 self.revisit(pid, &links);
             }
-            if !calls.is_empty() {
+            if hooks_calls {
                 self.revisit_calls(&young);
             }
         }
@@ -98,7 +100,7 @@ impl Reach {
     }
 
     /// Looks whether a process maps files by now, or anew, that links are to be attached in.
-    fn revisit(self: &Arc<Self>, pid: i32, links: &[Arc<Uprobe>]) {
+    pub(super) fn revisit(self: &Arc<Self>, pid: i32, links: &[Arc<Uprobe>]) {
         let target = lock(&self.targets).get(&pid).cloned();
         if let Some(target) = &target {
             lock(target).forget_unmapped();
@@ -136,12 +138,16 @@ impl Reach {
         {
             return;
         }
-        if let Err(error) = self.attach_process(pid, link) {
-            let is_new = lock(&self.failures).insert(key, Instant::now()).is_none();
-            let is_there = std::path::Path::new(&format!("/proc/{pid}")).exists();
-            if is_new && is_there && self.named(link) {
-                (self.report)(&error.to_string());
-            }
+        let Err(error) = self.attach_process(pid, link) else {
+            return;
+        };
+        // Who holds it attaches what there is itself.
+        if opening::is_held_by_us(&error) || !maps_file_of(link, pid) {
+            return;
+        }
+        let is_new = lock(&self.failures).insert(key, Instant::now()).is_none();
+        if is_new && self.named(link) {
+            (self.report)(&error.to_string());
         }
     }
 
@@ -174,6 +180,15 @@ impl Reach {
         }
     }
 
+    /// A child may yet say that it was forked from a target that has ended since.
+    fn forget_family(&self) {
+        let tags = lock(&self.tags);
+        let known = tags.values().filter(|one| one.target.strong_count() > 0);
+        let known: BTreeSet<i32> = known.map(|one| one.process.pid()).collect();
+        drop(tags);
+        self.family.forget_ended(|pid| known.contains(&pid));
+    }
+
     /// Forgets processes that have ended or run another program now, and frees what they held in shared memory.
     fn bury(&self) {
         let gone: Vec<_> = {
@@ -199,4 +214,10 @@ impl Reach {
     pub(super) fn remember(&self, target: Arc<Mutex<Target>>) {
         lock(&self.departed).push((Instant::now(), target));
     }
+}
+
+/// Does a process map the file that a link is of? It may have ended meanwhile, or have unmapped it: nobody misses anything then.
+fn maps_file_of(link: &Uprobe, pid: i32) -> bool {
+    let regions = beeline_inject::regions_of(pid).unwrap_or_default();
+    !link.place.addresses(&regions).is_empty()
 }

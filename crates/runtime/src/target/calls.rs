@@ -38,12 +38,30 @@ use stubs::{Stored, spared_in, store};
 use unhooked::Unhooked;
 use written::Written;
 
+/// What is wanted of a target's system calls.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    /// The programs that run there.
+    pub links: Vec<Arc<CallLink>>,
+    /// Beeline itself is told when the process splits, runs another program, or maps code. Where programs run it always is.
+    pub follows: bool,
+}
+
+impl Wanted {
+    /// Are the calls left alone?
+    pub fn is_empty(&self) -> bool {
+        self.links.is_empty() && !self.follows
+    }
+}
+
 /// What a target has of system calls.
 #[derive(Debug, Clone)]
 pub struct Calls {
     /// The [`calls::Calls`], in the home arena.
     record: u64,
     links: Vec<Attached>,
+    /// See [`Wanted::follows`].
+    follows: bool,
     /// Code that has been looked through: where it is mapped, and from where in which file.
     seen: BTreeSet<(u64, u64, u64)>,
     /// In each arena the code that all stubs there share, by the arena's address.
@@ -75,17 +93,13 @@ impl Calls {
 }
 
 impl Target {
-    /// Has system calls run the programs of these links, and hooks what is not hooked yet. The process runs on whatever
-    /// happens.
-    pub fn hook_calls(
-        &mut self,
-        links: &[Arc<CallLink>],
-        hold: &mut Hold<'_>,
-    ) -> Result<(), Error> {
+    /// Has system calls do what is wanted, and hooks what is not hooked yet. The process runs on whatever happens.
+    pub fn hook_calls(&mut self, wanted: &Wanted, hold: &mut Hold<'_>) -> Result<(), Error> {
         let regions = hold.regions(&self.process)?;
         let fresh = self.unseen_code(&regions)?;
-        let missing = self.missing_links(links);
-        if fresh.is_empty() && missing.is_empty() {
+        let missing = self.missing_links(&wanted.links);
+        let follows = wanted.follows && !self.calls.as_ref().is_some_and(|calls| calls.follows);
+        if fresh.is_empty() && missing.is_empty() && !follows {
             self.say_if_users_are_seen(&regions);
             return Ok(());
         }
@@ -95,6 +109,9 @@ impl Target {
             .is_none_or(|calls| calls.patched.is_empty())
         {
             self.check_alone(&regions)?;
+        }
+        if follows && self.environment.is_none() {
+            self.map_what_is_missing(self.home_reach(&fresh)?, &[], hold)?;
         }
         for link in &missing {
             let reach = self.home_reach(&fresh)?;
@@ -108,8 +125,8 @@ impl Target {
             calls.slipped.forget_code();
         }
         // Code that comes changes nothing in the tables, and may come often.
-        if self.calls.is_none() || !missing.is_empty() {
-            self.lay_out_calls()?;
+        if self.calls.is_none() || !missing.is_empty() || follows {
+            self.lay_out_calls()?.follows |= follows;
             for link in missing {
                 self.add_call_link(link)?;
             }
@@ -185,15 +202,17 @@ impl Target {
 
     /// Forgets code that was hooked and is not there any more, or is there anew.
     fn forget_unmapped_calls(&mut self, regions: &[Region]) {
-        let Some(calls) = &mut self.calls else {
+        let Some(mut calls) = self.calls.take() else {
             return;
         };
         let memory = OnceCell::new();
-        let byte_at = |address: u64| {
+        let byte_at = |address: u64, len: usize| {
             let memory = memory.get_or_init(|| self.process.memory().ok()).as_ref()?;
-            let mut byte = [0; 1];
-            memory.read_exact_at(&mut byte, address).ok()?;
-            Some(byte[0])
+            let mut now = vec![0; len];
+            memory.read_exact_at(&mut now, address).ok()?;
+            // A function that begins there may be probed.
+            self.uncover(address, &mut now).ok()?;
+            now.first().copied()
         };
         let patched = &calls.patched;
         calls.seen.retain(|(start, inode, offset)| {
@@ -201,10 +220,11 @@ impl Target {
             let region = regions.iter().find(|region| key(region) == mapped);
             region.is_some_and(|region| {
                 let first = patched.range(region.start..region.end).next();
-                first.is_none_or(|(site, bytes)| {
+                first.is_none_or(|(site, stored)| {
+                    let bytes = stored.bytes();
                     // A debugger's breakpoint may lie upon ours.
-                    let known = [bytes.bytes()[0], beeline_hook::INT3];
-                    byte_at(*site).is_some_and(|now| known.contains(&now))
+                    let known = [bytes[0], beeline_hook::INT3];
+                    byte_at(*site, bytes.len()).is_some_and(|now| known.contains(&now))
                 })
             })
         });
@@ -215,6 +235,7 @@ impl Target {
         if !calls.patched.keys().all(is_seen) {
             Arc::make_mut(&mut calls.patched).retain(|site, _| is_seen(site));
         }
+        self.calls = Some(calls);
     }
 
     /// Code that has not been looked through yet.
@@ -279,9 +300,9 @@ impl Target {
     }
 
     /// Places the table, once.
-    fn lay_out_calls(&mut self) -> Result<(), Error> {
-        if self.calls.is_some() {
-            return Ok(());
+    fn lay_out_calls(&mut self) -> Result<&mut Calls, Error> {
+        if let Some(calls) = self.calls.take() {
+            return Ok(self.calls.insert(calls));
         }
         let environment = self.environment_mut()?;
         let (target, child) = (environment.target, environment.child);
@@ -295,9 +316,10 @@ impl Target {
                 (table.target, table.child) = (target as *const _, child as *const _);
             });
         }
-        self.calls = Some(Calls {
+        Ok(self.calls.insert(Calls {
             record,
             links: Vec::new(),
+            follows: false,
             seen: BTreeSet::new(),
             common: Vec::new(),
             patched: Arc::default(),
@@ -306,8 +328,7 @@ impl Target {
             unhooked: Unhooked::default(),
             slipped: Slipped::default(),
             is_doubtful: false,
-        });
-        Ok(())
+        }))
     }
 
     fn add_call_link(&mut self, link: &Arc<CallLink>) -> Result<(), Error> {
@@ -368,7 +389,7 @@ impl Target {
                     Some(own) => environment.place_list_anew(&[&all[..], own].concat(), old)?,
                 });
             }
-            let affairs = match here.links.is_empty() {
+            let affairs = match here.links.is_empty() && !here.follows {
                 true => &[][..],
                 false => AFFAIRS[index],
             };

@@ -42,24 +42,17 @@ impl Target {
         let mut now = vec![0; code.len()];
         self.process.read_memory(start, &mut now)?;
         let end = start + code.len() as u64;
-        for (address, site) in self
-            .sites
-            .range(start.saturating_sub(abi::ORIGINAL_BYTES as u64)..end)
-        {
-            // SAFETY: placed as a `Site`.
-            let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
-            overlay(
-                &mut now,
-                start,
-                *address,
-                &record.original[..record.original_len as usize],
-            );
-        }
-        for (address, bytes) in self.calls.iter().flat_map(|calls| {
-            let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
-            calls.patched.range(from..end)
-        }) {
-            overlay(&mut code, start, *address, bytes.bytes());
+        self.uncover(start, &mut now)?;
+        let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
+        let calls = self.calls.iter();
+        for (address, stored) in calls.flat_map(|calls| calls.patched.range(from..end)) {
+            // It has been unmapped since, and mapped anew.
+            if now == code && !holds(&now, start, *address, stored.bytes()) {
+                let pid = self.process.pid();
+                let address = *address;
+                return Err(Error::Changed { pid, address });
+            }
+            overlay(&mut code, start, *address, stored.bytes());
         }
         if now != code {
             let own = SessionId::own();
@@ -78,6 +71,47 @@ impl Target {
                 start + i as u64
             ))),
         }
+    }
+
+    /// Forgets the sites whose code has been unmapped since, or replaced by other code.
+    pub fn forget_unmapped(&mut self) {
+        let Some(environment) = &self.environment else {
+            return;
+        };
+        let calls = self.calls.as_ref().map(|calls| &*calls.patched);
+        self.sites.retain(|address, site| {
+            // SAFETY: placed as a `Site`.
+            let record = unsafe { environment.home.get::<Site>(site.record) };
+            let patch = &record.patch[..record.original_len as usize];
+            let mut now = vec![0; patch.len()];
+            if self.process.read_memory(*address, &mut now).is_err() {
+                return false;
+            }
+            // A system call of the code that is there instead may have been hooked already.
+            let is_call = || {
+                let stored = calls.and_then(|patched| patched.get(address));
+                stored.is_some_and(|stored| {
+                    now.iter().zip(stored.bytes()).all(|(now, its)| now == its)
+                })
+            };
+            // Another session's jump, or a debugger's breakpoint, may lie upon ours.
+            now == patch || now[0] == beeline_hook::INT3 || (now[0] == patch[0] && !is_call())
+        });
+    }
+
+    /// Puts back what our patches of sites have taken the place of, in a copy of the code at `start`.
+    pub(super) fn uncover(&self, start: u64, now: &mut [u8]) -> Result<(), Error> {
+        let end = start + now.len() as u64;
+        let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
+        for (address, site) in self.sites.range(from..end) {
+            // SAFETY: placed as a `Site`.
+            let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
+            let len = record.original_len as usize;
+            if holds(now, start, *address, &record.patch[..len]) {
+                overlay(now, start, *address, &record.original[..len]);
+            }
+        }
+        Ok(())
     }
 
     /// A site whose jump reaches over `address` is hooked by a breakpoint instead.
@@ -349,6 +383,16 @@ impl Target {
 }
 
 /// Lays `bytes`, which are at `address`, over those of a function that starts at `start`.
+/// Do these bytes stand at `address`, as far as the code at `start` shows?
+fn holds(code: &[u8], start: u64, address: u64, bytes: &[u8]) -> bool {
+    let at = |address: u64| {
+        let offset = address.checked_sub(start)?;
+        code.get(usize::try_from(offset).ok()?)
+    };
+    let mut bytes = (address..).zip(bytes);
+    bytes.all(|(address, byte)| at(address).is_none_or(|now| now == byte))
+}
+
 fn overlay(code: &mut [u8], start: u64, address: u64, bytes: &[u8]) {
     for (at, byte) in (address..).zip(bytes) {
         let place = at

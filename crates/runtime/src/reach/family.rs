@@ -1,0 +1,115 @@
+//! What the tool has started, and what that has started since. A process stays of the family when its parent has ended, as a
+//! daemon's has: it is known from when it was forked or first looked at.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use super::lock;
+use crate::scope::{parentage, start_time};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Family {
+    /// When each member started, in clock ticks since boot: a number is used again.
+    members: Mutex<BTreeMap<i32, u64>>,
+}
+
+/// Process trees are shallow; the bound keeps a race with a parent's end from going round.
+const DEEPEST: usize = 64;
+
+impl Family {
+    /// Is `pid` a descendant of `ancestor`, or has it been found to be one before?
+    pub fn has(&self, pid: i32, ancestor: i32) -> bool {
+        let mut line = Vec::new();
+        let mut current = pid;
+        for _ in 0..DEEPEST {
+            if current == ancestor {
+                return self.admit(line);
+            }
+            let Some((parent, start)) = parentage(current) else {
+                return false;
+            };
+            if lock(&self.members).get(&current) == Some(&start) {
+                return self.admit(line);
+            }
+            line.push((current, start));
+            if parent <= 1 {
+                return false;
+            }
+            current = parent;
+        }
+        false
+    }
+
+    fn admit(&self, line: Vec<(i32, u64)>) -> bool {
+        lock(&self.members).extend(line);
+        true
+    }
+
+    /// `parent`, which may have ended since, has forked `child`.
+    pub fn inherit(&self, child: i32, parent: i32) {
+        let mut members = lock(&self.members);
+        if members.contains_key(&parent)
+            && let Some(start) = start_time(child)
+        {
+            members.insert(child, start);
+        }
+    }
+
+    /// Forgets who has ended, but for those who may have children yet that nobody has seen.
+    pub fn forget_ended(&self, is_remembered: impl Fn(i32) -> bool) {
+        let lives = |pid: i32, start: u64| start_time(pid) == Some(start);
+        lock(&self.members).retain(|pid, start| lives(*pid, *start) || is_remembered(*pid));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn descendants_are_of_the_family_and_ancestors_are_not() {
+        let me = std::process::id() as i32;
+        let (parent, _) = parentage(me).unwrap();
+        let family = Family::default();
+        assert!(family.has(me, parent) && family.has(me, me));
+        assert!(!family.has(1, me) && !family.has(parent, me));
+    }
+
+    #[test]
+    fn who_was_known_stays_when_his_parent_has_ended() {
+        let me = std::process::id() as i32;
+        let mut shell = Command::new("sh")
+            .args(["-c", "sleep 100 >&2 & echo $!; read end"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(shell.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let orphan: i32 = line.trim().parse().unwrap();
+        let (family, strangers) = (Family::default(), Family::default());
+        assert!(family.has(orphan, me));
+        drop(shell.stdin.take());
+        shell.wait().unwrap();
+        assert!(family.has(orphan, me) && !strangers.has(orphan, me));
+        strangers.inherit(orphan, shell.id() as i32);
+        assert!(!strangers.has(orphan, me), "nobody knows its parent");
+        family.forget_ended(|_| false);
+        assert!(family.has(orphan, me));
+        // SAFETY: `sleep`, which this test has started and nobody has waited for.
+        unsafe { libc::kill(orphan, libc::SIGKILL) };
+        while parentage(orphan).is_some_and(|_| !has_ended(orphan)) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn has_ended(pid: i32) -> bool {
+        let fields = crate::scope::stat_fields(pid);
+        fields.is_none_or(|fields| fields.first().is_some_and(|state| state == "Z"))
+    }
+}

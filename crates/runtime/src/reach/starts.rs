@@ -1,0 +1,84 @@
+//! Programs that the tool starts itself: held before their first instruction, and once more when their libraries are mapped.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread::JoinHandle;
+
+use beeline_inject::{Loaded, Stopped, Watched};
+
+use super::{Reach, lock, program};
+use crate::error::{Error, os};
+use crate::scope::stack_start;
+use crate::target::Hold;
+
+impl Reach {
+    /// A child of the tool that is still a copy of the tool will run another program: it is followed to there, and
+    /// stopped when that program's libraries are mapped and none of its code has run.
+    pub(super) fn follows_start(self: &Arc<Self>, pid: i32) -> Result<bool, Error> {
+        let tool = self.tool.load(SeqCst);
+        if tool == 0 || !is_copy_of(pid, tool) || !self.family.has(pid, tool) {
+            return Ok(lock(&self.starting).contains(&pid));
+        }
+        if !lock(&self.starting).insert(pid) {
+            return Ok(true);
+        }
+        let follower = self.follow(pid).inspect_err(|_| {
+            lock(&self.starting).remove(&pid);
+        })?;
+        lock(&self.followers).push(follower);
+        Ok(true)
+    }
+
+    /// Follows a process on a thread of its own until its program is loaded, and attaches every link then.
+    fn follow(self: &Arc<Self>, pid: i32) -> Result<JoinHandle<()>, Error> {
+        let process = self.open(pid)?;
+        let watched = Watched::seize(&process, pid)?;
+        let reach = self.clone();
+        let follow = move || {
+            let begun = |stopped: &mut Stopped| {
+                if reach.wanted_of_calls().is_empty() {
+                    return ControlFlow::Continue(());
+                }
+                // The loader's calls are the program's, too.
+                let outcome = reach.has_run_exec(&process, stopped);
+                if !lock(&reach.links).is_empty() {
+                    reach.followed(pid, outcome);
+                    return ControlFlow::Continue(());
+                }
+                // Libraries are hooked as they are mapped.
+                lock(&reach.starting).remove(&pid);
+                ControlFlow::Break(outcome)
+            };
+            let outcome = watched.run_through_start(begun, |stopped| {
+                lock(&reach.starting).remove(&pid);
+                reach.attach_all_to(&process, stopped)?;
+                let wanted = reach.wanted_of_calls();
+                reach.hook_calls_of(&process, &wanted, &mut Hold::Held(stopped))
+            });
+            lock(&reach.starting).remove(&pid);
+            let outcome = outcome
+                .map_err(Error::from)
+                .and_then(|loaded| match loaded {
+                    Loaded::Ready(attached) => attached,
+                    Loaded::Ended => Ok(()),
+                });
+            if let Err(error) = outcome
+                && program(pid).is_some()
+            {
+                (reach.report)(&error.to_string());
+            }
+        };
+        std::thread::Builder::new()
+            .name("beeline-start".into())
+            .spawn(follow)
+            .map_err(os("starting a thread"))
+    }
+}
+
+/// Is a process, which descends from another, still the copy that `fork` made? Both run one file, and no `exec` has laid
+/// out a stack of its own.
+fn is_copy_of(pid: i32, tool: i32) -> bool {
+    program(pid).is_some_and(|path| Some(path) == program(tool))
+        && stack_start(pid) == stack_start(tool)
+}
