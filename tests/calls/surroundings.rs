@@ -24,6 +24,17 @@ fn bare_calls_of_a_library_that_is_loaded_are_seen() {
     need!(same_calls(target, &["load", "load"]));
 }
 
+/// What a symbol says is data stays what it is, however much it looks like a call.
+#[test]
+fn data_among_the_code_is_left_alone() {
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/template.c");
+    need!(same_calls(
+        plain(&program),
+        &["look", "copy", "copy", "look"]
+    ));
+}
+
 /// Where one process has been hooked another one is hooked alike; where its code is not what it was there, all but that.
 #[test]
 fn a_process_whose_code_differs_from_that_of_another_is_hooked_but_for_that() {

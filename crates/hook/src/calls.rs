@@ -23,6 +23,7 @@
 //! only known when it runs: these are made from below a frame that remembers it, but for clone, vfork, clone3 and
 //! `rt_sigreturn`, which have no frame either.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -65,6 +66,31 @@ impl CallSites {
         self.spared.sort_by_key(|spared| spared.call);
     }
 
+    /// Leaves alone what a symbol says is data, given by start and end, and the calls whose hooks would reach into that.
+    pub fn spare_data(&mut self, data: &BTreeMap<u64, u64>) {
+        let is_data = |start: u64, len: u64| {
+            let end = start.saturating_add(len);
+            let before = data.range(..end).next_back();
+            before.is_some_and(|(_, data_end)| start < *data_end)
+        };
+        let reaches = |plan: &mut CallPlan| {
+            let mut windows = plan.original();
+            is_data(plan.call, SYSCALL_LEN)
+                || windows.any(|(start, bytes)| is_data(start, bytes.len() as u64))
+        };
+        let spared = self.plans.extract_if(.., reaches).map(|plan| SparedCall {
+            call: plan.call,
+            why: Spared::Data,
+        });
+        self.spared.extend(spared);
+        for spared in &mut self.spared {
+            if is_data(spared.call, SYSCALL_LEN) {
+                spared.why = Spared::Data;
+            }
+        }
+        self.spared.sort_by_key(|spared| spared.call);
+    }
+
     /// Leaves alone every call whose hook would take the instruction itself away from its place.
     pub fn keep_instructions(&mut self) {
         let (kept, displaced) = std::mem::take(&mut self.plans)
@@ -103,6 +129,8 @@ pub enum Spared {
     /// It may be data: what is before it in its function is no code. Where the bytes right before load the number of a call
     /// it is hooked nevertheless.
     Doubtful,
+    /// A symbol says that it is data, or its hook would reach into some.
+    Data,
     /// A hook would leave no `syscall` instruction in its place, and one is wanted there.
     Displaced,
     /// A hook would not be safe.
@@ -120,6 +148,7 @@ impl fmt::Display for Spared {
             }
             Self::WithoutStack => f.write_str("the thread has given its stack away"),
             Self::Doubtful => f.write_str("it may be data: what is before it is no code"),
+            Self::Data => f.write_str("a symbol says that there is data"),
             Self::Displaced => f.write_str("the instruction itself has to stay where it is"),
             Self::Unhookable(reason) => reason.fmt(f),
         }

@@ -30,6 +30,8 @@ pub struct Binary {
     others: Vec<Segment>,
     /// End by start of every function, in the file's virtual addresses.
     functions: BTreeMap<u64, u64>,
+    /// End by start of what symbols say is data among the code, likewise.
+    data: BTreeMap<u64, u64>,
     /// Where sections of code end, likewise.
     section_ends: BTreeSet<u64>,
     /// Where [`WANTED`] functions are, in the file's virtual addresses.
@@ -135,6 +137,7 @@ impl Binary {
             segments: loaded(true).collect(),
             others: loaded(false).collect(),
             functions: BTreeMap::new(),
+            data: BTreeMap::new(),
             section_ends: BTreeSet::new(),
             wanted: BTreeMap::new(),
             returning_twice: BTreeSet::new(),
@@ -165,6 +168,11 @@ impl Binary {
         functions.sort();
         // Of those that start at one place the longest counts, which is the last here.
         binary.functions = functions.into_iter().collect();
+        let functions = &binary.functions;
+        let is_code = |start: u64, end: u64| functions.range(start..end).next().is_some();
+        binary
+            .data
+            .retain(|start, end| start < end && !is_code(*start, *end));
         Ok(binary)
     }
 
@@ -190,6 +198,9 @@ impl Binary {
             for symbol in table.iter() {
                 let is_function = matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC);
                 let (start, len) = (symbol.st_value(endian), symbol.st_size(endian));
+                if symbol.st_type() == elf::STT_OBJECT && self.is_executable(start) {
+                    self.data.insert(start, start.saturating_add(len));
+                }
                 if !is_function || symbol.st_shndx(endian) == elf::SHN_UNDEF {
                     continue;
                 }
@@ -240,6 +251,11 @@ impl Binary {
         let section_end = self.section_ends.range(behind).next().copied();
         let ends = next.into_iter().chain(section_end);
         ends.fold(segment.addresses().end, u64::min)
+    }
+
+    fn is_executable(&self, address: u64) -> bool {
+        let mut segments = self.segments.iter();
+        segments.any(|segment| segment.addresses().contains(&address))
     }
 
     fn segment(&self, offset: u64) -> Option<&Segment> {
@@ -303,6 +319,12 @@ impl Binary {
     pub fn unnamed_code(&self) -> impl Iterator<Item = Range<u64>> {
         let segments = self.segments.iter().map(Segment::addresses);
         segments.filter(|range| self.functions.range(range.clone()).next().is_none())
+    }
+
+    /// What symbols say is data among the code: end by start, by the file's own addresses. None of it overlaps with a function's
+    /// start.
+    pub fn data(&self) -> &BTreeMap<u64, u64> {
+        &self.data
     }
 
     /// Every function that the file names, as file offsets, each up to the next one.

@@ -135,10 +135,15 @@ impl FileCalls {
         self.sites.plans.is_empty() && self.sites.spared.is_empty()
     }
 
-    /// May there be calls in a mapping, other than those that only end a thread or a signal handler, which are not hooked?
+    /// May there be calls in a mapping which are not hooked, other than those that only end a thread or a signal handler, and what is
+    /// data?
     pub fn may_have_unhooked(&self, region: &Region) -> bool {
-        let is_harmless =
-            |spared: &SparedCall| matches!(spared.why, Spared::Restorer | Spared::WithoutStack);
+        let is_harmless = |spared: &SparedCall| {
+            matches!(
+                spared.why,
+                Spared::Restorer | Spared::WithoutStack | Spared::Data
+            )
+        };
         let is_unnamed = |binary: &Binary| binary.unnamed_code().next().is_some();
         let spared = self.spared_within(region);
         self.binary.as_ref().is_none_or(is_unnamed)
@@ -223,6 +228,7 @@ fn sites_of<'a>(
     let starts = starts.flat_map(|start| [*start, start.saturating_add(1)]);
     let ranges = starts.map(|start| start..start.saturating_add(RESTORER));
     sites.hook_restorers(ranges.filter_map(|range| function(&range)));
+    sites.spare_data(binary.data());
     sites
 }
 
