@@ -1,9 +1,11 @@
 //! What a tool starts, and what that starts in its turn, is traced from its first instruction to its last: as on the kernel.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
 use beeline_e2e::{
-    Engine, Scratch, Tool, Turn, engines, find_program, map_counts, need, with_tracefs,
+    Engine, PATIENCE, Scratch, Tool, Turn, altered_text, beeline, beeline_wanted, engines,
+    find_program, is_alive, map_counts, need, until, with_tracefs,
 };
 
 const FUNCTIONS: &str = "uprobe:{prog}:family_forked { @forked = count(); } \
@@ -62,5 +64,56 @@ fn all_that_a_tool_starts_is_traced_however_short_it_lives() {
                 assert_eq!(ended.stderr, Vec::<String>::new(), "{what}");
             }
         }
+    }
+}
+
+/// What `beeline run` says when it leaves somebody behind: the process that stays with him.
+const STAYS: &str = "beeline: what the tool has started lives on, so process ";
+
+/// The tool has ended, and so does its session; what it has started goes on as if there had been none.
+#[test]
+fn who_outlives_the_tool_is_left_clean_and_lives_on() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let (pid, go) = (scratch.path().join("pid"), scratch.path().join("go"));
+    let made = Command::new("mkfifo").arg(&go).status();
+    assert!(made.expect("mkfifo").success());
+    let (pid_path, go_path) = (pid.display(), go.display());
+    let orphan = format!(
+        "(echo $BASHPID > {pid_path}; read line < {go_path}; cat /etc/passwd | wc -l > {pid_path}.lines; read line < {go_path}) >/dev/null 2>&1 & \
+         while ! [ -s {pid_path} ]; do :; done"
+    );
+    let script = scratch.path().join("script");
+    std::fs::write(&script, orphan).expect("a script");
+    let passwd = std::fs::read_to_string("/etc/passwd").expect("/etc/passwd");
+    for probes in [
+        "tracepoint:syscalls:sys_enter_openat { @[comm] = count(); }",
+        "uprobe:/bin/bash:main { @[comm] = count(); }",
+    ] {
+        let _ = std::fs::remove_file(&pid);
+        let child = format!("/bin/bash {}", script.display());
+        let mut command = Command::new(beeline());
+        command.arg("run").arg("--").arg(&bpftrace);
+        command.args(["-e", probes, "-c", &child]);
+        let ended = Tool::start(command).wait();
+        assert!(ended.status.success(), "{ended:?}");
+        let mut said = ended.stderr.iter();
+        let keeper =
+            said.find_map(|line| line.strip_prefix(STAYS)?.split(' ').next()?.parse().ok());
+        let keeper: u32 = keeper.unwrap_or_else(|| panic!("{ended:?}"));
+        let orphan = std::fs::read_to_string(&pid).expect("the orphan's number");
+        let orphan: u32 = orphan.trim().parse().expect("a number");
+        assert!(is_alive(orphan) && is_alive(keeper), "{ended:?}");
+        assert_eq!(altered_text(orphan), Vec::<String>::new());
+        std::fs::write(&go, "go\n").expect("it reads");
+        let lines = pid.with_extension("lines");
+        let read = || std::fs::read_to_string(&lines).unwrap_or_default();
+        let count = passwd.lines().count().to_string();
+        assert!(until(PATIENCE, || read().trim() == count), "{}", read());
+        std::fs::write(&go, "end\n").expect("it reads");
+        assert!(until(PATIENCE, || !is_alive(orphan) && !is_alive(keeper)));
+        std::fs::remove_file(&lines).expect("it was written");
     }
 }

@@ -17,6 +17,7 @@ use beeline_wire::tls::Tls;
 use clap::Args;
 use rustix::process::{Pid, Signal};
 
+use crate::keep;
 use crate::run::{self, exit_code};
 use crate::say;
 
@@ -100,8 +101,10 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
         }
     };
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
-    run::hand_signals_to(pid)?;
-    let status = started.serve_in(connection, sharing)?;
+    run::hand_signals_to(pid, started.stopper()?)?;
+    let status = started
+        .leave_to(keep::start)
+        .serve_in(connection, sharing)?;
     match LOST.load(Relaxed) {
         true => Ok(ExitCode::FAILURE),
         false => Ok(exit_code(status)),

@@ -6,6 +6,7 @@ mod ending;
 mod engines;
 mod guest;
 mod inject;
+mod keep;
 mod prog;
 mod ps;
 mod run;
@@ -86,6 +87,9 @@ enum Command {
     Guest(beeline_guest::Options),
     /// Run programs of an object file in a virtual machine's kernel, and print what they write and what changes in their maps
     Inject(inject::Arguments),
+    /// Let pass the calls of what a tool has left behind: started by `beeline run`
+    #[command(hide = true, name = keep::COMMAND)]
+    Keep,
     /// Pin a virtual machine's CPUs where its threads are bound to them, onto CPUs of this host
     VcpuPin(vcpu_pin::Arguments),
 }
@@ -120,6 +124,7 @@ fn main() -> ExitCode {
         Command::Detach { pid: Some(pid), .. } => detach::detach(pid),
         Command::Detach { pid: None, .. } => detach::detach_dead(),
         Command::Inject(arguments) => inject::inject(&arguments),
+        Command::Keep => keep::keep(),
         Command::VcpuPin(arguments) => vcpu_pin::pin(&arguments),
         Command::Guest(options) => beeline_guest::serve(&options, say).map(|()| ExitCode::SUCCESS),
     };

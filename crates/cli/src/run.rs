@@ -1,7 +1,7 @@
 //! `beeline run`: a session for one tool.
 
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use beeline_door::{Options, Tool};
 use beeline_runtime::{Runtime, Scope};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::{engines, say};
+use crate::{engines, keep, say};
 
 /// Shells give this to a command that was ended by signal n, plus n.
 const SIGNALLED: i32 = 128;
@@ -53,9 +53,9 @@ pub fn run(
     };
     // It is there, or has been killed: it waits at its first system call.
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
-    hand_signals_to(pid)?;
+    hand_signals_to(pid, started.stopper()?)?;
     runtime.set_tool(started.pid());
-    let status = started.serve(runtime.clone());
+    let status = started.leave_to(keep::start).serve(runtime.clone());
     runtime.close();
     Ok(exit_code(status?))
 }
@@ -63,9 +63,11 @@ pub fn run(
 /// The tool, once it has been started. Not by its number: its children may be served long after it has ended, and then
 /// the number may be another's.
 static TOOL: OnceLock<OwnedFd> = OnceLock::new();
+/// What is to be written to when the tool has ended and its children are to be served no longer.
+static STOPPER: OnceLock<OwnedFd> = OnceLock::new();
 
 /// What ends a session is for the tool: it gets Ctrl-C from the terminal, and from us what somebody sent to us alone.
-/// When the tool has ended we clean up and end.
+/// When the tool has ended we clean up and end; at the next signal even if some of its children use the session.
 pub fn hand_signals_on() {
     for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = hand_on;
@@ -84,10 +86,12 @@ pub fn hand_signals_on() {
     }
 }
 
-/// It gets the signals from now on.
-pub fn hand_signals_to(pid: Pid) -> anyhow::Result<()> {
+/// It gets the signals from now on; when it has ended the stopper does.
+pub fn hand_signals_to(pid: Pid, stopper: OwnedFd) -> anyhow::Result<()> {
     let tool = pidfd_open(pid, PidfdFlags::empty()).context("the tool cannot be signalled")?;
-    let _ = TOOL.set(tool); // There is one session.
+    // There is one session.
+    let _ = STOPPER.set(stopper);
+    let _ = TOOL.set(tool);
     Ok(())
 }
 
@@ -99,16 +103,31 @@ pub fn signal_tool(signal: Signal) {
 extern "C" fn hand_on(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a good siginfo.
     let sent_by_a_process = unsafe { (*info).si_code } <= 0;
-    match (TOOL.get(), Signal::from_named_raw(signal)) {
+    let Some(tool) = TOOL.get() else {
         // SAFETY: nothing has been attached yet; ends at once, as the signal would have.
-        (None, _) => unsafe { libc::_exit(SIGNALLED + signal) },
-        // One system call, which leaves errno alone. It fails if the tool has ended.
-        (Some(tool), Some(signal)) if sent_by_a_process => {
-            let _ = pidfd_send_signal(tool, signal);
+        unsafe { libc::_exit(SIGNALLED + signal) };
+    };
+    // Number 0 asks only if it is there.
+    let number = if sent_by_a_process { signal } else { 0 };
+    let (tool, none) = (tool.as_raw_fd(), std::ptr::null::<libc::siginfo_t>());
+    // SAFETY: system calls, which a handler may make; what it has interrupted may be about to look at errno.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let sent = libc::syscall(libc::SYS_pidfd_send_signal, tool, number, none, 0);
+        let is_gone = sent < 0 && *libc::__errno_location() == libc::ESRCH;
+        if let (true, Some(stopper)) = (is_gone, STOPPER.get()) {
+            libc::write(
+                stopper.as_raw_fd(),
+                (&raw const ONE).cast(),
+                size_of_val(&ONE),
+            );
         }
-        _ => {}
+        *libc::__errno_location() = errno;
     }
 }
+
+/// What an eventfd takes.
+static ONE: u64 = 1;
 
 /// The exit code that says how a command has ended.
 pub fn exit_code(status: ExitStatus) -> ExitCode {

@@ -405,6 +405,12 @@ impl Descriptors {
         drop(gone);
     }
 
+    /// Are there objects whose anchors have not hung up?
+    pub(crate) fn has_anchored(&self) -> bool {
+        let is_anchored = |entry: &Entry| matches!(entry.hold, Hold::Anchor { .. });
+        self.lock().values().any(is_anchored)
+    }
+
     /// The memory files that the tool was given.
     pub(crate) fn memory_files(&self) -> Vec<Key> {
         let given = |entry: &Entry| {

@@ -210,6 +210,10 @@ impl Answers for Guest {
         }
     }
 
+    fn is_in_use(&self) -> bool {
+        self.objects.are_there()
+    }
+
     fn tend(&self) {
         let store = || self.rings.store(&self.connection);
         let closed = |key: Key| self.walks.unlist((key.device, key.inode));

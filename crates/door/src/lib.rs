@@ -63,7 +63,7 @@ use std::sync::Arc;
 use beeline_runtime::backend::Backend;
 
 pub use guest::{Connection, Sharing};
-pub use spawn::Tool;
+pub use spawn::{Tool, let_pass};
 
 /// How a tool is run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

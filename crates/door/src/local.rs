@@ -146,6 +146,10 @@ impl Answers for Door {
         }
     }
 
+    fn is_in_use(&self) -> bool {
+        self.has_users()
+    }
+
     fn tend(&self) {
         self.reap();
     }

@@ -4,8 +4,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use beeline_runtime::backend::Errno;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// A system call of the tool that waits for its answer.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +58,8 @@ pub(crate) enum Reply {
 #[derive(Debug, Clone)]
 pub(crate) struct Listener {
     fd: Arc<OwnedFd>,
+    /// An eventfd; readable when no more calls are to be taken.
+    stop: Arc<OwnedFd>,
     /// Bytes that this kernel writes for a request, which may be more than this program knows.
     request_len: usize,
 }
@@ -81,8 +85,12 @@ impl Listener {
             return Err(io::Error::last_os_error());
         }
         let request_len = usize::from(sizes.seccomp_notif).max(size_of::<libc::seccomp_notif>());
-        let fd = Arc::new(fd);
-        let listener = Listener { fd, request_len };
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let listener = Listener {
+            fd: Arc::new(fd),
+            stop: Arc::new(eventfd(0, flags)?),
+            request_len,
+        };
         listener.wake_on_the_same_cpu();
         Ok(listener)
     }
@@ -101,20 +109,50 @@ impl Listener {
         };
     }
 
-    /// Waits for the next call; `None` when no process is left under the filter.
+    /// What makes [`Self::receive`] end when 8 bytes are written to it, in a signal handler if need be.
+    pub(crate) fn stopper(&self) -> io::Result<OwnedFd> {
+        self.stop.try_clone()
+    }
+
+    /// Makes [`Self::receive`] end.
+    pub(crate) fn stop(&self) {
+        // Fails only when it is readable enough.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+
+    /// Waits for [`Self::stop`]; false if nobody has said so in time.
+    pub(crate) fn is_stopped_within(&self, time: Duration) -> bool {
+        let time = Timespec::try_from(time).ok();
+        let mut stop = [PollFd::new(&*self.stop, PollFlags::IN)];
+        poll(&mut stop, time.as_ref()).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Is there still a process under the filter?
+    pub(crate) fn has_callers(&self) -> bool {
+        let mut fd = [PollFd::new(&*self.fd, PollFlags::empty())];
+        let now = Timespec::default();
+        poll(&mut fd, Some(&now)).is_ok() && !fd[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// The kernel's descriptor, for another process.
+    pub(crate) fn share(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
+    /// Waits for the next call; `None` when no process is left under the filter, or after [`Self::stop`].
     pub(crate) fn receive(&self) -> Option<Request> {
         loop {
-            let mut poll = libc::pollfd {
-                fd: self.fd.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            // SAFETY: one pollfd, exclusively borrowed.
-            let ready = unsafe { libc::poll(&raw mut poll, 1, -1) };
-            if ready < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {
-                continue;
+            let mut ready = [
+                PollFd::new(&*self.fd, PollFlags::IN),
+                PollFd::new(&*self.stop, PollFlags::IN),
+            ];
+            match poll(&mut ready, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => return None,
+                Ok(_) => {}
             }
-            if ready < 0 || poll.revents & libc::POLLIN == 0 {
+            let [call, stop] = ready.map(|ready| ready.revents());
+            if !call.contains(PollFlags::IN) || !stop.is_empty() {
                 return None;
             }
             if let Some(request) = self.take() {

@@ -12,6 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
+use std::time::Duration;
 
 use beeline_runtime::backend::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -19,6 +20,12 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use crate::call::{Answer, Call};
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
+
+/// Is given the calls of those who live on.
+pub(crate) type Heir = dyn Fn(&Listener) + Send + Sync;
+
+/// Between two looks whether the session is used when the tool has ended.
+const LOOK_FOR_USE: Duration = Duration::from_millis(500);
 
 /// Threads kept for the next call; more come and go with need.
 const SPARE_THREADS: usize = 2;
@@ -39,6 +46,9 @@ pub(crate) trait Answers: Sync + Sized {
     /// Gives the tool its answer. `let_lead` is to be called before anything is waited for behind that, as in
     /// [`Call::let_others_lead`].
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn());
+
+    /// May someone whom the tool has started still use an object of the session?
+    fn is_in_use(&self) -> bool;
 
     /// What is to be done beside the calls, in a thread of its own, until [`Self::stop`].
     fn tend(&self);
@@ -71,17 +81,31 @@ impl<D: Answers> Server<D> {
         }
     }
 
-    /// Returns when the last process under the filter is gone, and all it had is released.
-    pub(crate) fn run(&self) {
+    /// Returns when the last process under the filter is gone, or the rest has been left to `heir`; and all that they had is
+    /// released.
+    pub(crate) fn run(&self, heir: Option<&Heir>) {
         std::thread::scope(|outer| {
             let reaper = Builder::new().name("beeline-reaper".into());
             let reaper = reaper.spawn_scoped(outer, || self.door.tend());
             std::thread::scope(|scope| self.work(scope));
+            // Before anything is done that those who are left may be stopped for: some wait for an answer.
+            if let Some(heir) = heir
+                && self.listener.has_callers()
+            {
+                heir(&self.listener);
+            }
+            self.listener.stop();
             self.door.stop();
             // Without a reaper, or if it panicked, objects stay until here; no harm to the tool.
             let _ = reaper.map(|thread| thread.join());
         });
         self.door.clear();
+    }
+
+    /// The tool has ended: no more calls are taken as soon as nobody whom it has started uses the session, now or later.
+    pub(crate) fn end_with_its_use(&self) {
+        while self.door.is_in_use() && !self.listener.is_stopped_within(LOOK_FOR_USE) {}
+        self.listener.stop();
     }
 
     /// Takes calls and answers them until there are none, or enough others do.

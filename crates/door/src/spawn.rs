@@ -23,8 +23,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::guest::{Connection, Guest, Sharing};
 use crate::local::Door;
-use crate::notify::Listener;
-use crate::server::{Answers, Server};
+use crate::notify::{Listener, Reply};
+use crate::server::{Answers, Heir, Server};
 use crate::{Error, Options, filter};
 
 /// A tool that runs under the door.
@@ -34,11 +34,19 @@ use crate::{Error, Options, filter};
 /// Ctrl-C reaches it directly, so the caller has only to outlive it (ignore SIGINT), and to pass on
 /// other signals to [`Tool::pid`]. If Beeline dies, the tool gets SIGTERM, and those of its system
 /// calls that the door should answer fail with ENOSYS.
-#[derive(Debug)]
 pub struct Tool {
     pid: i32,
     listener: Listener,
     keeper: JoinHandle<io::Result<ExitStatus>>,
+    heir: Option<Box<Heir>>,
+}
+
+impl std::fmt::Debug for Tool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tool")
+            .field("pid", &self.pid)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Tool {
@@ -79,6 +87,7 @@ impl Tool {
             pid: pid as i32,
             listener,
             keeper,
+            heir: None,
         })
     }
 
@@ -87,11 +96,25 @@ impl Tool {
         self.pid
     }
 
+    /// Children that outlive the tool, and use nothing of the session, are left to somebody else, who is to [`let_pass`] their
+    /// calls: without the door these would fail. Who is not told of anybody serves them on.
+    pub fn leave_to(mut self, heir: impl Fn(OwnedFd) + Send + Sync + 'static) -> Self {
+        self.heir = Some(Box::new(move |listener: &Listener| {
+            if let Ok(listener) = listener.share() {
+                heir(listener);
+            }
+        }));
+        self
+    }
+
+    /// Who has written 8 bytes to this, leaves the children to their heir even if they use the session.
+    pub fn stopper(&self) -> io::Result<OwnedFd> {
+        self.listener.stopper()
+    }
+
     /// Answers the eBPF calls of the tool and its children from `backend` until the last of them
-    /// has ended, then releases all they still had, and says how the tool itself ended.
-    ///
-    /// Children that outlive the tool are served on, as without the door many of their calls would
-    /// fail.
+    /// has ended, or been [left to somebody else](Self::leave_to); then releases all they still had, and says how the tool
+    /// itself ended.
     pub fn serve(self, backend: Arc<dyn Backend>) -> Result<ExitStatus, Error> {
         let door = Door::new(backend).map_err(Error::system("preparing to serve the tool"))?;
         self.serve_by(door)
@@ -110,8 +133,20 @@ impl Tool {
     }
 
     fn serve_by(self, door: impl Answers) -> Result<ExitStatus, Error> {
-        Server::new(self.listener, door).run();
-        match self.keeper.join() {
+        let server = Server::new(self.listener, door);
+        let (keeper, heir) = (self.keeper, self.heir.as_deref());
+        let ended = std::thread::scope(|scope| {
+            let keeper = scope.spawn(|| {
+                let ended = keeper.join();
+                if heir.is_some() {
+                    server.end_with_its_use();
+                }
+                ended
+            });
+            server.run(heir);
+            keeper.join().and_then(|ended| ended)
+        });
+        match ended {
             Ok(status) => status.map_err(Error::system("waiting for the tool")),
             Err(_) => Err(Error::System {
                 what: "waiting for the tool",
@@ -119,6 +154,16 @@ impl Tool {
             }),
         }
     }
+}
+
+/// Has the kernel make the calls of all that are left under a filter, as if they were under none, until the last of them has ended.
+/// `listener` is what [`Tool::leave_to`] gave.
+pub fn let_pass(listener: OwnedFd) -> io::Result<()> {
+    let listener = Listener::new(listener)?;
+    while let Some(request) = listener.receive() {
+        listener.answer(request.id, Ok(Reply::Continue));
+    }
+    Ok(())
 }
 
 /// Waits for the end of a child that the calling thread started.

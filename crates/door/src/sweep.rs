@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -56,8 +56,7 @@ impl Door {
         }
         self.unswept.store(0, Ordering::Relaxed);
         let candidates: HashSet<Key> = self.fds.memory_files().into_iter().collect();
-        let waiters = self.fds.waiters();
-        let missing = not_in_use(candidates, &waiters);
+        let missing = not_in_use(candidates, &self.fds.waiters());
         if missing.is_empty() {
             return;
         }
@@ -66,26 +65,51 @@ impl Door {
             self.fds.forget(key);
         }
     }
+
+    /// Has any process a descriptor of the session's? Who has only memory of maps mapped may be a target.
+    pub(crate) fn has_users(&self) -> bool {
+        if self.fds.reap_closed().is_err() || self.fds.has_anchored() {
+            return true;
+        }
+        let files: HashSet<Key> = self.fds.memory_files().into_iter().collect();
+        let count = files.len();
+        let is_open = || {
+            let mut files = files.clone();
+            for process in others() {
+                remove_open(&process, &mut files, &self.fds.waiters());
+            }
+            files.len() < count
+        };
+        !files.is_empty()
+            && (is_open() || {
+                std::thread::sleep(SECOND_LOOK);
+                is_open()
+            })
+    }
 }
 
 /// Those of `files` that no process but this has open or mapped. Processes that may not be looked
 /// into are none of the tool's: the door could not read their memory either.
 fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<Key> {
-    let Ok(processes) = fs::read_dir("/proc") else {
-        return HashSet::new();
-    };
-    let own = std::process::id().to_string();
-    for process in processes.flatten() {
-        let name = process.file_name();
-        if name.as_encoded_bytes().iter().all(u8::is_ascii_digit) && name != *own {
-            remove_open(&process.path(), &mut files, waiters);
-            remove_mapped(&process.path(), &mut files);
-        }
+    for process in others() {
+        remove_open(&process, &mut files, waiters);
+        remove_mapped(&process, &mut files);
         if files.is_empty() {
             break;
         }
     }
     files
+}
+
+/// The directories of all processes but this one.
+fn others() -> impl Iterator<Item = PathBuf> {
+    let own = std::process::id().to_string();
+    let is_other = move |process: &fs::DirEntry| {
+        let name = process.file_name();
+        name.as_encoded_bytes().iter().all(u8::is_ascii_digit) && name != *own
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter(is_other).map(|process| process.path())
 }
 
 fn remove_open(process: &Path, files: &mut HashSet<Key>, waiters: &HashMap<u32, Key>) {

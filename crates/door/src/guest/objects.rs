@@ -243,6 +243,11 @@ impl Objects {
         !self.has_rings.load(Ordering::Acquire)
     }
 
+    /// Are there any? What has been closed may be among them for a while.
+    pub(super) fn are_there(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
     /// Gives back what the tool closes, until [`Self::stop`]. `store` sends the guest what the tool has written to arrays; `closed` is told
     /// of files that stand for nothing any more.
     pub(super) fn reap(&self, sharing: Option<&Sharing>, store: impl Fn(), closed: impl Fn(Key)) {
