@@ -47,6 +47,18 @@ fn the_version_is_the_packages() {
     );
 }
 
+/// Before the tool's name an option is ours, behind it the tool's.
+#[test]
+fn an_option_that_there_is_not_is_no_tool() {
+    for name in ["run", "start"] {
+        let ended = ask(&[name, "--frob", "true"]);
+        assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+        assert!(ended.stderr[0].contains("'--frob'"), "{ended:?}");
+        let ended = ask(&[name, "printf", "%s", "--frob"]);
+        assert_eq!(ended.stdout, ["--frob"], "{ended:?}");
+    }
+}
+
 #[test]
 fn ps_json_is_a_list_when_nothing_is_traced() {
     let _turn = Turn::take();

@@ -49,7 +49,7 @@ enum Command {
         #[command(flatten)]
         place: guest::Where,
         /// The tool and its arguments
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        #[arg(required = true, trailing_var_arg = true)]
         tool: Vec<OsString>,
     },
     /// Start a command that the sessions which run now see from its first system call on
@@ -58,7 +58,7 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         wait: u64,
         /// The command and its arguments
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        #[arg(required = true, trailing_var_arg = true)]
         command: Vec<OsString>,
     },
     /// List the processes that Beeline is present in, and what it has mapped and hooked there
