@@ -332,9 +332,18 @@ impl Reach {
         let (Some(target), _) = self.make_target(process) else {
             return Ok(());
         };
-        let mut target = lock(&target);
+        self.attach_at(&mut lock(&target), link, &addresses, hold)
+    }
+
+    fn attach_at(
+        &self,
+        target: &mut Target,
+        link: &Uprobe,
+        addresses: &[u64],
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
         let wanted = self.wanted_of_calls();
-        for address in addresses {
+        for &address in addresses {
             if target.runs_at(address, link.id) {
                 continue;
             }
@@ -355,6 +364,24 @@ impl Reach {
             })?;
         }
         Ok(())
+    }
+
+    /// Attaches links to a process of one thread in one stop, as far as that can be.
+    fn attach_together(&self, target: &mut Target, links: &[&Arc<Uprobe>]) {
+        let process = target.process().clone();
+        let attach = |stopped: &mut Stopped| {
+            let Ok(regions) = stopped.regions() else {
+                return;
+            };
+            for link in links {
+                let addresses = link.place.addresses(&regions);
+                let _ = self.attach_at(target, link, &addresses, &mut Hold::Held(stopped));
+            }
+        };
+        // Other threads would stand still for what is looked at and written meanwhile.
+        if process.is_single() {
+            let _ = process.stopped(attach);
+        }
     }
 
     /// Attaches every link that concerns a process to what it maps now.

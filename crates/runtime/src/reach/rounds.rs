@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use beeline_maps::Kind;
 
 use super::{Reach, lock, program};
+use crate::backend::Id;
 use crate::link::Uprobe;
 use crate::map::MapObject;
 use crate::opening;
@@ -101,43 +102,34 @@ impl Reach {
 
     /// Looks whether a process maps files by now, or anew, that links are to be attached in.
     pub(super) fn revisit(self: &Arc<Self>, pid: i32, links: &[Arc<Uprobe>]) {
+        let concerns = |link: &&Arc<Uprobe>| {
+            link.pid.is_none_or(|only| only == pid) && !self.has_failed_lately(pid, link.id)
+        };
+        let mut missing: Vec<_> = links.iter().filter(concerns).collect();
         let target = lock(&self.targets).get(&pid).cloned();
         if let Some(target) = &target {
-            lock(target).forget_unmapped();
-        }
-        let regions = target
-            .as_ref()
-            .and_then(|target| lock(target).process().regions().ok());
-        for link in links
-            .iter()
-            .filter(|link| link.pid.is_none_or(|only| only == pid))
-        {
-            // The common case by far, and it costs nothing: all that is there is hooked.
-            let is_done = match (&target, &regions) {
-                (Some(target), Some(regions)) => {
-                    let target = lock(target);
-                    link.place
-                        .addresses(regions)
-                        .iter()
-                        .all(|address| target.runs_at(*address, link.id))
+            let mut target = lock(target);
+            target.forget_unmapped();
+            if let Ok(regions) = target.process().regions() {
+                // The common case by far, and it costs nothing: all that is there is hooked.
+                let is_missing = |target: &Target, link: &Uprobe| {
+                    let mut addresses = link.place.addresses(&regions).into_iter();
+                    addresses.any(|address| !target.runs_at(address, link.id))
+                };
+                missing.retain(|link| is_missing(&target, link));
+                if missing.len() > 1 {
+                    self.attach_together(&mut target, &missing);
+                    missing.retain(|link| is_missing(&target, link));
                 }
-                _ => false,
-            };
-            if !is_done {
-                self.try_again(pid, link);
             }
+        }
+        for link in missing {
+            self.try_again(pid, link);
         }
     }
 
     /// Attaches a link to a process that may map the file by now. What fails is told once, for a process that was named.
     fn try_again(self: &Arc<Self>, pid: i32, link: &Arc<Uprobe>) {
-        let key = (pid, link.id);
-        if lock(&self.failures)
-            .get(&key)
-            .is_some_and(|since| since.elapsed() < PAUSE)
-        {
-            return;
-        }
         let Err(error) = self.attach_process(pid, link) else {
             return;
         };
@@ -145,10 +137,18 @@ impl Reach {
         if opening::is_held_by_us(&error) || !maps_file_of(link, pid) {
             return;
         }
-        let is_new = lock(&self.failures).insert(key, Instant::now()).is_none();
+        let mut failures = lock(&self.failures);
+        let is_new = failures.insert((pid, link.id), Instant::now()).is_none();
+        drop(failures);
         if is_new && self.named(link) {
             (self.report)(&error.to_string());
         }
+    }
+
+    fn has_failed_lately(&self, pid: i32, link: Id) -> bool {
+        let failures = lock(&self.failures);
+        let since = failures.get(&(pid, link));
+        since.is_some_and(|since| since.elapsed() < PAUSE)
     }
 
     /// Restores code that runs no program any more, notices processes that have moved to another cgroup, and unmaps maps that
