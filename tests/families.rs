@@ -12,7 +12,7 @@ const FUNCTIONS: &str = "uprobe:{prog}:family_forked { @forked = count(); } \
     uprobe:{prog}:family_run { @run = count(); } \
     uretprobe:{prog}:family_daemon { @daemon = count(); } \
     uprobe:{lib}:plugin_work { @loaded = count(); }";
-const CALLS: &str = "tracepoint:syscalls:sys_enter_setsid { @setsid = count(); } \
+const CALLS: &str = "tracepoint:syscalls:sys_enter_setsid /comm == \"family\"/ { @setsid = count(); } \
     tracepoint:syscalls:sys_enter_execve /comm == \"family\"/ { @execve = count(); }";
 
 /// How often each of [`FUNCTIONS`] runs in what `family.c` does.
@@ -116,4 +116,25 @@ fn who_outlives_the_tool_is_left_clean_and_lives_on() {
         assert!(until(PATIENCE, || !is_alive(orphan) && !is_alive(keeper)));
         std::fs::remove_file(&lines).expect("it was written");
     }
+}
+
+/// A script is no tool: who it has started may yet use the session, or does so now.
+#[test]
+fn who_outlives_the_script_that_started_him_is_traced_on() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    need!(find_program("bpftrace"));
+    let mut target = Command::new("sleep").arg("1.5").spawn().expect("sleep");
+    let pid = target.id();
+    let probes = format!(
+        "tracepoint:syscalls:sys_enter_exit_group /pid == {pid}/ {{ @ends = count(); exit(); }}"
+    );
+    let script = format!("(sleep 0.3; exec bpftrace -e '{probes}') & exit 3");
+    let mut command = Command::new(beeline());
+    command.args(["run", "--", "sh", "-c", &script]);
+    let ended = Tool::start(command).wait();
+    target.wait().expect("sleep has ended");
+    assert_eq!(ended.status.code(), Some(3), "{ended:?}");
+    let expected = BTreeMap::from([("@ends".to_owned(), 1)]);
+    assert_eq!(map_counts(&ended.stdout), expected, "{ended:?}");
 }

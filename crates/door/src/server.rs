@@ -9,7 +9,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::Duration;
@@ -64,6 +64,10 @@ pub(crate) trait Answers: Sync + Sized {
 pub(crate) struct Server<D> {
     listener: Listener,
     door: D,
+    /// The tool's process.
+    tool: i32,
+    /// It has made eBPF calls itself, and not only started who does.
+    tool_has_called: AtomicBool,
     /// Held by the thread that waits for the next call.
     lead: Mutex<()>,
     /// Threads that lead or wait to.
@@ -71,11 +75,13 @@ pub(crate) struct Server<D> {
 }
 
 impl<D: Answers> Server<D> {
-    pub(crate) fn new(listener: Listener, door: D) -> Self {
+    pub(crate) fn new(listener: Listener, door: D, tool: i32) -> Self {
         allow_many_files();
         Server {
             listener,
             door,
+            tool,
+            tool_has_called: AtomicBool::new(false),
             lead: Mutex::new(()),
             free: AtomicUsize::new(1),
         }
@@ -102,10 +108,22 @@ impl<D: Answers> Server<D> {
         self.door.clear();
     }
 
-    /// The tool has ended: no more calls are taken as soon as nobody whom it has started uses the session, now or later.
+    /// The tool has ended: no more calls are taken as soon as nobody whom it has started uses the session. If the tool was only
+    /// the one who started who does, a script say, they may use it later.
     pub(crate) fn end_with_its_use(&self) {
-        while self.door.is_in_use() && !self.listener.is_stopped_within(LOOK_FOR_USE) {}
+        let is_in_use = || !self.tool_has_called.load(Ordering::Acquire) || self.door.is_in_use();
+        while is_in_use() && !self.listener.is_stopped_within(LOOK_FOR_USE) {}
         self.listener.stop();
+    }
+
+    fn note_who_calls(&self, request: &Request) {
+        let is_ebpf = matches!(request.nr, libc::SYS_bpf | libc::SYS_perf_event_open);
+        if is_ebpf
+            && !self.tool_has_called.load(Ordering::Acquire)
+            && (request.tid == self.tool || request.process() == self.tool)
+        {
+            self.tool_has_called.store(true, Ordering::Release);
+        }
     }
 
     /// Takes calls and answers them until there are none, or enough others do.
@@ -186,6 +204,7 @@ impl<D: Answers> Server<D> {
                 self.add_worker(scope);
             }
         };
+        self.note_who_calls(request);
         let call = self.call(request, &let_lead);
         if !D::is_short(request) {
             call.let_others_lead();

@@ -96,8 +96,9 @@ impl Tool {
         self.pid
     }
 
-    /// Children that outlive the tool, and use nothing of the session, are left to somebody else, who is to [`let_pass`] their
-    /// calls: without the door these would fail. Who is not told of anybody serves them on.
+    /// Children that outlive a tool which has made eBPF calls itself, and use nothing of the session, are left to somebody else, who is
+    /// to [`let_pass`] their calls: without the door these would fail. Without this they are served on, as are those of a script
+    /// that has only started who makes such calls.
     pub fn leave_to(mut self, heir: impl Fn(OwnedFd) + Send + Sync + 'static) -> Self {
         self.heir = Some(Box::new(move |listener: &Listener| {
             if let Ok(listener) = listener.share() {
@@ -133,7 +134,7 @@ impl Tool {
     }
 
     fn serve_by(self, door: impl Answers) -> Result<ExitStatus, Error> {
-        let server = Server::new(self.listener, door);
+        let server = Server::new(self.listener, door, self.pid);
         let (keeper, heir) = (self.keeper, self.heir.as_deref());
         let ended = std::thread::scope(|scope| {
             let keeper = scope.spawn(|| {
