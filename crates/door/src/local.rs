@@ -146,6 +146,10 @@ impl Answers for Door {
         }
     }
 
+    fn found_tool(&self, pid: i32) {
+        self.backend.found_tool(pid);
+    }
+
     fn is_in_use(&self) -> bool {
         self.has_users()
     }

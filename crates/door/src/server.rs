@@ -8,6 +8,7 @@
 //! answered at once is answered by the leader, who lets another lead only if it comes to wait.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,6 +27,9 @@ pub(crate) type Heir = dyn Fn(&Listener) + Send + Sync;
 
 /// Between two looks whether the session is used when the tool has ended.
 const LOOK_FOR_USE: Duration = Duration::from_millis(500);
+
+/// Threads that are remembered to have made eBPF calls.
+const MOST_CALLERS: usize = 1024;
 
 /// Threads kept for the next call; more come and go with need.
 const SPARE_THREADS: usize = 2;
@@ -46,6 +50,9 @@ pub(crate) trait Answers: Sync + Sized {
     /// Gives the tool its answer. `let_lead` is to be called before anything is waited for behind that, as in
     /// [`Call::let_others_lead`].
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn());
+
+    /// A process makes eBPF calls; told once of each of its threads that does.
+    fn found_tool(&self, pid: i32);
 
     /// May someone whom the tool has started still use an object of the session?
     fn is_in_use(&self) -> bool;
@@ -68,6 +75,8 @@ pub(crate) struct Server<D> {
     tool: i32,
     /// It has made eBPF calls itself, and not only started who does.
     tool_has_called: AtomicBool,
+    /// Threads that make eBPF calls.
+    callers: Mutex<HashSet<i32>>,
     /// Held by the thread that waits for the next call.
     lead: Mutex<()>,
     /// Threads that lead or wait to.
@@ -82,6 +91,7 @@ impl<D: Answers> Server<D> {
             door,
             tool,
             tool_has_called: AtomicBool::new(false),
+            callers: Mutex::default(),
             lead: Mutex::new(()),
             free: AtomicUsize::new(1),
         }
@@ -117,13 +127,23 @@ impl<D: Answers> Server<D> {
     }
 
     fn note_who_calls(&self, request: &Request) {
-        let is_ebpf = matches!(request.nr, libc::SYS_bpf | libc::SYS_perf_event_open);
-        if is_ebpf
-            && !self.tool_has_called.load(Ordering::Acquire)
-            && (request.tid == self.tool || request.process() == self.tool)
-        {
+        if !matches!(request.nr, libc::SYS_bpf | libc::SYS_perf_event_open) {
+            return;
+        }
+        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !callers.insert(request.tid) {
+            return;
+        }
+        // Numbers are used again, and it does no harm to ask again.
+        if callers.len() > MOST_CALLERS {
+            callers.clear();
+        }
+        drop(callers);
+        let process = request.process();
+        if process == self.tool {
             self.tool_has_called.store(true, Ordering::Release);
         }
+        self.door.found_tool(process);
     }
 
     /// Takes calls and answers them until there are none, or enough others do.

@@ -204,6 +204,8 @@ pub struct Control {
     pub users: AtomicU32,
     /// Such calls that are under way. Not 0 again once there may be code whose calls nobody sees.
     pub user_changes: AtomicU32,
+    /// Incremented with each call by which a thread has got another name.
+    pub names: AtomicU32,
 }
 
 /// The signals whose handlers the image takes over: SIGTRAP, SIGBUS and SIGSEGV, in the order of [`Signals::saved`].
@@ -278,6 +280,8 @@ pub struct CommEntry {
     pub tid: u32,
     /// The coarse clock's tick at which the name was read.
     pub tick: u32,
+    /// [`Control::names`] then.
+    pub names: u32,
     /// Ends with a NUL.
     pub comm: [u8; 16],
 }

@@ -367,6 +367,11 @@ pub trait Backend: Send + Sync {
     /// Is there such a place? Checked when the tool opens the event, before it names a program.
     fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno>;
 
+    /// A process, under the tool's filter, makes eBPF calls: it is a tool itself, and no target unless it is named.
+    fn found_tool(&self, pid: i32) {
+        let _ = pid;
+    }
+
     /// A process of the tool asks for map operations again and again, by the `syscall` instruction that ends at `ip`: they
     /// may be done in the process itself from now on. Not to be waited for.
     fn shorten(&self, pid: i32, ip: u64) {

@@ -256,16 +256,18 @@ impl Reach {
     /// The processes that a link may concern; `only` is the one that it names itself.
     fn candidates(&self, only: Option<i32>) -> Vec<i32> {
         let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
+        let tools = self.family.tools();
+        let is_tool = |pid: &i32| *pid == tool || tools.contains(pid);
         match (only, &self.scope) {
             (Some(pid), _) => vec![pid],
             (None, Scope::Processes(pids)) => pids.clone(),
             (None, Scope::All) => all_processes()
                 .into_iter()
-                .filter(|pid| *pid != own && *pid != tool)
+                .filter(|pid| *pid != own && !is_tool(pid))
                 .collect(),
             (None, Scope::Children) => all_processes()
                 .into_iter()
-                .filter(|pid| *pid != tool && self.family.has(*pid, tool))
+                .filter(|pid| !is_tool(pid) && self.family.has(*pid, tool))
                 .collect(),
         }
     }
@@ -294,6 +296,11 @@ impl Reach {
     /// May this process be traced?
     pub fn check(&self, pid: i32) -> Result<(), Error> {
         self.open(pid).map(drop)
+    }
+
+    /// See [`Backend::found_tool`](crate::backend::Backend::found_tool).
+    pub fn found_tool(&self, pid: i32) {
+        self.family.add_tool(pid);
     }
 
     /// The tool has been started, and is under no filter of its own yet.
@@ -342,7 +349,7 @@ impl Reach {
         addresses: &[u64],
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let wanted = self.wanted_of_calls();
+        let wanted = self.wanted_of_calls(target.process().pid());
         for &address in addresses {
             if target.runs_at(address, link.id) {
                 continue;

@@ -33,12 +33,13 @@ impl Scope {
             };
             pids.extend(value.and_then(|value| value.parse::<i32>().ok()));
         }
-        let is_bpftrace = words
-            .first()
-            .is_some_and(|tool| Path::new(tool.as_ref()).ends_with("bpftrace"));
+        // Something else may start it: `timeout 10 bpftrace`.
+        let is_bpftrace =
+            |word: &std::borrow::Cow<str>| Path::new(word.as_ref()).ends_with("bpftrace");
+        let options = words.iter().skip_while(|word| !is_bpftrace(word));
         if !pids.is_empty() {
             Self::Processes(pids)
-        } else if is_bpftrace && words.iter().any(|word| word == "-c") {
+        } else if options.skip(1).any(|word| word == "-c") {
             Self::Children
         } else {
             Self::All
@@ -100,6 +101,8 @@ mod tests {
         assert_eq!(scope("funclatency -p12 f"), Scope::Processes(vec![12]));
         assert_eq!(scope("memleak --pid=12"), Scope::Processes(vec![12]));
         assert_eq!(scope("/usr/bin/bpftrace -e x -c true"), Scope::Children);
+        assert_eq!(scope("timeout 9 bpftrace -e x -c true"), Scope::Children);
+        assert_eq!(scope("sh -c bpftrace"), Scope::All);
         assert_eq!(scope("bashreadline"), Scope::All);
         assert_eq!(scope("bpftrace -e x -print"), Scope::All);
     }

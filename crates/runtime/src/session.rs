@@ -501,6 +501,10 @@ impl Backend for Runtime {
         }
     }
 
+    fn found_tool(&self, pid: i32) {
+        self.reach.found_tool(pid);
+    }
+
     fn shorten(&self, pid: i32, ip: u64) {
         // The door goes on answering what has no shortcut.
         let _ = self.reach.open_shortcut(pid, ip, &self.shortcuts);

@@ -10,6 +10,7 @@ use crate::abi::calls::{ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, ENTER};
 use crate::enter::forget_slots_of;
 use crate::sys::{self, nr};
 
+const PR_SET_NAME: u64 = 15;
 const PROT_EXEC: u64 = 4;
 const MAP_ANONYMOUS: u64 = 0x20;
 const CLONE_VM: u64 = 0x100;
@@ -69,6 +70,10 @@ pub(super) fn attend(call: &Call<'_>) {
         nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
         nr::CLONE | nr::VFORK | nr::CLONE3 => split(call),
         nr::RT_SIGRETURN if call.edge == ENTER => call.show_restored(),
+        // What is remembered of the thread's name is out of date before its programs behind the call run.
+        nr::PRCTL if call.regs.di == PR_SET_NAME => {
+            call.control.names.fetch_add(1, Relaxed);
+        }
         nr::SETUID
         | nr::SETGID
         | nr::SETREUID

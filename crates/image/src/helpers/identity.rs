@@ -210,12 +210,16 @@ pub fn tid(context: &Context) -> u32 {
     }
 }
 
-/// The calling thread's name, at most one tick of the coarse clock old.
+/// The calling thread's name. Where the calls that change it are not seen, or another thread does, it is one tick of the coarse clock
+/// old at most.
 pub fn comm(context: &mut Context) -> [u8; COMM_LEN] {
     // SAFETY: the context's target outlives the run.
-    if unsafe { (*context.target).tid_offset } == TID_UNKNOWN {
+    let target = unsafe { &*context.target };
+    if target.tid_offset == TID_UNKNOWN {
         return ask_comm();
     }
+    // SAFETY: private memory of the target, mapped as long as programs can run.
+    let names = unsafe { &*target.control }.names.load(Relaxed);
     let (tid, tick) = (tid(context), time::tick(context));
     // SAFETY: the slot is leased by this run.
     let entry = unsafe {
@@ -224,11 +228,12 @@ pub fn comm(context: &mut Context) -> [u8; COMM_LEN] {
             .get_mut(tid as usize & (COMM_ENTRIES - 1))
     };
     match entry {
-        Some(entry) if entry.tid == tid && entry.tick == tick => entry.comm,
+        Some(entry) if (entry.tid, entry.tick, entry.names) == (tid, tick, names) => entry.comm,
         Some(entry) => {
             *entry = CommEntry {
                 tid,
                 tick,
+                names,
                 comm: ask_comm(),
             };
             entry.comm

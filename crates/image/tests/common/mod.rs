@@ -45,6 +45,7 @@ impl Environment {
             orphan: AtomicU32::new(0),
             users: AtomicU32::new(0),
             user_changes: AtomicU32::new(0),
+            names: AtomicU32::new(0),
         });
         // SAFETY: all atomics.
         let session: Box<Session> = unsafe { Box::new(std::mem::zeroed()) };

@@ -162,17 +162,17 @@ impl Reach {
         let Some((pid, target)) = self.who_asks(own as i32, owner) else {
             return;
         };
+        if let Some(parent) = self.tagged(owner).map(|tagged| tagged.process.pid())
+            && parent != pid
+        {
+            self.family.inherit(pid, parent);
+        }
         match request.kind.load(SeqCst) {
-            ASK_FORK => {
-                if let Some(parent) = self.tagged(owner) {
-                    self.family.inherit(pid, parent.process.pid());
-                }
-                match self.adopt(pid, &target) {
-                    // It is tried again.
-                    Err(_) if beeline_inject::must_end() => {}
-                    outcome => self.followed(pid, outcome),
-                }
-            }
+            ASK_FORK => match self.adopt(pid, &target) {
+                // It is tried again.
+                Err(_) if beeline_inject::must_end() => {}
+                outcome => self.followed(pid, outcome),
+            },
             ASK_EXEC => {
                 let thread = request.tid.load(SeqCst) as i32;
                 let outcome = self.open_again(pid, owner);
@@ -336,7 +336,7 @@ impl Reach {
             self.died(owner);
             self.remember(old);
         }
-        let wanted = self.wanted_of_calls();
+        let wanted = self.wanted_of_calls(process.pid());
         self.hook_calls_of(process, &wanted, &mut Hold::Held(stopped))?;
         self.attach_all_to(process, stopped)?;
         let target = lock(&self.targets).get(&process.pid()).cloned();

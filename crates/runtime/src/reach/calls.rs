@@ -53,7 +53,7 @@ impl Reach {
 
     /// Has the system calls of one process do what is wanted.
     pub(super) fn hook_calls(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
-        let wanted = self.wanted_of_calls();
+        let wanted = self.wanted_of_calls(pid);
         if wanted.is_empty() || self.follows_start(pid)? {
             return Ok(());
         }
@@ -139,7 +139,11 @@ impl Reach {
 
     /// Hooks what is new: processes, and code in those that are young or were named.
     pub(super) fn revisit_calls(self: &Arc<Self>, young: &BTreeSet<i32>) {
-        for pid in self.candidates(None) {
+        let candidates = match lock(&self.calls).is_empty() && self.scope == Scope::All {
+            true => self.family.members(),
+            false => self.candidates(None),
+        };
+        for pid in candidates {
             let is_known = lock(&self.targets).contains_key(&pid);
             if is_known && !young.contains(&pid) && !self.is_narrow() {
                 continue;
@@ -149,13 +153,28 @@ impl Reach {
         }
     }
 
-    /// What is wanted of the calls of every process of the scope. What a tool starts itself is followed for the sake of
-    /// functions that are probed, too: it is short, and what the children do that it makes is counted.
-    pub(super) fn wanted_of_calls(&self) -> Wanted {
+    /// Are the calls of any process hooked?
+    pub(super) fn hooks_calls(&self) -> bool {
+        !lock(&self.calls).is_empty() || self.follows_family()
+    }
+
+    /// What a tool starts itself is followed for the sake of functions that are probed, too: it is short, and what the children do
+    /// that it makes is counted.
+    fn follows_family(&self) -> bool {
         let is_for_all = |link: &Arc<Uprobe>| link.pid.is_none();
+        !matches!(self.scope, Scope::Processes(_)) && lock(&self.links).values().any(is_for_all)
+    }
+
+    /// What is wanted of the calls of a process of the scope.
+    pub(super) fn wanted_of_calls(&self, pid: i32) -> Wanted {
+        let tool = self.tool.load(SeqCst);
+        let is_child = || {
+            let is_tool = pid == tool || self.family.tools().contains(&pid);
+            tool != 0 && !is_tool && self.family.has(pid, tool)
+        };
         Wanted {
             links: lock(&self.calls).values().cloned().collect(),
-            follows: self.scope == Scope::Children && lock(&self.links).values().any(is_for_all),
+            follows: self.follows_family() && is_child(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What the tool has started, and what that has started since. A process stays of the family when its parent has ended, as a
-//! daemon's has: it is known from when it was forked or first looked at.
+//! daemon's has: it is known from when it was forked or first looked at. Some of the family make eBPF calls: tools, that something else has
+//! started, as `timeout` does.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -12,6 +13,8 @@ use crate::scope::{parentage, start_time};
 pub(super) struct Family {
     /// When each member started, in clock ticks since boot: a number is used again.
     members: Mutex<BTreeMap<i32, u64>>,
+    /// Those that make eBPF calls, likewise.
+    tools: Mutex<BTreeMap<i32, u64>>,
 }
 
 /// Process trees are shallow; the bound keeps a race with a parent's end from going round.
@@ -56,11 +59,35 @@ impl Family {
         }
     }
 
+    /// A process that is known to be of the family makes eBPF calls.
+    pub fn add_tool(&self, pid: i32) {
+        if let Some(start) = start_time(pid) {
+            lock(&self.members).insert(pid, start);
+            lock(&self.tools).insert(pid, start);
+        }
+    }
+
+    /// Those that make eBPF calls.
+    pub fn tools(&self) -> Vec<i32> {
+        let tools = lock(&self.tools);
+        let there = tools.iter().filter(|(pid, start)| lives(**pid, **start));
+        there.map(|(pid, _)| *pid).collect()
+    }
+
+    /// All that are known.
+    pub fn members(&self) -> Vec<i32> {
+        lock(&self.members).keys().copied().collect()
+    }
+
     /// Forgets who has ended, but for those who may have children yet that nobody has seen.
     pub fn forget_ended(&self, is_remembered: impl Fn(i32) -> bool) {
-        let lives = |pid: i32, start: u64| start_time(pid) == Some(start);
         lock(&self.members).retain(|pid, start| lives(*pid, *start) || is_remembered(*pid));
+        lock(&self.tools).retain(|pid, start| lives(*pid, *start));
     }
+}
+
+fn lives(pid: i32, start: u64) -> bool {
+    start_time(pid) == Some(start)
 }
 
 #[cfg(test)]

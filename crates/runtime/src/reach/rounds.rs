@@ -45,7 +45,7 @@ impl Reach {
                 self.look_for_slipped_calls();
             }
             let links = self.links();
-            let hooks_calls = !self.wanted_of_calls().is_empty();
+            let hooks_calls = self.hooks_calls();
             if links.is_empty() && !hooks_calls {
                 continue;
             }
@@ -133,8 +133,8 @@ impl Reach {
         let Err(error) = self.attach_process(pid, link) else {
             return;
         };
-        // Who holds it attaches what there is itself.
-        if opening::is_held_by_us(&error) || !maps_file_of(link, pid) {
+        // Who holds it attaches what there is itself; and at the end code is as it was.
+        if self.stop.load(SeqCst) || opening::is_held_by_us(&error) || !maps_file_of(link, pid) {
             return;
         }
         let mut failures = lock(&self.failures);

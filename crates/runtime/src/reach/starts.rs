@@ -13,11 +13,17 @@ use crate::scope::stack_start;
 use crate::target::Hold;
 
 impl Reach {
-    /// A child of the tool that is still a copy of the tool will run another program: it is followed to there, and
+    /// A child of a tool that is still a copy of the tool will run another program: it is followed to there, and
     /// stopped when that program's libraries are mapped and none of its code has run.
     pub(super) fn follows_start(self: &Arc<Self>, pid: i32) -> Result<bool, Error> {
         let tool = self.tool.load(SeqCst);
-        if tool == 0 || !is_copy_of(pid, tool) || !self.family.has(pid, tool) {
+        let tools = self.family.tools();
+        let is_tool = pid == tool || tools.contains(&pid);
+        let is_copy = || {
+            let mut tools = tools.iter().chain([&tool]);
+            tools.any(|tool| is_copy_of(pid, *tool))
+        };
+        if tool == 0 || is_tool || !is_copy() || !self.family.has(pid, tool) {
             return Ok(lock(&self.starting).contains(&pid));
         }
         if !lock(&self.starting).insert(pid) {
@@ -37,7 +43,7 @@ impl Reach {
         let reach = self.clone();
         let follow = move || {
             let begun = |stopped: &mut Stopped| {
-                if reach.wanted_of_calls().is_empty() {
+                if reach.wanted_of_calls(pid).is_empty() {
                     return ControlFlow::Continue(());
                 }
                 // The loader's calls are the program's, too.
@@ -53,7 +59,7 @@ impl Reach {
             let outcome = watched.run_through_start(begun, |stopped| {
                 lock(&reach.starting).remove(&pid);
                 reach.attach_all_to(&process, stopped)?;
-                let wanted = reach.wanted_of_calls();
+                let wanted = reach.wanted_of_calls(pid);
                 reach.hook_calls_of(&process, &wanted, &mut Hold::Held(stopped))
             });
             lock(&reach.starting).remove(&pid);

@@ -79,7 +79,7 @@ impl Target {
             return;
         };
         let calls = self.calls.as_ref().map(|calls| &*calls.patched);
-        self.sites.retain(|address, site| {
+        let is_there = |address: &u64, site: &Hooked| {
             // SAFETY: placed as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };
             let patch = &record.patch[..record.original_len as usize];
@@ -96,7 +96,18 @@ impl Target {
             };
             // Another session's jump, or a debugger's breakpoint, may lie upon ours.
             now == patch || now[0] == beeline_hook::INT3 || (now[0] == patch[0] && !is_call())
-        });
+        };
+        let gone = self
+            .sites
+            .iter()
+            .filter(|(address, site)| !is_there(address, site));
+        let gone: Vec<_> = gone
+            .map(|(address, site)| (*address, site.record))
+            .collect();
+        for (address, record) in gone {
+            self.set_breakpoint(record, 0);
+            self.sites.remove(&address);
+        }
     }
 
     /// Puts back what our patches of sites have taken the place of, in a copy of the code at `start`.

@@ -28,7 +28,7 @@ impl Unhooked {
             match spared.why {
                 Spared::Restorer => self.restorers += 1,
                 Spared::WithoutStack => self.ends += 1,
-                Spared::Doubtful => {}
+                Spared::Doubtful | Spared::Data => {}
                 _ => self.others += 1,
             }
         }
