@@ -1,6 +1,7 @@
 //! What a tool starts, and what that starts in its turn, is traced from its first instruction to its last: as on the kernel.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 use beeline_e2e::{
@@ -70,51 +71,109 @@ fn all_that_a_tool_starts_is_traced_however_short_it_lives() {
 /// What `beeline run` says when it leaves somebody behind: the process that stays with him.
 const STAYS: &str = "beeline: what the tool has started lives on, so process ";
 
+/// A shell in the background that says its number, reads a file when it is told to, and ends when it is told again.
+struct Orphan {
+    scratch: Scratch,
+}
+
+impl Orphan {
+    /// Started by a script, which `end` is the last line of.
+    fn new(end: &str) -> Self {
+        let scratch = Scratch::new();
+        let here = scratch.path().display();
+        let script = format!(
+            "(echo $BASHPID > {here}/pid; read line < {here}/go; cat /etc/passwd | wc -l > {here}/lines; \
+             read line < {here}/go) >/dev/null 2>&1 & \n\
+             while ! [ -s {here}/pid ]; do :; done\n{end}\n"
+        );
+        std::fs::write(scratch.path().join("script"), script).expect("a script");
+        let made = Command::new("mkfifo")
+            .arg(scratch.path().join("go"))
+            .status();
+        assert!(made.expect("mkfifo").success());
+        Self { scratch }
+    }
+
+    /// A session whose tool starts it.
+    fn session(&self, bpftrace: &Path, probes: &str) -> Tool {
+        let script = self.scratch.path().join("script");
+        let child = format!("/bin/bash {}", script.display());
+        let mut command = Command::new(beeline());
+        command.arg("run").arg("--").arg(bpftrace);
+        command.args(["-e", probes, "-c", &child]);
+        Tool::start(command)
+    }
+
+    fn text(&self, name: &str) -> String {
+        let text = std::fs::read_to_string(self.scratch.path().join(name));
+        text.unwrap_or_default().trim().to_owned()
+    }
+
+    /// Its number, once it has said it.
+    fn pid(&self) -> u32 {
+        assert!(until(PATIENCE, || !self.text("pid").is_empty()));
+        self.text("pid").parse().expect("a number")
+    }
+
+    fn tell(&self) {
+        std::fs::write(self.scratch.path().join("go"), "go\n").expect("it reads");
+    }
+
+    /// Has it do what it has left to do, and asserts that it can.
+    fn go_on(&self) {
+        let passwd = std::fs::read_to_string("/etc/passwd").expect("/etc/passwd");
+        let count = passwd.lines().count().to_string();
+        self.tell();
+        assert!(until(PATIENCE, || self.text("lines") == count));
+        let pid = self.pid();
+        self.tell();
+        assert!(until(PATIENCE, || !is_alive(pid)));
+    }
+}
+
+const PROBES: [&str; 2] = [
+    "tracepoint:syscalls:sys_enter_openat { @[comm] = count(); }",
+    "uprobe:/bin/bash:main { @[comm] = count(); }",
+];
+
 /// The tool has ended, and so does its session; what it has started goes on as if there had been none.
 #[test]
 fn who_outlives_the_tool_is_left_clean_and_lives_on() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     let bpftrace = need!(find_program("bpftrace"));
-    let scratch = Scratch::new();
-    let (pid, go) = (scratch.path().join("pid"), scratch.path().join("go"));
-    let made = Command::new("mkfifo").arg(&go).status();
-    assert!(made.expect("mkfifo").success());
-    let (pid_path, go_path) = (pid.display(), go.display());
-    let orphan = format!(
-        "(echo $BASHPID > {pid_path}; read line < {go_path}; cat /etc/passwd | wc -l > {pid_path}.lines; read line < {go_path}) >/dev/null 2>&1 & \
-         while ! [ -s {pid_path} ]; do :; done"
-    );
-    let script = scratch.path().join("script");
-    std::fs::write(&script, orphan).expect("a script");
-    let passwd = std::fs::read_to_string("/etc/passwd").expect("/etc/passwd");
-    for probes in [
-        "tracepoint:syscalls:sys_enter_openat { @[comm] = count(); }",
-        "uprobe:/bin/bash:main { @[comm] = count(); }",
-    ] {
-        let _ = std::fs::remove_file(&pid);
-        let child = format!("/bin/bash {}", script.display());
-        let mut command = Command::new(beeline());
-        command.arg("run").arg("--").arg(&bpftrace);
-        command.args(["-e", probes, "-c", &child]);
-        let ended = Tool::start(command).wait();
+    for probes in PROBES {
+        let orphan = Orphan::new("exit 0");
+        let ended = orphan.session(&bpftrace, probes).wait();
         assert!(ended.status.success(), "{ended:?}");
         let mut said = ended.stderr.iter();
         let keeper =
             said.find_map(|line| line.strip_prefix(STAYS)?.split(' ').next()?.parse().ok());
         let keeper: u32 = keeper.unwrap_or_else(|| panic!("{ended:?}"));
-        let orphan = std::fs::read_to_string(&pid).expect("the orphan's number");
-        let orphan: u32 = orphan.trim().parse().expect("a number");
-        assert!(is_alive(orphan) && is_alive(keeper), "{ended:?}");
-        assert_eq!(altered_text(orphan), Vec::<String>::new());
-        std::fs::write(&go, "go\n").expect("it reads");
-        let lines = pid.with_extension("lines");
-        let read = || std::fs::read_to_string(&lines).unwrap_or_default();
-        let count = passwd.lines().count().to_string();
-        assert!(until(PATIENCE, || read().trim() == count), "{}", read());
-        std::fs::write(&go, "end\n").expect("it reads");
-        assert!(until(PATIENCE, || !is_alive(orphan) && !is_alive(keeper)));
-        std::fs::remove_file(&lines).expect("it was written");
+        let pid = orphan.pid();
+        assert!(is_alive(pid) && is_alive(keeper), "{ended:?}");
+        assert_eq!(altered_text(pid), Vec::<String>::new());
+        orphan.go_on();
+        assert!(until(PATIENCE, || !is_alive(keeper)));
+    }
+}
+
+/// Beeline is killed: what its tool has started goes on as well, hooked as it is.
+#[test]
+fn who_was_started_by_the_tool_outlives_a_killed_beeline() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    for probes in PROBES {
+        let orphan = Orphan::new("read line");
+        let session = orphan.session(&bpftrace, probes);
+        orphan.pid();
+        let pid = session.pid() as i32;
+        // SAFETY: a signal to a process that this test started and has not waited for.
+        let killed = unsafe { libc::kill(pid, libc::SIGKILL) };
+        assert_eq!(killed, 0);
+        session.wait();
+        orphan.go_on();
     }
 }
 

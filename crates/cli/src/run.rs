@@ -55,7 +55,7 @@ pub fn run(
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     hand_signals_to(pid, started.stopper()?)?;
     runtime.set_tool(started.pid());
-    let status = started.leave_to(keep::start).serve(runtime.clone());
+    let status = keep::with_keeper(started)?.serve(runtime.clone());
     runtime.close();
     Ok(exit_code(status?))
 }

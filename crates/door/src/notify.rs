@@ -1,8 +1,10 @@
 //! The kernel's side of the conversation: a seccomp listener, the calls it delivers, and their
 //! answers.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +60,8 @@ pub(crate) enum Reply {
 #[derive(Debug, Clone)]
 pub(crate) struct Listener {
     fd: Arc<OwnedFd>,
+    /// Where the last call's cookie is written, for who takes over should this process be killed.
+    last: Option<Arc<File>>,
     /// An eventfd; readable when no more calls are to be taken.
     stop: Arc<OwnedFd>,
     /// Bytes that this kernel writes for a request, which may be more than this program knows.
@@ -88,6 +92,7 @@ impl Listener {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let listener = Listener {
             fd: Arc::new(fd),
+            last: None,
             stop: Arc::new(eventfd(0, flags)?),
             request_len,
         };
@@ -107,6 +112,22 @@ impl Listener {
                 SYNC_WAKE_UP,
             )
         };
+    }
+
+    /// Writes the cookie of each call that is taken to a file, before the call is looked at: 8 bytes.
+    pub(crate) fn write_last_to(&mut self, file: File) {
+        self.last = Some(Arc::new(file));
+    }
+
+    /// Has the kernel make the calls that somebody else has taken until the one with this cookie, and not answered. Cookies rise by
+    /// one.
+    pub(crate) fn let_pass_until(&self, last: u64) {
+        const TAKEN_AT_ONCE: u64 = 1 << 20;
+        // It may have been killed before it could write.
+        let last = last.wrapping_add(1);
+        for back in (0..TAKEN_AT_ONCE).rev() {
+            self.answer(last.wrapping_sub(back), Ok(Reply::Continue));
+        }
     }
 
     /// What makes [`Self::receive`] end when 8 bytes are written to it, in a signal handler if need be.
@@ -134,6 +155,26 @@ impl Listener {
         poll(&mut fd, Some(&now)).is_ok() && !fd[0].revents().contains(PollFlags::HUP)
     }
 
+    /// Waits for the hang-up of `lifeline`; false if no process is left under the filter before.
+    pub(crate) fn waits_for_hang_up(&self, lifeline: &OwnedFd) -> io::Result<bool> {
+        loop {
+            let mut ready = [
+                PollFd::new(&*self.fd, PollFlags::empty()),
+                PollFd::new(lifeline, PollFlags::empty()),
+            ];
+            match poll(&mut ready, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                outcome => outcome?,
+            };
+            if ready[0].revents().contains(PollFlags::HUP) {
+                return Ok(false);
+            }
+            if !ready[1].revents().is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
     /// The kernel's descriptor, for another process.
     pub(crate) fn share(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
@@ -156,6 +197,10 @@ impl Listener {
                 return None;
             }
             if let Some(request) = self.take() {
+                if let Some(last) = &self.last {
+                    // A memory file takes 8 bytes.
+                    let _ = last.write_all_at(&request.id.to_ne_bytes(), 0);
+                }
                 return Some(request);
             }
         }

@@ -23,7 +23,7 @@ use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
 
 /// Is given the calls of those who live on.
-pub(crate) type Heir = dyn Fn(&Listener) + Send + Sync;
+pub(crate) type Heir = dyn Fn() + Send + Sync;
 
 /// Between two looks whether the session is used when the tool has ended.
 const LOOK_FOR_USE: Duration = Duration::from_millis(500);
@@ -108,7 +108,7 @@ impl<D: Answers> Server<D> {
             if let Some(heir) = heir
                 && self.listener.has_callers()
             {
-                heir(&self.listener);
+                heir();
             }
             self.listener.stop();
             self.door.stop();

@@ -6,8 +6,10 @@
 //! some thread of the caller ends.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
@@ -32,8 +34,8 @@ use crate::{Error, Options, filter};
 /// It has been started when [`Tool::spawn`] returns, and waits at its first system call for the
 /// door, until [`Tool::serve`]. It shares Beeline's standard files, process group and terminal:
 /// Ctrl-C reaches it directly, so the caller has only to outlive it (ignore SIGINT), and to pass on
-/// other signals to [`Tool::pid`]. If Beeline dies, the tool gets SIGTERM, and those of its system
-/// calls that the door should answer fail with ENOSYS.
+/// other signals to [`Tool::pid`]. If Beeline dies, the tool gets SIGTERM; and if nobody [lets pass](let_pass) what would come
+/// to the door, these calls fail with ENOSYS.
 pub struct Tool {
     pid: i32,
     listener: Listener,
@@ -97,15 +99,19 @@ impl Tool {
     }
 
     /// Children that outlive a tool which has made eBPF calls itself, and use nothing of the session, are left to somebody else, who is
-    /// to [`let_pass`] their calls: without the door these would fail. Without this they are served on, as are those of a script
-    /// that has only started who makes such calls.
-    pub fn leave_to(mut self, heir: impl Fn(OwnedFd) + Send + Sync + 'static) -> Self {
-        self.heir = Some(Box::new(move |listener: &Listener| {
-            if let Ok(listener) = listener.share() {
-                heir(listener);
-            }
-        }));
+    /// to [`let_pass`] their calls: without the door these would fail. `heir` is called for that when no more calls are
+    /// taken here. Without this they are served on, as are those of a script that has only started who makes such calls.
+    ///
+    /// `last` is given what is taken here, so that nobody has to wait for ever if this process is killed.
+    pub fn leave_to(mut self, last: File, heir: impl Fn() + Send + Sync + 'static) -> Self {
+        self.listener.write_last_to(last);
+        self.heir = Some(Box::new(heir));
         self
+    }
+
+    /// What calls come from, for [`let_pass`].
+    pub fn listener(&self) -> io::Result<OwnedFd> {
+        self.listener.share()
     }
 
     /// Who has written 8 bytes to this, leaves the children to their heir even if they use the session.
@@ -157,10 +163,18 @@ impl Tool {
     }
 }
 
-/// Has the kernel make the calls of all that are left under a filter, as if they were under none, until the last of them has ended.
-/// `listener` is what [`Tool::leave_to`] gave.
-pub fn let_pass(listener: OwnedFd) -> io::Result<()> {
+/// Waits until `lifeline`, a pipe's end, hangs up; from then on has the kernel make the calls of all that are left under a filter, as if
+/// they were under none. Returns when the last of them has ended. `listener` is a tool's, and `last` what it was
+/// [left](Tool::leave_to) with.
+pub fn let_pass(listener: OwnedFd, lifeline: &OwnedFd, last: &File) -> io::Result<()> {
     let listener = Listener::new(listener)?;
+    if !listener.waits_for_hang_up(lifeline)? {
+        return Ok(());
+    }
+    let mut cookie = [0; 8];
+    if last.read_exact_at(&mut cookie, 0).is_ok() {
+        listener.let_pass_until(u64::from_ne_bytes(cookie));
+    }
     while let Some(request) = listener.receive() {
         listener.answer(request.id, Ok(Reply::Continue));
     }
