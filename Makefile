@@ -8,8 +8,8 @@ TARGET = $${CARGO_TARGET_DIR:-target}
 STATIC = x86_64-unknown-linux-gnu
 build:
 	cargo build --release --workspace --bins --lib --examples
-	RUSTFLAGS="-C target-feature=+crt-static" cargo build --release -p beeline-guest --bin guest --target $(STATIC)
-	strip -o $(TARGET)/release/beeline-guest.new $(TARGET)/$(STATIC)/release/guest
+	RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile guest -p beeline-guest --bin guest --target $(STATIC)
+	strip -o $(TARGET)/release/beeline-guest.new $(TARGET)/$(STATIC)/guest/guest
 	mv $(TARGET)/release/beeline-guest.new $(TARGET)/release/beeline-guest
 
 # Quick, before each commit: format, lints, unit tests.

@@ -264,7 +264,8 @@ pub fn element(
     value: &mut [u8],
 ) -> Result<(), Errno> {
     const SIZE: usize = 32;
-    let mut attr = Attr::new(&[]).with(0, map.fd.as_raw_fd() as u32);
+    let mut attr = Attr::zeroed();
+    attr.set(0, map.fd.as_raw_fd() as u32);
     if let Some(key) = key {
         attr.point(8, key);
     }

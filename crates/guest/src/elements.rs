@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use beeline_wire::info::Kind;
 use beeline_wire::layout::command;
+use beeline_wire::look_up::Answer;
 use beeline_wire::messages::{Content, LookUp, Walk, Walked};
 use rustix::io::Errno;
 
@@ -14,23 +15,50 @@ use crate::refusal::Refusal;
 /// Bytes of one answer's keys and values.
 const MOST: usize = 8 << 20;
 
-/// One value. Errors: `ENOENT`, and what else the kernel says; `EOPNOTSUPP` for a map of another type than the message is for.
+/// One value. Errors: those of [`look_up_into`].
 pub fn look_up(mut request: LookUp, handles: &Handles, cpus: u32) -> Result<Content, Refusal> {
-    let map = handles.of_kind(request.handle, Kind::Map)?;
+    let mut data = Vec::new();
+    look_up_into(request.handle, &mut request.key, handles, cpus, &mut data)?;
+    Ok(Content { data, end: false })
+}
+
+/// One value, put into the room given. Errors: `ENOENT`, and what else the kernel says; `EOPNOTSUPP` for a map of another type than the
+/// message is for.
+pub fn look_up_into(
+    handle: u32,
+    key: &mut [u8],
+    handles: &Handles,
+    cpus: u32,
+    room: &mut impl Room,
+) -> Result<(), Refusal> {
+    let map = handles.of_kind(handle, Kind::Map)?;
     let facts = map.facts.unwrap_or_default();
     if !facts.has_plain_elements() {
         let why = "elements of such a map are not looked up in this way";
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
     }
-    check_key(&request.key, facts.key_size as usize)?;
-    let mut data = vec![0; facts.value_len(cpus)];
-    element(
-        command::MAP_LOOKUP_ELEM,
-        &map,
-        Some(&mut request.key),
-        &mut data,
-    )?;
-    Ok(Content { data, end: false })
+    check_key(key, facts.key_size as usize)?;
+    let value = room.of(facts.value_len(cpus));
+    Ok(element(command::MAP_LOOKUP_ELEM, &map, Some(key), value)?)
+}
+
+/// Where a value is to be put.
+pub trait Room {
+    /// So many bytes, with whatever is in them.
+    fn of(&mut self, len: usize) -> &mut [u8];
+}
+
+impl Room for Vec<u8> {
+    fn of(&mut self, len: usize) -> &mut [u8] {
+        self.resize(len, 0);
+        self
+    }
+}
+
+impl Room for Answer {
+    fn of(&mut self, len: usize) -> &mut [u8] {
+        self.value(len)
+    }
 }
 
 fn check_key(key: &[u8], len: usize) -> Result<(), Refusal> {

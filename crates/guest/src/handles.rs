@@ -1,6 +1,7 @@
 //! The objects that a connection holds.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -121,8 +122,29 @@ pub struct Handles(RwLock<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
-    objects: HashMap<u32, Arc<Object>>,
+    objects: HashMap<u32, Arc<Object>, BuildHasherDefault<Spread>>,
     last: u32,
+}
+
+/// Of handles, which count up: no host chooses them, so a product spreads them as well as a hash.
+#[derive(Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32(u32::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(GOLDEN);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Handles {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use beeline_wire::conversation::{Receiver, Sender};
+use beeline_wire::look_up::{self, Asked};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{Done, GuestMessage, HostMessage, Join};
@@ -121,24 +122,37 @@ fn look_up(
     handles: &Handles,
     cpus: u32,
 ) -> String {
-    let mut answer = message(first, Ok(Answer::Done(Done {})));
+    let mut sent = sender.send(&message(first, Ok(Answer::Done(Done {}))));
+    let (mut key, mut answer) = (Vec::new(), look_up::Answer::default());
     loop {
-        if let Err(error) = sender.send(&answer) {
+        if let Err(error) = sent {
             return error.to_string();
         }
-        let (id, request) = match receiver.receive::<HostMessage>() {
-            Ok(Some(HostMessage {
-                id,
-                body: Some(Request::LookUp(request)),
-            })) if id != 0 => (id, request),
-            Ok(Some(_)) => return "something else than a look-up".into(),
-            Ok(None) => return "the host has ended it".into(),
+        let in_place = receiver.receive_in_place(|message| {
+            let asked = Asked::read(message)?;
+            key.clear();
+            key.extend_from_slice(asked.key);
+            let found = elements::look_up_into(asked.handle, &mut key, handles, cpus, &mut answer);
+            Some((asked.id, found))
+        });
+        sent = match in_place {
+            Ok(Some((id, Ok(())))) => sender.send_framed(answer.framed(id)),
+            Ok(Some((id, Err(refusal)))) => sender.send(&message(id, Err(refusal))),
+            // In pieces, or written otherwise.
+            Ok(None) => match receiver.receive::<HostMessage>() {
+                Ok(Some(HostMessage {
+                    id,
+                    body: Some(Request::LookUp(request)),
+                })) if id != 0 => {
+                    let found = elements::look_up(request, handles, cpus);
+                    sender.send(&message(id, found.map(Answer::Content)))
+                }
+                Ok(Some(_)) => return "something else than a look-up".into(),
+                Ok(None) => return "the host has ended it".into(),
+                Err(error) => return error.to_string(),
+            },
             Err(error) => return error.to_string(),
         };
-        answer = message(
-            id,
-            elements::look_up(request, handles, cpus).map(Answer::Content),
-        );
     }
 }
 

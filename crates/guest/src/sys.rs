@@ -14,9 +14,7 @@ pub struct Attr {
 impl Attr {
     /// The first bytes are given, the others are 0.
     pub fn new(bytes: &[u8]) -> Self {
-        let mut attr = Self {
-            words: [0; ATTR_BYTES / 8],
-        };
+        let mut attr = Self::zeroed();
         let len = bytes.len().min(ATTR_BYTES);
         attr.bytes_mut()[..len].copy_from_slice(&bytes[..len]);
         attr
@@ -34,10 +32,22 @@ impl Attr {
         unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), ATTR_BYTES) }
     }
 
+    /// All bytes are 0.
+    pub const fn zeroed() -> Self {
+        Self {
+            words: [0; ATTR_BYTES / 8],
+        }
+    }
+
+    /// Sets a field of 4 bytes.
+    pub fn set(&mut self, at: usize, value: u32) {
+        put_number(self.bytes_mut(), at, value);
+    }
+
     /// Sets a field of 4 bytes.
     #[must_use]
     pub fn with(mut self, at: usize, value: u32) -> Self {
-        put_number(self.bytes_mut(), at, value);
+        self.set(at, value);
         self
     }
 

@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 
 use beeline_wire::info::Kind;
 use beeline_wire::layout::{MapFacts, layout};
-use beeline_wire::messages::HostMessage;
+use beeline_wire::look_up::Asked;
 use beeline_wire::messages::host_message::Body;
+use beeline_wire::messages::{HostMessage, LookUp};
 use prost::Message;
 
 use crate::call::Call;
@@ -42,7 +43,13 @@ fn pretended() -> std::io::Result<Handles> {
 
 /// A host's message.
 pub fn host_message(data: &[u8]) {
-    let Ok(message) = HostMessage::decode(data) else {
+    let message = HostMessage::decode(data);
+    if let Some(Asked { id, handle, key }) = Asked::read(data) {
+        let key = key.to_vec();
+        let body = Some(Body::LookUp(LookUp { handle, key }));
+        assert_eq!(message, Ok(HostMessage { id, body }));
+    }
+    let Ok(message) = message else {
         return;
     };
     let Ok(handles) = pretended() else {

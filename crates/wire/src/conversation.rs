@@ -1,6 +1,6 @@
 //! Messages on a channel, in both directions at once, with a sign of life from each side.
 
-use std::io::{self, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -85,6 +85,22 @@ impl Receiver {
             }
         }
     }
+
+    /// What `take` makes of the next message's bytes, where they came in. `None` if they have not come in one piece, or it makes nothing of
+    /// them: [`Receiver::receive`] gives the message then.
+    pub fn receive_in_place<T>(
+        &mut self,
+        take: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, frame::Error> {
+        let Some(message) = frame::first(self.longest, self.reader.fill_buf()?)? else {
+            return Ok(None);
+        };
+        let (taken, len) = (take(message), frame::HEAD + message.len());
+        if taken.is_some() {
+            self.reader.consume(len);
+        }
+        Ok(taken)
+    }
 }
 
 /// Sends messages, from any thread.
@@ -105,6 +121,12 @@ impl Sender {
     /// Sends a message whole. After an error the conversation has ended.
     pub fn send<M: Message>(&self, message: &M) -> io::Result<()> {
         frame::write(&mut *self.writer(), message).inspect_err(|_| self.cutter.cut())
+    }
+
+    /// Sends a message that is in its frame already. After an error the conversation has ended.
+    pub fn send_framed(&self, frame: &[u8]) -> io::Result<()> {
+        let sent = frame::write_framed(&mut *self.writer(), frame);
+        sent.inspect_err(|_| self.cutter.cut())
     }
 
     /// Would a short message be on its way at once? It may not any more in a moment.

@@ -9,7 +9,7 @@ use prost::bytes::Bytes;
 /// The longest message.
 pub const LONGEST: usize = 32 << 20;
 /// Bytes before a message.
-const HEAD: usize = 12;
+pub const HEAD: usize = 12;
 /// At most so many bytes are written at once: some virtual machines' vsock devices drop what is longer.
 const PIECE: usize = 16 << 10;
 /// Memory is taken for a message as it comes in, at most so much ahead.
@@ -48,6 +48,11 @@ pub fn write<M: Message>(stream: &mut impl Write, message: &M) -> io::Result<()>
     frame.extend([0; HEAD]);
     message.encode(&mut frame).map_err(io::Error::other)?;
     fill_head(&mut frame);
+    write_framed(stream, &frame)
+}
+
+/// Writes a message in its frame.
+pub fn write_framed(stream: &mut impl Write, frame: &[u8]) -> io::Result<()> {
     for piece in frame.chunks(PIECE) {
         stream.write_all(piece)?;
     }
@@ -62,7 +67,7 @@ pub fn framed(message: &[u8]) -> Vec<u8> {
 }
 
 /// Writes what stands before a message into the room for it.
-fn fill_head(frame: &mut [u8]) {
+pub(crate) fn fill_head(frame: &mut [u8]) {
     if let Some((head, message)) = frame.split_first_chunk_mut::<HEAD>() {
         *head = head_of(message.len() as u32, crc32fast::hash(message));
     }
@@ -107,14 +112,7 @@ pub fn read_up_to<M: Message + Default>(
         return Ok(None);
     }
     stream.read_exact(&mut head[first..])?;
-    let [len, _, sum] = numbers(&head);
-    if head != head_of(len, sum) {
-        return Err(Error::NoFrame);
-    }
-    let len = len as usize;
-    if len > longest {
-        return Err(Error::TooLong(len));
-    }
+    let (len, sum) = announced(&head, longest)?;
     let mut bytes = Vec::new();
     while bytes.len() < len {
         let start = bytes.len();
@@ -126,6 +124,31 @@ pub fn read_up_to<M: Message + Default>(
     }
     // Of a slice prost would copy each field twice.
     Ok(Some(M::decode(Bytes::from(bytes))?))
+}
+
+/// The message, of at most so many bytes, of the frame that bytes begin with; `None` if that has not come whole.
+pub fn first(longest: usize, bytes: &[u8]) -> Result<Option<&[u8]>, Error> {
+    let Some((head, rest)) = bytes.split_first_chunk() else {
+        return Ok(None);
+    };
+    let (len, sum) = announced(head, longest)?;
+    match rest.get(..len) {
+        Some(message) if crc32fast::hash(message) != sum => Err(Error::Changed),
+        message => Ok(message),
+    }
+}
+
+/// The length and the sum of the message behind a head.
+fn announced(head: &[u8; HEAD], longest: usize) -> Result<(usize, u32), Error> {
+    let [len, _, sum] = numbers(head);
+    if *head != head_of(len, sum) {
+        return Err(Error::NoFrame);
+    }
+    let len = len as usize;
+    if len > longest {
+        return Err(Error::TooLong(len));
+    }
+    Ok((len, sum))
 }
 
 #[cfg(test)]
@@ -174,17 +197,32 @@ mod tests {
     }
 
     #[test]
+    fn a_frame_is_found_where_it_came_in() {
+        let (one, two) = (framed(b"one"), framed(b"two"));
+        let both = [one.clone(), two].concat();
+        for len in 0..one.len() {
+            assert!(matches!(first(3, &both[..len]), Ok(None)));
+        }
+        for len in one.len()..=both.len() {
+            assert!(matches!(first(3, &both[..len]), Ok(Some(b"one"))));
+        }
+        assert!(matches!(first(2, &both), Err(Error::TooLong(3))));
+    }
+
+    #[test]
     fn no_byte_changes_unseen() {
         let mut stream = Vec::new();
         write(&mut stream, &message(100)).unwrap();
         for at in 0..stream.len() {
             let mut changed = stream.clone();
             changed[at] ^= 0x10;
-            let read = read::<HostMessage>(&mut changed.as_slice());
-            assert!(
-                matches!(read, Err(Error::NoFrame | Error::Changed)),
-                "byte {at}"
-            );
+            let read = read::<HostMessage>(&mut changed.as_slice()).map(drop);
+            for read in [read, first(LONGEST, &changed).map(drop)] {
+                assert!(
+                    matches!(read, Err(Error::NoFrame | Error::Changed)),
+                    "byte {at}"
+                );
+            }
         }
     }
 }

@@ -9,7 +9,8 @@ use beeline_wire::layout::{command, put_number};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{
-    Bpf, BpfDone, Content, GuestMessage, HostMessage, Look, Part, PerfEventOpen, Records, Refused,
+    Bpf, BpfDone, Content, GuestMessage, HostMessage, Look, LookUp, Part, PerfEventOpen, Records,
+    Refused,
 };
 use prost::Message;
 
@@ -18,6 +19,7 @@ pub use beeline_guest::untrusted::{host_message, policy};
 /// What a guest's bytes are to a host: frames, and in them messages, with structures of the kernel's.
 pub fn guest_message(data: &[u8]) {
     line_answer(data);
+    first_frame(data);
     let mut stream = data;
     while let Ok(Some(message)) = frame::read::<GuestMessage>(&mut stream) {
         if let Some(Said::BpfDone(done)) = message.body {
@@ -29,6 +31,15 @@ pub fn guest_message(data: &[u8]) {
                 }
             }
         }
+    }
+}
+
+/// What is taken for a whole frame where it came in is one.
+fn first_frame(data: &[u8]) {
+    if let Ok(Some(message)) = frame::first(frame::LONGEST, data) {
+        let wanted = GuestMessage::decode(message).ok();
+        let read = frame::read::<GuestMessage>(&mut &*data);
+        assert_eq!(read.ok().flatten(), wanted);
     }
 }
 
@@ -198,6 +209,13 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
                     .collect(),
                 pid: -1,
                 ..PerfEventOpen::default()
+            }),
+        ),
+        named(
+            "short_look_up",
+            Asked::LookUp(LookUp {
+                handle: 1,
+                key: vec![0; 4],
             }),
         ),
         named(
