@@ -1,6 +1,8 @@
 //! What a tool starts, and what that starts in its turn, is traced from its first instruction to its last: as on the kernel.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -65,6 +67,42 @@ fn all_that_a_tool_starts_is_traced_however_short_it_lives() {
                 assert_eq!(ended.stderr, Vec::<String>::new(), "{what}");
             }
         }
+    }
+}
+
+#[test]
+fn who_has_any_name_has_its_children_traced() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let shell = scratch.path().join(OsStr::from_bytes(b"\xff) Z 1"));
+    std::fs::copy("/bin/sh", &shell).unwrap();
+    std::fs::copy("/bin/true", scratch.path().join("short")).unwrap();
+    let script = scratch.path().join("script");
+    let short = scratch.path().join("short").display().to_string();
+    let shell = shell.as_os_str().as_bytes();
+    let line = [
+        b"'",
+        shell,
+        b"' -c '",
+        short.as_bytes(),
+        b"; ",
+        short.as_bytes(),
+        b"; :'\n",
+    ];
+    std::fs::write(&script, line.concat().repeat(2)).unwrap();
+    for engine in need!(engines()) {
+        let mut command = match engine {
+            Engine::Kernel => with_tracefs(&bpftrace),
+            Engine::Beeline => engine.command(&bpftrace),
+        };
+        let ends =
+            "tracepoint:syscalls:sys_enter_exit_group /comm == \"short\"/ { @ends = count(); }";
+        let child = format!("/bin/sh {}", script.display());
+        command.args(["-e", ends, "-c", &child]);
+        let ended = Tool::start(command).wait();
+        let expected = BTreeMap::from([("@ends".to_owned(), 4)]);
+        assert_eq!(map_counts(&ended.stdout), expected, "{engine}: {ended:?}");
     }
 }
 

@@ -1,6 +1,5 @@
 //! `beeline ps`: where Beeline is present.
 
-use std::fs;
 use std::process::ExitCode;
 
 use beeline_runtime::leave::{Presence, everywhere};
@@ -137,7 +136,7 @@ fn as_value(presence: &Presence) -> serde_json::Value {
 }
 
 fn comm(pid: i32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm"))
+    beeline_runtime::proc::text(format!("/proc/{pid}/comm"))
         .unwrap_or_default()
         .trim()
         .to_owned()

@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use beeline_runtime::backend::Errno;
+use beeline_runtime::proc;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::local::Door;
@@ -55,8 +56,7 @@ impl<D> Call<'_, D> {
 
     /// The process of the calling thread.
     pub(crate) fn process(&self) -> Result<i32, Errno> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.tid))
-            .map_err(|_| Errno(libc::ESRCH))?;
+        let status = proc::status(self.tid).map_err(|_| Errno(libc::ESRCH))?;
         let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
         line.and_then(|number| number.trim().parse().ok())
             .ok_or(Errno(libc::ESRCH))

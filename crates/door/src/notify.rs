@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_runtime::backend::Errno;
+use beeline_runtime::proc;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// A system call of the tool that waits for its answer.
@@ -29,7 +30,7 @@ pub(crate) struct Request {
 impl Request {
     /// The process that the thread belongs to; the thread's own number if it is gone.
     pub(crate) fn process(&self) -> i32 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.tid));
+        let status = proc::status(self.tid);
         let status = status.unwrap_or_default();
         let mut lines = status.lines();
         lines

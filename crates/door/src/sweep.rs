@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use beeline_runtime::proc;
+
 use crate::fds::{Key, eventfd_number};
 use crate::local::Door;
 
@@ -145,7 +147,7 @@ fn waiting_for(process: &Path, fd: &OsStr, waiters: &HashMap<u32, Key>) -> Optio
 }
 
 fn remove_mapped(process: &Path, files: &mut HashSet<Key>) {
-    let Ok(maps) = fs::read_to_string(process.join("maps")) else {
+    let Ok(maps) = proc::text(process.join("maps")) else {
         return;
     };
     for key in maps.lines().filter_map(mapped_file) {
@@ -155,7 +157,7 @@ fn remove_mapped(process: &Path, files: &mut HashSet<Key>) {
 
 /// Has the process of a thread mapped a file to write to it?
 pub(crate) fn is_mapped_writable(tid: i32, file: Key) -> bool {
-    let maps = fs::read_to_string(format!("/proc/{tid}/maps")).unwrap_or_default();
+    let maps = proc::text(format!("/proc/{tid}/maps")).unwrap_or_default();
     maps.lines().any(|line| {
         let permissions = line.split_ascii_whitespace().nth(1).unwrap_or_default();
         permissions.contains('w') && mapped_file(line) == Some(file)

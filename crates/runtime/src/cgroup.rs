@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
+use crate::proc;
+
 /// The id of the hierarchy's root, which also is where everybody is if the hierarchy is not mounted.
 const ROOT: u64 = 1;
 
@@ -52,7 +54,7 @@ impl Cgroups {
 
 /// The path of a process's cgroup in the version 2 hierarchy; the root's if there is no such hierarchy.
 pub fn path_of(pid: i32) -> Option<String> {
-    let lines = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let lines = proc::text(format!("/proc/{pid}/cgroup")).ok()?;
     let path = lines.lines().find_map(|line| line.strip_prefix("0::"));
     Some(path.unwrap_or("/").to_owned())
 }
@@ -62,7 +64,7 @@ fn inode(directory: &Path) -> Option<u64> {
 }
 
 fn mount_point() -> Option<PathBuf> {
-    parse_mounts(&fs::read_to_string("/proc/self/mountinfo").ok()?)
+    parse_mounts(&proc::text("/proc/self/mountinfo").ok()?)
 }
 
 /// Where the whole hierarchy is mounted, by lines of `ID PARENT DEVICE ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE ...`.

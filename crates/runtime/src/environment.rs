@@ -270,6 +270,11 @@ impl Environment {
         Ok(())
     }
 
+    /// Do programs see the task, and is it time to look whether it is up to date?
+    pub fn is_task_due(&self) -> bool {
+        self.tasks.as_ref().is_some_and(Tasks::is_due)
+    }
+
     /// Brings the task up to date, if programs see it.
     pub fn update_task(
         &mut self,

@@ -20,7 +20,7 @@ use beeline_inject::{Process, Region, Stopped, signal_frames};
 use crate::backend::Errno;
 use crate::error::Error;
 use crate::life::SessionId;
-use crate::scope::all_processes;
+use crate::proc::{self, all_processes};
 use crate::{opening, patch};
 
 pub use find::{everywhere, in_process};
@@ -361,8 +361,7 @@ impl Presence {
             .flatten();
         self.records.iter().any(|site| site.is_breakpoint)
             && tasks.into_iter().any(|task| {
-                let status =
-                    std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
+                let status = proc::text(task.path().join("status")).unwrap_or_default();
                 let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
                 let mask = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
                 mask.is_some_and(|mask| mask >> (SIGTRAP - 1) & 1 == 1)

@@ -28,6 +28,7 @@ mod objects;
 mod opening;
 mod patch;
 mod private;
+pub mod proc;
 mod program;
 mod reach;
 mod ring;

@@ -14,8 +14,7 @@ use beeline_inject::Region;
 use rustix::fs::makedev;
 
 use crate::memory::Memory;
-use crate::private::proc_text;
-use crate::scope::{start_time, stat_fields};
+use crate::proc::{self, Stat, start_time};
 
 /// What the names of memory files begin with, in `/proc/PID/maps`.
 pub const PREFIX: &str = "/memfd:beeline-";
@@ -64,10 +63,8 @@ impl SessionId {
 
     /// Is it a process of our own pid namespace, that has not ended?
     fn is_running(self) -> bool {
-        let fields = stat_fields(self.pid);
-        let state = fields.as_ref().and_then(|fields| fields.first());
-        let has_ended = state.is_none_or(|state| ["Z", "X"].contains(&state.as_str()));
-        !has_ended && start_time(self.pid) == Some(self.start)
+        let stat = Stat::of(self.pid).filter(|stat| !stat.has_ended());
+        stat.is_some_and(|stat| stat.start_time() == Some(self.start))
     }
 }
 
@@ -111,7 +108,7 @@ const LOOKS: usize = 3;
 /// Does somebody hold such a lock on the file that is mapped there? `None` if the kernel does not show its locks.
 fn is_locked(mapped: &Region) -> Option<bool> {
     for _ in 0..LOOKS {
-        let locks = proc_text("/proc/locks").ok()?;
+        let locks = proc::text("/proc/locks").ok()?;
         if locks
             .lines()
             .filter_map(locked_file)

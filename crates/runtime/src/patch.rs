@@ -12,6 +12,7 @@ use beeline_inject::{Stopped, signal_frames};
 
 use crate::environment::Environment;
 use crate::error::Error;
+use crate::proc;
 
 const SIGSET_BYTES: u64 = 8;
 
@@ -247,7 +248,7 @@ fn write_action(stopped: &mut Stopped, at: u64, action: &SignalAction) -> Result
 pub fn thread_blocking(pid: i32, signal: i32) -> Option<i32> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     threads.flatten().find_map(|thread| {
-        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        let status = proc::text(thread.path().join("status")).ok()?;
         let blocked = status
             .lines()
             .find_map(|line| line.strip_prefix("SigBlk:"))?;

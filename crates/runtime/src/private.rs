@@ -1,6 +1,5 @@
 //! The private memory of a target: what belongs to it alone and is never shared.
 
-use std::io::Read;
 use std::mem::{offset_of, size_of};
 
 use beeline_image::abi::{Control, Signals, Slot, TID_UNKNOWN};
@@ -181,28 +180,6 @@ pub fn find_tid_offset(process: &Process, stopped: &Stopped) -> i32 {
         .into_iter()
         .find(|offset| all_keep_it_at(*offset))
         .unwrap_or(TID_UNKNOWN)
-}
-
-/// The process's id in its own, innermost pid namespace.
-pub fn own_pid(pid: i32) -> i32 {
-    proc_text(&format!("/proc/{pid}/status"))
-        .ok()
-        .and_then(|status| {
-            let line = status
-                .lines()
-                .find_map(|line| line.strip_prefix("NSpid:"))?;
-            line.split_whitespace().last()?.parse().ok()
-        })
-        .unwrap_or(pid)
-}
-
-/// All of a file of `/proc`. The kernel says 0 when it is asked for its length, so whoever goes by that reads it bit by bit.
-pub fn proc_text(path: &str) -> std::io::Result<String> {
-    const USUAL: usize = 16 << 10;
-    let mut text = String::with_capacity(USUAL);
-    let file = std::fs::File::open(path)?;
-    file.take(u64::MAX).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 #[cfg(test)]

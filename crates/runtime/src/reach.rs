@@ -6,6 +6,7 @@ mod dead;
 mod end;
 mod family;
 mod followers;
+mod neighbours;
 mod rounds;
 mod starts;
 
@@ -29,10 +30,10 @@ use crate::link::{CallLink, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::objects::Object;
 use crate::opening;
-use crate::private::proc_text;
+use crate::proc::{self, parent};
 use crate::program::Program;
 use crate::ring::Ring;
-use crate::scope::{Scope, all_processes, parent};
+use crate::scope::Scope;
 use crate::session::Report;
 use crate::shared::Shared;
 use crate::shortcut::Shortcuts;
@@ -40,6 +41,7 @@ use crate::target::{Body, Hold, Home, Request, Target};
 use dead::Cleared;
 use family::Family;
 use followers::Followers;
+use neighbours::Neighbours;
 
 /// A target, and what it is known by.
 #[derive(Clone)]
@@ -90,12 +92,15 @@ pub struct Reach {
     attendant: Mutex<Option<JoinHandle<()>>>,
     /// Says when a process that holds things in shared memory has died, by its owner's tag.
     deaths: Mutex<Option<Deaths>>,
+    /// Owners that have ended, as has been told since the last round.
+    ended: Mutex<BTreeSet<u32>>,
     /// Owners of the dead whose things could not all be freed yet.
     dead: Mutex<Vec<u32>>,
     /// Threads that wait for a process to be loaded.
     followers: Mutex<Vec<JoinHandle<()>>>,
     /// Threads that wait for a process to run another program.
     pursuers: Arc<Followers>,
+    neighbours: Mutex<Neighbours>,
     /// What could not be attached, so that it is told once and tried seldom.
     failures: Mutex<BTreeMap<(i32, Id), Instant>>,
     /// What killed sessions had left.
@@ -139,9 +144,11 @@ impl Reach {
             slipped: Mutex::default(),
             watcher: Mutex::default(),
             attendant: Mutex::default(),
+            ended: Mutex::default(),
             dead: Mutex::default(),
             followers: Mutex::default(),
             pursuers: Arc::default(),
+            neighbours: Mutex::default(),
             failures: Mutex::default(),
             cleared: Mutex::default(),
             making: Mutex::default(),
@@ -167,7 +174,7 @@ impl Reach {
     pub fn attach(self: &Arc<Self>, link: &Arc<Uprobe>) -> Result<(), Error> {
         lock(&self.links).insert(link.id, link.clone());
         let named = self.named(link);
-        for pid in self.candidates(link.pid) {
+        for pid in self.candidates_now(link.pid) {
             match self.attach_process(pid, link) {
                 Ok(()) => {}
                 // Among all processes there are always some that may not be touched or that end just now.
@@ -254,22 +261,34 @@ impl Reach {
     }
 
     /// The processes that a link may concern; `only` is the one that it names itself.
+    fn candidates_now(&self, only: Option<i32>) -> Vec<i32> {
+        if only.is_none() && self.looks_around() {
+            lock(&self.neighbours).list();
+        }
+        self.candidates(only)
+    }
+
+    /// The same, of those that were there at the last look.
     fn candidates(&self, only: Option<i32>) -> Vec<i32> {
         let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
+        let mut found = match (only, &self.scope) {
+            (Some(pid), _) => return vec![pid],
+            (None, Scope::Processes(pids)) => return pids.clone(),
+            (None, Scope::All) => lock(&self.neighbours).pids(),
+            (None, Scope::Children) => {
+                let tools = (tool, self.family.tools().len());
+                lock(&self.neighbours).family(tools, |pid| self.family.has(pid, tool))
+            }
+        };
         let tools = self.family.tools();
-        let is_tool = |pid: &i32| *pid == tool || tools.contains(pid);
-        match (only, &self.scope) {
-            (Some(pid), _) => vec![pid],
-            (None, Scope::Processes(pids)) => pids.clone(),
-            (None, Scope::All) => all_processes()
-                .into_iter()
-                .filter(|pid| *pid != own && !is_tool(pid))
-                .collect(),
-            (None, Scope::Children) => all_processes()
-                .into_iter()
-                .filter(|pid| !is_tool(pid) && self.family.has(*pid, tool))
-                .collect(),
-        }
+        let is_ours = |pid: &i32| *pid == own || *pid == tool || tools.contains(pid);
+        found.retain(|pid| !is_ours(pid));
+        found
+    }
+
+    /// Does it matter which processes there are?
+    fn looks_around(&self) -> bool {
+        !matches!(self.scope, Scope::Processes(_))
     }
 
     /// Attaches a link to one process, if that maps the file now; otherwise it is looked at again later.
@@ -516,6 +535,7 @@ impl Reach {
 fn told_to(reach: Weak<Reach>) -> impl Fn(u32) + Send + 'static {
     move |owner| {
         if let Some(reach) = reach.upgrade() {
+            lock(&reach.ended).insert(owner);
             reach.died(owner);
         }
     }
@@ -540,7 +560,7 @@ fn is_part_of_us(pid: i32) -> bool {
 
 /// How many seccomp filters a process is under.
 fn seccomp_filters(pid: i32) -> Option<u32> {
-    let status = proc_text(&format!("/proc/{pid}/status")).ok()?;
+    let status = proc::status(pid).ok()?;
     status
         .lines()
         .find_map(|line| line.strip_prefix("Seccomp_filters:"))?

@@ -4,7 +4,6 @@
 //! Reaching into every process that maps a library is not what somebody wants who named one.
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::Path;
 
 /// The answer to "every process".
@@ -45,46 +44,6 @@ impl Scope {
             Self::All
         }
     }
-}
-
-/// All process ids there are.
-pub fn all_processes() -> Vec<i32> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
-}
-
-/// The fields of `/proc/PID/stat` behind the command name, which may itself hold spaces and parentheses.
-pub fn stat_fields(pid: i32) -> Option<Vec<String>> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, rest) = stat.rsplit_once(')')?;
-    Some(rest.split_whitespace().map(str::to_owned).collect())
-}
-
-/// Who started a process, or has taken it on.
-pub fn parent(pid: i32) -> Option<i32> {
-    stat_fields(pid)?.get(1)?.parse().ok()
-}
-
-/// Who started a process, or has taken it on; and its [`start_time`].
-pub fn parentage(pid: i32) -> Option<(i32, u64)> {
-    let fields = stat_fields(pid)?;
-    let (parent, start) = (fields.get(1)?, fields.get(19)?);
-    Some((parent.parse().ok()?, start.parse().ok()?))
-}
-
-/// When a process started, in clock ticks since boot: with its id, a name that is not used again.
-pub fn start_time(pid: i32) -> Option<u64> {
-    stat_fields(pid)?.get(19)?.parse().ok()
-}
-
-/// Where a process's stack began, which each `exec` chooses anew (`man 5 proc_pid_stat`: startstack).
-pub fn stack_start(pid: i32) -> Option<u64> {
-    stat_fields(pid)?.get(25)?.parse().ok()
 }
 
 #[cfg(test)]

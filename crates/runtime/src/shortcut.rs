@@ -24,7 +24,7 @@ use crate::Error;
 use crate::life::SessionId;
 use crate::map::MapObject;
 use crate::memory::Memory;
-use crate::private::own_pid;
+use crate::proc::own_pid;
 use crate::shared::Shared;
 use hooks::{Code, Hooks};
 pub use lines::{KEY, LINES, MapByLine, VALUE};

@@ -185,6 +185,10 @@ struct Attached {
 }
 
 impl Hooked {
+    fn is_idle(&self) -> bool {
+        self.entry.is_empty() && self.returns.is_empty()
+    }
+
     fn runs(&self, link: Id) -> bool {
         self.entry
             .iter()
@@ -416,13 +420,25 @@ impl Target {
         }
     }
 
+    /// Does what is to be done now and then for which it has to be stopped. What fails is tried again, and told at the session's end.
+    pub fn tidy(&mut self) {
+        let is_due = self.is_to_unmap()
+            || self.is_to_look_for_ids()
+            || self.sites.values().any(Hooked::is_idle);
+        // Its thread cannot be stopped until the child has run another program, and that may wait for us.
+        if is_due && !self.waits_for_child() {
+            let _ = self.restore_idle();
+            let _ = self.unmap_out_of_reach();
+            let _ = self.look_for_ids();
+        }
+    }
+
     /// Restores the sites that run no program any more, all in one stop.
-    pub fn restore_idle(&mut self) -> Result<(), Error> {
-        let is_idle = |site: &Hooked| site.entry.is_empty() && site.returns.is_empty();
+    fn restore_idle(&mut self) -> Result<(), Error> {
         let idle: Vec<(u64, u64)> = self
             .sites
             .iter()
-            .filter(|(_, site)| is_idle(site))
+            .filter(|(_, site)| site.is_idle())
             .map(|(address, site)| (*address, site.record))
             .collect();
         if idle.is_empty() {
@@ -468,14 +484,13 @@ impl Target {
 
     /// Looks where threads keep their ids, if that was not to be seen yet: a program that has just begun has no thread
     /// pointer.
-    pub fn look_for_ids(&mut self) -> Result<(), Error> {
+    fn look_for_ids(&mut self) -> Result<(), Error> {
+        if !self.is_to_look_for_ids() {
+            return Ok(());
+        }
         let Some(environment) = &mut self.environment else {
             return Ok(());
         };
-        let is_due = self.since.elapsed() > SETTLED * self.looks;
-        if environment.record().tid_offset != abi::TID_UNKNOWN || self.looks > LOOKS || !is_due {
-            return Ok(());
-        }
         self.looks += 1;
         let (process, shared, owner) = (&self.process, &self.shared, self.owner);
         Hold::Brief.with(process, |stopped| {
@@ -487,6 +502,19 @@ impl Target {
             }
             Ok(())
         })
+    }
+
+    fn is_to_look_for_ids(&self) -> bool {
+        let is_unknown = |environment: &Environment| {
+            environment.record().tid_offset == abi::TID_UNKNOWN && self.looks <= LOOKS
+        };
+        self.environment.as_ref().is_some_and(is_unknown)
+            && self.since.elapsed() > SETTLED * self.looks
+    }
+
+    /// How long it has been a target.
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
     }
 
     /// Has it a child that shares its memory, for which the thread that made it may wait (`vfork`)?
@@ -501,8 +529,9 @@ impl Target {
 
     /// Brings up to date what programs see as their task.
     pub fn update_task(&mut self) -> Result<(), Error> {
+        let is_due = |environment: &Environment| environment.is_task_due();
         // After an `execve` the addresses are another program's.
-        if self.is_gone() {
+        if !self.environment.as_ref().is_some_and(is_due) || self.is_gone() {
             return Ok(());
         }
         let process = &self.process;

@@ -291,13 +291,18 @@ impl Tasks {
         Ok(child)
     }
 
+    /// Is it time to look whether something has changed?
+    pub fn is_due(&self) -> bool {
+        self.looked.elapsed() >= PERIOD
+    }
+
     /// Stores what has changed since, if it is time to look: the process may have another parent now, or another user.
     pub fn update(
         &mut self,
         blueprint: &Blueprint,
         write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        if self.looked.elapsed() < PERIOD {
+        if !self.is_due() {
             return Ok(());
         }
         self.looked = Instant::now();

@@ -7,8 +7,10 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use beeline_runtime::proc;
 use beeline_runtime::shortcut::{KEY, MapByLine, VALUE, Walks};
 use beeline_wire::line::Line;
 
@@ -205,23 +207,22 @@ impl Call<'_, Guest> {
 
 /// May a thread of the tool's be forbidden what lines need, by a filter of its own? The door's is one of those that it has.
 fn has_filters(process: i32) -> bool {
-    let of_file = |path: &str| -> Option<u32> {
-        let status = std::fs::read_to_string(path).ok()?;
+    let of_file = |path: &Path| -> Option<u32> {
+        let status = proc::text(path).ok()?;
         let mut lines = status.lines();
         let count = lines.find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
         count.trim().parse().ok()
     };
-    let Some(own) = of_file("/proc/self/status") else {
+    let Some(own) = of_file(Path::new("/proc/self/status")) else {
         return true;
     };
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else {
         return true;
     };
     // A thread that is gone meanwhile has no use for them.
-    let mut counts = threads.flatten().filter_map(|thread| {
-        let path = thread.path().join("status");
-        of_file(path.to_str()?)
-    });
+    let mut counts = threads
+        .flatten()
+        .filter_map(|thread| of_file(&thread.path().join("status")));
     counts.any(|count| count > own + 1)
 }
 

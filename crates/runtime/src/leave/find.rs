@@ -12,8 +12,8 @@ use super::{Presence, read};
 use crate::error::Error;
 use crate::life::{PREFIX, SessionId};
 use crate::opening;
-use crate::private::{Private, own_pid};
-use crate::scope::{all_processes, start_time};
+use crate::private::Private;
+use crate::proc::{self, all_processes, own_pid, start_time};
 
 /// All processes that a session is present in, so far as we may look.
 pub fn everywhere() -> Vec<Presence> {
@@ -29,9 +29,8 @@ pub fn everywhere() -> Vec<Presence> {
 /// Processes that a session is in and that cannot be opened now.
 pub(crate) fn unreachable(session: SessionId) -> Vec<i32> {
     let name = format!("{PREFIX}{}", session.name("arena"));
-    let holds = |pid: &i32| {
-        std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(&name))
-    };
+    let holds =
+        |pid: &i32| proc::text(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(&name));
     all_processes()
         .into_iter()
         .filter(|pid| *pid != std::process::id() as i32)
@@ -52,7 +51,7 @@ pub(super) fn open(pid: i32) -> Result<Process, Error> {
 
 /// A quick look, before a process is opened.
 pub(super) fn maps_ours(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
+    proc::text(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
         maps.contains(PREFIX) && (maps.contains("-arena") || maps.contains("-session"))
     })
 }

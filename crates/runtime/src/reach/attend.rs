@@ -18,8 +18,7 @@ use rustix::time::Timespec;
 use super::{Reach, Tagged, lock, program};
 use crate::error::{Error, os};
 use crate::opening;
-use crate::private::own_pid;
-use crate::scope::all_processes;
+use crate::proc::{all_processes, own_pid};
 use crate::target::{Hold, Target};
 
 /// Who asks may be killed before he has woken us.

@@ -20,7 +20,7 @@ impl Reach {
     pub fn attach_call(self: &Arc<Self>, link: &Arc<CallLink>) -> Result<(), Error> {
         lock(&self.calls).insert(link.id, link.clone());
         let named = self.is_narrow();
-        for pid in self.candidates(None) {
+        for pid in self.candidates_now(None) {
             match self.hook_calls(pid) {
                 Ok(()) => {}
                 Err(error) if named => {
@@ -138,18 +138,17 @@ impl Reach {
     }
 
     /// Hooks what is new: processes, and code in those that are young or were named.
-    pub(super) fn revisit_calls(self: &Arc<Self>, young: &BTreeSet<i32>) {
+    pub(super) fn revisit_calls(self: &Arc<Self>, young: &BTreeSet<i32>, is_second: bool) {
         let candidates = match lock(&self.calls).is_empty() && self.scope == Scope::All {
             true => self.family.members(),
             false => self.candidates(None),
         };
         for pid in candidates {
-            let is_known = lock(&self.targets).contains_key(&pid);
-            if is_known && !young.contains(&pid) && !self.is_narrow() {
-                continue;
+            let is_unknown = || !lock(&self.targets).contains_key(&pid);
+            // What cannot be hooked now may be later; a process that was named is not kept waiting.
+            if young.contains(&pid) || self.is_narrow() || is_second && is_unknown() {
+                let _ = self.hook_calls(pid);
             }
-            // What cannot be hooked now is tried again as long as it is young, and a process that was named always.
-            let _ = self.hook_calls(pid);
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::lock;
-use crate::scope::{parentage, start_time};
+use crate::proc::{Stat, start_time};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -15,6 +15,8 @@ pub(super) struct Family {
     members: Mutex<BTreeMap<i32, u64>>,
     /// Those that make eBPF calls, likewise.
     tools: Mutex<BTreeMap<i32, u64>>,
+    /// Who has become a member by [`Family::inherit`] since it was last asked.
+    inherited: Mutex<Vec<i32>>,
 }
 
 /// Process trees are shallow; the bound keeps a race with a parent's end from going round.
@@ -29,7 +31,9 @@ impl Family {
             if current == ancestor {
                 return self.admit(line);
             }
-            let Some((parent, start)) = parentage(current) else {
+            let stat = Stat::of(current);
+            let parentage = stat.and_then(|stat| Some((stat.parent()?, stat.start_time()?)));
+            let Some((parent, start)) = parentage else {
                 return false;
             };
             if lock(&self.members).get(&current) == Some(&start) {
@@ -56,7 +60,13 @@ impl Family {
             && let Some(start) = start_time(child)
         {
             members.insert(child, start);
+            lock(&self.inherited).push(child);
         }
+    }
+
+    /// Who has become a member by [`Self::inherit`] since this was last called.
+    pub fn take_inherited(&self) -> Vec<i32> {
+        std::mem::take(&mut lock(&self.inherited))
     }
 
     /// A process that is known to be of the family makes eBPF calls.
@@ -96,11 +106,12 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::proc::parent;
 
     #[test]
     fn descendants_are_of_the_family_and_ancestors_are_not() {
         let me = std::process::id() as i32;
-        let (parent, _) = parentage(me).unwrap();
+        let parent = parent(me).unwrap();
         let family = Family::default();
         assert!(family.has(me, parent) && family.has(me, me));
         assert!(!family.has(1, me) && !family.has(parent, me));
@@ -130,13 +141,8 @@ mod tests {
         assert!(family.has(orphan, me));
         // SAFETY: `sleep`, which this test has started and nobody has waited for.
         unsafe { libc::kill(orphan, libc::SIGKILL) };
-        while parentage(orphan).is_some_and(|_| !has_ended(orphan)) {
+        while Stat::of(orphan).is_some_and(|stat| !stat.has_ended()) {
             std::thread::yield_now();
         }
-    }
-
-    fn has_ended(pid: i32) -> bool {
-        let fields = crate::scope::stat_fields(pid);
-        fields.is_none_or(|fields| fields.first().is_some_and(|state| state == "Z"))
     }
 }

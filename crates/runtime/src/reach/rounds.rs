@@ -1,19 +1,19 @@
 //! Looking around, ten times a second: for processes that have ended, for new ones, and for what targets need now and then.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use beeline_maps::Kind;
 
-use super::{Reach, lock, program};
+use super::neighbours::YOUTH;
+use super::{Reach, lock};
 use crate::backend::Id;
 use crate::link::Uprobe;
 use crate::map::MapObject;
 use crate::opening;
-use crate::scope::{Scope, all_processes};
+use crate::scope::Scope;
 use crate::target::Target;
 
 /// How often processes are looked at: for their end, and for new ones that a link is to reach.
@@ -22,53 +22,50 @@ const ROUND: Duration = Duration::from_millis(100);
 const SECOND: u32 = 10;
 /// How long a process that could not be attached to is left alone.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long a process that is new is looked at each round: it may yet run another program, and load its libraries.
-const YOUTH: Duration = Duration::from_secs(2);
 /// How long a target that has ended is remembered: a child that it forked asks at its first instruction.
 const REMEMBERED: Duration = Duration::from_secs(2);
 
 impl Reach {
     /// Until the session ends: looks for processes that have died, and for new ones.
     pub(super) fn watch(self: &Arc<Self>) {
-        // When each process was first seen, by its program: running another one makes it new.
-        let mut known: BTreeMap<(i32, Option<PathBuf>), Instant> = BTreeMap::new();
         let mut round = 0u32;
         while !self.stop.load(SeqCst) {
             std::thread::park_timeout(ROUND);
-            self.bury();
+            round = round.wrapping_add(1);
+            self.bury(round);
             self.tidy();
             self.tell_cleared(false);
-            round = round.wrapping_add(1);
-            if round.is_multiple_of(SECOND) {
+            let is_second = round.is_multiple_of(SECOND);
+            if is_second {
                 self.forget_threads();
                 self.forget_family();
                 self.look_for_slipped_calls();
             }
+            let inherited = self.family.take_inherited();
+            lock(&self.neighbours).doubt(&inherited);
             let links = self.links();
             let hooks_calls = self.hooks_calls();
             if links.is_empty() && !hooks_calls {
                 continue;
             }
-            let now = Instant::now();
-            let seen: BTreeSet<_> = all_processes()
-                .into_iter()
-                .map(|pid| (pid, program(pid)))
-                .collect();
-            known.retain(|process, _| seen.contains(process));
-            let mut young = BTreeSet::new();
-            for process in seen {
-                let pid = process.0;
-                if now.duration_since(*known.entry(process).or_insert(now)) < YOUTH {
-                    young.insert(pid);
-                }
-            }
+            let young = match self.looks_around() {
+                true => self.look_around(),
+                false => BTreeSet::new(),
+            };
             for pid in self.wanting(&links, &young) {
                 self.revisit(pid, &links);
             }
             if hooks_calls {
-                self.revisit_calls(&young);
+                self.revisit_calls(&young, is_second);
             }
         }
+    }
+
+    /// Looks which processes there are. Returns those that are new.
+    fn look_around(&self) -> BTreeSet<i32> {
+        let mut neighbours = lock(&self.neighbours);
+        neighbours.look();
+        neighbours.young()
     }
 
     /// The processes that a link may still have to be attached to. Of all processes that is only young ones: what an
@@ -156,16 +153,9 @@ impl Reach {
     fn tidy(&self) {
         for target in self.all_targets() {
             let mut target = lock(&target);
-            // Its thread cannot be stopped until the child has run another program, and that may wait for us.
-            if target.waits_for_child() {
-                continue;
-            }
-            // What fails is tried again in the next round, and told at the session's end.
-            let _ = target.restore_idle();
+            target.tidy();
             let _ = target.refresh_cgroups();
-            let _ = target.unmap_out_of_reach();
             let _ = target.update_task();
-            let _ = target.look_for_ids();
         }
     }
 
@@ -189,13 +179,24 @@ impl Reach {
         self.family.forget_ended(|pid| known.contains(&pid));
     }
 
-    /// Forgets processes that have ended or run another program now, and frees what they held in shared memory.
-    fn bury(&self) {
+    /// Forgets processes that have ended or run another program now, and frees what they held in shared memory. Of ends we are told;
+    /// whether one that is not new runs another program is looked at once a second.
+    fn bury(&self, round: u32) {
+        let ended = std::mem::take(&mut *lock(&self.ended));
+        let is_gone = |pid: i32, target: &Target| {
+            let is_its_turn = pid.unsigned_abs() % SECOND == round % SECOND;
+            ended.contains(&target.owner())
+                || (is_its_turn || target.age() < YOUTH) && target.is_gone()
+        };
         let gone: Vec<_> = {
             let mut targets = lock(&self.targets);
             let dead: Vec<i32> = targets
                 .iter()
-                .filter(|(_, target)| target.try_lock().is_ok_and(|target| target.is_gone()))
+                .filter(|(pid, target)| {
+                    target
+                        .try_lock()
+                        .is_ok_and(|target| is_gone(**pid, &target))
+                })
                 .map(|(pid, _)| *pid)
                 .collect();
             dead.into_iter()

@@ -9,7 +9,7 @@ use beeline_inject::{Loaded, Stopped, Watched};
 
 use super::{Reach, lock, program};
 use crate::error::{Error, os};
-use crate::scope::stack_start;
+use crate::proc::stack_start;
 use crate::target::Hold;
 
 impl Reach {

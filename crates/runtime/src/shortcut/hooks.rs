@@ -16,7 +16,7 @@ use crate::life::SessionId;
 use crate::link::Files;
 use crate::memory::{Memory, pages};
 use crate::patch;
-use crate::scope::start_time;
+use crate::proc::start_time;
 use crate::target::{OURS, mapping};
 
 /// The processes of a tool that have shortcuts, or could not be given any.

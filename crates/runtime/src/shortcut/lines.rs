@@ -9,7 +9,7 @@ use beeline_image::shortcut::walks::{Board, Marks};
 
 use super::walks::changed;
 use crate::memory::Memory;
-use crate::scope::{stack_start, start_time};
+use crate::proc::{stack_start, start_time};
 
 /// Whose the places of maps are.
 #[derive(Debug, Default)]

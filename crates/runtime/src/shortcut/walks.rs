@@ -20,7 +20,7 @@ use crate::image::Image;
 use crate::life::SessionId;
 use crate::link::Files;
 use crate::memory::Memory;
-use crate::private::own_pid;
+use crate::proc::own_pid;
 use crate::vdso;
 
 /// Walks of a tool through a guest's maps, and the lines to it; and its processes' shortcuts to both.

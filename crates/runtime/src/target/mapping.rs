@@ -171,16 +171,21 @@ impl Target {
         self.take_in(&new, placed.into_iter())
     }
 
+    /// May programs here come upon fewer maps than when it was last looked?
+    pub(super) fn is_to_unmap(&self) -> bool {
+        self.environment.is_some() && self.shared.removals.load(SeqCst) != self.removals
+    }
+
     /// Unmaps the maps that programs here cannot come upon any more, when there are many. They cannot be in use by any
     /// program that runs without a slot, as none of those uses maps.
-    pub fn unmap_out_of_reach(&mut self) -> Result<(), Error> {
+    pub(super) fn unmap_out_of_reach(&mut self) -> Result<(), Error> {
+        if !self.is_to_unmap() {
+            return Ok(());
+        }
         let removals = self.shared.removals.load(SeqCst);
         let Some(environment) = self.environment.as_mut() else {
             return Ok(());
         };
-        if removals == self.removals {
-            return Ok(());
-        }
         let sites = self.sites.values();
         let attached = sites.flat_map(|site| site.entry.iter().chain(&site.returns));
         let of_calls = self.calls.iter().flat_map(Calls::maps);

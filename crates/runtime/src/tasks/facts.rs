@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use crate::scope::stat_fields;
+use crate::proc::{self, Stat};
 
 /// The namespaces of `struct nsproxy` and the credentials', by their names in `/proc/PID/ns`.
 pub const NAMESPACES: [&str; 9] = [
@@ -53,14 +53,14 @@ pub struct Facts {
 impl Facts {
     /// Of a process; `None` if it has ended.
     pub fn of(pid: u32) -> Option<Self> {
-        let stat = stat_fields(pid as i32)?;
+        let stat = Stat::of(pid as i32)?;
         let field = |number: usize| -> u64 {
             // Some are negative: as the kernel's fields, they are cut to size later.
-            let word = stat.get(number - 3).map(String::as_str).unwrap_or("0");
+            let word = stat.field(number).unwrap_or("0");
             word.parse()
                 .unwrap_or_else(|_| word.parse::<i64>().unwrap_or(0) as u64)
         };
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let status = proc::status(pid as i32).ok()?;
         Some(Self {
             pid,
             parent: u32::try_from(field(4)).ok(),
@@ -123,7 +123,7 @@ pub struct Sign {
 impl Sign {
     /// Of a process.
     pub fn of(pid: u32) -> Self {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let status = proc::status(pid as i32).unwrap_or_default();
         let parent = words(&status, "PPid:").next().map(str::to_owned);
         let number = parent.as_deref().and_then(|number| number.parse().ok());
         let users = words(&status, "Uid:").chain(words(&status, "Gid:"));
@@ -163,7 +163,7 @@ fn four(status: &str, name: &str) -> [u64; 4] {
 }
 
 fn read_number(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    proc::text(path).ok()?.trim().parse().ok()
 }
 
 /// The number in a link such as `mnt:[4026531841]`.
@@ -175,7 +175,7 @@ fn namespace(pid: u32, name: &str) -> Option<u32> {
 
 /// Of the unified hierarchy. A cgroup's id is its directory's inode number.
 fn cgroup(pid: u32) -> Option<(u64, Vec<u8>)> {
-    let list = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let list = proc::text(format!("/proc/{pid}/cgroup")).ok()?;
     let path = list.lines().find_map(|line| line.strip_prefix("0::"))?;
     let id = fs::metadata(format!("/sys/fs/cgroup{path}")).ok()?.ino();
     let name = match path {

@@ -4,6 +4,7 @@ use beeline_hook::Spared;
 
 use super::{Attached, Target};
 use crate::calls::FileCalls;
+use crate::proc;
 use beeline_inject::Region;
 
 /// Instructions that are not hooked in the code that has been looked through, by what they are for. Bytes that may as well
@@ -65,7 +66,7 @@ impl Target {
 
     /// The process's name, which it chooses itself: nothing in it controls a terminal.
     pub(super) fn name(&self) -> String {
-        let name = std::fs::read_to_string(format!("/proc/{}/comm", self.process.pid()));
+        let name = proc::text(format!("/proc/{}/comm", self.process.pid()));
         let name = name.unwrap_or_default();
         name.trim_end().replace(char::is_control, "\u{fffd}")
     }

@@ -1,0 +1,146 @@
+//! What `/proc` says of processes. A process is free to give itself any name, so none of it need be UTF-8.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::Path;
+
+/// All process ids there are.
+pub fn all_processes() -> Vec<i32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// All of a file. The kernel says 0 when it is asked for its length, so whoever goes by that reads it bit by bit.
+pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
+    const USUAL: usize = 16 << 10;
+    let mut bytes = Vec::with_capacity(USUAL);
+    File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(lossy(bytes))
+}
+
+fn lossy(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
+/// A process's `status`.
+pub fn status(pid: i32) -> io::Result<String> {
+    text(format!("/proc/{pid}/status"))
+}
+
+/// Its number in its own, innermost pid namespace.
+pub fn own_pid(pid: i32) -> i32 {
+    let own = |status: String| {
+        let mut lines = status.lines();
+        let line = lines.find_map(|line| line.strip_prefix("NSpid:"))?;
+        line.split_whitespace().last()?.parse().ok()
+    };
+    status(pid).ok().and_then(own).unwrap_or(pid)
+}
+
+/// A process's `stat`.
+#[derive(Debug)]
+pub struct Stat(String);
+
+impl Stat {
+    /// `None` if it has ended, and its parent knows.
+    pub fn of(pid: i32) -> Option<Self> {
+        // It is given whole to whoever has room, and its 52 numbers and the name need no more.
+        const LONGEST: usize = 2048;
+        let mut bytes = vec![0; LONGEST];
+        let len = File::open(format!("/proc/{pid}/stat"))
+            .and_then(|mut file| file.read(&mut bytes))
+            .ok()?;
+        bytes.truncate(len);
+        Some(Self(lossy(bytes)))
+    }
+
+    /// A field behind the name, counted from 1 as in proc_pid_stat(5). The name may itself hold spaces and parentheses.
+    pub fn field(&self, number: usize) -> Option<&str> {
+        const STATE: usize = 3;
+        let (_, rest) = self.0.rsplit_once(')')?;
+        rest.split_ascii_whitespace().nth(number - STATE)
+    }
+
+    fn number<N: std::str::FromStr>(&self, number: usize) -> Option<N> {
+        self.field(number)?.parse().ok()
+    }
+
+    /// Who has started it, or has taken it on.
+    pub fn parent(&self) -> Option<i32> {
+        self.number(4)
+    }
+
+    /// When it started, in clock ticks since boot: with its id, a name that is not used again.
+    pub fn start_time(&self) -> Option<u64> {
+        self.number(22)
+    }
+
+    /// Where its stack began, which each `exec` chooses anew.
+    pub fn stack_start(&self) -> Option<u64> {
+        self.number(28)
+    }
+
+    /// Has it ended, and its parent may not know yet?
+    pub fn has_ended(&self) -> bool {
+        matches!(self.field(3), None | Some("Z" | "X"))
+    }
+}
+
+/// See [`Stat::parent`].
+pub fn parent(pid: i32) -> Option<i32> {
+    Stat::of(pid)?.parent()
+}
+
+/// See [`Stat::start_time`].
+pub fn start_time(pid: i32) -> Option<u64> {
+    Stat::of(pid)?.start_time()
+}
+
+/// See [`Stat::stack_start`].
+pub fn stack_start(pid: i32) -> Option<u64> {
+    Stat::of(pid)?.stack_start()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::process::Command;
+
+    #[test]
+    fn a_process_may_have_any_name() {
+        let name = OsStr::from_bytes(b"\xff) Z 1");
+        let place = std::env::temp_dir().join(format!("beeline-names-{}", std::process::id()));
+        fs::create_dir(&place).unwrap();
+        fs::copy("/bin/sleep", place.join(name)).unwrap();
+        let mut child = Command::new(place.join(name)).arg("100").spawn().unwrap();
+        let pid = child.id() as i32;
+        let stat = Stat::of(pid).unwrap();
+        assert_eq!(stat.parent(), Some(std::process::id() as i32));
+        assert!(!stat.has_ended());
+        assert_eq!(own_pid(pid), pid);
+        assert!(all_processes().contains(&pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(start_time(pid), None);
+        fs::remove_dir_all(place).unwrap();
+    }
+
+    #[test]
+    fn fields_are_those_of_the_manual() {
+        let stat = Stat::of(std::process::id() as i32).unwrap();
+        // SAFETY: asks for a number.
+        assert_eq!(stat.parent(), Some(unsafe { libc::getppid() }));
+        // startcode, endcode, startstack: a program lies below its stack.
+        let code = stat.number::<u64>(26);
+        assert!(code < stat.number(27) && stat.number(27) < stat.stack_start());
+        assert_eq!(stat.field(60), None);
+    }
+}
