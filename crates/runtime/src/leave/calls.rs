@@ -10,19 +10,29 @@ use crate::error::Error;
 /// Bytes of a `syscall` instruction, which a restarted call goes back by.
 const SYSCALL_LEN: u64 = 2;
 
+/// Code of so many bytes, from a multiple of it on, is read at once.
+const SPAN: u64 = 64 << 10;
+
 impl Presence {
     /// The jumps that are in the process's code for its system calls now.
-    fn patched_calls(&self, read: impl Fn(u64, &mut [u8]) -> bool) -> impl Iterator<Item = &Patch> {
-        self.calls.patches.iter().filter(move |patch| {
-            let mut now = [0; 5];
-            let is_jump = read(patch.address, &mut now) && now[0] == JUMP;
-            is_jump && self.jumps_here(patch.address, &now)
-        })
+    fn patched_calls(&self, stopped: &Stopped) -> Vec<&Patch> {
+        let mut patches: Vec<&Patch> = self.calls.patches.iter().collect();
+        patches.sort_by_key(|patch| patch.address);
+        // A process has hundreds, and waits meanwhile.
+        let together = patches.chunk_by(|one, next| one.address / SPAN == next.address / SPAN);
+        let patched = together.flat_map(|patches| {
+            let code = code_of(stopped, patches);
+            let jumps = move |(patch, now): &(&Patch, [u8; 5])| {
+                now[0] == JUMP && self.jumps_here(patch.address, now)
+            };
+            patches.iter().copied().zip(code).filter(jumps)
+        });
+        patched.map(|(patch, _)| patch).collect()
     }
 
     /// Puts back what the code was around system calls.
     pub(super) fn restore_calls(&self, stopped: &mut Stopped) -> Result<(), Error> {
-        let patched = self.patched_calls(|at, into| stopped.read(at, into).is_ok());
+        let patched = self.patched_calls(stopped).into_iter();
         let code = patched.map(|patch| {
             let len = usize::from(patch.len).min(patch.original.len());
             (patch.address, patch.original[..len].to_vec())
@@ -71,4 +81,24 @@ impl Presence {
         let behind = word(std::mem::offset_of!(PtRegs, ip))?;
         Some((behind - back, word(std::mem::offset_of!(PtRegs, sp))?))
     }
+}
+
+/// What is where jumps were stored, in ascending order within one span; zeros where nothing can be read any more.
+fn code_of(stopped: &Stopped, patches: &[&Patch]) -> Vec<[u8; 5]> {
+    let (Some(first), Some(last)) = (patches.first(), patches.last()) else {
+        return Vec::new();
+    };
+    let mut code = vec![0; (last.address - first.address) as usize + 5];
+    let is_whole = stopped.read(first.address, &mut code).is_ok();
+    let code = patches.iter().map(|patch| {
+        let mut now = [0; 5];
+        match is_whole {
+            true => now.copy_from_slice(&code[(patch.address - first.address) as usize..][..5]),
+            // Some of it has been unmapped.
+            false if stopped.read(patch.address, &mut now).is_err() => now = [0; 5],
+            false => {}
+        }
+        now
+    });
+    code.collect()
 }
