@@ -5,6 +5,7 @@
 //! unprobed one. `demo` shows the same for one real program.
 
 mod calls;
+mod crowd;
 mod demo;
 mod guest;
 mod measure;
@@ -65,6 +66,8 @@ enum Topic {
     Engines,
     /// System calls: what tracing them adds to a call, to a process, and to its children.
     Calls,
+    /// A session on a machine with many processes.
+    Crowd,
     /// A tool here, its kernel in a virtual machine; the kernel's column is the tool inside that. Not part of the usual run.
     Guest,
     /// What compiling takes, and what a call of compiled code does.
@@ -75,7 +78,7 @@ enum Topic {
     Demo,
 }
 
-const USUAL: [Topic; 11] = [
+const USUAL: [Topic; 12] = [
     Topic::Entry,
     Topic::Return,
     Topic::Count,
@@ -85,6 +88,7 @@ const USUAL: [Topic; 11] = [
     Topic::Event,
     Topic::Operations,
     Topic::Calls,
+    Topic::Crowd,
     Topic::Compile,
     Topic::Verify,
 ];
@@ -169,6 +173,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Event => measure::events(engines),
         Topic::Operations => operations::all(engines),
         Topic::Calls => calls::all(engines),
+        Topic::Crowd => crowd::all(engines),
         Topic::Guest => guest::all(engines),
         Topic::Verify => verify::all(),
         Topic::Demo => demo::run(engines),
