@@ -130,25 +130,33 @@ impl Presence {
 
     fn remove_if(&self, process: &Process, may: fn(&Presence) -> bool) -> Result<bool, Error> {
         for _ in 0..PATIENCE {
-            let mut stopped = opening::patiently(|| Ok(process.stop()?))?;
-            // Another Beeline may be at the same, or have come to stay. What is there now does not change while the process
-            // is held.
-            let mut present = presences(process)?;
-            let mut places = present.iter().map(|one| (one.session, one.home));
-            let Some(at) = places.position(|place| place == (self.session, self.home)) else {
-                return Ok(false);
-            };
-            let now = present.swap_remove(at);
-            if !may(&now) {
-                return Ok(false);
+            let attempt = || Ok(process.stopped(|stopped| self.remove_now(stopped, may))?);
+            if let Some(is_done) = opening::patiently(attempt)?? {
+                return Ok(is_done);
             }
-            if now.take_out(&mut stopped, &present)? {
-                return Ok(true);
-            }
-            let _ = stopped.resume();
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(self.error("its code is restored, but a thread does not come out of a program; `beeline detach` it later"))
+    }
+
+    /// One attempt of [`Self::remove_if`]; nothing if a thread is inside.
+    fn remove_now(
+        &self,
+        stopped: &mut Stopped,
+        may: fn(&Presence) -> bool,
+    ) -> Result<Option<bool>, Error> {
+        // Another Beeline may be at the same, or have come to stay. What is there now does not change while the process
+        // is held.
+        let mut present = presences(stopped.process())?;
+        let mut places = present.iter().map(|one| (one.session, one.home));
+        let Some(at) = places.position(|place| place == (self.session, self.home)) else {
+            return Ok(Some(false));
+        };
+        let now = present.swap_remove(at);
+        if !may(&now) {
+            return Ok(Some(false));
+        }
+        Ok(now.take_out(stopped, &present)?.then_some(true))
     }
 
     /// One attempt of [`Self::remove`], beside what other sessions have there; false if a thread is inside.
