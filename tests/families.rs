@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
@@ -76,8 +77,8 @@ fn who_has_any_name_has_its_children_traced() {
     let bpftrace = need!(find_program("bpftrace"));
     let scratch = Scratch::new();
     let shell = scratch.path().join(OsStr::from_bytes(b"\xff) Z 1"));
-    std::fs::copy("/bin/sh", &shell).unwrap();
-    std::fs::copy("/bin/true", scratch.path().join("short")).unwrap();
+    symlink("/bin/sh", &shell).unwrap();
+    symlink("/bin/true", scratch.path().join("short")).unwrap();
     let script = scratch.path().join("script");
     let short = scratch.path().join("short").display().to_string();
     let shell = shell.as_os_str().as_bytes();

@@ -2,13 +2,14 @@
 
 use beeline_e2e::Compare::{Exact, Sorted};
 use beeline_e2e::{
-    Case, Engine, Scratch, Tool, Turn, Workload, altered_text, engines, file_offset, find_program,
-    map_counts, need, with_tracefs,
+    Case, Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, engines, file_offset,
+    find_program, map_counts, need, until, with_tracefs,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Runs a script on `workloads/harden.c`, which checks itself.
 fn harden(options: &[&str], script: &str, known: &[&str]) {
@@ -193,6 +194,48 @@ for line in sys.stdin:
     for i in range(500): text = '%d %s' % (i, text[:8])
     print('done', text, flush=True)
 sys.exit(7)";
+
+#[test]
+fn who_has_long_been_there_and_runs_his_program_anew_is_traced() {
+    let _turn = Turn::take();
+    let scratch = Scratch::new();
+    let program = scratch.build("again.c");
+    let script = format!(
+        "uprobe:{}:f_work {{ printf(\"hit\\n\"); }}",
+        program.display()
+    );
+    let bpftrace = need!(find_program("bpftrace"));
+    for engine in need!(engines()) {
+        let command = match engine {
+            Engine::Kernel => with_tracefs(&bpftrace),
+            Engine::Beeline => engine.command(&bpftrace),
+        };
+        let mut workload = Workload::start(&program);
+        let tool = Tool::bpftrace(command, &script);
+        tool.wait_attached();
+        let hits = || {
+            tool.stdout
+                .so_far()
+                .iter()
+                .filter(|line| *line == "hit")
+                .count()
+        };
+        assert_eq!(workload.go(), "done", "{engine}");
+        tool.settle();
+        assert_eq!(hits(), 1, "{engine}");
+        // No longer is it looked at all the time.
+        std::thread::sleep(Duration::from_secs(3));
+        assert_eq!(workload.tell("exec"), "ready", "{engine}");
+        let is_traced = until(PATIENCE, || {
+            workload.go();
+            tool.settle();
+            hits() > 1
+        });
+        assert!(is_traced, "{engine}");
+        workload.finish();
+        tool.interrupt();
+    }
+}
 
 #[test]
 fn python_is_traced_in_itself_and_in_libc() {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use beeline_wire::info::Kind;
 use beeline_wire::layout::command;
-use beeline_wire::look_up::Answer;
+use beeline_wire::look_up::{Answer, LONGEST_VALUE};
 use beeline_wire::messages::{Content, LookUp, Walk, Walked};
 use rustix::io::Errno;
 
@@ -23,7 +23,7 @@ pub fn look_up(mut request: LookUp, handles: &Handles, cpus: u32) -> Result<Cont
 }
 
 /// One value, put into the room given. Errors: `ENOENT`, and what else the kernel says; `EOPNOTSUPP` for a map of another type than the
-/// message is for.
+/// message is for, `E2BIG` for a value that no message has room for.
 pub fn look_up_into(
     handle: u32,
     key: &mut [u8],
@@ -38,7 +38,12 @@ pub fn look_up_into(
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
     }
     check_key(key, facts.key_size as usize)?;
-    let value = room.of(facts.value_len(cpus));
+    let len = facts.value_len(cpus);
+    if len > LONGEST_VALUE {
+        let why = format!("a value of {len} bytes is more than a message has room for");
+        return Err(Refusal::new(libc::E2BIG, why));
+    }
+    let value = room.of(len);
     Ok(element(command::MAP_LOOKUP_ELEM, &map, Some(key), value)?)
 }
 

@@ -64,7 +64,8 @@ impl Stat {
     pub fn field(&self, number: usize) -> Option<&str> {
         const STATE: usize = 3;
         let (_, rest) = self.0.rsplit_once(')')?;
-        rest.split_ascii_whitespace().nth(number - STATE)
+        rest.split_ascii_whitespace()
+            .nth(number.checked_sub(STATE)?)
     }
 
     fn number<N: std::str::FromStr>(&self, number: usize) -> Option<N> {
@@ -119,7 +120,7 @@ mod tests {
         let name = OsStr::from_bytes(b"\xff) Z 1");
         let place = std::env::temp_dir().join(format!("beeline-names-{}", std::process::id()));
         fs::create_dir(&place).unwrap();
-        fs::copy("/bin/sleep", place.join(name)).unwrap();
+        std::os::unix::fs::symlink("/bin/sleep", place.join(name)).unwrap();
         let mut child = Command::new(place.join(name)).arg("100").spawn().unwrap();
         let pid = child.id() as i32;
         let stat = Stat::of(pid).unwrap();

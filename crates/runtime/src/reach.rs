@@ -271,16 +271,16 @@ impl Reach {
     /// The same, of those that were there at the last look.
     fn candidates(&self, only: Option<i32>) -> Vec<i32> {
         let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
+        let tools = self.family.tools();
         let mut found = match (only, &self.scope) {
             (Some(pid), _) => return vec![pid],
             (None, Scope::Processes(pids)) => return pids.clone(),
             (None, Scope::All) => lock(&self.neighbours).pids(),
             (None, Scope::Children) => {
-                let tools = (tool, self.family.tools().len());
-                lock(&self.neighbours).family(tools, |pid| self.family.has(pid, tool))
+                let is_member = |pid| self.family.is_member(pid, tool);
+                lock(&self.neighbours).family((tool, &tools), is_member)
             }
         };
-        let tools = self.family.tools();
         let is_ours = |pid: &i32| *pid == own || *pid == tool || tools.contains(pid);
         found.retain(|pid| !is_ours(pid));
         found
@@ -306,10 +306,15 @@ impl Reach {
     /// A process that we trace already may be held by another thread of ours just now, and then looks taken.
     fn known_or_open(&self, pid: i32) -> Result<Process, Error> {
         let known = lock(&self.targets).get(&pid).cloned();
-        let known = known
-            .map(|target| lock(&target).process().clone())
-            .filter(Process::is_alive);
-        known.map_or_else(|| self.open(pid), Ok)
+        if let Some(target) = known {
+            let known = lock(&target);
+            if !known.is_gone() {
+                return Ok(known.process().clone());
+            }
+            drop(known);
+            self.bury_one(pid, target);
+        }
+        self.open(pid)
     }
 
     /// May this process be traced?

@@ -16,6 +16,8 @@ const DATA: &[u8] = &[1 << 3 | 2];
 
 /// The most that a message has before the value: three keys and numbers, of which the id has ten bytes, and lengths of a frame five.
 const MESSAGE_HEAD: usize = (1 + 10) + (2 + 5) + (1 + 5);
+/// The longest value that an answer has room for.
+pub const LONGEST_VALUE: usize = frame::LONGEST - MESSAGE_HEAD;
 /// The frame's head, and that.
 const BEFORE: usize = frame::HEAD + MESSAGE_HEAD;
 
@@ -60,13 +62,21 @@ fn varint(from: &mut &[u8]) -> Option<u64> {
     for shift in (0..u64::BITS).step_by(7) {
         let (byte, rest) = from.split_first()?;
         *from = rest;
-        number |= u64::from(byte & 0x7f) << shift;
+        let group = u64::from(byte & 0x7f);
+        // The last has room for one bit.
+        if group << shift >> shift != group {
+            return None;
+        }
+        number |= group << shift;
         if byte & 0x80 == 0 {
             return Some(number);
         }
     }
     None
 }
+
+/// Bytes of room that is kept for the next value.
+const KEPT: usize = 64 << 10;
 
 /// Room for a value, around which its answer is written.
 #[derive(Debug, Default)]
@@ -75,14 +85,20 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Room for a value of so many bytes, fewer than [`frame::LONGEST`], with whatever is in it.
+    /// Room for a value of so many bytes, at most [`LONGEST_VALUE`], with whatever is in it.
     pub fn value(&mut self, len: usize) -> &mut [u8] {
+        if self.bytes.len() > BEFORE + KEPT {
+            self.bytes = Vec::new();
+        }
         self.bytes.resize(BEFORE + len, 0);
         self.bytes.get_mut(BEFORE..).unwrap_or_default()
     }
 
     /// The frame of `GuestMessage { id, content: Content { data, end: false } }`, where the data is the value in the room. `id` is not 0.
     pub fn framed(&mut self, id: u64) -> &[u8] {
+        if self.bytes.is_empty() {
+            self.value(0);
+        }
         let len = self.bytes.len().saturating_sub(BEFORE) as u64;
         // Backwards, as the lengths are known then.
         let mut to = Backwards {
@@ -176,6 +192,15 @@ mod tests {
         let mut nobodys = good.clone();
         nobodys[1] = 0;
         assert_eq!(Asked::read(&nobodys), None);
+        // Ten bytes have 70 bits.
+        let mut too_long = vec![ID[0]];
+        too_long.extend([0xff; 9]);
+        let rest = &good[2..];
+        for (last, is_good) in [(1, true), (2, false), (0x7f, false)] {
+            let message = [&too_long[..], &[last], rest].concat();
+            assert_eq!(Asked::read(&message).is_some(), is_good, "{last}");
+            assert_eq!(HostMessage::decode(&*message).is_ok(), is_good, "{last}");
+        }
         let handles = vec![1];
         let other = asked(5, Wanted::Release(Release { handles }));
         assert_eq!(Asked::read(&other), None);

@@ -10,8 +10,8 @@ use crate::error::Error;
 /// Bytes of a `syscall` instruction, which a restarted call goes back by.
 const SYSCALL_LEN: u64 = 2;
 
-/// Code of so many bytes, from a multiple of it on, is read at once.
-const SPAN: u64 = 64 << 10;
+/// What is between the jumps of one page is there, and read with them.
+const PAGE: u64 = 4096;
 
 impl Presence {
     /// The jumps that are in the process's code for its system calls now.
@@ -19,7 +19,7 @@ impl Presence {
         let mut patches: Vec<&Patch> = self.calls.patches.iter().collect();
         patches.sort_by_key(|patch| patch.address);
         // A process has hundreds, and waits meanwhile.
-        let together = patches.chunk_by(|one, next| one.address / SPAN == next.address / SPAN);
+        let together = patches.chunk_by(|one, next| one.address / PAGE == next.address / PAGE);
         let patched = together.flat_map(|patches| {
             let code = code_of(stopped, patches);
             let jumps = move |(patch, now): &(&Patch, [u8; 5])| {
@@ -83,7 +83,7 @@ impl Presence {
     }
 }
 
-/// What is where jumps were stored, in ascending order within one span; zeros where nothing can be read any more.
+/// What is where jumps were stored, in ascending order within one page; zeros where nothing can be read any more.
 fn code_of(stopped: &Stopped, patches: &[&Patch]) -> Vec<[u8; 5]> {
     let (Some(first), Some(last)) = (patches.first(), patches.last()) else {
         return Vec::new();

@@ -15,8 +15,8 @@ pub(super) struct Family {
     members: Mutex<BTreeMap<i32, u64>>,
     /// Those that make eBPF calls, likewise.
     tools: Mutex<BTreeMap<i32, u64>>,
-    /// Who has become a member by [`Family::inherit`] since it was last asked.
-    inherited: Mutex<Vec<i32>>,
+    /// Who has become a member since it was last asked.
+    new: Mutex<Vec<i32>>,
 }
 
 /// Process trees are shallow; the bound keeps a race with a parent's end from going round.
@@ -25,32 +25,36 @@ const DEEPEST: usize = 64;
 impl Family {
     /// Is `pid` a descendant of `ancestor`, or has it been found to be one before?
     pub fn has(&self, pid: i32, ancestor: i32) -> bool {
+        self.is_member(pid, ancestor) == Some(true)
+    }
+
+    /// As [`Self::has`]; nothing if it, or one that it descends from, cannot be looked at, or has just ended.
+    pub fn is_member(&self, pid: i32, ancestor: i32) -> Option<bool> {
         let mut line = Vec::new();
         let mut current = pid;
         for _ in 0..DEEPEST {
             if current == ancestor {
-                return self.admit(line);
+                self.admit(line);
+                return Some(true);
             }
-            let stat = Stat::of(current);
-            let parentage = stat.and_then(|stat| Some((stat.parent()?, stat.start_time()?)));
-            let Some((parent, start)) = parentage else {
-                return false;
-            };
+            let stat = Stat::of(current)?;
+            let (parent, start) = (stat.parent()?, stat.start_time()?);
             if lock(&self.members).get(&current) == Some(&start) {
-                return self.admit(line);
+                self.admit(line);
+                return Some(true);
             }
             line.push((current, start));
             if parent <= 1 {
-                return false;
+                return Some(false);
             }
             current = parent;
         }
-        false
+        Some(false)
     }
 
-    fn admit(&self, line: Vec<(i32, u64)>) -> bool {
+    fn admit(&self, line: Vec<(i32, u64)>) {
+        lock(&self.new).extend(line.iter().map(|(pid, _)| pid));
         lock(&self.members).extend(line);
-        true
     }
 
     /// `parent`, which may have ended since, has forked `child`.
@@ -60,19 +64,19 @@ impl Family {
             && let Some(start) = start_time(child)
         {
             members.insert(child, start);
-            lock(&self.inherited).push(child);
+            lock(&self.new).push(child);
         }
     }
 
-    /// Who has become a member by [`Self::inherit`] since this was last called.
-    pub fn take_inherited(&self) -> Vec<i32> {
-        std::mem::take(&mut lock(&self.inherited))
+    /// Who has become a member since this was last called.
+    pub fn take_new(&self) -> Vec<i32> {
+        std::mem::take(&mut lock(&self.new))
     }
 
     /// A process that is known to be of the family makes eBPF calls.
     pub fn add_tool(&self, pid: i32) {
         if let Some(start) = start_time(pid) {
-            lock(&self.members).insert(pid, start);
+            self.admit(vec![(pid, start)]);
             lock(&self.tools).insert(pid, start);
         }
     }

@@ -1,6 +1,6 @@
 //! All processes of the machine, as they are looked at time and again: who is new, who runs another program, and who is of the tool's family.
 //!
-//! There may be thousands, most of which sleep for days. So of a process that is not new the program is read once a second only, what
+//! There may be thousands, most of which sleep for days. So of a process that is not new the program is read at one look in ten only, what
 //! is known of its family is kept, and on a machine with very many the looks are further apart.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,15 +8,19 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Dir, Mode, OFlags, open};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::program;
+use crate::proc::start_time;
 
 /// How long a process is new, and looked at each time: it may yet run another program, and load its libraries.
 pub(super) const YOUTH: Duration = Duration::from_secs(2);
 /// Of older processes one in so many is looked at each time.
 const TURNS: u32 = 10;
-/// Looks take at most one part in so many of a CPU's time.
+/// Looks take at most one part in so many of a CPU's time,
 const SHARE: u32 = 20;
+/// unless there were as long nothing between two of them.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -25,17 +29,16 @@ pub(super) struct Neighbours {
     looks: u32,
     /// When the last look began, and how long to wait from then on.
     last: Option<(Instant, Duration)>,
-    /// Whose family it is of which is known who belongs to it.
-    tools: Tools,
+    /// The tool whose family it is of which is known who belongs to it, and the others that make eBPF calls.
+    tools: (i32, Vec<i32>),
 }
-
-/// The tool, and how many others that make eBPF calls.
-type Tools = (i32, usize);
 
 #[derive(Debug)]
 struct Neighbour {
     /// Of its directory in `/proc`. Another process with the same number has another one, and the kernel may give a process a new one.
     inode: u64,
+    /// In clock ticks since boot. Nothing if it could not be read, or has not been yet.
+    start: Option<u64>,
     program: Program,
     /// When it was first seen with its program.
     since: Instant,
@@ -57,6 +60,7 @@ impl Neighbours {
         if self.last.is_some_and(is_early) {
             return;
         }
+        let used = cpu_time();
         self.list();
         self.looks = self.looks.wrapping_add(1);
         let turn = self.looks % TURNS;
@@ -66,7 +70,8 @@ impl Neighbours {
                 neighbour.read(pid, begin);
             }
         }
-        self.last = Some((begin, begin.elapsed() * SHARE));
+        let pause = cpu_time().saturating_sub(used) * SHARE;
+        self.last = Some((begin, pause.min(LONGEST_PAUSE)));
     }
 
     /// All of them.
@@ -81,79 +86,116 @@ impl Neighbours {
         young.map(|(pid, _)| *pid).collect()
     }
 
+    /// These have been found to run other programs, which may be of the same names.
+    pub fn renew(&mut self, pids: &[i32]) {
+        self.change(pids, |neighbour| neighbour.since = Instant::now());
+    }
+
     /// Whether these are of the family is to be asked anew.
     pub fn doubt(&mut self, pids: &[i32]) {
+        self.change(pids, |neighbour| neighbour.is_family = None);
+    }
+
+    fn change(&mut self, pids: &[i32], change: impl Fn(&mut Neighbour)) {
         for pid in pids {
-            if let Some(neighbour) = self.known.get_mut(pid) {
-                neighbour.is_family = None;
-            }
+            self.known.get_mut(pid).map(&change);
         }
     }
 
-    /// All that are of the family, as `is_family` says of those of whom it is not known yet.
-    pub fn family(&mut self, tools: Tools, is_family: impl Fn(i32) -> bool) -> Vec<i32> {
-        if self.tools != tools {
-            self.tools = tools;
+    /// All that are of the family of a tool, as `is_family` says of those of whom it is not known yet. The others that make eBPF calls may
+    /// make members of whom nobody knew.
+    pub fn family(
+        &mut self,
+        (tool, others): (i32, &[i32]),
+        is_family: impl Fn(i32) -> Option<bool>,
+    ) -> Vec<i32> {
+        if self.tools.0 != tool || self.tools.1 != others {
+            self.tools = (tool, others.to_vec());
             for neighbour in self.known.values_mut() {
                 neighbour.is_family = None;
             }
         }
-        let known = self.known.iter_mut().filter_map(|(pid, neighbour)| {
-            let is_family = *neighbour.is_family.get_or_insert_with(|| is_family(*pid));
-            is_family.then_some(*pid)
-        });
-        known.collect()
+        let mut found = Vec::new();
+        for (&pid, neighbour) in &mut self.known {
+            neighbour.is_family = neighbour.is_family.or_else(|| is_family(pid));
+            if neighbour.is_family == Some(true) {
+                found.push(pid);
+            }
+        }
+        found
     }
 
     /// Finds who has come and who is gone.
     pub fn list(&mut self) {
         let now = Instant::now();
-        let Ok(entries) = entries() else {
-            return;
-        };
-        self.known.retain(|pid, _| entries.contains_key(pid));
+        let (entries, is_whole) = entries();
+        if is_whole {
+            self.known.retain(|pid, _| entries.contains_key(pid));
+        }
         for (pid, inode) in entries {
-            let neighbour = self.known.entry(pid).or_insert(Neighbour {
-                inode,
-                program: Program::NotRead,
-                since: now,
-                is_family: None,
-            });
-            if neighbour.inode != inode {
-                neighbour.inode = inode;
-                neighbour.is_family = None;
-                neighbour.read(pid, now);
+            let neighbour = self.known.entry(pid);
+            let neighbour = neighbour.or_insert_with(|| Neighbour::new(inode, now));
+            if neighbour.inode == inode {
+                continue;
+            }
+            match neighbour.start.is_some() && start_time(pid) == neighbour.start {
+                true => neighbour.inode = inode,
+                false => *neighbour = Neighbour::new(inode, now),
             }
         }
     }
 }
 
 impl Neighbour {
+    fn new(inode: u64, now: Instant) -> Self {
+        Self {
+            inode,
+            start: None,
+            program: Program::NotRead,
+            since: now,
+            is_family: None,
+        }
+    }
+
     fn is_young(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since) < YOUTH
     }
 
     fn read(&mut self, pid: i32, now: Instant) {
+        if self.start.is_none() {
+            self.start = start_time(pid);
+        }
         let program = Program::Read(program(pid));
-        let before = std::mem::replace(&mut self.program, program);
-        if before != Program::NotRead && before != self.program {
+        if program != self.program {
+            self.program = program;
             self.since = now;
         }
     }
 }
 
-/// The processes in `/proc`, with their directories' inodes.
-fn entries() -> Result<BTreeMap<i32, u64>, rustix::io::Errno> {
+/// Of this thread.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// The processes in `/proc`, with their directories' inodes; and whether that is all of them.
+fn entries() -> (BTreeMap<i32, u64>, bool) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut found = BTreeMap::new();
-    for entry in Dir::new(open("/proc", flags, Mode::empty())?)? {
-        let entry = entry?;
+    let Ok(directory) = open("/proc", flags, Mode::empty()).and_then(Dir::new) else {
+        return (found, false);
+    };
+    for entry in directory {
+        let Ok(entry) = entry else {
+            return (found, false);
+        };
         let pid = entry.file_name().to_str().ok();
         if let Some(pid) = pid.and_then(|name| name.parse().ok()) {
             found.insert(pid, entry.ino());
         }
     }
-    Ok(found)
+    (found, true)
 }
 
 #[cfg(test)]
@@ -213,34 +255,60 @@ mod tests {
         let mut neighbours = Neighbours::default();
         neighbours.list();
         let me = std::process::id() as i32;
+        // Of others, as processes come all the time, nothing is known.
         let asked = Cell::new(0);
         let is_family = |pid| {
-            asked.set(asked.get() + 1);
-            pid == me
+            asked.set(asked.get() + u32::from(pid == me));
+            (pid == me).then_some(true)
         };
-        assert_eq!(neighbours.family((1, 0), is_family), [me]);
-        let all = asked.replace(0);
-        assert!(all > 0);
-        assert_eq!(neighbours.family((1, 0), is_family), [me]);
-        assert_eq!(asked.get(), 0);
+        let family = |neighbours: &mut Neighbours, others: &[i32]| {
+            assert_eq!(neighbours.family((1, others), is_family), [me]);
+            asked.replace(0)
+        };
+        assert_eq!(family(&mut neighbours, &[]), 1);
+        assert_eq!(family(&mut neighbours, &[]), 0);
         neighbours.doubt(&[me]);
-        assert_eq!(neighbours.family((1, 0), is_family), [me]);
-        assert_eq!(asked.replace(0), 1);
+        assert_eq!(family(&mut neighbours, &[]), 1);
         // There is another tool.
-        assert_eq!(neighbours.family((1, 1), is_family), [me]);
-        assert_eq!(asked.get(), all);
+        assert_eq!(family(&mut neighbours, &[2]), 1);
+        assert_eq!(family(&mut neighbours, &[2]), 0);
         // The number is another process's.
         neighbours.known.get_mut(&me).unwrap().inode ^= 1;
         neighbours.list();
-        asked.set(0);
-        assert_eq!(neighbours.family((1, 1), is_family), [me]);
-        assert_eq!(asked.get(), 1);
+        assert_eq!(family(&mut neighbours, &[2]), 1);
     }
 
     #[test]
-    fn looks_take_a_small_share_of_the_time() {
+    fn another_process_of_the_same_number_is_new() {
+        let mut neighbours = Neighbours::default();
+        let me = std::process::id() as i32;
+        assert!(looked_again(&mut neighbours).contains(&me));
+        have_grown_old(&mut neighbours);
+        // The kernel has made the directory anew.
+        neighbours.known.get_mut(&me).unwrap().inode ^= 1;
+        assert!(!looked_again(&mut neighbours).contains(&me));
+        let known = neighbours.known.get_mut(&me).unwrap();
+        known.inode ^= 1;
+        known.start = known.start.map(|start| start - 1);
+        assert!(looked_again(&mut neighbours).contains(&me));
+    }
+
+    #[test]
+    fn a_process_that_runs_the_same_program_anew_is_new() {
+        let mut neighbours = Neighbours::default();
+        let me = std::process::id() as i32;
+        looked_again(&mut neighbours);
+        have_grown_old(&mut neighbours);
+        neighbours.renew(&[me]);
+        assert!(neighbours.young().contains(&me));
+    }
+
+    #[test]
+    fn looks_are_apart_as_they_take_long() {
         let mut neighbours = Neighbours::default();
         neighbours.look();
+        let (_, pause) = neighbours.last.unwrap();
+        assert!(!pause.is_zero() && pause <= LONGEST_PAUSE);
         let looks = neighbours.looks;
         neighbours.last = Some((Instant::now(), Duration::from_secs(100)));
         neighbours.look();

@@ -41,8 +41,8 @@ impl Reach {
                 self.forget_family();
                 self.look_for_slipped_calls();
             }
-            let inherited = self.family.take_inherited();
-            lock(&self.neighbours).doubt(&inherited);
+            let members = self.family.take_new();
+            lock(&self.neighbours).doubt(&members);
             let links = self.links();
             let hooks_calls = self.hooks_calls();
             if links.is_empty() && !hooks_calls {
@@ -179,16 +179,17 @@ impl Reach {
         self.family.forget_ended(|pid| known.contains(&pid));
     }
 
-    /// Forgets processes that have ended or run another program now, and frees what they held in shared memory. Of ends we are told;
-    /// whether one that is not new runs another program is looked at once a second.
+    /// Forgets processes that have ended or run another program now, and frees what they held in shared memory. Of ends we are told,
+    /// which is overheard if the target is at work just then; one of all processes that is not new is looked at once a second, and before
+    /// it is attached to.
     fn bury(&self, round: u32) {
         let ended = std::mem::take(&mut *lock(&self.ended));
         let is_gone = |pid: i32, target: &Target| {
             let is_its_turn = pid.unsigned_abs() % SECOND == round % SECOND;
-            ended.contains(&target.owner())
-                || (is_its_turn || target.age() < YOUTH) && target.is_gone()
+            let is_due = is_its_turn || target.age() < YOUTH || self.is_narrow();
+            ended.contains(&target.owner()) || is_due && target.is_gone()
         };
-        let gone: Vec<_> = {
+        let (pids, gone): (Vec<_>, Vec<_>) = {
             let mut targets = lock(&self.targets);
             let dead: Vec<i32> = targets
                 .iter()
@@ -200,15 +201,39 @@ impl Reach {
                 .map(|(pid, _)| *pid)
                 .collect();
             dead.into_iter()
-                .filter_map(|pid| targets.remove(&pid))
-                .collect()
+                .filter_map(|pid| Some((pid, targets.remove(&pid)?)))
+                .unzip()
         };
+        self.is_new_again(&pids);
         let mut dead = lock(&self.dead);
         dead.extend(gone.iter().map(|target| lock(target).owner()));
         dead.retain(|owner| !self.free(*owner));
         drop(dead);
         lock(&self.departed).retain(|(since, _)| since.elapsed() < REMEMBERED);
         gone.into_iter().for_each(|target| self.remember(target));
+    }
+
+    /// These run other programs now, if they have not ended: nothing is known of them any more.
+    fn is_new_again(&self, pids: &[i32]) {
+        if !pids.is_empty() {
+            lock(&self.failures).retain(|(pid, _), _| !pids.contains(pid));
+            lock(&self.neighbours).renew(pids);
+        }
+    }
+
+    /// As [`Self::bury`], of a target that has been found to be gone.
+    pub(super) fn bury_one(&self, pid: i32, target: Arc<Mutex<Target>>) {
+        let mut targets = lock(&self.targets);
+        let is_it = |known: &Arc<_>| Arc::ptr_eq(known, &target);
+        if !targets.get(&pid).is_some_and(is_it) {
+            return;
+        }
+        targets.remove(&pid);
+        drop(targets);
+        self.is_new_again(&[pid]);
+        let owner = lock(&target).owner();
+        self.died(owner);
+        self.remember(target);
     }
 
     /// Keeps a target that is no more, for its children's sake.
