@@ -2,8 +2,8 @@
 
 use beeline_e2e::Compare::{Exact, Sorted};
 use beeline_e2e::{
-    Case, Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, engines, file_offset,
-    find_program, map_counts, need, until, with_tracefs,
+    Case, Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline, beeline_wanted,
+    engines, file_offset, find_program, map_counts, need, until, with_tracefs,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -235,6 +235,27 @@ fn who_has_long_been_there_and_runs_his_program_anew_is_traced() {
         workload.finish();
         tool.interrupt();
     }
+}
+
+#[test]
+fn who_is_left_out_for_want_of_files_is_told() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let program = scratch.build("crowd.c");
+    let mut crowd = Command::new(&program);
+    crowd.arg("100");
+    let crowd = Workload::start_command(crowd);
+    let bpftrace = need!(find_program("bpftrace"));
+    let mut command = Command::new("prlimit");
+    command.arg("--nofile=300:300").arg(beeline());
+    command.args(["run", "--"]).arg(bpftrace);
+    let script = format!("uprobe:{}:main {{ }}", program.display());
+    let tool = Tool::bpftrace(command, &script);
+    tool.wait_attached();
+    tool.wait_to_be_told(|line| line.contains("not traced; let Beeline have more files open"));
+    assert!(tool.interrupt().status.success());
+    crowd.finish();
 }
 
 #[test]

@@ -200,6 +200,21 @@ impl Error {
             _ => None,
         }
     }
+
+    /// Has this process, or the machine, as many files open as it may?
+    pub fn is_of_too_many_files(&self) -> bool {
+        match self {
+            Self::Inspect { source, .. } | Self::Local { source, .. } => {
+                is_of_too_many_files(source)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// See [`Error::is_of_too_many_files`].
+pub fn is_of_too_many_files(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Which rule of the kernel forbids tracing a process.

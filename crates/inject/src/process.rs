@@ -149,17 +149,19 @@ impl Process {
     /// What is read from its first thread's `stat`.
     fn first_stat<R>(&self, parse: impl FnOnce(&[u8]) -> R) -> Option<R> {
         const LONGEST: usize = 1024;
-        let stat = match self.0.stat.get() {
-            Some(stat) => stat,
-            None => {
-                let name = format!("task/{}/stat", self.pid());
-                let stat = self.open_raw(&name, OFlags::RDONLY).ok()?;
-                self.0.stat.get_or_init(|| stat)
-            }
-        };
         let mut start = [0; LONGEST];
-        let len = stat.read_at(&mut start, 0).ok()?;
+        let len = self.stat().ok()?.read_at(&mut start, 0).ok()?;
         start.get(..len).map(parse)
+    }
+
+    fn stat(&self) -> Result<&File, Errno> {
+        if let Some(stat) = self.0.stat.get() {
+            return Ok(stat);
+        }
+        let name = format!("task/{}/stat", self.pid());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let stat = rustix::fs::openat(&self.0.dir, name, flags, Mode::empty())?;
+        Ok(self.0.stat.get_or_init(|| stat.into()))
     }
 
     /// What is mapped into it, in ascending order. Unless it is stopped this may change at any moment.
@@ -412,7 +414,15 @@ impl Process {
         if u32::try_from(pid) == Ok(std::process::id()) {
             return Err(Error::Itself { pid });
         }
-        let absent = |_| Error::NoSuchProcess { pid };
+        let failed = |errno: Errno, error| match errno {
+            Errno::MFILE | Errno::NFILE => Error::Inspect {
+                pid,
+                what: "open the files".to_owned(),
+                source: errno.into(),
+            },
+            _ => error,
+        };
+        let absent = |errno| failed(errno, Error::NoSuchProcess { pid });
         let number = if pid > 0 { Pid::from_raw(pid) } else { None };
         let number = number.ok_or(Error::NoSuchProcess { pid })?;
         // EINVAL here says that the number is a thread's and not a process's.
@@ -427,6 +437,10 @@ impl Process {
             own: OnceLock::new(),
             options,
         }));
+        // From now on it can be told from one that has ended, whatever cannot be opened.
+        if let Err(error) = process.stat() {
+            return Err(failed(error, Error::Exited { pid }));
+        }
         // While the process that the pidfd names lives the number is its own, so the directory is too.
         if process.is_alive() {
             Ok(process)

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use beeline_inject::is_of_too_many_files;
 use beeline_maps::Errno;
 
 /// An error of the runtime. Each names the thing, says why, and is also an errno for the tool.
@@ -87,6 +88,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Has Beeline, or the machine, as many files open as it may?
+    pub fn is_of_too_many_files(&self) -> bool {
+        match self {
+            Self::Open { source, .. } | Self::Os { source, .. } => is_of_too_many_files(source),
+            Self::Inject(error) => error.is_of_too_many_files(),
+            _ => false,
+        }
+    }
+
     /// The errno that the tool is given.
     pub fn errno(&self) -> Errno {
         match self {

@@ -82,6 +82,8 @@ pub struct Reach {
     maps: Mutex<Vec<Weak<MapObject>>>,
     rings: Mutex<Vec<Weak<Ring>>>,
     stop: AtomicBool,
+    /// The user has been told that there are too many files for all processes to be traced.
+    is_short_of_files: AtomicBool,
     /// The user has been told of a process whose system calls are not hooked.
     has_told: AtomicBool,
     /// Programs of whose instructions that are not hooked the user has been told, by name and number.
@@ -139,6 +141,7 @@ impl Reach {
             maps: Mutex::default(),
             rings: Mutex::default(),
             stop: AtomicBool::new(false),
+            is_short_of_files: AtomicBool::new(false),
             has_told: AtomicBool::new(false),
             unhooked: Mutex::default(),
             slipped: Mutex::default(),
@@ -182,10 +185,19 @@ impl Reach {
                     self.detach(link);
                     return Err(error);
                 }
-                Err(_) => {}
+                Err(error) => self.note_left_out(&error),
             }
         }
         Ok(())
+    }
+
+    /// Tells the user, once, that processes are left out which he could have traced.
+    fn note_left_out(&self, error: &Error) {
+        if error.is_of_too_many_files() && !self.is_short_of_files.swap(true, SeqCst) {
+            (self.report)(&format!(
+                "{error}: this and other processes are not traced; let Beeline have more files open (ulimit -n)"
+            ));
+        }
     }
 
     /// Ends a link everywhere.

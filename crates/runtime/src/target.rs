@@ -324,7 +324,12 @@ impl Target {
         let read = self
             .process
             .read_memory(environment.home.base(), &mut magic);
-        read.is_err() || u64::from_ne_bytes(magic) != abi::MANIFEST_MAGIC
+        match read {
+            Ok(()) => u64::from_ne_bytes(magic) != abi::MANIFEST_MAGIC,
+            // That says nothing of it.
+            Err(error) if error.is_of_too_many_files() => false,
+            Err(_) => true,
+        }
     }
 
     /// Refuses a process that has run another program since, where nothing of ours is. To be asked when it is stopped, and

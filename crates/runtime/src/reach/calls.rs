@@ -35,6 +35,7 @@ impl Reach {
 
     /// Among all processes there are always some that may not be touched or that end just now; what a user can mend is told.
     fn note_unhooked(&self, error: &Error) {
+        self.note_left_out(error);
         if let Error::Target { .. } = error
             && !self.has_told.swap(true, SeqCst)
         {
@@ -147,7 +148,9 @@ impl Reach {
             let is_unknown = || !lock(&self.targets).contains_key(&pid);
             // What cannot be hooked now may be later; a process that was named is not kept waiting.
             if young.contains(&pid) || self.is_narrow() || is_second && is_unknown() {
-                let _ = self.hook_calls(pid);
+                let _ = self
+                    .hook_calls(pid)
+                    .inspect_err(|error| self.note_left_out(error));
             }
         }
     }

@@ -137,6 +137,7 @@ impl Reach {
         let mut failures = lock(&self.failures);
         let is_new = failures.insert((pid, link.id), Instant::now()).is_none();
         drop(failures);
+        self.note_left_out(&error);
         if is_new && self.named(link) {
             (self.report)(&error.to_string());
         }
