@@ -2,6 +2,7 @@
 
 mod attend;
 mod calls;
+mod candidates;
 mod dead;
 mod end;
 mod family;
@@ -11,14 +12,12 @@ mod rounds;
 mod starts;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use beeline_compile::worker::LLVM;
 use beeline_inject::{Process, Seccomp, Stopped};
 
 use crate::backend::Id;
@@ -30,7 +29,7 @@ use crate::link::{CallLink, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::objects::Object;
 use crate::opening;
-use crate::proc::{self, parent};
+use crate::proc;
 use crate::program::Program;
 use crate::ring::Ring;
 use crate::scope::Scope;
@@ -38,6 +37,7 @@ use crate::session::Report;
 use crate::shared::Shared;
 use crate::shortcut::Shortcuts;
 use crate::target::{Body, Hold, Home, Request, Target};
+use candidates::is_part_of_us;
 use dead::Cleared;
 use family::Family;
 use followers::Followers;
@@ -260,47 +260,6 @@ impl Reach {
     /// Frees this ring's lock when a process dies.
     pub fn watch_ring(&self, ring: &Arc<Ring>) {
         lock(&self.rings).push(Arc::downgrade(ring));
-    }
-
-    /// Is the process that the link concerns one that the user named?
-    fn named(&self, link: &Uprobe) -> bool {
-        link.pid.is_some() || self.is_narrow()
-    }
-
-    /// Has the user named the processes that the session may reach?
-    fn is_narrow(&self) -> bool {
-        self.scope != Scope::All
-    }
-
-    /// The processes that a link may concern; `only` is the one that it names itself.
-    fn candidates_now(&self, only: Option<i32>) -> Vec<i32> {
-        if only.is_none() && self.looks_around() {
-            lock(&self.neighbours).list();
-        }
-        self.candidates(only)
-    }
-
-    /// The same, of those that were there at the last look.
-    fn candidates(&self, only: Option<i32>) -> Vec<i32> {
-        let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
-        let tools = self.family.tools();
-        let mut found = match (only, &self.scope) {
-            (Some(pid), _) => return vec![pid],
-            (None, Scope::Processes(pids)) => return pids.clone(),
-            (None, Scope::All) => lock(&self.neighbours).pids(),
-            (None, Scope::Children) => {
-                let is_member = |pid| self.family.is_member(pid, tool);
-                lock(&self.neighbours).family((tool, &tools), is_member)
-            }
-        };
-        let is_ours = |pid: &i32| *pid == own || *pid == tool || tools.contains(pid);
-        found.retain(|pid| !is_ours(pid));
-        found
-    }
-
-    /// Does it matter which processes there are?
-    fn looks_around(&self) -> bool {
-        !matches!(self.scope, Scope::Processes(_))
     }
 
     /// Attaches a link to one process, if that maps the file now; otherwise it is looked at again later.
@@ -561,18 +520,6 @@ fn told_to(reach: Weak<Reach>) -> impl Fn(u32) + Send + 'static {
 /// The file that a process runs; none if it has ended.
 fn program(pid: i32) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/exe")).ok()
-}
-
-/// Have we started it beside the tool: a compiler, or what is about to become one? Not every child of ours is that: to the
-/// first process of a container come all whose parents have ended.
-fn is_part_of_us(pid: i32) -> bool {
-    let own = std::process::id() as i32;
-    let is_compiler = |file: &PathBuf| {
-        let name = file.file_name().map(OsStr::as_encoded_bytes);
-        name.is_some_and(|name| name.starts_with(LLVM.as_bytes()))
-            || program(own).as_ref() == Some(file)
-    };
-    parent(pid) == Some(own) && program(pid).as_ref().is_some_and(is_compiler)
 }
 
 /// How many seccomp filters a process is under.

@@ -9,17 +9,17 @@ mod handlers;
 mod home;
 mod mapping;
 mod sites;
+mod upkeep;
 
 use std::collections::BTreeMap;
-use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::Ordering::{Release, SeqCst};
+use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use beeline_hook::Plan;
+use beeline_image::abi;
 use beeline_image::abi::calls::CONTEXT_REGISTERS;
-use beeline_image::abi::{self, Site};
 use beeline_inject::{Process, Region, Stopped};
 
 use crate::arena::Arena;
@@ -29,7 +29,6 @@ use crate::error::{Error, os};
 use crate::link::FilePlace;
 use crate::map::MapObject;
 use crate::opening;
-use crate::patch;
 use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
@@ -155,11 +154,6 @@ pub struct Target {
     /// Times that ids were looked for, and one.
     looks: u32,
 }
-
-/// How long a new program is given to set its threads up before they are looked at, for each time.
-const SETTLED: Duration = Duration::from_millis(200);
-/// Times that they are looked at: some never keep their ids.
-const LOOKS: u32 = 3;
 
 /// A hooked site.
 #[derive(Debug, Clone)]
@@ -425,47 +419,6 @@ impl Target {
         }
     }
 
-    /// Does what is to be done now and then for which it has to be stopped. What fails is tried again, and told at the session's end.
-    pub fn tidy(&mut self) {
-        let is_due = self.is_to_unmap()
-            || self.is_to_look_for_ids()
-            || self.sites.values().any(Hooked::is_idle);
-        // Its thread cannot be stopped until the child has run another program, and that may wait for us.
-        if is_due && !self.waits_for_child() {
-            let _ = self.restore_idle();
-            let _ = self.unmap_out_of_reach();
-            let _ = self.look_for_ids();
-        }
-    }
-
-    /// Restores the sites that run no program any more, all in one stop.
-    fn restore_idle(&mut self) -> Result<(), Error> {
-        let idle: Vec<(u64, u64)> = self
-            .sites
-            .iter()
-            .filter(|(_, site)| site.is_idle())
-            .map(|(address, site)| (*address, site.record))
-            .collect();
-        if idle.is_empty() {
-            return Ok(());
-        }
-        let environment = self.environment()?;
-        Hold::Brief.with(&self.process, |stopped| {
-            for (address, place) in &idle {
-                // SAFETY: placed as a `Site`.
-                patch::restore(stopped, *address, unsafe {
-                    environment.home.get::<Site>(*place)
-                })?;
-            }
-            Ok(())
-        })?;
-        for (address, place) in idle {
-            self.set_breakpoint(place, 0);
-            self.sites.remove(&address);
-        }
-        Ok(())
-    }
-
     /// Gives programs what they need beside their maps.
     fn provide(&mut self, needs: &Needs, hold: &mut Hold<'_>) -> Result<(), Error> {
         self.refresh_cgroups()?;
@@ -487,65 +440,9 @@ impl Target {
             })
     }
 
-    /// Looks where threads keep their ids, if that was not to be seen yet: a program that has just begun has no thread
-    /// pointer.
-    fn look_for_ids(&mut self) -> Result<(), Error> {
-        if !self.is_to_look_for_ids() {
-            return Ok(());
-        }
-        let Some(environment) = &mut self.environment else {
-            return Ok(());
-        };
-        self.looks += 1;
-        let (process, shared, owner) = (&self.process, &self.shared, self.owner);
-        Hold::Brief.with(process, |stopped| {
-            // Slots are held in the name that a thread has now.
-            let mut leases = shared.page().leases.iter();
-            let offset = find_tid_offset(process, stopped);
-            if offset != abi::TID_UNKNOWN && !leases.any(|one| one.owner.load(SeqCst) == owner) {
-                environment.set_tid_offset(offset);
-            }
-            Ok(())
-        })
-    }
-
-    fn is_to_look_for_ids(&self) -> bool {
-        let is_unknown = |environment: &Environment| {
-            environment.record().tid_offset == abi::TID_UNKNOWN && self.looks <= LOOKS
-        };
-        self.environment.as_ref().is_some_and(is_unknown)
-            && self.since.elapsed() > SETTLED * self.looks
-    }
-
     /// How long it has been a target.
     pub fn age(&self) -> Duration {
         self.since.elapsed()
-    }
-
-    /// Has it a child that shares its memory, for which the thread that made it may wait (`vfork`)?
-    pub fn waits_for_child(&self) -> bool {
-        let Some(environment) = &self.environment else {
-            return false;
-        };
-        let place = environment.private.control() + offset_of!(abi::Control, children) as u64;
-        let mut children = [0; 4];
-        self.process.read_memory(place, &mut children).is_ok() && children != [0; 4]
-    }
-
-    /// Brings up to date what programs see as their task.
-    pub fn update_task(&mut self) -> Result<(), Error> {
-        let is_due = |environment: &Environment| environment.is_task_due();
-        // After an `execve` the addresses are another program's.
-        if !self.environment.as_ref().is_some_and(is_due) || self.is_gone() {
-            return Ok(());
-        }
-        let process = &self.process;
-        match &mut self.environment {
-            Some(environment) => environment.update_task(&self.shared, |at, bytes| {
-                Ok(process.write_memory(at, bytes)?)
-            }),
-            None => Ok(()),
-        }
     }
 
     /// Has a program's links run its best code from now on. A trampoline that calls the program itself goes on with the
@@ -562,16 +459,6 @@ impl Target {
         match &self.environment {
             Some(environment) if environment.has_map(map) => self.map_rings(map, &mut Hold::Brief),
             _ => Ok(()),
-        }
-    }
-
-    /// Tells programs which cgroups they run in, if any asks.
-    pub fn refresh_cgroups(&mut self) -> Result<(), Error> {
-        match &mut self.environment {
-            Some(environment) => {
-                environment.refresh_cgroups(&self.shared.cgroups, self.process.pid())
-            }
-            None => Ok(()),
         }
     }
 

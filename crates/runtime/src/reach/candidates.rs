@@ -1,0 +1,67 @@
+//! Which processes a link may concern.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering::SeqCst;
+
+use beeline_compile::worker::LLVM;
+
+use super::{Reach, lock, program};
+use crate::link::Uprobe;
+use crate::proc::parent;
+use crate::scope::Scope;
+
+impl Reach {
+    /// Is the process that the link concerns one that the user named?
+    pub(super) fn named(&self, link: &Uprobe) -> bool {
+        link.pid.is_some() || self.is_narrow()
+    }
+
+    /// Has the user named the processes that the session may reach?
+    pub(super) fn is_narrow(&self) -> bool {
+        self.scope != Scope::All
+    }
+
+    /// The processes that a link may concern; `only` is the one that it names itself.
+    pub(super) fn candidates_now(&self, only: Option<i32>) -> Vec<i32> {
+        if only.is_none() && self.looks_around() {
+            lock(&self.neighbours).list();
+        }
+        self.candidates(only)
+    }
+
+    /// The same, of those that were there at the last look.
+    pub(super) fn candidates(&self, only: Option<i32>) -> Vec<i32> {
+        let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
+        let tools = self.family.tools();
+        let mut found = match (only, &self.scope) {
+            (Some(pid), _) => return vec![pid],
+            (None, Scope::Processes(pids)) => return pids.clone(),
+            (None, Scope::All) => lock(&self.neighbours).pids(),
+            (None, Scope::Children) => {
+                let is_member = |pid| self.family.is_member(pid, tool);
+                lock(&self.neighbours).family((tool, &tools), is_member)
+            }
+        };
+        let is_ours = |pid: &i32| *pid == own || *pid == tool || tools.contains(pid);
+        found.retain(|pid| !is_ours(pid));
+        found
+    }
+
+    /// Does it matter which processes there are?
+    pub(super) fn looks_around(&self) -> bool {
+        !matches!(self.scope, Scope::Processes(_))
+    }
+}
+
+/// Have we started it beside the tool: a compiler, or what is about to become one? Not every child of ours is that: to the
+/// first process of a container come all whose parents have ended.
+pub(super) fn is_part_of_us(pid: i32) -> bool {
+    let own = std::process::id() as i32;
+    let is_compiler = |file: &PathBuf| {
+        let name = file.file_name().map(OsStr::as_encoded_bytes);
+        name.is_some_and(|name| name.starts_with(LLVM.as_bytes()))
+            || program(own).as_ref() == Some(file)
+    };
+    parent(pid) == Some(own) && program(pid).as_ref().is_some_and(is_compiler)
+}
