@@ -126,6 +126,8 @@ pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
 }
 
 fn listen(listener: &Listener, host: &Arc<Host>, present: &Arc<AtomicUsize>, say: fn(&str)) {
+    // For whoever looks at the threads.
+    let _ = rustix::thread::set_name(c"beeline-listen");
     loop {
         match listener.wait() {
             Ok(waiting) => welcome(waiting, host, present),

@@ -95,7 +95,7 @@ impl Proxy {
 
     /// Descriptors and threads of it, once it has done what it does at its start.
     pub fn size(&self) -> (usize, usize) {
-        eventually(|| !self.takes_sums());
+        eventually(|| self.has_begun());
         let count = |what| {
             let entries = std::fs::read_dir(format!("/proc/{}/{what}", self.pid()));
             entries.unwrap().count()
@@ -103,12 +103,22 @@ impl Proxy {
         (count("fd"), count("task"))
     }
 
-    fn takes_sums(&self) -> bool {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
-        threads.flatten().any(|thread| {
-            let name = std::fs::read_to_string(thread.path().join("comm"));
-            name.is_ok_and(|name| name.trim() == "beeline-sums")
-        })
+    /// It listens, and has taken its sums. A thread that has just begun has the first one's name yet.
+    fn has_begun(&self) -> bool {
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
+        let name = |thread: &std::path::Path| {
+            let name = std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
+            name.trim().to_owned()
+        };
+        let first = tasks.join(self.pid().to_string());
+        let threads = std::fs::read_dir(&tasks).unwrap().flatten();
+        let others = threads
+            .map(|thread| thread.path())
+            .filter(|path| *path != first);
+        let names: Vec<String> = others.map(|path| name(&path)).collect();
+        names.iter().any(|name| name == "beeline-listen")
+            && !names.contains(&name(&first))
+            && !names.iter().any(|name| name == "beeline-sums")
     }
 }
 
