@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::proc::{self, Asleep, PF_KTHREAD, Status, is_dead, state_and_flags};
 use crate::regions::{self, Region};
-use crate::{Error, Refusal, Stopped};
+use crate::{Error, Refusal, Stopped, is_of_too_many_files};
 
 /// A process that Beeline has found it may trace. Cheap to clone; holds descriptors that name this process
 /// and no later one of the same number.
@@ -414,11 +414,11 @@ impl Process {
         if u32::try_from(pid) == Ok(std::process::id()) {
             return Err(Error::Itself { pid });
         }
-        let failed = |errno: Errno, error| match errno {
-            Errno::MFILE | Errno::NFILE => Error::Inspect {
+        let failed = |errno: Errno, error| match errno.into() {
+            source if is_of_too_many_files(&source) => Error::Inspect {
                 pid,
                 what: "open the files".to_owned(),
-                source: errno.into(),
+                source,
             },
             _ => error,
         };

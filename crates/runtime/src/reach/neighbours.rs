@@ -19,7 +19,7 @@ pub(super) const YOUTH: Duration = Duration::from_secs(2);
 const TURNS: u32 = 10;
 /// Looks take at most one part in so many of a CPU's time,
 const SHARE: u32 = 20;
-/// unless there were as long nothing between two of them.
+/// but are no further apart than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.

@@ -185,10 +185,15 @@ impl Reach {
     /// it is attached to.
     fn bury(&self, round: u32) {
         let ended = std::mem::take(&mut *lock(&self.ended));
+        let leases = self.shared.page().leases.iter();
+        let at_work: BTreeSet<u32> = leases.map(|lease| lease.owner.load(SeqCst)).collect();
         let is_gone = |pid: i32, target: &Target| {
             let is_its_turn = pid.unsigned_abs() % SECOND == round % SECOND;
-            let is_due = is_its_turn || target.age() < YOUTH || self.is_narrow();
-            ended.contains(&target.owner()) || is_due && target.is_gone()
+            let owner = target.owner();
+            // Who ran a program when he ran another one may have left a lock.
+            let is_due =
+                is_its_turn || target.age() < YOUTH || self.is_narrow() || at_work.contains(&owner);
+            ended.contains(&owner) || is_due && target.is_gone()
         };
         let (pids, gone): (Vec<_>, Vec<_>) = {
             let mut targets = lock(&self.targets);
