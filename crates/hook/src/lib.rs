@@ -16,6 +16,7 @@
 
 mod calls;
 mod flags;
+mod guard;
 mod incoming;
 mod patch;
 mod plan;
@@ -28,6 +29,7 @@ pub use calls::{
     WATCHED, WATCHED_BRIEFLY, WATCHED_LEN,
 };
 pub use flags::Flags;
+pub use guard::{Guard, Trap};
 pub use incoming::Incoming;
 pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};
 pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};

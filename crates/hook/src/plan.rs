@@ -7,6 +7,7 @@ use iced_x86::{FlowControl, Instruction, Mnemonic};
 use thiserror::Error;
 
 use crate::flags::{self, Flags};
+use crate::guard::{self, Guard, Live, Trap};
 use crate::incoming::Incoming;
 use crate::patch::{self, JUMP_LEN};
 use crate::relocate::{self, Displaced};
@@ -27,7 +28,7 @@ pub struct Plan {
     /// The hooked address.
     pub site: u64,
     /// Bytes from the site on that the hook stands for: at least [`JUMP_LEN`] for a jump, all of them overwritten;
-    /// the length of the one instruction for a breakpoint, which overwrites its first byte.
+    /// the length of one or two instructions for a breakpoint, which overwrites their first bytes.
     pub window_len: usize,
     /// Jump or breakpoint.
     pub kind: Kind,
@@ -37,6 +38,10 @@ pub struct Plan {
     pub at_start: bool,
     /// There may be live data in the 128 bytes below the stack pointer.
     pub red_zone: bool,
+    /// For a jump: how it can be laid so that kernel uprobes upon it do no harm, the best way first. None if it cannot.
+    pub guards: Vec<Guard>,
+    /// For a breakpoint: what the second one, behind the first instruction, catches beside a kernel uprobe.
+    pub second: Option<Trap>,
     pub(crate) window: Vec<Displaced>,
 }
 
@@ -46,17 +51,41 @@ impl Plan {
         self.window.iter().map(|displaced| &displaced.instruction)
     }
 
-    /// The same site, hooked by a breakpoint: for one whose window another site lies in.
-    pub fn into_breakpoint(mut self) -> Self {
-        self.window.truncate(1);
-        self.window_len = self
-            .window
-            .first()
-            .map_or(0, |displaced| displaced.bytes.len());
-        self.kind = Kind::Breakpoint {
-            reason: Reason::AnotherProbe,
-        };
+    /// The bytes of each of them, as found at the site.
+    pub fn displaced_bytes(&self) -> impl Iterator<Item = &[u8]> {
+        self.window.iter().map(|displaced| &*displaced.bytes)
+    }
+
+    /// The same site, hooked by a breakpoint: for one whose window another site lies in, or that a jump would not be safe at.
+    pub fn into_breakpoint(mut self, reason: Reason) -> Self {
+        let is_alone = reason == Reason::AnotherProbe;
+        self.window.truncate(if is_alone { 1 } else { 2 });
+        self.kind = Kind::Breakpoint { reason };
+        self.guards.clear();
+        self.settle_breakpoint();
         self
+    }
+
+    /// The bytes to store for a breakpoint.
+    pub fn breakpoint_patch(&self) -> Vec<u8> {
+        let mut bytes = vec![patch::INT3];
+        if let (Some(_), Some(first)) = (self.second, self.window.first()) {
+            bytes.extend(&first.bytes[1..]);
+            bytes.push(patch::INT3);
+        }
+        bytes
+    }
+
+    /// Takes the second instruction along only if it gets a breakpoint too.
+    fn settle_breakpoint(&mut self) {
+        self.second = match &*self.window {
+            [first, _] if relocate::goes_on(&first.instruction) => guard::second_trap(first),
+            _ => None,
+        };
+        if self.second.is_none() {
+            self.window.truncate(1);
+        }
+        self.window_len = self.window.iter().map(|one| one.bytes.len()).sum();
     }
 
     /// Where a trampoline may start so that the site reaches it, and its displaced instructions reach what they
@@ -132,6 +161,8 @@ pub enum Reason {
     },
     /// Somebody else's site is there; see [`Plan::into_breakpoint`].
     AnotherProbe,
+    /// Beside a kernel uprobe a thread would run bytes of the jump as something else.
+    Unguarded,
     /// The code behind a system call reads flags from before it.
     FlagsWanted,
 }
@@ -174,6 +205,9 @@ impl fmt::Display for Reason {
                 write!(f, "instruction `{instruction}` cannot be moved: {why}")
             }
             Self::AnotherProbe => f.write_str("another probe lies inside the bytes of a jump"),
+            Self::Unguarded => f.write_str(
+                "a kernel uprobe upon a jump there would have the process run something else",
+            ),
             Self::FlagsWanted => {
                 f.write_str("the flags from before the system call are read behind it")
             }
@@ -292,26 +326,66 @@ fn decide(
     let at_start = site == function.start;
     // A loop to the function's first instruction reaches it with a frame's data below the stack pointer.
     let entered_by_call_only = at_start && !survey.refers_to(site);
-    let (kind, window, window_len) =
-        match jump_window(function, &survey, index, role).and_then(|(window, len)| {
-            check_references(site, len, function, &survey, incoming).map(|()| (window, len))
-        }) {
-            Ok((window, len)) => (Kind::Jump, window, len),
-            Err(reason) => {
-                let len = first.bytes.len();
-                (Kind::Breakpoint { reason }, vec![first], len)
-            }
-        };
-    Ok(Plan {
+    let checked = |wanted: usize| {
+        let (window, len) = fill_window(function, &survey, index, role, wanted)?;
+        check_references(site, len, function, &survey, incoming).map(|()| (window, len))
+    };
+    let (kind, window, window_len) = match guarded_window(&first, role, checked) {
+        Ok((window, len)) => (Kind::Jump, window, len),
+        Err(reason) => {
+            let pair = checked(first.bytes.len() + 1).map(|(window, _)| window);
+            (Kind::Breakpoint { reason }, pair.unwrap_or(vec![first]), 0)
+        }
+    };
+    let mut plan = Plan {
         site,
         window_len,
         kind,
         flags: flags::needed(&survey, index, entered_by_call_only),
         at_start,
         red_zone: !entered_by_call_only,
+        guards: Vec::new(),
+        second: None,
         window,
-    })
+    };
+    match plan.kind {
+        Kind::Jump => {
+            let live = Live {
+                flags: plan.flags.live(),
+                red_zone: plan.red_zone,
+            };
+            plan.guards = guard::guards(&plan.window, plan.window_len, live);
+        }
+        Kind::Breakpoint { .. } => {
+            plan.window.truncate(2);
+            plan.settle_breakpoint();
+        }
+    }
+    Ok(plan)
 }
+
+/// What is displaced by a jump, as many bytes as it needs: with what a guard can use beyond the jump, if it is to be had.
+fn guarded_window(
+    first: &Displaced,
+    role: Role,
+    checked: impl Fn(usize) -> Result<(Vec<Displaced>, usize), Reason>,
+) -> Result<(Vec<Displaced>, usize), Reason> {
+    let len = first.bytes.len();
+    let is_alone = role == Role::SystemCall || !relocate::goes_on(&first.instruction);
+    let wanted = match len {
+        _ if is_alone => JUMP_LEN,
+        // A prefix and an int3 behind it.
+        JUMP_PREFIXED => JUMP_LEN + 1,
+        _ => JUMP_LEN.max(len + 1),
+    };
+    match checked(wanted) {
+        Err(_) if wanted > JUMP_LEN => checked(JUMP_LEN),
+        outcome => outcome,
+    }
+}
+
+/// The length of a first instruction behind which there is one byte of the jump.
+const JUMP_PREFIXED: usize = JUMP_LEN - 1;
 
 /// The index of the instruction at the site.
 fn find_site(site: u64, function: &Function, survey: &Survey) -> Result<usize, PlanError> {
@@ -361,16 +435,6 @@ pub(crate) fn window_from(
     wanted: usize,
 ) -> Result<(Vec<Displaced>, usize), Reason> {
     fill_window(function, survey, index, Role::Any, wanted)
-}
-
-/// The instructions that a jump at the site displaces, and how many bytes it overwrites at most.
-fn jump_window(
-    function: &Function,
-    survey: &Survey,
-    index: usize,
-    role: Role,
-) -> Result<(Vec<Displaced>, usize), Reason> {
-    fill_window(function, survey, index, role, JUMP_LEN)
 }
 
 fn fill_window(

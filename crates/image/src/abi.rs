@@ -206,6 +206,8 @@ pub struct Control {
     pub user_changes: AtomicU32,
     /// Incremented with each call by which a thread has got another name.
     pub names: AtomicU32,
+    /// 1 once a thread has come to one of a site's [`SiteTrap`]s: its code is to be looked at.
+    pub disturbed: AtomicU32,
 }
 
 /// The signals whose handlers the image takes over: SIGTRAP, SIGBUS and SIGSEGV, in the order of [`Signals::saved`].
@@ -320,6 +322,8 @@ pub struct Session {
     pub asked: AtomicU32,
     /// [`calls::HEARS`], [`calls::DEAF`] or [`calls::ENDING`].
     pub deaf: AtomicU32,
+    /// Incremented when a [`Control::disturbed`] is set.
+    pub disturbed: AtomicU64,
     /// Threads that asked for something and went on without an answer.
     pub unanswered: AtomicU64,
     /// Incremented with each answer: who waits for his own sees that somebody is at work.
@@ -369,7 +373,27 @@ pub struct Site {
     pub original: [u8; ORIGINAL_BYTES],
     /// What was put there.
     pub patch: [u8; ORIGINAL_BYTES],
+    /// Where threads trap beside a kernel uprobe on the same instructions.
+    pub traps: [SiteTrap; SITE_TRAPS],
 }
+
+/// A breakpoint behind a site's first byte, which a thread comes to only if somebody else has changed that byte. The kernel's
+/// uprobes do: they run the file's instruction and go on behind it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SiteTrap {
+    /// Where the thread goes on, among the moved instructions; 0 if there is no such breakpoint.
+    pub resume: u64,
+    /// The instruction pointer behind the breakpoint, less the site's address.
+    pub behind: u32,
+    /// Words of [`PtRegs`] that are not what they were at the site any more, bit n for word n.
+    pub lost: u32,
+    /// To be added to the stack pointer to have what it was at the site.
+    pub stack: i64,
+}
+
+/// Entries of [`Site::traps`].
+pub const SITE_TRAPS: usize = 2;
 
 /// Room for the instructions that a patch displaces: four bytes and one instruction of the greatest length.
 pub const ORIGINAL_BYTES: usize = 24;
@@ -418,7 +442,7 @@ pub struct Manifest {
 /// Room for a command line in a manifest.
 pub const TOOL_BYTES: usize = 128;
 /// "beeline" and the version of this layout.
-pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x02");
+pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x03");
 
 /// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
 /// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.
@@ -451,6 +475,8 @@ pub struct Link {
     pub cookie: u64,
     /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`].
     pub needs: usize,
+    /// Words of [`PtRegs`] that it may look at, bit n for word n.
+    pub reads: usize,
     /// What the program gets as its context: [`calls::CONTEXT_REGISTERS`] or one of the others there.
     pub context: usize,
     /// 0 while the link is disabled.

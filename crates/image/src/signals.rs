@@ -2,10 +2,12 @@
 //! of programs. Whatever else
 //! arrives is the target's own affair and is handed on as if we were not there.
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::abi::{PtRegs, SIGNALS, SignalAction, Signals, Site, Target};
-use crate::enter::beeline_enter;
+use crate::abi::{
+    LinkList, Manifest, PtRegs, SIGNALS, SignalAction, Signals, Site, SiteTrap, Target,
+};
+use crate::enter::{beeline_enter, links_of, miss};
 use crate::helpers::fault_fixup;
 use crate::loads;
 use crate::sys::{self, nr};
@@ -124,23 +126,48 @@ pub fn skip_load(registers: &mut UserContext, arena: usize, len: usize) -> bool 
 /// Runs the site whose breakpoint was hit; false if it is none of ours.
 fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
     let address = registers.ip.wrapping_sub(1);
-    let Some(site) = find(target, address) else {
-        // The site was restored while this thread was on its way here: what stands there now is to be run.
-        // SAFETY: the thread has just run an instruction there.
-        let is_gone = unsafe { *(address as *const u8) } != INT3;
-        if is_gone {
-            registers.ip = address;
+    let (site, trap) = match (find(target, address), find_trap(target, registers.ip)) {
+        (Some(site), _) => {
+            let at_the_site = SiteTrap {
+                resume: site.body,
+                ..SiteTrap::default()
+            };
+            (site, at_the_site)
         }
-        return is_gone;
+        (None, Some((site, trap))) => {
+            disturbed(target);
+            (site, trap)
+        }
+        (None, None) => {
+            // The site was restored while this thread was on its way here: what stands there now is to be run.
+            // SAFETY: the thread has just run an instruction there.
+            let is_gone = unsafe { *(address as *const u8) } != INT3;
+            if is_gone {
+                registers.ip = address;
+            }
+            return is_gone;
+        }
     };
-    let regs = registers.at(address);
-    // SAFETY: the registers at the site, and a site that the runtime laid out.
-    let watch = unsafe { beeline_enter(&raw const regs, site) } != 0;
-    if watch {
-        // SAFETY: return probes are placed at function entries only, where the return address is on top.
-        unsafe { *(registers.sp as *mut u64) = site.return_entry };
+    let mut regs = registers.at(site.address);
+    regs.sp = regs.sp.wrapping_add_signed(trap.stack);
+    if trap.lost != 0 && wants(site, trap.lost) {
+        // Programs that look at registers do not run with others than they were, and that is counted.
+        regs.cs = 0;
+        miss(target);
     }
-    registers.ip = site.body;
+    let before = regs;
+    // SAFETY: the registers at the site, and a site that the runtime laid out.
+    let watch = unsafe { beeline_enter(&raw mut regs, site) } != 0;
+    if watch {
+        // SAFETY: return probes are placed at function entries only, where the return address was on top.
+        unsafe { *(regs.sp as *mut u64) = site.return_entry };
+    }
+    if trap.resume == site.body {
+        // The first instruction is run after all.
+        registers.sp = regs.sp;
+    }
+    registers.take_changes(&before, &regs);
+    registers.ip = trap.resume;
     true
 }
 
@@ -154,6 +181,38 @@ fn find(target: &Target, address: u64) -> Option<&Site> {
         .find(|site| site.address == address)
 }
 
+/// The newest site that has a breakpoint which ends at `ip`, behind its own first byte.
+fn find_trap(target: &Target, ip: u64) -> Option<(&Site, SiteTrap)> {
+    // SAFETY: every target's arena starts with its manifest.
+    let manifest = unsafe { &*(target.arena as *const Manifest) };
+    // SAFETY: 0, or a site that the runtime laid out and keeps as long as the arena.
+    let at = |place: usize| unsafe { (place as *const Site).as_ref() };
+    let newest = at(manifest.first_site.load(Acquire));
+    let mut sites = core::iter::successors(newest, |site| at(site.next));
+    sites.find_map(|site| {
+        let ends_here = |trap: &&SiteTrap| {
+            trap.resume != 0 && site.address.wrapping_add(trap.behind.into()) == ip
+        };
+        Some((site, *site.traps.iter().find(ends_here)?))
+    })
+}
+
+/// Does a program at the site's entry look at one of these registers?
+fn wants(site: &Site, lost: u32) -> bool {
+    let links = site.entry.load(Acquire) as *const LinkList;
+    // SAFETY: null, or a published list.
+    !links.is_null() && unsafe { links_of(links) }.any(|link| link.reads & lost as usize != 0)
+}
+
+/// Has the runtime look at the code of this target.
+fn disturbed(target: &Target) {
+    // SAFETY: private memory of the target and the session's page, mapped as long as the handler is installed.
+    let (control, session) = unsafe { (&*target.control, &*target.session) };
+    if control.disturbed.swap(1, Relaxed) == 0 {
+        session.disturbed.fetch_add(1, Relaxed);
+    }
+}
+
 impl UserContext {
     /// Sets a register by the processor's number for it.
     fn set(&mut self, register: u8, value: u64) {
@@ -162,6 +221,20 @@ impl UserContext {
         let place = (PLACES >> (u32::from(register & 0xf) * 4)) & 0xf;
         // SAFETY: below 16, and the sixteen words follow each other in this structure.
         unsafe { (&raw mut self.r8).add(place as usize).write(value) };
+    }
+
+    /// Gives the thread the arguments that a program of the image has changed.
+    fn take_changes(&mut self, before: &PtRegs, now: &PtRegs) {
+        let arguments = [
+            (&mut self.di, before.di, now.di),
+            (&mut self.si, before.si, now.si),
+            (&mut self.dx, before.dx, now.dx),
+        ];
+        for (register, before, now) in arguments {
+            if before != now {
+                *register = now;
+            }
+        }
     }
 
     fn at(&self, ip: u64) -> PtRegs {

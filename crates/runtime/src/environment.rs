@@ -432,6 +432,7 @@ impl Environment {
             cookie,
             context,
             needs: needs(program, context),
+            reads: program.needs.registers as usize,
             engine: word_of(&code.engine).into(),
             name,
             ..self.bare_link(at)
@@ -456,6 +457,7 @@ impl Environment {
             run: self.bare_run(),
             cookie: 0,
             needs: abi::NEEDS_SLOT | abi::NEEDS_REGISTERS,
+            reads: usize::MAX,
             context: CONTEXT_REGISTERS,
             enabled: 1.into(),
             engine: word_of(IMAGE).into(),

@@ -21,6 +21,7 @@ use crate::backend::Errno;
 use crate::error::Error;
 use crate::life::SessionId;
 use crate::proc::{self, all_processes};
+use crate::uprobes::{Text, beside, kernel_uprobes};
 use crate::{opening, patch};
 
 pub use find::{everywhere, in_process};
@@ -75,7 +76,7 @@ const INT3: u8 = beeline_hook::INT3;
 enum Hook {
     /// As the session left it.
     Ours,
-    /// Somebody else's patch lies upon it, and will bring it back.
+    /// Somebody else's breakpoint lies upon it, or did: the kernel's, or one that will bring our patch back.
     Covered,
 }
 
@@ -194,10 +195,7 @@ impl Presence {
                     Hook::Ours
                 }
                 Some(&INT3) if site.is_breakpoint => Hook::Ours,
-                // A debugger's breakpoint on our jump's first byte.
-                Some(&INT3) if now.get(1..) == site.patch.get(1..) && now.len() > 1 => {
-                    Hook::Covered
-                }
+                _ if Text::of(&now, &site.patch, &site.original) == Text::Mixed => Hook::Covered,
                 _ => continue,
             };
             seen.insert(site.address);
@@ -219,11 +217,24 @@ impl Presence {
             .any(|mapping| mapping.permissions.execute && mapping.contains(to))
     }
 
+    /// Puts back what the code was. Kernel uprobes upon it stay; so does our patch under a breakpoint of somebody else's, who will put
+    /// the patch's first byte back.
     fn restore_code(&self, stopped: &mut Stopped) -> Result<(), Error> {
         let hooked = self.hooked(|address, into| stopped.read(address, into).is_ok());
-        for (site, _) in hooked.into_iter().filter(|(_, hook)| *hook == Hook::Ours) {
-            stopped.write(site.address, &site.original)?;
+        let place = |site: &SiteFacts| site.address..site.address + site.original.len() as u64;
+        let ranges: Vec<_> = hooked.iter().map(|(site, _)| place(site)).collect();
+        // Where that cannot be known, a breakpoint is taken for somebody else's.
+        let probed = kernel_uprobes(stopped, &ranges).unwrap_or_default();
+        let mut code = Vec::new();
+        for (site, _) in hooked {
+            let mut now = vec![0; site.original.len()];
+            stopped.read(site.address, &mut now)?;
+            if !patch::is_covered(site.address, &now, &site.patch, &probed) {
+                let bytes = beside(site.address, &now, &site.original, &site.original, &probed);
+                code.push((site.address, bytes));
+            }
         }
+        stopped.write_code(code)?;
         self.restore_calls(stopped)
     }
 
@@ -367,7 +378,7 @@ impl Presence {
             .into_iter()
             .flatten()
             .flatten();
-        self.records.iter().any(|site| site.is_breakpoint)
+        !self.records.is_empty()
             && tasks.into_iter().any(|task| {
                 let status = proc::text(task.path().join("status")).unwrap_or_default();
                 let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));

@@ -42,6 +42,7 @@ mod target;
 mod tasks;
 mod together;
 mod trace;
+mod uprobes;
 mod vdso;
 mod verification;
 

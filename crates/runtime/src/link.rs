@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use beeline_hook::{Function, Incoming};
+use beeline_hook::{Function, Incoming, Plan};
 use beeline_inject::Region;
 
 use crate::backend::{CallContext, Edge, Id};
@@ -163,6 +163,17 @@ impl FilePlace {
     pub fn function_at(&self, address: u64) -> (u64, &[u8]) {
         let (start, code) = &self.function;
         (address - (self.offset - start), code)
+    }
+
+    /// Are the instructions that a plan for the place displaces the file's own, and not somebody's patch?
+    pub fn holds(&self, plan: &Plan) -> bool {
+        let (start, code) = self.function_at(plan.site);
+        let mut rest = &code[(plan.site - start) as usize..];
+        plan.displaced_bytes().all(|bytes| {
+            let (own, behind) = rest.split_at(bytes.len().min(rest.len()));
+            rest = behind;
+            own == bytes
+        })
     }
 
     /// Does the function there return more often than it is called?

@@ -1,11 +1,12 @@
 //! What is done to a stopped process: patches, signal handlers, and the way back.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_hook::{Kind, Plan};
+use beeline_hook::{INT3, Kind, Plan};
 use beeline_image::abi::{SIGNALS, SITE_BREAKPOINT, SITE_JUMP, SignalAction, Signals, Site};
 use beeline_image::signals::mirrored;
 use beeline_inject::{Stopped, signal_frames};
@@ -13,6 +14,7 @@ use beeline_inject::{Stopped, signal_frames};
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::proc;
+use crate::uprobes::{Text, beside, is_call_of_kernels, kernel_uprobes};
 
 const SIGSET_BYTES: u64 = 8;
 
@@ -20,7 +22,7 @@ const SIGSET_BYTES: u64 = 8;
 pub fn len(plan: &Plan) -> usize {
     match plan.kind {
         Kind::Jump => plan.window_len,
-        Kind::Breakpoint { .. } => 1,
+        Kind::Breakpoint { .. } => plan.breakpoint_patch().len(),
     }
 }
 
@@ -52,10 +54,21 @@ pub fn apply(
         Kind::Breakpoint { .. } => SITE_BREAKPOINT,
     };
     record.patched.store(kind, SeqCst);
+    let len = len(plan);
+    let (patch, original) = (&record.patch[..len], &record.original[..len]);
+    let mut now = vec![0; len];
+    stopped.read(plan.site, &mut now)?;
+    let bytes = beside(
+        plan.site,
+        &now,
+        patch,
+        original,
+        &breakpoints(plan.site, &now, original),
+    );
     let patch = CodePatch {
         site: plan.site,
-        bytes: &record.patch[..len(plan)],
-        inside: plan.site + 1..plan.site + len(plan) as u64,
+        bytes: &bytes,
+        inside: plan.site + 1..plan.site + len as u64,
         resume_map,
         bias: 0,
     };
@@ -110,26 +123,49 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
     Ok(stopped.write_all(frames)?)
 }
 
-/// Puts a site's original bytes back. If another session has displaced the patch it stays, and stays listed.
+/// The places of code where a breakpoint, or a call of the kernel's, stands that is none of the file's.
+pub fn breakpoints(address: u64, now: &[u8], original: &[u8]) -> BTreeSet<u64> {
+    let both = (address..).zip(now.iter().zip(original));
+    let is_one = |(_, (now, original)): &(u64, (&u8, &u8))| now != original && **now == INT3;
+    let found = both.filter(is_one).map(|(at, _)| at);
+    let call = is_call_of_kernels(now, original).then_some(address);
+    found.chain(call).collect()
+}
+
+/// Puts a site's original bytes back, and leaves kernel uprobes there alone. If another session has displaced the patch, or
+/// somebody's breakpoint lies upon it that will bring it back, it stays, and stays listed.
 pub fn restore(stopped: &mut Stopped, address: u64, record: &Site) -> Result<(), Error> {
     if record.patched.load(SeqCst) == 0 {
         return Ok(());
     }
     let len = record.original_len as usize;
+    let (patch, original) = (&record.patch[..len], &record.original[..len]);
     let mut now = vec![0; len];
     if stopped.read(address, &mut now).is_err() {
         // Unmapped by the target.
         record.patched.store(0, SeqCst);
         return Ok(());
     }
-    if now == record.patch[..len] {
-        stopped.write(address, &record.original[..len])?;
-        now.copy_from_slice(&record.original[..len]);
+    if Text::of(&now, patch, original) != Text::Other {
+        let place = address..address + len as u64;
+        let probed = kernel_uprobes(stopped, std::slice::from_ref(&place))?;
+        if is_covered(address, &now, patch, &probed) {
+            return Ok(());
+        }
+        let bytes = beside(address, &now, original, original, &probed);
+        stopped.write(address, &bytes)?;
+        now = bytes;
     }
-    if now == record.original[..len] {
+    let theirs = breakpoints(address, &now, original);
+    if beside(address, &now, original, original, &theirs) == now {
         record.patched.store(0, SeqCst);
     }
     Ok(())
+}
+
+/// Does a breakpoint lie upon a jump that is not the kernel's? Whoever takes it away brings the jump's first byte back.
+pub fn is_covered(address: u64, now: &[u8], patch: &[u8], probed: &BTreeSet<u64>) -> bool {
+    now.first() == Some(&INT3) && patch.first() != Some(&INT3) && !probed.contains(&address)
 }
 
 /// Two stubs for the arena: the handler that adds its target to the kernel's three arguments, and the one that

@@ -55,6 +55,8 @@ pub struct Needs {
     pub slot: bool,
     /// It looks at its context.
     pub reads_context: bool,
+    /// Words of that which it may read: bit n for word n.
+    pub registers: u32,
     /// It looks at the stack, which is found by the registers.
     pub walks_stack: bool,
     /// It reads the target's memory, which may fault.
@@ -121,6 +123,11 @@ impl Needs {
             environment: code.uses_run,
             slot: code.uses_run || code.stack_bytes > BORROWED_STACK,
             reads_context: facts.reads_context || tail_calls,
+            registers: if tail_calls {
+                u32::MAX
+            } else {
+                words_read(facts)
+            },
             walks_stack: calls(&WALKERS) || tail_calls,
             reads_memory: calls(&READERS) || tail_calls,
             asks_cgroups: calls(&CGROUPS),
@@ -129,6 +136,17 @@ impl Needs {
             task: calls(&TASK),
         }
     }
+}
+
+/// The words of its context that the program reads, bit n for word n; the last bit stands for all that are further behind.
+fn words_read(facts: &Facts) -> u32 {
+    const WORD: u32 = 8;
+    let parts = facts.context.iter().filter(|(_, size, _)| *size > 0);
+    let words = parts.flat_map(|&(offset, size, _)| {
+        let last = offset.saturating_add(size - 1) / WORD;
+        offset / WORD..=last.min(u32::BITS - 1)
+    });
+    words.fold(0, |mask, word| mask | 1 << word.min(u32::BITS - 1))
 }
 
 fn context_end(facts: &Facts) -> u32 {

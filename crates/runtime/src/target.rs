@@ -8,6 +8,8 @@ mod calls;
 mod handlers;
 mod home;
 mod mapping;
+mod mend;
+mod pads;
 mod sites;
 mod upkeep;
 
@@ -37,6 +39,7 @@ pub use calls::{SlippedCall, Wanted};
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};
+use pads::{Landing, Pads};
 
 /// One link's share in one site, as the runtime asks for it.
 #[derive(Debug)]
@@ -79,6 +82,7 @@ impl Body<'_> {
                 environment: true,
                 slot: true,
                 reads_context: true,
+                registers: u32::MAX,
                 walks_stack: false,
                 reads_memory: false,
                 asks_cgroups: false,
@@ -145,6 +149,9 @@ pub struct Target {
     home: Arc<OnceLock<Home>>,
     /// Arenas near sites that the home arena is too far from.
     outposts: Vec<Arena>,
+    /// Where the jumps at its sites lead to, once there are some.
+    pads: Option<Pads>,
+    neighbours: mend::Neighbours,
     sites: BTreeMap<u64, Hooked>,
     calls: Option<Calls>,
     /// [`Shared::removals`] when it was last looked for maps out of reach.
@@ -161,6 +168,8 @@ struct Hooked {
     /// The [`Site`], in the home arena.
     record: u64,
     plan: Plan,
+    /// Where its jump leads to; nothing for a breakpoint, and for a jump that cannot be guarded.
+    landing: Option<Landing>,
     entry: Vec<Attached>,
     returns: Vec<Attached>,
     /// Its trampoline runs one program without the image.
@@ -209,6 +218,8 @@ impl Target {
             environment: None,
             home: Arc::default(),
             outposts: Vec::new(),
+            pads: None,
+            neighbours: mend::Neighbours::default(),
             sites: BTreeMap::new(),
             calls: None,
             removals: 0,
@@ -240,7 +251,8 @@ impl Target {
         };
         let regions = process.regions()?;
         let is_there = |base| regions.iter().any(|region| region.contains(base));
-        let arenas = self.arenas().map(Arena::base);
+        let pads = self.pads.iter().flat_map(Pads::bases);
+        let arenas = self.arenas().map(Arena::base).chain(pads);
         if !environment.bases().chain(arenas).all(is_there) {
             return Ok(None);
         }
@@ -256,6 +268,8 @@ impl Target {
         let outposts = copies
             .collect::<Result<Vec<_>, _>>()
             .map_err(os("creating an arena"))?;
+        let pads = self.pads.as_ref().map(Pads::fork).transpose();
+        let pads = pads.map_err(os("creating an arena"))?;
         let mut child = Self {
             process: process.clone(),
             owner,
@@ -263,6 +277,8 @@ impl Target {
             home: Arc::new(OnceLock::from(Home::of(&environment))),
             environment: Some(environment),
             outposts,
+            pads,
+            neighbours: mend::Neighbours::default(),
             sites: self.sites.clone(),
             calls: self.calls.clone(),
             removals: self.removals,
@@ -280,7 +296,9 @@ impl Target {
     /// Maps the arenas of a forked child over whatever is at their places. A C library whose own `fork` was not used, or
     /// that has not come to it yet, has the parent's thread's id in the child's memory.
     fn replace_arenas(&mut self) -> Result<(), Error> {
-        let mappings: Vec<_> = self.arenas().map(mapping::replaced).collect();
+        let pads = self.pads.iter().flat_map(Pads::replaced);
+        let arenas = self.arenas().map(mapping::replaced);
+        let mappings: Vec<_> = arenas.chain(pads).collect();
         let process = &self.process;
         let environment = self.environment()?;
         let (scratch, home) = (environment.private.scratch(), environment.home.base());
@@ -340,18 +358,14 @@ impl Target {
 
     /// Attaches a program to a site. The process runs on whatever happens.
     pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
-        let (mut plan, original) = match self.sites.get(&request.address) {
-            Some(site) => (site.plan.clone(), [0; abi::ORIGINAL_BYTES]),
-            None => self.plan(request)?,
+        let planned = match self.sites.contains_key(&request.address) {
+            true => None,
+            false => Some(self.plan_apart(request, hold)?),
         };
-        if self
-            .sites
-            .range(plan.site + 1..plan.site + plan.window_len as u64)
-            .next()
-            .is_some()
-        {
-            plan = plan.into_breakpoint();
-        }
+        let known = self.sites.get(&request.address).map(|site| &site.plan);
+        let Some(plan) = planned.as_ref().map(|(plan, _)| plan).or(known).cloned() else {
+            return Ok(());
+        };
         if request.retprobe && !plan.at_start {
             return Err(self.error("a return probe needs the function's first address"));
         }
@@ -360,6 +374,10 @@ impl Target {
             .ok_or_else(|| self.error("the site's operands are too far apart to be moved"))?;
         self.map_what_is_missing(reach, request.body.maps(), hold)?;
         self.provide(&request.body.needs(), hold)?;
+        let planned = match planned {
+            Some((plan, original)) => Some((self.guarded(plan, request, hold)?, original)),
+            None => None,
+        };
         let environment = self.environment_mut()?;
         if request.place.has_small_stacks() {
             environment.expect_small_stacks();
@@ -375,12 +393,13 @@ impl Target {
             link,
             maps: request.body.maps().to_vec(),
         };
-        match self.sites.remove(&request.address) {
-            Some(site) => self.extend(request, site, attached, hold),
-            None => {
+        match (self.sites.remove(&request.address), planned) {
+            (Some(site), _) => self.extend(request, site, attached, hold),
+            (None, Some(planned)) => {
                 self.make_room(request.address, hold)?;
-                self.hook(request, (plan, original), attached, hold)
+                self.hook(request, planned, attached, hold)
             }
+            (None, None) => Err(self.error("the site has gone meanwhile")),
         }
     }
 

@@ -154,6 +154,7 @@ fn hook(
         original_len: plan.window_len as u32,
         original: [0; ORIGINAL_BYTES],
         patch,
+        traps: Default::default(),
     };
     patch::apply(&mut stopped, &plan, &record, &trampoline.resume_map)?;
     stopped.resume()?;

@@ -317,7 +317,7 @@ impl NewMaps {
 const MANY_MAPS: usize = 16;
 const MANY_BYTES: u64 = 16 << 20;
 
-const READ_EXECUTE: ProtFlags = ProtFlags::READ.union(ProtFlags::EXEC);
+pub(super) const READ_EXECUTE: ProtFlags = ProtFlags::READ.union(ProtFlags::EXEC);
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Shared, with a mark that means nothing for memory files: by it the door's filter tells what is mapped into a child

@@ -1,29 +1,128 @@
 //! How a place in a target is hooked: planned, its trampoline written, patched, and what runs there published.
 
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
-use beeline_hook::{Full, Function, Kind, Light, Plan, Registers, Trampoline, TrampolineSpec};
-use beeline_image::abi::{self, Site};
+use beeline_hook::{
+    Full, Function, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec,
+};
+use beeline_image::abi::{self, Site, SiteTrap};
 use beeline_inject::Stopped;
 
-use super::{Attached, Body, Hold, Hooked, Request, TRAMPOLINE_BYTES, Target};
+use super::{Attached, Body, Hold, Hooked, Landing, Request, TRAMPOLINE_BYTES, Target};
 use crate::environment::Environment;
 use crate::error::{Error, os};
 use crate::leave::presences;
 use crate::life::SessionId;
 use crate::patch;
+use crate::uprobes::{Text, beside, is_call_of_kernels, kernel_uprobes};
+
+impl Hooked {
+    /// Where its trampoline may be.
+    fn reach(&self) -> Option<RangeInclusive<u64>> {
+        let reach = self.plan.reach()?;
+        match &self.landing {
+            Some(landing) => landing.reach(reach),
+            None => Some(reach),
+        }
+    }
+
+    /// Where threads trap beside a kernel uprobe, and go on.
+    fn traps(&self, trampoline: &Trampoline) -> [SiteTrap; abi::SITE_TRAPS] {
+        let of_guard = self.landing.iter().flat_map(|landing| &landing.guard.traps);
+        let mut traps = [SiteTrap::default(); abi::SITE_TRAPS];
+        for (place, trap) in traps.iter_mut().zip(of_guard.chain(&self.plan.second)) {
+            let next = self.plan.site + trap.resume as u64;
+            let mut moved = trampoline.resume_map.iter();
+            let resume = moved.find(|(original, _)| *original == next);
+            *place = SiteTrap {
+                resume: resume.map_or(0, |(_, moved)| *moved),
+                behind: trap.behind as u32,
+                lost: words_of(trap.lost),
+                stack: trap.stack.into(),
+            };
+        }
+        traps
+    }
+}
+
+/// Words of `struct pt_regs`, bit n for word n, as registers have numbers in instructions.
+fn words_of(registers: Registers) -> u32 {
+    /// rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+    const WORDS: [u32; 16] = [10, 11, 12, 5, 19, 4, 13, 14, 9, 8, 7, 6, 3, 2, 1, 0];
+    let numbered = (0..).zip(WORDS);
+    let known = numbered.filter(|(number, _)| registers.0 >> number & 1 != 0);
+    known.fold(0, |mask, (_, word)| mask | 1 << word)
+}
 
 impl Target {
+    /// How a new site is to be hooked beside those that there are, and what is there now.
+    pub(super) fn plan_apart(
+        &self,
+        request: &Request<'_>,
+        hold: &mut Hold<'_>,
+    ) -> Result<(Plan, [u8; abi::ORIGINAL_BYTES]), Error> {
+        let (plan, original) = self.plan(request, hold)?;
+        let end = plan.site + plan.window_len as u64;
+        match self.sites.range(plan.site + 1..end).next() {
+            Some(_) => Ok((plan.into_breakpoint(Reason::AnotherProbe), original)),
+            None => Ok((plan, original)),
+        }
+    }
+
+    /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its jump, and has the image handle
+    /// breakpoints. What cannot be guarded is hooked by a breakpoint, unless that would do more harm.
+    pub(super) fn guarded(
+        &mut self,
+        plan: Plan,
+        request: &Request<'_>,
+        hold: &mut Hold<'_>,
+    ) -> Result<(Plan, Option<Landing>), Error> {
+        let mut plan = plan;
+        let is_jump = matches!(plan.kind, Kind::Jump);
+        let is_others = is_jump && !request.place.holds(&plan);
+        let landing = match is_jump && !is_others {
+            true => self.find_landing(&plan, hold)?,
+            false => None,
+        };
+        // The trampoline has to be near all of them.
+        let reach = landing
+            .as_ref()
+            .and_then(|landing| landing.reach(plan.reach()?));
+
+        let landing = match reach {
+            Some(reach) if self.map_what_is_missing(reach.clone(), &[], hold).is_ok() => landing,
+            _ => None,
+        };
+        if is_jump && !is_others && landing.is_none() && self.check_trap_unblocked(hold).is_ok() {
+            plan = plan.into_breakpoint(Reason::Unguarded);
+        }
+        if matches!(plan.kind, Kind::Breakpoint { .. }) {
+            self.check_trap_unblocked(hold)?;
+        }
+        if !is_others {
+            self.catch(&[libc::SIGTRAP], hold)?;
+        }
+        Ok((plan, landing))
+    }
+
     /// How a new site is to be hooked, and what is there now.
     pub(super) fn plan(
         &self,
         request: &Request<'_>,
+        hold: &mut Hold<'_>,
     ) -> Result<(Plan, [u8; abi::ORIGINAL_BYTES]), Error> {
-        let (start, code) = self.current_code(request)?;
+        let (start, code, probed) = self.current_code(request, hold)?;
         let incoming = request.place.incoming_at(request.address);
         let function = Function { start, code: &code };
         let plan = beeline_hook::plan_among(request.address, &function, &incoming);
-        let plan = plan.map_err(|why| self.error(why.to_string()))?;
+        let mut plan = plan.map_err(|why| self.error(why.to_string()))?;
+        // An event at a kernel uprobe further inside is the kernel's only if the instruction is run where it is.
+        let inside = plan.site + 1..plan.site + plan.window_len as u64;
+        if probed.range(inside).next().is_some() {
+            plan = plan.into_breakpoint(Reason::AnotherProbe);
+        }
         let mut original = [0; abi::ORIGINAL_BYTES];
         let bytes = code.get((request.address - start) as usize..);
         let bytes = bytes.unwrap_or_default().iter();
@@ -36,7 +135,12 @@ impl Target {
 
     /// The function around the site, as it would be without us. That is what stands in the file, but for the jumps of
     /// other sessions and those at system calls: those are moved like any other instruction.
-    fn current_code(&self, request: &Request<'_>) -> Result<(u64, Vec<u8>), Error> {
+    /// And where in it kernel uprobes are.
+    fn current_code(
+        &self,
+        request: &Request<'_>,
+        hold: &mut Hold<'_>,
+    ) -> Result<(u64, Vec<u8>, BTreeSet<u64>), Error> {
         let (start, code) = request.place.function_at(request.address);
         let mut code = code.to_vec();
         let mut now = vec![0; code.len()];
@@ -63,11 +167,28 @@ impl Target {
                 overlay(&mut code, start, site.address, &site.patch);
             }
         }
-        match now.iter().zip(&code).position(|(now, file)| now != file) {
-            None => Ok((start, code)),
+        let mut probed = patch::breakpoints(start, &now, &code);
+        if !probed.is_empty() {
+            let known = hold.with(&self.process, |stopped| {
+                kernel_uprobes(stopped, &[start..end])
+            })?;
+            probed.retain(|address| known.contains(address));
+        }
+        let theirs = |address: u64| {
+            let call = address - start;
+            let called = is_call_of_kernels(&now[call as usize..], &code[call as usize..]);
+            address..address + if called { CALL_LEN } else { 1 }
+        };
+        let theirs: Vec<_> = probed.iter().map(|address| theirs(*address)).collect();
+        let is_strange = |(i, (now, file)): (usize, (&u8, &u8))| {
+            let address = start + i as u64;
+            now != file && !theirs.iter().any(|range| range.contains(&address))
+        };
+        match now.iter().zip(&code).enumerate().position(is_strange) {
+            None => Ok((start, code, probed)),
             Some(i) => Err(self.error(format!(
                 "its code at {:#x} is not what the file holds: somebody else has patched it (a debugger, another \
-                 tracer, a kernel uprobe); end that first",
+                 tracer); end that first",
                 start + i as u64
             ))),
         }
@@ -82,8 +203,9 @@ impl Target {
         let is_there = |address: &u64, site: &Hooked| {
             // SAFETY: placed as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };
-            let patch = &record.patch[..record.original_len as usize];
-            let mut now = vec![0; patch.len()];
+            let len = record.original_len as usize;
+            let (patch, original) = (&record.patch[..len], &record.original[..len]);
+            let mut now = vec![0; len];
             if self.process.read_memory(*address, &mut now).is_err() {
                 return false;
             }
@@ -94,8 +216,8 @@ impl Target {
                     now.iter().zip(stored.bytes()).all(|(now, its)| now == its)
                 })
             };
-            // Another session's jump, or a debugger's breakpoint, may lie upon ours.
-            now == patch || now[0] == beeline_hook::INT3 || (now[0] == patch[0] && !is_call())
+            // Another session's jump may lie upon ours.
+            Text::of(&now, patch, original) != Text::Other || (now[0] == patch[0] && !is_call())
         };
         let gone = self
             .sites
@@ -118,8 +240,17 @@ impl Target {
             // SAFETY: placed as a `Site`.
             let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
             let len = record.original_len as usize;
-            if holds(now, start, *address, &record.patch[..len]) {
-                overlay(now, start, *address, &record.original[..len]);
+            let (patch, original) = (&record.patch[..len], &record.original[..len]);
+            if holds(now, start, *address, patch) {
+                overlay(now, start, *address, original);
+                continue;
+            }
+            let offset = address.checked_sub(start);
+            let shown = offset.and_then(|offset| now.get(offset as usize..offset as usize + len));
+            if let Some(shown) = shown.filter(|now| Text::of(now, patch, original) == Text::Mixed) {
+                let theirs = patch::breakpoints(*address, shown, patch);
+                let bytes = beside(*address, shown, original, original, &theirs);
+                overlay(now, start, *address, &bytes);
             }
         }
         Ok(())
@@ -134,13 +265,19 @@ impl Target {
             return Ok(());
         }
         let at = *at;
+        self.make_breakpoint(at, hold)
+    }
+
+    /// A site that is hooked by a jump is hooked by a breakpoint.
+    pub(super) fn make_breakpoint(&mut self, at: u64, hold: &mut Hold<'_>) -> Result<(), Error> {
         self.check_trap_unblocked(hold)?;
         self.catch(&[libc::SIGTRAP], hold)?;
         let Some(mut site) = self.sites.remove(&at) else {
             return Ok(());
         };
         let (old, plan) = (site.record, site.plan.clone());
-        site.plan = plan.clone().into_breakpoint();
+        let landing = site.landing.take();
+        site.plan = plan.clone().into_breakpoint(Reason::AnotherProbe);
         site.light = false;
         let done = self.place_record(&site.plan, |original, environment| {
             // SAFETY: placed as a `Site`.
@@ -148,7 +285,7 @@ impl Target {
         });
         let outcome = done.and_then(|record| {
             site.record = record;
-            let trampoline = self.write_trampoline(&site, None)?;
+            let (trampoline, _) = self.write_trampoline(&site, None)?;
             self.publish(&site)?;
             if !self.set_breakpoint(0, record) {
                 return Err(self.error("there are too many sites that only a breakpoint can hook"));
@@ -163,10 +300,32 @@ impl Target {
             })
         });
         if outcome.is_err() {
-            (site.record, site.plan) = (old, plan);
+            (site.record, site.plan, site.landing) = (old, plan, landing);
         }
         self.sites.insert(at, site);
         outcome
+    }
+
+    /// Has a site that is hooked lead to another trampoline.
+    fn redirect(
+        &mut self,
+        site: &Hooked,
+        trampoline: &Trampoline,
+        at: u64,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        let Some(landing) = &site.landing else {
+            return hold.with(&self.process, |stopped| {
+                self.check_same(stopped)?;
+                self.patch(stopped, site, trampoline)
+            });
+        };
+        // Only where the pads lead to changes. Nobody is halfway through one: it is one instruction.
+        let process = self.process.clone();
+        hold.with(&process, |stopped| {
+            self.check_same(stopped)?;
+            self.aim(landing, at)
+        })
     }
 
     /// Adds a program to a site that is hooked already.
@@ -184,12 +343,9 @@ impl Target {
         if outcome.is_ok() && (site.light || site.shows_registers != showed_registers) {
             // The light trampoline knows its one program only, and the image runs no program that looks at registers
             // which its trampoline does not show.
-            outcome = self.write_trampoline(&site, None).and_then(|trampoline| {
-                hold.with(&self.process, |stopped| {
-                    self.check_same(stopped)?;
-                    self.patch(stopped, &site, &trampoline)
-                })
-            });
+            outcome = self
+                .write_trampoline(&site, None)
+                .and_then(|(trampoline, at)| self.redirect(&site, &trampoline, at, hold));
             site.light &= outcome.is_err();
         }
         if outcome.is_err() {
@@ -206,15 +362,11 @@ impl Target {
     pub(super) fn hook(
         &mut self,
         request: &Request<'_>,
-        (plan, original): (Plan, [u8; abi::ORIGINAL_BYTES]),
+        ((plan, landing), original): ((Plan, Option<Landing>), [u8; abi::ORIGINAL_BYTES]),
         attached: Attached,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
-        if is_breakpoint {
-            self.check_trap_unblocked(hold)?;
-            self.catch(&[libc::SIGTRAP], hold)?;
-        }
         let needs = request.body.needs();
         let light = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
         let record = self.place_record(&plan, |now, _| *now = original)?;
@@ -222,6 +374,7 @@ impl Target {
         let mut site = Hooked {
             record,
             plan,
+            landing,
             entry: Vec::new(),
             returns: Vec::new(),
             light,
@@ -237,7 +390,10 @@ impl Target {
             }
             _ => None,
         };
-        let trampoline = self.write_trampoline(&site, call)?;
+        let (trampoline, at) = self.write_trampoline(&site, call)?;
+        if let Some(landing) = &site.landing {
+            self.aim(landing, at)?;
+        }
         self.publish(&site)?;
         if is_breakpoint && !self.set_breakpoint(0, site.record) {
             return Err(self.error("there are too many sites that only a breakpoint can hook"));
@@ -278,6 +434,7 @@ impl Target {
             original_len: patch::len(plan) as u32,
             original: bytes,
             patch: [0; abi::ORIGINAL_BYTES],
+            traps: Default::default(),
         };
         let site = environment
             .home
@@ -296,7 +453,7 @@ impl Target {
         &mut self,
         site: &Hooked,
         light: Option<Light>,
-    ) -> Result<Trampoline, Error> {
+    ) -> Result<(Trampoline, u64), Error> {
         let environment = self.environment()?;
         let points = self.shared.image.points();
         let spec = match light {
@@ -312,7 +469,6 @@ impl Target {
             }),
         };
         let reach = site
-            .plan
             .reach()
             .ok_or_else(|| self.error("the site's operands are too far apart"))?;
         let (pid, plan) = (self.process.pid(), &site.plan);
@@ -327,11 +483,13 @@ impl Target {
         arena
             .bytes(&trampoline.bytes, 64)
             .map_err(os("filling an arena"))?;
-        let patch = match plan.kind {
-            Kind::Jump => beeline_hook::jump_patch(plan.site, plan.window_len, at)
+        let patch = match (&plan.kind, &site.landing) {
+            (Kind::Jump, Some(landing)) => landing.guard.patch(plan.site, landing.pad),
+            (Kind::Jump, None) => beeline_hook::jump_patch(plan.site, plan.window_len, at)
                 .map_err(|why| fail(why.to_string()))?,
-            Kind::Breakpoint { .. } => vec![beeline_hook::INT3],
+            (Kind::Breakpoint { .. }, _) => plan.breakpoint_patch(),
         };
+        let traps = site.traps(&trampoline);
         // SAFETY: placed as a `Site`; what changes here is only read by threads that came through a patch, and an
         // older trampoline of the site leads to the same kind of places.
         unsafe {
@@ -341,9 +499,10 @@ impl Target {
                     record.body = trampoline.body;
                     record.return_entry = trampoline.return_entry.unwrap_or(record.return_entry);
                     record.patch[..patch.len()].copy_from_slice(&patch);
+                    record.traps = traps;
                 });
         }
-        Ok(trampoline)
+        Ok((trampoline, at))
     }
 
     /// Is the code that a new site's patch goes over what was looked at when it was planned? Another session may have come there
@@ -353,7 +512,10 @@ impl Target {
         let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
         let original = &record.original[..record.original_len as usize];
         let mut now = vec![0; original.len()];
-        match stopped.read(record.address, &mut now).is_ok() && now == original {
+        let is_read = stopped.read(record.address, &mut now).is_ok();
+        let theirs = patch::breakpoints(record.address, &now, original);
+        let expected = beside(record.address, &now, original, original, &theirs);
+        match is_read && now == expected {
             true => Ok(()),
             false => Err(Error::Changed {
                 pid: self.process.pid(),
@@ -415,5 +577,7 @@ fn overlay(code: &mut [u8], start: u64, address: u64, bytes: &[u8]) {
     }
 }
 
+/// Bytes of a call that the kernel has made of a `nop`.
+const CALL_LEN: u64 = 5;
 const PUSH_RBP: u8 = 0x55;
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];

@@ -29,6 +29,7 @@ impl Target {
             let _ = self.unmap_out_of_reach();
             let _ = self.look_for_ids();
         }
+        let _ = self.mend();
     }
 
     /// Restores the sites that run no program any more, all in one stop.

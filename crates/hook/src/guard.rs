@@ -1,0 +1,430 @@
+//! How a jump lives beside a kernel uprobe that comes to the same instructions, or goes.
+//!
+//! The kernel attaches a uprobe by storing `int3` over an instruction's first byte, whatever stands there. When that is hit it runs
+//! the *file's* instruction out of line and goes on behind it, which is inside our jump. When the probe is taken away the
+//! file's first byte comes back, and the rest of our jump stays (`kernel/events/uprobes.c`: `set_swbp`, `set_orig_insn`). A `nop` of
+//! five bytes may become a call and come back whole (`arch_uprobe_optimize`).
+//!
+//! So the bytes behind the first one are chosen such that the processor, wherever it arrives in these states, meets an `int3` before it
+//! meets anything of ours that means something else. The first four are the jump's displacement: they decide where the
+//! jump leads, and by that where there must be memory (instruction punning, as in Chamith et al., PLDI 2017). A
+//! kernel uprobe further inside the jump changes one byte of the displacement: where the jump leads then, there must be memory, too.
+
+use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+
+use crate::patch::{INT3, JUMP_LEN};
+use crate::relocate::{self, Displaced};
+use crate::trampoline::Registers;
+
+/// One way to lay a jump over a site so that kernel uprobes there do no harm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guard {
+    /// Bytes 1 to 4 of the patch, the jump's displacement; `None` where any will do.
+    pub fixed: [Option<u8>; 4],
+    /// What follows the jump, up to the end of the window.
+    pub tail: Vec<u8>,
+    /// Where a thread traps, and what it has done by then: see [`Trap`].
+    pub traps: Vec<Trap>,
+    /// Offsets of further instructions whose first bytes are part of the displacement, with the file's byte there: a
+    /// kernel uprobe puts `int3` there, and puts the file's byte back.
+    pub inner: Vec<(usize, u8)>,
+}
+
+/// An `int3` that a thread comes to which went through a site beside a kernel uprobe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trap {
+    /// The instruction pointer behind the `int3`, less the site's address.
+    pub behind: usize,
+    /// Offset of the displaced instruction that is to be run next: 0 or that of the second.
+    pub resume: usize,
+    /// To be added to the stack pointer to have what it was at the site.
+    pub stack: i32,
+    /// Registers that are not what they were at the site any more.
+    pub lost: Registers,
+}
+
+/// How many values of one displacement are enough to be tried for one guard.
+const MANY: usize = 1 << 12;
+
+impl Guard {
+    /// Where the jump may lead so that its displacement has the fixed bytes: addresses from `low` to `high`, ascending, not more than some
+    /// thousands of them.
+    pub fn targets(&self, site: u64, low: u64, high: u64) -> impl Iterator<Item = u64> {
+        let end = site.wrapping_add(JUMP_LEN as u64);
+        let (value, mask) = self.pattern();
+        // The fixed bytes come before the free ones but for the last: a sum on the free bits alone, with carries over the fixed ones.
+        let wanted = move |displacement: u32| displacement & mask == value;
+        let first = clamp(low.wrapping_sub(end));
+        let last = clamp(high.wrapping_sub(end));
+        let mut next = raise(first, value, mask);
+        std::iter::from_fn(move || {
+            let this = next?;
+            if this > last || !wanted(this.cast_unsigned()) {
+                return None;
+            }
+            next = this
+                .checked_add(1)
+                .and_then(|from| raise(from, value, mask));
+            Some(end.wrapping_add_signed(this.into()))
+        })
+        .take(MANY)
+    }
+
+    /// Where else the jump to `target` may lead while there are kernel uprobes inside it, or have been.
+    pub fn variants(&self, site: u64, target: u64) -> Vec<u64> {
+        let end = site.wrapping_add(JUMP_LEN as u64);
+        let displacement = target.wrapping_sub(end) as u32;
+        let mut all = vec![displacement];
+        for (offset, original) in &self.inner {
+            let shift = (offset - 1) * 8;
+            let with =
+                |byte: u8| move |one: &u32| one & !(0xff << shift) | u32::from(byte) << shift;
+            let more: Vec<u32> = all
+                .iter()
+                .map(with(INT3))
+                .chain(all.iter().map(with(*original)))
+                .collect();
+            all.extend(more);
+            all.sort_unstable();
+            all.dedup();
+        }
+        all.retain(|one| *one != displacement);
+        let address = |one: u32| end.wrapping_add_signed(i64::from(one.cast_signed()));
+        all.into_iter().map(address).collect()
+    }
+
+    /// The bytes to store for a jump to `target`, which is one of [`Self::targets`].
+    pub fn patch(&self, site: u64, target: u64) -> Vec<u8> {
+        const JMP_REL32: u8 = 0xe9;
+        let displacement = target.wrapping_sub(site.wrapping_add(JUMP_LEN as u64)) as u32;
+        let mut bytes = vec![JMP_REL32];
+        bytes.extend(displacement.to_le_bytes());
+        bytes.extend(&self.tail);
+        bytes
+    }
+
+    fn pattern(&self) -> (u32, u32) {
+        let byte = |fixed: &Option<u8>| fixed.map_or((0, 0), |byte| (byte, 0xff));
+        let pairs = self.fixed.each_ref().map(byte);
+        let value = u32::from_le_bytes(pairs.map(|(value, _)| value));
+        let mask = u32::from_le_bytes(pairs.map(|(_, mask)| mask));
+        (value, mask)
+    }
+}
+
+/// The lowest number from `from` on whose bits under `mask` are `value`.
+fn raise(from: i32, value: u32, mask: u32) -> Option<i32> {
+    // In the order of unsigned numbers, which is that of signed ones with the sign turned over.
+    const SIGN: u32 = 1 << 31;
+    let flip = |number: u32| number ^ SIGN;
+    let from = flip(from.cast_unsigned());
+    let (value, mask) = (if mask & SIGN != 0 { flip(value) } else { value }, mask);
+    let mut best: Option<u32> = None;
+    let mut consider = |candidate: u32| {
+        if candidate >= from && best.is_none_or(|best| candidate < best) {
+            best = Some(candidate);
+        }
+    };
+    consider(from & !mask | value);
+    // Otherwise some free bit above the place of the difference has to be raised, and all free ones below it can be zero.
+    for bit in (0..32).filter(|bit| mask >> bit & 1 == 0 && from >> bit & 1 == 0) {
+        let above = from & !mask & !((2u64.pow(bit + 1) - 1) as u32);
+        consider(above | value | 1 << bit);
+    }
+    best.map(|best| flip(best).cast_signed())
+}
+
+fn clamp(distance: u64) -> i32 {
+    let distance = distance.cast_signed();
+    i32::try_from(distance).unwrap_or(if distance < 0 { i32::MIN } else { i32::MAX })
+}
+
+/// What must not be changed at a site.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Live {
+    /// The flags.
+    pub flags: bool,
+    /// What is below the stack pointer.
+    pub red_zone: bool,
+}
+
+/// All ways to guard a jump over these instructions, the best first. None if beside a kernel uprobe a thread would run what
+/// nobody wrote.
+pub(crate) fn guards(window: &[Displaced], window_len: usize, live: Live) -> Vec<Guard> {
+    let Some(first) = window.first() else {
+        return Vec::new();
+    };
+    let bytes = bytes_of(window, window_len);
+    let len = first.bytes.len();
+    match len {
+        0..JUMP_LEN => short(first, window, &bytes),
+        _ => long(first, window, &bytes, live).into_iter().collect(),
+    }
+}
+
+/// For a breakpoint whose instruction has another one behind it in the window: that one's first byte is a breakpoint as well.
+pub(crate) fn second_trap(first: &Displaced) -> Option<Trap> {
+    let len = first.bytes.len();
+    let (stack, lost) = effects(&first.instruction)?;
+    Some(Trap {
+        behind: len + 1,
+        resume: len,
+        stack,
+        lost,
+    })
+}
+
+/// A first instruction that is shorter than the jump: behind it, inside the displacement, stands an `int3`. All of its
+/// own bytes but the first stay as they are, so that it is whole when the first comes back.
+fn short(first: &Displaced, window: &[Displaced], bytes: &[u8]) -> Vec<Guard> {
+    let len = first.bytes.len();
+    let mut fixed = [None; 4];
+    for (place, byte) in fixed.iter_mut().zip(&first.bytes[1..]) {
+        *place = Some(*byte);
+    }
+    let tail = tail(window, bytes);
+    let goes_on = relocate::goes_on(&first.instruction);
+    if !goes_on {
+        // It leads elsewhere, in the kernel's hands as in the processor's.
+        let inner = inner(window);
+        let plain = Guard {
+            fixed,
+            tail,
+            traps: Vec::new(),
+            inner,
+        };
+        return if relocate::is_call(&first.instruction) {
+            Vec::new()
+        } else {
+            vec![plain]
+        };
+    }
+    let Some((stack, lost)) = effects(&first.instruction) else {
+        return Vec::new();
+    };
+    let trap = |behind: usize| Trap {
+        behind,
+        resume: len,
+        stack,
+        lost,
+    };
+    fixed[len - 1] = Some(INT3);
+    let mut ways = vec![Guard {
+        fixed,
+        tail: tail.clone(),
+        traps: vec![trap(len + 1)],
+        inner: inner(window),
+    }];
+    // The last byte says how far away the jump leads, and there may be no room where an int3 leads. A prefix in front of one will do.
+    if len == JUMP_LEN - 1 && !tail.is_empty() {
+        let mut tail = tail;
+        tail[0] = INT3;
+        ways.extend(PREFIXES.iter().map(|prefix| {
+            fixed[len - 1] = Some(*prefix);
+            Guard {
+                fixed,
+                tail: tail.clone(),
+                traps: vec![trap(len + 2)],
+                inner: inner(window),
+            }
+        }));
+    }
+    ways
+}
+
+/// A first instruction at least as long as the jump: when its first byte comes back, that begins another instruction, which the
+/// displacement completes; it must be one that does no harm, with an `int3` behind it.
+fn long(first: &Displaced, window: &[Displaced], bytes: &[u8], live: Live) -> Option<Guard> {
+    let len = first.bytes.len();
+    let opcode = *first.bytes.first()?;
+    let goes_on = relocate::goes_on(&first.instruction);
+    let mut tail = tail(window, bytes);
+    let mut traps = Vec::new();
+    let second = tail
+        .get_mut(len - JUMP_LEN)
+        .filter(|_| goes_on && bytes.len() > len);
+    let has_second = second.is_some();
+    if let Some(byte) = second {
+        *byte = INT3;
+        let (stack, lost) = effects(&first.instruction)?;
+        traps.push(Trap {
+            behind: len + 1,
+            resume: len,
+            stack,
+            lost,
+        });
+    }
+    let early = |behind: usize, stack: i32| Trap {
+        behind,
+        resume: 0,
+        stack,
+        lost: Registers::NONE,
+    };
+    let int3 = Some(INT3);
+    let fixed = match opcode {
+        // What is restored is the jump.
+        _ if first.instruction.code() == Code::Jmp_rel32_64 => [None; 4],
+        // A prefix, whose int3 follows.
+        opcode if PREFIXES.contains(&opcode) || REPEATS.contains(&opcode) => {
+            traps.push(early(2, 0));
+            [int3, None, None, None]
+        }
+        // nop eax
+        0x0f => {
+            traps.push(early(4, 0));
+            [Some(0x1f), Some(0xc0), int3, None]
+        }
+        // cmp al, imm8; cmp eax, imm8
+        0x80 | 0x83 if !live.flags => {
+            traps.push(early(4, 0));
+            [Some(0xf8), None, int3, None]
+        }
+        // test al, imm8
+        0xf6 if !live.flags => {
+            traps.push(early(4, 0));
+            [Some(0xc0), None, int3, None]
+        }
+        // test and cmp of a register with itself
+        0x84 | 0x85 | 0x38..=0x3b if !live.flags => {
+            traps.push(early(3, 0));
+            [Some(0xc0), int3, None, None]
+        }
+        // mov al, al
+        0x88 | 0x8a => {
+            traps.push(early(3, 0));
+            [Some(0xc0), int3, None, None]
+        }
+        // mov r32, r32, of the register that the instruction is about to write
+        0x8b => {
+            let register = first.instruction.op0_register();
+            let number = (register.number() & 7) as u8;
+            traps.push(Trap {
+                lost: Registers::of(register),
+                ..early(3, 0)
+            });
+            [Some(0xc0 | number << 3 | number), int3, None, None]
+        }
+        // push rax
+        0xff if !live.red_zone => {
+            traps.push(early(3, 8));
+            [Some(0xf0), int3, None, None]
+        }
+        // mov r32, imm32; push imm32; cmp and test of eax with imm32: all do their work again, with the right number
+        0xb8..=0xbf | 0x68 | 0x3d | 0xa9 if has_second => {
+            traps.iter_mut().for_each(|trap| trap.resume = 0);
+            [None; 4]
+        }
+        _ => return None,
+    };
+    Some(Guard {
+        fixed,
+        tail,
+        traps,
+        inner: Vec::new(),
+    })
+}
+
+/// Prefixes that mean nothing to an `int3`: segments, operand and address size, REX.
+const PREFIXES: [u8; 24] = [
+    0x2e, 0x26, 0x36, 0x3e, 0x40, 0x41, 0x42, 0x43, 0x44, 0x45, 0x46, 0x47, 0x48, 0x49, 0x4a, 0x4b,
+    0x4c, 0x4d, 0x4e, 0x4f, 0x64, 0x65, 0x66, 0x67,
+];
+/// Likewise.
+const REPEATS: [u8; 2] = [0xf2, 0xf3];
+
+/// The window as the file has it; where it is padding, int3.
+fn bytes_of(window: &[Displaced], window_len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = window
+        .iter()
+        .flat_map(|one| one.bytes.iter().copied())
+        .collect();
+    bytes.resize(window_len, INT3);
+    bytes
+}
+
+/// What follows the jump: the file's bytes, each instruction begun by an int3.
+fn tail(window: &[Displaced], bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let mut at = 0;
+    for one in window {
+        if let Some(byte) = bytes.get_mut(at) {
+            *byte = INT3;
+        }
+        at += one.bytes.len();
+    }
+    bytes.split_off(JUMP_LEN)
+}
+
+/// Where instructions begin inside the displacement.
+fn inner(window: &[Displaced]) -> Vec<(usize, u8)> {
+    let mut at = 0;
+    let mut found = Vec::new();
+    for one in window {
+        if (1..JUMP_LEN).contains(&at) {
+            found.extend(one.bytes.first().map(|byte| (at, *byte)));
+        }
+        at += one.bytes.len();
+    }
+    found
+}
+
+/// What the instruction does to the stack pointer, as the number that undoes it, and the registers that it changes. `None` if
+/// the stack pointer cannot be told.
+fn effects(instruction: &Instruction) -> Option<(i32, Registers)> {
+    let mut factory = InstructionInfoFactory::new();
+    let mut lost = Registers::NONE;
+    let mut moves_stack = false;
+    for used in factory.info(instruction).used_registers() {
+        let writes = !matches!(
+            used.access(),
+            OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+        );
+        let register = used.register();
+        if !writes || !register.is_gpr() {
+            continue;
+        }
+        match register.full_register() {
+            Register::RSP => moves_stack = true,
+            _ => lost = lost | Registers::of(register),
+        }
+    }
+    let stack = match moves_stack {
+        false => 0,
+        true => -stack_change(instruction)?,
+    };
+    Some((stack, lost))
+}
+
+fn stack_change(instruction: &Instruction) -> Option<i32> {
+    let is_rsp = |operand: u32| {
+        instruction.op_kind(operand) == OpKind::Register
+            && instruction.op_register(operand) == Register::RSP
+    };
+    match instruction.mnemonic() {
+        Mnemonic::Push | Mnemonic::Pop | Mnemonic::Pushfq | Mnemonic::Popfq
+            if !is_rsp(0) || instruction.mnemonic() == Mnemonic::Push =>
+        {
+            Some(instruction.stack_pointer_increment())
+        }
+        Mnemonic::Sub | Mnemonic::Add
+            if is_rsp(0)
+                && instruction.op_kind(1) != OpKind::Register
+                && instruction.op_kind(1) != OpKind::Memory =>
+        {
+            let amount = i32::try_from(instruction.immediate(1).cast_signed()).ok()?;
+            if instruction.mnemonic() == Mnemonic::Add {
+                Some(amount)
+            } else {
+                amount.checked_neg()
+            }
+        }
+        Mnemonic::Lea
+            if is_rsp(0)
+                && instruction.memory_base() == Register::RSP
+                && instruction.memory_index() == Register::None =>
+        {
+            i32::try_from(instruction.memory_displacement64().cast_signed()).ok()
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,356 @@
+//! Landing pads: the places that the jumps at sites lead to.
+//!
+//! A guarded jump ([`beeline_hook::Guard`]) cannot lead anywhere, as part of its displacement stands for something else. So it leads to a
+//! *pad*, a jump at a place that suits, which leads on to the trampoline. All pads of a target are in one memory file, which is
+//! mapped wherever pads are needed; only pages with pads in them take memory.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use beeline_hook::{Guard, JUMP_LEN, Plan, reach};
+use beeline_image::abi;
+use beeline_inject::{MapFlags, Mapping, Region};
+
+use super::mapping::{OURS, READ_EXECUTE, mapping};
+use super::{Hold, Target};
+use crate::arena::ARENA_BYTES;
+use crate::environment::manifest;
+use crate::error::{Error, os};
+use crate::life::SessionId;
+use crate::memory::{Memory, PAGE};
+
+/// A target's pads.
+#[derive(Debug)]
+pub(super) struct Pads {
+    file: Memory,
+    /// Where the file is mapped.
+    bases: Vec<u64>,
+    /// The jumps, by their offsets in the file.
+    taken: BTreeMap<u64, [u8; JUMP_LEN]>,
+}
+
+/// The pads of one site.
+#[derive(Debug, Clone)]
+pub(super) struct Landing {
+    pub guard: Guard,
+    /// The pad that the jump leads to.
+    pub pad: u64,
+    /// Those that it leads to while there is a kernel uprobe inside it, or was.
+    others: Vec<u64>,
+}
+
+impl Landing {
+    fn all(&self) -> impl Iterator<Item = u64> {
+        std::iter::once(self.pad).chain(self.others.iter().copied())
+    }
+
+    /// From where a trampoline can be reached.
+    pub fn reach(&self, from: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
+        let narrowed = |(low, high): (u64, u64), pad| {
+            let near = reach(pad);
+            (low.max(*near.start()), high.min(*near.end()))
+        };
+        let (low, high) = self.all().fold(from.into_inner(), narrowed);
+        (low <= high).then_some(low..=high)
+    }
+}
+
+/// Bytes of a pad.
+const PAD: u64 = JUMP_LEN as u64;
+/// Left free at the start of the file, for the manifest.
+const HEAD: u64 = PAGE as u64;
+const LEN: u64 = ARENA_BYTES as u64;
+/// How much further from one another what is mapped around addresses begins.
+const SHIFT: u64 = 32 * PAGE as u64;
+/// Places that are tried for one guard in one mapping, if what else is needed cannot be had with them.
+const TRIES: usize = 8;
+
+impl Pads {
+    fn new(target: &Target) -> Result<Self, Error> {
+        let file = Self::file().map_err(os("creating an arena"))?;
+        // SAFETY: the file is longer, nobody else has it yet, and its start is aligned.
+        unsafe {
+            file.base()
+                .cast::<abi::Manifest>()
+                .write(manifest(&target.shared, None))
+        };
+        Ok(Self {
+            file,
+            bases: Vec::new(),
+            taken: BTreeMap::new(),
+        })
+    }
+
+    fn file() -> std::io::Result<Memory> {
+        let file = Memory::new(&SessionId::own().name("arena"), ARENA_BYTES)?;
+        file.seal_for_others()?;
+        Ok(file)
+    }
+
+    /// The same for a forked child, in a file of its own.
+    pub fn fork(&self) -> std::io::Result<Self> {
+        let file = Self::file()?;
+        file.take_from(&self.file, HEAD as usize)?;
+        let copy = Self {
+            file,
+            bases: self.bases.clone(),
+            taken: self.taken.clone(),
+        };
+        copy.taken
+            .iter()
+            .for_each(|(at, jump)| copy.store(*at, jump));
+        Ok(copy)
+    }
+
+    /// The file at its places, whatever is there now.
+    pub fn replaced(&self) -> impl Iterator<Item = Mapping<'_>> {
+        self.bases.iter().map(|base| Mapping {
+            address: *base,
+            flags: OURS | MapFlags::FIXED,
+            ..mapping(self.file.file(), ARENA_BYTES, READ_EXECUTE)
+        })
+    }
+
+    /// Where the file is mapped.
+    pub fn bases(&self) -> impl Iterator<Item = u64> {
+        self.bases.iter().copied()
+    }
+
+    fn store(&self, offset: u64, jump: &[u8; JUMP_LEN]) {
+        assert!(offset + PAD <= LEN, "a pad outside its file");
+        // SAFETY: inside the mapping, which nobody here has a reference into; the target comes here by jumps that are stored later, or
+        // is stopped.
+        unsafe {
+            let place = self.file.base().add(offset as usize);
+            place.copy_from_nonoverlapping(jump.as_ptr(), jump.len());
+        }
+    }
+
+    /// The offset in the file of a place that is mapped.
+    fn offset(&self, address: u64) -> Option<u64> {
+        offset_among(self.bases.iter(), address)
+    }
+}
+
+fn offset_among<'a>(mut bases: impl Iterator<Item = &'a u64>, address: u64) -> Option<u64> {
+    bases.find_map(|base| {
+        let offset = address.checked_sub(*base)?;
+        (HEAD..=LEN - PAD).contains(&offset).then_some(offset)
+    })
+}
+
+/// What is going to be mapped and taken, if all works out.
+#[derive(Default, Clone)]
+struct Draft {
+    bases: Vec<u64>,
+    taken: Vec<u64>,
+}
+
+/// Looks for places for the pads of one site.
+struct Search<'a> {
+    target: &'a Target,
+    regions: &'a [Region],
+    plan: &'a Plan,
+}
+
+impl Search<'_> {
+    fn run(&self) -> Result<Option<(Landing, Draft)>, Error> {
+        for guard in &self.plan.guards {
+            let bases = self.pads().map_or(&[][..], |pads| &pads.bases);
+            for base in bases {
+                if let Some(found) = self.within(guard, *base, &Draft::default())? {
+                    return Ok(Some(found));
+                }
+            }
+            let mut draft = Draft::default();
+            let base = match guard.fixed {
+                [Some(_), Some(_), Some(_), Some(_)] => {
+                    let (low, high) = reach(self.plan.site).into_inner();
+                    let only = guard.targets(self.plan.site, low, high).next();
+                    only.map_or(Ok(None), |only| self.base_around(only, &draft))?
+                }
+                _ => self.base_near(&draft)?,
+            };
+            let Some(base) = base else { continue };
+            draft.bases.push(base);
+            if let Some(found) = self.within(guard, base, &draft)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn pads(&self) -> Option<&Pads> {
+        self.target.pads.as_ref()
+    }
+
+    /// A pad in one mapping, with all others that it needs.
+    fn within(
+        &self,
+        guard: &Guard,
+        base: u64,
+        draft: &Draft,
+    ) -> Result<Option<(Landing, Draft)>, Error> {
+        let site = self.plan.site;
+        let (nearest, furthest) = reach(site).into_inner();
+        let low = nearest.max(base + HEAD);
+        let high = furthest.min(base + LEN - PAD);
+        let mut tries = 0;
+        for pad in guard.targets(site, low, high) {
+            let mut draft = draft.clone();
+            if !self.take(pad, &mut draft) {
+                continue;
+            }
+            let others = guard.variants(site, pad);
+            if self.cover(&others, &mut draft)? {
+                let guard = guard.clone();
+                return Ok(Some((Landing { guard, pad, others }, draft)));
+            }
+            tries += 1;
+            if tries == TRIES {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    fn cover(&self, pads: &[u64], draft: &mut Draft) -> Result<bool, Error> {
+        for pad in pads {
+            if !reach(self.plan.site).contains(pad) {
+                return Ok(false);
+            }
+            if self.take(*pad, draft) {
+                continue;
+            }
+            let Some(base) = self.base_around(*pad, draft)? else {
+                return Ok(false);
+            };
+            draft.bases.push(base);
+            if !self.take(*pad, draft) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes the place of a pad, if it is mapped or going to be, and free.
+    fn take(&self, pad: u64, draft: &mut Draft) -> bool {
+        let mapped = self.pads().and_then(|pads| pads.offset(pad));
+        let Some(offset) = mapped.or_else(|| offset_among(draft.bases.iter(), pad)) else {
+            return false;
+        };
+        let around = offset.saturating_sub(PAD - 1)..offset + PAD;
+        let is_taken = self
+            .pads()
+            .is_some_and(|pads| pads.taken.range(around.clone()).next().is_some());
+        if is_taken || draft.taken.iter().any(|one| around.contains(one)) {
+            return false;
+        }
+        draft.taken.push(offset);
+        true
+    }
+
+    /// Where the file can be mapped so that the address lies in it, each time at another offset: addresses that are needed together
+    /// often differ in their last byte alone.
+    fn base_around(&self, address: u64, draft: &Draft) -> Result<Option<u64>, Error> {
+        let mapped = self.pads().map_or(0, |pads| pads.bases.len()) + draft.bases.len();
+        let shift = (mapped as u64 * SHIFT) % (LEN / 2);
+        let low = (address + PAD).saturating_sub(LEN) + shift;
+        let high = address.saturating_add(LEN - HEAD);
+        self.gap(low..=high, draft)
+    }
+
+    /// Where the file can be mapped near the site.
+    fn base_near(&self, draft: &Draft) -> Result<Option<u64>, Error> {
+        self.gap(reach(self.plan.site), draft)
+    }
+
+    fn gap(&self, near: RangeInclusive<u64>, draft: &Draft) -> Result<Option<u64>, Error> {
+        let mut regions = self.regions.to_vec();
+        regions.extend(draft.bases.iter().map(|base| Region {
+            start: *base,
+            end: base + LEN,
+            permissions: Default::default(),
+            offset: 0,
+            device: 0,
+            inode: 0,
+            path: PathBuf::new(),
+        }));
+        let process = &self.target.process;
+        Ok(process.find_gap_among(&regions, near, LEN)?)
+    }
+}
+
+impl Target {
+    /// Finds places for the pads of a jump, and maps what is missing. Nothing if there is no room: the jump cannot be guarded then.
+    pub(super) fn find_landing(
+        &mut self,
+        plan: &Plan,
+        hold: &mut Hold<'_>,
+    ) -> Result<Option<Landing>, Error> {
+        if plan.guards.is_empty() {
+            return Ok(None);
+        }
+        if self.pads.is_none() {
+            self.pads = Some(Pads::new(self)?);
+        }
+        let regions = hold.regions(&self.process)?;
+        let search = Search {
+            target: self,
+            regions: &regions,
+            plan,
+        };
+        let Some((landing, draft)) = search.run()? else {
+            return Ok(None);
+        };
+        let scratch = self.environment()?.private.scratch();
+        let Some(pads) = &self.pads else {
+            return Ok(None);
+        };
+        let mappings = draft.bases.iter().map(|base| Mapping {
+            address: *base,
+            flags: OURS | MapFlags::FIXED_NOREPLACE,
+            ..mapping(pads.file.file(), ARENA_BYTES, READ_EXECUTE)
+        });
+        let mappings: Vec<_> = mappings.collect();
+        if !mappings.is_empty() {
+            hold.with(&self.process, |stopped| {
+                self.check_same(stopped)?;
+                Ok(stopped.map_files_through(scratch, &mappings)?)
+            })?;
+        }
+        drop(mappings);
+        if let Some(pads) = &mut self.pads {
+            pads.bases.extend(&draft.bases);
+            // Nobody comes to them yet.
+            let reserved = draft
+                .taken
+                .into_iter()
+                .map(|offset| (offset, [0; JUMP_LEN]));
+            pads.taken.extend(reserved);
+        }
+        Ok(Some(landing))
+    }
+
+    /// Has the pads of a site lead to a trampoline. If the site is hooked already, the process must be stopped.
+    pub(super) fn aim(&mut self, landing: &Landing, trampoline: u64) -> Result<(), Error> {
+        let pid = self.process.pid();
+        let Some(pads) = &mut self.pads else {
+            return Ok(());
+        };
+        for pad in landing.all() {
+            let jump = beeline_hook::jump_patch(pad, JUMP_LEN, trampoline);
+            let jump = jump.map_err(|why| Error::Target {
+                pid,
+                why: why.to_string(),
+            })?;
+            let (Some(offset), Ok(jump)) = (pads.offset(pad), jump.try_into()) else {
+                continue;
+            };
+            pads.store(offset, &jump);
+            pads.taken.insert(offset, jump);
+        }
+        Ok(())
+    }
+}

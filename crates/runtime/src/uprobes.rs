@@ -1,0 +1,209 @@
+//! Kernel uprobes beside ours: which there are in a process, and what they make of a patched site.
+//!
+//! The kernel stores its `int3` in every private mapping of a file that might run, as soon as it is mapped, for the uprobes that
+//! are meant for the process (`uprobe_mmap`). So a second mapping of the same page, which nobody patches, says which there are.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use beeline_hook::INT3;
+use beeline_inject::{MapFlags, Mapping, ProtFlags, Region, Stopped};
+
+use crate::error::{Error, os};
+use crate::memory::PAGE;
+
+/// The addresses within `ranges`, which are in files that the process maps, that kernel uprobes are at.
+///
+/// Errors: a file cannot be opened any more, or not be mapped.
+pub fn kernel_uprobes(
+    stopped: &mut Stopped,
+    ranges: &[Range<u64>],
+) -> Result<BTreeSet<u64>, Error> {
+    let mut ranges = ranges.to_vec();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let regions = stopped.regions()?;
+    let mut found = BTreeSet::new();
+    for region in regions.iter() {
+        let inside = |range: &&Range<u64>| region.contains(range.start);
+        let inside: Vec<_> = ranges.iter().filter(inside).cloned().collect();
+        if !inside.is_empty() && region.inode != 0 {
+            found.extend(uprobes_in(stopped, region, &inside)?);
+        }
+    }
+    Ok(found)
+}
+
+/// The same for one region; the ranges ascend and begin in it.
+fn uprobes_in(
+    stopped: &mut Stopped,
+    region: &Region,
+    ranges: &[Range<u64>],
+) -> Result<Vec<u64>, Error> {
+    let pid = stopped.process().pid();
+    let file = open_mapped(pid, region).ok_or_else(|| Error::Target {
+        pid,
+        why: format!(
+            "{} cannot be opened, so it is not known if kernel uprobes are in it",
+            region.path.display()
+        ),
+    })?;
+    let page = PAGE as u64;
+    let first = ranges.first().map_or(0, |range| range.start) & !(page - 1);
+    let ends = ranges.iter().map(|range| range.end.min(region.end));
+    let len = ends.max().unwrap_or(first).next_multiple_of(page) - first;
+    let mapping = Mapping {
+        file: file.as_fd(),
+        offset: first - region.start + region.offset,
+        len,
+        protection: ProtFlags::READ,
+        flags: MapFlags::PRIVATE,
+        address: 0,
+    };
+    let witness = stopped.map_file(&mapping)?;
+    let mut found = Vec::new();
+    let mut look = |range: &Range<u64>| -> Result<(), Error> {
+        let len = (range.end.min(region.end) - range.start) as usize;
+        let (mut seen, mut own) = (vec![0; len], vec![0; len]);
+        stopped.read(witness + (range.start - first), &mut seen)?;
+        // The last page of a file need not be full.
+        read_as_far(&file, &mut own, range.start - region.start + region.offset)
+            .map_err(os("reading a file that is mapped"))?;
+        let both = (range.start..).zip(seen.iter().zip(&own));
+        let probed = both.filter(|(_, (seen, own))| seen != own && **seen == INT3);
+        found.extend(probed.map(|(address, _)| address));
+        Ok(())
+    };
+    let outcome = ranges.iter().try_for_each(&mut look);
+    stopped.munmap(witness, len)?;
+    outcome.map(|()| found)
+}
+
+fn read_as_far(file: &File, mut into: &mut [u8], mut offset: u64) -> std::io::Result<()> {
+    while !into.is_empty() {
+        match file.read_at(into, offset)? {
+            0 => break,
+            len => {
+                into = &mut into[len..];
+                offset += len as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file that a region maps, if it is still there, or if the kernel gives out what is mapped.
+fn open_mapped(pid: i32, region: &Region) -> Option<File> {
+    let is_it = |file: &File| {
+        file.metadata()
+            .is_ok_and(|facts| facts.ino() == region.inode)
+    };
+    let name = region.path.strip_prefix("/").unwrap_or(&region.path);
+    let by_name = Path::new(&format!("/proc/{pid}/root")).join(name);
+    let by_range = format!("/proc/{pid}/map_files/{:x}-{:x}", region.start, region.end);
+    let mut files = [by_name, by_range.into()].into_iter();
+    files.find_map(|path| File::open(path).ok().filter(is_it))
+}
+
+/// What stands where a site was patched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Text {
+    /// The patch.
+    Patched,
+    /// The patch, and at instructions' starts what a kernel uprobe, or a debugger, has put there or put back.
+    Mixed,
+    /// Nothing of the patch.
+    Other,
+}
+
+/// The instruction that the kernel may turn into a call when it probes it: `nop` of five bytes.
+const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+const CALL: u8 = 0xe8;
+
+impl Text {
+    /// Tells by what stands there now, what was put there, and what was there before; all are as long.
+    pub fn of(now: &[u8], patch: &[u8], original: &[u8]) -> Self {
+        if now == patch {
+            return Self::Patched;
+        }
+        let skipped = if is_call_of_kernels(now, original) {
+            NOP5.len()
+        } else {
+            0
+        };
+        let bytes = now.iter().zip(patch.iter().zip(original));
+        let mut is_ours = false;
+        for (now, (patch, original)) in bytes.skip(skipped) {
+            if now != patch && now != original && *now != INT3 {
+                return Self::Other;
+            }
+            is_ours |= now == patch && patch != original;
+        }
+        match is_ours {
+            true => Self::Mixed,
+            false => Self::Other,
+        }
+    }
+}
+
+/// Has the kernel turned the instruction there into a call of its own?
+pub fn is_call_of_kernels(now: &[u8], original: &[u8]) -> bool {
+    now.first() == Some(&CALL) && original.starts_with(&NOP5)
+}
+
+/// `bytes` for the code at `address`, where `now` stands; what belongs to kernel uprobes stays.
+pub fn beside(
+    address: u64,
+    now: &[u8],
+    bytes: &[u8],
+    original: &[u8],
+    probed: &BTreeSet<u64>,
+) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for (at, (byte, now)) in (address..).zip(bytes.iter_mut().zip(now)) {
+        if probed.contains(&at) {
+            *byte = *now;
+        }
+    }
+    if probed.contains(&address) && is_call_of_kernels(now, original) {
+        bytes[..NOP5.len()].copy_from_slice(&now[..NOP5.len()]);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ORIGINAL: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x41, 0x57];
+    const PATCH: [u8; 6] = [0xe9, 0xcc, 0x12, 0x34, 0x41, 0x57];
+
+    fn text(now: [u8; 6]) -> Text {
+        Text::of(&now, &PATCH, &ORIGINAL)
+    }
+
+    #[test]
+    fn a_patch_is_known_beside_kernel_uprobes() {
+        assert_eq!(text(PATCH), Text::Patched);
+        assert_eq!(text([0xcc, 0xcc, 0x12, 0x34, 0x41, 0x57]), Text::Mixed);
+        assert_eq!(text([0x55, 0xcc, 0x12, 0x34, 0x41, 0x57]), Text::Mixed);
+        assert_eq!(text([0xe9, 0x48, 0x12, 0x34, 0xcc, 0x57]), Text::Mixed);
+        assert_eq!(text(ORIGINAL), Text::Other);
+        assert_eq!(text([0xcc, 0x48, 0x89, 0xe5, 0x41, 0x57]), Text::Other);
+        assert_eq!(text([0xe9, 1, 2, 3, 4, 5]), Text::Other);
+    }
+
+    #[test]
+    fn what_kernel_uprobes_have_put_there_stays() {
+        let probed = BTreeSet::from([0x1000]);
+        let now = [0xcc, 0xcc, 0x12, 0x34, 0x41, 0x57];
+        let mended = beside(0x1000, &now, &ORIGINAL, &ORIGINAL, &probed);
+        assert_eq!(mended, [0xcc, 0x48, 0x89, 0xe5, 0x41, 0x57]);
+        let called = [0xe8, 1, 2, 3, 4];
+        let mended = beside(0x1000, &called, &[0xe9, 5, 6, 7, 8], &NOP5, &probed);
+        assert_eq!(mended, called);
+    }
+}
