@@ -314,6 +314,13 @@ fn long(first: &Displaced, window: &[Displaced], bytes: &[u8], live: Live) -> Op
             traps.iter_mut().for_each(|trap| trap.resume = 0);
             [None; 4]
         }
+        // The same with a register of their choice, and what can be done twice
+        0xf7 | 0x81 | 0xc7
+            if len == JUMP_LEN + 1 && has_second && is_repeatable(&first.instruction) =>
+        {
+            traps.iter_mut().for_each(|trap| trap.resume = 0);
+            [first.bytes.get(1).copied(), None, None, None]
+        }
         _ => return None,
     };
     Some(Guard {
@@ -322,6 +329,15 @@ fn long(first: &Displaced, window: &[Displaced], bytes: &[u8], live: Live) -> Op
         traps,
         inner: Vec::new(),
     })
+}
+
+/// With any number in it, and then once more with the right one, does the same as once: only flags and a register that it writes anyway
+/// are changed.
+fn is_repeatable(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.code(),
+        Code::Test_rm32_imm32 | Code::Cmp_rm32_imm32 | Code::Mov_rm32_imm32
+    ) && instruction.op0_kind() == OpKind::Register
 }
 
 /// Prefixes that mean nothing to an `int3`: segments, operand and address size, REX.

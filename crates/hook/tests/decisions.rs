@@ -36,9 +36,9 @@ fn refused(offset: u64, code: &[u8], why: &str) {
 #[test]
 fn usual_prologues_take_a_jump() {
     // endbr64; push rbp; mov rbp, rsp
-    jump(b"\xf3\x0f\x1e\xfa\x55\x48\x89\xe5\xc3", 5);
+    jump(b"\xf3\x0f\x1e\xfa\x55\x48\x89\xe5\xc3", 8);
     // nop dword [rax+rax]
-    jump(b"\x0f\x1f\x44\x00\x00\xc3", 5);
+    jump(b"\x0f\x1f\x44\x00\x00\xc3", 6);
     // push rbp; mov rbp, rsp; sub rsp, 16
     jump(b"\x55\x48\x89\xe5\x48\x83\xec\x10\xc9\xc3", 8);
     // mov eax, 39; syscall; ret: the system call stays
@@ -48,7 +48,7 @@ fn usual_prologues_take_a_jump() {
     // push rax; jne +2; mov eax, edi
     jump(b"\x50\x75\x02\x89\xf8\xc3", 5);
     // cmp dword [rip+16], 0
-    jump(b"\x83\x3d\x10\x00\x00\x00\x00\xc3", 7);
+    jump(b"\x83\x3d\x10\x00\x00\x00\x00\xc3", 8);
     // jmp elsewhere
     let plan = jump(b"\xe9\x00\x10\x00\x00", 5);
     assert_eq!(plan.instructions().count(), 1);
@@ -247,7 +247,7 @@ fn offsets_have_to_start_an_instruction() {
 #[test]
 fn data_behind_the_code_is_told_from_code() {
     // Behind the last return.
-    jump(b"\xb8\x01\x00\x00\x00\xc3\x06\x07\x0e", 5);
+    jump(b"\xb8\x01\x00\x00\x00\xc3\x06\x07\x0e", 6);
     // In the middle: what follows is not seen.
     let why = "the bytes at +0x6 are no instructions, so a branch may be hidden";
     breakpoint(0, b"\xb8\x01\x00\x00\x00\x90\x06\x07\x0e", why);
@@ -293,7 +293,7 @@ fn a_loop_to_the_start_keeps_the_red_zone() {
 #[test]
 fn a_trampoline_reaches_what_its_instructions_address() {
     // lea rax, [rip+0x7fffff00]: the trampoline has to be above the site's own lowest.
-    let plan = at(0, b"\x48\x8d\x05\x00\xff\xff\x7f\xc3").unwrap();
+    let plan = at(0, b"\x48\x8d\x05\x00\xff\xff\x7f\x90\xc3").unwrap();
     let (low, high) = plan.reach().unwrap().into_inner();
     assert_eq!(
         (low, high),
@@ -320,7 +320,7 @@ fn a_trampoline_reaches_what_its_instructions_address() {
         .to_string();
     assert!(
         error.starts_with(
-            "the moved instructions at 0xc04010f0 cannot jump back: 0x401007 is more than"
+            "the moved instructions at 0xc04010f0 cannot jump back: 0x401008 is more than"
         ),
         "{error}"
     );

@@ -21,6 +21,8 @@ const DISTANCE: u64 = 0x2345_6780;
 struct Tally {
     sites: u32,
     jumps: u32,
+    /// Jumps that a kernel uprobe must not come upon, by their first instructions.
+    unguarded: BTreeMap<String, u32>,
     flags_kept: u32,
     reasons: BTreeMap<String, u32>,
     refused: BTreeMap<String, u32>,
@@ -35,7 +37,16 @@ impl Tally {
         };
         self.flags_kept += u32::from(plan.flags.live());
         match &plan.kind {
-            Kind::Jump => self.jumps += 1,
+            Kind::Jump => {
+                self.jumps += 1;
+                let first = plan.instructions().next();
+                if let Some(first) = first.filter(|_| plan.guards.is_empty()) {
+                    *self
+                        .unguarded
+                        .entry(format!("{:?}", first.code()))
+                        .or_default() += 1;
+                }
+            }
             Kind::Breakpoint { reason } => *self.reasons.entry(reason_of(reason)).or_default() += 1,
         }
         check(&plan).unwrap_or_else(|why| panic!("{site:#x}: {why}"));
@@ -48,6 +59,8 @@ impl Tally {
             self.sites, self.jumps, self.flags_kept
         );
         eprintln!("    breakpoints: {:?}", self.reasons);
+        let unguarded: u32 = self.unguarded.values().sum();
+        eprintln!("    unguarded jumps: {unguarded}, {:?}", self.unguarded);
         eprintln!("    refused: {:?}", self.refused);
     }
 }
