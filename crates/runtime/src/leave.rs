@@ -245,6 +245,7 @@ impl Presence {
         !self
             .hooked(|address, into| stopped.read(address, into).is_ok())
             .is_empty()
+            || self.is_call_patched(stopped)
             || displaced.into_iter().any(|site| {
                 site.original.first() == Some(&JUMP)
                     && self.jumps_here(site.address, &site.original)

@@ -192,6 +192,14 @@ impl Hooked {
         self.entry.is_empty() && self.returns.is_empty()
     }
 
+    /// Do hits beside a kernel uprobe go by unseen?
+    fn is_blind_beside_kernel(&self) -> bool {
+        match &self.landing {
+            Some(landing) => landing.guard.traps.is_empty(),
+            None => self.plan.second.is_none(),
+        }
+    }
+
     fn runs(&self, link: Id) -> bool {
         self.entry
             .iter()

@@ -46,6 +46,7 @@ impl Environment {
             users: AtomicU32::new(0),
             user_changes: AtomicU32::new(0),
             names: AtomicU32::new(0),
+            disturbed: AtomicU32::new(0),
         });
         // SAFETY: all atomics.
         let session: Box<Session> = unsafe { Box::new(std::mem::zeroed()) };

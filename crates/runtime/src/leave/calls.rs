@@ -1,11 +1,14 @@
 //! Giving a process its system calls back.
 
+use std::collections::BTreeSet;
+
 use beeline_image::abi::PtRegs;
 use beeline_image::abi::calls::{Move, Patch};
 use beeline_inject::{Stopped, signal_frames};
 
-use super::{JUMP, Presence};
+use super::{INT3, JUMP, Presence};
 use crate::error::Error;
+use crate::uprobes::{beside, kernel_uprobes};
 
 /// Bytes of a `syscall` instruction, which a restarted call goes back by.
 const SYSCALL_LEN: u64 = 2;
@@ -14,8 +17,9 @@ const SYSCALL_LEN: u64 = 2;
 const PAGE: u64 = 4096;
 
 impl Presence {
-    /// The jumps that are in the process's code for its system calls now.
-    fn patched_calls(&self, stopped: &Stopped) -> Vec<&Patch> {
+    /// The jumps that are in the process's code for its system calls now, with what stands there: also those whose first byte a kernel
+    /// uprobe has changed.
+    fn patched_calls(&self, stopped: &Stopped) -> Vec<(&Patch, [u8; 5])> {
         let mut patches: Vec<&Patch> = self.calls.patches.iter().collect();
         patches.sort_by_key(|patch| patch.address);
         // A process has hundreds, and waits meanwhile.
@@ -23,19 +27,37 @@ impl Presence {
         let patched = together.flat_map(|patches| {
             let code = code_of(stopped, patches);
             let jumps = move |(patch, now): &(&Patch, [u8; 5])| {
-                now[0] == JUMP && self.jumps_here(patch.address, now)
+                let is_first = now[0] == JUMP || now[0] == INT3 || now[0] == patch.original[0];
+                is_first && now[1..] != patch.original[1..5] && self.jumps_here(patch.address, now)
             };
             patches.iter().copied().zip(code).filter(jumps)
         });
-        patched.map(|(patch, _)| patch).collect()
+        patched.collect()
     }
 
-    /// Puts back what the code was around system calls.
+    /// Is a jump still there?
+    pub(super) fn is_call_patched(&self, stopped: &Stopped) -> bool {
+        !self.patched_calls(stopped).is_empty()
+    }
+
+    /// Puts back what the code was around system calls. Kernel uprobes there stay; so does a jump under somebody else's breakpoint.
     pub(super) fn restore_calls(&self, stopped: &mut Stopped) -> Result<(), Error> {
-        let patched = self.patched_calls(stopped).into_iter();
-        let code = patched.map(|patch| {
+        let patched = self.patched_calls(stopped);
+        let is_disturbed = |(_, now): &&(&Patch, [u8; 5])| now[0] != JUMP;
+        let disturbed = patched.iter().filter(is_disturbed);
+        let places = disturbed.map(|(patch, _)| patch.address..patch.address + 1);
+        let places: Vec<_> = places.collect();
+        let probed = match places.is_empty() {
+            true => BTreeSet::new(),
+            false => kernel_uprobes(stopped, &places).unwrap_or_default(),
+        };
+        let patched = patched.into_iter();
+        let ours = patched.filter(|(patch, now)| now[0] != INT3 || probed.contains(&patch.address));
+        let code = ours.map(|(patch, now)| {
             let len = usize::from(patch.len).min(patch.original.len());
-            (patch.address, patch.original[..len].to_vec())
+            let original = &patch.original[..len];
+            let bytes = beside(patch.address, &now, original, original, &probed);
+            (patch.address, bytes)
         });
         Ok(stopped.write_code(code.collect())?)
     }

@@ -154,7 +154,9 @@ impl Reach {
     fn tidy(&self) {
         for target in self.all_targets() {
             let mut target = lock(&target);
-            target.tidy();
+            for note in target.tidy() {
+                (self.report)(&note);
+            }
             let _ = target.refresh_cgroups();
             let _ = target.update_task();
         }

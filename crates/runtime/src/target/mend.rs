@@ -20,6 +20,9 @@ use crate::uprobes::{Text, beside, kernel_uprobes};
 /// How often sites beside kernel uprobes are looked at, as those go without a word.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// How often it is looked for kernel uprobes where ours see nothing beside them.
+const WATCHED: Duration = Duration::from_secs(2);
+
 /// What is known of kernel uprobes at the sites of a target.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
@@ -27,6 +30,10 @@ pub(super) struct Neighbours {
     seen: u64,
     /// When it was looked at, if some site was not as it was left.
     looked: Option<Instant>,
+    /// When it was last looked for kernel uprobes at sites that they blind.
+    watched: Option<Instant>,
+    /// Such sites that have been told of.
+    told: BTreeSet<u64>,
 }
 
 /// A site as it is now.
@@ -65,6 +72,37 @@ impl Target {
             self.demote(address, &mut Hold::Brief)?;
         }
         Ok(())
+    }
+
+    /// Looks for kernel uprobes at sites where ours see nothing beside them: at an instruction that leads elsewhere, and where
+    /// nothing behind it can be caught. Gives what is new, for people.
+    pub(super) fn blinded(&mut self) -> Vec<String> {
+        let is_due = self
+            .neighbours
+            .watched
+            .is_none_or(|watched| watched.elapsed() > WATCHED);
+        let sites = self.sites.iter();
+        let blind = sites.filter(|(_, site)| site.is_blind_beside_kernel());
+        let blind: Vec<_> = blind.map(|(address, _)| *address..*address + 1).collect();
+        if !is_due || blind.is_empty() || self.waits_for_child() {
+            return Vec::new();
+        }
+        self.neighbours.watched = Some(Instant::now());
+        let probed = Hold::Brief.with(&self.process, |stopped| {
+            self.check_same(stopped)?;
+            kernel_uprobes(stopped, &blind)
+        });
+        // What fails is tried again.
+        let probed = probed.unwrap_or_default();
+        let pid = self.process.pid();
+        let told = &mut self.neighbours.told;
+        let new = probed.into_iter().filter(|address| told.insert(*address));
+        let say = |address| {
+            format!(
+                "process {pid}: a kernel uprobe is at {address:#x}, too: as long as it is there this session does not count hits there"
+            )
+        };
+        new.map(say).collect()
     }
 
     fn disturbed_at(&self) -> Option<u64> {

@@ -19,7 +19,8 @@ const LOOKS: u32 = 3;
 
 impl Target {
     /// Does what is to be done now and then for which it has to be stopped. What fails is tried again, and told at the session's end.
-    pub fn tidy(&mut self) {
+    /// Gives what is to be told.
+    pub fn tidy(&mut self) -> Vec<String> {
         let is_due = self.is_to_unmap()
             || self.is_to_look_for_ids()
             || self.sites.values().any(Hooked::is_idle);
@@ -30,6 +31,7 @@ impl Target {
             let _ = self.look_for_ids();
         }
         let _ = self.mend();
+        self.blinded()
     }
 
     /// Restores the sites that run no program any more, all in one stop.
