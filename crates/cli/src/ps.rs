@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use beeline_runtime::leave::{Presence, everywhere};
+use beeline_runtime::leave::{Presence, SiteFacts, everywhere};
 use serde_json::json;
 
 /// Lists every process with something of Beeline's in it.
@@ -27,7 +27,8 @@ pub fn ps(as_json: bool) -> anyhow::Result<ExitCode> {
 
 fn print(presence: &Presence) {
     let state = if presence.is_live { "live" } else { "dead" };
-    let (pid, session, sites) = (presence.pid, presence.session.pid, presence.sites.len());
+    let (pid, session) = (presence.pid, presence.session.pid);
+    let sites = presence.sites.iter().filter(|site| is_tools(site)).count();
     println!(
         "{pid:>8}  {:<16} {session:>8}  {state:<8} {sites:>5}  {}",
         comm(pid),
@@ -39,12 +40,9 @@ fn print(presence: &Presence) {
         } else {
             "jump"
         };
-        println!(
-            "{:>10}{:#x} {kind} {}",
-            "",
-            site.address,
-            place(presence, site.address)
-        );
+        let whose = if is_tools(site) { "" } else { ", Beeline's own" };
+        let place = place(presence, site.address);
+        println!("{:>10}{:#x} {kind} {place}{whose}", "", site.address);
         for program in &site.programs {
             println!("{:>12}program {}, {}", "", program.name, program.engine);
         }
@@ -93,14 +91,24 @@ fn print_calls(presence: &Presence) {
     }
 }
 
+/// Does the site run a program of the tool's? Others are Beeline's own, such as that at the C library's `sigaction`.
+fn is_tools(site: &SiteFacts) -> bool {
+    !site.programs.is_empty()
+}
+
 fn as_value(presence: &Presence) -> serde_json::Value {
+    let (sites, own): (Vec<_>, Vec<_>) = presence.sites.iter().partition(|site| is_tools(site));
     json!({
         "pid": presence.pid,
         "comm": comm(presence.pid),
         "session": presence.session.pid,
         "live": presence.is_live,
         "tool": presence.tool,
-        "sites": presence.sites.iter().map(|site| json!({
+        "own_sites": own.iter().map(|site| json!({
+            "address": site.address,
+            "place": place(presence, site.address),
+        })).collect::<Vec<_>>(),
+        "sites": sites.iter().map(|site| json!({
             "address": site.address,
             "kind": if site.is_breakpoint { "breakpoint" } else { "jump" },
             "place": place(presence, site.address),

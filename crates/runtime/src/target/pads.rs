@@ -28,6 +28,8 @@ pub(super) struct Pads {
     bases: Vec<u64>,
     /// The jumps, by their offsets in the file.
     taken: BTreeMap<u64, [u8; JUMP_LEN]>,
+    /// The pads of each site that there ever was. They are the site's for good: a thread may be about to run one.
+    known: BTreeMap<u64, Landing>,
 }
 
 /// The pads of one site.
@@ -79,6 +81,7 @@ impl Pads {
             file,
             bases: Vec::new(),
             taken: BTreeMap::new(),
+            known: BTreeMap::new(),
         })
     }
 
@@ -96,6 +99,7 @@ impl Pads {
             file,
             bases: self.bases.clone(),
             taken: self.taken.clone(),
+            known: self.known.clone(),
         };
         copy.taken
             .iter()
@@ -295,6 +299,10 @@ impl Target {
         if self.pads.is_none() {
             self.pads = Some(Pads::new(self)?);
         }
+        let known = self.pads.as_ref().and_then(|pads| pads.known.get(&plan.site));
+        if let Some(known) = known.filter(|known| plan.guards.contains(&known.guard)) {
+            return Ok(Some(known.clone()));
+        }
         let regions = hold.regions(&self.process)?;
         let search = Search {
             target: self,
@@ -329,11 +337,12 @@ impl Target {
                 .into_iter()
                 .map(|offset| (offset, [0; JUMP_LEN]));
             pads.taken.extend(reserved);
+            pads.known.insert(plan.site, landing.clone());
         }
         Ok(Some(landing))
     }
 
-    /// Has the pads of a site lead to a trampoline. If the site is hooked already, the process must be stopped.
+    /// Has the pads of a site lead to a trampoline. The process must be stopped.
     pub(super) fn aim(&mut self, landing: &Landing, trampoline: u64) -> Result<(), Error> {
         let pid = self.process.pid();
         let Some(pads) = &mut self.pads else {

@@ -391,16 +391,17 @@ impl Target {
             _ => None,
         };
         let (trampoline, at) = self.write_trampoline(&site, call)?;
-        if let Some(landing) = &site.landing {
-            self.aim(landing, at)?;
-        }
         self.publish(&site)?;
         if is_breakpoint && !self.set_breakpoint(0, site.record) {
             return Err(self.error("there are too many sites that only a breakpoint can hook"));
         }
-        hold.with(&self.process, |stopped| {
+        let process = self.process.clone();
+        hold.with(&process, |stopped| {
             self.check_same(stopped)?;
             self.check_original(stopped, &site)?;
+            if let Some(landing) = &site.landing {
+                self.aim(landing, at)?;
+            }
             self.patch(stopped, &site, &trampoline)
         })?;
         self.sites.insert(request.address, site);
