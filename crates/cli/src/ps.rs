@@ -40,7 +40,11 @@ fn print(presence: &Presence) {
         } else {
             "jump"
         };
-        let whose = if is_tools(site) { "" } else { ", Beeline's own" };
+        let whose = if is_tools(site) {
+            ""
+        } else {
+            ", Beeline's own"
+        };
         let place = place(presence, site.address);
         println!("{:>10}{:#x} {kind} {place}{whose}", "", site.address);
         for program in &site.programs {

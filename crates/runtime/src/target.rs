@@ -371,7 +371,7 @@ impl Target {
             false => Some(self.plan_apart(request, hold)?),
         };
         let known = self.sites.get(&request.address).map(|site| &site.plan);
-        let Some(plan) = planned.as_ref().map(|(plan, _)| plan).or(known).cloned() else {
+        let Some(plan) = planned.as_ref().map(|new| &new.plan).or(known).cloned() else {
             return Ok(());
         };
         if request.retprobe && !plan.at_start {
@@ -383,7 +383,11 @@ impl Target {
         self.map_what_is_missing(reach, request.body.maps(), hold)?;
         self.provide(&request.body.needs(), hold)?;
         let planned = match planned {
-            Some((plan, original)) => Some((self.guarded(plan, request, hold)?, original)),
+            Some(mut planned) => {
+                let (plan, landing) = self.guarded(plan, request, hold)?;
+                planned.plan = plan;
+                Some((planned, landing))
+            }
             None => None,
         };
         let environment = self.environment_mut()?;

@@ -73,7 +73,7 @@ impl Target {
                 // A breakpoint could not change the arguments; then, and on failure, the handlers stay as they are.
                 if self
                     .plan(&request, hold)
-                    .is_ok_and(|(plan, _)| matches!(plan.kind, Kind::Jump))
+                    .is_ok_and(|planned| matches!(planned.plan.kind, Kind::Jump))
                 {
                     let _ = self.attach(&request, hold);
                 }

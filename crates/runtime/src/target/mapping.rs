@@ -79,15 +79,7 @@ impl Target {
                 }
                 None => stopped.map_files(&mappings),
             };
-            let placed = placed.map_err(|error| match error {
-                // Something has been mapped there since we looked for room.
-                beeline_inject::Error::Syscall { pid, errno, .. } if errno == Errno::EXIST => {
-                    let address = mappings.iter().map(|one| one.address).max();
-                    let address = address.unwrap_or_default();
-                    Error::Changed { pid, address }
-                }
-                error => error.into(),
-            })?;
+            let placed = placed.map_err(|error| misplaced(error, &mappings))?;
             // Not before, as it could come to lie where the arena is to be.
             let private = match first {
                 true => Some((
@@ -267,6 +259,18 @@ impl Target {
         self.environment_mut()?
             .publish_rings(map, missing.iter().map(|ring| ring.id).zip(placed));
         Ok(())
+    }
+}
+
+/// Why files could not be mapped: if something has been mapped there since it was looked for room, that is to be done again.
+pub(super) fn misplaced(error: beeline_inject::Error, mappings: &[Mapping<'_>]) -> Error {
+    match error {
+        beeline_inject::Error::Syscall { pid, errno, .. } if errno == Errno::EXIST => {
+            let address = mappings.iter().map(|one| one.address).max();
+            let address = address.unwrap_or_default();
+            Error::Changed { pid, address }
+        }
+        error => error.into(),
     }
 }
 

@@ -12,7 +12,7 @@ use beeline_hook::{Guard, JUMP_LEN, Plan, reach};
 use beeline_image::abi;
 use beeline_inject::{MapFlags, Mapping, Region};
 
-use super::mapping::{OURS, READ_EXECUTE, mapping};
+use super::mapping::{OURS, READ_EXECUTE, mapping, misplaced};
 use super::{Hold, Target};
 use crate::arena::ARENA_BYTES;
 use crate::environment::manifest;
@@ -299,7 +299,10 @@ impl Target {
         if self.pads.is_none() {
             self.pads = Some(Pads::new(self)?);
         }
-        let known = self.pads.as_ref().and_then(|pads| pads.known.get(&plan.site));
+        let known = self
+            .pads
+            .as_ref()
+            .and_then(|pads| pads.known.get(&plan.site));
         if let Some(known) = known.filter(|known| plan.guards.contains(&known.guard)) {
             return Ok(Some(known.clone()));
         }
@@ -325,7 +328,8 @@ impl Target {
         if !mappings.is_empty() {
             hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
-                Ok(stopped.map_files_through(scratch, &mappings)?)
+                let placed = stopped.map_files_through(scratch, &mappings);
+                placed.map_err(|error| misplaced(error, &mappings))
             })?;
         }
         drop(mappings);

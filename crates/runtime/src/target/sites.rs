@@ -18,6 +18,16 @@ use crate::life::SessionId;
 use crate::patch;
 use crate::uprobes::{Text, beside, is_call_of_kernels, kernel_uprobes};
 
+/// How a new site is to be hooked, and what was there when that was decided.
+#[derive(Debug, Clone)]
+pub(super) struct Planned {
+    pub plan: Plan,
+    /// The file's bytes from the site on, with other sessions' patches.
+    original: [u8; abi::ORIGINAL_BYTES],
+    /// Kernel uprobes in the function.
+    probed: BTreeSet<u64>,
+}
+
 impl Hooked {
     /// Where its trampoline may be.
     fn reach(&self) -> Option<RangeInclusive<u64>> {
@@ -62,13 +72,14 @@ impl Target {
         &self,
         request: &Request<'_>,
         hold: &mut Hold<'_>,
-    ) -> Result<(Plan, [u8; abi::ORIGINAL_BYTES]), Error> {
-        let (plan, original) = self.plan(request, hold)?;
-        let end = plan.site + plan.window_len as u64;
-        match self.sites.range(plan.site + 1..end).next() {
-            Some(_) => Ok((plan.into_breakpoint(Reason::AnotherProbe), original)),
-            None => Ok((plan, original)),
+    ) -> Result<Planned, Error> {
+        let mut planned = self.plan(request, hold)?;
+        let plan = &planned.plan;
+        let inside = plan.site + 1..plan.site + plan.window_len as u64;
+        if self.sites.range(inside).next().is_some() {
+            planned.plan = planned.plan.into_breakpoint(Reason::AnotherProbe);
         }
+        Ok(planned)
     }
 
     /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its jump, and has the image handle
@@ -95,7 +106,9 @@ impl Target {
             Some(reach) if self.map_what_is_missing(reach.clone(), &[], hold).is_ok() => landing,
             _ => None,
         };
-        if is_jump && !is_others && landing.is_none() && self.check_trap_unblocked(hold).is_ok() {
+        // Another session's pads may be where ours would have to be; its jump is going to be there, too.
+        let may_break = is_jump && !is_others && landing.is_none() && self.is_alone()?;
+        if may_break && self.check_trap_unblocked(hold).is_ok() {
             plan = plan.into_breakpoint(Reason::Unguarded);
         }
         if matches!(plan.kind, Kind::Breakpoint { .. }) {
@@ -107,12 +120,19 @@ impl Target {
         Ok((plan, landing))
     }
 
+    /// Is no other session present in the process?
+    fn is_alone(&self) -> Result<bool, Error> {
+        let own = SessionId::own();
+        let present = presences(&self.process)?;
+        Ok(present.iter().all(|presence| presence.session == own))
+    }
+
     /// How a new site is to be hooked, and what is there now.
     pub(super) fn plan(
         &self,
         request: &Request<'_>,
         hold: &mut Hold<'_>,
-    ) -> Result<(Plan, [u8; abi::ORIGINAL_BYTES]), Error> {
+    ) -> Result<Planned, Error> {
         let (start, code, probed) = self.current_code(request, hold)?;
         let incoming = request.place.incoming_at(request.address);
         let function = Function { start, code: &code };
@@ -130,7 +150,11 @@ impl Target {
             .iter_mut()
             .zip(bytes)
             .for_each(|(to, from)| *to = *from);
-        Ok((plan, original))
+        Ok(Planned {
+            plan,
+            original,
+            probed,
+        })
     }
 
     /// The function around the site, as it would be without us. That is what stands in the file, but for the jumps of
@@ -362,10 +386,15 @@ impl Target {
     pub(super) fn hook(
         &mut self,
         request: &Request<'_>,
-        ((plan, landing), original): ((Plan, Option<Landing>), [u8; abi::ORIGINAL_BYTES]),
+        (planned, landing): (Planned, Option<Landing>),
         attached: Attached,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
+        let Planned {
+            plan,
+            original,
+            probed,
+        } = planned;
         let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         let needs = request.body.needs();
         let light = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
@@ -398,7 +427,7 @@ impl Target {
         let process = self.process.clone();
         hold.with(&process, |stopped| {
             self.check_same(stopped)?;
-            self.check_original(stopped, &site)?;
+            self.check_original(stopped, &site, &probed)?;
             if let Some(landing) = &site.landing {
                 self.aim(landing, at)?;
             }
@@ -508,14 +537,18 @@ impl Target {
 
     /// Is the code that a new site's patch goes over what was looked at when it was planned? Another session may have come there
     /// since, or gone.
-    fn check_original(&self, stopped: &Stopped, site: &Hooked) -> Result<(), Error> {
+    fn check_original(
+        &self,
+        stopped: &Stopped,
+        site: &Hooked,
+        probed: &BTreeSet<u64>,
+    ) -> Result<(), Error> {
         // SAFETY: placed as a `Site`.
         let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
         let original = &record.original[..record.original_len as usize];
         let mut now = vec![0; original.len()];
         let is_read = stopped.read(record.address, &mut now).is_ok();
-        let theirs = patch::breakpoints(record.address, &now, original);
-        let expected = beside(record.address, &now, original, original, &theirs);
+        let expected = beside(record.address, &now, original, original, probed);
         match is_read && now == expected {
             true => Ok(()),
             false => Err(Error::Changed {
