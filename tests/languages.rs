@@ -1,8 +1,7 @@
 //! Programs that are not the usual C with glibc: C++ and its exceptions, Go, and no library at all.
 
 use beeline_e2e::Compare::Exact;
-use beeline_e2e::{Case, Scratch, Tool, Turn, Workload, engines, find_program, need};
-use std::os::unix::process::ExitStatusExt;
+use beeline_e2e::{Case, Scratch, Turn, find_program, need};
 use std::process::Command;
 
 #[test]
@@ -31,45 +30,21 @@ fn exceptions_end_below_a_function_with_a_return_probe() {
     need!(case.check("throws.cpp"));
 }
 
-/// A known limit: a return probe replaces the return address, and the C++ unwinder, which goes by return addresses,
-/// finds nobody there who would catch. So the program ends, as on the kernel, by `std::terminate`. Should an engine learn
-/// to do better, the exception must arrive; nothing else may happen.
+/// A kernel's return probe replaces the return address, and the C++ unwinder, which goes by return addresses, finds nobody
+/// there who would catch: the program ends by `std::terminate`. On Beeline the exception arrives.
 #[test]
-fn an_exception_through_a_return_probe_arrives_or_terminates() {
+fn an_exception_through_a_return_probe_arrives() {
     let _turn = Turn::take();
-    let bpftrace = need!(find_program("bpftrace"));
+    let case = Case {
+        options: &[],
+        script: "uretprobe:{prog}:t_passes { @passes = count(); } uprobe:{prog}:t_passes { @in = count(); } \
+                 uretprobe:{prog}:t_catches { @catches = count(); }",
+        compare: Exact,
+        known: &["@passes: 25", "@in: 50", "@catches: 50"],
+    };
     let scratch = Scratch::new();
     let program = scratch.build("throws.cpp");
-    for engine in need!(engines()) {
-        let mut workload = Workload::start(&program);
-        let mut command = engine.command(&bpftrace);
-        command.args(["-p", &workload.pid().to_string()]);
-        let tool = Tool::bpftrace(
-            command,
-            &format!(
-                "uretprobe:{}:t_passes {{ @ = count(); }}",
-                program.display()
-            ),
-        );
-        tool.wait_attached();
-        match workload.ask("go") {
-            Ok(answer) => assert_eq!(answer, "done -25 50", "{engine}"),
-            Err(words) => {
-                assert_eq!(
-                    workload.wait().signal(),
-                    Some(libc::SIGABRT),
-                    "{engine}: {words}"
-                );
-                assert!(
-                    words.contains("terminate called after throwing"),
-                    "{engine}: {words}"
-                );
-            }
-        }
-        drop(workload);
-        let ended = tool.interrupt();
-        assert!(ended.status.code().is_some(), "{engine}: {ended:?}");
-    }
+    need!(case.check_beeline(&program, || Command::new(&program)));
 }
 
 /// Entry probes only: Go moves its stacks, and with them the return addresses.

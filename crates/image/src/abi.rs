@@ -33,6 +33,14 @@ pub struct EntryPoints {
     pub helpers: u64,
     /// [`crate::natives::beeline_sigaction`].
     pub sigaction: u64,
+    /// [`crate::unwinding::beeline_find_object`].
+    pub find_object: u64,
+    /// [`crate::unwinding::beeline_iterate_objects`].
+    pub iterate_objects: u64,
+    /// [`crate::unwinding::beeline_landing`].
+    pub landing: u64,
+    /// [`crate::unwinding::beeline_listed`].
+    pub listed: u64,
     /// [`crate::shortcut::beeline_shortcut`].
     pub shortcut: u64,
     /// [`crate::shortcut::walks::beeline_walk_shortcut`].
@@ -439,6 +447,10 @@ pub const NEEDS_SLOT: usize = 1;
 /// In [`Link::needs`]: all registers. A program at a system call that sees a [`calls::Record`] needs them only for the stack.
 pub const NEEDS_REGISTERS: usize = 2;
 
+/// In [`Link::needs`]: it is the image's own, and runs also where no slot is free, and in forked children. It finds its target
+/// by the table of helpers, and looks at no other registers than trampolines always show.
+pub const ALWAYS: usize = 4;
+
 /// A program attached to a site. In the arena.
 #[repr(C)]
 #[derive(Debug)]
@@ -449,7 +461,7 @@ pub struct Link {
     pub run: Run,
     /// For `bpf_get_attach_cookie`.
     pub cookie: u64,
-    /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`].
+    /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`], [`ALWAYS`].
     pub needs: usize,
     /// What the program gets as its context: [`calls::CONTEXT_REGISTERS`] or one of the others there.
     pub context: usize,

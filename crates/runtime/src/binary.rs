@@ -57,7 +57,17 @@ const RETURNING_TWICE: [&str; 9] = [
 ];
 
 /// Functions that Beeline itself looks for.
-const WANTED: [&str; 1] = ["sigaction"];
+const WANTED: [&str; 9] = [
+    "_Unwind_Find_FDE",
+    "sigaction",
+    "_dl_find_object",
+    "dl_iterate_phdr",
+    "_Unwind_RaiseException",
+    "_Unwind_Resume",
+    "_Unwind_Resume_or_Rethrow",
+    "_Unwind_ForcedUnwind",
+    "_Unwind_Backtrace",
+];
 
 /// An executable segment whose ends are numbers.
 #[derive(Debug)]

@@ -130,6 +130,12 @@ impl Files {
         self.place(path, offset).ok()
     }
 
+    /// Has the file been read?
+    pub fn knows(&self, path: &Path) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        file_id(path).is_ok_and(|id| known.contains_key(&id))
+    }
+
     fn file(&self, path: &Path) -> Result<Arc<ProbedFile>, Error> {
         let key = file_id(path)?;
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -393,6 +393,11 @@ impl Reach {
                 self.attach_to(process, &link, &mut Hold::Held(stopped))?;
             }
         }
+        let known = lock(&self.targets).get(&process.pid()).cloned();
+        if let Some(target) = known {
+            let regions = stopped.regions()?;
+            lock(&target).keep_unwinding(&regions, &mut Hold::Held(stopped));
+        }
         Ok(())
     }
 

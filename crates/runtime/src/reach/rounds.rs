@@ -14,6 +14,7 @@ use crate::link::Uprobe;
 use crate::map::MapObject;
 use crate::opening;
 use crate::scope::Scope;
+use crate::target::Hold;
 use crate::target::Target;
 
 /// How often processes are looked at: for their end, and for new ones that a link is to reach.
@@ -114,6 +115,9 @@ impl Reach {
                     addresses.any(|address| !target.runs_at(address, link.id))
                 };
                 missing.retain(|link| is_missing(&target, link));
+                if !target.waits_for_child() {
+                    target.keep_unwinding(&regions, &mut Hold::Brief);
+                }
                 if missing.len() > 1 {
                     self.attach_together(&mut target, &missing);
                     missing.retain(|link| is_missing(&target, link));
