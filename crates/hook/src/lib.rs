@@ -15,6 +15,7 @@
 //! (which pushes its original return address and jumps) would be refused by the processor.
 
 mod calls;
+mod exits;
 mod flags;
 mod incoming;
 mod patch;
@@ -27,6 +28,7 @@ pub use calls::{
     CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, Spared, SparedCall,
     WATCHED, WATCHED_BRIEFLY, WATCHED_LEN,
 };
+pub use exits::{Exit, Exits, exits};
 pub use flags::Flags;
 pub use incoming::Incoming;
 pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};

@@ -365,7 +365,7 @@ pub struct Site {
     pub return_entry: u64,
     /// Where the displaced instructions are, for a breakpoint's handler to go on at.
     pub body: u64,
-    /// [`SITE_FUNCTION_ENTRY`].
+    /// [`SITE_FUNCTION_ENTRY`], or what [`exit_flags`] gives.
     pub flags: u64,
     /// The next site's address, or 0: with [`Manifest::first_site`] a list of all, for whoever restores the target.
     pub next: usize,
@@ -431,6 +431,41 @@ pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x02");
 /// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
 /// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.
 pub const SITE_FUNCTION_ENTRY: u64 = 1;
+
+/// In [`Site::flags`]: a place that its function comes through as it returns. Its [`Site::returns`] run there.
+pub const SITE_EXIT: u64 = 2;
+/// In [`Site::flags`] of such a place: the caller's frame pointer lies below the return address.
+pub const SITE_POPS_FRAME_POINTER: u64 = 4;
+/// Where [`Site::flags`] has how many bytes there are between the stack pointer and the return address,
+const SITE_FRAME_SHIFT: u32 = 8;
+const SITE_FRAME_MASK: u64 = (1 << 24) - 1;
+/// and how far the site is behind its function's start.
+const SITE_DISTANCE_SHIFT: u32 = 32;
+
+/// [`Site::flags`] of an exit.
+pub fn exit_flags(distance: u32, frame: u32, pops_frame_pointer: bool) -> u64 {
+    let pops = if pops_frame_pointer {
+        SITE_POPS_FRAME_POINTER
+    } else {
+        0
+    };
+    let frame = (u64::from(frame) & SITE_FRAME_MASK) << SITE_FRAME_SHIFT;
+    SITE_EXIT | pops | frame | u64::from(distance) << SITE_DISTANCE_SHIFT
+}
+
+impl Site {
+    /// Bytes between the stack pointer at an exit and the return address.
+    #[inline]
+    pub fn frame(&self) -> u64 {
+        self.flags >> SITE_FRAME_SHIFT & SITE_FRAME_MASK
+    }
+
+    /// The function's start, or the site's own address where it is none of its exits.
+    #[inline]
+    pub fn function(&self) -> u64 {
+        self.address.wrapping_sub(self.flags >> SITE_DISTANCE_SHIFT)
+    }
+}
 
 /// The head of an array of [`Link`] addresses. In the arena, never changed once published.
 #[repr(C)]

@@ -7,7 +7,8 @@ use beeline_isa::abi::Run;
 
 use crate::abi::{
     ALWAYS, Context, Control, HAS_RDPID, Lease, Link, LinkList, MadeUp, NEEDS_REGISTERS,
-    NEEDS_SLOT, PendingSignals, PtRegs, ROOMY_STACKS, Site, Slot, TID_UNKNOWN, Target,
+    NEEDS_SLOT, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
+    Slot, TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
 use crate::{helpers, sys};
@@ -95,6 +96,9 @@ pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site
 
 /// Remembers where the call returns to, so that the trampoline may take its place.
 fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
+    if site.flags & SITE_EXIT != 0 {
+        return exit(target, site, regs.cast_mut());
+    }
     // SAFETY: the trampoline's registers; at a function's entry the stack pointer is at the return address.
     let (slot, address) = unsafe { ((*regs).sp as usize, *((*regs).sp as *const u64)) };
     // SAFETY: private memory of the target, mapped as long as the trampoline is.
@@ -104,6 +108,32 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
         miss(target);
         0
     }
+}
+
+/// A call is about to return: runs its programs with the registers as they will be then. What the function returns is in its
+/// place already.
+#[cold]
+#[inline(never)]
+fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
+    // SAFETY: whoever enters can change the registers; these are none of those that are restored. At an exit the return
+    // address lies behind the frame.
+    let (regs, control) = unsafe { (&mut *regs, &*target.control) };
+    let (ip, sp, bp) = (regs.ip, regs.sp, regs.bp);
+    let slot = sp.wrapping_add(site.frame());
+    // SAFETY: as above.
+    unsafe {
+        regs.ip = *(slot as *const u64);
+        if site.flags & SITE_POPS_FRAME_POINTER != 0 && regs.cs != 0 {
+            regs.bp = *((slot - 8) as *const u64);
+        }
+    }
+    regs.sp = slot + 8;
+    let links = site.returns.load(Acquire);
+    if links != 0 {
+        run_all(target, control, site, regs, links as *const LinkList);
+    }
+    (regs.ip, regs.sp, regs.bp) = (ip, sp, bp);
+    0
 }
 
 /// Counts a hit that ran no program, or whose return is not watched.

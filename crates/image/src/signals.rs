@@ -133,9 +133,9 @@ fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
         }
         return is_gone;
     };
-    let regs = registers.at(address);
+    let mut regs = registers.at(address);
     // SAFETY: the registers at the site, and a site that the runtime laid out.
-    let watch = unsafe { beeline_enter(&raw const regs, site) } != 0;
+    let watch = unsafe { beeline_enter(&raw mut regs, site) } != 0;
     if watch {
         // SAFETY: return probes are placed at function entries only, where the return address is on top.
         unsafe { *(registers.sp as *mut u64) = site.return_entry };

@@ -280,6 +280,11 @@ impl Binary {
             .is_some_and(|segment| self.returning_twice.contains(&segment.to_address(offset)))
     }
 
+    /// Is it a Go program? Its stacks move, and with them the return addresses on them.
+    pub fn moves_stacks(&self) -> bool {
+        self.is_go
+    }
+
     /// May its functions be called with only some hundred bytes of stack left? Go's run on stacks of a few kilobytes, and of code
     /// without names nobody knows.
     pub fn has_small_stacks(&self) -> bool {

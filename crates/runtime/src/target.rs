@@ -353,7 +353,8 @@ impl Target {
 
     /// Attaches a program to a site. The process runs on whatever happens.
     pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
-        if request.retprobe {
+        let exit = request.place.exit_flags().filter(|_| request.retprobe);
+        if request.retprobe && exit.is_none() {
             self.watches_returns = true;
             let regions = hold.regions(&self.process)?;
             self.keep_unwinding(&regions, hold);
@@ -370,7 +371,7 @@ impl Target {
         {
             plan = plan.into_breakpoint();
         }
-        if request.retprobe && !plan.at_start {
+        if request.retprobe && exit.is_none() && !plan.at_start {
             return Err(self.error("a return probe needs the function's first address"));
         }
         let reach = plan

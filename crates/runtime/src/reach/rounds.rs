@@ -111,8 +111,8 @@ impl Reach {
             if let Ok(regions) = target.process().regions() {
                 // The common case by far, and it costs nothing: all that is there is hooked.
                 let is_missing = |target: &Target, link: &Uprobe| {
-                    let mut addresses = link.place.addresses(&regions).into_iter();
-                    addresses.any(|address| !target.runs_at(address, link.id))
+                    let mut addresses = link.addresses(&regions).into_iter();
+                    addresses.any(|(address, _)| !target.runs_at(address, link.id))
                 };
                 missing.retain(|link| is_missing(&target, link));
                 if !target.waits_for_child() {
@@ -255,5 +255,5 @@ impl Reach {
 /// Does a process map the file that a link is of? It may have ended meanwhile, or have unmapped it: nobody misses anything then.
 fn maps_file_of(link: &Uprobe, pid: i32) -> bool {
     let regions = beeline_inject::regions_of(pid).unwrap_or_default();
-    !link.place.addresses(&regions).is_empty()
+    !link.addresses(&regions).is_empty()
 }
