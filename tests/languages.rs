@@ -1,8 +1,9 @@
 //! Programs that are not the usual C with glibc: C++ and its exceptions, Go, and no library at all.
 
 use beeline_e2e::Compare::Exact;
-use beeline_e2e::{Case, Scratch, Tool, Turn, Workload, engines, find_program, need};
-use std::os::unix::process::ExitStatusExt;
+use beeline_e2e::{
+    Case, Engine, Scratch, Tool, Turn, Workload, beeline_wanted, find_program, need,
+};
 use std::process::Command;
 
 #[test]
@@ -31,48 +32,23 @@ fn exceptions_end_below_a_function_with_a_return_probe() {
     need!(case.check("throws.cpp"));
 }
 
-/// A known limit: a return probe replaces the return address, and the C++ unwinder, which goes by return addresses,
-/// finds nobody there who would catch. So the program ends, as on the kernel, by `std::terminate`. Should an engine learn
-/// to do better, the exception must arrive; nothing else may happen.
+/// A kernel's return probe replaces the return address, and the C++ unwinder, which goes by return addresses, finds nobody
+/// there who would catch: the program ends by `std::terminate`. On Beeline the exception arrives.
 #[test]
-fn an_exception_through_a_return_probe_arrives_or_terminates() {
+fn an_exception_through_a_return_probe_arrives() {
     let _turn = Turn::take();
-    let bpftrace = need!(find_program("bpftrace"));
+    let case = Case {
+        options: &[],
+        script: "uretprobe:{prog}:t_passes { @passes = count(); } uprobe:{prog}:t_passes { @in = count(); } \
+                 uretprobe:{prog}:t_catches { @catches = count(); }",
+        compare: Exact,
+        known: &["@passes: 25", "@in: 50", "@catches: 50"],
+    };
     let scratch = Scratch::new();
     let program = scratch.build("throws.cpp");
-    for engine in need!(engines()) {
-        let mut workload = Workload::start(&program);
-        let mut command = engine.command(&bpftrace);
-        command.args(["-p", &workload.pid().to_string()]);
-        let tool = Tool::bpftrace(
-            command,
-            &format!(
-                "uretprobe:{}:t_passes {{ @ = count(); }}",
-                program.display()
-            ),
-        );
-        tool.wait_attached();
-        match workload.ask("go") {
-            Ok(answer) => assert_eq!(answer, "done -25 50", "{engine}"),
-            Err(words) => {
-                assert_eq!(
-                    workload.wait().signal(),
-                    Some(libc::SIGABRT),
-                    "{engine}: {words}"
-                );
-                assert!(
-                    words.contains("terminate called after throwing"),
-                    "{engine}: {words}"
-                );
-            }
-        }
-        drop(workload);
-        let ended = tool.interrupt();
-        assert!(ended.status.code().is_some(), "{engine}: {ended:?}");
-    }
+    need!(case.check_beeline(&program, || Command::new(&program)));
 }
 
-/// Entry probes only: Go moves its stacks, and with them the return addresses.
 #[test]
 fn go_programs_are_traced_in_their_goroutines() {
     let _turn = Turn::take();
@@ -86,6 +62,64 @@ fn go_programs_are_traced_in_their_goroutines() {
         known: &["@calls: 1000", "@sum: 49500", "@by[0]: 100", "@by[9]: 100"],
     };
     need!(case.check_on(&program, || Command::new(&program)));
+}
+
+/// Go moves its stacks, and with them the return addresses: a kernel's return probe ends the program.
+#[test]
+fn go_functions_return_on_stacks_that_move() {
+    let _turn = Turn::take();
+    let go = need!(find_program("go"));
+    let scratch = Scratch::new();
+    let program = scratch.build_go(&go, "returns.go");
+    let case = Case {
+        options: &[],
+        script: "uretprobe:{prog}:main.Deep { @deep = count(); } \
+                 uretprobe:{prog}:main.Parity { @parity = count(); @odd[reg(\"bx\") & 1] = count(); @got = sum(reg(\"ax\")); } \
+                 uretprobe:{prog}:main.Recovers { @recovers = count(); @result = sum((int64)reg(\"ax\")); } \
+                 uprobe:{prog}:main.Gets { @sp[tid] = reg(\"sp\"); } \
+                 uretprobe:{prog}:main.Gets { @above[reg(\"sp\") - @sp[tid]] = count(); delete(@sp[tid]); }",
+        compare: Exact,
+        // 64 goroutines with 2,001 calls; the odd results are three times the argument.
+        known: &[
+            "@deep: 128064",
+            "@parity: 128000",
+            "@odd[0]: 64000",
+            "@odd[1]: 64000",
+            "@got: 256064000",
+            "@recovers: 64",
+            "@result: -32",
+            "@above[8]: 64",
+        ],
+    };
+    need!(case.check_beeline(&program, || Command::new(&program)));
+}
+
+/// A function may end by a jump: then another one returns in its stead.
+#[test]
+fn a_go_function_that_ends_by_a_jump_is_told_and_runs_on() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let go = need!(find_program("go"));
+    let scratch = Scratch::new();
+    let program = scratch.build_go(&go, "returns.go");
+    let mut workload = Workload::start(&program);
+    let mut command = Engine::Beeline.command(&bpftrace);
+    command.args(["-p", &workload.pid().to_string()]);
+    let place = program.display();
+    let script = format!(
+        r#"uretprobe:{place}:"main.(*Outer).Get" {{ @jumps = count(); }}
+           uretprobe:{place}:"main.(*Inner).Get" {{ @returns = count(); }}"#
+    );
+    let tool = Tool::bpftrace(command, &script);
+    tool.wait_attached();
+    assert_eq!(workload.go(), "done 257026528");
+    tool.settle();
+    let ended = tool.interrupt();
+    ended.assert_counted(&[("@returns", 64)]);
+    let told = |line: &String| line.contains("ends by a jump to another one");
+    assert!(ended.stderr.iter().any(told), "{ended:?}");
+    workload.finish();
 }
 
 #[test]

@@ -71,6 +71,18 @@ impl Scratch {
         built
     }
 
+    /// Builds `workloads/NAME`, a Rust program of one file.
+    pub fn build_rust(&self, rustc: &Path, name: &str) -> PathBuf {
+        let built = self.built(name);
+        let mut compiler = Command::new(rustc);
+        compiler
+            .args(["-O", "--edition", "2024", "-o"])
+            .arg(&built)
+            .arg(workload(name));
+        run_to_success(compiler);
+        built
+    }
+
     /// Builds `workloads/NAME`, eBPF programs in C, to an object file with types. An error says that there is no compiler.
     pub fn build_bpf(&self, name: &str) -> Result<PathBuf, String> {
         let built = self.built(name).with_extension("o");

@@ -15,6 +15,7 @@
 //! (which pushes its original return address and jumps) would be refused by the processor.
 
 mod calls;
+mod exits;
 mod flags;
 mod guard;
 mod incoming;
@@ -28,12 +29,14 @@ pub use calls::{
     CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, Spared, SparedCall,
     WATCHED, WATCHED_BRIEFLY, WATCHED_LEN,
 };
+pub use exits::{Exit, Exits, exits};
 pub use flags::Flags;
 pub use guard::{Guard, Trap};
 pub use incoming::Incoming;
 pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};
 pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};
 pub use relocate::RelocateError;
+pub use survey::{UnwinderExit, unwinder_exits};
 pub use trampoline::{
     EmitError, Full, Light, PT_REGS_LEN, Registers, SystemCall, Trampoline, TrampolineSpec,
     displaced, emit,

@@ -1,6 +1,8 @@
 //! A function's instructions, and what its control flow leaves open.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
+};
 
 use crate::plan::{Function, ends_flow};
 use crate::relocate::{self, Displaced};
@@ -48,7 +50,9 @@ impl Survey {
                     furthest = furthest.max(target);
                 }
             }
-            survey.note(&instruction, function.start..limit);
+            if !returns_by_jump(survey.instructions.last(), &instruction) {
+                survey.note(&instruction, function.start..limit);
+            }
             ended = ends_flow(&instruction);
             survey.end = instruction.next_ip();
             survey.instructions.push(instruction);
@@ -56,6 +60,7 @@ impl Survey {
         survey
     }
 
+    /// Notes what an instruction leaves open.
     fn note(&mut self, instruction: &Instruction, function: std::ops::Range<u64>) {
         match instruction.flow_control() {
             // Through a fixed slot (a tail call to an imported function) there is but one target, elsewhere.
@@ -101,5 +106,81 @@ impl Survey {
             bytes,
             displacement,
         })
+    }
+}
+
+/// Is it a jump to where the instruction before has taken from the stack? So unwinders go on where an exception is caught.
+fn returns_by_jump(before: Option<&Instruction>, jump: &Instruction) -> bool {
+    before.is_some_and(|pop| {
+        pop.code() == Code::Pop_r64
+            && jump.code() == Code::Jmp_rm64
+            && jump.op0_kind() == OpKind::Register
+            && jump.op0_register() == pop.op0_register()
+    })
+}
+
+/// Where an unwinder's function leaves the stack that it has unwound, with all registers but the stack pointer set; and how.
+pub fn unwinder_exits(function: &Function) -> Vec<(u64, UnwinderExit)> {
+    let instructions = Survey::of(function).instructions;
+    let exit = |at: usize| {
+        let (this, next) = (instructions.get(at)?, instructions.get(at + 1)?);
+        let is_of_sp = this.op_count() == 2 && this.op0_register() == Register::RSP;
+        match this.mnemonic() {
+            Mnemonic::Mov if is_of_sp && this.op1_register() == Register::RCX => {
+                let jumps = returns_by_jump(Some(next), instructions.get(at + 2)?);
+                (jumps || is_return(next)).then_some(UnwinderExit::Lands)
+            }
+            Mnemonic::Add if is_of_sp => {
+                let mut rest = instructions[at + 1..].iter();
+                let last =
+                    rest.find(|one| !matches!(one.mnemonic(), Mnemonic::Pop | Mnemonic::Mov))?;
+                is_return(last).then_some(UnwinderExit::Returns)
+            }
+            _ => None,
+        }
+    };
+    (0..instructions.len())
+        .filter_map(|at| Some((instructions[at].ip(), exit(at)?)))
+        .collect()
+}
+
+fn is_return(instruction: &Instruction) -> bool {
+    instruction.flow_control() == FlowControl::Return
+}
+
+/// See [`unwinder_exits`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnwinderExit {
+    /// Where the exception is caught, or something is cleaned up: by the address in rcx of where on the stack that stands.
+    Lands,
+    /// To its caller.
+    Returns,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Kind, plan};
+
+    #[test]
+    fn an_unwinder_is_left_where_it_lands_and_where_it_returns() {
+        let code = [
+            0x48, 0x81, 0xc4, 0x78, 0x02, 0, 0, // add rsp, 0x278
+            0x5b, 0x5d, 0xc3, // pop rbx; pop rbp; ret
+            0x48, 0x83, 0xc4, 0x08, // add rsp, 8
+            0xff, 0xd0, // call rax
+            0x48, 0x89, 0xcc, // mov rsp, rcx
+            0x59, 0xff, 0xe1, // pop rcx; jmp rcx
+        ];
+        let start = 0x1000;
+        let function = Function { start, code: &code };
+        assert_eq!(
+            unwinder_exits(&function),
+            [
+                (start, UnwinderExit::Returns),
+                (start + 16, UnwinderExit::Lands)
+            ]
+        );
+        assert_eq!(plan(start + 16, &function).unwrap().kind, Kind::Jump);
     }
 }

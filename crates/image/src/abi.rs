@@ -33,6 +33,14 @@ pub struct EntryPoints {
     pub helpers: u64,
     /// [`crate::natives::beeline_sigaction`].
     pub sigaction: u64,
+    /// [`crate::unwinding::beeline_find_object`].
+    pub find_object: u64,
+    /// [`crate::unwinding::beeline_iterate_objects`].
+    pub iterate_objects: u64,
+    /// [`crate::unwinding::beeline_landing`].
+    pub landing: u64,
+    /// [`crate::unwinding::beeline_listed`].
+    pub listed: u64,
     /// [`crate::shortcut::beeline_shortcut`].
     pub shortcut: u64,
     /// [`crate::shortcut::walks::beeline_walk_shortcut`].
@@ -361,7 +369,7 @@ pub struct Site {
     pub return_entry: u64,
     /// Where the displaced instructions are, for a breakpoint's handler to go on at.
     pub body: u64,
-    /// [`SITE_FUNCTION_ENTRY`].
+    /// [`SITE_FUNCTION_ENTRY`], or what [`exit_flags`] gives.
     pub flags: u64,
     /// The next site's address, or 0: with [`Manifest::first_site`] a list of all, for whoever restores the target.
     pub next: usize,
@@ -448,6 +456,41 @@ pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x03");
 /// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.
 pub const SITE_FUNCTION_ENTRY: u64 = 1;
 
+/// In [`Site::flags`]: a place that its function comes through as it returns. Its [`Site::returns`] run there.
+pub const SITE_EXIT: u64 = 2;
+/// In [`Site::flags`] of such a place: the caller's frame pointer lies below the return address.
+pub const SITE_POPS_FRAME_POINTER: u64 = 4;
+/// Where [`Site::flags`] has how many bytes there are between the stack pointer and the return address,
+const SITE_FRAME_SHIFT: u32 = 8;
+const SITE_FRAME_MASK: u64 = (1 << 24) - 1;
+/// and how far the site is behind its function's start.
+const SITE_DISTANCE_SHIFT: u32 = 32;
+
+/// [`Site::flags`] of an exit.
+pub fn exit_flags(distance: u32, frame: u32, pops_frame_pointer: bool) -> u64 {
+    let pops = if pops_frame_pointer {
+        SITE_POPS_FRAME_POINTER
+    } else {
+        0
+    };
+    let frame = (u64::from(frame) & SITE_FRAME_MASK) << SITE_FRAME_SHIFT;
+    SITE_EXIT | pops | frame | u64::from(distance) << SITE_DISTANCE_SHIFT
+}
+
+impl Site {
+    /// Bytes between the stack pointer at an exit and the return address.
+    #[inline]
+    pub fn frame(&self) -> u64 {
+        self.flags >> SITE_FRAME_SHIFT & SITE_FRAME_MASK
+    }
+
+    /// The function's start, or the site's own address where it is none of its exits.
+    #[inline]
+    pub fn function(&self) -> u64 {
+        self.address.wrapping_sub(self.flags >> SITE_DISTANCE_SHIFT)
+    }
+}
+
 /// The head of an array of [`Link`] addresses. In the arena, never changed once published.
 #[repr(C)]
 #[derive(Debug)]
@@ -463,6 +506,10 @@ pub const NEEDS_SLOT: usize = 1;
 /// In [`Link::needs`]: all registers. A program at a system call that sees a [`calls::Record`] needs them only for the stack.
 pub const NEEDS_REGISTERS: usize = 2;
 
+/// In [`Link::needs`]: it is the image's own, and runs also where no slot is free, and in forked children. It finds its target
+/// by the table of helpers, and looks at no other registers than trampolines always show.
+pub const ALWAYS: usize = 4;
+
 /// A program attached to a site. In the arena.
 #[repr(C)]
 #[derive(Debug)]
@@ -473,7 +520,7 @@ pub struct Link {
     pub run: Run,
     /// For `bpf_get_attach_cookie`.
     pub cookie: u64,
-    /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`].
+    /// [`NEEDS_SLOT`], [`NEEDS_REGISTERS`], [`ALWAYS`].
     pub needs: usize,
     /// Words of [`PtRegs`] that it may look at, bit n for word n.
     pub reads: usize,

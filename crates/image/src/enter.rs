@@ -6,8 +6,9 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use beeline_isa::abi::Run;
 
 use crate::abi::{
-    Context, Control, HAS_RDPID, Lease, Link, LinkList, MadeUp, NEEDS_REGISTERS, NEEDS_SLOT,
-    PendingSignals, PtRegs, ROOMY_STACKS, Site, Slot, TID_UNKNOWN, Target,
+    ALWAYS, Context, Control, HAS_RDPID, Lease, Link, LinkList, MadeUp, NEEDS_REGISTERS,
+    NEEDS_SLOT, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
+    Slot, TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
 use crate::{helpers, sys};
@@ -23,12 +24,33 @@ pub unsafe extern "sysv64" fn beeline_enter(regs: *const PtRegs, site: *const Si
     // SAFETY: private memory of the target, mapped as long as the trampoline is.
     let control = unsafe { &*target.control };
     if control.pid.load(Relaxed) == 0 {
-        return 0;
+        return in_child(site, regs);
     }
     match (site.entry.load(Acquire), site.returns.load(Relaxed)) {
         (0, 0) => 0,
         (0, _) => watch_return(target, site, regs),
         (entry, _) => enter_running(target, control, site, regs, entry as *const LinkList),
+    }
+}
+
+/// A forked child has its parent's watched returns on its stack, and nothing else of ours.
+#[cold]
+#[inline(never)]
+fn in_child(site: &Site, regs: *const PtRegs) -> u64 {
+    let links = site.entry.load(Acquire);
+    if links != 0 {
+        run_natives(links as *const LinkList, regs);
+    }
+    0
+}
+
+/// Runs those of a list that run whatever happens.
+#[cold]
+fn run_natives(links: *const LinkList, regs: *const PtRegs) {
+    // SAFETY: a list is published complete and never changed; these look at what trampolines always show.
+    for link in unsafe { links_of(links) }.filter(|link| link.needs & ALWAYS != 0) {
+        // SAFETY: a function of the image.
+        unsafe { link.entry()(regs.cast(), &raw const link.run) };
     }
 }
 
@@ -74,10 +96,13 @@ pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site
 
 /// Remembers where the call returns to, so that the trampoline may take its place.
 fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
+    if site.flags & SITE_EXIT != 0 {
+        return exit(target, site, regs.cast_mut());
+    }
     // SAFETY: the trampoline's registers; at a function's entry the stack pointer is at the return address.
     let (slot, address) = unsafe { ((*regs).sp as usize, *((*regs).sp as *const u64)) };
     // SAFETY: private memory of the target, mapped as long as the trampoline is.
-    if unsafe { (*target.returns).insert(slot, address, site.return_entry) } {
+    if unsafe { (*target.returns).insert(slot, address, site.return_entry, owner(target)) } {
         1
     } else {
         miss(target);
@@ -85,11 +110,43 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
     }
 }
 
+/// A call is about to return: runs its programs with the registers as they will be then. What the function returns is in its
+/// place already.
+#[cold]
+#[inline(never)]
+fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
+    // SAFETY: whoever enters can change the registers; these are none of those that are restored. At an exit the return
+    // address lies behind the frame.
+    let (regs, control) = unsafe { (&mut *regs, &*target.control) };
+    let (ip, sp, bp) = (regs.ip, regs.sp, regs.bp);
+    let slot = sp.wrapping_add(site.frame());
+    // SAFETY: as above.
+    unsafe {
+        regs.ip = *(slot as *const u64);
+        if site.flags & SITE_POPS_FRAME_POINTER != 0 && regs.cs != 0 {
+            regs.bp = *((slot - 8) as *const u64);
+        }
+    }
+    regs.sp = slot + 8;
+    let links = site.returns.load(Acquire);
+    if links != 0 {
+        run_all(target, control, site, regs, links as *const LinkList);
+    }
+    (regs.ip, regs.sp, regs.bp) = (ip, sp, bp);
+    0
+}
+
 /// Counts a hit that ran no program, or whose return is not watched.
 #[cold]
 pub(crate) fn miss(target: &Target) {
+    miss_some(target, 1);
+}
+
+/// Counts more of them at once.
+#[cold]
+pub(crate) fn miss_some(target: &Target, count: u64) {
     // SAFETY: the session page is mapped as long as the trampoline is.
-    unsafe { &*target.session }.missed.fetch_add(1, Relaxed);
+    unsafe { &*target.session }.missed.fetch_add(count, Relaxed);
 }
 
 /// Without a return address there is nothing to go on with.
@@ -135,6 +192,7 @@ fn run_leased(
     links: *const LinkList,
 ) {
     let Some((lease, cpu)) = lease(target) else {
+        run_natives(links, regs);
         miss(target);
         return;
     };
@@ -396,7 +454,7 @@ pub(crate) fn forget_slots_of(child: &Target) {
 /// A word that differs between the threads that live in a process: the thread's id if it is at hand, which is quicker
 /// than the thread pointer.
 #[inline(always)]
-fn this_thread(target: &Target) -> usize {
+pub(crate) fn this_thread(target: &Target) -> usize {
     let name = match target.tid_offset {
         TID_UNKNOWN => sys::thread_pointer(),
         // SAFETY: the runtime found each thread's own id at this offset.
@@ -404,4 +462,11 @@ fn this_thread(target: &Target) -> usize {
     };
     // Never 0, which is nobody; and user space has addresses of 47 bits.
     name << 1 | 1
+}
+
+/// [`this_thread`], as watched returns know it.
+#[inline(always)]
+pub(crate) fn owner(target: &Target) -> u32 {
+    let name = this_thread(target);
+    (name ^ name >> 32) as u32
 }

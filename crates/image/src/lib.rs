@@ -1,5 +1,5 @@
 //! What runs inside a target: the way from a trampoline into programs ([`enter`]), the helpers they call
-//! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]), the signal handlers
+//! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]) and unwinders that meet them ([`unwinding`]), the signal handlers
 //! ([`signals`]) and what keeps them in place ([`natives`]), system calls ([`calls`]). And what runs inside a tool: its own map operations
 //! ([`shortcut`]).
 //!
@@ -22,3 +22,4 @@ pub mod returns;
 pub mod shortcut;
 pub mod signals;
 mod sys;
+pub mod unwinding;

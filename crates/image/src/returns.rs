@@ -3,7 +3,8 @@
 //!
 //! Such a slot's address is unique in a process as long as the call lives, whatever stack it is on, so no thread
 //! identity is needed: signal stacks, coroutines that move between threads and threads that end inside are all
-//! the same. When a watched function ends in a jump to another one, both share the slot: the second's entry stands
+//! the same. (Who made the call is remembered, but only so that an unwinder is shown rather too much than too little.) When a
+//! watched function ends in a jump to another one, both share the slot: the second's entry stands
 //! upon the first's and is taken first. A `longjmp` leaves an entry behind; the next call that puts a return
 //! address of its own into the same slot takes it over. When there is no room, [`ReturnTable::insert`] gives up and
 //! the hit is counted as missed.
@@ -11,9 +12,10 @@
 //! The entries of a slot are owned by the one thread whose call it is. Threads meet only when they claim an empty
 //! entry, by a compare-and-swap of its key.
 
+use core::ops::Range;
 use core::sync::atomic::{
     AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 /// One watched return.
@@ -26,8 +28,19 @@ pub struct Entry {
     pub address: AtomicU64,
     /// What the slot holds instead: the site's [`crate::abi::Site::return_entry`].
     pub hijack: AtomicU64,
-    /// 1 for a slot's first entry, one more for each that stands upon another.
-    pub depth: AtomicU64,
+    /// [`depth_of`] it, [`AWAY`], and the owner in the upper half.
+    pub state: AtomicU64,
+}
+
+/// In [`Entry::state`]: the slot holds the caller's address again, for the sake of an unwinder.
+const AWAY: u64 = 1 << 8;
+/// Where [`Entry::state`] has who made the call.
+const OWNER_SHIFT: u32 = 32;
+
+/// What an [`Entry::state`] has as the entry's depth: 1 for a slot's first entry, one more for each that stands upon another.
+#[inline]
+pub fn depth_of(state: u64) -> u64 {
+    state & (AWAY - 1)
 }
 
 /// Entries in one bucket; with its count they fill two cache lines.
@@ -54,30 +67,31 @@ pub struct ReturnTable {
 }
 
 impl ReturnTable {
-    /// Remembers that the slot at `key` held `address` and is given `hijack`. False when there is no room.
+    /// Remembers that the slot at `key`, of a call that `owner` makes, held `address` and is given `hijack`. False when there
+    /// is no room.
     #[inline(always)]
-    pub fn insert(&self, key: usize, address: u64, hijack: u64) -> bool {
+    pub fn insert(&self, key: usize, address: u64, hijack: u64, owner: u32) -> bool {
         let claimed = match self.may_have(key) {
             false => self.bucket(key, 0).claim(key),
             true => None,
         };
         match claimed {
             Some(entry) => {
-                entry.fill(address, hijack, 1);
+                entry.fill(address, hijack, 1, owner);
                 true
             }
-            None => self.insert_anywhere(key, address, hijack),
+            None => self.insert_anywhere(key, address, hijack, owner),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn insert_anywhere(&self, key: usize, address: u64, hijack: u64) -> bool {
+    fn insert_anywhere(&self, key: usize, address: u64, hijack: u64, owner: u32) -> bool {
         let depth = match self.newest(key) {
             None => 1,
             // Another watched call has this slot already, and has jumped to this one.
-            Some(last) if last.hijack.load(Relaxed) == address => last.depth.load(Relaxed) + 1,
-            // Left behind by longjmp.
+            Some(last) if last.hijack.load(Relaxed) == address => last.depth() + 1,
+            // Left behind by longjmp, or by an exception.
             Some(_) => {
                 self.of(key).for_each(|entry| self.free(entry, key));
                 1
@@ -86,7 +100,7 @@ impl ReturnTable {
         let Some(entry) = self.claim(key) else {
             return false;
         };
-        entry.fill(address, hijack, depth);
+        entry.fill(address, hijack, depth, owner);
         true
     }
 
@@ -128,12 +142,97 @@ impl ReturnTable {
     fn original_of_watched(&self, key: usize, now: u64) -> u64 {
         match self.newest(key) {
             Some(last) if last.hijack.load(Relaxed) == now => {
-                let first = self.of(key).min_by_key(|entry| entry.depth.load(Relaxed));
+                let first = self.of(key).min_by_key(|entry| entry.depth());
                 first.map_or(now, |first| first.address.load(Relaxed))
             }
             // Not watched, or left behind by a longjmp.
             _ => now,
         }
+    }
+
+    /// The highest slot in a range that is watched.
+    pub fn highest(&self, within: &Range<usize>) -> Option<usize> {
+        let keys = self.entries().map(|entry| entry.key.load(Relaxed));
+        keys.filter(|key| within.contains(key)).max()
+    }
+
+    /// Gives slots the addresses that they held before they were first changed: those for which `is_wanted`, which is given the
+    /// slot and whether the call is `owner`'s, and promises that the slot can be written. Returns how many of the returns that are
+    /// not seen now are not the owner's.
+    ///
+    /// Entries stay, so that it does not matter if the call has returned to the trampoline in this very moment, on another
+    /// thread. Those of the owner's stack that an earlier call left below `sp` are forgotten: their calls have ended.
+    pub fn put_back(&self, sp: usize, owner: u32, is_wanted: impl Fn(usize, bool) -> bool) -> u64 {
+        let mut strangers = 0;
+        for entry in self.entries() {
+            let (key, is_own) = (entry.key.load(Relaxed), entry.is_of(owner));
+            if key == 0 {
+                continue;
+            }
+            if entry.is_away() {
+                if is_own && key < sp {
+                    self.free(entry, key);
+                }
+                continue;
+            }
+            // Each slot once, by its first entry.
+            if entry.depth() != 1 || !is_wanted(key, is_own) {
+                continue;
+            }
+            let Some(last) = self.newest(key) else {
+                continue;
+            };
+            let (hijack, address) = (last.hijack.load(Relaxed), entry.address.load(Relaxed));
+            // SAFETY: a word that can be written, by the promise of `is_wanted`.
+            let slot = unsafe { AtomicU64::from_ptr(key as *mut u64) };
+            // Anything else there: its call has ended, or has not begun.
+            if slot
+                .compare_exchange(hijack, address, AcqRel, Relaxed)
+                .is_err()
+            {
+                continue;
+            }
+            for entry in self.of(key) {
+                entry.state.fetch_or(AWAY, Relaxed);
+                strangers += u64::from(!is_own);
+            }
+        }
+        strangers
+    }
+
+    /// Watches the owner's calls again whose slots have been [put back](Self::put_back), as far as these are wanted.
+    pub fn watch_again(&self, owner: u32, is_wanted: impl Fn(usize) -> bool) {
+        for entry in self.entries() {
+            let key = entry.key.load(Relaxed);
+            let is_first = entry.is_away() && entry.is_of(owner) && entry.depth() == 1;
+            if key == 0 || !is_first || !is_wanted(key) {
+                continue;
+            }
+            let Some(last) = self.newest(key) else {
+                continue;
+            };
+            let (hijack, address) = (last.hijack.load(Relaxed), entry.address.load(Relaxed));
+            // SAFETY: a word that can be written, by the promise of `is_wanted`.
+            let slot = unsafe { AtomicU64::from_ptr(key as *mut u64) };
+            if slot
+                .compare_exchange(address, hijack, AcqRel, Relaxed)
+                .is_ok()
+            {
+                for entry in self.of(key) {
+                    entry.state.fetch_and(!AWAY, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Has any call's slot been put back?
+    pub fn has_away(&self, owner: u32) -> bool {
+        let mut entries = self.entries();
+        entries.any(|entry| entry.is_away() && entry.is_of(owner) && entry.key.load(Relaxed) != 0)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.buckets.iter().flat_map(|bucket| &bucket.entries)
     }
 
     /// Where each [`Entry`] lies, as an offset from the table's start.
@@ -152,7 +251,7 @@ impl ReturnTable {
     }
 
     fn newest(&self, key: usize) -> Option<&Entry> {
-        self.of(key).max_by_key(|entry| entry.depth.load(Relaxed))
+        self.of(key).max_by_key(|entry| entry.depth())
     }
 
     /// Every entry of the key.
@@ -200,10 +299,24 @@ impl ReturnTable {
 
 impl Entry {
     #[inline]
-    fn fill(&self, address: u64, hijack: u64, depth: u64) {
+    fn fill(&self, address: u64, hijack: u64, depth: u64, owner: u32) {
         self.address.store(address, Relaxed);
         self.hijack.store(hijack, Relaxed);
-        self.depth.store(depth, Release);
+        let owner = u64::from(owner) << OWNER_SHIFT;
+        self.state.store(owner | depth, Release);
+    }
+
+    #[inline]
+    fn depth(&self) -> u64 {
+        depth_of(self.state.load(Relaxed))
+    }
+
+    fn is_away(&self) -> bool {
+        self.state.load(Relaxed) & AWAY != 0
+    }
+
+    fn is_of(&self, owner: u32) -> bool {
+        self.state.load(Relaxed) >> OWNER_SHIFT == u64::from(owner)
     }
 }
 
@@ -239,9 +352,9 @@ mod tests {
     #[test]
     fn a_tail_call_is_taken_before_the_call_it_stands_upon() {
         let table = table();
-        assert!(table.insert(0x7000, 1, 100));
-        assert!(table.insert(0x7000, 100, 200));
-        assert!(table.insert(0x7000, 200, 200));
+        assert!(table.insert(0x7000, 1, 100, 1));
+        assert!(table.insert(0x7000, 100, 200, 1));
+        assert!(table.insert(0x7000, 200, 200, 1));
         assert_eq!(
             (table.original(0x7000, 200), table.original(0x7000, 7)),
             (1, 7)
@@ -255,9 +368,9 @@ mod tests {
     #[test]
     fn what_a_longjmp_left_is_taken_over() {
         let table = table();
-        assert!(table.insert(0x7000, 1, 100));
-        assert!(table.insert(0x7000, 100, 200));
-        assert!(table.insert(0x7000, 7, 100));
+        assert!(table.insert(0x7000, 1, 100, 1));
+        assert!(table.insert(0x7000, 100, 200, 1));
+        assert!(table.insert(0x7000, 7, 100, 1));
         assert_eq!(table.take(0x7000), Some(7));
         assert_eq!(table.take(0x7000), None);
     }
@@ -266,7 +379,7 @@ mod tests {
     fn a_full_neighbourhood_is_refused() {
         let table = table();
         let depth = (0..1000)
-            .take_while(|_| table.insert(0x7000, 100, 100))
+            .take_while(|_| table.insert(0x7000, 100, 100, 1))
             .count();
         assert_eq!(depth, WAYS * PROBES);
         assert!((0..depth).all(|_| table.take(0x7000).is_some()));
@@ -282,7 +395,7 @@ mod tests {
             .take(WAYS + 2)
             .collect();
         for key in &keys {
-            assert!(table.insert(*key, *key as u64, 100));
+            assert!(table.insert(*key, *key as u64, 100, 1));
         }
         assert_eq!(table.bucket(8, 0).spilled.load(Relaxed), 2);
         for key in &keys {
@@ -295,9 +408,42 @@ mod tests {
     }
 
     #[test]
+    fn slots_hold_their_callers_again_for_an_unwinder_and_are_forgotten_by_the_next() {
+        let table = table();
+        // Two calls, the inner of which was jumped to by another; and one that is not watched.
+        let stack = [200u64, 7, 300, 5];
+        let key = |place: usize| stack.as_ptr_range().start.addr() + 8 * place;
+        assert!(table.insert(key(0), 1, 100, 9) && table.insert(key(0), 100, 200, 9));
+        assert!(table.insert(key(1), 2, 100, 9)); // left behind by longjmp
+        assert!(table.insert(key(2), 3, 300, 8));
+        let all = key(0)..key(4);
+        assert_eq!(table.highest(&all), Some(key(2)));
+        assert_eq!(
+            table.put_back(key(0), 9, |key, is_own| is_own && all.contains(&key)),
+            0
+        );
+        // SAFETY: the array's own words.
+        let now = |place: usize| unsafe { stack.as_ptr().add(place).read_volatile() };
+        assert_eq!([now(0), now(1), now(2)], [1, 7, 300]);
+        assert_eq!(table.put_back(key(0), 9, |_, is_own| !is_own), 1);
+        assert_eq!(now(2), 3);
+        table.watch_again(8, |key| all.contains(&key));
+        assert_eq!([now(0), now(2)], [1, 300]);
+        table.watch_again(9, |key| all.contains(&key));
+        assert_eq!([now(0), now(1), now(2)], [200, 7, 300]);
+        assert_eq!(table.put_back(key(0), 9, |_, _| true), 1);
+        assert_eq!([now(0), now(2)], [1, 3]);
+        // Somebody who has returned by the trampoline just then.
+        assert_eq!(table.take(key(2)), Some(3));
+        assert_eq!(table.put_back(key(1), 9, |_, _| false), 0);
+        assert_eq!(table.take(key(0)), None);
+        assert_eq!(table.take(key(1)), Some(2));
+    }
+
+    #[test]
     fn places_are_where_the_entries_are() {
         let table = table();
-        assert!(table.insert(0x7000, 1, 100));
+        assert!(table.insert(0x7000, 1, 100, 1));
         let words = core::ptr::from_ref(&*table).cast::<u8>();
         // SAFETY: places lie inside the table, whose keys are aligned words.
         let key = |place: usize| unsafe { words.add(place).cast::<usize>().read() };

@@ -87,6 +87,7 @@ pub mod nr {
     pub const SETRESUID: u64 = 117;
     pub const SETRESGID: u64 = 119;
     pub const RT_SIGQUEUEINFO: u64 = 129;
+    pub const SIGALTSTACK: u64 = 131;
     pub const PRCTL: u64 = 157;
     pub const GETTID: u64 = 186;
     pub const FUTEX: u64 = 202;

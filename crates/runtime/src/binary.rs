@@ -57,7 +57,17 @@ const RETURNING_TWICE: [&str; 9] = [
 ];
 
 /// Functions that Beeline itself looks for.
-const WANTED: [&str; 1] = ["sigaction"];
+const WANTED: [&str; 9] = [
+    "_Unwind_Find_FDE",
+    "sigaction",
+    "_dl_find_object",
+    "dl_iterate_phdr",
+    "_Unwind_RaiseException",
+    "_Unwind_Resume",
+    "_Unwind_Resume_or_Rethrow",
+    "_Unwind_ForcedUnwind",
+    "_Unwind_Backtrace",
+];
 
 /// An executable segment whose ends are numbers.
 #[derive(Debug)]
@@ -268,6 +278,11 @@ impl Binary {
     pub fn returns_twice(&self, offset: u64) -> bool {
         self.segment(offset)
             .is_some_and(|segment| self.returning_twice.contains(&segment.to_address(offset)))
+    }
+
+    /// Is it a Go program? Its stacks move, and with them the return addresses on them.
+    pub fn moves_stacks(&self) -> bool {
+        self.is_go
     }
 
     /// May its functions be called with only some hundred bytes of stack left? Go's run on stacks of a few kilobytes, and of code

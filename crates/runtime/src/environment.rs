@@ -446,6 +446,15 @@ impl Environment {
         self.link(self.bare_link(self.image + offset))
     }
 
+    /// The same for a function that is [`abi::ALWAYS`].
+    pub fn place_always(&mut self, offset: u64) -> Result<u64, Error> {
+        let link = self.bare_link(self.image + offset);
+        self.link(abi::Link {
+            needs: abi::ALWAYS,
+            ..link
+        })
+    }
+
     fn link(&mut self, link: abi::Link) -> Result<u64, Error> {
         self.home.value(link).map_err(os("filling an arena"))
     }

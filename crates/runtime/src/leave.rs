@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use beeline_image::abi::{Control, MAX_CPUS, Manifest, SIGNALS, Session};
-use beeline_image::returns::{Entry, ReturnTable};
+use beeline_image::returns::{Entry, ReturnTable, depth_of};
 use beeline_inject::{Process, Region, Stopped, signal_frames};
 
 use crate::backend::Errno;
@@ -307,7 +307,7 @@ impl Presence {
             if slot != 0 {
                 slots.entry(slot).or_default().push(Watched {
                     place: self.manifest.returns as u64 + place as u64,
-                    depth: word(offset_of!(Entry, depth)),
+                    depth: depth_of(word(offset_of!(Entry, state))),
                     address: word(offset_of!(Entry, address)),
                     hijack: word(offset_of!(Entry, hijack)),
                 });

@@ -6,7 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use beeline_hook::{Function, Incoming, Plan};
+use beeline_hook::{Exit, Function, Incoming, Plan};
+use beeline_image::abi;
 use beeline_inject::Region;
 
 use crate::backend::{CallContext, Edge, Id};
@@ -25,10 +26,31 @@ pub struct Uprobe {
     pub place: FilePlace,
     /// Run at the return.
     pub retprobe: bool,
+    /// Where the program runs if it is to run at the return and return addresses must stay as they are: the function's exits.
+    pub exits: Option<Vec<FilePlace>>,
     /// Only this process.
     pub pid: Option<i32>,
     /// For `bpf_get_attach_cookie`.
     pub cookie: u64,
+}
+
+impl Uprobe {
+    /// The places at which the program runs.
+    pub fn places(&self) -> &[FilePlace] {
+        match &self.exits {
+            Some(exits) => exits,
+            None => std::slice::from_ref(&self.place),
+        }
+    }
+
+    /// The addresses at which a process has these.
+    pub fn addresses(&self, regions: &[Region]) -> Vec<(u64, &FilePlace)> {
+        let places = self.places().iter();
+        let addresses = places.map(|place| (place.addresses(regions), place));
+        addresses
+            .flat_map(|(addresses, place)| addresses.into_iter().map(move |at| (at, place)))
+            .collect()
+    }
 }
 
 /// A place in a file's text.
@@ -38,6 +60,8 @@ pub struct FilePlace {
     pub path: PathBuf,
     /// Bytes from the start of the file.
     pub offset: u64,
+    /// As an exit of its function, if it was found as one.
+    exit: Option<Exit>,
     /// The function around it: its file offset, and its bytes.
     function: (u64, Vec<u8>),
     file: Arc<ProbedFile>,
@@ -119,15 +143,50 @@ impl Files {
         Ok(FilePlace {
             path: path.into(),
             offset,
+            exit: None,
             function: (function.start, code),
             file,
         })
+    }
+
+    /// The exits of the function that begins at a place, and the file offsets at which it jumps to others.
+    pub fn exits(&self, place: &FilePlace) -> Result<(Vec<FilePlace>, Vec<u64>), Error> {
+        let (start, code) = (place.function.0, &place.function.1);
+        let why = |why: &str| Error::Site {
+            path: place.path.clone(),
+            offset: place.offset,
+            why: why.into(),
+        };
+        if start != place.offset {
+            return Err(why("a return probe needs the function's first address"));
+        }
+        let found = beeline_hook::exits(&Function { start, code }, &place.file.incoming);
+        if found.hidden.is_some() {
+            return Err(why(
+                "not all of the function is code, so it is not known where it returns",
+            ));
+        }
+        let at = |exit: &Exit| {
+            let place = self.place(&place.path, exit.site)?;
+            Ok(FilePlace {
+                exit: Some(*exit),
+                ..place
+            })
+        };
+        let returns: Result<Vec<_>, Error> = found.returns.iter().map(at).collect();
+        Ok((returns?, found.jumps))
     }
 
     /// Where a function that Beeline itself looks for is, if the file has it.
     pub fn wanted(&self, path: &Path, name: &str) -> Option<FilePlace> {
         let offset = self.file(path).ok()?.binary.wanted(name)?;
         self.place(path, offset).ok()
+    }
+
+    /// Has the file been read?
+    pub fn knows(&self, path: &Path) -> bool {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        file_id(path).is_ok_and(|id| known.contains_key(&id))
     }
 
     fn file(&self, path: &Path) -> Result<Arc<ProbedFile>, Error> {
@@ -179,6 +238,22 @@ impl FilePlace {
     /// Does the function there return more often than it is called?
     pub fn returns_twice(&self) -> bool {
         self.file.binary.returns_twice(self.offset)
+    }
+
+    /// What [`abi::Site::flags`] say of it as an exit.
+    pub fn exit_flags(&self) -> Option<u64> {
+        let exit = self.exit?;
+        let distance = u32::try_from(self.offset - self.function.0).ok()?;
+        Some(abi::exit_flags(
+            distance,
+            exit.frame,
+            exit.pops_frame_pointer,
+        ))
+    }
+
+    /// See [`Binary::moves_stacks`].
+    pub fn moves_stacks(&self) -> bool {
+        self.file.binary.moves_stacks()
     }
 
     /// See [`Binary::has_small_stacks`].

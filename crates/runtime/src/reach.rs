@@ -25,7 +25,7 @@ use crate::deaths::Deaths;
 use crate::error::{Error, os};
 use crate::leave;
 use crate::life::SessionId;
-use crate::link::{CallLink, Uprobe};
+use crate::link::{CallLink, FilePlace, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::objects::Object;
 use crate::opening;
@@ -326,7 +326,8 @@ impl Reach {
         link: &Arc<Uprobe>,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let addresses = link.place.addresses(&process.regions()?);
+        let regions = process.regions()?;
+        let addresses = link.addresses(&regions);
         if addresses.is_empty() {
             return Ok(());
         }
@@ -341,11 +342,11 @@ impl Reach {
         &self,
         target: &mut Target,
         link: &Uprobe,
-        addresses: &[u64],
+        addresses: &[(u64, &FilePlace)],
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let wanted = self.wanted_of_calls(target.process().pid());
-        for &address in addresses {
+        for &(address, place) in addresses {
             if target.runs_at(address, link.id) {
                 continue;
             }
@@ -355,7 +356,7 @@ impl Reach {
                 cookie: link.cookie,
                 retprobe: link.retprobe,
                 address,
-                place: &link.place,
+                place,
             };
             unless_changed(|| {
                 // A call that a patch of ours lies over cannot be hooked any more. If it cannot be now, that is told elsewhere.
@@ -376,7 +377,7 @@ impl Reach {
                 return;
             };
             for link in links {
-                let addresses = link.place.addresses(&regions);
+                let addresses = link.addresses(&regions);
                 let _ = self.attach_at(target, link, &addresses, &mut Hold::Held(stopped));
             }
         };
@@ -392,6 +393,11 @@ impl Reach {
             if link.pid.is_none_or(|only| only == process.pid()) {
                 self.attach_to(process, &link, &mut Hold::Held(stopped))?;
             }
+        }
+        let known = lock(&self.targets).get(&process.pid()).cloned();
+        if let Some(target) = known {
+            let regions = stopped.regions()?;
+            lock(&target).keep_unwinding(&regions, &mut Hold::Held(stopped));
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ mod mapping;
 mod mend;
 mod pads;
 mod sites;
+mod unwinding;
 mod upkeep;
 
 use std::collections::BTreeMap;
@@ -65,23 +66,25 @@ pub enum Body<'a> {
     Program(&'a Program),
     /// A function of the image, at this offset in it.
     Native(u64),
+    /// The same for one that is [`abi::ALWAYS`].
+    Always(u64),
 }
 
 impl Body<'_> {
     fn maps(&self) -> &[Arc<MapObject>] {
         match self {
             Self::Program(program) => &program.maps,
-            Self::Native(_) => &[],
+            Self::Native(_) | Self::Always(_) => &[],
         }
     }
 
     fn needs(&self) -> Needs {
         match self {
             Self::Program(program) => program.needs,
-            Self::Native(_) => Needs {
+            Self::Native(_) | Self::Always(_) => Needs {
                 environment: true,
-                slot: true,
-                reads_context: true,
+                slot: matches!(self, Self::Native(_)),
+                reads_context: matches!(self, Self::Native(_)),
                 registers: u32::MAX,
                 walks_stack: false,
                 reads_memory: false,
@@ -96,6 +99,8 @@ impl Body<'_> {
 
 /// What stands for the image's own links, which no tool can name.
 const NATIVE: Id = Id(0);
+/// The same for those that see unwinders.
+const UNWINDING: Id = Id(u32::MAX);
 
 /// Who holds the process while it is changed.
 #[derive(Debug)]
@@ -160,6 +165,10 @@ pub struct Target {
     since: Instant,
     /// Times that ids were looked for, and one.
     looks: u32,
+    /// There is or was a return probe.
+    watches_returns: bool,
+    /// How many mappings of code there were when unwinders were last looked for.
+    texts_with_unwinding: usize,
 }
 
 /// A hooked site.
@@ -233,6 +242,8 @@ impl Target {
             removals: 0,
             since: Instant::now(),
             looks: 1,
+            watches_returns: false,
+            texts_with_unwinding: 0,
         }
     }
 
@@ -292,6 +303,8 @@ impl Target {
             removals: self.removals,
             since: Instant::now(),
             looks: 1,
+            watches_returns: self.watches_returns,
+            texts_with_unwinding: self.texts_with_unwinding,
         };
         child.replace_arenas()?;
         let environment = child.environment()?;
@@ -366,6 +379,12 @@ impl Target {
 
     /// Attaches a program to a site. The process runs on whatever happens.
     pub fn attach(&mut self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<(), Error> {
+        let exit = request.place.exit_flags().filter(|_| request.retprobe);
+        if request.retprobe && exit.is_none() {
+            self.watches_returns = true;
+            let regions = hold.regions(&self.process)?;
+            self.keep_unwinding(&regions, hold);
+        }
         let planned = match self.sites.contains_key(&request.address) {
             true => None,
             false => Some(self.plan_apart(request, hold)?),
@@ -374,7 +393,7 @@ impl Target {
         let Some(plan) = planned.as_ref().map(|new| &new.plan).or(known).cloned() else {
             return Ok(());
         };
-        if request.retprobe && !plan.at_start {
+        if request.retprobe && exit.is_none() && !plan.at_start {
             return Err(self.error("a return probe needs the function's first address"));
         }
         let reach = plan
@@ -399,6 +418,7 @@ impl Target {
                 environment.place_link(program, request.cookie, CONTEXT_REGISTERS)?
             }
             Body::Native(offset) => environment.place_native(offset)?,
+            Body::Always(offset) => environment.place_always(offset)?,
         };
         let attached = Attached {
             id: request.link,

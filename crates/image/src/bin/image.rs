@@ -3,7 +3,7 @@
 
 #[cfg(target_os = "none")]
 mod freestanding {
-    use beeline_image::{calls, enter, helpers, natives, shortcut, signals};
+    use beeline_image::{calls, enter, helpers, natives, shortcut, signals, unwinding};
 
     // The blob starts with the offsets of its entry points, in the order of `beeline_image::abi::EntryPoints`.
     core::arch::global_asm!(
@@ -14,6 +14,10 @@ mod freestanding {
         ".quad {signal} - beeline_table",
         ".quad {helpers} - beeline_table",
         ".quad {sigaction} - beeline_table",
+        ".quad {find_object} - beeline_table",
+        ".quad {iterate_objects} - beeline_table",
+        ".quad {landing} - beeline_table",
+        ".quad {listed} - beeline_table",
         ".quad {shortcut} - beeline_table",
         ".quad {walk_shortcut} - beeline_table",
         ".quad {call_enter} - beeline_table",
@@ -25,6 +29,10 @@ mod freestanding {
         signal = sym signals::beeline_signal,
         helpers = sym helpers::beeline_helpers,
         sigaction = sym natives::beeline_sigaction,
+        find_object = sym unwinding::beeline_find_object,
+        iterate_objects = sym unwinding::beeline_iterate_objects,
+        landing = sym unwinding::beeline_landing,
+        listed = sym unwinding::beeline_listed,
         shortcut = sym shortcut::beeline_shortcut,
         walk_shortcut = sym shortcut::walks::beeline_walk_shortcut,
         call_enter = sym calls::beeline_call_enter,

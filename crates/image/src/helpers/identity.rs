@@ -172,7 +172,7 @@ pub unsafe extern "sysv64" fn get_func_ip(
     // SAFETY: called by a program with its own run.
     let site = unsafe { context(run) }.site;
     // SAFETY: null, or the site that outlives the run.
-    unsafe { site.as_ref() }.map_or(0, |site| site.address)
+    unsafe { site.as_ref() }.map_or(0, |site| site.function())
 }
 
 pub unsafe extern "sysv64" fn get_attach_cookie(

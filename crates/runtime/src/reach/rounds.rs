@@ -14,6 +14,7 @@ use crate::link::Uprobe;
 use crate::map::MapObject;
 use crate::opening;
 use crate::scope::Scope;
+use crate::target::Hold;
 use crate::target::Target;
 
 /// How often processes are looked at: for their end, and for new ones that a link is to reach.
@@ -110,10 +111,13 @@ impl Reach {
             if let Ok(regions) = target.process().regions() {
                 // The common case by far, and it costs nothing: all that is there is hooked.
                 let is_missing = |target: &Target, link: &Uprobe| {
-                    let mut addresses = link.place.addresses(&regions).into_iter();
-                    addresses.any(|address| !target.runs_at(address, link.id))
+                    let mut addresses = link.addresses(&regions).into_iter();
+                    addresses.any(|(address, _)| !target.runs_at(address, link.id))
                 };
                 missing.retain(|link| is_missing(&target, link));
+                if !target.waits_for_child() {
+                    target.keep_unwinding(&regions, &mut Hold::Brief);
+                }
                 if missing.len() > 1 {
                     self.attach_together(&mut target, &missing);
                     missing.retain(|link| is_missing(&target, link));
@@ -253,5 +257,5 @@ impl Reach {
 /// Does a process map the file that a link is of? It may have ended meanwhile, or have unmapped it: nobody misses anything then.
 fn maps_file_of(link: &Uprobe, pid: i32) -> bool {
     let regions = beeline_inject::regions_of(pid).unwrap_or_default();
-    !link.place.addresses(&regions).is_empty()
+    !link.addresses(&regions).is_empty()
 }

@@ -38,11 +38,16 @@ impl Runtime {
                 ..
             } => {
                 let place = self.place_of(point)?.ok_or(Errno(libc::EINVAL))?;
+                let exits = match retprobe && place.moves_stacks() {
+                    true => Some(self.exits_of(&place)?),
+                    false => None,
+                };
                 self.attach_uprobe(Uprobe {
                     id,
                     program,
                     place,
                     retprobe,
+                    exits,
                     pid,
                     cookie,
                 })
@@ -72,6 +77,21 @@ impl Runtime {
         let attached = self.reach.attach(&uprobe);
         attached.map_err(|error| self.refuse(&error))?;
         Ok(Link::Uprobe(uprobe))
+    }
+
+    /// The exits of a function whose return address must stay as it is.
+    fn exits_of(&self, place: &FilePlace) -> Result<Vec<FilePlace>, Errno> {
+        let exits = self.shared.files.exits(place);
+        let (exits, jumps) = exits.map_err(|error| self.refuse(&error))?;
+        if let Some(jump) = jumps.first() {
+            (self.report)(&format!(
+                "the function at {:#x} in {} ends by a jump to another one, at {jump:#x}: how that returns is not seen; \
+                 probe the return of the other one",
+                place.offset,
+                place.path.display()
+            ));
+        }
+        Ok(exits)
     }
 
     fn attach_call(&self, call: CallLink) -> Result<Link, Errno> {

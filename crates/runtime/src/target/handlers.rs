@@ -5,9 +5,12 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_hook::Kind;
 use beeline_image::abi;
+use beeline_inject::Region;
 
 use super::{Body, Hold, NATIVE, Request, Target};
+use crate::backend::Id;
 use crate::error::Error;
+use crate::link::FilePlace;
 use crate::patch;
 
 impl Target {
@@ -50,35 +53,58 @@ impl Target {
         if self.sites.values().any(|site| site.runs(NATIVE)) {
             return;
         }
+        let body = Body::Native(self.shared.image.points().sigaction);
         let regions = self.process.regions().unwrap_or_default();
-        let root = format!("/proc/{}/root", self.process.pid());
-        let texts = regions
-            .iter()
-            .filter(|region| region.permissions.execute && region.inode != 0);
-        for region in texts {
-            let path =
-                PathBuf::from(&root).join(region.path.strip_prefix("/").unwrap_or(&region.path));
+        for path in self.texts(&regions) {
             let Some(place) = self.shared.files.wanted(&path, "sigaction") else {
                 continue;
             };
             for address in place.addresses(&regions) {
-                let request = Request {
-                    link: NATIVE,
-                    body: Body::Native(self.shared.image.points().sigaction),
-                    cookie: 0,
-                    retprobe: false,
-                    address,
-                    place: &place,
-                };
-                // A breakpoint could not change the arguments; then, and on failure, the handlers stay as they are.
-                if self
-                    .plan(&request, hold)
-                    .is_ok_and(|planned| matches!(planned.plan.kind, Kind::Jump))
-                {
-                    let _ = self.attach(&request, hold);
-                }
+                self.hook_native((address, &place), (NATIVE, body), hold);
             }
+            // In the first file that has it.
             return;
+        }
+    }
+
+    /// The files that code is mapped of, as we find them.
+    pub(super) fn texts(&self, regions: &[Region]) -> Vec<PathBuf> {
+        let root = format!("/proc/{}/root", self.process.pid());
+        let texts = regions
+            .iter()
+            .filter(|region| region.permissions.execute && region.inode != 0);
+        texts
+            .map(|region| {
+                PathBuf::from(&root).join(region.path.strip_prefix("/").unwrap_or(&region.path))
+            })
+            .collect()
+    }
+
+    /// Attaches one of the image's own links, if that can be by a jump. A breakpoint could not change the arguments, and kills
+    /// a thread that blocks SIGTRAP; then, and on failure, all stays as it is.
+    pub(super) fn hook_native(
+        &mut self,
+        (address, place): (u64, &FilePlace),
+        (link, body): (Id, Body<'_>),
+        hold: &mut Hold<'_>,
+    ) {
+        let request = Request {
+            link,
+            body,
+            cookie: 0,
+            retprobe: false,
+            address,
+            place,
+        };
+        let is_jump = match self.sites.get(&address) {
+            Some(site) => !site.runs(link) && matches!(site.plan.kind, Kind::Jump),
+            None => {
+                let planned = self.plan(&request, hold);
+                planned.is_ok_and(|planned| matches!(planned.plan.kind, Kind::Jump))
+            }
+        };
+        if is_jump {
+            let _ = self.attach(&request, hold);
         }
     }
 

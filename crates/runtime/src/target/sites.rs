@@ -360,6 +360,7 @@ impl Target {
         attached: Attached,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
+        self.mark_exit(request, site.record)?;
         site.list(request.retprobe).push(attached);
         let mut outcome = self.publish(&site);
         let showed_registers = site.shows_registers;
@@ -419,6 +420,7 @@ impl Target {
             }
             _ => None,
         };
+        self.mark_exit(request, site.record)?;
         let (trampoline, at) = self.write_trampoline(&site, call)?;
         self.publish(&site)?;
         if is_breakpoint && !self.set_breakpoint(0, site.record) {
@@ -434,6 +436,22 @@ impl Target {
             self.patch(stopped, &site, &trampoline)
         })?;
         self.sites.insert(request.address, site);
+        Ok(())
+    }
+
+    /// Has a site's record say that it is an exit, if a program is to run as its function returns there.
+    fn mark_exit(&mut self, request: &Request<'_>, record: u64) -> Result<(), Error> {
+        let Some(flags) = request.place.exit_flags().filter(|_| request.retprobe) else {
+            return Ok(());
+        };
+        // SAFETY: placed as a `Site`. Without programs for the return nobody looks at what changes.
+        unsafe {
+            self.environment_mut()?
+                .home
+                .change::<Site>(record, |record| {
+                    record.flags = record.flags & abi::SITE_FUNCTION_ENTRY | flags;
+                });
+        }
         Ok(())
     }
 

@@ -1,0 +1,128 @@
+//! Where a function returns, for those whose return address must stay as it is.
+
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+
+use crate::incoming::Incoming;
+use crate::plan::{Function, Kind, plan_among};
+use crate::survey::Survey;
+
+/// A place that a call comes through as it returns: a `ret`, or what tears the frame down before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    /// The address of the instruction to hook.
+    pub site: u64,
+    /// Bytes between the stack pointer there and the return address.
+    pub frame: u32,
+    /// The frame pointer is the caller's only behind the site: it lies below the return address.
+    pub pops_frame_pointer: bool,
+}
+
+/// Where a function is left.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exits {
+    /// By returning to its caller.
+    pub returns: Vec<Exit>,
+    /// By jumps to other functions, which return in its stead: the addresses of the jumps.
+    pub jumps: Vec<u64>,
+    /// The first byte that is no instruction, if code may follow it.
+    pub hidden: Option<u64>,
+}
+
+/// Looks through a function for its exits. Hooked are the frame's last instructions, where that can be by a jump.
+pub fn exits(function: &Function, incoming: &Incoming) -> Exits {
+    let survey = Survey::of(function);
+    let code = function.start..function.start.saturating_add(function.code.len() as u64);
+    let mut exits = Exits {
+        hidden: survey.hidden,
+        ..Exits::default()
+    };
+    for (index, instruction) in survey.instructions.iter().enumerate() {
+        match instruction.flow_control() {
+            FlowControl::Return => {
+                let before = &survey.instructions[..index];
+                let by_jump = |exit: &Exit| {
+                    let plan = plan_among(exit.site, function, incoming);
+                    plan.is_ok_and(|plan| plan.kind == Kind::Jump)
+                };
+                let bare = Exit {
+                    site: instruction.ip(),
+                    frame: 0,
+                    pops_frame_pointer: false,
+                };
+                let early = torn_down(before).filter(by_jump);
+                exits.returns.push(early.unwrap_or(bare));
+            }
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
+                if instruction.op0_kind() == OpKind::NearBranch64
+                    && !code.contains(&instruction.near_branch_target()) =>
+            {
+                exits.jumps.push(instruction.ip());
+            }
+            _ => {}
+        }
+    }
+    exits
+}
+
+/// The exit at the first of the instructions that tear a frame down, which end with the last of these.
+fn torn_down(before: &[Instruction]) -> Option<Exit> {
+    let (last, rest) = before.split_last()?;
+    let pops_frame_pointer = last.code() == Code::Pop_r64 && last.op0_register() == Register::RBP;
+    let (add, popped) = match pops_frame_pointer {
+        true => (rest.last()?, 8),
+        false => (last, 0),
+    };
+    let is_frame = add.op_count() == 2
+        && add.op0_kind() == OpKind::Register
+        && add.op0_register() == Register::RSP
+        && add.op1_kind() != OpKind::Register
+        && add.op1_kind() != OpKind::Memory;
+    let bytes = match add.mnemonic() {
+        Mnemonic::Add if is_frame => add.immediate(1) as i64,
+        // What is shorter for 128.
+        Mnemonic::Sub if is_frame => (add.immediate(1) as i64).checked_neg()?,
+        _ => return None,
+    };
+    let frame = u32::try_from(bytes.checked_add(popped)?).ok()?;
+    (frame % 8 == 0 && frame < FRAME_LIMIT).then_some(Exit {
+        site: add.ip(),
+        frame,
+        pops_frame_pointer,
+    })
+}
+
+/// No frame has more bytes.
+const FRAME_LIMIT: u32 = 1 << 24;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_left_before_they_are_torn_down_if_there_is_room() {
+        let code = [
+            0x74, 0x06, // je to the first ret's frame
+            0x48, 0x83, 0xc4, 0x18, 0x5d, 0xc3, // add rsp, 0x18; pop rbp; ret
+            0x48, 0x83, 0xec, 0x80, 0x90, 0xc3, // sub rsp, -128; nop; ret
+            0x5d, 0xc3, // pop rbp; ret
+            0xe9, 0, 1, 0, 0, // jmp elsewhere
+            0x48, 0x83, 0xec, 0x80, 0xc3, // sub rsp, -128; ret
+        ];
+        let start = 0x1000;
+        let function = Function { start, code: &code };
+        let found = exits(&function, &Incoming::default());
+        let exit = |offset: u64, frame, pops_frame_pointer| Exit {
+            site: start + offset,
+            frame,
+            pops_frame_pointer,
+        };
+        let returns = [
+            exit(2, 0x20, true),
+            exit(13, 0, false),
+            exit(15, 0, false),
+            exit(21, 128, false),
+        ];
+        assert_eq!(found.returns, returns);
+        assert_eq!((found.jumps, found.hidden), (vec![start + 16], None));
+    }
+}

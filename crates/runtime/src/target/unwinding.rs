@@ -1,0 +1,96 @@
+//! What keeps unwinders from watched returns: the image's links in the C library, and in the unwinder.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use beeline_hook::{Function, UnwinderExit, unwinder_exits};
+use beeline_inject::Region;
+
+use super::{Body, Hold, Target, UNWINDING};
+
+/// What an unwinder asks the C library by, before it looks at a return address.
+const ASKED: [&str; 2] = ["_dl_find_object", "dl_iterate_phdr"];
+/// What it asks itself before, if it is part of the program: static ones have told it at their start what they consist of.
+const ASKED_WITHIN: &str = "_Unwind_Find_FDE";
+/// Its own functions, by which it is called.
+const ENTRIES: [&str; 5] = [
+    "_Unwind_RaiseException",
+    "_Unwind_Resume",
+    "_Unwind_Resume_or_Rethrow",
+    "_Unwind_ForcedUnwind",
+    "_Unwind_Backtrace",
+];
+/// What the files are called that have these, but for programs that have them in themselves.
+const LIBRARIES: [&str; 5] = ["libc.", "libc-", "ld-musl", "libgcc_s.", "libunwind."];
+
+impl Target {
+    /// Hooks what unwinders do, as long as returns are watched: what is mapped of that, and has not been before.
+    pub fn keep_unwinding(&mut self, regions: &[Region], hold: &mut Hold<'_>) {
+        if !self.watches_returns {
+            return;
+        }
+        let mut texts = self.texts(regions);
+        texts.retain(|path| !name_of(path).starts_with("memfd:"));
+        if texts.len() == self.texts_with_unwinding {
+            return;
+        }
+        self.texts_with_unwinding = texts.len();
+        for path in texts {
+            let name = name_of(&path);
+            // To read a file takes its time: others have been read if somebody looks at their functions.
+            let is_library = LIBRARIES.iter().any(|library| name.starts_with(library));
+            if is_library || self.shared.files.knows(&path) {
+                self.keep_unwinding_by(&path, is_library, regions, hold);
+            }
+        }
+    }
+
+    fn keep_unwinding_by(
+        &mut self,
+        path: &Path,
+        is_library: bool,
+        regions: &[Region],
+        hold: &mut Hold<'_>,
+    ) {
+        let points = *self.shared.image.points();
+        let [find, iterate] = ASKED;
+        let mut asked = vec![
+            (find, points.find_object),
+            (iterate, points.iterate_objects),
+        ];
+        if !is_library {
+            asked.push((ASKED_WITHIN, points.find_object));
+        }
+        for (name, point) in asked {
+            let Some(place) = self.shared.files.wanted(path, name) else {
+                continue;
+            };
+            for address in place.addresses(regions) {
+                let body = Body::Always(point);
+                self.hook_native((address, &place), (UNWINDING, body), hold);
+            }
+        }
+        let places = ENTRIES.map(|name| self.shared.files.wanted(path, name));
+        for place in places.iter().flatten() {
+            for address in place.addresses(regions) {
+                let (start, code) = place.function_at(address);
+                for (exit, kind) in unwinder_exits(&Function { start, code }) {
+                    let point = match kind {
+                        UnwinderExit::Lands => points.landing,
+                        UnwinderExit::Returns => points.listed,
+                    };
+                    let offset = place.offset + (exit - address);
+                    let Ok(place) = self.shared.files.place(path, offset) else {
+                        continue;
+                    };
+                    let body = Body::Always(point);
+                    self.hook_native((exit, &place), (UNWINDING, body), hold);
+                }
+            }
+        }
+    }
+}
+
+fn name_of(path: &Path) -> Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
+}
