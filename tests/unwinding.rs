@@ -158,6 +158,26 @@ fn an_unwinder_that_is_loaded_as_it_is_needed_unwinds_at_once() {
     need!(unwinds(&program, &["exit"], &calls));
 }
 
+/// Whose stack a frame is on is not to be told then: returns may be missed, and are counted as that.
+#[test]
+fn coroutines_that_move_between_threads_throw() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("coroutines.cpp");
+    let mut workload = Workload::start(&program);
+    let mut command = Engine::Beeline.command(&bpftrace);
+    command.args(["-p", &workload.pid().to_string()]);
+    let calls = [("u_mid", 0, 0), ("u_throws", 0, 0), ("u_catch", 0, 0)];
+    let tool = Tool::bpftrace(command, &script(&program, &calls));
+    tool.wait_attached();
+    assert_eq!(workload.go(), "done -6400");
+    tool.interrupt();
+    assert_eq!(workload.go(), "done -6400");
+    workload.finish();
+}
+
 #[test]
 fn panics_are_caught_behind_probed_functions() {
     let _turn = Turn::take();

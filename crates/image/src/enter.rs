@@ -468,5 +468,6 @@ pub(crate) fn this_thread(target: &Target) -> usize {
 #[inline(always)]
 pub(crate) fn owner(target: &Target) -> u32 {
     let name = this_thread(target);
-    (name ^ name >> 32) as u32
+    // Never 0.
+    (name ^ name >> 32) as u32 | 1
 }

@@ -14,9 +14,11 @@
 
 use core::ops::Range;
 use core::sync::atomic::{
-    AtomicU64, AtomicUsize,
+    AtomicU32, AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
+
+use crate::sys;
 
 /// One watched return.
 #[repr(C)]
@@ -36,6 +38,16 @@ pub struct Entry {
 const AWAY: u64 = 1 << 8;
 /// Where [`Entry::state`] has who made the call.
 const OWNER_SHIFT: u32 = 32;
+/// No thread.
+const NOBODY: u32 = 0;
+/// What leaves an [`Entry::state`] without an owner.
+const OF_NOBODY: u64 = (1 << OWNER_SHIFT) - 1;
+/// Spins while another thread changes slots, before the CPU is given to somebody else.
+const SPINS: u32 = 1_000;
+/// Times the CPU is given away before it is done without the other one's leave: a second.
+const YIELDS: u32 = 15_000;
+/// Of these, how often just to whoever is next.
+const SHORT_YIELDS: u32 = 100;
 
 /// What an [`Entry::state`] has as the entry's depth: 1 for a slot's first entry, one more for each that stands upon another.
 #[inline]
@@ -64,6 +76,10 @@ struct Bucket {
 #[derive(Debug)]
 pub struct ReturnTable {
     buckets: [Bucket; BUCKETS],
+    /// Which of them have ever been used, a bit for each.
+    used: [AtomicU64; BUCKETS / 64],
+    /// Who puts slots back or watches them again just now, or 0.
+    changing: AtomicU32,
 }
 
 impl ReturnTable {
@@ -77,6 +93,7 @@ impl ReturnTable {
         };
         match claimed {
             Some(entry) => {
+                self.note_use(index_of(key, 0));
                 entry.fill(address, hijack, 1, owner);
                 true
             }
@@ -157,71 +174,104 @@ impl ReturnTable {
     }
 
     /// Gives slots the addresses that they held before they were first changed: those for which `is_wanted`, which is given the
-    /// slot and whether the call is `owner`'s, and promises that the slot can be written. Returns how many of the returns that are
-    /// not seen now are not the owner's.
+    /// slot and whether the call is `owner`'s, and promises that the slot can be written. Returns how many returns will not be
+    /// seen any more that may be.
     ///
     /// Entries stay, so that it does not matter if the call has returned to the trampoline in this very moment, on another
     /// thread. Those of the owner's stack that an earlier call left below `sp` are forgotten: their calls have ended.
+    ///
+    /// Whose stack a slot lies on is not always known. What another thread than the call's asks for, or a second one, is nobody's
+    /// from then on and not [watched again](Self::watch_again), as the other one's unwinder may be about to read it.
     pub fn put_back(&self, sp: usize, owner: u32, is_wanted: impl Fn(usize, bool) -> bool) -> u64 {
-        let mut strangers = 0;
+        let is_locked = self.lock(owner);
+        let mut lost = 0;
         for entry in self.entries() {
             let (key, is_own) = (entry.key.load(Relaxed), entry.is_of(owner));
-            if key == 0 {
-                continue;
-            }
-            if entry.is_away() {
-                if is_own && key < sp {
-                    self.free(entry, key);
-                }
+            let is_away = entry.is_away();
+            if key != 0 && is_away && is_own && key < sp {
+                self.free(entry, key);
                 continue;
             }
             // Each slot once, by its first entry.
-            if entry.depth() != 1 || !is_wanted(key, is_own) {
-                continue;
-            }
-            let Some(last) = self.newest(key) else {
-                continue;
-            };
-            let (hijack, address) = (last.hijack.load(Relaxed), entry.address.load(Relaxed));
-            // SAFETY: a word that can be written, by the promise of `is_wanted`.
-            let slot = unsafe { AtomicU64::from_ptr(key as *mut u64) };
-            // Anything else there: its call has ended, or has not begun.
-            if slot
-                .compare_exchange(hijack, address, AcqRel, Relaxed)
-                .is_err()
+            if key == 0
+                || entry.depth() != 1
+                || is_away && (is_own || entry.is_of(NOBODY))
+                || !is_wanted(key, is_own)
+                || !is_away && !self.exchange(entry, key, |last, first| (last, first))
             {
                 continue;
             }
             for entry in self.of(key) {
                 entry.state.fetch_or(AWAY, Relaxed);
-                strangers += u64::from(!is_own);
+                if !is_own {
+                    entry.state.fetch_and(OF_NOBODY, Relaxed);
+                    lost += 1;
+                }
             }
         }
-        strangers
+        self.unlock(is_locked);
+        lost
     }
 
-    /// Watches the owner's calls again whose slots have been [put back](Self::put_back), as far as these are wanted.
-    pub fn watch_again(&self, owner: u32, is_wanted: impl Fn(usize) -> bool) {
+    /// Watches the owner's calls again whose slots have been [put back](Self::put_back), as far as these are wanted. Returns how
+    /// many of them could not be.
+    pub fn watch_again(&self, owner: u32, is_wanted: impl Fn(usize) -> bool) -> u64 {
+        let is_locked = self.lock(owner);
+        let mut lost = 0;
         for entry in self.entries() {
             let key = entry.key.load(Relaxed);
             let is_first = entry.is_away() && entry.is_of(owner) && entry.depth() == 1;
             if key == 0 || !is_first || !is_wanted(key) {
                 continue;
             }
-            let Some(last) = self.newest(key) else {
-                continue;
-            };
-            let (hijack, address) = (last.hijack.load(Relaxed), entry.address.load(Relaxed));
-            // SAFETY: a word that can be written, by the promise of `is_wanted`.
-            let slot = unsafe { AtomicU64::from_ptr(key as *mut u64) };
-            if slot
-                .compare_exchange(address, hijack, AcqRel, Relaxed)
-                .is_ok()
-            {
+            // Without the lock another thread's unwinder may be about to read the slot.
+            if !is_locked {
+                lost += 1;
+            } else if self.exchange(entry, key, |last, first| (first, last)) {
                 for entry in self.of(key) {
                     entry.state.fetch_and(!AWAY, Relaxed);
                 }
             }
+        }
+        self.unlock(is_locked);
+        lost
+    }
+
+    /// Replaces one of two words in a slot by the other: chosen from what the trampoline has put there last, and the caller's
+    /// address. False if another one is there: the call has ended, or not begun.
+    fn exchange(&self, first: &Entry, key: usize, order: impl Fn(u64, u64) -> (u64, u64)) -> bool {
+        let Some(last) = self.newest(key) else {
+            return false;
+        };
+        let (old, new) = order(last.hijack.load(Relaxed), first.address.load(Relaxed));
+        // SAFETY: a word that can be written, by the promise of the callers' `is_wanted`.
+        let slot = unsafe { AtomicU64::from_ptr(key as *mut u64) };
+        slot.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
+    }
+
+    /// Keeps other threads from changing slots. False if that cannot be had: this one is at it already, and was interrupted.
+    fn lock(&self, owner: u32) -> bool {
+        for round in 0..SPINS + YIELDS {
+            match self.changing.compare_exchange(0, owner, Acquire, Relaxed) {
+                Ok(_) => return true,
+                Err(holder) if holder == owner => return false,
+                Err(_) if round < SPINS => core::hint::spin_loop(),
+                // The holder does not run.
+                Err(_) if round < SPINS + SHORT_YIELDS => sys::yield_cpu(),
+                Err(_) => sys::pause(),
+            }
+        }
+        false
+    }
+
+    /// For a forked child, whose parent's other threads are not there.
+    pub fn forget_lock(&self) {
+        self.changing.store(0, Relaxed);
+    }
+
+    fn unlock(&self, is_locked: bool) {
+        if is_locked {
+            self.changing.store(0, Release);
         }
     }
 
@@ -231,8 +281,24 @@ impl ReturnTable {
         entries.any(|entry| entry.is_away() && entry.is_of(owner) && entry.key.load(Relaxed) != 0)
     }
 
+    /// All that have ever been used.
     fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.buckets.iter().flat_map(|bucket| &bucket.entries)
+        let words = self.used.iter().zip(self.buckets.chunks(64));
+        words.flat_map(|(used, buckets)| {
+            let used = used.load(Relaxed);
+            let is_used = move |(bit, _): &(usize, &Bucket)| used >> *bit & 1 != 0;
+            let buckets: &[Bucket] = if used == 0 { &[] } else { buckets };
+            let buckets = buckets.iter().enumerate().filter(is_used);
+            buckets.flat_map(|(_, bucket)| &bucket.entries)
+        })
+    }
+
+    #[inline(always)]
+    fn note_use(&self, index: usize) {
+        let (word, bit) = (&self.used[index / 64 % (BUCKETS / 64)], 1 << (index % 64));
+        if word.load(Relaxed) & bit == 0 {
+            word.fetch_or(bit, Relaxed);
+        }
     }
 
     /// Where each [`Entry`] lies, as an offset from the table's start.
@@ -265,11 +331,16 @@ impl ReturnTable {
     fn claim(&self, key: usize) -> Option<&Entry> {
         let home = self.bucket(key, 0);
         if let Some(entry) = home.claim(key) {
+            self.note_use(index_of(key, 0));
             return Some(entry);
         }
         // Counted first: from here on the key's own thread looks everywhere for it.
         home.spilled.fetch_add(1, Relaxed);
-        let found = (1..PROBES).find_map(|distance| self.bucket(key, distance).claim(key));
+        let found = (1..PROBES).find_map(|distance| {
+            let entry = self.bucket(key, distance).claim(key)?;
+            self.note_use(index_of(key, distance));
+            Some(entry)
+        });
         if found.is_none() {
             home.spilled.fetch_sub(1, Relaxed);
         }
@@ -291,10 +362,16 @@ impl ReturnTable {
     /// The bucket so many after the key's home.
     #[inline]
     fn bucket(&self, key: usize, distance: usize) -> &Bucket {
-        // Slots are 8-byte aligned, and one call's neighbours on the stack should spread.
-        let hash = (key >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        &self.buckets[hash.wrapping_add(distance) & (BUCKETS - 1)]
+        &self.buckets[index_of(key, distance)]
     }
+}
+
+/// The number of the bucket so many after the key's home.
+#[inline(always)]
+fn index_of(key: usize, distance: usize) -> usize {
+    // Slots are 8-byte aligned, and one call's neighbours on the stack should spread.
+    let hash = (key >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    hash.wrapping_add(distance) & (BUCKETS - 1)
 }
 
 impl Entry {
@@ -425,7 +502,7 @@ mod tests {
         // SAFETY: the array's own words.
         let now = |place: usize| unsafe { stack.as_ptr().add(place).read_volatile() };
         assert_eq!([now(0), now(1), now(2)], [1, 7, 300]);
-        assert_eq!(table.put_back(key(0), 9, |_, is_own| !is_own), 1);
+        assert_eq!(table.put_back(key(0), 8, |_, is_own| is_own), 0);
         assert_eq!(now(2), 3);
         table.watch_again(8, |key| all.contains(&key));
         assert_eq!([now(0), now(2)], [1, 300]);
@@ -433,11 +510,19 @@ mod tests {
         assert_eq!([now(0), now(1), now(2)], [200, 7, 300]);
         assert_eq!(table.put_back(key(0), 9, |_, _| true), 1);
         assert_eq!([now(0), now(2)], [1, 3]);
+        // It has been somebody else's before, and is left alone from now on; as what another one asks for as well.
+        table.watch_again(8, |key| all.contains(&key));
+        assert_eq!(now(2), 3);
+        assert_eq!(table.put_back(key(0), 8, |_, _| true), 2);
+        table.watch_again(9, |key| all.contains(&key));
+        assert_eq!(now(0), 1);
         // Somebody who has returned by the trampoline just then.
         assert_eq!(table.take(key(2)), Some(3));
-        assert_eq!(table.put_back(key(1), 9, |_, _| false), 0);
-        assert_eq!(table.take(key(0)), None);
-        assert_eq!(table.take(key(1)), Some(2));
+        // What has ended is forgotten.
+        assert!(table.insert(key(3), 4, 5, 9));
+        assert_eq!(table.put_back(key(3), 9, |_, _| true), 0);
+        assert_eq!(table.put_back(key(3) + 8, 9, |_, _| true), 0);
+        assert_eq!(table.take(key(3)), None);
     }
 
     #[test]

@@ -109,11 +109,22 @@ fn put_back(target: &Target, sp: usize) {
     let stack = Stack::around(sp, table);
     let is_wanted = |key: usize, is_own: bool| stack.has(key) || is_own && stack.is_behind(key);
     let below = if stack.is_alternate { 0 } else { sp };
-    let strangers = table.put_back(below, enter::owner(target), is_wanted);
-    // SAFETY: as above. A forked child's returns are nobody's.
-    let is_traced = unsafe { &*target.control }.pid.load(Relaxed) != 0;
-    if strangers != 0 && is_traced {
-        enter::miss_some(target, strangers);
+    if !is_traced(target) {
+        table.forget_lock();
+    }
+    let lost = table.put_back(below, enter::owner(target), is_wanted);
+    count_lost(target, lost);
+}
+
+/// A forked child's returns are nobody's.
+fn is_traced(target: &Target) -> bool {
+    // SAFETY: private memory of the target (or its copy), mapped as long as the trampoline is.
+    unsafe { &*target.control }.pid.load(Relaxed) != 0
+}
+
+fn count_lost(target: &Target, lost: u64) {
+    if lost != 0 && is_traced(target) {
+        enter::miss_some(target, lost);
     }
 }
 
@@ -126,12 +137,13 @@ fn watch_again(target: &Target, sp: usize, from: usize) {
         return;
     }
     let stack = Stack::around(sp, table);
-    table.watch_again(owner, |key| match stack.has(key) {
+    let lost = table.watch_again(owner, |key| match stack.has(key) {
         true => key > from,
         // An exception that has left the alternate stack.
         false if !stack.has(from) => key > from && stack.is_behind(key),
         false => stack.is_behind(key),
     });
+    count_lost(target, lost);
 }
 
 /// The stack that a thread is on, from its stack pointer up.
