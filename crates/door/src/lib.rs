@@ -74,6 +74,8 @@ pub struct Options {
     pub pretend_root: bool,
     /// The tool's calls are for a guest's kernel: [`Tool::serve_in`].
     pub is_for_guest: bool,
+    /// A signal that Beeline ignores and the tool does not.
+    pub ignored_here: Option<i32>,
 }
 
 /// Runs a tool to its end: [`Tool::spawn`], then [`Tool::serve`].
@@ -112,7 +114,7 @@ pub enum Error {
     #[error("the guest cannot be asked: {0}")]
     Guest(String),
     /// Some other call that the door needs failed.
-    #[error("{what} failed: {source}")]
+    #[error("{what} failed: {}", beeline_inject::with_remedy(source))]
     System {
         /// The thing that was tried.
         what: &'static str,
