@@ -626,3 +626,36 @@ fn what_a_tool_starts_begins_as_it_would_without_it() {
         }
     }
 }
+
+#[test]
+fn nothing_is_written_below_a_small_signal_stack() {
+    let _turn = Turn::take();
+    need!(find_program("bpftrace"));
+    need!(beeline_wanted());
+    let scratch = Scratch::new();
+    let program = scratch.build("small_stack.c");
+    let mut workload = Workload::start(&program);
+    let mut command = Engine::Beeline.command("bpftrace");
+    command.args(["-p", &workload.pid().to_string()]);
+    let script = format!(
+        "uprobe:{}:wl_small {{ @[comm] = count(); @all = count(); @s[ustack(8)] = count(); }} \
+         END {{ clear(@); clear(@s); }}",
+        program.display()
+    );
+    let tool = Tool::bpftrace(command, &script);
+    tool.wait_attached();
+    assert_eq!(
+        workload.go(),
+        "done 21 0",
+        "calls, and bytes changed below the stack"
+    );
+    tool.settle();
+    let ended = tool.interrupt();
+    let counts = map_counts(&ended.stdout);
+    assert!(
+        counts.get("@all") >= Some(&1),
+        "the one with room counts: {ended:?}"
+    );
+    ended.assert_counted(&[("@all", 21)]);
+    workload.finish();
+}

@@ -218,3 +218,27 @@ fn a_command_that_nobody_traces_runs_all_the_same() {
     let said = String::from_utf8_lossy(&absent.stderr).into_owned();
     assert!(said.contains("/nonexistent cannot be started"), "{said}");
 }
+
+#[test]
+fn what_a_tool_starts_is_told_who_it_is() {
+    let _turn = Turn::take();
+    let setting = need!(Setting::new());
+    // The shell is told what bpftrace is; what bpftrace starts knows better, and so do its children.
+    let inner = setting.scratch.path().join("who.sh");
+    std::fs::write(inner, "id -u\nsh -c 'id -u'\n").expect("the script can be written");
+    let mut command = setting.as_nobody(&setting.beeline);
+    command.args(["run", "--", "sh", "-c"]);
+    command.arg(format!(
+        "echo tool $(id -u); bpftrace -c '/bin/sh who.sh' -e 'uprobe:{}:wl_add {{ @ = count(); }}'",
+        setting.program.display()
+    ));
+    let ended = command.output().expect("beeline runs");
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(said.contains("tool 0\n"), "{ended:?}");
+    assert_eq!(
+        said.lines().filter(|line| *line == "65534").count(),
+        2,
+        "{ended:?}"
+    );
+}

@@ -92,6 +92,7 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),
         is_for_guest: true,
+        ignored_here: run::outlive_file_limit(),
     };
     let started = match Tool::spawn(tool, &options) {
         Ok(started) => started,

@@ -20,7 +20,8 @@ pub const COMMAND: &str = "keep";
 
 /// Has a process stay with what this tool starts.
 pub fn with_keeper(tool: Tool) -> anyhow::Result<Tool> {
-    let last = memfd_create("beeline-last-call", MemfdFlags::CLOEXEC).map(File::from);
+    let last = memfd_create("beeline-last-call", MemfdFlags::CLOEXEC);
+    let last = last.map_err(std::io::Error::from).map(File::from);
     let last = last.context("creating a memory file")?;
     let started = start(tool.listener()?, last.try_clone()?.into());
     let (pid, lifeline) =

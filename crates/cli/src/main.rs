@@ -129,9 +129,26 @@ fn main() -> ExitCode {
         Command::Guest(options) => beeline_guest::serve(&options, say).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {
-        say(&format!("{error:#}"));
+        say(&in_words(&error));
         ExitCode::FAILURE
     })
+}
+
+/// An error with its causes, but for those that it has told itself.
+fn in_words(error: &anyhow::Error) -> String {
+    let mut words = String::new();
+    for cause in error.chain() {
+        let cause = match cause.downcast_ref::<std::io::Error>() {
+            Some(cause) if words.contains(&cause.to_string()) => continue,
+            Some(cause) => beeline_inject::with_remedy(cause),
+            None => cause.to_string(),
+        };
+        if !words.contains(&cause) {
+            let between = if words.is_empty() { "" } else { ": " };
+            words = format!("{words}{between}{cause}");
+        }
+    }
+    words
 }
 
 /// `beeline ps | head` ends quietly. Not for a session, which must clean up.

@@ -36,6 +36,7 @@ pub fn run(
     }
     let engines = engines.engines()?;
     hand_signals_on();
+    let ignored_here = outlive_file_limit();
     let runtime = Runtime::new(tool.clone(), scope, engines, Arc::new(say))?;
     if intrudes {
         runtime.let_programs_intrude();
@@ -43,6 +44,7 @@ pub fn run(
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),
         is_for_guest: false,
+        ignored_here,
     };
     let started = match Tool::spawn(&tool, &options) {
         Ok(started) => started,
@@ -84,6 +86,13 @@ pub fn hand_signals_on() {
             }
         }
     }
+}
+
+/// Has a file that may not get larger be an error, where the signal for it would end Beeline. What is to be as before in the tool.
+pub fn outlive_file_limit() -> Option<i32> {
+    // SAFETY: sets a disposition; no handler of ours is involved.
+    let before = unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    (before == libc::SIG_DFL).then_some(libc::SIGXFSZ)
 }
 
 /// It gets the signals from now on; when it has ended the stopper does.

@@ -88,7 +88,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         code.extend(when(libc::SYS_read, &reads_of_values()));
     }
     if options.pretend_root {
-        code.extend(when(libc::SYS_geteuid, &[ret(SAY_ZERO)]));
+        code.extend(when(libc::SYS_geteuid, &[ret(NOTIFY)]));
     }
     code.push(ret(ALLOW));
     code
@@ -443,7 +443,7 @@ mod tests {
                 libc::SYS_geteuid as u32,
                 [0; 6]
             ),
-            SAY_ZERO
+            NOTIFY
         );
         assert_eq!(
             verdict(&options, AUDIT_ARCH_X86_64, libc::SYS_read as u32, [0; 6]),

@@ -44,6 +44,7 @@ mod paths;
 mod perf;
 mod pin;
 mod program;
+mod root;
 mod scratch;
 mod server;
 mod spawn;
@@ -68,11 +69,13 @@ pub use spawn::{Tool, let_pass};
 /// How a tool is run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
-    /// `geteuid()` says 0 in the tool and its children, for tools that refuse to start otherwise. They get no
-    /// more rights by it.
+    /// `geteuid()` says 0 to the tool, for tools that refuse to start otherwise. It gets no more rights by it. What a process
+    /// starts that makes eBPF calls is told the truth.
     pub pretend_root: bool,
     /// The tool's calls are for a guest's kernel: [`Tool::serve_in`].
     pub is_for_guest: bool,
+    /// A signal that Beeline ignores and the tool does not.
+    pub ignored_here: Option<i32>,
 }
 
 /// Runs a tool to its end: [`Tool::spawn`], then [`Tool::serve`].
@@ -111,7 +114,7 @@ pub enum Error {
     #[error("the guest cannot be asked: {0}")]
     Guest(String),
     /// Some other call that the door needs failed.
-    #[error("{what} failed: {source}")]
+    #[error("{what} failed: {}", beeline_inject::with_remedy(source))]
     System {
         /// The thing that was tried.
         what: &'static str,

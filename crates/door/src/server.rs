@@ -21,6 +21,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use crate::call::{Answer, Call};
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
+use crate::root::Tools;
 
 /// Is given the calls of those who live on.
 pub(crate) type Heir = dyn Fn() + Send + Sync;
@@ -77,6 +78,8 @@ pub(crate) struct Server<D> {
     tool_has_called: AtomicBool,
     /// Threads that make eBPF calls.
     callers: Mutex<HashSet<i32>>,
+    /// Their processes.
+    tools: Tools,
     /// Held by the thread that waits for the next call.
     lead: Mutex<()>,
     /// Threads that lead or wait to.
@@ -92,6 +95,7 @@ impl<D: Answers> Server<D> {
             tool,
             tool_has_called: AtomicBool::new(false),
             callers: Mutex::default(),
+            tools: Tools::default(),
             lead: Mutex::new(()),
             free: AtomicUsize::new(1),
         }
@@ -143,7 +147,16 @@ impl<D: Answers> Server<D> {
         if process == self.tool {
             self.tool_has_called.store(true, Ordering::Release);
         }
+        self.tools.found(process);
         self.door.found_tool(process);
+    }
+
+    /// The answer to a process that asks if it is root.
+    fn say_who(&self, request: &Request) -> Reply {
+        match self.tools.takes_for_root(request.process()) {
+            true => Reply::Value(0),
+            false => Reply::Continue,
+        }
     }
 
     /// Takes calls and answers them until there are none, or enough others do.
@@ -188,6 +201,10 @@ impl<D: Answers> Server<D> {
     fn receive(&self) -> Option<Request> {
         loop {
             let request = self.listener.receive()?;
+            if request.nr == libc::SYS_geteuid {
+                self.listener.answer(request.id, Ok(self.say_who(&request)));
+                continue;
+            }
             let call = self.call(&request, &|| ());
             let look = || D::is_plainly_kernels(&call, request.nr);
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {

@@ -32,15 +32,27 @@ use crate::{Error, Options, filter};
 /// A tool that runs under the door.
 ///
 /// It has been started when [`Tool::spawn`] returns, and waits at its first system call for the
-/// door, until [`Tool::serve`]. It shares Beeline's standard files, process group and terminal:
+/// door, until [`Tool::serve`]; dropped before that, it is killed. It shares Beeline's standard files, process group and terminal:
 /// Ctrl-C reaches it directly, so the caller has only to outlive it (ignore SIGINT), and to pass on
 /// other signals to [`Tool::pid`]. If Beeline dies, the tool gets SIGTERM; and if nobody [lets pass](let_pass) what would come
 /// to the door, these calls fail with ENOSYS.
 pub struct Tool {
+    /// First, as it is to end before the listener is closed.
+    unserved: Unserved,
     pid: i32,
     listener: Listener,
     keeper: JoinHandle<io::Result<ExitStatus>>,
     heir: Option<Box<Heir>>,
+}
+
+/// A tool that waits at its first call. Ends it when dropped: without a door its calls would fail, and it would speak of that.
+struct Unserved(i32);
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        // SAFETY: no memory is involved. The tool waits, and so has not ended and is not reaped.
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+    }
 }
 
 impl std::fmt::Debug for Tool {
@@ -60,12 +72,13 @@ impl Tool {
         command.args(arguments);
         let name = program.to_string_lossy().into_owned();
         let filter = filter::program(options);
+        let options = options.clone();
 
         let (started, start) = mpsc::sync_channel(1);
         let keeper = std::thread::Builder::new()
             .name("beeline-keeper".into())
             .spawn(move || {
-                let child = match start_under_filter(command, &name, filter) {
+                let child = match start_under_filter(command, &name, filter, &options) {
                     Ok((child, listener)) => {
                         // The receiver waits below, and holds on until it has this.
                         let _ = started.send(Ok((child.id(), listener)));
@@ -86,6 +99,7 @@ impl Tool {
         })??;
         let listener = Listener::new(listener).map_err(Error::Filter)?;
         Ok(Tool {
+            unserved: Unserved(pid as i32),
             pid: pid as i32,
             listener,
             keeper,
@@ -141,18 +155,27 @@ impl Tool {
 
     fn serve_by(self, door: impl Answers) -> Result<ExitStatus, Error> {
         let server = Server::new(self.listener, door, self.pid);
-        let (keeper, heir) = (self.keeper, self.heir.as_deref());
+        let (keeper, heir, unserved) = (self.keeper, self.heir.as_deref(), self.unserved);
+        let wait = || {
+            let ended = keeper.join();
+            if heir.is_some() {
+                server.end_with_its_use();
+            }
+            ended
+        };
         let ended = std::thread::scope(|scope| {
-            let keeper = scope.spawn(|| {
-                let ended = keeper.join();
-                if heir.is_some() {
-                    server.end_with_its_use();
+            let waiter = std::thread::Builder::new().name("beeline-waiter".into());
+            let waiter = match waiter.spawn_scoped(scope, wait) {
+                Ok(waiter) => waiter,
+                Err(error) => {
+                    drop(unserved);
+                    return Err(Error::system("starting a thread")(error));
                 }
-                ended
-            });
+            };
+            std::mem::forget(unserved);
             server.run(heir);
-            keeper.join().and_then(|ended| ended)
-        });
+            Ok(waiter.join().and_then(|ended| ended))
+        })?;
         match ended {
             Ok(status) => status.map_err(Error::system("waiting for the tool")),
             Err(_) => Err(Error::System {
@@ -211,14 +234,19 @@ fn start_under_filter(
     mut command: Command,
     name: &str,
     filter: Vec<sock_filter>,
+    options: &Options,
 ) -> Result<(Child, OwnedFd), Error> {
     let (ours, theirs) = socket_pair().map_err(Error::system("creating a socket pair"))?;
     let parent = std::process::id();
+    let ignored_here = options.ignored_here;
     // SAFETY: between fork and exec only async-signal-safe system calls are made on memory prepared
     // here: nothing allocates or locks.
     unsafe {
         command.pre_exec(move || {
             die_with_parent(parent)?;
+            if let Some(signal) = ignored_here {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             let listener = install(&filter)?;
             send_descriptor(theirs.as_raw_fd(), listener)
         });

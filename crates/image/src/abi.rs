@@ -125,6 +125,8 @@ pub struct Target {
     pub tasks: AtomicUsize,
     /// Sites hooked by a breakpoint, [`BREAKPOINTS`] of them, 0 where free; looked up by the SIGTRAP handler.
     pub breakpoints: [AtomicUsize; BREAKPOINTS],
+    /// Where the first thread's stack began; 0 if that is not known.
+    pub stack_top: usize,
 }
 
 /// Compiled code looks at these itself.
@@ -267,6 +269,8 @@ pub struct Slot {
     pub pages: [u64; PAGE_ENTRIES],
     /// Pages that a stack walk could not read a moment ago, likewise.
     pub holes: [u64; HOLE_ENTRIES],
+    /// Pages of stacks that are not alternate ones.
+    pub stacks: [StackEntry; STACK_ENTRIES],
     /// Where clocks are read to: a `struct timespec`.
     pub time: [u64; 2],
     /// A place for a record or a stack trace being put together.
@@ -279,8 +283,20 @@ pub const COMM_ENTRIES: usize = 16;
 pub const PAGE_ENTRIES: usize = 64;
 /// Entries of [`Slot::holes`], a power of two.
 pub const HOLE_ENTRIES: usize = 8;
+/// Entries of [`Slot::stacks`], a power of two.
+pub const STACK_ENTRIES: usize = 8;
 /// Words of [`Slot::scratch`]: a stack trace of the kernel's greatest depth.
 pub const SCRATCH_WORDS: usize = 128;
+
+/// A page of a thread's stack.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StackEntry {
+    /// The thread, as in [`Slot::holder`]; 0: empty.
+    pub thread: usize,
+    /// The page's number.
+    pub page: usize,
+}
 
 /// One thread's name.
 #[repr(C)]

@@ -11,7 +11,7 @@ use crate::abi::{
     Slot, TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
-use crate::{helpers, sys};
+use crate::{helpers, room, sys};
 
 /// A hooked address was reached. Returns 1 if the trampoline shall watch the function's return, else 0.
 ///
@@ -213,7 +213,9 @@ fn run_leased(
     }
 }
 
-/// Calls a function that runs programs: on the thread's stack where that has room for their frames, else on the slot's.
+/// Calls a function that runs programs: on the thread's stack where that has room for their frames, else on the slot's. On an
+/// alternate signal stack without room the hit is missed: the kernel would take a thread that has gone to its slot's stack to have left
+/// the alternate one, and put the next signal's frame over the handler's.
 ///
 /// # Safety
 /// The slot must be leased by the caller, and the argument be what the function takes.
@@ -226,6 +228,10 @@ pub(crate) unsafe fn call_with_room(
 ) {
     if target.flags.load(Relaxed) & ROOMY_STACKS != 0 {
         // SAFETY: the caller's promise.
+        if unsafe { !room::has_room(target, slot, argument as usize) } {
+            return miss(target);
+        }
+        // SAFETY: likewise.
         unsafe { function(argument) };
     } else {
         // SAFETY: the slot is the caller's until the lease ends, and with it its stack; the rest is the caller's promise.

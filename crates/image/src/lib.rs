@@ -19,6 +19,7 @@ pub mod loads;
 pub mod natives;
 pub mod objects;
 pub mod returns;
+mod room;
 pub mod shortcut;
 pub mod signals;
 mod sys;

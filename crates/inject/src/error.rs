@@ -217,6 +217,24 @@ pub fn is_of_too_many_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
+/// What the kernel said, and what to do about it where something of ours is at its limit.
+pub fn with_remedy(error: &io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::EMFILE) => "; Beeline may have no more files open: raise the limit (ulimit -n)",
+        Some(libc::ENFILE) => "; the machine has no more files: raise fs.file-max",
+        Some(libc::EAGAIN) => {
+            "; if the user has as many processes and threads as he may: raise the limit (ulimit -u)"
+        }
+        Some(libc::EFBIG) => "; files may not get as large as this: raise the limit (ulimit -f)",
+        Some(libc::ENOMEM) => {
+            "; memory is short, or Beeline may have no more: raise the limit (ulimit -v), or that of its cgroup"
+        }
+        Some(libc::ENOSPC) => "; make room there",
+        _ => "",
+    };
+    format!("{error}{remedy}")
+}
+
 /// Which rule of the kernel forbids tracing a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -44,7 +44,7 @@ mod stopped;
 mod watch;
 mod worker;
 
-pub use error::{Error, Refusal, is_of_too_many_files};
+pub use error::{Error, Refusal, is_of_too_many_files, with_remedy};
 pub use files::Mapping;
 pub use frames::{SignalFrame, signal_frames};
 pub use proc::Asleep;

@@ -93,6 +93,8 @@ pub struct Bases {
     pub tid_offset: i32,
     /// See [`abi::Target::pid_namespace`].
     pub pid_namespace: [u64; 2],
+    /// See [`abi::Target::stack_top`].
+    pub stack_top: u64,
 }
 
 impl Environment {
@@ -126,6 +128,7 @@ impl Environment {
             arena_len: ARENA_BYTES,
             tasks: 0.into(),
             breakpoints: [const { AtomicUsize::new(0) }; abi::BREAKPOINTS],
+            stack_top: bases.stack_top as usize,
         };
         let flags = abi::ROOMY_STACKS | if has_rdpid() { abi::HAS_RDPID } else { 0 };
         let of_child = record(abi::TID_UNKNOWN, flags | abi::IS_CHILD);

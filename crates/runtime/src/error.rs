@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use beeline_inject::is_of_too_many_files;
+use beeline_inject::{is_of_too_many_files, with_remedy};
 use beeline_maps::Errno;
 
 /// An error of the runtime. Each names the thing, says why, and is also an errno for the tool.
@@ -78,7 +78,7 @@ pub enum Error {
         &'static str,
     ),
     /// A system call of our own failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", with_remedy(source))]
     Os {
         /// What was being done.
         what: &'static str,

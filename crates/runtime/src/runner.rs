@@ -354,6 +354,7 @@ impl Here {
             clock_gettime: 0,
             tid_offset: tid_offset(),
             pid_namespace: pid_namespace(tool),
+            stack_top: 0,
         };
         let environment = Environment::new(home, shared, RUNTIME_OWNER, &bases)?;
         private

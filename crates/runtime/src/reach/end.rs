@@ -49,7 +49,7 @@ impl Reach {
         let missed = page.missed.load(SeqCst);
         if missed > 0 {
             (self.report)(&format!(
-                "{missed} probe hits ran no program: no CPU slot or no room for a return was free"
+                "{missed} probe hits ran no program: no CPU slot, no room for a return or none on a signal stack was free"
             ));
         }
         let unanswered = page.unanswered.load(SeqCst);

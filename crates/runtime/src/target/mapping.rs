@@ -18,6 +18,7 @@ use crate::error::{Error, os};
 use crate::map::MapObject;
 use crate::objects::{Object, Reachable};
 use crate::private::{Private, find_tid_offset};
+use crate::proc;
 use crate::ring::Ring;
 
 impl Target {
@@ -108,6 +109,7 @@ impl Target {
                     clock_gettime,
                     tid_offset,
                     pid_namespace: pid_namespace(self.process.pid()),
+                    stack_top: proc::stack_start(self.process.pid()).unwrap_or(0),
                 };
                 let environment = Environment::new(home, &shared, self.owner, &bases)?;
                 self.home.get_or_init(|| Home::of(&environment));

@@ -1,0 +1,66 @@
+//! Is there room on the thread's stack for programs?
+//!
+//! A signal handler may run on an alternate stack with some hundred bytes left, and what lies below is somebody else's. Only the kernel
+//! knows where such a stack is. So that not every hit asks it, a thread's own stack is known by where it is: the first thread's below
+//! the place where the program's began, another's below its thread pointer. Elsewhere the page is remembered.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::abi::{STACK_ENTRIES, Slot, StackEntry, Target};
+use crate::sys;
+
+/// What programs and helpers take of a stack, at most.
+const NEEDED: usize = 2048;
+/// How far below its start the first thread's stack is known to be that.
+const FIRST_STACK: usize = 4 << 20;
+/// How far below its thread pointer another thread's is.
+const OTHER_STACK: usize = 64 << 10;
+const PAGE_SHIFT: u32 = 12;
+
+const SYS_SIGALTSTACK: u64 = 131;
+const SS_ONSTACK: i32 = 1;
+
+/// The kernel's `stack_t`.
+#[repr(C)]
+#[derive(Default)]
+struct AlternateStack {
+    start: usize,
+    flags: i32,
+    len: usize,
+}
+
+/// Has the thread's stack room below `sp` for programs?
+///
+/// # Safety
+/// The slot must be leased by the caller.
+#[inline(always)]
+pub(crate) unsafe fn has_room(target: &Target, slot: *mut Slot, sp: usize) -> bool {
+    target.stack_top.wrapping_sub(sp) < FIRST_STACK
+        || sys::thread_pointer().wrapping_sub(sp) < OTHER_STACK
+        // SAFETY: the caller's promise.
+        || has_room_elsewhere(unsafe { &mut *slot }, sp)
+}
+
+#[cold]
+#[inline(never)]
+fn has_room_elsewhere(slot: &mut Slot, sp: usize) -> bool {
+    let here = StackEntry {
+        thread: slot.holder.load(Relaxed),
+        page: sp >> PAGE_SHIFT,
+    };
+    let index = (here.page ^ here.thread >> 1) % STACK_ENTRIES;
+    let Some(known) = slot.stacks.get_mut(index) else {
+        return true;
+    };
+    if *known == here {
+        return true;
+    }
+    let mut stack = AlternateStack::default();
+    // SAFETY: the call writes one `stack_t`, which this is.
+    let result = unsafe { sys::syscall(SYS_SIGALTSTACK, [0, &raw mut stack as u64, 0, 0]) };
+    if result == 0 && stack.flags & SS_ONSTACK != 0 {
+        return sp.wrapping_sub(stack.start) >= NEEDED;
+    }
+    *known = here;
+    true
+}
