@@ -46,6 +46,7 @@ mod tables;
 mod unknown;
 
 pub use common::{CallSpec, CommonCode, WATCHED, WATCHED_BRIEFLY, WATCHED_LEN};
+pub use find::LONGEST_FUNCTION;
 pub use stub::{CallPatch, CallStub};
 
 /// The `syscall` instructions of a text. Made once for a file.
@@ -55,6 +56,8 @@ pub struct CallSites {
     pub plans: Vec<CallPlan>,
     /// The others, likewise.
     pub spared: Vec<SparedCall>,
+    /// In some of the text only calls were looked for whose number is loaded by the instruction before.
+    pub is_partial: bool,
 }
 
 impl CallSites {
@@ -62,6 +65,7 @@ impl CallSites {
     pub fn append(&mut self, other: Self) {
         self.plans.extend(other.plans);
         self.spared.extend(other.spared);
+        self.is_partial |= other.is_partial;
         self.plans.sort_by_key(|plan| plan.call);
         self.spared.sort_by_key(|spared| spared.call);
     }

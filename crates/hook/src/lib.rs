@@ -26,8 +26,8 @@ mod survey;
 mod trampoline;
 
 pub use calls::{
-    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, Spared, SparedCall,
-    WATCHED, WATCHED_BRIEFLY, WATCHED_LEN,
+    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, LONGEST_FUNCTION,
+    Spared, SparedCall, WATCHED, WATCHED_BRIEFLY, WATCHED_LEN,
 };
 pub use exits::{Exit, Exits, exits};
 pub use flags::Flags;

@@ -8,6 +8,7 @@ mod unwind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
+use beeline_hook::LONGEST_FUNCTION;
 use object::elf::{EM_X86_64, PF_X, SHF_EXECINSTR};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 use object::{Endianness, elf};
@@ -363,9 +364,19 @@ impl Binary {
             let nexts = starts.iter().skip(1).copied().map(Some).chain([None]);
             let range = |(start, next): (&u64, Option<u64>)| {
                 let end = self.end_of_code(*start, next, segment);
-                place(segment, *start)..place(segment, end)
+                // What is behind it is others' then, which nobody names.
+                let own_end = match self.functions.get(start) {
+                    Some(own) if end - start > LONGEST_FUNCTION as u64 && own > start => {
+                        end.min(*own)
+                    }
+                    _ => end,
+                };
+                [*start..own_end, own_end..end]
             };
-            functions.extend(starts.iter().zip(nexts).map(range));
+            let ranges = starts.iter().zip(nexts).flat_map(range);
+            let ranges = ranges.filter(|range| !range.is_empty());
+            functions
+                .extend(ranges.map(|range| place(segment, range.start)..place(segment, range.end)));
         }
         functions
     }

@@ -147,6 +147,7 @@ impl FileCalls {
         let is_unnamed = |binary: &Binary| binary.unnamed_code().next().is_some();
         let spared = self.spared_within(region);
         self.binary.as_ref().is_none_or(is_unnamed)
+            || self.sites.is_partial
             || !spared.iter().all(|(_, spared)| is_harmless(spared))
     }
 

@@ -11,6 +11,9 @@ use crate::incoming;
 use crate::plan::Function;
 use crate::survey::Survey;
 
+/// More bytes than a function has. To survey one takes some ten times its length of memory.
+pub const LONGEST_FUNCTION: usize = 4 << 20;
+
 /// A function in which system calls are made.
 struct Holder<'a> {
     function: Function<'a>,
@@ -23,7 +26,9 @@ impl CallSites {
     /// Finds and plans all of a text, given as its functions, in any order. They should not overlap, and what belongs to
     /// none of them is not looked at.
     ///
-    /// Only functions that hold the bytes of a `syscall` or seem to branch near one are decoded.
+    /// Only functions that hold the bytes of a `syscall` or seem to branch near one are decoded. What is longer than
+    /// [`LONGEST_FUNCTION`] is none, but code that nobody has named: that is looked through as [`Self::of_unknown`] does, and
+    /// for what leads from there into functions.
     ///
     /// `data` gives the bytes of the file from an address on, as far as they lie together, wherever they are mapped: the
     /// tables of a `switch` are read, as any place that one leads to is left alone. Without them, some
@@ -31,6 +36,9 @@ impl CallSites {
     pub fn of<'a>(functions: &[Function], data: impl Fn(u64) -> Option<&'a [u8]> + 'a) -> Self {
         let finder = Finder::new(&SYSCALL);
         let mut sites = Self::default();
+        let (long, functions): (Vec<Function>, Vec<Function>) = functions
+            .iter()
+            .partition(|function| function.code.len() > LONGEST_FUNCTION);
         let mut holders: Vec<Holder> = functions
             .iter()
             .filter(|function| may_hold_call(function, &finder))
@@ -40,7 +48,10 @@ impl CallSites {
             sites.add_lost(holder, &finder);
         }
         for point in take_cancellation_points(&mut holders) {
-            if !add_callers(&point, functions, &mut holders) {
+            let is_called = add_callers(&point, &functions, &mut holders);
+            // Calls from there are not seen, as nobody knows what branches around them.
+            let mut unseen = long.iter();
+            if !is_called || unseen.any(|code| calls_one_of(code, &point.starts)) {
                 sites.spared.push(SparedCall {
                     call: point.call,
                     why: Spared::CancellationPoint,
@@ -54,10 +65,17 @@ impl CallSites {
                 incoming::collect(function, &mut others);
             }
         }
+        for code in long.iter().filter(|_| !near.is_empty()) {
+            near.collect(code, &mut others);
+        }
         others.sort_unstable();
         for holder in holders {
             holder.plan(&others, &data, &mut sites);
         }
+        for Function { start, code } in &long {
+            sites.append(Self::of_unknown(*start, code));
+        }
+        sites.is_partial = !long.is_empty();
         sites.plans.sort_by_key(|plan| plan.call);
         sites.spared.sort_by_key(|spared| spared.call);
         sites.spared.dedup();
@@ -298,27 +316,39 @@ impl Ranges {
 
     /// By a 32-bit displacement: in a jump, a conditional jump, a call or an address that is loaded.
     fn far(&self, function: &Function) -> bool {
-        let code = function.code;
-        let leads = |at: usize| {
-            far_target(function, at).is_some_and(|target| {
-                self.hold(target) && target.wrapping_sub(function.start) >= code.len() as u64
+        self.far_targets(function).next().is_some()
+    }
+
+    /// Where these bytes lead, each with its address.
+    fn far_targets(&self, function: &Function) -> impl Iterator<Item = (u64, u64)> {
+        let Function { start, code } = *function;
+        let leads = move |at: usize| {
+            far_target(function, at).filter(|target| {
+                self.hold(*target) && target.wrapping_sub(start) >= code.len() as u64
             })
         };
-        let is_branch = |at: usize| {
+        let target = move |at: usize| {
             let next = code.get(at + 1).copied().unwrap_or_default();
-            match code[at] {
+            let target = match code[at] {
                 0xe8 | 0xe9 => leads(at + 1),
-                0x0f => next & 0xf0 == 0x80 && leads(at + 2),
-                0x8d => next & 0xc7 == 0x05 && leads(at + 2),
-                _ => false,
-            }
+                0x0f if next & 0xf0 == 0x80 => leads(at + 2),
+                0x8d if next & 0xc7 == 0x05 => leads(at + 2),
+                _ => None,
+            };
+            target.map(|target| (target, start.wrapping_add(at as u64)))
         };
-        (0..code.len()).step_by(BLOCK).any(|block| {
-            // A displacement in the block may belong to an instruction that starts before it.
-            let start = block.saturating_sub(2);
-            let end = (block + BLOCK).min(code.len());
-            self.may_hold_displacement(function, block) && (start..end).any(is_branch)
-        })
+        let blocks = (0..code.len()).step_by(BLOCK);
+        let blocks = blocks.filter(|block| self.may_hold_displacement(function, *block));
+        // A displacement in the block may belong to an instruction that starts before it.
+        blocks
+            .flat_map(|block| block.saturating_sub(2)..(block + BLOCK).min(code.len()))
+            .filter_map(target)
+    }
+
+    /// Adds where bytes of unnamed code seem to lead, without decoding: what is none can only make the answer more careful.
+    fn collect(&self, function: &Function, targets: &mut Vec<(u64, u64)>) {
+        targets.extend(self.far_targets(function));
+        targets.extend(self.short_targets(function));
     }
 
     /// Could the four bytes from some place in the block on lead into a cluster of ranges? Looks at all of them at once,
@@ -347,32 +377,40 @@ impl Ranges {
 
     /// By an 8-bit displacement.
     fn short(&self, function: &Function) -> bool {
+        self.short_targets(function).next().is_some()
+    }
+
+    /// Where these bytes lead, each with its address.
+    fn short_targets(&self, function: &Function) -> impl Iterator<Item = (u64, u64)> {
         let Function { start, code } = *function;
         let end = start.saturating_add(code.len() as u64);
         let first = self
             .ranges
             .partition_point(|(_, high)| high.saturating_add(SHORT_REACH) < start);
+        let offset = move |address: u64| {
+            let offset = address.saturating_sub(start);
+            usize::try_from(offset)
+                .unwrap_or(usize::MAX)
+                .min(code.len())
+        };
+        let target = move |(bytes, at): (&[u8], usize)| {
+            let from = start.wrapping_add(at as u64);
+            let displacement = i64::from(bytes[1].cast_signed());
+            let target = from.wrapping_add(2).wrapping_add_signed(displacement);
+            let leads = matches!(bytes[0], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb)
+                && target.wrapping_sub(start) >= code.len() as u64
+                && self.hold(target);
+            leads.then_some((target, from))
+        };
         self.ranges[first..]
             .iter()
-            .take_while(|(low, _)| low.saturating_sub(SHORT_REACH) < end)
-            .any(|(low, high)| {
-                let offset = |address: u64| {
-                    let offset = address.saturating_sub(start);
-                    usize::try_from(offset)
-                        .unwrap_or(usize::MAX)
-                        .min(code.len())
-                };
+            .take_while(move |(low, _)| low.saturating_sub(SHORT_REACH) < end)
+            .flat_map(move |(low, high)| {
                 let from = offset(low.saturating_sub(SHORT_REACH));
                 let to = offset(high.saturating_add(SHORT_REACH));
-                code[from..to].windows(2).zip(from..).any(|(bytes, at)| {
-                    let target = start
-                        .wrapping_add(at as u64 + 2)
-                        .wrapping_add_signed(i64::from(bytes[1].cast_signed()));
-                    matches!(bytes[0], 0x70..=0x7f | 0xe0..=0xe3 | 0xeb)
-                        && target.wrapping_sub(start) >= code.len() as u64
-                        && self.hold(target)
-                })
+                code[from..to].windows(2).zip(from..)
             })
+            .filter_map(target)
     }
 }
 
