@@ -25,7 +25,6 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
     (
         "as compilers write it",
         |a| {
-            a.nop()?;
             a.mov(eax, GETPID as i32)?;
             a.syscall()?;
             a.cmp(rax, -4096)?;
@@ -36,21 +35,8 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
         true,
     ),
     (
-        "at a function's start, where others put probes",
-        |a| {
-            a.mov(eax, GETPID as i32)?;
-            a.syscall()?;
-            a.cmp(rax, -4096)?;
-            a.seta(dl)?;
-            a.ret()
-        },
-        CallForm::Moved,
-        true,
-    ),
-    (
         "return and padding behind",
         |a| {
-            a.nop()?;
             a.mov(ebx, GETPID as i32)?;
             a.mov(eax, ebx)?;
             a.syscall()?;
@@ -121,7 +107,6 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
     (
         "the red zone is in use",
         |a| {
-            a.nop()?;
             a.mov(qword_ptr(rsp - 8), rsi)?;
             a.mov(qword_ptr(rsp - 128), rbx)?;
             a.mov(eax, GETPID as i32)?;
@@ -150,7 +135,6 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
     (
         "two calls close to each other",
         |a| {
-            a.nop()?;
             a.mov(eax, GETPID as i32)?;
             a.syscall()?;
             a.mov(r12, rax)?;
@@ -165,7 +149,6 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
     (
         "an odd stack pointer",
         |a| {
-            a.nop()?;
             a.lea(rsp, ptr(rsp - 133))?;
             a.mov(eax, GETPID as i32)?;
             a.syscall()?;
@@ -178,7 +161,6 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
     (
         "flags from before the call are read behind it",
         |a| {
-            a.nop()?;
             a.mov(r12d, i32::MAX)?;
             a.add(r12d, 1)?;
             a.mov(eax, GETPID as i32)?;

@@ -78,9 +78,6 @@ struct Choice {
 
 /// That a call be made elsewhere costs more than any number of displaced instructions,
 const MOVED: usize = 100;
-/// that a function's first instruction is overwritten, more than that: there others put their probes, the kernel's among them, and
-/// a jump whose first byte they change has the thread run what nobody wrote;
-const AT_START: usize = 1_000;
 /// that it is not hooked, more than that of all others.
 const NOT_HOOKED: usize = 100_000;
 
@@ -366,8 +363,7 @@ impl Look<'_> {
         }
         let returns = !matches!(number, EXIT | EXIT_GROUP);
         let exit = returns.then(|| self.exit(index)).transpose()?;
-        let code = entry.code.len() + exit.as_ref().map_or(0, |exit| exit.code.len());
-        let cost = code + self.cost_of_start(entry.start);
+        let cost = entry.code.len() + exit.as_ref().map_or(0, |exit| exit.code.len());
         Ok(Choice {
             start: entry.start,
             end: exit.as_ref().map_or(behind, Window::end),
@@ -389,7 +385,7 @@ impl Look<'_> {
         )?;
         let end = start.wrapping_add((len + more) as u64);
         self.check_targets(start, end, false)?;
-        let cost = MOVED + before.len() + behind.len() + self.cost_of_start(start);
+        let cost = MOVED + before.len() + behind.len();
         let stays = behind.is_empty() && len >= JUMP_LEN + SYSCALL_LEN as usize;
         Ok(Choice {
             shape: Shape::Moved {
@@ -403,13 +399,6 @@ impl Look<'_> {
             end,
             cost,
         })
-    }
-
-    fn cost_of_start(&self, start: u64) -> usize {
-        match start == self.function.start {
-            true => AT_START,
-            false => 0,
-        }
     }
 
     fn window(&self, first: usize, code: Vec<Displaced>, end: u64) -> Result<Window, Reason> {

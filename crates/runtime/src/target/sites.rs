@@ -194,7 +194,7 @@ impl Target {
         let mut probed = patch::breakpoints(start, &now, &code);
         if !probed.is_empty() {
             let known = hold.with(&self.process, |stopped| {
-                kernel_uprobes(stopped, &[start..end])
+                kernel_uprobes(stopped, std::slice::from_ref(&(start..end)))
             })?;
             probed.retain(|address| known.contains(address));
         }
