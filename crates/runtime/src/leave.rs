@@ -162,8 +162,8 @@ impl Presence {
 
     /// One attempt of [`Self::remove`], beside what other sessions have there; false if a thread is inside.
     fn take_out(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
-        self.restore_code(stopped)?;
-        if self.is_covered(stopped, others) {
+        let probed = self.restore_code(stopped)?;
+        if self.is_covered(stopped, others, &probed) {
             self.silence(stopped)?;
             return Err(self.error(
                 "somebody has patched the same place since (another session of Beeline, a debugger); what is ours \
@@ -218,8 +218,8 @@ impl Presence {
     }
 
     /// Puts back what the code was. Kernel uprobes upon it stay; so does our patch under a breakpoint of somebody else's, who will put
-    /// the patch's first byte back.
-    fn restore_code(&self, stopped: &mut Stopped) -> Result<(), Error> {
+    /// the patch's first byte back. Gives the places of those uprobes.
+    fn restore_code(&self, stopped: &mut Stopped) -> Result<BTreeSet<u64>, Error> {
         let hooked = self.hooked(|address, into| stopped.read(address, into).is_ok());
         let place = |site: &SiteFacts| site.address..site.address + site.original.len() as u64;
         let ranges: Vec<_> = hooked.iter().map(|(site, _)| place(site)).collect();
@@ -235,16 +235,28 @@ impl Presence {
             }
         }
         stopped.write_code(code)?;
-        self.restore_calls(stopped)
+        self.restore_calls(stopped)?;
+        Ok(probed)
     }
 
     /// Does anybody still lead to our trampolines, or mean to: a breakpoint upon a jump of ours, or another session
     /// that has displaced one?
-    fn is_covered(&self, stopped: &Stopped, others: &[Presence]) -> bool {
+    fn is_covered(
+        &self,
+        stopped: &Stopped,
+        others: &[Presence],
+        probed: &BTreeSet<u64>,
+    ) -> bool {
         let displaced = others.iter().flat_map(|other| &other.sites);
-        !self
-            .hooked(|address, into| stopped.read(address, into).is_ok())
-            .is_empty()
+        let read = |address: u64, into: &mut [u8]| stopped.read(address, into).is_ok();
+        // Where only kernel uprobes are left, nothing leads to us.
+        let is_restored = |site: &SiteFacts| {
+            let (mut now, original) = (vec![0; site.original.len()], &site.original);
+            read(site.address, &mut now)
+                && beside(site.address, &now, original, original, probed) == now
+        };
+        let mut hooked = self.hooked(read).into_iter();
+        hooked.any(|(site, _)| !is_restored(site))
             || self.is_call_patched(stopped)
             || displaced.into_iter().any(|site| {
                 site.original.first() == Some(&JUMP)
