@@ -1,0 +1,274 @@
+//! A target whose functions begin with every kind of instruction, and the two that probe it.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::process::Command;
+
+use beeline_e2e::{
+    Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Workload, altered_text, beeline,
+    beeline_wanted, file_offset, find_program, until,
+};
+
+/// How many bytes of a function are looked at.
+const NEAR: usize = 16;
+/// As many as `beside.c` has.
+pub const THREADS: u64 = 8;
+/// Where the first instruction is a jump, a call or a return, Beeline does not see the hits that the kernel's probe has.
+pub const LEAVING: [&str; 11] = [
+    "b_ret",
+    "b_jmp_short",
+    "b_je_short",
+    "b_jne_short",
+    "b_jmp_near",
+    "b_jmp_away",
+    "b_call_near",
+    "b_je_near",
+    "b_jne_near",
+    "b_jmp_rip",
+    "b_call_rip",
+];
+
+/// What branches into the first five bytes is hooked by a breakpoint; beside a kernel uprobe its hits are not seen.
+pub const BREAKPOINTS: [&str; 2] = ["b_looped", "b_inner_loop"];
+/// What takes its return address from the stack and puts it back: beside a kernel uretprobe its returns are not seen.
+pub const POPPING: [&str; 1] = ["b_pop_r11"];
+
+/// The target, and the kernel's probes.
+pub struct Setting {
+    pub target: Workload,
+    pub kernel: Workload,
+    pub program: PathBuf,
+    pub bpftrace: PathBuf,
+    pub functions: Vec<(String, u64)>,
+    before: Footprint,
+    _scratch: Scratch,
+}
+
+/// Where a function is probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Entry,
+    Return,
+}
+
+impl Place {
+    fn for_kernel(self) -> &'static str {
+        match self {
+            Place::Entry => "entry",
+            Place::Return => "ret",
+        }
+    }
+
+    pub fn for_bpftrace(self) -> &'static str {
+        match self {
+            Place::Entry => "uprobe",
+            Place::Return => "uretprobe",
+        }
+    }
+}
+
+impl Setting {
+    pub fn new() -> Result<Setting, String> {
+        beeline_wanted()?;
+        let bpftrace = find_program("bpftrace")?;
+        let scratch = Scratch::new();
+        let program = scratch.build("beside.c");
+        let mut kernel = Workload::start(&scratch.build("kernel_probes.c"));
+        let mut target = Workload::start(&program);
+        assert!(target.tell("calls 1").starts_with("right "));
+        let names = target.tell("list");
+        let with_offset = |name: &str| Ok((name.to_owned(), file_offset(&program, name)?));
+        let functions = names
+            .split(' ')
+            .map(with_offset)
+            .collect::<Result<Vec<_>, String>>()?;
+        let first = kernel.tell(&format!(
+            "on {} {} entry",
+            program.display(),
+            functions[0].1
+        ));
+        if first != "0" {
+            return Err(format!("the kernel has no uprobes here: {first}"));
+        }
+        kernel.tell("off all");
+        Ok(Setting {
+            before: Footprint::of(target.pid()),
+            target,
+            kernel,
+            program,
+            bpftrace,
+            functions,
+            _scratch: scratch,
+        })
+    }
+
+    /// Has the kernel probe all functions; gives those that it does, in the order of their numbers. Some it refuses.
+    pub fn attach_kernel(&mut self, place: Place) -> Vec<String> {
+        let mut probed = Vec::new();
+        for (name, offset) in &self.functions {
+            let command = format!(
+                "on {} {offset} {}",
+                self.program.display(),
+                place.for_kernel()
+            );
+            let answer = self.kernel.tell(&command);
+            match answer.parse::<usize>() {
+                Ok(number) => {
+                    assert_eq!(number, probed.len());
+                    probed.push(name.clone());
+                }
+                Err(_) => assert!(answer.starts_with("refused"), "{name}: {answer}"),
+            }
+        }
+        probed
+    }
+
+    /// Has the kernel probe one place; gives the probe's number, if it does not refuse.
+    pub fn attach_kernel_at(&mut self, offset: u64, place: Place) -> Option<u64> {
+        let command = format!(
+            "on {} {offset} {}",
+            self.program.display(),
+            place.for_kernel()
+        );
+        self.kernel.tell(&command).parse().ok()
+    }
+
+    pub fn kernel_counts(&mut self) -> Vec<u64> {
+        let answer = self.kernel.tell("counts");
+        answer
+            .split_whitespace()
+            .map(|count| count.parse().expect("a number"))
+            .collect()
+    }
+
+    /// Starts bpftrace under Beeline on the target and waits until it is attached.
+    pub fn ours(&self, script: &str) -> Tool {
+        let tool = self.ours_begun(script);
+        tool.wait_attached();
+        tool
+    }
+
+    /// As [`Setting::ours`], without waiting.
+    pub fn ours_begun(&self, script: &str) -> Tool {
+        let mut command = Engine::Beeline.command(&self.bpftrace);
+        command.args(["-p", &self.target.pid().to_string()]);
+        let script = script.replace("{prog}", &self.program.display().to_string());
+        Tool::bpftrace(command, &script)
+    }
+
+    /// A script that counts hits of all functions by the target's phase.
+    pub fn counting(&self, place: Place) -> String {
+        let what = place.for_bpftrace();
+        let names = self.functions.iter().map(|(name, _)| name);
+        let probes: Vec<_> = names
+            .map(|name| format!("{what}:{{prog}}:{name}"))
+            .collect();
+        format!(
+            "uprobe:{{prog}}:b_phase {{ @phase = arg0 }} {} {{ @[@phase, probe] = count(); }}",
+            probes.join(", ")
+        )
+    }
+
+    pub fn phase(&mut self, number: u64) {
+        assert_eq!(self.target.tell(&format!("phase {number}")), "phase");
+    }
+
+    /// Has all threads call every function without end.
+    pub fn run(&mut self) {
+        assert_eq!(self.target.tell("start"), "running");
+    }
+
+    /// Waits until each thread has come through all functions some times more.
+    pub fn go_on(&mut self) {
+        let turns = |target: &mut Workload| target.tell("turns").parse::<u64>().expect("a number");
+        let before = turns(&mut self.target);
+        let further = until(PATIENCE, || turns(&mut self.target) > before + 5 * THREADS);
+        assert!(further, "the target stands still");
+    }
+
+    pub fn stop(&mut self) {
+        let answer = self.target.tell("stop");
+        assert!(answer.starts_with("right "), "{answer}");
+    }
+
+    /// Has each thread call every function so often; gives how many calls of each that are.
+    pub fn calls(&mut self, each: u64) -> u64 {
+        let answer = self.target.tell(&format!("calls {each}"));
+        assert!(answer.starts_with("right "), "{answer}");
+        each * THREADS
+    }
+
+    /// The file offsets at which each function starts, and those of all its instructions near its start.
+    pub fn instructions(&self) -> Result<Vec<(u64, Vec<u64>)>, String> {
+        let bytes = std::fs::read(&self.program).map_err(|error| error.to_string())?;
+        let decode = |(_, start): &(String, u64)| {
+            let code = &bytes[*start as usize..*start as usize + NEAR];
+            let decoder = iced_x86::Decoder::with_ip(64, code, *start, 0);
+            (
+                *start,
+                decoder
+                    .into_iter()
+                    .map(|instruction| instruction.ip())
+                    .collect(),
+            )
+        };
+        Ok(self.functions.iter().map(decode).collect())
+    }
+
+    /// Has Beeline take out what killed sessions have left.
+    pub fn detach(&self) {
+        let mut command = Command::new(beeline());
+        command.args(["detach", &self.target.pid().to_string()]);
+        command.output().expect("cannot run beeline");
+    }
+
+    /// Asserts that the target is what it was, and lets it end.
+    pub fn finish(mut self) {
+        self.kernel.tell("off all");
+        let pid = self.target.pid();
+        assert!(
+            until(PATIENCE, || altered_text(pid).is_empty()),
+            "altered still: {:?}",
+            altered_text(pid)
+        );
+        until(PATIENCE, || Footprint::of(pid) == self.before);
+        assert_eq!(
+            Footprint::of(pid),
+            self.before,
+            "now (left), before (right)"
+        );
+        self.calls(5);
+        self.target.finish();
+        self.kernel.finish();
+    }
+}
+
+/// What a script of [`Setting::counting`] counted in a phase, by function.
+pub fn counted(ended: &Ended, phase: u64) -> HashMap<String, u64> {
+    let row = |line: &String| {
+        let (key, count) = line.strip_prefix("@[")?.rsplit_once("]: ")?;
+        let (of, probe) = key.split_once(", ")?;
+        let name = probe.rsplit(':').next()?;
+        (of == phase.to_string()).then_some((name.to_owned(), count.parse().ok()?))
+    };
+    ended.stdout.iter().filter_map(row).collect()
+}
+
+/// The functions that did not count `wanted`, with what they did.
+pub fn off_by<'a>(
+    counts: &HashMap<String, u64>,
+    names: impl Iterator<Item = &'a String>,
+    wanted: u64,
+) -> Vec<(String, u64)> {
+    let known: HashSet<_> = LEAVING
+        .into_iter()
+        .chain(BREAKPOINTS)
+        .chain(POPPING)
+        .collect();
+    let of = |name: &String| (name.clone(), counts.get(name).copied().unwrap_or(0));
+    names
+        .filter(|name| !known.contains(name.as_str()))
+        .map(of)
+        .filter(|(_, count)| *count != wanted)
+        .collect()
+}

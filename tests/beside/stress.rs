@@ -1,0 +1,105 @@
+//! Both sides attach and detach at random, sessions are killed, and the target's own checks hold.
+
+use std::time::{Duration, Instant};
+
+use beeline_e2e::{Tool, Turn, need, remark, seed, soak};
+
+use crate::setting::{Place, Setting};
+
+/// How long it goes on if nobody asks for more.
+const USUAL: Duration = Duration::from_secs(60);
+/// Kernel probes lie up to so many bytes behind a function's start, where the kernel lets them.
+const INNER: u64 = 5;
+
+/// Numbers that look random (Marsaglia's xorshift).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// A session with probes at random functions' entries and returns.
+fn some_of_ours(setting: &Setting, dice: &mut Dice) -> Tool {
+    let mut probes = Vec::new();
+    for (name, _) in &setting.functions {
+        let place = match dice.below(4) {
+            0 => Place::Entry,
+            1 => Place::Return,
+            _ => continue,
+        };
+        let what = place.for_bpftrace();
+        probes.push(format!("{what}:{{prog}}:{name}"));
+    }
+    probes.push("uprobe:{prog}:b_phase".to_owned());
+    setting.ours_begun(&format!("{} {{ @[probe] = count(); }}", probes.join(", ")))
+}
+
+#[test]
+fn a_target_outlives_all_that_come_and_go() {
+    let _turn = Turn::take();
+    let mut setting = need!(Setting::new());
+    let starts = need!(setting.instructions());
+    // The kernel runs this one's second instruction wrongly, whether Beeline is there or not.
+    let with_names = starts.into_iter().zip(&setting.functions);
+    let known_good = with_names.filter(|(_, (name, _))| name != "b_vmovaps");
+    let starts: Vec<_> = known_good.map(|(start, _)| start).collect();
+    let seed = seed();
+    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let (begun, mut rounds, mut killed) = (Instant::now(), 0_u32, 0_u32);
+    let mut kernels = Vec::new();
+    let mut ours: Option<Tool> = None;
+    setting.run();
+    while begun.elapsed() < USUAL.max(soak()) {
+        rounds += 1;
+        for _ in 0..dice.below(6) {
+            let (start, inner) = &starts[dice.below(starts.len() as u64) as usize];
+            let near: Vec<_> = inner.iter().filter(|at| **at < start + INNER).collect();
+            let at = *near[dice.below(near.len() as u64) as usize];
+            let place =
+                [Place::Entry, Place::Return][usize::from(at == *start && dice.below(2) == 0)];
+            kernels.extend(setting.attach_kernel_at(at, place));
+        }
+        match ours.take() {
+            None => ours = Some(some_of_ours(&setting, &mut dice)),
+            Some(session) if dice.below(4) == 0 => {
+                session.signal_group(libc::SIGKILL);
+                session.wait();
+                killed += 1;
+            }
+            Some(session) if dice.below(2) == 0 => drop(session.interrupt()),
+            Some(session) => ours = Some(session),
+        }
+        std::thread::sleep(Duration::from_millis(dice.below(300)));
+        for _ in 0..dice.below(5) {
+            if !kernels.is_empty() {
+                let number = kernels.swap_remove(dice.below(kernels.len() as u64) as usize);
+                setting.kernel.tell(&format!("off {number}"));
+            }
+        }
+        if dice.below(10) == 0 {
+            setting.kernel.tell("off all");
+            kernels.clear();
+        }
+        let alive = setting.target.ask("turns");
+        assert!(
+            alive.is_ok(),
+            "round {rounds}, BEELINE_SEED={seed}: {alive:?}"
+        );
+    }
+    remark(&format!(
+        "{rounds} rounds, {killed} sessions killed, BEELINE_SEED={seed}"
+    ));
+    setting.go_on();
+    drop(ours.map(Tool::interrupt));
+    setting.kernel.tell("off all");
+    setting.go_on();
+    setting.stop();
+    setting.calls(5);
+    setting.detach();
+    setting.finish();
+}
