@@ -209,12 +209,13 @@ fn short(first: &Displaced, window: &[Displaced], bytes: &[u8]) -> Vec<Guard> {
         lost,
     };
     fixed[len - 1] = Some(INT3);
-    let mut ways = vec![Guard {
+    let plain = Guard {
         fixed,
         tail: tail.clone(),
         traps: vec![trap(len + 1)],
         inner: inner(window),
-    }];
+    };
+    let mut ways = vec![deepened(&plain, window), plain];
     // The last byte says how far away the jump leads, and there may be no room where an int3 leads. A prefix in front of one will do.
     if len == JUMP_LEN - 1 && !tail.is_empty() {
         let mut tail = tail;
@@ -229,6 +230,8 @@ fn short(first: &Displaced, window: &[Displaced], bytes: &[u8]) -> Vec<Guard> {
             }
         }));
     }
+    ways.iter_mut().for_each(|way| trap_further(way, window));
+    ways.dedup();
     ways
 }
 
@@ -323,12 +326,50 @@ fn long(first: &Displaced, window: &[Displaced], bytes: &[u8], live: Live) -> Op
         }
         _ => return None,
     };
-    Some(Guard {
+    let mut guard = Guard {
         fixed,
         tail,
         traps,
         inner: Vec::new(),
-    })
+    };
+    trap_further(&mut guard, window);
+    Some(guard)
+}
+
+/// With an int3 at the start of each further instruction as well: two kernel uprobes, one at the site and one behind it, bring a thread
+/// to the third.
+fn deepened(guard: &Guard, window: &[Displaced]) -> Guard {
+    let mut guard = guard.clone();
+    for (offset, _) in inner(window) {
+        guard.fixed[offset - 1] = Some(INT3);
+    }
+    guard
+}
+
+/// Adds the traps behind the second instruction and those after it, where there is an int3.
+fn trap_further(guard: &mut Guard, window: &[Displaced]) {
+    let (mut at, mut stack, mut lost) = (0, 0, Registers::NONE);
+    for (index, one) in window.iter().enumerate() {
+        let here = match at {
+            0 => None,
+            1..JUMP_LEN => guard.fixed[at - 1],
+            _ => guard.tail.get(at - JUMP_LEN).copied(),
+        };
+        if index > 1 && here == Some(INT3) {
+            guard.traps.push(Trap {
+                behind: at + 1,
+                resume: at,
+                stack,
+                lost,
+            });
+        }
+        let Some(effects) = effects(&one.instruction) else {
+            return;
+        };
+        stack += effects.0;
+        lost = lost | effects.1;
+        at += one.bytes.len();
+    }
 }
 
 /// With any number in it, and then once more with the right one, does the same as once: only flags and a register that it writes anyway

@@ -417,7 +417,7 @@ pub struct SiteTrap {
 }
 
 /// Entries of [`Site::traps`].
-pub const SITE_TRAPS: usize = 2;
+pub const SITE_TRAPS: usize = 8;
 
 /// Room for the instructions that a patch displaces: four bytes and one instruction of the greatest length.
 pub const ORIGINAL_BYTES: usize = 24;

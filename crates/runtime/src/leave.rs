@@ -241,12 +241,7 @@ impl Presence {
 
     /// Does anybody still lead to our trampolines, or mean to: a breakpoint upon a jump of ours, or another session
     /// that has displaced one?
-    fn is_covered(
-        &self,
-        stopped: &Stopped,
-        others: &[Presence],
-        probed: &BTreeSet<u64>,
-    ) -> bool {
+    fn is_covered(&self, stopped: &Stopped, others: &[Presence], probed: &BTreeSet<u64>) -> bool {
         let displaced = others.iter().flat_map(|other| &other.sites);
         let read = |address: u64, into: &mut [u8]| stopped.read(address, into).is_ok();
         // Where only kernel uprobes are left, nothing leads to us.

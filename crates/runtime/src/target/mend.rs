@@ -23,6 +23,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// How often it is looked for kernel uprobes where ours see nothing beside them.
 const WATCHED: Duration = Duration::from_secs(2);
 
+/// How often it is looked for those inside of jumps.
+const INSIDE: Duration = Duration::from_secs(10);
+
 /// What is known of kernel uprobes at the sites of a target.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
@@ -32,6 +35,8 @@ pub(super) struct Neighbours {
     looked: Option<Instant>,
     /// When it was last looked for kernel uprobes at sites that they blind.
     watched: Option<Instant>,
+    /// When it was last looked for some inside of jumps.
+    inside: Option<Instant>,
     /// Such sites that have been told of.
     told: BTreeSet<u64>,
 }
@@ -74,26 +79,42 @@ impl Target {
         Ok(())
     }
 
-    /// Looks for kernel uprobes at sites where ours see nothing beside them: at an instruction that leads elsewhere, and where
-    /// nothing behind it can be caught. Gives what is new, for people.
+    /// Looks for kernel uprobes that no thread tells of: at sites where ours see nothing beside them, because an instruction leads
+    /// elsewhere or nothing behind it can be caught; and inside of jumps. Gives what is new, for people.
     pub(super) fn blinded(&mut self) -> Vec<String> {
-        let is_due = self
-            .neighbours
-            .watched
-            .is_none_or(|watched| watched.elapsed() > WATCHED);
-        let sites = self.sites.iter();
-        let blind = sites.filter(|(_, site)| site.is_blind_beside_kernel());
-        let blind: Vec<_> = blind.map(|(address, _)| *address..*address + 1).collect();
-        if !is_due || blind.is_empty() || self.waits_for_child() {
+        let is_due = |last: Option<Instant>, pause| last.unwrap_or(self.since).elapsed() > pause;
+        let is_inside_due = is_due(self.neighbours.inside, INSIDE);
+        let is_blind_due = is_due(self.neighbours.watched, WATCHED);
+        let mut ranges = Vec::new();
+        for (address, site) in &self.sites {
+            if is_blind_due && site.is_blind_beside_kernel() {
+                ranges.push(*address..*address + 1);
+            } else if is_inside_due && matches!(site.plan.kind, Kind::Jump) {
+                ranges.push(*address + 1..*address + site.plan.window_len as u64);
+            }
+        }
+        if ranges.is_empty() || self.waits_for_child() {
             return Vec::new();
         }
-        self.neighbours.watched = Some(Instant::now());
+        let now = Some(Instant::now());
+        self.neighbours.watched = now.filter(|_| is_blind_due).or(self.neighbours.watched);
+        self.neighbours.inside = now.filter(|_| is_inside_due).or(self.neighbours.inside);
         let probed = Hold::Brief.with(&self.process, |stopped| {
             self.check_same(stopped)?;
-            kernel_uprobes(stopped, &blind)
+            kernel_uprobes(stopped, &ranges)
         });
         // What fails is tried again.
-        let probed = probed.unwrap_or_default();
+        let mut probed = probed.unwrap_or_default();
+        let is_inside = |address: &u64| !self.sites.contains_key(address);
+        let inside: Vec<u64> = probed
+            .extract_if(.., |address| is_inside(address))
+            .collect();
+        for address in inside {
+            let around = self.sites.range(..address).next_back();
+            if let Some((site, _)) = around {
+                let _ = self.demote(*site, &mut Hold::Brief);
+            }
+        }
         let pid = self.process.pid();
         let told = &mut self.neighbours.told;
         let new = probed.into_iter().filter(|address| told.insert(*address));

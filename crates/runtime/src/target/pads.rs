@@ -5,6 +5,7 @@
 //! mapped wherever pads are needed; only pages with pads in them take memory.
 
 use std::collections::BTreeMap;
+use std::mem::offset_of;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -19,6 +20,7 @@ use crate::environment::manifest;
 use crate::error::{Error, os};
 use crate::life::SessionId;
 use crate::memory::{Memory, PAGE};
+use crate::patch;
 
 /// A target's pads.
 #[derive(Debug)]
@@ -346,14 +348,24 @@ impl Target {
         Ok(Some(landing))
     }
 
-    /// Has the pads of a site lead to a trampoline. The process must be stopped.
+    /// Has the pads of a site lead to a trampoline. The process must be stopped. Those that only a changed jump leads to have it told that
+    /// the site is to be looked at.
     pub(super) fn aim(&mut self, landing: &Landing, trampoline: u64) -> Result<(), Error> {
         let pid = self.process.pid();
+        let notice = match landing.others.is_empty() {
+            true => trampoline,
+            false => self.write_notice(trampoline)?,
+        };
         let Some(pads) = &mut self.pads else {
             return Ok(());
         };
         for pad in landing.all() {
-            let jump = beeline_hook::jump_patch(pad, JUMP_LEN, trampoline);
+            let to = if pad == landing.pad {
+                trampoline
+            } else {
+                notice
+            };
+            let jump = beeline_hook::jump_patch(pad, JUMP_LEN, to);
             let jump = jump.map_err(|why| Error::Target {
                 pid,
                 why: why.to_string(),
@@ -366,4 +378,25 @@ impl Target {
         }
         Ok(())
     }
+
+    /// Code near a trampoline that leads there and says that a site is not as it was left.
+    fn write_notice(&mut self, trampoline: u64) -> Result<u64, Error> {
+        let environment = self.environment()?;
+        let flag = environment.private.control() + offset_of!(abi::Control, disturbed) as u64;
+        let session = environment.record().session as u64;
+        let word = session + offset_of!(abi::Session, disturbed) as u64;
+        let mut arenas = self.arenas_mut();
+        let Some(arena) = arenas.find(|arena| arena.holds(trampoline)) else {
+            return Ok(trampoline);
+        };
+        let at = arena.next(NOTICE_ALIGN);
+        match patch::notice_stub(at, flag, word, trampoline) {
+            Some(stub) => arena
+                .bytes(&stub, NOTICE_ALIGN)
+                .map_err(os("filling an arena")),
+            None => Ok(trampoline),
+        }
+    }
 }
+
+const NOTICE_ALIGN: usize = 16;
