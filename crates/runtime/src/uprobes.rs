@@ -164,7 +164,8 @@ pub fn beside(
 ) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for (at, (byte, now)) in (address..).zip(bytes.iter_mut().zip(now)) {
-        if probed.contains(&at) {
+        // One that is known and not stored yet the kernel is going to store.
+        if probed.contains(&at) && *now == INT3 {
             *byte = *now;
         }
     }

@@ -317,9 +317,11 @@ impl Target {
             hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
                 // SAFETY: placed as a `Site`.
-                patch::restore(stopped, at, unsafe {
-                    self.environment()?.home.get::<Site>(old)
-                })?;
+                let old = unsafe { self.environment()?.home.get::<Site>(old) };
+                patch::restore(stopped, at, old)?;
+                if old.patched.load(SeqCst) != 0 {
+                    return Err(self.error("somebody's breakpoint lies upon a site"));
+                }
                 self.patch(stopped, &site, &trampoline)
             })
         });

@@ -56,8 +56,13 @@ impl Target {
             Ok(())
         })?;
         for (address, place) in idle {
-            self.set_breakpoint(place, 0);
-            self.sites.remove(&address);
+            // SAFETY: placed as a `Site`.
+            let record = unsafe { self.environment()?.home.get::<Site>(place) };
+            // Under somebody's breakpoint it stays, and is tried again.
+            if record.patched.load(SeqCst) == 0 {
+                self.set_breakpoint(place, 0);
+                self.sites.remove(&address);
+            }
         }
         Ok(())
     }
