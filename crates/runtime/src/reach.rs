@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use beeline_inject::{Process, Seccomp, Stopped};
 
@@ -541,10 +541,11 @@ fn seccomp_filters(pid: i32) -> Option<u32> {
 
 /// Does what is planned for a process; again, if another session has come or gone since it was planned.
 fn unless_changed(mut attempt: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
-    const TRIES: usize = 3;
+    // Another session that attaches changes a process several times: its memory, then its code.
+    const TRIES: usize = 20;
     for _ in 1..TRIES {
         match attempt() {
-            Err(Error::Changed { .. }) => {}
+            Err(Error::Changed { .. }) => std::thread::sleep(Duration::from_millis(1)),
             outcome => return outcome,
         }
     }

@@ -285,7 +285,8 @@ impl Target {
         let Some((at, site)) = self.sites.range(..address).next_back() else {
             return Ok(());
         };
-        if !matches!(site.plan.kind, Kind::Jump) || at + site.plan.window_len as u64 <= address {
+        let is_wide = matches!(site.plan.kind, Kind::Jump) || site.plan.second.is_some();
+        if !is_wide || at + site.plan.window_len as u64 <= address {
             return Ok(());
         }
         let at = *at;
@@ -301,6 +302,7 @@ impl Target {
         };
         let (old, plan) = (site.record, site.plan.clone());
         let landing = site.landing.take();
+        let was_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         site.plan = plan.clone().into_breakpoint(Reason::AnotherProbe);
         site.light = false;
         let done = self.place_record(&site.plan, |original, environment| {
@@ -311,7 +313,8 @@ impl Target {
             site.record = record;
             let (trampoline, _) = self.write_trampoline(&site, None)?;
             self.publish(&site)?;
-            if !self.set_breakpoint(0, record) {
+            let replaced = if was_breakpoint { old } else { 0 };
+            if !self.set_breakpoint(replaced, record) {
                 return Err(self.error("there are too many sites that only a breakpoint can hook"));
             }
             hold.with(&self.process, |stopped| {
