@@ -126,27 +126,23 @@ pub fn skip_load(registers: &mut UserContext, arena: usize, len: usize) -> bool 
 /// Runs the site whose breakpoint was hit; false if it is none of ours.
 fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
     let address = registers.ip.wrapping_sub(1);
-    let (site, trap) = match (find(target, address), find_trap(target, registers.ip)) {
-        (Some(site), _) => {
-            let at_the_site = SiteTrap {
-                resume: site.body,
-                ..SiteTrap::default()
-            };
-            (site, at_the_site)
+    let (site, trap) = if let Some(site) = find(target, address) {
+        let at_the_site = SiteTrap {
+            resume: site.body,
+            ..SiteTrap::default()
+        };
+        (site, at_the_site)
+    } else if let Some(found) = find_trap(target, registers.ip) {
+        disturbed(target);
+        found
+    } else {
+        // The site was restored while this thread was on its way here: what stands there now is to be run.
+        // SAFETY: the thread has just run an instruction there.
+        let is_gone = unsafe { *(address as *const u8) } != INT3;
+        if is_gone {
+            registers.ip = address;
         }
-        (None, Some((site, trap))) => {
-            disturbed(target);
-            (site, trap)
-        }
-        (None, None) => {
-            // The site was restored while this thread was on its way here: what stands there now is to be run.
-            // SAFETY: the thread has just run an instruction there.
-            let is_gone = unsafe { *(address as *const u8) } != INT3;
-            if is_gone {
-                registers.ip = address;
-            }
-            return is_gone;
-        }
+        return is_gone;
     };
     let mut regs = registers.at(site.address);
     regs.sp = regs.sp.wrapping_add_signed(trap.stack);

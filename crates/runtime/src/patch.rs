@@ -148,7 +148,8 @@ pub fn restore(stopped: &mut Stopped, address: u64, record: &Site) -> Result<(),
     }
     if Text::of(&now, patch, original) != Text::Other {
         let place = address..address + len as u64;
-        let probed = kernel_uprobes(stopped, std::slice::from_ref(&place))?;
+        // Where that cannot be known, as the file is gone, a breakpoint over a jump is taken for somebody else's.
+        let probed = kernel_uprobes(stopped, std::slice::from_ref(&place)).unwrap_or_default();
         if is_covered(address, &now, patch, &probed) {
             return Ok(());
         }
@@ -180,18 +181,21 @@ pub fn signal_stubs(handler: u64, target: u64) -> (Vec<u8>, Vec<u8>) {
     (stub, restorer)
 }
 
-/// Code for the arena at `at` that says at two places that a site is not as it was left, and goes on at `to`: a non-zero number is stored at
-/// `flag`, a changing one at `word`. It changes no register, no flags and nothing in the red zone. `None` if `to` is too far.
-pub fn notice_stub(at: u64, flag: u64, word: u64, to: u64) -> Option<Vec<u8>> {
+/// Code for the arena at `at` that says that a site is not as it was left, and goes on at `to`: it stores 1 at `flag`, and adds 1 at
+/// `count`, where threads that do so at once may count as one. It changes no register, no flags and nothing in the red zone. `None` if
+/// `to` is too far.
+pub fn notice_stub(at: u64, flag: u64, count: u64, to: u64) -> Option<Vec<u8>> {
     let mut stub = vec![0x48, 0x8d, 0x64, 0x24, 0x80]; // lea rsp, [rsp-128]
-    stub.push(0x50); // push rax
+    stub.extend([0x50, 0x51]); // push rax; push rcx
     stub.extend([0x48, 0xb8]); // movabs rax, flag
     stub.extend(flag.to_le_bytes());
     stub.extend([0xc7, 0x00, 1, 0, 0, 0]); // mov dword [rax], 1
-    stub.extend([0x48, 0xb8]); // movabs rax, word
-    stub.extend(word.to_le_bytes());
-    stub.extend([0x48, 0x89, 0x20]); // mov [rax], rsp
-    stub.push(0x58); // pop rax
+    stub.extend([0x48, 0xb8]); // movabs rax, count
+    stub.extend(count.to_le_bytes());
+    stub.extend([0x48, 0x8b, 0x08]); // mov rcx, [rax]
+    stub.extend([0x48, 0x8d, 0x49, 0x01]); // lea rcx, [rcx+1]
+    stub.extend([0x48, 0x89, 0x08]); // mov [rax], rcx
+    stub.extend([0x59, 0x58]); // pop rcx; pop rax
     stub.extend([0x48, 0x8d, 0xa4, 0x24, 0x80, 0, 0, 0]); // lea rsp, [rsp+128]
     let jump = at + stub.len() as u64;
     stub.extend(beeline_hook::jump_patch(jump, beeline_hook::JUMP_LEN, to).ok()?);

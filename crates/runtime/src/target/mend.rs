@@ -1,8 +1,8 @@
 //! Mending what kernel uprobes have made of sites, and staying out of their way.
 //!
-//! A thread that comes to one of a site's traps ([`beeline_image::abi::SiteTrap`]) says so. Then it is looked which kernel uprobes there are: where
-//! there is none any more the patch is stored again; where one is at the site itself both are served as it is, by the trap; and a site that
-//! one is inside of becomes a breakpoint, so that the kernel sees its instruction run where it is.
+//! A thread that comes to one of a site's traps ([`beeline_image::abi::SiteTrap`]) says so, and the site is looked at. Without a kernel
+//! uprobe there any more the patch is stored again. With one at the site itself both are served as it is, by the trap. With one inside
+//! alone the site becomes a breakpoint, so that the kernel sees its instruction run where it is.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -15,6 +15,7 @@ use beeline_image::abi::{Control, Site};
 
 use super::{Hold, Target};
 use crate::error::Error;
+use crate::patch;
 use crate::uprobes::{Text, beside, kernel_uprobes};
 
 /// How often sites beside kernel uprobes are looked at, as those go without a word.
@@ -37,7 +38,7 @@ pub(super) struct Neighbours {
     watched: Option<Instant>,
     /// When it was last looked for some inside of jumps.
     inside: Option<Instant>,
-    /// Such sites that have been told of.
+    /// Sites that are blinded and have been told of.
     told: BTreeSet<u64>,
 }
 
@@ -53,6 +54,12 @@ impl Looked {
     fn range(&self) -> Range<u64> {
         self.address..self.address + self.now.len() as u64
     }
+}
+
+/// Are there kernel uprobes inside of a site's bytes, and none at the site itself? With one there a thread comes to the others in the
+/// kernel's hands.
+fn is_only_inside(site: &Range<u64>, probed: &BTreeSet<u64>) -> bool {
+    !probed.contains(&site.start) && probed.range(site.clone()).next().is_some()
 }
 
 impl Target {
@@ -85,39 +92,42 @@ impl Target {
         let is_due = |last: Option<Instant>, pause| last.unwrap_or(self.since).elapsed() > pause;
         let is_inside_due = is_due(self.neighbours.inside, INSIDE);
         let is_blind_due = is_due(self.neighbours.watched, WATCHED);
-        let mut ranges = Vec::new();
+        if !is_inside_due && !is_blind_due {
+            return Vec::new();
+        }
+        let (mut blind, mut jumps) = (BTreeSet::new(), Vec::new());
         for (address, site) in &self.sites {
-            if is_blind_due && site.is_blind_beside_kernel() {
-                ranges.push(*address..*address + 1);
+            if site.is_blind_beside_kernel() {
+                blind.extend(is_blind_due.then_some(*address));
             } else if is_inside_due && matches!(site.plan.kind, Kind::Jump) {
-                ranges.push(*address + 1..*address + site.plan.window_len as u64);
+                jumps.push(*address..*address + site.plan.window_len as u64);
             }
         }
-        if ranges.is_empty() || self.waits_for_child() {
+        if blind.is_empty() && jumps.is_empty() || self.waits_for_child() {
             return Vec::new();
         }
         let now = Some(Instant::now());
         self.neighbours.watched = now.filter(|_| is_blind_due).or(self.neighbours.watched);
         self.neighbours.inside = now.filter(|_| is_inside_due).or(self.neighbours.inside);
+        let sites = blind.iter().map(|address| *address..*address + 1);
+        let ranges: Vec<_> = sites.chain(jumps.iter().cloned()).collect();
         let probed = Hold::Brief.with(&self.process, |stopped| {
             self.check_same(stopped)?;
             kernel_uprobes(stopped, &ranges)
         });
         // What fails is tried again.
-        let mut probed = probed.unwrap_or_default();
-        let is_inside = |address: &u64| !self.sites.contains_key(address);
-        let inside: Vec<u64> = probed
-            .extract_if(.., |address| is_inside(address))
-            .collect();
-        for address in inside {
-            let around = self.sites.range(..address).next_back();
-            if let Some((site, _)) = around {
-                let _ = self.demote(*site, &mut Hold::Brief);
-            }
+        let probed = probed.unwrap_or_default();
+        for jump in jumps
+            .into_iter()
+            .filter(|jump| is_only_inside(jump, &probed))
+        {
+            let _ = self.demote(jump.start, &mut Hold::Brief);
         }
         let pid = self.process.pid();
         let told = &mut self.neighbours.told;
-        let new = probed.into_iter().filter(|address| told.insert(*address));
+        let new = probed
+            .intersection(&blind)
+            .filter(|address| told.insert(**address));
         let say = |address| {
             format!(
                 "process {pid}: a kernel uprobe is at {address:#x}, too: as long as it is there this session does not count hits there"
@@ -160,26 +170,23 @@ impl Target {
             };
             let mut code = Vec::new();
             for site in &mixed {
-                let range = site.range();
-                is_beside |= probed.contains(&site.address);
-                if probed.range(range.start + 1..range.end).next().is_some() {
+                if is_only_inside(&site.range(), &probed) {
                     inside.push(site.address);
                     continue;
                 }
-                // A breakpoint that is not the kernel's is a debugger's, and stays.
-                let mut theirs = probed.clone();
-                if site.now[0] == beeline_hook::INT3 {
-                    theirs.insert(site.address);
+                is_beside |= probed.contains(&site.address);
+                if patch::is_covered(site.address, &site.now, &site.patch, &probed) {
+                    // A debugger's, which brings our byte back.
                     is_beside = true;
+                    continue;
                 }
-                let bytes = beside(
-                    site.address,
-                    &site.now,
-                    &site.patch,
-                    &site.original,
-                    &theirs,
-                );
-                code.push((site.address, bytes));
+                let Looked {
+                    address,
+                    now,
+                    patch,
+                    original,
+                } = site;
+                code.push((*address, beside(*address, now, patch, original, &probed)));
             }
             stopped.write_code(code)?;
             // As long as there is one beside us nobody need say so again: it is looked at now and then.

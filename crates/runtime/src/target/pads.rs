@@ -414,13 +414,13 @@ impl Target {
         let environment = self.environment()?;
         let flag = environment.private.control() + offset_of!(abi::Control, disturbed) as u64;
         let session = environment.record().session as u64;
-        let word = session + offset_of!(abi::Session, disturbed) as u64;
+        let count = session + offset_of!(abi::Session, disturbed) as u64;
         let mut arenas = self.arenas_mut();
         let Some(arena) = arenas.find(|arena| arena.holds(trampoline)) else {
             return Ok(trampoline);
         };
         let at = arena.next(NOTICE_ALIGN);
-        match patch::notice_stub(at, flag, word, trampoline) {
+        match patch::notice_stub(at, flag, count, trampoline) {
             Some(stub) => arena
                 .bytes(&stub, NOTICE_ALIGN)
                 .map_err(os("filling an arena")),
