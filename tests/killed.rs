@@ -7,8 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use beeline_e2e::{
-    Engine, PATIENCE, Scratch, Turn, Workload, altered_text, beeline, beeline_wanted, find_program,
-    members_of_group, need, seed, soak, until,
+    Dice, Engine, PATIENCE, Scratch, Turn, Workload, altered_text, beeline, beeline_wanted,
+    find_program, members_of_group, need, seed, soak, until,
 };
 
 /// Probes in the program and in libc, at the entry and at the return, one that reads memory and so needs a handler of signals; and
@@ -19,18 +19,6 @@ const SCRIPT: &str = "uprobe:{prog}:wl_add { @in = count(); } uretprobe:{prog}:w
 
 /// How many Beelines are killed, if nobody asks for more time.
 const TIMES: u32 = 25;
-
-/// Numbers that look random (Marsaglia's xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
 
 /// A Beeline with its tool, in a process group of their own.
 struct Victim(Child);

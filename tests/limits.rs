@@ -22,7 +22,7 @@ fn limited(limits: &str) -> Output {
     shell.output().expect("bash runs")
 }
 
-/// What was said on stderr. A session either works, or says why it does not; and does not crash.
+/// The lines on stderr. A session either works, or says why it does not; and does not crash.
 fn words(ended: &Output) -> String {
     let said = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert!(ended.status.code().is_some(), "{ended:?}");

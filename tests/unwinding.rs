@@ -1,4 +1,4 @@
-//! What unwinds the stack comes through functions whose returns are probed as if they were not: exceptions, panics, threads that
+//! Unwinders come through functions whose returns are probed as if they were not: exceptions, panics, threads that
 //! end, lists of callers. A kernel's probes end the process there, so these are Beeline's own promises.
 
 use beeline_e2e::{
@@ -10,7 +10,7 @@ use std::process::Command;
 /// A function, how often it is called, and how often it returns.
 type Calls<'a> = (&'a str, u64, u64);
 
-/// What a program answers to lines when nobody looks.
+/// The answers of a program to lines when nobody looks.
 fn honest(program: &Path, lines: &[&str]) -> Vec<String> {
     let mut workload = Workload::start(program);
     let answers = lines.iter().map(|line| workload.tell(line)).collect();
@@ -158,7 +158,7 @@ fn an_unwinder_that_is_loaded_as_it_is_needed_unwinds_at_once() {
     need!(unwinds(&program, &["exit"], &calls));
 }
 
-/// Whose stack a frame is on is not to be told then: returns may be missed, and are counted as that.
+/// The stack that a frame is on is not to be told then: returns may be missed, and are counted as that.
 #[test]
 fn coroutines_that_move_between_threads_throw() {
     let _turn = Turn::take();

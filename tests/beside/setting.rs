@@ -9,7 +9,7 @@ use beeline_e2e::{
     beeline_wanted, file_offset, find_program, until,
 };
 
-/// How many bytes of a function are looked at.
+/// The most bytes of a function that are looked at.
 const NEAR: usize = 16;
 /// As many as `beside.c` has.
 pub const THREADS: u64 = 8;
@@ -28,9 +28,9 @@ pub const LEAVING: [&str; 11] = [
     "b_call_rip",
 ];
 
-/// What branches into the first five bytes is hooked by a breakpoint; beside a kernel uprobe its hits are not seen.
+/// Functions that branch into their first five bytes: they are hooked by a breakpoint; beside a kernel uprobe its hits are not seen.
 pub const BREAKPOINTS: [&str; 2] = ["b_looped", "b_inner_loop"];
-/// What takes its return address from the stack and puts it back: beside a kernel uretprobe its returns are not seen.
+/// Functions that take their return address from the stack and put it back: beside a kernel uretprobe its returns are not seen.
 pub const POPPING: [&str; 1] = ["b_pop_r11"];
 
 /// The target, and the kernel's probes.
@@ -243,7 +243,7 @@ impl Setting {
     }
 }
 
-/// What a script of [`Setting::counting`] counted in a phase, by function.
+/// The counts of a script of [`Setting::counting`] in a phase, by function.
 pub fn counted(ended: &Ended, phase: u64) -> HashMap<String, u64> {
     let row = |line: &String| {
         let (key, count) = line.strip_prefix("@[")?.rsplit_once("]: ")?;

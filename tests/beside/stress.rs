@@ -2,26 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use beeline_e2e::{Tool, Turn, need, remark, seed, soak};
+use beeline_e2e::{Dice, Tool, Turn, need, remark, seed, soak};
 
 use crate::setting::{Place, Setting};
 
-/// How long it goes on if nobody asks for more.
+/// The time that it goes on if nobody asks for more.
 const USUAL: Duration = Duration::from_secs(60);
 /// Kernel probes lie up to so many bytes behind a function's start, where the kernel lets them.
 const INNER: u64 = 5;
-
-/// Numbers that look random (Marsaglia's xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
 
 /// A session with probes at random functions' entries and returns.
 fn some_of_ours(setting: &Setting, dice: &mut Dice) -> Tool {

@@ -30,7 +30,7 @@ pub use lines::Lines;
 pub use output::{histogram_total, map_counts, shape, tidy, without_sizes};
 pub use process::{Footprint, altered_text, is_alive, members_of_group, monotonic, until};
 pub use scratch::{Scratch, file_offset, workload};
-pub use soak::{seed, soak, stay_on_one_cpu};
+pub use soak::{Dice, seed, soak, stay_on_one_cpu};
 pub use tool::{Ended, TICK, Tool};
 pub use turn::Turn;
 pub use workload::{EXIT_CODE, Workload};

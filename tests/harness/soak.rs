@@ -16,6 +16,19 @@ pub fn seed() -> u64 {
     number("BEELINE_SEED").unwrap_or_else(|| if soak().is_zero() { 1 } else { fresh() })
 }
 
+/// Numbers that look random (Marsaglia's xorshift), from one that is not 0.
+pub struct Dice(pub u64);
+
+impl Dice {
+    /// The next number, below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok()?;
     let number = text.parse();

@@ -1,4 +1,4 @@
-//! Who of an ordinary user's session is told that it is root.
+//! The processes of an ordinary user's session that are told that they are root.
 //!
 //! Tools look at `geteuid()` before they make any eBPF call, so nobody knows yet that they are tools. Until then all are told
 //! that they are root. What a process that makes eBPF calls has started is told the truth: there are programs that refuse to run as

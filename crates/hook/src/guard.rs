@@ -1,4 +1,4 @@
-//! How a jump lives beside a kernel uprobe that comes to the same instructions, or goes.
+//! Jumps that live beside kernel uprobes, which come to the same instructions and go.
 //!
 //! The kernel attaches a uprobe by storing `int3` over an instruction's first byte, whatever stands there. When that is hit it runs
 //! the *file's* instruction out of line and goes on behind it, which is inside our jump. When the probe is taken away the
@@ -21,7 +21,7 @@ use crate::trampoline::Registers;
 pub struct Guard {
     /// Bytes 1 to 4 of the patch, the jump's displacement; `None` where any will do.
     pub fixed: [Option<u8>; 4],
-    /// What follows the jump, up to the end of the window.
+    /// The bytes behind the jump, up to the end of the window.
     pub tail: Vec<u8>,
     /// Where a thread traps, and what it has done by then: see [`Trap`].
     pub traps: Vec<Trap>,
@@ -43,7 +43,7 @@ pub struct Trap {
     pub lost: Registers,
 }
 
-/// How many values of one displacement are enough to be tried for one guard.
+/// The most values of one displacement that are tried for one guard.
 const MANY: usize = 1 << 12;
 
 impl Guard {
@@ -139,12 +139,12 @@ fn clamp(distance: u64) -> i32 {
     i32::try_from(distance).unwrap_or(if distance < 0 { i32::MIN } else { i32::MAX })
 }
 
-/// What must not be changed at a site.
+/// State that must not be changed at a site.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Live {
     /// The flags.
     pub flags: bool,
-    /// What is below the stack pointer.
+    /// The bytes below the stack pointer.
     pub red_zone: bool,
 }
 
@@ -399,7 +399,7 @@ fn bytes_of(window: &[Displaced], window_len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What follows the jump: the file's bytes, each instruction begun by an int3.
+/// The bytes behind the jump: the file's, each instruction begun by an int3.
 fn tail(window: &[Displaced], bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let mut at = 0;
@@ -425,7 +425,7 @@ fn inner(window: &[Displaced]) -> Vec<(usize, u8)> {
     found
 }
 
-/// What the instruction does to the stack pointer, as the number that undoes it, and the registers that it changes. `None` if
+/// The number that undoes what the instruction does to the stack pointer, and the registers that it changes. `None` if
 /// the stack pointer cannot be told.
 fn effects(instruction: &Instruction) -> Option<(i32, Registers)> {
     let mut factory = InstructionInfoFactory::new();

@@ -364,7 +364,7 @@ fn decide(
     Ok(plan)
 }
 
-/// What is displaced by a jump, as many bytes as it needs: with what a guard can use beyond the jump, if it is to be had.
+/// The instructions that a jump displaces, and their bytes: with those that a guard can use beyond the jump, if they are to be had.
 fn guarded_window(
     first: &Displaced,
     role: Role,

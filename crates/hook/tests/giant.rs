@@ -9,7 +9,7 @@ const SWITCH: &[u8] = b"\x48\x8d\x0d\0\0\0\0\x48\x63\x04\x81\x48\x01\xc8\xff\xe0
 /// `mov eax, 39; syscall; ret`
 const CALL: &[u8] = b"\xb8\x27\0\0\0\x0f\x05\xc3";
 const STEP: usize = 64 << 10;
-/// What the look may take beyond the text itself.
+/// The most memory that the look may take beyond the text itself.
 const MEMORY_KB: u64 = 64 << 10;
 
 fn peak_kb() -> u64 {

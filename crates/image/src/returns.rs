@@ -40,7 +40,7 @@ const AWAY: u64 = 1 << 8;
 const OWNER_SHIFT: u32 = 32;
 /// No thread.
 const NOBODY: u32 = 0;
-/// What leaves an [`Entry::state`] without an owner.
+/// The mask that leaves an [`Entry::state`] without an owner.
 const OF_NOBODY: u64 = (1 << OWNER_SHIFT) - 1;
 /// Spins while another thread changes slots, before the CPU is given to somebody else.
 const SPINS: u32 = 1_000;
@@ -49,7 +49,7 @@ const YIELDS: u32 = 15_000;
 /// Of these, how often just to whoever is next.
 const SHORT_YIELDS: u32 = 100;
 
-/// What an [`Entry::state`] has as the entry's depth: 1 for a slot's first entry, one more for each that stands upon another.
+/// The mask of the entry's depth in an [`Entry::state`]: 1 for a slot's first entry, one more for each that stands upon another.
 #[inline]
 pub fn depth_of(state: u64) -> u64 {
     state & (AWAY - 1)
@@ -78,7 +78,7 @@ pub struct ReturnTable {
     buckets: [Bucket; BUCKETS],
     /// Which of them have ever been used, a bit for each.
     used: [AtomicU64; BUCKETS / 64],
-    /// Who puts slots back or watches them again just now, or 0.
+    /// The owner that puts slots back or watches them again just now, or 0.
     changing: AtomicU32,
 }
 
@@ -180,7 +180,7 @@ impl ReturnTable {
     /// Entries stay, so that it does not matter if the call has returned to the trampoline in this very moment, on another
     /// thread. Those of the owner's stack that an earlier call left below `sp` are forgotten: their calls have ended.
     ///
-    /// Whose stack a slot lies on is not always known. What another thread than the call's asks for, or a second one, is nobody's
+    /// The thread whose stack a slot lies on is not always known. What another thread than the call's asks for, or a second one, is nobody's
     /// from then on and not [watched again](Self::watch_again), as the other one's unwinder may be about to read it.
     pub fn put_back(&self, sp: usize, owner: u32, is_wanted: impl Fn(usize, bool) -> bool) -> u64 {
         let is_locked = self.lock(owner);

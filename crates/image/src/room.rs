@@ -9,25 +9,13 @@ use core::sync::atomic::Ordering::Relaxed;
 use crate::abi::{STACK_ENTRIES, Slot, StackEntry, Target};
 use crate::sys;
 
-/// What programs and helpers take of a stack, at most.
+/// The most bytes that programs and helpers take of a stack.
 const NEEDED: usize = 2048;
-/// How far below its start the first thread's stack is known to be that.
+/// Bytes below its start within which the first thread's stack is known to be that.
 const FIRST_STACK: usize = 4 << 20;
-/// How far below its thread pointer another thread's is.
+/// Bytes below its thread pointer within which another thread's is.
 const OTHER_STACK: usize = 64 << 10;
 const PAGE_SHIFT: u32 = 12;
-
-const SYS_SIGALTSTACK: u64 = 131;
-const SS_ONSTACK: i32 = 1;
-
-/// The kernel's `stack_t`.
-#[repr(C)]
-#[derive(Default)]
-struct AlternateStack {
-    start: usize,
-    flags: i32,
-    len: usize,
-}
 
 /// Has the thread's stack room below `sp` for programs?
 ///
@@ -55,11 +43,8 @@ fn has_room_elsewhere(slot: &mut Slot, sp: usize) -> bool {
     if *known == here {
         return true;
     }
-    let mut stack = AlternateStack::default();
-    // SAFETY: the call writes one `stack_t`, which this is.
-    let result = unsafe { sys::syscall(SYS_SIGALTSTACK, [0, &raw mut stack as u64, 0, 0]) };
-    if result == 0 && stack.flags & SS_ONSTACK != 0 {
-        return sp.wrapping_sub(stack.start) >= NEEDED;
+    if let Some(stack) = sys::alternate_stack().filter(|stack| stack.contains(&sp)) {
+        return sp - stack.start >= NEEDED;
     }
     *known = here;
     true

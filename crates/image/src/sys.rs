@@ -249,3 +249,22 @@ pub unsafe fn call_on_stack(top: usize, f: unsafe extern "sysv64" fn(*mut u8), a
         );
     }
 }
+
+/// The kernel's `stack_t`.
+#[repr(C)]
+#[derive(Default)]
+struct AlternateStack {
+    start: usize,
+    flags: i32,
+    len: usize,
+}
+
+/// Where this thread's signal handlers run that ask for a stack of their own (`sigaltstack`), if there is such a stack.
+pub fn alternate_stack() -> Option<core::ops::Range<usize>> {
+    const SS_DISABLE: i32 = 2;
+    let mut stack = AlternateStack::default();
+    // SAFETY: the call writes one `stack_t`, which this is.
+    let done = unsafe { syscall(nr::SIGALTSTACK, [0, (&raw mut stack) as u64, 0, 0]) };
+    let is_there = done == 0 && stack.flags & SS_DISABLE == 0;
+    is_there.then(|| stack.start..stack.start.wrapping_add(stack.len))
+}

@@ -29,7 +29,6 @@ const FAR: usize = 1 << 36;
 const PAGE: usize = 4096;
 /// Pages that are looked at in one call.
 const PAGES: usize = 32;
-const SS_DISABLE: u64 = 2;
 
 /// At the C library's `_dl_find_object(address, result)`.
 ///
@@ -155,7 +154,7 @@ struct Stack {
 
 impl Stack {
     fn around(sp: usize, table: &ReturnTable) -> Self {
-        let alternate = alternate_stack().filter(|stack| stack.contains(&sp));
+        let alternate = sys::alternate_stack().filter(|stack| stack.contains(&sp));
         let thread = sys::thread_pointer();
         let end = match &alternate {
             Some(stack) => stack.end,
@@ -183,17 +182,6 @@ impl Stack {
     fn is_behind(&self, slot: usize) -> bool {
         self.is_alternate && !self.has(slot) && readable_end(slot, slot + 8) == slot + 8
     }
-}
-
-/// Where this thread's signal handlers run that ask for it.
-fn alternate_stack() -> Option<Range<usize>> {
-    // The kernel's `stack_t`: the start, flags, and bytes.
-    let mut stack = [0u64; 3];
-    // SAFETY: the kernel fills the structure.
-    let done = unsafe { sys::syscall(nr::SIGALTSTACK, [0, (&raw mut stack) as u64, 0, 0]) };
-    let [start, flags, bytes] = stack;
-    let is_there = done == 0 && flags & SS_DISABLE == 0;
-    is_there.then(|| start as usize..start.wrapping_add(bytes) as usize)
 }
 
 /// `end`, or the first page below it and above `start` that cannot be read.

@@ -217,7 +217,7 @@ pub fn is_of_too_many_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// What the kernel said, and what to do about it where something of ours is at its limit.
+/// The kernel's words for an error, and the remedy where something of ours is at its limit.
 pub fn with_remedy(error: &io::Error) -> String {
     let remedy = match error.raw_os_error() {
         Some(libc::EMFILE) => "; Beeline may have no more files open: raise the limit (ulimit -n)",

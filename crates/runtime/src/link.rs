@@ -240,7 +240,7 @@ impl FilePlace {
         self.file.binary.returns_twice(self.offset)
     }
 
-    /// What [`abi::Site::flags`] say of it as an exit.
+    /// Its [`abi::Site::flags`] as an exit.
     pub fn exit_flags(&self) -> Option<u64> {
         let exit = self.exit?;
         let distance = u32::try_from(self.offset - self.function.0).ok()?;

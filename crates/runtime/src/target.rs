@@ -167,7 +167,7 @@ pub struct Target {
     looks: u32,
     /// There is or was a return probe.
     watches_returns: bool,
-    /// How many mappings of code there were when unwinders were last looked for.
+    /// The number of mappings of code when unwinders were last looked for.
     texts_with_unwinding: usize,
 }
 

@@ -108,7 +108,7 @@ fn open_mapped(pid: i32, region: &Region) -> Option<File> {
     files.find_map(|path| File::open(path).ok().filter(is_it))
 }
 
-/// What stands where a site was patched.
+/// The text where a site was patched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Text {
     /// The patch.

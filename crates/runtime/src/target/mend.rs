@@ -18,16 +18,16 @@ use crate::error::Error;
 use crate::patch;
 use crate::uprobes::{Text, beside, kernel_uprobes};
 
-/// How often sites beside kernel uprobes are looked at, as those go without a word.
+/// The pause between looks at sites beside kernel uprobes, as those go without a word.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How often it is looked for kernel uprobes where ours see nothing beside them.
+/// The pause between looks for kernel uprobes where ours see nothing beside them.
 const WATCHED: Duration = Duration::from_secs(2);
 
-/// How often it is looked for those inside of jumps.
+/// The pause between looks for those inside of jumps.
 const INSIDE: Duration = Duration::from_secs(10);
 
-/// What is known of kernel uprobes at the sites of a target.
+/// The state of the looks for kernel uprobes at the sites of a target.
 #[derive(Debug, Default)]
 pub(super) struct Neighbours {
     /// `Session::disturbed` when the target was last looked at.

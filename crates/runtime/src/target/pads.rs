@@ -65,7 +65,7 @@ const PAD: u64 = JUMP_LEN as u64;
 /// Left free at the start of the file, for the manifest.
 const HEAD: u64 = PAGE as u64;
 const LEN: u64 = ARENA_BYTES as u64;
-/// How much further from one another what is mapped around addresses begins.
+/// The distance by which mappings around addresses that are needed together begin further from one another.
 const SHIFT: u64 = 32 * PAGE as u64;
 /// Places that are tried for one guard in one mapping, if what else is needed cannot be had with them.
 const TRIES: usize = 8;
@@ -150,7 +150,7 @@ fn offset_among<'a>(mut bases: impl Iterator<Item = &'a u64>, address: u64) -> O
     })
 }
 
-/// What is going to be mapped and taken, if all works out.
+/// The mappings and places that are going to be taken, if all works out.
 #[derive(Default, Clone)]
 struct Draft {
     bases: Vec<u64>,

@@ -18,7 +18,7 @@ use crate::life::SessionId;
 use crate::patch;
 use crate::uprobes::{Text, beside, is_call_of_kernels, kernel_uprobes};
 
-/// How a new site is to be hooked, and what was there when that was decided.
+/// The plan for a new site, and the code that was there when it was made.
 #[derive(Debug, Clone)]
 pub(super) struct Planned {
     pub plan: Plan,
@@ -67,7 +67,7 @@ fn words_of(registers: Registers) -> u32 {
 }
 
 impl Target {
-    /// How a new site is to be hooked beside those that there are, and what is there now.
+    /// Plans a new site beside those that there are.
     pub(super) fn plan_apart(
         &self,
         request: &Request<'_>,

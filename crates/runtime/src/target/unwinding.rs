@@ -1,4 +1,4 @@
-//! What keeps unwinders from watched returns: the image's links in the C library, and in the unwinder.
+//! Links that keep unwinders from watched returns: the image's own in the C library, and in the unwinder.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -8,9 +8,9 @@ use beeline_inject::Region;
 
 use super::{Body, Hold, Target, UNWINDING};
 
-/// What an unwinder asks the C library by, before it looks at a return address.
+/// The functions by which an unwinder asks the C library, before it looks at a return address.
 const ASKED: [&str; 2] = ["_dl_find_object", "dl_iterate_phdr"];
-/// What it asks itself before, if it is part of the program: static ones have told it at their start what they consist of.
+/// The function that it asks before, if it is part of the program: static ones have told it at their start what they consist of.
 const ASKED_WITHIN: &str = "_Unwind_Find_FDE";
 /// Its own functions, by which it is called.
 const ENTRIES: [&str; 5] = [
@@ -20,7 +20,7 @@ const ENTRIES: [&str; 5] = [
     "_Unwind_ForcedUnwind",
     "_Unwind_Backtrace",
 ];
-/// What the files are called that have these, but for programs that have them in themselves.
+/// The names of the files that have these, but for programs that have them in themselves.
 const LIBRARIES: [&str; 5] = ["libc.", "libc-", "ld-musl", "libgcc_s.", "libunwind."];
 
 impl Target {
