@@ -162,8 +162,6 @@ struct Search<'a> {
     target: &'a Target,
     regions: &'a [Region],
     plan: &'a Plan,
-    /// Is a pad to be had for every place that the jump may lead to?
-    is_whole: bool,
 }
 
 impl Search<'_> {
@@ -214,21 +212,8 @@ impl Search<'_> {
             if !self.take(pad, &mut draft) {
                 continue;
             }
-            let mut others = guard.variants(site, pad);
-            if !self.is_whole {
-                let mut failure = None;
-                others.retain(|other| {
-                    let covered = self.cover(std::slice::from_ref(other), &mut draft);
-                    covered.unwrap_or_else(|error| {
-                        failure = Some(error);
-                        false
-                    })
-                });
-                if let Some(error) = failure {
-                    return Err(error);
-                }
-            }
-            if !self.is_whole || self.cover(&others, &mut draft)? {
+            let others = guard.variants(site, pad);
+            if self.cover(&others, &mut draft)? {
                 let guard = guard.clone();
                 return Ok(Some((Landing { guard, pad, others }, draft)));
             }
@@ -328,23 +313,12 @@ impl Target {
             return Ok(Some(known.clone()));
         }
         let regions = hold.regions(&self.process)?;
-        let search = |is_whole| {
-            let target = &*self;
-            let regions = &regions;
-            Search {
-                target,
-                regions,
-                plan,
-                is_whole,
-            }
-            .run()
+        let search = Search {
+            target: self,
+            regions: &regions,
+            plan,
         };
-        // Without all pads only a kernel uprobe that has been inside the jump, and has gone, does harm.
-        let found = match search(true)? {
-            None => search(false)?,
-            found => found,
-        };
-        let Some((landing, draft)) = found else {
+        let Some((landing, draft)) = search.run()? else {
             return Ok(None);
         };
         let scratch = self.environment()?.private.scratch();
