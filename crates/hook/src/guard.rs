@@ -150,16 +150,21 @@ pub(crate) struct Live {
 
 /// All ways to guard a jump over these instructions, the best first. None if beside a kernel uprobe a thread would run what
 /// nobody wrote.
-pub(crate) fn guards(window: &[Displaced], window_len: usize, live: Live) -> Vec<Guard> {
+///
+/// `padding` stands in the window behind the instructions: a kernel uprobe may be there as well, and one that the kernel refuses
+/// leaves the file's byte.
+pub(crate) fn guards(window: &[Displaced], padding: &[Displaced], live: Live) -> Vec<Guard> {
     let Some(first) = window.first() else {
         return Vec::new();
     };
-    let bytes = bytes_of(window, window_len);
-    let len = first.bytes.len();
-    match len {
-        0..JUMP_LEN => short(first, window, &bytes),
-        _ => long(first, window, &bytes, live).into_iter().collect(),
-    }
+    let code = [window, padding].concat();
+    let mut ways = match first.bytes.len() {
+        0..JUMP_LEN => short(first, &code),
+        _ => long(first, &code, live).into_iter().collect(),
+    };
+    ways.iter_mut().for_each(|way| trap_further(way, window));
+    ways.dedup();
+    ways
 }
 
 /// For a breakpoint whose instruction has another one behind it in the window: that one's first byte is a breakpoint as well.
@@ -176,27 +181,26 @@ pub(crate) fn second_trap(first: &Displaced) -> Option<Trap> {
 
 /// A first instruction that is shorter than the jump: behind it, inside the displacement, stands an `int3`. All of its
 /// own bytes but the first stay as they are, so that it is whole when the first comes back.
-fn short(first: &Displaced, window: &[Displaced], bytes: &[u8]) -> Vec<Guard> {
+fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
     let len = first.bytes.len();
     let mut fixed = [None; 4];
     for (place, byte) in fixed.iter_mut().zip(&first.bytes[1..]) {
         *place = Some(*byte);
     }
-    let tail = tail(window, bytes);
+    let tail = tail(code);
     let goes_on = relocate::goes_on(&first.instruction);
     if !goes_on {
         // It leads elsewhere, in the kernel's hands as in the processor's.
-        let inner = inner(window);
         let plain = Guard {
             fixed,
             tail,
             traps: Vec::new(),
-            inner,
+            inner: inner(code),
         };
         return if relocate::is_call(&first.instruction) {
             Vec::new()
         } else {
-            vec![plain]
+            vec![deepened(&plain), plain]
         };
     }
     let Some((stack, lost)) = effects(&first.instruction) else {
@@ -213,9 +217,9 @@ fn short(first: &Displaced, window: &[Displaced], bytes: &[u8]) -> Vec<Guard> {
         fixed,
         tail: tail.clone(),
         traps: vec![trap(len + 1)],
-        inner: inner(window),
+        inner: inner(code),
     };
-    let mut ways = vec![deepened(&plain, window), plain];
+    let mut ways = vec![deepened(&plain), plain];
     // The last byte says how far away the jump leads, and there may be no room where an int3 leads. A prefix in front of one will do.
     if len == JUMP_LEN - 1 && !tail.is_empty() {
         let mut tail = tail;
@@ -226,26 +230,22 @@ fn short(first: &Displaced, window: &[Displaced], bytes: &[u8]) -> Vec<Guard> {
                 fixed,
                 tail: tail.clone(),
                 traps: vec![trap(len + 2)],
-                inner: inner(window),
+                inner: inner(code),
             }
         }));
     }
-    ways.iter_mut().for_each(|way| trap_further(way, window));
-    ways.dedup();
     ways
 }
 
 /// A first instruction at least as long as the jump: when its first byte comes back, that begins another instruction, which the
 /// displacement completes; it must be one that does no harm, with an `int3` behind it.
-fn long(first: &Displaced, window: &[Displaced], bytes: &[u8], live: Live) -> Option<Guard> {
+fn long(first: &Displaced, code: &[Displaced], live: Live) -> Option<Guard> {
     let len = first.bytes.len();
     let opcode = *first.bytes.first()?;
     let goes_on = relocate::goes_on(&first.instruction);
-    let mut tail = tail(window, bytes);
+    let mut tail = tail(code);
     let mut traps = Vec::new();
-    let second = tail
-        .get_mut(len - JUMP_LEN)
-        .filter(|_| goes_on && bytes.len() > len);
+    let second = tail.get_mut(len - JUMP_LEN).filter(|_| goes_on);
     let has_second = second.is_some();
     if let Some(byte) = second {
         *byte = INT3;
@@ -326,24 +326,22 @@ fn long(first: &Displaced, window: &[Displaced], bytes: &[u8], live: Live) -> Op
         }
         _ => return None,
     };
-    let mut guard = Guard {
+    Some(Guard {
         fixed,
         tail,
         traps,
         inner: Vec::new(),
-    };
-    trap_further(&mut guard, window);
-    Some(guard)
+    })
 }
 
 /// With an int3 at the start of each further instruction as well: two kernel uprobes, one at the site and one behind it, bring a thread
 /// to the third.
-fn deepened(guard: &Guard, window: &[Displaced]) -> Guard {
-    let mut guard = guard.clone();
-    for (offset, _) in inner(window) {
-        guard.fixed[offset - 1] = Some(INT3);
+fn deepened(guard: &Guard) -> Guard {
+    let mut deeper = guard.clone();
+    for (offset, _) in &guard.inner {
+        deeper.fixed[offset - 1] = Some(INT3);
     }
-    guard
+    deeper
 }
 
 /// Adds the traps behind the second instruction and those after it, where there is an int3.
@@ -389,34 +387,22 @@ const PREFIXES: [u8; 24] = [
 /// Likewise.
 const REPEATS: [u8; 2] = [0xf2, 0xf3];
 
-/// The window as the file has it; where it is padding, int3.
-fn bytes_of(window: &[Displaced], window_len: usize) -> Vec<u8> {
-    let mut bytes: Vec<u8> = window
-        .iter()
-        .flat_map(|one| one.bytes.iter().copied())
-        .collect();
-    bytes.resize(window_len, INT3);
-    bytes
-}
-
 /// The bytes behind the jump: the file's, each instruction begun by an int3.
-fn tail(window: &[Displaced], bytes: &[u8]) -> Vec<u8> {
-    let mut bytes = bytes.to_vec();
-    let mut at = 0;
-    for one in window {
-        if let Some(byte) = bytes.get_mut(at) {
-            *byte = INT3;
-        }
-        at += one.bytes.len();
-    }
+fn tail(code: &[Displaced]) -> Vec<u8> {
+    let with_breakpoint = |one: &Displaced| {
+        let mut bytes = one.bytes.to_vec();
+        bytes[0] = INT3;
+        bytes
+    };
+    let mut bytes: Vec<u8> = code.iter().flat_map(with_breakpoint).collect();
     bytes.split_off(JUMP_LEN)
 }
 
 /// Where instructions begin inside the displacement.
-fn inner(window: &[Displaced]) -> Vec<(usize, u8)> {
+fn inner(code: &[Displaced]) -> Vec<(usize, u8)> {
     let mut at = 0;
     let mut found = Vec::new();
-    for one in window {
+    for one in code {
         if (1..JUMP_LEN).contains(&at) {
             found.extend(one.bytes.first().map(|byte| (at, *byte)));
         }

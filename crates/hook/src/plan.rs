@@ -354,7 +354,8 @@ fn decide(
                 flags: plan.flags.live(),
                 red_zone: plan.red_zone,
             };
-            plan.guards = guard::guards(&plan.window, plan.window_len, live);
+            let padding = padding_behind(function, &survey, index, &plan);
+            plan.guards = guard::guards(&plan.window, &padding, live);
         }
         Kind::Breakpoint { .. } => {
             plan.window.truncate(2);
@@ -382,6 +383,18 @@ fn guarded_window(
         Err(_) if wanted > JUMP_LEN => checked(JUMP_LEN),
         outcome => outcome,
     }
+}
+
+/// The padding that the window of a plan has behind its instructions.
+fn padding_behind(
+    function: &Function,
+    survey: &Survey,
+    index: usize,
+    plan: &Plan,
+) -> Vec<Displaced> {
+    let end = plan.site + plan.window_len as u64;
+    let rest = (index + plan.window.len()..).map_while(|next| survey.displaced(next, function));
+    rest.take_while(|one| one.instruction.ip() < end).collect()
 }
 
 /// The length of a first instruction behind which there is one byte of the jump.

@@ -31,6 +31,8 @@ const CODE: &[&[u8]] = &[
     b"\xff\x25\x00\x01\x00\x00\xcc\xcc", // jmp [rip+256]
     b"\xe9\x00\x01\x00\x00\xcc\xcc", // jmp +256
     b"\xc3\x90\x90\x90\x90\x90\x90\x90", // ret
+    b"\xc3\xcc\xcc\xcc\xcc\xcc\xcc\xcc", // ret, as assemblers pad
+    b"\x89\xf8\xc3\x66\x90\xcc\xcc\xcc", // mov eax, edi; ret
     b"\x64\x48\x8b\x04\x25\x28\x00\x00\x00\x90\x90\xc3", // mov rax, fs:[40]
 ];
 
@@ -121,11 +123,11 @@ fn when_the_first_byte_comes_back_a_breakpoint_is_next() {
 fn other_places_are_where_a_changed_displacement_leads() {
     for code in CODE {
         let plan = jump(code);
-        let original = file(&plan);
-        let starts: Vec<usize> = plan
-            .instructions()
-            .map(|one| (one.ip() - SITE) as usize)
-            .collect();
+        // Padding behind the instructions, too.
+        let original = code;
+        let decoder = Decoder::with_ip(64, code, SITE, DecoderOptions::NONE);
+        let starts = decoder.into_iter().map(|one| (one.ip() - SITE) as usize);
+        let starts: Vec<usize> = starts.collect();
         let lead = |patch: &[u8]| decode(patch, 0).near_branch_target();
         for (guard, patch) in patches(&plan) {
             let target = lead(&patch);
