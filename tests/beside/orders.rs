@@ -168,3 +168,67 @@ fn returns_ours_last_and_first_gone() {
 fn returns_ours_last_and_last_gone() {
     order(Place::Return, false, false);
 }
+
+/// Two sessions at the same functions; `first_goes` says which of them ends first, while the kernel's probes are there.
+fn two_sessions_and_the_kernel(place: Place, first_goes: bool) {
+    let _turn = Turn::take();
+    let mut setting = need!(Setting::new());
+    let script = setting.counting(place);
+    setting.run();
+    let first = setting.ours(&script);
+    setting.go_on();
+    let second = setting.ours(&script);
+    setting.go_on();
+    setting.stop();
+    setting.phase(1);
+    let alone = setting.calls(CALLS);
+    let probed = setting.attach_kernel(place);
+    setting.phase(BOTH);
+    let before = setting.kernel_counts();
+    let calls = setting.calls(CALLS);
+    assert_kernel_saw(&mut setting, &probed, &before, calls);
+    setting.phase(3);
+    setting.run();
+    let (gone, left) = if first_goes {
+        (first, second)
+    } else {
+        (second, first)
+    };
+    let gone = gone.interrupt();
+    setting.go_on();
+    setting.kernel.tell("off all");
+    setting.go_on();
+    setting.stop();
+    setting.phase(ONE);
+    setting.calls(CALLS);
+    let left = left.interrupt();
+    for ended in [&gone, &left] {
+        let counts = counted(ended, BOTH);
+        assert_ours_saw(&setting, &counts, calls, ended.missed(), &ended.stderr);
+        assert_all(&setting, &counted(ended, 1), alone, &ended.stderr);
+    }
+    assert_all(&setting, &counted(&left, ONE), calls, &left.stderr);
+    setting.finish();
+}
+
+fn assert_all(setting: &Setting, counts: &HashMap<String, u64>, calls: u64, said: &[String]) {
+    let names = setting.functions.iter().map(|(name, _)| name);
+    let wrong = names.filter(|name| counts.get(*name) != Some(&calls));
+    let wrong: Vec<_> = wrong.map(|name| (name, counts.get(name))).collect();
+    assert!(wrong.is_empty(), "not {calls}: {wrong:?}; {said:?}");
+}
+
+#[test]
+fn entries_of_two_sessions_of_which_the_first_goes_first() {
+    two_sessions_and_the_kernel(Place::Entry, true);
+}
+
+#[test]
+fn entries_of_two_sessions_of_which_the_last_goes_first() {
+    two_sessions_and_the_kernel(Place::Entry, false);
+}
+
+#[test]
+fn returns_of_two_sessions_of_which_the_first_goes_first() {
+    two_sessions_and_the_kernel(Place::Return, true);
+}

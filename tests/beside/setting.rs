@@ -222,6 +222,14 @@ impl Setting {
         command.output().expect("cannot run beeline");
     }
 
+    /// As [`Setting::finish`], where sessions were killed: one that handed files over just then leaves the sockets for it open.
+    pub fn finish_behind_kills(mut self) {
+        let now = Footprint::of(self.target.pid()).descriptors;
+        let sockets = now.into_iter().filter(|one| one.contains("socket:"));
+        self.before.descriptors.extend(sockets);
+        self.finish();
+    }
+
     /// Asserts that the target is what it was, and lets it end.
     pub fn finish(mut self) {
         self.kernel.tell("off all");

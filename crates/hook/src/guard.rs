@@ -103,6 +103,17 @@ impl Guard {
         bytes
     }
 
+    /// The same for a jump that lies over another one, `patch`, which is laid in this way: only the jump's own bytes change. `None` if
+    /// `patch` is not laid so.
+    pub fn over(mut self, patch: &[u8]) -> Option<Self> {
+        let (jump, tail) = patch.split_at_checked(JUMP_LEN)?;
+        let mut fixed = self.fixed.iter().zip(&jump[1..]);
+        let is_laid_so = fixed.all(|(fixed, byte)| fixed.is_none_or(|fixed| fixed == *byte));
+        let is_whole = tail == self.tail;
+        self.tail.clear();
+        (is_laid_so && is_whole).then_some(self)
+    }
+
     fn pattern(&self) -> (u32, u32) {
         let byte = |fixed: &Option<u8>| fixed.map_or((0, 0), |byte| (byte, 0xff));
         let pairs = self.fixed.each_ref().map(byte);
@@ -162,6 +173,8 @@ pub(crate) fn guards(window: &[Displaced], padding: &[Displaced], live: Live) ->
         0..JUMP_LEN => short(first, &code),
         _ => long(first, &code, live).into_iter().collect(),
     };
+    let whole = ways.first().and_then(|way| whole(way, &code));
+    ways.splice(0..0, whole);
     ways.iter_mut().for_each(|way| trap_further(way, window));
     ways.dedup();
     ways
@@ -344,18 +357,47 @@ fn deepened(guard: &Guard) -> Guard {
     deeper
 }
 
+/// And so that further instructions do no harm whose first bytes alone the kernel has put back: what follows is an int3 behind a
+/// prefix, or the rest of the instruction. `None` if that is so anyway.
+fn whole(guard: &Guard, code: &[Displaced]) -> Option<Guard> {
+    let mut whole = guard.clone();
+    let mut at = 0;
+    for one in code {
+        let (start, rest) = (at, &one.bytes[1..]);
+        at += one.bytes.len();
+        if start == 0 || rest.is_empty() || start >= JUMP_LEN - 1 {
+            continue;
+        }
+        if PREFIXES.contains(&one.bytes[0]) {
+            whole.fixed[start] = Some(INT3);
+            continue;
+        }
+        let places = whole.fixed.iter_mut().skip(start);
+        places
+            .zip(rest)
+            .for_each(|(place, byte)| *place = Some(*byte));
+    }
+    (whole != *guard).then_some(whole)
+}
+
 /// Adds the traps behind the second instruction and those after it, where there is an int3.
 fn trap_further(guard: &mut Guard, window: &[Displaced]) {
     let (mut at, mut stack, mut lost) = (0, 0, Registers::NONE);
     for (index, one) in window.iter().enumerate() {
-        let here = match at {
+        let byte_at = |at: usize| match at {
             0 => None,
             1..JUMP_LEN => guard.fixed[at - 1],
             _ => guard.tail.get(at - JUMP_LEN).copied(),
         };
-        if index > 1 && here == Some(INT3) {
+        let is_put_back = index > 0 && at < JUMP_LEN && PREFIXES.contains(&one.bytes[0]);
+        let here = [
+            (at, index > 1),
+            (at + 1, is_put_back && one.bytes.len() > 1),
+        ];
+        let trapping = here.map(|(at, wanted)| (at, wanted && byte_at(at) == Some(INT3)));
+        for (int3, _) in trapping.into_iter().filter(|(_, traps)| *traps) {
             guard.traps.push(Trap {
-                behind: at + 1,
+                behind: int3 + 1,
                 resume: at,
                 stack,
                 lost,

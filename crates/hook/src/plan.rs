@@ -66,6 +66,16 @@ impl Plan {
         self
     }
 
+    /// The same site, whose first instruction is the jump of a patch which somebody has laid over the file's code, as planned for
+    /// that code alone: what the code behind the jump reads is not to be seen in it, and kernel uprobes are meant for the file's.
+    pub fn over(mut self, file: Self, patch: &[u8]) -> Self {
+        let guards = file.guards.into_iter();
+        self.guards = guards.filter_map(|guard| guard.over(patch)).collect();
+        self.flags = file.flags;
+        self.red_zone = file.red_zone;
+        self
+    }
+
     /// The bytes to store for a breakpoint.
     pub fn breakpoint_patch(&self) -> Vec<u8> {
         let mut bytes = vec![patch::INT3];

@@ -165,3 +165,37 @@ fn targets_ascend_within_bounds_and_have_the_fixed_bytes() {
         }
     }
 }
+
+#[test]
+fn when_a_later_instructions_first_byte_comes_back_it_is_whole_or_a_breakpoint_is_next() {
+    for code in CODE {
+        let plan = jump(code);
+        let original = file(&plan);
+        let lens = plan.instructions().map(Instruction::len);
+        let starts = lens.scan(0, |at, len| Some(std::mem::replace(at, *at + len)));
+        let later: Vec<usize> = starts.filter(|start| (1..4).contains(start)).collect();
+        let (Some(best), false) = (plan.guards.first(), later.is_empty()) else {
+            continue;
+        };
+        let (low, high) = reach(SITE).into_inner();
+        let target = best.targets(SITE, low, high).next().unwrap();
+        let mut patch = best.patch(SITE, target);
+        for start in &later {
+            patch[*start] = original[*start];
+        }
+        let is_harmless = |start: &usize| {
+            let own = decode(&original, *start);
+            let whole = *start..(*start + own.len()).min(patch.len());
+            if patch[whole.clone()] == original[whole] {
+                return true;
+            }
+            let trapped = trap(&patch, *start);
+            let is_known = |behind: usize| {
+                let mut traps = best.traps.iter();
+                traps.any(|trap| trap.behind == behind && trap.resume == *start)
+            };
+            trapped.is_some_and(|(behind, _)| is_known(behind))
+        };
+        assert!(later.iter().all(is_harmless), "{code:02x?} {patch:02x?}");
+    }
+}

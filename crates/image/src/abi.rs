@@ -395,6 +395,10 @@ pub struct Site {
     pub original_len: u32,
     /// What was there before the patch.
     pub original: [u8; ORIGINAL_BYTES],
+    /// The file's bytes, which kernel uprobes put back: other ones than `original` if that is another session's patch.
+    pub file: [u8; ORIGINAL_BYTES],
+    /// The number of other sessions' patches below this one.
+    pub layer: u32,
     /// What was put there.
     pub patch: [u8; ORIGINAL_BYTES],
     /// Where threads trap beside a kernel uprobe on the same instructions.
@@ -415,6 +419,10 @@ pub struct SiteTrap {
     /// To be added to the stack pointer to have what it was at the site.
     pub stack: i64,
 }
+
+/// In [`SiteTrap::resume`] and [`Site::body`]: the breakpoint is also one of the session whose patch is below this one. Its handler,
+/// which was there before and is called next, says where the thread goes on.
+pub const PASSES_ON: u64 = 1;
 
 /// Entries of [`Site::traps`].
 pub const SITE_TRAPS: usize = 8;
@@ -466,7 +474,7 @@ pub struct Manifest {
 /// Room for a command line in a manifest.
 pub const TOOL_BYTES: usize = 128;
 /// "beeline" and the version of this layout.
-pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x03");
+pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x04");
 
 /// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
 /// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.

@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::abi::{
-    LinkList, Manifest, PtRegs, SIGNALS, SignalAction, Signals, Site, SiteTrap, Target,
+    LinkList, Manifest, PASSES_ON, PtRegs, SIGNALS, SignalAction, Signals, Site, SiteTrap, Target,
 };
 use crate::enter::{beeline_enter, links_of, miss};
 use crate::helpers::fault_fixup;
@@ -77,8 +77,9 @@ pub unsafe extern "sysv64" fn beeline_signal(
     // A positive code: the kernel raised it for what this very thread did.
     if code > 0 {
         if signal == SIGTRAP {
-            if breakpoint(this, registers) {
-                return;
+            match breakpoint(this, registers) {
+                Trapped::Served => return,
+                Trapped::Others => {}
             }
         } else if let Some(fixup) = fault_fixup(registers.ip) {
             registers.ip = fixup;
@@ -123,9 +124,19 @@ pub fn skip_load(registers: &mut UserContext, arena: usize, len: usize) -> bool 
     true
 }
 
-/// Runs the site whose breakpoint was hit; false if it is none of ours.
-fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
+/// What became of a SIGTRAP.
+enum Trapped {
+    /// The thread goes on as if nothing had happened.
+    Served,
+    /// Whoever caught the signal before says what it means: it is none of ours, or not of ours alone.
+    Others,
+}
+
+/// Runs the site whose breakpoint was hit.
+fn breakpoint(target: &Target, registers: &mut UserContext) -> Trapped {
     let address = registers.ip.wrapping_sub(1);
+    // SAFETY: the thread has just run an instruction there.
+    let is_there = || unsafe { *(address as *const u8) } == INT3;
     let (site, trap) = if let Some(site) = find(target, address) {
         let at_the_site = SiteTrap {
             resume: site.body,
@@ -136,14 +147,18 @@ fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
         disturbed(target);
         found
     } else {
-        // The site was restored while this thread was on its way here: what stands there now is to be run.
-        // SAFETY: the thread has just run an instruction there.
-        let is_gone = unsafe { *(address as *const u8) } != INT3;
-        if is_gone {
-            registers.ip = address;
+        // The site was restored while this thread was on its way here: what stands there now is to be run. That may be a kernel
+        // uprobe's.
+        if is_there() && !(is_last(target) && was_hooked(target, address)) {
+            return Trapped::Others;
         }
-        return is_gone;
+        registers.ip = address;
+        return Trapped::Served;
     };
+    if trap.resume == PASSES_ON && !is_there() {
+        registers.ip = address;
+        return Trapped::Served;
+    }
     let mut regs = registers.at(site.address);
     regs.sp = regs.sp.wrapping_add_signed(trap.stack);
     if trap.lost != 0 && wants(site, trap.lost) {
@@ -158,13 +173,16 @@ fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
         // SAFETY: return probes are placed at function entries only, where the return address was on top.
         unsafe { *(regs.sp as *mut u64) = site.return_entry };
     }
+    registers.take_changes(&before, &regs);
+    if trap.resume == PASSES_ON {
+        return Trapped::Others;
+    }
     if trap.resume == site.body {
         // The first instruction is run after all.
         registers.sp = regs.sp;
     }
-    registers.take_changes(&before, &regs);
     registers.ip = trap.resume;
-    true
+    Trapped::Served
 }
 
 fn find(target: &Target, address: u64) -> Option<&Site> {
@@ -177,15 +195,33 @@ fn find(target: &Target, address: u64) -> Option<&Site> {
         .find(|site| site.address == address)
 }
 
-/// The newest site that has a breakpoint which ends at `ip`, behind its own first byte.
-fn find_trap(target: &Target, ip: u64) -> Option<(&Site, SiteTrap)> {
+/// All sites that there ever were, the newest first.
+fn sites(target: &Target) -> impl Iterator<Item = &Site> {
     // SAFETY: every target's arena starts with its manifest.
     let manifest = unsafe { &*(target.arena as *const Manifest) };
     // SAFETY: 0, or a site that the runtime laid out and keeps as long as the arena.
     let at = |place: usize| unsafe { (place as *const Site).as_ref() };
     let newest = at(manifest.first_site.load(Acquire));
-    let mut sites = core::iter::successors(newest, |site| at(site.next));
-    sites.find_map(|site| {
+    core::iter::successors(newest, move |site| at(site.next))
+}
+
+/// Was there ever a site of ours at an address?
+fn was_hooked(target: &Target, address: u64) -> bool {
+    sites(target).any(|site| site.address == address)
+}
+
+/// Would the kernel end the process if we had no handler for SIGTRAP?
+fn is_last(target: &Target) -> bool {
+    // SAFETY: private memory of the target, mapped as long as the handler is installed.
+    let signals = unsafe { &*target.signals };
+    let saved = SIGNALS.iter().zip(&signals.saved);
+    let mut saved = saved.filter(|(signal, _)| **signal == SIGTRAP);
+    saved.any(|(_, action)| matches!(action.handler, SIG_DFL | SIG_IGN))
+}
+
+/// The newest site that has a breakpoint which ends at `ip`, behind its own first byte.
+fn find_trap(target: &Target, ip: u64) -> Option<(&Site, SiteTrap)> {
+    sites(target).find_map(|site| {
         let ends_here = |trap: &&SiteTrap| {
             trap.resume != 0 && site.address.wrapping_add(trap.behind.into()) == ip
         };

@@ -5,6 +5,7 @@
 
 mod calls;
 mod find;
+mod layers;
 mod sites;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +28,7 @@ use crate::{opening, patch};
 pub use find::{everywhere, in_process};
 use find::{is_a, is_page, maps_ours, open};
 pub(crate) use find::{presences, presences_among, unreachable};
+pub(crate) use layers::{Beneath, layers};
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
 
 /// A session's presence in a process.
@@ -162,7 +164,7 @@ impl Presence {
 
     /// One attempt of [`Self::remove`], beside what other sessions have there; false if a thread is inside.
     fn take_out(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
-        let probed = self.restore_code(stopped)?;
+        let probed = self.restore_code(stopped, others)?;
         if self.is_covered(stopped, others, &probed) {
             self.silence(stopped)?;
             return Err(self.error(
@@ -195,7 +197,9 @@ impl Presence {
                     Hook::Ours
                 }
                 Some(&INT3) if site.is_breakpoint => Hook::Ours,
-                _ if Text::of(&now, &site.patch, &site.original) == Text::Mixed => Hook::Covered,
+                _ if site.is_patched && Text::of(&now, site.stored()) == Text::Mixed => {
+                    Hook::Covered
+                }
                 _ => continue,
             };
             seen.insert(site.address);
@@ -217,10 +221,16 @@ impl Presence {
             .any(|mapping| mapping.permissions.execute && mapping.contains(to))
     }
 
-    /// Puts back what the code was. Kernel uprobes upon it stay; so does our patch under a breakpoint of somebody else's, who will put
-    /// the patch's first byte back. Gives the places of those uprobes.
-    fn restore_code(&self, stopped: &mut Stopped) -> Result<BTreeSet<u64>, Error> {
-        let hooked = self.hooked(|address, into| stopped.read(address, into).is_ok());
+    /// Puts back what the code was. Kernel uprobes upon it stay; so does our patch under another session's, and under a breakpoint of
+    /// somebody else's, who will put the patch's first byte back. Gives the places of those uprobes.
+    fn restore_code(
+        &self,
+        stopped: &mut Stopped,
+        others: &[Presence],
+    ) -> Result<BTreeSet<u64>, Error> {
+        let under = self.lies_under(others);
+        let mut hooked = self.hooked(|address, into| stopped.read(address, into).is_ok());
+        hooked.retain(|(site, _)| !under.contains(&site.address));
         let place = |site: &SiteFacts| site.address..site.address + site.original.len() as u64;
         let ranges: Vec<_> = hooked.iter().map(|(site, _)| place(site)).collect();
         // Where that cannot be known, a breakpoint is taken for somebody else's.
@@ -240,9 +250,8 @@ impl Presence {
     }
 
     /// Does anybody still lead to our trampolines, or mean to: a breakpoint upon a jump of ours, or another session
-    /// that has displaced one?
+    /// whose patch lies over one?
     fn is_covered(&self, stopped: &Stopped, others: &[Presence], probed: &BTreeSet<u64>) -> bool {
-        let displaced = others.iter().flat_map(|other| &other.sites);
         let read = |address: u64, into: &mut [u8]| stopped.read(address, into).is_ok();
         // Where only kernel uprobes are left, nothing leads to us.
         let is_restored = |site: &SiteFacts| {
@@ -253,10 +262,7 @@ impl Presence {
         let mut hooked = self.hooked(read).into_iter();
         hooked.any(|(site, _)| !is_restored(site))
             || self.is_call_patched(stopped)
-            || displaced.into_iter().any(|site| {
-                site.original.first() == Some(&JUMP)
-                    && self.jumps_here(site.address, &site.original)
-            })
+            || !self.lies_under(others).is_empty()
     }
 
     /// Has the programs run no more.

@@ -1,6 +1,6 @@
 //! What is done to a stopped process: patches, signal handlers, and the way back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::mem::offset_of;
 use std::ops::Range;
@@ -14,17 +14,9 @@ use beeline_inject::{Stopped, signal_frames};
 use crate::environment::Environment;
 use crate::error::Error;
 use crate::proc;
-use crate::uprobes::{Text, beside, is_call_of_kernels, kernel_uprobes};
+use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 
 const SIGSET_BYTES: u64 = 8;
-
-/// Bytes that the patch of a site overwrites.
-pub fn len(plan: &Plan) -> usize {
-    match plan.kind {
-        Kind::Jump => plan.window_len,
-        Kind::Breakpoint { .. } => plan.breakpoint_patch().len(),
-    }
-}
 
 /// Bytes that are stored over code.
 #[derive(Debug, Clone)]
@@ -54,9 +46,10 @@ pub fn apply(
         Kind::Breakpoint { .. } => SITE_BREAKPOINT,
     };
     record.patched.store(kind, SeqCst);
-    let len = len(plan);
-    let (patch, original) = (&record.patch[..len], &record.original[..len]);
-    let mut now = vec![0; len];
+    let Stored {
+        patch, original, ..
+    } = Stored::of(record);
+    let mut now = vec![0; patch.len()];
     stopped.read(plan.site, &mut now)?;
     let bytes = beside(
         plan.site,
@@ -65,10 +58,15 @@ pub fn apply(
         original,
         &breakpoints(plan.site, &now, original),
     );
+    // Of another session's patch below all but the first byte may stay.
+    let mut both = bytes.iter().zip(&now);
+    let changed = both
+        .rposition(|(new, now)| new != now)
+        .map_or(0, |last| last + 1);
     let patch = CodePatch {
         site: plan.site,
         bytes: &bytes,
-        inside: plan.site + 1..plan.site + len as u64,
+        inside: plan.site + 1..plan.site + changed.max(1) as u64,
         resume_map,
         bias: 0,
     };
@@ -132,22 +130,32 @@ pub fn breakpoints(address: u64, now: &[u8], original: &[u8]) -> BTreeSet<u64> {
     found.chain(call).collect()
 }
 
-/// Puts a site's original bytes back, and leaves kernel uprobes there alone. If another session has displaced the patch, or
-/// somebody's breakpoint lies upon it that will bring it back, it stays, and stays listed.
-pub fn restore(stopped: &mut Stopped, address: u64, record: &Site) -> Result<(), Error> {
-    if record.patched.load(SeqCst) == 0 {
+/// Puts a site's original bytes back, and leaves kernel uprobes there alone. If another session's patch lies over it, as
+/// [`layers`](crate::leave::layers) say, or somebody's breakpoint that will bring it back, it stays, and stays listed.
+pub fn restore(
+    stopped: &mut Stopped,
+    address: u64,
+    record: &Site,
+    layers: &BTreeMap<u64, u32>,
+) -> Result<(), Error> {
+    let is_under = layers
+        .get(&address)
+        .is_some_and(|layer| *layer > record.layer);
+    if record.patched.load(SeqCst) == 0 || is_under {
         return Ok(());
     }
-    let len = record.original_len as usize;
-    let (patch, original) = (&record.patch[..len], &record.original[..len]);
-    let mut now = vec![0; len];
+    let stored = Stored::of(record);
+    let Stored {
+        patch, original, ..
+    } = stored;
+    let mut now = vec![0; stored.len()];
     if stopped.read(address, &mut now).is_err() {
         // Unmapped by the target.
         record.patched.store(0, SeqCst);
         return Ok(());
     }
-    if Text::of(&now, patch, original) != Text::Other {
-        let place = address..address + len as u64;
+    if Text::of(&now, stored) != Text::Other {
+        let place = address..address + stored.len() as u64;
         // Where that cannot be known, as the file is gone, a breakpoint over a jump is taken for somebody else's.
         let probed = kernel_uprobes(stopped, std::slice::from_ref(&place)).unwrap_or_default();
         if is_covered(address, &now, patch, &probed) {
@@ -247,6 +255,20 @@ pub fn install_handler(
         [signal as u64, scratch, 0, SIGSET_BYTES, 0, 0],
     )?;
     Ok(())
+}
+
+/// Is the image's handler the one that the kernel calls for a signal?
+pub fn is_installed(
+    stopped: &mut Stopped,
+    signal: i32,
+    environment: &Environment,
+) -> Result<bool, Error> {
+    let scratch = scratch(environment.private.signals());
+    stopped.syscall(
+        libc::SYS_rt_sigaction,
+        [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
+    )?;
+    Ok(read_action(stopped, scratch)?.handler == environment.handler)
 }
 
 /// Gives the target its own action back. False if somebody has put another handler over ours meanwhile, which may

@@ -29,6 +29,7 @@ use crate::arena::Arena;
 use crate::backend::Id;
 use crate::environment::Environment;
 use crate::error::{Error, os};
+use crate::leave::Beneath;
 use crate::link::FilePlace;
 use crate::map::MapObject;
 use crate::opening;
@@ -179,6 +180,8 @@ struct Hooked {
     plan: Plan,
     /// Where its jump leads to; nothing for a breakpoint, and for a jump that cannot be guarded.
     landing: Option<Landing>,
+    /// Another session's patch, which its own lies over.
+    beneath: Option<Beneath>,
     entry: Vec<Attached>,
     returns: Vec<Attached>,
     /// Its trampoline runs one program without the image.
@@ -203,9 +206,10 @@ impl Hooked {
 
     /// Do hits beside a kernel uprobe go by unseen?
     fn is_blind_beside_kernel(&self) -> bool {
-        match &self.landing {
-            Some(landing) => landing.guard.traps.is_empty(),
-            None => self.plan.second.is_none(),
+        match (&self.beneath, &self.landing) {
+            (Some(below), _) => below.traps.iter().all(|trap| trap.resume == 0),
+            (None, Some(landing)) => landing.guard.traps.is_empty(),
+            (None, None) => self.plan.second.is_none(),
         }
     }
 
@@ -403,8 +407,7 @@ impl Target {
         self.provide(&request.body.needs(), hold)?;
         let planned = match planned {
             Some(mut planned) => {
-                let (plan, landing) = self.guarded(plan, request, hold)?;
-                planned.plan = plan;
+                let landing = self.guarded(&mut planned, request, hold)?;
                 Some((planned, landing))
             }
             None => None,

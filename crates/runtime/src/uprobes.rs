@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use beeline_hook::INT3;
+use beeline_image::abi::Site;
 use beeline_inject::{MapFlags, Mapping, ProtFlags, Region, Stopped};
 
 use crate::error::{Error, os};
@@ -119,28 +120,65 @@ pub enum Text {
     Other,
 }
 
+/// What text at a site is told by; all are as long.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a> {
+    /// What was put there.
+    pub patch: &'a [u8],
+    /// What was there before.
+    pub original: &'a [u8],
+    /// What the file holds: other than what was there before where another session's patch is.
+    pub file: &'a [u8],
+}
+
+impl<'a> Stored<'a> {
+    /// By a site's record.
+    pub fn of(record: &'a Site) -> Self {
+        let len = record.original_len as usize;
+        Self {
+            patch: &record.patch[..len],
+            original: &record.original[..len],
+            file: &record.file[..len],
+        }
+    }
+
+    /// Bytes of the patch.
+    pub fn len(&self) -> usize {
+        self.patch.len()
+    }
+}
+
 /// The instruction that the kernel may turn into a call when it probes it: `nop` of five bytes.
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const CALL: u8 = 0xe8;
 
 impl Text {
-    /// Tells by what stands there now, what was put there, and what was there before; all are as long.
-    pub fn of(now: &[u8], patch: &[u8], original: &[u8]) -> Self {
+    /// Tells by what stands there now.
+    pub fn of(now: &[u8], stored: Stored<'_>) -> Self {
+        let Stored {
+            patch,
+            original,
+            file,
+        } = stored;
         if now == patch {
             return Self::Patched;
         }
-        let skipped = if is_call_of_kernels(now, original) {
+        // That may be another session's patch.
+        if now == original {
+            return Self::Other;
+        }
+        let skipped = if is_call_of_kernels(now, file) {
             NOP5.len()
         } else {
             0
         };
-        let bytes = now.iter().zip(patch.iter().zip(original));
+        let bytes = now.iter().zip(patch.iter().zip(original.iter().zip(file)));
         let mut is_ours = false;
-        for (now, (patch, original)) in bytes.skip(skipped) {
-            if now != patch && now != original && *now != INT3 {
+        for (now, (patch, (original, file))) in bytes.skip(skipped) {
+            if now != patch && now != original && now != file && *now != INT3 {
                 return Self::Other;
             }
-            is_ours |= now == patch && patch != original;
+            is_ours |= now == patch && patch != file;
         }
         match is_ours {
             true => Self::Mixed,
@@ -183,7 +221,12 @@ mod tests {
     const PATCH: [u8; 6] = [0xe9, 0xcc, 0x12, 0x34, 0x41, 0x57];
 
     fn text(now: [u8; 6]) -> Text {
-        Text::of(&now, &PATCH, &ORIGINAL)
+        let stored = Stored {
+            patch: &PATCH,
+            original: &ORIGINAL,
+            file: &ORIGINAL,
+        };
+        Text::of(&now, stored)
     }
 
     #[test]
@@ -195,6 +238,30 @@ mod tests {
         assert_eq!(text(ORIGINAL), Text::Other);
         assert_eq!(text([0xcc, 0x48, 0x89, 0xe5, 0x41, 0x57]), Text::Other);
         assert_eq!(text([0xe9, 1, 2, 3, 4, 5]), Text::Other);
+    }
+
+    #[test]
+    fn a_patch_over_another_sessions_is_known_beside_kernel_uprobes() {
+        let below = [0xe9, 0xcc, 1, 2, 3, 0x57];
+        let jump = [0xe9, 0xcc, 4, 5, 6, 0x57];
+        let breakpoint = [0xcc, 0xcc, 1, 2, 3, 0x57];
+        let text = |now: [u8; 6], patch: &[u8; 6]| {
+            let stored = Stored {
+                patch,
+                original: &below,
+                file: &ORIGINAL,
+            };
+            Text::of(&now, stored)
+        };
+        for patch in [jump, breakpoint] {
+            assert_eq!(text(patch, &patch), Text::Patched);
+            assert_eq!(text(below, &patch), Text::Other);
+            assert_eq!(text(ORIGINAL, &patch), Text::Other);
+        }
+        let put_back = [0x55, 0xcc, 4, 5, 6, 0x57];
+        assert_eq!(text(put_back, &jump), Text::Mixed);
+        let put_back = [0x55, 0xcc, 1, 2, 3, 0x57];
+        assert_eq!(text(put_back, &breakpoint), Text::Mixed);
     }
 
     #[test]

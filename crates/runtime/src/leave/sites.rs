@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_image::abi::calls::{Move, Patch, Patches, Spared};
-use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, Site};
+use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, SITE_TRAPS, Site, SiteTrap};
 use beeline_inject::{Process, Region};
 
 use super::{INT3, read};
 use crate::environment::IMAGE;
 use crate::life::PREFIX;
+use crate::uprobes::Stored;
 
 /// More programs than this, at one site or at all, are taken for garbage.
 const MAX_PROGRAMS: usize = 1 << 10;
@@ -30,8 +31,27 @@ pub struct SiteFacts {
     pub original: Vec<u8>,
     /// What was put there.
     pub patch: Vec<u8>,
+    /// What the file holds there, which kernel uprobes put back.
+    pub(super) file: Vec<u8>,
+    /// The patch has not been taken back.
+    pub(super) is_patched: bool,
+    /// The number of other sessions' patches below this one.
+    pub(crate) layer: u32,
+    /// Where threads trap beside a kernel uprobe.
+    pub(super) traps: [SiteTrap; SITE_TRAPS],
     /// What runs there: first at the entry, then at the return.
     pub programs: Vec<ProgramFacts>,
+}
+
+impl SiteFacts {
+    /// What text there is told by.
+    pub(crate) fn stored(&self) -> Stored<'_> {
+        Stored {
+            patch: &self.patch,
+            original: &self.original,
+            file: &self.file,
+        }
+    }
 }
 
 /// A program at a site.
@@ -63,6 +83,10 @@ pub(super) fn records(
             is_breakpoint: site.patch[0] == INT3,
             original: site.original[..len].to_vec(),
             patch: site.patch[..len].to_vec(),
+            file: site.file[..len].to_vec(),
+            is_patched: site.patched.load(Relaxed) != 0,
+            layer: site.layer,
+            traps: site.traps,
             programs: [&site.entry, &site.returns]
                 .into_iter()
                 .flat_map(|list| programs(process, list.load(Relaxed) as u64, &mut left))

@@ -154,6 +154,8 @@ fn hook(
         original_len: plan.window_len as u32,
         original: [0; ORIGINAL_BYTES],
         patch,
+        file: [0; ORIGINAL_BYTES],
+        layer: 0,
         traps: Default::default(),
     };
     patch::apply(&mut stopped, &plan, &record, &trampoline.resume_map)?;

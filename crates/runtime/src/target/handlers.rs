@@ -47,6 +47,23 @@ impl Target {
         Ok(())
     }
 
+    /// Refuses a process in which another session's handler for SIGTRAP is called before this one's: it would keep to itself
+    /// what comes to a patch of both.
+    pub(super) fn check_first_to_trap(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
+        self.catch(&[libc::SIGTRAP], hold)?;
+        let environment = self.environment()?;
+        let is_first = hold.with(&self.process, |stopped| {
+            self.check_same(stopped)?;
+            patch::is_installed(stopped, libc::SIGTRAP, environment)
+        })?;
+        match is_first {
+            true => Ok(()),
+            false => Err(self.error(
+                "another session of Beeline that came later has hooked the same function: attach again when one of the two has ended",
+            )),
+        }
+    }
+
     /// Watches the C library's `sigaction`, so that the target can install handlers without taking the image's away.
     /// Where there is none (Go, for one) the target's handlers are those it had when it was attached to.
     fn keep_handlers(&mut self, hold: &mut Hold<'_>) {

@@ -15,8 +15,9 @@ use beeline_image::abi::{Control, Site};
 
 use super::{Hold, Target};
 use crate::error::Error;
+use crate::leave::layers;
 use crate::patch;
-use crate::uprobes::{Text, beside, kernel_uprobes};
+use crate::uprobes::{Stored, Text, beside, kernel_uprobes};
 
 /// The pause between looks at sites beside kernel uprobes, as those go without a word.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -45,14 +46,25 @@ pub(super) struct Neighbours {
 /// A site as it is now.
 struct Looked {
     address: u64,
+    layer: u32,
     now: Vec<u8>,
     patch: Vec<u8>,
     original: Vec<u8>,
+    file: Vec<u8>,
 }
 
 impl Looked {
     fn range(&self) -> Range<u64> {
         self.address..self.address + self.now.len() as u64
+    }
+
+    fn text(&self) -> Text {
+        let stored = Stored {
+            patch: &self.patch,
+            original: &self.original,
+            file: &self.file,
+        };
+        Text::of(&self.now, stored)
     }
 }
 
@@ -159,9 +171,15 @@ impl Target {
             for mut site in sites {
                 // What cannot be read has been unmapped.
                 let is_read = stopped.read(site.address, &mut site.now).is_ok();
-                if is_read && Text::of(&site.now, &site.patch, &site.original) == Text::Mixed {
+                if is_read && site.text() == Text::Mixed {
                     mixed.push(site);
                 }
+            }
+            if !mixed.is_empty() {
+                // The session whose patch lies over ours mends it.
+                let layers = layers(stopped.process())?;
+                let above = |site: &Looked| layers.get(&site.address).copied();
+                mixed.retain(|site| above(site).is_none_or(|layer| layer < site.layer));
             }
             let ranges: Vec<_> = mixed.iter().map(Looked::range).collect();
             let probed = match ranges.is_empty() {
@@ -185,6 +203,7 @@ impl Target {
                     now,
                     patch,
                     original,
+                    ..
                 } = site;
                 code.push((*address, beside(*address, now, patch, original, &probed)));
             }
@@ -206,12 +225,14 @@ impl Target {
         let sites = sites.map(|(address, site)| {
             // SAFETY: placed as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };
-            let len = record.original_len as usize;
+            let stored = Stored::of(record);
             Looked {
                 address: *address,
-                now: vec![0; len],
-                patch: record.patch[..len].to_vec(),
-                original: record.original[..len].to_vec(),
+                layer: record.layer,
+                now: vec![0; stored.len()],
+                patch: stored.patch.to_vec(),
+                original: stored.original.to_vec(),
+                file: stored.file.to_vec(),
             }
         });
         Ok(sites.collect())

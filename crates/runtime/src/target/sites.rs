@@ -5,27 +5,39 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
 use beeline_hook::{
-    Full, Function, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec,
+    Full, Function, INT3, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec,
 };
 use beeline_image::abi::{self, Site, SiteTrap};
 use beeline_inject::Stopped;
 
 use super::{Attached, Body, Hold, Hooked, Landing, Request, TRAMPOLINE_BYTES, Target};
-use crate::environment::Environment;
 use crate::error::{Error, os};
-use crate::leave::presences;
+use crate::leave::{Beneath, layers, presences};
 use crate::life::SessionId;
 use crate::patch;
-use crate::uprobes::{Text, beside, is_call_of_kernels, kernel_uprobes};
+use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 
 /// The plan for a new site, and the code that was there when it was made.
 #[derive(Debug, Clone)]
 pub(super) struct Planned {
     pub plan: Plan,
-    /// The file's bytes from the site on, with other sessions' patches.
+    /// The code that is there, with other sessions' patches, and the same of the file.
     original: [u8; abi::ORIGINAL_BYTES],
+    file: [u8; abi::ORIGINAL_BYTES],
+    /// Another session's patch at the site.
+    beneath: Option<Beneath>,
     /// Kernel uprobes in the function.
     probed: BTreeSet<u64>,
+}
+
+/// A function as it would be without this session.
+struct Current {
+    start: u64,
+    code: Vec<u8>,
+    /// Where in it kernel uprobes are.
+    probed: BTreeSet<u64>,
+    /// Another session's patch at the site.
+    beneath: Option<Beneath>,
 }
 
 impl Hooked {
@@ -40,6 +52,9 @@ impl Hooked {
 
     /// Where threads trap beside a kernel uprobe, and go on.
     fn traps(&self, trampoline: &Trampoline) -> [SiteTrap; abi::SITE_TRAPS] {
+        if let Some(beneath) = &self.beneath {
+            return beneath.traps;
+        }
         let of_guard = self.landing.iter().flat_map(|landing| &landing.guard.traps);
         let mut traps = [SiteTrap::default(); abi::SITE_TRAPS];
         for (place, trap) in traps.iter_mut().zip(of_guard.chain(&self.plan.second)) {
@@ -86,13 +101,17 @@ impl Target {
     /// breakpoints. What cannot be guarded is hooked by a breakpoint, unless that would do more harm.
     pub(super) fn guarded(
         &mut self,
-        plan: Plan,
+        planned: &mut Planned,
         request: &Request<'_>,
         hold: &mut Hold<'_>,
-    ) -> Result<(Plan, Option<Landing>), Error> {
-        let mut plan = plan;
+    ) -> Result<Option<Landing>, Error> {
+        let plan = planned.plan.clone();
         let is_jump = matches!(plan.kind, Kind::Jump);
-        let is_others = is_jump && !request.place.holds(&plan);
+        // Over a system call's jump, of whichever session, nothing can be guarded.
+        let is_others = is_jump && planned.beneath.is_none() && !request.place.holds(&plan);
+        if planned.beneath.is_some() {
+            self.check_first_to_trap(hold)?;
+        }
         let landing = match is_jump && !is_others {
             true => self.find_landing(&plan, hold)?,
             false => None,
@@ -106,25 +125,17 @@ impl Target {
             Some(reach) if self.map_what_is_missing(reach.clone(), &[], hold).is_ok() => landing,
             _ => None,
         };
-        // Another session's pads may be where ours would have to be; its jump is going to be there, too.
-        let may_break = is_jump && !is_others && landing.is_none() && self.is_alone()?;
+        let may_break = is_jump && !is_others && landing.is_none();
         if may_break && self.check_trap_unblocked(hold).is_ok() {
-            plan = plan.into_breakpoint(Reason::Unguarded);
+            planned.plan = plan.into_breakpoint(Reason::Unguarded);
         }
-        if matches!(plan.kind, Kind::Breakpoint { .. }) {
+        if matches!(planned.plan.kind, Kind::Breakpoint { .. }) {
             self.check_trap_unblocked(hold)?;
         }
         if !is_others {
             self.catch(&[libc::SIGTRAP], hold)?;
         }
-        Ok((plan, landing))
-    }
-
-    /// Is no other session present in the process?
-    fn is_alone(&self) -> Result<bool, Error> {
-        let own = SessionId::own();
-        let present = presences(&self.process)?;
-        Ok(present.iter().all(|presence| presence.session == own))
+        Ok(landing)
     }
 
     /// How a new site is to be hooked, and what is there now.
@@ -133,26 +144,42 @@ impl Target {
         request: &Request<'_>,
         hold: &mut Hold<'_>,
     ) -> Result<Planned, Error> {
-        let (start, code, probed) = self.current_code(request, hold)?;
+        let Current {
+            start,
+            code,
+            probed,
+            beneath,
+        } = self.current_code(request, hold)?;
+        let (_, file) = request.place.function_at(request.address);
         let incoming = request.place.incoming_at(request.address);
-        let function = Function { start, code: &code };
-        let plan = beeline_hook::plan_among(request.address, &function, &incoming);
-        let mut plan = plan.map_err(|why| self.error(why.to_string()))?;
+        let plan = |code: &[u8]| {
+            let plan =
+                beeline_hook::plan_among(request.address, &Function { start, code }, &incoming);
+            plan.map_err(|why| self.error(why.to_string()))
+        };
+        let mut plan = match &beneath {
+            None => plan(&code)?,
+            // The breakpoint is there already.
+            Some(below) if below.is_breakpoint => plan(file)?.into_breakpoint(Reason::AnotherProbe),
+            Some(below) => plan(&code)?.over(plan(file)?, &below.patch),
+        };
         // An event at a kernel uprobe further inside is the kernel's only if the instruction is run where it is.
         let inside = plan.site + 1..plan.site + plan.window_len as u64;
         if probed.range(inside).next().is_some() {
             plan = plan.into_breakpoint(Reason::AnotherProbe);
         }
-        let mut original = [0; abi::ORIGINAL_BYTES];
-        let bytes = code.get((request.address - start) as usize..);
-        let bytes = bytes.unwrap_or_default().iter();
-        original
-            .iter_mut()
-            .zip(bytes)
-            .for_each(|(to, from)| *to = *from);
+        let from_site = |code: &[u8]| {
+            let mut bytes = [0; abi::ORIGINAL_BYTES];
+            let code = code.get((request.address - start) as usize..);
+            let both = bytes.iter_mut().zip(code.unwrap_or_default());
+            both.for_each(|(to, from)| *to = *from);
+            bytes
+        };
         Ok(Planned {
             plan,
-            original,
+            original: from_site(&code),
+            file: from_site(file),
+            beneath,
             probed,
         })
     }
@@ -160,13 +187,10 @@ impl Target {
     /// The function around the site, as it would be without us. That is what stands in the file, but for the jumps of
     /// other sessions and those at system calls: those are moved like any other instruction.
     /// And where in it kernel uprobes are.
-    fn current_code(
-        &self,
-        request: &Request<'_>,
-        hold: &mut Hold<'_>,
-    ) -> Result<(u64, Vec<u8>, BTreeSet<u64>), Error> {
-        let (start, code) = request.place.function_at(request.address);
-        let mut code = code.to_vec();
+    fn current_code(&self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Current, Error> {
+        let (start, file) = request.place.function_at(request.address);
+        let mut code = file.to_vec();
+        let mut beneath = None;
         let mut now = vec![0; code.len()];
         self.process.read_memory(start, &mut now)?;
         let end = start + code.len() as u64;
@@ -184,10 +208,12 @@ impl Target {
         }
         if now != code {
             let own = SessionId::own();
-            let others = presences(&self.process)?
-                .into_iter()
-                .filter(|presence| presence.session != own);
-            for site in others.flat_map(|presence| presence.sites) {
+            let mut others = presences(&self.process)?;
+            others.retain(|presence| presence.session != own);
+            beneath = Beneath::at(&others, request.address);
+            let mut sites: Vec<_> = others.iter().flat_map(|other| &other.sites).collect();
+            sites.sort_by_key(|site| site.layer);
+            for site in sites {
                 overlay(&mut code, start, site.address, &site.patch);
             }
         }
@@ -204,12 +230,20 @@ impl Target {
             address..address + if called { CALL_LEN } else { 1 }
         };
         let theirs: Vec<_> = probed.iter().map(|address| theirs(*address)).collect();
+        let whole = file;
         let is_strange = |(i, (now, file)): (usize, (&u8, &u8))| {
             let address = start + i as u64;
-            now != file && !theirs.iter().any(|range| range.contains(&address))
+            // What the kernel has put back in another session's patch that session mends, or it comes back with ours.
+            let is_put_back = beneath.is_some() && Some(now) == whole.get(i);
+            now != file && !is_put_back && !theirs.iter().any(|range| range.contains(&address))
         };
         match now.iter().zip(&code).enumerate().position(is_strange) {
-            None => Ok((start, code, probed)),
+            None => Ok(Current {
+                start,
+                code,
+                probed,
+                beneath,
+            }),
             Some(i) => Err(self.error(format!(
                 "its code at {:#x} is not what the file holds: somebody else has patched it (a debugger, another \
                  tracer); end that first",
@@ -227,9 +261,8 @@ impl Target {
         let is_there = |address: &u64, site: &Hooked| {
             // SAFETY: placed as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };
-            let len = record.original_len as usize;
-            let (patch, original) = (&record.patch[..len], &record.original[..len]);
-            let mut now = vec![0; len];
+            let stored = Stored::of(record);
+            let mut now = vec![0; stored.len()];
             if self.process.read_memory(*address, &mut now).is_err() {
                 return false;
             }
@@ -241,18 +274,31 @@ impl Target {
                 })
             };
             // Another session's jump may lie upon ours.
-            Text::of(&now, patch, original) != Text::Other || (now[0] == patch[0] && !is_call())
+            Text::of(&now, stored) != Text::Other || (now[0] == stored.patch[0] && !is_call())
         };
         let gone = self
             .sites
             .iter()
             .filter(|(address, site)| !is_there(address, site));
-        let gone: Vec<_> = gone
+        let mut gone: Vec<_> = gone
             .map(|(address, site)| (*address, site.record))
             .collect();
+        if gone.is_empty() {
+            return;
+        }
+        // Beside a kernel uprobe nothing of ours may be to be seen below another session's patch.
+        match layers(&self.process) {
+            Ok(layers) => gone.retain(|(at, record)| !self.is_under(*at, *record, &layers)),
+            Err(_) => return,
+        }
         for (address, record) in gone {
             self.set_breakpoint(record, 0);
             self.sites.remove(&address);
+            if let Some(environment) = &self.environment {
+                // SAFETY: placed as a `Site`.
+                let record = unsafe { environment.home.get::<Site>(record) };
+                record.patched.store(0, SeqCst);
+            }
         }
     }
 
@@ -263,15 +309,17 @@ impl Target {
         for (address, site) in self.sites.range(from..end) {
             // SAFETY: placed as a `Site`.
             let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
-            let len = record.original_len as usize;
-            let (patch, original) = (&record.patch[..len], &record.original[..len]);
+            let stored = Stored::of(record);
+            let Stored {
+                patch, original, ..
+            } = stored;
             if holds(now, start, *address, patch) {
                 overlay(now, start, *address, original);
                 continue;
             }
-            let offset = address.checked_sub(start);
-            let shown = offset.and_then(|offset| now.get(offset as usize..offset as usize + len));
-            if let Some(shown) = shown.filter(|now| Text::of(now, patch, original) == Text::Mixed) {
+            let offset = address.checked_sub(start).map(|offset| offset as usize);
+            let shown = offset.and_then(|offset| now.get(offset..offset + stored.len()));
+            if let Some(shown) = shown.filter(|now| Text::of(now, stored) == Text::Mixed) {
                 let theirs = patch::breakpoints(*address, shown, patch);
                 let bytes = beside(*address, shown, original, original, &theirs);
                 overlay(now, start, *address, &bytes);
@@ -305,9 +353,8 @@ impl Target {
         let was_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         site.plan = plan.clone().into_breakpoint(Reason::AnotherProbe);
         site.light = false;
-        let done = self.place_record(&site.plan, |original, environment| {
-            // SAFETY: placed as a `Site`.
-            *original = unsafe { environment.home.get::<Site>(old) }.original;
+        let done = self.bytes_of(old).and_then(|(original, file)| {
+            self.place_record(&site.plan, original, file, site.beneath.as_ref())
         });
         let outcome = done.and_then(|record| {
             site.record = record;
@@ -319,9 +366,10 @@ impl Target {
             }
             hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
+                let layers = layers(stopped.process())?;
                 // SAFETY: placed as a `Site`.
                 let old = unsafe { self.environment()?.home.get::<Site>(old) };
-                patch::restore(stopped, at, old)?;
+                patch::restore(stopped, at, old, &layers)?;
                 if old.patched.load(SeqCst) != 0 {
                     return Err(self.error("somebody's breakpoint lies upon a site"));
                 }
@@ -333,6 +381,16 @@ impl Target {
         }
         self.sites.insert(at, site);
         outcome
+    }
+
+    /// The code at a site without this session's patch, and the file's.
+    fn bytes_of(
+        &self,
+        record: u64,
+    ) -> Result<([u8; abi::ORIGINAL_BYTES], [u8; abi::ORIGINAL_BYTES]), Error> {
+        // SAFETY: placed as a `Site`.
+        let record = unsafe { self.environment()?.home.get::<Site>(record) };
+        Ok((record.original, record.file))
     }
 
     /// Has a site that is hooked lead to another trampoline.
@@ -399,17 +457,20 @@ impl Target {
         let Planned {
             plan,
             original,
+            file,
+            beneath,
             probed,
         } = planned;
         let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         let needs = request.body.needs();
         let light = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
-        let record = self.place_record(&plan, |now, _| *now = original)?;
+        let record = self.place_record(&plan, original, file, beneath.as_ref())?;
         let shows_registers = needs.reads_context;
         let mut site = Hooked {
             record,
             plan,
             landing,
+            beneath,
             entry: Vec::new(),
             returns: Vec::new(),
             light,
@@ -460,16 +521,16 @@ impl Target {
         Ok(())
     }
 
-    /// Places a site's record and lists it in the manifest. `original` fills in what is to be restored.
+    /// Places a site's record and lists it in the manifest. `original` is what is to be restored.
     fn place_record(
         &mut self,
         plan: &Plan,
-        original: impl FnOnce(&mut [u8; abi::ORIGINAL_BYTES], &Environment),
+        original: [u8; abi::ORIGINAL_BYTES],
+        file: [u8; abi::ORIGINAL_BYTES],
+        beneath: Option<&Beneath>,
     ) -> Result<u64, Error> {
         let environment = self.environment_mut()?;
-        let mut bytes = [0; abi::ORIGINAL_BYTES];
-        original(&mut bytes, environment);
-        let is_entry = bytes[0] == PUSH_RBP || bytes.starts_with(&ENDBR64);
+        let is_entry = original[0] == PUSH_RBP || original.starts_with(&ENDBR64);
         let site = Site {
             target: environment.target as *const _,
             address: plan.site,
@@ -484,9 +545,11 @@ impl Target {
             },
             next: environment.manifest().first_site.load(SeqCst),
             patched: 0.into(),
-            original_len: patch::len(plan) as u32,
-            original: bytes,
+            original_len: patch_len(plan, beneath) as u32,
+            original,
             patch: [0; abi::ORIGINAL_BYTES],
+            file,
+            layer: beneath.map_or(0, |below| below.layer),
             traps: Default::default(),
         };
         let site = environment
@@ -540,8 +603,12 @@ impl Target {
             (Kind::Jump, Some(landing)) => landing.guard.patch(plan.site, landing.pad),
             (Kind::Jump, None) => beeline_hook::jump_patch(plan.site, plan.window_len, at)
                 .map_err(|why| fail(why.to_string()))?,
-            (Kind::Breakpoint { .. }, _) => plan.breakpoint_patch(),
+            (Kind::Breakpoint { .. }, _) => match &site.beneath {
+                Some(below) => breakpoint_over(&below.patch),
+                None => plan.breakpoint_patch(),
+            },
         };
+        let passes_on = matches!(&site.beneath, Some(below) if below.is_breakpoint);
         let traps = site.traps(&trampoline);
         // SAFETY: placed as a `Site`; what changes here is only read by threads that came through a patch, and an
         // older trampoline of the site leads to the same kind of places.
@@ -549,7 +616,11 @@ impl Target {
             self.environment_mut()?
                 .home
                 .change::<Site>(site.record, |record| {
-                    record.body = trampoline.body;
+                    record.body = if passes_on {
+                        abi::PASSES_ON
+                    } else {
+                        trampoline.body
+                    };
                     record.return_entry = trampoline.return_entry.unwrap_or(record.return_entry);
                     record.patch[..patch.len()].copy_from_slice(&patch);
                     record.traps = traps;
@@ -568,11 +639,19 @@ impl Target {
     ) -> Result<(), Error> {
         // SAFETY: placed as a `Site`.
         let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
-        let original = &record.original[..record.original_len as usize];
+        let Stored { original, file, .. } = Stored::of(record);
         let mut now = vec![0; original.len()];
         let is_read = stopped.read(record.address, &mut now).is_ok();
         let expected = beside(record.address, &now, original, original, probed);
-        match is_read && now == expected {
+        // What the kernel has put back in another session's patch comes back with ours.
+        let below = Stored {
+            patch: original,
+            original: file,
+            file,
+        };
+        let is_below = || record.layer > 0 && Text::of(&now, below) == Text::Mixed;
+        let is_same = now == expected || is_below();
+        match is_read && is_same {
             true => Ok(()),
             false => Err(Error::Changed {
                 pid: self.process.pid(),
@@ -612,7 +691,24 @@ impl Target {
     }
 }
 
-/// Lays `bytes`, which are at `address`, over those of a function that starts at `start`.
+/// Bytes that a site's patch overwrites.
+fn patch_len(plan: &Plan, beneath: Option<&Beneath>) -> usize {
+    match (&plan.kind, beneath) {
+        (Kind::Jump, _) => plan.window_len,
+        (Kind::Breakpoint { .. }, Some(below)) => below.patch.len(),
+        (Kind::Breakpoint { .. }, None) => plan.breakpoint_patch().len(),
+    }
+}
+
+/// A breakpoint over another session's patch, which stays behind it: by that it is known.
+fn breakpoint_over(patch: &[u8]) -> Vec<u8> {
+    let mut bytes = patch.to_vec();
+    if let Some(first) = bytes.first_mut() {
+        *first = INT3;
+    }
+    bytes
+}
+
 /// Do these bytes stand at `address`, as far as the code at `start` shows?
 fn holds(code: &[u8], start: u64, address: u64, bytes: &[u8]) -> bool {
     let at = |address: u64| {
@@ -623,6 +719,7 @@ fn holds(code: &[u8], start: u64, address: u64, bytes: &[u8]) -> bool {
     bytes.all(|(address, byte)| at(address).is_none_or(|now| now == byte))
 }
 
+/// Lays `bytes`, which are at `address`, over those of a function that starts at `start`.
 fn overlay(code: &mut [u8], start: u64, address: u64, bytes: &[u8]) {
     for (at, byte) in (address..).zip(bytes) {
         let place = at

@@ -1,5 +1,6 @@
 //! What a target needs now and then.
 
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use beeline_image::abi::{self, Site};
 use super::{Hold, Hooked, Target};
 use crate::environment::Environment;
 use crate::error::Error;
+use crate::leave::layers;
 use crate::patch;
 use crate::private::find_tid_offset;
 
@@ -36,22 +38,21 @@ impl Target {
 
     /// Restores the sites that run no program any more, all in one stop.
     fn restore_idle(&mut self) -> Result<(), Error> {
-        let idle: Vec<(u64, u64)> = self
-            .sites
-            .iter()
-            .filter(|(_, site)| site.is_idle())
-            .map(|(address, site)| (*address, site.record))
-            .collect();
+        let idle = self.sites.iter().filter(|(_, site)| site.is_idle());
+        let mut idle: Vec<(u64, u64)> = idle.map(|(at, site)| (*at, site.record)).collect();
+        // What another session's patch lies over is not stopped for time and again.
+        let layers_now = layers(&self.process)?;
+        idle.retain(|(address, place)| !self.is_under(*address, *place, &layers_now));
         if idle.is_empty() {
             return Ok(());
         }
         let environment = self.environment()?;
         Hold::Brief.with(&self.process, |stopped| {
+            let layers = layers(stopped.process())?;
             for (address, place) in &idle {
                 // SAFETY: placed as a `Site`.
-                patch::restore(stopped, *address, unsafe {
-                    environment.home.get::<Site>(*place)
-                })?;
+                let record = unsafe { environment.home.get::<Site>(*place) };
+                patch::restore(stopped, *address, record, &layers)?;
             }
             Ok(())
         })?;
@@ -65,6 +66,16 @@ impl Target {
             }
         }
         Ok(())
+    }
+
+    /// Does another session's patch lie over that of a site?
+    pub(super) fn is_under(&self, address: u64, record: u64, layers: &BTreeMap<u64, u32>) -> bool {
+        let Some(environment) = &self.environment else {
+            return false;
+        };
+        // SAFETY: placed as a `Site`.
+        let own = unsafe { environment.home.get::<Site>(record) }.layer;
+        layers.get(&address).is_some_and(|layer| *layer > own)
     }
 
     /// Looks where threads keep their ids, if that was not to be seen yet: a program that has just begun has no thread
