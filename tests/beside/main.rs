@@ -1,7 +1,8 @@
 //! Kernel uprobes at the same instructions as Beeline's probes: both count rightly, and the target lives.
 //!
-//! The target is `workloads/beside.c`, the kernel's probes are `workloads/kernel_probes.c`'s.
+//! The target is mostly `workloads/beside.c`, the kernel's probes are `workloads/kernel_probes.c`'s.
 
+mod calls;
 mod orders;
 mod setting;
 mod stress;

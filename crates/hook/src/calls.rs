@@ -28,7 +28,9 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use crate::patch;
+use iced_x86::Code;
+
+use crate::patch::{self, JUMP_LEN};
 use crate::plan::Reason;
 use crate::relocate::{self, Displaced};
 
@@ -231,6 +233,14 @@ impl Window {
     /// Address behind it.
     fn end(&self) -> u64 {
         self.start.wrapping_add(self.original.len() as u64)
+    }
+
+    /// Is all that it displaces `mov eax, imm32`?
+    fn moves_number(&self) -> bool {
+        let [only] = &*self.code else {
+            return false;
+        };
+        only.instruction.code() == Code::Mov_r32_imm32 && only.bytes.len() == JUMP_LEN
     }
 }
 

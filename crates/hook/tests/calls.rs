@@ -37,6 +37,7 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
     (
         "return and padding behind",
         |a| {
+            a.nop()?;
             a.mov(ebx, GETPID as i32)?;
             a.mov(eax, ebx)?;
             a.syscall()?;
@@ -236,6 +237,45 @@ fn nothing_but_the_result_changes() {
             let all = each.collect::<Vec<_>>().repeat(plans.len());
             assert_eq!(calls::numbers(), all, "{name}, {enter} {exit}");
         }
+    }
+}
+
+/// A kernel uprobe puts the file's first byte back when it goes, and with it another number than the right one.
+#[test]
+fn a_jump_whose_first_byte_came_back_makes_the_right_call_still() {
+    let _turn = TURN.lock();
+    let mut hooks = hooks();
+    const UNKNOWN: u64 = 490;
+    let known: Write = |a| {
+        a.mov(eax, GETPID as i32)?;
+        a.syscall()?;
+        a.cmp(rax, -4096)?;
+        a.seta(dl)?;
+        a.ret()
+    };
+    let unknown: Write = |a| {
+        a.mov(eax, UNKNOWN as i32)?;
+        a.syscall()?;
+        a.cmp(rax, -4096)?;
+        a.seta(dl)?;
+        a.ret()
+    };
+    for (number, write) in [(GETPID, known), (UNKNOWN, unknown)] {
+        let mut code = assemble(write);
+        // Stubs are further away than there are numbers.
+        code.extend([0xcc; 4096]);
+        let plain = hooks.arena.push(&code);
+        let (hooked, plans) = hooks.hooked(&code);
+        assert_eq!(plans[0].form(), CallForm::InPlace);
+        // SAFETY: the function's first byte, which nobody runs now.
+        unsafe { (hooked as *mut u8).write(code[0]) };
+        let wanted = run(plain, &before());
+        for watched in [0, 1, 2] {
+            calls::reset(Mode::Look, 0);
+            calls::watch_how(|_| (watched, watched));
+            assert_eq!(run(hooked, &before()), wanted, "{number}, {watched}");
+        }
+        assert!(calls::numbers().contains(&(number, false)));
     }
 }
 

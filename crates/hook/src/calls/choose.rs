@@ -76,9 +76,23 @@ struct Choice {
     cost: usize,
 }
 
-/// That a call be made elsewhere costs more than any number of displaced instructions,
+impl Choice {
+    /// Does it begin where functions are probed, at `start`, with a jump that does harm beside a kernel uprobe? Where all that is
+    /// displaced is the number's move, the stub begins anew if the number was wrong.
+    fn is_exposed(&self, start: u64) -> bool {
+        let moves_number = match &self.shape {
+            Shape::InPlace { entry, .. } => entry.moves_number(),
+            _ => false,
+        };
+        self.start == start && !moves_number
+    }
+}
+
+/// A call that is made elsewhere costs more than any number of displaced instructions,
 const MOVED: usize = 100;
-/// that it is not hooked, more than that of all others.
+/// a jump at a function's start that does harm beside a kernel uprobe there, more than that,
+const EXPOSED: usize = 1_000;
+/// a call that is not hooked, more than all others.
 const NOT_HOOKED: usize = 100_000;
 
 /// Instructions around a `syscall` that are looked at for what becomes of the stack.
@@ -342,6 +356,9 @@ impl Look<'_> {
         for first in (self.furthest_start(index)..=index).rev() {
             add(self.moved(first, index));
         }
+        let start = self.function.start;
+        let exposed = choices.iter_mut().filter(|choice| choice.is_exposed(start));
+        exposed.for_each(|choice| choice.cost += EXPOSED);
         match refused {
             Some(reason) if choices.is_empty() => Err(reason),
             _ => Ok(choices),

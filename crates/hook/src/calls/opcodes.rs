@@ -5,6 +5,8 @@ pub const CALL: &[u8] = &[0xe8];
 pub const JE: &[u8] = &[0x0f, 0x84];
 pub const JAE: &[u8] = &[0x0f, 0x83];
 pub const JNE: &[u8] = &[0x0f, 0x85];
+/// `cmp eax, -ENOSYS`
+pub const CMP_EAX_ENOSYS: &[u8] = &[0x83, 0xf8, (-38i8).cast_unsigned()];
 /// `jmp [rip + disp32]`
 pub const JMP_AT_RIP: &[u8] = &[0xff, 0x25];
 pub const JMP_R11: &[u8] = &[0x41, 0xff, 0xe3];

@@ -171,12 +171,21 @@ impl Stub<'_> {
         let behind = self.behind();
         let (done, exit) = match exit {
             Some(exit) => {
+                let unknown = (!self.plan.keeps_flags && entry.moves_number()).then(|| {
+                    self.code.put(CMP_EAX_ENOSYS);
+                    self.code.gap(JE)
+                });
+                let known = self.code.here();
                 let watched = self.check(self.common.spec.watched_exit(number));
                 let done = self.code.here();
                 let mut exit_map = Vec::new();
                 self.code.rest(&exit.code, exit.end(), &mut exit_map)?;
                 self.code.fill(watched);
                 self.ask_exit(number, done)?;
+                if let Some(unknown) = unknown {
+                    self.code.fill(unknown);
+                    self.make_anew(number, entry, known, done)?;
+                }
                 (
                     done,
                     Some(patch(exit.start, &exit.original, left_at, None, exit_map)?),
@@ -189,6 +198,34 @@ impl Stub<'_> {
         self.ask_enter(make, done)?;
         let entry = patch(entry.start, &entry.original, entered_at, None, entry_map)?;
         self.finish(descriptor, &[], [entry].into_iter().chain(exit).collect())
+    }
+
+    /// When a kernel uprobe at the entry's jump goes, the file's first byte comes back: the jump's distance is moved into eax then, and the
+    /// kernel knows no such call. After such an answer the call is made once more, here, if the first byte says so: the kernel may
+    /// not know the right number, either. `known` is behind the call, `done` behind what sees its end.
+    fn make_anew(
+        &mut self,
+        number: u32,
+        entry: &Window,
+        known: u64,
+        done: u64,
+    ) -> Result<(), EmitError> {
+        let at = self.code.here();
+        // What is compared with stands behind the displacement.
+        let end = at.wrapping_add(CMP_AT_RIP.len() as u64 + 5);
+        let site = displacement(end, entry.start);
+        let site = site.map_err(|source| EmitError::JumpBack { at, source })?;
+        self.code.put(CMP_AT_RIP);
+        self.code.put(&site.to_le_bytes());
+        self.code.put(JMP);
+        self.code.relative(JE, known)?;
+        self.code.displaced(&entry.code, &mut Vec::new())?;
+        let watched = self.check(self.common.spec.watched_enter(number));
+        let make = self.code.here();
+        self.put_call();
+        self.code.jump(known)?;
+        self.code.fill(watched);
+        self.ask_enter(make, done)
     }
 
     fn moved(

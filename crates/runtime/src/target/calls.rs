@@ -1,6 +1,7 @@
 //! System calls of a target: every `syscall` instruction in its files' code leads to a stub, and what runs there is said by
 //! a table.
 
+mod beside;
 mod slipped;
 mod stubs;
 mod unhooked;
@@ -32,6 +33,7 @@ use crate::life::SessionId;
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
+use beside::Beside;
 use slipped::Slipped;
 pub use slipped::SlippedCall;
 use stubs::{Stored, spared_in, store};
@@ -74,6 +76,7 @@ pub struct Calls {
     has_unhooked: bool,
     unhooked: Unhooked,
     slipped: Slipped,
+    beside: Beside,
     /// When it was last looked, code was not what it was expected to be.
     is_doubtful: bool,
 }
@@ -206,13 +209,13 @@ impl Target {
             return;
         };
         let memory = OnceCell::new();
-        let byte_at = |address: u64, len: usize| {
+        let code_at = |address: u64, len: usize| {
             let memory = memory.get_or_init(|| self.process.memory().ok()).as_ref()?;
             let mut now = vec![0; len];
             memory.read_exact_at(&mut now, address).ok()?;
             // A function that begins there may be probed.
             self.uncover(address, &mut now).ok()?;
-            now.first().copied()
+            Some(now)
         };
         let patched = &calls.patched;
         calls.seen.retain(|(start, inode, offset)| {
@@ -222,9 +225,8 @@ impl Target {
                 let first = patched.range(region.start..region.end).next();
                 first.is_none_or(|(site, stored)| {
                     let bytes = stored.bytes();
-                    // A debugger's breakpoint may lie upon ours.
-                    let known = [bytes[0], beeline_hook::INT3];
-                    byte_at(*site, bytes.len()).is_some_and(|now| known.contains(&now))
+                    let is_it = |now: Vec<u8>| now[0] == bytes[0] || stored.lacks_first(&now);
+                    code_at(*site, bytes.len()).is_some_and(is_it)
                 })
             })
         });
@@ -327,6 +329,7 @@ impl Target {
             has_unhooked: false,
             unhooked: Unhooked::default(),
             slipped: Slipped::default(),
+            beside: Beside::default(),
             is_doubtful: false,
         }))
     }

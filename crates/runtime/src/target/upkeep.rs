@@ -33,13 +33,18 @@ impl Target {
             let _ = self.look_for_ids();
         }
         let _ = self.mend();
-        self.blinded()
+        let mut told = self.blinded();
+        told.extend(self.mend_calls());
+        told
     }
 
     /// Restores the sites that run no program any more, all in one stop.
     fn restore_idle(&mut self) -> Result<(), Error> {
         let idle = self.sites.iter().filter(|(_, site)| site.is_idle());
         let mut idle: Vec<(u64, u64)> = idle.map(|(at, site)| (*at, site.record)).collect();
+        if idle.is_empty() {
+            return Ok(());
+        }
         // What another session's patch lies over is not stopped for time and again.
         let layers_now = layers(&self.process)?;
         idle.retain(|(address, place)| !self.is_under(*address, *place, &layers_now));

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode};
+use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode, INT3};
 use beeline_image::abi::calls::{self, Move, Patch, Patches, Spared, WHY};
 use beeline_inject::{Region, Stopped};
 
@@ -48,6 +48,17 @@ impl Stored {
     /// The bytes that stand there now.
     pub fn bytes(&self) -> &[u8] {
         &self.0.patches[self.1].bytes
+    }
+
+    /// Does all of it stand there but for the first byte: that is a breakpoint, or what was there before?
+    pub fn lacks_first(&self, now: &[u8]) -> bool {
+        let patch = &self.0.patches[self.1];
+        match (now, &*patch.bytes, &*patch.original) {
+            ([first, rest @ ..], [stored, others @ ..], [original, ..]) => {
+                first != stored && (*first == INT3 || first == original) && rest == others
+            }
+            _ => false,
+        }
     }
 }
 

@@ -1,0 +1,128 @@
+//! Kernel uprobes at the jumps of system calls.
+//!
+//! The kernel runs the file's instruction, which moves the call's number, and goes on at the call itself. So the call is made, and its
+//! return is seen, but not its entry. When the kernel's uprobe goes, the file's first byte stays, and the number is wrong until the stub
+//! corrects it (`beeline_hook::CallPlan::emit`) or the jump is whole again. No thread tells of either, so it is looked now and then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use beeline_hook::INT3;
+
+use super::stubs::Stored;
+use crate::error::Error;
+use crate::memory::PAGE;
+use crate::target::{Hold, Target};
+use crate::uprobes::kernel_uprobes;
+
+/// The pause between looks.
+const PAUSE: Duration = Duration::from_secs(5);
+/// The pause between looks while there is one.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// What is known of kernel uprobes there.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Beside {
+    looked: Option<Instant>,
+    /// There was one at the last look.
+    is_there: bool,
+    /// Places that were told of.
+    told: BTreeSet<u64>,
+}
+
+impl Beside {
+    fn is_due(&self) -> bool {
+        let pause = if self.is_there { SHORT } else { PAUSE };
+        self.looked.is_none_or(|looked| looked.elapsed() > pause)
+    }
+}
+
+impl Target {
+    /// Makes jumps whole that a kernel uprobe was at. Gives where there is one now, for people, each once.
+    pub(in crate::target) fn mend_calls(&mut self) -> Vec<String> {
+        let Some(calls) = self.calls.as_mut().filter(|calls| calls.beside.is_due()) else {
+            return Vec::new();
+        };
+        calls.beside.looked = Some(Instant::now());
+        calls.beside.is_there = false;
+        let touched = match self.process.memory() {
+            Ok(memory) => touched(&memory, &calls.patched),
+            Err(_) => return Vec::new(),
+        };
+        if touched.is_empty() || self.waits_for_child() {
+            return Vec::new();
+        }
+        // What fails is tried again.
+        let probed = self.make_whole(&touched).unwrap_or_default();
+        let pid = self.process.pid();
+        let Some(calls) = &mut self.calls else {
+            return Vec::new();
+        };
+        calls.beside.is_there = !probed.is_empty();
+        let new = probed
+            .into_iter()
+            .filter(|address| calls.beside.told.insert(*address));
+        let say = |address| {
+            format!(
+                "process {pid}: a kernel uprobe is at {address:#x}, where a system call is hooked: as long as it is there this session \
+                 sees that call's return and not its entry"
+            )
+        };
+        new.map(say).collect()
+    }
+
+    /// Stores the first bytes of those jumps again that no kernel uprobe is at any more. Gives the others.
+    fn make_whole(&self, touched: &[u64]) -> Result<BTreeSet<u64>, Error> {
+        let Some(calls) = &self.calls else {
+            return Ok(BTreeSet::new());
+        };
+        let ranges: Vec<_> = touched.iter().map(|at| *at..*at + 1).collect();
+        Hold::Brief.with(&self.process, |stopped| {
+            self.check_same(stopped)?;
+            let probed = kernel_uprobes(stopped, &ranges)?;
+            let mut code = Vec::new();
+            for address in touched.iter().filter(|at| !probed.contains(at)) {
+                let Some(stored) = calls.patched.get(address) else {
+                    continue;
+                };
+                let mut now = vec![0; stored.bytes().len()];
+                let is_read = stopped.read(*address, &mut now).is_ok();
+                if is_read && stored.lacks_first(&now) && now[0] != INT3 {
+                    code.push((*address, stored.bytes()[..1].to_vec()));
+                }
+            }
+            stopped.write_code(code)?;
+            Ok(probed)
+        })
+    }
+}
+
+/// The patches that stand there but for their first bytes.
+fn touched(memory: &File, patched: &BTreeMap<u64, Stored>) -> Vec<u64> {
+    let mut touched = Vec::new();
+    let mut page = Vec::new();
+    let places: Vec<_> = patched.iter().collect();
+    let is_together = |one: &(&u64, &Stored), next: &(&u64, &Stored)| {
+        *one.0 / PAGE as u64 == *next.0 / PAGE as u64
+    };
+    for together in places.chunk_by(is_together) {
+        let (Some((start, _)), Some((last, stored))) = (together.first(), together.last()) else {
+            continue;
+        };
+        page.resize((**last - **start) as usize + stored.bytes().len(), 0);
+        // What cannot be read has been unmapped.
+        if memory.read_exact_at(&mut page, **start).is_err() {
+            continue;
+        }
+        for (address, stored) in together {
+            let from = (**address - **start) as usize;
+            let now = page.get(from..from + stored.bytes().len());
+            if now.is_some_and(|now| stored.lacks_first(now)) {
+                touched.push(**address);
+            }
+        }
+    }
+    touched
+}

@@ -1,0 +1,90 @@
+//! Kernel uprobes at functions whose first instruction is hooked because they make a system call.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use beeline_e2e::{
+    Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline_wanted, file_offset,
+    find_program, need, until,
+};
+
+const LIBC: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
+/// The target calls them, and the session counts the calls.
+const FUNCTIONS: [&str; 4] = ["kill", "listen", "dup2", "read"];
+const CALLS: u64 = 1_000;
+/// A prime, to be told from the other calls.
+const BESIDE: u64 = 101;
+const JUMP: u8 = 0xe9;
+
+/// What stands in a process at an offset in the C library.
+fn first_byte(pid: u32, offset: u64) -> u8 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let hex = |text: &str| u64::from_str_radix(text, 16).expect("a hexadecimal number");
+    let address = maps.lines().find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let (start, end) = fields[0].split_once('-')?;
+        let at = hex(start) + offset.checked_sub(hex(fields[2]))?;
+        (fields.get(5) == Some(&LIBC) && at < hex(end)).then_some(at)
+    });
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("it may be read");
+    let mut byte = [0];
+    memory
+        .read_exact_at(&mut byte, address.expect("it maps the C library"))
+        .expect("it may be read");
+    byte[0]
+}
+
+#[test]
+fn calls_are_made_rightly_at_functions_that_the_kernel_probes_too() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let mut kernel = Workload::start(&scratch.build("kernel_probes.c"));
+    let mut target = Workload::start(&scratch.build("wrappers.c"));
+    let pid = target.pid();
+    let right = |target: &mut Workload, calls: u64| {
+        assert_eq!(target.tell(&format!("calls {calls}")), "0");
+    };
+    right(&mut target, 1);
+
+    let mut command = Engine::Beeline.command(&bpftrace);
+    command.args(["-p", &pid.to_string()]);
+    let probes = FUNCTIONS.map(|name| {
+        let call = format!("tracepoint:syscalls:sys_enter_{name}");
+        format!("{call} /pid == {pid}/ {{ @{name} = count(); }}")
+    });
+    let ours = Tool::bpftrace(command, &probes.join(" "));
+    ours.wait_attached();
+    right(&mut target, CALLS);
+    for name in FUNCTIONS {
+        let offset = need!(file_offset(Path::new(LIBC), name));
+        let number = kernel.tell(&format!("on {LIBC} {offset} entry"));
+        need!(number.parse::<u64>().map_err(|_| number));
+    }
+    right(&mut target, BESIDE);
+    ours.wait_to_be_told(|line| line.contains("a kernel uprobe is at"));
+    kernel.tell("off all");
+    // Before and after the jumps are whole again.
+    right(&mut target, CALLS);
+    let kill = need!(file_offset(Path::new(LIBC), "kill"));
+    let is_whole = || first_byte(pid, kill) == JUMP;
+    assert!(until(PATIENCE, is_whole), "the jump is not whole again");
+    right(&mut target, CALLS);
+    let ended = ours.interrupt();
+    let reads_of_commands = 5;
+    for name in FUNCTIONS {
+        let count: u64 = ended
+            .stdout
+            .iter()
+            .find_map(|line| line.strip_prefix(&format!("@{name}: "))?.parse().ok())
+            .unwrap_or(0);
+        let most = 3 * CALLS + BESIDE + if name == "read" { reads_of_commands } else { 0 };
+        assert!((3 * CALLS..=most).contains(&count), "{name}: {count}");
+    }
+    assert!(altered_text(pid).is_empty(), "{:?}", altered_text(pid));
+    right(&mut target, 10);
+    target.finish();
+    kernel.finish();
+}
