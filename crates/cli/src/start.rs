@@ -5,8 +5,8 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use beeline_inject::start_stopped;
-use beeline_runtime::leave;
+use beeline_inject::{run_to_libraries, start_stopped};
+use beeline_runtime::{Seeker, leave};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::run::exit_code;
@@ -14,42 +14,85 @@ use crate::say;
 
 /// Between two looks whether a session has come.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How long others are waited for when the first has come: sessions look around ten times a second.
+/// How long others are waited for when the first has come that we know nothing of: sessions look around ten times a second.
 const OTHERS: Duration = Duration::from_millis(150);
+/// A session that has finished so many looks has begun one after it was asked for the first time, and finished that.
+const LOOKS: u32 = 2;
 
 /// Starts a command before whose first instruction the sessions that run now come to it; its exit code is ours.
 pub fn start(command: &[OsString], wait: Duration) -> anyhow::Result<ExitCode> {
     let (program, arguments) = command.split_first().context("there is no command")?;
     let name = program.to_string_lossy();
-    let mut child = start_stopped(Command::new(program).args(arguments))
-        .with_context(|| format!("{name} cannot be started"))?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let (mut child, held) =
+        start_stopped(command).with_context(|| format!("{name} cannot be started"))?;
     let pid = child.id() as i32;
-    if !is_reached(pid, wait) {
-        say(&format!(
-            "no session has come to {name} within {} ms, so it runs untraced: start one first, with `beeline run`",
-            wait.as_millis()
-        ));
+    match held {
+        Ok(()) => {
+            if !is_reached(pid, wait) {
+                say(&format!(
+                    "no session has come to {name} within {} ms, so it runs untraced: start one first, with `beeline run`",
+                    wait.as_millis()
+                ));
+            }
+            let number = Pid::from_raw(pid).context("the command has no process")?;
+            kill_process(number, Signal::CONT).context("the command cannot be let go")?;
+        }
+        Err(error) => say(&format!(
+            "{name} cannot be held, so it runs already: {error}"
+        )),
     }
-    let number = Pid::from_raw(pid).context("the command has no process")?;
-    kill_process(number, Signal::CONT).context("the command cannot be let go")?;
     let status = child.wait().context("waiting for the command")?;
     Ok(exit_code(status))
 }
 
-/// Waits until a session has hooked the process, and a little for others.
+/// Waits until the sessions that hook calls have come to a process that has not begun, or else, when its libraries are mapped,
+/// those that look for functions. False if there are none.
 fn is_reached(pid: i32, wait: Duration) -> bool {
+    let seekers = Seeker::all();
+    let (calls, functions): (Vec<_>, Vec<_>) = seekers
+        .into_iter()
+        .filter(|one| one.seeks_calls() || one.seeks_functions())
+        .partition(Seeker::seeks_calls);
+    // Of sessions of other users we know nothing.
+    let is_unknown = calls.is_empty() && functions.is_empty();
+    let wait = if is_unknown { wait / 2 } else { wait };
+    let have_looked = (is_unknown || !calls.is_empty()) && await_sessions(pid, &calls, wait);
+    if !leave::in_process(pid).unwrap_or_default().is_empty() {
+        return true;
+    }
+    // What cannot be run that far runs on as it is.
+    let is_loaded = run_to_libraries(pid).is_ok();
+    is_loaded && await_sessions(pid, &functions, wait) || have_looked
+}
+
+/// Waits until all of these sessions have looked at a process and done what there was to be done, or without any, until one
+/// that we do not know has hooked it, and a little for others. False if that takes longer.
+fn await_sessions(pid: i32, seekers: &[Seeker], wait: Duration) -> bool {
     let begun = Instant::now();
+    let before: Vec<u32> = seekers.iter().map(Seeker::looks).collect();
     let mut first = None;
     while begun.elapsed() < wait {
-        let present = leave::in_process(pid).unwrap_or_default();
-        let hooked = |one: &leave::Presence| one.calls.hooked > 0 || !one.sites.is_empty();
-        if present.iter().any(hooked) {
+        let has_looked = |(seeker, before): (&Seeker, &u32)| {
+            seeker.has_ended() || seeker.looks().wrapping_sub(*before) >= LOOKS
+        };
+        if !seekers.is_empty() && seekers.iter().zip(&before).all(has_looked) {
+            return true;
+        }
+        if seekers.is_empty() && is_hooked(pid) {
             first.get_or_insert_with(Instant::now);
         }
         if first.is_some_and(|first: Instant| first.elapsed() > OTHERS) {
-            break;
+            return true;
         }
         std::thread::sleep(LOOK_AGAIN);
     }
     first.is_some()
+}
+
+fn is_hooked(pid: i32) -> bool {
+    let present = leave::in_process(pid).unwrap_or_default();
+    let hooked = |one: &leave::Presence| one.calls.hooked > 0 || !one.sites.is_empty();
+    present.iter().any(hooked)
 }

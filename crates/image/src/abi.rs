@@ -356,7 +356,16 @@ pub struct Session {
     pub requests: [calls::Request; calls::REQUESTS],
     /// Which slots are taken, by CPU; [`MAX_CPUS`] of them are laid out.
     pub leases: [Lease; MAX_CPUS],
+    /// What the runtime does in processes that come: [`SEEKS_CALLS`], [`SEEKS_FUNCTIONS`].
+    pub seeks: AtomicU32,
+    /// Incremented when the runtime has looked for processes that have come, and done that.
+    pub looks: AtomicU32,
 }
+
+/// The runtime hooks the system calls of processes that come. In [`Session::seeks`].
+pub const SEEKS_CALLS: u32 = 1;
+/// The runtime hooks functions in processes that come. In [`Session::seeks`].
+pub const SEEKS_FUNCTIONS: u32 = 2;
 
 /// The most CPUs that a session can serve.
 pub const MAX_CPUS: usize = 1024;

@@ -59,6 +59,8 @@ pub enum Error {
         tracer: i32,
         /// The tracer's name.
         comm: String,
+        /// That of its thread which traces.
+        thread: String,
     },
     /// A seccomp filter may kill the target for a system call that it would not make itself.
     #[error(

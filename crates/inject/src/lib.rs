@@ -52,7 +52,7 @@ pub use process::{Options, Process, Seccomp};
 pub use regions::{Permissions, Region, regions_of};
 pub use rustix::io::Errno;
 pub use rustix::mm::{MapFlags, ProtFlags};
-pub use start::start_stopped;
+pub use start::{STARTER, run_to_libraries, start_stopped};
 pub use stopped::{Stopped, Thread};
 pub use watch::{Loaded, Watched};
 pub use worker::{must_end, trace_here};

@@ -503,11 +503,15 @@ impl Process {
             self.pid(),
             Status::parse(&thread).process.unwrap_or(status.tracer),
         );
-        let comm = std::fs::read(format!("/proc/{tracer}/comm")).unwrap_or_default();
+        let comm = |pid: i32| {
+            let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+            String::from_utf8_lossy(comm.trim_ascii_end()).into_owned()
+        };
         Err(Error::Traced {
             pid,
             tracer,
-            comm: String::from_utf8_lossy(comm.trim_ascii_end()).into_owned(),
+            comm: comm(tracer),
+            thread: comm(status.tracer),
         })
     }
 

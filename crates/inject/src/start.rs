@@ -1,35 +1,109 @@
 //! Starting a program that does not begin yet.
 
-use std::io;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::{io, thread};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::{Error, Loaded, Options, Process, Seccomp, Watched};
+
+/// The name of the thread that traces a program which is being started by [`start_stopped`] or [`run_to_libraries`]. It lets the
+/// program go by itself, whatever a session does, so nobody need wait for that.
+pub const STARTER: &str = "beeline-starter";
 
 /// Starts a program and leaves it stopped, as by SIGSTOP, before its first instruction; SIGCONT lets it begin. Nobody
-/// traces it then.
+/// traces it then. The second result says why the program could not be held; then it runs already.
 ///
 /// As it was traced while it was started, a set-uid program gets no more rights than the caller has.
-pub fn start_stopped(command: &mut Command) -> io::Result<Child> {
-    // SAFETY: one system call, which a child may make between `fork` and `exec`.
+pub fn start_stopped(mut command: Command) -> io::Result<(Child, Result<(), Error>)> {
+    let (mut here, there) = UnixStream::pair()?;
+    // SAFETY: system calls only, which a child may make between `fork` and `exec`.
     unsafe {
-        command.pre_exec(|| match libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) {
-            -1 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
+        command.pre_exec(move || {
+            let mut child = &there;
+            child.write_all(&std::process::id().to_ne_bytes())?;
+            // The end of the line lets it go on as well.
+            child.read(&mut [0]).map(drop)
         });
     }
-    // The program is there when this returns, and this thread traces it.
-    let child = command.spawn()?;
-    let pid = child.id() as i32;
-    let mut status = 0;
-    // SAFETY: waits for the child of this thread that was just started, and fills the status.
-    if unsafe { libc::waitpid(pid, &raw mut status, 0) } != pid {
-        return Err(io::Error::last_os_error());
-    }
-    if libc::WIFSTOPPED(status) {
-        // SAFETY: takes a number; the child is in the stop behind its `execve`.
-        let let_go = unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, 0, libc::SIGSTOP) };
-        if let_go == -1 {
-            return Err(io::Error::last_os_error());
+    // Not traced by the thread that starts it: that one waits for the `execve`, and a signal stops who is traced before.
+    let tracer = thread::Builder::new().name(STARTER.into());
+    let tracer = tracer.spawn(move || {
+        let mut pid = [0; 4];
+        match here.read_exact(&mut pid) {
+            Ok(()) => {
+                let held = hold_until_exec(i32::from_ne_bytes(pid), &here);
+                // If it could not be held it waits still. It has a copy of this end, so that the line does not end by itself.
+                let _ = here.shutdown(Shutdown::Both);
+                held
+            }
+            // There is no child; who has started it is told why.
+            Err(_) => Ok(()),
         }
+    })?;
+    let child = command.spawn();
+    // With it the child's end of the line.
+    drop(command);
+    let held = tracer.join().unwrap_or_else(|_| Err(no_tracer()));
+    Ok((child?, held))
+}
+
+/// Traces a process that waits for a word on the line, and stops it when it has run its `execve`.
+fn hold_until_exec(pid: i32, mut line: &UnixStream) -> Result<(), Error> {
+    let process = open(pid)?;
+    let watched = Watched::seize_from_here(&process, pid)?;
+    line.write_all(&[0]).map_err(|source| Error::Local {
+        what: "let a command start",
+        source,
+    })?;
+    let never = Arc::new(AtomicBool::new(false));
+    match watched.run_until_exec(&never, |_| signal(pid, Signal::STOP))? {
+        Loaded::Ready(Err(error)) => Err(process.inspect_error("stop the program", error.into())),
+        Loaded::Ready(Ok(())) | Loaded::Ended => Ok(()),
     }
-    Ok(child)
+}
+
+/// Has a program that [`start_stopped`] has stopped run its loader, and stops it anew when its libraries are mapped and no other code
+/// of its has run.
+pub fn run_to_libraries(pid: i32) -> Result<(), Error> {
+    let tracer = thread::Builder::new().name(STARTER.into());
+    let tracer = tracer.spawn(move || {
+        let process = open(pid)?;
+        let watched = Watched::seize_from_here(&process, pid)?;
+        // Who is stopped by job control comes to no other place. It may have ended.
+        let go_on = move || {
+            let _ = signal(pid, Signal::CONT);
+        };
+        watched
+            .run_on_until_loaded(go_on, |_| signal(pid, Signal::STOP))
+            .map(drop)
+    });
+    let tracer = tracer.map_err(|source| Error::Local {
+        what: "start a thread",
+        source,
+    })?;
+    tracer.join().unwrap_or_else(|_| Err(no_tracer()))
+}
+
+fn signal(pid: i32, signal: Signal) -> rustix::io::Result<()> {
+    Pid::from_raw(pid).map_or(Ok(()), |pid| kill_process(pid, signal))
+}
+
+/// It is our own child, and makes no call but its own.
+fn open(pid: i32) -> Result<Process, Error> {
+    let seccomp = Seccomp::Trust;
+    Process::open_with(pid, Options { seccomp })
+}
+
+fn no_tracer() -> Error {
+    Error::Local {
+        what: "trace the command",
+        source: io::Error::other("its tracer has panicked"),
+    }
 }

@@ -81,6 +81,27 @@ impl Watched {
         self.run_through_start(|_| ControlFlow::Continue(()), callback)
     }
 
+    /// As [`Self::run_until_loaded`], for a process that stands before the first instruction of its program already, stopped
+    /// by job control. `held` is called when it does not depend on that any more: a SIGCONT takes effect then.
+    pub fn run_on_until_loaded<R>(
+        mut self,
+        held: impl FnOnce() + Send + 'static,
+        loaded: impl FnOnce(&mut Stopped) -> R,
+    ) -> Result<Loaded<R>, Error> {
+        let reached = self.0.run(|session| {
+            session.hold_running()?;
+            held();
+            session.run_until_loaded()
+        });
+        match reached {
+            Ok(_) => {}
+            Err(Error::Exited { .. }) => return Ok(Loaded::Ended),
+            Err(error) => return Err(error),
+        }
+        self.0.refresh();
+        Ok(Loaded::Ready(loaded(&mut self.0)))
+    }
+
     /// As [`Self::run_until_loaded`], and stops it before the new program's first instruction too: that is what
     /// `begun` is called for. If it gives a result the process is let go there.
     pub fn run_through_start<R>(

@@ -25,9 +25,11 @@ use crate::proc::{self, all_processes};
 use crate::uprobes::{Text, beside, kernel_uprobes};
 use crate::{opening, patch};
 
+use find::is_a;
 pub use find::{everywhere, in_process};
-use find::{is_a, is_page, maps_ours, open};
-pub(crate) use find::{presences, presences_among, unreachable};
+pub(crate) use find::{
+    is_page, is_session, maps_ours, open, presences, presences_among, unreachable,
+};
 pub(crate) use layers::{Beneath, layers};
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
 

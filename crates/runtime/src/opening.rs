@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use beeline_inject::{Options, Process, Seccomp};
+use beeline_inject::{Options, Process, STARTER, Seccomp};
 
 use crate::error::Error;
 
@@ -17,13 +17,23 @@ pub fn open(pid: i32, seccomp: Seccomp) -> Result<Process, Error> {
 /// Does what needs a process that nobody else holds; again, if that is a Beeline. Between the attempts nothing is locked
 /// that the holder may wait for.
 pub fn patiently<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
-    while_held_by(|_| true, attempt)
+    while_held(|_, _| true, attempt)
 }
 
 /// As [`patiently`], if that is the Beeline of another session, which waits for nothing here.
 pub fn past_others<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     let own = std::process::id() as i32;
-    while_held_by(|holder| holder != own, attempt)
+    while_held(|holder, _| holder != own, attempt)
+}
+
+/// As [`patiently`], if that is not who has started the process: he traces it until it runs its program.
+pub fn past_all_but_starter<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    while_held(|_, thread| thread != STARTER, attempt)
+}
+
+/// Could it not be done because `beeline start` holds the process?
+pub fn is_held_by_starter(error: &Error) -> bool {
+    matches!(error, Error::Inject(beeline_inject::Error::Traced { thread, .. }) if thread == STARTER)
 }
 
 /// Could it not be done because another thread of this Beeline holds the process?
@@ -32,15 +42,16 @@ pub fn is_held_by_us(error: &Error) -> bool {
     matches!(error, Error::Inject(beeline_inject::Error::Traced { tracer, .. }) if *tracer == own)
 }
 
-fn while_held_by<T>(
-    is_waited_for: impl Fn(i32) -> bool,
+/// `is_waited_for` is asked of a Beeline by its number and the name of the thread that holds the process.
+fn while_held<T>(
+    is_waited_for: impl Fn(i32, &str) -> bool,
     mut attempt: impl FnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
     for _ in 0..PATIENCE {
         match attempt() {
-            Err(Error::Inject(beeline_inject::Error::Traced { comm, tracer, .. }))
+            Err(Error::Inject(beeline_inject::Error::Traced { comm, tracer, thread, .. }))
                 // Without a name: it has just ended, and with it its hold.
-                if (comm.starts_with("beeline") || comm.is_empty()) && is_waited_for(tracer) =>
+                if (comm.starts_with("beeline") || comm.is_empty()) && is_waited_for(tracer, &thread) =>
             {
                 std::thread::sleep(Duration::from_millis(1));
             }

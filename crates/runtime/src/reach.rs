@@ -176,6 +176,7 @@ impl Reach {
     /// Attaches a link to every process that it concerns now, and to those that come later.
     pub fn attach(self: &Arc<Self>, link: &Arc<Uprobe>) -> Result<(), Error> {
         lock(&self.links).insert(link.id, link.clone());
+        self.say_what_is_sought();
         let named = self.named(link);
         for pid in self.candidates_now(link.pid) {
             match self.attach_process(pid, link) {
@@ -203,6 +204,7 @@ impl Reach {
     /// Ends a link everywhere.
     pub fn detach(&self, link: &Uprobe) {
         lock(&self.links).remove(&link.id);
+        self.say_what_is_sought();
         for target in self.all_targets() {
             lock(&target).detach(link.id);
         }

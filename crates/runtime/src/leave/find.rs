@@ -45,12 +45,12 @@ pub fn in_process(pid: i32) -> Result<Vec<Presence>, Error> {
 }
 
 /// Opens a process that Beeline is present in, so its seccomp filters have let Beeline pass before.
-pub(super) fn open(pid: i32) -> Result<Process, Error> {
+pub(crate) fn open(pid: i32) -> Result<Process, Error> {
     opening::open(pid, Seccomp::Trust)
 }
 
 /// A quick look, before a process is opened.
-pub(super) fn maps_ours(pid: i32) -> bool {
+pub(crate) fn maps_ours(pid: i32) -> bool {
     proc::text(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
         maps.contains(PREFIX) && (maps.contains("-arena") || maps.contains("-session"))
     })
@@ -160,7 +160,7 @@ fn is_alive(session: SessionId, regions: &[Region]) -> bool {
 }
 
 /// Is the process the session's own?
-fn is_session(pid: i32, session: SessionId) -> bool {
+pub(crate) fn is_session(pid: i32, session: SessionId) -> bool {
     start_time(pid) == Some(session.start) && own_pid(pid) == session.pid
 }
 
@@ -186,6 +186,6 @@ pub(super) fn is_a(region: &Region, kind: &str) -> bool {
 }
 
 /// Is it a session page?
-pub(super) fn is_page(region: &Region) -> bool {
+pub(crate) fn is_page(region: &Region) -> bool {
     is_a(region, "-session")
 }

@@ -279,8 +279,14 @@ impl Reach {
             // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after
             // another.
             let seize = || Ok(Watched::seize_from_here(&process, tid)?);
-            let watched = match opening::patiently(seize) {
+            let watched = match opening::past_all_but_starter(seize) {
                 Ok(watched) => watched,
+                // Who has started it stops it behind its `execve`, and waits for us to find it.
+                Err(error) if opening::is_held_by_starter(&error) => {
+                    lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+                    let _ = seized.send(Ok(()));
+                    return;
+                }
                 Err(error) => {
                     lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
                     let _ = seized.send(Err(error));

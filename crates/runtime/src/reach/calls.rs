@@ -19,6 +19,7 @@ impl Reach {
     /// Attaches a link to every process of the scope, and to those that come later.
     pub fn attach_call(self: &Arc<Self>, link: &Arc<CallLink>) -> Result<(), Error> {
         lock(&self.calls).insert(link.id, link.clone());
+        self.say_what_is_sought();
         let named = self.is_narrow();
         for pid in self.candidates_now(None) {
             match self.hook_calls(pid) {
@@ -46,6 +47,7 @@ impl Reach {
     /// Ends a link everywhere.
     pub fn detach_call(&self, link: &CallLink) {
         lock(&self.calls).remove(&link.id);
+        self.say_what_is_sought();
         for target in self.all_targets() {
             lock(&target).detach_call(link.id);
         }

@@ -53,12 +53,12 @@ enum Program {
 }
 
 impl Neighbours {
-    /// Looks who is there, unless that was done a moment ago, as moments are with so many of them.
-    pub fn look(&mut self) {
+    /// Looks who is there, unless that was done a moment ago, as moments are with so many of them; false then.
+    pub fn look(&mut self) -> bool {
         let begin = Instant::now();
         let is_early = |(last, pause): (Instant, Duration)| begin.duration_since(last) < pause;
         if self.last.is_some_and(is_early) {
-            return;
+            return false;
         }
         let used = cpu_time();
         self.list();
@@ -72,6 +72,7 @@ impl Neighbours {
         }
         let pause = cpu_time().saturating_sub(used) * SHARE;
         self.last = Some((begin, pause.min(LONGEST_PAUSE)));
+        true
     }
 
     /// All of them.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use beeline_image::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS};
 use beeline_maps::Kind;
 
 use super::neighbours::YOUTH;
@@ -49,9 +50,9 @@ impl Reach {
             if links.is_empty() && !hooks_calls {
                 continue;
             }
-            let young = match self.looks_around() {
+            let (young, has_looked) = match self.looks_around() {
                 true => self.look_around(),
-                false => BTreeSet::new(),
+                false => (BTreeSet::new(), false),
             };
             for pid in self.wanting(&links, &young) {
                 self.revisit(pid, &links);
@@ -59,14 +60,29 @@ impl Reach {
             if hooks_calls {
                 self.revisit_calls(&young, is_second);
             }
+            if has_looked {
+                self.shared.page().looks.fetch_add(1, SeqCst);
+            }
         }
     }
 
-    /// Looks which processes there are. Returns those that are new.
-    fn look_around(&self) -> BTreeSet<i32> {
+    /// Looks which processes there are. Returns those that are new, and whether it was time to look.
+    fn look_around(&self) -> (BTreeSet<i32>, bool) {
         let mut neighbours = lock(&self.neighbours);
-        neighbours.look();
-        neighbours.young()
+        let has_looked = neighbours.look();
+        (neighbours.young(), has_looked)
+    }
+
+    /// Has whoever starts a process know what is sought in those that come.
+    pub(super) fn say_what_is_sought(&self) {
+        let (mut sought, is_wide) = (0, self.scope == Scope::All);
+        if is_wide && !lock(&self.calls).is_empty() {
+            sought |= SEEKS_CALLS;
+        }
+        if is_wide && self.links().iter().any(|link| link.pid.is_none()) {
+            sought |= SEEKS_FUNCTIONS;
+        }
+        self.shared.page().seeks.store(sought, SeqCst);
     }
 
     /// The processes that a link may still have to be attached to. Of all processes that is only young ones: what an

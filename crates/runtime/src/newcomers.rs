@@ -1,0 +1,67 @@
+//! Sessions that look for processes that come, as whoever starts one sees them: what they seek, and how often they have looked.
+
+use std::mem::offset_of;
+
+use beeline_image::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS, Session};
+use beeline_inject::{Process, Region};
+
+use crate::leave;
+use crate::life::SessionId;
+use crate::proc::all_processes;
+
+/// A session that runs, by its page in its own process.
+#[derive(Debug)]
+pub struct Seeker {
+    process: Process,
+    page: u64,
+}
+
+impl Seeker {
+    /// All whose memory we may read.
+    pub fn all() -> Vec<Self> {
+        all_processes().into_iter().filter_map(Self::of).collect()
+    }
+
+    fn of(pid: i32) -> Option<Self> {
+        if !leave::maps_ours(pid) {
+            return None;
+        }
+        let process = leave::open(pid).ok()?;
+        let regions = process.regions().ok()?;
+        let is_own = |region: &&Region| {
+            leave::is_page(region)
+                && SessionId::of(region).is_some_and(|session| leave::is_session(pid, session))
+        };
+        let page = regions.iter().find(is_own)?.start;
+        Some(Self { process, page })
+    }
+
+    /// Does it hook the system calls of processes that come?
+    pub fn seeks_calls(&self) -> bool {
+        self.word(offset_of!(Session, seeks)) & SEEKS_CALLS != 0
+    }
+
+    /// Does it hook functions in processes that come?
+    pub fn seeks_functions(&self) -> bool {
+        self.word(offset_of!(Session, seeks)) & SEEKS_FUNCTIONS != 0
+    }
+
+    /// How often it has looked, and done what there was to be done. It overflows.
+    pub fn looks(&self) -> u32 {
+        self.word(offset_of!(Session, looks))
+    }
+
+    /// Has it ended?
+    pub fn has_ended(&self) -> bool {
+        !self.process.is_alive()
+    }
+
+    /// 0 of one that has ended, which seeks nothing.
+    fn word(&self, offset: usize) -> u32 {
+        let mut word = [0; 4];
+        let read = self
+            .process
+            .read_memory(self.page + offset as u64, &mut word);
+        read.map_or(0, |()| u32::from_ne_bytes(word))
+    }
+}
