@@ -29,11 +29,10 @@ pub fn run(
         (false, false) => Scope::Processes(pids),
         (false, true) => Scope::of_command(&tool),
     };
-    if let Scope::Processes(pids) = &scope {
-        for pid in pids {
-            beeline_runtime::check(*pid)?;
-        }
-    }
+    let scope = match scope {
+        Scope::Processes(pids) => Scope::Processes(beeline_runtime::traceable(pids, say)?),
+        scope => scope,
+    };
     let engines = engines.engines()?;
     hand_signals_on();
     let ignored_here = outlive_file_limit();

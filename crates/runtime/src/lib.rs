@@ -52,7 +52,6 @@ pub use error::Error;
 pub use life::SessionId;
 pub use map::shape_of;
 pub use newcomers::Seeker;
-pub use opening::check;
 pub use runner::{TestResult, TestRun};
-pub use scope::Scope;
+pub use scope::{Scope, traceable};
 pub use session::{Report, Runtime};

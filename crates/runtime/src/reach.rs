@@ -38,6 +38,7 @@ use crate::shared::Shared;
 use crate::shortcut::Shortcuts;
 use crate::target::{Body, Hold, Home, Request, Target};
 use candidates::is_part_of_us;
+pub use candidates::left_out;
 use dead::Cleared;
 use family::Family;
 use followers::Followers;
@@ -103,6 +104,8 @@ pub struct Reach {
     /// Threads that wait for a process to run another program.
     pursuers: Arc<Followers>,
     neighbours: Mutex<Neighbours>,
+    /// What the user has been told of processes that he had named with others, and that are left out.
+    left_out: Mutex<BTreeSet<(i32, String)>>,
     /// What could not be attached, so that it is told once and tried seldom.
     failures: Mutex<BTreeMap<(i32, Id), Instant>>,
     /// What killed sessions had left.
@@ -152,6 +155,7 @@ impl Reach {
             followers: Mutex::default(),
             pursuers: Arc::default(),
             neighbours: Mutex::default(),
+            left_out: Mutex::default(),
             failures: Mutex::default(),
             cleared: Mutex::default(),
             making: Mutex::default(),
@@ -177,19 +181,18 @@ impl Reach {
     pub fn attach(self: &Arc<Self>, link: &Arc<Uprobe>) -> Result<(), Error> {
         lock(&self.links).insert(link.id, link.clone());
         self.say_what_is_sought();
-        let named = self.named(link);
-        for pid in self.candidates_now(link.pid) {
-            match self.attach_process(pid, link) {
-                Ok(()) => {}
+        let pids = self.candidates_now(link.pid);
+        let outcome = match self.named(link) {
+            true => self.each_named(&pids, |pid| self.attach_process(pid, link)),
+            false => {
+                let outcomes = pids.iter().map(|pid| self.attach_process(*pid, link));
                 // Among all processes there are always some that may not be touched or that end just now.
-                Err(error) if named => {
-                    self.detach(link);
-                    return Err(error);
-                }
-                Err(error) => self.note_left_out(&error),
+                let failed = outcomes.filter_map(Result::err);
+                failed.for_each(|error| self.note_left_out(&error));
+                Ok(())
             }
-        }
-        Ok(())
+        };
+        outcome.inspect_err(|_| self.detach(link))
     }
 
     /// Tells the user, once, that processes are left out which he could have traced.

@@ -6,6 +6,10 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use crate::error::Error;
+use crate::opening;
+use crate::reach::left_out;
+
 /// The answer to "every process".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
@@ -44,6 +48,26 @@ impl Scope {
             Self::All
         }
     }
+}
+
+/// Of processes that were named those that may be traced; the others are told. An error if there are none.
+pub fn traceable(pids: Vec<i32>, report: impl Fn(&str)) -> Result<Vec<i32>, Error> {
+    let (mut found, mut failed) = (Vec::new(), Vec::new());
+    for pid in pids {
+        match opening::check(pid) {
+            Ok(()) => found.push(pid),
+            Err(error) => failed.push((pid, error)),
+        }
+    }
+    if found.is_empty()
+        && let Some((_, error)) = failed.pop()
+    {
+        return Err(error);
+    }
+    for (pid, error) in failed {
+        report(&left_out(pid, &error.to_string()));
+    }
+    Ok(found)
 }
 
 #[cfg(test)]

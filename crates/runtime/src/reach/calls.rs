@@ -20,18 +20,16 @@ impl Reach {
     pub fn attach_call(self: &Arc<Self>, link: &Arc<CallLink>) -> Result<(), Error> {
         lock(&self.calls).insert(link.id, link.clone());
         self.say_what_is_sought();
-        let named = self.is_narrow();
-        for pid in self.candidates_now(None) {
-            match self.hook_calls(pid) {
-                Ok(()) => {}
-                Err(error) if named => {
-                    self.detach_call(link);
-                    return Err(error);
-                }
-                Err(error) => self.note_unhooked(&error),
+        let pids = self.candidates_now(None);
+        let outcome = match self.is_narrow() {
+            true => self.each_named(&pids, |pid| self.hook_calls(pid)),
+            false => {
+                let failed = pids.iter().filter_map(|pid| self.hook_calls(*pid).err());
+                failed.for_each(|error| self.note_unhooked(&error));
+                Ok(())
             }
-        }
-        Ok(())
+        };
+        outcome.inspect_err(|_| self.detach_call(link))
     }
 
     /// Among all processes there are always some that may not be touched or that end just now; what a user can mend is told.

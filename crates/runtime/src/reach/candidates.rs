@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use beeline_compile::worker::LLVM;
 
 use super::{Reach, lock, program};
+use crate::error::Error;
 use crate::link::Uprobe;
-use crate::proc::parent;
+use crate::proc::{self, parent};
 use crate::scope::Scope;
 
 impl Reach {
@@ -20,6 +21,40 @@ impl Reach {
     /// Has the user named the processes that the session may reach?
     pub(super) fn is_narrow(&self) -> bool {
         self.scope != Scope::All
+    }
+
+    /// Does something with processes that were named. Of several those where it fails are left out, and told; it is an error if it
+    /// fails in all.
+    pub(super) fn each_named(
+        &self,
+        pids: &[i32],
+        mut attempt: impl FnMut(i32) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut failed = Vec::new();
+        for &pid in pids {
+            match attempt(pid) {
+                Err(error) if pids.len() == 1 => return Err(error),
+                Err(error) => failed.push((pid, error)),
+                Ok(()) => {}
+            }
+        }
+        if failed.len() == pids.len()
+            && let Some((_, error)) = failed.pop()
+        {
+            return Err(error);
+        }
+        for (pid, error) in failed {
+            self.tell_left_out(pid, &error);
+        }
+        Ok(())
+    }
+
+    /// Tells the user of a process that he has named with others; the same once.
+    pub(super) fn tell_left_out(&self, pid: i32, error: &Error) {
+        let why = error.to_string();
+        if lock(&self.left_out).insert((pid, why.clone())) {
+            (self.report)(&left_out(pid, &why));
+        }
     }
 
     /// The processes that a link may concern; `only` is the one that it names itself.
@@ -52,6 +87,16 @@ impl Reach {
     pub(super) fn looks_around(&self) -> bool {
         !matches!(self.scope, Scope::Processes(_))
     }
+}
+
+/// How the user is told of a process that he has named with others, and that is left out.
+pub fn left_out(pid: i32, why: &str) -> String {
+    let comm = proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let name = match comm.trim() {
+        "" => String::new(),
+        comm => format!(" ({comm})"),
+    };
+    format!("process {pid}{name} is left out: {why}")
 }
 
 /// Have we started it beside the tool: a compiler, or what is about to become one? Not every child of ours is that: to the
