@@ -15,6 +15,7 @@ mod output;
 mod process;
 mod scratch;
 mod soak;
+mod text;
 mod tool;
 mod turn;
 mod workload;
@@ -28,9 +29,10 @@ pub use engine::{
 pub use guest::{Answer, Backing, GUEST_PATIENCE, Guest, Job, Options};
 pub use lines::Lines;
 pub use output::{histogram_total, map_counts, shape, tidy, without_sizes};
-pub use process::{Footprint, altered_text, is_alive, members_of_group, monotonic, until};
+pub use process::{Footprint, is_alive, members_of_group, monotonic, until};
 pub use scratch::{Scratch, file_offset, workload};
 pub use soak::{Dice, seed, soak, stay_on_one_cpu};
+pub use text::altered_text;
 pub use tool::{Ended, TICK, Tool};
 pub use turn::Turn;
 pub use workload::{EXIT_CODE, Workload};
@@ -39,7 +41,7 @@ use std::io::Write;
 use std::time::Duration;
 
 /// How long a test waits for anything before it fails. Long, because a busy machine is no failure.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Says that a test did not run, in the form that the test report counts.
 ///

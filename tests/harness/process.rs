@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 /// Waits until `condition` holds, at most for `patience`; says whether it came to hold.
@@ -97,15 +96,19 @@ fn tracer(pid: u32) -> u32 {
         .unwrap_or(0)
 }
 
-struct Mapping {
-    start: u64,
-    end: u64,
-    flags: String,
-    offset: u64,
-    path: String,
+pub(crate) struct Mapping {
+    pub start: u64,
+    pub end: u64,
+    pub flags: String,
+    pub offset: u64,
+    pub path: String,
 }
 
 impl Mapping {
+    pub fn has(&self, address: u64) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
     /// Files and executable memory by name; heaps, stacks and what malloc maps come and go by themselves.
     /// The kernel's own mapping for its probes is not the tool's doing.
     fn notable(&self) -> Option<String> {
@@ -120,7 +123,7 @@ impl Mapping {
     }
 }
 
-fn mappings(pid: u32) -> Vec<Mapping> {
+pub(crate) fn mappings(pid: u32) -> Vec<Mapping> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     maps.lines().filter_map(parse_mapping).collect()
 }
@@ -138,39 +141,6 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
         offset,
         path: fields.nth(2).unwrap_or_default().trim().to_owned(),
     })
-}
-
-/// Every place where the executable memory of a process differs from the files that it was mapped from,
-/// as "path+offset". Empty for a process that no one patches.
-pub fn altered_text(pid: u32) -> Vec<String> {
-    let memory =
-        fs::File::open(format!("/proc/{pid}/mem")).expect("cannot open the target's memory");
-    let mut altered = Vec::new();
-    for mapping in mappings(pid) {
-        if !mapping.flags.contains('x') || !mapping.path.starts_with('/') {
-            continue;
-        }
-        let Ok(file) = fs::File::open(&mapping.path) else {
-            continue; // deleted or not ours to read: nothing to compare with
-        };
-        let length =
-            usize::try_from(mapping.end - mapping.start).expect("a mapping fits in memory");
-        let (mut now, mut original) = (vec![0; length], vec![0; length]);
-        memory
-            .read_exact_at(&mut now, mapping.start)
-            .expect("cannot read the target's text");
-        let _ = file
-            .read_at(&mut original, mapping.offset)
-            .expect("cannot read a mapped file");
-        let differing = now
-            .iter()
-            .zip(&original)
-            .position(|(now, original)| now != original);
-        altered.extend(
-            differing.map(|at| format!("{}+{:#x}", mapping.path, mapping.offset + at as u64)),
-        );
-    }
-    altered
 }
 
 /// The time of CLOCK_MONOTONIC, which targets and programs read too.
