@@ -142,7 +142,7 @@ pub enum Error {
     },
     /// Fewer descriptors arrived than were sent.
     #[error(
-        "process {pid} took {got} of {sent} descriptors: it is at its limit of open files; raise its RLIMIT_NOFILE (prlimit --nofile)"
+        "process {pid} took {got} of {sent} descriptors: it has as many files open as it may, and Beeline may not raise its limit for a moment; raise it (prlimit --pid {pid} --nofile=SOFT:HARD) or run Beeline with CAP_SYS_RESOURCE"
     )]
     DescriptorLimit {
         /// The target.

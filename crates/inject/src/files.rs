@@ -11,6 +11,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::Error;
 use crate::regions::PAGE;
+use crate::room::Room;
 use crate::session::Session;
 
 /// A part of a file that is to be mapped into a target.
@@ -115,6 +116,15 @@ const _: () = assert!(SCRATCH <= PAGE as usize);
 /// From the head of the message to that of the control message.
 const HEADS_LEN: usize = CONTROL as usize + CMSG_HEAD - MSGHDR as usize;
 
+/// Descriptors that a target needs beside those that it is sent.
+const PAIR_OF_SOCKETS: usize = 2;
+
+/// Does the target have as many files open as it may?
+fn is_at_limit(error: &Error) -> bool {
+    let is_short = |error: &Error| error.errno() == Some(rustix::io::Errno::MFILE);
+    matches!(error, Error::DescriptorLimit { .. }) || is_short(error)
+}
+
 impl Session {
     /// Maps all of them or none; gives their addresses. `scratch` is memory for it, of [`SCRATCH`] bytes.
     pub fn map_files(
@@ -200,6 +210,26 @@ impl Session {
     }
 
     fn map_through(
+        &mut self,
+        scratch: u64,
+        batch: &Batch,
+        placed: &mut Vec<u64>,
+    ) -> Result<(), Error> {
+        let outcome = self.map_through_pair(scratch, batch, placed);
+        // Nothing has been mapped then.
+        if !outcome.as_ref().is_err_and(is_at_limit) {
+            return outcome;
+        }
+        let (pid, sent) = (self.process.pid(), batch.files.len());
+        let more = (sent + PAIR_OF_SOCKETS) as u64;
+        let _room = Room::make(&self.process, more).ok_or(match outcome {
+            Err(Error::DescriptorLimit { got, .. }) => Error::DescriptorLimit { pid, got, sent },
+            _ => Error::DescriptorLimit { pid, got: 0, sent },
+        })?;
+        self.map_through_pair(scratch, batch, placed)
+    }
+
+    fn map_through_pair(
         &mut self,
         scratch: u64,
         batch: &Batch,

@@ -38,6 +38,7 @@ mod process;
 mod ptrace;
 mod regions;
 mod remote;
+mod room;
 mod session;
 mod start;
 mod stopped;

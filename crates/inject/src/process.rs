@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
+use rustix::process::Rlimit;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::proc::{self, Asleep, PF_KTHREAD, Status, is_dead, state_and_flags};
@@ -100,6 +101,26 @@ impl Process {
         let mut fds = [PollFd::new(&self.0.pidfd, PollFlags::IN)];
         // While we hold its threads they do not quite go away, and the pidfd waits for that; their state tells.
         poll(&mut fds, Some(&Timespec::default())) == Ok(0) && self.has_living_thread()
+    }
+
+    /// The highest number of its open descriptors.
+    pub(crate) fn highest_descriptor(&self) -> Option<u64> {
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).ok()?;
+        let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+        Some(entries.flatten().filter_map(number).max().unwrap_or(0))
+    }
+
+    /// Its limit of open files.
+    pub(crate) fn descriptor_limit(&self) -> Option<Rlimit> {
+        let limits = String::from_utf8(self.read_file("limits").ok()?).ok()?;
+        let line = limits
+            .lines()
+            .find_map(|line| line.strip_prefix("Max open files"))?;
+        let mut numbers = line.split_whitespace().map(|number| number.parse().ok());
+        Some(Rlimit {
+            current: numbers.next()?,
+            maximum: numbers.next()?,
+        })
     }
 
     /// Takes a descriptor of the target's.

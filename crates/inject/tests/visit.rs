@@ -364,30 +364,44 @@ fn errors_leave_nothing_behind() {
     let room = (0u32..)
         .filter(|fd| std::fs::symlink_metadata(format!("/proc/{}/fd/{fd}", target.pid())).is_err());
     let tight = room.take(3).last().unwrap() + 1;
-    let limit = format!("--nofile={tight}:{tight}");
-    assert!(
-        Command::new("prlimit")
-            .args(["--pid", &target.pid().to_string(), &limit])
-            .status()
-            .unwrap()
-            .success()
-    );
-    let error = process
-        .stop()
-        .unwrap()
-        .map_files(&files.each_ref().map(mapping))
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::DescriptorLimit {
-                got: 1,
-                sent: 3,
-                ..
+    let limits = || std::fs::read_to_string(format!("/proc/{}/limits", target.pid())).unwrap();
+    // What it may raise itself is raised for the moment. What it may not, takes CAP_SYS_RESOURCE.
+    for (limit, is_its_own) in [
+        (format!("{tight}:"), true),
+        (format!("{tight}:{tight}"), false),
+    ] {
+        let mut command = Command::new("prlimit");
+        command.args([
+            "--pid",
+            &target.pid().to_string(),
+            &format!("--nofile={limit}"),
+        ]);
+        assert!(command.status().unwrap().success());
+        let tight = limits();
+        let mut stopped = process.stop().unwrap();
+        let wanted = files.each_ref().map(mapping);
+        match stopped.map_files(&wanted) {
+            Ok(places) => {
+                for (start, file) in places.into_iter().zip(&wanted) {
+                    stopped.munmap(start, file.len).unwrap();
+                }
             }
-        ),
-        "{error}"
-    );
+            Err(error) => {
+                let is_told = matches!(
+                    error,
+                    Error::DescriptorLimit {
+                        got: 1,
+                        sent: 3,
+                        ..
+                    }
+                );
+                assert!(is_told && !is_its_own, "{error}");
+                assert!(error.to_string().contains("prlimit --pid"), "{error}");
+            }
+        }
+        drop(stopped);
+        assert_eq!(limits(), tight);
+    }
     before.assert_restored(&process);
     assert_eq!(regions, maps(&process));
     target.finish_fine();

@@ -110,6 +110,7 @@ impl Error {
                 beeline_inject::Error::NotPermitted { .. }
                 | beeline_inject::Error::Seccomp { .. } => libc::EPERM,
                 beeline_inject::Error::Traced { .. } => libc::EBUSY,
+                beeline_inject::Error::DescriptorLimit { .. } => libc::EMFILE,
                 _ => libc::EINVAL,
             }),
             Self::Fault(_) => Errno(libc::EFAULT),

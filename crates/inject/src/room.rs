@@ -1,0 +1,48 @@
+//! Room for descriptors in a target that has as many open as it may: its limit is raised for as long as we need some.
+
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+
+use crate::Process;
+
+/// A raised limit of open files. Dropping it sets the limit to what it was.
+#[derive(Debug)]
+pub(crate) struct Room {
+    process: Process,
+    before: Rlimit,
+}
+
+impl Room {
+    /// Lets a process, all of which is held, have some more files open than it has now. `None` if we may not, or the machine's own
+    /// limit (`fs.nr_open`) does not allow it.
+    pub fn make(process: &Process, more: u64) -> Option<Self> {
+        let highest = process.highest_descriptor()?;
+        let before = set(process, None)?;
+        let needed = (highest + 1).max(before.current.unwrap_or(0)) + more;
+        let wanted = Rlimit {
+            current: Some(needed),
+            maximum: before.maximum.map(|maximum| maximum.max(needed)),
+        };
+        set(process, Some(wanted))?;
+        Some(Self {
+            process: process.clone(),
+            before,
+        })
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // If it has ended there is no limit either.
+        let _ = set(&self.process, Some(self.before));
+    }
+}
+
+/// Sets the limit, or sets what it is already. Gives what it was.
+fn set(process: &Process, limit: Option<Rlimit>) -> Option<Rlimit> {
+    let pid = Pid::from_raw(process.pid())?;
+    let limit = match limit {
+        Some(limit) => limit,
+        None => process.descriptor_limit()?,
+    };
+    prlimit(Some(pid), Resource::Nofile, limit).ok()
+}
