@@ -9,6 +9,8 @@
  * copies the trace pipe's lines up to "hit 10" if there is a T, says "count N" and ends. Only plain system calls, no
  * library.
  *
+ * PID may be "copy": a child that stays a copy of the tool, holds nothing of it, and says "copy PID".
+ *
  * L is as P with a program that counts to three by callbacks. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -216,6 +218,21 @@ static int attach(int program, uint32_t type, const char *path, pid_t pid, const
     return fd;
 }
 
+static pid_t copy_itself(void)
+{
+    pid_t copy = fork();
+    if (copy < 0)
+        die("fork");
+    if (copy) {
+        printf("copy %d\n", copy);
+        fflush(stdout);
+        return copy;
+    }
+    close_range(0, ~0U, 0);
+    for (;;)
+        pause();
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 5 || argc - 4 > MAX_PLACES) {
@@ -225,6 +242,7 @@ int main(int argc, char **argv)
     int fds[MAX_PLACES], counter = create_counter(), looping = 0, printing = 0;
     int empty = load_empty(), counting = load_counting(counter);
     uint32_t type = uprobe_type();
+    pid_t pid = strcmp(argv[1], "copy") ? atoi(argv[1]) : copy_itself();
     for (long cycle = strtol(argv[3], 0, 10); cycle > 0; cycle--) {
         for (int i = 4; i < argc; i++) {
             int counts = argv[i][0] == 'P' || argv[i][0] == 'R', loops = argv[i][0] == 'L', prints = argv[i][0] == 'T';
@@ -233,7 +251,7 @@ int main(int argc, char **argv)
             if (prints && !printing)
                 printing = load_printing();
             int program = loops ? looping : prints ? printing : counts ? counting : empty;
-            fds[i - 4] = attach(program, type, argv[2], atoi(argv[1]), argv[i]);
+            fds[i - 4] = attach(program, type, argv[2], pid, argv[i]);
         }
         for (int i = 4; i < argc && cycle > 1; i++)
             close(fds[i - 4]);

@@ -26,6 +26,7 @@ compile_error!(
     "beeline-inject knows the registers and the ptrace interface of Linux on x86-64 only"
 );
 
+mod alarm;
 mod error;
 mod files;
 mod frames;

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::process::Rlimit;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
+use crate::alarm::PATIENCE;
 use crate::proc::{self, Asleep, PF_KTHREAD, Status, is_dead, state_and_flags};
 use crate::regions::{self, Region};
 use crate::{Error, Refusal, Stopped, is_of_too_many_files};
@@ -539,6 +540,9 @@ impl Process {
     /// Names the reason why one of its threads could not be seized.
     pub(crate) fn seize_error(&self, tid: i32, source: io::Error) -> Error {
         let pid = self.pid();
+        if source.kind() == io::ErrorKind::Interrupted {
+            return self.stuck(tid);
+        }
         let Ok(status) = self.thread_status(tid) else {
             return Error::Exited { pid };
         };
@@ -550,6 +554,16 @@ impl Process {
             return Error::Seccomp { pid };
         }
         self.refusal(&status, source)
+    }
+
+    /// One of its threads does not stop, or cannot be asked to.
+    pub(crate) fn stuck(&self, tid: i32) -> Error {
+        Error::Stuck {
+            pid: self.pid(),
+            tid,
+            state: self.thread_state(tid),
+            seconds: PATIENCE.as_secs(),
+        }
     }
 
     fn refusal(&self, status: &Status, error: io::Error) -> Error {

@@ -5,10 +5,11 @@
 use std::ffi::c_void;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
+use std::time::Instant;
 
 use libc::{c_int, c_uint, pid_t, user_regs_struct};
 
-use crate::Error;
+use crate::{Error, alarm};
 
 /// `PTRACE_O_SUSPEND_SECCOMP`: the tracee's seccomp filters sleep while it is seized so.
 pub(crate) const SUSPEND_SECCOMP: c_int = libc::PTRACE_O_SUSPEND_SECCOMP;
@@ -73,11 +74,10 @@ struct RseqConfiguration {
     pad: u32,
 }
 
-/// Makes this thread the tracer of `tid`, which goes on running. Errors: ESRCH, EPERM.
+/// Makes this thread the tracer of `tid`, which goes on running. Errors: ESRCH, EPERM; EINTR if its process has been in `execve` for
+/// all of [`alarm::PATIENCE`].
 pub(crate) fn seize(tid: pid_t, options: c_int) -> io::Result<()> {
-    let options = (options | libc::PTRACE_O_TRACESYSGOOD) as usize;
-    // SAFETY: PTRACE_SEIZE takes no address and its data is a number.
-    unsafe { request(libc::PTRACE_SEIZE, tid, 0, options) }
+    alarm::seize(tid, options | libc::PTRACE_O_TRACESYSGOOD)
 }
 
 /// Asks a seized thread, running or not, to trap before it next runs user code. ESRCH if it has ended, or is just ending.
@@ -214,11 +214,11 @@ pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &SyscallDispatch) -> Resu
 /// Waits until something happens to `tid`. What has is only looked at, here and in [`poll`]: an end belongs to the parent, which may be
 /// this very process; and a stop from which a signal is about to be delivered must not be taken, as the kernel then forgets the signal
 /// should we die before we have passed it on.
+///
+/// An error if nothing has happened for [`alarm::PATIENCE`].
 pub(crate) fn wait(tid: pid_t) -> Result<Event, Error> {
-    taken(
-        tid,
-        wait_with(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)?,
-    )
+    let flags = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
+    taken(tid, alarm::within_patience(|| wait_with(tid, flags))?)
 }
 
 /// Takes an `execve`, of which the kernel asks that: by it a tracee may have got another's number.
@@ -300,6 +300,7 @@ fn wait_with(tid: pid_t, flags: c_int) -> Result<Event, Error> {
 fn wait_id(tid: pid_t, flags: c_int) -> io::Result<libc::siginfo_t> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let (id, flags) = (tid.cast_unsigned(), flags | libc::__WALL);
+    let since = Instant::now();
     loop {
         // SAFETY: `info` is room for one siginfo_t, which waitid fills or leaves.
         if unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), flags) } == 0 {
@@ -309,6 +310,9 @@ fn wait_id(tid: pid_t, flags: c_int) -> io::Result<libc::siginfo_t> {
         let error = io::Error::last_os_error();
         if error.kind() != io::ErrorKind::Interrupted {
             return Err(error);
+        }
+        if since.elapsed() >= alarm::PATIENCE {
+            return Err(io::ErrorKind::TimedOut.into());
         }
     }
 }

@@ -3,11 +3,13 @@
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use libc::{c_int, c_long, user_regs_struct};
 use rustix::thread::sched_yield;
 
+use crate::alarm::PATIENCE;
 use crate::gate::Gate;
 use crate::held::Held;
 use crate::home::{self, ERESTARTNOHAND, left_behind};
@@ -19,8 +21,6 @@ use crate::{Error, Process, Refusal, worker};
 const HOLD: Duration = Duration::from_millis(50);
 /// A thread that has not stopped after so many looks is asked about, and again after as many.
 const SLEEPS: u32 = 64;
-/// How long the threads of a target are given to stop.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Holds threads of one process. Must stay on the thread that made it. Dropping it lets them all go.
 #[derive(Debug)]
@@ -35,6 +35,8 @@ pub(crate) struct Session {
     pub gate: Option<Gate>,
     /// What is known of the target.
     pub held: Arc<Held>,
+    /// Nobody waits any more for what the process was let run for.
+    pub given_up: Arc<AtomicBool>,
 }
 
 /// One held thread.
@@ -133,6 +135,7 @@ impl Session {
             is_whole: false,
             gate: None,
             held: Arc::default(),
+            given_up: Arc::default(),
         }
     }
 
@@ -341,17 +344,10 @@ impl Session {
         }
         // One that is merely slow to get a processor is worth holding the others for, one in deep sleep is not.
         let tid = self.tracees[at].tid;
-        let state = self.process.thread_state(tid);
-        if now < deadline && state != 'D' {
-            return Ok(());
+        match self.process.stuck(tid) {
+            Error::Stuck { state, .. } if now < deadline && state != 'D' => Ok(()),
+            stuck => Err(stuck),
         }
-        let (pid, seconds) = (self.process.pid(), PATIENCE.as_secs());
-        Err(Error::Stuck {
-            pid,
-            tid,
-            state,
-            seconds,
-        })
     }
 
     /// Looks whether a running thread has stopped, and lets it on if it was not yet for us. Returns whether

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use libc::user_regs_struct;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use crate::alarm::PATIENCE;
 use crate::files::{self, parcels_of};
 use crate::held::Held;
 use crate::ptrace;
-use crate::session::{PATIENCE, Session, State, Tracee};
+use crate::session::{Session, State, Tracee};
 use crate::worker::{self, Worker};
 use crate::{Error, Mapping, Process, Region};
 

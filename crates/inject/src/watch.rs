@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use libc::c_int;
 
+use crate::alarm::PATIENCE;
 use crate::home::NO_CALL;
 use crate::loader::{self, Rendezvous};
 use crate::ptrace::{self, Event, Go};
 use crate::regions::PAGE;
-use crate::session::{PATIENCE, Session, State};
+use crate::session::{Session, State};
 use crate::{Error, MapFlags, Process, ProtFlags, Stopped};
 
 /// A process that is going to run `execve`, followed until its new program is ready to be worked on.
@@ -25,7 +26,7 @@ pub struct Watched(Stopped);
 pub enum Loaded<R> {
     /// It was stopped with its libraries mapped, and this is what the callback returned.
     Ready(R),
-    /// It ended before it came so far.
+    /// It ended, or was given up, before it came so far.
     Ended,
 }
 
@@ -59,7 +60,7 @@ impl Watched {
         callback: impl FnOnce(&mut Stopped) -> R,
     ) -> Result<Loaded<R>, Error> {
         let given_up = given_up.clone();
-        match self.0.run(move |session| session.run_until_exec(&given_up)) {
+        match self.0.run(move |session| session.run_until_exec(given_up)) {
             Ok(true) => {}
             Ok(false) | Err(Error::Exited { .. }) => return Ok(Loaded::Ended),
             Err(error) => return Err(error),
@@ -78,7 +79,8 @@ impl Watched {
         self,
         callback: impl FnOnce(&mut Stopped) -> R,
     ) -> Result<Loaded<R>, Error> {
-        self.run_through_start(|_| ControlFlow::Continue(()), callback)
+        let never = Arc::default();
+        self.run_through_start(&never, |_| ControlFlow::Continue(()), callback)
     }
 
     /// As [`Self::run_until_loaded`], for a process that stands before the first instruction of its program already, stopped
@@ -103,13 +105,15 @@ impl Watched {
     }
 
     /// As [`Self::run_until_loaded`], and stops it before the new program's first instruction too: that is what
-    /// `begun` is called for. If it gives a result the process is let go there.
+    /// `begun` is called for. If it gives a result the process is let go there; as it is, when it is given up.
     pub fn run_through_start<R>(
         mut self,
+        given_up: &Arc<AtomicBool>,
         mut begun: impl FnMut(&mut Stopped) -> ControlFlow<R>,
         loaded: impl FnOnce(&mut Stopped) -> R,
     ) -> Result<Loaded<R>, Error> {
-        let mut reached = self.0.run(Session::run_to_exec);
+        let given_up = given_up.clone();
+        let mut reached = self.0.run(move |session| session.run_to_exec(given_up));
         // A loader does not run another program, but nothing forbids it.
         while let Ok(Reached::Exec) = reached {
             self.0.refresh();
@@ -119,8 +123,8 @@ impl Watched {
             reached = self.0.run(Session::run_until_loaded);
         }
         match reached {
-            Ok(_) => {}
-            Err(Error::Exited { .. }) => return Ok(Loaded::Ended),
+            Ok(Reached::Exec | Reached::Mark) => {}
+            Ok(Reached::Nothing) | Err(Error::Exited { .. }) => return Ok(Loaded::Ended),
             Err(error) => return Err(error),
         }
         self.0.refresh();
@@ -128,12 +132,15 @@ impl Watched {
     }
 }
 
-/// Between two looks whether a process has run its `execve`, or was given up: it takes some hundred microseconds, and
-/// waits for us behind it.
+/// Between two looks whether a process has come to where it was let run to, or was given up: it takes some hundred microseconds, and
+/// waits for us there.
 const LOOK_AGAIN: Duration = Duration::from_micros(25);
 /// The same when it has taken [`LONG`]: somebody keeps it waiting.
 const LOOK_LATER: Duration = Duration::from_micros(200);
 const LONG: Duration = Duration::from_millis(5);
+/// The same when it has taken [`VERY_LONG`].
+const LOOK_MUCH_LATER: Duration = Duration::from_millis(1);
+const VERY_LONG: Duration = Duration::from_secs(2);
 
 /// What `int3` is made of.
 const BREAKPOINT: u8 = 0xcc;
@@ -173,6 +180,11 @@ impl Mark {
         }
     }
 
+    /// Has a thread here run a part of what stands there for so long?
+    fn is_inside(&self, ip: u64) -> bool {
+        (self.address + 1..self.address + self.len as u64).contains(&ip)
+    }
+
     fn bytes(&self) -> &[u8] {
         match self.len {
             1 => &[BREAKPOINT],
@@ -204,23 +216,47 @@ enum Reached {
     Exec,
     /// Where its libraries are mapped.
     Mark,
+    /// Anywhere: it was given up.
+    Nothing,
 }
 
 impl Session {
     /// False if the process was given up, and is held where it is.
-    fn run_until_exec(&mut self, given_up: &AtomicBool) -> Result<bool, Error> {
-        let since = Instant::now();
-        while !given_up.load(Ordering::SeqCst) {
-            match ptrace::poll(self.tid())? {
+    fn run_until_exec(&mut self, given_up: Arc<AtomicBool>) -> Result<bool, Error> {
+        self.given_up = given_up;
+        loop {
+            match self.next_event(None)? {
                 Event::Gone if self.takes_first_number() => {}
                 Event::Exec => return self.hold_new_program().map(|_| true),
-                Event::None if since.elapsed() < LONG => std::thread::sleep(LOOK_AGAIN),
-                Event::None => std::thread::sleep(LOOK_LATER),
+                Event::None => break,
                 event => self.pass_on(event, Go::On)?,
             }
         }
         self.hold_running()?;
         Ok(false)
+    }
+
+    /// The next thing that happens to the running process; none when it is given up. If it was asked to stop, it is given until
+    /// [`PATIENCE`] is over.
+    fn next_event(&self, asked: Option<Instant>) -> Result<Event, Error> {
+        let (tid, since) = (self.tid(), Instant::now());
+        loop {
+            match (ptrace::poll(tid)?, asked) {
+                (Event::None, None) if self.given_up.load(Ordering::SeqCst) => {
+                    return Ok(Event::None);
+                }
+                (Event::None, Some(asked)) if asked.elapsed() > PATIENCE => {
+                    return Err(self.process.stuck(tid));
+                }
+                (Event::None, _) => {}
+                (event, _) => return Ok(event),
+            }
+            std::thread::sleep(match since.elapsed() {
+                short if short < LONG => LOOK_AGAIN,
+                long if long < VERY_LONG => LOOK_LATER,
+                _ => LOOK_MUCH_LATER,
+            });
+        }
     }
 
     /// By `execve` a thread gets the number of the process's first one, and its own is no more. True if the thread may have;
@@ -248,9 +284,12 @@ impl Session {
     }
 
     /// Waits until the running process has run `execve`, and holds it there.
-    fn run_to_exec(&mut self) -> Result<Reached, Error> {
-        self.run_to(None)?;
-        self.hold_new_program()
+    fn run_to_exec(&mut self, given_up: Arc<AtomicBool>) -> Result<Reached, Error> {
+        self.given_up = given_up;
+        match self.run_to(None)? {
+            Reached::Exec => self.hold_new_program(),
+            other => Ok(other),
+        }
     }
 
     fn hold_new_program(&mut self) -> Result<Reached, Error> {
@@ -269,8 +308,8 @@ impl Session {
             return Ok(Reached::Mark);
         };
         match self.run_loader(rendezvous)? {
-            Reached::Mark => Ok(Reached::Mark),
             Reached::Exec => self.hold_new_program(),
+            other => Ok(other),
         }
     }
 
@@ -282,8 +321,9 @@ impl Session {
         let mask = ptrace::signal_mask(tid)?;
         let ignored = self.process.thread_status(tid)?.ignored & bit(libc::SIGTRAP) != 0;
         loop {
-            if let Reached::Exec = self.run_to_mark(rendezvous.address)? {
-                return Ok(Reached::Exec);
+            match self.run_to_mark(rendezvous.address)? {
+                Reached::Mark => {}
+                other => return Ok(other),
             }
             // A trap that is blocked or ignored the kernel forces upon the thread, and so changes both.
             self.hold()?;
@@ -380,12 +420,30 @@ impl Session {
     }
 
     /// Waits until the running process has run `execve`, or come to the mark. What else stops it
-    /// is as it would be without us.
+    /// is as it would be without us. Given up, it is held where it is, which is not inside of the mark.
     fn run_to(&mut self, mark: Option<&Mark>) -> Result<Reached, Error> {
         let tid = self.tid();
+        let mut asked = None;
         loop {
-            let event = ptrace::wait(tid)?;
+            let event = self.next_event(asked)?;
             let behind = match event {
+                Event::None => {
+                    ptrace::interrupt(tid)?;
+                    asked = Some(Instant::now());
+                    continue;
+                }
+                Event::Trap { .. } if asked.is_some() => {
+                    let ip = ptrace::registers(tid)?.rip;
+                    if !mark.is_some_and(|mark| mark.is_inside(ip)) {
+                        self.note_held()?;
+                        return Ok(Reached::Nothing);
+                    }
+                    // That is some instructions long.
+                    ptrace::resume(tid, Go::On, 0)?;
+                    std::thread::sleep(LOOK_AGAIN);
+                    ptrace::interrupt(tid)?;
+                    continue;
+                }
                 Event::Exec => return Ok(Reached::Exec),
                 Event::Signal(libc::SIGTRAP) => Some(1),
                 Event::Syscall => Some(SEEN_AT),
@@ -398,6 +456,14 @@ impl Session {
             }
             self.pass_on(event, mark.map_or(Go::On, Mark::pace))?;
         }
+    }
+
+    /// It stands on its way to user space.
+    fn note_held(&mut self) -> Result<(), Error> {
+        if let Some(tracee) = self.tracees.get_mut(ONLY) {
+            tracee.state = State::Held;
+        }
+        self.note_registers().map(drop)
     }
 
     /// Brings the stopped process to its way back to user space, where system calls can be run in it.

@@ -10,6 +10,7 @@
 
 use std::cell::Cell;
 use std::io;
+use std::num::NonZeroU64;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
@@ -103,6 +104,8 @@ impl<S: 'static> Worker<S> {
         let (jobs, queue) = channel::<Job<S>>();
         let (made, outcome) = sync_channel(1);
         let thread = named_thread().spawn(move || {
+            // A process may wait for what this thread looks for again and again.
+            let _ = rustix::thread::set_current_timer_slack(Some(NonZeroU64::MIN));
             let mut value = match make() {
                 Ok(value) => value,
                 Err(error) => return answer(&made, Err(error)),

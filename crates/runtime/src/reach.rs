@@ -71,14 +71,14 @@ pub struct Reach {
     /// Targets that have ended, or run another program now, and since when: children that they forked may yet ask to be
     /// made targets.
     departed: Mutex<Vec<(Instant, Arc<Mutex<Target>>)>>,
-    /// Processes that are about to run another program; to be set when one cannot.
+    /// Processes that are about to run another program; to be set when one cannot, or nobody waits for it any more.
     execs: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
     /// Processes that went on unseen when they forked or ran another program: how many, and why the last did.
     lost: Mutex<(u64, String)>,
     /// Since when a process that asked is being served.
     serving: Mutex<Option<Instant>>,
-    /// Processes that are followed until their libraries are mapped.
-    starting: Mutex<BTreeSet<i32>>,
+    /// Processes that are followed until their libraries are mapped; to be set when nobody waits for that any more.
+    starting: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
     /// Whose locks are freed when a process dies.
     maps: Mutex<Vec<Weak<MapObject>>>,
     rings: Mutex<Vec<Weak<Ring>>>,

@@ -180,7 +180,7 @@ impl Reach {
             }
             ASK_NO_EXEC => self.give_up_exec(pid),
             // Its libraries are hooked together when the last is mapped.
-            ASK_CODE if lock(&self.starting).contains(&pid) => {}
+            ASK_CODE if lock(&self.starting).contains_key(&pid) => {}
             ASK_CODE if lock(&self.targets).contains_key(&pid) => {
                 {
                     let mut target = lock(&target);
@@ -271,8 +271,11 @@ impl Reach {
             pid,
             why: format!("it has no thread {own}"),
         })?;
+        // It has asked before, and has run nothing: a signal has led it elsewhere, or it has lied.
+        self.give_up_exec(pid);
         let given_up = Arc::new(AtomicBool::new(false));
         lock(&self.execs).insert(pid, given_up.clone());
+        self.give_up_at_the_end(&given_up);
         let reach = self.clone();
         let (seized, is_seized) = sync_channel(1);
         let follow = move || {

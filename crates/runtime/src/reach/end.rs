@@ -1,7 +1,9 @@
 //! The end of a session: every process is left as it was, and what went wrong meanwhile is told.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::{Reach, lock};
 use crate::leave;
@@ -9,6 +11,10 @@ use crate::life::SessionId;
 
 /// Looks for what a session has left behind.
 const LOOKS: usize = 8;
+/// How long our threads are waited for: one may be looking through the code of a big program,
+const LONGEST: Duration = Duration::from_secs(20);
+/// and how often.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Reach {
     /// Leaves every process as it was, and their children that inherited our memory.
@@ -16,23 +22,22 @@ impl Reach {
         if self.stop.swap(true, SeqCst) {
             return;
         }
+        let deadline = Instant::now() + LONGEST;
+        self.give_up_all();
         if let Some(watcher) = lock(&self.watcher).take() {
             watcher.thread().unpark();
-            let _ = watcher.join();
+            self.join(watcher, deadline);
         }
         if let Some(attendant) = lock(&self.attendant).take() {
             self.stop_attending();
-            let _ = attendant.join();
-        }
-        for given_up in lock(&self.execs).values() {
-            given_up.store(true, SeqCst);
+            self.join(attendant, deadline);
         }
         lock(&self.links).clear();
         lock(&self.calls).clear();
-        for thread in std::mem::take(&mut *lock(&self.followers)) {
-            let _ = thread.join();
+        let followers = std::mem::take(&mut *lock(&self.followers));
+        for thread in followers.into_iter().chain(self.pursuers.end()) {
+            self.join(thread, deadline);
         }
-        self.pursuers.join();
         lock(&self.targets).clear();
         lock(&self.departed).clear();
         let deaths = lock(&self.deaths).take();
@@ -71,6 +76,40 @@ impl Reach {
                 "{unguarded} times a program went on without a bpf_spin_lock: its holder did not run"
             ));
         }
+    }
+
+    /// Nobody is waited for any more.
+    fn give_up_all(&self) {
+        for waits in [&self.execs, &self.starting] {
+            let waits = lock(waits);
+            waits
+                .values()
+                .for_each(|given_up| given_up.store(true, SeqCst));
+        }
+    }
+
+    /// For a wait that has been noted: as [`Self::give_up_all`], if that has been done.
+    pub(super) fn give_up_at_the_end(&self, given_up: &AtomicBool) {
+        if self.stop.load(SeqCst) {
+            given_up.store(true, SeqCst);
+        }
+    }
+
+    /// Waits for one of our threads. Each of its waits for a target has an end; should the kernel keep it in yet another, it
+    /// ends with us.
+    fn join(&self, thread: JoinHandle<()>, deadline: Instant) {
+        while !thread.is_finished() {
+            if Instant::now() > deadline {
+                let name = thread.thread().name().unwrap_or_default().to_owned();
+                (self.report)(&format!(
+                    "what {name} does with a process has not ended in {} s; Beeline ends without: see `beeline ps`",
+                    LONGEST.as_secs()
+                ));
+                return;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        let _ = thread.join();
     }
 
     /// Leaves every process, forked children too; and takes out sessions that ended while ours lay over what they had

@@ -71,12 +71,10 @@ impl Followers {
         Ok(())
     }
 
-    /// Waits until all is done that has been begun.
-    pub fn join(&self) {
+    /// Has the threads end when all is done that has been begun, and gives them.
+    pub fn end(&self) -> Vec<JoinHandle<()>> {
         *lock(&self.idle) = None;
-        for thread in std::mem::take(&mut *lock(&self.threads)) {
-            let _ = thread.join();
-        }
+        std::mem::take(&mut *lock(&self.threads))
     }
 
     fn idle(&self) -> Option<Sender<Job>> {
@@ -103,6 +101,12 @@ impl Followers {
 mod tests {
     use super::*;
 
+    fn join(followers: &Followers) {
+        for thread in followers.end() {
+            let _ = thread.join();
+        }
+    }
+
     #[test]
     fn a_thread_that_is_done_does_the_next_thing_too() {
         let followers = Arc::new(Followers::default());
@@ -118,7 +122,7 @@ mod tests {
         }
         let used: Vec<_> = threads.try_iter().collect();
         assert!(used.len() == 3 && used.iter().all(|thread| *thread == used[0]));
-        followers.join();
+        join(&followers);
     }
 
     #[test]
@@ -134,7 +138,7 @@ mod tests {
             };
             followers.follow(work).unwrap();
         }
-        followers.join();
+        join(&followers);
         assert_eq!(*lock(&done), 2);
     }
 
@@ -145,6 +149,6 @@ mod tests {
         let (sender, is_done) = channel();
         followers.follow(move || sender.send(()).unwrap()).unwrap();
         is_done.recv().unwrap();
-        followers.join();
+        join(&followers);
     }
 }

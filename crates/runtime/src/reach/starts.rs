@@ -1,8 +1,9 @@
 //! Programs that the tool starts itself: held before their first instruction, and once more when their libraries are mapped.
 
+use std::collections::btree_map::Entry;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 
 use beeline_inject::{Loaded, Stopped, Watched};
@@ -24,12 +25,14 @@ impl Reach {
             tools.any(|tool| is_copy_of(pid, *tool))
         };
         if tool == 0 || is_tool || !is_copy() || !self.family.has(pid, tool) {
-            return Ok(lock(&self.starting).contains(&pid));
+            return Ok(lock(&self.starting).contains_key(&pid));
         }
-        if !lock(&self.starting).insert(pid) {
-            return Ok(true);
-        }
-        let follower = self.follow(pid).inspect_err(|_| {
+        let given_up = Arc::new(AtomicBool::new(false));
+        match lock(&self.starting).entry(pid) {
+            Entry::Occupied(_) => return Ok(true),
+            Entry::Vacant(vacant) => vacant.insert(given_up.clone()),
+        };
+        let follower = self.follow(pid, given_up).inspect_err(|_| {
             lock(&self.starting).remove(&pid);
         })?;
         lock(&self.followers).push(follower);
@@ -37,7 +40,12 @@ impl Reach {
     }
 
     /// Follows a process on a thread of its own until its program is loaded, and attaches every link then.
-    fn follow(self: &Arc<Self>, pid: i32) -> Result<JoinHandle<()>, Error> {
+    fn follow(
+        self: &Arc<Self>,
+        pid: i32,
+        given_up: Arc<AtomicBool>,
+    ) -> Result<JoinHandle<()>, Error> {
+        self.give_up_at_the_end(&given_up);
         let process = self.open(pid)?;
         let watched = Watched::seize(&process, pid)?;
         let reach = self.clone();
@@ -56,7 +64,7 @@ impl Reach {
                 lock(&reach.starting).remove(&pid);
                 ControlFlow::Break(outcome)
             };
-            let outcome = watched.run_through_start(begun, |stopped| {
+            let outcome = watched.run_through_start(&given_up, begun, |stopped| {
                 lock(&reach.starting).remove(&pid);
                 reach.attach_all_to(&process, stopped)?;
                 let wanted = reach.wanted_of_calls(pid);

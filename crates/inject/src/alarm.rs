@@ -1,0 +1,180 @@
+//! Waits in the kernel that a target may draw out as long as it likes: an alarm ends them.
+//!
+//! A thread in `execve` keeps whoever would trace its process waiting until the program is loaded, which may take for ever (a file on a
+//! dead server, another thread that does not end). The kernel takes that wait up anew after each signal, so the signal's handler has to
+//! lead the thread past it.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::io;
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use libc::{c_int, itimerspec, siginfo_t, timer_t, timespec};
+
+/// How long a wait may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+/// The alarm goes off again and again: it may have come just before the wait.
+const AGAIN: Duration = Duration::from_millis(50);
+
+// beeline_inject_seize(tid, options): PTRACE_SEIZE, with the kernel's own result. Nothing but its one call may be between the labels.
+std::arch::global_asm!(
+    ".pushsection .text.beeline_inject_seize, \"ax\", @progbits",
+    ".balign 16",
+    ".globl beeline_inject_seize",
+    ".type beeline_inject_seize, @function",
+    "beeline_inject_seize:",
+    "mov r10, rsi",
+    "mov rsi, rdi",
+    "xor edx, edx",
+    "mov edi, {seize}",
+    "mov eax, {ptrace}",
+    ".globl beeline_inject_seize_call",
+    "beeline_inject_seize_call:",
+    "syscall",
+    ".globl beeline_inject_seize_end",
+    "beeline_inject_seize_end:",
+    "ret",
+    ".size beeline_inject_seize, . - beeline_inject_seize",
+    ".popsection",
+    seize = const libc::PTRACE_SEIZE,
+    ptrace = const libc::SYS_ptrace,
+);
+
+unsafe extern "C" {
+    fn beeline_inject_seize(tid: i64, options: i64) -> i64;
+    static beeline_inject_seize_call: u8;
+    static beeline_inject_seize_end: u8;
+}
+
+thread_local! {
+    /// The thread's own timer, once it has needed one; nothing where the kernel gives none.
+    static TIMER: RefCell<Option<Option<Timer>>> = const { RefCell::new(None) };
+}
+
+/// `PTRACE_SEIZE`. EINTR if it takes longer than [`PATIENCE`]; then nothing has been seized.
+pub(crate) fn seize(tid: i32, options: c_int) -> io::Result<()> {
+    let result = within_patience(|| {
+        // SAFETY: a system call that takes numbers only. The handler may lead past it, with the registers of one that has failed.
+        unsafe { beeline_inject_seize(tid.into(), options.into()) }
+    });
+    match result {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(-error as i32)),
+    }
+}
+
+/// Does what may wait in the kernel: interrupted when [`PATIENCE`] is over, and again and again from then on.
+pub(crate) fn within_patience<R>(wait: impl FnOnce() -> R) -> R {
+    TIMER.with_borrow_mut(|timer| {
+        let timer = timer.get_or_insert_with(|| Timer::new().ok());
+        if let Some(timer) = timer {
+            timer.set(PATIENCE, AGAIN);
+        }
+        let result = wait();
+        if let Some(timer) = timer {
+            timer.set(Duration::ZERO, Duration::ZERO);
+        }
+        result
+    })
+}
+
+/// A timer of the calling thread's.
+struct Timer(timer_t);
+
+impl Timer {
+    fn new() -> io::Result<Self> {
+        // SAFETY: the structure is integers and a pointer that is not looked at, for all of which zero is good.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = signal()?;
+        event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_nonzero().get();
+        let mut timer = null_mut();
+        // SAFETY: both are live, and of the types that the call takes.
+        match unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) } {
+            0 => Ok(Self(timer)),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Zero: not at all.
+    fn set(&self, first: Duration, again: Duration) {
+        let time = |duration: Duration| timespec {
+            tv_sec: duration.as_secs() as i64,
+            tv_nsec: duration.subsec_nanos().into(),
+        };
+        let times = itimerspec {
+            it_interval: time(again),
+            it_value: time(first),
+        };
+        // SAFETY: the timer is our own, and the times are live. It cannot fail then.
+        unsafe { libc::timer_settime(self.0, 0, &times, null_mut()) };
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: our own, which nothing refers to any more.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
+/// The signal that alarms come as, with a handler for it.
+fn signal() -> io::Result<c_int> {
+    static HANDLED: OnceLock<Result<c_int, c_int>> = OnceLock::new();
+    let handled = HANDLED.get_or_init(|| {
+        let signal = libc::SIGRTMIN();
+        let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = pass_by;
+        // SAFETY: an action is integers, for which zero is good; the handler does what a handler may.
+        let set = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as *const () as usize;
+            // Without SA_RESTART: other waits end by it, too.
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigaction(signal, &action, null_mut())
+        };
+        match set {
+            0 => Ok(signal),
+            _ => Err(io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or_default()),
+        }
+    });
+    handled.map_err(io::Error::from_raw_os_error)
+}
+
+/// Leads a thread that is about to make the call of [`beeline_inject_seize`], or to take it up anew, past it.
+extern "C" fn pass_by(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes the context that the thread goes on with; nobody else has a reference to it.
+    let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else {
+        return;
+    };
+    let registers = &mut context.uc_mcontext.gregs;
+    let (ip, result) = (libc::REG_RIP as usize, libc::REG_RAX as usize);
+    let call = (&raw const beeline_inject_seize_call).addr() as i64;
+    if registers[ip] == call && registers[result] == libc::SYS_ptrace {
+        registers[ip] = (&raw const beeline_inject_seize_end).addr() as i64;
+        registers[result] = -i64::from(libc::EINTR);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_by_the_alarm() {
+        let since = std::time::Instant::now();
+        // SAFETY: waits for nothing but a signal.
+        let interrupted = within_patience(|| unsafe { libc::pause() });
+        assert_eq!(interrupted, -1);
+        assert!(since.elapsed() >= PATIENCE && since.elapsed() < 2 * PATIENCE);
+    }
+
+    #[test]
+    fn nobody_to_seize_is_an_error_at_once() {
+        let error = seize(i32::MAX, 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
+    }
+}
