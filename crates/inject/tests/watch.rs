@@ -2,9 +2,10 @@
 
 mod common;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use beeline_inject::{Error, Loaded, MapFlags, Process, ProtFlags, Stopped, Watched};
@@ -230,5 +231,49 @@ fn dropped_it_runs_on() {
     target.close_input();
     target.await_line("constructor");
     target.await_line("main");
+    target.finish_fine();
+}
+
+/// Its loader does not come to where the libraries are mapped.
+#[test]
+fn given_up_in_its_loader_it_runs_on_as_it_was() {
+    for options in [&[][..], &["-DLONG"]] {
+        let bare = [
+            "-static-pie",
+            "-nostdlib",
+            "-fno-stack-protector",
+            "-fcf-protection=none",
+        ];
+        let loader = compile("slow_loader.c", &[&bare, options].concat());
+        let named = format!("-Wl,--dynamic-linker={}", loader.display());
+        let mut target = waiting_shell("", &program(&[&named]), "");
+        let watched = Watched::seize(&target.open(), target.pid()).unwrap();
+        let given_up = Arc::new(AtomicBool::new(false));
+        let watcher = std::thread::spawn({
+            let given_up = given_up.clone();
+            move || {
+                let begun = |_: &mut Stopped| ControlFlow::Continue(());
+                watched.run_through_start(&given_up, begun, |_| ())
+            }
+        });
+        target.close_input();
+        target.await_line("loader");
+        given_up.store(true, Ordering::SeqCst);
+        assert_eq!(watcher.join().unwrap().unwrap(), Loaded::Ended);
+        target.signal(libc::SIGUSR1);
+        target.finish_fine();
+    }
+}
+
+/// It never runs another program.
+#[test]
+fn given_up_before_its_program_it_runs_on() {
+    let mut target = Target::spawn(Command::new("sh").args(["-c", "echo ready; read go; exit 42"]));
+    target.await_line("ready");
+    let watched = Watched::seize(&target.open(), target.pid()).unwrap();
+    let given_up = Arc::new(AtomicBool::new(true));
+    let loaded = watched.run_through_start(&given_up, |_| ControlFlow::Continue(()), |_| ());
+    assert_eq!(loaded.unwrap(), Loaded::Ended);
+    target.close_input();
     target.finish_fine();
 }
