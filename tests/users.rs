@@ -4,6 +4,10 @@ use beeline_e2e::{
     Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline,
     beeline_wanted, find_program, is_alive, map_counts, need, until,
 };
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -241,4 +245,121 @@ fn what_a_tool_starts_is_told_who_it_is() {
         2,
         "{ended:?}"
     );
+}
+
+/// Programs with more rights than he has, and what runs them: a name, an owner, a group and a mode.
+const PRIVILEGED: [(&str, u32, u32, u32); 5] = [
+    ("plain", 0, 0, 0o755),
+    ("set-uid", 0, 0, 0o4755),
+    ("set-uid-unreadable", 0, 0, 0o4711),
+    ("set-gid", 0, 0, 0o2755),
+    ("capable", 0, 0, 0o755),
+];
+
+/// Puts [`PRIVILEGED`] and scripts for them where an ordinary user may run them.
+fn lay_out_privileged(directory: &Path, rights: &Path) -> Result<(), String> {
+    let said = |error: std::io::Error| error.to_string();
+    for (name, owner, group, mode) in PRIVILEGED {
+        let file = directory.join(name);
+        std::fs::copy(rights, &file).map_err(said)?;
+        chown(&file, Some(owner), Some(group)).map_err(said)?;
+        std::fs::set_permissions(&file, Permissions::from_mode(mode)).map_err(said)?;
+    }
+    let directory = directory.display();
+    for (name, interpreter, mode) in [
+        ("script", "set-uid", 0o755),
+        ("set-uid-script", "plain", 0o4755),
+    ] {
+        let file = format!("{directory}/{name}");
+        std::fs::write(&file, format!("#!{directory}/{interpreter}\n")).map_err(said)?;
+        std::fs::set_permissions(&file, Permissions::from_mode(mode)).map_err(said)?;
+    }
+    symlink("set-uid", format!("{directory}/link")).map_err(said)?;
+    // CAP_NET_BIND_SERVICE, permitted and effective: `struct vfs_cap_data` of revision 2.
+    let data: Vec<u8> = [0x0200_0001_u32, 1 << 10, 0, 0, 0]
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect();
+    let file = CString::new(format!("{directory}/capable")).expect("no zero in it");
+    // SAFETY: both strings end in zero, and the data is as long as is said.
+    let set = unsafe {
+        libc::setxattr(
+            file.as_ptr(),
+            c"security.capability".as_ptr(),
+            data.as_ptr().cast(),
+            data.len(),
+            0,
+        )
+    };
+    match set {
+        0 => Ok(()),
+        _ => Err(format!(
+            "no capabilities of files: {}",
+            std::io::Error::last_os_error()
+        )),
+    }
+}
+
+/// What runs by itself with more rights than his shell has them in a traced shell, too.
+#[test]
+fn programs_that_gain_rights_have_them() {
+    let _turn = Turn::take();
+    let setting = need!(Setting::new());
+    let directory = setting.scratch.path();
+    let rights = setting.scratch.build("rights.c");
+    need!(lay_out_privileged(directory, &rights));
+    let shell = || {
+        let mut command = setting.as_nobody(Path::new("sh"));
+        command.args(["-c", "echo ready; while read line; do $line; done; exit 7"]);
+        Workload::start_command(command)
+    };
+    let run = |shell: &mut Workload| -> Vec<String> {
+        let all = ["set-uid-script", "script", "link", "plain"].into_iter();
+        let all = all.chain(PRIVILEGED.map(|(name, ..)| name));
+        all.map(|name| shell.tell(&format!("./{name}"))).collect()
+    };
+    let mut alone = shell();
+    let expected = run(&mut alone);
+    alone.finish();
+    let with = |begin: &str| {
+        expected
+            .iter()
+            .filter(|line| line.starts_with(begin))
+            .count()
+    };
+    if with("0 65534 ") != 4 {
+        println!(
+            "skipped: {} is on a file system without set-uid",
+            directory.display()
+        );
+        return;
+    }
+    let mut traced = shell();
+    let script = "tracepoint:syscalls:sys_enter_exit_group { @[comm] = count(); }";
+    let tool = setting.trace(traced.pid(), script);
+    assert_eq!(run(&mut traced), expected);
+    tool.settle();
+    let ended = tool.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+    // The script without rights is seen, too.
+    assert_eq!(
+        map_counts(&ended.stdout),
+        BTreeMap::from([
+            ("@[plain]".to_owned(), 2),
+            ("@[set-uid-script]".to_owned(), 1)
+        ]),
+        "{ended:?}"
+    );
+    for name in ["set-uid", "set-uid-unreadable", "set-gid", "capable"] {
+        let place = format!("{} gains rights", directory.join(name).display());
+        let told = ended
+            .stderr
+            .iter()
+            .filter(|line| line.contains(&place))
+            .count();
+        assert_eq!(told, 1, "{name}: {ended:?}");
+    }
+    assert_eq!(ended.stderr.len(), 4, "{ended:?}");
+    assert_eq!(altered_text(traced.pid()), Vec::<String>::new());
+    traced.finish();
 }

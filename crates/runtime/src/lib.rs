@@ -32,6 +32,7 @@ mod private;
 pub mod proc;
 mod program;
 mod reach;
+mod rights;
 mod ring;
 mod runner;
 mod scope;

@@ -8,6 +8,7 @@ mod end;
 mod family;
 mod followers;
 mod neighbours;
+mod rights;
 mod rounds;
 mod starts;
 
@@ -103,6 +104,10 @@ pub struct Reach {
     followers: Mutex<Vec<JoinHandle<()>>>,
     /// Threads that wait for a process to run another program.
     pursuers: Arc<Followers>,
+    /// Threads that look at programs before they are run, which may be where a look takes for ever.
+    lookers: Arc<Followers>,
+    /// Programs of which the user has been told that they are not followed.
+    privileged: Mutex<BTreeSet<PathBuf>>,
     neighbours: Mutex<Neighbours>,
     /// What the user has been told of processes that he had named with others, and that are left out.
     left_out: Mutex<BTreeSet<(i32, String)>>,
@@ -154,6 +159,8 @@ impl Reach {
             dead: Mutex::default(),
             followers: Mutex::default(),
             pursuers: Arc::default(),
+            lookers: Arc::default(),
+            privileged: Mutex::default(),
             neighbours: Mutex::default(),
             left_out: Mutex::default(),
             failures: Mutex::default(),

@@ -1,6 +1,6 @@
 //! System calls: what stubs at `syscall` instructions look at, and what the runtime is asked by those who make one.
 
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 use super::Target;
 
@@ -161,6 +161,12 @@ pub struct Request {
     pub owner: AtomicU32,
     /// The thread, as it sees itself.
     pub tid: AtomicU32,
+    /// Of [`ASK_EXEC`]: the directory that a relative path begins at, a descriptor or `AT_FDCWD`.
+    pub directory: AtomicI32,
+    /// Of [`ASK_EXEC`]: `AT_EMPTY_PATH` and its kin.
+    pub flags: AtomicU32,
+    /// Of [`ASK_EXEC`]: the address of the path.
+    pub path: AtomicU64,
 }
 
 /// Requests that can be under way at once.

@@ -4,9 +4,9 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Call;
-use super::ask::ask;
-use crate::abi::Target;
+use super::ask::{Program, ask, ask_about};
 use crate::abi::calls::{ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, ENTER};
+use crate::abi::{PtRegs, Target};
 use crate::enter::forget_slots_of;
 use crate::sys::{self, nr};
 
@@ -90,10 +90,27 @@ pub(super) fn attend(call: &Call<'_>) {
 #[inline(never)]
 fn exec(call: &Call<'_>) {
     if call.edge == ENTER {
-        ask(call.target, ASK_EXEC);
+        ask_about(call.target, ASK_EXEC, &program_of(call.regs));
     } else if (call.regs.ax as i64) < 0 {
         // Behind a call that has worked there is another program, which nobody waits for any more.
         ask(call.target, ASK_NO_EXEC);
+    }
+}
+
+/// The program that `execve` or `execveat` is to run.
+fn program_of(regs: &PtRegs) -> Program {
+    const AT_FDCWD: i32 = -100;
+    match regs.orig_ax {
+        nr::EXECVE => Program {
+            directory: AT_FDCWD,
+            path: regs.di,
+            flags: 0,
+        },
+        _ => Program {
+            directory: regs.di as i32,
+            path: regs.si,
+            flags: regs.r8 as u32,
+        },
     }
 }
 

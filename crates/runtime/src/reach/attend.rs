@@ -173,9 +173,8 @@ impl Reach {
                 outcome => self.followed(pid, outcome),
             },
             ASK_EXEC => {
-                let thread = request.tid.load(SeqCst) as i32;
                 let outcome = self.open_again(pid, owner);
-                let outcome = outcome.and_then(|process| self.follow_exec(process, thread));
+                let outcome = outcome.and_then(|process| self.follow_exec(process, request));
                 self.followed(pid, outcome);
             }
             ASK_NO_EXEC => self.give_up_exec(pid),
@@ -257,9 +256,11 @@ impl Reach {
     }
 
     /// Follows a process that waits to run another program, until it has: its system calls are hooked before the
-    /// first of the program's instructions. `own` is the thread that will, as it sees itself.
-    fn follow_exec(self: &Arc<Self>, process: Process, own: i32) -> Result<(), Error> {
+    /// first of the program's instructions. Not if that program gains rights: it would not get them.
+    fn follow_exec(self: &Arc<Self>, process: Process, request: &Request) -> Result<(), Error> {
         let pid = process.pid();
+        // The thread, as it sees itself.
+        let own = request.tid.load(SeqCst) as i32;
         let thread = match process.is_single() {
             true => Some(pid),
             false => {
@@ -273,6 +274,9 @@ impl Reach {
         })?;
         // It has asked before, and has run nothing: a signal has led it elsewhere, or it has lied.
         self.give_up_exec(pid);
+        if self.gains_rights(&process, tid, request) {
+            return Ok(());
+        }
         let given_up = Arc::new(AtomicBool::new(false));
         lock(&self.execs).insert(pid, given_up.clone());
         self.give_up_at_the_end(&given_up);
