@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use beeline_e2e::{
     Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline_wanted, find_program,
-    is_alive, need, until,
+    is_alive, map_counts, need, until,
 };
 
 /// A session that nobody holds takes a fraction of a second to end.
@@ -27,19 +27,21 @@ fn need_both() -> Result<(), String> {
     find_program("bpftrace").map(drop)
 }
 
-/// Ends the tool, asserts that the session ends soon, and gives what it said.
+/// Ends the tool, asserts that the session ends soon, and gives what Beeline said.
 fn end(tool: Tool) -> Vec<String> {
     let begun = Instant::now();
     tool.signal_group(libc::SIGINT);
     let ended = tool.wait_at_most(SOON);
     assert!(ended.status.success(), "{ended:?}");
     assert!(begun.elapsed() < SOON, "{ended:?}");
-    ended.stderr
+    let mut said = ended.stderr;
+    said.retain(|line| line.starts_with("beeline: "));
+    said
 }
 
-fn kill(pid: u32) {
+fn send(pid: u32, signal: i32) {
     // SAFETY: touches no memory; the process is one that the test started.
-    unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+    unsafe { libc::kill(pid as i32, signal) };
 }
 
 fn word_behind(line: &str, begin: &str) -> u32 {
@@ -74,7 +76,7 @@ fn an_exec_that_does_not_come_to_its_end_is_let_go_and_told() {
     let pid = target.pid().to_string();
     assert!(said.iter().any(|line| line.contains(&pid)), "{said:?}");
     assert!(is_alive(helper), "{said:?}");
-    kill(helper);
+    send(helper, libc::SIGKILL);
     assert_eq!(target.answer(), "ready");
     assert_eq!(altered_text(target.pid()), Vec::<String>::new());
     assert_eq!(target.go(), "done");
@@ -100,6 +102,59 @@ fn a_copy_of_the_tool_that_never_runs_another_program_is_let_go() {
     assert!(begun.elapsed() < SOON && is_alive(copy), "{ended:?}");
     let status = std::fs::read_to_string(format!("/proc/{copy}/status")).expect("it is alive");
     assert!(status.contains("TracerPid:\t0\n"), "{status}");
-    kill(copy);
+    send(copy, libc::SIGKILL);
     assert!(until(PATIENCE, || !is_alive(copy)));
+}
+
+/// How long Beeline is stopped, each time.
+const STOPPED: Duration = Duration::from_millis(2500);
+/// The most that a target waits for a Beeline that does not answer is a second; the machine may be busy.
+const LONGEST_MS: u64 = 1500;
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is alive");
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
+/// Whatever it holds at that moment, a Beeline that is stopped lets go of.
+#[test]
+fn a_stopped_beeline_holds_nobody() {
+    let _turn = Turn::take();
+    need!(need_both());
+    let scratch = Scratch::new();
+    let mut target = Workload::start(&scratch.build_with("held.c", &["-pthread"]));
+    let mut command = Engine::Beeline.command(&find_program("bpftrace").expect("looked for"));
+    command.args(["-p", &target.pid().to_string()]);
+    let script = "tracepoint:syscalls:sys_enter_getpgid { @after = count(); }";
+    let tool = Tool::bpftrace(command, script);
+    tool.wait_attached();
+    for moment in [113, 127, 139, 151, 163, 179, 191, 211] {
+        target.send(&format!("storm {}", STOPPED.as_millis()));
+        std::thread::sleep(Duration::from_millis(moment));
+        send(tool.pid(), libc::SIGSTOP);
+        let answer = target.answer();
+        println!("{moment}: {answer}");
+        let times = answer
+            .strip_prefix("storm ")
+            .and_then(|rest| rest.split_once(' '));
+        let (fork, exec) = times.unwrap_or_else(|| panic!("{answer}"));
+        let is_short = |time: &str| time.parse::<u64>().is_ok_and(|time| time < LONGEST_MS);
+        assert!(is_short(fork) && is_short(exec), "{moment}: {answer}");
+        assert!(is_stopped(tool.pid()), "{moment}");
+        send(tool.pid(), libc::SIGCONT);
+        tool.settle();
+        assert!(!is_stopped(tool.pid()), "{moment}");
+    }
+    assert_eq!(target.tell("forks 50"), "done");
+    tool.settle();
+    let ended = tool.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+    assert_eq!(
+        map_counts(&ended.stdout).get("@after"),
+        Some(&50),
+        "{ended:?}"
+    );
+    assert_eq!(altered_text(target.pid()), Vec::<String>::new());
+    target.finish();
 }

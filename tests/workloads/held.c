@@ -4,6 +4,9 @@
  *   go        answers "done"
  *   posted    says twice to Beeline, by its own memory, that it is about to run another program, and does not; answers "posted"
  *   blocked   answers "blocked PID" and runs another program, which takes until PID has ended: it is its own, says "ready" once more
+ *   storm MS  for so long has children that make a call and run another program; answers "storm FORK EXEC": the most milliseconds that a
+ *             child took to its first call, and from there to the other program
+ *   forks N   has N children that call getpgid() once; answers "done"
  * Exit code 7 at end of file. */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -15,6 +18,7 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -112,9 +116,76 @@ static void block(pid_t helper, char **argv)
     die("execve");
 }
 
+static long now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+/* What a child tells of itself, in milliseconds. */
+struct times {
+    long fork, exec;
+};
+
+/* The other program: tells how long it took to here. */
+static int arrive(char **argv)
+{
+    struct times times = {.fork = atol(argv[2]), .exec = now() - atol(argv[3])};
+    return write(atoi(argv[1]), &times, sizeof times) != sizeof times;
+}
+
+static void depart(int tell)
+{
+    char words[3][24], *const argv[] = {"held", words[0], words[1], words[2], 0}, *const none[] = {0};
+    long begun = now();
+    syscall(SYS_getppid);
+    long called = now();
+    snprintf(words[0], sizeof words[0], "%d", tell);
+    snprintf(words[1], sizeof words[1], "%ld", called - begun);
+    snprintf(words[2], sizeof words[2], "%ld", called);
+    execve("/proc/self/exe", argv, none);
+    _exit(1);
+}
+
+static void storm(long duration)
+{
+    struct times most = {0}, times;
+    int pipes[2], status;
+    if (pipe(pipes))
+        die("pipe");
+    for (long begun = now(); now() - begun < duration;) {
+        pid_t child = fork();
+        if (child == 0)
+            depart(pipes[1]);
+        if (waitpid(child, &status, 0) != child || status || read(pipes[0], &times, sizeof times) != sizeof times)
+            die("a child");
+        most.fork = times.fork > most.fork ? times.fork : most.fork;
+        most.exec = times.exec > most.exec ? times.exec : most.exec;
+    }
+    close(pipes[0]);
+    close(pipes[1]);
+    printf("storm %ld %ld\n", most.fork, most.exec);
+}
+
+static void have_children(long count)
+{
+    while (count-- > 0) {
+        pid_t child = fork();
+        if (child == 0) {
+            syscall(SYS_getpgid, 0);
+            _exit(0);
+        }
+        if (waitpid(child, 0, 0) != child)
+            die("waitpid");
+    }
+    puts("done");
+}
+
 int main(int argc, char **argv)
 {
-    (void)argc;
+    if (argc == 4)
+        return arrive(argv);
     volatile pid_t tid = 0;
     pthread_t thread;
     char line[64];
@@ -130,6 +201,10 @@ int main(int argc, char **argv)
             post();
         else if (!strcmp(line, "blocked\n"))
             block(helper, argv);
+        else if (!strncmp(line, "storm ", 6))
+            storm(atol(line + 6));
+        else if (!strncmp(line, "forks ", 6))
+            have_children(atol(line + 6));
         else
             puts("done");
     }

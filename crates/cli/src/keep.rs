@@ -1,3 +1,5 @@
+//! A process beside each session: while that runs it sees to it that a Beeline which is stopped holds nobody, see [`Holds`].
+//!
 //! What stays when a session has ended, or was killed, and something that the tool has started has not: the kernel asks about its calls
 //! as long as it lives, and somebody has to say that they are to be made. It is there from the beginning, and waits.
 
@@ -7,9 +9,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use anyhow::Context;
 use beeline_door::Tool;
+use beeline_inject::{Holds, holds};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::say;
@@ -23,9 +27,11 @@ pub fn with_keeper(tool: Tool) -> anyhow::Result<Tool> {
     let last = memfd_create("beeline-last-call", MemfdFlags::CLOEXEC);
     let last = last.map_err(std::io::Error::from).map(File::from);
     let last = last.context("creating a memory file")?;
+    Holds::share(&last).context("sharing what is held")?;
     let started = start(tool.listener()?, last.try_clone()?.into());
     let (pid, lifeline) =
         started.context("starting a process that stays with what the tool starts")?;
+    go_on_when_told(pid);
     let lifeline = Mutex::new(Some(lifeline));
     Ok(tool.leave_to(last, move || {
         lifeline.lock().map(|mut lifeline| lifeline.take()).ok();
@@ -60,6 +66,30 @@ fn start(listener: OwnedFd, last: OwnedFd) -> std::io::Result<(u32, PipeWriter)>
     Ok((command.spawn()?.id(), lifeline))
 }
 
+/// The process beside us, once there is one.
+static KEEPER: AtomicU32 = AtomicU32::new(0);
+
+/// Who lets a stopped Beeline go on, other than the process beside it, means it.
+fn go_on_when_told(keeper: u32) {
+    KEEPER.store(keeper, Relaxed);
+    // SAFETY: an action is integers, for which zero is good; the handler does what a handler may.
+    unsafe {
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = go_on;
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        libc::sigaction(libc::SIGCONT, &action, std::ptr::null_mut());
+    }
+}
+
+extern "C" fn go_on(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a good siginfo, which for this signal has a sender.
+    let sender = unsafe { (*info).si_pid() };
+    if sender.unsigned_abs() != KEEPER.load(Relaxed) {
+        holds().go_on();
+    }
+}
+
 /// The command itself.
 pub fn keep() -> anyhow::Result<ExitCode> {
     let own = |fd: std::io::Result<OwnedFd>| fd.context("taking over a session");
@@ -68,6 +98,11 @@ pub fn keep() -> anyhow::Result<ExitCode> {
     let last = own(std::io::stderr().as_fd().try_clone_to_owned())?;
     // Memory is not short for this process's sake. Only root may say so.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
-    beeline_door::let_pass(listener, &lifeline, &last.into())?;
+    let last = File::from(last);
+    let counts = last.try_clone().context("taking over a session")?;
+    // Without it a Beeline that is stopped holds who it held; all else is as well as before.
+    let watch = std::thread::Builder::new().name("beeline-holds".into());
+    let _ = watch.spawn(move || Holds::watch(&counts));
+    beeline_door::let_pass(listener, &lifeline, &last)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::time::Instant;
 
 use libc::{c_int, c_uint, pid_t, user_regs_struct};
+use rustix::thread::sched_yield;
 
 use crate::{Error, alarm};
 
@@ -217,7 +218,15 @@ pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &SyscallDispatch) -> Resu
 ///
 /// An error if nothing has happened for [`alarm::PATIENCE`].
 pub(crate) fn wait(tid: pid_t) -> Result<Event, Error> {
+    /// Looks before it is slept for: mostly it is a matter of microseconds, less than the alarm takes.
+    const LOOKS: usize = 20;
     let flags = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
+    for _ in 0..LOOKS {
+        match wait_with(tid, flags | libc::WNOHANG)? {
+            Event::None => sched_yield(),
+            event => return taken(tid, event),
+        }
+    }
     taken(tid, alarm::within_patience(|| wait_with(tid, flags))?)
 }
 

@@ -12,6 +12,7 @@ use rustix::thread::sched_yield;
 use crate::alarm::PATIENCE;
 use crate::gate::Gate;
 use crate::held::Held;
+use crate::holds::Hold;
 use crate::home::{self, ERESTARTNOHAND, left_behind};
 use crate::ptrace::{self, Event, Go};
 use crate::remote::Borrowed;
@@ -48,6 +49,8 @@ pub(crate) struct Tracee {
     pub regs: user_regs_struct,
     /// What else is to be put back, if system calls have been run in this thread.
     pub borrowed: Option<Borrowed>,
+    /// Counts it; nothing while it is not known whether it will ever come to where it is held.
+    pub hold: Option<Hold>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,9 +125,10 @@ impl Session {
 
     /// Seizes one thread of a process that runs and leaves it running.
     pub fn seize_running(process: &Process, tid: i32, options: c_int) -> Result<Self, Error> {
+        let tracee = Tracee::new(tid);
         ptrace::seize(tid, options | seccomp_option(process))
             .map_err(|source| process.seize_error(tid, source))?;
-        Ok(Self::of(process, vec![Tracee::new(tid)]))
+        Ok(Self::of(process, vec![tracee]))
     }
 
     fn of(process: &Process, tracees: Vec<Tracee>) -> Self {
@@ -251,6 +255,8 @@ impl Session {
             if self.tracees.iter().any(|tracee| tracee.tid == tid) {
                 continue;
             }
+            // Counted first: we may be stopped at any moment.
+            let tracee = Tracee::new(tid);
             match ptrace::seize(tid, options) {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
@@ -268,7 +274,7 @@ impl Session {
             if self.tracees.is_empty() {
                 self.since = Instant::now();
             }
-            self.tracees.push(Tracee::new(tid));
+            self.tracees.push(tracee);
             self.ask(self.tracees.len() - 1)?;
         }
         Ok(fresh)
@@ -484,6 +490,7 @@ impl Tracee {
             state: State::Running,
             regs,
             borrowed: None,
+            hold: Some(Hold::begin()),
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use libc::c_int;
 
 use crate::alarm::PATIENCE;
+use crate::holds::Hold;
 use crate::home::NO_CALL;
 use crate::loader::{self, Rendezvous};
 use crate::ptrace::{self, Event, Go};
@@ -37,7 +38,12 @@ impl Watched {
     /// Errors: those of [`Process::open`].
     pub fn seize(process: &Process, tid: i32) -> Result<Self, Error> {
         let of = process.clone();
-        let make = move || Session::seize_running(&of, tid, ptrace::TRACE_EXEC);
+        let make = move || {
+            let mut session = Session::seize_running(&of, tid, ptrace::TRACE_EXEC)?;
+            // It may be a long way to there.
+            session.tracees.iter_mut().for_each(|one| one.hold = None);
+            Ok(session)
+        };
         Ok(Self(Stopped::around(process, make)?))
     }
 
@@ -293,6 +299,9 @@ impl Session {
     }
 
     fn hold_new_program(&mut self) -> Result<Reached, Error> {
+        if let Some(tracee) = self.tracees.get_mut(ONLY) {
+            tracee.hold.get_or_insert_with(Hold::begin);
+        }
         self.forget_image();
         self.hold()?;
         // Other threads have ended by it.

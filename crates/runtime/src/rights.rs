@@ -6,6 +6,7 @@ use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use beeline_inject::Process;
 use rustix::fs::{
@@ -29,9 +30,12 @@ pub struct Called {
 /// Does the kernel give a program that we trace all rights that it has?
 pub fn traces_with_rights() -> bool {
     const CAP_SYS_PTRACE: u64 = 19;
-    let own = proc::text("/proc/self/status").unwrap_or_default();
-    let effective = number(&own, "CapEff:", 16).unwrap_or_default();
-    effective >> CAP_SYS_PTRACE & 1 == 1
+    static TRACES: LazyLock<bool> = LazyLock::new(|| {
+        let own = proc::text("/proc/self/status").unwrap_or_default();
+        let effective = number(&own, "CapEff:", 16).unwrap_or_default();
+        effective >> CAP_SYS_PTRACE & 1 == 1
+    });
+    *TRACES
 }
 
 /// The program, or its interpreter, that gains rights when a thread makes this call; nothing if none does, or that cannot be found out.

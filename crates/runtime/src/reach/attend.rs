@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use beeline_image::abi::Session;
 use beeline_image::abi::calls::{
-    ANSWERED, ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, ENDING, FREE, HEARS, POSTED, REQUESTS,
-    Request,
+    ANSWERED, ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, DEAF, ENDING, FREE, HEARS, POSTED,
+    REQUESTS, Request,
 };
-use beeline_inject::{Loaded, Process, Stopped, Watched};
+use beeline_inject::{Loaded, Process, Stopped, Watched, holds};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
@@ -36,6 +36,10 @@ const KEPT: Duration = Duration::from_secs(10);
 const LETTING_GO: Duration = Duration::from_millis(500);
 /// and how often it is looked for that.
 const LOOK_IF_LET_GO: Duration = Duration::from_micros(50);
+/// The same of all that are held.
+const LOOK_IF_FREE: Duration = Duration::from_millis(2);
+/// So many looks a process that has stopped itself does not get to do.
+const LOOKS_AT_REST: u32 = 250;
 
 impl Reach {
     /// Until the session ends.
@@ -97,6 +101,9 @@ impl Reach {
         let mut holding = first;
         while !self.stop.load(SeqCst) && !beeline_inject::must_end() {
             let seen = page.asked.load(SeqCst);
+            if holds().are_to_end() {
+                self.let_go_and_stop(page);
+            }
             page.deaf.store(HEARS, SeqCst);
             match holding {
                 Holding::Here => beeline_inject::trace_here(|| self.answer_all(page, answered)),
@@ -109,6 +116,29 @@ impl Reach {
             // An error is a changed word or a signal: look again either way.
             let flags = futex::Flags::empty();
             let _ = futex::wait(&page.asked, flags, seen, Some(&LOOK_AGAIN));
+        }
+    }
+
+    /// Somebody has stopped Beeline, and it goes on only to let go of all: nobody new is held or waits for it, and who has not run
+    /// another program soon goes on without us. Returns when Beeline is to go on.
+    fn let_go_and_stop(&self, page: &Session) {
+        page.deaf.store(DEAF, SeqCst);
+        let (since, mut awake) = (Instant::now(), 0);
+        while holds().are_to_end() && !self.stop.load(SeqCst) {
+            // It was overheard that somebody has had us go on.
+            if holds().rests() && awake > LOOKS_AT_REST {
+                holds().go_on();
+            }
+            awake = if holds().rests() { awake + 1 } else { 0 };
+            if since.elapsed() > LETTING_GO {
+                for given_up in lock(&self.execs).values() {
+                    if !given_up.swap(true, SeqCst) {
+                        page.unanswered.fetch_add(1, SeqCst);
+                    }
+                }
+            }
+            holds().stop_if_none();
+            std::thread::sleep(LOOK_IF_FREE);
         }
     }
 

@@ -33,6 +33,9 @@ impl Reach {
         let mut round = 0u32;
         while !self.stop.load(SeqCst) {
             std::thread::park_timeout(ROUND);
+            if beeline_inject::holds().are_to_end() {
+                continue;
+            }
             round = round.wrapping_add(1);
             self.bury(round);
             self.tidy();
