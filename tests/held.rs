@@ -124,7 +124,7 @@ fn a_stopped_beeline_holds_nobody() {
     need!(need_both());
     let scratch = Scratch::new();
     let mut target = Workload::start(&scratch.build_with("held.c", &["-pthread"]));
-    let mut command = Engine::Beeline.command(&find_program("bpftrace").expect("looked for"));
+    let mut command = Engine::Beeline.command(find_program("bpftrace").expect("looked for"));
     command.args(["-p", &target.pid().to_string()]);
     let script = "tracepoint:syscalls:sys_enter_getpgid { @after = count(); }";
     let tool = Tool::bpftrace(command, script);
