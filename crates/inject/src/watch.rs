@@ -463,6 +463,10 @@ impl Session {
             {
                 return Ok(Reached::Mark);
             }
+            if asked.is_some() && event != Event::Gone {
+                // Any stop uses up a request for one.
+                ptrace::interrupt(tid)?;
+            }
             self.pass_on(event, mark.map_or(Go::On, Mark::pace))?;
         }
     }
