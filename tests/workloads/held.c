@@ -99,7 +99,9 @@ static pid_t begin_helper(pid_t tid)
         die("fork");
     if (helper)
         return helper;
+    /* Whichever is first: its parent may have ended already. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    close(to_helper[1]);
     if (read(to_helper[0], &byte, 1) != 1 || ptrace(PTRACE_SEIZE, tid, 0, 0) || write(from_helper[1], "", 1) != 1)
         _exit(1);
     for (;;)
