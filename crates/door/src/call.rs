@@ -146,3 +146,13 @@ impl<D> Call<'_, D> {
         Ok(Reply::Value(text.len() as i64))
     }
 }
+
+impl Call<'_> {
+    /// `execve`. Whatever comes of it, the program begins.
+    pub(crate) fn run_program(&self) -> Answer {
+        if let Ok(pid) = self.process() {
+            self.door.backend.begins_program(pid);
+        }
+        Ok(Reply::Continue)
+    }
+}

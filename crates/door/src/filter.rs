@@ -82,7 +82,12 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code.extend(when(libc::SYS_mmap, &shared_file_mappings()));
     code.extend(when(libc::SYS_prlimit64, &raising_own_memlock()));
     code.extend(when(libc::SYS_setrlimit, &setrlimit_memlock()));
-    if options.is_for_guest {
+    if !options.is_for_guest {
+        // A traced child has to be held before it runs another program.
+        for call in [libc::SYS_execve, libc::SYS_execveat] {
+            code.extend(when(call, &[ret(NOTIFY)]));
+        }
+    } else {
         code.extend(when(libc::SYS_uname, &[ret(NOTIFY)]));
         code.extend(when(libc::SYS_rt_sigreturn, &[ret(NOTIFY)]));
         code.extend(when(libc::SYS_read, &reads_of_values()));
@@ -317,9 +322,22 @@ mod tests {
             libc::SYS_read,
             libc::SYS_geteuid,
             libc::SYS_close,
-            libc::SYS_execve,
+            libc::SYS_clone,
         ] {
             assert_eq!(native(nr, [0; 6]), ALLOW);
+        }
+    }
+
+    #[test]
+    fn programs_that_begin_come_to_the_door_but_for_a_guests() {
+        let options = Options {
+            is_for_guest: true,
+            ..Options::default()
+        };
+        for nr in [libc::SYS_execve, libc::SYS_execveat] {
+            assert_eq!(native(nr, [0; 6]), NOTIFY);
+            let of_guest = verdict(&options, AUDIT_ARCH_X86_64, nr as u32, [0; 6]);
+            assert_eq!(of_guest, ALLOW);
         }
     }
 

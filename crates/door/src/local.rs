@@ -99,6 +99,7 @@ impl Answers for Door {
             libc::SYS_fstatfs => call.fstatfs(a, b),
             libc::SYS_readlink => call.readlink(a, b, c),
             libc::SYS_readlinkat => call.readlink(b, c, d),
+            libc::SYS_execve | libc::SYS_execveat => call.run_program(),
             _ => Err(Errno(libc::ENOSYS)),
         }
     }
@@ -120,6 +121,7 @@ impl Answers for Door {
             libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
                 !call.door.fds.has_rings()
             }
+            libc::SYS_execve | libc::SYS_execveat => !call.door.backend.follows_programs(),
             _ => false,
         }
     }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use beeline_runtime::backend::Errno;
@@ -37,6 +37,21 @@ impl Request {
             .find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
             .unwrap_or(self.tid)
     }
+
+    /// Is the thread about to run another program?
+    fn runs_program(&self) -> bool {
+        matches!(self.nr, libc::SYS_execve | libc::SYS_execveat)
+    }
+
+    /// Writes its cookie.
+    fn write_to(&self, file: &File) {
+        // A memory file takes 8 bytes.
+        let _ = file.write_all_at(&self.id.to_ne_bytes(), 0);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the tool gets for a call.
@@ -63,6 +78,8 @@ pub(crate) struct Listener {
     fd: Arc<OwnedFd>,
     /// Where the last call's cookie is written, for who takes over should this process be killed.
     last: Option<Arc<File>>,
+    /// A call that was taken already, and is the next.
+    first: Arc<Mutex<Option<Request>>>,
     /// An eventfd; readable when no more calls are to be taken.
     stop: Arc<OwnedFd>,
     /// Bytes that this kernel writes for a request, which may be more than this program knows.
@@ -94,6 +111,7 @@ impl Listener {
         let listener = Listener {
             fd: Arc::new(fd),
             last: None,
+            first: Arc::default(),
             stop: Arc::new(eventfd(0, flags)?),
             request_len,
         };
@@ -117,7 +135,40 @@ impl Listener {
 
     /// Writes the cookie of each call that is taken to a file, before the call is looked at: 8 bytes.
     pub(crate) fn write_last_to(&mut self, file: File) {
-        self.last = Some(Arc::new(file));
+        let file = self.last.insert(Arc::new(file));
+        if let Some(first) = &*lock(&self.first) {
+            first.write_to(file);
+        }
+    }
+
+    /// Has the kernel run the program that is the first under the filter, until `begun` hangs up, which says that it has begun, or
+    /// cannot. A call that it makes itself meanwhile waits for [`Self::receive`].
+    pub(crate) fn let_begin(&self, begun: BorrowedFd<'_>) {
+        loop {
+            let mut ready = [
+                PollFd::new(&*self.fd, PollFlags::IN),
+                PollFd::new(&begun, PollFlags::empty()),
+            ];
+            match poll(&mut ready, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => return,
+                Ok(_) => {}
+            }
+            let [call, begun] = ready.map(|ready| ready.revents());
+            if !begun.is_empty() || !call.contains(PollFlags::IN) {
+                return;
+            }
+            match self.take() {
+                Some(request) if request.runs_program() => {
+                    self.answer(request.id, Ok(Reply::Continue));
+                }
+                Some(request) => {
+                    *lock(&self.first) = Some(request);
+                    return;
+                }
+                None => {}
+            }
+        }
     }
 
     /// Has the kernel make the calls that somebody else has taken until the one with this cookie, and not answered. Cookies rise by
@@ -183,6 +234,9 @@ impl Listener {
 
     /// Waits for the next call; `None` when no process is left under the filter, or after [`Self::stop`].
     pub(crate) fn receive(&self) -> Option<Request> {
+        if let Some(first) = lock(&self.first).take() {
+            return Some(first);
+        }
         loop {
             let mut ready = [
                 PollFd::new(&*self.fd, PollFlags::IN),
@@ -199,8 +253,7 @@ impl Listener {
             }
             if let Some(request) = self.take() {
                 if let Some(last) = &self.last {
-                    // A memory file takes 8 bytes.
-                    let _ = last.write_all_at(&request.id.to_ne_bytes(), 0);
+                    request.write_to(last);
                 }
                 return Some(request);
             }

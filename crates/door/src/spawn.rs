@@ -8,7 +8,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -97,7 +97,6 @@ impl Tool {
             what: "starting the tool",
             source: io::Error::other("its thread ended early"),
         })??;
-        let listener = Listener::new(listener).map_err(Error::Filter)?;
         Ok(Tool {
             unserved: Unserved(pid as i32),
             pid: pid as i32,
@@ -235,7 +234,7 @@ fn start_under_filter(
     name: &str,
     filter: Vec<sock_filter>,
     options: &Options,
-) -> Result<(Child, OwnedFd), Error> {
+) -> Result<(Child, Listener), Error> {
     let (ours, theirs) = socket_pair().map_err(Error::system("creating a socket pair"))?;
     let parent = std::process::id();
     let ignored_here = options.ignored_here;
@@ -251,10 +250,23 @@ fn start_under_filter(
             send_descriptor(theirs.as_raw_fd(), listener)
         });
     }
-    let spawned = command.spawn();
-    // The closure keeps the child's end open here.
-    drop(command);
-    let listener = receive_descriptor(ours.as_raw_fd());
+    // To begin is a call under the filter already, which this thread waits for.
+    let (begun, begins) = io::pipe().map_err(Error::system("creating a pipe"))?;
+    let (spawned, listener) = std::thread::scope(|scope| {
+        let let_begin = || {
+            let listener = Listener::new(await_descriptor(&ours, begun.as_fd())?)?;
+            listener.let_begin(begun.as_fd());
+            Ok(listener)
+        };
+        let thread = std::thread::Builder::new().name("beeline-begin".into());
+        let thread = thread.spawn_scoped(scope, let_begin)?;
+        let spawned = command.spawn();
+        // The closure keeps the child's end open here.
+        drop((command, begins));
+        let panicked = |_| Err(io::Error::other("the thread that lets it begin panicked"));
+        Ok((spawned, thread.join().unwrap_or_else(panicked)))
+    })
+    .map_err(Error::system("starting a thread"))?;
     match (spawned, listener) {
         (Ok(child), Ok(listener)) => Ok((child, listener)),
         (Ok(mut child), Err(error)) => {
@@ -386,6 +398,16 @@ fn send_descriptor(socket: RawFd, fd: RawFd) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+/// Waits for what the child sends before it executes; no longer than until `begun` hangs up.
+fn await_descriptor(socket: &OwnedFd, begun: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut ready = [
+        PollFd::new(socket, PollFlags::IN),
+        PollFd::new(&begun, PollFlags::empty()),
+    ];
+    while poll(&mut ready, None) == Err(rustix::io::Errno::INTR) {}
+    receive_descriptor(socket.as_raw_fd())
 }
 
 fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {

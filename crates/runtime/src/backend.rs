@@ -372,6 +372,16 @@ pub trait Backend: Send + Sync {
         let _ = pid;
     }
 
+    /// Is it of interest which programs the tool starts?
+    fn follows_programs(&self) -> bool {
+        false
+    }
+
+    /// A process under the tool's filter waits to run another program, and may when this returns.
+    fn begins_program(&self, pid: i32) {
+        let _ = pid;
+    }
+
     /// A process of the tool asks for map operations again and again, by the `syscall` instruction that ends at `ip`: they
     /// may be done in the process itself from now on. Not to be waited for.
     fn shorten(&self, pid: i32, ip: u64) {

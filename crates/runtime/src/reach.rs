@@ -80,6 +80,8 @@ pub struct Reach {
     serving: Mutex<Option<Instant>>,
     /// Processes that are followed until their libraries are mapped; to be set when nobody waits for that any more.
     starting: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
+    /// Held while one is made one of those.
+    seizing: Mutex<()>,
     /// Whose locks are freed when a process dies.
     maps: Mutex<Vec<Weak<MapObject>>>,
     rings: Mutex<Vec<Weak<Ring>>>,
@@ -146,6 +148,7 @@ impl Reach {
             lost: Mutex::default(),
             serving: Mutex::default(),
             starting: Mutex::default(),
+            seizing: Mutex::default(),
             maps: Mutex::default(),
             rings: Mutex::default(),
             stop: AtomicBool::new(false),

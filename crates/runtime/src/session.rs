@@ -505,6 +505,14 @@ impl Backend for Runtime {
         self.reach.found_tool(pid);
     }
 
+    fn follows_programs(&self) -> bool {
+        self.reach.follows_programs()
+    }
+
+    fn begins_program(&self, pid: i32) {
+        self.reach.begins_program(pid);
+    }
+
     fn shorten(&self, pid: i32, ip: u64) {
         // The door goes on answering what has no shortcut.
         let _ = self.reach.open_shortcut(pid, ip, &self.shortcuts);

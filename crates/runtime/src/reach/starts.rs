@@ -10,10 +10,27 @@ use beeline_inject::{Loaded, Stopped, Watched};
 
 use super::{Reach, lock, program};
 use crate::error::{Error, os};
+use crate::link::Uprobe;
 use crate::proc::stack_start;
 use crate::target::Hold;
 
 impl Reach {
+    /// Are programs followed that the tool starts?
+    pub fn follows_programs(&self) -> bool {
+        let is_for_all = |link: &Arc<Uprobe>| link.pid.is_none();
+        self.looks_around()
+            && (!lock(&self.calls).is_empty() || lock(&self.links).values().any(is_for_all))
+    }
+
+    /// A process that the tool has started waits to run another program: a copy of the tool is followed from here on, and
+    /// goes on unseen if it cannot be.
+    pub fn begins_program(self: &Arc<Self>, pid: i32) {
+        if self.follows_programs() {
+            let outcome = self.follows_start(pid);
+            self.followed(pid, outcome.map(drop));
+        }
+    }
+
     /// A child of a tool that is still a copy of the tool will run another program: it is followed to there, and
     /// stopped when that program's libraries are mapped and none of its code has run.
     pub(super) fn follows_start(self: &Arc<Self>, pid: i32) -> Result<bool, Error> {
@@ -27,27 +44,40 @@ impl Reach {
         if tool == 0 || is_tool || !is_copy() || !self.family.has(pid, tool) {
             return Ok(lock(&self.starting).contains_key(&pid));
         }
+        // Who is told that it is followed may let it run the program.
+        let _alone = lock(&self.seizing);
         let given_up = Arc::new(AtomicBool::new(false));
         match lock(&self.starting).entry(pid) {
             Entry::Occupied(_) => return Ok(true),
             Entry::Vacant(vacant) => vacant.insert(given_up.clone()),
         };
-        let follower = self.follow(pid, given_up).inspect_err(|_| {
+        let follower = self.follow(pid, given_up, is_copy);
+        if !matches!(follower, Ok(Some(_))) {
             lock(&self.starting).remove(&pid);
-        })?;
-        lock(&self.followers).push(follower);
+        }
+        let Some(follower) = follower? else {
+            return Ok(false);
+        };
+        let mut followers = lock(&self.followers);
+        followers.retain(|follower| !follower.is_finished());
+        followers.push(follower);
         Ok(true)
     }
 
-    /// Follows a process on a thread of its own until its program is loaded, and attaches every link then.
+    /// Follows a process on a thread of its own until its program is loaded, and attaches every link then. Not one that was
+    /// quicker, and runs the program already.
     fn follow(
         self: &Arc<Self>,
         pid: i32,
         given_up: Arc<AtomicBool>,
-    ) -> Result<JoinHandle<()>, Error> {
+        is_copy: impl Fn() -> bool,
+    ) -> Result<Option<JoinHandle<()>>, Error> {
         self.give_up_at_the_end(&given_up);
         let process = self.open(pid)?;
         let watched = Watched::seize(&process, pid)?;
+        if !is_copy() {
+            return Ok(None);
+        }
         let reach = self.clone();
         let follow = move || {
             let begun = |stopped: &mut Stopped| {
@@ -86,6 +116,7 @@ impl Reach {
         std::thread::Builder::new()
             .name("beeline-start".into())
             .spawn(follow)
+            .map(Some)
             .map_err(os("starting a thread"))
     }
 }
