@@ -1,11 +1,12 @@
 //! What lives for moments only is counted as on the kernel.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use beeline_e2e::{
-    Engine, Scratch, Tool, Turn, engines, find_program, map_counts, need, with_tracefs,
+    Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline, beeline_wanted,
+    engines, find_program, map_counts, need, with_tracefs,
 };
 
 /// A tool by an engine, which sees nothing of the machine but what it starts: other processes' counts are theirs.
@@ -120,4 +121,190 @@ fn what_a_script_starts_beside_its_tool_is_counted() {
             assert_counts(engine, probe, tool, &[("@", 20 * times)]);
         }
     }
+}
+
+/// What `moments.c` is told, and what it has called then in processes and libraries that are gone.
+const TOLD: [(&str, &str, u64); 3] = [
+    ("fork", "@forked", 2000),
+    ("run", "@run", 1000),
+    ("load", "@loaded", 2000),
+];
+
+/// `moments.c`, its library, and probes on both.
+struct Moments {
+    scratch: Scratch,
+    program: PathBuf,
+    library: PathBuf,
+}
+
+impl Moments {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let program = scratch.build("moments.c");
+        let library = scratch.build_with("plugin.c", &["-shared", "-fPIC"]);
+        Self {
+            scratch,
+            program,
+            library,
+        }
+    }
+
+    fn start(&self) -> Workload {
+        let mut command = Command::new(&self.program);
+        command.arg(&self.library).current_dir(self.scratch.path());
+        Workload::start_command(command)
+    }
+
+    /// What is probed for a line of [`TOLD`].
+    fn script(&self, line: &str) -> String {
+        let (program, library) = (self.program.display(), self.library.display());
+        match line {
+            "fork" => format!("uprobe:{program}:m_forked {{ @forked = count(); }}"),
+            "run" => format!("uprobe:{program}:m_run {{ @run = count(); }}"),
+            _ => format!("uprobe:{library}:plugin_work {{ @loaded = count(); }}"),
+        }
+    }
+
+    fn all(&self) -> String {
+        TOLD.map(|(line, ..)| self.script(line)).join(" ")
+    }
+}
+
+/// Ends a tool; its counts but for zeros, and what was said on stderr.
+fn counts(tool: Tool) -> (BTreeMap<String, u64>, Vec<String>) {
+    tool.settle();
+    let ended = tool.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
+    let mut counts = map_counts(&ended.stdout);
+    counts.retain(|_, count| *count > 0);
+    (counts, ended.stderr)
+}
+
+#[test]
+fn what_a_target_has_for_a_moment_is_counted() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let moments = Moments::new();
+    for engine in need!(engines()) {
+        let mut workload = moments.start();
+        let tool = Tool::bpftrace(engine.command(&bpftrace), &moments.all());
+        tool.wait_attached();
+        for (line, ..) in TOLD {
+            assert_eq!(workload.tell(line), "done", "{engine}");
+        }
+        let (counts, said) = counts(tool);
+        let expected = TOLD.map(|(_, name, count)| (name.to_owned(), count));
+        assert_eq!(counts, BTreeMap::from(expected), "{engine}: {said:?}");
+        if engine == Engine::Beeline {
+            assert_eq!(said, Vec::<String>::new());
+            assert_eq!(altered_text(workload.pid()), Vec::<String>::new());
+        }
+        workload.finish();
+    }
+}
+
+/// It maps nothing that is probed when the tool attaches.
+#[test]
+fn what_a_named_process_loads_for_a_moment_is_counted() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let moments = Moments::new();
+    for engine in need!(engines()) {
+        let mut workload = moments.start();
+        let mut command = engine.command(&bpftrace);
+        command.args(["-p", &workload.pid().to_string()]);
+        let tool = Tool::bpftrace(command, &moments.script("load"));
+        tool.wait_attached();
+        assert_eq!(workload.tell("load"), "done", "{engine}");
+        let (counts, said) = counts(tool);
+        let expected = BTreeMap::from([("@loaded".to_owned(), 2000)]);
+        assert_eq!(counts, expected, "{engine}: {said:?}");
+        if engine == Engine::Beeline {
+            assert_eq!(said, Vec::<String>::new());
+            assert_eq!(altered_text(workload.pid()), Vec::<String>::new());
+        }
+        workload.finish();
+    }
+}
+
+/// What is said of a process that is not followed.
+const UNFOLLOWED: &str = "for less than a tenth of a second may be missed";
+
+/// Two sessions cannot both be told what a process does: the one with programs at calls is, else the first. The other says so, and
+/// counts what the process does itself.
+#[test]
+fn who_is_not_told_of_moments_says_so() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let moments = Moments::new();
+    let functions = moments.script("fork");
+    let calls =
+        "tracepoint:syscalls:sys_enter_exit_group /comm == \"moments\"/ { @ends = count(); }";
+    let forked = ("@forked".to_owned(), 2000);
+    let ends = ("@ends".to_owned(), 200);
+    for (scripts, told) in [
+        ([&functions, &functions], [true, false]),
+        ([&functions, &calls.to_owned()], [false, true]),
+        ([&calls.to_owned(), &functions], [true, false]),
+    ] {
+        let mut workload = moments.start();
+        let tools = scripts.map(|script| {
+            let mut command = Command::new(beeline());
+            command.arg("run");
+            if script == calls {
+                command.args(["--pid", &workload.pid().to_string()]);
+            }
+            command.arg("--").arg(&bpftrace);
+            let tool = Tool::bpftrace(command, script);
+            tool.wait_attached();
+            tool
+        });
+        if let ([_, true], Some(first)) = (told, tools.first()) {
+            let said = first
+                .stderr
+                .wait_for(0, PATIENCE, |line| line.contains(UNFOLLOWED));
+            assert!(said.is_some(), "{scripts:?}");
+        }
+        assert_eq!(workload.tell("fork"), "done");
+        // What lies upon the other's goes first.
+        for ((tool, is_told), script) in tools.into_iter().zip(told).zip(scripts).rev() {
+            let (counts, said) = counts(tool);
+            let expected = match (is_told, script == calls) {
+                (true, true) => BTreeMap::from([ends.clone()]),
+                (true, false) => BTreeMap::from([forked.clone()]),
+                (false, _) => BTreeMap::new(),
+            };
+            assert_eq!(counts, expected, "{script}: {said:?}");
+            let times = said.iter().filter(|line| line.contains(UNFOLLOWED));
+            assert_eq!(times.count(), usize::from(!is_told), "{script}: {said:?}");
+        }
+        assert_eq!(altered_text(workload.pid()), Vec::<String>::new());
+        workload.finish();
+    }
+}
+
+#[test]
+fn who_cannot_be_traced_is_named() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("jailed.c");
+    let workloads = [(); 2].map(|()| Workload::start(&program));
+    let script = format!("uprobe:{}:jail_work {{ @ = count(); }}", program.display());
+    let tool = Tool::bpftrace(Engine::Beeline.command(&bpftrace), &script);
+    tool.wait_attached();
+    let (_, said) = counts(tool);
+    let ours: Vec<_> = said
+        .iter()
+        .filter(|line| line.starts_with("beeline:"))
+        .collect();
+    let [line] = ours.as_slice() else {
+        panic!("{said:?}");
+    };
+    for part in ["seccomp", "jailed maps a file that is probed", "not traced"] {
+        assert!(line.contains(part), "{line}");
+    }
+    workloads.into_iter().for_each(Workload::finish);
 }

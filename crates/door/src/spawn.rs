@@ -272,7 +272,7 @@ fn start_under_filter(
         (Ok(mut child), Err(error)) => {
             let _ = child.kill();
             let _ = child.wait();
-            Err(Error::Filter(error))
+            Err(not_installed(error))
         }
         // The listener came, so it was the execution that failed.
         (Err(_), Ok(_)) if !exists(name) => Err(Error::NotFound(name.to_owned())),
@@ -280,7 +280,15 @@ fn start_under_filter(
             name: name.to_owned(),
             source,
         }),
-        (Err(error), Err(_)) => Err(Error::Filter(error)),
+        (Err(error), Err(_)) => Err(not_installed(error)),
+    }
+}
+
+/// Without descriptors it is not the filter that is wrong.
+fn not_installed(error: io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => Error::system("preparing to serve the tool")(error),
+        _ => Error::Filter(error),
     }
 }
 

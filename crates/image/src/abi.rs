@@ -454,8 +454,8 @@ pub struct Manifest {
     pub session: u32,
     /// The target's [`Target::owner`].
     pub owner: u32,
-    /// Keeps the next field aligned.
-    pub reserved: u32,
+    /// 1: what is hooked of system calls is for the session's own sake only, and one that has programs there may take it out.
+    pub gives_way: AtomicU32,
     /// The kind of this arena: 1 for the target's first, which holds the rest of this page; 0 for one more.
     pub first: u32,
     /// The session process's start time, in clock ticks since boot (field 22 of `/proc/PID/stat`).

@@ -14,6 +14,7 @@ use crate::binary::Binary;
 use crate::binary::parts::Parts;
 use crate::error::Error;
 use crate::link::{FileId, file_id};
+use crate::target::is_affair;
 use crate::together;
 use crate::vdso;
 
@@ -30,10 +31,34 @@ pub struct FileCalls {
 /// Ways in which a file's code and what belongs to it may lie around an arena, of which the stubs are remembered.
 const LAYOUTS: usize = 8;
 
+/// Calls of a mapping that are hooked together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// All of them.
+    All,
+    /// Those that Beeline itself has to know of, and those of which nobody knows which they are.
+    Affairs,
+    /// All others.
+    Rest,
+}
+
+impl Part {
+    fn has(self, plan: &CallPlan) -> bool {
+        let is_affair = || plan.number.is_none_or(is_affair);
+        match self {
+            Self::All => true,
+            Self::Affairs => is_affair(),
+            Self::Rest => !is_affair(),
+        }
+    }
+}
+
 /// How everything lies that stubs know of: what is equal but for the arena's own address has the same stubs, all of whose
 /// addresses differ as much as the arenas'.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
+    /// Of which calls the stubs are.
+    pub part: Part,
     /// Offset in the file and length of the mapping.
     pub mapping: (u64, u64),
     /// From the arena to the mapping.
@@ -169,21 +194,22 @@ impl FileCalls {
     }
 
     /// How many calls in a mapping of the file can be hooked?
-    pub fn hookable_within(&self, region: &Region) -> usize {
+    pub fn hookable_within(&self, region: &Region, part: Part) -> usize {
         self.place(region).map_or(0, |(_, mapped)| {
             let plans = self.sites.plans.iter();
-            plans.filter(|plan| mapped.contains(&plan.call)).count()
+            let plans = plans.filter(|plan| mapped.contains(&plan.call) && part.has(plan));
+            plans.count()
         })
     }
 
     /// The plans for a mapping of the file, at the addresses there.
-    pub fn within(&self, region: &Region) -> Vec<CallPlan> {
+    pub fn within(&self, region: &Region, part: Part) -> Vec<CallPlan> {
         let Some((bias, mapped)) = self.place(region) else {
             return Vec::new();
         };
         let plans = self.sites.plans.iter();
         plans
-            .filter(|plan| mapped.contains(&plan.call))
+            .filter(|plan| mapped.contains(&plan.call) && part.has(plan))
             .map(|plan| plan.at(bias))
             .collect()
     }

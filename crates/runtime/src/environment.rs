@@ -8,9 +8,9 @@ mod objects;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::sync::atomic::fence;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use beeline_image::abi;
 use beeline_image::abi::calls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
@@ -584,7 +584,7 @@ pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manife
         magic: abi::MANIFEST_MAGIC,
         session: session.pid as u32,
         owner: owner.unwrap_or(0),
-        reserved: 0,
+        gives_way: AtomicU32::new(0),
         first: private.is_some().into(),
         session_start: session.start,
         first_site: 0.into(),

@@ -98,13 +98,15 @@ impl Presence {
 
     /// Is this what a forked child has inherited, and nobody will come for? A child in which system calls are hooked asks for
     /// it, and is an orphan only if there was no answer; and what runs programs is somebody's.
-    pub(crate) fn is_abandoned(&self, process: &Process) -> bool {
+    /// With `has_others` what it would ask by may have been taken out since by another session.
+    pub(crate) fn is_abandoned(&self, process: &Process, has_others: bool) -> bool {
         let place = self.manifest.private as u64;
         // SAFETY: numbers only.
         let Ok(control) = (unsafe { read::<Control>(process, place) }) else {
             return false;
         };
-        let asks = self.calls.hooked > 0 && control.orphan.load(Relaxed) == 0;
+        let is_hooked = || !has_others || self.hooks_calls(process);
+        let asks = self.calls.hooked > 0 && control.orphan.load(Relaxed) == 0 && is_hooked();
         control.pid.load(Relaxed) == 0 && !asks
     }
 

@@ -90,6 +90,10 @@ pub struct Reach {
     is_short_of_files: AtomicBool,
     /// The user has been told of a process whose system calls are not hooked.
     has_told: AtomicBool,
+    /// The user has been told of a process that is not followed.
+    has_told_unfollowed: AtomicBool,
+    /// Programs of whose processes he has been told that they are not traced, by name.
+    untraceable: Mutex<BTreeSet<String>>,
     /// Programs of whose instructions that are not hooked the user has been told, by name and number.
     unhooked: Mutex<BTreeSet<(String, usize)>>,
     /// Instructions of which he has been told that their calls slip through.
@@ -154,6 +158,8 @@ impl Reach {
             stop: AtomicBool::new(false),
             is_short_of_files: AtomicBool::new(false),
             has_told: AtomicBool::new(false),
+            has_told_unfollowed: AtomicBool::new(false),
+            untraceable: Mutex::default(),
             unhooked: Mutex::default(),
             slipped: Mutex::default(),
             watcher: Mutex::default(),
@@ -195,14 +201,34 @@ impl Reach {
         let outcome = match self.named(link) {
             true => self.each_named(&pids, |pid| self.attach_process(pid, link)),
             false => {
-                let outcomes = pids.iter().map(|pid| self.attach_process(*pid, link));
                 // Among all processes there are always some that may not be touched or that end just now.
-                let failed = outcomes.filter_map(Result::err);
-                failed.for_each(|error| self.note_left_out(&error));
+                for pid in &pids {
+                    if let Err(error) = self.attach_process(*pid, link) {
+                        self.note_left_out(&error);
+                        self.note_untraceable(*pid, link, &error);
+                    }
+                }
                 Ok(())
             }
         };
         outcome.inspect_err(|_| self.detach(link))
+    }
+
+    /// Tells the user, once of each program, that a process is not traced in which there is something to be traced.
+    fn note_untraceable(&self, pid: i32, link: &Uprobe, error: &Error) {
+        use beeline_inject::Error::{Seccomp, ThirtyTwoBit};
+        let is_lasting = matches!(error, Error::Inject(Seccomp { .. } | ThirtyTwoBit { .. }));
+        if !is_lasting || !rounds::maps_file_of(link, pid) {
+            return;
+        }
+        let name = proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let name = name.trim_end().replace(char::is_control, "\u{fffd}");
+        let told = format!(
+            "{error}; {name} maps a file that is probed, and is not traced: only the kernel's own probes, without Beeline, see it"
+        );
+        if lock(&self.untraceable).insert(name) {
+            (self.report)(&told);
+        }
     }
 
     /// Tells the user, once, that processes are left out which he could have traced.
@@ -286,7 +312,21 @@ impl Reach {
             return Ok(());
         }
         let process = self.known_or_open(pid)?;
+        // It may load the file for a moment.
+        if self.named(link) {
+            self.follow_named(&process);
+        }
         self.attach_to(&process, link, &mut Hold::Brief)
+    }
+
+    /// Has a process that was named say what it loads.
+    fn follow_named(&self, process: &Process) {
+        let wanted = self.wanted_of_calls(process.pid());
+        if wanted.follows
+            && let (Some(target), _) = self.make_target(process)
+        {
+            self.follow_for_functions(&mut lock(&target), &wanted, &mut Hold::Brief);
+        }
     }
 
     /// A process that we trace already may be held by another thread of ours just now, and then looks taken.
@@ -361,6 +401,7 @@ impl Reach {
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
         let wanted = self.wanted_of_calls(target.process().pid());
+        self.follow_for_functions(target, &wanted, hold);
         for &(address, place) in addresses {
             if target.runs_at(address, link.id) {
                 continue;
@@ -378,7 +419,15 @@ impl Reach {
                 if target.hooks_calls() {
                     let _ = target.hook_calls(&wanted, hold);
                 }
-                target.attach(&request, hold)
+                match target.attach(&request, hold) {
+                    // A short function that makes a call may have no room for both sessions.
+                    Err(Error::Site { .. } | Error::Target { .. })
+                        if target.have_others_give_way(&target.process().regions()?, hold)? =>
+                    {
+                        target.attach(&request, hold)
+                    }
+                    outcome => outcome,
+                }
             })?;
         }
         Ok(())
@@ -439,9 +488,11 @@ impl Reach {
         let own = SessionId::own();
         let present = leave::presences(process).unwrap_or_default();
         let cleared = self.clear_all(process, &present);
+        let has_others =
+            self.has_told_unfollowed.load(SeqCst) || present.iter().any(|one| one.session != own);
         let mut inherited = present.iter().filter(|one| one.session == own);
         let is_time = inherited.all(|presence| {
-            let is_abandoned = presence.is_abandoned(process);
+            let is_abandoned = presence.is_abandoned(process, has_others);
             if is_abandoned {
                 // If it cannot be, attaching says why.
                 let _ = presence.remove(process);

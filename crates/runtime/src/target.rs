@@ -37,7 +37,7 @@ use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
 use calls::Calls;
-pub use calls::{SlippedCall, Wanted};
+pub use calls::{SlippedCall, Wanted, is_affair};
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};
@@ -329,7 +329,7 @@ impl Target {
         let (scratch, home) = (environment.private.scratch(), environment.home.base());
         let ours = environment.manifest();
         let expected = manifest_start(ours.magic, ours.session, ours.owner);
-        let (tid_offset, outcome) = process.stopped(|stopped| {
+        let replace = |stopped: &mut Stopped| {
             let tid_offset = find_tid_offset(process, stopped);
             let mut words = [0; MANIFEST_START];
             // Up to the owner, which is the parent: it may run another program by now.
@@ -341,7 +341,10 @@ impl Target {
                 false => Err(self.error("it runs another program by now")),
             };
             (tid_offset, outcome)
-        })?;
+        };
+        // Another session may be looking at it.
+        let stopped = opening::past_others(|| Ok(process.stopped(replace)?));
+        let (tid_offset, outcome) = stopped?;
         drop(mappings);
         self.environment_mut()?.set_tid_offset(tid_offset);
         outcome.map(drop)

@@ -1,10 +1,11 @@
 //! Giving a process its system calls back.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_image::abi::PtRegs;
 use beeline_image::abi::calls::{Move, Patch};
-use beeline_inject::{Stopped, signal_frames};
+use beeline_inject::{Process, Stopped, signal_frames};
 
 use super::{INT3, JUMP, Presence};
 use crate::error::Error;
@@ -38,6 +39,28 @@ impl Presence {
     /// Is a jump still there?
     pub(super) fn is_call_patched(&self, stopped: &Stopped) -> bool {
         !self.patched_calls(stopped).is_empty()
+    }
+
+    /// May what is hooked of calls be taken out by a session that has programs there?
+    pub(crate) fn gives_way(&self) -> bool {
+        self.is_live && self.calls.hooked > 0 && self.manifest.gives_way.load(Relaxed) != 0
+    }
+
+    /// Are calls hooked? Where they give way that is to be seen in the code alone.
+    pub(crate) fn hooks_calls(&self, process: &Process) -> bool {
+        let is_patched = |patch: &Patch| {
+            let mut now = [0; 5];
+            let is_read = process.read_memory(patch.address, &mut now).is_ok();
+            is_read && now[1..] != patch.original[1..5] && self.jumps_here(patch.address, &now)
+        };
+        let may_be_gone = self.manifest.gives_way.load(Relaxed) != 0;
+        self.calls.hooked > 0 && (!may_be_gone || self.calls.patches.iter().any(is_patched))
+    }
+
+    /// Has such a session's calls be as if they had never been hooked. It finds that out itself.
+    pub(crate) fn give_way(&self, stopped: &mut Stopped) -> Result<(), Error> {
+        self.restore_calls(stopped)?;
+        self.bring_back(stopped)
     }
 
     /// Puts back what the code was around system calls. Kernel uprobes there stay; so does a jump under somebody else's breakpoint.

@@ -17,6 +17,7 @@ use rustix::time::Timespec;
 
 use super::{Reach, Tagged, lock, program};
 use crate::error::{Error, os};
+use crate::link::Uprobe;
 use crate::opening;
 use crate::proc::{all_processes, own_pid};
 use crate::target::{Hold, Target};
@@ -197,6 +198,8 @@ impl Reach {
             self.family.inherit(pid, parent);
         }
         match request.kind.load(SeqCst) {
+            // It goes on as a copy that is nobody's.
+            ASK_FORK if !self.follows_children() => {}
             ASK_FORK => match self.adopt(pid, &target) {
                 // It is tried again.
                 Err(_) if beeline_inject::must_end() => {}
@@ -277,10 +280,16 @@ impl Reach {
         }
         let owner = self.new_owner(&process);
         let child = lock(parent).fork(&process, owner)?;
-        let child = child.ok_or_else(|| Error::Target {
+        let mut child = child.ok_or_else(|| Error::Target {
             pid,
             why: "its parent has got more since it was forked".into(),
         })?;
+        // What names a process is not for its children.
+        let names = |link: &&Arc<Uprobe>| link.pid.is_some_and(|only| only != pid);
+        self.links()
+            .iter()
+            .filter(names)
+            .for_each(|link| child.detach(link.id));
         self.insert_target(child);
         Ok(())
     }

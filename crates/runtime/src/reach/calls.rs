@@ -10,8 +10,10 @@ use super::{Reach, is_part_of_us, lock, unless_changed};
 use crate::error::Error;
 use crate::link::{CallLink, Uprobe};
 use crate::scope::Scope;
-use crate::target::{Hold, SlippedCall, Wanted};
+use crate::target::{Hold, SlippedCall, Target, Wanted};
 
+/// Of the processes that could not be followed, one in so many is tried again each second.
+const SELDOM: u32 = 4;
 /// Places that the user is told of.
 const SLIPPED_TOLD: usize = 16;
 
@@ -169,14 +171,82 @@ impl Reach {
 
     /// What is wanted of the calls of a process of the scope.
     pub(super) fn wanted_of_calls(&self, pid: i32) -> Wanted {
-        let tool = self.tool.load(SeqCst);
-        let is_child = || {
-            let is_tool = pid == tool || self.family.tools().contains(&pid);
-            tool != 0 && !is_tool && self.family.has(pid, tool)
-        };
         Wanted {
             links: lock(&self.calls).values().cloned().collect(),
-            follows: self.follows_family() && is_child(),
+            follows: self.is_followed(pid),
+        }
+    }
+
+    /// Has Beeline to know when a process splits, runs another program or loads a library, for the sake of functions that are probed?
+    fn is_followed(&self, pid: i32) -> bool {
+        let tool = self.tool.load(SeqCst);
+        if pid == tool || self.family.tools().contains(&pid) {
+            return false;
+        }
+        let is_child = || tool != 0 && self.family.has(pid, tool);
+        let is_in_scope = || match &self.scope {
+            Scope::All => lock(&self.targets).contains_key(&pid) || is_child(),
+            Scope::Processes(pids) => pids.contains(&pid),
+            Scope::Children => is_child(),
+        };
+        let links = self.links();
+        let mut links = links.iter();
+        links.any(|link| link.pid.map_or_else(is_in_scope, |only| only == pid))
+    }
+
+    /// Are children of processes of the scope traced as they are?
+    pub(super) fn follows_children(&self) -> bool {
+        !lock(&self.calls).is_empty() || self.follows_family()
+    }
+
+    /// Has the calls of a process hooked that is followed for the sake of functions, if they are not yet. It goes without if
+    /// that cannot be, which is told.
+    pub(super) fn follow_for_functions(
+        &self,
+        target: &mut Target,
+        wanted: &Wanted,
+        hold: &mut Hold<'_>,
+    ) {
+        if !wanted.follows || target.follows() {
+            return;
+        }
+        let outcome = unless_changed(|| target.hook_calls(wanted, hold));
+        if let Err(error @ (Error::Target { .. } | Error::Changed { .. })) = outcome
+            && target.process().is_alive()
+        {
+            self.tell_unfollowed(&error.to_string());
+        }
+    }
+
+    fn tell_unfollowed(&self, why: &str) {
+        if !self.has_told_unfollowed.swap(true, SeqCst) {
+            (self.report)(&format!(
+                "{why}; until then what it forks, runs or loads for less than a tenth of a second may be missed"
+            ));
+        }
+    }
+
+    /// Notices processes whose calls another session has taken over, and takes them back when it has ended.
+    pub(super) fn look_for_taken_calls(&self, round: u32) {
+        for target in self.all_targets() {
+            let Ok(mut target) = target.try_lock() else {
+                continue;
+            };
+            let pid = target.process().pid();
+            if target.waits_for_child() {
+                continue;
+            }
+            if target.has_given_way() {
+                self.tell_unfollowed(&format!(
+                    "process {pid}: another session of Beeline traces its system calls now: end that"
+                ));
+            }
+            // As seldom as all that is looked for in vain.
+            let is_its_turn = pid.unsigned_abs() % SELDOM == round % SELDOM;
+            if is_its_turn && !target.follows() {
+                let wanted = self.wanted_of_calls(pid);
+                self.follow_for_functions(&mut target, &wanted, &mut Hold::Brief);
+            }
         }
     }
 }

@@ -45,6 +45,7 @@ impl Reach {
                 self.forget_threads();
                 self.forget_family();
                 self.look_for_slipped_calls();
+                self.look_for_taken_calls(round / SECOND);
             }
             let members = self.family.take_new();
             lock(&self.neighbours).doubt(&members);
@@ -163,6 +164,8 @@ impl Reach {
         self.note_left_out(&error);
         if is_new && self.named(link) {
             (self.report)(&error.to_string());
+        } else if is_new {
+            self.note_untraceable(pid, link, &error);
         }
     }
 
@@ -274,7 +277,7 @@ impl Reach {
 }
 
 /// Does a process map the file that a link is of? It may have ended meanwhile, or have unmapped it: nobody misses anything then.
-fn maps_file_of(link: &Uprobe, pid: i32) -> bool {
+pub(super) fn maps_file_of(link: &Uprobe, pid: i32) -> bool {
     let regions = beeline_inject::regions_of(pid).unwrap_or_default();
     !link.addresses(&regions).is_empty()
 }

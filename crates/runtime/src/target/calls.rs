@@ -26,9 +26,9 @@ use beeline_inject::{Region, Stopped};
 
 use super::{Hold, Target};
 use crate::backend::{Argument, CallContext, Edge, Function, Id};
-use crate::calls::FileCalls;
+use crate::calls::{FileCalls, Part};
 use crate::error::{Error, os};
-use crate::leave::presences_among;
+use crate::leave::{Presence, presences, presences_among};
 use crate::life::SessionId;
 use crate::link::CallLink;
 use crate::map::MapObject;
@@ -64,6 +64,10 @@ pub struct Calls {
     links: Vec<Attached>,
     /// See [`Wanted::follows`].
     follows: bool,
+    /// All calls are, and not only those that Beeline itself has to know of.
+    hooks_all: bool,
+    /// Code of which only [`Part::Affairs`] is hooked, as in `seen`.
+    partial: BTreeSet<(u64, u64, u64)>,
     /// Code that has been looked through: where it is mapped, and from where in which file.
     seen: BTreeSet<(u64, u64, u64)>,
     /// In each arena the code that all stubs there share, by the arena's address.
@@ -99,7 +103,9 @@ impl Target {
     /// Has system calls do what is wanted, and hooks what is not hooked yet. The process runs on whatever happens.
     pub fn hook_calls(&mut self, wanted: &Wanted, hold: &mut Hold<'_>) -> Result<(), Error> {
         let regions = hold.regions(&self.process)?;
-        let fresh = self.unseen_code(&regions)?;
+        let hooks_all = self.calls.as_ref().is_some_and(|calls| calls.hooks_all);
+        let hooks_all = hooks_all || !wanted.links.is_empty();
+        let fresh = self.unseen_code(&regions, hooks_all)?;
         let missing = self.missing_links(&wanted.links);
         let follows = wanted.follows && !self.calls.as_ref().is_some_and(|calls| calls.follows);
         if fresh.is_empty() && missing.is_empty() && !follows {
@@ -111,7 +117,7 @@ impl Target {
             .as_ref()
             .is_none_or(|calls| calls.patched.is_empty())
         {
-            self.check_alone(&regions)?;
+            self.make_alone(&regions, !wanted.links.is_empty(), hold)?;
         }
         if follows && self.environment.is_none() {
             self.map_what_is_missing(self.home_reach(&fresh)?, &[], hold)?;
@@ -129,7 +135,9 @@ impl Target {
         }
         // Code that comes changes nothing in the tables, and may come often.
         if self.calls.is_none() || !missing.is_empty() || follows {
-            self.lay_out_calls()?.follows |= follows;
+            let calls = self.lay_out_calls()?;
+            calls.follows |= follows;
+            calls.hooks_all = hooks_all;
             for link in missing {
                 self.add_call_link(link)?;
             }
@@ -139,7 +147,7 @@ impl Target {
             let outcome = self.hook_region(&region, &file, hold);
             if let Err(Error::Changed { .. }) = outcome {
                 // Another session was quicker.
-                self.check_alone(&hold.regions(&self.process)?)?;
+                self.make_alone(&hold.regions(&self.process)?, false, hold)?;
             }
             if outcome.is_err()
                 && let Some(calls) = &mut self.calls
@@ -179,13 +187,68 @@ impl Target {
         let _ = self.publish_calls();
     }
 
-    /// Two sessions at one `syscall` instruction would hide each other's calls.
-    fn check_alone(&self, regions: &[Region]) -> Result<(), Error> {
-        let own = SessionId::own();
-        let others = presences_among(&self.process, regions)?;
-        let other = others
+    /// Is Beeline told when the process splits, runs another program, or maps code?
+    pub fn follows(&self) -> bool {
+        self.calls.as_ref().is_some_and(|calls| calls.follows)
+    }
+
+    /// Has another session taken out what was hooked here for Beeline's own sake? That is told once.
+    pub fn has_given_way(&mut self) -> bool {
+        let Some(calls) = self.calls.as_mut().filter(|calls| calls.follows) else {
+            return false;
+        };
+        let Some((site, stored)) = calls.patched.first_key_value() else {
+            return false;
+        };
+        let mut now = vec![0; stored.bytes().len()];
+        let is_read = self.process.read_memory(*site, &mut now).is_ok();
+        let is_there = now == stored.bytes() || now.first() == Some(&beeline_hook::INT3);
+        let is_gone = is_read && !is_there && calls.links.is_empty();
+        calls.follows &= !is_gone;
+        is_gone
+    }
+
+    /// Has another session hooked calls here?
+    fn is_hooked_by(&self, other: &Presence) -> bool {
+        other.session != SessionId::own() && other.hooks_calls(&self.process)
+    }
+
+    /// Takes out what other sessions have hooked of calls for their own sake only. False if there is nothing of that.
+    pub fn have_others_give_way(
+        &self,
+        regions: &[Region],
+        hold: &mut Hold<'_>,
+    ) -> Result<bool, Error> {
+        let gives_way = |other: &&Presence| other.gives_way() && self.is_hooked_by(other);
+        if !presences_among(&self.process, regions)?
             .iter()
-            .find(|other| other.session != own && other.calls.hooked > 0);
+            .any(|other| gives_way(&other))
+        {
+            return Ok(false);
+        }
+        hold.with(&self.process, |stopped| {
+            let others = presences(stopped.process())?;
+            for other in others.iter().filter(gives_way) {
+                other.give_way(stopped)?;
+            }
+            Ok(true)
+        })
+    }
+
+    /// Two sessions at one `syscall` instruction would hide each other's calls. One that has hooked them for its own sake only
+    /// gives way to one that has programs there.
+    fn make_alone(
+        &self,
+        regions: &[Region],
+        has_programs: bool,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        if has_programs {
+            self.have_others_give_way(regions, hold)?;
+        }
+        let others = presences_among(&self.process, regions)?;
+        let mut others = others.iter();
+        let other = others.find(|other| self.is_hooked_by(other));
         other.map_or(Ok(()), |other| {
             Err(self.error(format!(
                 "session {} of Beeline traces its system calls ({}): end that first",
@@ -230,6 +293,7 @@ impl Target {
                 })
             })
         });
+        calls.partial.retain(|key| calls.seen.contains(key));
         let is_seen = |site: &u64| {
             let mut seen = regions.iter().filter(|region| region.contains(*site));
             seen.any(|region| calls.seen.contains(&key(region)))
@@ -241,11 +305,18 @@ impl Target {
     }
 
     /// Code that has not been looked through yet.
-    fn unseen_code(&mut self, regions: &[Region]) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
+    fn unseen_code(
+        &mut self,
+        regions: &[Region],
+        hooks_all: bool,
+    ) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
         self.forget_unmapped_calls(regions);
         let seen = |region: &Region| {
-            let calls = self.calls.as_ref();
-            calls.is_some_and(|calls| calls.seen.contains(&key(region)))
+            let is_seen = |calls: &Calls| {
+                let key = key(region);
+                calls.seen.contains(&key) && !(hooks_all && calls.partial.contains(&key))
+            };
+            self.calls.as_ref().is_some_and(is_seen)
         };
         let is_private =
             |region: &&Region| region.permissions.execute && !region.permissions.shared;
@@ -294,7 +365,7 @@ impl Target {
             return Ok(base..=environment.home.next(64));
         }
         let mut hookable = fresh.iter();
-        let hookable = hookable.find(|(region, file)| file.hookable_within(region) > 0);
+        let hookable = hookable.find(|(region, file)| file.hookable_within(region, Part::All) > 0);
         let (region, _) = hookable
             .or_else(|| fresh.first())
             .ok_or_else(|| self.error("it has no code of a file"))?;
@@ -322,6 +393,8 @@ impl Target {
             record,
             links: Vec::new(),
             follows: false,
+            hooks_all: false,
+            partial: BTreeSet::new(),
             seen: BTreeSet::new(),
             common: Vec::new(),
             patched: Arc::default(),
@@ -367,6 +440,9 @@ impl Target {
     }
 
     fn publish_tables(&mut self, here: &Calls) -> Result<(), Error> {
+        let gives_way = here.follows && here.links.is_empty();
+        let manifest = self.environment()?.manifest();
+        manifest.gives_way.store(gives_way.into(), SeqCst);
         // What runs behind a return from a signal handler has to run before it.
         let behind_all = |one: &Attached| one.link.edge == Edge::Exit && one.link.number.is_none();
         let is_return_seen = here.links.iter().any(behind_all);
@@ -426,7 +502,12 @@ impl Target {
         file: &FileCalls,
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
-        let (hookable, mut spared) = (file.hookable_within(region), spared_in(region, file));
+        let part = self.part_of(region);
+        let hookable = file.hookable_within(region, part);
+        let mut spared = match part {
+            Part::Rest => Vec::new(),
+            Part::All | Part::Affairs => spared_in(region, file),
+        };
         let mut missing = 0;
         self.count_written(region, hookable, &mut spared);
         if hookable > 0 || !spared.is_empty() {
@@ -434,11 +515,11 @@ impl Target {
             if file.has_small_stacks() {
                 self.environment()?.expect_small_stacks();
             }
-            let stubs = self.write_stubs(region, file, &mut spared)?;
+            let stubs = self.write_stubs(region, file, part, &mut spared)?;
             missing = hookable - stubs.set.count;
             if missing > 0 {
                 // What has come over them since may be another session's.
-                self.check_alone(&hold.regions(&self.process)?)?;
+                self.make_alone(&hold.regions(&self.process)?, false, hold)?;
             }
             let before = self.list_patches(&stubs, &spared)?;
             let stored = hold.with(&self.process, |stopped| {
@@ -457,10 +538,27 @@ impl Target {
         }
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));
+            match part {
+                Part::Affairs => calls.partial.insert(key(region)),
+                Part::All | Part::Rest => calls.partial.remove(&key(region)),
+            };
             calls.has_unhooked |= missing > 0 || file.may_have_unhooked(region);
-            calls.unhooked.add(region, file, missing);
+            match part {
+                Part::Rest => calls.unhooked.add_more(missing),
+                Part::All | Part::Affairs => calls.unhooked.add(region, file, missing),
+            }
         }
         Ok(())
+    }
+
+    /// The calls of a mapping that are to be hooked now.
+    fn part_of(&self, region: &Region) -> Part {
+        let is_of_file = region.inode != 0 || vdso::is_at(region);
+        match &self.calls {
+            Some(calls) if calls.hooks_all && calls.partial.contains(&key(region)) => Part::Rest,
+            Some(calls) if !calls.hooks_all && is_of_file => Part::Affairs,
+            _ => Part::All,
+        }
     }
 
     fn calls_record(&self) -> Result<u64, Error> {
@@ -544,6 +642,11 @@ const AFFAIRS: [&[libc::c_long]; 2] = [
         libc::SYS_setns,
     ],
 ];
+
+/// Is it one of [`AFFAIRS`]?
+pub fn is_affair(number: u32) -> bool {
+    AFFAIRS.iter().any(|all| all.contains(&number.into()))
+}
 
 /// Calls that must not be watched briefly, besides [`AFFAIRS`]: one that is made without a frame, and one by which the image
 /// itself may come.

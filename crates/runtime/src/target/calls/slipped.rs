@@ -13,7 +13,7 @@ use beeline_inject::{Asleep, Region};
 use super::stubs::{Listed, spared_one};
 use super::written::is_kernels_or_ours;
 use super::{Target, key};
-use crate::calls::FileCalls;
+use crate::calls::{FileCalls, Part};
 use crate::vdso;
 
 /// What a target has of such calls.
@@ -182,7 +182,11 @@ enum Known {
 
 fn known_as(call: u64, region: &Region, file: &FileCalls) -> Known {
     // Where the instruction itself is left alone who sleeps may have called before it was hooked.
-    if file.within(region).iter().any(|plan| plan.call == call) {
+    if file
+        .within(region, Part::All)
+        .iter()
+        .any(|plan| plan.call == call)
+    {
         return Known::Hooked;
     }
     let spared = file.spared_within(region).into_iter();

@@ -13,7 +13,7 @@ use beeline_inject::{Region, Stopped};
 use super::super::TRAMPOLINE_BYTES;
 use super::{STUB_ALIGN, Target, reach_of};
 use crate::arena::Arena;
-use crate::calls::{FileCalls, Layout, StubSet};
+use crate::calls::{FileCalls, Layout, Part, StubSet};
 use crate::error::{Error, os};
 use crate::memory::PAGE;
 use crate::patch::{self, CodePatch};
@@ -68,11 +68,12 @@ impl Target {
         &mut self,
         region: &Region,
         file: &FileCalls,
+        part: Part,
         spared: &mut Vec<Spared>,
     ) -> Result<Placed, Error> {
-        let around = match file.hookable_within(region) {
+        let around = match file.hookable_within(region, part) {
             0 => None,
-            _ => self.layout(region)?,
+            _ => self.layout(region, part)?,
         };
         if let Some((arena, layout)) = &around
             && let Some(set) = file.written(layout)
@@ -80,7 +81,7 @@ impl Target {
         {
             return Ok(placed);
         }
-        let plans = file.within(region);
+        let plans = file.within(region, part);
         let mut stubs = self.write_anew(&plans, spared)?;
         if vdso::is_at(region) {
             spare_feigning(&mut stubs, spared);
@@ -93,7 +94,7 @@ impl Target {
     }
 
     /// An arena near a mapping's code, and how everything lies around it.
-    fn layout(&mut self, region: &Region) -> Result<Option<(u64, Layout)>, Error> {
+    fn layout(&mut self, region: &Region, part: Part) -> Result<Option<(u64, Layout)>, Error> {
         let reach = reach_of(region);
         let near = |arena: &&Arena| {
             arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(STUB_ALIGN))
@@ -106,6 +107,7 @@ impl Target {
         let arena = self.arenas().find(|arena| arena.base() == base);
         Ok(arena.map(|arena| {
             let layout = Layout {
+                part,
                 mapping: (region.offset, region.end - region.start),
                 code: region.start.wrapping_sub(base),
                 stubs: arena.next(STUB_ALIGN) - base,

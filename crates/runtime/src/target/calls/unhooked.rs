@@ -35,6 +35,11 @@ impl Unhooked {
         }
     }
 
+    /// More of a mapping of which it was looked before.
+    pub fn add_more(&mut self, more: usize) {
+        self.others += more;
+    }
+
     /// How many may make a call that one of the programs waits for.
     fn concerning(&self, links: &[Attached]) -> usize {
         let are_seen = |numbers: &[libc::c_long]| {
