@@ -171,10 +171,17 @@ impl Presence {
         let probed = self.restore_code(stopped, others)?;
         if self.is_covered(stopped, others, &probed) {
             self.silence(stopped)?;
-            return Err(self.error(
-                "somebody has patched the same place since (another session of Beeline, a debugger); what is ours \
-                 stays mapped until that is gone: `beeline detach` it then",
-            ));
+            let why = match self.lies_under(others).is_empty() {
+                false => {
+                    "another session of Beeline has hooked the same functions since; what is ours stays mapped until that ends, \
+                     and is taken out with it"
+                }
+                true => {
+                    "somebody has patched the same place since (a debugger, another tracer); what is ours stays mapped until \
+                     that is gone: `beeline detach` it then"
+                }
+            };
+            return Err(self.error(why));
         }
         self.restore_returns(stopped, others)?;
         self.bring_back(stopped)?;

@@ -10,6 +10,8 @@ use beeline_inject::Region;
 use super::{Body, Hold, NATIVE, Request, Target};
 use crate::backend::Id;
 use crate::error::Error;
+use crate::leave::presences;
+use crate::life::SessionId;
 use crate::link::FilePlace;
 use crate::patch;
 
@@ -47,21 +49,25 @@ impl Target {
         Ok(())
     }
 
-    /// Refuses a process in which another session's handler for SIGTRAP is called before this one's: it would keep to itself
-    /// what comes to a patch of both.
-    pub(super) fn check_first_to_trap(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
+    /// Has this session's handler for SIGTRAP called before those of other sessions: what comes to a patch over another one's is first
+    /// this session's, and others would keep it to themselves.
+    pub(super) fn be_first_to_trap(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         self.catch(&[libc::SIGTRAP], hold)?;
         let environment = self.environment()?;
-        let is_first = hold.with(&self.process, |stopped| {
+        let own = SessionId::own();
+        hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
-            patch::is_installed(stopped, libc::SIGTRAP, environment)
-        })?;
-        match is_first {
-            true => Ok(()),
-            false => Err(self.error(
-                "another session of Beeline that came later has hooked the same function: attach again when one of the two has ended",
-            )),
-        }
+            let others = presences(stopped.process())?;
+            let others = others.iter().filter(|other| other.session != own);
+            let kept = others.filter_map(|other| other.kept_action(libc::SIGTRAP));
+            let kept: Vec<_> = kept.collect();
+            match patch::put_first(stopped, libc::SIGTRAP, environment, &kept)? {
+                true => Ok(()),
+                false => Err(self.error(
+                    "it has put a handler for signal 5 over that of another session, which has hooked the same function",
+                )),
+            }
+        })
     }
 
     /// Watches the C library's `sigaction`, so that the target can install handlers without taking the image's away.

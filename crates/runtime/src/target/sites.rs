@@ -110,7 +110,7 @@ impl Target {
         // Over a system call's jump, of whichever session, nothing can be guarded.
         let is_others = is_jump && planned.beneath.is_none() && !request.place.holds(&plan);
         if planned.beneath.is_some() {
-            self.check_first_to_trap(hold)?;
+            self.be_first_to_trap(hold)?;
         }
         let landing = match is_jump && !is_others {
             true => self.find_landing(&plan, hold)?,
@@ -377,6 +377,7 @@ impl Target {
             })
         });
         if outcome.is_err() {
+            self.set_breakpoint(site.record, if was_breakpoint { old } else { 0 });
             (site.record, site.plan, site.landing) = (old, plan, landing);
         }
         self.sites.insert(at, site);
@@ -493,14 +494,19 @@ impl Target {
             return Err(self.error("there are too many sites that only a breakpoint can hook"));
         }
         let process = self.process.clone();
-        hold.with(&process, |stopped| {
+        let stored = hold.with(&process, |stopped| {
             self.check_same(stopped)?;
             self.check_original(stopped, &site, &probed)?;
             if let Some(landing) = &site.landing {
                 self.aim(landing, at)?;
             }
             self.patch(stopped, &site, &trampoline)
-        })?;
+        });
+        if stored.is_err() {
+            // A thread that comes to another breakpoint there must not find it.
+            self.set_breakpoint(site.record, 0);
+        }
+        stored?;
         self.sites.insert(request.address, site);
         Ok(())
     }
