@@ -59,15 +59,15 @@ impl Presence {
         records.find(is_it).map(|site| site.layer)
     }
 
-    /// The places where another session's patch lies over ours.
+    /// The places where another session's patch lies over ours. That it does is seen in the code: who has left it, and cannot go
+    /// yet, has not changed its records.
     pub(super) fn lies_under(&self, others: &[Presence]) -> BTreeSet<u64> {
-        let places: BTreeSet<_> = self.records.iter().map(|site| site.address).collect();
-        let is_under = |address: &u64| {
-            let mut above = others.iter().filter_map(|other| other.layer_at(*address));
-            let own = self.layer_at(*address);
-            own.is_some_and(|own| above.any(|layer| layer > own))
+        let above = others.iter().flat_map(|other| &other.sites);
+        let is_under = |site: &&SiteFacts| {
+            let own = self.layer_at(site.address);
+            own.is_some_and(|own| site.layer > own)
         };
-        places.into_iter().filter(is_under).collect()
+        above.filter(is_under).map(|site| site.address).collect()
     }
 }
 
@@ -79,8 +79,7 @@ pub(crate) fn layers(process: &Process) -> Result<BTreeMap<u64, u32>, Error> {
     let own = SessionId::own();
     let others = presences(process)?;
     for other in others.iter().filter(|other| other.session != own) {
-        let patched = other.records.iter().filter(|site| site.is_patched);
-        for site in patched {
+        for site in &other.sites {
             let uppermost = layers.entry(site.address).or_insert(site.layer);
             *uppermost = site.layer.max(*uppermost);
         }

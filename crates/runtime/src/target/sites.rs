@@ -193,6 +193,7 @@ impl Target {
         let mut beneath = None;
         let mut now = vec![0; code.len()];
         self.process.read_memory(start, &mut now)?;
+        let (seen, mut again) = (now.clone(), vec![0; now.len()]);
         let end = start + code.len() as u64;
         self.uncover(start, &mut now)?;
         let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
@@ -244,6 +245,11 @@ impl Target {
                 probed,
                 beneath,
             }),
+            // What was there has come or gone since.
+            Some(i) if self.process.read_memory(start, &mut again).is_ok() && again != seen => {
+                let (pid, address) = (self.process.pid(), start + i as u64);
+                Err(Error::Changed { pid, address })
+            }
             Some(i) => Err(self.error(format!(
                 "its code at {:#x} is not what the file holds: somebody else has patched it (a debugger, another \
                  tracer); end that first",
@@ -276,20 +282,24 @@ impl Target {
             // Another session's jump may lie upon ours.
             Text::of(&now, stored) != Text::Other || (now[0] == stored.patch[0] && !is_call())
         };
-        let gone = self
-            .sites
-            .iter()
-            .filter(|(address, site)| !is_there(address, site));
+        let is_gone = |(address, site): &(&u64, &Hooked)| !is_there(address, site);
+        let gone = self.sites.iter().filter(is_gone);
         let mut gone: Vec<_> = gone
             .map(|(address, site)| (*address, site.record))
             .collect();
-        if gone.is_empty() {
-            return;
-        }
-        // Beside a kernel uprobe nothing of ours may be to be seen below another session's patch.
-        match layers(&self.process) {
-            Ok(layers) => gone.retain(|(at, record)| !self.is_under(*at, *record, &layers)),
-            Err(_) => return,
+        // Beside a kernel uprobe nothing of ours may be to be seen below another session's patch; that session may be about to go.
+        for _ in 0..LOOKS {
+            if gone.is_empty() {
+                return;
+            }
+            let Ok(layers) = layers(&self.process) else {
+                return;
+            };
+            gone.retain(|(at, record)| {
+                let site = self.sites.get(at);
+                !self.is_under(*at, *record, &layers)
+                    && site.is_some_and(|site| !is_there(at, site))
+            });
         }
         for (address, record) in gone {
             self.set_breakpoint(record, 0);
@@ -737,6 +747,8 @@ fn overlay(code: &mut [u8], start: u64, address: u64, bytes: &[u8]) {
     }
 }
 
+/// Looks at sites that seem to be gone, while other sessions come and go.
+const LOOKS: usize = 2;
 /// Bytes of a call that the kernel has made of a `nop`.
 const CALL_LEN: u64 = 5;
 const PUSH_RBP: u8 = 0x55;
