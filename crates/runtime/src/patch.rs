@@ -257,44 +257,18 @@ pub fn install_handler(
     Ok(())
 }
 
-/// Has the kernel call the image's handler, which is installed, before those of other sessions. `kept` is where each of them keeps the
-/// action that was there before its own. False if it is not among those that they lead to.
-pub fn put_first(
+/// Is the image's handler the one that the kernel calls for a signal?
+pub fn is_installed(
     stopped: &mut Stopped,
     signal: i32,
     environment: &Environment,
-    kept: &[u64],
 ) -> Result<bool, Error> {
-    let signals = environment.private.signals();
-    let (own, scratch) = (saved_action(signals, signal), scratch(signals));
+    let scratch = scratch(environment.private.signals());
     stopped.syscall(
         libc::SYS_rt_sigaction,
         [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
     )?;
-    let first = read_action(stopped, scratch)?;
-    if first.handler == environment.handler {
-        return Ok(true);
-    }
-    let mut above = None;
-    for place in kept {
-        if read_action(stopped, *place)?.handler == environment.handler {
-            above = Some(*place);
-        }
-    }
-    let Some(above) = above else {
-        return Ok(false);
-    };
-    // A thread that is on its way from one to the next comes to the end in any order of these.
-    let behind = read_action(stopped, own)?;
-    write_action(stopped, above, &behind)?;
-    write_action(stopped, own, &first)?;
-    let new = mirrored(&first, environment.handler, environment.restorer);
-    write_action(stopped, scratch, &new)?;
-    stopped.syscall(
-        libc::SYS_rt_sigaction,
-        [signal as u64, scratch, 0, SIGSET_BYTES, 0, 0],
-    )?;
-    Ok(true)
+    Ok(read_action(stopped, scratch)?.handler == environment.handler)
 }
 
 /// Gives the target its own action back. False if somebody has put another handler over ours meanwhile, which may
@@ -324,7 +298,7 @@ pub fn remove_handler(
 }
 
 /// Where a target's own action is kept.
-pub fn saved_action(signals: u64, signal: i32) -> u64 {
+fn saved_action(signals: u64, signal: i32) -> u64 {
     signals + (signal_index(signal) * size_of::<SignalAction>()) as u64
 }
 

@@ -1,7 +1,6 @@
 //! Several sessions at one place: the patch of each lies over that of the one before, and comes off before it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_image::abi::{PASSES_ON, SiteTrap};
 use beeline_inject::Process;
@@ -9,7 +8,6 @@ use beeline_inject::Process;
 use super::{Presence, SiteFacts, presences};
 use crate::error::Error;
 use crate::life::SessionId;
-use crate::patch;
 
 /// The patch that a new one is to lie over.
 #[derive(Debug, Clone)]
@@ -43,15 +41,6 @@ impl Beneath {
 }
 
 impl Presence {
-    /// Where the action is kept that the session's own for a signal has taken the place of, if it has.
-    pub(crate) fn kept_action(&self, signal: i32) -> Option<u64> {
-        let is_caught =
-            self.manifest.handlers.load(Relaxed) & 1 << patch::signal_index(signal) != 0;
-        let place = patch::saved_action(self.manifest.signals as u64, signal);
-        let private = self.private.as_ref()?;
-        (is_caught && private.contains(&place)).then_some(place)
-    }
-
     /// The layer of the patch at an address that is not taken back yet.
     fn layer_at(&self, address: u64) -> Option<u32> {
         let mut records = self.records.iter();

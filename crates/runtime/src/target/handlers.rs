@@ -10,8 +10,6 @@ use beeline_inject::Region;
 use super::{Body, Hold, NATIVE, Request, Target};
 use crate::backend::Id;
 use crate::error::Error;
-use crate::leave::presences;
-use crate::life::SessionId;
 use crate::link::FilePlace;
 use crate::patch;
 
@@ -49,24 +47,14 @@ impl Target {
         Ok(())
     }
 
-    /// Has this session's handler for SIGTRAP called before those of other sessions: what comes to a patch over another one's is first
-    /// this session's, and others would keep it to themselves.
-    pub(super) fn be_first_to_trap(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
+    /// Is this session's handler for SIGTRAP called before those of other sessions? Others keep to themselves what comes to a patch
+    /// of both. Handlers that are installed stay in their order: a thread may be on its way from one to the next.
+    pub(super) fn is_first_to_trap(&mut self, hold: &mut Hold<'_>) -> Result<bool, Error> {
         self.catch(&[libc::SIGTRAP], hold)?;
         let environment = self.environment()?;
-        let own = SessionId::own();
         hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
-            let others = presences(stopped.process())?;
-            let others = others.iter().filter(|other| other.session != own);
-            let kept = others.filter_map(|other| other.kept_action(libc::SIGTRAP));
-            let kept: Vec<_> = kept.collect();
-            match patch::put_first(stopped, libc::SIGTRAP, environment, &kept)? {
-                true => Ok(()),
-                false => Err(self.error(
-                    "it has put a handler for signal 5 over that of another session, which has hooked the same function",
-                )),
-            }
+            patch::is_installed(stopped, libc::SIGTRAP, environment)
         })
     }
 

@@ -109,8 +109,9 @@ impl Target {
         let is_jump = matches!(plan.kind, Kind::Jump);
         // Over a system call's jump, of whichever session, nothing can be guarded.
         let is_others = is_jump && planned.beneath.is_none() && !request.place.holds(&plan);
-        if planned.beneath.is_some() {
-            self.be_first_to_trap(hold)?;
+        let is_over = planned.beneath.is_some();
+        if is_over && !self.is_first_to_trap(hold)? {
+            self.yield_traps(planned)?;
         }
         let landing = match is_jump && !is_others {
             true => self.find_landing(&plan, hold)?,
@@ -136,6 +137,21 @@ impl Target {
             self.catch(&[libc::SIGTRAP], hold)?;
         }
         Ok(landing)
+    }
+
+    /// The session below, whose handler is called first, keeps the traps to itself: hits beside a kernel uprobe are not seen then.
+    fn yield_traps(&self, planned: &mut Planned) -> Result<(), Error> {
+        let Some(below) = &mut planned.beneath else {
+            return Ok(());
+        };
+        if below.is_breakpoint {
+            return Err(self.error(
+                "another session of Beeline, which came at the same time, has hooked the same function by a breakpoint: \
+                 attach again when it has ended",
+            ));
+        }
+        below.traps = Default::default();
+        Ok(())
     }
 
     /// How a new site is to be hooked, and what is there now.
