@@ -134,34 +134,34 @@ const TOLD: [(&str, &str, u64); 3] = [
 struct Moments {
     scratch: Scratch,
     program: PathBuf,
-    library: PathBuf,
+    plugin: PathBuf,
 }
 
 impl Moments {
     fn new() -> Self {
         let scratch = Scratch::new();
         let program = scratch.build("moments.c");
-        let library = scratch.build_with("plugin.c", &["-shared", "-fPIC"]);
+        let plugin = scratch.build_with("plugin.c", &["-shared", "-fPIC"]);
         Self {
             scratch,
             program,
-            library,
+            plugin,
         }
     }
 
     fn start(&self) -> Workload {
         let mut command = Command::new(&self.program);
-        command.arg(&self.library).current_dir(self.scratch.path());
+        command.arg(&self.plugin).current_dir(self.scratch.path());
         Workload::start_command(command)
     }
 
     /// What is probed for a line of [`TOLD`].
     fn script(&self, line: &str) -> String {
-        let (program, library) = (self.program.display(), self.library.display());
+        let (program, plugin) = (self.program.display(), self.plugin.display());
         match line {
             "fork" => format!("uprobe:{program}:m_forked {{ @forked = count(); }}"),
             "run" => format!("uprobe:{program}:m_run {{ @run = count(); }}"),
-            _ => format!("uprobe:{library}:plugin_work {{ @loaded = count(); }}"),
+            _ => format!("uprobe:{plugin}:plugin_work {{ @loaded = count(); }}"),
         }
     }
 

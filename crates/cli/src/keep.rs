@@ -69,7 +69,7 @@ fn start(listener: OwnedFd, last: OwnedFd) -> std::io::Result<(u32, PipeWriter)>
 /// The process beside us, once there is one.
 static KEEPER: AtomicU32 = AtomicU32::new(0);
 
-/// Who lets a stopped Beeline go on, other than the process beside it, means it.
+/// A SIGCONT to a stopped Beeline lets it go on for good, unless the process beside it has sent it.
 fn go_on_when_told(keeper: u32) {
     KEEPER.store(keeper, Relaxed);
     // SAFETY: an action is integers, for which zero is good; the handler does what a handler may.

@@ -14,7 +14,7 @@ use crate::say;
 
 /// Between two looks whether a session has come.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How long others are waited for when the first has come that we know nothing of: sessions look around ten times a second.
+/// The wait for others when the first has come that we know nothing of: sessions look around ten times a second.
 const OTHERS: Duration = Duration::from_millis(150);
 /// A session that has finished so many looks has begun one after it was asked for the first time, and finished that.
 const LOOKS: u32 = 2;

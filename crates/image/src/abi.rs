@@ -356,7 +356,7 @@ pub struct Session {
     pub requests: [calls::Request; calls::REQUESTS],
     /// Which slots are taken, by CPU; [`MAX_CPUS`] of them are laid out.
     pub leases: [Lease; MAX_CPUS],
-    /// What the runtime does in processes that come: [`SEEKS_CALLS`], [`SEEKS_FUNCTIONS`].
+    /// The work that the runtime does in processes that come: [`SEEKS_CALLS`], [`SEEKS_FUNCTIONS`].
     pub seeks: AtomicU32,
     /// Incremented when the runtime has looked for processes that have come, and done that.
     pub looks: AtomicU32,

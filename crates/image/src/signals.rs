@@ -77,9 +77,8 @@ pub unsafe extern "sysv64" fn beeline_signal(
     // A positive code: the kernel raised it for what this very thread did.
     if code > 0 {
         if signal == SIGTRAP {
-            match breakpoint(this, registers) {
-                Trapped::Served => return,
-                Trapped::Others => {}
+            if breakpoint(this, registers) {
+                return;
             }
         } else if let Some(fixup) = fault_fixup(registers.ip) {
             registers.ip = fixup;
@@ -124,16 +123,9 @@ pub fn skip_load(registers: &mut UserContext, arena: usize, len: usize) -> bool 
     true
 }
 
-/// What became of a SIGTRAP.
-enum Trapped {
-    /// The thread goes on as if nothing had happened.
-    Served,
-    /// Whoever caught the signal before says what it means: it is none of ours, or not of ours alone.
-    Others,
-}
-
-/// Runs the site whose breakpoint was hit.
-fn breakpoint(target: &Target, registers: &mut UserContext) -> Trapped {
+/// Runs the site whose breakpoint was hit. False if the handler from before ours is to say where the thread goes on: the breakpoint is
+/// none of ours, or not of ours alone.
+fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
     let address = registers.ip.wrapping_sub(1);
     // SAFETY: the thread has just run an instruction there.
     let is_there = || unsafe { *(address as *const u8) } == INT3;
@@ -150,14 +142,14 @@ fn breakpoint(target: &Target, registers: &mut UserContext) -> Trapped {
         // The site was restored while this thread was on its way here: what stands there now is to be run. That may be a kernel
         // uprobe's.
         if is_there() && !(is_last(target) && was_hooked(target, address)) {
-            return Trapped::Others;
+            return false;
         }
         registers.ip = address;
-        return Trapped::Served;
+        return true;
     };
     if trap.resume == PASSES_ON && !is_there() {
         registers.ip = address;
-        return Trapped::Served;
+        return true;
     }
     let mut regs = registers.at(site.address);
     regs.sp = regs.sp.wrapping_add_signed(trap.stack);
@@ -175,14 +167,14 @@ fn breakpoint(target: &Target, registers: &mut UserContext) -> Trapped {
     }
     registers.take_changes(&before, &regs);
     if trap.resume == PASSES_ON {
-        return Trapped::Others;
+        return false;
     }
     if trap.resume == site.body {
         // The first instruction is run after all.
         registers.sp = regs.sp;
     }
     registers.ip = trap.resume;
-    Trapped::Served
+    true
 }
 
 fn find(target: &Target, address: u64) -> Option<&Site> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use libc::{c_int, itimerspec, siginfo_t, timer_t, timespec};
 
-/// How long a wait may take.
+/// The longest that a wait may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// The alarm goes off again and again: it may have come just before the wait.
 const AGAIN: Duration = Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! How many threads of targets Beeline holds, where a process beside it sees it.
+//! The number of threads of targets that Beeline holds, where a process beside it sees it.
 //!
 //! A thread that is held goes on only when Beeline lets it, and one that asks something waits for the answer. Should Beeline be stopped
 //! (by SIGSTOP, Ctrl-Z), the process beside it has it go on once more: until nobody is held or waits for it, and then it stops itself.

@@ -168,10 +168,11 @@ impl Presence {
 
     /// One attempt of [`Self::remove`], beside what other sessions have there; false if a thread is inside.
     fn take_out(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
-        let probed = self.restore_code(stopped, others)?;
-        if self.is_covered(stopped, others, &probed) {
+        let under = self.lies_under(others);
+        let probed = self.restore_code(stopped, &under)?;
+        if !under.is_empty() || self.is_covered(stopped, &probed) {
             self.silence(stopped)?;
-            let why = match self.lies_under(others).is_empty() {
+            let why = match under.is_empty() {
                 false => {
                     "another session of Beeline has hooked the same functions since; what is ours stays mapped until that ends, \
                      and is taken out with it"
@@ -232,14 +233,13 @@ impl Presence {
             .any(|mapping| mapping.permissions.execute && mapping.contains(to))
     }
 
-    /// Puts back what the code was. Kernel uprobes upon it stay; so does our patch under another session's, and under a breakpoint of
+    /// Puts back what the code was. Kernel uprobes upon it stay; so does our patch `under` another session's, and under a breakpoint of
     /// somebody else's, who will put the patch's first byte back. Gives the places of those uprobes.
     fn restore_code(
         &self,
         stopped: &mut Stopped,
-        others: &[Presence],
+        under: &BTreeSet<u64>,
     ) -> Result<BTreeSet<u64>, Error> {
-        let under = self.lies_under(others);
         let mut hooked = self.hooked(|address, into| stopped.read(address, into).is_ok());
         hooked.retain(|(site, _)| !under.contains(&site.address));
         let place = |site: &SiteFacts| site.address..site.address + site.original.len() as u64;
@@ -260,9 +260,8 @@ impl Presence {
         Ok(probed)
     }
 
-    /// Does anybody still lead to our trampolines, or mean to: a breakpoint upon a jump of ours, or another session
-    /// whose patch lies over one?
-    fn is_covered(&self, stopped: &Stopped, others: &[Presence], probed: &BTreeSet<u64>) -> bool {
+    /// Does anybody still lead to our trampolines, or mean to, by a breakpoint upon a jump of ours?
+    fn is_covered(&self, stopped: &Stopped, probed: &BTreeSet<u64>) -> bool {
         let read = |address: u64, into: &mut [u8]| stopped.read(address, into).is_ok();
         // Where only kernel uprobes are left, nothing leads to us.
         let is_restored = |site: &SiteFacts| {
@@ -271,9 +270,7 @@ impl Presence {
                 && beside(site.address, &now, original, original, probed) == now
         };
         let mut hooked = self.hooked(read).into_iter();
-        hooked.any(|(site, _)| !is_restored(site))
-            || self.is_call_patched(stopped)
-            || !self.lies_under(others).is_empty()
+        hooked.any(|(site, _)| !is_restored(site)) || self.is_call_patched(stopped)
     }
 
     /// Has the programs run no more.

@@ -120,7 +120,7 @@ pub enum Text {
     Other,
 }
 
-/// What text at a site is told by; all are as long.
+/// The bytes by which text at a site is told; all are as long.
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a> {
     /// What was put there.

@@ -16,7 +16,7 @@ pub(crate) struct Beneath {
     pub layer: u32,
     /// It is a breakpoint.
     pub is_breakpoint: bool,
-    /// What was stored.
+    /// The stored bytes.
     pub patch: Vec<u8>,
     /// The same traps, for the session that lies over it.
     pub traps: [SiteTrap; beeline_image::abi::SITE_TRAPS],

@@ -31,7 +31,7 @@ pub struct SiteFacts {
     pub original: Vec<u8>,
     /// What was put there.
     pub patch: Vec<u8>,
-    /// What the file holds there, which kernel uprobes put back.
+    /// The file's bytes there, which kernel uprobes put back.
     pub(super) file: Vec<u8>,
     /// The patch has not been taken back.
     pub(super) is_patched: bool,
@@ -44,7 +44,7 @@ pub struct SiteFacts {
 }
 
 impl SiteFacts {
-    /// What text there is told by.
+    /// The bytes by which text there is told.
     pub(crate) fn stored(&self) -> Stored<'_> {
         Stored {
             patch: &self.patch,
