@@ -38,9 +38,7 @@ fn both_count(order: &Order) {
     setting.go_on();
     setting.stop();
     setting.phase(BOTH);
-    let before = setting.kernel_counts();
-    let calls = setting.calls(CALLS);
-    assert_kernel_saw(&mut setting, &probed, &before, calls);
+    let calls = calls_that_the_kernel_sees(&mut setting, &probed);
     setting.phase(3);
     setting.run();
     setting.go_on();
@@ -49,9 +47,7 @@ fn both_count(order: &Order) {
         ended = ours.interrupt();
         setting.go_on();
         setting.stop();
-        let before = setting.kernel_counts();
-        let calls = setting.calls(CALLS);
-        assert_kernel_saw(&mut setting, &probed, &before, calls);
+        calls_that_the_kernel_sees(&mut setting, &probed);
     } else {
         setting.kernel.tell("off all");
         setting.go_on();
@@ -80,7 +76,10 @@ fn both_count(order: &Order) {
     setting.finish();
 }
 
-fn assert_kernel_saw(setting: &mut Setting, probed: &[String], before: &[u64], calls: u64) {
+/// Has each function called, and asserts that the kernel's probes have counted it; gives how often each was.
+fn calls_that_the_kernel_sees(setting: &mut Setting, probed: &[String]) -> u64 {
+    let before = setting.kernel_counts();
+    let calls = setting.calls(CALLS);
     let after = setting.kernel_counts();
     let seen = before
         .iter()
@@ -92,6 +91,7 @@ fn assert_kernel_saw(setting: &mut Setting, probed: &[String], before: &[u64], c
         .filter(|(_, seen)| *seen != calls)
         .collect();
     assert!(wrong.is_empty(), "the kernel saw not {calls} of: {wrong:?}");
+    calls
 }
 
 fn assert_ours_saw(
@@ -184,9 +184,7 @@ fn two_sessions_and_the_kernel(place: Place, first_goes: bool) {
     let alone = setting.calls(CALLS);
     let probed = setting.attach_kernel(place);
     setting.phase(BOTH);
-    let before = setting.kernel_counts();
-    let calls = setting.calls(CALLS);
-    assert_kernel_saw(&mut setting, &probed, &before, calls);
+    let calls = calls_that_the_kernel_sees(&mut setting, &probed);
     setting.phase(3);
     setting.run();
     let (gone, left) = if first_goes {

@@ -10,6 +10,7 @@ mod home;
 mod mapping;
 mod mend;
 mod pads;
+mod planning;
 mod sites;
 mod unwinding;
 mod upkeep;

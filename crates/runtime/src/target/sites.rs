@@ -1,44 +1,19 @@
-//! How a place in a target is hooked: planned, its trampoline written, patched, and what runs there published.
+//! How a planned site is hooked: its trampoline written, patched, and what runs there published; and how it is changed later.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
-use beeline_hook::{
-    Full, Function, INT3, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec,
-};
+use beeline_hook::{Full, INT3, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec};
 use beeline_image::abi::{self, Site, SiteTrap};
 use beeline_inject::Stopped;
 
+use super::planning::Planned;
 use super::{Attached, Body, Hold, Hooked, Landing, Request, TRAMPOLINE_BYTES, Target};
 use crate::error::{Error, os};
-use crate::leave::{Beneath, layers, presences};
-use crate::life::SessionId;
+use crate::leave::{Beneath, layers};
 use crate::patch;
-use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
-
-/// The plan for a new site, and the code that was there when it was made.
-#[derive(Debug, Clone)]
-pub(super) struct Planned {
-    pub plan: Plan,
-    /// The code that is there, with other sessions' patches, and the same of the file.
-    original: [u8; abi::ORIGINAL_BYTES],
-    file: [u8; abi::ORIGINAL_BYTES],
-    /// Another session's patch at the site.
-    beneath: Option<Beneath>,
-    /// Kernel uprobes in the function.
-    probed: BTreeSet<u64>,
-}
-
-/// A function as it would be without this session.
-struct Current {
-    start: u64,
-    code: Vec<u8>,
-    /// Where in it kernel uprobes are.
-    probed: BTreeSet<u64>,
-    /// Another session's patch at the site.
-    beneath: Option<Beneath>,
-}
+use crate::uprobes::{Stored, Text, beside};
 
 impl Hooked {
     /// Where its trampoline may be.
@@ -82,198 +57,6 @@ fn words_of(registers: Registers) -> u32 {
 }
 
 impl Target {
-    /// Plans a new site beside those that there are.
-    pub(super) fn plan_apart(
-        &self,
-        request: &Request<'_>,
-        hold: &mut Hold<'_>,
-    ) -> Result<Planned, Error> {
-        let mut planned = self.plan(request, hold)?;
-        let plan = &planned.plan;
-        let inside = plan.site + 1..plan.site + plan.window_len as u64;
-        if self.sites.range(inside).next().is_some() {
-            planned.plan = planned.plan.into_breakpoint(Reason::AnotherProbe);
-        }
-        Ok(planned)
-    }
-
-    /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its jump, and has the image handle
-    /// breakpoints. What cannot be guarded is hooked by a breakpoint, unless that would do more harm.
-    pub(super) fn guarded(
-        &mut self,
-        planned: &mut Planned,
-        request: &Request<'_>,
-        hold: &mut Hold<'_>,
-    ) -> Result<Option<Landing>, Error> {
-        let plan = planned.plan.clone();
-        let is_jump = matches!(plan.kind, Kind::Jump);
-        // Over a system call's jump, of whichever session, nothing can be guarded.
-        let is_others = is_jump && planned.beneath.is_none() && !request.place.holds(&plan);
-        let is_over = planned.beneath.is_some();
-        if is_over && !self.is_first_to_trap(hold)? {
-            self.yield_traps(planned)?;
-        }
-        let landing = match is_jump && !is_others {
-            true => self.find_landing(&plan, hold)?,
-            false => None,
-        };
-        // The trampoline has to be near all of them.
-        let reach = landing
-            .as_ref()
-            .and_then(|landing| landing.reach(plan.reach()?));
-
-        let landing = match reach {
-            Some(reach) if self.map_what_is_missing(reach.clone(), &[], hold).is_ok() => landing,
-            _ => None,
-        };
-        let may_break = is_jump && !is_others && landing.is_none();
-        if may_break && self.check_trap_unblocked(hold).is_ok() {
-            planned.plan = plan.into_breakpoint(Reason::Unguarded);
-        }
-        if matches!(planned.plan.kind, Kind::Breakpoint { .. }) {
-            self.check_trap_unblocked(hold)?;
-        }
-        if !is_others {
-            self.catch(&[libc::SIGTRAP], hold)?;
-        }
-        Ok(landing)
-    }
-
-    /// The session below, whose handler is called first, keeps the traps to itself: hits beside a kernel uprobe are not seen then.
-    fn yield_traps(&self, planned: &mut Planned) -> Result<(), Error> {
-        let Some(below) = &mut planned.beneath else {
-            return Ok(());
-        };
-        if below.is_breakpoint {
-            return Err(self.error(
-                "another session of Beeline, which came at the same time, has hooked the same function by a breakpoint: \
-                 attach again when it has ended",
-            ));
-        }
-        below.traps = Default::default();
-        Ok(())
-    }
-
-    /// How a new site is to be hooked, and what is there now.
-    pub(super) fn plan(
-        &self,
-        request: &Request<'_>,
-        hold: &mut Hold<'_>,
-    ) -> Result<Planned, Error> {
-        let Current {
-            start,
-            code,
-            probed,
-            beneath,
-        } = self.current_code(request, hold)?;
-        let (_, file) = request.place.function_at(request.address);
-        let incoming = request.place.incoming_at(request.address);
-        let plan = |code: &[u8]| {
-            let plan =
-                beeline_hook::plan_among(request.address, &Function { start, code }, &incoming);
-            plan.map_err(|why| self.error(why.to_string()))
-        };
-        let mut plan = match &beneath {
-            None => plan(&code)?,
-            // The breakpoint is there already.
-            Some(below) if below.is_breakpoint => plan(file)?.into_breakpoint(Reason::AnotherProbe),
-            Some(below) => plan(&code)?.over(plan(file)?, &below.patch),
-        };
-        // An event at a kernel uprobe further inside is the kernel's only if the instruction is run where it is.
-        let inside = plan.site + 1..plan.site + plan.window_len as u64;
-        if probed.range(inside).next().is_some() {
-            plan = plan.into_breakpoint(Reason::AnotherProbe);
-        }
-        let from_site = |code: &[u8]| {
-            let mut bytes = [0; abi::ORIGINAL_BYTES];
-            let code = code.get((request.address - start) as usize..);
-            let both = bytes.iter_mut().zip(code.unwrap_or_default());
-            both.for_each(|(to, from)| *to = *from);
-            bytes
-        };
-        Ok(Planned {
-            plan,
-            original: from_site(&code),
-            file: from_site(file),
-            beneath,
-            probed,
-        })
-    }
-
-    /// The function around the site, as it would be without us. That is what stands in the file, but for the jumps of
-    /// other sessions and those at system calls: those are moved like any other instruction.
-    /// And where in it kernel uprobes are.
-    fn current_code(&self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Current, Error> {
-        let (start, file) = request.place.function_at(request.address);
-        let mut code = file.to_vec();
-        let mut beneath = None;
-        let mut now = vec![0; code.len()];
-        self.process.read_memory(start, &mut now)?;
-        let (seen, mut again) = (now.clone(), vec![0; now.len()]);
-        let end = start + code.len() as u64;
-        self.uncover(start, &mut now)?;
-        let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
-        let calls = self.calls.iter();
-        for (address, stored) in calls.flat_map(|calls| calls.patched.range(from..end)) {
-            // It has been unmapped since, and mapped anew.
-            if now == code && !holds(&now, start, *address, stored.bytes()) {
-                let pid = self.process.pid();
-                let address = *address;
-                return Err(Error::Changed { pid, address });
-            }
-            overlay(&mut code, start, *address, stored.bytes());
-        }
-        if now != code {
-            let own = SessionId::own();
-            let mut others = presences(&self.process)?;
-            others.retain(|presence| presence.session != own);
-            beneath = Beneath::at(&others, request.address);
-            let mut sites: Vec<_> = others.iter().flat_map(|other| &other.sites).collect();
-            sites.sort_by_key(|site| site.layer);
-            for site in sites {
-                overlay(&mut code, start, site.address, &site.patch);
-            }
-        }
-        let mut probed = patch::breakpoints(start, &now, &code);
-        if !probed.is_empty() {
-            let known = hold.with(&self.process, |stopped| {
-                kernel_uprobes(stopped, std::slice::from_ref(&(start..end)))
-            })?;
-            probed.retain(|address| known.contains(address));
-        }
-        let theirs = |address: u64| {
-            let call = address - start;
-            let called = is_call_of_kernels(&now[call as usize..], &code[call as usize..]);
-            address..address + if called { CALL_LEN } else { 1 }
-        };
-        let theirs: Vec<_> = probed.iter().map(|address| theirs(*address)).collect();
-        let whole = file;
-        let is_strange = |(i, (now, file)): (usize, (&u8, &u8))| {
-            let address = start + i as u64;
-            // What the kernel has put back in another session's patch that session mends, or it comes back with ours.
-            let is_put_back = beneath.is_some() && Some(now) == whole.get(i);
-            now != file && !is_put_back && !theirs.iter().any(|range| range.contains(&address))
-        };
-        match now.iter().zip(&code).enumerate().position(is_strange) {
-            None => Ok(Current {
-                start,
-                code,
-                probed,
-                beneath,
-            }),
-            // What was there has come or gone since.
-            Some(i) if self.process.read_memory(start, &mut again).is_ok() && again != seen => {
-                let (pid, address) = (self.process.pid(), start + i as u64);
-                Err(Error::Changed { pid, address })
-            }
-            Some(i) => Err(self.error(format!(
-                "its code at {:#x} is not what the file holds: somebody else has patched it (a debugger, another \
-                 tracer); end that first",
-                start + i as u64
-            ))),
-        }
-    }
-
     /// Forgets the sites whose code has been unmapped since, or replaced by other code.
     pub fn forget_unmapped(&mut self) {
         let Some(environment) = &self.environment else {
@@ -326,32 +109,6 @@ impl Target {
                 record.patched.store(0, SeqCst);
             }
         }
-    }
-
-    /// Puts back what our patches of sites have taken the place of, in a copy of the code at `start`.
-    pub(super) fn uncover(&self, start: u64, now: &mut [u8]) -> Result<(), Error> {
-        let end = start + now.len() as u64;
-        let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
-        for (address, site) in self.sites.range(from..end) {
-            // SAFETY: placed as a `Site`.
-            let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
-            let stored = Stored::of(record);
-            let Stored {
-                patch, original, ..
-            } = stored;
-            if holds(now, start, *address, patch) {
-                overlay(now, start, *address, original);
-                continue;
-            }
-            let offset = address.checked_sub(start).map(|offset| offset as usize);
-            let shown = offset.and_then(|offset| now.get(offset..offset + stored.len()));
-            if let Some(shown) = shown.filter(|now| Text::of(now, stored) == Text::Mixed) {
-                let theirs = patch::breakpoints(*address, shown, patch);
-                let bytes = beside(*address, shown, original, original, &theirs);
-                overlay(now, start, *address, &bytes);
-            }
-        }
-        Ok(())
     }
 
     /// A site whose jump reaches over `address` is hooked by a breakpoint instead.
@@ -741,31 +498,7 @@ fn breakpoint_over(patch: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Do these bytes stand at `address`, as far as the code at `start` shows?
-fn holds(code: &[u8], start: u64, address: u64, bytes: &[u8]) -> bool {
-    let at = |address: u64| {
-        let offset = address.checked_sub(start)?;
-        code.get(usize::try_from(offset).ok()?)
-    };
-    let mut bytes = (address..).zip(bytes);
-    bytes.all(|(address, byte)| at(address).is_none_or(|now| now == byte))
-}
-
-/// Lays `bytes`, which are at `address`, over those of a function that starts at `start`.
-fn overlay(code: &mut [u8], start: u64, address: u64, bytes: &[u8]) {
-    for (at, byte) in (address..).zip(bytes) {
-        let place = at
-            .checked_sub(start)
-            .and_then(|offset| code.get_mut(usize::try_from(offset).ok()?));
-        if let Some(place) = place {
-            *place = *byte;
-        }
-    }
-}
-
 /// Looks at sites that seem to be gone, while other sessions come and go.
 const LOOKS: usize = 2;
-/// Bytes of a call that the kernel has made of a `nop`.
-const CALL_LEN: u64 = 5;
 const PUSH_RBP: u8 = 0x55;
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
