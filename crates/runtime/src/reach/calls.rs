@@ -12,7 +12,7 @@ use crate::link::{CallLink, Uprobe};
 use crate::scope::Scope;
 use crate::target::{Hold, SlippedCall, Target, Wanted};
 
-/// Of the processes that could not be followed, one in so many is tried again each second.
+/// Of the processes that are to be followed, one in so many is looked at again each second.
 const SELDOM: u32 = 4;
 /// Places that the user is told of.
 const SLIPPED_TOLD: usize = 16;
@@ -233,7 +233,9 @@ impl Reach {
                 continue;
             };
             let pid = target.process().pid();
-            if target.waits_for_child() {
+            // As seldom as all that is looked for in vain.
+            let is_its_turn = pid.unsigned_abs() % SELDOM == round % SELDOM;
+            if !is_its_turn || target.waits_for_child() {
                 continue;
             }
             if target.has_given_way() {
@@ -241,9 +243,7 @@ impl Reach {
                     "process {pid}: another session of Beeline traces its system calls now: end that"
                 ));
             }
-            // As seldom as all that is looked for in vain.
-            let is_its_turn = pid.unsigned_abs() % SELDOM == round % SELDOM;
-            if is_its_turn && !target.follows() {
+            if !target.follows() {
                 let wanted = self.wanted_of_calls(pid);
                 self.follow_for_functions(&mut target, &wanted, &mut Hold::Brief);
             }

@@ -115,12 +115,12 @@ impl Target {
                 jumps.push(*address..*address + site.plan.window_len as u64);
             }
         }
-        if blind.is_empty() && jumps.is_empty() || self.waits_for_child() {
-            return Vec::new();
-        }
         let now = Some(Instant::now());
         self.neighbours.watched = now.filter(|_| is_blind_due).or(self.neighbours.watched);
         self.neighbours.inside = now.filter(|_| is_inside_due).or(self.neighbours.inside);
+        if blind.is_empty() && jumps.is_empty() || self.waits_for_child() {
+            return Vec::new();
+        }
         let sites = blind.iter().map(|address| *address..*address + 1);
         let ranges: Vec<_> = sites.chain(jumps.iter().cloned()).collect();
         let probed = Hold::Brief.with(&self.process, |stopped| {

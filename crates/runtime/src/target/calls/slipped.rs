@@ -56,7 +56,12 @@ impl Target {
     /// Looks by what instructions some of the threads that sleep now have called the kernel; gives those of which nobody
     /// knew, each once, and lists them in the process.
     pub fn look_for_slipped_calls(&mut self) -> Vec<SlippedCall> {
-        if !self.hooks_calls() || self.is_gone() {
+        // Where only functions are probed nobody waits for calls.
+        let is_waited_for = self
+            .calls
+            .as_ref()
+            .is_some_and(|calls| !calls.links.is_empty());
+        if !is_waited_for || self.is_gone() {
             return Vec::new();
         }
         let sleepers = self.some_sleepers();
