@@ -94,7 +94,7 @@ fn calls_that_the_kernel_sees(setting: &mut Setting, probed: &[String]) -> u64 {
     calls
 }
 
-fn assert_ours_saw(
+pub fn assert_ours_saw(
     setting: &Setting,
     counts: &HashMap<String, u64>,
     calls: u64,
@@ -209,7 +209,7 @@ fn two_sessions_and_the_kernel(place: Place, first_goes: bool) {
     setting.finish();
 }
 
-fn assert_all(setting: &Setting, counts: &HashMap<String, u64>, calls: u64, said: &[String]) {
+pub fn assert_all(setting: &Setting, counts: &HashMap<String, u64>, calls: u64, said: &[String]) {
     let names = setting.functions.iter().map(|(name, _)| name);
     let wrong = names.filter(|name| counts.get(*name) != Some(&calls));
     let wrong: Vec<_> = wrong.map(|name| (name, counts.get(name))).collect();

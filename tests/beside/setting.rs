@@ -41,7 +41,7 @@ pub struct Setting {
     pub bpftrace: PathBuf,
     pub functions: Vec<(String, u64)>,
     before: Footprint,
-    _scratch: Scratch,
+    pub scratch: Scratch,
 }
 
 /// Where a function is probed.
@@ -98,7 +98,7 @@ impl Setting {
             program,
             bpftrace,
             functions,
-            _scratch: scratch,
+            scratch,
         })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::{Lines, PATIENCE, map_counts, members_of_group, until};
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -138,6 +139,13 @@ impl Tool {
     pub fn signal_group(&self, signal: i32) {
         // SAFETY: kill touches no memory; the group is our own child's, which has not been waited for.
         unsafe { libc::kill(-(self.pid() as i32), signal) };
+    }
+
+    /// Sends it a line. Panics if it does not read.
+    pub fn send(&mut self, line: &str) {
+        let stdin = self.child.stdin.as_mut().expect("open until its end");
+        let sent = stdin.write_all(format!("{line}\n").as_bytes());
+        sent.unwrap_or_else(|error| panic!("{}", self.words(&format!("does not read: {error}"))));
     }
 
     /// Waits for it to end by itself. Panics with its words if it does not.

@@ -4,7 +4,7 @@
  *
  * OFFSET is a file offset; KIND is p for a place itself and r for the return of the function there, with a program
  * that only returns 0; P and R are the same with a program that counts, T is as p with one that prints "hit A B" to the
- * trace pipe, of the first two arguments. Attaches to and detaches from all places
+ * trace pipe, of the first two arguments. At a - it says "waiting" and goes on when it is sent a line. Attaches to and detaches from all places
  * CYCLES times, leaves them attached the last time, and says "attached". At end of file on its input it
  * copies the trace pipe's lines up to "hit 10" if there is a T, says "count N" and ends. Only plain system calls, no
  * library.
@@ -218,6 +218,14 @@ static int attach(int program, uint32_t type, const char *path, pid_t pid, const
     return fd;
 }
 
+static void wait_for_line(void)
+{
+    puts("waiting");
+    fflush(stdout);
+    for (int c = getchar(); c != EOF && c != '\n'; c = getchar())
+        ;
+}
+
 static pid_t copy_itself(void)
 {
     pid_t copy = fork();
@@ -245,6 +253,11 @@ int main(int argc, char **argv)
     pid_t pid = strcmp(argv[1], "copy") ? atoi(argv[1]) : copy_itself();
     for (long cycle = strtol(argv[3], 0, 10); cycle > 0; cycle--) {
         for (int i = 4; i < argc; i++) {
+            fds[i - 4] = -1;
+            if (strcmp(argv[i], "-") == 0) {
+                wait_for_line();
+                continue;
+            }
             int counts = argv[i][0] == 'P' || argv[i][0] == 'R', loops = argv[i][0] == 'L', prints = argv[i][0] == 'T';
             if (loops && !looping)
                 looping = load_looping(counter);

@@ -136,6 +136,12 @@ impl Answers for Door {
             Ok(Reply::Descriptor { file, .. }) => key_of(file).ok(),
             _ => None,
         };
+        // The tool has no more files open than it would without us, and does not know of ours.
+        if matches!(answer, Err(Errno(libc::EMFILE))) {
+            self.backend.unsupported(
+                "something that the tool asked for was refused: Beeline may have no more files open: raise the limit (ulimit -n)",
+            );
+        }
         let is_often = is_map_operation(request) && self.often.count(request.tid, request.ip);
         let transit = installing.map(|_| self.fds.transit());
         let taken = listener.answer(request.id, answer);

@@ -247,7 +247,10 @@ fn start_under_filter(
                 libc::signal(signal, libc::SIG_DFL);
             }
             let listener = install(&filter)?;
-            send_descriptor(theirs.as_raw_fd(), listener)
+            let sent = send_descriptor(theirs.as_raw_fd(), listener);
+            // Were it still open here, and not received there, the execution would wait for an answer for ever.
+            libc::close(listener);
+            sent
         });
     }
     // To begin is a call under the filter already, which this thread waits for.
@@ -280,16 +283,21 @@ fn start_under_filter(
             name: name.to_owned(),
             source,
         }),
+        (Err(_), Err(error)) if is_without_room(&error) => Err(not_installed(error)),
         (Err(error), Err(_)) => Err(not_installed(error)),
     }
 }
 
 /// Without descriptors it is not the filter that is wrong.
 fn not_installed(error: io::Error) -> Error {
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => Error::system("preparing to serve the tool")(error),
-        _ => Error::Filter(error),
+    if is_without_room(&error) {
+        return Error::system("preparing to serve the tool")(error);
     }
+    Error::Filter(error)
+}
+
+fn is_without_room(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Is there a file of that name where it was looked for? `execvp` says EACCES also when it found
@@ -435,6 +443,9 @@ fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the kernel filled `control` and set its length, which CMSG_FIRSTHDR checks.
     unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
+        if header.is_null() && message.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         if header.is_null() || (*header).cmsg_type != libc::SCM_RIGHTS {
             return Err(io::Error::other(
                 "the tool's process did not send the listener",

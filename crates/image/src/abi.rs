@@ -223,17 +223,57 @@ pub struct Control {
 /// The signals whose handlers the image takes over: SIGTRAP, SIGBUS and SIGSEGV, in the order of [`Signals::saved`].
 pub const SIGNALS: [u32; 3] = [5, 7, 11];
 
-/// The target's own actions for [`SIGNALS`], kept while the image's handlers are installed.
+/// The most handlers for SIGTRAP that a session has in a target: the first, and one more each time that its patch comes over that of
+/// a session whose handler is called before. A level's handler serves the sites with that [`Site::level`].
+pub const TRAP_LEVELS: usize = 4;
+
+/// Actions that a session's handlers have come over: one for each of [`SIGNALS`], then those of SIGTRAP's further levels.
+pub const SAVED: usize = SIGNALS.len() + TRAP_LEVELS - 1;
+
+/// What the image's handlers have come over, kept while they are installed.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Signals {
-    /// As the target would find them.
-    pub saved: [SignalAction; SIGNALS.len()],
-    /// The address of the image's handler.
+    /// The target's own actions as it would find them, or other sessions' handlers. See [`saved_at`].
+    pub saved: [SignalAction; SAVED],
+    /// The address of the image's handler of level 0.
     pub handler: u64,
     /// What it returns to.
     pub restorer: u64,
+    /// What the target's own handlers return to by the C library's `sigaction`; 0 if that is not known.
+    pub librarys_restorer: u64,
+    /// Bit i: the handler that came over `saved[i]` has been taken away.
+    pub removed: u64,
 }
+
+/// What a level's handler for a signal has come over is in [`Signals::saved`] here. `None`: there is no such handler.
+pub fn saved_at(signal: u32, level: u32) -> Option<usize> {
+    let index = SIGNALS.iter().position(|known| *known == signal)?;
+    match level as usize {
+        0 => Some(index),
+        level if index == 0 && level < TRAP_LEVELS => Some(SIGNALS.len() + level - 1),
+        _ => None,
+    }
+}
+
+/// A handler's entry in an arena, as the kernel calls it. Those of a session's levels follow each other.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct HandlerStub {
+    /// Adds the target and the level to the kernel's three arguments.
+    pub code: [u8; 32],
+    /// [`HANDLER_MAGIC`]: how other sessions know it for one.
+    pub magic: u64,
+    /// The [`Signals`] of the session's.
+    pub signals: u64,
+    /// The level.
+    pub level: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// In [`HandlerStub::magic`]. To be changed with anything that [`HandlerStub`] or [`Signals`] says.
+pub const HANDLER_MAGIC: u64 = 0x3172_656c_646e_6168;
 
 /// The kernel's `struct sigaction` on x86-64.
 #[repr(C)]
@@ -408,6 +448,8 @@ pub struct Site {
     pub file: [u8; ORIGINAL_BYTES],
     /// The number of other sessions' patches below this one.
     pub layer: u32,
+    /// Which of this session's handlers for SIGTRAP serves it; see [`TRAP_LEVELS`].
+    pub level: u32,
     /// What was put there.
     pub patch: [u8; ORIGINAL_BYTES],
     /// Where threads trap beside a kernel uprobe on the same instructions.
@@ -470,9 +512,9 @@ pub struct Manifest {
     pub returns: usize,
     /// The target's [`Signals`].
     pub signals: usize,
-    /// Bit i: the handler for `SIGNALS[i]` is installed.
+    /// Bit i: the handler is installed that has come over `Signals::saved[i]`.
     pub handlers: AtomicUsize,
-    /// The handler's address.
+    /// The address of the first [`HandlerStub`].
     pub handler: usize,
     /// The newest [`calls::Patches`]' address, or 0.
     pub first_patches: AtomicUsize,

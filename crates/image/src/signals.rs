@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::abi::{
-    LinkList, Manifest, PASSES_ON, PtRegs, SIGNALS, SignalAction, Signals, Site, SiteTrap, Target,
+    LinkList, Manifest, PASSES_ON, PtRegs, SignalAction, Signals, Site, SiteTrap, Target, saved_at,
 };
 use crate::enter::{beeline_enter, links_of, miss};
 use crate::helpers::fault_fixup;
@@ -17,7 +17,7 @@ const INT3: u8 = 0xcc;
 const SIG_DFL: u64 = 0;
 const SIG_IGN: u64 = 1;
 const SA_SIGINFO: u64 = 4;
-const SA_RESTORER: u64 = 0x0400_0000;
+pub(crate) const SA_RESTORER: u64 = 0x0400_0000;
 const SA_ONSTACK: u64 = 0x0800_0000;
 const SA_RESTART: u64 = 0x1000_0000;
 const SA_NODEFER: u64 = 0x4000_0000;
@@ -61,7 +61,7 @@ pub struct UserContext {
     pub(crate) eflags: u64,
 }
 
-/// The handler, entered through a stub in the arena that adds the last argument.
+/// The handler, entered through a [`HandlerStub`](crate::abi::HandlerStub), which adds the last two arguments.
 ///
 /// # Safety
 /// For the kernel only.
@@ -71,13 +71,14 @@ pub unsafe extern "sysv64" fn beeline_signal(
     info: *mut SignalInfo,
     context: *mut UserContext,
     target: *const Target,
+    level: u32,
 ) {
     // SAFETY: the kernel passes a frame that is ours to change; the stub names its own target.
     let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
     // A positive code: the kernel raised it for what this very thread did.
     if code > 0 {
         if signal == SIGTRAP {
-            if breakpoint(this, registers) {
+            if breakpoint(this, level, registers) {
                 return;
             }
         } else if let Some(fixup) = fault_fixup(registers.ip) {
@@ -88,7 +89,7 @@ pub unsafe extern "sysv64" fn beeline_signal(
         }
     }
     // SAFETY: the same frame, handed on.
-    unsafe { hand_on(signal, info, context, this) };
+    unsafe { hand_on(signal, info, context, (this, level)) };
 }
 
 /// The action that stands in for the target's own: the image's handler, on the stack and with the mask that the
@@ -125,23 +126,23 @@ pub fn skip_load(registers: &mut UserContext, arena: usize, len: usize) -> bool 
 
 /// Runs the site whose breakpoint was hit. False if the handler from before ours is to say where the thread goes on: the breakpoint is
 /// none of ours, or not of ours alone.
-fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
+fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool {
     let address = registers.ip.wrapping_sub(1);
     // SAFETY: the thread has just run an instruction there.
     let is_there = || unsafe { *(address as *const u8) } == INT3;
-    let (site, trap) = if let Some(site) = find(target, address) {
+    let (site, trap) = if let Some(site) = find(target, level, address) {
         let at_the_site = SiteTrap {
             resume: site.body,
             ..SiteTrap::default()
         };
         (site, at_the_site)
-    } else if let Some(found) = find_trap(target, registers.ip) {
+    } else if let Some(found) = find_trap(target, level, registers.ip) {
         disturbed(target);
         found
     } else {
         // The site was restored while this thread was on its way here: what stands there now is to be run. That may be a kernel
         // uprobe's.
-        if is_there() && !(is_last(target) && was_hooked(target, address)) {
+        if is_there() && !(level == 0 && is_last(target) && was_hooked(target, address)) {
             return false;
         }
         registers.ip = address;
@@ -177,14 +178,14 @@ fn breakpoint(target: &Target, registers: &mut UserContext) -> bool {
     true
 }
 
-fn find(target: &Target, address: u64) -> Option<&Site> {
+fn find(target: &Target, level: u32, address: u64) -> Option<&Site> {
     target
         .breakpoints
         .iter()
         .map(|place| place.load(Relaxed) as *const Site)
         // SAFETY: null, or a site that the runtime laid out and keeps as long as the arena.
         .filter_map(|site| unsafe { site.as_ref() })
-        .find(|site| site.address == address)
+        .find(|site| site.level == level && site.address == address)
 }
 
 /// All sites that there ever were, the newest first.
@@ -206,14 +207,14 @@ fn was_hooked(target: &Target, address: u64) -> bool {
 fn is_last(target: &Target) -> bool {
     // SAFETY: private memory of the target, mapped as long as the handler is installed.
     let signals = unsafe { &*target.signals };
-    let saved = SIGNALS.iter().zip(&signals.saved);
-    let mut saved = saved.filter(|(signal, _)| **signal == SIGTRAP);
-    saved.any(|(_, action)| matches!(action.handler, SIG_DFL | SIG_IGN))
+    let saved = saved_at(SIGTRAP, 0).and_then(|index| signals.saved.get(index));
+    saved.is_some_and(|action| matches!(action.handler, SIG_DFL | SIG_IGN))
 }
 
-/// The newest site that has a breakpoint which ends at `ip`, behind its own first byte.
-fn find_trap(target: &Target, ip: u64) -> Option<(&Site, SiteTrap)> {
-    sites(target).find_map(|site| {
+/// The newest site of a level that has a breakpoint which ends at `ip`, behind its own first byte.
+fn find_trap(target: &Target, level: u32, ip: u64) -> Option<(&Site, SiteTrap)> {
+    let mut of_level = sites(target).filter(|site| site.level == level);
+    of_level.find_map(|site| {
         let ends_here = |trap: &&SiteTrap| {
             trap.resume != 0 && site.address.wrapping_add(trap.behind.into()) == ip
         };
@@ -288,15 +289,17 @@ impl UserContext {
     }
 }
 
-/// Does what the target's own action says.
-unsafe fn hand_on(signal: u32, info: *mut SignalInfo, context: *mut UserContext, target: &Target) {
+/// Does what the action says that a level's handler has come over.
+unsafe fn hand_on(
+    signal: u32,
+    info: *mut SignalInfo,
+    context: *mut UserContext,
+    (target, level): (&Target, u32),
+) {
     // SAFETY: private memory of the target, mapped as long as the handler is installed.
     let signals: &mut Signals = unsafe { &mut *target.signals };
-    let Some(saved) = SIGNALS
-        .iter()
-        .position(|s| *s == signal)
-        .and_then(|i| signals.saved.get_mut(i))
-    else {
+    let index = saved_at(signal, level);
+    let Some(saved) = index.and_then(|index| signals.saved.get_mut(index)) else {
         return;
     };
     let action = *saved;

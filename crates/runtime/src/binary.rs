@@ -308,6 +308,12 @@ impl Binary {
         Some(segment.to_offset(address))
     }
 
+    /// The file offsets of the executable segment around one of them.
+    pub fn code_around(&self, offset: u64) -> Option<Range<u64>> {
+        let mut parts = self.segments.iter().map(Segment::offsets);
+        parts.find(|part| part.contains(&offset))
+    }
+
     /// The file's own address of the start of a part of it that is mapped for code: whole pages, so it may begin before the
     /// code does.
     pub fn address_of(&self, mapped: &Range<u64>) -> Option<u64> {

@@ -22,11 +22,11 @@ use crate::engines::Compiled;
 use crate::error::{Error, os};
 use crate::life::SessionId;
 use crate::map::MapObject;
-use crate::patch;
 use crate::private::Private;
 use crate::program::Program;
 use crate::ring::Ring;
 use crate::shared::Shared;
+use crate::sigaction;
 use crate::tasks::Tasks;
 
 /// One address space's environment.
@@ -40,7 +40,7 @@ pub struct Environment {
     pub child: u64,
     /// The image.
     pub image: u64,
-    /// The stub that brings the signal handler its target, and the one it returns to the kernel by.
+    /// The first of the signal handlers' stubs, and what they return to the kernel by.
     pub handler: u64,
     /// See `handler`.
     pub restorer: u64,
@@ -135,8 +135,9 @@ impl Environment {
         let record = record(bases.tid_offset, flags);
         let child = home.value(of_child).map_err(os("filling an arena"))?;
         let target = home.value(record).map_err(os("filling an arena"))?;
-        let (handler, restorer) = patch::signal_stubs(bases.image + points.signal, target);
-        let handler = home.bytes(&handler, 16).map_err(os("filling an arena"))?;
+        let (stubs, restorer) =
+            sigaction::stubs(bases.image + points.signal, target, private.signals());
+        let handler = home.array(&stubs).map_err(os("filling an arena"))?;
         let restorer = home.bytes(&restorer, 16).map_err(os("filling an arena"))?;
         let base = home.base();
         // SAFETY: placed above as a `Manifest`, which the target itself does not read.

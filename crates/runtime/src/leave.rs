@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use beeline_image::abi::{Control, MAX_CPUS, Manifest, SIGNALS, Session};
+use beeline_image::abi::{Control, MAX_CPUS, Manifest, Session};
 use beeline_image::returns::{Entry, ReturnTable, depth_of};
 use beeline_inject::{Process, Region, Stopped, signal_frames};
 
@@ -22,6 +22,7 @@ use crate::backend::Errno;
 use crate::error::Error;
 use crate::life::SessionId;
 use crate::proc::{self, all_processes};
+use crate::sigaction::{self, Handler, Removal};
 use crate::uprobes::{Text, beside, kernel_uprobes};
 use crate::{opening, patch};
 
@@ -42,6 +43,9 @@ pub struct Presence {
     pub session: SessionId,
     /// Is that Beeline still running?
     pub is_live: bool,
+    /// Do its programs run no more? It has left, but for what lies under other sessions' patches; or this is a forked child that has not
+    /// been taken on.
+    has_left: bool,
     /// The tool's command line.
     pub tool: String,
     /// What is hooked now.
@@ -189,7 +193,9 @@ impl Presence {
         if !self.is_clear(stopped)? {
             return Ok(false);
         }
-        self.restore_handlers(stopped)?;
+        if !self.restore_handlers(stopped, others)? {
+            return Ok(false);
+        }
         self.unmap(stopped)?;
         Ok(true)
     }
@@ -204,11 +210,15 @@ impl Presence {
             if seen.contains(&site.address) || !read(site.address, &mut now) {
                 continue;
             }
+            // It looks like the other session's alone.
+            if self.has_left && site.is_over_breakpoint() {
+                continue;
+            }
             let hook = match now.first() {
                 Some(&JUMP) if !site.is_breakpoint && self.jumps_here(site.address, &now) => {
                     Hook::Ours
                 }
-                Some(&INT3) if site.is_breakpoint => Hook::Ours,
+                Some(&INT3) if site.is_broken_at(&now) => Hook::Ours,
                 _ if site.is_patched && Text::of(&now, site.stored()) == Text::Mixed => {
                     Hook::Covered
                 }
@@ -279,6 +289,13 @@ impl Presence {
         Ok(stopped.write(pid, &[0; 4])?)
     }
 
+    /// See [`Self::has_left`].
+    fn is_silent(&self, process: &Process) -> bool {
+        let mut pid = [0; 4];
+        let place = self.manifest.private as u64 + offset_of!(Control, pid) as u64;
+        self.private.is_some() && process.read_memory(place, &mut pid).is_ok() && pid == [0; 4]
+    }
+
     /// Puts back the return addresses that calls in progress have on their stacks, or that another session has
     /// saved from there.
     fn restore_returns(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<(), Error> {
@@ -339,18 +356,17 @@ impl Presence {
 
     /// Is no thread in our code, or about to return to it?
     fn is_clear(&self, stopped: &Stopped) -> Result<bool, Error> {
-        let ranges: Vec<Range<u64>> = self
-            .mappings
-            .iter()
-            .filter(|mapping| mapping.permissions.execute)
-            .map(|mapping| mapping.start..mapping.end)
-            .collect();
-        let inside = |ip: u64| ranges.iter().any(|range| range.contains(&ip));
-        Ok(!stopped.threads().iter().any(|thread| inside(thread.ip()))
-            && !self.holds_a_slot(stopped)
+        Ok(!self.holds_a_slot(stopped)
             && !self.shares_its_memory(stopped)
             && !self.awaits_a_trap()
-            && signal_frames(stopped, &ranges)?.is_empty())
+            && is_nobody_in(stopped, &self.code(|_| true), &[])?)
+    }
+
+    /// The code of ours in the process that is in such mappings.
+    fn code(&self, is_meant: impl Fn(&Region) -> bool) -> Vec<Range<u64>> {
+        let mappings = self.mappings.iter();
+        let code = mappings.filter(|mapping| mapping.permissions.execute && is_meant(mapping));
+        code.map(|mapping| mapping.start..mapping.end).collect()
     }
 
     /// A thread that runs a program may be elsewhere at the moment (in the vDSO, in the kernel), but holds a slot.
@@ -409,25 +425,38 @@ impl Presence {
             })
     }
 
-    fn restore_handlers(&self, stopped: &mut Stopped) -> Result<(), Error> {
+    /// Takes our signal handlers away; false if a thread may be about to be led to one.
+    fn restore_handlers(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
         if self.private.is_none() {
-            return Ok(());
+            return Ok(true);
         }
+        // Others' handlers, which may have read that ours is next, are in their images. System calls are made in their arenas.
+        let is_image = |mapping: &Region| is_a(mapping, "-image");
+        let handlers = others.iter().flat_map(|other| other.code(is_image));
+        let (handlers, restorers): (Vec<_>, Vec<_>) = (
+            handlers.collect(),
+            others
+                .iter()
+                .flat_map(|other| other.code(|_| true))
+                .collect(),
+        );
+        let is_quiet = |stopped: &Stopped| is_nobody_in(stopped, &handlers, &restorers);
         let installed = self.manifest.handlers.load(Relaxed);
-        let (signals, handler) = (self.manifest.signals as u64, self.manifest.handler as u64);
-        for (_, signal) in SIGNALS
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| installed & 1 << index != 0)
-        {
-            if !patch::remove_handler(stopped, *signal as i32, (signals, handler), self.is_live)? {
-                return Err(self.error(&format!(
-                    "its code is restored, but it has put a handler for signal {signal} over ours, which it may call: \
-                     Beeline's memory stays mapped until it ends"
-                )));
+        let kept = (self.manifest.signals as u64, self.manifest.handler as u64);
+        for handler in Handler::all().filter(|one| installed & one.bit() != 0) {
+            match sigaction::remove(stopped, handler, kept, self.is_live, is_quiet)? {
+                Removal::Done => {}
+                Removal::Busy => return Ok(false),
+                Removal::Covered => {
+                    let signal = handler.signal;
+                    return Err(self.error(&format!(
+                        "its code is restored, but it has put a handler for signal {signal} over ours, which it may call: \
+                         Beeline's memory stays mapped until it ends"
+                    )));
+                }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Unmaps everything. The manifest goes last, so that whoever comes after a Beeline that was killed here finds the rest; and
@@ -454,6 +483,27 @@ impl Presence {
             why: why.into(),
         }
     }
+}
+
+/// Is no thread in this code, about to return to it from a signal handler, or in a handler with one of these restorers?
+fn is_nobody_in(
+    stopped: &Stopped,
+    code: &[Range<u64>],
+    restorers: &[Range<u64>],
+) -> Result<bool, Error> {
+    let is_in = |ranges: &[Range<u64>], ip: u64| ranges.iter().any(|range| range.contains(&ip));
+    let mut threads = stopped.threads().iter();
+    if threads.any(|thread| is_in(code, thread.ip())) {
+        return Ok(false);
+    }
+    let frames = signal_frames(stopped, &[code, restorers].concat())?;
+    let mut frames = frames.iter();
+    Ok(!frames.any(|frame| {
+        [frame.ip, frame.restorer]
+            .into_iter()
+            .any(|at| is_in(code, at))
+            || is_in(restorers, frame.restorer)
+    }))
 }
 
 /// Have two processes one memory? Also where the kernel does not tell.

@@ -39,6 +39,7 @@ mod scope;
 mod session;
 mod shared;
 pub mod shortcut;
+mod sigaction;
 mod tag;
 mod target;
 mod tasks;

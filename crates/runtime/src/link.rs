@@ -224,6 +224,17 @@ impl FilePlace {
         (address - (self.offset - start), code)
     }
 
+    /// Where the same part of the file has these bytes, for a process that has the place at `address`.
+    pub fn find_beside(&self, address: u64, bytes: &[u8]) -> Option<u64> {
+        let part = self.file.binary.code_around(self.offset)?;
+        let code = self
+            .file
+            .bytes
+            .get(part.start as usize..part.end as usize)?;
+        let found = memchr::memmem::find(code, bytes)?;
+        Some(address - self.offset + part.start + found as u64)
+    }
+
     /// Are the instructions that a plan for the place displaces the file's own, and not somebody's patch?
     pub fn holds(&self, plan: &Plan) -> bool {
         let (start, code) = self.function_at(plan.site);

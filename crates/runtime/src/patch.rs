@@ -1,22 +1,17 @@
-//! What is done to a stopped process: patches, signal handlers, and the way back.
+//! How code is patched in a stopped process, and put back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_hook::{INT3, Kind, Plan};
-use beeline_image::abi::{SIGNALS, SITE_BREAKPOINT, SITE_JUMP, SignalAction, Signals, Site};
-use beeline_image::signals::mirrored;
+use beeline_image::abi::{SITE_BREAKPOINT, SITE_JUMP, Site};
 use beeline_inject::{Stopped, signal_frames};
 
-use crate::environment::Environment;
 use crate::error::Error;
 use crate::proc;
 use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
-
-const SIGSET_BYTES: u64 = 8;
 
 /// Bytes that are stored over code.
 #[derive(Debug, Clone)]
@@ -177,18 +172,6 @@ pub fn is_covered(address: u64, now: &[u8], patch: &[u8], probed: &BTreeSet<u64>
     now.first() == Some(&INT3) && patch.first() != Some(&INT3) && !probed.contains(&address)
 }
 
-/// Two stubs for the arena: the handler that adds its target to the kernel's three arguments, and the one that
-/// returns to the kernel (its bytes are what unwinders look for).
-pub fn signal_stubs(handler: u64, target: u64) -> (Vec<u8>, Vec<u8>) {
-    let mut stub = vec![0x48, 0xb9]; // movabs rcx, target
-    stub.extend(target.to_le_bytes());
-    stub.extend([0x48, 0xb8]); // movabs rax, handler
-    stub.extend(handler.to_le_bytes());
-    stub.extend([0xff, 0xe0]); // jmp rax
-    let restorer = vec![0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]; // mov rax, rt_sigreturn; syscall
-    (stub, restorer)
-}
-
 /// Code for the arena at `at` that says that a site is not as it was left, and goes on at `to`: it stores 1 at `flag`, and adds 1 at
 /// `count`, where threads that do so at once may count as one. It changes no register, no flags and nothing in the red zone. `None` if
 /// `to` is too far.
@@ -208,120 +191,6 @@ pub fn notice_stub(at: u64, flag: u64, count: u64, to: u64) -> Option<Vec<u8>> {
     let jump = at + stub.len() as u64;
     stub.extend(beeline_hook::jump_patch(jump, beeline_hook::JUMP_LEN, to).ok()?);
     Some(stub)
-}
-
-/// A signal's place in [`SIGNALS`].
-pub fn signal_index(signal: i32) -> usize {
-    SIGNALS
-        .iter()
-        .position(|known| *known == signal as u32)
-        .unwrap_or(0)
-}
-
-/// Makes the image's handler the target's for one signal, and keeps the target's own action. The manifest says so before it is so,
-/// as nobody could leave a process otherwise whose handler was installed by a Beeline that died then.
-pub fn install_handler(
-    stopped: &mut Stopped,
-    signal: i32,
-    environment: &Environment,
-) -> Result<(), Error> {
-    let list = || {
-        let installed = &environment.manifest().handlers;
-        installed.fetch_or(1 << signal_index(signal), SeqCst);
-    };
-    let (handler, restorer) = (environment.handler, environment.restorer);
-    let signals = environment.private.signals();
-    let (saved, scratch) = (saved_action(signals, signal), scratch(signals));
-    stopped.syscall(
-        libc::SYS_rt_sigaction,
-        [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
-    )?;
-    let old = read_action(stopped, scratch)?;
-    if old.handler == handler {
-        list();
-        return Ok(());
-    }
-    write_action(stopped, saved, &old)?;
-    let ours = [handler, restorer].map(u64::to_ne_bytes);
-    stopped.write(
-        signals + offset_of!(Signals, handler) as u64,
-        ours.as_flattened(),
-    )?;
-    let new = mirrored(&old, handler, restorer);
-    write_action(stopped, scratch, &new)?;
-    list();
-    stopped.syscall(
-        libc::SYS_rt_sigaction,
-        [signal as u64, scratch, 0, SIGSET_BYTES, 0, 0],
-    )?;
-    Ok(())
-}
-
-/// Is the image's handler the one that the kernel calls for a signal?
-pub fn is_installed(
-    stopped: &mut Stopped,
-    signal: i32,
-    environment: &Environment,
-) -> Result<bool, Error> {
-    let scratch = scratch(environment.private.signals());
-    stopped.syscall(
-        libc::SYS_rt_sigaction,
-        [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
-    )?;
-    Ok(read_action(stopped, scratch)?.handler == environment.handler)
-}
-
-/// Gives the target its own action back. False if somebody has put another handler over ours meanwhile, which may
-/// call ours: then it has to stay. `handler` is ours, `signals` where the target's own ones are kept.
-pub fn remove_handler(
-    stopped: &mut Stopped,
-    signal: i32,
-    (signals, handler): (u64, u64),
-    is_live: bool,
-) -> Result<bool, Error> {
-    let (saved, scratch) = (saved_action(signals, signal), scratch(signals));
-    stopped.syscall(
-        libc::SYS_rt_sigaction,
-        [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
-    )?;
-    let now = read_action(stopped, scratch)?;
-    if now.handler != handler {
-        // Its own, if ours was not installed yet or has been removed already when a Beeline died. Of one that lives it is the
-        // process that has put it there once more.
-        return Ok(!is_live && now == read_action(stopped, saved)?);
-    }
-    stopped.syscall(
-        libc::SYS_rt_sigaction,
-        [signal as u64, saved, 0, SIGSET_BYTES, 0, 0],
-    )?;
-    Ok(true)
-}
-
-/// Where a target's own action is kept.
-fn saved_action(signals: u64, signal: i32) -> u64 {
-    signals + (signal_index(signal) * size_of::<SignalAction>()) as u64
-}
-
-/// Room for a system call's argument, behind the [`Signals`].
-fn scratch(signals: u64) -> u64 {
-    signals + size_of::<Signals>().next_multiple_of(64) as u64
-}
-
-fn read_action(stopped: &Stopped, at: u64) -> Result<SignalAction, Error> {
-    let mut words = [[0u8; 8]; 4];
-    stopped.read(at, words.as_flattened_mut())?;
-    let [handler, flags, restorer, mask] = words.map(u64::from_ne_bytes);
-    Ok(SignalAction {
-        handler,
-        flags,
-        restorer,
-        mask,
-    })
-}
-
-fn write_action(stopped: &mut Stopped, at: u64, action: &SignalAction) -> Result<(), Error> {
-    let words = [action.handler, action.flags, action.restorer, action.mask].map(u64::to_ne_bytes);
-    Ok(stopped.write(at, words.as_flattened())?)
 }
 
 /// A thread of the process that has the signal blocked.

@@ -135,6 +135,7 @@ fn presence(
         pid: process.pid(),
         session,
         is_live: is_alive(session, &mappings),
+        has_left: false,
         tool: text_of(&manifest.tool),
         sites: Vec::new(),
         records: records(process, &manifest, &mappings),
@@ -145,6 +146,7 @@ fn presence(
         home,
     };
     let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
+    presence.has_left = presence.is_silent(process);
     presence.sites = presence
         .hooked(read)
         .into_iter()

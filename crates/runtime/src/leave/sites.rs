@@ -44,6 +44,23 @@ pub struct SiteFacts {
 }
 
 impl SiteFacts {
+    /// Is it a breakpoint upon another session's breakpoint?
+    pub(super) fn is_over_breakpoint(&self) -> bool {
+        self.is_breakpoint && self.original.first() == Some(&INT3)
+    }
+
+    /// Is our breakpoint there, and not a kernel uprobe's alone? That is seen by what else the patch stored, if it did.
+    pub(super) fn is_broken_at(&self, now: &[u8]) -> bool {
+        let further = || self.patch.iter().zip(&self.file).zip(now).skip(1);
+        let mut stored = further()
+            .filter(|((patch, file), _)| patch != file)
+            .peekable();
+        let is_all = stored.peek().is_none();
+        self.is_breakpoint
+            && now.first() == Some(&INT3)
+            && (is_all || stored.any(|((patch, _), now)| patch == now))
+    }
+
     /// The bytes by which text there is told.
     pub(crate) fn stored(&self) -> Stored<'_> {
         Stored {

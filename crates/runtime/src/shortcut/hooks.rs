@@ -156,6 +156,7 @@ fn hook(
         patch,
         file: [0; ORIGINAL_BYTES],
         layer: 0,
+        level: 0,
         traps: Default::default(),
     };
     patch::apply(&mut stopped, &plan, &record, &trampoline.resume_map)?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_hook::Kind;
-use beeline_image::abi;
+use beeline_image::abi::{self, TRAP_LEVELS};
 use beeline_inject::Region;
 
 use super::{Body, Hold, NATIVE, Request, Target};
@@ -12,6 +12,7 @@ use crate::backend::Id;
 use crate::error::Error;
 use crate::link::FilePlace;
 use crate::patch;
+use crate::sigaction::{self, Handler};
 
 impl Target {
     /// Installs the image's handler for those of the signals that have none yet.
@@ -21,7 +22,7 @@ impl Target {
         let missing: Vec<i32> = signals
             .iter()
             .copied()
-            .filter(|s| installed.load(SeqCst) & 1 << patch::signal_index(*s) == 0)
+            .filter(|signal| installed.load(SeqCst) & first(*signal).bit() == 0)
             .collect();
         if missing.is_empty() {
             return Ok(());
@@ -29,7 +30,7 @@ impl Target {
         hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
             for signal in &missing {
-                patch::install_handler(stopped, *signal, environment)?;
+                sigaction::install(stopped, first(*signal), environment)?;
             }
             Ok(())
         })?;
@@ -47,14 +48,31 @@ impl Target {
         Ok(())
     }
 
-    /// Is this session's handler for SIGTRAP called before those of other sessions? Others keep to themselves what comes to a patch
-    /// of both. Handlers that are installed stay in their order: a thread may be on its way from one to the next.
-    pub(super) fn is_first_to_trap(&mut self, hold: &mut Hold<'_>) -> Result<bool, Error> {
+    /// The level of this session's handler for SIGTRAP that is called before those of other sessions: they keep to themselves what
+    /// comes to a patch of both. Handlers that are installed stay in their order, as a thread may be on its way from one to the
+    /// next; so a further one is installed if need be. `None`: there are as many as there may be.
+    pub(super) fn level_over_others(&mut self, hold: &mut Hold<'_>) -> Result<Option<u32>, Error> {
         self.catch(&[libc::SIGTRAP], hold)?;
         let environment = self.environment()?;
+        let of_level = |level| Handler {
+            signal: libc::SIGTRAP,
+            level,
+        };
         hold.with(&self.process, |stopped| {
             self.check_same(stopped)?;
-            patch::is_installed(stopped, libc::SIGTRAP, environment)
+            let installed = environment.manifest().handlers.load(SeqCst);
+            let mut levels = (0..TRAP_LEVELS as u32).rev();
+            let highest = levels.find(|level| installed & of_level(*level).bit() != 0);
+            let highest = highest.unwrap_or(0);
+            if sigaction::is_installed(stopped, of_level(highest), environment)? {
+                return Ok(Some(highest));
+            }
+            let next = of_level(highest + 1);
+            if next.bit() == 0 {
+                return Ok(None);
+            }
+            sigaction::install(stopped, next, environment)?;
+            Ok(Some(next.level))
         })
     }
 
@@ -71,7 +89,13 @@ impl Target {
                 continue;
             };
             for address in place.addresses(&regions) {
-                self.hook_native((address, &place), (NATIVE, body), hold);
+                let restorer = place.find_beside(address, &sigaction::RESTORER);
+                if let (Some(restorer), Ok(environment)) = (restorer, self.environment())
+                    && sigaction::know_librarys_restorer(&self.process, environment, restorer)
+                        .is_ok()
+                {
+                    self.hook_native((address, &place), (NATIVE, body), hold);
+                }
             }
             // In the first file that has it.
             return;
@@ -144,4 +168,9 @@ impl Target {
                 .is_ok()
         })
     }
+}
+
+/// The first handler for a signal.
+fn first(signal: i32) -> Handler {
+    Handler { signal, level: 0 }
 }

@@ -23,6 +23,8 @@ pub(super) struct Planned {
     pub beneath: Option<Beneath>,
     /// Kernel uprobes in the function.
     pub probed: BTreeSet<u64>,
+    /// The level of the handler for SIGTRAP that serves it; see [`abi::TRAP_LEVELS`].
+    pub level: u32,
 }
 
 /// A function as it would be without this session.
@@ -94,6 +96,7 @@ impl Target {
             file: from_site(file),
             beneath,
             probed,
+            level: 0,
         })
     }
 
@@ -208,9 +211,11 @@ impl Target {
         let is_jump = matches!(plan.kind, Kind::Jump);
         // Over a system call's jump, of whichever session, nothing can be guarded.
         let is_others = is_jump && planned.beneath.is_none() && !request.place.holds(&plan);
-        let is_over = planned.beneath.is_some();
-        if is_over && !self.is_first_to_trap(hold)? {
-            self.yield_traps(planned)?;
+        if planned.beneath.is_some() {
+            match self.level_over_others(hold)? {
+                Some(level) => planned.level = level,
+                None => self.yield_traps(planned)?,
+            }
         }
         let landing = match is_jump && !is_others {
             true => self.find_landing(&plan, hold)?,
@@ -238,15 +243,15 @@ impl Target {
         Ok(landing)
     }
 
-    /// The session below, whose handler is called first, keeps the traps to itself: hits beside a kernel uprobe are not seen then.
+    /// A session below, whose handler is called first, keeps the traps to itself: hits beside a kernel uprobe are not seen then.
     fn yield_traps(&self, planned: &mut Planned) -> Result<(), Error> {
         let Some(below) = &mut planned.beneath else {
             return Ok(());
         };
         if below.is_breakpoint {
             return Err(self.error(
-                "another session of Beeline, which came at the same time, has hooked the same function by a breakpoint: \
-                 attach again when it has ended",
+                "other sessions of Beeline, which came and went meanwhile, have hooked the same function by a breakpoint: \
+                 attach again when they have ended",
             ));
         }
         below.traps = Default::default();

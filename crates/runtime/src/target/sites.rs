@@ -136,8 +136,8 @@ impl Target {
         let was_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         site.plan = plan.clone().into_breakpoint(Reason::AnotherProbe);
         site.light = false;
-        let done = self.bytes_of(old).and_then(|(original, file)| {
-            self.place_record(&site.plan, original, file, site.beneath.as_ref())
+        let done = self.bytes_of(old).and_then(|(bytes, level)| {
+            self.place_record(&site.plan, bytes, site.beneath.as_ref(), level)
         });
         let outcome = done.and_then(|record| {
             site.record = record;
@@ -167,14 +167,11 @@ impl Target {
         outcome
     }
 
-    /// The code at a site without this session's patch, and the file's.
-    fn bytes_of(
-        &self,
-        record: u64,
-    ) -> Result<([u8; abi::ORIGINAL_BYTES], [u8; abi::ORIGINAL_BYTES]), Error> {
+    /// The code at a site, and the level of the handler that serves it.
+    fn bytes_of(&self, record: u64) -> Result<(Bytes, u32), Error> {
         // SAFETY: placed as a `Site`.
         let record = unsafe { self.environment()?.home.get::<Site>(record) };
-        Ok((record.original, record.file))
+        Ok(((record.original, record.file), record.level))
     }
 
     /// Has a site that is hooked lead to another trampoline.
@@ -244,11 +241,12 @@ impl Target {
             file,
             beneath,
             probed,
+            level,
         } = planned;
         let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         let needs = request.body.needs();
         let light = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
-        let record = self.place_record(&plan, original, file, beneath.as_ref())?;
+        let record = self.place_record(&plan, (original, file), beneath.as_ref(), level)?;
         let shows_registers = needs.reads_context;
         let mut site = Hooked {
             record,
@@ -310,13 +308,13 @@ impl Target {
         Ok(())
     }
 
-    /// Places a site's record and lists it in the manifest. `original` is what is to be restored.
+    /// Places a site's record and lists it in the manifest.
     fn place_record(
         &mut self,
         plan: &Plan,
-        original: [u8; abi::ORIGINAL_BYTES],
-        file: [u8; abi::ORIGINAL_BYTES],
+        (original, file): Bytes,
         beneath: Option<&Beneath>,
+        level: u32,
     ) -> Result<u64, Error> {
         let environment = self.environment_mut()?;
         let is_entry = original[0] == PUSH_RBP || original.starts_with(&ENDBR64);
@@ -339,6 +337,7 @@ impl Target {
             patch: [0; abi::ORIGINAL_BYTES],
             file,
             layer: beneath.map_or(0, |below| below.layer),
+            level,
             traps: Default::default(),
         };
         let site = environment
@@ -479,6 +478,9 @@ impl Target {
         Ok(())
     }
 }
+
+/// The code at a site without this session's patch, and the file's.
+type Bytes = ([u8; abi::ORIGINAL_BYTES], [u8; abi::ORIGINAL_BYTES]);
 
 /// Bytes that a site's patch overwrites.
 fn patch_len(plan: &Plan, beneath: Option<&Beneath>) -> usize {

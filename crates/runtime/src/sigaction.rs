@@ -1,0 +1,257 @@
+//! The image's signal handlers in a stopped process: installed over what is there, and taken away again.
+
+use std::mem::offset_of;
+use std::sync::atomic::Ordering::SeqCst;
+
+use beeline_image::abi::{
+    HANDLER_MAGIC, HandlerStub, SIGNALS, SignalAction, Signals, TRAP_LEVELS, saved_at,
+};
+use beeline_image::signals::mirrored;
+use beeline_inject::{Process, Stopped};
+
+use crate::environment::Environment;
+use crate::error::Error;
+
+/// One of a session's handlers in a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handler {
+    /// For this signal.
+    pub signal: i32,
+    /// Of this level; see [`TRAP_LEVELS`].
+    pub level: u32,
+}
+
+impl Handler {
+    /// All that a session can have, the one before those that may lie under it.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of_signals = SIGNALS.map(|signal| signal as i32);
+        let further = (1..TRAP_LEVELS as u32).rev().map(|level| Self {
+            signal: libc::SIGTRAP,
+            level,
+        });
+        further.chain(of_signals.map(|signal| Self { signal, level: 0 }))
+    }
+
+    /// Its bit in [`Manifest::handlers`](beeline_image::abi::Manifest::handlers).
+    pub fn bit(self) -> usize {
+        self.index().map_or(0, |index| 1 << index)
+    }
+
+    fn index(self) -> Option<usize> {
+        saved_at(self.signal as u32, self.level)
+    }
+
+    /// Its address, by that of the first.
+    fn address(self, first: u64) -> u64 {
+        first + u64::from(self.level) * size_of::<HandlerStub>() as u64
+    }
+
+    /// Where the action is kept that it has come over.
+    fn saved(self, signals: u64) -> u64 {
+        let index = self.index().unwrap_or_default();
+        signals + (offset_of!(Signals, saved) + index * size_of::<SignalAction>()) as u64
+    }
+}
+
+/// Code for the arena: the entries of the handlers of all levels, and what they return to the kernel by. `handler` is the image's, `signals` the target's.
+pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<u8>) {
+    let stub = |level: u32| {
+        let mut code = vec![0x48, 0xb9]; // movabs rcx, target
+        code.extend(target.to_le_bytes());
+        code.extend([0x41, 0xb8]); // mov r8d, level
+        code.extend(level.to_le_bytes());
+        code.extend([0x48, 0xb8]); // movabs rax, handler
+        code.extend(handler.to_le_bytes());
+        code.extend([0xff, 0xe0]); // jmp rax
+        let mut stub = HandlerStub {
+            code: [0xcc; 32],
+            magic: HANDLER_MAGIC,
+            signals,
+            level,
+            reserved: 0,
+        };
+        stub.code[..code.len()].copy_from_slice(&code);
+        stub
+    };
+    ((0..TRAP_LEVELS as u32).map(stub).collect(), RESTORER.into())
+}
+
+/// `mov rax, rt_sigreturn; syscall`: what handlers return to the kernel by, here and in every C library, as unwinders look for it.
+pub const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+
+/// Says what the target's own handlers return to, if it installs them by its C library.
+pub fn know_librarys_restorer(
+    process: &Process,
+    environment: &Environment,
+    restorer: u64,
+) -> Result<(), Error> {
+    let place = environment.private.signals() + offset_of!(Signals, librarys_restorer) as u64;
+    Ok(process.write_memory(place, &restorer.to_ne_bytes())?)
+}
+
+/// Makes one of the image's handlers the one that the kernel calls, and keeps the action that was there. The manifest says so before it
+/// is so, as nobody could leave a process otherwise whose handler was installed by a Beeline that died then.
+pub fn install(
+    stopped: &mut Stopped,
+    handler: Handler,
+    environment: &Environment,
+) -> Result<(), Error> {
+    let list = || {
+        let installed = &environment.manifest().handlers;
+        installed.fetch_or(handler.bit(), SeqCst);
+    };
+    let address = handler.address(environment.handler);
+    let signals = environment.private.signals();
+    let old = current(stopped, handler.signal, signals)?;
+    if old.handler == address {
+        list();
+        return Ok(());
+    }
+    write_action(stopped, handler.saved(signals), &old)?;
+    let ours = [environment.handler, environment.restorer].map(u64::to_ne_bytes);
+    stopped.write(
+        signals + offset_of!(Signals, handler) as u64,
+        ours.as_flattened(),
+    )?;
+    let new = mirrored(&old, address, environment.restorer);
+    let scratch = scratch(signals);
+    write_action(stopped, scratch, &new)?;
+    list();
+    set(stopped, handler.signal, scratch)
+}
+
+/// Is this handler the one that the kernel calls?
+pub fn is_installed(
+    stopped: &mut Stopped,
+    handler: Handler,
+    environment: &Environment,
+) -> Result<bool, Error> {
+    let now = current(stopped, handler.signal, environment.private.signals())?;
+    Ok(now.handler == handler.address(environment.handler))
+}
+
+/// What has come of taking a handler away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// Nobody calls it any more.
+    Done,
+    /// A thread may be about to.
+    Busy,
+    /// Somebody has put another handler over it meanwhile, which may call it: it has to stay.
+    Covered,
+}
+
+/// Has the kernel, or the session whose handler was put over this one, call what it has come over. `first` is the address of ours,
+/// `signals` where the kept actions are; `is_quiet` says if no thread is in any session's handler.
+pub fn remove(
+    stopped: &mut Stopped,
+    handler: Handler,
+    (signals, first): (u64, u64),
+    is_live: bool,
+    is_quiet: impl FnOnce(&Stopped) -> Result<bool, Error>,
+) -> Result<Removal, Error> {
+    let saved = handler.saved(signals);
+    let list = signals + offset_of!(Signals, removed) as u64;
+    let mut removed = [0; 8];
+    stopped.read(list, &mut removed)?;
+    let removed = u64::from_ne_bytes(removed);
+    // Another one had to stay, and it is tried again.
+    if removed & handler.bit() as u64 != 0 {
+        return Ok(Removal::Done);
+    }
+    let (now, ours) = (
+        current(stopped, handler.signal, signals)?,
+        handler.address(first),
+    );
+    if now.handler == ours {
+        set(stopped, handler.signal, saved)?;
+    } else if let Some(place) = kept_at(stopped, handler.signal, now, ours) {
+        if !is_quiet(stopped)? {
+            return Ok(Removal::Busy);
+        }
+        let below = read_action(stopped, saved)?;
+        write_action(stopped, place, &below)?;
+    } else if is_live || now != read_action(stopped, saved)? {
+        return Ok(Removal::Covered);
+    } else {
+        // Ours was not installed yet or has been removed already when a Beeline died. Of one that lives it is the process that has
+        // put its own there once more.
+    }
+    let removed = removed | handler.bit() as u64;
+    stopped.write(list, &removed.to_ne_bytes())?;
+    Ok(Removal::Done)
+}
+
+/// Where another session keeps `handler` as what its own has come over, by way of the sessions that are called from `now` on.
+fn kept_at(stopped: &Stopped, signal: i32, now: SignalAction, handler: u64) -> Option<u64> {
+    /// Handlers of all sessions for one signal; more are taken for a circle.
+    const MOST: u32 = 64;
+    let mut called = now;
+    for _ in 0..MOST {
+        let place = saved_by(stopped, signal, called.handler)?;
+        called = read_action(stopped, place).ok()?;
+        if called.handler == handler {
+            return Some(place);
+        }
+    }
+    None
+}
+
+/// Where the session keeps what its handler at this address has come over, if it is a session's.
+fn saved_by(stopped: &Stopped, signal: i32, handler: u64) -> Option<u64> {
+    let word = |field: usize| {
+        let mut word = [0; 8];
+        let is_read = stopped.read(handler.checked_add(field as u64)?, &mut word);
+        is_read.is_ok().then_some(u64::from_ne_bytes(word))
+    };
+    if word(offset_of!(HandlerStub, magic))? != HANDLER_MAGIC {
+        return None;
+    }
+    let level = word(offset_of!(HandlerStub, level))? as u32;
+    let handler = Handler { signal, level };
+    handler.index()?;
+    Some(handler.saved(word(offset_of!(HandlerStub, signals))?))
+}
+
+/// The action that the kernel has for a signal.
+fn current(stopped: &mut Stopped, signal: i32, signals: u64) -> Result<SignalAction, Error> {
+    let scratch = scratch(signals);
+    stopped.syscall(
+        libc::SYS_rt_sigaction,
+        [signal as u64, 0, scratch, SIGSET_BYTES, 0, 0],
+    )?;
+    read_action(stopped, scratch)
+}
+
+/// Gives the kernel the action at an address.
+fn set(stopped: &mut Stopped, signal: i32, at: u64) -> Result<(), Error> {
+    stopped.syscall(
+        libc::SYS_rt_sigaction,
+        [signal as u64, at, 0, SIGSET_BYTES, 0, 0],
+    )?;
+    Ok(())
+}
+
+/// Room for a system call's argument, behind the [`Signals`].
+fn scratch(signals: u64) -> u64 {
+    signals + size_of::<Signals>().next_multiple_of(64) as u64
+}
+
+fn read_action(stopped: &Stopped, at: u64) -> Result<SignalAction, Error> {
+    let mut words = [[0u8; 8]; 4];
+    stopped.read(at, words.as_flattened_mut())?;
+    let [handler, flags, restorer, mask] = words.map(u64::from_ne_bytes);
+    Ok(SignalAction {
+        handler,
+        flags,
+        restorer,
+        mask,
+    })
+}
+
+fn write_action(stopped: &mut Stopped, at: u64, action: &SignalAction) -> Result<(), Error> {
+    let words = [action.handler, action.flags, action.restorer, action.mask].map(u64::to_ne_bytes);
+    Ok(stopped.write(at, words.as_flattened())?)
+}
+
+const SIGSET_BYTES: u64 = 8;
