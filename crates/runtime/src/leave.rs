@@ -31,7 +31,9 @@ pub use find::{everywhere, in_process};
 pub(crate) use find::{
     is_page, is_session, maps_ours, open, presences, presences_among, unreachable,
 };
-pub(crate) use layers::{Beneath, layers};
+pub(crate) use layers::{Beneath, Layers};
+pub(crate) use sites::MAX_SITES;
+use sites::Restored;
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
 
 /// A session's presence in a process.
@@ -43,9 +45,8 @@ pub struct Presence {
     pub session: SessionId,
     /// Is that Beeline still running?
     pub is_live: bool,
-    /// Do its programs run no more? It has left, but for what lies under other sessions' patches; or this is a forked child that has not
-    /// been taken on.
-    has_left: bool,
+    /// Those of its sites that are restored for good, whatever stands there now.
+    restored: Restored,
     /// The tool's command line.
     pub tool: String,
     /// What is hooked now.
@@ -173,7 +174,7 @@ impl Presence {
     /// One attempt of [`Self::remove`], beside what other sessions have there; false if a thread is inside.
     fn take_out(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
         let under = self.lies_under(others);
-        let probed = self.restore_code(stopped, &under)?;
+        let probed = self.restore_code(stopped, &under, others)?;
         if !under.is_empty() || self.is_covered(stopped, &probed) {
             self.silence(stopped)?;
             let why = match under.is_empty() {
@@ -207,11 +208,8 @@ impl Presence {
         for site in &self.records {
             let mut now = vec![0; site.patch.len()];
             // What cannot be read has been unmapped.
-            if seen.contains(&site.address) || !read(site.address, &mut now) {
-                continue;
-            }
-            // It looks like the other session's alone.
-            if self.has_left && site.is_over_breakpoint() {
+            let is_known = seen.contains(&site.address) || self.restored.contains(site);
+            if is_known || !read(site.address, &mut now) {
                 continue;
             }
             let hook = match now.first() {
@@ -249,7 +247,9 @@ impl Presence {
         &self,
         stopped: &mut Stopped,
         under: &BTreeSet<u64>,
+        others: &[Presence],
     ) -> Result<BTreeSet<u64>, Error> {
+        let layers = Layers::among(others);
         let mut hooked = self.hooked(|address, into| stopped.read(address, into).is_ok());
         hooked.retain(|(site, _)| !under.contains(&site.address));
         let place = |site: &SiteFacts| site.address..site.address + site.original.len() as u64;
@@ -261,11 +261,18 @@ impl Presence {
             let mut now = vec![0; site.original.len()];
             stopped.read(site.address, &mut now)?;
             if !patch::is_covered(site.address, &now, &site.patch, &probed) {
-                let bytes = beside(site.address, &now, &site.original, &site.original, &probed);
+                let original = layers.underneath(site);
+                let bytes = beside(site.address, &now, original, original, &probed);
                 code.push((site.address, bytes));
             }
         }
+        let addresses: BTreeSet<u64> = code.iter().map(|(address, _)| *address).collect();
         stopped.write_code(code)?;
+        if let Some(private) = &self.private {
+            let records = self.records.iter();
+            let restored = records.filter(|site| addresses.contains(&site.address));
+            self.restored.add(stopped, private.start, restored)?;
+        }
         self.restore_calls(stopped)?;
         Ok(probed)
     }
@@ -287,13 +294,6 @@ impl Presence {
     fn silence(&self, stopped: &mut Stopped) -> Result<(), Error> {
         let pid = self.manifest.private as u64 + offset_of!(Control, pid) as u64;
         Ok(stopped.write(pid, &[0; 4])?)
-    }
-
-    /// See [`Self::has_left`].
-    fn is_silent(&self, process: &Process) -> bool {
-        let mut pid = [0; 4];
-        let place = self.manifest.private as u64 + offset_of!(Control, pid) as u64;
-        self.private.is_some() && process.read_memory(place, &mut pid).is_ok() && pid == [0; 4]
     }
 
     /// Puts back the return addresses that calls in progress have on their stacks, or that another session has

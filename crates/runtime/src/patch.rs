@@ -1,6 +1,6 @@
 //! How code is patched in a stopped process, and put back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
@@ -10,6 +10,7 @@ use beeline_image::abi::{SITE_BREAKPOINT, SITE_JUMP, Site};
 use beeline_inject::{Stopped, signal_frames};
 
 use crate::error::Error;
+use crate::leave::Layers;
 use crate::proc;
 use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 
@@ -126,23 +127,19 @@ pub fn breakpoints(address: u64, now: &[u8], original: &[u8]) -> BTreeSet<u64> {
 }
 
 /// Puts a site's original bytes back, and leaves kernel uprobes there alone. If another session's patch lies over it, as
-/// [`layers`](crate::leave::layers) say, or somebody's breakpoint that will bring it back, it stays, and stays listed.
+/// [`Layers`] say, or somebody's breakpoint that will bring it back, it stays, and stays listed.
 pub fn restore(
     stopped: &mut Stopped,
     address: u64,
     record: &Site,
-    layers: &BTreeMap<u64, u32>,
+    layers: &Layers,
 ) -> Result<(), Error> {
-    let is_under = layers
-        .get(&address)
-        .is_some_and(|layer| *layer > record.layer);
+    let is_under = layers.is_under(address, record.layer);
     if record.patched.load(SeqCst) == 0 || is_under {
         return Ok(());
     }
     let stored = Stored::of(record);
-    let Stored {
-        patch, original, ..
-    } = stored;
+    let (patch, original) = (stored.patch, layers.below(address, record.layer, stored));
     let mut now = vec![0; stored.len()];
     if stopped.read(address, &mut now).is_err() {
         // Unmapped by the target.

@@ -7,6 +7,7 @@ use beeline_image::returns::ReturnTable;
 use beeline_inject::{MapFlags, Process, ProtFlags, Stopped};
 
 use crate::error::{Error, os};
+use crate::leave::MAX_SITES;
 use crate::memory::{PAGE, pages};
 use crate::tasks;
 
@@ -20,13 +21,14 @@ const _: () = assert!(size_of::<Signals>() + 128 <= SCRATCH as usize);
 const _: () = assert!(SCRATCH as usize + Stopped::SCRATCH <= PAGE);
 
 /// Addresses of the region's parts: the control page (wiped in a forked child), the page of saved signal
-/// actions, the return table, the slots, the synthetic tasks, and for each slot a guard page and a stack.
+/// actions, the return table, the bits of restored sites, the slots, the synthetic tasks, and for each slot a guard page and a stack.
 #[derive(Debug, Clone, Copy)]
 pub struct Private {
     /// First byte.
     pub base: u64,
     /// Bytes.
     pub len: u64,
+    restored: u64,
     slots: u64,
     tasks: u64,
     stacks: u64,
@@ -36,13 +38,15 @@ impl Private {
     /// The parts of a region at `base`.
     pub fn layout(base: u64, cpus: u32) -> Self {
         let returns = base + 2 * PAGE as u64;
-        let slots = returns + pages(size_of::<ReturnTable>()) as u64;
+        let restored = returns + pages(size_of::<ReturnTable>()) as u64;
+        let slots = restored + pages(MAX_SITES / 8) as u64;
         let tasks = slots + pages(size_of::<Slot>() * cpus as usize) as u64;
         let stacks = tasks + tasks::room(cpus);
         let len = stacks + ((PAGE + STACK) * cpus as usize) as u64 - base;
         Self {
             base,
             len,
+            restored,
             slots,
             tasks,
             stacks,
@@ -145,6 +149,11 @@ impl Private {
     /// The [`ReturnTable`].
     pub fn returns(&self) -> u64 {
         self.base + 2 * PAGE as u64
+    }
+
+    /// A bit for each site that there ever was, oldest first: its patch has been taken away for good, as the session left.
+    pub fn restored(&self) -> u64 {
+        self.restored
     }
 
     /// The [`Slot`]s.

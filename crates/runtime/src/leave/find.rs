@@ -7,7 +7,7 @@ use std::ops::Range;
 use beeline_image::abi::{MANIFEST_MAGIC, Manifest};
 use beeline_inject::{Process, Region, Seccomp};
 
-use super::sites::{call_records, records, text_of};
+use super::sites::{Restored, call_records, records, text_of};
 use super::{Presence, read};
 use crate::error::Error;
 use crate::life::{PREFIX, SessionId};
@@ -135,7 +135,7 @@ fn presence(
         pid: process.pid(),
         session,
         is_live: is_alive(session, &mappings),
-        has_left: false,
+        restored: Restored::default(),
         tool: text_of(&manifest.tool),
         sites: Vec::new(),
         records: records(process, &manifest, &mappings),
@@ -146,7 +146,9 @@ fn presence(
         home,
     };
     let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
-    presence.has_left = presence.is_silent(process);
+    if let Some(private) = &presence.private {
+        presence.restored = Restored::read(process, private.start, presence.records.len());
+    }
     presence.sites = presence
         .hooked(read)
         .into_iter()

@@ -8,6 +8,7 @@ use beeline_inject::Process;
 use super::{Presence, SiteFacts, presences};
 use crate::error::Error;
 use crate::life::SessionId;
+use crate::uprobes::Stored;
 
 /// The patch that a new one is to lie over.
 #[derive(Debug, Clone)]
@@ -60,18 +61,63 @@ impl Presence {
     }
 }
 
-/// The layers of other sessions' uppermost patches in a process, by their addresses.
-///
-/// Errors: the process cannot be read.
-pub(crate) fn layers(process: &Process) -> Result<BTreeMap<u64, u32>, Error> {
-    let mut layers = BTreeMap::new();
-    let own = SessionId::own();
-    let others = presences(process)?;
-    for other in others.iter().filter(|other| other.session != own) {
-        for site in &other.sites {
-            let uppermost = layers.entry(site.address).or_insert(site.layer);
-            *uppermost = site.layer.max(*uppermost);
+/// Other sessions' patches in a process.
+#[derive(Debug, Default)]
+pub(crate) struct Layers {
+    /// The layer of the uppermost one at an address.
+    uppermost: BTreeMap<u64, u32>,
+    /// All that there ever were, of the sessions that are there.
+    known: BTreeMap<u64, Vec<Vec<u8>>>,
+}
+
+impl Layers {
+    /// Those in a process now.
+    ///
+    /// Errors: it cannot be read.
+    pub fn of(process: &Process) -> Result<Self, Error> {
+        let own = SessionId::own();
+        let mut others = presences(process)?;
+        others.retain(|other| other.session != own);
+        Ok(Self::among(&others))
+    }
+
+    /// Those of these sessions.
+    pub fn among(others: &[Presence]) -> Self {
+        let mut this = Self::default();
+        for other in others {
+            for site in &other.sites {
+                let uppermost = this.uppermost.entry(site.address).or_insert(site.layer);
+                *uppermost = site.layer.max(*uppermost);
+            }
+            for site in &other.records {
+                let known = this.known.entry(site.address).or_default();
+                known.push(site.patch.clone());
+            }
+        }
+        this
+    }
+
+    /// Does another session's patch lie over one of this layer?
+    pub fn is_under(&self, address: u64, layer: u32) -> bool {
+        let uppermost = self.uppermost.get(&address);
+        uppermost.is_some_and(|uppermost| *uppermost > layer)
+    }
+
+    /// What is to be put back in the place of a patch: what was there, or the file's bytes if that leads to a session that has gone.
+    pub fn underneath<'a>(&self, site: &'a SiteFacts) -> &'a [u8] {
+        self.below(site.address, site.layer, site.stored())
+    }
+
+    /// The same for a site of our own.
+    pub fn below<'a>(&self, address: u64, layer: u32, stored: Stored<'a>) -> &'a [u8] {
+        let is_it = |patch: &Vec<u8>| patch.iter().zip(stored.original).all(|(a, b)| a == b);
+        let is_there = || {
+            let known = self.known.get(&address);
+            known.is_some_and(|known| known.iter().any(is_it))
+        };
+        match layer == 0 || is_there() {
+            true => stored.original,
+            false => stored.file,
         }
     }
-    Ok(layers)
 }

@@ -7,18 +7,20 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_image::abi::calls::{Move, Patch, Patches, Spared};
 use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, SITE_TRAPS, Site, SiteTrap};
-use beeline_inject::{Process, Region};
+use beeline_inject::{Process, Region, Stopped};
 
 use super::{INT3, read};
 use crate::environment::IMAGE;
+use crate::error::Error;
 use crate::life::PREFIX;
+use crate::private::Private;
 use crate::uprobes::Stored;
 
 /// More programs than this, at one site or at all, are taken for garbage.
 const MAX_PROGRAMS: usize = 1 << 10;
 const MAX_PROGRAMS_AT_ALL: usize = 1 << 16;
 /// More sites than this in a list that was read from a process are taken for garbage.
-const MAX_SITES: usize = 1 << 16;
+pub(crate) const MAX_SITES: usize = 1 << 16;
 
 /// A place that a session has hooked at some time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct SiteFacts {
     pub(super) file: Vec<u8>,
     /// The patch has not been taken back.
     pub(super) is_patched: bool,
+    /// Sites that were hooked before.
+    pub(super) number: usize,
     /// The number of other sessions' patches below this one.
     pub(crate) layer: u32,
     /// Where threads trap beside a kernel uprobe.
@@ -44,11 +48,6 @@ pub struct SiteFacts {
 }
 
 impl SiteFacts {
-    /// Is it a breakpoint upon another session's breakpoint?
-    pub(super) fn is_over_breakpoint(&self) -> bool {
-        self.is_breakpoint && self.original.first() == Some(&INT3)
-    }
-
     /// Is our breakpoint there, and not a kernel uprobe's alone? That is seen by what else the patch stored, if it did.
     pub(super) fn is_broken_at(&self, now: &[u8]) -> bool {
         let further = || self.patch.iter().zip(&self.file).zip(now).skip(1);
@@ -102,6 +101,7 @@ pub(super) fn records(
             patch: site.patch[..len].to_vec(),
             file: site.file[..len].to_vec(),
             is_patched: site.patched.load(Relaxed) != 0,
+            number: 0,
             layer: site.layer,
             traps: site.traps,
             programs: [&site.entry, &site.returns]
@@ -115,7 +115,49 @@ pub(super) fn records(
         }
         next = site.next as u64;
     }
+    let oldest_first = found.iter_mut().rev().enumerate();
+    oldest_first.for_each(|(number, site)| site.number = number);
     found
+}
+
+/// Which of a session's sites have been restored for good, a bit for each; see [`Private::restored`].
+#[derive(Debug, Default)]
+pub(super) struct Restored(Vec<u8>);
+
+impl Restored {
+    /// Those of so many sites in a process, whose private memory begins at an address.
+    pub fn read(process: &Process, private: u64, sites: usize) -> Self {
+        let mut bits = vec![0; sites.div_ceil(8)];
+        let place = Private::layout(private, 1).restored();
+        match process.read_memory(place, &mut bits) {
+            Ok(()) => Self(bits),
+            Err(_) => Self::default(),
+        }
+    }
+
+    pub fn contains(&self, site: &SiteFacts) -> bool {
+        let byte = self.0.get(site.number / 8);
+        byte.is_some_and(|byte| byte >> (site.number % 8) & 1 != 0)
+    }
+
+    /// Adds the sites, for whoever looks next.
+    pub fn add<'a>(
+        &self,
+        stopped: &mut Stopped,
+        private: u64,
+        sites: impl Iterator<Item = &'a SiteFacts>,
+    ) -> Result<(), Error> {
+        let mut bits = self.0.clone();
+        for site in sites {
+            if let Some(byte) = bits.get_mut(site.number / 8) {
+                *byte |= 1 << (site.number % 8);
+            }
+        }
+        if bits != self.0 {
+            stopped.write(Private::layout(private, 1).restored(), &bits)?;
+        }
+        Ok(())
+    }
 }
 
 /// What a session has done to a process's code for its system calls.

@@ -15,7 +15,7 @@ use beeline_image::abi::{Control, Site};
 
 use super::{Hold, Target};
 use crate::error::Error;
-use crate::leave::layers;
+use crate::leave::Layers;
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside, kernel_uprobes};
 
@@ -177,9 +177,8 @@ impl Target {
             }
             if !mixed.is_empty() {
                 // The session whose patch lies over ours mends it.
-                let layers = layers(stopped.process())?;
-                let above = |site: &Looked| layers.get(&site.address).copied();
-                mixed.retain(|site| above(site).is_none_or(|layer| layer < site.layer));
+                let layers = Layers::of(stopped.process())?;
+                mixed.retain(|site| !layers.is_under(site.address, site.layer));
             }
             let ranges: Vec<_> = mixed.iter().map(Looked::range).collect();
             let probed = match ranges.is_empty() {

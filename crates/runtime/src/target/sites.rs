@@ -11,7 +11,7 @@ use beeline_inject::Stopped;
 use super::planning::Planned;
 use super::{Attached, Body, Hold, Hooked, Landing, Request, TRAMPOLINE_BYTES, Target};
 use crate::error::{Error, os};
-use crate::leave::{Beneath, layers};
+use crate::leave::{Beneath, Layers};
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside};
 
@@ -91,7 +91,7 @@ impl Target {
             if gone.is_empty() {
                 return;
             }
-            let Ok(layers) = layers(&self.process) else {
+            let Ok(layers) = Layers::of(&self.process) else {
                 return;
             };
             gone.retain(|(at, record)| {
@@ -149,7 +149,7 @@ impl Target {
             }
             hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
-                let layers = layers(stopped.process())?;
+                let layers = Layers::of(stopped.process())?;
                 // SAFETY: placed as a `Site`.
                 let old = unsafe { self.environment()?.home.get::<Site>(old) };
                 patch::restore(stopped, at, old, &layers)?;

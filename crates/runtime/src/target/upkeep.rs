@@ -1,6 +1,5 @@
 //! What a target needs now and then.
 
-use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use beeline_image::abi::{self, Site};
 use super::{Hold, Hooked, Target};
 use crate::environment::Environment;
 use crate::error::Error;
-use crate::leave::layers;
+use crate::leave::Layers;
 use crate::patch;
 use crate::private::find_tid_offset;
 
@@ -46,14 +45,14 @@ impl Target {
             return Ok(());
         }
         // What another session's patch lies over is not stopped for time and again.
-        let layers_now = layers(&self.process)?;
+        let layers_now = Layers::of(&self.process)?;
         idle.retain(|(address, place)| !self.is_under(*address, *place, &layers_now));
         if idle.is_empty() {
             return Ok(());
         }
         let environment = self.environment()?;
         Hold::Brief.with(&self.process, |stopped| {
-            let layers = layers(stopped.process())?;
+            let layers = Layers::of(stopped.process())?;
             for (address, place) in &idle {
                 // SAFETY: placed as a `Site`.
                 let record = unsafe { environment.home.get::<Site>(*place) };
@@ -74,13 +73,13 @@ impl Target {
     }
 
     /// Does another session's patch lie over that of a site?
-    pub(super) fn is_under(&self, address: u64, record: u64, layers: &BTreeMap<u64, u32>) -> bool {
+    pub(super) fn is_under(&self, address: u64, record: u64, layers: &Layers) -> bool {
         let Some(environment) = &self.environment else {
             return false;
         };
         // SAFETY: placed as a `Site`.
         let own = unsafe { environment.home.get::<Site>(record) }.layer;
-        layers.get(&address).is_some_and(|layer| *layer > own)
+        layers.is_under(address, own)
     }
 
     /// Looks where threads keep their ids, if that was not to be seen yet: a program that has just begun has no thread
