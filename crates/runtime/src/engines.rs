@@ -51,7 +51,31 @@ pub struct Engines {
     optimized: Mutex<Made>,
 }
 
-type Made = HashMap<Digest, Arc<Compiled>>;
+/// Bytes of code that no program has any more and that are kept for the next one like it.
+const MOST_UNUSED: usize = 16 << 20;
+
+/// Code that was made, by the program that it was made from. What no program has any more goes when there is much.
+#[derive(Default)]
+struct Made {
+    code: HashMap<Digest, Arc<Compiled>>,
+    /// Bytes of it since what is unused was last thrown away.
+    added: usize,
+}
+
+impl Made {
+    fn get(&self, digest: &Digest) -> Option<&Arc<Compiled>> {
+        self.code.get(digest)
+    }
+
+    fn insert(&mut self, digest: Digest, compiled: Arc<Compiled>) {
+        self.added += compiled.size();
+        if self.added > MOST_UNUSED {
+            self.code.retain(|_, known| Arc::strong_count(known) > 1);
+            self.added = compiled.size();
+        }
+        self.code.insert(digest, compiled);
+    }
+}
 
 /// A program's code, and whose it is.
 #[derive(Debug, PartialEq, Eq)]
@@ -65,6 +89,11 @@ pub struct Compiled {
 }
 
 impl Compiled {
+    /// Bytes of memory, about.
+    fn size(&self) -> usize {
+        size_of::<Self>() + self.code.bytes.len() + size_of_val(self.code.insns.as_slice())
+    }
+
     /// Of a program that cannot run here.
     pub(crate) fn none() -> Self {
         Self {
@@ -338,6 +367,39 @@ mod tests {
             }
             Light.compile(program, machine)
         }
+    }
+
+    /// `r0 = number; exit` behind many others of the kind.
+    fn long_source(number: i32) -> Source {
+        const LENGTH: usize = 4000;
+        let mut bytes = Vec::new();
+        for _ in 0..LENGTH {
+            bytes.extend([0xb7, 0, 0, 0]);
+            bytes.extend(number.to_ne_bytes());
+        }
+        bytes.extend([0x95, 0, 0, 0, 0, 0, 0, 0]);
+        let insns = Insn::decode_all(&bytes).expect("whole");
+        Source::new(insns.collect(), Vec::new())
+    }
+
+    #[test]
+    fn code_that_no_program_has_is_not_kept_for_ever() {
+        let engines = Engines::new(Choice::Light, Arc::new(|_: &str| {}));
+        let used = long_source(-1);
+        let in_use = engines.first(&used).expect("code");
+        let mut most = 0;
+        for number in 0..1000 {
+            engines.first(&long_source(number)).expect("code");
+            let kept: usize = lock(&engines.light).code.values().map(|it| it.size()).sum();
+            most = most.max(kept);
+        }
+        assert!(most <= MOST_UNUSED + 2 * in_use.size(), "{most} bytes");
+        assert!(
+            1000 * in_use.size() > 2 * MOST_UNUSED,
+            "too little was made"
+        );
+        // What a program has is found.
+        assert!(Arc::ptr_eq(&in_use, &engines.first(&used).expect("code")));
     }
 
     #[test]

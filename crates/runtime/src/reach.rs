@@ -300,7 +300,9 @@ impl Reach {
 
     /// Frees this ring's lock when a process dies.
     pub fn watch_ring(&self, ring: &Arc<Ring>) {
-        lock(&self.rings).push(Arc::downgrade(ring));
+        let mut rings = lock(&self.rings);
+        rings.retain(|ring| ring.strong_count() > 0);
+        rings.push(Arc::downgrade(ring));
     }
 
     /// Attaches a link to one process, if that maps the file now; otherwise it is looked at again later.
