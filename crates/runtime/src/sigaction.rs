@@ -255,3 +255,49 @@ fn write_action(stopped: &mut Stopped, at: u64, action: &SignalAction) -> Result
 }
 
 const SIGSET_BYTES: u64 = 8;
+
+#[cfg(test)]
+mod tests {
+    use beeline_image::abi::SAVED;
+
+    use super::*;
+
+    #[test]
+    fn each_handler_has_its_own_bit_and_the_uppermost_comes_first() {
+        let all: Vec<_> = Handler::all().collect();
+        let bits = all.iter().fold(0, |bits, one| {
+            assert!(
+                one.bit().is_power_of_two() && bits & one.bit() == 0,
+                "{one:?}"
+            );
+            bits | one.bit()
+        });
+        assert_eq!(bits, (1 << SAVED) - 1);
+        let traps = all.iter().filter(|one| one.signal == libc::SIGTRAP);
+        let levels: Vec<_> = traps.map(|one| one.level).collect();
+        assert!(levels.is_sorted_by(|one, next| one > next) && levels.ends_with(&[0]));
+        let further = |signal| Handler { signal, level: 1 };
+        assert_eq!(further(libc::SIGSEGV).bit(), 0);
+        let beyond = Handler {
+            signal: libc::SIGTRAP,
+            level: TRAP_LEVELS as u32,
+        };
+        assert_eq!(beyond.bit(), 0);
+    }
+
+    #[test]
+    fn stubs_follow_each_other_and_say_whose_they_are() {
+        let (stubs, restorer) = stubs(0x1111, 0x2222, 0x3333);
+        assert_eq!(restorer, RESTORER);
+        for (level, stub) in (0..).zip(&stubs) {
+            let handler = Handler {
+                signal: libc::SIGTRAP,
+                level,
+            };
+            let first = stubs.as_ptr() as u64;
+            assert_eq!(handler.address(first), std::ptr::from_ref(stub) as u64);
+            assert_eq!((stub.magic, stub.signals), (HANDLER_MAGIC, 0x3333));
+            assert_eq!(stub.level, level);
+        }
+    }
+}

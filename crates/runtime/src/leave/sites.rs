@@ -324,7 +324,45 @@ pub(super) fn text_of(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::text_of;
+    use super::*;
+
+    const FILE: [u8; 5] = [0x6a, 0x11, 0x41, 0x5b, 0x48];
+
+    fn breakpoint(number: usize, original: [u8; 5], patch: [u8; 5]) -> SiteFacts {
+        SiteFacts {
+            address: 0x1000,
+            is_breakpoint: true,
+            original: original.into(),
+            patch: patch.into(),
+            file: FILE.into(),
+            is_patched: true,
+            number,
+            layer: 1,
+            traps: Default::default(),
+            programs: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_breakpoint_over_a_jump_is_told_from_a_kernel_uprobe() {
+        let below = [0xe9, 0x11, 0xcc, 0x22, 0x33];
+        let site = breakpoint(0, below, [0xcc, 0x11, 0xcc, 0x22, 0x33]);
+        assert!(site.is_broken_at(&site.patch));
+        // One of the kernel's on the file's code, and the patch below alone.
+        assert!(!site.is_broken_at(&[0xcc, 0x11, 0x41, 0x5b, 0x48]));
+        assert!(!site.is_broken_at(&below));
+        // One byte that looks like the kernel's.
+        let site = breakpoint(0, FILE, [0xcc, 0x11, 0x41, 0x5b, 0x48]);
+        assert!(site.is_broken_at(&site.patch) && !site.is_broken_at(&FILE));
+    }
+
+    #[test]
+    fn restored_sites_are_known_by_their_numbers() {
+        let restored = Restored(vec![0b10, 0b1]);
+        let contains = |number| restored.contains(&breakpoint(number, FILE, FILE));
+        let known = [0, 1, 7, 8, 9, 99].map(contains);
+        assert_eq!(known, [false, true, false, true, false, false]);
+    }
 
     #[test]
     fn what_a_process_says_cannot_control_a_terminal() {
