@@ -5,7 +5,7 @@ use beeline_e2e::{
     Ended, Engine, Footprint, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline,
     beeline_wanted, engines, file_offset, find_program, is_alive, need, until,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 /// Asserts a refusal whose words, the tool's or Beeline's, hold one of `reasons`, in any case.
@@ -185,6 +185,57 @@ fn release(pid: libc::pid_t) {
         libc::ptrace(libc::PTRACE_DETACH, pid, 0, 0)
     };
     assert_eq!(detached, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// A control group of our own that stands still. Dropped, it goes on and is taken away.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn with(pid: u32) -> Result<Self, String> {
+        let path = Path::new("/sys/fs/cgroup/freezer").join(format!("beeline-e2e-{pid}"));
+        std::fs::create_dir(&path).map_err(|error| format!("no freezer here: {error}"))?;
+        let this = Self(path);
+        this.write("cgroup.procs", &pid.to_string())?;
+        this.write("freezer.state", "FROZEN")?;
+        let state = || std::fs::read_to_string(this.0.join("freezer.state")).unwrap_or_default();
+        match until(PATIENCE, || state().trim() == "FROZEN") {
+            true => Ok(this),
+            false => Err(format!("does not freeze: {}", state())),
+        }
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), String> {
+        let written = std::fs::write(self.0.join(file), text);
+        written.map_err(|error| format!("cannot write {file}: {error}"))
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = self.write("freezer.state", "THAWED");
+        let members = std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        for pid in members.lines() {
+            let _ = std::fs::write("/sys/fs/cgroup/freezer/cgroup.procs", pid);
+        }
+        until(PATIENCE, || std::fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn a_frozen_process() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    unharmed(|_, program, pid| {
+        let frozen = match Frozen::with(pid) {
+            Ok(frozen) => frozen,
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        let ended = trace(pid, &format!("uprobe:{}:wl_add", program.display()));
+        drop(frozen);
+        assert_refused(&ended, &["is frozen by its control group"]);
+        let is_busy = |line: &String| line.ends_with("Device or resource busy");
+        assert!(ended.stderr.iter().any(is_busy), "{ended:?}");
+    });
 }
 
 #[test]

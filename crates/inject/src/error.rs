@@ -1,6 +1,7 @@
 //! Why something could not be done, and what to do about it.
 
 use std::io;
+use std::path::PathBuf;
 
 use rustix::io::Errno;
 
@@ -72,7 +73,7 @@ pub enum Error {
     },
     /// A thread did not stop in time.
     #[error(
-        "thread {tid} of process {pid} could not be stopped within {seconds} s: it waits in the kernel (state {state}: a vfork, a slow disk, a frozen group); try again later"
+        "thread {tid} of process {pid} could not be stopped within {seconds} s: it waits in the kernel (state {state}: a vfork, a slow disk); try again later"
     )]
     Stuck {
         /// The target.
@@ -83,6 +84,14 @@ pub enum Error {
         state: char,
         /// How long it was given.
         seconds: u64,
+    },
+    /// The process stands still until somebody lets its control group go on.
+    #[error("process {pid} is frozen by its control group {}: thaw that first", group.display())]
+    Frozen {
+        /// The target.
+        pid: i32,
+        /// The group's path in its hierarchy.
+        group: PathBuf,
     },
     /// A number that names none of the stopped threads.
     #[error(

@@ -1,5 +1,7 @@
 //! What `/proc/PID` says about a process or one of its threads.
 
+use std::path::PathBuf;
+
 /// The lines of `/proc/PID/status` that decide whether a process can be worked on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Status {
@@ -118,6 +120,27 @@ fn field(stat: &str, number: usize) -> Option<&str> {
 
 /// `PF_KTHREAD` of the kernel's `sched.h`, as shown in `/proc/PID/stat`.
 pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// The control group that holds a process frozen, if one does, by its path in its hierarchy; see `cgroup-v1/freezer-subsystem.rst` and
+/// `cgroup.events` in `cgroup-v2.rst`.
+pub(crate) fn frozen_group(pid: i32) -> Option<PathBuf> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    groups.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let (file, word) = match controllers {
+            "" => (format!("{MOUNTED}{path}/cgroup.events"), "frozen 1"),
+            "freezer" => (format!("{MOUNTED}/freezer{path}/freezer.state"), "FROZEN"),
+            _ => return None,
+        };
+        let state = std::fs::read_to_string(file).ok()?;
+        let is_frozen = state.lines().any(|line| line == word);
+        is_frozen.then(|| PathBuf::from(path))
+    })
+}
+
+/// Where control groups are mounted.
+const MOUNTED: &str = "/sys/fs/cgroup";
 
 #[cfg(test)]
 mod tests {

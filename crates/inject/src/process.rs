@@ -558,6 +558,10 @@ impl Process {
 
     /// One of its threads does not stop, or cannot be asked to.
     pub(crate) fn stuck(&self, tid: i32) -> Error {
+        if let Some(group) = proc::frozen_group(self.pid()) {
+            let pid = self.pid();
+            return Error::Frozen { pid, group };
+        }
         Error::Stuck {
             pid: self.pid(),
             tid,

@@ -109,7 +109,9 @@ impl Error {
                 | beeline_inject::Error::Exited { .. } => libc::ESRCH,
                 beeline_inject::Error::NotPermitted { .. }
                 | beeline_inject::Error::Seccomp { .. } => libc::EPERM,
-                beeline_inject::Error::Traced { .. } => libc::EBUSY,
+                beeline_inject::Error::Traced { .. }
+                | beeline_inject::Error::Stuck { .. }
+                | beeline_inject::Error::Frozen { .. } => libc::EBUSY,
                 beeline_inject::Error::DescriptorLimit { .. } => libc::EMFILE,
                 _ => libc::EINVAL,
             }),
