@@ -1,0 +1,383 @@
+//! Those who come and go, at random.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use beeline_e2e::{
+    Dice, PATIENCE, Scratch, Tool, Workload, beeline, compile_anew, file_offset, find_program,
+    remark, seed, soak, until,
+};
+
+use crate::clients::Clients;
+use crate::servers::Server;
+
+/// The time that it goes on if nobody asks for more.
+const USUAL: Duration = Duration::from_secs(8);
+/// The most sessions at a time where there is time: as in `beside/stress.rs`.
+const SESSIONS: usize = 2;
+/// Kernel probes lie up to so many bytes behind a function's start, where the kernel lets them.
+const INNER: u64 = 5;
+/// The most bytes of an instruction.
+const LONGEST: u64 = 15;
+/// The most kernel probes at a time.
+const KERNELS: usize = 12;
+/// As many of the last doings are told when something fails.
+const TOLD: usize = 40;
+
+/// A place that the kernel may probe.
+struct Place {
+    name: &'static str,
+    start: u64,
+    instructions: Vec<u64>,
+}
+
+/// A server, and all that come to it.
+pub struct Storm {
+    what: &'static str,
+    server: Server,
+    clients: Clients,
+    kernel: Workload,
+    /// The numbers of the kernel's probes.
+    kernels: Vec<u64>,
+    sessions: Vec<Tool>,
+    places: Vec<Place>,
+    dice: Dice,
+    seed: u64,
+    begun: Instant,
+    rounds: u32,
+    killed: u32,
+    attached: u32,
+    doings: Vec<String>,
+    strace: Option<PathBuf>,
+    gdb: Option<PathBuf>,
+    bpftrace: PathBuf,
+    _scratch: Scratch,
+}
+
+impl Storm {
+    /// Lets it go over a server, and panics if that does anything else than without it.
+    pub fn over(what: &'static str, server: Server) {
+        let bpftrace = match find_program("bpftrace") {
+            Ok(bpftrace) => bpftrace,
+            Err(why) => return beeline_e2e::skipped(&why),
+        };
+        let seed = seed();
+        let scratch = Scratch::new();
+        let mut storm = Storm {
+            what,
+            clients: Clients::start(&server.connect, server.is_kept, seed),
+            places: places(&server),
+            server,
+            kernel: Workload::start(&scratch.build("kernel_probes.c")),
+            kernels: Vec::new(),
+            sessions: Vec::new(),
+            dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            seed,
+            begun: Instant::now(),
+            rounds: 0,
+            killed: 0,
+            attached: 0,
+            doings: Vec::new(),
+            strace: find_program("strace").ok(),
+            gdb: find_program("gdb").ok(),
+            bpftrace,
+            _scratch: scratch,
+        };
+        while storm.begun.elapsed() < USUAL.max(soak()) {
+            storm.round();
+        }
+        storm.calm();
+    }
+
+    fn round(&mut self) {
+        self.rounds += 1;
+        self.kernels_come();
+        self.sessions_come_and_go();
+        match self.dice.below(12) {
+            0 => self.strace(),
+            1 => self.gdb(),
+            2 | 3 if self.server.is_reloaded => self.reload(),
+            _ => {}
+        }
+        std::thread::sleep(Duration::from_millis(self.dice.below(300)));
+        self.kernels_go();
+        self.check();
+    }
+
+    fn did(&mut self, what: String) {
+        let at = self.begun.elapsed().as_secs_f64();
+        self.doings.push(format!("{at:.3} {what}"));
+    }
+
+    /// Panics with all that is known if something has gone wrong.
+    fn check(&mut self) {
+        let right = self.server.check().and_then(|()| self.clients.check());
+        if let Err(why) = right {
+            self.fail(&why);
+        }
+    }
+
+    fn fail(&mut self, why: &str) -> ! {
+        // What became of a process may be known a moment later than what it has not answered.
+        std::thread::sleep(Duration::from_millis(500));
+        let server = self.server.check();
+        let alive = self.server.processes();
+        let from = self.doings.len().saturating_sub(TOLD);
+        panic!(
+            "{}, round {}, BEELINE_SEED={}: {why}\nthe server: {server:?}, processes {alive:?}\n{}\n--- its words\n{}",
+            self.what,
+            self.rounds,
+            self.seed,
+            self.doings[from..].join("\n"),
+            self.server.words()
+        );
+    }
+
+    fn kernels_come(&mut self) {
+        for _ in 0..self.dice.below(4) {
+            if self.kernels.len() >= KERNELS || self.places.is_empty() {
+                return;
+            }
+            let place = &self.places[self.dice.below(self.places.len() as u64) as usize];
+            let inner = self.dice.below(place.instructions.len() as u64) as usize;
+            let at = place.instructions[inner];
+            let is_start = at == place.start;
+            let is_return = is_start && self.server.has_kernel_returns && self.dice.below(2) == 0;
+            let how = if is_return { "ret" } else { "entry" };
+            let answer = self
+                .kernel
+                .tell(&format!("on {} {at} {how}", self.server.alone.display()));
+            let what = format!(
+                "kernel on {}+{} {how}: {answer}",
+                place.name,
+                at - place.start
+            );
+            self.kernels.extend(answer.parse::<u64>());
+            self.did(what);
+        }
+    }
+
+    fn kernels_go(&mut self) {
+        for _ in 0..self.dice.below(4) {
+            if self.kernels.is_empty() {
+                return;
+            }
+            let one = self.dice.below(self.kernels.len() as u64) as usize;
+            let number = self.kernels.swap_remove(one);
+            self.kernel.tell(&format!("off {number}"));
+            self.did(format!("kernel off {number}"));
+        }
+        if self.dice.below(10) == 0 {
+            self.kernel.tell("off all");
+            self.kernels.clear();
+            self.did("kernel off all".to_owned());
+        }
+    }
+
+    fn sessions_come_and_go(&mut self) {
+        let is_soak = !soak().is_zero();
+        let most = if is_soak { SESSIONS } else { 1 };
+        let is_room = self.sessions.len() < most;
+        if is_room && (self.sessions.is_empty() || self.dice.below(2) == 0) {
+            let session = self.session();
+            self.sessions.push(session);
+            return;
+        }
+        let one = self.dice.below(self.sessions.len() as u64) as usize;
+        match self.dice.below(5) {
+            0 if is_soak => {
+                let session = self.sessions.swap_remove(one);
+                self.did(format!("session {} killed", session.pid()));
+                session.signal_group(libc::SIGKILL);
+                session.wait();
+                self.killed += 1;
+            }
+            1 => {
+                let session = self.sessions.swap_remove(one);
+                self.did(format!("the tool of session {} killed", session.pid()));
+                kill_tool(&session);
+                self.ended(session);
+                self.killed += 1;
+            }
+            2 => {
+                let session = self.sessions.swap_remove(one);
+                self.did(format!("session {} interrupted", session.pid()));
+                session.signal_group(libc::SIGINT);
+                self.ended(session);
+            }
+            _ => {}
+        }
+    }
+
+    /// Waits for a session's end, and looks at what it has said.
+    fn ended(&mut self, session: Tool) {
+        let (pid, ended) = (session.pid(), session.wait());
+        if ended.stdout.iter().any(|line| line == beeline_e2e::TICK) {
+            self.attached += 1;
+        }
+        let panicked = ended.stderr.iter().any(|line| line.contains("panicked"));
+        if panicked {
+            self.fail(&format!("session {pid} panicked: {ended:?}"));
+        }
+        self.did(format!("session {pid} is gone: {}", ended.status));
+    }
+
+    /// A session with probes at random functions, at system calls, or at both, on one of the server's processes.
+    fn session(&mut self) -> Tool {
+        let processes = self.server.processes();
+        let pid = processes[self.dice.below(processes.len() as u64) as usize];
+        let kind = self.dice.below(4);
+        let mut probes = Vec::new();
+        if kind != 0 {
+            let common = self.server.common.iter();
+            let common = common.map(|name| (self.server.alone.clone(), *name));
+            for (file, name) in common.chain(self.server.functions.clone()) {
+                let what = match self.dice.below(6) {
+                    0 | 1 => "uprobe",
+                    2 => "uretprobe",
+                    _ => continue,
+                };
+                probes.push(format!("{what}:{}:\"{name}\"", file.display()));
+            }
+        }
+        if kind <= 1 || probes.is_empty() {
+            let calls =
+                ["sys_enter", "sys_exit"].map(|one| format!("tracepoint:raw_syscalls:{one}"));
+            probes.extend(calls);
+        }
+        let mut command = Command::new(beeline());
+        let is_by_tool = kind > 1 && self.dice.below(2) == 0;
+        command.arg("run");
+        if !is_by_tool {
+            command.args(["--pid", &pid.to_string()]);
+        }
+        command.arg("--").arg(&self.bpftrace);
+        if is_by_tool {
+            command.args(["-p", &pid.to_string()]);
+        }
+        compile_anew(&mut command);
+        let script = format!("{} {{ @[probe] = count(); }}", probes.join(", "));
+        let tool = Tool::bpftrace(command, &script);
+        let short = script.replace(&format!("{}:", self.server.alone.display()), "");
+        self.did(format!("session {} on {pid}: {short}", tool.pid()));
+        tool
+    }
+
+    fn strace(&mut self) {
+        let Some(strace) = self.strace.clone() else {
+            return;
+        };
+        let pid = self.some_process();
+        self.did(format!("strace of {pid}"));
+        let mut command = Command::new(strace);
+        command.args(["-f", "-o", "/dev/null", "-p", &pid.to_string()]);
+        let tool = Tool::start(command);
+        std::thread::sleep(Duration::from_millis(50 + self.dice.below(400)));
+        tool.interrupt();
+        self.did("strace is gone".to_owned());
+    }
+
+    /// Not where Beeline is: gdb takes the SIGTRAP of sites hooked by a breakpoint for its own.
+    fn gdb(&mut self) {
+        let (Some(gdb), true) = (self.gdb.clone(), self.sessions.is_empty()) else {
+            return;
+        };
+        let pid = self.some_process();
+        if self.killed > 0 {
+            let _ = self.server.cleaned();
+        }
+        self.did(format!("gdb at {pid}"));
+        let mut command = Command::new(gdb);
+        command.args(["-nx", "-batch", "-ex", "info threads", "-ex", "detach"]);
+        command.args(["-p", &pid.to_string()]);
+        Tool::start(command).wait();
+        self.did("gdb is gone".to_owned());
+    }
+
+    fn some_process(&mut self) -> u32 {
+        let processes = self.server.processes();
+        processes[self.dice.below(processes.len() as u64) as usize]
+    }
+
+    fn reload(&mut self) {
+        self.did("reload".to_owned());
+        // SAFETY: kill touches no memory; the process is our child, not yet waited for.
+        unsafe { libc::kill(self.server.pid() as i32, libc::SIGHUP) };
+    }
+
+    /// All go; the server is what it was, still answers, and ends as it should.
+    fn calm(mut self) {
+        for session in std::mem::take(&mut self.sessions) {
+            self.did(format!("session {} interrupted", session.pid()));
+            session.signal_group(libc::SIGINT);
+            self.ended(session);
+        }
+        self.kernel.tell("off all");
+        self.did("calm".to_owned());
+        let mut cleaned = Ok(());
+        until(PATIENCE / 3, || {
+            cleaned = self.server.cleaned();
+            cleaned.is_ok()
+        });
+        if let Err(why) = cleaned {
+            self.fail(&why);
+        }
+        let before = self.clients.answered();
+        let goes_on = || self.clients.answered() > before + 10 || self.clients.check().is_err();
+        if !until(PATIENCE, goes_on) {
+            self.fail("it answers no more");
+        }
+        self.check();
+        let stopped = std::mem::replace(&mut self.clients, Clients::none()).stop();
+        let answered = match stopped {
+            Ok(answered) => answered,
+            Err(why) => self.fail(&why),
+        };
+        if let Err(why) = self.server.end() {
+            self.fail(&why);
+        }
+        self.kernel.finish();
+        remark(&format!(
+            "{}: {} rounds, {} sessions were attached, {} killed, {answered} requests answered, BEELINE_SEED={}",
+            self.what, self.rounds, self.attached, self.killed, self.seed
+        ));
+    }
+}
+
+fn kill_tool(session: &Tool) {
+    for pid in session.processes() {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        if name.is_ok_and(|name| name.trim() == "bpftrace") {
+            // SAFETY: kill touches no memory; the process is of a group that we started.
+            unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        }
+    }
+    // Where there is no tool yet, or no more, it is Beeline that has to end.
+    session.signal_group(libc::SIGINT);
+}
+
+/// Where the kernel's probes may come: at the starts of functions and at their further instructions near that, but not around a system
+/// call's, where they harm a process that Beeline traces.
+fn places(server: &Server) -> Vec<Place> {
+    let bytes = std::fs::read(&server.alone).expect("the server's own file");
+    let place = |name: &&'static str| {
+        let start = file_offset(&server.alone, name).ok()?;
+        let end = start + INNER + 2 * LONGEST;
+        let code = bytes.get(start as usize..end as usize)?;
+        let decoder = iced_x86::Decoder::with_ip(64, code, start, 0);
+        let all: Vec<_> = decoder.into_iter().collect();
+        let call = all
+            .iter()
+            .find(|one| one.mnemonic() == iced_x86::Mnemonic::Syscall);
+        let near = all.iter().map(|one| one.ip());
+        let limit = if call.is_some() { 1 } else { INNER };
+        let instructions = near.filter(|at| *at < start + limit).collect();
+        Some(Place {
+            name,
+            start,
+            instructions,
+        })
+    };
+    server.common.iter().filter_map(place).collect()
+}
