@@ -36,11 +36,11 @@ test: deps build
 # BEELINE_SEED; `BEELINE_SEED=N make soak` repeats it.
 SOAK_SECONDS ?= 600
 SOAK = BEELINE_SOAK=$(SOAK_SECONDS) cargo test --release --no-fail-fast
-SOAK_PACKAGES = git nodejs default-jdk-headless gdb libpython3.11-testsuite
+SOAK_PACKAGES = git nodejs default-jdk-headless gdb libpython3.11-testsuite redis-tools postgresql
 soak: deps build
 	./scripts/deps.sh $(SOAK_PACKAGES)
 	$(SOAK) -p beeline-maps --test kills --test scribble -- --show-output
-	$(SOAK) -p beeline-e2e --test differential --test sums --test beside --test engines --test soundness --test programs -- --show-output
+	$(SOAK) -p beeline-e2e --test differential --test sums --test beside --test engines --test soundness --test programs --test storms -- --show-output
 	$(SOAK) -p beeline-verifier --test mutants
 
 # Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler (rustup toolchain install nightly) and

@@ -183,6 +183,8 @@ pub fn redis() -> Result<Server, String> {
     let mut command = home.command(&program);
     command.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
     command.args(["--save", "", "--appendonly", "yes", "--appendfsync", "no"]);
+    // Those threads block all signals, also SIGTRAP: they die where a kernel uprobe and Beeline's meet.
+    command.args(["--jemalloc-bg-thread", "no"]);
     command.args(["--logfile", "log", "--auto-aof-rewrite-min-size", "200kb"]);
     let connect = clients::Redis::connect(port);
     let mut server = home.start(command, connect, (libc::SIGTERM, 0));

@@ -22,6 +22,9 @@ const INNER: u64 = 5;
 const LONGEST: u64 = 15;
 /// The most kernel probes at a time.
 const KERNELS: usize = 12;
+/// Who may come, by a letter each; `BEELINE_STORM` names fewer, to see who is to blame: two (s)essions at once, (k)ills of whole sessions,
+/// kernel (u)probes, uprobes (i)nside functions, (d)ebuggers, (f)orks.
+const ALL: &str = "skuidf";
 /// As many of the last doings are told when something fails.
 const TOLD: usize = 40;
 
@@ -49,6 +52,7 @@ pub struct Storm {
     killed: u32,
     attached: u32,
     doings: Vec<String>,
+    who: String,
     strace: Option<PathBuf>,
     gdb: Option<PathBuf>,
     bpftrace: PathBuf,
@@ -79,6 +83,7 @@ impl Storm {
             killed: 0,
             attached: 0,
             doings: Vec::new(),
+            who: std::env::var("BEELINE_STORM").unwrap_or_else(|_| ALL.to_owned()),
             strace: find_program("strace").ok(),
             gdb: find_program("gdb").ok(),
             bpftrace,
@@ -92,17 +97,22 @@ impl Storm {
 
     fn round(&mut self) {
         self.rounds += 1;
-        self.kernels_come();
+        if self.may('u') {
+            self.kernels_come();
+        }
         self.sessions_come_and_go();
         match self.dice.below(12) {
-            0 => self.strace(),
-            1 => self.gdb(),
-            2 | 3 if self.server.is_reloaded => self.reload(),
+            0 | 1 if self.may('d') => self.debug(),
+            2 | 3 if self.may('f') && self.server.is_reloaded => self.reload(),
             _ => {}
         }
         std::thread::sleep(Duration::from_millis(self.dice.below(300)));
         self.kernels_go();
         self.check();
+    }
+
+    fn may(&self, who: char) -> bool {
+        self.who.contains(who)
     }
 
     fn did(&mut self, what: String) {
@@ -141,6 +151,7 @@ impl Storm {
             }
             let place = &self.places[self.dice.below(self.places.len() as u64) as usize];
             let inner = self.dice.below(place.instructions.len() as u64) as usize;
+            let inner = if self.who.contains('i') { inner } else { 0 };
             let at = place.instructions[inner];
             let is_start = at == place.start;
             let is_return = is_start && self.server.has_kernel_returns && self.dice.below(2) == 0;
@@ -177,16 +188,23 @@ impl Storm {
 
     fn sessions_come_and_go(&mut self) {
         let is_soak = !soak().is_zero();
-        let most = if is_soak { SESSIONS } else { 1 };
+        let most = if is_soak && self.may('s') {
+            SESSIONS
+        } else {
+            1
+        };
         let is_room = self.sessions.len() < most;
         if is_room && (self.sessions.is_empty() || self.dice.below(2) == 0) {
             let session = self.session();
             self.sessions.push(session);
             return;
         }
+        if self.sessions.is_empty() {
+            return;
+        }
         let one = self.dice.below(self.sessions.len() as u64) as usize;
         match self.dice.below(5) {
-            0 if is_soak => {
+            0 if is_soak && self.may('k') => {
                 let session = self.sessions.swap_remove(one);
                 self.did(format!("session {} killed", session.pid()));
                 session.signal_group(libc::SIGKILL);
@@ -202,9 +220,7 @@ impl Storm {
             }
             2 => {
                 let session = self.sessions.swap_remove(one);
-                self.did(format!("session {} interrupted", session.pid()));
-                session.signal_group(libc::SIGINT);
-                self.ended(session);
+                self.interrupt(session);
             }
             _ => {}
         }
@@ -264,40 +280,49 @@ impl Storm {
         tool
     }
 
-    fn strace(&mut self) {
-        let Some(strace) = self.strace.clone() else {
-            return;
-        };
-        let pid = self.some_process();
-        self.did(format!("strace of {pid}"));
-        let mut command = Command::new(strace);
-        command.args(["-f", "-o", "/dev/null", "-p", &pid.to_string()]);
-        let tool = Tool::start(command);
-        std::thread::sleep(Duration::from_millis(50 + self.dice.below(400)));
-        tool.interrupt();
-        self.did("strace is gone".to_owned());
-    }
-
-    /// Not where Beeline is: gdb takes the SIGTRAP of sites hooked by a breakpoint for its own.
-    fn gdb(&mut self) {
-        let (Some(gdb), true) = (self.gdb.clone(), self.sessions.is_empty()) else {
-            return;
-        };
-        let pid = self.some_process();
-        if self.killed > 0 {
-            let _ = self.server.cleaned();
+    /// A debugger attaches and detaches. Not where Beeline is: gdb takes the SIGTRAP of sites hooked by a breakpoint for its own, and strace
+    /// loses any that comes while it goes.
+    fn debug(&mut self) {
+        if self.dice.below(2) == 0 {
+            for session in std::mem::take(&mut self.sessions) {
+                self.interrupt(session);
+            }
         }
-        self.did(format!("gdb at {pid}"));
-        let mut command = Command::new(gdb);
-        command.args(["-nx", "-batch", "-ex", "info threads", "-ex", "detach"]);
-        command.args(["-p", &pid.to_string()]);
-        Tool::start(command).wait();
-        self.did("gdb is gone".to_owned());
+        if !self.sessions.is_empty() || self.server.cleaned().is_err() {
+            return;
+        }
+        let processes = self.server.processes();
+        let pid = processes[self.dice.below(processes.len() as u64) as usize];
+        let is_strace = self.dice.below(2) == 0;
+        let (Some(program), pid) = (
+            if is_strace {
+                self.strace.clone()
+            } else {
+                self.gdb.clone()
+            },
+            pid.to_string(),
+        ) else {
+            return;
+        };
+        self.did(format!("{} at {pid}", program.display()));
+        let mut command = Command::new(program);
+        if is_strace {
+            command.args(["-f", "-o", "/dev/null", "-p", &pid]);
+            let tool = Tool::start(command);
+            std::thread::sleep(Duration::from_millis(50 + self.dice.below(400)));
+            tool.interrupt();
+        } else {
+            command.args(["-nx", "-batch", "-ex", "info threads", "-ex", "detach"]);
+            command.args(["-p", &pid]);
+            Tool::start(command).wait();
+        }
+        self.did("it is gone".to_owned());
     }
 
-    fn some_process(&mut self) -> u32 {
-        let processes = self.server.processes();
-        processes[self.dice.below(processes.len() as u64) as usize]
+    fn interrupt(&mut self, session: Tool) {
+        self.did(format!("session {} interrupted", session.pid()));
+        session.signal_group(libc::SIGINT);
+        self.ended(session);
     }
 
     fn reload(&mut self) {
@@ -309,9 +334,7 @@ impl Storm {
     /// All go; the server is what it was, still answers, and ends as it should.
     fn calm(mut self) {
         for session in std::mem::take(&mut self.sessions) {
-            self.did(format!("session {} interrupted", session.pid()));
-            session.signal_group(libc::SIGINT);
-            self.ended(session);
+            self.interrupt(session);
         }
         self.kernel.tell("off all");
         self.did("calm".to_owned());
