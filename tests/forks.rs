@@ -2,7 +2,7 @@
 
 use beeline_e2e::{
     Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline, beeline_wanted,
-    engines, find_program, is_alive, map_counts, need, until,
+    engines, file_offset, find_program, is_alive, map_counts, need, skipped, until,
 };
 use std::path::Path;
 use std::process::Command;
@@ -118,4 +118,42 @@ fn children_run_on_after_beeline_was_killed() {
     }
     assert_eq!(workload.tell("end"), "ended 33 34 35 36");
     workload.finish();
+}
+
+/// What a kernel uprobe that came and went has made of the children's hooked code is put right when their parent's session ends.
+#[test]
+fn children_are_left_clean_beside_kernel_uprobes() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("forks.c");
+    let offset = need!(file_offset(&program, "f_work"));
+    let mut kernel = Workload::start(&scratch.build("kernel_probes.c"));
+    for goes_first in [true, false] {
+        let mut workload = Workload::start(&program);
+        let tool = trace(Engine::Beeline, &bpftrace, &program, workload.pid());
+        let children = fork(&mut workload);
+        let answer = kernel.tell(&format!("on {} {offset} entry", program.display()));
+        if answer.parse::<u64>().is_err() {
+            skipped(&format!("the kernel has no uprobes here: {answer}"));
+            return;
+        }
+        if goes_first {
+            kernel.tell("off all");
+        }
+        assert!(tool.interrupt().status.success());
+        assert_eq!(workload.go(), "done 10000");
+        for &pid in &children {
+            assert!(is_alive(pid), "a child died");
+            assert_clean_or_listed(pid);
+        }
+        kernel.tell("off all");
+        for &pid in &children {
+            assert_clean_or_listed(pid);
+        }
+        assert_eq!(workload.tell("end"), "ended 33 34 35 36");
+        workload.finish();
+    }
+    kernel.finish();
 }

@@ -47,6 +47,8 @@ pub struct Presence {
     pub is_live: bool,
     /// Those of its sites that are restored for good, whatever stands there now.
     restored: Restored,
+    /// Do its records say which sites are patched? A forked child shares its parent's, until it is taken on.
+    is_listed: bool,
     /// The tool's command line.
     pub tool: String,
     /// What is hooked now.
@@ -200,7 +202,8 @@ impl Presence {
             let mut now = vec![0; site.patch.len()];
             // What cannot be read has been unmapped.
             let is_known = seen.contains(&site.address) || self.restored.contains(site);
-            if is_known || !read(site.address, &mut now) {
+            let is_off = self.is_listed && !site.is_patched;
+            if is_known || is_off || !read(site.address, &mut now) {
                 continue;
             }
             let hook = match now.first() {
@@ -208,7 +211,9 @@ impl Presence {
                     Hook::Ours
                 }
                 Some(&INT3) if site.is_broken_at(&now) => Hook::Ours,
-                _ if site.is_patched && Text::of(&now, site.stored()) == Text::Mixed => {
+                _ if (site.is_patched || site.is_left_at(&now))
+                    && Text::of(&now, site.stored()) == Text::Mixed =>
+                {
                     Hook::Covered
                 }
                 _ => continue,
@@ -247,7 +252,7 @@ impl Presence {
         let ranges: Vec<_> = hooked.iter().map(|(site, _)| place(site)).collect();
         // Where that cannot be known, a breakpoint is taken for somebody else's.
         let probed = kernel_uprobes(stopped, &ranges).unwrap_or_default();
-        let mut code = Vec::new();
+        let (mut code, mut stay) = (Vec::new(), under.clone());
         for (site, _) in hooked {
             let mut now = vec![0; site.original.len()];
             stopped.read(site.address, &mut now)?;
@@ -255,13 +260,14 @@ impl Presence {
                 let original = layers.underneath(site);
                 let bytes = beside(site.address, &now, original, original, &probed);
                 code.push((site.address, bytes));
+            } else {
+                stay.insert(site.address);
             }
         }
-        let addresses: BTreeSet<u64> = code.iter().map(|(address, _)| *address).collect();
         stopped.write_code(code)?;
         if let Some(private) = &self.private {
             let records = self.records.iter();
-            let restored = records.filter(|site| addresses.contains(&site.address));
+            let restored = records.filter(|site| !stay.contains(&site.address));
             self.restored.add(stopped, private.start, restored)?;
         }
         self.restore_calls(stopped)?;

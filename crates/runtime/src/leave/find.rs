@@ -1,10 +1,10 @@
 //! Finding what sessions have put into processes.
 
 use std::collections::BTreeSet;
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 
-use beeline_image::abi::{MANIFEST_MAGIC, Manifest};
+use beeline_image::abi::{Control, MANIFEST_MAGIC, Manifest};
 use beeline_inject::{Process, Region, Seccomp};
 
 use super::sites::{Restored, call_records, records, text_of};
@@ -136,6 +136,7 @@ fn presence(
         session,
         is_live: is_alive(session, &mappings),
         restored: Restored::default(),
+        is_listed: false,
         tool: text_of(&manifest.tool),
         sites: Vec::new(),
         records: records(process, &manifest, &mappings),
@@ -147,6 +148,9 @@ fn presence(
     };
     let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
     if let Some(private) = &presence.private {
+        let pid = private.start + offset_of!(Control, pid) as u64;
+        let mut word = [0; 4];
+        presence.is_listed = process.read_memory(pid, &mut word).is_ok() && word != [0; 4];
         presence.restored = Restored::read(process, private.start, presence.records.len());
     }
     presence.sites = presence

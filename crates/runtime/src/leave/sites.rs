@@ -50,14 +50,16 @@ pub struct SiteFacts {
 impl SiteFacts {
     /// Is our breakpoint there, and not a kernel uprobe's alone? That is seen by what else the patch stored, if it did.
     pub(super) fn is_broken_at(&self, now: &[u8]) -> bool {
-        let further = || self.patch.iter().zip(&self.file).zip(now).skip(1);
-        let mut stored = further()
-            .filter(|((patch, file), _)| patch != file)
-            .peekable();
-        let is_all = stored.peek().is_none();
+        let mut further = self.patch.iter().zip(&self.file).skip(1);
         self.is_breakpoint
             && now.first() == Some(&INT3)
-            && (is_all || stored.any(|((patch, _), now)| patch == now))
+            && (further.all(|(patch, file)| patch == file) || self.is_left_at(now))
+    }
+
+    /// Is there, behind the first byte, something that the patch stored?
+    pub(super) fn is_left_at(&self, now: &[u8]) -> bool {
+        let mut further = self.patch.iter().zip(&self.file).zip(now).skip(1);
+        further.any(|((patch, file), now)| patch != file && patch == now)
     }
 
     /// The bytes by which text there is told.
