@@ -270,12 +270,18 @@ fn who_is_not_told_of_moments_says_so() {
         // What lies upon the other's goes first.
         for ((tool, is_told), script) in tools.into_iter().zip(told).zip(scripts).rev() {
             let (counts, said) = counts(tool);
-            let expected = match (is_told, script == calls) {
-                (true, true) => BTreeMap::from([ends.clone()]),
-                (true, false) => BTreeMap::from([forked.clone()]),
-                (false, _) => BTreeMap::new(),
+            let all = match script == calls {
+                true => BTreeMap::from([ends.clone()]),
+                false => BTreeMap::from([forked.clone()]),
             };
-            assert_eq!(counts, expected, "{script}: {said:?}");
+            // On a busy machine some children live long enough to be found.
+            let is_right = match is_told {
+                true => counts == all,
+                false => counts
+                    .iter()
+                    .all(|(name, count)| all.get(name) >= Some(count)),
+            };
+            assert!(is_right, "{script}: {counts:?}; {said:?}");
             let times = said.iter().filter(|line| line.contains(UNFOLLOWED));
             assert_eq!(times.count(), usize::from(!is_told), "{script}: {said:?}");
         }
