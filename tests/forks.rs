@@ -120,7 +120,7 @@ fn children_run_on_after_beeline_was_killed() {
     workload.finish();
 }
 
-/// What a kernel uprobe that came and went has made of the children's hooked code is put right when their parent's session ends.
+/// Children's hooked code is put right when their parent's session ends, whatever a kernel uprobe that came and went has made of it.
 #[test]
 fn children_are_left_clean_beside_kernel_uprobes() {
     let _turn = Turn::take();

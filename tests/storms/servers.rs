@@ -26,7 +26,7 @@ pub struct Server {
     stdout: Lines,
     /// Where its processes say how others of them ended.
     log: PathBuf,
-    /// What it ends by, and what its status is then.
+    /// The signal that it ends by, and its status then.
     end: (i32, i32),
     /// Its own copy of the C library, or, for a static program, the program: kernel probes there reach nobody else.
     pub alone: PathBuf,

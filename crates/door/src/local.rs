@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use beeline_inject::with_remedy;
 use beeline_runtime::backend::{Backend, Errno};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -136,11 +137,11 @@ impl Answers for Door {
             Ok(Reply::Descriptor { file, .. }) => key_of(file).ok(),
             _ => None,
         };
-        // The tool has no more files open than it would without us, and does not know of ours.
+        // The tool cannot know that it is our files that are too many.
         if matches!(answer, Err(Errno(libc::EMFILE))) {
-            self.backend.unsupported(
-                "something that the tool asked for was refused: Beeline may have no more files open: raise the limit (ulimit -n)",
-            );
+            let why = with_remedy(&io::Error::from_raw_os_error(libc::EMFILE));
+            self.backend
+                .unsupported(&format!("a call of the tool's was refused: {why}"));
         }
         let is_often = is_map_operation(request) && self.often.count(request.tid, request.ip);
         let transit = installing.map(|_| self.fds.transit());

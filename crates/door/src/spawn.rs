@@ -18,6 +18,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use beeline_inject::is_of_too_many_files;
 use beeline_runtime::backend::Backend;
 use libc::sock_filter;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -283,21 +284,19 @@ fn start_under_filter(
             name: name.to_owned(),
             source,
         }),
-        (Err(_), Err(error)) if is_without_room(&error) => Err(not_installed(error)),
-        (Err(error), Err(_)) => Err(not_installed(error)),
+        (Err(failed), Err(error)) => Err(not_installed(match is_of_too_many_files(&error) {
+            true => error,
+            false => failed,
+        })),
     }
 }
 
 /// Without descriptors it is not the filter that is wrong.
 fn not_installed(error: io::Error) -> Error {
-    if is_without_room(&error) {
+    if is_of_too_many_files(&error) {
         return Error::system("preparing to serve the tool")(error);
     }
     Error::Filter(error)
-}
-
-fn is_without_room(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Is there a file of that name where it was looked for? `execvp` says EACCES also when it found

@@ -230,7 +230,7 @@ pub const TRAP_LEVELS: usize = 4;
 /// Actions that a session's handlers have come over: one for each of [`SIGNALS`], then those of SIGTRAP's further levels.
 pub const SAVED: usize = SIGNALS.len() + TRAP_LEVELS - 1;
 
-/// What the image's handlers have come over, kept while they are installed.
+/// The actions that the image's handlers have come over, kept while they are installed.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Signals {
@@ -238,15 +238,15 @@ pub struct Signals {
     pub saved: [SignalAction; SAVED],
     /// The address of the image's handler of level 0.
     pub handler: u64,
-    /// What it returns to.
+    /// The address that it returns to.
     pub restorer: u64,
-    /// What the target's own handlers return to by the C library's `sigaction`; 0 if that is not known.
-    pub librarys_restorer: u64,
+    /// The restorer that the C library's `sigaction` gives the target's own handlers; 0 if that is not known.
+    pub libc_restorer: u64,
     /// Bit i: the handler that came over `saved[i]` has been taken away.
     pub removed: u64,
 }
 
-/// What a level's handler for a signal has come over is in [`Signals::saved`] here. `None`: there is no such handler.
+/// The index in [`Signals::saved`] of what a level's handler for a signal has come over. `None`: there is no such handler.
 pub fn saved_at(signal: u32, level: u32) -> Option<usize> {
     let index = SIGNALS.iter().position(|known| *known == signal)?;
     match level as usize {

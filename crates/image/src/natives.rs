@@ -51,7 +51,7 @@ pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run
     // SAFETY: private memory of the target.
     let is_ours = pid == i64::from(unsafe { (*target.control).own_pid });
     // The kernel ends a process whose handler has nothing to return to.
-    if !is_caught(target, index) || !is_ours || signals.librarys_restorer == 0 {
+    if !is_caught(target, index) || !is_ours || signals.libc_restorer == 0 {
         return 0;
     }
     // SAFETY: registers as the caller of `sigaction` left them; every access is checked.
@@ -83,7 +83,7 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
         };
         // As the C library would say to the kernel, whatever its caller has there.
         action.flags |= SA_RESTORER;
-        action.restorer = signals.librarys_restorer;
+        action.restorer = signals.libc_restorer;
         let ours = SignalAction {
             handler: signals.handler,
             restorer: signals.restorer,

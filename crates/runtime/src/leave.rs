@@ -201,15 +201,16 @@ impl Presence {
         for site in &self.records {
             let mut now = vec![0; site.patch.len()];
             // What cannot be read has been unmapped.
-            let is_known = seen.contains(&site.address) || self.restored.contains(site);
-            let is_off = self.is_listed && !site.is_patched;
-            if is_known || is_off || !read(site.address, &mut now) {
+            if seen.contains(&site.address) || !read(site.address, &mut now) {
                 continue;
             }
+            // A jump to our own memory is ours whatever the records say. All else may be somebody else's.
+            let is_off = self.restored.contains(site) || self.is_listed && !site.is_patched;
             let hook = match now.first() {
                 Some(&JUMP) if !site.is_breakpoint && self.jumps_here(site.address, &now) => {
                     Hook::Ours
                 }
+                _ if is_off => continue,
                 Some(&INT3) if site.is_broken_at(&now) => Hook::Ours,
                 _ if (site.is_patched || site.is_left_at(&now))
                     && Text::of(&now, site.stored()) == Text::Mixed =>

@@ -1,4 +1,4 @@
-//! How code is patched in a stopped process, and put back.
+//! Patches of code in a stopped process, and the way back.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -80,12 +80,12 @@ pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<
 pub const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
 /// Says what the target's own handlers return to, if it installs them by its C library.
-pub fn know_librarys_restorer(
+pub fn know_libc_restorer(
     process: &Process,
     environment: &Environment,
     restorer: u64,
 ) -> Result<(), Error> {
-    let place = environment.private.signals() + offset_of!(Signals, librarys_restorer) as u64;
+    let place = environment.private.signals() + offset_of!(Signals, libc_restorer) as u64;
     Ok(process.write_memory(place, &restorer.to_ne_bytes())?)
 }
 
@@ -130,7 +130,7 @@ pub fn is_installed(
     Ok(now.handler == handler.address(environment.handler))
 }
 
-/// What has come of taking a handler away.
+/// The outcome of taking a handler away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
     /// Nobody calls it any more.
@@ -172,10 +172,9 @@ pub fn remove(
         let below = read_action(stopped, saved)?;
         write_action(stopped, place, &below)?;
     } else if is_live || now != read_action(stopped, saved)? {
+        // What is there is the target's own also if ours was not installed yet, or was removed already, when a Beeline died. Of one
+        // that lives it is the process that has put its own there once more.
         return Ok(Removal::Covered);
-    } else {
-        // Ours was not installed yet or has been removed already when a Beeline died. Of one that lives it is the process that has
-        // put its own there once more.
     }
     let removed = removed | handler.bit() as u64;
     stopped.write(list, &removed.to_ne_bytes())?;

@@ -103,7 +103,7 @@ impl Layers {
         uppermost.is_some_and(|uppermost| *uppermost > layer)
     }
 
-    /// What is to be put back in the place of a patch: what was there, or the file's bytes if that leads to a session that has gone.
+    /// The bytes to be put back in the place of a patch: what was there, or the file's bytes if that leads to a session that has gone.
     pub fn underneath<'a>(&self, site: &'a SiteFacts) -> &'a [u8] {
         self.below(site.address, site.layer, site.stored())
     }

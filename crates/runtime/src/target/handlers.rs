@@ -91,8 +91,7 @@ impl Target {
             for address in place.addresses(&regions) {
                 let restorer = place.find_beside(address, &sigaction::RESTORER);
                 if let (Some(restorer), Ok(environment)) = (restorer, self.environment())
-                    && sigaction::know_librarys_restorer(&self.process, environment, restorer)
-                        .is_ok()
+                    && sigaction::know_libc_restorer(&self.process, environment, restorer).is_ok()
                 {
                     self.hook_native((address, &place), (NATIVE, body), hold);
                 }
