@@ -166,6 +166,11 @@ fn programs_with_patchable_entries_are_traced() {
 }
 
 #[test]
+fn programs_with_no_room_for_a_jump_are_traced() {
+    count_in_build(&["-DNO_ROOM"]);
+}
+
+#[test]
 fn libraries_loaded_by_dlopen_are_traced() {
     let _turn = Turn::take();
     let scratch = Scratch::new();

@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -77,6 +78,23 @@ __asm__(".globl wl_offset\n.type wl_offset, @function\n.p2align 4\nwl_offset:\n"
         "  add $2, %rax\n"      /* +11 */
         "  ret\n"
         ".size wl_offset, 4\n");
+
+#ifdef NO_ROOM
+/* Reserves all memory that a jump from here reaches, and some more. */
+__attribute__((constructor)) static void leave_no_room(void)
+{
+    enum { PIECE = 1 << 16, PAGE = 1 << 12 };
+    const long reach = 0xa0000000;
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+    char *here = (char *)((long)wl_add & -PIECE);
+    for (long away = -reach; away < reach; away += PIECE) {
+        if (mmap(here + away, PIECE, PROT_NONE, flags, -1, 0) != MAP_FAILED)
+            continue;
+        for (long at = 0; at < PIECE; at += PAGE)
+            mmap(here + away + at, PAGE, PROT_NONE, flags, -1, 0);
+    }
+}
+#endif
 
 static void *worker(void *argument)
 {

@@ -173,8 +173,8 @@ pub(crate) fn guards(window: &[Displaced], padding: &[Displaced], live: Live) ->
         0..JUMP_LEN => short(first, &code),
         _ => long(first, &code, live).into_iter().collect(),
     };
-    let whole = ways.first().and_then(|way| whole(way, &code));
-    ways.splice(0..0, whole);
+    let whole = ways.first().map(|way| whole(way, &code));
+    ways.splice(0..0, whole.unwrap_or_default());
     ways.iter_mut().for_each(|way| trap_further(way, window));
     ways.dedup();
     ways
@@ -358,18 +358,20 @@ fn deepened(guard: &Guard) -> Guard {
 }
 
 /// And so that further instructions do no harm whose first bytes alone the kernel has put back: what follows is an int3 behind a
-/// prefix, or the rest of the instruction. `None` if that is so anyway.
-fn whole(guard: &Guard, code: &[Displaced]) -> Option<Guard> {
+/// prefix, or the rest of the instruction. None if that is so anyway.
+fn whole(guard: &Guard, code: &[Displaced]) -> Vec<Guard> {
+    const LAST: usize = JUMP_LEN - 2;
     let mut whole = guard.clone();
-    let mut at = 0;
+    let (mut at, mut ends_behind_prefix) = (0, false);
     for one in code {
         let (start, rest) = (at, &one.bytes[1..]);
         at += one.bytes.len();
-        if start == 0 || rest.is_empty() || start >= JUMP_LEN - 1 {
+        if start == 0 || rest.is_empty() || start > LAST {
             continue;
         }
         if PREFIXES.contains(&one.bytes[0]) {
             whole.fixed[start] = Some(INT3);
+            ends_behind_prefix = start == LAST;
             continue;
         }
         let places = whole.fixed.iter_mut().skip(start);
@@ -377,7 +379,19 @@ fn whole(guard: &Guard, code: &[Displaced]) -> Option<Guard> {
             .zip(rest)
             .for_each(|(place, byte)| *place = Some(*byte));
     }
-    (whole != *guard).then_some(whole)
+    if whole == *guard {
+        return Vec::new();
+    }
+    let mut ways = vec![whole.clone()];
+    // As where the int3 behind the first instruction is the last byte: there may be no room, and a second prefix will do.
+    if ends_behind_prefix && !whole.tail.is_empty() {
+        whole.tail[0] = INT3;
+        ways.extend(PREFIXES.iter().map(|prefix| {
+            whole.fixed[LAST] = Some(*prefix);
+            whole.clone()
+        }));
+    }
+    ways
 }
 
 /// Adds the traps behind the second instruction and those after it, where there is an int3.
@@ -389,10 +403,13 @@ fn trap_further(guard: &mut Guard, window: &[Displaced]) {
             1..JUMP_LEN => guard.fixed[at - 1],
             _ => guard.tail.get(at - JUMP_LEN).copied(),
         };
-        let is_put_back = index > 0 && at < JUMP_LEN && PREFIXES.contains(&one.bytes[0]);
+        let is_prefix = |byte: Option<u8>| byte.is_some_and(|byte| PREFIXES.contains(&byte));
+        let is_put_back = index > 0 && at < JUMP_LEN && is_prefix(one.bytes.first().copied());
+        let is_long = |len: usize| is_put_back && one.bytes.len() > len;
         let here = [
             (at, index > 1),
-            (at + 1, is_put_back && one.bytes.len() > 1),
+            (at + 1, is_long(1)),
+            (at + 2, is_long(2) && is_prefix(byte_at(at + 1))),
         ];
         let trapping = here.map(|(at, wanted)| (at, wanted && byte_at(at) == Some(INT3)));
         for (int3, _) in trapping.into_iter().filter(|(_, traps)| *traps) {

@@ -50,6 +50,14 @@ pub fn jump_patch(site: u64, window_len: usize, target: u64) -> Result<Vec<u8>, 
     Ok(bytes)
 }
 
+/// A jump to anywhere, which changes no register: `jmp [rip]`, and the address behind it.
+pub(crate) fn far_jump(target: u64) -> Vec<u8> {
+    const JMP_LITERAL: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
+    let mut bytes = JMP_LITERAL.to_vec();
+    bytes.extend(target.to_le_bytes());
+    bytes
+}
+
 /// Where a trampoline may start to be reached from `site` and to reach back: 2 GiB to both sides, less some room.
 /// [`Plan::reach`](crate::Plan::reach) also takes into account what the displaced instructions address.
 pub fn reach(site: u64) -> RangeInclusive<u64> {

@@ -45,6 +45,9 @@ pub struct Plan {
     pub(crate) window: Vec<Displaced>,
 }
 
+/// How far from its site a breakpoint's trampoline may be, at the most: any distance would do.
+const FAR: u64 = 1 << 40;
+
 impl Plan {
     /// The displaced instructions, decoded at their original addresses; without the padding they may be followed by.
     pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
@@ -99,11 +102,19 @@ impl Plan {
     }
 
     /// Where a trampoline may start so that the site reaches it, and its displaced instructions reach what they
-    /// address. `None` if there is no such place; the site can then only be hooked by the kernel.
+    /// address. A breakpoint's may be far away, unless an operand is relative to the instruction. `None` if there is no such place; the
+    /// site can then only be hooked by the kernel.
     pub fn reach(&self) -> Option<RangeInclusive<u64>> {
-        let (mut low, mut high) = patch::reach(self.site).into_inner();
+        let is_near = matches!(self.kind, Kind::Jump);
+        let around = match is_near {
+            true => patch::reach(self.site),
+            false => self.site.saturating_sub(FAR)..=self.site.saturating_add(FAR),
+        };
+        let (mut low, mut high) = around.into_inner();
         for displaced in &self.window {
-            if let Some(target) = relocate::absolute_target(&displaced.instruction) {
+            let needs_target = is_near || !relocate::leads_far(&displaced.instruction);
+            let target = relocate::absolute_target(&displaced.instruction);
+            if let Some(target) = target.filter(|_| needs_target) {
                 let (target_low, target_high) = patch::reach(target).into_inner();
                 low = low.max(target_low);
                 high = high.min(target_high);
@@ -173,6 +184,8 @@ pub enum Reason {
     AnotherProbe,
     /// Beside a kernel uprobe a thread would run bytes of the jump as something else.
     Unguarded,
+    /// All memory that a jump reaches is taken.
+    NoRoom,
     /// The code behind a system call reads flags from before it.
     FlagsWanted,
 }
@@ -218,6 +231,7 @@ impl fmt::Display for Reason {
             Self::Unguarded => f.write_str(
                 "a kernel uprobe upon a jump there would have the process run something else",
             ),
+            Self::NoRoom => f.write_str("all memory that a jump there reaches is taken"),
             Self::FlagsWanted => {
                 f.write_str("the flags from before the system call are read behind it")
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use iced_x86::{Code, Encoder, FlowControl, Instruction, OpKind, Register};
 use thiserror::Error;
 
-use crate::patch::{JUMP_LEN, ReachError, displacement};
+use crate::patch::{JUMP_LEN, ReachError, displacement, far_jump};
 
 /// An instruction that a hook displaces.
 #[derive(Debug, Clone)]
@@ -188,6 +188,12 @@ pub(crate) fn absolute_target(instruction: &Instruction) -> Option<u64> {
         .then(|| instruction.ip_rel_memory_address())
 }
 
+/// Can it be moved to where it does not reach what it names by a displacement? What has no operand relative to it always can.
+pub(crate) fn leads_far(instruction: &Instruction) -> bool {
+    !instruction.is_ip_rel_memory_operand()
+        && !matches!(movement(instruction), Ok(Movement::Transaction))
+}
+
 /// The bytes that do at `at` what the instruction did at its own address.
 ///
 /// A call becomes the last thing that runs there: it returns to its original successor.
@@ -196,23 +202,13 @@ pub(crate) fn relocate(displaced: &Displaced, at: u64) -> Result<Cow<'_, [u8]>, 
         instruction, bytes, ..
     } = displaced;
     let movement = movement(instruction).map_err(|why| encode_error(instruction, why))?;
-    let reach = |source| RelocateError::Reach {
-        instruction: instruction.to_string(),
-        address: instruction.ip(),
-        source,
-    };
     let target = absolute_target(instruction).unwrap_or_default();
     let moved = match movement {
         Movement::Copy => return Ok(Cow::Borrowed(bytes)),
         Movement::Operand => move_operand(displaced, at, target),
-        Movement::Branch => {
-            let mut near = *instruction;
-            near.as_near_branch();
-            displacement(at, target).map_err(reach)?;
-            encode(&near, instruction, at)
-        }
+        Movement::Branch => move_branch(instruction, at, target),
         Movement::Transaction => encode(instruction, instruction, at),
-        Movement::ShortBranch => move_short_branch(bytes, at, target).map_err(reach),
+        Movement::ShortBranch => Ok(move_short_branch(bytes, at, target)),
         Movement::Call => move_call(instruction, at),
     };
     moved.map(Cow::Owned)
@@ -239,18 +235,46 @@ fn move_operand(displaced: &Displaced, at: u64, target: u64) -> Result<Vec<u8>, 
     Ok(bytes)
 }
 
+/// Does a near branch at `at` reach, of whatever length?
+fn reaches(at: u64, target: u64) -> bool {
+    const LONGEST: u64 = 16;
+    [at, at.wrapping_add(LONGEST)]
+        .into_iter()
+        .all(|end| displacement(end, target).is_ok())
+}
+
+fn move_branch(branch: &Instruction, at: u64, target: u64) -> Result<Vec<u8>, RelocateError> {
+    if reaches(at, target) {
+        let mut near = *branch;
+        near.as_near_branch();
+        return encode(&near, branch, at);
+    }
+    if branch.is_jmp_short_or_near() {
+        return Ok(far_jump(target));
+    }
+    let mut short = *branch;
+    short.as_short_branch();
+    short.set_near_branch64(at);
+    let bytes = encode(&short, branch, at)?;
+    Ok(move_short_branch(&bytes, at, target))
+}
+
 /// `loop taken; jmp short behind; taken: jmp target; behind:`
-fn move_short_branch(original: &[u8], at: u64, target: u64) -> Result<Vec<u8>, ReachError> {
+fn move_short_branch(original: &[u8], at: u64, target: u64) -> Vec<u8> {
     const JMP_REL8: u8 = 0xeb;
     const JMP_REL32: u8 = 0xe9;
     let mut bytes = original.to_vec();
     if let Some(rel8) = bytes.last_mut() {
         *rel8 = 2;
     }
-    bytes.extend([JMP_REL8, JUMP_LEN as u8, JMP_REL32]);
-    let end = at.wrapping_add(bytes.len() as u64 + 4);
-    bytes.extend(displacement(end, target)?.to_le_bytes());
-    Ok(bytes)
+    let end = at.wrapping_add((bytes.len() + 2 + JUMP_LEN) as u64);
+    let jump = match displacement(end, target) {
+        Ok(displacement) => [&[JMP_REL32][..], &displacement.to_le_bytes()].concat(),
+        Err(_) => far_jump(target),
+    };
+    bytes.extend([JMP_REL8, jump.len() as u8]);
+    bytes.extend(jump);
+    bytes
 }
 
 /// `push qword [rip+literal]; jmp target; literal: dq original return address`
@@ -258,7 +282,12 @@ fn move_call(call: &Instruction, at: u64) -> Result<Vec<u8>, RelocateError> {
     const PUSH_LITERAL: [u8; 2] = [0xff, 0x35];
     const PUSH_LEN: u64 = 6;
     let jump = call_as_jump(call)?;
-    let jump_bytes = encode(&jump, call, at.wrapping_add(PUSH_LEN))?;
+    let jump_at = at.wrapping_add(PUSH_LEN);
+    let far = |target: &u64| call.is_call_near() && !reaches(jump_at, *target);
+    let jump_bytes = match absolute_target(call).filter(far) {
+        Some(target) => far_jump(target),
+        None => encode(&jump, call, jump_at)?,
+    };
     let mut bytes = PUSH_LITERAL.to_vec();
     bytes.extend((jump_bytes.len() as u32).to_le_bytes());
     bytes.extend(jump_bytes);

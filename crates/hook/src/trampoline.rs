@@ -7,7 +7,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
 use thiserror::Error;
 
-use crate::patch::{JUMP_LEN, displacement};
+use crate::patch::{JUMP_LEN, displacement, far_jump};
 use crate::plan::Plan;
 use crate::relocate::{self, RelocateError};
 
@@ -125,11 +125,14 @@ pub fn displaced(plan: &Plan, at: u64) -> Result<Trampoline, EmitError> {
         let back = plan.site.wrapping_add(plan.window_len as u64);
         let jump = at.wrapping_add(bytes.len() as u64);
         let end = jump.wrapping_add(JUMP_LEN as u64);
-        let displacement =
-            displacement(end, back).map_err(|source| EmitError::JumpBack { at, source })?;
         resume_map.push((back, jump));
-        bytes.push(JMP_REL32);
-        bytes.extend(displacement.to_le_bytes());
+        match displacement(end, back) {
+            Ok(displacement) => {
+                bytes.push(JMP_REL32);
+                bytes.extend(displacement.to_le_bytes());
+            }
+            Err(_) => bytes.extend(far_jump(back)),
+        }
     }
     Ok(Trampoline {
         bytes,

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_hook::{
-    Flags, Full, Function, INT3, Kind, Light, Plan, Registers, Trampoline, TrampolineSpec,
-    displaced, emit, jump_patch, plan,
+    EmitError, Flags, Full, Function, INT3, Kind, Light, Plan, Reason, Registers, Trampoline,
+    TrampolineSpec, displaced, emit, jump_patch, plan,
 };
 use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
@@ -366,19 +366,33 @@ fn light_hooks_change_nothing() {
 /// A moved body alone, as a signal handler uses it.
 #[test]
 fn moved_instructions_alone_change_nothing() {
+    moved_alone(None);
+}
+
+/// The same, where no displacement reaches back.
+#[test]
+fn instructions_moved_far_away_change_nothing() {
+    let near = Arena::new(1 << 12).next();
+    moved_alone(Some(near - (8 << 30)));
+}
+
+fn moved_alone(far: Option<u64>) {
     let _turn = hook::TURN
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     catch_breakpoints();
     let mut arena = Arena::new(1 << 20);
+    let around = |at: u64| Arena::within(at - (1 << 30)..=at + (1 << 30), 1 << 20);
+    let mut bodies = far.map(around);
+    let mut moved = 0;
     for (name, sample) in SAMPLES {
         for offset in offsets(*sample) {
             let plain = arena.next();
             let code = assemble(*sample, plain);
             arena.push(&code);
-            let (start, ..) = hooked(&mut arena, *sample, offset, |plan, at| {
-                displaced(plan, at).unwrap()
-            });
+            let hooked = hooked_from(&mut arena, bodies.as_mut(), (*sample, offset), displaced);
+            let Some(start) = hooked else { continue };
+            moved += 1;
             for flags in [0, ARITHMETIC] {
                 let before = State::sample(flags);
                 // SAFETY: samples return and keep the stack.
@@ -387,6 +401,35 @@ fn moved_instructions_alone_change_nothing() {
             }
         }
     }
+    assert!(moved > 60, "{moved}");
+}
+
+/// As [`hooked`], from a breakpoint to another arena if there is one; nothing if that is too far away.
+fn hooked_from(
+    arena: &mut Arena,
+    bodies: Option<&mut Arena>,
+    (sample, offset): (Sample, u64),
+    make: fn(&Plan, u64) -> Result<Trampoline, EmitError>,
+) -> Option<u64> {
+    let Some(bodies) = bodies else {
+        let near = |plan: &Plan, at| make(plan, at).unwrap();
+        return Some(hooked(arena, sample, offset, near).0);
+    };
+    let start = arena.next();
+    arena.push(&assemble(sample, start));
+    let code = arena.bytes(start, (arena.next() - start) as usize);
+    let site = plan(start + offset, &Function { start, code }).unwrap();
+    let site = site.into_breakpoint(Reason::NoRoom);
+    let at = bodies.next();
+    if !site.reach().is_some_and(|reach| reach.contains(&at)) {
+        return None;
+    }
+    bodies.push(&make(&site, at).unwrap().bytes);
+    BREAKPOINT.store(site.site, Relaxed);
+    BREAKPOINT_TARGET.store(at, Relaxed);
+    // SAFETY: the arena's own memory, and nothing runs there now.
+    unsafe { write(site.site, &site.breakpoint_patch()) };
+    Some(start)
 }
 
 #[test]

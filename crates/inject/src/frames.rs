@@ -18,6 +18,8 @@ pub struct SignalFrame {
     pub ip: u64,
     /// Where that address is kept: write another there to send the thread elsewhere.
     pub saved_at: u64,
+    /// Where its stack pointer is kept, and what that is; nothing for a thread that comes from a call of Beeline's.
+    pub sp: Option<(u64, u64)>,
     /// What the handler returns to: code that makes the `rt_sigreturn` call.
     pub restorer: u64,
 }
@@ -45,11 +47,13 @@ pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<Sig
             let mut restorer = [0; 8];
             // A frame without a readable start is none.
             read(saved.at.wrapping_sub(RESTORER_TO_IP), &mut restorer);
-            let (ip, saved_at) = arrival(&read, saved.ip).unwrap_or((saved.ip, saved.at));
+            let arrival = arrival(&read, saved.ip);
+            let (ip, saved_at) = arrival.unwrap_or((saved.ip, saved.at));
             let frame = SignalFrame {
                 tid: thread.tid(),
                 ip,
                 saved_at,
+                sp: arrival.is_none().then_some((saved.at - 8, saved.sp)),
                 restorer: u64::from_ne_bytes(restorer),
             };
             let leads_into =

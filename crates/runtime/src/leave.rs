@@ -254,6 +254,7 @@ impl Presence {
         // Where that cannot be known, a breakpoint is taken for somebody else's.
         let probed = kernel_uprobes(stopped, &ranges).unwrap_or_default();
         let (mut code, mut stay) = (Vec::new(), under.clone());
+        let mut going = Vec::new();
         for (site, _) in hooked {
             let mut now = vec![0; site.original.len()];
             stopped.read(site.address, &mut now)?;
@@ -261,10 +262,12 @@ impl Presence {
                 let original = layers.underneath(site);
                 let bytes = beside(site.address, &now, original, original, &probed);
                 code.push((site.address, bytes));
+                going.push(site.going());
             } else {
                 stay.insert(site.address);
             }
         }
+        patch::lead_back(stopped, going.into_iter())?;
         stopped.write_code(code)?;
         if let Some(private) = &self.private {
             let records = self.records.iter();

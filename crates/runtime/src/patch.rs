@@ -5,8 +5,8 @@ use std::fs;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_hook::{INT3, Kind, Plan};
-use beeline_image::abi::{SITE_BREAKPOINT, SITE_JUMP, Site};
+use beeline_hook::{INT3, JUMP_LEN, Kind, Plan};
+use beeline_image::abi::{PASSES_ON, SITE_BREAKPOINT, SITE_JUMP, Site, SiteTrap};
 use beeline_inject::{Stopped, signal_frames};
 
 use crate::error::Error;
@@ -117,6 +117,77 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
     Ok(stopped.write_all(frames)?)
 }
 
+/// A patch that is about to go, by what its site's record says.
+#[derive(Debug, Clone, Copy)]
+pub struct Going<'a> {
+    /// The site.
+    pub address: u64,
+    /// The moved instructions; see [`Site::body`].
+    pub body: u64,
+    /// See [`Site::traps`].
+    pub traps: &'a [SiteTrap],
+}
+
+impl<'a> Going<'a> {
+    /// By a site's record.
+    pub fn of(record: &'a Site) -> Self {
+        Self {
+            address: record.address,
+            body: record.body,
+            traps: &record.traps,
+        }
+    }
+
+    /// The breakpoints at which a thread has run something else than the site's first instruction, which it is to run yet: where each
+    /// is, where the thread is to go on, and by how much its stack pointer is too low.
+    fn detours(self) -> impl Iterator<Item = (u64, u64, u64)> + 'a {
+        let is_early = move |trap: &&SiteTrap| trap.resume > PASSES_ON && trap.resume == self.body;
+        self.traps.iter().filter(is_early).map(move |trap| {
+            let offset = u64::from(trap.behind) - 1;
+            // Behind the whole instruction it may have come in the kernel's hands, and a probe at the site has counted it.
+            let is_within = offset < JUMP_LEN as u64;
+            let to = if is_within { self.address } else { self.body };
+            (self.address + offset, to, trap.stack.cast_unsigned())
+        })
+    }
+}
+
+/// Sends threads back that are on a detour in patches which are about to go: a kernel uprobe has put the first byte back, and they are
+/// at the breakpoint which the changed instruction leads to. What stands there next is in the middle of an instruction.
+pub fn lead_back<'a>(
+    stopped: &mut Stopped,
+    going: impl Iterator<Item = Going<'a>>,
+) -> Result<(), Error> {
+    let detours: Vec<_> = going.flat_map(Going::detours).collect();
+    if detours.is_empty() {
+        return Ok(());
+    }
+    let detour = |ip: u64| detours.iter().find(|(at, ..)| *at == ip);
+    let threads = stopped.threads().iter().filter_map(|thread| {
+        let (_, to, stack) = detour(thread.ip())?;
+        let sp = thread.registers().rsp.wrapping_add(*stack);
+        Some((thread.tid(), *to, sp))
+    });
+    for (tid, to, sp) in threads.collect::<Vec<_>>() {
+        stopped.send(tid, to, sp)?;
+    }
+    let ranges: Vec<_> = detours.iter().map(|(at, ..)| *at..*at + 1).collect();
+    let mut words = Vec::new();
+    for frame in signal_frames(stopped, &ranges)? {
+        let Some((_, to, stack)) = detour(frame.ip) else {
+            continue;
+        };
+        let word = |value: u64| value.to_ne_bytes().to_vec();
+        match frame.sp {
+            _ if *stack == 0 => {}
+            Some((at, sp)) => words.push((at, word(sp.wrapping_add(*stack)))),
+            None => continue,
+        }
+        words.push((frame.saved_at, word(*to)));
+    }
+    Ok(stopped.write_all(words)?)
+}
+
 /// The places of code where a breakpoint, or a call of the kernel's, stands that is none of the file's.
 pub fn breakpoints(address: u64, now: &[u8], original: &[u8]) -> BTreeSet<u64> {
     let both = (address..).zip(now.iter().zip(original));
@@ -154,6 +225,7 @@ pub fn restore(
             return Ok(());
         }
         let bytes = beside(address, &now, original, original, &probed);
+        lead_back(stopped, std::iter::once(Going::of(record)))?;
         stopped.write(address, &bytes)?;
         now = bytes;
     }

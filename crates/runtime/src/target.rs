@@ -393,10 +393,13 @@ impl Target {
             let regions = hold.regions(&self.process)?;
             self.keep_unwinding(&regions, hold);
         }
-        let planned = match self.sites.contains_key(&request.address) {
+        let mut planned = match self.sites.contains_key(&request.address) {
             true => None,
             false => Some(self.plan_apart(request, hold)?),
         };
+        if let Some(new) = &mut planned {
+            self.settle_for_room(&mut new.plan, hold)?;
+        }
         let known = self.sites.get(&request.address).map(|site| &site.plan);
         let Some(plan) = planned.as_ref().map(|new| &new.plan).or(known).cloned() else {
             return Ok(());

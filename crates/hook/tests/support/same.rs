@@ -44,8 +44,22 @@ fn from(trampoline: &Trampoline, at: u64, address: u64) -> Option<&[u8]> {
     trampoline.bytes.get(address.checked_sub(at)? as usize..)
 }
 
+/// Bytes of a jump with the address behind it.
+const FAR_JUMP: usize = 14;
+
+/// A jump by the address right behind it is given as one to there, which is as long as both.
 fn decode(code: &[u8], at: u64) -> Instruction {
-    Decoder::with_ip(64, code, at, DecoderOptions::NONE).decode()
+    let plain = Decoder::with_ip(64, code, at, DecoderOptions::NONE).decode();
+    let is_far = plain.code() == Code::Jmp_rm64
+        && plain.is_ip_rel_memory_operand()
+        && plain.ip_rel_memory_address() == plain.next_ip();
+    let literal = code.get(plain.len()..plain.len() + 8).filter(|_| is_far);
+    let Some(literal) = literal else { return plain };
+    let target = u64::from_le_bytes(literal.try_into().unwrap());
+    let mut far = Instruction::with_branch(Code::Jmp_rel32_64, target).unwrap();
+    far.set_len(plain.len() + literal.len());
+    far.set_ip(at);
+    far
 }
 
 /// Does the code at `at` mean what the original instruction does?
@@ -53,11 +67,11 @@ pub fn same(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> 
     let moved = decode(code, at);
     match original.mnemonic() {
         Mnemonic::Call => same_call(original, code, at),
-        Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne | Mnemonic::Jrcxz | Mnemonic::Jecxz => {
+        mnemonic if is_short(original, &moved) => {
             // The taken way leads over the jump of the other.
             let skip = decode(&code[moved.len()..], moved.next_ip());
             let jump = decode(&code[moved.len() + skip.len()..], skip.next_ip());
-            let right = moved.code() == original.code()
+            let right = moved.mnemonic() == mnemonic
                 && moved.near_branch_target() == jump.ip()
                 && skip.mnemonic() == Mnemonic::Jmp
                 && skip.near_branch_target() == jump.next_ip()
@@ -69,6 +83,14 @@ pub fn same(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> 
         }
         _ => same_operands(original, &moved),
     }
+}
+
+/// Is it a branch that reaches 127 bytes only, or a conditional one that has become such?
+fn is_short(original: &Instruction, moved: &Instruction) -> bool {
+    original.is_loop()
+        || original.is_loopcc()
+        || original.is_jcx_short()
+        || original.is_jcc_short_or_near() && moved.is_jcc_short()
 }
 
 fn same_call(original: &Instruction, code: &[u8], at: u64) -> Result<(), String> {
@@ -102,6 +124,11 @@ fn same_operands(original: &Instruction, moved: &Instruction) -> Result<(), Stri
 }
 
 fn same_operands_but_mnemonic(original: &Instruction, moved: &Instruction) -> Result<(), String> {
+    // One that goes far goes without prefixes, which mean nothing to it.
+    if moved.code() == Code::Jmp_rel32_64 && moved.len() == FAR_JUMP {
+        let is_same = moved.near_branch_target() == original.near_branch_target();
+        return is_same.then_some(()).ok_or(format!("became {moved}"));
+    }
     let same = moved.op_count() == original.op_count()
         && (0..original.op_count()).all(|i| same_operand(original, moved, i))
         && moved.segment_prefix() == original.segment_prefix()

@@ -13,6 +13,7 @@ use super::{INT3, read};
 use crate::environment::IMAGE;
 use crate::error::Error;
 use crate::life::PREFIX;
+use crate::patch::Going;
 use crate::private::Private;
 use crate::uprobes::Stored;
 
@@ -43,6 +44,8 @@ pub struct SiteFacts {
     pub(crate) layer: u32,
     /// Where threads trap beside a kernel uprobe.
     pub(super) traps: [SiteTrap; SITE_TRAPS],
+    /// The moved instructions; see [`Site::body`].
+    pub(super) body: u64,
     /// What runs there: first at the entry, then at the return.
     pub programs: Vec<ProgramFacts>,
 }
@@ -60,6 +63,15 @@ impl SiteFacts {
     pub(super) fn is_left_at(&self, now: &[u8]) -> bool {
         let mut further = self.patch.iter().zip(&self.file).zip(now).skip(1);
         further.any(|((patch, file), now)| patch != file && patch == now)
+    }
+
+    /// The patch, as one that is about to go.
+    pub(super) fn going(&self) -> Going<'_> {
+        Going {
+            address: self.address,
+            body: self.body,
+            traps: &self.traps,
+        }
     }
 
     /// The bytes by which text there is told.
@@ -106,6 +118,7 @@ pub(super) fn records(
             number: 0,
             layer: site.layer,
             traps: site.traps,
+            body: site.body,
             programs: [&site.entry, &site.returns]
                 .into_iter()
                 .flat_map(|list| programs(process, list.load(Relaxed) as u64, &mut left))
@@ -341,6 +354,7 @@ mod tests {
             number,
             layer: 1,
             traps: Default::default(),
+            body: 0,
             programs: Vec::new(),
         }
     }

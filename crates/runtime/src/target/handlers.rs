@@ -4,15 +4,16 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_hook::Kind;
-use beeline_image::abi::{self, TRAP_LEVELS};
+use beeline_image::abi::{self, Site, TRAP_LEVELS};
 use beeline_inject::Region;
 
-use super::{Body, Hold, NATIVE, Request, Target};
+use super::{Body, Hold, Hooked, NATIVE, Request, Target};
 use crate::backend::Id;
 use crate::error::Error;
 use crate::link::FilePlace;
 use crate::patch;
 use crate::sigaction::{self, Handler};
+use crate::uprobes::Stored;
 
 impl Target {
     /// Installs the image's handler for those of the signals that have none yet.
@@ -144,15 +145,54 @@ impl Target {
 
     /// A thread that blocks SIGTRAP would be killed by a breakpoint.
     pub(super) fn check_trap_unblocked(&self, hold: &mut Hold<'_>) -> Result<(), Error> {
-        if let Hold::Held(stopped) = hold {
+        // Held by us it is not held by another session, whose calls are made with all signals blocked.
+        let blocking = hold.with(&self.process, |stopped| {
             stopped.restore_threads()?;
-        }
-        match patch::thread_blocking(self.process.pid(), libc::SIGTRAP) {
+            Ok(self.thread_blocking_traps())
+        })?;
+        match blocking {
             None => Ok(()),
             Some(tid) => Err(self.error(format!(
                 "the site can only be hooked by a breakpoint, and thread {tid} blocks SIGTRAP: it would be killed there"
             ))),
         }
+    }
+
+    fn thread_blocking_traps(&self) -> Option<i32> {
+        patch::thread_blocking(self.process.pid(), libc::SIGTRAP)
+    }
+
+    /// Has sites be breakpoints that could not be when they were hooked, as a thread blocked SIGTRAP: it may have been for a moment.
+    pub(super) fn settle_unguarded(&mut self) {
+        let unguarded = self
+            .sites
+            .iter()
+            .filter(|(_, site)| self.is_unguarded(site));
+        let unguarded: Vec<u64> = unguarded.map(|(address, _)| *address).collect();
+        let is_due = !unguarded.is_empty() && self.neighbours.is_settling_due();
+        if !is_due || self.thread_blocking_traps().is_some() {
+            return;
+        }
+        for address in unguarded {
+            // What fails is tried again.
+            let _ = self.demote(address, &mut Hold::Brief);
+        }
+    }
+
+    /// Is a site hooked by a jump that a kernel uprobe would make lead astray?
+    fn is_unguarded(&self, site: &Hooked) -> bool {
+        let is_bare = matches!(site.plan.kind, Kind::Jump)
+            && site.landing.is_none()
+            && site.beneath.is_none()
+            && !site.runs(NATIVE);
+        // Over a system call's jump a breakpoint is no better.
+        is_bare
+            && self.environment.as_ref().is_some_and(|environment| {
+                // SAFETY: placed as a `Site`.
+                let record = unsafe { environment.home.get::<Site>(site.record) };
+                let Stored { original, file, .. } = Stored::of(record);
+                original == file
+            })
     }
 
     /// Replaces one entry of the breakpoint table; false if `old` is not in it.

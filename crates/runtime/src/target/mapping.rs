@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use beeline_hook::{Kind, Plan, Reason};
 use beeline_inject::{MapFlags, Mapping, ProtFlags};
 use rustix::io::Errno;
 
@@ -22,6 +23,31 @@ use crate::proc;
 use crate::ring::Ring;
 
 impl Target {
+    /// A site that no free memory is near enough to for a jump is hooked by a breakpoint, whose trampoline may be anywhere.
+    pub(super) fn settle_for_room(
+        &self,
+        plan: &mut Plan,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
+        let reach = plan.reach().filter(|_| matches!(plan.kind, Kind::Jump));
+        let Some(reach) = reach.filter(|reach| !self.has_arena(reach)) else {
+            return Ok(());
+        };
+        let regions = hold.regions(&self.process)?;
+        let process = &self.process;
+        let gap = process.find_gap_among(&regions, reach, ARENA_BYTES as u64)?;
+        if gap.is_none() {
+            *plan = plan.clone().into_breakpoint(Reason::NoRoom);
+        }
+        Ok(())
+    }
+
+    /// Is there an arena within `reach`, with room for a trampoline?
+    fn has_arena(&self, reach: &RangeInclusive<u64>) -> bool {
+        self.arenas()
+            .any(|arena| arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(64)))
+    }
+
     /// Maps the image, an arena within reach of a place that is to be hooked and the program's maps, as far as they are
     /// missing, in one stop.
     pub(super) fn map_what_is_missing(
@@ -32,9 +58,7 @@ impl Target {
     ) -> Result<(), Error> {
         let new = NewMaps::of(self.unknown(maps))?;
         let first = self.environment.is_none();
-        let near = self
-            .arenas()
-            .any(|arena| arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(64)));
+        let near = self.has_arena(&reach);
         if near && new.is_empty() {
             return Ok(());
         }

@@ -41,6 +41,19 @@ pub(super) struct Neighbours {
     inside: Option<Instant>,
     /// Sites that are blinded and have been told of.
     told: BTreeSet<u64>,
+    /// When it was last tried to have unguarded jumps be breakpoints.
+    settled: Option<Instant>,
+}
+
+impl Neighbours {
+    /// Is it time to try unguarded jumps? If so, the next is a second later.
+    pub fn is_settling_due(&mut self) -> bool {
+        let is_due = self.settled.is_none_or(|last| last.elapsed() > AGAIN);
+        if is_due {
+            self.settled = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 /// A site as it is now.
