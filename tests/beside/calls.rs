@@ -1,13 +1,13 @@
 //! Kernel uprobes at functions whose first instruction is hooked because they make a system call.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use beeline_e2e::{
     Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline_wanted, file_offset,
     find_program, need, until,
 };
+
+use crate::setting::first_byte;
 
 const LIBC: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
 /// The target calls them, and the session counts the calls.
@@ -16,24 +16,6 @@ const CALLS: u64 = 1_000;
 /// A prime, to be told from the other calls.
 const BESIDE: u64 = 101;
 const JUMP: u8 = 0xe9;
-
-/// What stands in a process at an offset in the C library.
-fn first_byte(pid: u32, offset: u64) -> u8 {
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
-    let hex = |text: &str| u64::from_str_radix(text, 16).expect("a hexadecimal number");
-    let address = maps.lines().find_map(|line| {
-        let fields: Vec<_> = line.split_whitespace().collect();
-        let (start, end) = fields[0].split_once('-')?;
-        let at = hex(start) + offset.checked_sub(hex(fields[2]))?;
-        (fields.get(5) == Some(&LIBC) && at < hex(end)).then_some(at)
-    });
-    let memory = File::open(format!("/proc/{pid}/mem")).expect("it may be read");
-    let mut byte = [0];
-    memory
-        .read_exact_at(&mut byte, address.expect("it maps the C library"))
-        .expect("it may be read");
-    byte[0]
-}
 
 #[test]
 fn calls_are_made_rightly_at_functions_that_the_kernel_probes_too() {
@@ -69,7 +51,7 @@ fn calls_are_made_rightly_at_functions_that_the_kernel_probes_too() {
     // Before and after the jumps are whole again.
     right(&mut target, CALLS);
     let kill = need!(file_offset(Path::new(LIBC), "kill"));
-    let is_whole = || first_byte(pid, kill) == JUMP;
+    let is_whole = || first_byte(pid, Path::new(LIBC), kill) == JUMP;
     assert!(until(PATIENCE, is_whole), "the jump is not whole again");
     right(&mut target, CALLS);
     let ended = ours.interrupt();

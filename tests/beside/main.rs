@@ -7,3 +7,4 @@ mod handlers;
 mod orders;
 mod setting;
 mod stress;
+mod witnesses;

@@ -1,7 +1,9 @@
 //! A target whose functions begin with every kind of instruction, and the two that probe it.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use beeline_e2e::{
@@ -249,6 +251,25 @@ impl Setting {
         self.target.finish();
         self.kernel.finish();
     }
+}
+
+/// What stands in a process's code at an offset in a file.
+pub fn first_byte(pid: u32, file: &Path, offset: u64) -> u8 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let hex = |text: &str| u64::from_str_radix(text, 16).expect("a hexadecimal number");
+    let address = maps.lines().find_map(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let (start, end) = fields[0].split_once('-')?;
+        let at = hex(start) + offset.checked_sub(hex(fields[2]))?;
+        let is_it = fields[1].contains('x') && fields.get(5).map(Path::new) == Some(file);
+        (is_it && at < hex(end)).then_some(at)
+    });
+    let memory = File::open(format!("/proc/{pid}/mem")).expect("it may be read");
+    let mut byte = [0];
+    memory
+        .read_exact_at(&mut byte, address.expect("it maps the file"))
+        .expect("it may be read");
+    byte[0]
 }
 
 /// The counts of a script of [`Setting::counting`] in a phase, by function.

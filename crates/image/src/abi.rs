@@ -518,14 +518,35 @@ pub struct Manifest {
     pub handler: usize,
     /// The newest [`calls::Patches`]' address, or 0.
     pub first_patches: AtomicUsize,
+    /// The newest [`Witness`]' address, or 0.
+    pub first_witness: AtomicUsize,
     /// The tool's command line, as far as it fits, NUL-terminated.
     pub tool: [u8; TOOL_BYTES],
+}
+
+/// Pages of a file's code that are mapped once more, to be read only. Nobody patches them, so they show which kernel uprobes there are. In
+/// the arena; not for the target.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Witness {
+    /// Where they are; 0 if they are not mapped any more.
+    pub address: AtomicUsize,
+    /// Bytes.
+    pub len: usize,
+    /// Where they begin in the file.
+    pub offset: u64,
+    /// The file's device, as `makedev` has it.
+    pub device: u64,
+    /// Its inode.
+    pub inode: u64,
+    /// The next one's address, or 0.
+    pub next: usize,
 }
 
 /// Room for a command line in a manifest.
 pub const TOOL_BYTES: usize = 128;
 /// "beeline" and the version of this layout.
-pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x04");
+pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x05");
 
 /// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
 /// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.

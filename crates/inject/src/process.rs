@@ -16,6 +16,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::alarm::PATIENCE;
 use crate::proc::{self, Asleep, PF_KTHREAD, Status, is_dead, state_and_flags};
+use crate::ptrace;
 use crate::regions::{self, Region};
 use crate::{Error, Refusal, Stopped, is_of_too_many_files};
 
@@ -220,7 +221,37 @@ impl Process {
 
     /// Reads the target's memory. Errors: [`Error::Memory`] if not all of it is mapped.
     pub fn read_memory(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
-        self.read_from(&self.memory()?, address, into)
+        match self.read_at_once(&mut [(address, &mut *into)]) {
+            1 => Ok(()),
+            // What may be executed but not read, say, is read by other means; and those tell why it cannot be.
+            _ => self.read_from(&self.memory()?, address, into),
+        }
+    }
+
+    /// Reads what these pieces are long, of the target's memory from where each is on: in one system call if all can be read. Those that
+    /// cannot are left empty.
+    pub fn read_pieces(&self, pieces: &mut [(u64, Vec<u8>)]) {
+        let mut done = 0;
+        while done < pieces.len() {
+            done += self.read_at_once(&mut pieces[done..]);
+            if let Some((address, into)) = pieces.get_mut(done) {
+                if self.read_memory(*address, into).is_err() {
+                    into.clear();
+                }
+                done += 1;
+            }
+        }
+    }
+
+    /// Reads as many of the pieces as go in one system call, and gives how many those are. Nothing is opened for that.
+    fn read_at_once<B: AsMut<[u8]>>(&self, pieces: &mut [(u64, B)]) -> usize {
+        let done = ptrace::read_pieces(self.pid(), pieces);
+        // As long as it has not ended the number is its own.
+        let mut fds = [PollFd::new(&self.0.pidfd, PollFlags::IN)];
+        match done > 0 && poll(&mut fds, Some(&Timespec::default())) == Ok(0) {
+            true => done,
+            false => 0,
+        }
     }
 
     pub(crate) fn read_from(

@@ -263,7 +263,7 @@ pub(crate) fn reap(tid: pid_t) {
 }
 
 /// Reads pieces of a process's memory, as many as go in one call; gives how many it has read. Any thread may do this.
-pub(crate) fn read_pieces(tid: pid_t, pieces: &mut [(u64, Vec<u8>)]) -> usize {
+pub(crate) fn read_pieces<B: AsMut<[u8]>>(tid: pid_t, pieces: &mut [(u64, B)]) -> usize {
     /// `IOV_MAX`.
     const MOST: usize = 1024;
     let most = pieces.len().min(MOST);
@@ -274,6 +274,7 @@ pub(crate) fn read_pieces(tid: pid_t, pieces: &mut [(u64, Vec<u8>)]) -> usize {
     };
     let (mut here, mut there) = (Vec::new(), Vec::new());
     for (address, bytes) in &mut *pieces {
+        let bytes = bytes.as_mut();
         here.push(vector(bytes.as_mut_ptr().cast(), bytes.len()));
         there.push(vector(*address as *mut c_void, bytes.len()));
     }
@@ -284,12 +285,12 @@ pub(crate) fn read_pieces(tid: pid_t, pieces: &mut [(u64, Vec<u8>)]) -> usize {
         unsafe { libc::process_vm_readv(tid, here.as_ptr(), count, there.as_ptr(), count, 0) };
     // It stops at the first that cannot be read, maybe in its midst.
     let mut rest = usize::try_from(read).unwrap_or(0);
-    let is_read = |(_, bytes): &&(u64, Vec<u8>)| {
-        let left = rest.checked_sub(bytes.len());
+    let is_read = |piece: &&libc::iovec| {
+        let left = rest.checked_sub(piece.iov_len);
         rest = left.unwrap_or(0);
         left.is_some()
     };
-    pieces.iter().take_while(is_read).count()
+    here.iter().take_while(is_read).count()
 }
 
 fn poll_stop(tid: pid_t) -> Result<Event, Error> {

@@ -49,6 +49,8 @@ pub struct Environment {
     maps: HashMap<Id, PlacedMap>,
     /// Places of [`abi::MapHandle`]s that are free again.
     free_handles: Vec<u64>,
+    /// Places of [`abi::Witness`]es, likewise.
+    pub free_witnesses: Vec<u64>,
     /// Compiled code here, and its address.
     codes: Vec<(Arc<Compiled>, u64)>,
     /// All [`abi::Link`]s of a program.
@@ -160,6 +162,7 @@ impl Environment {
             private,
             maps: HashMap::new(),
             free_handles: Vec::new(),
+            free_witnesses: Vec::new(),
             codes: Vec::new(),
             links: HashMap::new(),
             next_programs: HashMap::new(),
@@ -202,6 +205,7 @@ impl Environment {
             private: self.private,
             maps: self.maps.clone(),
             free_handles: self.free_handles.clone(),
+            free_witnesses: self.free_witnesses.clone(),
             codes: self.codes.clone(),
             links: self.links.clone(),
             next_programs: self.next_programs.clone(),
@@ -232,6 +236,28 @@ impl Environment {
             self.home
                 .change::<abi::Target>(target, |target| target.tid_offset = offset);
         }
+    }
+
+    /// Lists a witness that has been mapped; `record` gives its record, with this next one. Gives the record's place.
+    pub fn place_witness(
+        &mut self,
+        record: impl FnOnce(usize) -> abi::Witness,
+    ) -> Result<u64, Error> {
+        if let Some(place) = self.free_witnesses.pop() {
+            // SAFETY: placed as a `Witness`, which the target does not read. Who finds it half written takes it for none, as nothing
+            // of it is mapped.
+            unsafe {
+                self.home.change::<abi::Witness>(place, |free| {
+                    *free = record(free.next);
+                });
+            }
+            return Ok(place);
+        }
+        let next = self.manifest().first_witness.load(SeqCst);
+        let place = self.home.value(record(next));
+        let place = place.map_err(os("filling an arena"))?;
+        self.manifest().first_witness.store(place as usize, SeqCst);
+        Ok(place)
     }
 
     /// The target's record and that of its children, likewise.
@@ -596,6 +622,7 @@ pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manife
         handlers: 0.into(),
         handler: 0,
         first_patches: 0.into(),
+        first_witness: 0.into(),
         tool,
     }
 }

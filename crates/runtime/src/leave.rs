@@ -8,6 +8,7 @@ mod find;
 mod layers;
 mod returns;
 mod sites;
+mod witnesses;
 
 use std::collections::BTreeSet;
 use std::mem::{MaybeUninit, offset_of};
@@ -35,6 +36,7 @@ pub(crate) use layers::{Beneath, Layers};
 pub(crate) use sites::MAX_SITES;
 use sites::Restored;
 pub use sites::{CallFacts, MappedCalls, ProgramFacts, SiteFacts};
+pub(crate) use witnesses::still_there;
 
 /// A session's presence in a process.
 #[derive(Debug)]

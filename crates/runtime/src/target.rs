@@ -14,6 +14,7 @@ mod planning;
 mod sites;
 mod unwinding;
 mod upkeep;
+mod witnesses;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -159,6 +160,7 @@ pub struct Target {
     /// Where the jumps at its sites lead to, once there are some.
     pads: Option<Pads>,
     neighbours: mend::Neighbours,
+    witnesses: witnesses::Witnesses,
     sites: BTreeMap<u64, Hooked>,
     calls: Option<Calls>,
     /// [`Shared::removals`] when it was last looked for maps out of reach.
@@ -242,6 +244,7 @@ impl Target {
             outposts: Vec::new(),
             pads: None,
             neighbours: mend::Neighbours::default(),
+            witnesses: witnesses::Witnesses::default(),
             sites: BTreeMap::new(),
             calls: None,
             removals: 0,
@@ -303,6 +306,7 @@ impl Target {
             outposts,
             pads,
             neighbours: mend::Neighbours::default(),
+            witnesses: self.witnesses.clone(),
             sites: self.sites.clone(),
             calls: self.calls.clone(),
             removals: self.removals,

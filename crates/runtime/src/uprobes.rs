@@ -68,19 +68,31 @@ fn uprobes_in(
     let mut found = Vec::new();
     let mut look = |range: &Range<u64>| -> Result<(), Error> {
         let len = (range.end.min(region.end) - range.start) as usize;
-        let (mut seen, mut own) = (vec![0; len], vec![0; len]);
+        let mut seen = vec![0; len];
         stopped.read(witness + (range.start - first), &mut seen)?;
-        // The last page of a file need not be full.
-        read_as_far(&file, &mut own, range.start - region.start + region.offset)
-            .map_err(os("reading a file that is mapped"))?;
-        let both = (range.start..).zip(seen.iter().zip(&own));
-        let probed = both.filter(|(_, (seen, own))| seen != own && **seen == INT3);
-        found.extend(probed.map(|(address, _)| address));
+        let offset = range.start - region.start + region.offset;
+        let probed =
+            stored_by_kernel(&file, offset, &seen).map_err(os("reading a file that is mapped"))?;
+        found.extend(probed.map(|distance| range.start + distance));
         Ok(())
     };
     let outcome = ranges.iter().try_for_each(&mut look);
     stopped.munmap(witness, len)?;
     outcome.map(|()| found)
+}
+
+/// Where in the bytes `seen`, which are mapped of a file from an offset on, kernel uprobes have stored theirs.
+pub fn stored_by_kernel<'a>(
+    file: &File,
+    offset: u64,
+    seen: &'a [u8],
+) -> std::io::Result<impl Iterator<Item = u64> + use<'a>> {
+    let mut own = vec![0; seen.len()];
+    // The last page of a file need not be full.
+    read_as_far(file, &mut own, offset)?;
+    let both = (0..).zip(seen.iter().zip(own));
+    let probed = both.filter(|(_, (seen, own))| *seen != own && **seen == INT3);
+    Ok(probed.map(|(distance, _)| distance))
 }
 
 fn read_as_far(file: &File, mut into: &mut [u8], mut offset: u64) -> std::io::Result<()> {
@@ -97,7 +109,7 @@ fn read_as_far(file: &File, mut into: &mut [u8], mut offset: u64) -> std::io::Re
 }
 
 /// The file that a region maps, if it is still there, or if the kernel gives out what is mapped.
-fn open_mapped(pid: i32, region: &Region) -> Option<File> {
+pub fn open_mapped(pid: i32, region: &Region) -> Option<File> {
     let is_it = |file: &File| {
         file.metadata()
             .is_ok_and(|facts| facts.ino() == region.inode)

@@ -8,6 +8,7 @@ use beeline_image::abi::{Control, MANIFEST_MAGIC, Manifest};
 use beeline_inject::{Process, Region, Seccomp};
 
 use super::sites::{Restored, call_records, records, text_of};
+use super::witnesses::witnesses;
 use super::{Presence, read};
 use crate::error::Error;
 use crate::life::{PREFIX, SessionId};
@@ -131,6 +132,7 @@ fn presence(
         .iter()
         .filter(|one| SessionId::of(one) == Some(session));
     let mappings: Vec<Region> = ours.cloned().collect();
+    let witnesses = witnesses(process, &manifest, &mappings, regions);
     let mut presence = Presence {
         pid: process.pid(),
         session,
@@ -146,6 +148,7 @@ fn presence(
         manifest,
         home,
     };
+    presence.mappings.extend(witnesses);
     let read = |address: u64, into: &mut [u8]| process.read_memory(address, into).is_ok();
     if let Some(private) = &presence.private {
         let pid = private.start + offset_of!(Control, pid) as u64;

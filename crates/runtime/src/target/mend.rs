@@ -22,11 +22,11 @@ use crate::uprobes::{Stored, Text, beside, kernel_uprobes};
 /// The pause between looks at sites beside kernel uprobes, as those go without a word.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The pause between looks for kernel uprobes where ours see nothing beside them.
-const WATCHED: Duration = Duration::from_secs(2);
+/// The pause between looks for kernel uprobes that no thread tells of.
+const WATCHED: Duration = Duration::from_secs(1);
 
-/// The pause between looks for those inside of jumps.
-const INSIDE: Duration = Duration::from_secs(10);
+/// The same where the last look has failed.
+const FAILED: Duration = Duration::from_secs(10);
 
 /// The state of the looks for kernel uprobes at the sites of a target.
 #[derive(Debug, Default)]
@@ -35,10 +35,10 @@ pub(super) struct Neighbours {
     seen: u64,
     /// When it was looked at, if some site was not as it was left.
     looked: Option<Instant>,
-    /// When it was last looked for kernel uprobes at sites that they blind.
+    /// When it was last looked for kernel uprobes that no thread tells of,
     watched: Option<Instant>,
-    /// When it was last looked for some inside of jumps.
-    inside: Option<Instant>,
+    /// which failed.
+    has_failed: bool,
     /// Sites that are blinded and have been told of.
     told: BTreeSet<u64>,
     /// When it was last tried to have unguarded jumps be breakpoints.
@@ -114,39 +114,34 @@ impl Target {
     /// Looks for kernel uprobes that no thread tells of: at sites where ours see nothing beside them, because an instruction leads
     /// elsewhere or nothing behind it can be caught; and inside of jumps. Gives what is new, for people.
     pub(super) fn blinded(&mut self) -> Vec<String> {
-        let is_due = |last: Option<Instant>, pause| last.unwrap_or(self.since).elapsed() > pause;
-        let is_inside_due = is_due(self.neighbours.inside, INSIDE);
-        let is_blind_due = is_due(self.neighbours.watched, WATCHED);
-        if !is_inside_due && !is_blind_due {
+        let pause = if self.neighbours.has_failed {
+            FAILED
+        } else {
+            WATCHED
+        };
+        if self.neighbours.watched.unwrap_or(self.since).elapsed() < pause {
             return Vec::new();
         }
-        let (mut blind, mut jumps) = (BTreeSet::new(), Vec::new());
+        self.neighbours.watched = Some(Instant::now());
+        let (mut blind, mut ranges) = (BTreeSet::new(), Vec::new());
         for (address, site) in &self.sites {
             if site.is_blind_beside_kernel() {
-                blind.extend(is_blind_due.then_some(*address));
-            } else if is_inside_due && matches!(site.plan.kind, Kind::Jump) {
-                jumps.push(*address..*address + site.plan.window_len as u64);
+                blind.insert(*address);
+                ranges.push(*address..*address + 1);
+            } else if matches!(site.plan.kind, Kind::Jump) {
+                ranges.push(*address..*address + site.plan.window_len as u64);
             }
         }
-        let now = Some(Instant::now());
-        self.neighbours.watched = now.filter(|_| is_blind_due).or(self.neighbours.watched);
-        self.neighbours.inside = now.filter(|_| is_inside_due).or(self.neighbours.inside);
-        if blind.is_empty() && jumps.is_empty() || self.waits_for_child() {
-            return Vec::new();
-        }
-        let sites = blind.iter().map(|address| *address..*address + 1);
-        let ranges: Vec<_> = sites.chain(jumps.iter().cloned()).collect();
-        let probed = Hold::Brief.with(&self.process, |stopped| {
-            self.check_same(stopped)?;
-            kernel_uprobes(stopped, &ranges)
-        });
+        let probed = self.new_kernel_uprobes(&ranges);
         // What fails is tried again.
+        self.neighbours.has_failed = probed.is_err();
         let probed = probed.unwrap_or_default();
-        for jump in jumps
-            .into_iter()
-            .filter(|jump| is_only_inside(jump, &probed))
-        {
-            let _ = self.demote(jump.start, &mut Hold::Brief);
+        let jumps = ranges.into_iter().filter(|one| !blind.contains(&one.start));
+        for jump in jumps.filter(|jump| is_only_inside(jump, &probed)) {
+            if self.demote(jump.start, &mut Hold::Brief).is_err() {
+                self.witnesses.forget(jump.start);
+                self.neighbours.has_failed = true;
+            }
         }
         let pid = self.process.pid();
         let told = &mut self.neighbours.told;

@@ -5,11 +5,10 @@
 //! corrects it (`beeline_hook::CallPlan::emit`) or the jump is whole again. No thread tells of either, so it is looked now and then.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use beeline_hook::INT3;
+use beeline_inject::Process;
 
 use super::stubs::Stored;
 use crate::error::Error;
@@ -47,10 +46,7 @@ impl Target {
         };
         calls.beside.looked = Some(Instant::now());
         calls.beside.is_there = false;
-        let touched = match self.process.memory() {
-            Ok(memory) => touched(&memory, &calls.patched),
-            Err(_) => return Vec::new(),
-        };
+        let touched = touched(&self.process, &calls.patched);
         if touched.is_empty() || self.waits_for_child() {
             return Vec::new();
         }
@@ -100,25 +96,26 @@ impl Target {
 }
 
 /// The patches that stand there but for their first bytes.
-fn touched(memory: &File, patched: &BTreeMap<u64, Stored>) -> Vec<u64> {
-    let mut touched = Vec::new();
-    let mut page = Vec::new();
+fn touched(process: &Process, patched: &BTreeMap<u64, Stored>) -> Vec<u64> {
     let places: Vec<_> = patched.iter().collect();
     let is_together = |one: &(&u64, &Stored), next: &(&u64, &Stored)| {
         *one.0 / PAGE as u64 == *next.0 / PAGE as u64
     };
-    for together in places.chunk_by(is_together) {
-        let (Some((start, _)), Some((last, stored))) = (together.first(), together.last()) else {
-            continue;
-        };
-        page.resize((**last - **start) as usize + stored.bytes().len(), 0);
-        // What cannot be read has been unmapped.
-        if memory.read_exact_at(&mut page, **start).is_err() {
-            continue;
-        }
-        for (address, stored) in together {
-            let from = (**address - **start) as usize;
-            let now = page.get(from..from + stored.bytes().len());
+    let together: Vec<_> = places.chunk_by(is_together).collect();
+    let piece = |together: &&[(&u64, &Stored)]| {
+        let (start, _) = together.first()?;
+        let (last, stored) = together.last()?;
+        let len = (**last - **start) as usize + stored.bytes().len();
+        Some((**start, vec![0; len]))
+    };
+    let mut pieces: Vec<_> = together.iter().filter_map(piece).collect();
+    process.read_pieces(&mut pieces);
+    let mut touched = Vec::new();
+    for (together, (start, now)) in together.iter().zip(&pieces) {
+        for (address, stored) in *together {
+            let from = (**address - start) as usize;
+            // What cannot be read has been unmapped.
+            let now = now.get(from..from + stored.bytes().len());
             if now.is_some_and(|now| stored.lacks_first(now)) {
                 touched.push(**address);
             }

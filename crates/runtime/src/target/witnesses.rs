@@ -1,0 +1,274 @@
+//! Witnesses: pages of code that are mapped into a target once more, and stay as the kernel has them.
+//!
+//! What a kernel uprobe inside of a jump stores may be what the jump has there itself, so the patched code does not tell that there is one.
+//! But the kernel stores the same in every private mapping of the file that might be executed, when it is mapped and when the uprobe comes.
+//! A witness is such a mapping. It is read without stopping anybody, and only if it has changed, or there is none yet, the target is
+//! stopped and it is mapped anew: a mapping that has just been made shows all uprobes that are meant for the process and no others, such as
+//! those whose `int3` a forked child has a copy of.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering::SeqCst;
+
+use beeline_image::abi;
+use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Region, Stopped};
+
+use super::{Hold, Target};
+use crate::environment::Environment;
+use crate::error::{Error, os};
+use crate::leave::still_there;
+use crate::memory::PAGE;
+use crate::uprobes::{open_mapped, stored_by_kernel};
+
+/// A target's witnesses.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Witnesses {
+    mapped: Vec<Mapped>,
+    /// What is looked at, by where it is in the code.
+    watched: BTreeMap<u64, Watched>,
+    /// Places in files that cannot be opened any more: nothing can be known of them.
+    unknown: BTreeSet<u64>,
+}
+
+/// A witness.
+#[derive(Debug, Clone)]
+struct Mapped {
+    /// The pages of code.
+    code: Range<u64>,
+    /// The [`abi::Witness`], in the home arena.
+    record: u64,
+}
+
+/// A part of a witness.
+#[derive(Debug, Clone)]
+struct Watched {
+    /// Where.
+    at: u64,
+    /// What was there when it was last looked.
+    seen: Vec<u8>,
+}
+
+/// A part of a file that is going to have a witness.
+struct Part {
+    /// The pages of code.
+    code: Range<u64>,
+    region: Region,
+    file: File,
+}
+
+impl Part {
+    /// The offset in the file of an address in the code.
+    fn offset_of(&self, address: u64) -> u64 {
+        address - self.region.start + self.region.offset
+    }
+
+    fn mapping(&self) -> Mapping<'_> {
+        Mapping {
+            file: self.file.as_fd(),
+            offset: self.offset_of(self.code.start),
+            len: self.code.end - self.code.start,
+            protection: ProtFlags::READ,
+            flags: MapFlags::PRIVATE,
+            address: 0,
+        }
+    }
+
+    fn record(&self, at: u64, next: usize) -> abi::Witness {
+        abi::Witness {
+            address: (at as usize).into(),
+            len: (self.code.end - self.code.start) as usize,
+            offset: self.offset_of(self.code.start),
+            device: self.region.device,
+            inode: self.region.inode,
+            next,
+        }
+    }
+}
+
+impl Witnesses {
+    /// Those of some ranges of code, each in one mapping, whose witnesses have changed since they were last looked at, or that have none.
+    /// The process is not stopped for that.
+    fn doubtful(&self, process: &Process, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        let known = |range: &Range<u64>| {
+            let watched = self.watched.get(&range.start);
+            watched.filter(|watched| watched.seen.len() as u64 == range.end - range.start)
+        };
+        let ranges = ranges.iter();
+        let ranges: Vec<_> = ranges
+            .filter(|range| !self.unknown.contains(&range.start))
+            .map(|range| (range, known(range)))
+            .collect();
+        let watched = ranges.iter().filter_map(|(_, watched)| *watched);
+        let mut now: Vec<_> = watched
+            .map(|watched| (watched.at, vec![0; watched.seen.len()]))
+            .collect();
+        process.read_pieces(&mut now);
+        let mut now = now.into_iter();
+        let mut is_same =
+            |watched: &Watched| now.next().is_some_and(|(_, now)| now == watched.seen);
+        let doubtful = ranges
+            .into_iter()
+            .filter(|(_, watched)| !watched.is_some_and(&mut is_same));
+        doubtful.map(|(range, _)| range.clone()).collect()
+    }
+
+    /// Has a range that starts here looked at anew.
+    pub fn forget(&mut self, start: u64) {
+        self.watched.remove(&start);
+    }
+
+    /// Takes out what has to be mapped anew for some ranges to be seen rightly, and what nobody needs any more; gives that, and the ranges
+    /// with those that were seen by the same witnesses.
+    fn taken_out(
+        &mut self,
+        doubtful: &[Range<u64>],
+        ranges: &[Range<u64>],
+    ) -> (Vec<Mapped>, Vec<Range<u64>>) {
+        let is_in = |code: &Range<u64>, range: &Range<u64>| {
+            range.start < code.end && code.start < range.end
+        };
+        let pages: Vec<_> = doubtful.iter().map(pages_of).collect();
+        let is_stale = |mapped: &mut Mapped| {
+            pages.iter().any(|pages| is_in(&mapped.code, pages))
+                || !ranges.iter().any(|range| is_in(&mapped.code, range))
+        };
+        let stale: Vec<_> = self.mapped.extract_if(.., is_stale).collect();
+        let anew = ranges.iter().filter(|range| {
+            let is_seen = stale.iter().any(|stale| is_in(&stale.code, range));
+            is_seen || doubtful.contains(range)
+        });
+        let anew: Vec<_> = anew.cloned().collect();
+        let is_wanted = |start: &u64| ranges.iter().any(|range| range.start == *start);
+        self.unknown.retain(is_wanted);
+        self.watched
+            .retain(|start, _| is_wanted(start) && !anew.iter().any(|range| range.start == *start));
+        (stale, anew)
+    }
+}
+
+impl Target {
+    /// The addresses within ranges of code, in ascending order, that kernel uprobes are at, as far as that may have changed since it was
+    /// last asked for the same ranges.
+    ///
+    /// Errors: those of mapping files into a process.
+    pub(super) fn new_kernel_uprobes(
+        &mut self,
+        ranges: &[Range<u64>],
+    ) -> Result<BTreeSet<u64>, Error> {
+        let doubtful = self.witnesses.doubtful(&self.process, ranges);
+        if doubtful.is_empty() || self.waits_for_child() {
+            return Ok(BTreeSet::new());
+        }
+        let (stale, anew) = self.witnesses.taken_out(&doubtful, ranges);
+        let Some(environment) = &mut self.environment else {
+            return Ok(BTreeSet::new());
+        };
+        let (process, witnesses) = (&self.process, &mut self.witnesses);
+        let pid = process.pid();
+        Hold::Brief.with(process, |stopped| {
+            if !environment.is_in(stopped) {
+                let why = "it runs another program by now".into();
+                return Err(Error::Target { pid, why });
+            }
+            unmap(stopped, environment, &stale)?;
+            let (parts, unknown) = parts_of(pid, &stopped.regions()?, &anew);
+            witnesses.unknown.extend(unknown);
+            map(stopped, environment, witnesses, &parts, &anew)
+        })
+    }
+}
+
+/// Unmaps witnesses, as far as they are still there.
+fn unmap(
+    stopped: &mut Stopped,
+    environment: &mut Environment,
+    stale: &[Mapped],
+) -> Result<(), Error> {
+    let regions = stopped.regions()?;
+    for mapped in stale {
+        // SAFETY: placed as a `Witness`.
+        let record = unsafe { environment.home.get::<abi::Witness>(mapped.record) };
+        if let Some(there) = still_there(record, &regions) {
+            stopped.munmap(there.start, there.end - there.start)?;
+        }
+        record.address.store(0, SeqCst);
+        environment.free_witnesses.push(mapped.record);
+    }
+    Ok(())
+}
+
+/// The pages of some ranges of code, together where they lie side by side in one mapping; and the ranges' starts for which there is no file.
+fn parts_of(pid: i32, regions: &[Region], ranges: &[Range<u64>]) -> (Vec<Part>, Vec<u64>) {
+    let (mut parts, mut unknown) = (Vec::<Part>::new(), Vec::new());
+    for range in ranges {
+        let Some(region) = regions.iter().find(|one| one.contains(range.start)) else {
+            continue;
+        };
+        let pages = pages_of(range);
+        let code = pages.start..pages.end.min(region.end);
+        if let Some(last) = parts.last_mut()
+            && last.region.start == region.start
+            && code.start <= last.code.end
+        {
+            last.code.end = last.code.end.max(code.end);
+            continue;
+        }
+        let file = match parts.last() {
+            Some(last) if last.region.start == region.start => last.file.try_clone().ok(),
+            _ => Some(region)
+                .filter(|region| region.inode != 0)
+                .and_then(|region| open_mapped(pid, region)),
+        };
+        match file {
+            Some(file) => parts.push(Part {
+                code,
+                region: region.clone(),
+                file,
+            }),
+            None => unknown.push(range.start),
+        }
+    }
+    (parts, unknown)
+}
+
+/// Maps witnesses of these parts of files, and looks at the ranges in them: gives where kernel uprobes are.
+fn map(
+    stopped: &mut Stopped,
+    environment: &mut Environment,
+    witnesses: &mut Witnesses,
+    parts: &[Part],
+    ranges: &[Range<u64>],
+) -> Result<BTreeSet<u64>, Error> {
+    let mut found = BTreeSet::new();
+    if parts.is_empty() {
+        return Ok(found);
+    }
+    let mappings: Vec<_> = parts.iter().map(Part::mapping).collect();
+    let placed = stopped.map_files_through(environment.private.scratch(), &mappings)?;
+    for (part, at) in parts.iter().zip(placed) {
+        let record = environment.place_witness(|next| part.record(at, next))?;
+        let code = part.code.clone();
+        witnesses.mapped.push(Mapped {
+            code: code.clone(),
+            record,
+        });
+        for range in ranges.iter().filter(|range| code.contains(&range.start)) {
+            let at = at + (range.start - code.start);
+            let mut seen = vec![0; (range.end.min(code.end) - range.start) as usize];
+            stopped.read(at, &mut seen)?;
+            let uprobes = stored_by_kernel(&part.file, part.offset_of(range.start), &seen)
+                .map_err(os("reading a file that is mapped"))?;
+            found.extend(uprobes.map(|distance| range.start + distance));
+            witnesses.watched.insert(range.start, Watched { at, seen });
+        }
+    }
+    Ok(found)
+}
+
+/// The pages that a range lies in.
+fn pages_of(range: &Range<u64>) -> Range<u64> {
+    let page = PAGE as u64;
+    range.start / page * page..range.end.next_multiple_of(page)
+}

@@ -1,0 +1,105 @@
+//! Kernel uprobes that no thread tells of: Beeline sees them without stopping the target, by pages that it maps there once more, and
+//! unmaps as it leaves.
+
+use std::process::Command;
+use std::time::Duration;
+
+use beeline_e2e::{Footprint, PATIENCE, Tool, Turn, beeline, need, until};
+
+use crate::setting::{Place, Setting, first_byte};
+
+/// Longer than the pause between Beeline's looks.
+const SOME_LOOKS: Duration = Duration::from_secs(3);
+/// `push rbp; mov rbp, rsp`: the jump reaches over both, and what it has at the second looks as the kernel's breakpoint does.
+const FUNCTION: &str = "b_push_rbp";
+const INNER: u64 = 1;
+const CALLS: u64 = 50;
+const INT3: u8 = 0xcc;
+
+/// The mappings of files, in their order.
+fn mapped_files(pid: u32) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    let lines = maps.lines().filter(|line| line.contains('/'));
+    lines.map(str::to_owned).collect()
+}
+
+/// A session that probes the function, once it has a page of the program's code mapped a second time.
+fn settled(setting: &Setting) -> Tool {
+    let before = mappings_of_program(setting);
+    let tool = setting.ours(&format!("uprobe:{{prog}}:{FUNCTION} {{ @ = count(); }}"));
+    let is_mapped = || mappings_of_program(setting) > before;
+    assert!(until(PATIENCE, is_mapped), "nothing is mapped once more");
+    tool
+}
+
+fn mappings_of_program(setting: &Setting) -> usize {
+    let program = setting.program.display().to_string();
+    let files = mapped_files(setting.target.pid());
+    let readable = files.iter().filter(|line| line.contains("r--p"));
+    readable.filter(|line| line.ends_with(&program)).count()
+}
+
+/// How often its threads have been switched to, which each stop adds to.
+fn switches(pid: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+    let of_thread = |thread: std::fs::DirEntry| {
+        let status = std::fs::read_to_string(thread.path().join("status")).expect("it lives");
+        let counts = status
+            .lines()
+            .filter(|line| line.contains("_ctxt_switches:"));
+        let numbers = counts.filter_map(|line| line.split_once(':')?.1.trim().parse::<u64>().ok());
+        numbers.sum::<u64>()
+    };
+    threads.flatten().map(of_thread).sum()
+}
+
+#[test]
+fn a_kernel_uprobe_inside_a_jump_is_noticed_and_an_idle_target_is_not_stopped() {
+    let _turn = Turn::take();
+    let mut setting = need!(Setting::new());
+    let pid = setting.target.pid();
+    let before = mapped_files(pid);
+    let (_, offset) = setting
+        .functions
+        .iter()
+        .find(|(name, _)| name == FUNCTION)
+        .expect("a workload's");
+    let offset = *offset;
+    let ours = settled(&setting);
+    // What is mapped is mapped in a stop that may not be over yet.
+    let is_let_go = || Footprint::of(pid).tracer == 0;
+    assert!(until(PATIENCE, is_let_go));
+    let then = switches(pid);
+    std::thread::sleep(SOME_LOOKS);
+    assert_eq!(switches(pid), then, "it was stopped, and nothing happened");
+
+    let number = setting.attach_kernel_at(offset + INNER, Place::Entry);
+    let number = need!(number.ok_or("the kernel refuses the probe")) as usize;
+    let is_breakpoint = || first_byte(pid, &setting.program, offset) == INT3;
+    assert!(until(PATIENCE, is_breakpoint), "nobody noticed");
+    let seen = setting.kernel_counts()[number];
+    let calls = setting.calls(CALLS);
+    assert_eq!(setting.kernel_counts()[number] - seen, calls);
+    let ended = ours.interrupt();
+    assert!(ended.stdout.contains(&format!("@: {calls}")), "{ended:?}");
+    setting.kernel.tell("off all");
+    assert_eq!(mapped_files(pid), before);
+    setting.finish();
+}
+
+#[test]
+fn what_was_mapped_once_more_is_unmapped_behind_a_killed_session() {
+    let _turn = Turn::take();
+    let setting = need!(Setting::new());
+    let pid = setting.target.pid();
+    let before = mapped_files(pid);
+    let ours = settled(&setting);
+    ours.signal_group(libc::SIGKILL);
+    ours.wait();
+    assert_ne!(mapped_files(pid), before);
+    let detached = Command::new(beeline()).args(["detach", "--dead"]).output();
+    // Of other processes some may not have been left yet.
+    detached.expect("cannot run beeline");
+    assert_eq!(mapped_files(pid), before);
+    setting.finish();
+}
