@@ -60,14 +60,16 @@ mod tests {
     use super::*;
     use beeline_inject::Permissions;
 
-    const WITNESS: Witness = Witness {
-        address: std::sync::atomic::AtomicUsize::new(0x7000_2000),
-        len: 0x1000,
-        offset: 0x5000,
-        device: 8,
-        inode: 9,
-        next: 0,
-    };
+    fn witness() -> Witness {
+        Witness {
+            address: std::sync::atomic::AtomicUsize::new(0x7000_2000),
+            len: 0x1000,
+            offset: 0x5000,
+            device: 8,
+            inode: 9,
+            next: 0,
+        }
+    }
 
     fn region() -> Region {
         Region {
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_witness_is_known_within_a_greater_mapping() {
-        let found = still_there(&WITNESS, &[region()]).unwrap();
+        let found = still_there(&witness(), &[region()]).unwrap();
         assert_eq!((found.start, found.end), (0x7000_2000, 0x7000_3000));
         assert_eq!(found.offset, 0x5000);
     }
@@ -105,8 +107,12 @@ mod tests {
         for change in changes {
             let mut region = region();
             change(&mut region);
-            assert_eq!(still_there(&WITNESS, &[region.clone()]), None, "{region:?}");
+            assert_eq!(
+                still_there(&witness(), &[region.clone()]),
+                None,
+                "{region:?}"
+            );
         }
-        assert_eq!(still_there(&WITNESS, &[]), None);
+        assert_eq!(still_there(&witness(), &[]), None);
     }
 }

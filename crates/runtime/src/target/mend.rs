@@ -35,9 +35,9 @@ pub(super) struct Neighbours {
     seen: u64,
     /// When it was looked at, if some site was not as it was left.
     looked: Option<Instant>,
-    /// When it was last looked for kernel uprobes that no thread tells of,
+    /// When it was last looked for kernel uprobes that no thread tells of.
     watched: Option<Instant>,
-    /// which failed.
+    /// That look has failed.
     has_failed: bool,
     /// Sites that are blinded and have been told of.
     told: BTreeSet<u64>,
