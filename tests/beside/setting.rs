@@ -253,7 +253,7 @@ impl Setting {
     }
 }
 
-/// What stands in a process's code at an offset in a file.
+/// The byte in a process's code at an offset in a file.
 pub fn first_byte(pid: u32, file: &Path, offset: u64) -> u8 {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
     let hex = |text: &str| u64::from_str_radix(text, 16).expect("a hexadecimal number");

@@ -39,7 +39,7 @@ fn mappings_of_program(setting: &Setting) -> usize {
     readable.filter(|line| line.ends_with(&program)).count()
 }
 
-/// How often its threads have been switched to, which each stop adds to.
+/// The times that its threads have been switched to; each stop adds to them.
 fn switches(pid: u32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
     let of_thread = |thread: std::fs::DirEntry| {

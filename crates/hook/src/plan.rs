@@ -45,7 +45,7 @@ pub struct Plan {
     pub(crate) window: Vec<Displaced>,
 }
 
-/// How far from its site a breakpoint's trampoline may be, at the most: any distance would do.
+/// The greatest distance of a breakpoint's trampoline from its site. Any would do; this leaves enough to choose from.
 const FAR: u64 = 1 << 40;
 
 impl Plan {

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use beeline_hook::Plan;
+use beeline_hook::{Plan, Reason};
 use beeline_image::abi;
 use beeline_image::abi::calls::CONTEXT_REGISTERS;
 use beeline_inject::{Process, Region, Stopped};
@@ -401,9 +401,6 @@ impl Target {
             true => None,
             false => Some(self.plan_apart(request, hold)?),
         };
-        if let Some(new) = &mut planned {
-            self.settle_for_room(&mut new.plan, hold)?;
-        }
         let known = self.sites.get(&request.address).map(|site| &site.plan);
         let Some(plan) = planned.as_ref().map(|new| &new.plan).or(known).cloned() else {
             return Ok(());
@@ -411,10 +408,14 @@ impl Target {
         if request.retprobe && exit.is_none() && !plan.at_start {
             return Err(self.error("a return probe needs the function's first address"));
         }
-        let reach = plan
-            .reach()
-            .ok_or_else(|| self.error("the site's operands are too far apart to be moved"))?;
-        self.map_what_is_missing(reach, request.body.maps(), hold)?;
+        let maps = request.body.maps();
+        match (self.map_for(&plan, maps, hold), &mut planned) {
+            (Err(_), Some(new)) if self.has_no_room_for(&plan, hold)? => {
+                new.plan = plan.into_breakpoint(Reason::NoRoom);
+                self.map_for(&new.plan, maps, hold)?;
+            }
+            (outcome, _) => outcome?,
+        }
         self.provide(&request.body.needs(), hold)?;
         let planned = match planned {
             Some(mut planned) => {

@@ -169,8 +169,10 @@ impl Target {
             .iter()
             .filter(|(_, site)| self.is_unguarded(site));
         let unguarded: Vec<u64> = unguarded.map(|(address, _)| *address).collect();
-        let is_due = !unguarded.is_empty() && self.neighbours.is_settling_due();
-        if !is_due || self.thread_blocking_traps().is_some() {
+        if unguarded.is_empty() || !self.neighbours.try_settling() {
+            return;
+        }
+        if self.waits_for_child() || self.thread_blocking_traps().is_some() {
             return;
         }
         for address in unguarded {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_hook::{Kind, Plan, Reason};
+use beeline_hook::{Kind, Plan};
 use beeline_inject::{MapFlags, Mapping, ProtFlags};
 use rustix::io::Errno;
 
@@ -23,23 +23,30 @@ use crate::proc;
 use crate::ring::Ring;
 
 impl Target {
-    /// A site that no free memory is near enough to for a jump is hooked by a breakpoint, whose trampoline may be anywhere.
-    pub(super) fn settle_for_room(
-        &self,
-        plan: &mut Plan,
+    /// [`Self::map_what_is_missing`] for a site.
+    pub(super) fn map_for(
+        &mut self,
+        plan: &Plan,
+        maps: &[Arc<MapObject>],
         hold: &mut Hold<'_>,
     ) -> Result<(), Error> {
+        let reach = plan
+            .reach()
+            .ok_or_else(|| self.error("the site's operands are too far apart to be moved"))?;
+        self.map_what_is_missing(reach, maps, hold)
+    }
+
+    /// Is no memory that a jump reaches free? The site is hooked by a breakpoint then, whose trampoline may be anywhere.
+    pub(super) fn has_no_room_for(&self, plan: &Plan, hold: &mut Hold<'_>) -> Result<bool, Error> {
         let reach = plan.reach().filter(|_| matches!(plan.kind, Kind::Jump));
         let Some(reach) = reach.filter(|reach| !self.has_arena(reach)) else {
-            return Ok(());
+            return Ok(false);
         };
         let regions = hold.regions(&self.process)?;
-        let process = &self.process;
-        let gap = process.find_gap_among(&regions, reach, ARENA_BYTES as u64)?;
-        if gap.is_none() {
-            *plan = plan.clone().into_breakpoint(Reason::NoRoom);
-        }
-        Ok(())
+        let gap = self
+            .process
+            .find_gap_among(&regions, reach, ARENA_BYTES as u64)?;
+        Ok(gap.is_none())
     }
 
     /// Is there an arena within `reach`, with room for a trampoline?

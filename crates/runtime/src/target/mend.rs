@@ -46,8 +46,8 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    /// Is it time to try unguarded jumps? If so, the next is a second later.
-    pub fn is_settling_due(&mut self) -> bool {
+    /// Is it time to try unguarded jumps? If so, the next time is a second later.
+    pub fn try_settling(&mut self) -> bool {
         let is_due = self.settled.is_none_or(|last| last.elapsed() > AGAIN);
         if is_due {
             self.settled = Some(Instant::now());

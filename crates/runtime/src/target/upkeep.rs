@@ -31,9 +31,7 @@ impl Target {
             let _ = self.unmap_out_of_reach();
             let _ = self.look_for_ids();
         }
-        if !self.waits_for_child() {
-            self.settle_unguarded();
-        }
+        self.settle_unguarded();
         let _ = self.mend();
         let mut told = self.blinded();
         told.extend(self.mend_calls());

@@ -1,6 +1,6 @@
 //! Witnesses: pages of code that are mapped into a target once more, and stay as the kernel has them.
 //!
-//! What a kernel uprobe inside of a jump stores may be what the jump has there itself, so the patched code does not tell that there is one.
+//! A kernel uprobe inside of a jump may store the byte that the jump has there itself, so the patched code does not tell that there is one.
 //! But the kernel stores the same in every private mapping of the file that might be executed, when it is mapped and when the uprobe comes.
 //! A witness is such a mapping. It is read without stopping anybody, and only if it has changed, or there is none yet, the target is
 //! stopped and it is mapped anew: a mapping that has just been made shows all uprobes that are meant for the process and no others, such as
@@ -26,7 +26,7 @@ use crate::uprobes::{open_mapped, stored_by_kernel};
 #[derive(Debug, Clone, Default)]
 pub(super) struct Witnesses {
     mapped: Vec<Mapped>,
-    /// What is looked at, by where it is in the code.
+    /// The parts that are looked at, by where they are in the code.
     watched: BTreeMap<u64, Watched>,
     /// Places in files that cannot be opened any more: nothing can be known of them.
     unknown: BTreeSet<u64>,
@@ -46,7 +46,7 @@ struct Mapped {
 struct Watched {
     /// Where.
     at: u64,
-    /// What was there when it was last looked.
+    /// The bytes that were there at the last look.
     seen: Vec<u8>,
 }
 
@@ -161,40 +161,44 @@ impl Target {
         if doubtful.is_empty() || self.waits_for_child() {
             return Ok(BTreeSet::new());
         }
-        let (stale, anew) = self.witnesses.taken_out(&doubtful, ranges);
+        let (mut stale, anew) = self.witnesses.taken_out(&doubtful, ranges);
         let Some(environment) = &mut self.environment else {
             return Ok(BTreeSet::new());
         };
         let (process, witnesses) = (&self.process, &mut self.witnesses);
         let pid = process.pid();
-        Hold::Brief.with(process, |stopped| {
+        let found = Hold::Brief.with(process, |stopped| {
             if !environment.is_in(stopped) {
                 let why = "it runs another program by now".into();
                 return Err(Error::Target { pid, why });
             }
-            unmap(stopped, environment, &stale)?;
+            unmap(stopped, environment, &mut stale)?;
             let (parts, unknown) = parts_of(pid, &stopped.regions()?, &anew);
             witnesses.unknown.extend(unknown);
             map(stopped, environment, witnesses, &parts, &anew)
-        })
+        });
+        // Those that could not be unmapped are taken out the next time.
+        self.witnesses.mapped.append(&mut stale);
+        found
     }
 }
 
-/// Unmaps witnesses, as far as they are still there.
+/// Unmaps witnesses, as far as they are still there, and takes them out of the list.
 fn unmap(
     stopped: &mut Stopped,
     environment: &mut Environment,
-    stale: &[Mapped],
+    stale: &mut Vec<Mapped>,
 ) -> Result<(), Error> {
     let regions = stopped.regions()?;
-    for mapped in stale {
+    while let Some(record) = stale.last().map(|mapped| mapped.record) {
         // SAFETY: placed as a `Witness`.
-        let record = unsafe { environment.home.get::<abi::Witness>(mapped.record) };
-        if let Some(there) = still_there(record, &regions) {
+        let witness = unsafe { environment.home.get::<abi::Witness>(record) };
+        if let Some(there) = still_there(witness, &regions) {
             stopped.munmap(there.start, there.end - there.start)?;
         }
-        record.address.store(0, SeqCst);
-        environment.free_witnesses.push(mapped.record);
+        witness.address.store(0, SeqCst);
+        environment.free_witnesses.push(record);
+        stale.pop();
     }
     Ok(())
 }
