@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use beeline_e2e::{Engine, Scratch, Turn, compile_anew, engines, find_program, need, with_tracefs};
+use beeline_e2e::{
+    Engine, Scratch, Turn, beeline_wanted, compile_anew, engines, find_program, need, with_tracefs,
+};
 
 /// Which calls the program makes, how often, and how often they return.
 const EVERY_CALL: &str = r#"tracepoint:raw_syscalls:sys_enter /comm == "leaf"/ { @in[args->id] = count(); }
@@ -61,4 +63,34 @@ fn the_loaders_calls_are_seen_beside_probes_in_libraries() {
     same_maps(&program, &script, "@probed");
     // What the loader has the C library do before it says that all is mapped is not seen then.
     same_maps(&program, &script, "@in[257]");
+}
+
+/// A program is not held until all of its code has been looked through: it runs on, which is told, and is hooked then.
+#[test]
+fn a_program_that_takes_long_to_look_through_runs_meanwhile() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/vast.c");
+    let mut command = Engine::Beeline.command(&bpftrace);
+    compile_anew(&mut command);
+    let script = "tracepoint:syscalls:sys_enter_getppid { @ = count(); }";
+    command.arg("-c").arg(&program).args(["-e", script]);
+    let output = command.output().expect("bpftrace starts");
+    assert!(output.status.success(), "{output:?}");
+    let lines = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = lines.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(
+        lines,
+        ["Attaching 1 probe...", "begins", "done", "@: 100"],
+        "{output:?}"
+    );
+    let told = String::from_utf8_lossy(&output.stderr);
+    let late = told.lines().filter(|line| line.contains("is much code"));
+    let late: Vec<_> = late.collect();
+    assert!(
+        matches!(late[..], [line] if line.contains("/vast is")),
+        "{told}"
+    );
 }

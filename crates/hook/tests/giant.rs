@@ -1,5 +1,7 @@
 //! A text of hundreds of MB without names is looked through in little memory, and what leads from there into functions is seen.
 
+use std::time::{Duration, Instant};
+
 use beeline_hook::{CallSites, Function, LONGEST_FUNCTION};
 
 const START: u64 = 0x40_0000;
@@ -66,4 +68,17 @@ fn branches_out_of_giant_texts_count() {
     text[0] = 0xe9;
     text[1..5].copy_from_slice(&displacement.to_le_bytes());
     assert_ne!(plans(&text), alone);
+}
+
+/// What takes longer than it may is given up, and says so.
+#[test]
+fn a_text_is_looked_through_until_then() {
+    let functions = [Function {
+        start: START,
+        code: CALL,
+    }];
+    let now = Instant::now();
+    let sites = |until| CallSites::of_until(&functions, |_| None, until).map(|it| it.plans.len());
+    assert_eq!(sites(now), None);
+    assert_eq!(sites(now + Duration::from_secs(3600)), Some(1));
 }

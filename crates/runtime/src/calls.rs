@@ -1,11 +1,13 @@
 //! The system calls of files: where their code makes them, found once for a file.
 
-use std::cmp::Reverse;
-use std::collections::{HashMap, VecDeque};
+mod files;
+
+use std::collections::VecDeque;
 use std::fs::File;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use beeline_hook::{CallPatch, CallPlan, CallSites, Function, Spared, SparedCall};
 use beeline_inject::Region;
@@ -13,10 +15,9 @@ use beeline_inject::Region;
 use crate::binary::Binary;
 use crate::binary::parts::Parts;
 use crate::error::Error;
-use crate::link::{FileId, file_id};
 use crate::target::is_affair;
-use crate::together;
 use crate::vdso;
+pub use files::{CallFiles, Planned};
 
 /// What a file's code does to call the kernel, by the file's own addresses; or a mapping's, where nobody knows its functions.
 #[derive(Debug)]
@@ -26,7 +27,12 @@ pub struct FileCalls {
     binary: Option<Binary>,
     /// What was written for some of its mappings: mostly the next process has all at the same distances.
     written: Mutex<VecDeque<Arc<StubSet>>>,
+    /// It was looked through for [`LONGEST_LOOK`], and none were found by then.
+    is_given_up: bool,
 }
+
+/// How long a file's code is looked through, at the most. A browser's takes seconds.
+pub const LONGEST_LOOK: Duration = Duration::from_secs(30);
 
 /// Ways in which a file's code and what belongs to it may lie around an arena, of which the stubs are remembered.
 const LAYOUTS: usize = 8;
@@ -102,9 +108,12 @@ impl FileCalls {
             why,
         })?;
         let ranges = binary.functions_in_memory();
-        let sites = sites_of(&binary, ranges, parts.bytes(), |offset| parts.data(offset));
+        let data = |offset| parts.data(offset);
+        let until = Instant::now() + LONGEST_LOOK;
+        let sites = sites_of(&binary, ranges, parts.bytes(), data, until);
         Ok(Self {
-            sites,
+            is_given_up: sites.is_none(),
+            sites: sites.unwrap_or_default(),
             binary: Some(binary),
             written: Mutex::default(),
         })
@@ -120,9 +129,11 @@ impl FileCalls {
         let ranges = binary.functions_in_memory().into_iter().map(inside);
         let ranges = ranges.filter(|range| !range.is_empty()).collect();
         let data = |offset: u64| bytes.get(offset as usize..);
-        let mut sites = sites_of(&binary, ranges, bytes, data);
+        let until = Instant::now() + LONGEST_LOOK;
+        let mut sites = sites_of(&binary, ranges, bytes, data, until)?;
         sites.keep_instructions();
         Some(Self {
+            is_given_up: false,
             sites,
             binary: Some(binary),
             written: Mutex::default(),
@@ -133,6 +144,7 @@ impl FileCalls {
     /// functions begin.
     pub fn of_memory(region: &Region, bytes: &[u8]) -> Self {
         Self {
+            is_given_up: false,
             sites: CallSites::of_unknown(region.start, bytes),
             binary: None,
             written: Mutex::default(),
@@ -160,6 +172,11 @@ impl FileCalls {
         self.sites.plans.is_empty() && self.sites.spared.is_empty()
     }
 
+    /// Was it too much code to be looked through?
+    pub fn is_given_up(&self) -> bool {
+        self.is_given_up
+    }
+
     /// May there be calls in a mapping which are not hooked, other than those that only end a thread or a signal handler, and what is
     /// data?
     pub fn may_have_unhooked(&self, region: &Region) -> bool {
@@ -173,6 +190,7 @@ impl FileCalls {
         let spared = self.spared_within(region);
         self.binary.as_ref().is_none_or(is_unnamed)
             || self.sites.is_partial
+            || self.is_given_up
             || !spared.iter().all(|(_, spared)| is_harmless(spared))
     }
 
@@ -227,13 +245,15 @@ impl FileCalls {
     }
 }
 
-/// The calls of a file's functions, by where they are in memory. `bytes` are the file's, with its code; `data` gives those of any part from an offset on.
+/// The calls of a file's functions, by where they are in memory; `None` if they were not found by then. `bytes` are the file's, with its
+/// code; `data` gives those of any part from an offset on.
 fn sites_of<'a>(
     binary: &Binary,
     ranges: Vec<Range<u64>>,
     bytes: &[u8],
     data: impl Fn(u64) -> Option<&'a [u8]>,
-) -> CallSites {
+    until: Instant,
+) -> Option<CallSites> {
     let function = |range: &Range<u64>| {
         let start = range.start;
         let offset = binary.offsets_from(start)?.start as usize;
@@ -242,12 +262,13 @@ fn sites_of<'a>(
         Some(Function { start, code })
     };
     let functions: Vec<_> = ranges.iter().filter_map(function).collect();
-    let mut sites = CallSites::of(&functions, |address| {
+    let data = |address| {
         let offsets = binary.offsets_from(address)?;
         let data = data(offsets.start)?;
         let len = (offsets.end - offsets.start).min(data.len() as u64);
         data.get(..len as usize)
-    });
+    };
+    let mut sites = CallSites::of_until(&functions, data, until)?;
     for Function { start, code } in binary.unnamed_code().filter_map(|code| function(&code)) {
         sites.append(CallSites::of_unknown(start, code));
     }
@@ -256,83 +277,11 @@ fn sites_of<'a>(
     let ranges = starts.map(|start| start..start.saturating_add(RESTORER));
     sites.hook_restorers(ranges.filter_map(|range| function(&range)));
     sites.spare_data(binary.data());
-    sites
+    Some(sites)
 }
 
 /// Bytes that are enough to know a restorer of signal frames by.
 const RESTORER: u64 = 9;
-
-/// The files of a session, by what identifies their contents.
-#[derive(Debug, Default)]
-pub struct CallFiles {
-    known: Mutex<HashMap<FileId, Arc<Known>>>,
-    vdso: OnceLock<Option<Arc<FileCalls>>>,
-}
-
-/// A file's calls, once it has been read; locked while it is.
-#[derive(Debug, Default)]
-struct Known(Mutex<Option<Arc<FileCalls>>>);
-
-impl Known {
-    fn file(&self) -> MutexGuard<'_, Option<Arc<FileCalls>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl CallFiles {
-    /// The calls of a file, which must be the one with this inode.
-    pub fn of(&self, path: &Path, inode: u64) -> Result<Arc<FileCalls>, Error> {
-        let key = file_id(path)?;
-        if key.1 != inode {
-            return Err(Error::Binary {
-                path: path.into(),
-                why: "it has been replaced since it was mapped".into(),
-            });
-        }
-        let known = Arc::clone(self.files().entry(key).or_default());
-        let mut known = known.file();
-        if let Some(file) = &*known {
-            return Ok(Arc::clone(file));
-        }
-        let file = Arc::new(FileCalls::read(path)?);
-        Ok(known.insert(file).clone())
-    }
-
-    /// Reads files that are going to be asked for, each with its inode, several at a time. What goes wrong is told who asks.
-    pub fn prepare(&self, files: &[(PathBuf, u64)]) {
-        let len = |path: &PathBuf| std::fs::metadata(path).map_or(0, |data| data.len());
-        let is_new = |path: &PathBuf| {
-            let key = file_id(path).ok();
-            key.is_some_and(|key| !self.files().contains_key(&key))
-        };
-        let new = files.iter().filter(|(path, _)| is_new(path));
-        let mut files: Vec<_> = new.map(|file| (len(&file.0), file)).collect();
-        // The others are done meanwhile.
-        files.sort_unstable_by_key(|(len, _)| Reverse(*len));
-        together::each(&files, |(_, (path, inode))| drop(self.of(path, *inode)));
-    }
-
-    /// The calls of a file that has been looked through and may be gone since, by its device and inode; `None` if there were several.
-    pub fn known(&self, device: u64, inode: u64) -> Option<Arc<FileCalls>> {
-        let known = self.files();
-        let is_it = |file: &FileId| (file.0, file.1) == (device, inode);
-        let mut files = known.iter().filter(|(file, _)| is_it(file));
-        let found = files.next().map(|(_, known)| Arc::clone(known));
-        let found = found.filter(|_| files.next().is_none());
-        drop(known);
-        found.and_then(|known| known.file().clone())
-    }
-
-    /// The calls of the vDSO, by our own copy of it, which nobody has hooked; `None` if there is none.
-    pub fn of_vdso(&self) -> Option<Arc<FileCalls>> {
-        let read = || FileCalls::of_vdso(&vdso::own()?).map(Arc::new);
-        self.vdso.get_or_init(read).clone()
-    }
-
-    fn files(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Known>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 #[cfg(test)]
 mod tests {

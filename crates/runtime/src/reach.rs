@@ -96,6 +96,8 @@ pub struct Reach {
     untraceable: Mutex<BTreeSet<String>>,
     /// Programs of whose instructions that are not hooked the user has been told, by name and number.
     unhooked: Mutex<BTreeSet<(String, usize)>>,
+    /// The same of files whose code had not been looked through when it was mapped.
+    late: Mutex<BTreeSet<String>>,
     /// Instructions of which he has been told that their calls slip through.
     slipped: Mutex<BTreeSet<String>>,
     watcher: Mutex<Option<JoinHandle<()>>>,
@@ -161,6 +163,7 @@ impl Reach {
             has_told_unfollowed: AtomicBool::new(false),
             untraceable: Mutex::default(),
             unhooked: Mutex::default(),
+            late: Mutex::default(),
             slipped: Mutex::default(),
             watcher: Mutex::default(),
             attendant: Mutex::default(),
@@ -327,6 +330,7 @@ impl Reach {
         if wanted.follows
             && let (Some(target), _) = self.make_target(process)
         {
+            self.plan_calls(process);
             self.follow_for_functions(&mut lock(&target), &wanted, &mut Hold::Brief);
         }
     }

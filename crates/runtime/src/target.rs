@@ -38,8 +38,8 @@ use crate::opening;
 use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
-use calls::Calls;
-pub use calls::{SlippedCall, Wanted, is_affair};
+use calls::{Calls, Late};
+pub use calls::{SlippedCall, Wanted, WhyUnseen, code_files, is_affair};
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};
@@ -163,6 +163,7 @@ pub struct Target {
     witnesses: witnesses::Witnesses,
     sites: BTreeMap<u64, Hooked>,
     calls: Option<Calls>,
+    late: Late,
     /// [`Shared::removals`] when it was last looked for maps out of reach.
     removals: u64,
     /// When it became a target.
@@ -247,6 +248,7 @@ impl Target {
             witnesses: witnesses::Witnesses::default(),
             sites: BTreeMap::new(),
             calls: None,
+            late: Late::default(),
             removals: 0,
             since: Instant::now(),
             looks: 1,
@@ -309,6 +311,7 @@ impl Target {
             witnesses: self.witnesses.clone(),
             sites: self.sites.clone(),
             calls: self.calls.clone(),
+            late: self.late.clone(),
             removals: self.removals,
             since: Instant::now(),
             looks: 1,

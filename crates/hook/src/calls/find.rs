@@ -1,5 +1,7 @@
 //! The `syscall` instructions of a text, and what branches near them, without decoding more than has to be.
 
+use std::time::Instant;
+
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 use memchr::memmem::Finder;
 
@@ -13,6 +15,8 @@ use crate::survey::Survey;
 
 /// More bytes than a function has. To survey one takes some ten times its length of memory.
 pub const LONGEST_FUNCTION: usize = 4 << 20;
+/// Bytes of the functions of a text that are surveyed, together.
+const MOST_SURVEYED: usize = 8 << 20;
 
 /// A function in which system calls are made.
 struct Holder<'a> {
@@ -28,30 +32,54 @@ impl CallSites {
     ///
     /// Only functions that hold the bytes of a `syscall` or seem to branch near one are decoded. What is longer than
     /// [`LONGEST_FUNCTION`] is none, but code that nobody has named: that is looked through as [`Self::of_unknown`] does, and
-    /// for what leads from there into functions.
+    /// for what leads from there into functions. So are functions once [`MOST_SURVEYED`] bytes of others have been surveyed.
     ///
     /// `data` gives the bytes of the file from an address on, as far as they lie together, wherever they are mapped: the
     /// tables of a `switch` are read, as any place that one leads to is left alone. Without them, some
     /// sites in functions with such tables are unhookable.
     pub fn of<'a>(functions: &[Function], data: impl Fn(u64) -> Option<&'a [u8]> + 'a) -> Self {
+        let sites = Self::find(functions, &data, &|| false);
+        sites.unwrap_or_default()
+    }
+
+    /// As [`Self::of`]; `None` if it was not done at that time, or a moment later.
+    pub fn of_until<'a>(
+        functions: &[Function],
+        data: impl Fn(u64) -> Option<&'a [u8]> + 'a,
+        until: Instant,
+    ) -> Option<Self> {
+        Self::find(functions, &data, &|| Instant::now() >= until)
+    }
+
+    fn find(functions: &[Function], data: &Data, is_late: &dyn Fn() -> bool) -> Option<Self> {
         let finder = Finder::new(&SYSCALL);
         let mut sites = Self::default();
-        let (long, functions): (Vec<Function>, Vec<Function>) = functions
-            .iter()
-            .partition(|function| function.code.len() > LONGEST_FUNCTION);
-        let mut holders: Vec<Holder> = functions
-            .iter()
-            .filter(|function| may_hold_call(function, &finder))
-            .map(|function| Holder::of(*function))
-            .collect();
+        let (mut holders, mut long, mut short) = (Vec::new(), Vec::new(), Vec::new());
+        let mut surveyed = 0;
+        for function in functions {
+            if is_late() {
+                return None;
+            }
+            let len = function.code.len();
+            let is_short = len <= LONGEST_FUNCTION;
+            let holds = is_short && may_hold_call(function, &finder);
+            if !is_short || holds && surveyed + len > MOST_SURVEYED {
+                long.push(*function);
+                continue;
+            }
+            short.push(*function);
+            if holds {
+                surveyed += len;
+                holders.push(Holder::of(*function));
+            }
+        }
         for holder in &holders {
             sites.add_lost(holder, &finder);
         }
         for point in take_cancellation_points(&mut holders) {
-            let is_called = add_callers(&point, &functions, &mut holders);
+            let is_called = add_callers(&point, &short, &mut holders, is_late)?;
             // Calls from there are not seen, as nobody knows what branches around them.
-            let mut unseen = long.iter();
-            if !is_called || unseen.any(|code| calls_one_of(code, &point.starts)) {
+            if !is_called || is_called_from(&long, &point, is_late)? {
                 sites.spared.push(SparedCall {
                     call: point.call,
                     why: Spared::CancellationPoint,
@@ -59,28 +87,49 @@ impl CallSites {
             }
         }
         let near = Ranges::around(&holders);
-        let mut others = Vec::new();
-        for function in functions.iter().filter(|_| !near.is_empty()) {
-            if near.may_be_target(function) {
-                incoming::collect(function, &mut others);
-            }
-        }
-        for code in long.iter().filter(|_| !near.is_empty()) {
-            near.collect(code, &mut others);
-        }
-        others.sort_unstable();
+        let others = branches_into(&near, &short, &long, is_late)?;
         for holder in holders {
-            holder.plan(&others, &data, &mut sites);
+            if is_late() {
+                return None;
+            }
+            holder.plan(&others, data, &mut sites);
         }
         for Function { start, code } in &long {
             sites.append(Self::of_unknown(*start, code));
         }
-        sites.is_partial = !long.is_empty();
+        sites.is_partial |= !long.is_empty();
         sites.plans.sort_by_key(|plan| plan.call);
         sites.spared.sort_by_key(|spared| spared.call);
         sites.spared.dedup();
-        sites
+        Some(sites)
     }
+}
+
+/// What leads from functions and from code that nobody has named to the ranges, rising, each with the address where. `None` if that
+/// took too long.
+fn branches_into(
+    near: &Ranges,
+    functions: &[Function],
+    long: &[Function],
+    is_late: &dyn Fn() -> bool,
+) -> Option<Vec<(u64, u64)>> {
+    let mut found = Vec::new();
+    if near.is_empty() {
+        return Some(found);
+    }
+    for function in functions {
+        if is_late() {
+            return None;
+        }
+        if near.may_be_target(function) {
+            incoming::collect(function, &mut found);
+        }
+    }
+    for code in long {
+        near.collect(code, &mut found);
+    }
+    found.sort_unstable();
+    Some(found)
 }
 
 impl CallSites {
@@ -149,14 +198,19 @@ fn take_cancellation_points(holders: &mut [Holder]) -> Vec<CancellationPoint> {
     found
 }
 
-/// Makes points of all instructions that call the function of a cancellation point; false if there is none.
+/// Makes points of all instructions that call the function of a cancellation point; false if there is none, and `None` if it
+/// took too long.
 fn add_callers<'a>(
     point: &CancellationPoint,
     functions: &[Function<'a>],
     holders: &mut Vec<Holder<'a>>,
-) -> bool {
+    is_late: &dyn Fn() -> bool,
+) -> Option<bool> {
     let mut is_called = false;
     for function in functions {
+        if is_late() {
+            return None;
+        }
         if !calls_one_of(function, &point.starts) {
             continue;
         }
@@ -179,7 +233,24 @@ fn add_callers<'a>(
         }
         points.sort_unstable();
     }
-    is_called
+    Some(is_called)
+}
+
+/// Does code that nobody has named seem to call a cancellation point? `None` if it took too long.
+fn is_called_from(
+    code: &[Function],
+    point: &CancellationPoint,
+    is_late: &dyn Fn() -> bool,
+) -> Option<bool> {
+    for code in code {
+        if is_late() {
+            return None;
+        }
+        if calls_one_of(code, &point.starts) {
+            return Some(true);
+        }
+    }
+    Some(false)
 }
 
 /// Do bytes of the function look like a call of one of the addresses?

@@ -27,6 +27,8 @@ const NARROW: u8 = 0x66;
 const NUMBER: usize = 4;
 /// Numbers of system calls are below: that the bytes are something else is out of the question.
 const NUMBERS: u32 = 512;
+/// Calls that are found in one piece of code, at the most: each takes some hundreds of bytes of memory.
+const MOST_CALLS: usize = 1 << 16;
 /// Bytes behind a `syscall` that are looked at for who wants the flags.
 const LOOKED_AT: usize = 64;
 
@@ -37,6 +39,10 @@ impl CallSites {
         let mut sites = Self::default();
         for call in memmem::find_iter(code, &SYSCALL) {
             sites.add_unknown(start, code, call);
+            if sites.plans.len() + sites.spared.len() >= MOST_CALLS {
+                sites.is_partial = true;
+                break;
+            }
         }
         sites
     }

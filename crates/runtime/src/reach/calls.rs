@@ -3,14 +3,16 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
 
 use beeline_inject::Process;
 
 use super::{Reach, is_part_of_us, lock, unless_changed};
+use crate::calls::LONGEST_LOOK;
 use crate::error::Error;
 use crate::link::{CallLink, Uprobe};
 use crate::scope::Scope;
-use crate::target::{Hold, SlippedCall, Target, Wanted};
+use crate::target::{Hold, SlippedCall, Target, Wanted, WhyUnseen, code_files};
 
 /// Of the processes that are to be followed, one in so many is looked at again each second.
 const SELDOM: u32 = 4;
@@ -24,9 +26,10 @@ impl Reach {
         self.say_what_is_sought();
         let pids = self.candidates_now(None);
         let outcome = match self.is_narrow() {
-            true => self.each_named(&pids, |pid| self.hook_calls(pid)),
+            true => self.each_named(&pids, |pid| self.hook_planned_calls(pid)),
             false => {
-                let failed = pids.iter().filter_map(|pid| self.hook_calls(*pid).err());
+                let outcomes = pids.iter().map(|pid| self.hook_planned_calls(*pid));
+                let failed = outcomes.filter_map(Result::err);
                 failed.for_each(|error| self.note_unhooked(&error));
                 Ok(())
             }
@@ -52,6 +55,23 @@ impl Reach {
             lock(&target).detach_call(link.id);
         }
         self.forget_reachable();
+    }
+
+    /// As [`Self::hook_calls`], when all of its code has been looked through: nobody who is held waits for that.
+    fn hook_planned_calls(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
+        if let Ok(process) = self.known_or_open(pid) {
+            self.plan_calls(&process);
+        }
+        self.hook_calls(pid)
+    }
+
+    /// Waits until the code of a process has been looked through for system calls.
+    pub(super) fn plan_calls(&self, process: &Process) {
+        if let Ok(regions) = process.regions() {
+            let until = Instant::now() + LONGEST_LOOK;
+            let files = code_files(process, &regions);
+            self.shared.calls.plan(&files, until);
+        }
     }
 
     /// Has the system calls of one process do what is wanted.
@@ -88,6 +108,7 @@ impl Reach {
         }
         let mut target = lock(&target);
         unless_changed(|| target.hook_calls(wanted, hold))?;
+        self.tell_late_code(&mut target);
         // Of a process that has ended meanwhile nothing could be read.
         if !wanted.links.is_empty()
             && let Some((name, count)) = target.news_of_unhooked()
@@ -111,6 +132,30 @@ impl Reach {
         );
         if lock(&self.unhooked).insert((name, count)) {
             (self.report)(&what);
+        }
+    }
+
+    /// Tells the user of files whose calls are not seen, or not yet.
+    fn tell_late_code(&self, target: &mut Target) {
+        let Some((name, news)) = target.news_of_late_code() else {
+            return;
+        };
+        let pid = target.process().pid();
+        for (path, why) in news {
+            let path = path.display().to_string();
+            let path = path.replace(char::is_control, "\u{fffd}");
+            let why = match why {
+                WhyUnseen::Late => format!(
+                    "{path} is much code: system calls that are made there itself are seen as soon as it has been looked through"
+                ),
+                WhyUnseen::GivenUp => format!(
+                    "{path} is more code than can be looked through in {} s: system calls that are made there itself are not seen",
+                    LONGEST_LOOK.as_secs()
+                ),
+            };
+            if lock(&self.late).insert(why.clone()) {
+                (self.report)(&format!("process {pid} ({name}): {why}"));
+            }
         }
     }
 
@@ -150,6 +195,22 @@ impl Reach {
             let is_unknown = || !lock(&self.targets).contains_key(&pid);
             // What cannot be hooked now may be later; a process that was named is not kept waiting.
             if young.contains(&pid) || self.is_narrow() || is_second && is_unknown() {
+                let _ = self
+                    .hook_calls(pid)
+                    .inspect_err(|error| self.note_left_out(error));
+            }
+        }
+    }
+
+    /// Hooks what had not been looked through when it was mapped.
+    pub(super) fn hook_late_code(self: &Arc<Self>) {
+        for target in self.all_targets() {
+            let Ok(target) = target.try_lock() else {
+                continue;
+            };
+            let pid = target.has_late_code().then(|| target.process().pid());
+            drop(target);
+            if let Some(pid) = pid {
                 let _ = self
                     .hook_calls(pid)
                     .inspect_err(|error| self.note_left_out(error));
@@ -211,6 +272,7 @@ impl Reach {
             return;
         }
         let outcome = unless_changed(|| target.hook_calls(wanted, hold));
+        self.tell_late_code(target);
         if let Err(error @ (Error::Target { .. } | Error::Changed { .. })) = outcome
             && target.process().is_alive()
         {

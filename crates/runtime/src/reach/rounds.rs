@@ -61,6 +61,7 @@ impl Reach {
             for pid in self.wanting(&links, &young) {
                 self.revisit(pid, &links);
             }
+            self.hook_late_code();
             if hooks_calls {
                 self.revisit_calls(&young, is_second);
             }

@@ -2,6 +2,7 @@
 //! a table.
 
 mod beside;
+mod late;
 mod slipped;
 mod stubs;
 mod unhooked;
@@ -12,9 +13,9 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+use std::time::Instant;
 
 use beeline_hook::CommonCode;
 use beeline_image::abi::calls::{
@@ -34,6 +35,9 @@ use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;
 use beside::Beside;
+pub(super) use late::Late;
+pub use late::{WhyUnseen, code_files};
+use late::{is_code_of_file, path_of};
 use slipped::Slipped;
 pub use slipped::SlippedCall;
 use stubs::{Stored, spared_in, store};
@@ -311,50 +315,44 @@ impl Target {
         hooks_all: bool,
     ) -> Result<Vec<(Region, Arc<FileCalls>)>, Error> {
         self.forget_unmapped_calls(regions);
-        let seen = |region: &Region| {
-            let is_seen = |calls: &Calls| {
-                let key = key(region);
-                calls.seen.contains(&key) && !(hooks_all && calls.partial.contains(&key))
-            };
-            self.calls.as_ref().is_some_and(is_seen)
-        };
         let is_private =
             |region: &&Region| region.permissions.execute && !region.permissions.shared;
-        let is_of_file = |region: &&Region| region.inode != 0 && !vdso::is_at(region);
-        let files = regions.iter().filter(is_private).filter(is_of_file);
-        let files = files.filter(|region| !seen(region));
-        let files: BTreeSet<_> = files
-            .map(|region| (self.path_of(region), region.inode))
-            .collect();
-        self.shared.calls.prepare(&Vec::from_iter(files));
-        let (mut fresh, mut without_file) = (Vec::new(), Vec::new());
-        for region in regions.iter().filter(is_private) {
+        let (mut of_files, others): (Vec<_>, Vec<_>) = regions
+            .iter()
+            .filter(is_private)
+            .partition(|region| is_code_of_file(region));
+        of_files.retain(|region| !self.has_seen(region, hooks_all));
+        let (mut fresh, mut without_file) = self.look_through(of_files);
+        for region in others {
             if vdso::is_at(region) {
-                let calls = self.shared.calls.of_vdso().filter(|_| !seen(region));
+                let calls = self
+                    .shared
+                    .calls
+                    .of_vdso()
+                    .filter(|_| !self.has_seen(region, hooks_all));
                 fresh.extend(calls.map(|calls| (region.clone(), calls)));
-            } else if region.inode == 0 {
+            } else {
                 without_file.push(region.clone());
-            } else if !seen(region) {
-                match self.calls_of_file(region) {
-                    Some(file) => fresh.push((region.clone(), file)),
-                    None => without_file.push(region.clone()),
-                }
             }
         }
+        fresh.sort_by_key(|(region, _)| region.start);
         self.add_without_file(without_file, &mut fresh);
         Ok(fresh)
     }
 
-    /// The calls of the file that a mapping is of; nothing if it has been replaced or removed since.
-    fn calls_of_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
-        let path = self.path_of(region);
-        self.shared.calls.of(&path, region.inode).ok()
+    fn has_seen(&self, region: &Region, hooks_all: bool) -> bool {
+        let key = key(region);
+        let calls = self.calls.as_ref();
+        calls.is_some_and(|calls| {
+            calls.seen.contains(&key) && !(hooks_all && calls.partial.contains(&key))
+        })
     }
 
-    /// Where the file that a mapping is of can be found, unless it has been replaced or removed since.
-    fn path_of(&self, region: &Region) -> PathBuf {
-        let root = PathBuf::from(format!("/proc/{}/root", self.process.pid()));
-        root.join(region.path.strip_prefix("/").unwrap_or(&region.path))
+    /// The calls of the file that a mapping is of, if they are known; nothing if it has been replaced or removed since.
+    fn calls_of_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
+        let path = path_of(&self.process, region);
+        let calls = &self.shared.calls;
+        calls.of(&path, region.inode, Instant::now()).ready()
     }
 
     /// Where the first arena may be: near the first code that is to be hooked. A program has mostly none itself, and is far

@@ -4,7 +4,6 @@
 //! there may be written over, or copied, at any time.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use beeline_image::abi::calls::Spared;
@@ -98,14 +97,6 @@ impl Target {
     }
 
     pub(super) fn calls_without_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
-        if region.inode != 0 {
-            // A file that has no name any more is still there, for root.
-            let (pid, start, end) = (self.process.pid(), region.start, region.end);
-            let path = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
-            if let Ok(file) = self.shared.calls.of(&path, region.inode) {
-                return Some(file);
-            }
-        }
         let mut bytes = vec![0; (region.end - region.start) as usize];
         let read = self.process.read_memory(region.start, &mut bytes);
         read.ok()

@@ -1,0 +1,202 @@
+//! The files of a session whose system calls are known, or are being looked for by threads of their own: whoever needs them says how
+//! long it can wait.
+
+use std::collections::HashMap;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{Builder, available_parallelism};
+use std::time::Instant;
+
+use super::FileCalls;
+use crate::link::{FileId, file_id};
+use crate::vdso;
+
+/// Threads that look through files, at the most: the machine has other work.
+const MOST_THREADS: usize = 4;
+
+/// The files of a session, by what identifies their contents.
+#[derive(Debug, Default)]
+pub struct CallFiles {
+    shelf: Arc<Shelf>,
+    vdso: OnceLock<Option<Arc<FileCalls>>>,
+}
+
+/// What is known of a file's calls.
+#[derive(Debug, Clone)]
+pub enum Planned {
+    /// All.
+    Ready(Arc<FileCalls>),
+    /// It is still being looked through.
+    Late,
+    /// Nothing: it cannot be read, or another file is at that path now.
+    Unknown,
+}
+
+/// What the session shares with the threads that look through files.
+#[derive(Debug, Default)]
+struct Shelf {
+    known: Mutex<HashMap<FileId, Arc<Known>>>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// By rising length: the longest is begun first, and the others are done meanwhile.
+    waiting: Vec<(u64, PathBuf, FileId, Arc<Known>)>,
+    threads: usize,
+}
+
+/// A file's calls, when it has been looked through.
+#[derive(Debug)]
+struct Known {
+    planned: Mutex<Planned>,
+    is_done: Condvar,
+}
+
+impl CallFiles {
+    /// Has files looked through, each given with its inode, several at a time, and waits for that until then.
+    pub fn plan(&self, files: &[(PathBuf, u64)], until: Instant) {
+        let files = files.iter().filter_map(|(path, inode)| {
+            let id = file_id(path).ok().filter(|id| id.1 == *inode)?;
+            Some((path, id))
+        });
+        let files: Vec<_> = files.collect();
+        let known: Vec<_> = files
+            .iter()
+            .map(|(path, id)| self.shelf.known_or_new(path, *id))
+            .collect();
+        self.shelf.have_planned();
+        for known in known {
+            known.wait(until);
+        }
+    }
+
+    /// The calls of a file, which must be the one with this inode; waits for them until then.
+    pub fn of(&self, path: &Path, inode: u64, until: Instant) -> Planned {
+        let Some(id) = file_id(path).ok().filter(|id| id.1 == inode) else {
+            return Planned::Unknown;
+        };
+        let known = self.shelf.known_or_new(path, id);
+        self.shelf.have_planned();
+        known.wait(until)
+    }
+
+    /// The calls of a file that has been looked through and may be gone since, by its device and inode; `None` if there were several.
+    pub fn known(&self, device: u64, inode: u64) -> Option<Arc<FileCalls>> {
+        let known = self.shelf.known();
+        let is_it = |file: &FileId| (file.0, file.1) == (device, inode);
+        let mut files = known.iter().filter(|(file, _)| is_it(file));
+        let found = files.next().filter(|_| files.next().is_none());
+        found.and_then(|(_, known)| known.planned().ready())
+    }
+
+    /// The calls of the vDSO, by our own copy of it, which nobody has hooked; `None` if there is none.
+    pub fn of_vdso(&self) -> Option<Arc<FileCalls>> {
+        let read = || FileCalls::of_vdso(&vdso::own()?).map(Arc::new);
+        self.vdso.get_or_init(read).clone()
+    }
+}
+
+impl Planned {
+    /// The calls, if they are known.
+    pub fn ready(&self) -> Option<Arc<FileCalls>> {
+        match self {
+            Self::Ready(file) => Some(file.clone()),
+            Self::Late | Self::Unknown => None,
+        }
+    }
+}
+
+impl Shelf {
+    fn known(&self) -> MutexGuard<'_, HashMap<FileId, Arc<Known>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of the file at a path; if nobody has asked for it yet, it is to be looked through.
+    fn known_or_new(&self, path: &Path, id: FileId) -> Arc<Known> {
+        let mut all = self.known();
+        if let Some(known) = all.get(&id) {
+            return known.clone();
+        }
+        let known = Arc::new(Known {
+            planned: Mutex::new(Planned::Late),
+            is_done: Condvar::new(),
+        });
+        all.insert(id, known.clone());
+        drop(all);
+        let len = std::fs::metadata(path).map_or(0, |data| data.len());
+        let mut queue = self.queue();
+        let place = queue.waiting.partition_point(|(other, ..)| *other < len);
+        let job = (len, path.into(), id, known.clone());
+        queue.waiting.insert(place, job);
+        known
+    }
+
+    /// Has threads at work, as many as there are files and as are good; without any the caller does it all.
+    fn have_planned(self: &Arc<Self>) {
+        let most = available_parallelism().map_or(1, NonZero::get);
+        let mut queue = self.queue();
+        let waiting = queue.waiting.len();
+        while queue.threads < waiting.min(most).min(MOST_THREADS) {
+            let shelf = self.clone();
+            let thread = Builder::new().name("beeline-plans".into());
+            if thread.spawn(move || shelf.work()).is_err() {
+                break;
+            }
+            queue.threads += 1;
+        }
+        if queue.threads == 0 && waiting > 0 {
+            queue.threads += 1;
+            drop(queue);
+            self.work();
+        }
+    }
+
+    /// Looks through what waits, until there is nothing.
+    fn work(&self) {
+        loop {
+            let mut queue = self.queue();
+            let Some((_, path, id, known)) = queue.waiting.pop() else {
+                queue.threads -= 1;
+                return;
+            };
+            drop(queue);
+            // A file that nobody has thought of is not waited for again and again.
+            let read = std::panic::catch_unwind(|| {
+                let file = FileCalls::read(&path).ok();
+                // It may have been replaced meanwhile.
+                file.filter(|_| file_id(&path).is_ok_and(|now| now == id))
+            });
+            let file = read.ok().flatten();
+            if file.is_none() {
+                // The next one who asks tries again.
+                self.known().remove(&id);
+            }
+            let planned = file.map_or(Planned::Unknown, |file| Planned::Ready(Arc::new(file)));
+            *known.planned() = planned;
+            known.is_done.notify_all();
+        }
+    }
+}
+
+impl Known {
+    fn planned(&self) -> MutexGuard<'_, Planned> {
+        self.planned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known when it is done, or at that time.
+    fn wait(&self, until: Instant) -> Planned {
+        let rest = until.saturating_duration_since(Instant::now());
+        let is_late = |planned: &mut Planned| matches!(planned, Planned::Late);
+        let waited = self
+            .is_done
+            .wait_timeout_while(self.planned(), rest, is_late);
+        let (planned, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        planned.clone()
+    }
+}

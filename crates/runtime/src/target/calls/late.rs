@@ -1,0 +1,123 @@
+//! Code of files that are still being looked through: a process does not wait for that but a moment, and its calls there are hooked
+//! when they are known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use beeline_inject::{Process, Region};
+
+use super::{Target, key};
+use crate::calls::{FileCalls, Planned};
+use crate::link::file_id;
+use crate::vdso;
+
+/// How long a process stands still for code to be looked through.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What of a process has not been looked through yet.
+#[derive(Debug, Clone, Default)]
+pub(in super::super) struct Late {
+    /// Mappings, see [`key`].
+    regions: BTreeSet<(u64, u64, u64)>,
+    /// Files that the user is to be told of.
+    news: BTreeMap<PathBuf, WhyUnseen>,
+}
+
+/// Why the calls of a file are not seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhyUnseen {
+    /// It is still being looked through.
+    Late,
+    /// It is too much code.
+    GivenUp,
+}
+
+impl Target {
+    /// Is there code that has not been looked through yet?
+    pub fn has_late_code(&self) -> bool {
+        !self.late.regions.is_empty()
+    }
+
+    /// The process's name, and files with its code whose calls are not seen: of each file once.
+    pub fn news_of_late_code(&mut self) -> Option<(String, BTreeMap<PathBuf, WhyUnseen>)> {
+        let news = std::mem::take(&mut self.late.news);
+        (!news.is_empty()).then(|| (self.name(), news))
+    }
+
+    /// Sorts mappings of files by what is known of their calls: those that are known, and those that cannot be. Waits a moment
+    /// for those that are asked for the first time.
+    pub(super) fn look_through(
+        &mut self,
+        regions: Vec<&Region>,
+    ) -> (Vec<(Region, Arc<FileCalls>)>, Vec<Region>) {
+        let new = regions.iter().copied();
+        let new = new.filter(|region| !self.late.regions.contains(&key(region)));
+        let files = files_of(&self.process, new);
+        let now = Instant::now();
+        self.shared.calls.plan(&files, now + PATIENCE);
+        let (mut known, mut unknown) = (Vec::new(), Vec::new());
+        let mut late = BTreeSet::new();
+        for region in regions {
+            let path = path_of(&self.process, region);
+            match self.shared.calls.of(&path, region.inode, now) {
+                Planned::Ready(file) => {
+                    if file.is_given_up() {
+                        self.tell_of(region, WhyUnseen::GivenUp);
+                    }
+                    known.push((region.clone(), file));
+                }
+                Planned::Late => {
+                    if !self.late.regions.contains(&key(region)) {
+                        self.tell_of(region, WhyUnseen::Late);
+                    }
+                    late.insert(key(region));
+                }
+                Planned::Unknown => unknown.push(region.clone()),
+            }
+        }
+        self.late.regions = late;
+        (known, unknown)
+    }
+
+    fn tell_of(&mut self, region: &Region, why: WhyUnseen) {
+        let path = PathBuf::from(&region.path);
+        self.late.news.insert(path, why);
+    }
+}
+
+/// The files, with their inodes, that mappings are of.
+fn files_of<'a>(
+    process: &Process,
+    regions: impl Iterator<Item = &'a Region>,
+) -> Vec<(PathBuf, u64)> {
+    let files: BTreeSet<_> = regions
+        .map(|region| (path_of(process, region), region.inode))
+        .collect();
+    files.into_iter().collect()
+}
+
+/// The files with code that a process has mapped and could write to itself, with their inodes.
+pub fn code_files(process: &Process, regions: &[Region]) -> Vec<(PathBuf, u64)> {
+    files_of(process, regions.iter().filter(|one| is_code_of_file(one)))
+}
+
+/// Is it code of a file, and no other process sees what is changed in it?
+pub(super) fn is_code_of_file(region: &Region) -> bool {
+    let is_code = region.permissions.execute && !region.permissions.shared;
+    is_code && region.inode != 0 && !vdso::is_at(region)
+}
+
+/// Where the file that a mapping is of can be found, unless it has been replaced since.
+pub(super) fn path_of(process: &Process, region: &Region) -> PathBuf {
+    let pid = process.pid();
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let path = root.join(region.path.strip_prefix("/").unwrap_or(&region.path));
+    if file_id(&path).is_ok_and(|id| id.1 == region.inode) {
+        return path;
+    }
+    // A file that has no name any more is still there, for root.
+    let (start, end) = (region.start, region.end);
+    PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"))
+}
