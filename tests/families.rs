@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use beeline_e2e::{
     Engine, PATIENCE, Scratch, Tool, Turn, altered_text, beeline, beeline_wanted, engines,
@@ -222,16 +222,22 @@ fn who_outlives_the_script_that_started_him_is_traced_on() {
     let _turn = Turn::take();
     need!(beeline_wanted());
     need!(find_program("bpftrace"));
-    let mut target = Command::new("sleep").arg("1.5").spawn().expect("sleep");
+    let mut target = Command::new("cat");
+    target.stdin(Stdio::piped());
+    let mut target = target.spawn().expect("cat");
     let pid = target.id();
     let probes = format!(
-        "tracepoint:syscalls:sys_enter_exit_group /pid == {pid}/ {{ @ends = count(); exit(); }}"
+        "tracepoint:syscalls:sys_enter_exit_group /pid == {pid}/ {{ @ends = count(); exit(); }}
+         interval:ms:50 {{ printf(\"attached\\n\"); }}"
     );
     let script = format!("(sleep 0.3; exec bpftrace -e '{probes}') & exit 3");
     let mut command = Command::new(beeline());
     command.args(["run", "--", "sh", "-c", &script]);
-    let ended = Tool::start(command).wait();
-    target.wait().expect("sleep has ended");
+    let tool = Tool::start(command);
+    tool.wait_for_line(|line| line == "attached");
+    drop(target.stdin.take());
+    target.wait().expect("cat has ended");
+    let ended = tool.wait();
     assert_eq!(ended.status.code(), Some(3), "{ended:?}");
     let expected = BTreeMap::from([("@ends".to_owned(), 1)]);
     assert_eq!(map_counts(&ended.stdout), expected, "{ended:?}");
