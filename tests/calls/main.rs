@@ -3,6 +3,7 @@
 mod asleep;
 mod cancelled;
 mod children;
+mod confined;
 mod execs;
 mod killed;
 mod kinds;

@@ -1,4 +1,4 @@
-//! Code that is loaded or written while it is traced, and targets under seccomp filters of their own.
+//! Code that is loaded or written while it is traced, and instructions that cannot be hooked.
 
 use std::path::Path;
 use std::process::Command;
@@ -208,49 +208,6 @@ fn calls_of_files_that_were_removed_are_seen() {
         });
         let known = ["+110", "-110=PID"].repeat(2 * 10);
         assert_eq!(seen, [known], "{engine}");
-    }
-}
-
-#[test]
-fn targets_that_confine_themselves_work_on_and_are_seen() {
-    let scratch = Scratch::new();
-    let program = scratch.build("calls/confined.c");
-    let scenes = ["work", "listed", "work", "forbidden", "work"];
-    // The kernel looks at filters first, and shows only the return from what they forbid.
-    let forbidden = libc::SYS_getuid as u32;
-    need!(same_calls_but(plain(&program), &scenes, |number| {
-        number == forbidden
-    }));
-}
-
-#[test]
-fn filters_that_look_at_addresses_let_hooked_calls_pass() {
-    let scratch = Scratch::new();
-    let program = scratch.build("calls/confined.c");
-    need!(same_calls(plain(&program), &["work", "placed", "work"]));
-}
-
-/// Whatever Beeline says of such a target, it is unharmed.
-#[test]
-fn targets_that_are_confined_already_are_left_alone() {
-    let _turn = Turn::take();
-    need!(beeline_wanted());
-    let bpftrace = need!(find_program("bpftrace"));
-    let scratch = Scratch::new();
-    let program = scratch.build("calls/confined.c");
-    for filter in ["listed", "placed"] {
-        let mut command = Command::new(&program);
-        command.arg(filter);
-        let mut workload = Workload::start_command(command);
-        let mut tool = on_family(Engine::Beeline, &bpftrace, workload.pid());
-        tool.args(["-e", &every_call(Engine::Beeline).replace("{ours}", "1")]);
-        let ended = beeline_e2e::Tool::start(tool).wait();
-        assert!(!ended.status.success(), "{ended:?}");
-        let why = ended.stderr.join("\n");
-        assert!(why.contains("seccomp"), "{why}");
-        assert_eq!(workload.tell("work"), "done work");
-        assert_eq!(altered_text(workload.pid()), [""; 0]);
-        workload.finish();
     }
 }
 

@@ -99,6 +99,7 @@ pub mod nr {
     pub const GETCPU: u64 = 309;
     pub const PROCESS_VM_READV: u64 = 310;
     pub const PROCESS_VM_WRITEV: u64 = 311;
+    pub const SECCOMP: u64 = 317;
     pub const EXECVEAT: u64 = 322;
     pub const PKEY_MPROTECT: u64 = 329;
     pub const CLONE3: u64 = 435;

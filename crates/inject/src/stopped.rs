@@ -213,6 +213,11 @@ impl Stopped {
         })
     }
 
+    /// Has a thread go on with these registers. Those with an `orig_rax` that is no system call's have it go on exactly at their `rip`.
+    pub fn set_registers(&mut self, tid: i32, to: user_regs_struct) -> Result<(), Error> {
+        self.change(tid, move |registers| *registers = to)
+    }
+
     /// Sets what the system call returns that a thread was held behind.
     pub fn set_result(&mut self, tid: i32, value: u64) -> Result<(), Error> {
         self.change(tid, move |registers| registers.rax = value)

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use beeline_image::abi::{Control, MAX_CPUS, Manifest, Session};
 use beeline_inject::{Process, Region, Stopped, signal_frames};
+use libc::user_regs_struct;
 
 use crate::backend::Errno;
 use crate::error::Error;
@@ -135,9 +136,41 @@ impl Presence {
         self.remove_if(process, |now| !now.is_live)
     }
 
+    /// [`Self::remove`] while a thread waits in our code. It goes on with other registers, in the same stop by whose end nothing of ours is
+    /// there any more, or cannot be taken away.
+    pub(crate) fn remove_around(
+        &self,
+        process: &Process,
+        tid: i32,
+        to: impl Fn(&user_regs_struct) -> user_regs_struct + Sync,
+    ) -> Result<bool, Error> {
+        self.remove_by(process, |stopped| {
+            let mut threads = stopped.threads().iter();
+            let Some(thread) = threads.find(|thread| thread.tid() == tid) else {
+                return Ok(Some(false));
+            };
+            let waiting = *thread.registers();
+            stopped.set_registers(tid, to(&waiting))?;
+            let outcome = self.remove_now(stopped, |_| true);
+            if let Ok(None) = outcome {
+                stopped.set_registers(tid, waiting)?;
+            }
+            outcome
+        })
+    }
+
     fn remove_if(&self, process: &Process, may: fn(&Presence) -> bool) -> Result<bool, Error> {
+        self.remove_by(process, |stopped| self.remove_now(stopped, may))
+    }
+
+    /// Attempts it until it is done, each time in a stop of its own.
+    fn remove_by(
+        &self,
+        process: &Process,
+        attempt: impl Fn(&mut Stopped) -> Result<Option<bool>, Error> + Sync,
+    ) -> Result<bool, Error> {
         for _ in 0..PATIENCE {
-            let attempt = || Ok(process.stopped(|stopped| self.remove_now(stopped, may))?);
+            let attempt = || Ok(process.stopped(&attempt)?);
             if let Some(is_done) = opening::patiently(attempt)?? {
                 return Ok(is_done);
             }

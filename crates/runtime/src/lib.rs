@@ -12,6 +12,7 @@ pub mod backend;
 mod binary;
 mod calls;
 mod cgroup;
+mod confine;
 mod deaths;
 pub mod engines;
 mod environment;

@@ -3,6 +3,7 @@
 mod attend;
 mod calls;
 mod candidates;
+mod confined;
 mod dead;
 mod end;
 mod family;
@@ -116,6 +117,10 @@ pub struct Reach {
     lookers: Arc<Followers>,
     /// Programs of which the user has been told that they are not followed.
     privileged: Mutex<BTreeSet<PathBuf>>,
+    /// Processes that were let go as they are about to be under a seccomp filter, and when.
+    confined: Mutex<BTreeMap<i32, Instant>>,
+    /// Programs of which the user has been told that they were, by name; false if something is left in them.
+    confining: Mutex<BTreeSet<(String, bool)>>,
     neighbours: Mutex<Neighbours>,
     /// What the user has been told of processes that he had named with others, and that are left out.
     left_out: Mutex<BTreeSet<(i32, String)>>,
@@ -173,6 +178,8 @@ impl Reach {
             pursuers: Arc::default(),
             lookers: Arc::default(),
             privileged: Mutex::default(),
+            confined: Mutex::default(),
+            confining: Mutex::default(),
             neighbours: Mutex::default(),
             left_out: Mutex::default(),
             failures: Mutex::default(),
@@ -369,6 +376,7 @@ impl Reach {
     /// Opens a process. What the tool has started is under the door's own filter, which lets pass what we do; with one more
     /// of its own it is refused.
     fn open(&self, pid: i32) -> Result<Process, Error> {
+        self.check_if_confining(pid)?;
         let tool = self.tool.load(SeqCst);
         let is_ours = tool != 0
             && self.filters.get().copied() == seccomp_filters(pid)

@@ -20,6 +20,13 @@ static int install(const struct sock_filter *filter, unsigned short count)
     return 0;
 }
 
+/* All but one call. */
+static int sparing(void)
+{
+    static const struct sock_filter filter[] = {LOAD(nr), IS(SYS_getpgrp, 0, 1), FORBID, ALLOW};
+    return install(filter, sizeof filter / sizeof *filter);
+}
+
 /* A list of what the rest of this program needs. */
 static int listed(void)
 {
@@ -27,6 +34,26 @@ static int listed(void)
         LOAD(nr), IS(SYS_read, 4, 0), IS(SYS_write, 3, 0), IS(SYS_getppid, 2, 0), IS(SYS_exit_group, 1, 0), FORBID, ALLOW,
     };
     return install(filter, sizeof filter / sizeof *filter);
+}
+
+/* The same list; all else ends the process. */
+static int killing(void)
+{
+    static const struct sock_filter filter[] = {
+        LOAD(nr), IS(SYS_read, 4, 0), IS(SYS_write, 3, 0), IS(SYS_getppid, 2, 0), IS(SYS_exit_group, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS), ALLOW,
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, (struct sock_filter *)filter};
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0);
+    return 0;
+}
+
+/* Only read, write and exit. */
+static int strict(void)
+{
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT) == 0);
+    return 0;
 }
 
 /* getppid only from where libc has it. */
@@ -51,14 +78,15 @@ static int work(void)
 static int forbidden(void)
 {
     for (int i = 0; i < 3; i++)
-        CHECK(syscall(SYS_getuid) == -1 && errno == EPERM);
+        CHECK(syscall(SYS_getpgrp) == -1 && errno == EPERM);
     return 0;
 }
 
 int main(int count, char **arguments)
 {
     static const struct scene scenes[] = {
-        {"listed", listed}, {"placed", placed}, {"work", work}, {"forbidden", forbidden}, {0, 0},
+        {"sparing", sparing}, {"listed", listed}, {"killing", killing}, {"strict", strict},
+        {"placed", placed},   {"work", work},     {"forbidden", forbidden}, {0, 0},
     };
     if (count > 1 && (strcmp(arguments[1], "listed") ? placed() : listed()))
         return 1;

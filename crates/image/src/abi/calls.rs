@@ -165,8 +165,8 @@ pub struct Request {
     pub directory: AtomicI32,
     /// Of [`ASK_EXEC`]: `AT_EMPTY_PATH` and its kin.
     pub flags: AtomicU32,
-    /// Of [`ASK_EXEC`]: the address of the path.
-    pub path: AtomicU64,
+    /// Of [`ASK_EXEC`]: of the path. Of [`ASK_CONFINE`]: of the call's [`super::PtRegs`].
+    pub address: AtomicU64,
 }
 
 /// Requests that can be under way at once.
@@ -196,3 +196,5 @@ pub const ASK_NO_EXEC: u32 = 2;
 pub const ASK_CODE: u32 = 3;
 /// In [`Request::kind`]: has been forked, and has its parent's memory.
 pub const ASK_FORK: u32 = 4;
+/// In [`Request::kind`]: is about to put itself under a seccomp filter.
+pub const ASK_CONFINE: u32 = 5;

@@ -4,13 +4,15 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Call;
-use super::ask::{Program, ask, ask_about};
-use crate::abi::calls::{ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, ENTER};
+use super::ask::{Subject, ask, ask_about};
+use crate::abi::calls::{ASK_CODE, ASK_CONFINE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, ENTER};
 use crate::abi::{PtRegs, Target};
 use crate::enter::forget_slots_of;
 use crate::sys::{self, nr};
 
 const PR_SET_NAME: u64 = 15;
+const PR_SET_SECCOMP: u64 = 22;
+const SECCOMP_SET_MODE_FILTER: u64 = 1;
 const PROT_EXEC: u64 = 4;
 const MAP_ANONYMOUS: u64 = 0x20;
 const CLONE_VM: u64 = 0x100;
@@ -74,6 +76,8 @@ pub(super) fn attend(call: &Call<'_>) {
         nr::PRCTL if call.regs.di == PR_SET_NAME => {
             call.control.names.fetch_add(1, Relaxed);
         }
+        nr::PRCTL if call.regs.di == PR_SET_SECCOMP => confine(call),
+        nr::SECCOMP if call.regs.di <= SECCOMP_SET_MODE_FILTER => confine(call),
         nr::SETUID
         | nr::SETGID
         | nr::SETREUID
@@ -98,19 +102,34 @@ fn exec(call: &Call<'_>) {
 }
 
 /// The program that `execve` or `execveat` is to run.
-fn program_of(regs: &PtRegs) -> Program {
+fn program_of(regs: &PtRegs) -> Subject {
     const AT_FDCWD: i32 = -100;
     match regs.orig_ax {
-        nr::EXECVE => Program {
+        nr::EXECVE => Subject {
             directory: AT_FDCWD,
-            path: regs.di,
+            address: regs.di,
             flags: 0,
         },
-        _ => Program {
+        _ => Subject {
             directory: regs.di as i32,
-            path: regs.si,
+            address: regs.si,
             flags: regs.r8 as u32,
         },
+    }
+}
+
+/// A filter may kill the process for a call of ours. Whoever answers may have the thread make its call anew, when nothing of ours is
+/// there any more: this does not return then.
+#[cold]
+#[inline(never)]
+fn confine(call: &Call<'_>) {
+    if call.edge == ENTER {
+        let address = core::ptr::from_ref(call.regs) as u64;
+        let subject = Subject {
+            address,
+            ..Subject::default()
+        };
+        ask_about(call.target, ASK_CONFINE, &subject);
     }
 }
 

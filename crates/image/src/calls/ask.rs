@@ -16,21 +16,21 @@ const FUTEX_WAKE: u64 = 1;
 const PATIENCE: u32 = 10;
 const TENTH: u64 = 100_000_000;
 
-/// The program that is asked to be run.
+/// What is asked about, see [`Request`].
 #[derive(Default)]
-pub(super) struct Program {
+pub(super) struct Subject {
     pub directory: i32,
-    pub path: u64,
+    pub address: u64,
     pub flags: u32,
 }
 
 /// Asks, and waits for the answer. False if there was none.
 pub(super) fn ask(target: &Target, kind: u32) -> bool {
-    ask_about(target, kind, &Program::default())
+    ask_about(target, kind, &Subject::default())
 }
 
-/// As [`ask`], about a program.
-pub(super) fn ask_about(target: &Target, kind: u32, program: &Program) -> bool {
+/// As [`ask`], about something.
+pub(super) fn ask_about(target: &Target, kind: u32, subject: &Subject) -> bool {
     // SAFETY: the session page is mapped as long as the stubs are.
     let session: &Session = unsafe { &*target.session };
     match session.deaf.load(Relaxed) {
@@ -56,9 +56,9 @@ pub(super) fn ask_about(target: &Target, kind: u32, program: &Program) -> bool {
     request.pid.store(pid as u32, Relaxed);
     request.tid.store(tid as u32, Relaxed);
     request.owner.store(target.owner, Relaxed);
-    request.directory.store(program.directory, Relaxed);
-    request.path.store(program.path, Relaxed);
-    request.flags.store(program.flags, Relaxed);
+    request.directory.store(subject.directory, Relaxed);
+    request.address.store(subject.address, Relaxed);
+    request.flags.store(subject.flags, Relaxed);
     request.state.store(POSTED, Release);
     session.asked.fetch_add(1, Release);
     wake(&raw const session.asked);

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use beeline_image::abi::Session;
 use beeline_image::abi::calls::{
-    ANSWERED, ASK_CODE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, DEAF, ENDING, FREE, HEARS, POSTED,
-    REQUESTS, Request,
+    ANSWERED, ASK_CODE, ASK_CONFINE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, DEAF, ENDING, FREE, HEARS,
+    POSTED, REQUESTS, Request,
 };
 use beeline_inject::{Loaded, Process, Stopped, Watched, holds};
 use rustix::thread::futex;
@@ -211,6 +211,7 @@ impl Reach {
                 self.followed(pid, outcome);
             }
             ASK_NO_EXEC => self.give_up_exec(pid),
+            ASK_CONFINE => self.before_filter(pid, &target, request),
             // Its libraries are hooked together when the last is mapped.
             ASK_CODE if lock(&self.starting).contains_key(&pid) => {}
             ASK_CODE if lock(&self.targets).contains_key(&pid) => {
@@ -298,19 +299,7 @@ impl Reach {
     /// first of the program's instructions. Not if that program gains rights: it would not get them.
     fn follow_exec(self: &Arc<Self>, process: Process, request: &Request) -> Result<(), Error> {
         let pid = process.pid();
-        // The thread, as it sees itself.
-        let own = request.tid.load(SeqCst) as i32;
-        let thread = match process.is_single() {
-            true => Some(pid),
-            false => {
-                let mut threads = process.thread_ids()?.into_iter();
-                threads.find(|tid| own_pid(*tid) == own)
-            }
-        };
-        let tid = thread.ok_or_else(|| Error::Target {
-            pid,
-            why: format!("it has no thread {own}"),
-        })?;
+        let tid = thread_that_asks(&process, request)?;
         // It has asked before, and has run nothing: a signal has led it elsewhere, or it has lied.
         self.give_up_exec(pid);
         if self.gains_rights(&process, tid, request) {
@@ -405,6 +394,22 @@ enum Holding {
     Here,
     /// By a thread of their own.
     Elsewhere,
+}
+
+/// The thread of a process that a request is from, by the number that it has for itself.
+pub(super) fn thread_that_asks(process: &Process, request: &Request) -> Result<i32, Error> {
+    let (pid, own) = (process.pid(), request.tid.load(SeqCst) as i32);
+    let thread = match process.is_single() {
+        true => Some(pid),
+        false => {
+            let mut threads = process.thread_ids()?.into_iter();
+            threads.find(|tid| own_pid(*tid) == own)
+        }
+    };
+    thread.ok_or_else(|| Error::Target {
+        pid,
+        why: format!("it has no thread {own}"),
+    })
 }
 
 fn answer(request: &Request, answered: &mut Option<Instant>) {

@@ -29,7 +29,7 @@ impl Reach {
         }
         let called = Called {
             directory: request.directory.load(SeqCst),
-            path: request.path.load(SeqCst),
+            path: request.address.load(SeqCst),
             flags: request.flags.load(SeqCst),
         };
         let (process, (sender, found)) = (process.clone(), sync_channel(1));

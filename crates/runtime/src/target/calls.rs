@@ -601,7 +601,7 @@ const STUB_ALIGN: usize = 16;
 const MODIFY_RETURN: u32 = 26;
 
 /// Calls that the image looks at for Beeline's own sake, before and behind: those by which processes split, run another
-/// program, map code, or become another user or name.
+/// program, map code, put themselves under a seccomp filter, or become another user or name.
 const AFFAIRS: [&[libc::c_long]; 2] = [
     &[
         libc::SYS_execve,
@@ -610,6 +610,7 @@ const AFFAIRS: [&[libc::c_long]; 2] = [
         libc::SYS_vfork,
         libc::SYS_clone3,
         libc::SYS_prctl,
+        libc::SYS_seccomp,
         libc::SYS_setuid,
         libc::SYS_setgid,
         libc::SYS_setreuid,

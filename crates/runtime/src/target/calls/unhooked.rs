@@ -70,7 +70,7 @@ impl Target {
     }
 
     /// The process's name, which it chooses itself: nothing in it controls a terminal.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let name = proc::text(format!("/proc/{}/comm", self.process.pid()));
         let name = name.unwrap_or_default();
         name.trim_end().replace(char::is_control, "\u{fffd}")

@@ -1,0 +1,136 @@
+//! Processes that put themselves under a seccomp filter: it may kill them for a system call of ours, so they are let go before.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use beeline_image::abi::PtRegs;
+use beeline_image::abi::calls::Request;
+use beeline_inject::Process;
+use libc::user_regs_struct;
+
+use super::attend::thread_that_asks;
+use super::{Reach, lock};
+use crate::confine;
+use crate::error::Error;
+use crate::leave;
+use crate::life::SessionId;
+use crate::target::Target;
+
+/// How long a process that was let go gets to install its filter. From then on the kernel says that it is under one.
+const LEFT_ALONE: Duration = Duration::from_secs(1);
+/// Bytes of a `syscall` instruction.
+const SYSCALL_LEN: u64 = 2;
+
+impl Reach {
+    /// Lets a process go whose filter would not let our own calls pass. The thread that asks makes its call anew then, where nothing of
+    /// ours is any more.
+    pub(super) fn before_filter(&self, pid: i32, target: &Arc<Mutex<Target>>, request: &Request) {
+        let process = lock(target).process().clone();
+        if process.pid() != pid || self.check_if_confining(pid).is_err() {
+            return;
+        }
+        let Some(regs) = registers_at(&process, request.address.load(SeqCst)) else {
+            return;
+        };
+        if !harms_us(&process, &regs) {
+            return;
+        }
+        lock(&self.confined).insert(pid, Instant::now());
+        let name = lock(target).name();
+        let outcome = self.let_go(&process, target, request, &regs);
+        if !process.is_alive() {
+            return;
+        }
+        let what = match &outcome {
+            Ok(()) => "it is not traced any more".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        if lock(&self.confining).insert((name.clone(), outcome.is_ok())) {
+            (self.report)(&format!(
+                "process {pid} ({name}) puts itself under a seccomp filter that forbids calls which Beeline makes in it: {what}"
+            ));
+        }
+    }
+
+    /// Fails for a process that was let go for that a moment ago.
+    pub(super) fn check_if_confining(&self, pid: i32) -> Result<(), Error> {
+        let mut confined = lock(&self.confined);
+        confined.retain(|_, since| since.elapsed() < LEFT_ALONE);
+        match confined.contains_key(&pid) {
+            true => Err(beeline_inject::Error::Seccomp { pid }.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn let_go(
+        &self,
+        process: &Process,
+        target: &Arc<Mutex<Target>>,
+        request: &Request,
+        regs: &PtRegs,
+    ) -> Result<(), Error> {
+        let pid = process.pid();
+        let tid = thread_that_asks(process, request)?;
+        let own = SessionId::own();
+        let outcome = {
+            // Nobody else attaches to it meanwhile.
+            let _target = lock(target);
+            let present = leave::presences(process)?;
+            let mut ours = present.iter().filter(|presence| presence.session == own);
+            ours.try_for_each(|presence| {
+                let to = |now: &user_regs_struct| before_call(now, regs);
+                presence.remove_around(process, tid, to).map(drop)
+            })
+        };
+        self.bury_one(pid, target.clone());
+        outcome
+    }
+}
+
+/// The registers of a call that a thread says it is about to make. What it says counts for itself only.
+fn registers_at(process: &Process, address: u64) -> Option<PtRegs> {
+    let mut bytes = [0; size_of::<PtRegs>()];
+    process.read_memory(address, &mut bytes).ok()?;
+    // SAFETY: numbers only, for which all bytes are good.
+    Some(unsafe { bytes.as_ptr().cast::<PtRegs>().read_unaligned() })
+}
+
+/// Would the filter that this call installs harm a process that does something for us?
+fn harms_us(process: &Process, regs: &PtRegs) -> bool {
+    let is_prctl = regs.orig_ax == libc::SYS_prctl as u64;
+    // `prctl` counts the modes from 1 on, as the kernel names them; `seccomp` has operations.
+    let (is_strict, filter) = match is_prctl {
+        true => (regs.si == u64::from(libc::SECCOMP_MODE_STRICT), regs.dx),
+        false => (regs.di == u64::from(libc::SECCOMP_SET_MODE_STRICT), regs.dx),
+    };
+    is_strict
+        || confine::filter_at(process, filter).is_some_and(|filter| !confine::lets_us_pass(&filter))
+}
+
+/// The registers of a thread that is to make a call which it has begun: at the instruction.
+fn before_call(now: &user_regs_struct, call: &PtRegs) -> user_regs_struct {
+    user_regs_struct {
+        r15: call.r15,
+        r14: call.r14,
+        r13: call.r13,
+        r12: call.r12,
+        rbp: call.bp,
+        rbx: call.bx,
+        r11: call.r11,
+        r10: call.r10,
+        r9: call.r9,
+        r8: call.r8,
+        rax: call.orig_ax,
+        rcx: call.cx,
+        rdx: call.dx,
+        rsi: call.si,
+        rdi: call.di,
+        // No call is to be made once more.
+        orig_rax: u64::MAX,
+        rip: call.ip.wrapping_sub(SYSCALL_LEN),
+        rsp: call.sp,
+        eflags: call.flags,
+        ..*now
+    }
+}

@@ -1,0 +1,93 @@
+//! Targets under seccomp filters of their own.
+
+use std::process::Command;
+
+use beeline_e2e::{
+    Engine, Footprint, Scratch, Tool, Turn, Workload, altered_text, beeline_wanted, find_program,
+    need,
+};
+
+use crate::trace::{every_call, on_family, plain, same_calls, same_calls_but};
+
+#[test]
+fn targets_that_confine_themselves_work_on_and_are_seen() {
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/confined.c");
+    let scenes = ["work", "sparing", "work", "forbidden", "work"];
+    // The kernel looks at filters first, and shows only the return from what they forbid.
+    let forbidden = libc::SYS_getpgrp as u32;
+    need!(same_calls_but(plain(&program), &scenes, |number| {
+        number == forbidden
+    }));
+}
+
+#[test]
+fn filters_that_look_at_addresses_let_hooked_calls_pass() {
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/confined.c");
+    need!(same_calls(plain(&program), &["work", "placed", "work"]));
+}
+
+/// Whatever Beeline says of such a target, it is unharmed.
+#[test]
+fn targets_that_are_confined_already_are_left_alone() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/confined.c");
+    for filter in ["listed", "placed"] {
+        let mut command = Command::new(&program);
+        command.arg(filter);
+        let mut workload = Workload::start_command(command);
+        let mut tool = on_family(Engine::Beeline, &bpftrace, workload.pid());
+        tool.args(["-e", &every_call(Engine::Beeline).replace("{ours}", "1")]);
+        let ended = Tool::start(tool).wait();
+        assert!(!ended.status.success(), "{ended:?}");
+        let why = ended.stderr.join("\n");
+        assert!(why.contains("seccomp"), "{why}");
+        assert_eq!(workload.tell("work"), "done work");
+        assert_eq!(altered_text(workload.pid()), [""; 0]);
+        workload.finish();
+    }
+}
+
+/// A filter that would have the kernel kill a target for what Beeline does in it, or fail that, finds nothing of Beeline's there.
+#[test]
+fn targets_that_forbid_our_own_calls_are_let_go_before() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let scratch = Scratch::new();
+    let program = scratch.build("calls/confined.c");
+    for filter in ["listed", "killing", "strict"] {
+        let mut workload = Workload::start_command(plain(&program)());
+        let before = Footprint::of(workload.pid());
+        // A string is read by a system call of Beeline's.
+        let probe = "tracepoint:syscalls:sys_enter_write { @[str(args->buf)] = count(); }";
+        let mut tool = on_family(Engine::Beeline, &bpftrace, workload.pid());
+        beeline_e2e::compile_anew(&mut tool);
+        let tool = Tool::bpftrace(tool, probe);
+        tool.wait_attached();
+        assert_eq!(workload.tell("work"), "done work");
+        assert_eq!(workload.tell(filter), format!("done {filter}"));
+        tool.wait_to_be_told(|line| line.contains("puts itself under a seccomp filter"));
+        assert_eq!(altered_text(workload.pid()), [""; 0], "{filter}");
+        assert_eq!(Footprint::of(workload.pid()), before, "{filter}");
+        if filter != "strict" {
+            assert_eq!(workload.tell("work"), "done work");
+        }
+        // Rounds come and go.
+        tool.settle();
+        assert_eq!(altered_text(workload.pid()), [""; 0], "{filter}");
+        let ended = tool.interrupt();
+        assert!(ended.status.success(), "{ended:?}");
+        let seen = ended.stdout.iter().any(|line| line.contains("[done work"));
+        assert!(seen, "{filter}: {ended:?}");
+        match filter {
+            // `exit_group` is not among what it may do.
+            "strict" => workload.kill(),
+            _ => workload.finish(),
+        }
+    }
+}
