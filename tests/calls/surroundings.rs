@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::Command;
 
 use beeline_e2e::{
-    Engine, Scratch, Tool, Turn, Workload, altered_text, beeline, beeline_wanted, engines,
-    find_program, map_counts, need,
+    Engine, Scratch, Tool, Turn, Workload, beeline, beeline_wanted, engines, find_program,
+    map_counts, need,
 };
 use serde_json::Value;
 
-use crate::trace::{Traced, every_call, on_family, plain, same_calls, same_calls_but, threads};
+use crate::trace::{Traced, every_call, on_family, plain, same_calls, threads};
 
 #[test]
 fn bare_calls_of_a_library_that_is_loaded_are_seen() {
