@@ -61,7 +61,7 @@ impl Call<'_> {
         }
         let attr = &BpfAttr::parse(&self.memory.bytes(address, size)?)?;
         match command as u32 {
-            cmd::MAP_CREATE => self.map_create(attr),
+            cmd::MAP_CREATE => self.with_room(|| self.map_create(attr)),
             cmd::MAP_LOOKUP_ELEM => self.map_lookup(attr),
             cmd::MAP_LOOKUP_AND_DELETE_ELEM => self.map_lookup_and_delete(attr),
             cmd::MAP_UPDATE_ELEM => self.map_update(attr),
@@ -72,12 +72,12 @@ impl Call<'_> {
             cmd::MAP_LOOKUP_AND_DELETE_BATCH => self.lookup_batch(attr, true),
             cmd::MAP_UPDATE_BATCH => self.update_batch(attr),
             cmd::MAP_DELETE_BATCH => self.delete_batch(attr),
-            cmd::PROG_LOAD => self.prog_load(attr),
+            cmd::PROG_LOAD => self.with_room(|| self.prog_load(attr)),
             cmd::PROG_BIND_MAP => self.prog_bind_map(attr),
             cmd::PROG_TEST_RUN => self.prog_test_run(attr),
-            cmd::BTF_LOAD => self.btf_load(attr),
-            cmd::LINK_CREATE => self.link_create(attr),
-            cmd::RAW_TRACEPOINT_OPEN => self.raw_tracepoint_open(attr),
+            cmd::BTF_LOAD => self.with_room(|| self.btf_load(attr)),
+            cmd::LINK_CREATE => self.with_room(|| self.link_create(attr)),
+            cmd::RAW_TRACEPOINT_OPEN => self.with_room(|| self.raw_tracepoint_open(attr)),
             cmd::OBJ_GET_INFO_BY_FD => self.info_by_fd(attr),
             cmd::MAP_GET_NEXT_ID => self.next_id(attr, map_id),
             cmd::PROG_GET_NEXT_ID => self.next_id(attr, program_id),

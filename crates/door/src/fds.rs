@@ -351,21 +351,26 @@ impl Descriptors {
         let _one = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events = Vec::with_capacity(64);
         let now = rustix::event::Timespec::default();
-        match epoll::wait(
-            &self.hangups,
-            rustix::buffer::spare_capacity(&mut events),
-            Some(&now),
-        ) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        loop {
+            events.clear();
+            match epoll::wait(
+                &self.hangups,
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&now),
+            ) {
+                Err(rustix::io::Errno::INTR) => continue,
+                result => result?,
+            };
+            if events.is_empty() {
+                return Ok(());
+            }
+            for event in &events {
+                self.forget(Key {
+                    device: self.sockets,
+                    inode: event.data.u64(),
+                });
+            }
         }
-        for event in events {
-            self.forget(Key {
-                device: self.sockets,
-                inode: event.data.u64(),
-            });
-        }
-        Ok(())
     }
 
     /// A descriptor goes to the tool, and its copy here is closed before this is dropped.

@@ -12,6 +12,7 @@ use crate::backend::{
     AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
     ProgramSpec,
 };
+use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
 use crate::improver::Improver;
@@ -28,6 +29,9 @@ use crate::shared::Shared;
 use crate::shortcut::{self, Shortcuts};
 use crate::trace::Trace;
 
+/// Things that are not served of which the user is told: a tool that asks at random finds no end of them.
+const MOST_TOLD: usize = 1000;
+
 /// Tells the user something; the argument is one line without an end.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -39,6 +43,7 @@ pub struct Runtime {
     told: Mutex<BTreeSet<String>>,
     report: Report,
     intrudes: AtomicBool,
+    budget: Budget,
     reach: Arc<Reach>,
     runner: Arc<Runner>,
     engines: Arc<Engines>,
@@ -96,6 +101,7 @@ impl Runtime {
             told: Mutex::default(),
             report,
             intrudes: AtomicBool::new(false),
+            budget: Budget::new(budget::available()),
             reach,
             runner,
             engines,
@@ -144,6 +150,11 @@ impl Runtime {
         self.intrudes.store(true, SeqCst);
     }
 
+    /// The tool's objects may take so many bytes, where otherwise it is [half of what there is](budget::available).
+    pub fn limit_memory(&self, bytes: u64) {
+        self.budget.set_limit(bytes);
+    }
+
     /// Detaches everything: every process is as it was when this returns. Errors have been reported.
     pub fn close(&self) {
         self.engines.stop();
@@ -171,7 +182,7 @@ impl Runtime {
         if let Some(trace) = &*trace {
             return Ok(trace.clone());
         }
-        let new = Arc::new(Trace::new(self.id(), self.shared.cpus)?);
+        let new = Arc::new(Trace::new(self.id(), self.shared.cpus, &self.budget)?);
         self.reach.watch_map(new.map());
         Ok(trace.insert(new).clone())
     }
@@ -245,7 +256,7 @@ impl Backend for Runtime {
     fn map_create(&self, spec: &MapSpec) -> Result<Id, Errno> {
         let id = self.id();
         let inner = spec.inner.map(|inner| self.map(inner)).transpose()?;
-        let map = MapObject::new(id, spec, inner.as_deref(), self.shared.cpus)?;
+        let map = MapObject::new(id, spec, inner.as_deref(), self.shared.cpus, &self.budget)?;
         let map = Arc::new(map);
         if map.is_ring_buffer() {
             self.notifier.watch(&map);
@@ -369,8 +380,7 @@ impl Backend for Runtime {
 
     fn perf_ring_create(&self, cpu: u32) -> Result<Id, Errno> {
         let id = self.id();
-        let ring = Ring::new(id, cpu)
-            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        let ring = Ring::new(id, cpu, &self.budget)?;
         let ring = Arc::new(ring);
         self.notifier.watch(&ring);
         self.reach.watch_ring(&ring);
@@ -564,9 +574,19 @@ impl Backend for Runtime {
         self.trace()?.open(&self.notifier)
     }
 
+    fn charge(&self, bytes: u64) -> Result<Charge, Errno> {
+        self.budget.charge(bytes)
+    }
+
+    fn out_of_memory(&self) {
+        if let Some(told) = self.budget.shortage() {
+            (self.report)(&told);
+        }
+    }
+
     fn unsupported(&self, what: &str) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.insert(what.to_owned()) {
+        if told.len() < MOST_TOLD && told.insert(what.to_owned()) {
             (self.report)(what);
         }
     }
