@@ -4,18 +4,28 @@
 //     filled VALUE ENTRIES MOST                the same with arrays, all of whose values are written
 //     churn VALUE ENTRIES COUNT                creates, fills and closes COUNT arrays, one after the other
 //     programs LENGTH MOST                     loads programs of so many instructions, each another one
+//     calls MOST                               loads a program of 60,000 instructions of which a verifier has to remember very much
 //     btf SIZE MOST                            loads type information
 //     rings PAGES MOST                         opens perf events and maps their rings
 //     close                                    closes all that it has
 //     child WORDS...                           does what WORDS say in a child, which keeps what it has
+//     end                                      ends the child
 #include "raw.h"
-#include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 enum { MOST_FDS = 1 << 16 };
 static int fds[MOST_FDS];
 static int count;
+
+static void keep(int fd)
+{
+    if (!fd)
+        die("standard input was made an object", -EBADF);
+    fds[count++] = fd;
+}
 
 static void fill(int map, unsigned value, unsigned entries)
 {
@@ -56,6 +66,28 @@ static int program(unsigned length)
     int fd = bpf(BPF_PROG_LOAD, &attr);
     free(body);
     return fd;
+}
+
+// A long function that is called at many places: what is known of its stack is kept for each of them.
+static int calls(void)
+{
+    enum { LENGTH = 40000, CALLS = 10000, FUNCTION = 2 * CALLS + 2 };
+    static struct bpf_insn body[FUNCTION + LENGTH + 4];
+    for (int i = 0; i < CALLS; i++) {
+        body[2 * i] = MOV(1, i == 0);
+        body[2 * i + 1] = CALL_LOCAL(FUNCTION - 2 * i - 2);
+    }
+    body[FUNCTION - 2] = MOV(0, 0);
+    body[FUNCTION - 1] = EXIT;
+    body[FUNCTION] = MOV(0, 0);
+    body[FUNCTION + 1] = JNE(1, 0, 1);
+    body[FUNCTION + 2] = EXIT;
+    for (int i = 0; i < LENGTH; i++)
+        body[FUNCTION + 3 + i] = MOV(0, i);
+    body[FUNCTION + 3 + LENGTH] = EXIT;
+    union bpf_attr attr = program_attr(BPF_PROG_TYPE_KPROBE, body, sizeof body / sizeof *body);
+    attr.log_buf = attr.log_size = attr.log_level = 0;
+    return bpf(BPF_PROG_LOAD, &attr);
 }
 
 static int btf(unsigned size)
@@ -110,22 +142,25 @@ static const char *hoard(const char *line)
     int fd = 0;
     sscanf(line, "maps %u %u %u %u %u %u", &a, &b, &c, &d, &e, &most);
     for (; made < most && (fd = create_map(a, b, c, d, e, 0)) >= 0; made++)
-        fds[count++] = fd;
+        keep(fd);
     if (sscanf(line, "filled %u %u %u", &a, &b, &most) == 3)
         for (; made < most && (fd = filled(a, b)) >= 0; made++)
-            fds[count++] = fd;
+            keep(fd);
     if (sscanf(line, "churn %u %u %u", &a, &b, &most) == 3)
         for (; made < most && (fd = filled(a, b)) >= 0; made++)
             close(fd);
     if (sscanf(line, "programs %u %u", &a, &most) == 2)
         for (; made < most && (fd = program(a)) >= 0; made++)
-            fds[count++] = fd;
+            keep(fd);
+    if (sscanf(line, "calls %u", &most) == 1)
+        for (; made < most && (fd = calls()) >= 0; made++)
+            keep(fd);
     if (sscanf(line, "btf %u %u", &a, &most) == 2)
         for (; made < most && (fd = btf(a)) >= 0; made++)
-            fds[count++] = fd;
+            keep(fd);
     if (sscanf(line, "rings %u %u", &a, &most) == 2)
         for (; made < most && (fd = ring(a)) >= 0; made++)
-            fds[count++] = fd;
+            keep(fd);
     if (!strncmp(line, "close", 5))
         close_all();
     snprintf(answer, sizeof answer, "%u %s", made, fd < 0 ? strerror(-fd) : "good");
@@ -141,12 +176,21 @@ int main(void)
     setrlimit(RLIMIT_NOFILE, &limit);
     setvbuf(stdout, NULL, _IOLBF, 0);
     puts("ready");
+    pid_t child = 0;
     while (fgets(line, sizeof line, stdin)) {
-        if (strncmp(line, "child ", 6)) {
+        if (!strncmp(line, "child ", 6)) {
+            child = fork();
+            if (!child) {
+                puts(hoard(line + 6));
+                for (;;)
+                    pause();
+            }
+        } else {
+            if (!strncmp(line, "end", 3)) {
+                kill(child, SIGKILL);
+                waitpid(child, NULL, 0);
+            }
             puts(hoard(line));
-        } else if (!fork()) {
-            puts(hoard(line + 6));
-            pause();
         }
     }
     return 7;

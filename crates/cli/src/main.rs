@@ -98,6 +98,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    memory::reserve_little();
     let outcome = match Arguments::parse().command {
         Command::Run {
             all,

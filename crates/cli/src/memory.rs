@@ -2,6 +2,7 @@
 
 use beeline_runtime::Runtime;
 use clap::Args;
+use rustix::process::{Resource, getrlimit};
 
 /// What the user says about memory.
 #[derive(Debug, Args)]
@@ -18,6 +19,15 @@ impl Options {
         if let Some(limit) = self.memory_limit {
             runtime.limit_memory(limit);
         }
+    }
+}
+
+/// Where address space is limited (`ulimit -v`), has all threads allocate from one place: each place of its own reserves 64 MiB, most of
+/// which is never used.
+pub fn reserve_little() {
+    if getrlimit(Resource::As).current.is_some() {
+        // SAFETY: a setting of the allocator's; there are no other threads yet.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     }
 }
 

@@ -49,6 +49,8 @@ mod cmd {
     pub(super) const TOKEN_CREATE: u32 = 36;
 }
 
+/// Bytes of an object that has no memory for the tool, and of its anchor, here and in the kernel.
+const ANCHORED: u64 = 8 << 10;
 /// Longest BTF that the kernel takes.
 const BTF_LIMIT: u32 = 16 << 20;
 
@@ -102,9 +104,13 @@ impl Call<'_> {
         if wanted.size > BTF_LIMIT {
             return Err(Errno(libc::E2BIG));
         }
+        // It is copied once.
+        let mut charge = self.door.backend.charge(2 * u64::from(wanted.size))?;
         let data = self.memory.bytes(wanted.data, wanted.size as usize)?;
         check_btf(&data)?;
-        let btf = Btf::of_tool(self.door.fds.new_number(), data);
+        let mut btf = Btf::of_tool(self.door.fds.new_number(), data);
+        charge.resize(wanted.size.into())?;
+        btf.charge = charge;
         self.descriptor(Object::Btf(Arc::new(btf)))
     }
 
@@ -159,7 +165,7 @@ impl Call<'_> {
 
     /// One more descriptor of an object; the mode says what may be done with a map by it.
     pub(crate) fn another_descriptor(&self, object: Object, mode: Mode) -> Answer {
-        self.given_descriptor(object, mode, false)
+        self.with_room(|| self.given_descriptor(object.clone(), mode, false))
     }
 
     /// As both of these.
@@ -175,7 +181,10 @@ impl Call<'_> {
                 let memory = mode.open(self.door.backend.memory(id)?)?;
                 self.door.fds.add_memory(object, memory)?
             }
-            None => self.door.fds.add_anchored(object, is_first)?,
+            None => {
+                let charge = self.door.backend.charge(ANCHORED)?;
+                self.door.fds.add_anchored(object, is_first, charge)?
+            }
         };
         Ok(Reply::Descriptor {
             file,

@@ -15,17 +15,23 @@ use beeline_maps::Errno;
 pub use available::available;
 
 /// What a session's objects may take; copies are of the same ledger.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Budget(Arc<Ledger>);
 
 #[derive(Debug, Default)]
 struct Ledger {
     limit: AtomicU64,
     used: AtomicU64,
-    /// What was asked for last and not given.
+    /// The last that was asked for and not given, and what else was in use then.
     refused: AtomicU64,
+    beside: AtomicU64,
     has_told: AtomicBool,
+    /// What was given back since the allocator was last told to do so as well.
+    given: AtomicU64,
 }
+
+/// Bytes that may be given back before.
+const TRIM_AFTER: u64 = 64 << 20;
 
 /// A part of the budget, given back when it is dropped. The default is a charge on nobody.
 #[derive(Debug, Default)]
@@ -37,7 +43,7 @@ pub struct Charge {
 impl Budget {
     /// So many bytes.
     pub fn new(limit: u64) -> Self {
-        let budget = Self::default();
+        let budget = Self(Arc::default());
         budget.set_limit(limit);
         budget
     }
@@ -49,7 +55,7 @@ impl Budget {
 
     /// Takes a part. `ENOMEM` if that is more than is left.
     pub fn charge(&self, bytes: u64) -> Result<Charge, Errno> {
-        self.take(bytes)?;
+        self.take(bytes, 0)?;
         Ok(Charge {
             budget: Some(self.clone()),
             bytes,
@@ -67,19 +73,38 @@ impl Budget {
         Some(format!(
             "no memory for the tool's objects: {} asked for, {} of {} in use; calls that need more fail with ENOMEM. --memory-limit sets another limit",
             mib(refused),
-            mib(ledger.used.load(Relaxed)),
+            mib(ledger.beside.load(Relaxed)),
             mib(ledger.limit.load(Relaxed)),
         ))
     }
 
-    fn take(&self, bytes: u64) -> Result<(), Errno> {
+    fn give(&self, bytes: u64) {
+        self.0.used.fetch_sub(bytes, Relaxed);
+        if self.0.given.fetch_add(bytes, Relaxed) + bytes > TRIM_AFTER {
+            self.0.given.store(0, Relaxed);
+            // Else it keeps what is free, in each of its arenas, and what is taken meanwhile as a file comes on top of that.
+            // SAFETY: it only gives free pages back.
+            unsafe { libc::malloc_trim(0) };
+        }
+    }
+
+    /// Takes so many for what has some already.
+    fn take(&self, bytes: u64, already: u64) -> Result<(), Errno> {
         let limit = self.0.limit.load(Relaxed);
         let more = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
         let taken = self.0.used.fetch_update(Relaxed, Relaxed, more);
-        taken.map(drop).map_err(|_| {
-            self.0.refused.store(bytes, Relaxed);
+        taken.map(drop).map_err(|used| {
+            self.0.refused.store(already.saturating_add(bytes), Relaxed);
+            self.0.beside.store(used.saturating_sub(already), Relaxed);
             Errno::ENOMEM
         })
+    }
+}
+
+/// Without a limit.
+impl Default for Budget {
+    fn default() -> Self {
+        Self::new(u64::MAX)
     }
 }
 
@@ -93,8 +118,8 @@ impl Charge {
     pub fn resize(&mut self, bytes: u64) -> Result<(), Errno> {
         if let Some(budget) = &self.budget {
             match bytes.checked_sub(self.bytes) {
-                Some(more) => budget.take(more)?,
-                None => drop(budget.0.used.fetch_sub(self.bytes - bytes, Relaxed)),
+                Some(more) => budget.take(more, self.bytes)?,
+                None => budget.give(self.bytes - bytes),
             }
         }
         self.bytes = bytes;
@@ -159,7 +184,8 @@ mod tests {
         let budget = Budget::new(3 << 20);
         assert_eq!(budget.shortage(), None, "nothing was refused");
         let _held = budget.charge(1 << 20).expect("there is room");
-        assert!(budget.charge(5 << 20).is_err());
+        let mut grows = budget.charge(1 << 20).expect("there is room");
+        assert!(grows.resize(5 << 20).is_err());
         let told = budget.shortage().expect("it was refused");
         let parts = ["5.0 MiB asked", "1.0 MiB of 3.0 MiB", "--memory-limit"];
         assert!(parts.iter().all(|part| told.contains(part)), "{told}");

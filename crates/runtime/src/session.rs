@@ -15,8 +15,8 @@ use crate::backend::{
 use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
-use crate::improver::Improver;
-use crate::link::Link;
+use crate::improver::{self, Improver};
+use crate::link::{self, Link};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
 use crate::objects::Object;
@@ -60,7 +60,7 @@ pub struct Runtime {
 struct Objects {
     maps: HashMap<Id, Arc<MapObject>>,
     programs: HashMap<Id, Arc<Program>>,
-    links: HashMap<Id, Link>,
+    links: HashMap<Id, (Link, Charge)>,
     rings: HashMap<Id, Arc<Ring>>,
     /// Our ids of cgroups, by the kernel's.
     cgroups: HashMap<u64, Id>,
@@ -74,6 +74,7 @@ impl Runtime {
         engines: Engines,
         report: Report,
     ) -> Result<Arc<Self>, Error> {
+        let budget = Budget::new(budget::available()?);
         let cpus = possible_cpus().map_err(os("reading /sys/devices/system/cpu/possible"))?;
         if !has_fsgsbase() {
             return Err(Error::Machine(
@@ -92,7 +93,7 @@ impl Runtime {
         })?;
         let runner = Arc::new(runner);
         let reach = Reach::start(shared.clone(), scope, tool.clone(), report.clone())?;
-        let engines = Arc::new(engines);
+        let engines = Arc::new(engines.with_budget(budget.clone()));
         let improver = Improver::start(&engines, &reach, &runner)?;
         Ok(Arc::new(Self {
             objects: Mutex::default(),
@@ -101,7 +102,7 @@ impl Runtime {
             told: Mutex::default(),
             report,
             intrudes: AtomicBool::new(false),
-            budget: Budget::new(budget::available()),
+            budget,
             reach,
             runner,
             engines,
@@ -441,7 +442,14 @@ impl Backend for Runtime {
         let id = self.id();
         let kernel = self.shared.kernel_types();
         let intrudes = self.intrudes.load(SeqCst);
-        let loaded = Program::load(id, spec, &maps, kernel, &self.engines, intrudes);
+        let loaded = Program::load(
+            id,
+            spec,
+            &maps,
+            kernel,
+            &self.engines,
+            (intrudes, &self.budget),
+        );
         let (mut program, log) = loaded.inspect_err(|_| {
             for what in program::forbidden(&spec.insns).filter(|_| !intrudes) {
                 self.unsupported(what);
@@ -461,8 +469,10 @@ impl Backend for Runtime {
             );
         }
         let program = Arc::new(program);
-        if self.engines.is_to_be_improved(program.code()) {
-            self.improver.improve(&program);
+        if self.engines.is_to_be_improved(program.code())
+            && let Ok(charge) = self.budget.charge(improver::JOB)
+        {
+            self.improver.improve(&program, charge);
         }
         self.objects().programs.insert(id, program);
         Ok(Loaded { id, log })
@@ -495,9 +505,10 @@ impl Backend for Runtime {
         let program = self.program(program)?;
         self.check_runs(&program)
             .map_err(|error| self.refuse(&error))?;
+        let charge = self.budget.charge(link::BYTES)?;
         let id = self.id();
         let link = self.attach_link(id, program, point)?;
-        self.objects().links.insert(id, link);
+        self.objects().links.insert(id, (link, charge));
         Ok(id)
     }
 
@@ -547,7 +558,7 @@ impl Backend for Runtime {
         objects
             .links
             .get(&id)
-            .map(|link| Info::Link {
+            .map(|(link, _)| Info::Link {
                 program: link.program().id,
             })
             .ok_or(Errno(libc::EBADF))
@@ -562,9 +573,9 @@ impl Backend for Runtime {
             objects.rings.remove(&id);
             objects.links.remove(&id)
         };
-        match link {
-            Some(Link::Uprobe(uprobe)) => self.reach.detach(&uprobe),
-            Some(Link::Call(call)) => self.reach.detach_call(&call),
+        match link.as_ref().map(|(link, _)| link) {
+            Some(Link::Uprobe(uprobe)) => self.reach.detach(uprobe),
+            Some(Link::Call(call)) => self.reach.detach_call(call),
             Some(Link::Timer(_)) => self.runner.cancel(id),
             None => {}
         }

@@ -289,7 +289,7 @@ mod tests {
         fn new() -> Self {
             let shared = crate::shared::Shared::new(Vec::new(), 1).unwrap();
             Self {
-                trace: Trace::new(Id(1), 1).unwrap(),
+                trace: Trace::new(Id(1), 1, &Budget::default()).unwrap(),
                 // SAFETY: the page is dropped after the notifier.
                 notifier: unsafe { Notifier::start(shared.page()) }.unwrap(),
                 _shared: shared,

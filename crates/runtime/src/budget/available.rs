@@ -5,24 +5,42 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::error::Error;
 use crate::proc;
+
+/// Address space that a session takes by itself: threads, the kernel's types, what allocators reserve.
+const OWN: u64 = 160 << 20;
+/// Bytes with which a tool can begin.
+const LEAST: u64 = 16 << 20;
 
 /// Half of the memory that this process may take by the machine's, its cgroups' and its own limit (`ulimit -v`): the other half is for
 /// the processes that are traced, and for all else.
-pub fn available() -> u64 {
-    let limits = [memory_of_the_machine(), of_cgroups(), of_address_space()];
-    limits.into_iter().flatten().min().unwrap_or(u64::MAX) / 2
+///
+/// # Errors
+/// [`Error::AddressSpace`] where that limit is too low for a session.
+pub fn available() -> Result<u64, Error> {
+    let limits = [memory_of_the_machine(), of_cgroups(), of_address_space()?];
+    Ok(limits.into_iter().flatten().min().unwrap_or(u64::MAX) / 2)
 }
 
 fn memory_of_the_machine() -> Option<u64> {
     kilobytes(&proc::text("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-/// What is left of it: other than the other limits it counts what is reserved, and never used.
-fn of_address_space() -> Option<u64> {
-    let limit = getrlimit(Resource::As).current?;
-    let taken = kilobytes(&proc::text("/proc/self/status").ok()?, "VmSize:")?;
-    Some(limit.saturating_sub(taken))
+/// What a session leaves of it: other than the other limits it counts what is reserved, and never used.
+fn of_address_space() -> Result<Option<u64>, Error> {
+    let Some(limit) = getrlimit(Resource::As).current else {
+        return Ok(None);
+    };
+    let status = proc::text("/proc/self/status").unwrap_or_default();
+    let own = OWN + kilobytes(&status, "VmSize:").unwrap_or(0);
+    match limit.checked_sub(own) {
+        Some(left) if left >= 2 * LEAST => Ok(Some(left)),
+        _ => Err(Error::AddressSpace {
+            limit: limit >> 10,
+            least: (own + 2 * LEAST) >> 10,
+        }),
+    }
 }
 
 /// The number in a line `NAME 123 kB`, in bytes.
@@ -106,7 +124,8 @@ mod tests {
     #[test]
     fn there_is_some_memory_and_no_more_than_the_machine_has() {
         let machine = memory_of_the_machine().expect("Linux tells");
-        assert!(available() > 0 && available() <= machine / 2);
+        let available = available().expect("tests have room");
+        assert!(available > 0 && available <= machine / 2);
     }
 
     #[test]
