@@ -7,6 +7,7 @@ mod engines;
 mod guest;
 mod inject;
 mod keep;
+mod memory;
 mod prog;
 mod ps;
 mod run;
@@ -46,6 +47,8 @@ enum Command {
         intrudes: bool,
         #[command(flatten)]
         engines: engines::Options,
+        #[command(flatten)]
+        memory: memory::Options,
         #[command(flatten)]
         place: guest::Where,
         /// The tool and its arguments
@@ -95,17 +98,19 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    memory::reserve_little();
     let outcome = match Arguments::parse().command {
         Command::Run {
             all,
             pid,
             intrudes,
             engines,
+            memory,
             place,
             tool,
         } => match &place.guest {
             Some(address) => guest::run(&tool, address, &place),
-            None => run::run(tool, all, pid, intrudes, &engines),
+            None => run::run(tool, all, pid, intrudes, &engines, &memory),
         },
         Command::Start { wait, command } => start::start(&command, Duration::from_millis(wait)),
         Command::Ps { json } => {

@@ -11,7 +11,7 @@ use beeline_door::{Options, Tool};
 use beeline_runtime::{Runtime, Scope};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::{engines, keep, say};
+use crate::{engines, keep, memory, say};
 
 /// Shells give this to a command that was ended by signal n, plus n.
 const SIGNALLED: i32 = 128;
@@ -23,6 +23,7 @@ pub fn run(
     pids: Vec<i32>,
     intrudes: bool,
     engines: &engines::Options,
+    memory: &memory::Options,
 ) -> anyhow::Result<ExitCode> {
     let scope = match (all, pids.is_empty()) {
         (true, _) => Scope::All,
@@ -37,6 +38,7 @@ pub fn run(
     hand_signals_on();
     let ignored_here = outlive_file_limit();
     let runtime = Runtime::new(tool.clone(), scope, engines, Arc::new(say))?;
+    memory.apply(&runtime);
     if intrudes {
         runtime.let_programs_intrude();
     }

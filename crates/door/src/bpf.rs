@@ -49,6 +49,8 @@ mod cmd {
     pub(super) const TOKEN_CREATE: u32 = 36;
 }
 
+/// Bytes of an object that has no memory for the tool, and of its anchor, here and in the kernel.
+const ANCHORED: u64 = 8 << 10;
 /// Longest BTF that the kernel takes.
 const BTF_LIMIT: u32 = 16 << 20;
 
@@ -61,7 +63,7 @@ impl Call<'_> {
         }
         let attr = &BpfAttr::parse(&self.memory.bytes(address, size)?)?;
         match command as u32 {
-            cmd::MAP_CREATE => self.map_create(attr),
+            cmd::MAP_CREATE => self.with_room(|| self.map_create(attr)),
             cmd::MAP_LOOKUP_ELEM => self.map_lookup(attr),
             cmd::MAP_LOOKUP_AND_DELETE_ELEM => self.map_lookup_and_delete(attr),
             cmd::MAP_UPDATE_ELEM => self.map_update(attr),
@@ -72,12 +74,12 @@ impl Call<'_> {
             cmd::MAP_LOOKUP_AND_DELETE_BATCH => self.lookup_batch(attr, true),
             cmd::MAP_UPDATE_BATCH => self.update_batch(attr),
             cmd::MAP_DELETE_BATCH => self.delete_batch(attr),
-            cmd::PROG_LOAD => self.prog_load(attr),
+            cmd::PROG_LOAD => self.with_room(|| self.prog_load(attr)),
             cmd::PROG_BIND_MAP => self.prog_bind_map(attr),
             cmd::PROG_TEST_RUN => self.prog_test_run(attr),
-            cmd::BTF_LOAD => self.btf_load(attr),
-            cmd::LINK_CREATE => self.link_create(attr),
-            cmd::RAW_TRACEPOINT_OPEN => self.raw_tracepoint_open(attr),
+            cmd::BTF_LOAD => self.with_room(|| self.btf_load(attr)),
+            cmd::LINK_CREATE => self.with_room(|| self.link_create(attr)),
+            cmd::RAW_TRACEPOINT_OPEN => self.with_room(|| self.raw_tracepoint_open(attr)),
             cmd::OBJ_GET_INFO_BY_FD => self.info_by_fd(attr),
             cmd::MAP_GET_NEXT_ID => self.next_id(attr, map_id),
             cmd::PROG_GET_NEXT_ID => self.next_id(attr, program_id),
@@ -102,9 +104,13 @@ impl Call<'_> {
         if wanted.size > BTF_LIMIT {
             return Err(Errno(libc::E2BIG));
         }
+        // It is copied once.
+        let mut charge = self.door.backend.charge(2 * u64::from(wanted.size))?;
         let data = self.memory.bytes(wanted.data, wanted.size as usize)?;
         check_btf(&data)?;
-        let btf = Btf::of_tool(self.door.fds.new_number(), data);
+        let mut btf = Btf::of_tool(self.door.fds.new_number(), data);
+        charge.resize(wanted.size.into())?;
+        btf.charge = charge;
         self.descriptor(Object::Btf(Arc::new(btf)))
     }
 
@@ -159,7 +165,7 @@ impl Call<'_> {
 
     /// One more descriptor of an object; the mode says what may be done with a map by it.
     pub(crate) fn another_descriptor(&self, object: Object, mode: Mode) -> Answer {
-        self.given_descriptor(object, mode, false)
+        self.with_room(|| self.given_descriptor(object.clone(), mode, false))
     }
 
     /// As both of these.
@@ -175,7 +181,10 @@ impl Call<'_> {
                 let memory = mode.open(self.door.backend.memory(id)?)?;
                 self.door.fds.add_memory(object, memory)?
             }
-            None => self.door.fds.add_anchored(object, is_first)?,
+            None => {
+                let charge = self.door.backend.charge(ANCHORED)?;
+                self.door.fds.add_anchored(object, is_first, charge)?
+            }
         };
         Ok(Reply::Descriptor {
             file,

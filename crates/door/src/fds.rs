@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use beeline_runtime::Charge;
 use beeline_runtime::backend::Errno;
 use rustix::event::epoll;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
@@ -72,7 +73,11 @@ impl Drop for Transit<'_> {
 /// How the tool's hold on an object is known.
 enum Hold {
     /// By the hang-up of our end of the anchor, kept open here. `is_first`: the object came with it, and was not opened by it later.
-    Anchor { _end: OwnedFd, is_first: bool },
+    Anchor {
+        _end: OwnedFd,
+        is_first: bool,
+        _charge: Charge,
+    },
     /// By looking. `installed`: the tool was given it. `waiter`: the number of the eventfd that some of its
     /// descriptors are.
     Memory {
@@ -129,7 +134,12 @@ impl Descriptors {
     }
 
     /// A descriptor for an object without memory, its first or another.
-    pub(crate) fn add_anchored(&self, object: Object, is_first: bool) -> Result<OwnedFd, Errno> {
+    pub(crate) fn add_anchored(
+        &self,
+        object: Object,
+        is_first: bool,
+        charge: Charge,
+    ) -> Result<OwnedFd, Errno> {
         let (ours, file) = anchor().map_err(errno)?;
         let key = key_of(&file).map_err(errno)?;
         let mut entries = self.lock();
@@ -145,6 +155,7 @@ impl Descriptors {
         let hold = Hold::Anchor {
             _end: ours,
             is_first,
+            _charge: charge,
         };
         entries.insert(key, Entry::new(object, hold));
         Ok(file)
@@ -351,21 +362,26 @@ impl Descriptors {
         let _one = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events = Vec::with_capacity(64);
         let now = rustix::event::Timespec::default();
-        match epoll::wait(
-            &self.hangups,
-            rustix::buffer::spare_capacity(&mut events),
-            Some(&now),
-        ) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        loop {
+            events.clear();
+            match epoll::wait(
+                &self.hangups,
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&now),
+            ) {
+                Err(rustix::io::Errno::INTR) => continue,
+                result => result?,
+            };
+            if events.is_empty() {
+                return Ok(());
+            }
+            for event in &events {
+                self.forget(Key {
+                    device: self.sockets,
+                    inode: event.data.u64(),
+                });
+            }
         }
-        for event in events {
-            self.forget(Key {
-                device: self.sockets,
-                inode: event.data.u64(),
-            });
-        }
-        Ok(())
     }
 
     /// A descriptor goes to the tool, and its copy here is closed before this is dropped.

@@ -44,6 +44,7 @@ mod paths;
 mod perf;
 mod pin;
 mod program;
+mod room;
 mod root;
 mod scratch;
 mod server;

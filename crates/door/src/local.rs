@@ -73,9 +73,9 @@ impl Answers for Door {
         let [a, b, c, d, e, _] = call.args;
         match nr {
             libc::SYS_bpf => call.bpf(),
-            libc::SYS_perf_event_open => call.perf_event_open(),
-            libc::SYS_ioctl => call.ioctl(),
-            libc::SYS_mmap => call.mmap(),
+            libc::SYS_perf_event_open => call.with_room(|| call.perf_event_open()),
+            libc::SYS_ioctl => call.with_room(|| call.ioctl()),
+            libc::SYS_mmap => call.with_room(|| call.mmap()),
             libc::SYS_epoll_ctl => call.epoll_ctl(),
             libc::SYS_poll | libc::SYS_ppoll => call.poll(a, b),
             libc::SYS_select | libc::SYS_pselect6 => call.select(a, b),

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use beeline_runtime::Charge;
 use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Errno, Id, Info, MapSpec};
 
 use crate::claims::{Claim, Claims};
@@ -104,6 +105,7 @@ pub(crate) struct Program {
     /// `struct bpf_func_info` and `struct bpf_line_info`, as the tool gave them.
     pub(crate) func_info: Vec<u8>,
     pub(crate) line_info: Vec<u8>,
+    pub(crate) _charge: Charge,
     /// When, in nanoseconds since the machine started.
     pub(crate) loaded: u64,
     /// By whom.
@@ -124,6 +126,8 @@ pub(crate) struct Btf {
     /// The door's own number; the backend knows no BTF.
     pub(crate) id: u32,
     source: BtfSource,
+    /// Of what a tool has loaded.
+    pub(crate) charge: Charge,
 }
 
 enum BtfSource {
@@ -140,7 +144,8 @@ impl Btf {
     /// What a tool has loaded.
     pub(crate) fn of_tool(id: u32, data: Vec<u8>) -> Self {
         let source = BtfSource::Tool(data.into());
-        Self { id, source }
+        let charge = Charge::default();
+        Self { id, source, charge }
     }
 
     /// The running kernel's; `None` if it has none.
@@ -149,6 +154,7 @@ impl Btf {
         is_there.then_some(Self {
             id: Self::KERNELS,
             source: BtfSource::Kernel(OnceLock::new()),
+            charge: Charge::default(),
         })
     }
 

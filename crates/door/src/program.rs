@@ -24,6 +24,8 @@ const INSN: usize = 8;
 const FLAGS: u32 = 0xbf;
 /// `BPF_F_SLEEPABLE`.
 const SLEEPABLE: u32 = 0x10;
+/// Bytes of a record of type information, as a newer tool may have it.
+const LARGEST: usize = 252;
 /// Maps that one program may name.
 const MAP_LIMIT: u32 = 64;
 /// Bytes of context of a raw tracepoint: 12 arguments.
@@ -44,6 +46,7 @@ impl Call<'_> {
         }
         check_log(&wanted.log)?;
         self.check_target(&wanted)?;
+        let mut charge = self.door.backend.charge(wanted.bytes())?;
         let license = self.memory.string(wanted.license, 127)?;
         let btf = self.program_btf(&wanted)?;
         let func_info = self.records(&wanted.func_info, FUNC_INFO)?;
@@ -85,6 +88,7 @@ impl Call<'_> {
             self.door.backend.program_bind_map(held.id, map)?;
         }
         let gpl = is_gpl_compatible(&spec.license);
+        charge.resize((func_info.len() + line_info.len()) as u64)?;
         self.descriptor(Object::Program(Arc::new(Program {
             held,
             prog_type: spec.prog_type,
@@ -95,6 +99,7 @@ impl Call<'_> {
             btf,
             func_info,
             line_info,
+            _charge: charge,
             loaded: nanoseconds_since_start(),
             uid: rustix::process::getuid().as_raw(),
         })))
@@ -102,7 +107,6 @@ impl Call<'_> {
 
     /// An array of records of which `known` bytes are known here; what a newer tool appends to each is dropped.
     fn records(&self, records: &Records, known: usize) -> Result<Vec<u8>, Errno> {
-        const LARGEST: usize = 252;
         let size = records.size as usize;
         if records.count == 0 {
             return Ok(Vec::new());
@@ -280,6 +284,17 @@ impl Call<'_> {
             .ok_or(Errno(libc::EFAULT))?;
         self.memory.write_u32(retval, result as u32)?;
         Ok(Reply::Value(0))
+    }
+}
+
+impl ProgLoad {
+    /// Bytes that are read of the tool for it, records twice as they are also numbers.
+    fn bytes(&self) -> u64 {
+        let of = |records: &Records| {
+            let is_read = records.size as usize <= LARGEST && records.count <= INSN_LIMIT;
+            u64::from(is_read) * u64::from(records.count) * u64::from(records.size)
+        };
+        INSN as u64 * u64::from(self.insn_count) + 2 * (of(&self.func_info) + of(&self.line_info))
     }
 }
 

@@ -56,6 +56,17 @@ impl Door {
         if self.unswept.load(Ordering::Relaxed) < SWEEP_AFTER {
             return;
         }
+        self.sweep();
+    }
+
+    /// Releases all that the tool has closed so far.
+    pub(crate) fn release_closed(&self) {
+        // What cannot be asked for now is released by the reaper, or at the end. Programs first, which hold maps.
+        let _ = self.fds.reap_closed();
+        self.sweep();
+    }
+
+    fn sweep(&self) {
         self.unswept.store(0, Ordering::Relaxed);
         let candidates: HashSet<Key> = self.fds.memory_files().into_iter().collect();
         let missing = not_in_use(candidates, &self.fds.waiters());

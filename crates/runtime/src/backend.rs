@@ -12,6 +12,8 @@ use std::time::Duration;
 
 pub use beeline_maps::{Batch, Errno};
 use beeline_verifier::program::FieldKind;
+
+use crate::budget::Charge;
 pub use beeline_verifier::program::is_gpl_compatible;
 
 /// A kernel-style object id, never 0, never reused in a session; maps, programs, links and rings share one space.
@@ -395,6 +397,14 @@ pub trait Backend: Send + Sync {
     /// The reading end of a new pipe that lines of `bpf_trace_printk` come out of, in the shape of the kernel's
     /// `trace_pipe`; each line comes out of one pipe only.
     fn trace_pipe(&self) -> Result<OwnedFd, Errno>;
+    /// Counts memory that is taken for the tool outside of the backend, as long as the charge lives. ENOMEM: the tool has all that it
+    /// may have.
+    fn charge(&self, bytes: u64) -> Result<Charge, Errno> {
+        let _ = bytes;
+        Ok(Charge::default())
+    }
+    /// A call of the tool's fails with ENOMEM, which the user is to be told.
+    fn out_of_memory(&self) {}
     /// Tells the user, once for each `what`, that something is not served.
     fn unsupported(&self, what: &str);
 }

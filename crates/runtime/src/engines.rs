@@ -15,6 +15,7 @@ use beeline_compile::{
 use beeline_image::helpers;
 use beeline_isa::Insn;
 
+use crate::budget::Budget;
 use crate::session::Report;
 
 /// The machine that programs run on.
@@ -44,6 +45,7 @@ pub struct Engines {
     store: Option<CodeStore>,
     ahead: Option<Aot>,
     report: Report,
+    budget: Budget,
     /// Report also what only some want to know.
     is_verbose: bool,
     has_failed: AtomicBool,
@@ -90,7 +92,7 @@ pub struct Compiled {
 
 impl Compiled {
     /// Bytes of memory, about.
-    fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         size_of::<Self>() + self.code.bytes.len() + size_of_val(self.code.insns.as_slice())
     }
 
@@ -129,6 +131,11 @@ impl Source {
         }
     }
 
+    /// Bytes of memory, about.
+    pub(crate) fn size(&self) -> usize {
+        size_of_val(&*self.insns) + size_of_val(&*self.maps)
+    }
+
     /// As engines are given it.
     pub fn program(&self) -> Program<'_> {
         program(&self.insns, &self.maps)
@@ -149,6 +156,7 @@ impl Engines {
             store: None,
             ahead: None,
             report,
+            budget: Budget::default(),
             is_verbose: false,
             has_failed: AtomicBool::new(false),
             light: Mutex::default(),
@@ -184,6 +192,11 @@ impl Engines {
     /// Reporting what is compiled when.
     pub fn verbose(self, is_verbose: bool) -> Self {
         Self { is_verbose, ..self }
+    }
+
+    /// Charging what an optimizer takes while it is at work.
+    pub(crate) fn with_budget(self, budget: Budget) -> Self {
+        Self { budget, ..self }
     }
 
     /// Are programs to be verified before they run?
@@ -241,6 +254,9 @@ impl Engines {
             return Ok(known.clone());
         }
         let place = self.place_of(source, optimizer);
+        let _charge = self.budget.charge(bytes_to_optimize(source)).map_err(|_| {
+            Error::Worker(format!("there is no memory left for {}", optimizer.name()))
+        })?;
         let compiled = compile(optimizer, source)?;
         // If another optimizer was installed meanwhile, whose code it is cannot be told.
         if let Some((store, name)) = place
@@ -307,6 +323,11 @@ impl Engines {
         let is_kept = !optimizer.identity().is_empty();
         is_kept.then(|| (store, Digest::of_code(&source.digest, optimizer, MACHINE)))
     }
+}
+
+/// Bytes that an optimizer takes for a program, about: LLVM by itself, and by the instruction.
+fn bytes_to_optimize(source: &Source) -> u64 {
+    (64 << 20) + (2 << 10) * source.insns.len() as u64
 }
 
 /// A program as all engines are given it.

@@ -77,6 +77,16 @@ pub enum Error {
         /// What.
         &'static str,
     ),
+    /// The limit of address space is too low.
+    #[error(
+        "Beeline may have {limit} KiB of address space, and a session needs {least} KiB: raise the limit (ulimit -v)"
+    )]
+    AddressSpace {
+        /// KiB.
+        limit: u64,
+        /// KiB.
+        least: u64,
+    },
     /// A system call of our own failed.
     #[error("{what}: {}", with_remedy(source))]
     Os {
@@ -117,6 +127,7 @@ impl Error {
             }),
             Self::Fault(_) => Errno(libc::EFAULT),
             Self::Engine(_) | Self::Unverified | Self::NoCode => Errno(libc::ENOTSUP),
+            Self::AddressSpace { .. } => Errno::ENOMEM,
             Self::Target { .. } | Self::Changed { .. } | Self::Runner => Errno(libc::EBUSY),
         }
     }

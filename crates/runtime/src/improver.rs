@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use crate::budget::Charge;
 use crate::engines::Engines;
 use crate::error::{Error, os};
 use crate::program::Program;
@@ -15,7 +16,16 @@ use crate::reach::Reach;
 use crate::runner::Runner;
 
 /// The thread's front. The thread is not waited for at the end, as an optimizer may hang.
-pub struct Improver(Sender<Weak<Program>>);
+pub struct Improver(Sender<Job>);
+
+/// A program that waits for the thread. It may be gone by then, but for its place in memory.
+struct Job {
+    program: Weak<Program>,
+    _charge: Charge,
+}
+
+/// Bytes of a program's place, and of the job's.
+pub const JOB: u64 = 2 * (size_of::<Program>() + size_of::<Job>()) as u64;
 
 /// What the thread works with; it keeps nothing of the session alive.
 struct Worker {
@@ -44,16 +54,19 @@ impl Improver {
         Ok(Self(jobs))
     }
 
-    /// The program's code is to be replaced by better.
-    pub fn improve(&self, program: &Arc<Program>) {
+    /// The program's code is to be replaced by better. The charge is of a [`JOB`].
+    pub fn improve(&self, program: &Arc<Program>, charge: Charge) {
         // Without the thread it keeps the code that it has.
-        let _ = self.0.send(Arc::downgrade(program));
+        let _ = self.0.send(Job {
+            program: Arc::downgrade(program),
+            _charge: charge,
+        });
     }
 }
 
 impl Worker {
-    fn work(&self, queue: &Receiver<Weak<Program>>) {
-        for program in queue {
+    fn work(&self, queue: &Receiver<Job>) {
+        for Job { program, _charge } in queue {
             if self.reach.strong_count() == 0 {
                 return;
             }

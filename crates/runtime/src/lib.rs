@@ -10,6 +10,7 @@
 mod arena;
 pub mod backend;
 mod binary;
+mod budget;
 mod calls;
 mod cgroup;
 mod confine;
@@ -51,6 +52,7 @@ mod vdso;
 mod verification;
 
 pub use beeline_btf as btf;
+pub use budget::{Budget, Charge};
 pub use error::Error;
 pub use life::SessionId;
 pub use map::shape_of;

@@ -15,6 +15,9 @@ use crate::binary::Binary;
 use crate::error::Error;
 use crate::program::Program;
 
+/// Bytes that a link takes here: itself, and what is kept of the places that it leads to.
+pub const BYTES: u64 = 16 << 10;
+
 /// A program attached to a place in a file.
 #[derive(Debug)]
 pub struct Uprobe {

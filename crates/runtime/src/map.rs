@@ -15,6 +15,7 @@ use beeline_verifier::program;
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 
 use crate::backend::{Id, MapSpec, ValueType};
+use crate::budget::{Budget, Charge};
 use crate::life::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
@@ -48,6 +49,7 @@ pub struct MapObject {
     /// last woken; for a user ring buffer, the position itself.
     wakeup: OwnedFd,
     seen: AtomicU64,
+    _charge: Charge,
 }
 
 /// What a tool may do to a map's elements.
@@ -66,6 +68,7 @@ impl MapObject {
         spec: &MapSpec,
         inner: Option<&MapObject>,
         cpus: u32,
+        budget: &Budget,
     ) -> Result<Self, Errno> {
         let plain = Spec {
             map_type: spec.map_type,
@@ -85,6 +88,7 @@ impl MapObject {
             _ => None,
         };
         let fields = Fields::new(&plain, spec.fields.spin_lock, spec.fields.timer)?;
+        let charge = budget.charge(bytes_of(&layout, plain.kind()))?;
         let name = SessionId::own().name(&format!("map-{}", spec.name));
         let memory = Memory::new(&name, layout.len as usize).map_err(out_of_memory)?;
         memory.seal_size().map_err(out_of_memory)?;
@@ -107,6 +111,7 @@ impl MapObject {
             inner,
             wakeup: wakeup_fd().map_err(out_of_memory)?,
             seen: AtomicU64::new(0),
+            _charge: charge,
         })
     }
 
@@ -282,6 +287,20 @@ impl Source for MapObject {
             let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
         }
     }
+}
+
+/// Bytes that a map takes when it is full, here and in the kernel.
+fn bytes_of(layout: &Layout, kind: Option<Kind>) -> u64 {
+    /// The objects that stand for it, its files, and what the kernel has of them.
+    const ITSELF: u64 = 8 << 10;
+    /// What is known of an element that is an object: by the door, by this crate, and by each other's tables.
+    const OBJECT: u64 = 256;
+    let of_element = match kind {
+        Some(Kind::PerfEventArray) => size_of::<Option<Arc<Ring>>>() as u64,
+        Some(kind) if kind.holds_objects() => OBJECT,
+        _ => 0,
+    };
+    ITSELF + layout.len + of_element * u64::from(layout.entries)
 }
 
 fn out_of_memory(error: io::Error) -> Errno {

@@ -1,6 +1,7 @@
 //! A program: verified, compiled, and ready to be placed into targets.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_compile::Code;
 use beeline_isa::abi::TAIL_CALL;
@@ -8,7 +9,8 @@ use beeline_isa::{Insn, Op};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{Facts, MapUse};
 
-use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
+use crate::backend::{Errno, Id, LoadError, ProgramSpec, VerifierLog};
+use crate::budget::{Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::map::MapObject;
 use crate::verification::{self, Accepted, Maps};
@@ -44,6 +46,8 @@ pub struct Program {
     pub trace: Option<Id>,
     /// Maps that it keeps alive without using them.
     bound: Mutex<Vec<Arc<MapObject>>>,
+    /// Given back when all else is gone.
+    charge: Mutex<Charge>,
 }
 
 /// What a program needs.
@@ -157,22 +161,29 @@ fn context_end(facts: &Facts) -> u32 {
 
 impl Program {
     /// Verifies and compiles. `maps` are those that the spec's descriptors name, `kernel` are the types of the kernel's that
-    /// it may look at.
+    /// it may look at. What it takes is charged, as long as it is loaded what that takes.
     pub fn load(
         id: Id,
         spec: &ProgramSpec,
         maps: &Maps,
         kernel: Option<&KernelTypes>,
         engines: &Engines,
-        intrudes: bool,
+        (intrudes, budget): (bool, &Budget),
     ) -> Result<(Self, VerifierLog), LoadError> {
+        let no_memory = |errno: Errno| LoadError::new(errno.0, "");
+        let to_begin_with = bytes_to_load(spec, maps);
+        let charge = RefCell::new(budget.charge(to_begin_with).map_err(no_memory)?);
+        let may_take = |bytes: usize| {
+            let all = to_begin_with.saturating_add(bytes as u64);
+            charge.borrow_mut().resize(all).is_ok()
+        };
         let Accepted {
             insns,
             facts,
             log,
             runs,
         } = if engines.are_verified() {
-            verification::judge(spec, maps, kernel, intrudes)?
+            verification::judge(spec, maps, kernel, intrudes, &may_take)?
         } else {
             verification::trust_nothing(spec)?
         };
@@ -204,7 +215,10 @@ impl Program {
             maps: used,
             trace: None,
             bound: Mutex::default(),
+            charge: Mutex::new(charge.into_inner()),
         };
+        let taken = program.charge().resize(program.bytes());
+        taken.map_err(no_memory)?;
         let arrays = program.maps.iter().filter(|map| map.is_program_array());
         for array in arrays {
             let admitted = array.programs.admit(&program);
@@ -238,8 +252,24 @@ impl Program {
         if better.code.stack_bytes > BORROWED_STACK && !self.needs.slot {
             return Err("the other code needs more stack than traced functions can spare");
         }
+        let mut charge = self.charge();
+        let all = charge.bytes() + better.size() as u64;
+        charge
+            .resize(all)
+            .map_err(|_| "there is no memory for it")?;
         let _ = self.better.set(better); // Improved once.
         Ok(())
+    }
+
+    /// Bytes that it takes as it was loaded, also in places that keep something for each program.
+    fn bytes(&self) -> u64 {
+        const ITSELF: usize = 8 << 10;
+        let bytes = ITSELF + self.shown.len() + self.source.size() + self.first.size();
+        bytes as u64
+    }
+
+    fn charge(&self) -> MutexGuard<'_, Charge> {
+        self.charge.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives it the trace buffer to print to.
@@ -272,6 +302,23 @@ impl Program {
         }
         ids
     }
+}
+
+/// Bytes that it takes to verify and compile a program, but for states of its paths.
+fn bytes_to_load(spec: &ProgramSpec, maps: &Maps) -> u64 {
+    const ITSELF: usize = 64 << 10;
+    /// Of the 8 bytes of an instruction: what is known of it, and its code.
+    const OF_BYTE: usize = 48;
+    /// Of the type information: a copy and indexes, for one that is looked at.
+    const OF_TYPES: usize = 3;
+    let of_maps = maps.values().filter_map(|map| map.spec.value_type.as_ref());
+    let of_maps = of_maps.map(|value| value.btf.len()).max();
+    let own = spec.types.as_ref();
+    let own = own.map_or(0, |types| {
+        types.btf.len() + size_of_val(&*types.functions) + size_of_val(&*types.lines)
+    });
+    let bytes = ITSELF + OF_BYTE * spec.insns.len() + OF_TYPES * (own + of_maps.unwrap_or(0));
+    bytes as u64
 }
 
 /// Can a slot's stack hold its frames?

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use beeline_maps::{Errno, perf};
 
 use crate::backend::Id;
+use crate::budget::{Budget, Charge};
 use crate::life::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
@@ -28,6 +29,7 @@ pub struct Ring {
     /// Its CPU.
     pub cpu: u32,
     memory: Mutex<Memory>,
+    charge: Mutex<Charge>,
     pages: AtomicU32,
     sized: AtomicBool,
     enabled: AtomicBool,
@@ -37,16 +39,19 @@ pub struct Ring {
 
 impl Ring {
     /// A ring of one page; the tool says how many it wants when it maps it.
-    pub fn new(id: Id, cpu: u32) -> io::Result<Self> {
-        let memory = Memory::new(&SessionId::own().name(&format!("ring-{cpu}")), file_len(1)?)?;
+    pub fn new(id: Id, cpu: u32, budget: &Budget) -> Result<Self, Errno> {
+        let charge = budget.charge(bytes_of(file_len(1)?))?;
+        let name = SessionId::own().name(&format!("ring-{cpu}"));
+        let memory = Memory::new(&name, file_len(1)?).map_err(failed)?;
         let ring = Self {
             id,
             cpu,
             memory: Mutex::new(memory),
+            charge: Mutex::new(charge),
             pages: AtomicU32::new(1),
             sized: AtomicBool::new(false),
             enabled: AtomicBool::new(false),
-            wakeup: wakeup_fd()?,
+            wakeup: wakeup_fd().map_err(failed)?,
             seen: AtomicU64::new(0),
         };
         ring.set_up(&ring.memory(), 1);
@@ -56,8 +61,7 @@ impl Ring {
     /// Gives it `pages` data pages: the tool is about to map it. Nobody else maps it before; from then on its size is
     /// what it is, and another one is `EINVAL`, as in the kernel.
     pub fn resize(&self, pages: u32) -> Result<(), Errno> {
-        let failed = |error: io::Error| Errno(error.raw_os_error().unwrap_or(libc::ENOMEM));
-        let len = file_len(pages).map_err(failed)?;
+        let len = file_len(pages)?;
         let mut memory = self.memory();
         if self.is_sized() {
             return if pages == self.pages() {
@@ -66,6 +70,8 @@ impl Ring {
                 Err(Errno(libc::EINVAL))
             };
         }
+        let mut charge = self.charge.lock().unwrap_or_else(PoisonError::into_inner);
+        charge.resize(bytes_of(len))?;
         memory.resize(len).map_err(failed)?;
         self.pages.store(pages, Relaxed);
         self.set_up(&memory, pages);
@@ -154,8 +160,16 @@ fn position(memory: &Memory, at: usize) -> u64 {
     unsafe { &*memory.base().add(at).cast::<AtomicU64>() }.load(Relaxed)
 }
 
-fn file_len(pages: u32) -> io::Result<usize> {
-    perf::Ring::file_len(pages)
-        .map(|len| len as usize)
-        .map_err(|error| io::Error::from_raw_os_error(error.0))
+fn file_len(pages: u32) -> Result<usize, Errno> {
+    perf::Ring::file_len(pages).map(|len| len as usize)
+}
+
+/// Bytes that a ring takes, with the objects that stand for it and its files.
+fn bytes_of(file_len: usize) -> u64 {
+    const ITSELF: u64 = 8 << 10;
+    ITSELF + file_len as u64
+}
+
+fn failed(error: io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::ENOMEM))
 }

@@ -12,10 +12,11 @@ use crate::backend::{
     AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
     ProgramSpec,
 };
+use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
-use crate::improver::Improver;
-use crate::link::Link;
+use crate::improver::{self, Improver};
+use crate::link::{self, Link};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
 use crate::objects::Object;
@@ -28,6 +29,9 @@ use crate::shared::Shared;
 use crate::shortcut::{self, Shortcuts};
 use crate::trace::Trace;
 
+/// Things that are not served of which the user is told: a tool that asks at random finds no end of them.
+const MOST_TOLD: usize = 1000;
+
 /// Tells the user something; the argument is one line without an end.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
@@ -39,6 +43,7 @@ pub struct Runtime {
     told: Mutex<BTreeSet<String>>,
     report: Report,
     intrudes: AtomicBool,
+    budget: Budget,
     reach: Arc<Reach>,
     runner: Arc<Runner>,
     engines: Arc<Engines>,
@@ -55,7 +60,7 @@ pub struct Runtime {
 struct Objects {
     maps: HashMap<Id, Arc<MapObject>>,
     programs: HashMap<Id, Arc<Program>>,
-    links: HashMap<Id, Link>,
+    links: HashMap<Id, (Link, Charge)>,
     rings: HashMap<Id, Arc<Ring>>,
     /// Our ids of cgroups, by the kernel's.
     cgroups: HashMap<u64, Id>,
@@ -69,6 +74,7 @@ impl Runtime {
         engines: Engines,
         report: Report,
     ) -> Result<Arc<Self>, Error> {
+        let budget = Budget::new(budget::available()?);
         let cpus = possible_cpus().map_err(os("reading /sys/devices/system/cpu/possible"))?;
         if !has_fsgsbase() {
             return Err(Error::Machine(
@@ -87,7 +93,7 @@ impl Runtime {
         })?;
         let runner = Arc::new(runner);
         let reach = Reach::start(shared.clone(), scope, tool.clone(), report.clone())?;
-        let engines = Arc::new(engines);
+        let engines = Arc::new(engines.with_budget(budget.clone()));
         let improver = Improver::start(&engines, &reach, &runner)?;
         Ok(Arc::new(Self {
             objects: Mutex::default(),
@@ -96,6 +102,7 @@ impl Runtime {
             told: Mutex::default(),
             report,
             intrudes: AtomicBool::new(false),
+            budget,
             reach,
             runner,
             engines,
@@ -144,6 +151,11 @@ impl Runtime {
         self.intrudes.store(true, SeqCst);
     }
 
+    /// The tool's objects may take so many bytes, where otherwise it is [half of what there is](budget::available).
+    pub fn limit_memory(&self, bytes: u64) {
+        self.budget.set_limit(bytes);
+    }
+
     /// Detaches everything: every process is as it was when this returns. Errors have been reported.
     pub fn close(&self) {
         self.engines.stop();
@@ -171,7 +183,7 @@ impl Runtime {
         if let Some(trace) = &*trace {
             return Ok(trace.clone());
         }
-        let new = Arc::new(Trace::new(self.id(), self.shared.cpus)?);
+        let new = Arc::new(Trace::new(self.id(), self.shared.cpus, &self.budget)?);
         self.reach.watch_map(new.map());
         Ok(trace.insert(new).clone())
     }
@@ -245,7 +257,7 @@ impl Backend for Runtime {
     fn map_create(&self, spec: &MapSpec) -> Result<Id, Errno> {
         let id = self.id();
         let inner = spec.inner.map(|inner| self.map(inner)).transpose()?;
-        let map = MapObject::new(id, spec, inner.as_deref(), self.shared.cpus)?;
+        let map = MapObject::new(id, spec, inner.as_deref(), self.shared.cpus, &self.budget)?;
         let map = Arc::new(map);
         if map.is_ring_buffer() {
             self.notifier.watch(&map);
@@ -369,8 +381,7 @@ impl Backend for Runtime {
 
     fn perf_ring_create(&self, cpu: u32) -> Result<Id, Errno> {
         let id = self.id();
-        let ring = Ring::new(id, cpu)
-            .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
+        let ring = Ring::new(id, cpu, &self.budget)?;
         let ring = Arc::new(ring);
         self.notifier.watch(&ring);
         self.reach.watch_ring(&ring);
@@ -431,7 +442,14 @@ impl Backend for Runtime {
         let id = self.id();
         let kernel = self.shared.kernel_types();
         let intrudes = self.intrudes.load(SeqCst);
-        let loaded = Program::load(id, spec, &maps, kernel, &self.engines, intrudes);
+        let loaded = Program::load(
+            id,
+            spec,
+            &maps,
+            kernel,
+            &self.engines,
+            (intrudes, &self.budget),
+        );
         let (mut program, log) = loaded.inspect_err(|_| {
             for what in program::forbidden(&spec.insns).filter(|_| !intrudes) {
                 self.unsupported(what);
@@ -451,8 +469,10 @@ impl Backend for Runtime {
             );
         }
         let program = Arc::new(program);
-        if self.engines.is_to_be_improved(program.code()) {
-            self.improver.improve(&program);
+        if self.engines.is_to_be_improved(program.code())
+            && let Ok(charge) = self.budget.charge(improver::JOB)
+        {
+            self.improver.improve(&program, charge);
         }
         self.objects().programs.insert(id, program);
         Ok(Loaded { id, log })
@@ -485,9 +505,10 @@ impl Backend for Runtime {
         let program = self.program(program)?;
         self.check_runs(&program)
             .map_err(|error| self.refuse(&error))?;
+        let charge = self.budget.charge(link::BYTES)?;
         let id = self.id();
         let link = self.attach_link(id, program, point)?;
-        self.objects().links.insert(id, link);
+        self.objects().links.insert(id, (link, charge));
         Ok(id)
     }
 
@@ -537,7 +558,7 @@ impl Backend for Runtime {
         objects
             .links
             .get(&id)
-            .map(|link| Info::Link {
+            .map(|(link, _)| Info::Link {
                 program: link.program().id,
             })
             .ok_or(Errno(libc::EBADF))
@@ -552,9 +573,9 @@ impl Backend for Runtime {
             objects.rings.remove(&id);
             objects.links.remove(&id)
         };
-        match link {
-            Some(Link::Uprobe(uprobe)) => self.reach.detach(&uprobe),
-            Some(Link::Call(call)) => self.reach.detach_call(&call),
+        match link.as_ref().map(|(link, _)| link) {
+            Some(Link::Uprobe(uprobe)) => self.reach.detach(uprobe),
+            Some(Link::Call(call)) => self.reach.detach_call(call),
             Some(Link::Timer(_)) => self.runner.cancel(id),
             None => {}
         }
@@ -564,9 +585,19 @@ impl Backend for Runtime {
         self.trace()?.open(&self.notifier)
     }
 
+    fn charge(&self, bytes: u64) -> Result<Charge, Errno> {
+        self.budget.charge(bytes)
+    }
+
+    fn out_of_memory(&self) {
+        if let Some(told) = self.budget.shortage() {
+            (self.report)(&told);
+        }
+    }
+
     fn unsupported(&self, what: &str) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.insert(what.to_owned()) {
+        if told.len() < MOST_TOLD && told.insert(what.to_owned()) {
             (self.report)(what);
         }
     }

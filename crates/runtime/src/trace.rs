@@ -18,6 +18,7 @@ use rustix::io::Errno as OsError;
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::backend::{Errno, Id, MapSpec, SpecialFields};
+use crate::budget::Budget;
 use crate::map::MapObject;
 use crate::notifier::{Notifier, Source, wakeup_fd};
 
@@ -45,7 +46,7 @@ struct Shared {
 
 impl Trace {
     /// An empty buffer.
-    pub fn new(id: Id, cpus: u32) -> Result<Self, Errno> {
+    pub fn new(id: Id, cpus: u32, budget: &Budget) -> Result<Self, Errno> {
         let spec = MapSpec {
             map_type: BPF_MAP_TYPE_RINGBUF,
             key_size: 0,
@@ -59,7 +60,7 @@ impl Trace {
             value_type: None,
         };
         let shared = Shared {
-            map: Arc::new(MapObject::new(id, &spec, None, cpus)?),
+            map: Arc::new(MapObject::new(id, &spec, None, cpus, budget)?),
             pipes: Mutex::default(),
             changed: wakeup_fd().map_err(errno)?,
             stop: AtomicBool::new(false),
@@ -288,7 +289,7 @@ mod tests {
         fn new() -> Self {
             let shared = crate::shared::Shared::new(Vec::new(), 1).unwrap();
             Self {
-                trace: Trace::new(Id(1), 1).unwrap(),
+                trace: Trace::new(Id(1), 1, &Budget::default()).unwrap(),
                 // SAFETY: the page is dropped after the notifier.
                 notifier: unsafe { Notifier::start(shared.page()) }.unwrap(),
                 _shared: shared,

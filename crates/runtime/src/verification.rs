@@ -38,12 +38,13 @@ pub struct Accepted {
 const HERE: [u32; 8] = [2, 5, 7, 17, 24, 26, 29, 31];
 
 /// Judges a program as the kernel would whose types these are; one that lets programs change who is traced, if `intrudes`
-/// says so.
+/// says so. `memory` says if so many bytes may be taken for the states of its paths.
 pub fn judge(
     spec: &ProgramSpec,
     maps: &Maps,
     kernel: Option<&KernelTypes>,
     intrudes: bool,
+    memory: &dyn Fn(usize) -> bool,
 ) -> Result<Accepted, LoadError> {
     let insns = decode(spec)?;
     let Verdict {
@@ -51,7 +52,7 @@ pub fn judge(
         log,
         longest_log,
         ..
-    } = verdict(spec, &insns, maps, kernel, intrudes);
+    } = verdict(spec, &insns, maps, kernel, intrudes, memory);
     let log = VerifierLog {
         text: log,
         longest: longest_log,
@@ -135,6 +136,7 @@ fn verdict(
     maps: &Maps,
     kernel: Option<&KernelTypes>,
     intrudes: bool,
+    memory: &dyn Fn(usize) -> bool,
 ) -> Verdict {
     let level = LogLevel(spec.log_level);
     let kind = Kind {
@@ -160,6 +162,7 @@ fn verdict(
         maps: &maps,
         types: types.as_ref(),
         kernel,
+        memory: Some(memory),
         helpers: HERE.contains(&spec.prog_type).then_some(&is_served),
         ..Default::default()
     };
@@ -290,7 +293,7 @@ mod tests {
             license: "GPL".into(),
             ..ProgramSpec::default()
         };
-        judge(&spec, &Maps::new(), None, false)
+        judge(&spec, &Maps::new(), None, false, &|_| true)
     }
 
     const R0_IS_0: [u8; 8] = [0xb7, 0, 0, 0, 0, 0, 0, 0];

@@ -24,6 +24,9 @@ pub struct Program<'a> {
     pub kernel: Option<&'a KernelTypes>,
     /// Which of the helpers that its type may call are there where it is to run; `None` for all.
     pub helpers: Option<&'a dyn Fn(u32) -> bool>,
+    /// May so many bytes be taken for the states of its paths, all together? `None` for as many as it takes. Where they may not
+    /// the verdict is `ENOMEM`.
+    pub memory: Option<&'a dyn Fn(usize) -> bool>,
     /// What instructions name that belongs to modules of the kernel.
     pub modules: Modules<'a>,
     /// Of one of type `BPF_PROG_TYPE_EXT`: the accepted program of which it replaces a function, the one that

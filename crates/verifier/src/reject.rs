@@ -8,6 +8,8 @@ pub const ENOENT: i32 = 2;
 pub const E2BIG: i32 = 7;
 /// "Bad file descriptor".
 pub const EBADF: i32 = 9;
+/// "Cannot allocate memory": the states of the program's paths take more than they may.
+pub const ENOMEM: i32 = 12;
 /// "Permission denied": a register or the stack is used in a way it must not be.
 pub const EACCES: i32 = 13;
 /// "Bad address": what the kernel says where it has lost its own thread.

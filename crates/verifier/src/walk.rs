@@ -43,6 +43,7 @@ mod shape;
 mod stack;
 mod step;
 mod visited;
+mod weight;
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -99,6 +100,8 @@ struct Pending {
     previous: usize,
     /// How long the log was.
     log: usize,
+    /// Bytes of the state.
+    weight: usize,
 }
 
 /// A state that later ones are compared with.
@@ -106,6 +109,8 @@ pub(crate) struct Kept {
     pub state: State,
     pub hits: u32,
     pub misses: u32,
+    /// Bytes of the state when it was kept.
+    pub weight: usize,
     /// Not compared with any more; goes when no path needs it.
     pub retired: bool,
 }
@@ -180,6 +185,10 @@ pub(crate) struct Walk<'a> {
     jumps_kept: u32,
     insns_kept: u32,
     live_states: u32,
+    /// Bytes of all states that are kept or put off.
+    states: usize,
+    /// Bytes that the walk may have.
+    granted: usize,
     effort: Effort,
     /// Instructions that may be looked at.
     pub most_insns: u32,
@@ -223,6 +232,8 @@ impl<'a> Walk<'a> {
             jumps_kept: 0,
             insns_kept: 0,
             live_states: 0,
+            states: 0,
+            granted: 0,
             effort: Effort::default(),
             most_insns: MOST_INSNS,
             deeds: Deeds::default(),
@@ -265,6 +276,7 @@ impl<'a> Walk<'a> {
         self.alive.clear();
         self.pending.clear();
         self.live_states = 0;
+        self.states = 0;
         self.cur = State::new(frame);
         self.cur.in_sleepable = self.program.kind.is_sleepable();
         self.cur.insn = start;
@@ -370,6 +382,7 @@ impl<'a> Walk<'a> {
                     format!("BPF program is too large. Processed {processed} insn"),
                 );
             }
+            self.check_weight()?;
             self.cur.last_insn = self.previous;
             self.cur.insn = self.insn;
             if self.shape.at(self.insn).prune && self.is_visited()? {
@@ -416,6 +429,7 @@ impl<'a> Walk<'a> {
         if !self.log.level.all() {
             self.log.back_to(pending.log);
         }
+        self.states -= pending.weight;
         self.cur = pending.state;
         self.insn = pending.insn;
         self.previous = Some(pending.previous);
@@ -446,8 +460,11 @@ impl<'a> Walk<'a> {
     }
 
     fn push(&mut self, insn: usize, state: State, too_many: &str) -> Check<&mut State> {
+        let weight = state.weight();
+        self.states += weight;
         self.pending.push(Pending {
             state,
+            weight,
             insn,
             previous: self.insn,
             log: self.log.len(),

@@ -86,6 +86,7 @@ impl<'a> Loaded<'a> {
         };
         let loaded = self.runtime.program_load(&spec);
         let LoadedProgram { id, .. } = loaded.map_err(|error| {
+            self.runtime.out_of_memory();
             let cause = io::Error::from_raw_os_error(error.errno.0);
             match error.reason.as_str() {
                 "" => anyhow::anyhow!("program {} is refused: {cause}", program.name),
@@ -174,7 +175,10 @@ impl<'a> Loaded<'a> {
                 .unwrap_or_default(),
             value_type,
         };
-        let created = self.runtime.map_create(&spec).map_err(system);
+        let created = self.runtime.map_create(&spec).map_err(|errno| {
+            self.runtime.out_of_memory();
+            system(errno)
+        });
         created.with_context(|| {
             let sizes = "type, sizes and elements";
             format!(

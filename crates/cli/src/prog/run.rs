@@ -38,6 +38,8 @@ pub struct Arguments {
     /// What runs it [default: the light compiler's code, or the file's own]
     #[arg(long, value_enum)]
     engine: Option<EngineName>,
+    #[command(flatten)]
+    memory: crate::memory::Options,
     /// For scripts
     #[arg(long)]
     json: bool,
@@ -76,6 +78,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => vec![0; ZEROS],
     };
     let mut loaded = Loaded::new(&file.object, engines)?;
+    arguments.memory.apply(&loaded.runtime);
     let id = loaded.program(program)?;
     let (_, compiled, _) = loaded.compiled(id)?;
     if is_ahead && arguments.engine.is_none() && !compiled.is_ahead {

@@ -49,11 +49,18 @@ pub(super) struct StackLiveness {
     insn: usize,
     /// What the current instruction has written, by frame.
     written: Vec<(usize, Slots)>,
+    /// Of all instances.
+    bytes: usize,
 }
 
 impl StackLiveness {
     pub(super) fn clear(&mut self) {
         *self = Self::default();
+    }
+
+    /// Bytes of memory, about.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub(super) fn begin(&mut self, insn: usize) {
@@ -66,7 +73,7 @@ impl StackLiveness {
         let Some(instance) = self.instances.get_mut(self.current) else {
             return;
         };
-        if let Some(marks) = instance.marks(frame, insn) {
+        if let Some(marks) = instance.marks(frame, insn, &mut self.bytes) {
             let bit = 1 << slot;
             if marks.may_read & bit == 0 {
                 marks.may_read |= bit;
@@ -98,7 +105,7 @@ impl StackLiveness {
             if written == 0 && instance.frames.get(frame).is_none_or(Vec::is_empty) {
                 continue;
             }
-            if let Some(marks) = instance.marks(frame, insn) {
+            if let Some(marks) = instance.marks(frame, insn, &mut self.bytes) {
                 let all = if is_first {
                     written
                 } else {
@@ -119,13 +126,15 @@ impl StackLiveness {
         function: usize,
         flow: &Flow,
     ) -> usize {
-        let instances = &mut self.instances;
+        let (instances, bytes) = (&mut self.instances, &mut self.bytes);
         *self
             .by_call
             .entry((outer, callsite, function))
             .or_insert_with(|| {
                 let depth = outer.map_or(0, |outer| instances[outer].frames.len());
                 let place = flow.functions()[function];
+                // With its place in the table.
+                *bytes += 2 * size_of::<Instance>() + place.end - place.start;
                 instances.push(Instance {
                     start: place.start,
                     len: place.end - place.start,
@@ -161,7 +170,7 @@ impl StackLiveness {
                 if slots == 0 {
                     continue;
                 }
-                if let Some(marks) = outer.marks(frame, callsite)
+                if let Some(marks) = outer.marks(frame, callsite, &mut self.bytes)
                     && marks.may_read | slots != marks.may_read
                 {
                     marks.may_read |= slots;
@@ -173,12 +182,14 @@ impl StackLiveness {
 }
 
 impl Instance {
-    fn marks(&mut self, frame: usize, insn: usize) -> Option<&mut Marks> {
+    /// Adds to `bytes` what it takes anew.
+    fn marks(&mut self, frame: usize, insn: usize, bytes: &mut usize) -> Option<&mut Marks> {
         let len = self.len;
         let at = insn.checked_sub(self.start)?;
         let frame = self.frames.get_mut(frame)?;
         if frame.is_empty() {
             frame.resize(len, Marks::default());
+            *bytes += len * size_of::<Marks>();
         }
         frame.get_mut(at)
     }

@@ -31,6 +31,11 @@ impl Text {
         }
     }
 
+    /// Bytes of memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.kept.capacity()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.before + self.kept.len() + self.after
     }

@@ -58,6 +58,11 @@ impl Log {
         }
     }
 
+    /// Bytes of memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.text.bytes()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.text.len()
     }

@@ -199,7 +199,8 @@ impl Walk<'_> {
             .as_ref()
             .is_some_and(|kept| kept.retired && kept.state.branches == 0);
         if done && !self.is_incomplete(id) {
-            self.kept[id as usize] = None;
+            let gone = self.kept[id as usize].take();
+            self.states -= gone.map_or(0, |kept| kept.weight);
             self.free.push(id);
             self.live_states -= 1;
         }
@@ -214,8 +215,11 @@ impl Walk<'_> {
         self.cur.for_each_reg(|reg| reg.precise = false);
         let state = self.cur.clone();
         let dfs_depth = state.dfs_depth;
+        let weight = state.weight();
+        self.states += weight;
         let kept = Box::new(Kept {
             state,
+            weight,
             hits: 0,
             misses: 0,
             retired: false,
