@@ -130,6 +130,8 @@ static long take_records(struct ring ring)
     long records = 0;
     while (*ring.read != __atomic_load_n(ring.written, __ATOMIC_ACQUIRE)) {
         uint32_t length = *(volatile uint32_t *)(ring.data + *ring.read % RING_BYTES);
+        if (length & BPF_RINGBUF_BUSY_BIT)
+            break;
         if (length != 8)
             die("a record of another length", -EPROTO);
         __atomic_store_n(ring.read, *ring.read + 16, __ATOMIC_RELEASE);

@@ -357,11 +357,10 @@ fn who_ends_the_connection_without_a_word_is_told_of() {
 fn a_socket_whose_queue_is_full_is_no_wait_for_ever() {
     let directory = tempfile::tempdir().unwrap();
     let (listener, address) = listen_at(&directory.path().join("s"));
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&listener);
     // SAFETY: takes numbers. One waits where none may, as the kernel counts.
-    assert_eq!(
-        unsafe { libc::listen(std::os::fd::AsRawFd::as_raw_fd(&listener), 0) },
-        0
-    );
+    let listens = unsafe { libc::listen(fd, 0) };
+    assert_eq!(listens, 0);
     let first = Channel::connect(&address, None).unwrap();
     let error = Channel::connect(&address, None).unwrap_err();
     let words = error.to_string();
