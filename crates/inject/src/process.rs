@@ -15,6 +15,7 @@ use rustix::process::Rlimit;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::alarm::PATIENCE;
+use crate::held::twice;
 use crate::proc::{self, Asleep, PF_KTHREAD, Status, is_dead, state_and_flags};
 use crate::ptrace;
 use crate::regions::{self, Region};
@@ -261,7 +262,7 @@ impl Process {
         into: &mut [u8],
     ) -> Result<(), Error> {
         let len = into.len();
-        let outcome = memory.read_exact_at(into, address);
+        let outcome = twice(|| memory.read_exact_at(into, address));
         outcome.map_err(|source| self.memory_error("read", address, len, source))
     }
 
@@ -271,7 +272,8 @@ impl Process {
     ///
     /// Errors: [`Error::Memory`] if not all of it is mapped, or mapped shared and read-only.
     pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        let outcome = self.memory()?.write_all_at(bytes, address);
+        let memory = self.memory()?;
+        let outcome = twice(|| memory.write_all_at(bytes, address));
         outcome.map_err(|source| self.memory_error("write", address, bytes.len(), source))
     }
 
