@@ -75,6 +75,7 @@ impl Traced {
             command.process_group(0);
             // SAFETY: a system call without memory.
             unsafe { command.pre_exec(|| trace(libc::PTRACE_TRACEME, 0, 0, null_mut())) };
+            #[allow(clippy::zombie_processes, reason = "the tracer takes its end")]
             let mut child = command.spawn().expect("the command can be run");
             let pid = child.id() as pid_t;
             let out = Lines::collect(child.stdout.take().expect("piped"));
