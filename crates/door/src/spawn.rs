@@ -289,8 +289,10 @@ fn start_under_filter(
             name: name.to_owned(),
             source,
         }),
-        // Nothing was sent: the child says why.
-        (Err(failed), Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+        // Nothing was sent: the child says why, or why there is none.
+        (Err(failed), Err(error))
+            if error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error().is_none() =>
+        {
             Err(not_installed(failed))
         }
         // It had come that far, and was to no avail.
