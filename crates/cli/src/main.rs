@@ -4,6 +4,7 @@ mod compile;
 mod detach;
 mod ending;
 mod engines;
+mod fatal;
 mod guest;
 mod inject;
 mod keep;

@@ -1,6 +1,7 @@
 //! Reading and writing the memory of a tool that waits in a system call.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
 use beeline_runtime::backend::Errno;
@@ -183,7 +184,7 @@ fn read_process(tid: i32, address: u64, buffer: &mut [u8]) -> Result<(), Errno> 
     if done >= 0 || !forbidden() {
         return all(done, buffer.len());
     }
-    let memory = File::open(format!("/proc/{tid}/mem")).map_err(|_| Errno(libc::EFAULT))?;
+    let memory = File::open(format!("/proc/{tid}/mem")).map_err(errno)?;
     memory
         .read_exact_at(buffer, address)
         .map_err(|_| Errno(libc::EFAULT))
@@ -208,7 +209,7 @@ fn write_process(tid: i32, address: u64, bytes: &[u8]) -> Result<(), Errno> {
     let memory = File::options()
         .write(true)
         .open(format!("/proc/{tid}/mem"))
-        .map_err(|_| Errno(libc::EFAULT))?;
+        .map_err(errno)?;
     memory
         .write_all_at(bytes, address)
         .map_err(|_| Errno(libc::EFAULT))
@@ -218,17 +219,22 @@ fn write_process(tid: i32, address: u64, bytes: &[u8]) -> Result<(), Errno> {
 /// the address?
 fn forbidden() -> bool {
     matches!(
-        std::io::Error::last_os_error().raw_os_error(),
+        io::Error::last_os_error().raw_os_error(),
         Some(libc::ENOSYS | libc::EPERM)
     )
 }
 
+/// Was it all? Not if some of it is not mapped; or for a reason of the kernel's own, such as too little memory.
 fn all(done: isize, wanted: usize) -> Result<(), Errno> {
-    if usize::try_from(done) == Ok(wanted) {
-        Ok(())
-    } else {
-        Err(Errno(libc::EFAULT))
+    match usize::try_from(done) {
+        Ok(done) if done == wanted => Ok(()),
+        Ok(_) => Err(Errno(libc::EFAULT)),
+        Err(_) => Err(errno(io::Error::last_os_error())),
     }
+}
+
+fn errno(error: io::Error) -> Errno {
+    Errno(error.raw_os_error().unwrap_or(libc::EFAULT))
 }
 
 #[cfg(test)]

@@ -239,6 +239,7 @@ fn start_under_filter(
     let (ours, theirs) = socket_pair().map_err(Error::system("creating a socket pair"))?;
     let parent = std::process::id();
     let ignored_here = options.ignored_here;
+    let not_ours = ours.as_raw_fd();
     // SAFETY: between fork and exec only async-signal-safe system calls are made on memory prepared
     // here: nothing allocates or locks.
     unsafe {
@@ -247,9 +248,10 @@ fn start_under_filter(
             if let Some(signal) = ignored_here {
                 libc::signal(signal, libc::SIG_DFL);
             }
+            // Were the listener still open here or on its way, and not received there, the execution would wait for an answer for ever.
+            libc::close(not_ours);
             let listener = install(&filter)?;
             let sent = send_descriptor(theirs.as_raw_fd(), listener);
-            // Were it still open here, and not received there, the execution would wait for an answer for ever.
             libc::close(listener);
             sent
         });
@@ -257,9 +259,12 @@ fn start_under_filter(
     // To begin is a call under the filter already, which this thread waits for.
     let (begun, begins) = io::pipe().map_err(Error::system("creating a pipe"))?;
     let (spawned, listener) = std::thread::scope(|scope| {
-        let let_begin = || {
-            let listener = Listener::new(await_descriptor(&ours, begun.as_fd())?)?;
-            listener.let_begin(begun.as_fd());
+        let hangs_up = begun.as_fd();
+        let let_begin = move || {
+            // Closed also where nothing could be received, with a listener that is still on its way.
+            let ours = ours;
+            let listener = Listener::new(await_descriptor(&ours, hangs_up)?)?;
+            listener.let_begin(hangs_up);
             Ok(listener)
         };
         let thread = std::thread::Builder::new().name("beeline-begin".into());
@@ -284,10 +289,14 @@ fn start_under_filter(
             name: name.to_owned(),
             source,
         }),
-        (Err(failed), Err(error)) => Err(not_installed(match is_of_too_many_files(&error) {
-            true => error,
-            false => failed,
-        })),
+        // Nothing was sent: the child says why, or why there is none.
+        (Err(failed), Err(error))
+            if error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error().is_none() =>
+        {
+            Err(not_installed(failed))
+        }
+        // It had come that far, and was to no avail.
+        (Err(_), Err(error)) => Err(Error::system("preparing to serve the tool")(error)),
     }
 }
 

@@ -156,7 +156,11 @@ fn welcome(waiting: Waiting, host: &Arc<Host>, present: &Arc<AtomicUsize>) {
     let refused = |why: &str| host.audit.line(&peer, "", "refused", json!({ "why": why }));
     if others >= CONNECTIONS {
         refused("there are too many connections");
-        return;
+        let why = format!(
+            "the proxy in the guest serves {CONNECTIONS} connections already, which is the most; end other sessions with this guest, \
+             then try again"
+        );
+        return waiting.refuse(libc::EMFILE, &why);
     }
     let (host, who) = (host.clone(), peer.clone());
     let serve = move || {

@@ -8,6 +8,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use beeline_wire::VERSION;
+use beeline_wire::address::Address;
+use beeline_wire::channel::Channel;
+use beeline_wire::client::Client;
 use beeline_wire::frame;
 use beeline_wire::layout::command;
 use beeline_wire::messages::guest_message::Body as Answer;
@@ -312,4 +315,26 @@ fn a_connection_lives_on_as_long_as_both_sides_do() {
         host.refused(bpf(12345, vec![], vec![])).errno,
         libc::EOPNOTSUPP as u32
     );
+}
+
+#[test]
+fn who_comes_when_the_proxy_is_full_is_told_so() {
+    /// What it serves at most.
+    const CONNECTIONS: usize = 96;
+    if !may() {
+        return;
+    }
+    let proxy = Proxy::start();
+    let connect = || UnixStream::connect(proxy.path()).unwrap();
+    let others: Vec<UnixStream> = (0..CONNECTIONS).map(|_| connect()).collect();
+    let address = Address::Unix { path: proxy.path() };
+    let channel = Channel::connect(&address, None).unwrap();
+    let error = Client::greet(channel, "a test", Box::new(|_| ())).unwrap_err();
+    let words = error.to_string();
+    assert!(words.contains("96 connections already"), "{words}");
+    drop(others);
+    eventually(|| {
+        let channel = Channel::connect(&address, None).unwrap();
+        Client::greet(channel, "a test", Box::new(|_| ())).is_ok()
+    });
 }

@@ -105,7 +105,8 @@ pub enum Error {
     },
     /// The target's memory could not be read or written.
     #[error(
-        "cannot {verb} {len} bytes at {address:#x} in process {pid}: {source}; the address must be mapped there"
+        "cannot {verb} {len} bytes at {address:#x} in process {pid}: {}",
+        of_memory(source)
     )]
     Memory {
         /// The target.
@@ -174,7 +175,7 @@ pub enum Error {
         got: u64,
     },
     /// A file that describes the target does not make sense, or cannot be read.
-    #[error("cannot {what} of process {pid}: {source}")]
+    #[error("cannot {what} of process {pid}: {}", with_remedy(source))]
     Inspect {
         /// The target.
         pid: i32,
@@ -194,7 +195,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The thread that traces could not be started, or a socket not be made: this process is short of something.
-    #[error("Beeline cannot {what}: {source}")]
+    #[error("Beeline cannot {what}: {}", with_remedy(source))]
     Local {
         /// What it tried.
         what: &'static str,
@@ -209,6 +210,18 @@ impl Error {
         match self {
             Self::Syscall { errno, .. } => Some(*errno),
             _ => None,
+        }
+    }
+
+    /// What the kernel said where something of ours failed, or of the target's at our hands; nothing where it is what the target is
+    /// that stands in the way.
+    pub fn cause(&self) -> Option<Errno> {
+        match self {
+            Self::Inspect { source, .. }
+            | Self::Local { source, .. }
+            | Self::Memory { source, .. }
+            | Self::Ptrace { source, .. } => Errno::from_io_error(source),
+            _ => self.errno(),
         }
     }
 
@@ -244,6 +257,16 @@ pub fn with_remedy(error: &io::Error) -> String {
         _ => "",
     };
     format!("{error}{remedy}")
+}
+
+/// The kernel's words for an access that failed, and what is wrong if it is the address.
+fn of_memory(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        None | Some(libc::EIO | libc::EFAULT) => {
+            format!("{error}; the address must be mapped there")
+        }
+        _ => with_remedy(error),
+    }
 }
 
 /// Which rule of the kernel forbids tracing a process.

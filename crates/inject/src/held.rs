@@ -1,6 +1,7 @@
 //! What a target that is held is asked again and again, and says the same.
 
 use std::fs::File;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -51,4 +52,10 @@ impl Held {
     pub fn forget_regions(&self) {
         *self.regions.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
+}
+
+/// Does once more what has failed: for a page of the target's that is not there the kernel may have had no memory just then, of which it
+/// says what it says of an address that is not mapped. What is begun with a target that is held is not to end half done for that.
+pub(crate) fn twice<T>(mut access: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    access().or_else(|_| access())
 }

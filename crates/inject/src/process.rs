@@ -15,10 +15,11 @@ use rustix::process::Rlimit;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::alarm::PATIENCE;
+use crate::held::twice;
 use crate::proc::{self, Asleep, PF_KTHREAD, Status, is_dead, state_and_flags};
 use crate::ptrace;
 use crate::regions::{self, Region};
-use crate::{Error, Refusal, Stopped, is_of_too_many_files};
+use crate::{Error, Refusal, Stopped};
 
 /// A process that Beeline has found it may trace. Cheap to clone; holds descriptors that name this process
 /// and no later one of the same number.
@@ -261,7 +262,7 @@ impl Process {
         into: &mut [u8],
     ) -> Result<(), Error> {
         let len = into.len();
-        let outcome = memory.read_exact_at(into, address);
+        let outcome = twice(|| memory.read_exact_at(into, address));
         outcome.map_err(|source| self.memory_error("read", address, len, source))
     }
 
@@ -271,7 +272,8 @@ impl Process {
     ///
     /// Errors: [`Error::Memory`] if not all of it is mapped, or mapped shared and read-only.
     pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
-        let outcome = self.memory()?.write_all_at(bytes, address);
+        let memory = self.memory()?;
+        let outcome = twice(|| memory.write_all_at(bytes, address));
         outcome.map_err(|source| self.memory_error("write", address, bytes.len(), source))
     }
 
@@ -467,18 +469,18 @@ impl Process {
         if u32::try_from(pid) == Ok(std::process::id()) {
             return Err(Error::Itself { pid });
         }
-        let failed = |errno: Errno, error| match errno.into() {
-            source if is_of_too_many_files(&source) => Error::Inspect {
+        let failed = |errno: Errno, error| match errno {
+            // EINVAL says that the number is a thread's and not a process's.
+            Errno::SRCH | Errno::NOENT | Errno::INVAL => error,
+            errno => Error::Inspect {
                 pid,
                 what: "open the files".to_owned(),
-                source,
+                source: errno.into(),
             },
-            _ => error,
         };
         let absent = |errno| failed(errno, Error::NoSuchProcess { pid });
         let number = if pid > 0 { Pid::from_raw(pid) } else { None };
         let number = number.ok_or(Error::NoSuchProcess { pid })?;
-        // EINVAL here says that the number is a thread's and not a process's.
         let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(absent)?;
         let dir =
             rustix::fs::open(format!("/proc/{pid}"), DIRECTORY, Mode::empty()).map_err(absent)?;
@@ -574,8 +576,12 @@ impl Process {
         if source.kind() == io::ErrorKind::Interrupted {
             return self.stuck(tid);
         }
-        let Ok(status) = self.thread_status(tid) else {
-            return Error::Exited { pid };
+        let status = match self.thread_status(tid) {
+            Ok(status) => status,
+            Err(error) if matches!(error.cause(), None | Some(Errno::NOENT | Errno::SRCH)) => {
+                return Error::Exited { pid };
+            }
+            Err(error) => return error,
         };
         if let Err(traced) = self.check_tracer(&status) {
             return traced;

@@ -11,7 +11,7 @@ use rustix::thread::sched_yield;
 
 use crate::alarm::PATIENCE;
 use crate::gate::Gate;
-use crate::held::Held;
+use crate::held::{Held, twice};
 use crate::holds::Hold;
 use crate::home::{self, ERESTARTNOHAND, left_behind};
 use crate::ptrace::{self, Event, Go};
@@ -153,7 +153,7 @@ impl Session {
     pub fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let len = into.len();
         let memory = self.held.memory(&self.process)?;
-        let outcome = memory.read_exact_at(into, address);
+        let outcome = twice(|| memory.read_exact_at(into, address));
         outcome.map_err(|source| self.process.memory_error("read", address, len, source))
     }
 
@@ -161,7 +161,7 @@ impl Session {
     /// let no one but the tracer write those.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         let memory = self.held.memory(&self.process)?;
-        let outcome = memory.write_all_at(bytes, address);
+        let outcome = twice(|| memory.write_all_at(bytes, address));
         outcome.map_err(|source| {
             self.process
                 .memory_error("write", address, bytes.len(), source)

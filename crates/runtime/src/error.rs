@@ -107,6 +107,28 @@ impl Error {
         }
     }
 
+    /// Is something of Beeline's or the machine's in the way, rather than what the process is? Then it may be gone at the next try.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::Open { .. } | Self::Os { .. } => true,
+            Self::Inject(error) => error.cause().is_some(),
+            _ => false,
+        }
+    }
+
+    /// Does Beeline or the machine lack memory, room, files or threads?
+    pub(crate) fn is_shortage(&self) -> bool {
+        const LACKING: [i32; 6] = [
+            libc::ENOMEM,
+            libc::ENOSPC,
+            libc::EMFILE,
+            libc::ENFILE,
+            libc::EAGAIN,
+            libc::ENOBUFS,
+        ];
+        self.may_pass() && LACKING.contains(&self.errno().0)
+    }
+
     /// The errno that the tool is given.
     pub fn errno(&self) -> Errno {
         match self {
@@ -123,7 +145,9 @@ impl Error {
                 | beeline_inject::Error::Stuck { .. }
                 | beeline_inject::Error::Frozen { .. } => libc::EBUSY,
                 beeline_inject::Error::DescriptorLimit { .. } => libc::EMFILE,
-                _ => libc::EINVAL,
+                error => error
+                    .cause()
+                    .map_or(libc::EINVAL, |errno| errno.raw_os_error()),
             }),
             Self::Fault(_) => Errno(libc::EFAULT),
             Self::Engine(_) | Self::Unverified | Self::NoCode => Errno(libc::ENOTSUP),

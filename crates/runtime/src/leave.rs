@@ -31,7 +31,7 @@ use crate::{opening, patch};
 use find::is_a;
 pub use find::{everywhere, in_process};
 pub(crate) use find::{
-    is_page, is_session, maps_ours, open, presences, presences_among, unreachable,
+    holders, is_page, is_session, leave_own, maps_ours, open, presences, presences_among,
 };
 pub(crate) use layers::{Beneath, Layers};
 pub(crate) use sites::MAX_SITES;

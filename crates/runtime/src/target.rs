@@ -154,6 +154,8 @@ pub struct Target {
     owner: u32,
     shared: Arc<Shared>,
     environment: Option<Environment>,
+    /// Its private memory says what programs have to find there.
+    is_filled: bool,
     home: Arc<OnceLock<Home>>,
     /// Arenas near sites that the home arena is too far from.
     outposts: Vec<Arena>,
@@ -241,6 +243,7 @@ impl Target {
             owner,
             shared,
             environment: None,
+            is_filled: false,
             home: Arc::default(),
             outposts: Vec::new(),
             pads: None,
@@ -305,6 +308,7 @@ impl Target {
             shared: self.shared.clone(),
             home: Arc::new(OnceLock::from(Home::of(&environment))),
             environment: Some(environment),
+            is_filled: true,
             outposts,
             pads,
             neighbours: mend::Neighbours::default(),

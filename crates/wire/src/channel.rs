@@ -5,6 +5,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
 use crate::address::Address;
 use crate::serial;
 use crate::stream::Stream;
@@ -55,6 +59,9 @@ fn hint(address: &Address, kind: io::ErrorKind, what: &str) -> &'static str {
         }
         (Address::Uds { .. } | Address::Unix { .. }, NotFound | ConnectionRefused) => {
             "; is the virtual machine or `beeline guest` running, and is that its socket?"
+        }
+        (Address::Uds { .. } | Address::Unix { .. }, TimedOut) => {
+            "; has whoever listens there been stopped, or does it hang?"
         }
         (Address::Serial { .. }, TimedOut) => {
             "; does `beeline guest` listen to that port, and is nobody else connected to it?"
@@ -271,7 +278,25 @@ impl Cutter {
 }
 
 pub(crate) fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
-    Ok(std::os::unix::net::UnixStream::connect(path)?.into())
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let fd = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    let address = SocketAddrUnix::new(path)?;
+    // Where as many wait as may, it waits to be one of them.
+    sockopt::set_socket_timeout(&fd, Timeout::Send, Some(crate::stream::PATIENCE))?;
+    loop {
+        match connect(&fd, &address) {
+            Ok(()) => return Ok(fd),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => {
+                let why = format!(
+                    "its queue is full, and nobody was taken from it for {} s",
+                    crate::stream::PATIENCE.as_secs()
+                );
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// `linux/vm_sockets.h`.

@@ -28,8 +28,15 @@ pub enum GreetError {
     #[error(transparent)]
     Frame(#[from] frame::Error),
     /// The other side has closed it.
-    #[error("nobody answers there; is `beeline guest` running in the guest?")]
-    Nobody,
+    #[error(
+        "the connection was taken, and ended again before the greeting was answered{}; is `beeline guest` running in the guest? \
+         If it refuses this host, its log says why (`beeline guest --audit FILE`)",
+        sent(.0)
+    )]
+    Nobody(
+        /// Why it could not even be sent.
+        Option<io::Error>,
+    ),
     /// Another version of the protocol.
     #[error(
         "the proxy in the guest speaks version {0} of the protocol, and this is {VERSION}; install the same beeline on both sides"
@@ -118,7 +125,8 @@ fn answered(said: Said) -> Result<Said, Failure> {
     }
 }
 
-const FIRST_ID: u64 = 1;
+/// That of the greeting.
+pub(crate) const FIRST_ID: u64 = 1;
 
 impl Client {
     /// Greets the proxy at the other end; `tool` is told to the guest's log. `lost` is called if the connection ends before
@@ -146,6 +154,7 @@ impl Client {
             .name("beeline-guest".into())
             .spawn(move || {
                 let end = listening.listen(&mut receiver);
+                let end = listening.ender.broken().unwrap_or(end);
                 listening.lose(&end);
             })
             .map_err(GreetError::Thread)?;
@@ -330,12 +339,33 @@ fn greet(receiver: &mut Receiver, sender: &Sender, tool: &str) -> Result<Welcome
             tool: tool.into(),
         })),
     };
-    sender.send(&hello).map_err(frame::Error::Io)?;
-    let answer: Option<GuestMessage> = receiver.receive()?;
-    match answer.ok_or(GreetError::Nobody)?.body {
+    // Whoever does not take it may have said why before.
+    let sent = sender.send_first(&hello);
+    let answer: Option<GuestMessage> = match (receiver.receive(), sent) {
+        (Ok(answer), Ok(())) => answer,
+        (Ok(Some(answer)), Err(_)) => Some(answer),
+        (_, Err(error)) if is_of_an_end(&error) => return Err(GreetError::Nobody(Some(error))),
+        (_, Err(error)) => return Err(frame::Error::Io(error).into()),
+        (Err(frame::Error::Io(error)), Ok(())) if is_of_an_end(&error) => None,
+        (Err(error), Ok(())) => return Err(error.into()),
+    };
+    match answer.ok_or(GreetError::Nobody(None))?.body {
         Some(Said::Welcome(welcome)) if welcome.version == VERSION => Ok(welcome),
         Some(Said::Welcome(welcome)) => Err(GreetError::Version(welcome.version)),
         Some(Said::Refused(refused)) => Err(GreetError::Refused(refused.why)),
         _ => Err(GreetError::Stranger),
+    }
+}
+
+/// Has the other side ended the connection?
+fn is_of_an_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
+}
+
+fn sent(error: &Option<io::Error>) -> &'static str {
+    match error {
+        Some(_) => ", which it did not take",
+        None => "",
     }
 }

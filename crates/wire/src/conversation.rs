@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use prost::Message;
@@ -23,6 +23,7 @@ pub fn begin(channel: Channel) -> io::Result<(Receiver, Sender)> {
         shared: Arc::new(Shared {
             writer: Mutex::new(writer),
             is_silent: AtomicBool::new(false),
+            broken: OnceLock::new(),
         }),
     };
     let alive = Arc::downgrade(&sender.shared);
@@ -50,7 +51,10 @@ fn say_so(shared: &Weak<Shared>, cutter: &Cutter) {
         if shared.is_silent.load(Relaxed) {
             return;
         }
-        if frame::write(&mut *writer, &()).is_err() {
+        if let Err(error) = frame::write(&mut *writer, &()) {
+            if error.kind() != io::ErrorKind::ConnectionAborted {
+                shared.is_broken(&error);
+            }
             cutter.cut();
             return;
         }
@@ -115,18 +119,51 @@ struct Shared {
     writer: Mutex<Writer>,
     /// No signs of life are given any more.
     is_silent: AtomicBool,
+    /// Why nothing could be sent.
+    broken: OnceLock<String>,
+}
+
+impl Shared {
+    /// The first reason is the one: what was tried later met with what came of that.
+    fn is_broken(&self, error: &io::Error) {
+        let _ = self.broken.set(match error.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                "the proxy in the guest has ended the connection".to_owned()
+            }
+            _ => error.to_string(),
+        });
+    }
 }
 
 impl Sender {
     /// Sends a message whole. After an error the conversation has ended.
     pub fn send<M: Message>(&self, message: &M) -> io::Result<()> {
-        frame::write(&mut *self.writer(), message).inspect_err(|_| self.cutter.cut())
+        let sent = frame::write(&mut *self.writer(), message);
+        sent.inspect_err(|error| self.fail(error))
+    }
+
+    /// As [`Self::send`], but after an error what the other side has said before may still be received.
+    pub(crate) fn send_first<M: Message>(&self, message: &M) -> io::Result<()> {
+        frame::write(&mut *self.writer(), message)
+    }
+
+    /// Why nothing could be sent, if that was what ended the conversation.
+    pub(crate) fn broken(&self) -> Option<String> {
+        self.shared.broken.get().cloned()
+    }
+
+    fn fail(&self, error: &io::Error) {
+        // Where it had been ended on purpose there is nothing to tell.
+        if error.kind() != io::ErrorKind::ConnectionAborted {
+            self.shared.is_broken(error);
+        }
+        self.cutter.cut();
     }
 
     /// Sends a message that is in its frame already. After an error the conversation has ended.
     pub fn send_framed(&self, frame: &[u8]) -> io::Result<()> {
         let sent = frame::write_framed(&mut *self.writer(), frame);
-        sent.inspect_err(|_| self.cutter.cut())
+        sent.inspect_err(|error| self.fail(error))
     }
 
     /// Would a short message be on its way at once? It may not any more in a moment.

@@ -8,8 +8,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::net::{SendFlags, send};
+
 use crate::address::{Address, HOST_CID};
 use crate::channel::{Channel, Coat, Error, set_vsock, vsock, vsock_option};
+use crate::client::FIRST_ID;
+use crate::frame;
+use crate::messages::guest_message::Body as Said;
+use crate::messages::{GuestMessage, Refused};
 use crate::serial;
 use crate::stream::Stream;
 use crate::tls::{Server, Tls};
@@ -159,6 +165,27 @@ impl Waiting {
             }
         };
         Ok(Channel::new(stream, coat, self.peer))
+    }
+
+    /// Tells it why it is not served, and ends it, without waiting for anybody. Who has to be agreed with on a channel first is told nothing.
+    pub fn refuse(self, errno: i32, why: &str) {
+        let Step::Plain(fd) = self.step else {
+            return;
+        };
+        let refused = Refused {
+            errno: errno.unsigned_abs(),
+            why: why.to_owned(),
+            ..Refused::default()
+        };
+        let message = GuestMessage {
+            id: FIRST_ID,
+            body: Some(Said::Refused(refused)),
+        };
+        let mut frame = Vec::new();
+        // A connection that has just come in has room for it; else it is ended without a word.
+        if frame::write(&mut frame, &message).is_ok() {
+            let _ = send(&fd, &frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
     }
 }
 

@@ -313,3 +313,72 @@ fn what_is_to_be_done_with_an_answer_is_done_once_whatever_happens() {
     drop(to);
     assert!(done.recv().is_err(), "each once");
 }
+
+/// A channel to a socket of ours, and what listens there.
+fn listen_at(path: &std::path::Path) -> (UnixListener, Address) {
+    let listener = UnixListener::bind(path).unwrap();
+    let path = path.to_owned();
+    (listener, Address::Unix { path })
+}
+
+#[test]
+fn a_proxy_that_is_full_says_so_before_it_ends_the_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let (listener, address) = listen_at(&directory.path().join("s"));
+    let channel = Channel::connect(&address, None).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    let refused = Refused {
+        why: "there are too many".into(),
+        ..Refused::default()
+    };
+    let body = Some(Said::Refused(refused));
+    frame::write(&mut stream, &GuestMessage { id: 1, body }).unwrap();
+    drop(stream);
+    let error = Client::greet(channel, "a test", Box::new(|_| ())).unwrap_err();
+    assert_eq!(error.to_string(), "there are too many");
+}
+
+#[test]
+fn who_ends_the_connection_without_a_word_is_told_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let (listener, address) = listen_at(&directory.path().join("s"));
+    let channel = Channel::connect(&address, None).unwrap();
+    drop(listener.accept().unwrap());
+    let error = Client::greet(channel, "a test", Box::new(|_| ())).unwrap_err();
+    let words = error.to_string();
+    assert!(
+        words.contains("ended again before") && words.contains("beeline guest"),
+        "{words}"
+    );
+    assert!(!words.contains("Broken pipe"), "{words}");
+}
+
+#[test]
+fn a_socket_whose_queue_is_full_is_no_wait_for_ever() {
+    let directory = tempfile::tempdir().unwrap();
+    let (listener, address) = listen_at(&directory.path().join("s"));
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&listener);
+    // SAFETY: takes numbers. One waits where none may, as the kernel counts.
+    let listens = unsafe { libc::listen(fd, 0) };
+    assert_eq!(listens, 0);
+    let first = Channel::connect(&address, None).unwrap();
+    let error = Channel::connect(&address, None).unwrap_err();
+    let words = error.to_string();
+    assert!(
+        words.contains("queue is full") && words.contains("stopped"),
+        "{words}"
+    );
+    drop(first);
+}
+
+#[test]
+fn a_proxy_that_goes_while_much_is_sent_is_told_as_one_that_has_gone() {
+    let (client, lost, proxy) = greet_by(drop);
+    proxy.join().unwrap();
+    while client.ask(request(1)).is_ok() {}
+    let why = lost.recv().unwrap();
+    assert!(
+        why.contains("the proxy in the guest has ended the connection"),
+        "{why}"
+    );
+}

@@ -27,17 +27,24 @@ pub fn everywhere() -> Vec<Presence> {
         .collect()
 }
 
-/// Processes that a session is in and that cannot be opened now.
-pub(crate) fn unreachable(session: SessionId) -> Vec<i32> {
+/// Processes that a session has something in, also those that cannot be opened now.
+pub(crate) fn holders(session: SessionId) -> BTreeSet<i32> {
     let name = format!("{PREFIX}{}", session.name("arena"));
     let holds =
         |pid: &i32| proc::text(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(&name));
+    let others = |pid: &i32| *pid != std::process::id() as i32;
     all_processes()
         .into_iter()
-        .filter(|pid| *pid != std::process::id() as i32)
+        .filter(others)
         .filter(holds)
-        .filter(|pid| open(*pid).is_err())
         .collect()
+}
+
+/// Takes a session out of a process.
+pub(crate) fn leave_own(pid: i32, session: SessionId) -> Result<(), Error> {
+    let present = in_process(pid)?;
+    let mut own = present.iter().filter(|one| one.session == session);
+    own.try_for_each(|presence| presence.leave().map(drop))
 }
 
 /// The sessions that are present in a process. Errors say why it may not be looked at.

@@ -228,10 +228,11 @@ impl Reach {
         }
     }
 
-    /// Counts a process that was lost from sight, unless it has ended anyway.
+    /// Counts a process that was lost from sight, unless it has ended, which may be why. It may have been let go, and ended since, where
+    /// we were short of something.
     pub(super) fn followed(&self, pid: i32, outcome: Result<(), Error>) {
         if let Err(error) = outcome
-            && program(pid).is_some()
+            && (error.is_shortage() || program(pid).is_some())
         {
             let mut lost = lock(&self.lost);
             *lost = (lost.0 + 1, error.to_string());

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{Reach, lock};
+use crate::error::Error;
 use crate::leave;
 use crate::life::SessionId;
 
@@ -116,7 +117,7 @@ impl Reach {
     /// hooked.
     fn leave_all(&self) {
         let own = SessionId::own();
-        let mut failed = BTreeSet::new();
+        let (mut failed, mut told) = (BTreeSet::new(), BTreeSet::new());
         // A process that forks meanwhile leaves a child that is found by the next look.
         for _ in 0..LOOKS {
             let mut found = leave::everywhere();
@@ -135,18 +136,33 @@ impl Reach {
                 break;
             }
             for presence in found {
-                if let Err(error) = presence.leave() {
-                    failed.insert(presence.pid);
-                    if std::path::Path::new(&format!("/proc/{}/maps", presence.pid)).exists() {
-                        (self.report)(&error.to_string());
-                    }
+                let Err(error) = presence.leave() else {
+                    continue;
+                };
+                failed.insert(presence.pid);
+                if !error.may_pass() {
+                    told.insert(presence.pid);
+                    self.tell_why_not_left(presence.pid, &error);
                 }
             }
         }
-        for pid in leave::unreachable(own) {
-            (self.report)(&format!(
-                "process {pid} cannot be looked at now (it is traced, or no longer ours): `beeline detach {pid}` it later"
-            ));
+        // Once more what could not be looked at, or was not left for a reason that may have gone.
+        for pid in leave::holders(own).difference(&told) {
+            if let Err(error) = leave::leave_own(*pid, own) {
+                self.tell_why_not_left(*pid, &error);
+            }
         }
+    }
+
+    fn tell_why_not_left(&self, pid: i32, error: &Error) {
+        if !std::path::Path::new(&format!("/proc/{pid}/maps")).exists() {
+            return;
+        }
+        (self.report)(&match error {
+            Error::Target { .. } => error.to_string(),
+            _ => format!(
+                "process {pid} is not left as it was: {error}; `beeline detach {pid}` it later"
+            ),
+        });
     }
 }

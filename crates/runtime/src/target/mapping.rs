@@ -1,5 +1,6 @@
 //! What is mapped into a target, and when.
 
+use std::fs::File;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -65,6 +66,9 @@ impl Target {
     ) -> Result<(), Error> {
         let new = NewMaps::of(self.unknown(maps))?;
         let first = self.environment.is_none();
+        if !first && !self.is_filled {
+            self.fill_private(&self.process.memory()?)?;
+        }
         let near = self.has_arena(&reach);
         if near && new.is_empty() {
             return Ok(());
@@ -145,12 +149,7 @@ impl Target {
                 let environment = Environment::new(home, &shared, self.owner, &bases)?;
                 self.home.get_or_init(|| Home::of(&environment));
                 self.environment = Some(environment);
-                let pids = (self.process.pid(), self.process.own_pid());
-                private.fill(pids, shared.cpus, |at, bytes| {
-                    memory
-                        .write_all_at(bytes, at)
-                        .map_err(os("filling a target's memory"))
-                })?;
+                self.fill_private(&memory)?;
             }
             (Some(mut outpost), _) => {
                 outpost
@@ -161,6 +160,21 @@ impl Target {
             (None, _) => {}
         }
         self.take_in(&new, placed)
+    }
+
+    /// Has programs run there. Tried again when something is to be hooked, where it has failed.
+    fn fill_private(&mut self, memory: &File) -> Result<(), Error> {
+        let Some(environment) = &self.environment else {
+            return Ok(());
+        };
+        let pids = (self.process.pid(), self.process.own_pid());
+        let write = |at, bytes: &[u8]| {
+            let written = memory.write_all_at(bytes, at);
+            written.map_err(os("filling a target's memory"))
+        };
+        environment.private.fill(pids, self.shared.cpus, write)?;
+        self.is_filled = true;
+        Ok(())
     }
 
     /// What of some maps, and of all that can be reached through them, this process does not have.

@@ -1,0 +1,382 @@
+//! Runs a command and makes one system call of it fail: as a tracer of its threads, by ptrace. What it forks is not traced.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::ptr::{from_mut, null_mut};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use beeline_e2e::Lines;
+use libc::{c_int, c_uint, c_void, pid_t, user_regs_struct};
+
+use crate::calls::{CALLS, Case};
+
+/// How much of the failing thread's stack is searched for who called.
+const STACK: usize = 32 << 10;
+
+/// What was seen of the command's calls.
+#[derive(Default, Debug)]
+pub struct Seen {
+    /// How often each of [`CALLS`] was made; complete if none was to fail.
+    pub counts: BTreeMap<i64, u32>,
+    /// The call that was made to fail.
+    pub failed: Option<Failed>,
+}
+
+/// A call that was made to fail.
+#[derive(Debug)]
+pub struct Failed {
+    /// The thread's name.
+    pub thread: String,
+    /// What its first argument leads to: a descriptor's file; or a path.
+    pub subject: String,
+    /// Addresses in the program's file that lie on its stack: callers, and some that were.
+    callers: Vec<u64>,
+}
+
+impl Failed {
+    /// Functions of our own whose names and lines a stack has, innermost first.
+    pub fn places(&self, program: &Path) -> Vec<String> {
+        let mut command = Command::new("addr2line");
+        command.args(["-Cfipe"]).arg(program);
+        // An address on the stack is behind the call.
+        command.args(self.callers.iter().map(|at| format!("{:#x}", at - 1)));
+        let output = command.output().map(|output| output.stdout);
+        let text = String::from_utf8_lossy(&output.unwrap_or_default()).into_owned();
+        let own = text.lines().filter(|line| line.contains("crates/"));
+        own.map(str::to_owned).collect()
+    }
+}
+
+/// A command that is being run.
+pub struct Traced {
+    pub stdin: Option<ChildStdin>,
+    pub stdout: Lines,
+    pub stderr: Lines,
+    pub pid: pid_t,
+    ended: Receiver<(ExitStatus, Seen)>,
+}
+
+impl Traced {
+    /// Starts the command in a process group of its own. With a case that call of it fails.
+    pub fn start(mut command: Command, case: Option<Case>) -> Traced {
+        let (starts, started) = channel();
+        let (ends, ended) = channel();
+        // A tracee is one thread's.
+        std::thread::spawn(move || {
+            command
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            command.process_group(0);
+            // SAFETY: a system call without memory.
+            unsafe { command.pre_exec(|| trace(libc::PTRACE_TRACEME, 0, 0, null_mut())) };
+            #[allow(clippy::zombie_processes, reason = "the tracer takes its end")]
+            let mut child = command.spawn().expect("the command can be run");
+            let pid = child.id() as pid_t;
+            let out = Lines::collect(child.stdout.take().expect("piped"));
+            let err = Lines::collect(child.stderr.take().expect("piped"));
+            let _ = starts.send((child.stdin.take(), out, err, pid));
+            let mut tracer = Tracer::new(pid, case);
+            let status = tracer.run();
+            let _ = ends.send((status, tracer.seen));
+        });
+        let (stdin, stdout, stderr, pid) = started.recv().expect("it has been started");
+        Traced {
+            stdin,
+            stdout,
+            stderr,
+            pid,
+            ended,
+        }
+    }
+
+    /// Waits for its end; `None` if that does not come in time.
+    pub fn wait(&mut self, patience: Duration) -> Option<(ExitStatus, Seen)> {
+        self.ended.recv_timeout(patience).ok()
+    }
+
+    /// Ends it at once.
+    pub fn kill(&self) {
+        // SAFETY: plain numbers. Its number is not given to another as long as the channel is empty.
+        unsafe { libc::kill(self.pid, libc::SIGKILL) };
+    }
+}
+
+/// What a thread is doing.
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    /// Nothing that matters.
+    Running,
+    /// A call that is to fail by the case's error.
+    Failing,
+    /// A `brk` with another argument than this, the thread's own.
+    Asking(u64),
+}
+
+struct Tracer {
+    pid: pid_t,
+    case: Option<Case>,
+    threads: HashMap<pid_t, State>,
+    /// How to let a thread go on: with a stop at each of its calls, or without.
+    go_on: c_uint,
+    /// What the loader does, before the program itself asks for its standard files, is not ours.
+    has_begun: bool,
+    seen: Seen,
+}
+
+impl Tracer {
+    fn new(pid: pid_t, case: Option<Case>) -> Self {
+        Tracer {
+            pid,
+            case,
+            threads: HashMap::new(),
+            go_on: libc::PTRACE_SYSCALL,
+            has_begun: false,
+            seen: Seen::default(),
+        }
+    }
+
+    /// Follows all threads to their end. How the process ended.
+    fn run(&mut self) -> ExitStatus {
+        let (first, _) = wait_for(self.pid).expect("it stops when it has begun");
+        let options =
+            libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_EXITKILL;
+        trace(
+            libc::PTRACE_SETOPTIONS,
+            first,
+            0,
+            options as usize as *mut c_void,
+        )
+        .expect("it has stopped");
+        self.threads.insert(first, State::Running);
+        let _ = trace(self.go_on, first, 0, null_mut());
+        let mut ended = None;
+        while let Some((tid, status)) = wait_for(-1) {
+            if !libc::WIFSTOPPED(status) {
+                self.threads.remove(&tid);
+                if tid == self.pid {
+                    ended = Some(ExitStatus::from_raw(status));
+                }
+                continue;
+            }
+            let signal = self.stopped(tid, status);
+            // It may have been killed.
+            let go_on = match self.threads[&tid] {
+                State::Running => self.go_on,
+                _ => libc::PTRACE_SYSCALL,
+            };
+            let _ = trace(go_on, tid, 0, signal as usize as *mut c_void);
+        }
+        ended.expect("the first thread ends last")
+    }
+
+    /// A thread has stopped; the signal that it is to get.
+    fn stopped(&mut self, tid: pid_t, status: c_int) -> c_int {
+        const CALL: c_int = libc::SIGTRAP | 0x80;
+        let is_new = !self.threads.contains_key(&tid);
+        self.threads.entry(tid).or_insert(State::Running);
+        match libc::WSTOPSIG(status) {
+            CALL => {
+                let _ = self.call(tid);
+                0
+            }
+            _ if status >> 16 != 0 => 0,
+            libc::SIGSTOP if is_new => 0,
+            signal => signal,
+        }
+    }
+
+    /// A thread begins a call, or ends one.
+    fn call(&mut self, tid: pid_t) -> io::Result<()> {
+        if self.go_on == libc::PTRACE_CONT && self.threads[&tid] == State::Running {
+            return Ok(());
+        }
+        let mut regs = registers(tid)?;
+        let error = self.case.map_or(0, |case| case.error);
+        match self.threads.insert(tid, State::Running) {
+            Some(State::Failing) => {
+                regs.rax = (-i64::from(error)).cast_unsigned();
+                return set_registers(tid, &mut regs);
+            }
+            Some(State::Asking(own)) => {
+                regs.rdi = own;
+                return set_registers(tid, &mut regs);
+            }
+            _ => {}
+        }
+        if !begins(tid) {
+            return Ok(());
+        }
+        let number = regs.orig_rax.cast_signed();
+        self.has_begun |= number == libc::SYS_poll;
+        if !self.has_begun || !CALLS.iter().any(|call| call.number == number) {
+            return Ok(());
+        }
+        let count = self.seen.counts.entry(number).or_default();
+        *count += 1;
+        let is_it = self
+            .case
+            .is_some_and(|case| case.number == number && case.occurrence == *count);
+        if !is_it {
+            return Ok(());
+        }
+        let subject = subject(self.pid, &regs);
+        // These fail for nothing but a full counter.
+        if subject == "anon_inode:[eventfd]" && matches!(number, libc::SYS_read | libc::SYS_write) {
+            return Ok(());
+        }
+        self.seen.failed = Some(Failed {
+            thread: fs::read_to_string(format!("/proc/{tid}/comm"))
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
+            subject,
+            callers: callers(self.pid, regs.rsp),
+        });
+        self.go_on = libc::PTRACE_CONT;
+        if number == libc::SYS_brk {
+            // It gives the end that there is when it fails, which is what asking for the end 0 comes to.
+            self.threads.insert(tid, State::Asking(regs.rdi));
+            regs.rdi = 0;
+        } else {
+            self.threads.insert(tid, State::Failing);
+            regs.orig_rax = u64::MAX;
+        }
+        set_registers(tid, &mut regs)
+    }
+}
+
+/// Is the thread that has stopped at a call at its beginning?
+fn begins(tid: pid_t) -> bool {
+    const ENTRY: u8 = 1;
+    let mut info = [0u8; 128];
+    let length = info.len() as i64;
+    let asked = trace(
+        libc::PTRACE_GET_SYSCALL_INFO,
+        tid,
+        length,
+        info.as_mut_ptr().cast(),
+    );
+    asked.is_ok() && info[0] == ENTRY
+}
+
+fn registers(tid: pid_t) -> io::Result<user_regs_struct> {
+    // SAFETY: plain integers, for which zero is good.
+    let mut regs: user_regs_struct = unsafe { std::mem::zeroed() };
+    trace(libc::PTRACE_GETREGS, tid, 0, from_mut(&mut regs).cast())?;
+    Ok(regs)
+}
+
+fn set_registers(tid: pid_t, regs: &mut user_regs_struct) -> io::Result<()> {
+    trace(libc::PTRACE_SETREGS, tid, 0, from_mut(regs).cast())
+}
+
+/// A request whose result is only if it was granted. What `data` points to is of the size that the request demands.
+fn trace(request: c_uint, tid: pid_t, address: i64, data: *mut c_void) -> io::Result<()> {
+    // SAFETY: callers give each request what it demands: memory of its size, or a number.
+    let result = unsafe { libc::ptrace(request, tid, address, data) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// The next of this thread's tracees that stops or ends, and its status; `None` when there are none.
+fn wait_for(pid: pid_t) -> Option<(pid_t, c_int)> {
+    let mut status = 0;
+    loop {
+        // SAFETY: writes one integer.
+        let tid = unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL | libc::__WNOTHREAD) };
+        if tid > 0 {
+            return Some((tid, status));
+        }
+        if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+            return None;
+        }
+    }
+}
+
+/// What a call is about, as far as its first two arguments say.
+fn subject(pid: pid_t, regs: &user_regs_struct) -> String {
+    let file = |fd: u64| {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{}", fd as i32));
+        link.map(|link| link.display().to_string())
+            .unwrap_or_default()
+    };
+    match regs.orig_rax.cast_signed() {
+        libc::SYS_openat => text(pid, regs.rsi),
+        libc::SYS_open | libc::SYS_memfd_create => text(pid, regs.rdi),
+        libc::SYS_mmap | libc::SYS_mprotect | libc::SYS_mremap | libc::SYS_madvise => {
+            format!("{:#x} bytes", regs.rsi)
+        }
+        libc::SYS_process_vm_readv | libc::SYS_process_vm_writev | libc::SYS_pidfd_open => {
+            format!("process {}", regs.rdi as i32)
+        }
+        libc::SYS_fcntl => format!("{} {}", file(regs.rdi), regs.rsi),
+        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => String::new(),
+        _ => file(regs.rdi),
+    }
+}
+
+/// Memory of a process from an address on, as far as it can be read.
+fn memory(pid: pid_t, address: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    let local = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: length,
+    };
+    let remote = libc::iovec {
+        iov_base: address as *mut c_void,
+        iov_len: length,
+    };
+    // SAFETY: writes at most `length` bytes to `bytes`.
+    let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+    bytes.truncate(usize::try_from(read).unwrap_or(0));
+    bytes
+}
+
+fn text(pid: pid_t, address: u64) -> String {
+    let to_the_page = 4096 - (address % 4096) as usize;
+    let bytes = memory(pid, address, to_the_page);
+    let end = bytes
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+fn callers(pid: pid_t, stack: u64) -> Vec<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let ranges: Vec<(u64, u64, bool)> = maps
+        .lines()
+        .filter(|line| line.ends_with(&*program.to_string_lossy()))
+        .filter_map(|line| {
+            let (range, rest) = line.split_once(' ')?;
+            let (start, end) = range.split_once('-')?;
+            let number = |text| u64::from_str_radix(text, 16).ok();
+            Some((number(start)?, number(end)?, rest.starts_with("r-x")))
+        })
+        .collect();
+    let base = ranges.first().map_or(0, |(start, ..)| *start);
+    let is_code = |word: &u64| {
+        ranges
+            .iter()
+            .any(|(start, end, runs)| *runs && (*start..*end).contains(word))
+    };
+    let bytes = memory(pid, stack, STACK);
+    let words = bytes
+        .chunks_exact(8)
+        .map(|word| u64::from_ne_bytes(word.try_into().expect("eight")));
+    words
+        .filter(is_code)
+        .map(|word| word - base)
+        .take(60)
+        .collect()
+}

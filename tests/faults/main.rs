@@ -1,0 +1,107 @@
+//! One system call of Beeline's fails, whichever: the session ends soon, rightly or with an error, and the target goes on as it was.
+//!
+//! A first run tells how often each call is made that could fail; then each of them fails in turn, in a session of its own. A sample
+//! of them is tried, chosen by `BEELINE_SEED`; with `BEELINE_SOAK` as many as can be in so many seconds. `BEELINE_FAULT`, as in
+//! "openat 17 EMFILE", tries that one.
+
+mod calls;
+mod injector;
+mod world;
+
+use std::time::{Duration, Instant};
+
+use beeline_e2e::{Dice, Turn, beeline_wanted, need, seed, soak};
+use calls::{CALLS, Case};
+use world::World;
+
+/// How long a sample is tried.
+const SAMPLE: Duration = Duration::from_secs(25);
+
+#[test]
+fn sessions_that_probe_functions() {
+    try_all("probes");
+}
+
+#[test]
+fn sessions_that_trace_calls() {
+    try_all("calls");
+}
+
+fn try_all(mode: &'static str) {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let mut world = World::new(mode);
+    if let Ok(case) = std::env::var("BEELINE_FAULT") {
+        let case = case
+            .parse()
+            .unwrap_or_else(|why| panic!("BEELINE_FAULT: {why}"));
+        let told = world.play(Some(case));
+        return println!("{told}");
+    }
+    let counts = world.dry_run();
+    let seed = seed();
+    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let all: usize = CALLS
+        .iter()
+        .map(|call| counts(call) * call.errors.len())
+        .sum();
+    let mut cases = in_order(&counts, &mut dice);
+    let (begun, time) = (Instant::now(), SAMPLE.max(soak()));
+    let (mut tried, mut met) = (0, 0);
+    let mut wrong = Vec::new();
+    while let Some(case) = cases.pop() {
+        if begun.elapsed() > time {
+            break;
+        }
+        tried += 1;
+        let outcome = world.play(Some(case));
+        met += u32::from(outcome.failed.is_some());
+        if !soak().is_zero() {
+            println!("{mode}: {case}: {}", outcome.in_short());
+        }
+        if !outcome.wrong.is_empty() {
+            println!("{mode}: {case}: {outcome}");
+            wrong.push(format!("{mode}: {case}: {:?}", outcome.wrong));
+        }
+    }
+    println!(
+        "seed {seed}: {mode}: {tried} of {all} tried, {met} met, {} wrong",
+        wrong.len()
+    );
+    for (words, times) in &world.words {
+        println!("{times:5} {words}");
+    }
+    assert!(wrong.is_empty(), "seed {seed}: {wrong:#?}");
+    world.finish();
+}
+
+/// Every case, in an order in which each kind of call comes as often as another as long as there are some.
+fn in_order(counts: &dyn Fn(&calls::Call) -> usize, dice: &mut Dice) -> Vec<Case> {
+    let mut kinds: Vec<Vec<Case>> = Vec::new();
+    for call in CALLS {
+        let mut kind = Vec::new();
+        for occurrence in 1..=counts(call) as u32 {
+            kind.extend(call.errors.iter().map(|&error| Case {
+                number: call.number,
+                occurrence,
+                error,
+            }));
+        }
+        shuffle(&mut kind, dice);
+        kinds.push(kind);
+    }
+    let mut cases = Vec::new();
+    while kinds.iter().any(|kind| !kind.is_empty()) {
+        let mut round: Vec<Case> = kinds.iter_mut().filter_map(Vec::pop).collect();
+        shuffle(&mut round, dice);
+        cases.extend(round);
+    }
+    cases.reverse();
+    cases
+}
+
+fn shuffle(cases: &mut [Case], dice: &mut Dice) {
+    for at in (1..cases.len()).rev() {
+        cases.swap(at, dice.below(at as u64 + 1) as usize);
+    }
+}
