@@ -28,7 +28,16 @@ fn settled(setting: &Setting) -> Tool {
     let before = mappings_of_program(setting);
     let tool = setting.ours(&format!("uprobe:{{prog}}:{FUNCTION} {{ @ = count(); }}"));
     let is_mapped = || mappings_of_program(setting) > before;
-    assert!(until(PATIENCE, is_mapped), "nothing is mapped once more");
+    assert!(
+        until(PATIENCE, is_mapped),
+        "nothing is mapped once more; the functions begin with {:x?}",
+        setting
+            .functions
+            .iter()
+            .filter(|(name, _)| name == FUNCTION)
+            .map(|(_, offset)| first_byte(setting.target.pid(), &setting.program, *offset))
+            .collect::<Vec<_>>()
+    );
     tool
 }
 

@@ -22,6 +22,9 @@ use crate::leave::still_there;
 use crate::memory::PAGE;
 use crate::uprobes::{open_mapped, stored_by_kernel};
 
+/// Bytes between code and its witnesses, as long as there is room: what is nearer is left to trampolines.
+const APART: u64 = 256 << 20;
+
 /// A target's witnesses.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Witnesses {
@@ -54,6 +57,8 @@ struct Watched {
 struct Part {
     /// The pages of code.
     code: Range<u64>,
+    /// Where the witness is to be if there is room; 0 for anywhere.
+    wish: u64,
     region: Region,
     file: File,
 }
@@ -71,7 +76,7 @@ impl Part {
             len: self.code.end - self.code.start,
             protection: ProtFlags::READ,
             flags: MapFlags::PRIVATE,
-            address: 0,
+            address: self.wish,
         }
     }
 
@@ -173,8 +178,10 @@ impl Target {
                 return Err(Error::Target { pid, why });
             }
             unmap(stopped, environment, &mut stale)?;
-            let (parts, unknown) = parts_of(pid, &stopped.regions()?, &anew);
+            let regions = stopped.regions()?;
+            let (mut parts, unknown) = parts_of(pid, &regions, &anew);
             witnesses.unknown.extend(unknown);
+            place_beside_code(process, &regions, &mut parts)?;
             map(stopped, environment, witnesses, &parts, &anew)
         });
         // Those that could not be unmapped are taken out the next time.
@@ -228,6 +235,7 @@ fn parts_of(pid: i32, regions: &[Region], ranges: &[Range<u64>]) -> (Vec<Part>, 
         match file {
             Some(file) => parts.push(Part {
                 code,
+                wish: 0,
                 region: region.clone(),
                 file,
             }),
@@ -235,6 +243,27 @@ fn parts_of(pid: i32, regions: &[Region], ranges: &[Range<u64>]) -> (Vec<Part>, 
         }
     }
     (parts, unknown)
+}
+
+/// Has witnesses mapped where the target's own mappings do not come and go: where it has just unmapped something, a program that reads
+/// through a pointer to that would find a witness instead of nothing.
+fn place_beside_code(
+    process: &Process,
+    regions: &[Region],
+    parts: &mut [Part],
+) -> Result<(), Error> {
+    let mut distance = APART;
+    for part in parts {
+        let len = part.code.end - part.code.start;
+        distance += len + PAGE as u64;
+        // Above a program that is low in memory, as bad pointers lead below it.
+        let below = part.code.start.checked_sub(2 * distance);
+        let middle = below.unwrap_or(part.code.start) + distance;
+        let near = middle.saturating_sub(APART / 2)..=middle.saturating_add(APART / 2);
+        let gap = process.find_gap_among(regions, near, len)?;
+        part.wish = gap.unwrap_or(0);
+    }
+    Ok(())
 }
 
 /// Maps witnesses of these parts of files, and looks at the ranges in them: gives where kernel uprobes are.
