@@ -28,17 +28,21 @@ fn settled(setting: &Setting) -> Tool {
     let before = mappings_of_program(setting);
     let tool = setting.ours(&format!("uprobe:{{prog}}:{FUNCTION} {{ @ = count(); }}"));
     let is_mapped = || mappings_of_program(setting) > before;
-    assert!(
-        until(PATIENCE, is_mapped),
-        "nothing is mapped once more; the functions begin with {:x?}",
-        setting
-            .functions
-            .iter()
-            .filter(|(name, _)| name == FUNCTION)
-            .map(|(_, offset)| first_byte(setting.target.pid(), &setting.program, *offset))
-            .collect::<Vec<_>>()
-    );
+    if !until(PATIENCE, is_mapped) {
+        let first = first_byte(
+            setting.target.pid(),
+            &setting.program,
+            offset_of_function(setting),
+        );
+        panic!("nothing is mapped once more; the function begins with {first:#x}");
+    }
     tool
+}
+
+fn offset_of_function(setting: &Setting) -> u64 {
+    let mut functions = setting.functions.iter();
+    let found = functions.find(|(name, _)| name == FUNCTION);
+    found.expect("a workload's").1
 }
 
 fn mappings_of_program(setting: &Setting) -> usize {
@@ -68,12 +72,7 @@ fn a_kernel_uprobe_inside_a_jump_is_noticed_and_an_idle_target_is_not_stopped() 
     let mut setting = need!(Setting::new());
     let pid = setting.target.pid();
     let before = mapped_files(pid);
-    let (_, offset) = setting
-        .functions
-        .iter()
-        .find(|(name, _)| name == FUNCTION)
-        .expect("a workload's");
-    let offset = *offset;
+    let offset = offset_of_function(&setting);
     let ours = settled(&setting);
     // What is mapped is mapped in a stop that may not be over yet.
     let is_let_go = || Footprint::of(pid).tracer == 0;

@@ -22,8 +22,10 @@ use crate::leave::still_there;
 use crate::memory::PAGE;
 use crate::uprobes::{open_mapped, stored_by_kernel};
 
-/// Bytes between code and its witnesses, as long as there is room: what is nearer is left to trampolines.
-const APART: u64 = 256 << 20;
+/// Bytes between a target's program and the witnesses, as long as there is room: what is nearer is left to trampolines and the heap.
+const APART: u64 = 512 << 20;
+/// Witnesses lie above a program that is lower than this, as bad pointers lead below it.
+const LOW: u64 = 4 << 30;
 
 /// A target's witnesses.
 #[derive(Debug, Clone, Default)]
@@ -57,8 +59,6 @@ struct Watched {
 struct Part {
     /// The pages of code.
     code: Range<u64>,
-    /// Where the witness is to be if there is room; 0 for anywhere.
-    wish: u64,
     region: Region,
     file: File,
 }
@@ -69,14 +69,15 @@ impl Part {
         address - self.region.start + self.region.offset
     }
 
-    fn mapping(&self) -> Mapping<'_> {
+    /// Its witness, at an address if there is room; 0 for anywhere.
+    fn mapping(&self, address: u64) -> Mapping<'_> {
         Mapping {
             file: self.file.as_fd(),
             offset: self.offset_of(self.code.start),
             len: self.code.end - self.code.start,
             protection: ProtFlags::READ,
             flags: MapFlags::PRIVATE,
-            address: self.wish,
+            address,
         }
     }
 
@@ -179,10 +180,10 @@ impl Target {
             }
             unmap(stopped, environment, &mut stale)?;
             let regions = stopped.regions()?;
-            let (mut parts, unknown) = parts_of(pid, &regions, &anew);
+            let (parts, unknown) = parts_of(pid, &regions, &anew);
             witnesses.unknown.extend(unknown);
-            place_beside_code(process, &regions, &mut parts)?;
-            map(stopped, environment, witnesses, &parts, &anew)
+            let wishes = beside_program(process, &regions, &parts)?;
+            map(stopped, environment, witnesses, (&parts, &wishes), &anew)
         });
         // Those that could not be unmapped are taken out the next time.
         self.witnesses.mapped.append(&mut stale);
@@ -235,7 +236,6 @@ fn parts_of(pid: i32, regions: &[Region], ranges: &[Range<u64>]) -> (Vec<Part>, 
         match file {
             Some(file) => parts.push(Part {
                 code,
-                wish: 0,
                 region: region.clone(),
                 file,
             }),
@@ -245,40 +245,50 @@ fn parts_of(pid: i32, regions: &[Region], ranges: &[Range<u64>]) -> (Vec<Part>, 
     (parts, unknown)
 }
 
-/// Has witnesses mapped where the target's own mappings do not come and go: where it has just unmapped something, a program that reads
-/// through a pointer to that would find a witness instead of nothing.
-fn place_beside_code(
+/// Where the witnesses of these parts are to be, 0 for anywhere: beside the program, as the kernel puts nothing there unasked. It would put a
+/// witness where the target has just unmapped something, and a program that reads through a pointer to that would find the witness there.
+fn beside_program(
     process: &Process,
     regions: &[Region],
-    parts: &mut [Part],
-) -> Result<(), Error> {
+    parts: &[Part],
+) -> Result<Vec<u64>, Error> {
+    let program = std::fs::read_link(format!("/proc/{}/exe", process.pid()));
+    let is_program = |region: &&Region| program.as_ref().is_ok_and(|path| region.path == *path);
+    let Some(program) = regions.iter().find(is_program) else {
+        return Ok(vec![0; parts.len()]);
+    };
     let mut distance = APART;
-    for part in parts {
+    let wish = |part: &Part| {
         let len = part.code.end - part.code.start;
+        // None of them is mapped yet, and no two are to be at the same address.
         distance += len + PAGE as u64;
-        // Above a program that is low in memory, as bad pointers lead below it.
-        let below = part.code.start.checked_sub(2 * distance);
-        let middle = below.unwrap_or(part.code.start) + distance;
-        let near = middle.saturating_sub(APART / 2)..=middle.saturating_add(APART / 2);
-        let gap = process.find_gap_among(regions, near, len)?;
-        part.wish = gap.unwrap_or(0);
-    }
-    Ok(())
+        let middle = match program.start < LOW {
+            true => program.start + distance,
+            false => program.start.saturating_sub(distance),
+        };
+        let near = middle.saturating_sub(APART / 2)..=middle + APART / 2;
+        Ok(process.find_gap_among(regions, near, len)?.unwrap_or(0))
+    };
+    parts.iter().map(wish).collect()
 }
 
-/// Maps witnesses of these parts of files, and looks at the ranges in them: gives where kernel uprobes are.
+/// Maps witnesses of these parts of files, where each is to be, and looks at the ranges in them: gives where kernel uprobes are.
 fn map(
     stopped: &mut Stopped,
     environment: &mut Environment,
     witnesses: &mut Witnesses,
-    parts: &[Part],
+    (parts, wishes): (&[Part], &[u64]),
     ranges: &[Range<u64>],
 ) -> Result<BTreeSet<u64>, Error> {
     let mut found = BTreeSet::new();
     if parts.is_empty() {
         return Ok(found);
     }
-    let mappings: Vec<_> = parts.iter().map(Part::mapping).collect();
+    let mappings: Vec<_> = parts
+        .iter()
+        .zip(wishes)
+        .map(|(part, wish)| part.mapping(*wish))
+        .collect();
     let placed = stopped.map_files_through(environment.private.scratch(), &mappings)?;
     for (part, at) in parts.iter().zip(placed) {
         let record = environment.place_witness(|next| part.record(at, next))?;
