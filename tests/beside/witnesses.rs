@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use beeline_e2e::{Footprint, PATIENCE, Tool, Turn, beeline, need, until};
+use beeline_e2e::{PATIENCE, Tool, Turn, beeline, need, until};
 
 use crate::setting::{Place, Setting, first_byte};
 
@@ -15,6 +15,9 @@ const FUNCTION: &str = "b_push_rbp";
 const INNER: u64 = 1;
 const CALLS: u64 = 50;
 const INT3: u8 = 0xcc;
+/// Targets that are tried: where the heap, which the kernel puts somewhere else each time, leaves no room for what the jump leads to, a
+/// breakpoint serves.
+const TARGETS: usize = 20;
 
 /// The mappings of files, in their order.
 fn mapped_files(pid: u32) -> Vec<String> {
@@ -23,20 +26,29 @@ fn mapped_files(pid: u32) -> Vec<String> {
     lines.map(str::to_owned).collect()
 }
 
-/// A session that probes the function, once it has a page of the program's code mapped a second time.
-fn settled(setting: &Setting) -> Tool {
-    let before = mappings_of_program(setting);
-    let tool = setting.ours(&format!("uprobe:{{prog}}:{FUNCTION} {{ @ = count(); }}"));
-    let is_mapped = || mappings_of_program(setting) > before;
-    if !until(PATIENCE, is_mapped) {
-        let first = first_byte(
-            setting.target.pid(),
-            &setting.program,
-            offset_of_function(setting),
-        );
-        panic!("nothing is mapped once more; the function begins with {first:#x}");
+/// A target in whose function a session has its jump and of whose code it has a page mapped a second time, and what files the target
+/// had mapped before.
+fn settled() -> Result<(Setting, Tool, Vec<String>), String> {
+    for _ in 0..TARGETS {
+        let setting = Setting::new()?;
+        let pid = setting.target.pid();
+        let (before, of_program) = (mapped_files(pid), mappings_of_program(&setting));
+        let tool = setting.ours(&format!("uprobe:{{prog}}:{FUNCTION} {{ @ = count(); }}"));
+        if first_byte(pid, &setting.program, offset_of_function(&setting)) == INT3 {
+            tool.interrupt();
+            setting.finish();
+            continue;
+        }
+        let is_mapped = || mappings_of_program(&setting) > of_program;
+        assert!(until(PATIENCE, is_mapped), "nothing is mapped once more");
+        // It is mapped in a stop, in which it is then listed.
+        let is_let_go = |status: &String| {
+            status.contains("\nState:\tS") && status.contains("\nTracerPid:\t0\n")
+        };
+        assert!(until(PATIENCE, || statuses(pid).iter().all(is_let_go)));
+        return Ok((setting, tool, before));
     }
-    tool
+    panic!("no jump in {TARGETS} targets");
 }
 
 fn offset_of_function(setting: &Setting) -> u64 {
@@ -52,31 +64,30 @@ fn mappings_of_program(setting: &Setting) -> usize {
     readable.filter(|line| line.ends_with(&program)).count()
 }
 
+/// What the kernel says of its threads.
+fn statuses(pid: u32) -> Vec<String> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+    let status = |thread: std::fs::DirEntry| {
+        std::fs::read_to_string(thread.path().join("status")).expect("it lives")
+    };
+    threads.flatten().map(status).collect()
+}
+
 /// The times that its threads have been switched to; each stop adds to them.
 fn switches(pid: u32) -> u64 {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
-    let of_thread = |thread: std::fs::DirEntry| {
-        let status = std::fs::read_to_string(thread.path().join("status")).expect("it lives");
-        let counts = status
-            .lines()
-            .filter(|line| line.contains("_ctxt_switches:"));
-        let numbers = counts.filter_map(|line| line.split_once(':')?.1.trim().parse::<u64>().ok());
-        numbers.sum::<u64>()
-    };
-    threads.flatten().map(of_thread).sum()
+    let statuses = statuses(pid);
+    let lines = statuses.iter().flat_map(|status| status.lines());
+    let counts = lines.filter(|line| line.contains("_ctxt_switches:"));
+    let numbers = counts.filter_map(|line| line.split_once(':')?.1.trim().parse::<u64>().ok());
+    numbers.sum()
 }
 
 #[test]
 fn a_kernel_uprobe_inside_a_jump_is_noticed_and_an_idle_target_is_not_stopped() {
     let _turn = Turn::take();
-    let mut setting = need!(Setting::new());
+    let (mut setting, ours, before) = need!(settled());
     let pid = setting.target.pid();
-    let before = mapped_files(pid);
     let offset = offset_of_function(&setting);
-    let ours = settled(&setting);
-    // What is mapped is mapped in a stop that may not be over yet.
-    let is_let_go = || Footprint::of(pid).tracer == 0;
-    assert!(until(PATIENCE, is_let_go));
     let then = switches(pid);
     std::thread::sleep(SOME_LOOKS);
     assert_eq!(switches(pid), then, "it was stopped, and nothing happened");
@@ -98,10 +109,8 @@ fn a_kernel_uprobe_inside_a_jump_is_noticed_and_an_idle_target_is_not_stopped() 
 #[test]
 fn what_was_mapped_once_more_is_unmapped_behind_a_killed_session() {
     let _turn = Turn::take();
-    let setting = need!(Setting::new());
+    let (setting, ours, before) = need!(settled());
     let pid = setting.target.pid();
-    let before = mapped_files(pid);
-    let ours = settled(&setting);
     ours.signal_group(libc::SIGKILL);
     ours.wait();
     assert_ne!(mapped_files(pid), before);
