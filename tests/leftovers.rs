@@ -213,6 +213,11 @@ fn detach_ends_a_live_session() {
         "{:?}",
         altered_text(pid)
     );
+    let is_told = format!("process {pid} (counts) is not traced any more");
+    session.tool.wait_to_be_told(|line| line.contains(&is_told));
+    session.tool.settle();
+    assert_eq!(session.workload.go(), session.honest);
+    assert!(!listed(pid), "the session has come back");
     // The tool lives on and still has what it counted, unless Beeline ended it.
     let ended: Ended = session.tool.interrupt();
     assert!(

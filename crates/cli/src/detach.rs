@@ -14,7 +14,7 @@ pub fn detach(pid: i32) -> anyhow::Result<ExitCode> {
         bail!("Beeline is not in process {pid}; `beeline ps` lists where it is");
     }
     for presence in presences {
-        presence.leave()?;
+        presence.dismiss()?;
         tell(&presence);
     }
     Ok(ExitCode::SUCCESS)

@@ -402,7 +402,12 @@ pub struct Session {
     pub seeks: AtomicU32,
     /// Incremented when the runtime has looked for processes that have come, and done that.
     pub looks: AtomicU32,
+    /// Targets that `beeline detach` takes the session out of: their owners' tags, until the runtime has read them. 0: free.
+    pub dismissed: [AtomicU32; DISMISSALS],
 }
+
+/// How many processes a session can be taken out of between two looks of the runtime.
+pub const DISMISSALS: usize = 16;
 
 /// The runtime hooks the system calls of processes that come. In [`Session::seeks`].
 pub const SEEKS_CALLS: u32 = 1;

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use beeline_image::abi::{Control, MAX_CPUS, Manifest, Session};
+use beeline_image::abi::{Control, DISMISSALS, MAX_CPUS, Manifest, Session};
 use beeline_inject::{Process, Region, Stopped, signal_frames};
 use libc::user_regs_struct;
 
@@ -114,6 +114,14 @@ impl Presence {
     /// [`Self::remove`] for whoever has not opened the process.
     pub fn leave(&self) -> Result<bool, Error> {
         self.remove(&open(self.pid)?)
+    }
+
+    /// As [`Self::leave`], for good: a session that lives leaves the process alone from now on.
+    pub fn dismiss(&self) -> Result<bool, Error> {
+        self.remove_by(&open(self.pid)?, |stopped| {
+            self.announce_dismissal(stopped)?;
+            self.remove_now(stopped, |_| true)
+        })
     }
 
     /// [`Self::leave`] for what a killed session has left, as long as it is that. False if there is nothing of it any more.
@@ -330,6 +338,27 @@ impl Presence {
     fn silence(&self, stopped: &mut Stopped) -> Result<(), Error> {
         let pid = self.manifest.private as u64 + offset_of!(Control, pid) as u64;
         Ok(stopped.write(pid, &[0; 4])?)
+    }
+
+    /// Tells a session that it is to come back no more.
+    fn announce_dismissal(&self, stopped: &mut Stopped) -> Result<(), Error> {
+        // What a forked child has is its parent's, until it is taken on.
+        let page = self.mappings.iter().find(|mapping| is_page(mapping));
+        let Some(page) = page.filter(|_| self.is_live && self.is_listed) else {
+            return Ok(());
+        };
+        let place = page.start + offset_of!(Session, dismissed) as u64;
+        let (owner, mut slots) = (self.manifest.owner.to_ne_bytes(), [[0; 4]; DISMISSALS]);
+        stopped.read(place, slots.as_flattened_mut())?;
+        if slots.contains(&owner) {
+            return Ok(());
+        }
+        let Some(free) = slots.iter().position(|slot| *slot == [0; 4]) else {
+            return Err(
+                self.error("its session is being taken out of many processes at once; try again")
+            );
+        };
+        Ok(stopped.write(place + 4 * free as u64, &owner)?)
     }
 
     /// Is no thread in our code, or about to return to it?

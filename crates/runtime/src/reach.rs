@@ -5,6 +5,7 @@ mod calls;
 mod candidates;
 mod confined;
 mod dead;
+mod dismissed;
 mod end;
 mod family;
 mod followers;
@@ -121,6 +122,8 @@ pub struct Reach {
     confined: Mutex<BTreeMap<i32, Instant>>,
     /// Programs of which the user has been told that they were, by name; false if something is left in them.
     confining: Mutex<BTreeSet<(String, bool)>>,
+    /// Processes that the session was taken out of, and when they started.
+    dismissed: Mutex<BTreeMap<i32, Option<u64>>>,
     neighbours: Mutex<Neighbours>,
     /// What the user has been told of processes that he had named with others, and that are left out.
     left_out: Mutex<BTreeSet<(i32, String)>>,
@@ -180,6 +183,7 @@ impl Reach {
             privileged: Mutex::default(),
             confined: Mutex::default(),
             confining: Mutex::default(),
+            dismissed: Mutex::default(),
             neighbours: Mutex::default(),
             left_out: Mutex::default(),
             failures: Mutex::default(),
@@ -377,6 +381,7 @@ impl Reach {
     /// of its own it is refused.
     fn open(&self, pid: i32) -> Result<Process, Error> {
         self.check_if_confining(pid)?;
+        self.check_if_dismissed(pid)?;
         let tool = self.tool.load(SeqCst);
         let is_ours = tool != 0
             && self.filters.get().copied() == seccomp_filters(pid)

@@ -270,7 +270,7 @@ impl Reach {
     }
 
     /// A target by its tag, be it alive or not. It is not locked: it may be at work, and wait for a child that asks.
-    fn tagged(&self, owner: u32) -> Option<Tagged> {
+    pub(super) fn tagged(&self, owner: u32) -> Option<Tagged> {
         lock(&self.tags).get(&owner).cloned()
     }
 

@@ -77,7 +77,7 @@ impl Reach {
     /// Has the system calls of one process do what is wanted.
     pub(super) fn hook_calls(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
         let wanted = self.wanted_of_calls(pid);
-        if wanted.is_empty() || self.follows_start(pid)? {
+        if wanted.is_empty() || self.is_dismissed(pid) || self.follows_start(pid)? {
             return Ok(());
         }
         if !self.is_narrow() && is_part_of_us(pid) {

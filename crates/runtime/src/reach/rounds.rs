@@ -37,6 +37,7 @@ impl Reach {
                 continue;
             }
             round = round.wrapping_add(1);
+            self.note_dismissals();
             self.bury(round);
             self.tidy();
             self.tell_cleared(false);
@@ -44,6 +45,7 @@ impl Reach {
             if is_second {
                 self.forget_threads();
                 self.forget_family();
+                self.forget_dismissed();
                 self.look_for_slipped_calls();
                 self.look_for_taken_calls(round / SECOND);
             }
@@ -124,6 +126,9 @@ impl Reach {
         let concerns = |link: &&Arc<Uprobe>| {
             link.pid.is_none_or(|only| only == pid) && !self.has_failed_lately(pid, link.id)
         };
+        if self.is_dismissed(pid) {
+            return;
+        }
         let mut missing: Vec<_> = links.iter().filter(concerns).collect();
         let target = lock(&self.targets).get(&pid).cloned();
         if let Some(target) = &target {
