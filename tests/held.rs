@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use beeline_e2e::{
     Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline_wanted, find_program,
-    is_alive, map_counts, need, until,
+    is_alive, map_counts, need, send, until,
 };
 
 /// A session that nobody holds takes a fraction of a second to end.
@@ -37,11 +37,6 @@ fn end(tool: Tool) -> Vec<String> {
     let mut said = ended.stderr;
     said.retain(|line| line.starts_with("beeline: "));
     said
-}
-
-fn send(pid: u32, signal: i32) {
-    // SAFETY: touches no memory; the process is one that the test started.
-    unsafe { libc::kill(pid as i32, signal) };
 }
 
 fn word_behind(line: &str, begin: &str) -> u32 {

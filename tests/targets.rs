@@ -412,7 +412,7 @@ fn threads_run_through_a_thousand_attaches_and_detaches() {
     let scratch = Scratch::new();
     let program = scratch.build("hammer.c");
     let attach = scratch.build("attach.c");
-    let places: Vec<String> = ["hm_leaf", "hm_outer", "hm_tight"]
+    let places: Vec<String> = ["hm_leaf", "hm_outer", "hm_tight", "hm_locked"]
         .iter()
         .map(|name| file_offset(&program, name).expect("a symbol of the workload"))
         .flat_map(|offset| [format!("p:{offset:#x}"), format!("r:{offset:#x}")])

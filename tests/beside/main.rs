@@ -2,6 +2,7 @@
 //!
 //! The target is mostly `workloads/beside.c`, the kernel's probes are `workloads/kernel_probes.c`'s.
 
+mod blind;
 mod calls;
 mod handlers;
 mod orders;

@@ -52,19 +52,11 @@ fn both_count(order: &Order) {
         setting.kernel.tell("off all");
         setting.go_on();
         setting.stop();
+        setting.wait_hooked();
         setting.phase(ONE);
         setting.calls(CALLS);
         ended = ours.interrupt();
-        let alone = counted(&ended, ONE);
-        let names = setting.functions.iter().map(|(name, _)| name);
-        let wrong: Vec<_> = names
-            .filter(|name| alone.get(*name) != Some(&calls))
-            .collect();
-        assert!(
-            wrong.is_empty(),
-            "alone, not {calls}: {wrong:?}; {:?}",
-            ended.stderr
-        );
+        assert_all(&setting, &counted(&ended, ONE), calls, &ended.stderr);
     }
     assert_ours_saw(
         &setting,
@@ -197,6 +189,7 @@ fn two_sessions_and_the_kernel(place: Place, first_goes: bool) {
     setting.kernel.tell("off all");
     setting.go_on();
     setting.stop();
+    setting.wait_hooked();
     setting.phase(ONE);
     setting.calls(CALLS);
     let left = left.interrupt();

@@ -188,6 +188,20 @@ impl Setting {
         assert!(further, "the target stands still");
     }
 
+    /// Waits until ours are at the functions again that no thread tells of when a kernel uprobe has gone.
+    pub fn wait_hooked(&self) {
+        let file = File::open(&self.program).expect("it is built");
+        let functions = self.functions.iter();
+        let leaving = functions.filter(|(name, _)| LEAVING.contains(&name.as_str()));
+        for (name, offset) in leaving {
+            let mut original = [0];
+            file.read_exact_at(&mut original, *offset)
+                .expect("it has the function");
+            let is_hooked = || first_byte(self.target.pid(), &self.program, *offset) != original[0];
+            assert!(until(PATIENCE, is_hooked), "{name}: hits are lost for ever");
+        }
+    }
+
     pub fn stop(&mut self) {
         let answer = self.target.tell("stop");
         assert!(answer.starts_with("right "), "{answer}");

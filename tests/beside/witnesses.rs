@@ -4,7 +4,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use beeline_e2e::{PATIENCE, Tool, Turn, beeline, need, until};
+use beeline_e2e::{PATIENCE, Tool, Turn, beeline, need, statuses, until};
 
 use crate::setting::{Place, Setting, first_byte};
 
@@ -62,15 +62,6 @@ fn mappings_of_program(setting: &Setting) -> usize {
     let files = mapped_files(setting.target.pid());
     let readable = files.iter().filter(|line| line.contains("r--p"));
     readable.filter(|line| line.ends_with(&program)).count()
-}
-
-/// What the kernel says of its threads.
-fn statuses(pid: u32) -> Vec<String> {
-    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
-    let status = |thread: std::fs::DirEntry| {
-        std::fs::read_to_string(thread.path().join("status")).expect("it lives")
-    };
-    threads.flatten().map(status).collect()
 }
 
 /// The times that its threads have been switched to; each stop adds to them.

@@ -21,6 +21,20 @@ pub fn is_alive(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields.first().is_some_and(|state| state != "Z"))
 }
 
+/// What the kernel says of each thread of a process, as in `/proc/PID/task/TID/status`.
+pub fn statuses(pid: u32) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it lives");
+    let status =
+        |thread: fs::DirEntry| fs::read_to_string(thread.path().join("status")).expect("it lives");
+    threads.flatten().map(status).collect()
+}
+
+/// Sends a signal to a process that the test has started.
+pub fn send(pid: u32, signal: i32) {
+    // SAFETY: touches no memory.
+    unsafe { libc::kill(pid as i32, signal) };
+}
+
 /// The ids of all processes of a process group, zombies left out.
 pub fn members_of_group(group: u32) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else {

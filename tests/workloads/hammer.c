@@ -20,6 +20,10 @@ PROBED long hm_outer(long a, long b) { long r = hm_leaf(a, b); KEEP(r); return r
 long hm_tight(long a); /* mov, add, ret: threads stand within the first five bytes most of the time. */
 __asm__(".globl hm_tight\n.type hm_tight, @function\n.p2align 4\n"
         "hm_tight: mov %rdi, %rax\n add $9, %rax\n ret\n.size hm_tight, .-hm_tight\n");
+long hm_locked(long a); /* Beside a kernel uprobe a jump over this would do harm, so a breakpoint hooks it, and what is behind it. */
+long hm_count;
+__asm__(".globl hm_locked\n.type hm_locked, @function\n.p2align 4\n"
+        "hm_locked: lock addl $1, hm_count(%rip)\n mov %rdi, %rax\n add $9, %rax\n ret\n.size hm_locked, .-hm_locked\n");
 
 static void *hammer(void *unused)
 {
@@ -27,7 +31,7 @@ static void *hammer(void *unused)
     long own = 0, bad = 0;
     while (atomic_load_explicit(&running, memory_order_relaxed))
         for (long i = 0; i < 1000; i++, own++)
-            bad += hm_outer(i, own) != i * 3 + own + 1 || hm_tight(own) != own + 9;
+            bad += hm_outer(i, own) != i * 3 + own + 1 || hm_tight(own) != own + 9 || hm_locked(own) != own + 9;
     atomic_fetch_add(&calls, own);
     atomic_fetch_add(&wrong, bad);
     return 0;

@@ -35,7 +35,7 @@ pub use guard::{Guard, Trap};
 pub use incoming::Incoming;
 pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};
 pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};
-pub use relocate::RelocateError;
+pub use relocate::{RelocateError, branches_sometimes};
 pub use survey::{UnwinderExit, unwinder_exits};
 pub use trampoline::{
     EmitError, Full, Light, PT_REGS_LEN, Registers, SystemCall, Trampoline, TrampolineSpec,

@@ -5,7 +5,9 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use iced_x86::{Code, Encoder, FlowControl, Instruction, OpKind, Register};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, Encoder, FlowControl, Instruction, OpKind, Register,
+};
 use thiserror::Error;
 
 use crate::patch::{JUMP_LEN, ReachError, displacement, far_jump};
@@ -176,6 +178,12 @@ pub(crate) fn is_direct_branch(instruction: &Instruction) -> bool {
     instruction.op_count() > 0
         && instruction.op0_kind() == OpKind::NearBranch64
         && !instruction.is_call_near()
+}
+
+/// Is the first of these instructions a branch that is taken sometimes? Not a call, and not a jump.
+pub fn branches_sometimes(code: &[u8]) -> bool {
+    let first = Decoder::new(64, code, DecoderOptions::NONE).decode();
+    is_direct_branch(&first) && goes_on(&first)
 }
 
 /// The address that the instruction names relative to its own: a branch's or call's target, or an operand's address.

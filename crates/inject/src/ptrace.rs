@@ -170,6 +170,30 @@ pub(crate) fn set_signal_mask(tid: pid_t, mask: u64) -> Result<(), Error> {
     .map_err(named("SETSIGMASK", tid))
 }
 
+/// Is a signal queued for a stopped thread that the kernel has raised for what the thread itself did?
+pub(crate) fn awaits_fault(tid: pid_t, signal: c_int) -> Result<bool, Error> {
+    let mut next = libc::ptrace_peeksiginfo_args {
+        off: 0,
+        flags: 0,
+        nr: 1,
+    };
+    loop {
+        // Of no signal's number as long as none is copied.
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let (args, data) = (&raw const next as usize, info.as_mut_ptr() as usize);
+        // SAFETY: PTRACE_PEEKSIGINFO reads its arguments at address and writes one `siginfo_t` to data, which is room for one.
+        unsafe { request(libc::PTRACE_PEEKSIGINFO, tid, args, data) }
+            .map_err(named("PEEKSIGINFO", tid))?;
+        // SAFETY: numbers, which are zero or the kernel's.
+        let info = unsafe { info.assume_init() };
+        match info.si_signo {
+            0 => return Ok(false),
+            number if number == signal && info.si_code > 0 => return Ok(true),
+            _ => next.off += 1,
+        }
+    }
+}
+
 /// Where a stopped thread's `struct rseq` is, if it has registered one and the kernel tells (5.13 and later).
 pub(crate) fn rseq_area(tid: pid_t) -> Option<u64> {
     let mut rseq = RseqConfiguration::default();

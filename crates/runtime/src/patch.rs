@@ -91,16 +91,20 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
         Some(moved.wrapping_add(around.bias))
     };
     let is_inside = |ip: u64| patches.iter().any(|patch| patch.inside.contains(&ip));
+    let threads = stopped.threads().iter();
+    let inside = threads.filter(|thread| is_inside(thread.ip()));
+    let inside: Vec<_> = inside.map(|thread| (thread.tid(), thread.ip())).collect();
     let mut threads = Vec::new();
-    for thread in stopped.threads().iter().filter(|one| is_inside(one.ip())) {
-        let to = moved(thread.ip()).ok_or_else(|| Error::Target {
+    for (tid, ip) in inside {
+        // It is behind a breakpoint that has gone meanwhile: the handler of its signal leads it back.
+        if stopped.awaits_trap(tid)? {
+            continue;
+        }
+        let to = moved(ip).ok_or_else(|| Error::Target {
             pid,
-            why: format!(
-                "a thread is at {:#x}, in the middle of an instruction",
-                thread.ip()
-            ),
+            why: format!("a thread is at {ip:#x}, in the middle of an instruction"),
         })?;
-        threads.push((thread.tid(), to));
+        threads.push((tid, to));
     }
     let inside = patches.iter().map(|patch| patch.inside.clone());
     let ranges: Vec<_> = inside.filter(|range| !range.is_empty()).collect();

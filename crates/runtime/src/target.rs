@@ -188,6 +188,8 @@ struct Hooked {
     landing: Option<Landing>,
     /// Another session's patch, which its own lies over.
     beneath: Option<Beneath>,
+    /// In the file it begins with a branch that is taken sometimes.
+    branches: bool,
     entry: Vec<Attached>,
     returns: Vec<Attached>,
     /// Its trampoline runs one program without the image.
@@ -210,11 +212,14 @@ impl Hooked {
         self.entry.is_empty() && self.returns.is_empty()
     }
 
-    /// Do hits beside a kernel uprobe go by unseen?
+    /// Do hits beside a kernel uprobe go by unseen, or some of them?
     fn is_blind_beside_kernel(&self) -> bool {
+        if self.branches {
+            return true;
+        }
         match (&self.beneath, &self.landing) {
             (Some(below), _) => below.traps.iter().all(|trap| trap.resume == 0),
-            (None, Some(landing)) => landing.guard.traps.is_empty(),
+            (None, Some(landing)) => landing.guard.traps.iter().all(|trap| trap.resume == 0),
             (None, None) => self.plan.second.is_none(),
         }
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use beeline_hook::Kind;
 use beeline_image::abi::{Control, Site};
 
-use super::{Hold, Target};
+use super::{Hold, Hooked, Target};
 use crate::error::Error;
 use crate::leave::Layers;
 use crate::patch;
@@ -41,6 +41,8 @@ pub(super) struct Neighbours {
     has_failed: bool,
     /// Sites that are blinded and have been told of.
     told: BTreeSet<u64>,
+    /// Of a site that is blinded the kernel has put the file's byte back.
+    is_uncovered: bool,
     /// When it was last tried to have unguarded jumps be breakpoints.
     settled: Option<Instant>,
 }
@@ -79,6 +81,13 @@ impl Looked {
         };
         Text::of(&self.now, stored)
     }
+
+    /// Does the file's first byte stand where the patch has another?
+    fn is_uncovered(&self) -> bool {
+        self.now.first() == self.file.first()
+            && self.now.first() != self.patch.first()
+            && self.text() == Text::Mixed
+    }
 }
 
 /// Are there kernel uprobes inside of a site's bytes, and none at the site itself? With one there a thread comes to the others in the
@@ -95,7 +104,8 @@ impl Target {
             .neighbours
             .looked
             .is_some_and(|looked| looked.elapsed() > AGAIN);
-        if !is_again && (disturbances == self.neighbours.seen || !self.is_disturbed()) {
+        let is_told = is_again || self.neighbours.is_uncovered;
+        if !is_told && (disturbances == self.neighbours.seen || !self.is_disturbed()) {
             self.neighbours.seen = disturbances;
             return Ok(());
         }
@@ -103,6 +113,7 @@ impl Target {
         if self.waits_for_child() {
             return Ok(());
         }
+        self.neighbours.is_uncovered = false;
         let inside = self.store_again()?;
         self.neighbours.seen = disturbances;
         for address in inside {
@@ -112,7 +123,7 @@ impl Target {
     }
 
     /// Looks for kernel uprobes that no thread tells of: at sites where ours see nothing beside them, because an instruction leads
-    /// elsewhere or nothing behind it can be caught; and inside of jumps. Gives what is new, for people.
+    /// elsewhere or nothing behind it can be caught, or where they have been until now; and inside of jumps. Gives what is new, for people.
     pub(super) fn blinded(&mut self) -> Vec<String> {
         let pause = if self.neighbours.has_failed {
             FAILED
@@ -123,6 +134,7 @@ impl Target {
             return Vec::new();
         }
         self.neighbours.watched = Some(Instant::now());
+        self.neighbours.is_uncovered |= self.is_any_uncovered();
         let (mut blind, mut ranges) = (BTreeSet::new(), Vec::new());
         for (address, site) in &self.sites {
             if site.is_blind_beside_kernel() {
@@ -150,10 +162,30 @@ impl Target {
             .filter(|address| told.insert(**address));
         let say = |address| {
             format!(
-                "process {pid}: a kernel uprobe is at {address:#x}, too: as long as it is there this session does not count hits there"
+                "process {pid}: a kernel uprobe is at {address:#x}, too: as long as it is there this session misses hits there"
             )
         };
         new.map(say).collect()
+    }
+
+    /// Has the kernel put a byte of the file's back at a site where no thread tells of it? The target is not stopped for that.
+    fn is_any_uncovered(&self) -> bool {
+        let blind = |site: &Hooked| site.is_blind_beside_kernel();
+        let mut sites = self.patches(blind).unwrap_or_default();
+        let mut now: Vec<_> = sites
+            .iter()
+            .map(|site| (site.address, vec![0; site.now.len()]))
+            .collect();
+        self.process.read_pieces(&mut now);
+        let both = sites.iter_mut().zip(now);
+        both.for_each(|(site, (_, now))| site.now = now);
+        sites.retain(Looked::is_uncovered);
+        // The session whose patch lies over ours mends it.
+        !sites.is_empty()
+            && Layers::of(&self.process).is_ok_and(|layers| {
+                let mut sites = sites.iter();
+                sites.any(|site| !layers.is_under(site.address, site.layer))
+            })
     }
 
     fn disturbed_at(&self) -> Option<u64> {
@@ -170,8 +202,8 @@ impl Target {
     /// Stores the patches again that kernel uprobes have left incomplete. Gives the sites that kernel uprobes are inside of.
     fn store_again(&mut self) -> Result<Vec<u64>, Error> {
         let disturbed_at = self.disturbed_at();
-        let sites = self.patches()?;
-        let mut inside = Vec::new();
+        let sites = self.patches(|_| true)?;
+        let (mut inside, mut whole) = (Vec::new(), Vec::new());
         let mut is_beside = false;
         Hold::Brief.with(&self.process, |stopped| {
             self.check_same(stopped)?;
@@ -205,6 +237,9 @@ impl Target {
                     is_beside = true;
                     continue;
                 }
+                if !probed.contains(&site.address) {
+                    whole.push(site.address);
+                }
                 let Looked {
                     address,
                     now,
@@ -222,13 +257,14 @@ impl Target {
             Ok(())
         })?;
         self.neighbours.looked = is_beside.then(Instant::now);
+        self.neighbours.told.retain(|told| !whole.contains(told));
         Ok(inside)
     }
 
-    /// The sites that a jump is at, and what was stored there.
-    fn patches(&self) -> Result<Vec<Looked>, Error> {
+    /// Some of the sites, and what was stored there.
+    fn patches(&self, wanted: impl Fn(&Hooked) -> bool) -> Result<Vec<Looked>, Error> {
         let environment = self.environment()?;
-        let sites = self.sites.iter();
+        let sites = self.sites.iter().filter(|(_, site)| wanted(site));
         let sites = sites.map(|(address, site)| {
             // SAFETY: placed as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };

@@ -78,8 +78,14 @@ impl Target {
                     now.iter().zip(stored.bytes()).all(|(now, its)| now == its)
                 })
             };
-            // Another session's jump may lie upon ours.
-            Text::of(&now, stored) != Text::Other || (now[0] == stored.patch[0] && !is_call())
+            let is_as_patched = || now[1..] == stored.patch[1..];
+            match now[0] {
+                // A kernel uprobe may be at the site.
+                INT3 if is_as_patched() => true,
+                // Another session's jump may lie upon ours.
+                first if first == stored.patch[0] && !is_call() => true,
+                _ => Text::of(&now, stored) != Text::Other,
+            }
         };
         let is_gone = |(address, site): &(&u64, &Hooked)| !is_there(address, site);
         let gone = self.sites.iter().filter(is_gone);
@@ -253,6 +259,7 @@ impl Target {
             plan,
             landing,
             beneath,
+            branches: beeline_hook::branches_sometimes(&file),
             entry: Vec::new(),
             returns: Vec::new(),
             light,

@@ -1,0 +1,56 @@
+//! Sites at which Beeline sees nothing beside a kernel uprobe, and no thread tells of one: when it has gone they are hooked again.
+
+use beeline_e2e::{PATIENCE, Turn, need, until};
+
+use crate::setting::{Place, Setting, first_byte};
+
+const CALLS: u64 = 50;
+/// The first instruction leads elsewhere, always and sometimes; or only a breakpoint can hook it.
+const FUNCTIONS: [&str; 5] = [
+    "b_ret",
+    "b_jmp_short",
+    "b_jne_short",
+    "b_jmp_rip",
+    "b_looped",
+];
+
+/// A kernel uprobe comes to a hooked function and goes; `is_noticed` says whether Beeline is given the time to see it.
+fn seen_again_behind_the_kernel(function: &str, is_noticed: bool) {
+    let mut setting = need!(Setting::new());
+    let mut functions = setting.functions.iter();
+    let (_, offset) = *functions.find(|(name, _)| name == function).expect("one");
+    let pid = setting.target.pid();
+    let first = |setting: &Setting| first_byte(pid, &setting.program, offset);
+    let original = first(&setting);
+    let ours = setting.ours(&format!("uprobe:{{prog}}:{function} {{ @ = count(); }}"));
+    setting.attach_kernel_at(offset, Place::Entry).expect("one");
+    if is_noticed {
+        let told = |line: &str| line.contains("a kernel uprobe is at");
+        let told = ours.stderr.wait_for(0, PATIENCE, told);
+        assert!(told.is_some(), "{function}: {:?}", ours.stderr.so_far());
+    }
+    setting.kernel.tell("off all");
+    let is_hooked = until(PATIENCE, || first(&setting) != original);
+    assert!(is_hooked, "{function}: hits are lost for ever");
+    let calls = setting.calls(CALLS);
+    let ended = ours.interrupt();
+    let count = format!("@: {calls}");
+    assert!(ended.stdout.contains(&count), "{function}: {ended:?}");
+    setting.finish();
+}
+
+#[test]
+fn sites_see_again_when_a_kernel_uprobe_has_gone() {
+    let _turn = Turn::take();
+    for function in FUNCTIONS {
+        seen_again_behind_the_kernel(function, true);
+    }
+}
+
+#[test]
+fn sites_see_again_when_a_kernel_uprobe_was_there_for_a_moment() {
+    let _turn = Turn::take();
+    for function in FUNCTIONS {
+        seen_again_behind_the_kernel(function, false);
+    }
+}
