@@ -1,13 +1,20 @@
 //! What lives for moments only is counted as on the kernel.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use beeline_e2e::{
     Engine, PATIENCE, Scratch, Tool, Turn, Workload, altered_text, beeline, beeline_wanted,
-    engines, find_program, map_counts, need, with_tracefs,
+    engines, find_program, map_counts, need, send, until, with_tracefs,
 };
+
+/// Those who wait for a Beeline that is stopped go on long before.
+const SOON: Duration = Duration::from_secs(3);
+/// What was hit is printed sooner than that.
+const A_WHILE: Duration = Duration::from_millis(500);
 
 /// A tool by an engine, which sees nothing of the machine but what it starts: other processes' counts are theirs.
 fn alone(engine: Engine, tool: &Path) -> Command {
@@ -225,6 +232,142 @@ fn what_a_named_process_loads_for_a_moment_is_counted() {
         }
         workload.finish();
     }
+}
+
+/// What a process that no probe concerns runs or loads is sought in all of them.
+#[test]
+fn what_a_stranger_loads_for_a_moment_is_counted() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let moments = Moments::new();
+    for engine in need!(engines()) {
+        let mut workload = moments.start();
+        let tool = Tool::bpftrace(engine.command(&bpftrace), &moments.script("load"));
+        tool.wait_attached();
+        assert_eq!(workload.tell("load"), "done", "{engine}");
+        assert_all(engine, tool, ("@loaded", 2000));
+        if engine == Engine::Beeline {
+            assert_eq!(altered_text(workload.pid()), Vec::<String>::new());
+        }
+        workload.finish();
+    }
+}
+
+/// Asserts that this is all that has been counted, and said.
+fn assert_all(engine: Engine, tool: Tool, (name, count): (&str, u64)) {
+    let (counts, said) = counts(tool);
+    let expected = BTreeMap::from([(name.to_owned(), count)]);
+    assert_eq!(counts, expected, "{engine}: {said:?}");
+    if engine == Engine::Beeline {
+        assert_eq!(said, Vec::<String>::new());
+    }
+}
+
+/// Runs a program time and again, from a process that it does not concern.
+fn run_often(program: &Path, arguments: &[&str], times: u64) {
+    for _ in 0..times {
+        let mut command = Command::new(program);
+        let status = command.args(arguments).status().expect("it is built");
+        assert!(status.success(), "{status}");
+    }
+}
+
+#[test]
+fn programs_that_live_for_a_moment_are_counted() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let moments = Moments::new();
+    for engine in need!(engines()) {
+        let tool = Tool::bpftrace(engine.command(&bpftrace), &moments.script("run"));
+        tool.wait_attached();
+        run_often(&moments.program, &["", "child"], 100);
+        assert_all(engine, tool, ("@run", 1000));
+    }
+}
+
+#[test]
+fn libraries_of_programs_that_live_for_a_moment_are_counted() {
+    let _turn = Turn::take();
+    let bpftrace = need!(find_program("bpftrace"));
+    let moments = Moments::new();
+    let plugin = moments.plugin.display().to_string();
+    let needy = moments.scratch.build_with("needs_plugin.c", &[&plugin]);
+    for engine in need!(engines()) {
+        let tool = Tool::bpftrace(engine.command(&bpftrace), &moments.script("load"));
+        tool.wait_attached();
+        run_often(&needy, &[], 100);
+        assert_all(engine, tool, ("@loaded", 1000));
+    }
+}
+
+/// Who reads a probed file, and does not run it, is none of the tool's business.
+#[test]
+fn who_reads_a_probed_file_is_no_target() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let moments = Moments::new();
+    let tool = Tool::bpftrace(Engine::Beeline.command(&bpftrace), &moments.script("load"));
+    tool.wait_attached();
+    let mut reader = Command::new("tail");
+    reader.args(["-f", "-c", "1"]).arg(&moments.plugin);
+    let mut reader = reader.stdout(Stdio::piped()).spawn().expect("coreutils");
+    let mut byte = [0];
+    let output = reader.stdout.as_mut().expect("a pipe");
+    output.read_exact(&mut byte).expect("the file's last byte");
+    assert_eq!(altered_text(reader.id()), Vec::<String>::new());
+    reader.kill().expect("it runs");
+    reader.wait().expect("it is ours");
+    let (counts, said) = counts(tool);
+    assert_eq!((counts, said), Default::default());
+}
+
+/// As long as Beeline is stopped nothing is counted, and nobody waits for it.
+#[test]
+fn a_beeline_that_is_stopped_holds_nobody_who_opens_a_probed_file() {
+    let _turn = Turn::take();
+    need!(beeline_wanted());
+    let bpftrace = need!(find_program("bpftrace"));
+    let moments = Moments::new();
+    let script = format!(
+        "uprobe:{}:m_run {{ printf(\"hit\\n\"); }}",
+        moments.program.display()
+    );
+    let tool = Tool::bpftrace(Engine::Beeline.command(&bpftrace), &script);
+    tool.wait_attached();
+    let run = |times| run_often(&moments.program, &["", "child"], times);
+    let hits = || {
+        tool.stdout
+            .so_far()
+            .iter()
+            .filter(|line| *line == "hit")
+            .count()
+    };
+    run(1);
+    assert!(until(PATIENCE, || hits() == 10));
+    for _ in 0..5 {
+        send(tool.pid(), libc::SIGSTOP);
+        let begun = Instant::now();
+        run(10);
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        send(tool.pid(), libc::SIGCONT);
+        let is_back = || {
+            let before = hits();
+            run(1);
+            until(A_WHILE, || hits() > before)
+        };
+        assert!(until(PATIENCE, is_back), "nobody is held any more");
+        tool.settle();
+        let before = hits();
+        run(10);
+        assert!(
+            until(PATIENCE, || hits() == before + 100),
+            "{} of 100",
+            hits() - before
+        );
+    }
+    let ended = tool.interrupt();
+    assert!(ended.status.success(), "{ended:?}");
 }
 
 /// What is said of a process that is not followed.

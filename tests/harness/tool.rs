@@ -1,6 +1,6 @@
 //! A running eBPF tool.
 
-use crate::{Lines, PATIENCE, map_counts, members_of_group, until};
+use crate::{Lines, PATIENCE, map_counts, members_of_group, send, until};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -129,9 +129,16 @@ impl Tool {
         members_of_group(self.pid())
     }
 
-    /// Ends it as Ctrl-C on a terminal does, with a SIGINT to the whole group.
+    /// Ends it as Ctrl-C on a terminal does, with a SIGINT to the whole group. Beeline passes on what a process has sent, and not what a
+    /// terminal has, so it gets none here: the tool would get two.
     pub fn interrupt(self) -> Ended {
-        self.signal_group(libc::SIGINT);
+        let (leader, members) = (self.pid(), self.processes());
+        let is_beeline = std::fs::read_to_string(format!("/proc/{leader}/comm"))
+            .is_ok_and(|comm| comm.trim_end() == "beeline");
+        let is_passed_by = |pid: u32| is_beeline && pid == leader && members.len() > 1;
+        for pid in members.iter().filter(|pid| !is_passed_by(**pid)) {
+            send(*pid, libc::SIGINT);
+        }
         self.wait()
     }
 

@@ -145,11 +145,12 @@ fn is_stopped(stat: &File) -> bool {
     state_and_flags(&bytes[..len]).is_some_and(|(state, _)| state == 'T')
 }
 
-/// One thread of a target that is held, as long as this lives.
+/// One thread of a target that is held, or that may be at any moment, as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Hold(&'static Holds);
+pub struct Hold(&'static Holds);
 
 impl Hold {
+    /// Counts it.
     pub fn begin() -> Self {
         let holds = holds();
         holds.held.fetch_add(1, SeqCst);

@@ -309,6 +309,17 @@ impl Process {
         Stopped::releasing(self, tid, release)
     }
 
+    /// Stops all threads, of which one waits in a system call for `release`, as one does whose open is held by a fanotify group. `release`
+    /// is called, in a thread of ours, when all have been asked to stop, so none gets farther than to the end of its call.
+    ///
+    /// Errors: as for [`Self::stop`]; if they come before `release` would be called it is dropped.
+    pub fn stop_releasing(
+        &self,
+        release: impl FnOnce() + Send + 'static,
+    ) -> Result<Stopped, Error> {
+        Stopped::releasing_all(self, release)
+    }
+
     /// Its memory as it is now, to be read at many places: after an `execve` the file is of no more use.
     ///
     /// Errors: [`Error::Exited`], and those of [`Process::open`], whose reasons may have come up since.

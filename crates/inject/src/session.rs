@@ -69,6 +69,12 @@ impl Session {
     /// If this fails the caller's thread must end: a thread of the target that would not stop can be let go of in
     /// no other way.
     pub fn stop(process: &Process) -> Result<Self, Error> {
+        Self::stop_all(process, || {})
+    }
+
+    /// The same where one of them sleeps in the kernel until `release` is called: once all that are known have been asked to stop.
+    pub fn stop_all(process: &Process, release: impl FnOnce()) -> Result<Self, Error> {
+        let mut release = Some(release);
         let mut session = Self::of(process, Vec::new());
         let deadline = session.since + PATIENCE;
         // A thread that runs can make another at any moment. When all that are known are held and two looks
@@ -76,6 +82,9 @@ impl Session {
         let (mut quiet, mut refusals) = (0, 0);
         while quiet < 2 {
             let fresh = session.seize_unknown(&mut refusals)?;
+            if let Some(release) = release.take() {
+                release();
+            }
             session.await_all(deadline)?;
             let settled = session.note_registers()?;
             let held = session

@@ -136,6 +136,17 @@ impl Stopped {
         Ok(stopped)
     }
 
+    /// All threads, of which one sleeps in the kernel until `release` is called, in a thread of ours.
+    pub(crate) fn releasing_all(
+        process: &Process,
+        release: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, Error> {
+        let of = process.clone();
+        let mut stopped = Self::around(process, move || Session::stop_all(&of, release))?;
+        stopped.refresh();
+        Ok(stopped)
+    }
+
     pub(crate) fn around(
         process: &Process,
         make: impl FnOnce() -> Result<Session, Error> + Send + 'static,

@@ -29,6 +29,7 @@ mod newcomers;
 mod notifier;
 mod objects;
 mod opening;
+mod opens;
 mod patch;
 mod private;
 pub mod proc;

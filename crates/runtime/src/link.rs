@@ -221,6 +221,11 @@ impl FilePlace {
             .collect()
     }
 
+    /// Device and inode of the file.
+    pub fn inode(&self) -> (u64, u64) {
+        (self.file.device, self.file.inode)
+    }
+
     /// The function around the place, for a process that has the place at `address`: its start, and its bytes.
     pub fn function_at(&self, address: u64) -> (u64, &[u8]) {
         let (start, code) = &self.function;

@@ -43,6 +43,28 @@ pub fn own_pid(pid: i32) -> i32 {
     status(pid).ok().and_then(own).unwrap_or(pid)
 }
 
+/// The process that a thread belongs to.
+pub fn process_of(tid: i32) -> Option<i32> {
+    let status = status(tid).ok()?;
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok()
+}
+
+/// Where a thread goes on that sleeps in a system call, or is about to. `None` if it is running, or may not be looked at.
+pub fn ip_in_call(pid: i32, tid: i32) -> Option<u64> {
+    /// Looks at one that has yet to fall asleep.
+    const LOOKS: usize = 100;
+    for _ in 0..LOOKS {
+        let call = text(format!("/proc/{pid}/task/{tid}/syscall")).ok()?;
+        match call.split_whitespace().last()?.strip_prefix("0x") {
+            Some(ip) => return u64::from_str_radix(ip, 16).ok(),
+            None => std::thread::yield_now(),
+        }
+    }
+    None
+}
+
 /// A process's `stat`.
 #[derive(Debug)]
 pub struct Stat(String);

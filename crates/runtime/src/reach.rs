@@ -10,6 +10,7 @@ mod end;
 mod family;
 mod followers;
 mod neighbours;
+mod openers;
 mod rights;
 mod rounds;
 mod starts;
@@ -46,6 +47,7 @@ use dead::Cleared;
 use family::Family;
 use followers::Followers;
 use neighbours::Neighbours;
+use openers::Openers;
 
 /// A target, and what it is known by.
 #[derive(Clone)]
@@ -125,6 +127,7 @@ pub struct Reach {
     /// Processes that the session was taken out of, and when they started.
     dismissed: Mutex<BTreeMap<i32, Option<u64>>>,
     neighbours: Mutex<Neighbours>,
+    openers: Mutex<Openers>,
     /// What the user has been told of processes that he had named with others, and that are left out.
     left_out: Mutex<BTreeSet<(i32, String)>>,
     /// What could not be attached, so that it is told once and tried seldom.
@@ -185,6 +188,7 @@ impl Reach {
             confining: Mutex::default(),
             dismissed: Mutex::default(),
             neighbours: Mutex::default(),
+            openers: Mutex::default(),
             left_out: Mutex::default(),
             failures: Mutex::default(),
             cleared: Mutex::default(),
@@ -211,6 +215,7 @@ impl Reach {
     pub fn attach(self: &Arc<Self>, link: &Arc<Uprobe>) -> Result<(), Error> {
         lock(&self.links).insert(link.id, link.clone());
         self.say_what_is_sought();
+        self.hold_openers();
         let pids = self.candidates_now(link.pid);
         let outcome = match self.named(link) {
             true => self.each_named(&pids, |pid| self.attach_process(pid, link)),

@@ -29,6 +29,9 @@ impl Reach {
             watcher.thread().unpark();
             self.join(watcher, deadline);
         }
+        if let Some(thread) = self.let_openers_pass() {
+            self.join(thread, deadline);
+        }
         if let Some(attendant) = lock(&self.attendant).take() {
             self.stop_attending();
             self.join(attendant, deadline);

@@ -38,6 +38,7 @@ impl Reach {
             }
             round = round.wrapping_add(1);
             self.note_dismissals();
+            self.hold_openers();
             self.bury(round);
             self.tidy();
             self.tell_cleared(false);

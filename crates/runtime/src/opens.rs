@@ -1,0 +1,152 @@
+//! Opens of files that the kernel holds until they are let pass: the permission events of fanotify(7).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::fanotify::{
+    EventFFlags, Fanotify, FanotifyEvent, FanotifyResponse, InitFlags, MarkFlags, MaskFlags,
+    Response,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
+
+/// Device and inode of a file.
+pub type Inode = (u64, u64);
+
+/// Files whose opens are held, by whomever. Should this process end they pass.
+#[derive(Debug)]
+pub struct Gate {
+    group: Arc<Fanotify>,
+    /// By the descriptors under which they are marked, which read nothing.
+    marked: BTreeMap<Inode, OwnedFd>,
+}
+
+/// The opens that are held: to be read, and let pass.
+const HELD: MaskFlags = MaskFlags::FAN_OPEN_PERM.union(MaskFlags::FAN_OPEN_EXEC_PERM);
+
+impl Gate {
+    /// One that holds nothing yet. Errors: EPERM without CAP_SYS_ADMIN, ENOSYS or EINVAL where the kernel has no such events.
+    pub fn new() -> io::Result<Self> {
+        let flags = InitFlags::FAN_CLASS_CONTENT
+            | InitFlags::FAN_CLOEXEC
+            | InitFlags::FAN_NONBLOCK
+            | InitFlags::FAN_REPORT_TID;
+        let of_events = EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC;
+        let group = Fanotify::init(flags, of_events)?;
+        Ok(Self {
+            group: Arc::new(group),
+            marked: BTreeMap::new(),
+        })
+    }
+
+    /// Where the opens come.
+    pub fn opens(&self) -> Opens {
+        Opens(self.group.clone())
+    }
+
+    /// Holds the opens of these files, and of no others. One that has been replaced meanwhile, or deleted, is left out.
+    pub fn hold(&mut self, files: &BTreeMap<Inode, &Path>) -> io::Result<()> {
+        let group = &self.group;
+        let gone = self
+            .marked
+            .extract_if(.., |one, _| !files.contains_key(one));
+        for (_, file) in gone {
+            // It may have been deleted.
+            let _ = mark(group, MarkFlags::FAN_MARK_REMOVE, &file);
+        }
+        for (inode, path) in files {
+            if self.marked.contains_key(inode) {
+                continue;
+            }
+            let Ok(file) = open(*path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) else {
+                continue;
+            };
+            let facts = File::from(file.try_clone()?).metadata()?;
+            if (facts.dev(), facts.ino()) == *inode {
+                mark(group, MarkFlags::FAN_MARK_ADD, &file)?;
+                self.marked.insert(*inode, file);
+            }
+        }
+        Ok(())
+    }
+
+    /// Is no file's open held?
+    pub fn is_open(&self) -> bool {
+        self.marked.is_empty()
+    }
+}
+
+fn mark(group: &Fanotify, change: MarkFlags, file: &OwnedFd) -> io::Result<()> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let here = rustix::fs::CWD;
+    Ok(group.mark(change, HELD, here, Some(path.as_str()))?)
+}
+
+/// See [`Gate::opens`].
+#[derive(Debug)]
+pub struct Opens(Arc<Fanotify>);
+
+impl Opens {
+    /// Those that are held now. Waits for the first, not longer than this.
+    pub fn next(&self, patience: Duration) -> Vec<HeldOpen> {
+        let patience = Timespec::try_from(patience).unwrap_or_default();
+        let mut group = [PollFd::new(&*self.0, PollFlags::IN)];
+        if poll(&mut group, Some(&patience)) != Ok(1) {
+            return Vec::new();
+        }
+        let events = self.0.read_events().unwrap_or_default();
+        let held = |event| HeldOpen {
+            group: self.0.clone(),
+            event,
+            has_passed: AtomicBool::new(false),
+        };
+        events.into_iter().map(held).collect()
+    }
+}
+
+/// An open that is held. Dropping it lets it pass.
+#[derive(Debug)]
+pub struct HeldOpen {
+    group: Arc<Fanotify>,
+    event: FanotifyEvent,
+    has_passed: AtomicBool,
+}
+
+impl HeldOpen {
+    /// The thread that waits, as our pid namespace numbers it; 0 if that does not.
+    pub fn tid(&self) -> i32 {
+        self.event.pid()
+    }
+
+    /// Is the file opened by `execve`, to be run?
+    pub fn is_exec(&self) -> bool {
+        self.event.mask().contains(MaskFlags::FAN_OPEN_EXEC_PERM)
+    }
+
+    /// Lets it pass, now.
+    pub fn pass(&self) {
+        if self.has_passed.swap(true, SeqCst) {
+            return;
+        }
+        let Some(file) = self.event.fd() else {
+            return;
+        };
+        let pass = || FanotifyResponse::new(file, Response::FAN_ALLOW);
+        // ENOENT: it has been killed.
+        while self.group.write_response(pass()) == Err(Errno::EINTR) {}
+    }
+}
+
+impl Drop for HeldOpen {
+    fn drop(&mut self) {
+        self.pass();
+    }
+}

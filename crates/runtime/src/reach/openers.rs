@@ -1,0 +1,247 @@
+//! Processes that are no targets yet and open a file in which functions are probed: as root, the kernel holds them until they are targets. So
+//! what a program does that lives for a moment, and a library that is loaded for one, is seen from the first instruction on.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use beeline_inject::{Hold as Held, Loaded, Watched, holds, regions_of};
+
+use super::candidates::is_part_of_us;
+use super::{Reach, lock};
+use crate::error::Error;
+use crate::opening;
+use crate::opens::{Gate, HeldOpen, Inode, Opens};
+use crate::proc;
+use crate::scope::Scope;
+use crate::target::Hold;
+
+/// How long an open is held at most,
+const LONGEST: Duration = Duration::from_millis(200);
+/// and how long a program is then waited for that is to be run.
+const LONGEST_EXEC: Duration = Duration::from_secs(1);
+/// Between two looks at those that are held, and at whether somebody has stopped us.
+const LOOK: Duration = Duration::from_millis(20);
+/// Descriptors that are left to others: each open that is held takes one, and fails if there is none.
+const DESCRIPTORS_LEFT: u64 = 512;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Openers {
+    gate: Option<Gate>,
+    /// As long as opens are held: should Beeline be stopped, it first lets them pass.
+    holding: Option<Held>,
+    thread: Option<JoinHandle<()>>,
+    /// It could not be done, and the user knows.
+    has_failed: bool,
+}
+
+/// An open that is held.
+struct Waiting {
+    since: Instant,
+    open: Weak<HeldOpen>,
+    /// To be set when its program is not waited for any more.
+    given_up: Arc<AtomicBool>,
+}
+
+impl Waiting {
+    /// Lets it go on if it has waited for too long; false if there is nothing more to be done.
+    fn look(&self) -> bool {
+        let waited = self.since.elapsed();
+        if let Some(open) = self.open.upgrade().filter(|_| waited > LONGEST) {
+            open.pass();
+        }
+        if waited > LONGEST_EXEC {
+            self.given_up.store(true, SeqCst);
+        }
+        waited <= LONGEST_EXEC
+    }
+}
+
+impl Reach {
+    /// Holds those who open the files that are sought in all processes now, and no others.
+    pub(super) fn hold_openers(self: &Arc<Self>) {
+        let links = self.links();
+        let is_sought = self.scope == Scope::All
+            && lock(&self.calls).is_empty()
+            && !holds().are_to_end()
+            && !self.stop.load(SeqCst);
+        let wide = links.iter().filter(|link| is_sought && link.pid.is_none());
+        let places = wide.flat_map(|link| link.places());
+        let files: BTreeMap<Inode, &Path> =
+            places.map(|place| (place.inode(), &*place.path)).collect();
+        let mut openers = lock(&self.openers);
+        if openers.has_failed || files.is_empty() && openers.gate.is_none() {
+            return;
+        }
+        if let Err(error) = self.hold_opens_of(&mut openers, &files) {
+            *openers = Openers {
+                thread: openers.thread.take(),
+                has_failed: true,
+                ..Openers::default()
+            };
+            (self.report)(&format!(
+                "opens of probed files cannot be held (fanotify: {error}): a program that ends within a tenth of a second, or a library \
+                 that is loaded for as long, may be missed; run as root, or probe a system call as well"
+            ));
+        }
+    }
+
+    fn hold_opens_of(
+        self: &Arc<Self>,
+        openers: &mut Openers,
+        files: &BTreeMap<Inode, &Path>,
+    ) -> std::io::Result<()> {
+        let gate = match &mut openers.gate {
+            Some(gate) => gate,
+            None => {
+                let gate = Gate::new()?;
+                let (opens, reach) = (gate.opens(), self.clone());
+                let thread = std::thread::Builder::new().name("beeline-opens".into());
+                openers.thread = Some(thread.spawn(move || reach.attend_openers(&opens))?);
+                openers.gate.insert(gate)
+            }
+        };
+        if !files.is_empty() {
+            openers.holding.get_or_insert_with(Held::begin);
+        }
+        if !are_descriptors_left() {
+            return Err(rustix::io::Errno::MFILE.into());
+        }
+        gate.hold(files)?;
+        if gate.is_open() {
+            openers.holding = None;
+        }
+        Ok(())
+    }
+
+    /// At the session's end nobody is held any more when the thread has ended that this gives.
+    pub(super) fn let_openers_pass(&self) -> Option<JoinHandle<()>> {
+        std::mem::take(&mut *lock(&self.openers)).thread
+    }
+
+    /// Until the session ends: has those who are held become targets. This thread opens no file that may be probed.
+    fn attend_openers(self: &Arc<Self>, opens: &Opens) {
+        let mut waiting = Vec::<Waiting>::new();
+        while !self.stop.load(SeqCst) {
+            if holds().are_to_end() {
+                waiting
+                    .iter()
+                    .filter_map(|one| one.open.upgrade())
+                    .for_each(|open| open.pass());
+                self.hold_openers();
+            }
+            for open in opens.next(LOOK) {
+                waiting.extend(self.attend_open(open));
+            }
+            waiting.retain(Waiting::look);
+        }
+        waiting
+            .iter()
+            .for_each(|one| one.given_up.store(true, SeqCst));
+    }
+
+    /// One who is to become a target is held until it is.
+    fn attend_open(self: &Arc<Self>, open: HeldOpen) -> Option<Waiting> {
+        let (tid, is_exec) = (open.tid(), open.is_exec());
+        let pid = proc::process_of(tid)?;
+        if !self.is_to_come(pid) || !is_exec && !is_loading(pid, tid) {
+            return None;
+        }
+        let open = Arc::new(open);
+        let waiting = Waiting {
+            since: Instant::now(),
+            open: Arc::downgrade(&open),
+            given_up: Arc::default(),
+        };
+        let (reach, given_up) = (self.clone(), waiting.given_up.clone());
+        let work = move || {
+            let outcome = match is_exec {
+                true => reach.follow_opener(pid, tid, &open, given_up),
+                false => reach.come_to_opener(pid, open),
+            };
+            // If it may not be traced, that is told when it maps the file.
+            let _ = outcome;
+        };
+        self.pursuers.follow(work).ok()?;
+        Some(waiting)
+    }
+
+    /// Is a process one that is to be a target, and is not yet, nor about to be?
+    fn is_to_come(&self, pid: i32) -> bool {
+        let tool = self.tool.load(SeqCst);
+        let is_ours = pid == std::process::id() as i32
+            || pid == tool
+            || self.family.tools().contains(&pid)
+            || is_part_of_us(pid);
+        if is_ours || self.is_dismissed(pid) {
+            return false;
+        }
+        if lock(&self.starting).contains_key(&pid) || lock(&self.execs).contains_key(&pid) {
+            return false;
+        }
+        let target = lock(&self.targets).get(&pid).cloned();
+        // One that is being worked on tells what it maps, or is about to.
+        target.is_none_or(|target| target.try_lock().is_ok_and(|target| !target.follows()))
+    }
+
+    /// Makes a process a target that says what it maps from now on.
+    fn come_to_opener(self: &Arc<Self>, pid: i32, open: Arc<HeldOpen>) -> Result<(), Error> {
+        let process = self.open(pid)?;
+        let (Some(target), cleared) = self.make_target(&process) else {
+            return Ok(());
+        };
+        cleared?;
+        self.plan_calls(&process);
+        let mut target = lock(&target);
+        let mut stopped = process.stop_releasing(move || open.pass())?;
+        let wanted = self.wanted_of_calls(pid);
+        self.follow_for_functions(&mut target, &wanted, &mut Hold::Held(&mut stopped));
+        Ok(())
+    }
+
+    /// Makes a process a target that is about to run a probed program.
+    fn follow_opener(
+        self: &Arc<Self>,
+        pid: i32,
+        tid: i32,
+        open: &HeldOpen,
+        given_up: Arc<AtomicBool>,
+    ) -> Result<(), Error> {
+        let process = self.open(pid)?;
+        let watched =
+            opening::past_all_but_starter(|| Ok(Watched::seize_from_here(&process, tid)?))?;
+        lock(&self.execs).insert(pid, given_up.clone());
+        self.give_up_at_the_end(&given_up);
+        open.pass();
+        let outcome =
+            watched.run_until_exec(&given_up, |stopped| self.has_run_exec(&process, stopped));
+        lock(&self.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+        match outcome? {
+            Loaded::Ready(outcome) => outcome,
+            Loaded::Ended => Ok(()),
+        }
+    }
+}
+
+/// Is a thread that waits in an open in its process's loader, and not in a program that reads the file?
+fn is_loading(pid: i32, tid: i32) -> bool {
+    let Some(ip) = proc::ip_in_call(pid, tid) else {
+        return false;
+    };
+    let regions = regions_of(pid).unwrap_or_default();
+    let region = regions.iter().find(|region| region.contains(ip));
+    let name = region.and_then(|region| region.path.file_name());
+    name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"ld"))
+}
+
+/// The kernel gives us the lowest number that is free.
+fn are_descriptors_left() -> bool {
+    use rustix::process::{Resource, getrlimit};
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let next = rustix::fs::memfd_create("beeline-next", rustix::fs::MemfdFlags::CLOEXEC);
+    next.is_ok_and(|next| std::os::fd::AsRawFd::as_raw_fd(&next) as u64 + DESCRIPTORS_LEFT <= most)
+}
