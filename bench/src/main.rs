@@ -9,6 +9,7 @@ mod crowd;
 mod demo;
 mod guest;
 mod measure;
+mod moments;
 mod operations;
 mod session;
 mod table;
@@ -68,6 +69,8 @@ enum Topic {
     Calls,
     /// A session on a machine with many processes.
     Crowd,
+    /// Programs that live for a moment, and libraries that are loaded for one.
+    Moments,
     /// A tool here, its kernel in a virtual machine; the kernel's column is the tool inside that. Not part of the usual run.
     Guest,
     /// What compiling takes, and what a call of compiled code does.
@@ -78,7 +81,7 @@ enum Topic {
     Demo,
 }
 
-const USUAL: [Topic; 12] = [
+const USUAL: [Topic; 13] = [
     Topic::Entry,
     Topic::Return,
     Topic::Count,
@@ -89,6 +92,7 @@ const USUAL: [Topic; 12] = [
     Topic::Operations,
     Topic::Calls,
     Topic::Crowd,
+    Topic::Moments,
     Topic::Compile,
     Topic::Verify,
 ];
@@ -174,6 +178,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Operations => operations::all(engines),
         Topic::Calls => calls::all(engines),
         Topic::Crowd => crowd::all(engines),
+        Topic::Moments => moments::all(engines),
         Topic::Guest => guest::all(engines),
         Topic::Verify => verify::all(),
         Topic::Demo => demo::run(engines),

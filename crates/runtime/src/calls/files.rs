@@ -139,9 +139,13 @@ impl Shelf {
 
     /// Has threads at work, as many as there are files and as are good; without any the caller does it all.
     fn have_planned(self: &Arc<Self>) {
-        let most = available_parallelism().map_or(1, NonZero::get);
         let mut queue = self.queue();
         let waiting = queue.waiting.len();
+        if waiting == 0 {
+            return;
+        }
+        // For this several files are read.
+        let most = available_parallelism().map_or(1, NonZero::get);
         while queue.threads < waiting.min(most).min(MOST_THREADS) {
             let shelf = self.clone();
             let thread = Builder::new().name("beeline-plans".into());
