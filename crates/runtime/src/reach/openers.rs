@@ -51,7 +51,8 @@ impl Waiting {
     /// Lets it go on if it has waited for too long; false if there is nothing more to be done.
     fn look(&self) -> bool {
         let waited = self.since.elapsed();
-        if let Some(open) = self.open.upgrade().filter(|_| waited > LONGEST) {
+        let is_over = waited > LONGEST || holds().are_to_end();
+        if let Some(open) = self.open.upgrade().filter(|_| is_over) {
             open.pass();
         }
         if waited > LONGEST_EXEC {
@@ -123,19 +124,16 @@ impl Reach {
         std::mem::take(&mut *lock(&self.openers)).thread
     }
 
-    /// Until the session ends: has those who are held become targets. This thread opens no file that may be probed.
+    /// Until the session ends: has those who are held become targets. This thread opens no file that may be probed, and waits for no
+    /// lock under which another one may.
     fn attend_openers(self: &Arc<Self>, opens: &Opens) {
+        let own = std::process::id() as i32;
         let mut waiting = Vec::<Waiting>::new();
         while !self.stop.load(SeqCst) {
-            if holds().are_to_end() {
-                waiting
-                    .iter()
-                    .filter_map(|one| one.open.upgrade())
-                    .for_each(|open| open.pass());
-                self.hold_openers();
-            }
             for open in opens.next(LOOK) {
-                waiting.extend(self.attend_open(open));
+                let pid = proc::process_of(open.tid());
+                let pid = pid.filter(|pid| *pid != own && !holds().are_to_end());
+                waiting.extend(pid.and_then(|pid| self.attend_open(pid, open)));
             }
             waiting.retain(Waiting::look);
         }
@@ -144,13 +142,8 @@ impl Reach {
             .for_each(|one| one.given_up.store(true, SeqCst));
     }
 
-    /// One who is to become a target is held until it is.
-    fn attend_open(self: &Arc<Self>, open: HeldOpen) -> Option<Waiting> {
-        let (tid, is_exec) = (open.tid(), open.is_exec());
-        let pid = proc::process_of(tid)?;
-        if !self.is_to_come(pid) || !is_exec && !is_loading(pid, tid) {
-            return None;
-        }
+    /// Has another thread see to one who is held.
+    fn attend_open(self: &Arc<Self>, pid: i32, open: HeldOpen) -> Option<Waiting> {
         let open = Arc::new(open);
         let waiting = Waiting {
             since: Instant::now(),
@@ -159,12 +152,12 @@ impl Reach {
         };
         let (reach, given_up) = (self.clone(), waiting.given_up.clone());
         let work = move || {
-            let outcome = match is_exec {
-                true => reach.follow_opener(pid, tid, &open, given_up),
-                false => reach.come_to_opener(pid, open),
-            };
             // If it may not be traced, that is told when it maps the file.
-            let _ = outcome;
+            let _ = match (reach.is_to_come(pid), open.is_exec()) {
+                (false, _) => Ok(()),
+                (true, true) => reach.follow_opener(pid, &open, given_up),
+                (true, false) => reach.come_to_opener(pid, open),
+            };
         };
         self.pursuers.follow(work).ok()?;
         Some(waiting)
@@ -188,8 +181,11 @@ impl Reach {
         target.is_none_or(|target| target.try_lock().is_ok_and(|target| !target.follows()))
     }
 
-    /// Makes a process a target that says what it maps from now on.
+    /// Makes a process a target that says what it maps from now on, if it opens the file to map it.
     fn come_to_opener(self: &Arc<Self>, pid: i32, open: Arc<HeldOpen>) -> Result<(), Error> {
+        if !is_loading(pid, open.tid()) {
+            return Ok(());
+        }
         let process = self.open(pid)?;
         let (Some(target), cleared) = self.make_target(&process) else {
             return Ok(());
@@ -207,13 +203,12 @@ impl Reach {
     fn follow_opener(
         self: &Arc<Self>,
         pid: i32,
-        tid: i32,
         open: &HeldOpen,
         given_up: Arc<AtomicBool>,
     ) -> Result<(), Error> {
         let process = self.open(pid)?;
         let watched =
-            opening::past_all_but_starter(|| Ok(Watched::seize_from_here(&process, tid)?))?;
+            opening::past_all_but_starter(|| Ok(Watched::seize_from_here(&process, open.tid())?))?;
         lock(&self.execs).insert(pid, given_up.clone());
         self.give_up_at_the_end(&given_up);
         open.pass();

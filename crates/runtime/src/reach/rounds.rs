@@ -33,12 +33,12 @@ impl Reach {
         let mut round = 0u32;
         while !self.stop.load(SeqCst) {
             std::thread::park_timeout(ROUND);
+            self.hold_openers();
             if beeline_inject::holds().are_to_end() {
                 continue;
             }
             round = round.wrapping_add(1);
             self.note_dismissals();
-            self.hold_openers();
             self.bury(round);
             self.tidy();
             self.tell_cleared(false);
