@@ -238,7 +238,7 @@ impl Environment {
         }
     }
 
-    /// Lists a witness that has been mapped; `record` gives its record, with this next one. Gives the record's place.
+    /// Lists a witness that is about to be mapped; `record` gives its record, with this next one. Gives the record's place.
     pub fn place_witness(
         &mut self,
         record: impl FnOnce(usize) -> abi::Witness,

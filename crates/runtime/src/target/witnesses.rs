@@ -289,14 +289,22 @@ fn map(
         .zip(wishes)
         .map(|(part, wish)| part.mapping(*wish))
         .collect();
-    let placed = stopped.map_files_through(environment.private.scratch(), &mappings)?;
-    for (part, at) in parts.iter().zip(placed) {
-        let record = environment.place_witness(|next| part.record(at, next))?;
-        let code = part.code.clone();
+    // Listed first: should we be killed, or this fail, whoever clears up finds those that are mapped by then.
+    let mut records = Vec::new();
+    for (part, wish) in parts.iter().zip(wishes) {
+        let record = environment.place_witness(|next| part.record(*wish, next))?;
+        records.push(record);
         witnesses.mapped.push(Mapped {
-            code: code.clone(),
+            code: part.code.clone(),
             record,
         });
+    }
+    let placed = stopped.map_files_through(environment.private.scratch(), &mappings)?;
+    for ((part, record), at) in parts.iter().zip(records).zip(placed) {
+        // SAFETY: placed as a `Witness`.
+        let witness = unsafe { environment.home.get::<abi::Witness>(record) };
+        witness.address.store(at as usize, SeqCst);
+        let code = &part.code;
         for range in ranges.iter().filter(|range| code.contains(&range.start)) {
             let at = at + (range.start - code.start);
             let mut seen = vec![0; (range.end.min(code.end) - range.start) as usize];
