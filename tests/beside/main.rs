@@ -4,6 +4,7 @@
 
 mod blind;
 mod calls;
+mod crowded;
 mod handlers;
 mod orders;
 mod setting;

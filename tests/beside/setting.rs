@@ -13,6 +13,8 @@ use beeline_e2e::{
 
 /// The most bytes of a function that are looked at.
 const NEAR: usize = 16;
+/// Bytes of a jump; a function's first instruction may be one as well.
+const JUMP_LEN: usize = 5;
 /// As many as `beside.c` has.
 pub const THREADS: u64 = 8;
 /// Where the first instruction is a jump, a call or a return, Beeline does not see the hits that the kernel's probe has.
@@ -171,6 +173,12 @@ impl Setting {
         )
     }
 
+    /// Takes the room for some of what guards jumps, and has a thread block SIGTRAP, so that no breakpoint may serve.
+    pub fn crowd(&mut self) {
+        assert_eq!(self.target.tell("crowd"), "crowded");
+        self.before = Footprint::of(self.target.pid());
+    }
+
     pub fn phase(&mut self, number: u64) {
         assert_eq!(self.target.tell(&format!("phase {number}")), "phase");
     }
@@ -194,10 +202,11 @@ impl Setting {
         let functions = self.functions.iter();
         let leaving = functions.filter(|(name, _)| LEAVING.contains(&name.as_str()));
         for (name, offset) in leaving {
-            let mut original = [0];
+            let mut original = [0; JUMP_LEN];
             file.read_exact_at(&mut original, *offset)
                 .expect("it has the function");
-            let is_hooked = || first_byte(self.target.pid(), &self.program, *offset) != original[0];
+            let pid = self.target.pid();
+            let is_hooked = || code_at::<JUMP_LEN>(pid, &self.program, *offset) != original;
             assert!(until(PATIENCE, is_hooked), "{name}: hits are lost for ever");
         }
     }
@@ -269,6 +278,11 @@ impl Setting {
 
 /// The byte in a process's code at an offset in a file.
 pub fn first_byte(pid: u32, file: &Path, offset: u64) -> u8 {
+    code_at::<1>(pid, file, offset)[0]
+}
+
+/// The bytes in a process's code at an offset in a file.
+fn code_at<const LEN: usize>(pid: u32, file: &Path, offset: u64) -> [u8; LEN] {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
     let hex = |text: &str| u64::from_str_radix(text, 16).expect("a hexadecimal number");
     let address = maps.lines().find_map(|line| {
@@ -279,11 +293,11 @@ pub fn first_byte(pid: u32, file: &Path, offset: u64) -> u8 {
         (is_it && at < hex(end)).then_some(at)
     });
     let memory = File::open(format!("/proc/{pid}/mem")).expect("it may be read");
-    let mut byte = [0];
+    let mut code = [0; LEN];
     memory
-        .read_exact_at(&mut byte, address.expect("it maps the file"))
+        .read_exact_at(&mut code, address.expect("it maps the file"))
         .expect("it may be read");
-    byte[0]
+    code
 }
 
 /// The counts of a script of [`Setting::counting`] in a phase, by function.

@@ -6,8 +6,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -21,7 +21,7 @@ use rustix::fs::{Mode, OFlags, open};
 /// Device and inode of a file.
 pub type Inode = (u64, u64);
 
-/// Files whose opens are held, by whomever. Should this process end they pass.
+/// Files whose opens are held, by whomever. Dropped, or should this process end, it holds no more.
 #[derive(Debug)]
 pub struct Gate {
     group: Arc<Fanotify>,
@@ -84,6 +84,15 @@ impl Gate {
     }
 }
 
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // Nothing else lets go of the files as long as somebody waits for opens.
+        let here = rustix::fs::CWD;
+        let (flush, nothing) = (MarkFlags::FAN_MARK_FLUSH, MaskFlags::empty());
+        let _ = self.group.mark(flush, nothing, here, None::<&str>);
+    }
+}
+
 fn mark(group: &Fanotify, change: MarkFlags, file: &OwnedFd) -> io::Result<()> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let here = rustix::fs::CWD;
@@ -104,7 +113,7 @@ impl Opens {
         }
         let events = self.0.read_events().unwrap_or_default();
         let held = |event| HeldOpen {
-            group: self.0.clone(),
+            group: Arc::downgrade(&self.0),
             event,
             has_passed: AtomicBool::new(false),
         };
@@ -112,10 +121,10 @@ impl Opens {
     }
 }
 
-/// An open that is held. Dropping it lets it pass.
+/// An open that is held until this is dropped, or the [`Gate`] and its [`Opens`] are.
 #[derive(Debug)]
 pub struct HeldOpen {
-    group: Arc<Fanotify>,
+    group: Weak<Fanotify>,
     event: FanotifyEvent,
     has_passed: AtomicBool,
 }
@@ -136,12 +145,12 @@ impl HeldOpen {
         if self.has_passed.swap(true, SeqCst) {
             return;
         }
-        let Some(file) = self.event.fd() else {
+        let (Some(group), Some(file)) = (self.group.upgrade(), self.event.fd()) else {
             return;
         };
         let pass = || FanotifyResponse::new(file, Response::FAN_ALLOW);
         // ENOENT: it has been killed.
-        while self.group.write_response(pass()) == Err(Errno::EINTR) {}
+        while group.write_response(pass()) == Err(Errno::EINTR) {}
     }
 }
 

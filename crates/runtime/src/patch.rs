@@ -96,11 +96,13 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
     let inside: Vec<_> = inside.map(|thread| (thread.tid(), thread.ip())).collect();
     let mut threads = Vec::new();
     for (tid, ip) in inside {
-        // It is behind a breakpoint that has gone meanwhile: the handler of its signal leads it back.
-        if stopped.awaits_trap(tid)? {
-            continue;
-        }
-        let to = moved(ip).ok_or_else(|| Error::Target {
+        let to = match stopped.awaits_trap(tid)? {
+            // The breakpoint has gone meanwhile: the handler of its signal leads it back to the first byte, whatever is there.
+            true if patches.iter().any(|patch| patch.site + 1 == ip) => continue,
+            true => None,
+            false => moved(ip),
+        };
+        let to = to.ok_or_else(|| Error::Target {
             pid,
             why: format!("a thread is at {ip:#x}, in the middle of an instruction"),
         })?;

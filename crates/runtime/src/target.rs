@@ -43,7 +43,7 @@ pub use calls::{SlippedCall, Wanted, WhyUnseen, code_files, is_affair};
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};
-use pads::{Landing, Pads};
+use pads::{Cover, Landing, Pads};
 
 /// One link's share in one site, as the runtime asks for it.
 #[derive(Debug)]
@@ -184,7 +184,7 @@ struct Hooked {
     /// The [`Site`], in the home arena.
     record: u64,
     plan: Plan,
-    /// Where its jump leads to; nothing for a breakpoint, and for a jump that cannot be guarded.
+    /// Where its jump leads to; nothing for a breakpoint, and for a jump that cannot be guarded at all.
     landing: Option<Landing>,
     /// Another session's patch, which its own lies over.
     beneath: Option<Beneath>,

@@ -24,13 +24,14 @@ impl Reach {
             return;
         }
         let deadline = Instant::now() + LONGEST;
+        let openers = self.let_openers_pass();
         self.give_up_all();
         if let Some(watcher) = lock(&self.watcher).take() {
             watcher.thread().unpark();
             self.join(watcher, deadline);
         }
-        if let Some(thread) = self.let_openers_pass() {
-            self.join(thread, deadline);
+        if let Some(openers) = openers {
+            self.join(openers, deadline);
         }
         if let Some(attendant) = lock(&self.attendant).take() {
             self.stop_attending();

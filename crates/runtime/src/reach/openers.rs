@@ -66,24 +66,13 @@ impl Reach {
     /// Holds those who open the files that are sought in all processes now, and no others.
     pub(super) fn hold_openers(self: &Arc<Self>) {
         let links = self.links();
-        let is_sought = self.scope == Scope::All
-            && lock(&self.calls).is_empty()
-            && !holds().are_to_end()
-            && !self.stop.load(SeqCst);
+        let is_sought =
+            self.scope == Scope::All && lock(&self.calls).is_empty() && !holds().are_to_end();
         let wide = links.iter().filter(|link| is_sought && link.pid.is_none());
         let places = wide.flat_map(|link| link.places());
         let files: BTreeMap<Inode, &Path> =
             places.map(|place| (place.inode(), &*place.path)).collect();
-        let mut openers = lock(&self.openers);
-        if openers.has_failed || files.is_empty() && openers.gate.is_none() {
-            return;
-        }
-        if let Err(error) = self.hold_opens_of(&mut openers, &files) {
-            *openers = Openers {
-                thread: openers.thread.take(),
-                has_failed: true,
-                ..Openers::default()
-            };
+        if let Err(error) = self.hold_opens_of(&files) {
             (self.report)(&format!(
                 "opens of probed files cannot be held (fanotify: {error}): a program that ends within a tenth of a second, or a library \
                  that is loaded for as long, may be missed; run as root, or probe a system call as well"
@@ -91,7 +80,23 @@ impl Reach {
         }
     }
 
-    fn hold_opens_of(
+    /// An error is given once; from then on nothing is held.
+    fn hold_opens_of(self: &Arc<Self>, files: &BTreeMap<Inode, &Path>) -> std::io::Result<()> {
+        let mut openers = lock(&self.openers);
+        let is_idle = files.is_empty() && openers.gate.is_none();
+        if is_idle || openers.has_failed || self.stop.load(SeqCst) {
+            return Ok(());
+        }
+        let outcome = self.change_gate(&mut openers, files);
+        if outcome.is_err() {
+            openers.gate = None;
+            openers.holding = None;
+            openers.has_failed = true;
+        }
+        outcome
+    }
+
+    fn change_gate(
         self: &Arc<Self>,
         openers: &mut Openers,
         files: &BTreeMap<Inode, &Path>,

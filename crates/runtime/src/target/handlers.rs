@@ -181,10 +181,13 @@ impl Target {
         }
     }
 
-    /// Is a site hooked by a jump that a kernel uprobe would make lead astray?
+    /// Is a site hooked by a jump that some kernel uprobe would make lead astray?
     fn is_unguarded(&self, site: &Hooked) -> bool {
         let is_bare = matches!(site.plan.kind, Kind::Jump)
-            && site.landing.is_none()
+            && site
+                .landing
+                .as_ref()
+                .is_none_or(|landing| !landing.is_whole)
             && site.beneath.is_none()
             && !site.runs(NATIVE);
         // Over a system call's jump a breakpoint is no better.

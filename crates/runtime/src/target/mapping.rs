@@ -40,13 +40,22 @@ impl Target {
     /// Is no memory that a jump reaches free? The site is hooked by a breakpoint then, whose trampoline may be anywhere.
     pub(super) fn has_no_room_for(&self, plan: &Plan, hold: &mut Hold<'_>) -> Result<bool, Error> {
         let reach = plan.reach().filter(|_| matches!(plan.kind, Kind::Jump));
-        let Some(reach) = reach.filter(|reach| !self.has_arena(reach)) else {
+        reach.map_or(Ok(false), |reach| self.has_no_room_within(&reach, hold))
+    }
+
+    /// Is there no trampoline's room within `reach`, nor memory where it could be made?
+    pub(super) fn has_no_room_within(
+        &self,
+        reach: &RangeInclusive<u64>,
+        hold: &mut Hold<'_>,
+    ) -> Result<bool, Error> {
+        if self.has_arena(reach) {
             return Ok(false);
-        };
+        }
         let regions = hold.regions(&self.process)?;
         let gap = self
             .process
-            .find_gap_among(&regions, reach, ARENA_BYTES as u64)?;
+            .find_gap_among(&regions, reach.clone(), ARENA_BYTES as u64)?;
         Ok(gap.is_none())
     }
 

@@ -42,6 +42,30 @@ pub(super) struct Landing {
     pub pad: u64,
     /// Those that it leads to while there is a kernel uprobe inside it, or was.
     others: Vec<u64>,
+    /// All of those were to be had.
+    pub is_whole: bool,
+}
+
+/// The kernel uprobes that a jump has to stand; others it stands as far as there is room for the pads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cover {
+    /// At each instruction that it lies over.
+    Whole,
+    /// At each that does not begin at its last byte: an `int3` there leads far away.
+    Near,
+    /// At the first one.
+    Start,
+}
+
+impl Cover {
+    /// Is a pad needed where a changed jump leads to that else leads to the other one?
+    fn needs(self, changed: u64, pad: u64) -> bool {
+        match self {
+            Cover::Whole => true,
+            Cover::Near => changed.abs_diff(pad) < 1 << 24,
+            Cover::Start => false,
+        }
+    }
 }
 
 impl Landing {
@@ -162,6 +186,7 @@ struct Search<'a> {
     target: &'a Target,
     regions: &'a [Region],
     plan: &'a Plan,
+    cover: Cover,
 }
 
 impl Search<'_> {
@@ -212,10 +237,15 @@ impl Search<'_> {
             if !self.take(pad, &mut draft) {
                 continue;
             }
-            let others = guard.variants(site, pad);
-            if self.cover(&others, &mut draft)? {
-                let guard = guard.clone();
-                return Ok(Some((Landing { guard, pad, others }, draft)));
+            let wanted = guard.variants(site, pad);
+            if let Some(others) = self.others(pad, &wanted, &mut draft)? {
+                let landing = Landing {
+                    guard: guard.clone(),
+                    pad,
+                    is_whole: others.len() == wanted.len(),
+                    others,
+                };
+                return Ok(Some((landing, draft)));
             }
             tries += 1;
             if tries == TRIES {
@@ -225,23 +255,41 @@ impl Search<'_> {
         Ok(None)
     }
 
-    fn cover(&self, pads: &[u64], draft: &mut Draft) -> Result<bool, Error> {
-        for pad in pads {
-            if !reach(self.plan.site).contains(pad) {
-                return Ok(false);
-            }
-            if self.take(*pad, draft) {
-                continue;
-            }
-            let Some(base) = self.base_around(*pad, draft)? else {
-                return Ok(false);
-            };
-            draft.bases.push(base);
-            if !self.take(*pad, draft) {
-                return Ok(false);
+    /// Takes the places of further pads of a site, as far as they can be had. Nothing if one of them is needed.
+    fn others(
+        &self,
+        pad: u64,
+        wanted: &[u64],
+        draft: &mut Draft,
+    ) -> Result<Option<Vec<u64>>, Error> {
+        let mut others = Vec::new();
+        for other in wanted {
+            if self.find(*other, draft)? {
+                others.push(*other);
+            } else if self.cover.needs(*other, pad) {
+                return Ok(None);
             }
         }
-        Ok(true)
+        Ok(Some(others))
+    }
+
+    /// Takes the place of a pad, which may not be mapped yet.
+    fn find(&self, pad: u64, draft: &mut Draft) -> Result<bool, Error> {
+        if !reach(self.plan.site).contains(&pad) {
+            return Ok(false);
+        }
+        if self.take(pad, draft) {
+            return Ok(true);
+        }
+        let Some(base) = self.base_around(pad, draft)? else {
+            return Ok(false);
+        };
+        draft.bases.push(base);
+        let is_taken = self.take(pad, draft);
+        if !is_taken {
+            draft.bases.pop();
+        }
+        Ok(is_taken)
     }
 
     /// Takes the place of a pad, if it is mapped or going to be, and free.
@@ -297,6 +345,7 @@ impl Target {
     pub(super) fn find_landing(
         &mut self,
         plan: &Plan,
+        cover: Cover,
         hold: &mut Hold<'_>,
     ) -> Result<Option<Landing>, Error> {
         if plan.guards.is_empty() {
@@ -309,7 +358,10 @@ impl Target {
             .pads
             .as_ref()
             .and_then(|pads| pads.known.get(&plan.site));
-        if let Some(known) = known.filter(|known| plan.guards.contains(&known.guard)) {
+        let serves = |known: &&Landing| {
+            (known.is_whole || cover != Cover::Whole) && plan.guards.contains(&known.guard)
+        };
+        if let Some(known) = known.filter(serves) {
             return Ok(Some(known.clone()));
         }
         let regions = hold.regions(&self.process)?;
@@ -317,6 +369,7 @@ impl Target {
             target: self,
             regions: &regions,
             plan,
+            cover,
         };
         let Some((landing, draft)) = search.run()? else {
             return Ok(None);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use beeline_hook::{Function, Kind, Plan, Reason};
 use beeline_image::abi::{self, Site};
 
-use super::{Hold, Landing, Request, Target};
+use super::{Cover, Hold, Landing, Request, Target};
 use crate::error::Error;
 use crate::leave::{Beneath, presences};
 use crate::life::SessionId;
@@ -200,7 +200,7 @@ impl Target {
     }
 
     /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its jump, and has the image handle
-    /// breakpoints. What cannot be guarded is hooked by a breakpoint, unless that would do more harm.
+    /// breakpoints. What cannot be guarded is hooked by a breakpoint, or guarded as far as it can be where that would do more harm.
     pub(super) fn guarded(
         &mut self,
         planned: &mut Planned,
@@ -218,22 +218,9 @@ impl Target {
             }
         }
         let landing = match is_jump && !is_others {
-            true => self.find_landing(&plan, hold)?,
+            true => self.land(planned, hold)?,
             false => None,
         };
-        // The trampoline has to be near all of them.
-        let reach = landing
-            .as_ref()
-            .and_then(|landing| landing.reach(plan.reach()?));
-
-        let landing = match reach {
-            Some(reach) if self.map_what_is_missing(reach.clone(), &[], hold).is_ok() => landing,
-            _ => None,
-        };
-        let may_break = is_jump && !is_others && landing.is_none();
-        if may_break && self.check_trap_unblocked(hold).is_ok() {
-            planned.plan = plan.into_breakpoint(Reason::Unguarded);
-        }
         if matches!(planned.plan.kind, Kind::Breakpoint { .. }) {
             self.check_trap_unblocked(hold)?;
         }
@@ -241,6 +228,47 @@ impl Target {
             self.catch(&[libc::SIGTRAP], hold)?;
         }
         Ok(landing)
+    }
+
+    /// Where a jump is to lead to, if it is to be one.
+    fn land(
+        &mut self,
+        planned: &mut Planned,
+        hold: &mut Hold<'_>,
+    ) -> Result<Option<Landing>, Error> {
+        let plan = planned.plan.clone();
+        let whole = self.landed(&plan, Cover::Whole, hold)?;
+        if whole.is_some() {
+            return Ok(whole);
+        }
+        if self.check_trap_unblocked(hold).is_ok() {
+            planned.plan = plan.into_breakpoint(Reason::Unguarded);
+            return Ok(None);
+        }
+        match self.landed(&plan, Cover::Near, hold)? {
+            None => self.landed(&plan, Cover::Start, hold),
+            near => Ok(near),
+        }
+    }
+
+    /// Pads for a jump, and memory for a trampoline near them. Nothing if there is no room.
+    fn landed(
+        &mut self,
+        plan: &Plan,
+        cover: Cover,
+        hold: &mut Hold<'_>,
+    ) -> Result<Option<Landing>, Error> {
+        let landing = self.find_landing(plan, cover, hold)?;
+        let reach = landing
+            .as_ref()
+            .and_then(|landing| landing.reach(plan.reach()?));
+        match reach {
+            Some(reach) if !self.has_no_room_within(&reach, hold)? => {
+                self.map_what_is_missing(reach, &[], hold)?;
+                Ok(landing)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// A session below, whose handler is called first, keeps the traps to itself: hits beside a kernel uprobe are not seen then.
