@@ -17,6 +17,8 @@ use crate::clients::{self, Connect};
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 /// Somebody who is not root.
 const NOBODY: u32 = 65534;
+/// As many lines of a server's log are shown.
+const LAST_WORDS: usize = 60;
 /// The names that Beeline gives to what it maps.
 const OURS: &str = "/memfd:beeline-";
 
@@ -373,7 +375,7 @@ impl Server {
     pub fn words(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
-        let lines: Vec<_> = log.lines().rev().take(12).collect();
+        let lines: Vec<_> = log.lines().rev().take(LAST_WORDS).collect();
         let (lines, said) = (lines.into_iter().rev(), self.stdout.so_far());
         format!(
             "{}\n{}",
