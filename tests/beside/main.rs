@@ -5,6 +5,7 @@
 mod blind;
 mod calls;
 mod crowded;
+mod fixed;
 mod handlers;
 mod orders;
 mod setting;
