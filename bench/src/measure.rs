@@ -8,7 +8,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Kinds of first instruction, as the target names them.
-const KINDS: [&str; 5] = ["nop5", "push", "endbr64", "mov", "sub"];
+const KINDS: [&str; 6] = ["nop5", "push", "endbr64", "mov", "compare", "sub"];
+/// The one of Go's functions, which are at fixed addresses.
+const OF_GO: &str = "compare";
 
 /// Calls in a timed round: the kernel's probes cost a hundred times more.
 fn calls(engine: Engine) -> u64 {
@@ -25,17 +27,19 @@ const ROUNDS: u32 = 100;
 /// The added cost of an empty program at the entry ('p') or the return ('r') of a function.
 pub fn empty_probes(engines: &[Engine], kind: char) -> anyhow::Result<Vec<Row>> {
     let programs = Programs::build()?;
+    let fixed = Programs::at_fixed_addresses()?;
     let place = if kind == 'p' { "entry" } else { "return" };
     let mut rows = Vec::new();
-    for first in KINDS {
+    let usual = KINDS.map(|first| (first, &programs, ""));
+    for (first, programs, at) in usual.into_iter().chain([(OF_GO, &fixed, " as in Go")]) {
         let mut row = Row::new(
-            format!("empty {place} probe, first instruction {first}, added"),
+            format!("empty {place} probe, first instruction {first}{at}, added"),
             "ns/call",
         );
         let unprobed = programs.target().time(first, UNPROBED_CALLS, ROUNDS)?;
         row.unprobed = Some(unprobed);
         for &engine in engines {
-            let probed = time_probed(&programs, engine, kind, first);
+            let probed = time_probed(programs, engine, kind, first);
             row.put(engine, probed.map(|probed| probed - unprobed));
         }
         rows.push(row);

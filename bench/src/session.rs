@@ -18,9 +18,18 @@ pub struct Programs {
 impl Programs {
     /// Builds them.
     pub fn build() -> anyhow::Result<Programs> {
+        Programs::build_with(&[])
+    }
+
+    /// With a target at the addresses that are in its file, as Go's programs are.
+    pub fn at_fixed_addresses() -> anyhow::Result<Programs> {
+        Programs::build_with(&["-no-pie"])
+    }
+
+    fn build_with(options: &[&str]) -> anyhow::Result<Programs> {
         let scratch = Scratch::new();
         Ok(Programs {
-            meter: scratch.build("meter.c"),
+            meter: scratch.build_with("meter.c", options),
             attach: scratch.build("attach.c"),
             bpftrace: find_program("bpftrace").map_err(|why| anyhow!(why))?,
             _scratch: scratch,

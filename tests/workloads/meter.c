@@ -22,6 +22,7 @@ __asm__(".text\n"
     FUNCTION("m_push", "push %rbp\n mov %rsp, %rbp\n pop %rbp\n ret\n")
     FUNCTION("m_endbr64", "endbr64\n mov %rdi, %rax\n ret\n")
     FUNCTION("m_mov", "mov $1, %eax\n ret\n")
+    FUNCTION("m_compare", "cmp $-1, %rdi\n jbe 1f\n1: mov %rdi, %rax\n ret\n")
     FUNCTION("m_sub", "sub $24, %rsp\n mov %rdi, %rax\n add $24, %rsp\n ret\n")
     /* A hundred functions m_many_0 to m_many_99, for attaching to many at once. */
     ".altmacro\n.macro many n\n.globl m_many_\\n\n.type m_many_\\n, @function\n.p2align 4\n"
@@ -29,7 +30,7 @@ __asm__(".text\n"
     ".set i, 0\n.rept 100\nmany %i\n.set i, i + 1\n.endr\n");
 
 typedef long function(long);
-extern function m_nop5, m_push, m_endbr64, m_mov, m_sub;
+extern function m_nop5, m_push, m_endbr64, m_mov, m_compare, m_sub;
 __attribute__((noinline, noclone, used)) long m_stamp(long nanoseconds)
 {
     __asm__ volatile("" : "+r"(nanoseconds));
@@ -38,7 +39,8 @@ __attribute__((noinline, noclone, used)) long m_stamp(long nanoseconds)
 static long own_getpid(long unused) { return getpid() + unused * 0; }
 
 static const struct { const char *name; function *call; } functions[] = {
-    {"nop5", m_nop5}, {"push", m_push}, {"endbr64", m_endbr64}, {"mov", m_mov}, {"sub", m_sub}, {"getpid", own_getpid},
+    {"nop5", m_nop5}, {"push", m_push}, {"endbr64", m_endbr64}, {"mov", m_mov}, {"compare", m_compare}, {"sub", m_sub},
+    {"getpid", own_getpid},
 };
 
 static long clock_ns(clockid_t clock)

@@ -268,6 +268,11 @@ impl Stopped {
         }
     }
 
+    /// Makes sure that the target's memory can be read where there is some. Errors: it cannot be opened.
+    pub fn check_readable(&self) -> Result<(), Error> {
+        self.held.memory(&self.process).map(drop)
+    }
+
     /// Reads the target's memory. Errors: [`Error::Memory`].
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let memory = self.held.memory(&self.process)?;

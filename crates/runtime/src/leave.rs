@@ -209,6 +209,8 @@ impl Presence {
 
     /// One attempt of [`Self::remove`], beside what other sessions have there; false if a thread is inside.
     fn take_out(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
+        // What cannot be read from here on is not mapped any more.
+        stopped.check_readable()?;
         let under = self.lies_under(others);
         let probed = self.restore_code(stopped, &under, others)?;
         if !under.is_empty() || self.is_covered(stopped, &probed) {

@@ -233,6 +233,7 @@ pub fn restore(
     let stored = Stored::of(record);
     let (patch, original) = (stored.patch, layers.below(address, record.layer, stored));
     let mut now = vec![0; stored.len()];
+    stopped.check_readable()?;
     if stopped.read(address, &mut now).is_err() {
         // Unmapped by the target.
         record.patched.store(0, SeqCst);

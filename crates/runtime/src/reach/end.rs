@@ -144,7 +144,8 @@ impl Reach {
                     continue;
                 };
                 failed.insert(presence.pid);
-                if !error.may_pass() {
+                let is_of_target = matches!(error, Error::Target { .. });
+                if is_of_target && !error.may_pass() {
                     told.insert(presence.pid);
                     self.tell_why_not_left(presence.pid, &error);
                 }
