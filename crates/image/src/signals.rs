@@ -31,6 +31,9 @@ pub struct SignalInfo {
     signo: i32,
     errno: i32,
     code: i32,
+    reserved: i32,
+    /// Of a fault: the address that could not be used.
+    address: u64,
 }
 
 /// The kernel's `struct ucontext` with the general registers of `struct sigcontext`
@@ -74,9 +77,14 @@ pub unsafe extern "sysv64" fn beeline_signal(
     level: u32,
 ) {
     // SAFETY: the kernel passes a frame that is ours to change; the stub names its own target.
-    let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
+    let (said, registers, this) = unsafe { (&*info, &mut *context, &*target) };
     // A positive code: the kernel raised it for what this very thread did.
-    if code > 0 {
+    if said.code > 0 {
+        let at = if signal == SIGILL {
+            registers.ip
+        } else {
+            said.address
+        };
         if signal == SIGTRAP {
             if breakpoint(this, level, registers) {
                 return;
@@ -85,7 +93,7 @@ pub unsafe extern "sysv64" fn beeline_signal(
             registers.ip = fixup;
             return;
         } else if skip_load(registers, this.arena, this.arena_len)
-            || astray(this, signal, registers)
+            || astray(this, signal, at, registers)
         {
             return;
         }
@@ -158,13 +166,19 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
     run(target, site, &trap, registers)
 }
 
-/// Runs the site of a thread that met no instruction behind its first one, or that its jump led out of all memory. False as for
-/// [`breakpoint`].
-fn astray(target: &Target, signal: u32, registers: &mut UserContext) -> bool {
-    let Some((site, trap)) = find_trap(target, signal, registers.ip, |_| true) else {
+/// Runs the site of a thread that met no instruction behind its first one, or that its jump led out of all memory, at an address. False as
+/// for [`breakpoint`].
+fn astray(target: &Target, signal: u32, at: u64, registers: &mut UserContext) -> bool {
+    let Some((site, trap)) = find_trap(target, signal, at, |_| true) else {
         return false;
     };
     disturbed(target);
+    if registers.ip == site.address {
+        // It has been led back there meanwhile, and comes anew.
+        return true;
+    } else if registers.ip != at {
+        return false;
+    }
     run(target, site, &trap, registers)
 }
 
