@@ -5,7 +5,6 @@
 mod blind;
 mod calls;
 mod crowded;
-mod fixed;
 mod handlers;
 mod orders;
 mod setting;

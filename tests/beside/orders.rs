@@ -13,7 +13,6 @@ const BOTH: u64 = 2;
 const ONE: u64 = 4;
 
 struct Order {
-    setting: fn() -> Result<Setting, String>,
     place: Place,
     ours_comes_first: bool,
     ours_goes_first: bool,
@@ -21,7 +20,7 @@ struct Order {
 
 fn both_count(order: &Order) {
     let _turn = Turn::take();
-    let mut setting = need!((order.setting)());
+    let mut setting = need!(Setting::new());
     let script = setting.counting(order.place);
     setting.run();
     setting.go_on();
@@ -116,7 +115,6 @@ pub fn assert_ours_saw(
 
 fn order(place: Place, ours_comes_first: bool, ours_goes_first: bool) {
     both_count(&Order {
-        setting: Setting::new,
         place,
         ours_comes_first,
         ours_goes_first,
@@ -161,26 +159,6 @@ fn returns_ours_last_and_first_gone() {
 #[test]
 fn returns_ours_last_and_last_gone() {
     order(Place::Return, false, false);
-}
-
-#[test]
-fn entries_at_fixed_addresses_ours_first_and_last_gone() {
-    both_count(&Order {
-        setting: Setting::at_fixed_addresses,
-        place: Place::Entry,
-        ours_comes_first: true,
-        ours_goes_first: false,
-    });
-}
-
-#[test]
-fn returns_at_fixed_addresses_ours_last_and_first_gone() {
-    both_count(&Order {
-        setting: Setting::at_fixed_addresses,
-        place: Place::Return,
-        ours_comes_first: false,
-        ours_goes_first: true,
-    });
 }
 
 /// Two sessions at the same functions; `first_goes` says which of them ends first, while the kernel's probes are there.

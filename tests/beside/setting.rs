@@ -15,8 +15,6 @@ use beeline_e2e::{
 const NEAR: usize = 16;
 /// Bytes of a jump; a function's first instruction may be one as well.
 const JUMP_LEN: usize = 5;
-/// A jump's first byte.
-pub const JUMP: u8 = 0xe9;
 /// As many as `beside.c` has.
 pub const THREADS: u64 = 8;
 /// Where the first instruction is a jump, a call or a return, Beeline does not see the hits that the kernel's probe has.
@@ -75,20 +73,10 @@ impl Place {
 
 impl Setting {
     pub fn new() -> Result<Setting, String> {
-        Setting::of_program(&[])
-    }
-
-    /// With a program at the addresses that are in its file, as Go's are: near the start of memory.
-    pub fn at_fixed_addresses() -> Result<Setting, String> {
-        Setting::of_program(&["-no-pie"])
-    }
-
-    /// With a program that is built with more options for the compiler.
-    fn of_program(options: &[&str]) -> Result<Setting, String> {
         beeline_wanted()?;
         let bpftrace = find_program("bpftrace")?;
         let scratch = Scratch::new();
-        let program = scratch.build_with("beside.c", options);
+        let program = scratch.build("beside.c");
         let mut kernel = Workload::start(&scratch.build("kernel_probes.c"));
         let mut target = Workload::start(&program);
         assert!(target.tell("calls 1").starts_with("right "));

@@ -30,12 +30,10 @@ pub struct Guard {
     pub inner: Vec<(usize, u8)>,
 }
 
-/// Where a thread is stopped by a fault that went through a site beside a kernel uprobe.
+/// An `int3` that a thread comes to which went through a site beside a kernel uprobe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trap {
-    /// What stops it.
-    pub fault: Fault,
-    /// The instruction pointer that the kernel says, less the site's address: behind an `int3`, at an invalid instruction.
+    /// The instruction pointer behind the `int3`, less the site's address.
     pub behind: usize,
     /// Offset of the displaced instruction that is to be run next: 0 or that of the second.
     pub resume: usize,
@@ -43,15 +41,6 @@ pub struct Trap {
     pub stack: i32,
     /// Registers that are not what they were at the site any more.
     pub lost: Registers,
-}
-
-/// See [`Trap::fault`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// An `int3`.
-    Breakpoint,
-    /// An instruction that there is not in 64-bit mode, of one byte.
-    Invalid,
 }
 
 /// The most values of one displacement that are tried for one guard.
@@ -196,7 +185,6 @@ pub(crate) fn second_trap(first: &Displaced) -> Option<Trap> {
     let len = first.bytes.len();
     let (stack, lost) = effects(&first.instruction)?;
     Some(Trap {
-        fault: Fault::Breakpoint,
         behind: len + 1,
         resume: len,
         stack,
@@ -232,7 +220,6 @@ fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
         return Vec::new();
     };
     let trap = |behind: usize| Trap {
-        fault: Fault::Breakpoint,
         behind,
         resume: len,
         stack,
@@ -246,22 +233,7 @@ fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
         inner: inner(code),
     };
     let mut ways = vec![deepened(&plain), plain];
-    // The last byte says how far away the jump leads, and there may be no room where an int3 leads. What is no instruction will do,
-    if len == JUMP_LEN - 1 {
-        ways.extend(INVALID.iter().map(|invalid| {
-            fixed[len - 1] = Some(*invalid);
-            Guard {
-                fixed,
-                tail: tail.clone(),
-                traps: vec![Trap {
-                    fault: Fault::Invalid,
-                    ..trap(len)
-                }],
-                inner: inner(code),
-            }
-        }));
-    }
-    // or a prefix in front of an int3.
+    // The last byte says how far away the jump leads, and there may be no room where an int3 leads. A prefix in front of one will do.
     if len == JUMP_LEN - 1 && !tail.is_empty() {
         let mut tail = tail;
         tail[0] = INT3;
@@ -292,7 +264,6 @@ fn long(first: &Displaced, code: &[Displaced], live: Live) -> Option<Guard> {
         *byte = INT3;
         let (stack, lost) = effects(&first.instruction)?;
         traps.push(Trap {
-            fault: Fault::Breakpoint,
             behind: len + 1,
             resume: len,
             stack,
@@ -300,7 +271,6 @@ fn long(first: &Displaced, code: &[Displaced], live: Live) -> Option<Guard> {
         });
     }
     let early = |behind: usize, stack: i32| Trap {
-        fault: Fault::Breakpoint,
         behind,
         resume: 0,
         stack,
@@ -444,7 +414,6 @@ fn trap_further(guard: &mut Guard, window: &[Displaced]) {
         let trapping = here.map(|(at, wanted)| (at, wanted && byte_at(at) == Some(INT3)));
         for (int3, _) in trapping.into_iter().filter(|(_, traps)| *traps) {
             guard.traps.push(Trap {
-                fault: Fault::Breakpoint,
                 behind: int3 + 1,
                 resume: at,
                 stack,
@@ -476,10 +445,6 @@ const PREFIXES: [u8; 24] = [
 ];
 /// Likewise.
 const REPEATS: [u8; 2] = [0xf2, 0xf3];
-/// Instructions of one byte that the processor has in other modes only: in 64-bit mode they raise #UD.
-const INVALID: [u8; 13] = [
-    0x06, 0x07, 0x0e, 0x16, 0x17, 0x1e, 0x1f, 0x27, 0x2f, 0x37, 0x3f, 0x60, 0x61,
-];
 
 /// The bytes behind the jump: the file's, each instruction begun by an int3.
 fn tail(code: &[Displaced]) -> Vec<u8> {

@@ -31,7 +31,7 @@ pub use calls::{
 };
 pub use exits::{Exit, Exits, exits};
 pub use flags::Flags;
-pub use guard::{Fault, Guard, Trap};
+pub use guard::{Guard, Trap};
 pub use incoming::Incoming;
 pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};
 pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};

@@ -2,7 +2,7 @@
 //! anything else that nobody wrote.
 
 use beeline_hook::{Function, Guard, INT3, Kind, Plan, plan, reach};
-use iced_x86::{Code, Decoder, DecoderError, DecoderOptions, Instruction};
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction};
 
 const SITE: u64 = 0x7f12_3456_7890;
 
@@ -48,24 +48,16 @@ fn decode(bytes: &[u8], offset: usize) -> Instruction {
     Decoder::with_ip(64, &bytes[offset..], at, DecoderOptions::NONE).decode()
 }
 
-/// Where the kernel says that a thread is which faults at `offset`, at a breakpoint or because there is no instruction of so few bytes.
-fn fault(bytes: &[u8], offset: usize) -> Option<usize> {
-    let at = SITE + offset as u64;
-    let mut decoder = Decoder::with_ip(64, &bytes[offset..], at, DecoderOptions::NONE);
-    let one = decoder.decode();
-    match decoder.last_error() {
-        DecoderError::InvalidInstruction => Some(offset),
-        _ => (one.code() == Code::Int3).then_some((one.next_ip() - SITE) as usize),
-    }
-}
-
-/// Runs from `offset` on until there is a fault, over not more than one other instruction, and says where the thread is then.
+/// Runs from `offset` on until there is a breakpoint, over not more than one other instruction, and says where the next one would
+/// begin.
 fn trap(bytes: &[u8], offset: usize) -> Option<(usize, bool)> {
-    if let Some(behind) = fault(bytes, offset) {
-        return Some((behind, false));
-    }
     let first = decode(bytes, offset);
-    fault(bytes, offset + first.len()).map(|behind| (behind, true))
+    if first.code() == Code::Int3 {
+        return Some(((first.next_ip() - SITE) as usize, false));
+    }
+    let second = decode(bytes, offset + first.len());
+    let is_trap = second.code() == Code::Int3;
+    is_trap.then(|| ((second.next_ip() - SITE) as usize, true))
 }
 
 fn patches<'a>(plan: &'a Plan) -> impl Iterator<Item = (&'a Guard, Vec<u8>)> + 'a {

@@ -111,7 +111,7 @@ pub struct Target {
     pub owner: u32,
     /// Where the C library keeps a thread's id, as an offset from the thread pointer; [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
-    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`INVALID_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`], [`ROOMY_STACKS`].
+    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`], [`ROOMY_STACKS`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
     pub objects: AtomicUsize,
@@ -157,18 +157,9 @@ pub const USERS_SEEN: u32 = 16;
 /// frames on the thread's stack. That matters in handlers: on another stack the thread would seem to the kernel to have left
 /// its alternate one, and the next signal's frame would come to the top of that, over the handler that is still running.
 pub const ROOMY_STACKS: u32 = 32;
-/// In [`Target::flags`]: the image's SIGILL handler is installed.
-pub const INVALID_CAUGHT: u32 = 64;
 const _: () = assert!(
-    (FAULTS_CAUGHT
-        ^ TRAPS_CAUGHT
-        ^ HAS_RDPID
-        ^ IS_CHILD
-        ^ USERS_SEEN
-        ^ ROOMY_STACKS
-        ^ INVALID_CAUGHT)
-        .count_ones()
-        == 7,
+    (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID ^ IS_CHILD ^ USERS_SEEN ^ ROOMY_STACKS).count_ones()
+        == 6,
     "each flag has a bit of its own"
 );
 /// How many sites of one target can be hooked by breakpoints.
@@ -231,8 +222,8 @@ pub struct Control {
     pub disturbed: AtomicU32,
 }
 
-/// The signals whose handlers the image takes over: SIGTRAP, SIGBUS, SIGSEGV and SIGILL, in the order of [`Signals::saved`].
-pub const SIGNALS: [u32; 4] = [5, 7, 11, 4];
+/// The signals whose handlers the image takes over: SIGTRAP, SIGBUS and SIGSEGV, in the order of [`Signals::saved`].
+pub const SIGNALS: [u32; 3] = [5, 7, 11];
 
 /// The most handlers for SIGTRAP that a session has in a target: the first, and one more each time that its patch comes over that of
 /// a session whose handler is called before. A level's handler serves the sites with that [`Site::level`].

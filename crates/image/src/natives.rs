@@ -8,8 +8,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use beeline_isa::abi::Run;
 
 use crate::abi::{
-    Context, FAULTS_CAUGHT, HANDLER_MAGIC, HandlerStub, INVALID_CAUGHT, PtRegs, SIGNALS,
-    SignalAction, Signals, TRAPS_CAUGHT, Target, saved_at,
+    Context, FAULTS_CAUGHT, HANDLER_MAGIC, HandlerStub, PtRegs, SIGNALS, SignalAction, Signals,
+    TRAPS_CAUGHT, Target, saved_at,
 };
 use crate::helpers::copy;
 use crate::signals::{SA_RESTORER, mirrored};
@@ -60,10 +60,10 @@ pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run
 }
 
 fn is_caught(target: &Target, index: usize) -> bool {
-    let flag = match SIGNALS.get(index) {
-        Some(&crate::signals::SIGTRAP) => TRAPS_CAUGHT,
-        Some(&crate::signals::SIGILL) => INVALID_CAUGHT,
-        _ => FAULTS_CAUGHT,
+    let flag = if SIGNALS.get(index) == Some(&crate::signals::SIGTRAP) {
+        TRAPS_CAUGHT
+    } else {
+        FAULTS_CAUGHT
     };
     target.flags.load(Relaxed) & flag != 0
 }

@@ -1,5 +1,6 @@
-//! The image's handlers for SIGTRAP, SIGILL, SIGBUS and SIGSEGV: breakpoint sites, threads that went astray beside a kernel uprobe, and reads
-//! that faulted, of helpers and of programs. Whatever else arrives is the target's own affair and is handed on as if we were not there.
+//! The image's handlers for SIGTRAP, SIGBUS and SIGSEGV: breakpoint sites, and reads that faulted, of helpers and
+//! of programs. Whatever else
+//! arrives is the target's own affair and is handed on as if we were not there.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -11,7 +12,6 @@ use crate::helpers::fault_fixup;
 use crate::loads;
 use crate::sys::{self, nr};
 
-pub(crate) const SIGILL: u32 = 4;
 pub(crate) const SIGTRAP: u32 = 5;
 const INT3: u8 = 0xcc;
 const SIG_DFL: u64 = 0;
@@ -31,9 +31,6 @@ pub struct SignalInfo {
     signo: i32,
     errno: i32,
     code: i32,
-    reserved: i32,
-    /// Of a fault: the address that could not be used.
-    address: u64,
 }
 
 /// The kernel's `struct ucontext` with the general registers of `struct sigcontext`
@@ -77,14 +74,9 @@ pub unsafe extern "sysv64" fn beeline_signal(
     level: u32,
 ) {
     // SAFETY: the kernel passes a frame that is ours to change; the stub names its own target.
-    let (said, registers, this) = unsafe { (&*info, &mut *context, &*target) };
+    let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
     // A positive code: the kernel raised it for what this very thread did.
-    if said.code > 0 {
-        let at = if signal == SIGILL {
-            registers.ip
-        } else {
-            said.address
-        };
+    if code > 0 {
         if signal == SIGTRAP {
             if breakpoint(this, level, registers) {
                 return;
@@ -92,9 +84,7 @@ pub unsafe extern "sysv64" fn beeline_signal(
         } else if let Some(fixup) = fault_fixup(registers.ip) {
             registers.ip = fixup;
             return;
-        } else if skip_load(registers, this.arena, this.arena_len)
-            || astray(this, signal, at, registers)
-        {
+        } else if skip_load(registers, this.arena, this.arena_len) {
             return;
         }
     }
@@ -146,8 +136,7 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
             ..SiteTrap::default()
         };
         (site, at_the_site)
-    } else if let Some(found) = find_trap(target, SIGTRAP, registers.ip, |site| site.level == level)
-    {
+    } else if let Some(found) = find_trap(target, level, registers.ip) {
         disturbed(target);
         found
     } else {
@@ -163,29 +152,8 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
         registers.ip = address;
         return true;
     }
-    run(target, site, &trap, registers)
-}
-
-/// Runs the site of a thread that met no instruction behind its first one, or that its jump led out of all memory, at an address. False as
-/// for [`breakpoint`].
-fn astray(target: &Target, signal: u32, at: u64, registers: &mut UserContext) -> bool {
-    let Some((site, trap)) = find_trap(target, signal, at, |_| true) else {
-        return false;
-    };
-    disturbed(target);
-    if registers.ip == site.address {
-        // It has been led back there meanwhile, and comes anew.
-        return true;
-    } else if registers.ip != at {
-        return false;
-    }
-    run(target, site, &trap, registers)
-}
-
-/// Runs the programs of a site, and leads the thread on. False if the handler from before ours is to do that.
-fn run(target: &Target, site: &Site, trap: &SiteTrap, registers: &mut UserContext) -> bool {
     let mut regs = registers.at(site.address);
-    regs.sp = regs.sp.wrapping_add_signed(trap.stack.into());
+    regs.sp = regs.sp.wrapping_add_signed(trap.stack);
     if trap.lost != 0 && wants(site, trap.lost) {
         // Programs that look at registers do not run with others than they were, and that is counted.
         regs.cs = 0;
@@ -243,21 +211,14 @@ fn is_last(target: &Target) -> bool {
     saved.is_some_and(|action| matches!(action.handler, SIG_DFL | SIG_IGN))
 }
 
-/// The newest of some sites that has a trap of this signal at `ip`.
-fn find_trap(
-    target: &Target,
-    signal: u32,
-    ip: u64,
-    is_meant: impl Fn(&Site) -> bool,
-) -> Option<(&Site, SiteTrap)> {
-    let mut meant = sites(target).filter(|site| is_meant(site));
-    meant.find_map(|site| {
-        let is_here = |trap: &&SiteTrap| {
-            trap.resume != 0
-                && trap.signal == signal
-                && site.address.wrapping_add_signed(trap.behind.into()) == ip
+/// The newest site of a level that has a breakpoint which ends at `ip`, behind its own first byte.
+fn find_trap(target: &Target, level: u32, ip: u64) -> Option<(&Site, SiteTrap)> {
+    let mut of_level = sites(target).filter(|site| site.level == level);
+    of_level.find_map(|site| {
+        let ends_here = |trap: &&SiteTrap| {
+            trap.resume != 0 && site.address.wrapping_add(trap.behind.into()) == ip
         };
-        Some((site, *site.traps.iter().find(is_here)?))
+        Some((site, *site.traps.iter().find(ends_here)?))
     })
 }
 

@@ -22,11 +22,18 @@ pub struct SignalFrame {
     pub sp: Option<(u64, u64)>,
     /// What the handler returns to: code that makes the `rt_sigreturn` call.
     pub restorer: u64,
+    /// The signal is SIGTRAP for an `int3`, which stands before `ip`. Its handler has not decided yet where the thread goes on.
+    pub is_of_breakpoint: bool,
 }
 
 /// From the start of a signal frame, where the restorer's address is, to the saved instruction pointer: that address,
 /// then of `struct ucontext` flags, link, stack (3 words) and 16 registers.
 const RESTORER_TO_IP: u64 = 8 * (1 + 2 + 3 + 16);
+/// From the saved instruction pointer to the signal's `siginfo_t`, of which the first three words are number, errno and code: that
+/// pointer, the rest of `struct sigcontext` (256 bytes in all) and the signal mask.
+const IP_TO_INFO: u64 = 256 - 8 * 16 + 8;
+/// What the kernel says in `si_code` of an `int3`.
+const SI_KERNEL: i32 = 0x80;
 
 /// Bytes of stack that are looked through, from the stack pointer up.
 const REACH: u64 = 256 << 10;
@@ -49,12 +56,16 @@ pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<Sig
             read(saved.at.wrapping_sub(RESTORER_TO_IP), &mut restorer);
             let arrival = arrival(&read, saved.ip);
             let (ip, saved_at) = arrival.unwrap_or((saved.ip, saved.at));
+            let mut info = [[0; 4]; 3];
+            let is_told = read(saved.at.wrapping_add(IP_TO_INFO), info.as_flattened_mut());
+            let [number, _, code] = info.map(i32::from_ne_bytes);
             let frame = SignalFrame {
                 tid: thread.tid(),
                 ip,
                 saved_at,
                 sp: arrival.is_none().then_some((saved.at - 8, saved.sp)),
                 restorer: u64::from_ne_bytes(restorer),
+                is_of_breakpoint: is_told && (number, code) == (libc::SIGTRAP, SI_KERNEL),
             };
             let leads_into =
                 |range: &Range<u64>| range.contains(&frame.ip) || range.contains(&frame.restorer);

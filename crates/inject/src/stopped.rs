@@ -234,10 +234,9 @@ impl Stopped {
         self.change(tid, move |registers| registers.rax = value)
     }
 
-    /// Has a thread done what the kernel raises this signal for, as a breakpoint does SIGTRAP, and has not been told yet? It will be when
-    /// it goes on.
-    pub fn awaits_fault(&mut self, tid: i32, signal: i32) -> Result<bool, Error> {
-        self.run(move |_| ptrace::awaits_fault(tid, signal))
+    /// Has a thread come to a breakpoint of which it has not been told yet? It will be, with SIGTRAP, when it goes on.
+    pub fn awaits_trap(&mut self, tid: i32) -> Result<bool, Error> {
+        self.run(move |_| ptrace::awaits_fault(tid, libc::SIGTRAP))
     }
 
     /// Changes what a thread goes on with, here and in the kernel.

@@ -418,10 +418,9 @@ impl Presence {
         others.any(|other| has_same_memory(self.pid, other))
     }
 
-    /// A thread that was stopped between a breakpoint, or another fault, and its signal.
+    /// A thread that was stopped between a breakpoint and its signal.
     fn awaits_a_trap(&self) -> bool {
-        const FAULTS: u64 =
-            1 << (libc::SIGTRAP - 1) | 1 << (libc::SIGILL - 1) | 1 << (libc::SIGSEGV - 1);
+        const SIGTRAP: usize = 5;
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid))
             .into_iter()
             .flatten()
@@ -431,7 +430,7 @@ impl Presence {
                 let status = proc::text(task.path().join("status")).unwrap_or_default();
                 let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
                 let mask = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-                mask.is_some_and(|mask| mask & FAULTS != 0)
+                mask.is_some_and(|mask| mask >> (SIGTRAP - 1) & 1 == 1)
             })
     }
 

@@ -96,11 +96,7 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
     let inside: Vec<_> = inside.map(|thread| (thread.tid(), thread.ip())).collect();
     let mut threads = Vec::new();
     for (tid, ip) in inside {
-        // What stands there is no instruction: the handler of its signal leads it on, whatever is there by then.
-        if stopped.awaits_fault(tid, libc::SIGILL)? {
-            continue;
-        }
-        let to = match stopped.awaits_fault(tid, libc::SIGTRAP)? {
+        let to = match stopped.awaits_trap(tid)? {
             // The breakpoint has gone meanwhile: the handler of its signal leads it back to the first byte, whatever is there.
             true if patches.iter().any(|patch| patch.site + 1 == ip) => continue,
             true => None,
@@ -117,6 +113,10 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
     let mut frames = Vec::new();
     if !ranges.is_empty() {
         for frame in signal_frames(stopped, &ranges)? {
+            // The handler leads it to what it has not run yet, by where the breakpoint was.
+            if frame.is_of_breakpoint {
+                continue;
+            }
             // What only looks like a frame need not name an instruction's start, and is left alone.
             frames.extend(moved(frame.ip).map(|ip| (frame.saved_at, ip.to_ne_bytes().to_vec())));
         }
@@ -153,16 +153,11 @@ impl<'a> Going<'a> {
     fn detours(self) -> impl Iterator<Item = (u64, u64, u64)> + 'a {
         let is_early = move |trap: &&SiteTrap| trap.resume > PASSES_ON && trap.resume == self.body;
         self.traps.iter().filter(is_early).map(move |trap| {
-            let stack = i64::from(trap.stack).cast_unsigned();
-            let behind = i64::from(trap.behind).cast_unsigned();
-            if trap.signal != libc::SIGTRAP as u32 {
-                return (self.address.wrapping_add(behind), self.address, stack);
-            }
-            let offset = behind - 1;
+            let offset = u64::from(trap.behind) - 1;
             // Behind the whole instruction it may have come in the kernel's hands, and a probe at the site has counted it.
             let is_within = offset < JUMP_LEN as u64;
             let to = if is_within { self.address } else { self.body };
-            (self.address + offset, to, stack)
+            (self.address + offset, to, trap.stack.cast_unsigned())
         })
     }
 }
@@ -184,15 +179,9 @@ pub fn lead_back<'a>(
         Some((thread.tid(), *to, sp))
     });
     for (tid, to, sp) in threads.collect::<Vec<_>>() {
-        // Where there is no memory it may have faulted: the handler of its signal leads it back.
-        if !stopped.awaits_fault(tid, libc::SIGSEGV)? {
-            stopped.send(tid, to, sp)?;
-        }
+        stopped.send(tid, to, sp)?;
     }
-    let ranges: Vec<_> = detours
-        .iter()
-        .map(|(at, ..)| *at..at.wrapping_add(1))
-        .collect();
+    let ranges: Vec<_> = detours.iter().map(|(at, ..)| *at..*at + 1).collect();
     let mut words = Vec::new();
     for frame in signal_frames(stopped, &ranges)? {
         let Some((_, to, stack)) = detour(frame.ip) else {

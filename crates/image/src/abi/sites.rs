@@ -42,22 +42,19 @@ pub struct Site {
     pub traps: [SiteTrap; SITE_TRAPS],
 }
 
-/// A place that a thread comes to, and faults at, only if somebody else has changed a site's bytes. The kernel's uprobes do: over the first
-/// byte, they run the file's instruction and go on behind it, where a breakpoint is or no instruction; further inside, a jump leads elsewhere.
+/// A breakpoint behind a site's first byte, which a thread comes to only if somebody else has changed that byte. The kernel's
+/// uprobes do: they run the file's instruction and go on behind it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SiteTrap {
-    /// Where the thread goes on, among the moved instructions; 0 if there is no such place.
+    /// Where the thread goes on, among the moved instructions; 0 if there is no such breakpoint.
     pub resume: u64,
-    /// The instruction pointer in the signal's frame, less the site's address: behind a breakpoint, at what is no instruction, or below
-    /// all memory that there can be.
-    pub behind: i32,
+    /// The instruction pointer behind the breakpoint, less the site's address.
+    pub behind: u32,
     /// Words of [`PtRegs`](super::PtRegs) that are not what they were at the site any more, bit n for word n.
     pub lost: u32,
     /// To be added to the stack pointer to have what it was at the site.
-    pub stack: i32,
-    /// The signal: SIGTRAP, SIGILL or SIGSEGV.
-    pub signal: u32,
+    pub stack: i64,
 }
 
 /// In [`SiteTrap::resume`] and [`Site::body`]: the breakpoint is also one of the session whose patch is below this one. Its handler,
@@ -135,7 +132,7 @@ pub struct Witness {
 /// Room for a command line in a manifest.
 pub const TOOL_BYTES: usize = 128;
 /// "beeline" and the version of this layout.
-pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x07");
+pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x06");
 
 /// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
 /// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.

@@ -36,10 +36,10 @@ impl Target {
             Ok(())
         })?;
         for signal in missing {
-            let caught = match signal {
-                libc::SIGTRAP => abi::TRAPS_CAUGHT,
-                libc::SIGILL => abi::INVALID_CAUGHT,
-                _ => abi::FAULTS_CAUGHT,
+            let caught = if signal == libc::SIGTRAP {
+                abi::TRAPS_CAUGHT
+            } else {
+                abi::FAULTS_CAUGHT
             };
             for record in environment.records() {
                 record.flags.fetch_or(caught, SeqCst);

@@ -9,7 +9,7 @@ use std::mem::offset_of;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use beeline_hook::{Fault, Guard, JUMP_LEN, Plan, reach};
+use beeline_hook::{Guard, JUMP_LEN, Plan, reach};
 use beeline_image::abi;
 use beeline_inject::{MapFlags, Mapping, Region};
 
@@ -42,9 +42,7 @@ pub(super) struct Landing {
     pub pad: u64,
     /// Those that it leads to while there is a kernel uprobe inside it, or was.
     others: Vec<u64>,
-    /// Where it leads likewise, and there can be no memory: threads fault there, and are led back.
-    pub nowhere: Vec<u64>,
-    /// All that it may lead to is one or the other.
+    /// All of those were to be had.
     pub is_whole: bool,
 }
 
@@ -73,12 +71,6 @@ impl Cover {
 impl Landing {
     fn all(&self) -> impl Iterator<Item = u64> {
         std::iter::once(self.pad).chain(self.others.iter().copied())
-    }
-
-    /// Do threads meet other faults than breakpoints?
-    pub fn faults(&self) -> bool {
-        let mut traps = self.guard.traps.iter();
-        !self.nowhere.is_empty() || traps.any(|trap| trap.fault != Fault::Breakpoint)
     }
 
     /// From where a trampoline can be reached.
@@ -175,11 +167,6 @@ impl Pads {
     }
 }
 
-/// Is an address in the kernel's half, or wrapped around to there?
-fn is_nowhere(address: &u64) -> bool {
-    address.cast_signed() < 0
-}
-
 fn offset_among<'a>(mut bases: impl Iterator<Item = &'a u64>, address: u64) -> Option<u64> {
     bases.find_map(|base| {
         let offset = address.checked_sub(*base)?;
@@ -250,15 +237,13 @@ impl Search<'_> {
             if !self.take(pad, &mut draft) {
                 continue;
             }
-            let (nowhere, wanted): (Vec<_>, Vec<_>) =
-                guard.variants(site, pad).into_iter().partition(is_nowhere);
+            let wanted = guard.variants(site, pad);
             if let Some(others) = self.others(pad, &wanted, &mut draft)? {
                 let landing = Landing {
                     guard: guard.clone(),
                     pad,
                     is_whole: others.len() == wanted.len(),
                     others,
-                    nowhere,
                 };
                 return Ok(Some((landing, draft)));
             }

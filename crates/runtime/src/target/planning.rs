@@ -227,9 +227,6 @@ impl Target {
         if !is_others {
             self.catch(&[libc::SIGTRAP], hold)?;
         }
-        if landing.as_ref().is_some_and(Landing::faults) {
-            self.catch(&[libc::SIGILL, libc::SIGBUS, libc::SIGSEGV], hold)?;
-        }
         Ok(landing)
     }
 

@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
-use beeline_hook::{
-    Fault, Full, INT3, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec,
-};
+use beeline_hook::{Full, INT3, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec};
 use beeline_image::abi::{self, Site, SiteTrap};
 use beeline_inject::Stopped;
 
@@ -40,23 +38,9 @@ impl Hooked {
             let resume = moved.find(|(original, _)| *original == next);
             *place = SiteTrap {
                 resume: resume.map_or(0, |(_, moved)| *moved),
-                behind: trap.behind as i32,
+                behind: trap.behind as u32,
                 lost: words_of(trap.lost),
-                stack: trap.stack,
-                signal: match trap.fault {
-                    Fault::Breakpoint => libc::SIGTRAP as u32,
-                    Fault::Invalid => libc::SIGILL as u32,
-                },
-            };
-        }
-        let free = traps.iter_mut().filter(|trap| trap.resume == 0);
-        let nowhere = self.landing.iter().flat_map(|landing| &landing.nowhere);
-        for (place, address) in free.zip(nowhere) {
-            *place = SiteTrap {
-                resume: trampoline.body,
-                behind: address.wrapping_sub(self.plan.site) as i32,
-                signal: libc::SIGSEGV as u32,
-                ..SiteTrap::default()
+                stack: trap.stack.into(),
             };
         }
         traps
