@@ -43,20 +43,40 @@ pub(super) struct Neighbours {
     told: BTreeSet<u64>,
     /// Of a site that is blinded the kernel has put the file's byte back.
     is_uncovered: bool,
-    /// When it was last tried to have unguarded jumps be breakpoints.
+    /// When it was last tried to have unguarded jumps be breakpoints,
     settled: Option<Instant>,
+    /// and after how long it is tried again.
+    settling: Duration,
+    /// When threads were last waited for in vain that block SIGTRAP.
+    blocked: Option<Instant>,
 }
 
 impl Neighbours {
-    /// Is it time to try unguarded jumps? If so, the next time is a second later.
+    /// Is it time to try unguarded jumps? If so, the next time is twice as long after it as before.
     pub fn try_settling(&mut self) -> bool {
-        let is_due = self.settled.is_none_or(|last| last.elapsed() > AGAIN);
+        let is_due = self
+            .settled
+            .is_none_or(|last| last.elapsed() > self.settling);
         if is_due {
             self.settled = Some(Instant::now());
+            self.settling = (2 * self.settling).min(AGAIN);
         }
         is_due
     }
+
+    /// There is a new jump that is not guarded.
+    fn begin_settling(&mut self) {
+        self.settled = None;
+        self.settling = SOON;
+    }
 }
+
+/// Unguarded jumps are tried again after so long at first.
+const SOON: Duration = Duration::from_millis(50);
+/// A thread that starts another one blocks all signals for a moment: times that it is looked for one that does,
+const LOOKS: u32 = 10;
+/// and how long to wait between them.
+const MOMENT: Duration = Duration::from_millis(2);
 
 /// A site as it is now.
 struct Looked {
@@ -279,6 +299,27 @@ impl Target {
             }
         });
         Ok(sites.collect())
+    }
+
+    /// May a site be hooked by a breakpoint? Where threads block SIGTRAP for a moment only, and the process may go on meanwhile, they
+    /// are waited for. If it may not there is soon going to be a jump that is not guarded.
+    pub(super) fn may_break(&mut self, hold: &mut Hold<'_>) -> bool {
+        let is_vain = |since: Instant| since.elapsed() < AGAIN;
+        let may_wait = matches!(hold, Hold::Brief) && !self.neighbours.blocked.is_some_and(is_vain);
+        let looks = if may_wait { LOOKS } else { 1 };
+        for look in 0..looks {
+            if look > 0 {
+                std::thread::sleep(MOMENT);
+            }
+            if self.check_trap_unblocked(hold).is_ok() {
+                return true;
+            }
+        }
+        if may_wait {
+            self.neighbours.blocked = Some(Instant::now());
+        }
+        self.neighbours.begin_settling();
+        false
     }
 
     /// Has a site hooked by a breakpoint in place of a jump.

@@ -241,7 +241,7 @@ impl Target {
         if whole.is_some() {
             return Ok(whole);
         }
-        if self.check_trap_unblocked(hold).is_ok() {
+        if self.may_break(hold) {
             planned.plan = plan.into_breakpoint(Reason::Unguarded);
             return Ok(None);
         }
