@@ -7,7 +7,7 @@ use beeline_e2e::{
     find_program, need, until,
 };
 
-use crate::setting::first_byte;
+use crate::setting::{JUMP, first_byte};
 
 const LIBC: &str = "/usr/lib/x86_64-linux-gnu/libc.so.6";
 /// The target calls them, and the session counts the calls.
@@ -15,7 +15,6 @@ const FUNCTIONS: [&str; 4] = ["kill", "listen", "dup2", "read"];
 const CALLS: u64 = 1_000;
 /// A prime, to be told from the other calls.
 const BESIDE: u64 = 101;
-const JUMP: u8 = 0xe9;
 
 #[test]
 fn calls_are_made_rightly_at_functions_that_the_kernel_probes_too() {

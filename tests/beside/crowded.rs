@@ -2,14 +2,13 @@
 
 use beeline_e2e::{Turn, need};
 
-use crate::setting::{Place, Setting, first_byte};
+use crate::setting::{JUMP, Place, Setting, first_byte};
 
 /// Three pushes of two bytes: the last one begins at the jump's last byte.
 const FUNCTION: &str = "b_push_r15";
 /// Where kernel uprobes come: at the first and at the second of them.
 const STEPS: [u64; 2] = [0, 2];
 const CALLS: u64 = 50;
-const JUMP: u8 = 0xe9;
 
 #[test]
 fn a_jump_that_is_guarded_in_part_stands_kernel_uprobes() {

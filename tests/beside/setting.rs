@@ -15,6 +15,8 @@ use beeline_e2e::{
 const NEAR: usize = 16;
 /// Bytes of a jump; a function's first instruction may be one as well.
 const JUMP_LEN: usize = 5;
+/// A jump's first byte.
+pub const JUMP: u8 = 0xe9;
 /// As many as `beside.c` has.
 pub const THREADS: u64 = 8;
 /// Where the first instruction is a jump, a call or a return, Beeline does not see the hits that the kernel's probe has.

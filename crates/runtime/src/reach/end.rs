@@ -144,8 +144,8 @@ impl Reach {
                     continue;
                 };
                 failed.insert(presence.pid);
-                let is_of_target = matches!(error, Error::Target { .. });
-                if is_of_target && !error.may_pass() {
+                let is_refused = matches!(error.errno().0, libc::EACCES | libc::EPERM);
+                if !error.may_pass() && !is_refused {
                     told.insert(presence.pid);
                     self.tell_why_not_left(presence.pid, &error);
                 }

@@ -158,7 +158,7 @@ impl Target {
         }
     }
 
-    fn thread_blocking_traps(&self) -> Option<i32> {
+    pub(super) fn thread_blocking_traps(&self) -> Option<i32> {
         patch::thread_blocking(self.process.pid(), libc::SIGTRAP)
     }
 

@@ -59,7 +59,7 @@ impl Neighbours {
             .is_none_or(|last| last.elapsed() > self.settling);
         if is_due {
             self.settled = Some(Instant::now());
-            self.settling = (2 * self.settling).min(AGAIN);
+            self.settling = (2 * self.settling).clamp(SOON, AGAIN);
         }
         is_due
     }
@@ -301,25 +301,29 @@ impl Target {
         Ok(sites.collect())
     }
 
-    /// May a site be hooked by a breakpoint? Where threads block SIGTRAP for a moment only, and the process may go on meanwhile, they
-    /// are waited for. If it may not there is soon going to be a jump that is not guarded.
+    /// May a site be hooked by a breakpoint? If not there is soon going to be a jump that is not guarded.
     pub(super) fn may_break(&mut self, hold: &mut Hold<'_>) -> bool {
+        let may = self.await_trap_unblocked(hold).is_ok();
+        if !may {
+            self.neighbours.begin_settling();
+        }
+        may
+    }
+
+    /// As [`Self::check_trap_unblocked`], but threads that block SIGTRAP for a moment only are waited for, if the process may go on
+    /// meanwhile.
+    pub(super) fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         let is_vain = |since: Instant| since.elapsed() < AGAIN;
         let may_wait = matches!(hold, Hold::Brief) && !self.neighbours.blocked.is_some_and(is_vain);
-        let looks = if may_wait { LOOKS } else { 1 };
-        for look in 0..looks {
-            if look > 0 {
-                std::thread::sleep(MOMENT);
-            }
-            if self.check_trap_unblocked(hold).is_ok() {
-                return true;
-            }
+        let mut looks = 1..LOOKS;
+        while may_wait && self.thread_blocking_traps().is_some() && looks.next().is_some() {
+            std::thread::sleep(MOMENT);
         }
-        if may_wait {
+        let outcome = self.check_trap_unblocked(hold);
+        if may_wait && outcome.is_err() {
             self.neighbours.blocked = Some(Instant::now());
         }
-        self.neighbours.begin_settling();
-        false
+        outcome
     }
 
     /// Has a site hooked by a breakpoint in place of a jump.

@@ -62,6 +62,7 @@ impl Cover {
     fn needs(self, changed: u64, pad: u64) -> bool {
         match self {
             Cover::Whole => true,
+            // The last byte is the displacement's highest.
             Cover::Near => changed.abs_diff(pad) < 1 << 24,
             Cover::Start => false,
         }

@@ -221,8 +221,8 @@ impl Target {
             true => self.land(planned, hold)?,
             false => None,
         };
-        if matches!(planned.plan.kind, Kind::Breakpoint { .. }) {
-            self.check_trap_unblocked(hold)?;
+        if matches!(plan.kind, Kind::Breakpoint { .. }) {
+            self.await_trap_unblocked(hold)?;
         }
         if !is_others {
             self.catch(&[libc::SIGTRAP], hold)?;
