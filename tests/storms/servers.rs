@@ -17,7 +17,9 @@ use crate::clients::{self, Connect};
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 /// Somebody who is not root.
 const NOBODY: u32 = 65534;
-/// As many lines of a server's log are shown.
+/// As many lines of a server's log are shown: the first ones, where Go says why it ends, and the last ones.
+const FIRST_WORDS: usize = 40;
+/// See [`FIRST_WORDS`].
 const LAST_WORDS: usize = 60;
 /// The names that Beeline gives to what it maps.
 const OURS: &str = "/memfd:beeline-";
@@ -371,17 +373,16 @@ impl Server {
         line.map_or(Ok(()), |line| Err(format!("its log: {line}")))
     }
 
-    /// The end of what it has said.
+    /// What it has said, without the middle of a long log.
     pub fn words(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
-        let lines: Vec<_> = log.lines().rev().take(LAST_WORDS).collect();
-        let (lines, said) = (lines.into_iter().rev(), self.stdout.so_far());
-        format!(
-            "{}\n{}",
-            said.join("\n"),
-            lines.collect::<Vec<_>>().join("\n")
-        )
+        let mut lines: Vec<_> = log.lines().collect();
+        let spared = lines.len().saturating_sub(LAST_WORDS);
+        if spared > FIRST_WORDS {
+            lines.splice(FIRST_WORDS..spared, ["[...]"]);
+        }
+        format!("{}\n{}", self.stdout.so_far().join("\n"), lines.join("\n"))
     }
 
     /// Takes Beeline out of all its processes, and says what is left of it.
