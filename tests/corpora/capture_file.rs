@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_kernel::{MapSpec, ProgramSpec, ProgramTypes};
+use beeline_uapi::{AttachType, MapType, ProgramType};
 use beeline_verifier::Flow;
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::types::{self, KernelTypes};
@@ -40,8 +41,8 @@ impl Captured {
             match what {
                 "program" => {
                     program.kind = Kind {
-                        prog_type: number(0)?,
-                        attach_type: number(1)?,
+                        prog_type: ProgramType(number(0)?),
+                        attach_type: AttachType(number(1)?),
                         flags: number(2)?,
                         attach_btf_id: number(3)?,
                         intrudes: false,
@@ -76,7 +77,7 @@ impl Captured {
         let map = Map {
             id: self.maps.len() as u32 + 1,
             name: name.to_owned(),
-            map_type: number(1)?,
+            map_type: MapType(number(1)?),
             key_size: number(2)?,
             value_size: number(3)?,
             max_entries: number(4)?,
@@ -88,7 +89,7 @@ impl Captured {
     }
 
     /// The instructions with each map's number in the place of its descriptor: the same for the same program.
-    pub fn normal(&self) -> (u32, Vec<Insn>) {
+    pub fn normal(&self) -> (ProgramType, Vec<Insn>) {
         let number = |fd: i32| self.maps.iter().position(|(it, _)| *it == fd);
         let insns = with_maps(&self.insns, |fd| number(fd).map(|it| it as i32));
         (self.kind.prog_type, insns)

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use beeline_e2e::Scratch;
 use beeline_isa::Insn;
+use beeline_uapi::ProgramType;
 use beeline_verifier::types::KernelTypes;
 
 use crate::capture_file::Captured;
@@ -31,7 +32,7 @@ pub struct Corpus {
     shim: PathBuf,
     kernel: Option<KernelTypes>,
     /// Tools try out the kernel by the same programs over and over.
-    seen: HashSet<(u32, Vec<Insn>)>,
+    seen: HashSet<(ProgramType, Vec<Insn>)>,
 }
 
 impl Corpus {
@@ -105,7 +106,7 @@ impl Corpus {
             package,
             tool: tool.to_owned(),
             program: captured.name.clone(),
-            section: format!("type {}", captured.kind.prog_type),
+            section: format!("type {}", captured.kind.prog_type.0),
             insns: captured.insns.len() as u64,
             kernel: captured.ask_kernel(),
             beeline: catch_unwind(AssertUnwindSafe(beeline)).unwrap_or_else(|_| Said {

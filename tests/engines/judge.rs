@@ -9,6 +9,7 @@ use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::Insn;
 use beeline_isa::opcode::{ATOMIC, B, CMPXCHG, FETCH, JCOND, JMP, MEM, SIZE_MASK, STX, W};
 use beeline_llvm::Llvm;
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::{Kind, Map, Program, SLEEPABLE};
 use beeline_verifier::types::ProgramTypes;
 use beeline_verifier::verdict::LogLevel;
@@ -332,7 +333,7 @@ fn deeper<T>(body: impl FnOnce() -> T) -> T {
 /// What the kernel's verifier accepts, ours does.
 fn accept(insns: &[Insn]) -> Result<(), String> {
     let kind = Kind {
-        prog_type: kernel::SYSCALL,
+        prog_type: ProgramType::SYSCALL,
         flags: SLEEPABLE,
         ..Kind::default()
     };

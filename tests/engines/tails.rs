@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 
 use beeline_fuzz::{kernel as bpf, program};
 use beeline_isa::Insn;
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::{Flow, resolve};
 
 use crate::judge::{
@@ -13,8 +14,6 @@ use crate::judge::{
 use crate::programs::tails;
 
 const PROGRAMS: usize = 3;
-/// `BPF_MAP_TYPE_PROG_ARRAY`.
-const PROG_ARRAY: u32 = 3;
 
 /// The programs with a seed, in which the array that they are called by has this descriptor.
 pub fn programs_of(seed: u64, array: i32) -> [Vec<Insn>; PROGRAMS] {
@@ -68,12 +67,12 @@ impl Judge {
 
 /// The low half of the first program's r0, or why the kernel does not take one of them.
 fn run_in_kernel(seed: u64) -> Result<u32, bpf::Refusal> {
-    let array = bpf::map(PROG_ARRAY, 4, 4, PROGRAMS as u32).expect("a program array");
+    let array = bpf::map(MapType::PROG_ARRAY, 4, 4, PROGRAMS as u32).expect("a program array");
     let programs = programs_of(seed, array.as_raw_fd());
     let load = |insns: &Vec<Insn>| {
         let flow = Flow::of(insns).expect("a good program");
         let starts: Vec<usize> = flow.functions().iter().map(|one| one.start).collect();
-        bpf::load_functions(bpf::SOCKET_FILTER, insns, &starts)
+        bpf::load_functions(ProgramType::SOCKET_FILTER, insns, &starts)
     };
     let loaded: Vec<File> = programs.iter().map(load).collect::<Result<_, _>>()?;
     for (index, program) in (0..).zip(&loaded) {

@@ -8,8 +8,9 @@ use beeline_fuzz::kernel as bpf;
 use beeline_fuzz::world::{CONSTANTS, CONTEXT_BYTES, MAPS, QUEUE, RING, contents};
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Insn, abi};
-use beeline_maps::{Caller, Errno, Kind, Spec};
+use beeline_maps::{Caller, Kind, Spec};
 use beeline_runtime::shape_of;
+use beeline_uapi::{Errno, ProgramType};
 use beeline_verifier::Flow;
 
 use crate::image::Environment;
@@ -226,7 +227,7 @@ impl There {
         })?;
         let starts: Vec<usize> = flow.functions().iter().map(|one| one.start).collect();
         let resolved: Vec<Insn> = insns.iter().map(|insn| self.resolved(insn)).collect();
-        bpf::load_functions(bpf::SYSCALL, &resolved, &starts)
+        bpf::load_functions(ProgramType::SYSCALL, &resolved, &starts)
     }
 
     /// Runs a program once on fresh maps: the low half of r0, and what it left.

@@ -1,7 +1,7 @@
 //! Contexts below 4 GB: their packets' addresses have 32 bits.
 
 use beeline_fuzz::Random;
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 
 use crate::world::fill;
 
@@ -32,7 +32,7 @@ impl Context {
     }
 
     /// As a program of some type finds it: random numbers, and a packet of some length.
-    pub fn renew(&mut self, prog_type: u32, random: &mut Random) -> &mut [u8] {
+    pub fn renew(&mut self, prog_type: ProgramType, random: &mut Random) -> &mut [u8] {
         fill(self.0, random);
         let packet = BYTES - PACKET as usize;
         fill(&mut self.0[packet..], random);
@@ -40,9 +40,11 @@ impl Context {
         let data = end - random.below(PACKET + 1);
         // Where the packet's begin, end and metadata stand, and pointers to the kernel's structures.
         let (begins, size, nulls): (&[usize], _, &[usize]) = match prog_type {
-            prog::XDP => (&[0, 8], 4, &[]),
-            prog::SK_MSG => (&[0], 8, &[72]),
-            prog::SOCKET_FILTER | prog::SCHED_CLS | prog::LWT_XMIT => (&[76, 140], 4, &[144, 168]),
+            ProgramType::XDP => (&[0, 8], 4, &[]),
+            ProgramType::SK_MSG => (&[0], 8, &[72]),
+            ProgramType::SOCKET_FILTER | ProgramType::SCHED_CLS | ProgramType::LWT_XMIT => {
+                (&[76, 140], 4, &[144, 168])
+            }
             _ => (&[], 4, &[]),
         };
         for &begin in begins {

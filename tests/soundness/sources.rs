@@ -6,6 +6,7 @@ use beeline_e2e::embedded_objects;
 use beeline_fuzz::Random;
 use beeline_isa::Op;
 use beeline_object::{Object, RunningKernel};
+use beeline_uapi::MapType;
 use beeline_verifier::program::{Kind, Map};
 
 use crate::case::{Case, Judge};
@@ -18,8 +19,6 @@ use crate::{corpus, extras, invent, worldly};
 const MOST_INSNS: usize = 300;
 /// Elements, at the most, of a map of a program that was not made here.
 const MOST_ELEMENTS: u32 = 16;
-/// `BPF_MAP_TYPE_RINGBUF`, `BPF_MAP_TYPE_USER_RINGBUF`.
-const RINGS: [u32; 2] = [27, 31];
 
 /// The programs that there are to begin with.
 pub struct Sources {
@@ -131,7 +130,7 @@ fn is_for_here(case: &Case) -> bool {
 fn shrunk(mut case: Case) -> Case {
     for (_, map) in &mut case.maps {
         map.max_entries = match map.map_type {
-            one if RINGS.contains(&one) => 4096,
+            MapType::RINGBUF | MapType::USER_RINGBUF => 4096,
             _ => map.max_entries.min(MOST_ELEMENTS),
         };
     }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use beeline_compile::{Interpreter, Moment, Program};
 use beeline_fuzz::Random;
 use beeline_maps::{Caller, Fields, Kind, Layout, Spec};
+use beeline_uapi::MapType;
 use beeline_verifier::program::{FieldKind, Map};
 
 use crate::image::Environment;
@@ -39,7 +40,7 @@ struct Made {
 }
 
 /// What tells maps apart that are laid out differently: all that a map is made from.
-type Shape = ([u32; 5], Option<u32>, Option<Vec<u8>>);
+type Shape = (MapType, [u32; 4], Option<u32>, Option<Vec<u8>>);
 
 /// The world.
 pub struct World {
@@ -73,14 +74,8 @@ impl World {
 
     fn number_of(&mut self, map: &Map) -> Option<usize> {
         let lock = lock_of(map);
-        let numbers = [
-            map.map_type,
-            map.key_size,
-            map.value_size,
-            map.max_entries,
-            map.flags,
-        ];
-        let key = (numbers, lock, map.constant.clone());
+        let numbers = [map.key_size, map.value_size, map.max_entries, map.flags];
+        let key = (map.map_type, numbers, lock, map.constant.clone());
         if let Some(&known) = self.by_shape.get(&key) {
             return known;
         }

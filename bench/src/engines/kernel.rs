@@ -6,6 +6,7 @@ use super::workshop::Workshop;
 use anyhow::{Context, anyhow};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, opcode};
+use beeline_uapi::ProgramType;
 use object::{Object, ObjectSection};
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -39,7 +40,7 @@ impl Contestant for Kernel {
         for (at, _) in section.relocations() {
             refer(&mut insns, at as usize / beeline_isa::INSN_BYTES, &memory)?;
         }
-        let loaded = bpf::load(bpf::SOCKET_FILTER, &insns)
+        let loaded = bpf::load(ProgramType::SOCKET_FILTER, &insns)
             .map_err(|refusal| anyhow!("errno {}: {}", refusal.errno, refusal.log))?;
         Ok(Box::new(Loaded(loaded)))
     }

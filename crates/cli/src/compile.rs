@@ -57,8 +57,8 @@ pub fn compile(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         aot.add(AotProgram {
             section: program.section.clone(),
             name: program.name.clone(),
-            prog_type: program.kind.prog_type,
-            expected_attach_type: program.kind.expected_attach_type,
+            prog_type: program.kind.prog_type.0,
+            expected_attach_type: program.kind.expected_attach_type.0,
             flags: program.kind.flags,
             attach_btf_id: program.target.btf_id(),
             functions: program.func_info.clone(),
@@ -106,7 +106,7 @@ fn map(definition: &MapDefinition) -> anyhow::Result<AotMap> {
     };
     Ok(AotMap {
         name: definition.name.clone(),
-        map_type: definition.map_type,
+        map_type: definition.map_type.0,
         key_size: definition.key_size,
         value_size: definition.value_size,
         max_entries: definition.max_entries,

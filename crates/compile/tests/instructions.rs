@@ -7,6 +7,7 @@ use std::ptr;
 use beeline_compile::{Context, Engine, Fault, Interpreter, Light, Program};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, Listing, MAY_GOTO_LIMIT, imm64, opcode::*};
+use beeline_uapi::ProgramType;
 
 use common::{
     EXIT as END, Environment, accept, alu, alu_imm, atomic, branch, call_local, load, mov, mov_reg,
@@ -61,7 +62,7 @@ fn agree(insns: &[Insn]) {
         }
         insns.push(END);
         accept(&insns, &[]);
-        let loaded = bpf::load(bpf::SOCKET_FILTER, &insns)
+        let loaded = bpf::load(ProgramType::SOCKET_FILTER, &insns)
             .unwrap_or_else(|refusal| panic!("{}\n{}", refusal.log, Listing(&insns)));
         let expected = bpf::test_run(&loaded).expect("a test run");
         for engine in engines() {

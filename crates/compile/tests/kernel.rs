@@ -10,6 +10,7 @@ use beeline_compile::{Context, Engine, Interpreter, Light, Program};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::abi::Helper;
 use beeline_isa::{Insn, Listing};
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::Map;
 use beeline_verifier::{Flow, resolve};
 
@@ -21,8 +22,6 @@ const NO_CONTEXT: Context = Context {
 };
 /// `BPF_FUNC_loop`.
 const LOOP: u32 = 181;
-/// `BPF_MAP_TYPE_PROG_ARRAY`.
-const PROG_ARRAY: u32 = 3;
 
 #[test]
 fn random_programs_give_what_the_kernel_gives() {
@@ -78,7 +77,7 @@ fn compare(seed: u64, insns: &[Insn], helpers: &[(usize, Helper)]) {
 fn load(insns: &[Insn], name: &dyn Fn() -> String) -> File {
     let flow = Flow::of(insns).expect("a good program");
     let starts: Vec<usize> = flow.functions().iter().map(|one| one.start).collect();
-    bpf::load_functions(bpf::SOCKET_FILTER, insns, &starts).unwrap_or_else(|refusal| {
+    bpf::load_functions(ProgramType::SOCKET_FILTER, insns, &starts).unwrap_or_else(|refusal| {
         panic!(
             "kernel: errno {}, {}; {}",
             refusal.errno,
@@ -96,11 +95,11 @@ fn random_tail_calls_give_what_the_kernel_gives() {
         return;
     }
     for seed in 0..200 {
-        let array = bpf::map(PROG_ARRAY, 4, 4, PROGRAMS as u32).expect("a program array");
+        let array = bpf::map(MapType::PROG_ARRAY, 4, 4, PROGRAMS as u32).expect("a program array");
         let descriptor = array.as_raw_fd();
         let map = Map {
             id: 1,
-            map_type: PROG_ARRAY,
+            map_type: MapType::PROG_ARRAY,
             key_size: 4,
             value_size: 4,
             max_entries: PROGRAMS as u32,

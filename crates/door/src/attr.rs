@@ -4,8 +4,7 @@
 //! fixed offsets and later kernels only append. Bytes that a tool did not pass are zero; bytes
 //! behind the last field that a command knows must be zero, or the tool asks for something that
 //! this kernel does not have.
-
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const E2BIG: Errno = Errno(libc::E2BIG);
@@ -80,7 +79,7 @@ impl BpfAttr {
 /// `BPF_MAP_CREATE`.
 #[derive(Debug)]
 pub(crate) struct MapCreate {
-    pub(crate) map_type: u32,
+    pub(crate) map_type: MapType,
     pub(crate) key_size: u32,
     pub(crate) value_size: u32,
     pub(crate) max_entries: u32,
@@ -105,7 +104,7 @@ impl MapCreate {
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
         attr.ends_at(92)?;
         Ok(MapCreate {
-            map_type: attr.u32(0),
+            map_type: MapType(attr.u32(0)),
             key_size: attr.u32(4),
             value_size: attr.u32(8),
             max_entries: attr.u32(12),
@@ -188,7 +187,7 @@ impl Batch {
 /// `BPF_PROG_LOAD`.
 #[derive(Debug)]
 pub(crate) struct ProgLoad {
-    pub(crate) prog_type: u32,
+    pub(crate) prog_type: ProgramType,
     pub(crate) insn_count: u32,
     /// Address.
     pub(crate) insns: u64,
@@ -197,7 +196,7 @@ pub(crate) struct ProgLoad {
     pub(crate) log: Log,
     pub(crate) name: String,
     pub(crate) flags: u32,
-    pub(crate) expected_attach_type: u32,
+    pub(crate) expected_attach_type: AttachType,
     /// A type in the kernel's BTF, or in that of `attach_fd`.
     pub(crate) attach_btf_id: u32,
     /// A program or BTF; 0 for none.
@@ -240,7 +239,7 @@ impl ProgLoad {
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
         attr.ends_at(152)?;
         Ok(ProgLoad {
-            prog_type: attr.u32(0),
+            prog_type: ProgramType(attr.u32(0)),
             insn_count: attr.u32(4),
             insns: attr.u64(8),
             license: attr.u64(16),
@@ -251,7 +250,7 @@ impl ProgLoad {
             },
             flags: attr.u32(44),
             name: attr.name(48)?,
-            expected_attach_type: attr.u32(68),
+            expected_attach_type: AttachType(attr.u32(68)),
             attach_btf_id: attr.u32(108),
             attach_fd: attr.i32(112),
             relocations: attr.u32(116),
@@ -328,7 +327,7 @@ impl BtfLoad {
 pub(crate) struct LinkCreate {
     pub(crate) prog_fd: i32,
     pub(crate) target_fd: i32,
-    pub(crate) attach_type: u32,
+    pub(crate) attach_type: AttachType,
     pub(crate) flags: u32,
     /// Of a perf event link.
     pub(crate) cookie: u64,
@@ -344,7 +343,7 @@ impl LinkCreate {
         Ok(LinkCreate {
             prog_fd: attr.i32(0),
             target_fd: attr.i32(4),
-            attach_type: attr.u32(8),
+            attach_type: AttachType(attr.u32(8)),
             flags: attr.u32(12),
             cookie: attr.u64(16),
             target_btf_id: attr.u32(16),

@@ -5,15 +5,12 @@
 
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{Errno, MapType};
 
 use crate::attr::{Batch, BpfAttr, u32_at};
 use crate::call::{Answer, Call};
 use crate::elements::holds_objects;
-use crate::map::{
-    BPF_F_LOCK, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_ARRAY_OF_MAPS, BPF_MAP_TYPE_HASH_OF_MAPS,
-    BPF_MAP_TYPE_LPM_TRIE, BPF_MAP_TYPE_PERCPU_ARRAY, check_lock_flag, is_hash,
-};
+use crate::map::{BPF_F_LOCK, check_lock_flag, is_hash};
 use crate::mode::Mode;
 use crate::notify::Reply;
 use crate::objects::Map;
@@ -35,7 +32,7 @@ struct Commands {
     delete: bool,
 }
 
-fn commands(map_type: u32) -> Commands {
+fn commands(map_type: MapType) -> Commands {
     let has = |read_and_delete, delete| Commands {
         read: true,
         read_and_delete,
@@ -43,11 +40,9 @@ fn commands(map_type: u32) -> Commands {
         delete,
     };
     match map_type {
-        kind if is_hash(kind) || kind == BPF_MAP_TYPE_HASH_OF_MAPS => has(true, true),
-        BPF_MAP_TYPE_LPM_TRIE => has(false, true),
-        BPF_MAP_TYPE_ARRAY | BPF_MAP_TYPE_PERCPU_ARRAY | BPF_MAP_TYPE_ARRAY_OF_MAPS => {
-            has(false, false)
-        }
+        kind if is_hash(kind) || kind == MapType::HASH_OF_MAPS => has(true, true),
+        MapType::LPM_TRIE => has(false, true),
+        MapType::ARRAY | MapType::PERCPU_ARRAY | MapType::ARRAY_OF_MAPS => has(false, false),
         _ => Commands {
             read: false,
             read_and_delete: false,
@@ -105,7 +100,7 @@ impl Call<'_> {
             })
         })?;
         let map_type = job.map.spec.map_type;
-        let in_buckets = is_hash(map_type) || map_type == BPF_MAP_TYPE_HASH_OF_MAPS;
+        let in_buckets = is_hash(map_type) || map_type == MapType::HASH_OF_MAPS;
         if in_buckets && job.batch.flags != 0 {
             return Err(EINVAL);
         }
@@ -199,7 +194,7 @@ impl Call<'_> {
     ) -> (usize, Result<(), Errno>) {
         if matches!(
             job.map.spec.map_type,
-            BPF_MAP_TYPE_ARRAY | BPF_MAP_TYPE_PERCPU_ARRAY
+            MapType::ARRAY | MapType::PERCPU_ARRAY
         ) {
             return self.read_indexes(job, last, room);
         }

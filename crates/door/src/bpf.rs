@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{Command, Errno};
 
 use crate::attr::{ATTR_LIMIT, BpfAttr, BtfLoad};
 use crate::call::{Answer, Call};
@@ -13,41 +13,6 @@ use crate::objects::{Btf, Object};
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);
 const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
-
-/// `enum bpf_cmd` of `linux/bpf.h`.
-mod cmd {
-    pub(super) const MAP_CREATE: u32 = 0;
-    pub(super) const MAP_LOOKUP_ELEM: u32 = 1;
-    pub(super) const MAP_UPDATE_ELEM: u32 = 2;
-    pub(super) const MAP_DELETE_ELEM: u32 = 3;
-    pub(super) const MAP_GET_NEXT_KEY: u32 = 4;
-    pub(super) const PROG_LOAD: u32 = 5;
-    pub(super) const OBJ_PIN: u32 = 6;
-    pub(super) const OBJ_GET: u32 = 7;
-    pub(super) const PROG_TEST_RUN: u32 = 10;
-    pub(super) const PROG_GET_NEXT_ID: u32 = 11;
-    pub(super) const MAP_GET_NEXT_ID: u32 = 12;
-    pub(super) const PROG_GET_FD_BY_ID: u32 = 13;
-    pub(super) const MAP_GET_FD_BY_ID: u32 = 14;
-    pub(super) const OBJ_GET_INFO_BY_FD: u32 = 15;
-    pub(super) const RAW_TRACEPOINT_OPEN: u32 = 17;
-    pub(super) const BTF_LOAD: u32 = 18;
-    pub(super) const BTF_GET_FD_BY_ID: u32 = 19;
-    pub(super) const TASK_FD_QUERY: u32 = 20;
-    pub(super) const MAP_LOOKUP_AND_DELETE_ELEM: u32 = 21;
-    pub(super) const MAP_FREEZE: u32 = 22;
-    pub(super) const BTF_GET_NEXT_ID: u32 = 23;
-    pub(super) const MAP_LOOKUP_BATCH: u32 = 24;
-    pub(super) const MAP_LOOKUP_AND_DELETE_BATCH: u32 = 25;
-    pub(super) const MAP_UPDATE_BATCH: u32 = 26;
-    pub(super) const MAP_DELETE_BATCH: u32 = 27;
-    pub(super) const LINK_CREATE: u32 = 28;
-    pub(super) const LINK_GET_FD_BY_ID: u32 = 30;
-    pub(super) const LINK_GET_NEXT_ID: u32 = 31;
-    pub(super) const ENABLE_STATS: u32 = 32;
-    pub(super) const PROG_BIND_MAP: u32 = 35;
-    pub(super) const TOKEN_CREATE: u32 = 36;
-}
 
 /// Bytes of an object that has no memory for the tool, and of its anchor, here and in the kernel.
 const ANCHORED: u64 = 8 << 10;
@@ -62,38 +27,38 @@ impl Call<'_> {
             return Err(Errno(libc::E2BIG));
         }
         let attr = &BpfAttr::parse(&self.memory.bytes(address, size)?)?;
-        match command as u32 {
-            cmd::MAP_CREATE => self.with_room(|| self.map_create(attr)),
-            cmd::MAP_LOOKUP_ELEM => self.map_lookup(attr),
-            cmd::MAP_LOOKUP_AND_DELETE_ELEM => self.map_lookup_and_delete(attr),
-            cmd::MAP_UPDATE_ELEM => self.map_update(attr),
-            cmd::MAP_DELETE_ELEM => self.map_delete(attr),
-            cmd::MAP_GET_NEXT_KEY => self.map_next_key(attr),
-            cmd::MAP_FREEZE => self.map_freeze(attr),
-            cmd::MAP_LOOKUP_BATCH => self.lookup_batch(attr, false),
-            cmd::MAP_LOOKUP_AND_DELETE_BATCH => self.lookup_batch(attr, true),
-            cmd::MAP_UPDATE_BATCH => self.update_batch(attr),
-            cmd::MAP_DELETE_BATCH => self.delete_batch(attr),
-            cmd::PROG_LOAD => self.with_room(|| self.prog_load(attr)),
-            cmd::PROG_BIND_MAP => self.prog_bind_map(attr),
-            cmd::PROG_TEST_RUN => self.prog_test_run(attr),
-            cmd::BTF_LOAD => self.with_room(|| self.btf_load(attr)),
-            cmd::LINK_CREATE => self.with_room(|| self.link_create(attr)),
-            cmd::RAW_TRACEPOINT_OPEN => self.with_room(|| self.raw_tracepoint_open(attr)),
-            cmd::OBJ_GET_INFO_BY_FD => self.info_by_fd(attr),
-            cmd::MAP_GET_NEXT_ID => self.next_id(attr, map_id),
-            cmd::PROG_GET_NEXT_ID => self.next_id(attr, program_id),
-            cmd::LINK_GET_NEXT_ID => self.next_id(attr, link_id),
-            cmd::BTF_GET_NEXT_ID => self.next_id(attr, btf_id),
-            cmd::MAP_GET_FD_BY_ID => self.fd_by_id(attr, map_id, 12),
-            cmd::PROG_GET_FD_BY_ID => self.fd_by_id(attr, program_id, 4),
-            cmd::LINK_GET_FD_BY_ID => self.fd_by_id(attr, link_id, 4),
-            cmd::BTF_GET_FD_BY_ID => self.fd_by_id(attr, btf_id, 4),
-            cmd::OBJ_PIN => self.obj_pin(attr),
-            cmd::OBJ_GET => self.obj_get(attr),
-            cmd::TASK_FD_QUERY => Err(ENOENT),
-            cmd::ENABLE_STATS => Err(Errno(libc::EPERM)),
-            cmd::TOKEN_CREATE => Err(EOPNOTSUPP),
+        match Command(command as u32) {
+            Command::MAP_CREATE => self.with_room(|| self.map_create(attr)),
+            Command::MAP_LOOKUP_ELEM => self.map_lookup(attr),
+            Command::MAP_LOOKUP_AND_DELETE_ELEM => self.map_lookup_and_delete(attr),
+            Command::MAP_UPDATE_ELEM => self.map_update(attr),
+            Command::MAP_DELETE_ELEM => self.map_delete(attr),
+            Command::MAP_GET_NEXT_KEY => self.map_next_key(attr),
+            Command::MAP_FREEZE => self.map_freeze(attr),
+            Command::MAP_LOOKUP_BATCH => self.lookup_batch(attr, false),
+            Command::MAP_LOOKUP_AND_DELETE_BATCH => self.lookup_batch(attr, true),
+            Command::MAP_UPDATE_BATCH => self.update_batch(attr),
+            Command::MAP_DELETE_BATCH => self.delete_batch(attr),
+            Command::PROG_LOAD => self.with_room(|| self.prog_load(attr)),
+            Command::PROG_BIND_MAP => self.prog_bind_map(attr),
+            Command::PROG_TEST_RUN => self.prog_test_run(attr),
+            Command::BTF_LOAD => self.with_room(|| self.btf_load(attr)),
+            Command::LINK_CREATE => self.with_room(|| self.link_create(attr)),
+            Command::RAW_TRACEPOINT_OPEN => self.with_room(|| self.raw_tracepoint_open(attr)),
+            Command::OBJ_GET_INFO_BY_FD => self.info_by_fd(attr),
+            Command::MAP_GET_NEXT_ID => self.next_id(attr, map_id),
+            Command::PROG_GET_NEXT_ID => self.next_id(attr, program_id),
+            Command::LINK_GET_NEXT_ID => self.next_id(attr, link_id),
+            Command::BTF_GET_NEXT_ID => self.next_id(attr, btf_id),
+            Command::MAP_GET_FD_BY_ID => self.fd_by_id(attr, map_id, 12),
+            Command::PROG_GET_FD_BY_ID => self.fd_by_id(attr, program_id, 4),
+            Command::LINK_GET_FD_BY_ID => self.fd_by_id(attr, link_id, 4),
+            Command::BTF_GET_FD_BY_ID => self.fd_by_id(attr, btf_id, 4),
+            Command::OBJ_PIN => self.obj_pin(attr),
+            Command::OBJ_GET => self.obj_get(attr),
+            Command::TASK_FD_QUERY => Err(ENOENT),
+            Command::ENABLE_STATS => Err(Errno(libc::EPERM)),
+            Command::TOKEN_CREATE => Err(EOPNOTSUPP),
             // Attaching to cgroups, iterators, and whatever newer kernels have.
             _ => Err(EINVAL),
         }

@@ -14,8 +14,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use beeline_runtime::backend::Errno;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+
+use beeline_uapi::Errno;
 
 use crate::scratch::Scratch;
 

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use beeline_runtime::backend::Errno;
 use beeline_runtime::proc;
+use beeline_uapi::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::local::Door;

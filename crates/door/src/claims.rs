@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno, Id};
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Id};
+use beeline_uapi::Errno;
 
 /// Programs on one tracepoint, at most: `BPF_TRACE_MAX_PROGS` of the kernel.
 const PROGRAM_LIMIT: usize = 64;

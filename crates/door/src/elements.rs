@@ -5,32 +5,24 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use beeline_runtime::backend::{Errno, ObjectRef};
+use beeline_runtime::backend::ObjectRef;
+use beeline_uapi::{Errno, MapType};
 
 use crate::attr::{MapCreate, u32_at};
 use crate::call::Call;
-use crate::map::{
-    BPF_MAP_TYPE_ARRAY_OF_MAPS, BPF_MAP_TYPE_CGROUP_ARRAY, BPF_MAP_TYPE_HASH_OF_MAPS,
-    BPF_MAP_TYPE_PROG_ARRAY,
-};
+
 use crate::objects::{Map, Object, Program};
 
 const EBADF: Errno = Errno(libc::EBADF);
 const EINVAL: Errno = Errno(libc::EINVAL);
 const E2BIG: Errno = Errno(libc::E2BIG);
 
-pub(crate) fn is_map_of_maps(map_type: u32) -> bool {
-    matches!(
-        map_type,
-        BPF_MAP_TYPE_ARRAY_OF_MAPS | BPF_MAP_TYPE_HASH_OF_MAPS
-    )
+pub(crate) fn is_map_of_maps(map_type: MapType) -> bool {
+    matches!(map_type, MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS)
 }
 
-pub(crate) fn holds_objects(map_type: u32) -> bool {
-    matches!(
-        map_type,
-        BPF_MAP_TYPE_PROG_ARRAY | BPF_MAP_TYPE_CGROUP_ARRAY
-    ) || is_map_of_maps(map_type)
+pub(crate) fn holds_objects(map_type: MapType) -> bool {
+    matches!(map_type, MapType::PROG_ARRAY | MapType::CGROUP_ARRAY) || is_map_of_maps(map_type)
 }
 
 /// The objects that are elements of a map, by key. They live at least as long as they are: the tool may close its
@@ -59,7 +51,7 @@ impl Call<'_> {
         fd: i32,
         flags: u64,
     ) -> Result<(), Errno> {
-        if map.spec.map_type != BPF_MAP_TYPE_HASH_OF_MAPS {
+        if map.spec.map_type != MapType::HASH_OF_MAPS {
             if flags != 0 {
                 return Err(EINVAL);
             }
@@ -68,14 +60,14 @@ impl Call<'_> {
             }
         }
         let (named, held) = match map.spec.map_type {
-            BPF_MAP_TYPE_PROG_ARRAY => {
+            MapType::PROG_ARRAY => {
                 let program = self.door.fds.program(self.tid, fd)?;
                 (
                     ObjectRef::Program(program.held.id),
                     Some(Object::Program(program)),
                 )
             }
-            BPF_MAP_TYPE_CGROUP_ARRAY => (ObjectRef::Cgroup(self.cgroup(fd)?), None),
+            MapType::CGROUP_ARRAY => (ObjectRef::Cgroup(self.cgroup(fd)?), None),
             _ => {
                 let inner = self.door.fds.map(self.tid, fd)?;
                 (ObjectRef::Map(inner.held.id), Some(Object::Map(inner)))
@@ -199,7 +191,7 @@ impl Drop for Use {
 /// When the tool has no descriptor of a program array any more, its elements go, as programs may use the arrays that they
 /// are in: without this such a circle would never end.
 fn clear_programs(map: &Map) {
-    if map.spec.map_type != BPF_MAP_TYPE_PROG_ARRAY {
+    if map.spec.map_type != MapType::PROG_ARRAY {
         return;
     }
     let mut elements = map.elements.lock();

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use beeline_runtime::backend::{Errno, Info};
+use beeline_runtime::backend::Info;
+use beeline_uapi::Errno;
 
 use crate::call::Call;
 use crate::objects::{

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use beeline_runtime::Charge;
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use rustix::event::epoll;
 use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

@@ -36,9 +36,8 @@ mod walks;
 
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
 use beeline_runtime::shortcut::Walks;
-use beeline_wire::layout::command;
+use beeline_uapi::{Command, Errno};
 use beeline_wire::messages::Welcome;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
@@ -190,16 +189,16 @@ impl Answers for Guest {
 
     /// For commands on single elements nobody waits, unless more of a map has to be fetched, or they are long.
     fn is_short(request: &Request) -> bool {
-        let number = request.args[0] as u32;
+        let command = Command(request.args[0] as u32);
         request.nr == libc::SYS_bpf
-            && (command::MAP_LOOKUP_ELEM..=command::MAP_GET_NEXT_KEY).contains(&number)
+            && (Command::MAP_LOOKUP_ELEM..=Command::MAP_GET_NEXT_KEY).contains(&command)
     }
 
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn()) {
         // Should the tool be gone: its end of an anchor closes with ours.
         listener.answer(request.id, answer);
-        let is_step =
-            request.nr == libc::SYS_bpf && request.args[0] as u32 == command::MAP_GET_NEXT_KEY;
+        let is_step = request.nr == libc::SYS_bpf
+            && Command(request.args[0] as u32) == Command::MAP_GET_NEXT_KEY;
         let is_often = || self.often.count(request.tid, request.ip) && self.may_be_stopped();
         if (is_step && is_often()) || self.lines.take_due(request) {
             let_lead();

@@ -1,6 +1,7 @@
 //! `BPF_OBJ_GET_INFO_BY_FD`: what an object is.
 
-use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno, Info};
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Info};
+use beeline_uapi::Errno;
 
 use crate::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
 use crate::call::{Answer, Call};
@@ -132,7 +133,7 @@ impl Call<'_> {
         else {
             return Err(EINVAL);
         };
-        info.put_u32(0, program.prog_type);
+        info.put_u32(0, program.prog_type.0);
         info.put_u32(4, program.held.id.0);
         info.put(8, &tag);
         info.put_u64(40, program.loaded);
@@ -194,7 +195,7 @@ impl Call<'_> {
                     self.name_into(info, (16, 24), tracepoint.name().as_bytes())
                 }
                 None => {
-                    info.put_u32(16, link.program.expected_attach_type);
+                    info.put_u32(16, link.program.expected_attach_type.0);
                     info.put_u32(20, Btf::KERNELS);
                     info.put_u32(24, link.program.attach_btf_id);
                     info.put_u64(32, link.cookie);
@@ -326,7 +327,7 @@ fn map_info(map: &Map, info: &mut Answered) -> Result<(), Errno> {
     }
     let spec = &map.spec;
     let fields = [
-        spec.map_type,
+        spec.map_type.0,
         map.held.id.0,
         spec.key_size,
         spec.value_size,

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use beeline_btf::Btf;
-use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use crate::attr::{BpfAttr, LinkCreate, RawTracepointOpen};
 use crate::call::{Answer, Call};
 use crate::functions;
-use crate::objects::{
-    Event, Link, LinkTo, Object, PROG_TYPE_KPROBE, PROG_TYPE_PERF_EVENT, PROG_TYPE_RAW_TRACEPOINT,
-    PROG_TYPE_TRACEPOINT, PROG_TYPE_TRACING, Program, attach,
-};
+use crate::objects::{Event, Link, LinkTo, Object, Program, attach};
 use crate::syscalls::SystemCall;
 use crate::sysfs::printable;
 use crate::tracepoints::Tracepoint;
@@ -19,18 +17,15 @@ use crate::tracepoints::Tracepoint;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);
 
-// Of `enum bpf_attach_type`.
-const BPF_TRACE_RAW_TP: u32 = 23;
-const BPF_TRACE_FENTRY: u32 = 24;
-const BPF_TRACE_FEXIT: u32 = 25;
-const BPF_MODIFY_RETURN: u32 = 26;
-const BPF_PERF_EVENT: u32 = 41;
-
-/// `BPF_PROG_TYPE_EXT` and `BPF_PROG_TYPE_LSM`.
-const KERNELS_OWN: [u32; 2] = [28, 29];
+/// Programs that attach to functions of the kernel, or of other programs.
+const KERNELS_OWN: [ProgramType; 2] = [ProgramType::EXT, ProgramType::LSM];
 
 /// Types of programs that are attached to perf events.
-const OF_EVENTS: [u32; 3] = [PROG_TYPE_KPROBE, PROG_TYPE_TRACEPOINT, PROG_TYPE_PERF_EVENT];
+const OF_EVENTS: [ProgramType; 3] = [
+    ProgramType::KPROBE,
+    ProgramType::TRACEPOINT,
+    ProgramType::PERF_EVENT,
+];
 
 /// Bytes of context of both raw tracepoints on system calls: two words.
 const RAW_CONTEXT: u32 = 16;
@@ -40,15 +35,20 @@ impl Call<'_> {
         let wanted = LinkCreate::parse(attr)?;
         let program = self.door.fds.program(self.tid, wanted.prog_fd)?;
         match wanted.attach_type {
-            BPF_PERF_EVENT if wanted.flags == 0 && OF_EVENTS.contains(&program.prog_type) => {
+            AttachType::PERF_EVENT
+                if wanted.flags == 0 && OF_EVENTS.contains(&program.prog_type) =>
+            {
                 self.link_event(program, &wanted)
             }
-            kind @ (BPF_TRACE_RAW_TP | BPF_TRACE_FENTRY | BPF_TRACE_FEXIT | BPF_MODIFY_RETURN)
-                if program.prog_type == PROG_TYPE_TRACING
+            kind @ (AttachType::TRACE_RAW_TP
+            | AttachType::TRACE_FENTRY
+            | AttachType::TRACE_FEXIT
+            | AttachType::MODIFY_RETURN)
+                if program.prog_type == ProgramType::TRACING
                     && program.expected_attach_type == kind =>
             {
                 let names_other_target = wanted.target_fd != 0 || wanted.target_btf_id != 0;
-                if kind != BPF_TRACE_RAW_TP && names_other_target {
+                if kind != AttachType::TRACE_RAW_TP && names_other_target {
                     return Err(EINVAL);
                 }
                 self.link_traced(program, wanted.tracing_cookie)
@@ -75,14 +75,14 @@ impl Call<'_> {
         let wanted = RawTracepointOpen::parse(attr)?;
         let program = self.door.fds.program(self.tid, wanted.prog_fd)?;
         match program.prog_type {
-            kind if kind == PROG_TYPE_TRACING || KERNELS_OWN.contains(&kind) => {
+            kind if kind == ProgramType::TRACING || KERNELS_OWN.contains(&kind) => {
                 // What they attach to was said when they were loaded.
                 if wanted.name != 0 {
                     return Err(EINVAL);
                 }
                 self.link_traced(program, wanted.cookie)
             }
-            PROG_TYPE_RAW_TRACEPOINT => {
+            ProgramType::RAW_TRACEPOINT => {
                 const LONGEST: usize = 127;
                 let name = printable(Ok(self.memory.string(wanted.name, LONGEST)?));
                 self.link_raw_tracepoint(program, &name, wanted.cookie)
@@ -97,13 +97,13 @@ impl Call<'_> {
             return self.refuse_link("kernel tracing programs");
         };
         let (edge, kind) = match program.expected_attach_type {
-            BPF_TRACE_RAW_TP => {
+            AttachType::TRACE_RAW_TP => {
                 let name = name.strip_prefix("btf_trace_").unwrap_or(&name);
                 return self.link_raw_tracepoint(program, name, cookie);
             }
-            BPF_TRACE_FENTRY => (Edge::Enter, "fentry"),
-            BPF_MODIFY_RETURN => (Edge::Enter, "fmod_ret"),
-            BPF_TRACE_FEXIT => (Edge::Exit, "fexit"),
+            AttachType::TRACE_FENTRY => (Edge::Enter, "fentry"),
+            AttachType::MODIFY_RETURN => (Edge::Enter, "fmod_ret"),
+            AttachType::TRACE_FEXIT => (Edge::Exit, "fexit"),
             _ => return self.refuse_link("kernel tracing programs"),
         };
         let at = |number, context| AttachPoint::SystemCall {
@@ -119,7 +119,7 @@ impl Call<'_> {
         let points: Vec<_> = functions::leading_to(&name)
             .into_iter()
             // Nobody may change what they return.
-            .filter(|_| program.expected_attach_type != BPF_MODIFY_RETURN)
+            .filter(|_| program.expected_attach_type != AttachType::MODIFY_RETURN)
             .map(|one| at(one.number, CallContext::FunctionTrampoline(one.function)))
             .collect();
         if points.is_empty() {
@@ -133,7 +133,7 @@ impl Call<'_> {
         let Some(tracepoint) = Tracepoint::named("raw_syscalls", name) else {
             return self.refuse_link(&format!("rawtracepoint:{name}"));
         };
-        if program.prog_type == PROG_TYPE_RAW_TRACEPOINT && program.context_end() > RAW_CONTEXT {
+        if program.prog_type == ProgramType::RAW_TRACEPOINT && program.context_end() > RAW_CONTEXT {
             return Err(EINVAL);
         }
         let point = AttachPoint::SystemCall {

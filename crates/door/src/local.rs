@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use beeline_inject::with_remedy;
-use beeline_runtime::backend::{Backend, Errno};
+use beeline_runtime::backend::Backend;
+use beeline_uapi::Errno;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::bpffs::BpfFs;

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use beeline_runtime::backend::{Errno, MapSpec, SpecialFields, ValueType};
+use beeline_runtime::backend::{MapSpec, SpecialFields, ValueType};
+use beeline_uapi::{Errno, MapType};
 
 use crate::attr::{BpfAttr, Element, MapCreate};
 use crate::call::{Answer, Call};
@@ -20,21 +21,7 @@ use crate::wait::ENOTSUPP;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const EBADF: Errno = Errno(libc::EBADF);
 
-// Numbers of the kernel's UAPI, `enum bpf_map_type` and the flags of BPF_MAP_CREATE.
-pub(crate) const BPF_MAP_TYPE_ARRAY: u32 = 2;
-pub(crate) const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
-const BPF_MAP_TYPE_PERF_EVENT_ARRAY: u32 = 4;
-pub(crate) const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
-const BPF_MAP_TYPE_STACK_TRACE: u32 = 7;
-pub(crate) const BPF_MAP_TYPE_CGROUP_ARRAY: u32 = 8;
-pub(crate) const BPF_MAP_TYPE_LPM_TRIE: u32 = 11;
-pub(crate) const BPF_MAP_TYPE_ARRAY_OF_MAPS: u32 = 12;
-pub(crate) const BPF_MAP_TYPE_HASH_OF_MAPS: u32 = 13;
-pub(crate) const BPF_MAP_TYPE_TASK_STORAGE: u32 = 29;
-const BPF_MAP_TYPE_BLOOM_FILTER: u32 = 30;
-pub(crate) const BPF_MAP_TYPE_RINGBUF: u32 = 27;
-const BPF_MAP_TYPE_USER_RINGBUF: u32 = 31;
-const BPF_MAP_TYPE_ARENA: u32 = 33;
+// The flags of BPF_MAP_CREATE.
 const BPF_F_NO_COMMON_LRU: u32 = 1 << 1;
 const BPF_F_NUMA_NODE: u32 = 1 << 2;
 pub(crate) const BPF_F_RDONLY_PROG: u32 = 1 << 7;
@@ -46,14 +33,14 @@ pub(crate) const BPF_F_LOCK: u64 = 4;
 /// The BTF of a map, and the types of key and value in it.
 type MapTypes = Option<(Arc<Btf>, u32, u32)>;
 
-pub(crate) fn is_ring_buffer(map_type: u32) -> bool {
-    matches!(map_type, BPF_MAP_TYPE_RINGBUF | BPF_MAP_TYPE_USER_RINGBUF)
+pub(crate) fn is_ring_buffer(map_type: MapType) -> bool {
+    matches!(map_type, MapType::RINGBUF | MapType::USER_RINGBUF)
 }
 
 impl Map {
     /// Are its descriptors its memory? A program array's are not: when the last is closed matters, and is seen of others.
     pub(crate) fn is_file(&self) -> bool {
-        self.spec.map_type != BPF_MAP_TYPE_PROG_ARRAY
+        self.spec.map_type != MapType::PROG_ARRAY
     }
 
     pub(crate) fn is_frozen(&self) -> bool {
@@ -77,7 +64,7 @@ impl Call<'_> {
         let inner = self.inner_map(&wanted);
         // It has to say what is kept for a task.
         let is_typed = wanted.btf_key_type != 0 && wanted.btf_value_type != 0;
-        if wanted.map_type == BPF_MAP_TYPE_TASK_STORAGE && !is_typed {
+        if wanted.map_type == MapType::TASK_STORAGE && !is_typed {
             return Err(EINVAL);
         }
         // What is wrong with its types is told after what is wrong with the map itself.
@@ -170,10 +157,8 @@ impl Call<'_> {
         }
         let btf = self.door.fds.btf(self.tid, wanted.btf_fd)?;
         match wanted.map_type {
-            BPF_MAP_TYPE_STACK_TRACE | BPF_MAP_TYPE_PROG_ARRAY | BPF_MAP_TYPE_CGROUP_ARRAY => {
-                Err(ENOTSUPP)
-            }
-            BPF_MAP_TYPE_PERF_EVENT_ARRAY => Err(EINVAL),
+            MapType::STACK_TRACE | MapType::PROG_ARRAY | MapType::CGROUP_ARRAY => Err(ENOTSUPP),
+            MapType::PERF_EVENT_ARRAY => Err(EINVAL),
             map_type if is_ring_buffer(map_type) => Err(EINVAL),
             _ => Ok(Some((btf, wanted.btf_key_type, wanted.btf_value_type))),
         }
@@ -190,7 +175,7 @@ impl Call<'_> {
         let key = self.key(&map, element.key)?;
         let mut value = self.empty_value(&map)?;
         // A Bloom filter is asked about a value, and has no keys.
-        if map.spec.map_type == BPF_MAP_TYPE_BLOOM_FILTER {
+        if map.spec.map_type == MapType::BLOOM_FILTER {
             self.memory.read(element.value, &mut value)?;
         }
         self.door
@@ -219,7 +204,7 @@ impl Call<'_> {
         let (backend, id) = (&self.door.backend, map.held.id);
         if is_hash(kind) || is_queue_or_stack(kind) {
             backend.map_lookup_and_delete(id, &key, &mut value, element.flags)?;
-        } else if kind == BPF_MAP_TYPE_STACK_TRACE {
+        } else if kind == MapType::STACK_TRACE {
             backend.map_lookup(id, &key, &mut value, element.flags)?;
             backend.map_delete(id, &key)?;
         } else {
@@ -252,7 +237,7 @@ impl Call<'_> {
         let fd = crate::attr::u32_at(value, 0) as i32;
         let backend = &self.door.backend;
         match map.spec.map_type {
-            BPF_MAP_TYPE_PERF_EVENT_ARRAY => {
+            MapType::PERF_EVENT_ARRAY => {
                 if flags != 0 {
                     return Err(EINVAL);
                 }
@@ -314,7 +299,7 @@ impl Call<'_> {
         match (map.spec.key_size, address) {
             (0, 0) => Ok(Vec::new()),
             (0, _) => Err(EINVAL),
-            (_, _) if map.spec.map_type == BPF_MAP_TYPE_TASK_STORAGE => {
+            (_, _) if map.spec.map_type == MapType::TASK_STORAGE => {
                 let fd = self.memory.read_u32(address)?;
                 Ok(self.thread_of(fd as i32)?.to_ne_bytes().to_vec())
             }
@@ -343,11 +328,8 @@ impl MapCreate {
     fn check(&self) -> Result<(), Errno> {
         let of_kernel = self.btf_vmlinux_value_type != 0;
         let key_only = self.btf_key_type != 0 && self.btf_value_type == 0;
-        let extra = self.extra != 0
-            && !matches!(
-                self.map_type,
-                BPF_MAP_TYPE_BLOOM_FILTER | BPF_MAP_TYPE_ARENA
-            );
+        let extra =
+            self.extra != 0 && !matches!(self.map_type, MapType::BLOOM_FILTER | MapType::ARENA);
         if of_kernel || key_only || extra {
             return Err(EINVAL);
         }
@@ -356,7 +338,10 @@ impl MapCreate {
 
     /// Has it memory of its own for each CPU?
     fn is_on_each_cpu(&self) -> bool {
-        matches!(self.map_type, 5 | 6 | 10)
+        matches!(
+            self.map_type,
+            MapType::PERCPU_HASH | MapType::PERCPU_ARRAY | MapType::LRU_PERCPU_HASH
+        )
     }
 
     /// A NUMA node that has memory, or the kernel's "any": the only one for what is on each CPU.
@@ -370,17 +355,20 @@ impl MapCreate {
     }
 }
 
-pub(crate) fn is_hash(map_type: u32) -> bool {
-    matches!(map_type, 1 | 5 | 9 | 10)
+pub(crate) fn is_hash(map_type: MapType) -> bool {
+    matches!(
+        map_type,
+        MapType::HASH | MapType::PERCPU_HASH | MapType::LRU_HASH | MapType::LRU_PERCPU_HASH
+    )
 }
 
-fn is_queue_or_stack(map_type: u32) -> bool {
-    matches!(map_type, 22 | 23)
+fn is_queue_or_stack(map_type: MapType) -> bool {
+    matches!(map_type, MapType::QUEUE | MapType::STACK)
 }
 
 /// ENOTSUPP for what is not done with the values of tasks, whoever they belong to.
 fn check_by_key(map: &Map) -> Result<(), Errno> {
-    if map.spec.map_type == BPF_MAP_TYPE_TASK_STORAGE {
+    if map.spec.map_type == MapType::TASK_STORAGE {
         Err(ENOTSUPP)
     } else {
         Ok(())

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 
 use crate::notify::{Listener, Request};
 

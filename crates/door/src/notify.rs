@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use beeline_runtime::backend::Errno;
 use beeline_runtime::proc;
+use beeline_uapi::Errno;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// A system call of the tool that waits for its answer.

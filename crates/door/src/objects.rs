@@ -9,25 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_runtime::Charge;
-use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Errno, Id, Info, MapSpec};
+use beeline_runtime::backend::{AttachPoint, Backend, CallContext, Id, Info, MapSpec};
+use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use crate::claims::{Claim, Claims};
 use crate::elements::Elements;
 use crate::map::is_ring_buffer;
 use crate::tracepoints::Tracepoint;
-
-/// `BPF_PROG_TYPE_KPROBE`, which is also every user-space probe's.
-pub(crate) const PROG_TYPE_KPROBE: u32 = 2;
-/// `BPF_PROG_TYPE_TRACEPOINT`.
-pub(crate) const PROG_TYPE_TRACEPOINT: u32 = 5;
-/// `BPF_PROG_TYPE_PERF_EVENT`.
-pub(crate) const PROG_TYPE_PERF_EVENT: u32 = 7;
-/// `BPF_PROG_TYPE_RAW_TRACEPOINT`.
-pub(crate) const PROG_TYPE_RAW_TRACEPOINT: u32 = 17;
-/// `BPF_PROG_TYPE_TRACING`.
-pub(crate) const PROG_TYPE_TRACING: u32 = 26;
-/// `BPF_PROG_TYPE_SYSCALL`.
-pub(crate) const PROG_TYPE_SYSCALL: u32 = 31;
 
 /// Any object with a descriptor.
 #[derive(Clone)]
@@ -95,8 +83,8 @@ pub(crate) struct Map {
 
 pub(crate) struct Program {
     pub(crate) held: Held,
-    pub(crate) prog_type: u32,
-    pub(crate) expected_attach_type: u32,
+    pub(crate) prog_type: ProgramType,
+    pub(crate) expected_attach_type: AttachType,
     /// What it attaches to in the kernel's BTF.
     pub(crate) attach_btf_id: u32,
     pub(crate) sleepable: bool,
@@ -357,15 +345,15 @@ impl Event {
 
     fn check_program(&self, program: &Program) -> Result<(), Errno> {
         let fits = match self.point {
-            AttachPoint::Uprobe { .. } => PROG_TYPE_KPROBE,
+            AttachPoint::Uprobe { .. } => ProgramType::KPROBE,
             AttachPoint::SystemCall {
                 context: CallContext::Tracepoint,
                 ..
-            } => PROG_TYPE_TRACEPOINT,
+            } => ProgramType::TRACEPOINT,
             // Only programs on user space may sleep.
             AttachPoint::SystemCall { .. } if program.sleepable => return Err(Errno(libc::EINVAL)),
-            AttachPoint::SystemCall { .. } => PROG_TYPE_KPROBE,
-            AttachPoint::Timer { .. } => PROG_TYPE_PERF_EVENT,
+            AttachPoint::SystemCall { .. } => ProgramType::KPROBE,
+            AttachPoint::Timer { .. } => ProgramType::PERF_EVENT,
         };
         if program.prog_type != fits {
             return Err(Errno(libc::EINVAL));

@@ -2,7 +2,7 @@
 //! ([`crate::bpffs`]), those to tracepoints on system calls from the session's own tracefs where the kernel's cannot be read
 //! ([`crate::tracefs`]), and the links in `/proc/PID/fd` say what the tool's descriptors are to it. The kernel makes all others.
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 
 use crate::bpffs::Place;
 use crate::call::{Answer, Call};

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Errno};
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
+use beeline_uapi::Errno;
 
 use crate::attr::{PerfAttr, Sampling};
 use crate::call::{Answer, Call};

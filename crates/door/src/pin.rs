@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 
 use crate::attr::BpfAttr;
 use crate::bpffs::{BpfFs, HasBpfFs};

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 
 use beeline_runtime::backend::{
-    Errno, Id, LoadError, Loaded, ProgramSpec, ProgramTypes, VerifierLog, is_gpl_compatible,
+    Id, LoadError, Loaded, ProgramSpec, ProgramTypes, VerifierLog, is_gpl_compatible,
 };
+use beeline_uapi::{Errno, ProgramType};
 
 use crate::attr::{BpfAttr, Log, ProgLoad, Records, TestRun, u32_at};
 use crate::call::{Answer, Call};
 use crate::info::{FUNC_INFO, LINE_INFO};
 use crate::memory::Memory;
 use crate::notify::Reply;
-use crate::objects::{Btf, Held, Object, PROG_TYPE_RAW_TRACEPOINT, PROG_TYPE_SYSCALL, Program};
+use crate::objects::{Btf, Held, Object, Program};
 use crate::wait::ENOTSUPP;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
@@ -259,12 +260,12 @@ impl Call<'_> {
         let program = self.door.fds.program(self.tid, wanted.prog_fd)?;
         if !matches!(
             program.prog_type,
-            PROG_TYPE_RAW_TRACEPOINT | PROG_TYPE_SYSCALL
+            ProgramType::RAW_TRACEPOINT | ProgramType::SYSCALL
         ) {
             return Err(ENOTSUPP);
         }
         let on_cpu = wanted.flags & RUN_ON_CPU != 0;
-        let limit = if program.prog_type == PROG_TYPE_SYSCALL {
+        let limit = if program.prog_type == ProgramType::SYSCALL {
             u32::from(u16::MAX)
         } else {
             CONTEXT_LIMIT

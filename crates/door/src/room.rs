@@ -1,6 +1,6 @@
 //! Calls that take memory, of which the tool has a limit.
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 
 use crate::call::Call;
 

@@ -15,8 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, Scope};
 use std::time::Duration;
 
-use beeline_runtime::backend::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
+
+use beeline_uapi::Errno;
 
 use crate::call::{Answer, Call};
 use crate::memory::Memory;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 
 use crate::bpffs::errno;
 use crate::call::{Answer, Call};

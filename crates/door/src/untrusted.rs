@@ -6,7 +6,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use beeline_runtime::backend::{Backend, Errno};
+use beeline_runtime::backend::Backend;
+use beeline_uapi::Errno;
 
 use crate::bpffs::BpfFs;
 use crate::call::Call;

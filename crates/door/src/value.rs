@@ -1,10 +1,10 @@
 //! What a tool's type information says of a map's value: its size, and where the fields are that belong to the kernel.
 
-use beeline_runtime::backend::{Errno, SpecialFields};
+use beeline_runtime::backend::SpecialFields;
 use beeline_runtime::btf::{Btf, Type, kind};
+use beeline_uapi::{Errno, MapType};
 
 use crate::attr::MapCreate;
-use crate::map::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_TASK_STORAGE};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 /// Structures within structures that are looked into.
@@ -18,8 +18,8 @@ pub(crate) fn check(data: &[u8], wanted: &MapCreate) -> Result<SpecialFields, Er
         return Ok(SpecialFields::default());
     }
     let btf = Btf::parse(data).ok_or(EINVAL)?;
-    let is_array = wanted.map_type == BPF_MAP_TYPE_ARRAY;
-    let by_number = is_array || wanted.map_type == BPF_MAP_TYPE_TASK_STORAGE;
+    let is_array = wanted.map_type == MapType::ARRAY;
+    let by_number = is_array || wanted.map_type == MapType::TASK_STORAGE;
     let (_, value) = btf.resolve(wanted.btf_value_type).ok_or(EINVAL)?;
     if wanted.btf_key_type == 0 {
         // Only the sections of global variables have no type for the key.

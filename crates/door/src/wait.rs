@@ -8,13 +8,11 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{Errno, MapType};
 
 use crate::call::{Answer, Call};
 use crate::fds::{errno, key_of};
-use crate::map::{
-    BPF_F_MMAPABLE, BPF_F_RDONLY_PROG, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_RINGBUF, is_ring_buffer,
-};
+use crate::map::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG, is_ring_buffer};
 use crate::mode::Mode;
 use crate::notify::Reply;
 use crate::objects::{Map, Object, Ring};
@@ -192,7 +190,7 @@ impl Call<'_> {
 fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errno> {
     let spec = &map.spec;
     let ring = is_ring_buffer(spec.map_type);
-    if !ring && spec.map_type != BPF_MAP_TYPE_ARRAY {
+    if !ring && spec.map_type != MapType::ARRAY {
         return Err(ENOTSUPP);
     }
     if writes && map.is_frozen() {
@@ -202,7 +200,7 @@ fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errn
         return Err(Errno(libc::EACCES));
     }
     let end = offset.saturating_add(length.div_ceil(PAGE).saturating_mul(PAGE));
-    if spec.map_type == BPF_MAP_TYPE_RINGBUF {
+    if spec.map_type == MapType::RINGBUF {
         if writes && (offset != 0 || length > PAGE) {
             return Err(Errno(libc::EPERM));
         }

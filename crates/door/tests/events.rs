@@ -5,6 +5,7 @@ mod common;
 
 use std::time::Duration;
 
+use beeline_uapi::{AttachType, Command, MapType, ProgramType};
 use common::fake::{PANIC_OFFSET, SLOW, SLOW_OFFSET};
 use common::play;
 use common::tool::*;
@@ -57,7 +58,7 @@ fn events_attach_and_detach() {
 }
 
 fn events() {
-    let program = prog_load(KPROBE, "p", &RETURN_0);
+    let program = prog_load(ProgramType::KPROBE, "p", &RETURN_0);
     // Enabled from the start: a program is enough, and enabling it again is nothing.
     let event = uprobe(16, false);
     assert_eq!(ioctl(event, IOC_SET_BPF, program), 0);
@@ -84,7 +85,14 @@ fn events() {
     };
     let timer = clock(0, true, 4);
     assert_eq!(ioctl(timer, IOC_SET_BPF, program), EINVAL);
-    assert_eq!(ioctl(timer, IOC_SET_BPF, prog_load(7, "t", &RETURN_0)), 0);
+    assert_eq!(
+        ioctl(
+            timer,
+            IOC_SET_BPF,
+            prog_load(ProgramType::PERF_EVENT, "t", &RETURN_0)
+        ),
+        0
+    );
     assert_eq!(clock(1, true, 4), -i64::from(libc::EOPNOTSUPP));
     assert_eq!(clock(0, true, 0), EINVAL);
 }
@@ -101,24 +109,31 @@ fn links_hold_their_event() {
 }
 
 fn links() {
-    let program = prog_load(KPROBE, "p", &RETURN_0);
-    let link_to = |program: i64, event: i64, kind: u32, cookie: u64| {
+    let program = prog_load(ProgramType::KPROBE, "p", &RETURN_0);
+    let link_to = |program: i64, event: i64, kind: AttachType, cookie: u64| {
         let attr = Attr::zero(64)
             .u32(0, program as u32)
             .u32(4, event as u32)
-            .u32(8, kind);
-        bpf(LINK_CREATE, &mut attr.u64(16, cookie))
+            .u32(8, kind.0);
+        bpf(Command::LINK_CREATE, &mut attr.u64(16, cookie))
     };
-    assert_eq!(link_to(program, -1, 41, 0), EBADF);
-    assert_eq!(link_to(program, 0, 41, 0), EBADF);
-    assert_eq!(link_to(-1, 0, 41, 0), EBADF);
-    assert_eq!(link_to(0, 0, 41, 0), EINVAL);
-    assert_eq!(link_to(program, 0, 99, 0), EINVAL);
-    assert_eq!(link_to(program, -1, 48, 0), EINVAL, "no multi-uprobe links");
+    assert_eq!(link_to(program, -1, AttachType::PERF_EVENT, 0), EBADF);
+    assert_eq!(link_to(program, 0, AttachType::PERF_EVENT, 0), EBADF);
+    assert_eq!(link_to(-1, 0, AttachType::PERF_EVENT, 0), EBADF);
+    assert_eq!(link_to(0, 0, AttachType::PERF_EVENT, 0), EINVAL);
+    assert_eq!(link_to(program, 0, AttachType(99), 0), EINVAL);
+    assert_eq!(
+        link_to(program, -1, AttachType::TRACE_UPROBE_MULTI, 0),
+        EINVAL,
+        "no multi-uprobe links"
+    );
     let event = uprobe(16, false);
-    let link = link_to(program, event, 41, 77);
+    let link = link_to(program, event, AttachType::PERF_EVENT, 77);
     assert!(link >= 0, "{link}");
-    assert_eq!(link_to(program, event, 41, 0), -i64::from(libc::EEXIST));
+    assert_eq!(
+        link_to(program, event, AttachType::PERF_EVENT, 0),
+        -i64::from(libc::EEXIST)
+    );
     assert_eq!(ioctl(event, IOC_ENABLE, 0), 0);
     let program_id = id_of(program);
     close(program);
@@ -126,8 +141,8 @@ fn links() {
     std::thread::sleep(Duration::from_millis(100));
     let link_id = id_of(link);
     close(link);
-    wait_until_gone(30, link_id);
-    wait_until_gone(PROG_FD_BY_ID, program_id);
+    wait_until_gone(Command::LINK_GET_FD_BY_ID, link_id);
+    wait_until_gone(Command::PROG_GET_FD_BY_ID, program_id);
 }
 
 #[test]
@@ -218,11 +233,17 @@ fn rings() {
     unsafe { memory.add(9 * 512 - 1).write_volatile(1) };
     assert_eq!(mmap(ring, 5, both), Err(EINVAL), "the size is settled");
     assert_eq!(ioctl(ring, IOC_ENABLE, 0), 0);
-    let array = map_create(4, 4, 4, 2, 0, "events");
-    assert_eq!(element(UPDATE, array, &1, &mut (ring as u32)), 0);
-    assert_eq!(element(UPDATE, array, &1, &mut 0u32), EBADF);
+    let array = map_create(MapType::PERF_EVENT_ARRAY, 4, 4, 2, 0, "events");
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, array, &1, &mut (ring as u32)),
+        0
+    );
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, array, &1, &mut 0u32),
+        EBADF
+    );
 
-    let program = prog_load(RAW_TRACEPOINT, "p", &RETURN_0);
+    let program = prog_load(ProgramType::RAW_TRACEPOINT, "p", &RETURN_0);
     // SAFETY: no pointers.
     let epoll: i64 = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }.into();
     assert_eq!(epoll_ctl(epoll, libc::EPOLL_CTL_ADD, ring, 5), 0);
@@ -253,8 +274,8 @@ fn ring_buffers_are_waited_for() {
 }
 
 fn ring_buffer() {
-    let map = map_create(27, 0, 0, 4096, 0, "rb");
-    let program = prog_load(RAW_TRACEPOINT, "p", &RETURN_0);
+    let map = map_create(MapType::RINGBUF, 0, 0, 4096, 0, "rb");
+    let program = prog_load(ProgramType::RAW_TRACEPOINT, "p", &RETURN_0);
     // SAFETY: no pointers.
     let epoll: i64 = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }.into();
     assert_eq!(epoll_ctl(epoll, libc::EPOLL_CTL_ADD, map, 5), 0);
@@ -279,7 +300,7 @@ fn ring_buffer() {
         epoll_ctl(
             epoll,
             libc::EPOLL_CTL_ADD,
-            map_create(1, 4, 4, 1, 0, "h"),
+            map_create(MapType::HASH, 4, 4, 1, 0, "h"),
             1
         ),
         EPERM
@@ -293,7 +314,7 @@ fn rings_are_polled() {
 
 fn polling() {
     let (ring, other) = (perf_ring(0), perf_ring(1));
-    let program = prog_load(RAW_TRACEPOINT, "p", &RETURN_0);
+    let program = prog_load(ProgramType::RAW_TRACEPOINT, "p", &RETURN_0);
     let poll = |milliseconds| {
         let mut fds = [ring, other, -1].map(|fd| libc::pollfd {
             fd: fd as i32,
@@ -322,8 +343,8 @@ fn polling() {
 }
 
 fn slow_attach() {
-    let program = prog_load(KPROBE, "p", &RETURN_0);
-    let map = map_create(1, 4, 8, 10, 0, "m");
+    let program = prog_load(ProgramType::KPROBE, "p", &RETURN_0);
+    let map = map_create(MapType::HASH, 4, 8, 10, 0, "m");
     let attaching: Vec<_> = (0..6)
         .map(|_| {
             std::thread::spawn(move || ioctl(uprobe(SLOW_OFFSET, false), IOC_SET_BPF, program))
@@ -331,7 +352,7 @@ fn slow_attach() {
         .collect();
     std::thread::sleep(SLOW / 7);
     for key in 0..20 {
-        assert_eq!(element(UPDATE, map, &key, &mut 1u64), 0);
+        assert_eq!(element(Command::MAP_UPDATE_ELEM, map, &key, &mut 1u64), 0);
     }
     assert!(attaching.iter().all(|thread| !thread.is_finished()));
     for thread in attaching {
@@ -340,7 +361,7 @@ fn slow_attach() {
 }
 
 fn panic_in_backend() {
-    let program = prog_load(KPROBE, "p", &RETURN_0);
+    let program = prog_load(ProgramType::KPROBE, "p", &RETURN_0);
     assert_eq!(
         ioctl(uprobe(PANIC_OFFSET, false), IOC_SET_BPF, program),
         -i64::from(libc::EIO)

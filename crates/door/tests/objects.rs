@@ -5,6 +5,7 @@ mod common;
 
 use std::time::Duration;
 
+use beeline_uapi::{Command, MapType, ProgramType};
 use common::fake::{BAD_PROGRAM, LOG};
 use common::play;
 use common::tool::*;
@@ -59,64 +60,96 @@ played! {
 }
 
 fn maps() {
-    let map = map_create(1, 4, 8, 10, 0, "counts");
+    let map = map_create(MapType::HASH, 4, 8, 10, 0, "counts");
     assert!(map >= 0, "{map}");
     let mut value = 0u64;
-    assert_eq!(element(LOOKUP, map, &7, &mut value), ENOENT);
-    assert_eq!(element(UPDATE, map, &7, &mut 99u64), 0);
-    assert_eq!(element(LOOKUP, map, &7, &mut value), 0);
+    assert_eq!(
+        element(Command::MAP_LOOKUP_ELEM, map, &7, &mut value),
+        ENOENT
+    );
+    assert_eq!(element(Command::MAP_UPDATE_ELEM, map, &7, &mut 99u64), 0);
+    assert_eq!(element(Command::MAP_LOOKUP_ELEM, map, &7, &mut value), 0);
     assert_eq!(value, 99);
     let mut next = 0u32;
-    assert_eq!(element(NEXT_KEY, map, &7, &mut next), ENOENT);
+    assert_eq!(
+        element(Command::MAP_GET_NEXT_KEY, map, &7, &mut next),
+        ENOENT
+    );
     let mut first = Attr::zero(24)
         .u32(0, map as u32)
         .u64(16, &raw mut next as u64);
-    assert_eq!(bpf(NEXT_KEY, &mut first), 0);
+    assert_eq!(bpf(Command::MAP_GET_NEXT_KEY, &mut first), 0);
     assert_eq!(next, 7);
-    assert_eq!(element(DELETE, map, &7, &mut ()), 0);
-    assert_eq!(element(DELETE, map, &7, &mut ()), ENOENT);
+    assert_eq!(element(Command::MAP_DELETE_ELEM, map, &7, &mut ()), 0);
+    assert_eq!(element(Command::MAP_DELETE_ELEM, map, &7, &mut ()), ENOENT);
 }
 
 fn map_errors() {
-    let map = map_create(1, 4, 8, 10, 0, "m");
-    let program = prog_load(1, "p", &RETURN_0);
-    assert_eq!(map_create(1, 4, 8, 0, 0, "m"), EINVAL);
-    assert_eq!(element(LOOKUP, 77, &0, &mut 0u64), EBADF);
-    assert_eq!(element(LOOKUP, -1, &0, &mut 0u64), EBADF);
-    assert_eq!(element(LOOKUP, 0, &0, &mut 0u64), EINVAL);
-    assert_eq!(element(LOOKUP, program, &0, &mut 0u64), EINVAL);
-    assert_eq!(bpf(LOOKUP, &mut Attr::zero(32).u32(0, map as u32)), EFAULT);
-    assert_eq!(map_create(1, 4, 8, 10, 0, "two words"), EINVAL);
+    let map = map_create(MapType::HASH, 4, 8, 10, 0, "m");
+    let program = prog_load(ProgramType::SOCKET_FILTER, "p", &RETURN_0);
+    assert_eq!(map_create(MapType::HASH, 4, 8, 0, 0, "m"), EINVAL);
+    assert_eq!(element(Command::MAP_LOOKUP_ELEM, 77, &0, &mut 0u64), EBADF);
+    assert_eq!(element(Command::MAP_LOOKUP_ELEM, -1, &0, &mut 0u64), EBADF);
+    assert_eq!(element(Command::MAP_LOOKUP_ELEM, 0, &0, &mut 0u64), EINVAL);
+    assert_eq!(
+        element(Command::MAP_LOOKUP_ELEM, program, &0, &mut 0u64),
+        EINVAL
+    );
+    assert_eq!(
+        bpf(
+            Command::MAP_LOOKUP_ELEM,
+            &mut Attr::zero(32).u32(0, map as u32)
+        ),
+        EFAULT
+    );
+    assert_eq!(map_create(MapType::HASH, 4, 8, 10, 0, "two words"), EINVAL);
     // A map that the tool may only read, and one that it may only write.
     let (read_only, write_only) = (
-        map_create(1, 4, 8, 10, 8, "r"),
-        map_create(1, 4, 8, 10, 16, "w"),
+        map_create(MapType::HASH, 4, 8, 10, 8, "r"),
+        map_create(MapType::HASH, 4, 8, 10, 16, "w"),
     );
-    assert_eq!(element(UPDATE, read_only, &0, &mut 0u64), EPERM);
-    assert_eq!(element(LOOKUP, write_only, &0, &mut 0u64), EPERM);
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, read_only, &0, &mut 0u64),
+        EPERM
+    );
+    assert_eq!(
+        element(Command::MAP_LOOKUP_ELEM, write_only, &0, &mut 0u64),
+        EPERM
+    );
 }
 
 fn mapping() {
-    let array = map_create(2, 4, 8, 100, 1 << 10, "a.bss");
+    let array = map_create(MapType::ARRAY, 4, 8, 100, 1 << 10, "a.bss");
     let memory = mmap(array, 1, libc::PROT_READ | libc::PROT_WRITE).unwrap();
-    assert_eq!(element(UPDATE, array, &3, &mut 5u64), 0);
+    assert_eq!(element(Command::MAP_UPDATE_ELEM, array, &3, &mut 5u64), 0);
     // SAFETY: within the mapped page, and nobody else writes.
     assert_eq!(unsafe { memory.add(3).read_volatile() }, 5);
-    let freeze = || bpf(FREEZE, &mut Attr::zero(4).u32(0, array as u32));
+    let freeze = || bpf(Command::MAP_FREEZE, &mut Attr::zero(4).u32(0, array as u32));
     assert_eq!(freeze(), -i64::from(libc::EBUSY));
     // SAFETY: the page mapped above, of which nothing is used any more.
     assert_eq!(unsafe { libc::munmap(memory.cast(), 4096) }, 0);
     assert_eq!(freeze(), 0);
     assert_eq!(freeze(), EPERM);
-    assert_eq!(element(UPDATE, array, &3, &mut 5u64), EPERM);
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, array, &3, &mut 5u64),
+        EPERM
+    );
     assert_eq!(mmap(array, 1, libc::PROT_WRITE), Err(EPERM));
     assert!(mmap(array, 1, libc::PROT_READ).is_ok());
     assert_eq!(
-        mmap(map_create(2, 4, 8, 1, 0, "a"), 1, libc::PROT_READ),
+        mmap(
+            map_create(MapType::ARRAY, 4, 8, 1, 0, "a"),
+            1,
+            libc::PROT_READ
+        ),
         Err(EINVAL)
     );
     assert_eq!(
-        mmap(map_create(1, 4, 8, 1, 0, "h"), 1, libc::PROT_READ),
+        mmap(
+            map_create(MapType::HASH, 4, 8, 1, 0, "h"),
+            1,
+            libc::PROT_READ
+        ),
         Err(ENOTSUPP)
     );
     // Somebody else's file.
@@ -132,29 +165,29 @@ fn mapping() {
 }
 
 fn lifetimes() {
-    let program = prog_load(RAW_TRACEPOINT, "p", &RETURN_0);
+    let program = prog_load(ProgramType::RAW_TRACEPOINT, "p", &RETURN_0);
     let id = id_of(program);
     let copy = dup(program);
     close(program);
     assert_eq!(id_of(copy), id);
     assert_eq!(test_run(copy), (0, 42));
-    let again = bpf(PROG_FD_BY_ID, &mut Attr::zero(12).u32(0, id));
+    let again = bpf(Command::PROG_GET_FD_BY_ID, &mut Attr::zero(12).u32(0, id));
     assert!(again >= 0);
     close(copy);
     assert_eq!(id_of(again), id);
     close(again);
-    wait_until_gone(PROG_FD_BY_ID, id);
+    wait_until_gone(Command::PROG_GET_FD_BY_ID, id);
 }
 
 fn forks() {
-    let map = map_create(1, 4, 8, 10, 0, "shared");
-    let link_holder = prog_load(1, "p", &RETURN_0);
+    let map = map_create(MapType::HASH, 4, 8, 10, 0, "shared");
+    let link_holder = prog_load(ProgramType::SOCKET_FILTER, "p", &RETURN_0);
     let id = id_of(link_holder);
     // SAFETY: the child makes system calls only and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let updated = element(UPDATE, map, &1, &mut 11u64) == 0;
-        let created = map_create(1, 4, 8, 10, 0, "child") >= 0;
+        let updated = element(Command::MAP_UPDATE_ELEM, map, &1, &mut 11u64) == 0;
+        let created = map_create(MapType::HASH, 4, 8, 10, 0, "child") >= 0;
         std::thread::sleep(Duration::from_millis(200));
         let ok = updated && created && id_of(link_holder) == id;
         // SAFETY: ends the child without running the test harness's clean-up.
@@ -166,14 +199,14 @@ fn forks() {
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0);
     let mut value = 0u64;
-    assert_eq!(element(LOOKUP, map, &1, &mut value), 0);
+    assert_eq!(element(Command::MAP_LOOKUP_ELEM, map, &1, &mut value), 0);
     assert_eq!(value, 11);
-    wait_until_gone(PROG_FD_BY_ID, id);
+    wait_until_gone(Command::PROG_GET_FD_BY_ID, id);
 }
 
 /// One batched command: its result, the count, and the cursor.
 fn batch(
-    command: u32,
+    command: Command,
     map: i64,
     from: Option<u32>,
     keys: &mut [u32],
@@ -185,7 +218,10 @@ fn batch(
         .u64(24, values.as_mut_ptr() as u64)
         .u32(32, keys.len() as u32)
         .u32(36, map as u32);
-    if matches!(command, LOOKUP_BATCH | LOOKUP_AND_DELETE_BATCH) {
+    if matches!(
+        command,
+        Command::MAP_LOOKUP_BATCH | Command::MAP_LOOKUP_AND_DELETE_BATCH
+    ) {
         attr = attr.u64(8, &raw mut output as u64);
         if from.is_some() {
             attr = attr.u64(0, &raw mut input as u64);
@@ -196,54 +232,76 @@ fn batch(
 }
 
 fn batches() {
-    let map = map_create(1, 4, 8, 10, 0, "m");
+    let map = map_create(MapType::HASH, 4, 8, 10, 0, "m");
     let (mut keys, mut values) = ([1, 2, 3, 4, 5], [10, 20, 30, 40, 50]);
-    assert_eq!(batch(UPDATE_BATCH, map, None, &mut keys, &mut values).0, 0);
+    assert_eq!(
+        batch(Command::MAP_UPDATE_BATCH, map, None, &mut keys, &mut values).0,
+        0
+    );
 
     let (mut keys, mut values) = ([0; 3], [0; 3]);
-    let (result, count, cursor) = batch(LOOKUP_BATCH, map, None, &mut keys, &mut values);
+    let (result, count, cursor) =
+        batch(Command::MAP_LOOKUP_BATCH, map, None, &mut keys, &mut values);
     assert_eq!(
         (result, count, keys, values),
         (0, 3, [1, 2, 3], [10, 20, 30])
     );
-    let (result, count, _) = batch(LOOKUP_BATCH, map, Some(cursor), &mut keys, &mut values);
+    let (result, count, _) = batch(
+        Command::MAP_LOOKUP_BATCH,
+        map,
+        Some(cursor),
+        &mut keys,
+        &mut values,
+    );
     assert_eq!(
         (result, count, &keys[..2], &values[..2]),
         (ENOENT, 2, &[4, 5][..], &[40, 50][..])
     );
 
-    let (result, count, cursor) = batch(LOOKUP_AND_DELETE_BATCH, map, None, &mut keys, &mut values);
+    let (result, count, cursor) = batch(
+        Command::MAP_LOOKUP_AND_DELETE_BATCH,
+        map,
+        None,
+        &mut keys,
+        &mut values,
+    );
     assert_eq!((result, count, keys), (0, 3, [1, 2, 3]));
     let (result, count, _) = batch(
-        LOOKUP_AND_DELETE_BATCH,
+        Command::MAP_LOOKUP_AND_DELETE_BATCH,
         map,
         Some(cursor),
         &mut keys,
         &mut values,
     );
     assert_eq!((result, count, &keys[..2]), (ENOENT, 2, &[4, 5][..]));
-    assert_eq!(element(LOOKUP, map, &5, &mut 0u64), ENOENT);
+    assert_eq!(
+        element(Command::MAP_LOOKUP_ELEM, map, &5, &mut 0u64),
+        ENOENT
+    );
 }
 
 fn many_maps() {
     let (kept, mapped) = (
-        map_create(1, 4, 8, 1, 0, "kept"),
-        map_create(2, 4, 8, 1, 1 << 10, "mapped"),
+        map_create(MapType::HASH, 4, 8, 1, 0, "kept"),
+        map_create(MapType::ARRAY, 4, 8, 1, 1 << 10, "mapped"),
     );
     let (kept_id, mapped_id) = (id_of(kept), id_of(mapped));
     let memory = mmap(mapped, 1, libc::PROT_READ).unwrap();
     close(mapped);
-    let first = map_create(1, 4, 8, 1, 0, "m");
+    let first = map_create(MapType::HASH, 4, 8, 1, 0, "m");
     let first_id = id_of(first);
     close(first);
     // Enough for a search, which takes a moment.
     for _ in 0..70 {
-        close(map_create(1, 4, 8, 1, 0, "m"));
+        close(map_create(MapType::HASH, 4, 8, 1, 0, "m"));
     }
     std::thread::sleep(Duration::from_millis(500));
-    wait_until_gone(MAP_FD_BY_ID, first_id);
+    wait_until_gone(Command::MAP_GET_FD_BY_ID, first_id);
     assert_eq!(id_of(kept), kept_id);
-    let again = bpf(MAP_FD_BY_ID, &mut Attr::zero(12).u32(0, mapped_id));
+    let again = bpf(
+        Command::MAP_GET_FD_BY_ID,
+        &mut Attr::zero(12).u32(0, mapped_id),
+    );
     assert!(again >= 0, "a mapped map is in use");
     // SAFETY: still mapped.
     assert_eq!(unsafe { memory.read_volatile() }, 0);
@@ -251,56 +309,77 @@ fn many_maps() {
 
 fn inner_maps() {
     let (inner, other) = (
-        map_create(1, 4, 8, 1, 0, "inner"),
-        map_create(1, 4, 8, 1, 0, "m"),
+        map_create(MapType::HASH, 4, 8, 1, 0, "inner"),
+        map_create(MapType::HASH, 4, 8, 1, 0, "m"),
     );
     let (inner_id, other_id) = (id_of(inner), id_of(other));
     let outer = Attr::zero(72)
-        .u32(0, HASH_OF_MAPS)
+        .u32(0, MapType::HASH_OF_MAPS.0)
         .u32(4, 4)
         .u32(8, 4)
         .u32(12, 1)
         .u32(20, inner as u32);
-    assert_eq!(bpf(MAP_CREATE, &mut outer.clone().u32(20, 999)), EBADF);
-    let outer = bpf(MAP_CREATE, &mut outer.clone());
+    assert_eq!(
+        bpf(Command::MAP_CREATE, &mut outer.clone().u32(20, 999)),
+        EBADF
+    );
+    let outer = bpf(Command::MAP_CREATE, &mut outer.clone());
     assert!(outer >= 0, "{outer}");
-    assert_eq!(element(UPDATE, outer, &1, &mut 999u32), EBADF);
-    assert_eq!(element(UPDATE, inner, &5, &mut 55u64), 0);
-    assert_eq!(element(UPDATE, outer, &1, &mut (inner as u32)), 0);
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, outer, &1, &mut 999u32),
+        EBADF
+    );
+    assert_eq!(element(Command::MAP_UPDATE_ELEM, inner, &5, &mut 55u64), 0);
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, outer, &1, &mut (inner as u32)),
+        0
+    );
     close(inner);
     close(other);
     // Enough for a search, which finds the one and would find the other.
     for _ in 0..70 {
-        close(map_create(1, 4, 8, 1, 0, "m"));
+        close(map_create(MapType::HASH, 4, 8, 1, 0, "m"));
     }
-    wait_until_gone(MAP_FD_BY_ID, other_id);
+    wait_until_gone(Command::MAP_GET_FD_BY_ID, other_id);
     let mut value = 0u32;
-    assert_eq!(element(LOOKUP, outer, &1, &mut value), 0);
+    assert_eq!(element(Command::MAP_LOOKUP_ELEM, outer, &1, &mut value), 0);
     assert_eq!(value, inner_id);
-    let inner = bpf(MAP_FD_BY_ID, &mut Attr::zero(12).u32(0, inner_id));
+    let inner = bpf(
+        Command::MAP_GET_FD_BY_ID,
+        &mut Attr::zero(12).u32(0, inner_id),
+    );
     let mut value = 0u64;
-    assert_eq!(element(LOOKUP, inner, &5, &mut value), 0);
+    assert_eq!(element(Command::MAP_LOOKUP_ELEM, inner, &5, &mut value), 0);
     assert_eq!(value, 55);
     close(inner);
-    assert_eq!(element(DELETE, outer, &1, &mut ()), 0);
-    wait_until_gone(MAP_FD_BY_ID, inner_id);
+    assert_eq!(element(Command::MAP_DELETE_ELEM, outer, &1, &mut ()), 0);
+    wait_until_gone(Command::MAP_GET_FD_BY_ID, inner_id);
 }
 
 fn program_arrays() {
-    let array = map_create(PROG_ARRAY, 4, 4, 4, 0, "programs");
-    let program = prog_load(KPROBE, "p", &RETURN_0);
+    let array = map_create(MapType::PROG_ARRAY, 4, 4, 4, 0, "programs");
+    let program = prog_load(ProgramType::KPROBE, "p", &RETURN_0);
     let id = id_of(program);
-    assert_eq!(element(UPDATE, array, &9, &mut (program as u32)), E2BIG);
-    assert_eq!(element(UPDATE, array, &2, &mut (array as u32)), EINVAL);
-    assert_eq!(element(UPDATE, array, &2, &mut (program as u32)), 0);
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, array, &9, &mut (program as u32)),
+        E2BIG
+    );
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, array, &2, &mut (array as u32)),
+        EINVAL
+    );
+    assert_eq!(
+        element(Command::MAP_UPDATE_ELEM, array, &2, &mut (program as u32)),
+        0
+    );
     close(program);
     let again = dup(array);
     close(array);
-    let program = bpf(PROG_FD_BY_ID, &mut Attr::zero(12).u32(0, id));
+    let program = bpf(Command::PROG_GET_FD_BY_ID, &mut Attr::zero(12).u32(0, id));
     assert!(program >= 0, "{program}");
     close(program);
     close(again);
-    wait_until_gone(PROG_FD_BY_ID, id);
+    wait_until_gone(Command::PROG_GET_FD_BY_ID, id);
 }
 
 #[test]
@@ -308,7 +387,10 @@ fn programs_load_with_their_maps() {
     let fake = play("programs");
     // The first object is the map, whatever its descriptor's number.
     for name in ["direct", "indexed"] {
-        let start = format!("program_load 17 {name} maps [(");
+        let start = format!(
+            "program_load {} {name} maps [(",
+            ProgramType::RAW_TRACEPOINT
+        );
         let loaded = fake
             .log()
             .iter()
@@ -320,7 +402,7 @@ fn programs_load_with_their_maps() {
 }
 
 fn programs() {
-    let map = map_create(1, 4, 8, 10, 0, "m");
+    let map = map_create(MapType::HASH, 4, 8, 10, 0, "m");
     let load = |pseudo: u64, imm: i64| {
         [
             0x18 | 1 << 8 | pseudo << 12 | (imm as u64) << 32,
@@ -329,17 +411,21 @@ fn programs() {
             0x95,
         ]
     };
-    assert!(prog_load(RAW_TRACEPOINT, "direct", &load(1, map)) >= 0);
+    assert!(prog_load(ProgramType::RAW_TRACEPOINT, "direct", &load(1, map)) >= 0);
     let fds = [-1, map as i32];
     let insns = load(5, 1);
-    let attr = prog_attr(RAW_TRACEPOINT, "indexed", &insns).u64(120, fds.as_ptr() as u64);
-    let program = bpf(PROG_LOAD, &mut attr.clone());
+    let attr =
+        prog_attr(ProgramType::RAW_TRACEPOINT, "indexed", &insns).u64(120, fds.as_ptr() as u64);
+    let program = bpf(Command::PROG_LOAD, &mut attr.clone());
     assert!(program >= 0);
-    assert_eq!(bpf(PROG_LOAD, &mut attr.u64(120, 0)), EINVAL);
+    assert_eq!(bpf(Command::PROG_LOAD, &mut attr.u64(120, 0)), EINVAL);
     assert_eq!(test_run(program), (0, 42));
-    assert_eq!(test_run(prog_load(KPROBE, "k", &RETURN_0)).0, ENOTSUPP);
+    assert_eq!(
+        test_run(prog_load(ProgramType::KPROBE, "k", &RETURN_0)).0,
+        ENOTSUPP
+    );
     let mut bind = Attr::zero(12).u32(0, program as u32).u32(4, map as u32);
-    assert_eq!(bpf(35, &mut bind), 0);
+    assert_eq!(bpf(Command::PROG_BIND_MAP, &mut bind), 0);
 
     // The program's maps, by number.
     let (mut info, mut ids) = (Attr::zero(232), [0u32; 4]);
@@ -348,18 +434,18 @@ fn programs() {
         .u32(0, program as u32)
         .u32(4, 232)
         .u64(8, info.0.as_mut_ptr() as u64);
-    assert_eq!(bpf(INFO, &mut attr), 0);
+    assert_eq!(bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr), 0);
     assert_eq!(
         (info.get_u32(0), info.get_u32(52), ids[0]),
-        (RAW_TRACEPOINT, 1, id_of(map))
+        (ProgramType::RAW_TRACEPOINT.0, 1, id_of(map))
     );
     assert_eq!(&info.0[64..71], b"indexed");
     // None, and too many, instructions.
-    assert_eq!(prog_load(1, "p", &[]), E2BIG);
+    assert_eq!(prog_load(ProgramType::SOCKET_FILTER, "p", &[]), E2BIG);
     assert_eq!(
         bpf(
-            PROG_LOAD,
-            &mut prog_attr(1, "p", &RETURN_0).u32(4, 1_000_001)
+            Command::PROG_LOAD,
+            &mut prog_attr(ProgramType::SOCKET_FILTER, "p", &RETURN_0).u32(4, 1_000_001)
         ),
         E2BIG
     );
@@ -368,12 +454,12 @@ fn programs() {
 fn logs() {
     let mut buffer = [b'x'; 64];
     let mut load = |name, size: u32| {
-        let attr = prog_attr(1, name, &RETURN_0)
+        let attr = prog_attr(ProgramType::SOCKET_FILTER, name, &RETURN_0)
             .u32(24, 1)
             .u32(28, size)
             .u64(32, buffer.as_mut_ptr() as u64);
         let mut attr = attr;
-        let result = bpf(PROG_LOAD, &mut attr);
+        let result = bpf(Command::PROG_LOAD, &mut attr);
         let text = buffer.split(|&byte| byte == 0).next().unwrap().to_vec();
         (
             result,
@@ -398,7 +484,10 @@ fn logs() {
     assert!(good >= 0);
     assert_eq!((text.as_str(), len), ("", 0));
     assert_eq!(
-        bpf(PROG_LOAD, &mut prog_attr(1, "p", &RETURN_0).u32(28, 10)),
+        bpf(
+            Command::PROG_LOAD,
+            &mut prog_attr(ProgramType::SOCKET_FILTER, "p", &RETURN_0).u32(28, 10)
+        ),
         EINVAL
     );
 }
@@ -415,36 +504,40 @@ fn type_info() {
     let mut attr = Attr::zero(28)
         .u64(0, data.as_ptr() as u64)
         .u32(16, data.len() as u32);
-    let btf = bpf(BTF_LOAD, &mut attr);
+    let btf = bpf(Command::BTF_LOAD, &mut attr);
     assert!(btf >= 0);
-    let with_types = |map_type: u32, fd: i64, value_type: u32| {
+    let with_types = |map_type: MapType, fd: i64, value_type: u32| {
         let attr = Attr::zero(72)
-            .u32(0, map_type)
+            .u32(0, map_type.0)
             .u32(4, 4)
             .u32(8, 8)
             .u32(12, 1);
         bpf(
-            MAP_CREATE,
+            Command::MAP_CREATE,
             &mut attr.u32(48, fd as u32).u32(52, 1).u32(56, value_type),
         )
     };
     let with_btf = |map_type, fd| with_types(map_type, fd, 2);
-    assert!(with_btf(1, btf) >= 0);
-    assert_eq!(with_types(1, btf, 1), EINVAL, "a value of another size");
-    assert_eq!(with_types(1, btf, 3), EINVAL, "no such type");
-    assert_eq!(with_btf(1, 99), EBADF);
-    assert_eq!(with_btf(7, btf), ENOTSUPP);
-    assert_eq!(with_btf(27, btf), EINVAL);
-    assert_eq!(with_btf(4, btf), EINVAL);
+    assert!(with_btf(MapType::HASH, btf) >= 0);
+    assert_eq!(
+        with_types(MapType::HASH, btf, 1),
+        EINVAL,
+        "a value of another size"
+    );
+    assert_eq!(with_types(MapType::HASH, btf, 3), EINVAL, "no such type");
+    assert_eq!(with_btf(MapType::HASH, 99), EBADF);
+    assert_eq!(with_btf(MapType::STACK_TRACE, btf), ENOTSUPP);
+    assert_eq!(with_btf(MapType::RINGBUF, btf), EINVAL);
+    assert_eq!(with_btf(MapType::PERF_EVENT_ARRAY, btf), EINVAL);
     // A program with line information needs its BTF.
     let lines = [0u32; 4];
-    let attr = prog_attr(1, "p", &RETURN_0)
+    let attr = prog_attr(ProgramType::SOCKET_FILTER, "p", &RETURN_0)
         .u32(72, u32::MAX)
         .u32(92, 16)
         .u64(96, lines.as_ptr() as u64)
         .u32(104, 1);
-    assert_eq!(bpf(PROG_LOAD, &mut attr.clone()), EBADF);
-    assert!(bpf(PROG_LOAD, &mut attr.u32(72, btf as u32)) >= 0);
+    assert_eq!(bpf(Command::PROG_LOAD, &mut attr.clone()), EBADF);
+    assert!(bpf(Command::PROG_LOAD, &mut attr.u32(72, btf as u32)) >= 0);
 
     let mut copy = vec![0u8; data.len()];
     let mut info = Attr::zero(32)
@@ -454,13 +547,13 @@ fn type_info() {
         .u32(0, btf as u32)
         .u32(4, 32)
         .u64(8, info.0.as_mut_ptr() as u64);
-    assert_eq!(bpf(INFO, &mut attr), 0);
+    assert_eq!(bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr), 0);
     assert_eq!(copy, data);
     data[0] = 0;
     let mut attr = Attr::zero(28)
         .u64(0, data.as_ptr() as u64)
         .u32(16, data.len() as u32);
-    assert_eq!(bpf(BTF_LOAD, &mut attr), EINVAL);
+    assert_eq!(bpf(Command::BTF_LOAD, &mut attr), EINVAL);
 }
 
 fn garbage() {
@@ -483,17 +576,20 @@ fn garbage() {
                     0
                 };
             }
-            let fd = bpf(command, &mut attr);
+            let fd = bpf(Command(command), &mut attr);
             if fd > 2 {
                 close(fd);
             }
         }
     }
-    assert_eq!(bpf(99, &mut Attr::zero(16)), EINVAL);
-    assert_eq!(bpf(0, &mut Attr::zero(200).u32(196, 1)), E2BIG);
-    assert_eq!(bpf(0, &mut Attr::zero(5000)), E2BIG);
+    assert_eq!(bpf(Command(99), &mut Attr::zero(16)), EINVAL);
+    assert_eq!(
+        bpf(Command::MAP_CREATE, &mut Attr::zero(200).u32(196, 1)),
+        E2BIG
+    );
+    assert_eq!(bpf(Command::MAP_CREATE, &mut Attr::zero(5000)), E2BIG);
     // SAFETY: a bad address, read by the door only.
-    let bad = unsafe { libc::syscall(libc::SYS_bpf, 0, 8, 64) };
+    let bad = unsafe { libc::syscall(libc::SYS_bpf, Command::MAP_CREATE.0, 8, 64) };
     assert_eq!(result(bad), EFAULT);
     for _ in 0..200 {
         let mut attr = Attr::zero(136);
@@ -532,16 +628,15 @@ fn limits() {
 }
 
 fn names() {
-    const PIN: u32 = 6;
     const DIRECTORY: &std::ffi::CStr = c"/sys/fs/bpf/names";
-    let map = map_create(2, 4, 8, 1, 0, "m");
+    let map = map_create(MapType::ARRAY, 4, 8, 1, 0, "m");
     // SAFETY: paths that end in a NUL, here and below.
     assert_eq!(unsafe { libc::mkdir(DIRECTORY.as_ptr(), 0o700) }, 0);
     let path = c"/sys/fs/bpf/names/m";
     let mut pin = Attr::zero(16)
         .u64(0, path.as_ptr() as u64)
         .u32(8, map as u32);
-    assert_eq!(bpf(PIN, &mut pin), 0);
+    assert_eq!(bpf(Command::OBJ_PIN, &mut pin), 0);
     let flags = libc::O_RDONLY | libc::O_DIRECTORY;
     // SAFETY: likewise.
     let directory = unsafe { libc::open(DIRECTORY.as_ptr(), flags) };

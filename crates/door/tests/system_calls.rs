@@ -6,6 +6,7 @@ mod common;
 
 use std::ffi::CString;
 
+use beeline_uapi::{AttachType, Command, LinkType, MapType, ProgramType};
 use common::tool::*;
 use common::{again_without_tracefs, on_kernel, play};
 
@@ -16,15 +17,6 @@ const EEXIST: i64 = -(libc::EEXIST as i64);
 const EFAULT: i64 = -(libc::EFAULT as i64);
 const EINVAL: i64 = -(libc::EINVAL as i64);
 const ENOENT: i64 = -(libc::ENOENT as i64);
-
-const TRACEPOINT: u32 = 5;
-const TRACING: u32 = 26;
-const RAW_TRACEPOINT_OPEN: u32 = 17;
-const TRACE_RAW_TP: u32 = 23;
-const TRACE_FENTRY: u32 = 24;
-const TRACE_FEXIT: u32 = 25;
-const MODIFY_RETURN: u32 = 26;
-const PERF_EVENT: u32 = 41;
 
 /// Not a test of its own: the tool's side of all the others.
 #[test]
@@ -64,24 +56,27 @@ fn raw(name: &str) -> i64 {
 }
 
 /// A program that looks at the four bytes of its context which end there.
-fn looks_to(prog_type: u32, end: u64) -> i64 {
+fn looks_to(prog_type: ProgramType, end: u64) -> i64 {
     let load = 0x1061 | (end - 4) << 16;
     prog_load(prog_type, "looks", &[load, RETURN_0[0], RETURN_0[1]])
 }
 
-fn link(program: i64, kind: u32, target: i64, at_16: u64, at_24: u64) -> i64 {
+fn link(program: i64, kind: AttachType, target: i64, at_16: u64, at_24: u64) -> i64 {
     let attr = Attr::zero(48)
         .u32(0, program as u32)
         .u32(4, target as u32)
-        .u32(8, kind);
-    bpf(LINK_CREATE, &mut attr.u64(16, at_16).u64(24, at_24))
+        .u32(8, kind.0);
+    bpf(
+        Command::LINK_CREATE,
+        &mut attr.u64(16, at_16).u64(24, at_24),
+    )
 }
 
 fn raw_open(program: i64, name: Option<&str>, cookie: u64) -> i64 {
     let name = name.map(|name| CString::new(name).unwrap());
     let address = name.as_ref().map_or(0, |name| name.as_ptr() as u64);
     let attr = Attr::zero(24).u64(0, address).u32(8, program as u32);
-    bpf(RAW_TRACEPOINT_OPEN, &mut attr.u64(16, cookie))
+    bpf(Command::RAW_TRACEPOINT_OPEN, &mut attr.u64(16, cookie))
 }
 
 /// How often the backend was asked to attach where all of `parts` are said.
@@ -122,7 +117,7 @@ fn tracepoints_are_attached() {
 }
 
 fn tracepoints() {
-    let program = prog_load(TRACEPOINT, "p", &RETURN_0);
+    let program = prog_load(ProgramType::TRACEPOINT, "p", &RETURN_0);
     let event = tracepoint("sys_enter_openat");
     assert_eq!(ioctl(event, IOC_SET_BPF, program), 0);
     assert_eq!(ioctl(event, IOC_SET_BPF, program), EEXIST);
@@ -134,7 +129,7 @@ fn tracepoints() {
     let event = tracepoint("sys_enter_openat");
     assert_eq!(ioctl(event, IOC_SET_BPF, program), 0);
     let exit = tracepoint("sys_exit_openat");
-    assert!(link(program, PERF_EVENT, exit, 77, 0) >= 0);
+    assert!(link(program, AttachType::PERF_EVENT, exit, 77, 0) >= 0);
     assert_eq!(ioctl(raw("sys_enter"), IOC_SET_BPF, program), 0);
     assert_eq!(ioctl(raw("sys_exit"), IOC_SET_BPF, program), 0);
 }
@@ -155,11 +150,15 @@ fn tracepoint_errors() {
 
     let set = |event: i64, program: i64| ioctl(event, IOC_SET_BPF, program);
     let openat = tracepoint("sys_enter_openat");
-    for wrong in [KPROBE, RAW_TRACEPOINT, 7] {
+    for wrong in [
+        ProgramType::KPROBE,
+        ProgramType::RAW_TRACEPOINT,
+        ProgramType::PERF_EVENT,
+    ] {
         let program = prog_load(wrong, "wrong", &RETURN_0);
         assert_eq!(set(openat, program), EINVAL, "type {wrong}");
         assert_eq!(
-            link(program, PERF_EVENT, openat, 0, 0),
+            link(program, AttachType::PERF_EVENT, openat, 0, 0),
             EINVAL,
             "type {wrong}"
         );
@@ -174,13 +173,20 @@ fn tracepoint_errors() {
         (raw("sys_enter"), 64),
         (raw("sys_exit"), 24),
     ] {
-        let (inside, beyond) = (looks_to(TRACEPOINT, end), looks_to(TRACEPOINT, end + 4));
+        let (inside, beyond) = (
+            looks_to(ProgramType::TRACEPOINT, end),
+            looks_to(ProgramType::TRACEPOINT, end + 4),
+        );
         assert_eq!(set(event, beyond), EACCES, "{end}");
-        assert_eq!(link(beyond, PERF_EVENT, event, 0, 0), EACCES, "{end}");
+        assert_eq!(
+            link(beyond, AttachType::PERF_EVENT, event, 0, 0),
+            EACCES,
+            "{end}"
+        );
         assert_eq!(set(event, inside), 0, "{end}");
     }
     // Another event of the same tracepoint is another way to the same place.
-    let program = prog_load(TRACEPOINT, "p", &RETURN_0);
+    let program = prog_load(ProgramType::TRACEPOINT, "p", &RETURN_0);
     let [first, second, of_process] = [(-1, 0), (-1, 1), (0, -1)].map(|(pid, cpu)| {
         let id = id_of_tracepoint("syscalls", "sys_enter_close");
         open_id(id, pid, cpu, true)
@@ -188,8 +194,8 @@ fn tracepoint_errors() {
     assert_eq!(set(first, program), 0);
     assert_eq!(set(second, program), EEXIST);
     assert_eq!(set(of_process, program), EEXIST);
-    assert_eq!(link(program, PERF_EVENT, second, 0, 0), EEXIST);
-    let other = prog_load(TRACEPOINT, "q", &RETURN_0);
+    assert_eq!(link(program, AttachType::PERF_EVENT, second, 0, 0), EEXIST);
+    let other = prog_load(ProgramType::TRACEPOINT, "q", &RETURN_0);
     assert_eq!(set(of_process, other), 0);
 }
 
@@ -201,7 +207,7 @@ fn a_tracepoint_takes_64_programs() {
 
 fn many_programs() {
     let attach = |event: i64| {
-        let program = prog_load(TRACEPOINT, "p", &RETURN_0);
+        let program = prog_load(ProgramType::TRACEPOINT, "p", &RETURN_0);
         ioctl(event, IOC_SET_BPF, program)
     };
     for n in 0..64 {
@@ -223,7 +229,7 @@ fn programs_on_tracepoints_run_while_their_event_is_disabled() {
 
 /// On the kernel the program counts; under the door's backend in memory nothing does.
 fn disabled_events() {
-    let map = map_create(2, 4, 8, 1, 0, "count");
+    let map = map_create(MapType::ARRAY, 4, 8, 1, 0, "count");
     let add_one = [
         0x2118 | (map as u64) << 32, // r1 = the map's value
         0,
@@ -232,12 +238,12 @@ fn disabled_events() {
         RETURN_0[0],
         RETURN_0[1],
     ];
-    let program = prog_load(TRACEPOINT, "counts", &add_one);
+    let program = prog_load(ProgramType::TRACEPOINT, "counts", &add_one);
     assert!(program >= 0, "{program}");
     let calls = || {
         let count = || {
             let mut value = 0u64;
-            assert_eq!(element(LOOKUP, map, &0, &mut value), 0);
+            assert_eq!(element(Command::MAP_LOOKUP_ELEM, map, &0, &mut value), 0);
             value
         };
         let before = count();
@@ -278,7 +284,7 @@ fn raw_tracepoints_are_attached() {
 }
 
 fn raw_tracepoints() {
-    let program = prog_load(RAW_TRACEPOINT, "p", &RETURN_0);
+    let program = prog_load(ProgramType::RAW_TRACEPOINT, "p", &RETURN_0);
     assert!(raw_open(program, Some("sys_enter"), 0) >= 0);
     assert!(
         raw_open(program, Some("sys_enter"), 0) >= 0,
@@ -290,7 +296,11 @@ fn raw_tracepoints() {
     }
     assert_eq!(raw_open(program, None, 0), EFAULT);
     assert_eq!(raw_open(-1, Some("sys_enter"), 0), -i64::from(libc::EBADF));
-    for wrong in [KPROBE, TRACEPOINT, 7] {
+    for wrong in [
+        ProgramType::KPROBE,
+        ProgramType::TRACEPOINT,
+        ProgramType::PERF_EVENT,
+    ] {
         let program = prog_load(wrong, "wrong", &RETURN_0);
         assert_eq!(
             raw_open(program, Some("sys_enter"), 0),
@@ -299,13 +309,23 @@ fn raw_tracepoints() {
         );
     }
     // Two words of context.
-    assert!(raw_open(looks_to(RAW_TRACEPOINT, 16), Some("sys_enter"), 0) >= 0);
+    assert!(
+        raw_open(
+            looks_to(ProgramType::RAW_TRACEPOINT, 16),
+            Some("sys_enter"),
+            0
+        ) >= 0
+    );
     assert_eq!(
-        raw_open(looks_to(RAW_TRACEPOINT, 20), Some("sys_enter"), 0),
+        raw_open(
+            looks_to(ProgramType::RAW_TRACEPOINT, 20),
+            Some("sys_enter"),
+            0
+        ),
         EINVAL
     );
-    assert_eq!(link(program, TRACE_RAW_TP, 0, 0, 0), EINVAL);
-    assert_eq!(link(program, PERF_EVENT, 0, 0, 0), EINVAL);
+    assert_eq!(link(program, AttachType::TRACE_RAW_TP, 0, 0, 0), EINVAL);
+    assert_eq!(link(program, AttachType::PERF_EVENT, 0, 0, 0), EINVAL);
 }
 
 /// The number of a type in the kernel's BTF.
@@ -316,10 +336,12 @@ fn kernel_type(kind: u8, name: &str) -> u32 {
     id
 }
 
-fn load_tracing(attach_type: u32, kind: u8, name: &str) -> i64 {
-    let attr = prog_attr(TRACING, "p", &RETURN_0);
-    let attr = attr.u32(68, attach_type).u32(108, kernel_type(kind, name));
-    let program = bpf(PROG_LOAD, &mut attr.clone());
+fn load_tracing(attach_type: AttachType, kind: u8, name: &str) -> i64 {
+    let attr = prog_attr(ProgramType::TRACING, "p", &RETURN_0);
+    let attr = attr
+        .u32(68, attach_type.0)
+        .u32(108, kernel_type(kind, name));
+    let program = bpf(Command::PROG_LOAD, &mut attr.clone());
     assert!(program >= 0, "{name}: {program}");
     program
 }
@@ -347,14 +369,14 @@ fn raw_tracepoints_are_attached_by_their_type() {
 }
 
 fn typed_raw_tracepoints() {
-    let enter = load_tracing(TRACE_RAW_TP, TYPEDEF, "btf_trace_sys_enter");
+    let enter = load_tracing(AttachType::TRACE_RAW_TP, TYPEDEF, "btf_trace_sys_enter");
     assert_eq!(raw_open(enter, Some("sys_enter"), 0), EINVAL, "named twice");
     assert!(raw_open(enter, None, 0) >= 0);
     assert!(raw_open(enter, None, 0) >= 0, "any number of times");
-    assert_eq!(link(enter, TRACE_FENTRY, 0, 0, 0), EINVAL);
-    assert_eq!(link(enter, PERF_EVENT, 0, 0, 0), EINVAL);
-    let exit = load_tracing(TRACE_RAW_TP, TYPEDEF, "btf_trace_sys_exit");
-    assert!(link(exit, TRACE_RAW_TP, 0, 0, 9) >= 0);
+    assert_eq!(link(enter, AttachType::TRACE_FENTRY, 0, 0, 0), EINVAL);
+    assert_eq!(link(enter, AttachType::PERF_EVENT, 0, 0, 0), EINVAL);
+    let exit = load_tracing(AttachType::TRACE_RAW_TP, TYPEDEF, "btf_trace_sys_exit");
+    assert!(link(exit, AttachType::TRACE_RAW_TP, 0, 0, 9) >= 0);
 }
 
 #[test]
@@ -381,36 +403,40 @@ fn tracing_programs_are_attached_by_their_type() {
 }
 
 fn tracing_programs() {
-    let other = load_tracing(TRACE_RAW_TP, TYPEDEF, "btf_trace_sched_switch");
+    let other = load_tracing(AttachType::TRACE_RAW_TP, TYPEDEF, "btf_trace_sched_switch");
     assert_eq!(raw_open(other, None, 0), ENOENT);
     let function = "__x64_sys_openat";
-    let fentry = load_tracing(TRACE_FENTRY, FUNC, function);
+    let fentry = load_tracing(AttachType::TRACE_FENTRY, FUNC, function);
     assert_eq!(
-        link(fentry, TRACE_FENTRY, 0, 1, 0),
+        link(fentry, AttachType::TRACE_FENTRY, 0, 1, 0),
         EINVAL,
         "a type without a target"
     );
-    assert_eq!(link(fentry, TRACE_FEXIT, 0, 0, 0), EINVAL);
-    assert!(link(fentry, TRACE_FENTRY, 0, 0, 3) >= 0);
-    let fexit = load_tracing(TRACE_FEXIT, FUNC, function);
+    assert_eq!(link(fentry, AttachType::TRACE_FEXIT, 0, 0, 0), EINVAL);
+    assert!(link(fentry, AttachType::TRACE_FENTRY, 0, 0, 3) >= 0);
+    let fexit = load_tracing(AttachType::TRACE_FEXIT, FUNC, function);
     let attached = raw_open(fexit, None, 0);
     assert!(attached >= 0);
     assert_eq!(raw_open(fexit, None, 0), EBUSY);
     close(attached);
     assert!(raw_open(fexit, None, 0) >= 0);
-    let modify = load_tracing(MODIFY_RETURN, FUNC, "__x64_sys_close");
+    let modify = load_tracing(AttachType::MODIFY_RETURN, FUNC, "__x64_sys_close");
     assert!(raw_open(modify, None, 0) >= 0);
     // Functions that stand for calls; what they return cannot be changed.
-    let connect = load_tracing(TRACE_FEXIT, FUNC, "__sys_connect");
+    let connect = load_tracing(AttachType::TRACE_FEXIT, FUNC, "__sys_connect");
     assert!(raw_open(connect, None, 0) >= 0);
     assert_eq!(raw_open(connect, None, 0), EBUSY);
-    let connect = load_tracing(MODIFY_RETURN, FUNC, "__sys_connect");
+    let connect = load_tracing(AttachType::MODIFY_RETURN, FUNC, "__sys_connect");
     assert_eq!(raw_open(connect, None, 0), ENOENT);
     // Calls without arguments have a second name.
-    let getpid = load_tracing(TRACE_FENTRY, FUNC, "__do_sys_getpid");
+    let getpid = load_tracing(AttachType::TRACE_FENTRY, FUNC, "__do_sys_getpid");
     assert!(raw_open(getpid, None, 0) >= 0);
     assert_eq!(
-        raw_open(load_tracing(TRACE_FENTRY, FUNC, "vfs_read"), None, 0),
+        raw_open(
+            load_tracing(AttachType::TRACE_FENTRY, FUNC, "vfs_read"),
+            None,
+            0
+        ),
         ENOENT
     );
 }
@@ -457,19 +483,25 @@ fn kernel_probes() {
             .u64(56, name.as_ptr() as u64);
         perf_event_open(&mut attr.u64(64, offset), -1, 0)
     };
-    let program = prog_load(KPROBE, "p", &RETURN_0);
+    let program = prog_load(ProgramType::KPROBE, "p", &RETURN_0);
     let set = |event: i64, program: i64| ioctl(event, IOC_SET_BPF, program);
     let function = "__x64_sys_openat";
     // Each event is a probe of its own.
     assert_eq!(set(probe(function, false, 0), program), 0);
     assert_eq!(set(probe(function, false, 0), program), 0);
     let event = probe(function, true, 0);
-    assert!(link(program, PERF_EVENT, event, 6, 0) >= 0);
+    assert!(link(program, AttachType::PERF_EVENT, event, 6, 0) >= 0);
     assert_eq!(set(event, program), EEXIST);
     let event = probe(function, false, 0);
-    assert_eq!(set(event, prog_load(TRACEPOINT, "t", &RETURN_0)), EINVAL);
-    let sleepable = prog_attr(KPROBE, "s", &RETURN_0).u32(44, 0x10);
-    assert_eq!(set(event, bpf(PROG_LOAD, &mut sleepable.clone())), EINVAL);
+    assert_eq!(
+        set(event, prog_load(ProgramType::TRACEPOINT, "t", &RETURN_0)),
+        EINVAL
+    );
+    let sleepable = prog_attr(ProgramType::KPROBE, "s", &RETURN_0).u32(44, 0x10);
+    assert_eq!(
+        set(event, bpf(Command::PROG_LOAD, &mut sleepable.clone())),
+        EINVAL
+    );
     // Entries of 32-bit calls are there, and no 64-bit process calls them.
     let event = probe("__x64_sys_stat", false, 0);
     assert_eq!(set(event, program), 0);
@@ -496,22 +528,28 @@ fn infos() {
         let mut info = info.u32(room_at, 64);
         let attr = Attr::zero(16).u32(0, link as u32).u32(4, 64);
         let mut attr = attr.u64(8, info.0.as_mut_ptr() as u64);
-        assert_eq!(bpf(INFO, &mut attr), 0);
+        assert_eq!(bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr), 0);
         let end = name.iter().position(|&byte| byte == 0).unwrap();
         (info, String::from_utf8(name[..end].into()).unwrap())
     };
     let event = tracepoint("sys_enter_openat");
-    let program = prog_load(TRACEPOINT, "p", &RETURN_0);
-    let on_event = link(program, PERF_EVENT, event, 78, 0);
+    let program = prog_load(ProgramType::TRACEPOINT, "p", &RETURN_0);
+    let on_event = link(program, AttachType::PERF_EVENT, event, 78, 0);
     let (said, name) = info(on_event, 24, 32);
-    assert_eq!((said.get_u32(0), said.get_u32(16)), (7, 5));
+    assert_eq!(
+        (said.get_u32(0), said.get_u32(16)),
+        (LinkType::PERF_EVENT.0, 5)
+    );
     assert_eq!(name, "sys_enter_openat");
     assert_eq!((said.get_u32(32), said.get_u32(40)), (17, 78));
 
-    let program = prog_load(RAW_TRACEPOINT, "p", &RETURN_0);
+    let program = prog_load(ProgramType::RAW_TRACEPOINT, "p", &RETURN_0);
     let raw = raw_open(program, Some("sys_exit"), 79);
     let (said, name) = info(raw, 16, 24);
-    assert_eq!((said.get_u32(0), name.as_str()), (1, "sys_exit"));
+    assert_eq!(
+        (said.get_u32(0), name.as_str()),
+        (LinkType::RAW_TRACEPOINT.0, "sys_exit")
+    );
     assert_eq!((said.get_u32(24), said.get_u32(32)), (9, 79));
 
     let event_lines = "tp_name:\tsys_enter_openat\nevent_type:\ttracepoint\ncookie:\t78\n";

@@ -2,8 +2,9 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
+use beeline_uapi::{Command, MapType, ProgramType};
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{MapFacts, command, layout, number_at, put_number};
+use beeline_wire::layout::{MapFacts, layout, number_at, put_number};
 use beeline_wire::messages::{Bpf, BpfDone};
 use rustix::io::Errno;
 use serde_json::json;
@@ -31,29 +32,29 @@ const PROG_IFINDEX: usize = 64;
 
 /// Carries out a command.
 pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
-    let number = request.command;
-    if number == command::OBJ_GET_INFO_BY_FD {
+    let command = Command(request.command);
+    if command == Command::OBJ_GET_INFO_BY_FD {
         return crate::info::get(request, &session.handles, &session.host.sums);
     }
-    let layout = layout(number, &request.attr).ok_or_else(|| {
-        let why = format!("bpf command {number} is not carried out in guests");
+    let layout = layout(command, &request.attr).ok_or_else(|| {
+        let why = format!("bpf command {} is not carried out in guests", command.0);
         Refusal::new(libc::EOPNOTSUPP, why)
     })?;
-    if let Some(kind) = listed(number)
+    if let Some(kind) = listed(command)
         && !session.host.policy.objects.foreign
     {
         return next_own(session, &request, kind);
     }
-    let device = match number {
-        command::MAP_CREATE => number_at(&request.attr, MAP_IFINDEX),
-        command::PROG_LOAD => number_at(&request.attr, PROG_IFINDEX),
+    let device = match command {
+        Command::MAP_CREATE => number_at(&request.attr, MAP_IFINDEX),
+        Command::PROG_LOAD => number_at(&request.attr, PROG_IFINDEX),
         _ => 0,
     };
     if device != 0 {
         let why = "objects for a network device are not made for hosts";
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
     }
-    let loads = number == command::PROG_LOAD;
+    let loads = command == Command::PROG_LOAD;
     if loads {
         check_program(session, &mut request)?;
     }
@@ -70,17 +71,17 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         session.host.facts.possible_cpus,
     )?;
     let place = loads.then(|| places::of_program(&call)).flatten();
-    let attaches = matches!(number, command::LINK_CREATE | command::RAW_TRACEPOINT_OPEN);
+    let attaches = matches!(command, Command::LINK_CREATE | Command::RAW_TRACEPOINT_OPEN);
     let mut places = Vec::new();
     if attaches {
-        places = places::of_link(number, &mut call)?;
+        places = places::of_link(command, &mut call)?;
         for place in &places {
             session.host.policy.attach(place)?;
         }
     } else if let Some(place) = &place {
         session.host.policy.attach(place)?;
     }
-    let program = attaches.then(|| program_of(number, &call)).flatten();
+    let program = attaches.then(|| program_of(command, &call)).flatten();
     let kind = call.kind();
     let outcome = call.make();
     let mut done = BpfDone {
@@ -96,7 +97,7 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
             let mut object = Object::new(fd, kind, place.clone())?;
             object.share = share;
             id = object.id;
-            check_foreign(session, number, &object)?;
+            check_foreign(session, command, &object)?;
             done.handle = session.handles.add(object)?;
         }
     }
@@ -106,7 +107,7 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         session.audit(
             "load",
             json!({
-                "type": places::program_type(number_at(&loaded, 0)),
+                "type": places::program_type(ProgramType(number_at(&loaded, 0))),
                 "name": String::from_utf8_lossy(&name),
                 "place": place,
                 "id": id,
@@ -127,8 +128,12 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
     Ok(done)
 }
 
-fn program_of(number: u32, call: &Call) -> Option<u32> {
-    let at = if number == command::LINK_CREATE { 0 } else { 8 };
+fn program_of(command: Command, call: &Call) -> Option<u32> {
+    let at = if command == Command::LINK_CREATE {
+        0
+    } else {
+        8
+    };
     call.object(number_at(call.attr(), at))
         .map(|program| program.id)
 }
@@ -137,13 +142,13 @@ fn check_program(session: &Session, request: &mut Bpf) -> Result<(), Refusal> {
     let signature = std::mem::take(&mut request.signature);
     let insns = request.parts.iter().find(|part| part.at == INSNS);
     let insns = insns.map_or(&[][..], |part| &part.data);
-    let kind = number_at(&request.attr, 0);
+    let kind = ProgramType(number_at(&request.attr, 0));
     session.host.policy.program(kind, insns, &signature)
 }
 
 /// What a new map will take, if the request makes one.
 fn made_map(session: &Session, request: &Bpf) -> Result<Option<Share>, Refusal> {
-    if request.command != command::MAP_CREATE {
+    if Command(request.command) != Command::MAP_CREATE {
         return Ok(None);
     }
     let facts = MapFacts::of_attr(&request.attr);
@@ -165,11 +170,11 @@ pub fn map_bytes(facts: &MapFacts, cpus: u32) -> u64 {
         return entries;
     }
     // ARENA counts pages.
-    if facts.map_type == 33 {
+    if facts.map_type == MapType::ARENA {
         return entries.saturating_mul(PAGE);
     }
     let value = facts.value_len(cpus) as u64;
-    let arrays = facts.map_type == 2 || facts.map_type == 6;
+    let arrays = facts.map_type == MapType::ARRAY || facts.map_type == MapType::PERCPU_ARRAY;
     let element = if arrays {
         value.next_multiple_of(8)
     } else {
@@ -179,12 +184,12 @@ pub fn map_bytes(facts: &MapFacts, cpus: u32) -> u64 {
 }
 
 /// The kind of objects whose ids a command lists.
-fn listed(number: u32) -> Option<Kind> {
-    match number {
-        command::PROG_GET_NEXT_ID => Some(Kind::Program),
-        command::MAP_GET_NEXT_ID => Some(Kind::Map),
-        command::BTF_GET_NEXT_ID => Some(Kind::Btf),
-        command::LINK_GET_NEXT_ID => Some(Kind::Link),
+fn listed(command: Command) -> Option<Kind> {
+    match command {
+        Command::PROG_GET_NEXT_ID => Some(Kind::Program),
+        Command::MAP_GET_NEXT_ID => Some(Kind::Map),
+        Command::BTF_GET_NEXT_ID => Some(Kind::Btf),
+        Command::LINK_GET_NEXT_ID => Some(Kind::Link),
         _ => None,
     }
 }
@@ -199,7 +204,7 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
     let own = own::ids(&session.handles, kind);
     loop {
         // SAFETY: these commands take numbers only.
-        match unsafe { sys::bpf(request.command, &mut attr, size) } {
+        match unsafe { sys::bpf(Command(request.command), &mut attr, size) } {
             Err(errno) => {
                 done.errno = errno.raw_os_error() as u32;
                 break;
@@ -223,20 +228,20 @@ fn is_kernels(id: u32) -> bool {
     let mut attr = Attr::new(&[]).with(0, id);
     // SAFETY: the command takes numbers only, and returns a descriptor.
     let opened = unsafe {
-        sys::bpf(command::BTF_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value))
+        sys::bpf(Command::BTF_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value))
     };
     let info = opened.and_then(|fd| info(fd.as_fd()));
     info.is_ok_and(|info| number_at(&info, KERNEL_BTF) != 0)
 }
 
 /// May the host have what it has named by an id? Types of the kernel are in a file as well.
-fn check_foreign(session: &Session, number: u32, object: &Object) -> Result<(), Refusal> {
+fn check_foreign(session: &Session, command: Command, object: &Object) -> Result<(), Refusal> {
     let by_id = matches!(
-        number,
-        command::PROG_GET_FD_BY_ID
-            | command::MAP_GET_FD_BY_ID
-            | command::BTF_GET_FD_BY_ID
-            | command::LINK_GET_FD_BY_ID
+        command,
+        Command::PROG_GET_FD_BY_ID
+            | Command::MAP_GET_FD_BY_ID
+            | Command::BTF_GET_FD_BY_ID
+            | Command::LINK_GET_FD_BY_ID
     );
     let policy = &session.host.policy;
     if !by_id || policy.objects.foreign {
@@ -258,7 +263,7 @@ fn check_foreign(session: &Session, number: u32, object: &Object) -> Result<(), 
 
 /// An element of a map. `key` and `value` are as long as the map's.
 pub fn element(
-    number: u32,
+    command: Command,
     map: &Object,
     key: Option<&mut [u8]>,
     value: &mut [u8],
@@ -271,7 +276,7 @@ pub fn element(
     }
     attr.point(16, value);
     // SAFETY: null or buffers that the caller has made as long as the map's keys and values.
-    unsafe { sys::bpf(number, &mut attr, SIZE) }.map(drop)
+    unsafe { sys::bpf(command, &mut attr, SIZE) }.map(drop)
 }
 
 /// Room for elements of a hash table.
@@ -304,7 +309,7 @@ pub fn batch(map: &Object, batch: Batch<'_>) -> (u32, Result<(), Errno>) {
     attr.point(16, batch.keys);
     attr.point(24, batch.values);
     // SAFETY: null or buffers of the caller's: a place in a hash table has 4 bytes, and there is room for as many keys and values.
-    let done = unsafe { sys::bpf(command::MAP_LOOKUP_BATCH, &mut attr, SIZE) }.map(drop);
+    let done = unsafe { sys::bpf(Command::MAP_LOOKUP_BATCH, &mut attr, SIZE) }.map(drop);
     let given = match done {
         Ok(()) | Err(Errno::NOENT) => number_at(attr.bytes(), COUNT),
         Err(_) => 0,

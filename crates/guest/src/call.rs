@@ -6,11 +6,11 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use beeline_uapi::{Command, MapType};
 use beeline_wire::info::Kind;
 use beeline_wire::instructions;
 use beeline_wire::layout::{
-    ATTR_BYTES, Buffer, Flow, Holds, Layout, Len, MapFacts, command, number_at, put_long,
-    put_number,
+    ATTR_BYTES, Buffer, Flow, Holds, Layout, Len, MapFacts, number_at, put_long, put_number,
 };
 use beeline_wire::messages::{Bpf, Part};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use crate::sys::{self, Attr};
 /// A call with all that it needs.
 #[derive(Debug)]
 pub struct Call {
-    command: u32,
+    command: Command,
     layout: Layout,
     attr: Attr,
     /// As the tool said.
@@ -86,7 +86,7 @@ impl Call {
             return Err(Refusal::new(libc::E2BIG, why));
         }
         let mut call = Self {
-            command: request.command,
+            command: Command(request.command),
             attr: Attr::new(&request.attr),
             layout,
             size,
@@ -100,7 +100,7 @@ impl Call {
             put_long(call.attr.bytes_mut(), field.at, 0);
         }
         call.put_objects(handles)?;
-        if call.command == command::TASK_FD_QUERY {
+        if call.command == Command::TASK_FD_QUERY {
             // The process that has the descriptor, whatever the host says.
             put_number(call.attr.bytes_mut(), 0, std::process::id());
         }
@@ -231,7 +231,7 @@ impl Call {
                 )),
                 _ => Ok(()),
             },
-            Holds::Bytes if self.command == command::LINK_CREATE && field.at == ITERATED => {
+            Holds::Bytes if self.command == Command::LINK_CREATE && field.at == ITERATED => {
                 let program = number_at(self.attr.bytes(), 0);
                 let mut objects = named.iter();
                 let program = objects.find(|object| object.fd.as_raw_fd() as u32 == program);
@@ -292,11 +292,11 @@ impl Call {
 
     /// What the kernel wrote, as far as it did.
     fn parts(self, error: Option<Errno>) -> Vec<Part> {
-        let partly = is_log(self.command) || self.command == command::PROG_TEST_RUN;
+        let partly = is_log(self.command) || self.command == Command::PROG_TEST_RUN;
         let is_written = match error {
             None => true,
             // A name that is longer than the room is given as far as there is any.
-            Some(error) if self.command == command::TASK_FD_QUERY => error == Errno::NOSPC,
+            Some(error) if self.command == Command::TASK_FD_QUERY => error == Errno::NOSPC,
             // Batches end so.
             Some(error) => error == Errno::NOENT && !is_element(self.command),
         };
@@ -367,10 +367,10 @@ impl Call {
     /// What the call makes.
     pub fn kind(&self) -> Kind {
         match self.command {
-            command::MAP_CREATE | command::MAP_GET_FD_BY_ID => Kind::Map,
-            command::PROG_LOAD | command::PROG_GET_FD_BY_ID => Kind::Program,
-            command::BTF_LOAD | command::BTF_GET_FD_BY_ID => Kind::Btf,
-            command::LINK_CREATE | command::LINK_GET_FD_BY_ID | command::RAW_TRACEPOINT_OPEN => {
+            Command::MAP_CREATE | Command::MAP_GET_FD_BY_ID => Kind::Map,
+            Command::PROG_LOAD | Command::PROG_GET_FD_BY_ID => Kind::Program,
+            Command::BTF_LOAD | Command::BTF_GET_FD_BY_ID => Kind::Btf,
+            Command::LINK_CREATE | Command::LINK_GET_FD_BY_ID | Command::RAW_TRACEPOINT_OPEN => {
                 Kind::Link
             }
             _ => Kind::Other,
@@ -378,9 +378,9 @@ impl Call {
     }
 }
 
-fn is_element(number: u32) -> bool {
-    (command::MAP_LOOKUP_ELEM..=command::MAP_GET_NEXT_KEY).contains(&number)
-        || number == command::MAP_LOOKUP_AND_DELETE_ELEM
+fn is_element(command: Command) -> bool {
+    (Command::MAP_LOOKUP_ELEM..=Command::MAP_GET_NEXT_KEY).contains(&command)
+        || command == Command::MAP_LOOKUP_AND_DELETE_ELEM
 }
 
 /// Where `BPF_LINK_CREATE` points to what an iterator goes over.
@@ -415,13 +415,13 @@ fn name_iterated(
 }
 
 /// Which calls write a text that ends with a zero, as much of it as there is room for.
-fn is_text(number: u32) -> bool {
-    is_log(number) || number == command::TASK_FD_QUERY
+fn is_text(command: Command) -> bool {
+    is_log(command) || command == Command::TASK_FD_QUERY
 }
 
 /// Which calls write a log.
-fn is_log(number: u32) -> bool {
-    matches!(number, command::PROG_LOAD | command::BTF_LOAD)
+fn is_log(command: Command) -> bool {
+    matches!(command, Command::PROG_LOAD | Command::BTF_LOAD)
 }
 
 fn expect(layout: &Layout, at: usize, is: usize, should: usize) -> Result<(), Refusal> {
@@ -461,35 +461,21 @@ fn pointers(texts: &mut [u8], count: usize) -> Result<Vec<u8>, Refusal> {
 /// Are the map's keys or values, or parts of them, descriptors? Of maps whose elements are, and that the wire knows, see
 /// [`MapFacts::holds_objects`].
 fn takes_descriptors(map: &MapFacts) -> bool {
-    /// `BPF_MAP_TYPE_*`.
-    const CGROUP_ARRAY: u32 = 8;
-    const DEVMAP: u32 = 14;
-    const SOCKMAP: u32 = 15;
-    const CPUMAP: u32 = 16;
-    const XSKMAP: u32 = 17;
-    const SOCKHASH: u32 = 18;
-    const REUSEPORT_SOCKARRAY: u32 = 20;
-    const SK_STORAGE: u32 = 24;
-    const DEVMAP_HASH: u32 = 25;
-    const STRUCT_OPS: u32 = 26;
-    const INODE_STORAGE: u32 = 28;
-    const TASK_STORAGE: u32 = 29;
-    const CGRP_STORAGE: u32 = 32;
     matches!(
         map.map_type,
-        CGROUP_ARRAY
-            | DEVMAP
-            | SOCKMAP
-            | CPUMAP
-            | XSKMAP
-            | SOCKHASH
-            | REUSEPORT_SOCKARRAY
-            | SK_STORAGE
-            | DEVMAP_HASH
-            | STRUCT_OPS
-            | INODE_STORAGE
-            | TASK_STORAGE
-            | CGRP_STORAGE
+        MapType::CGROUP_ARRAY
+            | MapType::DEVMAP
+            | MapType::SOCKMAP
+            | MapType::CPUMAP
+            | MapType::XSKMAP
+            | MapType::SOCKHASH
+            | MapType::REUSEPORT_SOCKARRAY
+            | MapType::SK_STORAGE
+            | MapType::DEVMAP_HASH
+            | MapType::STRUCT_OPS
+            | MapType::INODE_STORAGE
+            | MapType::TASK_STORAGE
+            | MapType::CGRP_STORAGE
     )
 }
 

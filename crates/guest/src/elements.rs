@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
+use beeline_uapi::Command;
 use beeline_wire::info::Kind;
-use beeline_wire::layout::command;
 use beeline_wire::look_up::{Answer, LONGEST_VALUE};
 use beeline_wire::messages::{Content, LookUp, Walk, Walked};
 use rustix::io::Errno;
@@ -44,7 +44,7 @@ pub fn look_up_into(
         return Err(Refusal::new(libc::E2BIG, why));
     }
     let value = room.of(len);
-    Ok(element(command::MAP_LOOKUP_ELEM, &map, Some(key), value)?)
+    Ok(element(Command::MAP_LOOKUP_ELEM, &map, Some(key), value)?)
 }
 
 /// Where a value is to be put.
@@ -182,7 +182,7 @@ impl Steps<'_> {
         let mut given: HashSet<Vec<u8>> = HashSet::new();
         while count < self.count {
             let before = (!key.is_empty()).then_some(&mut key[..]);
-            match element(command::MAP_GET_NEXT_KEY, self.map, before, &mut next) {
+            match element(Command::MAP_GET_NEXT_KEY, self.map, before, &mut next) {
                 Ok(()) => {}
                 Err(Errno::NOENT) => {
                     walked.end = true;
@@ -191,7 +191,7 @@ impl Steps<'_> {
                 Err(errno) => return Err(errno.into()),
             }
             match element(
-                command::MAP_LOOKUP_ELEM,
+                Command::MAP_LOOKUP_ELEM,
                 self.map,
                 Some(&mut next),
                 &mut value,

@@ -5,8 +5,9 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use beeline_uapi::Command;
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{MapFacts, command, number_at};
+use beeline_wire::layout::{MapFacts, number_at};
 use rustix::io::Errno;
 
 use crate::elements::Cursor;
@@ -103,7 +104,7 @@ pub fn info(fd: BorrowedFd<'_>) -> Result<[u8; INFO], Errno> {
     let mut attr = Attr::new(&[]).with_fd(0, fd).with(4, INFO as u32);
     attr.point(8, &mut info);
     // SAFETY: it leads to a buffer of the length that it says, in which all pointers are null.
-    unsafe { sys::bpf(command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
+    unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
     Ok(info)
 }
 

@@ -2,10 +2,9 @@
 
 use std::os::fd::AsFd;
 
+use beeline_uapi::Command;
 use beeline_wire::info::{INFO_BYTES, Kind, buffers};
-use beeline_wire::layout::{
-    Buffer, INSIDE, Len, command, long_at, number_at, put_long, put_number,
-};
+use beeline_wire::layout::{Buffer, INSIDE, Len, long_at, number_at, put_long, put_number};
 use beeline_wire::messages::{Bpf, BpfDone, Part};
 
 use crate::handles::{Handles, Object, info};
@@ -59,7 +58,7 @@ pub fn get(request: Bpf, handles: &Handles, sums: &Sums) -> Result<BpfDone, Refu
     let size = request.attr.len();
     // SAFETY: the attribute leads to the structure, of the length that it says. All of that is 0 but the counts and the pointers that
     // the table knows; each of these is null or leads to a buffer of the length that the structure says.
-    let returned = unsafe { sys::bpf(command::OBJ_GET_INFO_BY_FD, &mut attr, size) };
+    let returned = unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, size) };
     for buffer in table {
         put_long(&mut structure, buffer.at, 0);
     }
@@ -106,7 +105,7 @@ pub fn is_kernels_own(object: &Object) -> bool {
     attr.point(POINTER, &mut structure);
     // SAFETY: it leads to a structure of the length that it says, all of which is 0 but for the pointer to a name, which leads to a
     // buffer of the length that the structure says.
-    let told = unsafe { sys::bpf(command::OBJ_GET_INFO_BY_FD, &mut attr, 16) };
+    let told = unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) };
     let is_kernels = number_at(&structure, 28) != 0;
     told.is_ok() && is_kernels && name == NAME
 }

@@ -4,8 +4,9 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use beeline_uapi::Command;
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{command, number_at};
+use beeline_wire::layout::number_at;
 use rustix::io::Errno;
 
 use crate::handles::{Handles, Object, info, returned_fd};
@@ -71,7 +72,7 @@ fn add_programs(program: BorrowedFd<'_>, kind: Kind, ids: &mut HashSet<u32>) -> 
 fn open_program(id: u32) -> Result<OwnedFd, Errno> {
     let mut attr = Attr::new(&[]).with(0, id);
     // SAFETY: the command takes numbers only, and returns a descriptor.
-    unsafe { sys::bpf(command::PROG_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value)) }
+    unsafe { sys::bpf(Command::PROG_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value)) }
 }
 
 /// The maps that a program uses. Between the two questions it may bind more, which are left out.
@@ -87,7 +88,7 @@ fn maps_of(fd: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
     attr.point(8, asked.bytes_mut());
     // SAFETY: it leads to a structure that is longer than it says, and in which the one pointer that is not null leads to as many numbers
     // as are asked for.
-    unsafe { sys::bpf(command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
+    unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
     let there = number_at(asked.bytes(), program::MAP_COUNT).min(count) as usize;
     let numbers = numbers.chunks_exact(NUMBER).take(there);
     Ok(numbers.map(|number| number_at(number, 0)).collect())

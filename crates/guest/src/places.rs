@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use beeline_btf::OwnedBtf;
+use beeline_uapi::{AttachType, Command, ProgramType};
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{command, long_at, number_at};
+use beeline_wire::layout::{long_at, number_at};
 use rustix::fs::{Dir, OFlags};
 
 use crate::call::Call;
@@ -14,43 +15,6 @@ use crate::handles::Object;
 use crate::info;
 use crate::refusal::Refusal;
 use crate::roots::Root;
-
-/// `enum bpf_prog_type`, by number.
-pub const PROGRAM_TYPES: [&str; 33] = [
-    "unspec",
-    "socket_filter",
-    "kprobe",
-    "sched_cls",
-    "sched_act",
-    "tracepoint",
-    "xdp",
-    "perf_event",
-    "cgroup_skb",
-    "cgroup_sock",
-    "lwt_in",
-    "lwt_out",
-    "lwt_xmit",
-    "sock_ops",
-    "sk_skb",
-    "cgroup_device",
-    "sk_msg",
-    "raw_tracepoint",
-    "cgroup_sock_addr",
-    "lwt_seg6local",
-    "lirc_mode2",
-    "sk_reuseport",
-    "flow_dissector",
-    "cgroup_sysctl",
-    "raw_tracepoint_writable",
-    "cgroup_sockopt",
-    "tracing",
-    "struct_ops",
-    "ext",
-    "lsm",
-    "sk_lookup",
-    "syscall",
-    "netfilter",
-];
 
 /// What the names of places begin with, before a `:`.
 pub const KINDS: [&str; 13] = [
@@ -69,10 +33,12 @@ pub const KINDS: [&str; 13] = [
     "program",
 ];
 
-/// The name of a type; one of its own for what is not known.
-pub fn program_type(number: u32) -> String {
-    let name = PROGRAM_TYPES.get(number as usize);
-    name.map_or_else(|| format!("type-{number}"), |name| (*name).to_owned())
+/// The name of a type as policies have it: the kernel's in small letters, without what all begin with.
+pub fn program_type(of: ProgramType) -> String {
+    let name = of
+        .name()
+        .and_then(|name| name.strip_prefix("BPF_PROG_TYPE_"));
+    name.map_or_else(|| format!("type-{}", of.0), str::to_lowercase)
 }
 
 /// Offsets in the attribute of `BPF_PROG_LOAD`.
@@ -99,21 +65,18 @@ pub fn kernel_type_name(id: u32) -> Option<String> {
 
 /// What a program is for, as far as it is loaded for one place. `attr` has descriptors in it.
 pub fn of_program(call: &Call) -> Option<String> {
-    const TRACING: u32 = 26;
-    const EXT: u32 = 28;
-    const LSM: u32 = 29;
     let attr = call.attr();
     let kind = match (
-        number_at(attr, load::TYPE),
-        number_at(attr, load::ATTACH_TYPE),
+        ProgramType(number_at(attr, load::TYPE)),
+        AttachType(number_at(attr, load::ATTACH_TYPE)),
     ) {
-        (TRACING, 23) => "raw_tracepoint",
-        (TRACING, 24) => "fentry",
-        (TRACING, 25) => "fexit",
-        (TRACING, 26) => "fmod_ret",
-        (TRACING, 28) => "iter",
-        (LSM, _) => "lsm",
-        (EXT, _) => "freplace",
+        (ProgramType::TRACING, AttachType::TRACE_RAW_TP) => "raw_tracepoint",
+        (ProgramType::TRACING, AttachType::TRACE_FENTRY) => "fentry",
+        (ProgramType::TRACING, AttachType::TRACE_FEXIT) => "fexit",
+        (ProgramType::TRACING, AttachType::MODIFY_RETURN) => "fmod_ret",
+        (ProgramType::TRACING, AttachType::TRACE_ITER) => "iter",
+        (ProgramType::LSM, _) => "lsm",
+        (ProgramType::EXT, _) => "freplace",
         _ => return None,
     };
     let id = number_at(attr, load::ATTACH_BTF_ID);
@@ -142,12 +105,12 @@ pub fn of_program(call: &Call) -> Option<String> {
 
 /// The places that `BPF_LINK_CREATE` or `BPF_RAW_TRACEPOINT_OPEN` attaches to. Also replaces the path of an executable by the one that
 /// it leads to.
-pub fn of_link(number: u32, call: &mut Call) -> Result<Vec<String>, Refusal> {
+pub fn of_link(command: Command, call: &mut Call) -> Result<Vec<String>, Refusal> {
     let of_object = |object: Option<&std::sync::Arc<Object>>, unknown: &str| {
         let place = object.and_then(|object| object.place.clone());
         vec![place.unwrap_or_else(|| unknown.to_owned())]
     };
-    if number == command::RAW_TRACEPOINT_OPEN {
+    if command == Command::RAW_TRACEPOINT_OPEN {
         let name = call.buffer(0).map(text).filter(|name| !name.is_empty());
         let program = call.object(number_at(call.attr(), 8));
         return Ok(match name {
@@ -157,9 +120,9 @@ pub fn of_link(number: u32, call: &mut Call) -> Result<Vec<String>, Refusal> {
     }
     // Offsets in the attribute: the target at 4, the attach type at 8.
     let attr = call.attr();
-    Ok(match number_at(attr, 8) {
-        41 => of_object(call.object(number_at(attr, 4)), "perf_event:unknown"),
-        42 | 56 => {
+    Ok(match AttachType(number_at(attr, 8)) {
+        AttachType::PERF_EVENT => of_object(call.object(number_at(attr, 4)), "perf_event:unknown"),
+        AttachType::TRACE_KPROBE_MULTI | AttachType::TRACE_KPROBE_SESSION => {
             let names = call.texts(24).map(|texts| {
                 let texts = texts
                     .split(|byte| *byte == 0)
@@ -172,7 +135,7 @@ pub fn of_link(number: u32, call: &mut Call) -> Result<Vec<String>, Refusal> {
             places.extend(addresses);
             places
         }
-        48 | 57 => {
+        AttachType::TRACE_UPROBE_MULTI | AttachType::TRACE_UPROBE_SESSION => {
             let path = call.buffer(16).map(text).unwrap_or_default();
             let path = executable(&path)?;
             call.set_text(16, path.as_bytes());

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use beeline_isa::helper;
+use beeline_uapi::ProgramType;
 use beeline_wire::instructions;
 use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::Deserialize;
 
 use crate::glob;
-use crate::places::{self, PROGRAM_TYPES};
+use crate::places;
 use crate::refusal::Refusal;
 
 /// More numbers than helpers have.
@@ -99,9 +100,13 @@ impl Policy {
     /// From its text. Errors name the line, or the word.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let policy: Self = toml::from_str(text).map_err(Error::Malformed)?;
+        let known: Vec<_> = ProgramType::ALL
+            .iter()
+            .map(|of| places::program_type(*of))
+            .collect();
         for name in policy.programs.types.iter().flatten() {
-            if !PROGRAM_TYPES.contains(&name.as_str()) {
-                let known = PROGRAM_TYPES[1..].join(", ");
+            if !known.contains(name) {
+                let known = known[1..].join(", ");
                 let why = format!("there is no program type {name:?}; there are {known}");
                 return Err(Error::Word(why));
             }
@@ -145,7 +150,7 @@ impl Policy {
     /// May a program of that type, with these instructions, be loaded?
     pub fn program(
         &self,
-        program_type: u32,
+        program_type: ProgramType,
         insns: &[u8],
         signature: &[u8],
     ) -> Result<(), Refusal> {
@@ -318,7 +323,6 @@ mod tests {
         bytes = 1000
         total-bytes = 1500
     "#;
-    const KPROBE: u32 = 2;
 
     fn call(helper: u8) -> [u8; 8] {
         [0x85, 0, 0, 0, helper, 0, 0, 0]
@@ -331,15 +335,21 @@ mod tests {
     #[test]
     fn programs_are_held_to_it() {
         let policy = Policy::parse(TEXT).unwrap();
-        assert_eq!(policy.program(KPROBE, &call(1), &[]), Ok(()));
-        assert_eq!(rule(policy.program(1, &call(1), &[])), "programs.types");
-        assert_eq!(rule(policy.program(99, &call(1), &[])), "programs.types");
+        assert_eq!(policy.program(ProgramType::KPROBE, &call(1), &[]), Ok(()));
         assert_eq!(
-            rule(policy.program(KPROBE, &call(6), &[])),
+            rule(policy.program(ProgramType::SOCKET_FILTER, &call(1), &[])),
+            "programs.types"
+        );
+        assert_eq!(
+            rule(policy.program(ProgramType(99), &call(1), &[])),
+            "programs.types"
+        );
+        assert_eq!(
+            rule(policy.program(ProgramType::KPROBE, &call(6), &[])),
             "programs.helpers"
         );
         assert_eq!(
-            rule(policy.program(KPROBE, &call(36), &[])),
+            rule(policy.program(ProgramType::KPROBE, &call(36), &[])),
             "programs.deny-helpers"
         );
         assert_eq!(policy.attach("kprobe:vfs_read"), Ok(()));
@@ -375,13 +385,16 @@ mod tests {
         let policy = Policy::parse(&text).unwrap();
         let insns = call(1);
         let good = pair.sign(&instructions::digest(&insns));
-        assert_eq!(policy.program(KPROBE, &insns, good.as_ref()), Ok(()));
+        assert_eq!(
+            policy.program(ProgramType::KPROBE, &insns, good.as_ref()),
+            Ok(())
+        );
         for (insns, signature) in [
             (insns, &[][..]),
             (insns, &[1; 64]),
             (call(2), good.as_ref()),
         ] {
-            let refused = policy.program(KPROBE, &insns, signature);
+            let refused = policy.program(ProgramType::KPROBE, &insns, signature);
             assert_eq!(rule(refused), "programs.signed-by");
         }
     }

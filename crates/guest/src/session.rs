@@ -3,12 +3,13 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use beeline_uapi::Command;
 use beeline_wire::VERSION;
 use beeline_wire::channel::Channel;
 use beeline_wire::conversation::{self, Receiver, Sender};
 use beeline_wire::frame;
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{changes_elements, command, is_for_elements, layout, number_at};
+use beeline_wire::layout::{changes_elements, is_for_elements, layout, number_at};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{
@@ -348,8 +349,8 @@ impl Session {
     fn takes_long(&self, body: &Request) -> bool {
         match body {
             Request::Bpf(request) => matches!(
-                request.command,
-                command::PROG_LOAD | command::PROG_TEST_RUN | command::LINK_CREATE
+                Command(request.command),
+                Command::PROG_LOAD | Command::PROG_TEST_RUN | Command::LINK_CREATE
             ),
             // What has a room is an event's value.
             Request::Read(read) => read.room == 0,
@@ -362,8 +363,8 @@ impl Session {
     /// After which a tool that has mapped arrays finds in them what its programs have written, and what it has changed itself.
     fn settles(&self, body: &Request) -> bool {
         match body {
-            Request::Bpf(request) if is_for_elements(request.command) => {
-                changes_elements(request.command) && self.is_mappable_array(request)
+            Request::Bpf(request) if is_for_elements(Command(request.command)) => {
+                changes_elements(Command(request.command)) && self.is_mappable_array(request)
             }
             Request::Bpf(_) | Request::PerfEventControl(_) | Request::Settle(_) => true,
             _ => false,
@@ -372,7 +373,7 @@ impl Session {
 
     /// Is a command on elements for those of a map that can be mapped?
     fn is_mappable_array(&self, request: &Bpf) -> bool {
-        let layout = layout(request.command, &request.attr);
+        let layout = layout(Command(request.command), &request.attr);
         let map = layout.and_then(|layout| layout.objects.first());
         let map = map.map(|map| self.handles.get(number_at(&request.attr, map.at)));
         let facts = map.and_then(Result::ok).and_then(|map| map.facts);

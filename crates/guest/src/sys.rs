@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use beeline_uapi::Command;
 use beeline_wire::layout::{ATTR_BYTES, put_long, put_number};
 use rustix::io::Errno;
 
@@ -69,13 +70,13 @@ impl Attr {
 /// # Safety
 /// Every field that the command takes for an address is 0 or leads to as many bytes as the command reads and writes there, which
 /// nobody else has borrowed.
-pub unsafe fn bpf(command: u32, attr: &mut Attr, size: usize) -> Result<u64, Errno> {
+pub unsafe fn bpf(command: Command, attr: &mut Attr, size: usize) -> Result<u64, Errno> {
     let size = size.min(ATTR_BYTES);
     // SAFETY: the attribute is live and at least that long; what it leads to is the caller's promise.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_bpf,
-            libc::c_long::from(command),
+            libc::c_long::from(command.0),
             attr.words.as_mut_ptr(),
             size,
         )

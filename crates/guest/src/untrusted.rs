@@ -3,6 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
+use beeline_uapi::{Command, MapType, ProgramType};
 use beeline_wire::info::Kind;
 use beeline_wire::layout::{MapFacts, layout};
 use beeline_wire::look_up::Asked;
@@ -29,7 +30,12 @@ fn pretended() -> std::io::Result<Handles> {
         max_entries: 16,
         flags: 0,
     };
-    let maps = [map(1, 4, 8), map(6, 4, 3), map(3, 4, 4), map(27, 0, 0)];
+    let maps = [
+        map(MapType::HASH, 4, 8),
+        map(MapType::PERCPU_ARRAY, 4, 3),
+        map(MapType::PROG_ARRAY, 4, 4),
+        map(MapType::RINGBUF, 0, 0),
+    ];
     let maps = maps.map(|facts| (Kind::Map, Some(facts)));
     let others = [Kind::Program, Kind::Btf, Kind::Event].map(|kind| (kind, None));
     for (kind, facts) in maps.into_iter().chain(others) {
@@ -57,18 +63,19 @@ pub fn host_message(data: &[u8]) {
     };
     match message.body {
         Some(Body::Bpf(request)) => {
-            let Some(layout) = layout(request.command, &request.attr) else {
+            let command = Command(request.command);
+            let Some(layout) = layout(command, &request.attr) else {
                 return;
             };
             for part in &request.parts {
                 // What the verdict is does not matter here.
-                let _ = Policy::default().program(2, &part.data, &request.signature);
+                let _ =
+                    Policy::default().program(ProgramType::KPROBE, &part.data, &request.signature);
                 beeline_wire::instructions::digest(&part.data);
             }
-            let number = request.command;
             if let Ok(mut call) = Call::new(request, layout, &handles, CPUS) {
                 call.check();
-                let _ = places::of_link(number, &mut call);
+                let _ = places::of_link(command, &mut call);
                 let _ = call.kind();
             }
         }
@@ -90,7 +97,7 @@ pub fn policy(data: &[u8]) {
         return;
     };
     if let Ok(policy) = Policy::parse(text) {
-        let _ = policy.program(2, data, data);
+        let _ = policy.program(ProgramType::KPROBE, data, data);
         let _ = policy.attach(text);
     }
     if let Some((pattern, name)) = text.split_once('\n') {

@@ -6,8 +6,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use beeline_uapi::{Command, MapType, ProgramType};
 use beeline_wire::content::sum;
-use beeline_wire::layout::{INSIDE, command, long_at, number_at, put_long, put_number};
+use beeline_wire::layout::{INSIDE, long_at, number_at, put_long, put_number};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{
@@ -16,11 +17,7 @@ use beeline_wire::messages::{
 };
 use harness::*;
 
-const ARRAY: u32 = 2;
-const PERF_EVENT_ARRAY: u32 = 4;
-const RINGBUF: u32 = 27;
 const MMAPABLE: u32 = 1 << 10;
-const TRACEPOINT: u32 = 5;
 /// A record of 8 bytes in a ring buffer, with its header.
 const RECORD: usize = 16;
 
@@ -50,9 +47,12 @@ fn records(host: &mut Host) -> Vec<u64> {
 
 /// A ring, the program that writes so many records to it, and its counter.
 fn ring(host: &mut Host, bytes: u32, count: i32) -> (u32, u32, u32) {
-    let ring = host.make_map([RINGBUF, 0, 0, bytes, 0]);
-    let counter = host.make_map([ARRAY, 4, 8, 1, 0]);
-    let done = host.load(RAW_TRACEPOINT, &writes_records(ring, counter, count));
+    let ring = host.make_map(MapType::RINGBUF, [0, 0, bytes, 0]);
+    let counter = host.make_map(MapType::ARRAY, [4, 8, 1, 0]);
+    let done = host.load(
+        ProgramType::RAW_TRACEPOINT,
+        &writes_records(ring, counter, count),
+    );
     assert_eq!(done.errno, 0, "{done:?}");
     (ring, done.handle, counter)
 }
@@ -87,7 +87,7 @@ fn records_come_once_and_in_order() {
         host.refused(Request::Watch(again)).errno,
         libc::EBUSY as u32
     );
-    let handle = host.make_map([ARRAY, 4, 8, 1, 0]);
+    let handle = host.make_map(MapType::ARRAY, [4, 8, 1, 0]);
     let other = Watch {
         handle,
         ..Watch::default()
@@ -176,7 +176,7 @@ fn mapped(id: u32, offset: i64, len: usize) -> (OwnedFd, *const u8) {
     let mut attr = [id, 0, 0, 0];
     // SAFETY: the command reads numbers; the descriptor is ours.
     let fd = unsafe {
-        let number = command::MAP_GET_FD_BY_ID;
+        let number = Command::MAP_GET_FD_BY_ID.0;
         let fd = libc::syscall(libc::SYS_bpf, number, attr.as_mut_ptr(), 12);
         assert!(fd >= 0);
         OwnedFd::from_raw_fd(fd as i32)
@@ -205,7 +205,7 @@ fn pages_are_where_the_guest_says() {
     const PAGE: usize = 4096;
     let proxy = Proxy::start();
     let mut host = Host::connect(&proxy);
-    let ring = host.make_map([RINGBUF, 0, 0, BYTES as u32, 0]);
+    let ring = host.make_map(MapType::RINGBUF, [0, 0, BYTES as u32, 0]);
     let pages = Pages {
         handle: ring,
         pages: 0,
@@ -246,7 +246,7 @@ fn changes_of_arrays_go_both_ways() {
     }
     let proxy = Proxy::start();
     let mut host = Host::connect(&proxy);
-    let array = host.make_map([ARRAY, 4, 8, 1000, MMAPABLE]);
+    let array = host.make_map(MapType::ARRAY, [4, 8, 1000, MMAPABLE]);
     host.update(array, &5_u32.to_ne_bytes(), &77_u64.to_ne_bytes());
     let watch = Watch {
         handle: array,
@@ -281,7 +281,7 @@ fn changes_of_arrays_go_both_ways() {
         assert_eq!(host.refused(store(offset)).errno, libc::EINVAL as u32);
     }
     // As long as nobody stores, the array is not mapped for writing, and can be frozen.
-    let frozen = host.bpf(command::MAP_FREEZE, words(&[array], 4), vec![]);
+    let frozen = host.bpf(Command::MAP_FREEZE, words(&[array], 4), vec![]);
     assert_eq!(frozen.errno, 0);
     assert_eq!(host.refused(store(16)).errno, libc::EPERM as u32);
     // A map that is no longer watched is at rest.
@@ -378,7 +378,7 @@ fn nothing_has_to_be_mounted() {
     }
     let path = "/sys/kernel/tracing/events/sched/sched_switch/id";
     assert!(look(&mut host, path, true).is_ok());
-    let handle = host.make_map([RINGBUF, 0, 0, 1 << 16, 0]);
+    let handle = host.make_map(MapType::RINGBUF, [0, 0, 1 << 16, 0]);
     let pages = host.ask(Request::Pages(Pages { handle, pages: 0 }));
     let told = match pages {
         Ok(Answer::PageRuns(_)) => true,
@@ -449,7 +449,7 @@ fn programs_at_tracepoints_write_perf_rings() {
     );
     let id = String::from_utf8(id.unwrap().content).unwrap();
     let cpus = u64::from(host.welcome.possible_cpus);
-    let array = host.make_map([PERF_EVENT_ARRAY, 4, 4, cpus as u32, 0]);
+    let array = host.make_map(MapType::PERF_EVENT_ARRAY, [4, 4, cpus as u32, 0]);
     // bpf_perf_event_output(ctx, array, BPF_F_CURRENT_CPU, "the call's argument", 8)
     let mut insns = vec![insn(0x79, 6, 1, 16, 0), insn(0x7b, 10, 6, -8, 0)];
     insns.extend(map(2, array));
@@ -462,7 +462,7 @@ fn programs_at_tracepoints_write_perf_rings() {
         mov(0, 0),
         exit(),
     ]);
-    let program = host.load(TRACEPOINT, &insns);
+    let program = host.load(ProgramType::TRACEPOINT, &insns);
     assert_eq!(program.errno, 0, "{program:?}");
     let mut rings = Vec::new();
     for cpu in 0..cpus {
@@ -609,10 +609,10 @@ fn types_that_the_host_holds_are_left_out() {
     let mut host = Host::connect(&proxy);
     // Its sum is known from then on.
     look(&mut host, "/sys/kernel/btf/vmlinux", true).unwrap();
-    let done = host.bpf(command::BTF_GET_NEXT_ID, words(&[0], 12), vec![]);
+    let done = host.bpf(Command::BTF_GET_NEXT_ID, words(&[0], 12), vec![]);
     let first = number_at(&done.attr, 4);
     let types = host
-        .bpf(command::BTF_GET_FD_BY_ID, words(&[first], 12), vec![])
+        .bpf(Command::BTF_GET_FD_BY_ID, words(&[first], 12), vec![])
         .handle;
     let mut ask = |held: &[u8]| {
         let mut structure = vec![0; STRUCTURE];
@@ -625,7 +625,7 @@ fn types_that_the_host_holds_are_left_out() {
         let mut parts = vec![room(8, STRUCTURE as u32), room(INSIDE, local.len() as u32)];
         parts[0].data = structure;
         let request = Bpf {
-            command: command::OBJ_GET_INFO_BY_FD,
+            command: Command::OBJ_GET_INFO_BY_FD.0,
             attr: words(&[types, STRUCTURE as u32], 16),
             parts,
             held: held.into(),

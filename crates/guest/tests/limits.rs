@@ -4,24 +4,20 @@ mod harness;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::Command;
+use std::process;
 use std::time::{Duration, Instant};
 
+use beeline_uapi::{Command, MapType, ProgramType};
 use beeline_wire::VERSION;
 use beeline_wire::address::Address;
 use beeline_wire::channel::Channel;
 use beeline_wire::client::Client;
 use beeline_wire::frame;
-use beeline_wire::layout::command;
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{Bpf, GuestMessage, Hello, HostMessage};
 use harness::*;
 use ring::signature::{Ed25519KeyPair, KeyPair};
-
-const ARRAY: u32 = 2;
-const SOCKET_FILTER: u32 = 1;
-const RAW_TRACEPOINT_OPEN: u32 = command::RAW_TRACEPOINT_OPEN;
 
 const POLICY: &str = r#"
     name = "tests"
@@ -44,22 +40,29 @@ fn the_guests_owner_decides() {
     let mut host = Host::connect(&proxy);
     assert_eq!(host.welcome.policy, "tests");
     let plain = [mov(0, 0), exit()];
-    let program = host.load(RAW_TRACEPOINT, &plain).handle;
+    let program = host.load(ProgramType::RAW_TRACEPOINT, &plain).handle;
     let attach = |name: &str| {
         let name = vec![given(0, name.as_bytes().to_vec())];
-        bpf(RAW_TRACEPOINT_OPEN, words(&[0, 0, program], 24), name)
+        bpf(
+            Command::RAW_TRACEPOINT_OPEN,
+            words(&[0, 0, program], 24),
+            name,
+        )
     };
     let create = |entries| {
         bpf(
-            command::MAP_CREATE,
-            words(&[ARRAY, 4, 8, entries], 80),
+            Command::MAP_CREATE,
+            words(&[MapType::ARRAY.0, 4, 8, entries], 80),
             vec![],
         )
     };
     let prints = [mov(1, 0), mov(2, 0), call(6), mov(0, 0), exit()];
     for (request, rule) in [
-        (load(SOCKET_FILTER, &plain), "programs.types"),
-        (load(RAW_TRACEPOINT, &prints), "programs.deny-helpers"),
+        (load(ProgramType::SOCKET_FILTER, &plain), "programs.types"),
+        (
+            load(ProgramType::RAW_TRACEPOINT, &prints),
+            "programs.deny-helpers",
+        ),
         (attach("sched_switch"), "attach.allow"),
         (create(20_000), "maps.bytes"),
     ] {
@@ -112,10 +115,10 @@ fn programs_can_have_to_be_signed() {
         .collect();
     let proxy = Proxy::with_policy(&format!("[programs]\nsigned-by = [\"{digits}\"]"));
     let mut host = Host::connect(&proxy);
-    let map = host.make_map([ARRAY, 4, 8, 1, 0]);
+    let map = host.make_map(MapType::ARRAY, [4, 8, 1, 0]);
     let mut insns: Vec<[u8; 8]> = harness::map(1, map).to_vec();
     insns.extend([mov(0, 0), exit()]);
-    let mut signed = match load(RAW_TRACEPOINT, &insns) {
+    let mut signed = match load(ProgramType::RAW_TRACEPOINT, &insns) {
         Request::Bpf(bpf) => bpf,
         other => panic!("{other:?}"),
     };
@@ -186,7 +189,7 @@ fn bytes_that_are_no_messages_end_their_connection_only() {
         stream.write_all(bytes).unwrap();
         println!("ended after {:?}", ended(stream));
         // Meanwhile another host is served.
-        assert!(host.ask(bpf(12345, vec![], vec![])).is_err());
+        assert!(host.ask(bpf(Command(12345), vec![], vec![])).is_err());
     }
     assert!(proxy.running());
 }
@@ -211,14 +214,18 @@ fn messages_with_random_changes_do_no_harm() {
             tool: String::new(),
         })),
     };
-    let map = bpf(command::MAP_CREATE, words(&[ARRAY, 4, 8, 4], 80), vec![]);
+    let map = bpf(
+        Command::MAP_CREATE,
+        words(&[MapType::ARRAY.0, 4, 8, 4], 80),
+        vec![],
+    );
     let parts = vec![given(8, vec![0; 4]), given(16, vec![0; 8])];
-    let update = bpf(command::MAP_UPDATE_ELEM, words(&[1], 32), parts);
+    let update = bpf(Command::MAP_UPDATE_ELEM, words(&[1], 32), parts);
     let insns = [harness::map(1, 1)[0], [0; 8], mov(0, 0), exit()];
-    let program = load(RAW_TRACEPOINT, &insns);
+    let program = load(ProgramType::RAW_TRACEPOINT, &insns);
     let insns = insns.concat();
     let batch = bpf(
-        command::MAP_LOOKUP_BATCH,
+        Command::MAP_LOOKUP_BATCH,
         words(&[0, 0, 0, 0, 0, 0, 0, 0, 4, 1], 56),
         vec![room(8, 4), room(16, 16), room(24, 32)],
     );
@@ -275,13 +282,13 @@ fn a_killed_hosts_objects_are_given_back() {
         let stream = std::path::PathBuf::from(path);
         let address = beeline_wire::address::Address::Unix { path: stream };
         let mut host = Host::connect_to(&address);
-        let map = host.make_map([ARRAY, 4, 8, 4, 0]);
+        let map = host.make_map(MapType::ARRAY, [4, 8, 4, 0]);
         println!("\nmap {}", host.id(map));
         std::thread::sleep(Duration::from_secs(60));
         return;
     }
     let proxy = Proxy::start();
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
             "a_killed_hosts_objects_are_given_back",
@@ -297,11 +304,11 @@ fn a_killed_hosts_objects_are_given_back() {
         .filter_map(|line| line.strip_prefix("map ")?.parse().ok())
         .next();
     let id = id.expect("the other process has made no map");
-    assert!(is_there(command::MAP_GET_FD_BY_ID, id));
+    assert!(is_there(Command::MAP_GET_FD_BY_ID, id));
     child.kill().unwrap();
     child.wait().unwrap();
     let start = Instant::now();
-    eventually(|| !is_there(command::MAP_GET_FD_BY_ID, id));
+    eventually(|| !is_there(Command::MAP_GET_FD_BY_ID, id));
     println!("given back after {:?}", start.elapsed());
 }
 
@@ -312,7 +319,7 @@ fn a_connection_lives_on_as_long_as_both_sides_do() {
     // Longer than either side's patience.
     std::thread::sleep(Duration::from_secs(7));
     assert_eq!(
-        host.refused(bpf(12345, vec![], vec![])).errno,
+        host.refused(bpf(Command(12345), vec![], vec![])).errno,
         libc::EOPNOTSUPP as u32
     );
 }

@@ -6,6 +6,7 @@ use std::io::Read;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
+use beeline_uapi::MapType;
 use beeline_wire::address::Address;
 use beeline_wire::frame;
 use beeline_wire::line::Line;
@@ -13,8 +14,6 @@ use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{Content, GuestMessage, HostMessage, LookUp, Release};
 use harness::*;
-
-const HASH: u32 = 1;
 
 /// A line, and what a tool would have of it.
 fn join(proxy: &Proxy, host: &Host) -> (Line, UnixStream) {
@@ -47,7 +46,7 @@ fn lines_look_up_what_their_session_has() {
     }
     let proxy = Proxy::start();
     let mut host = Host::connect(&proxy);
-    let map = host.make_map([HASH, 4, 8, 100, 0]);
+    let map = host.make_map(MapType::HASH, [4, 8, 100, 0]);
     let done = host.update(map, &5_u32.to_ne_bytes(), &55_u64.to_ne_bytes());
     assert_eq!(done.errno, 0);
     let (_line, tools) = join(&proxy, &host);
@@ -62,7 +61,7 @@ fn lines_look_up_what_their_session_has() {
     }
     // Another session's have the same numbers.
     let mut other = Host::connect(&proxy);
-    let others = other.make_map([HASH, 4, 8, 100, 0]);
+    let others = other.make_map(MapType::HASH, [4, 8, 100, 0]);
     assert_eq!(others, map);
     let (_line, others_tools) = join(&proxy, &other);
     let missing = look_up(&others_tools, 3, map, 5);

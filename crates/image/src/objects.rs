@@ -53,10 +53,11 @@ pub unsafe fn find(target: &Target, map: &MapHandle, key: *const u8) -> usize {
 mod tests {
     extern crate std;
 
+    use beeline_uapi::MapType;
     use std::boxed::Box;
     use std::mem::MaybeUninit;
 
-    use beeline_maps::{Kind, Map, PAGE, Spec};
+    use beeline_maps::{Map, PAGE, Spec};
 
     use super::*;
 
@@ -87,7 +88,7 @@ mod tests {
         let mut page = Box::new(Page([0; PAGE as usize / 4]));
         page.0[0] = object;
         let spec = Spec {
-            map_type: Kind::ArrayOfMaps as u32,
+            map_type: MapType::ARRAY_OF_MAPS,
             key_size: 4,
             value_size: 4,
             max_entries: 1,

@@ -21,7 +21,8 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use beeline_maps::{Caller, Errno, Map};
+use beeline_maps::{Caller, Map};
+use beeline_uapi::Errno;
 
 use crate::sys::{self, nr};
 pub use memory::ToolMemory;

@@ -2,13 +2,13 @@
 
 mod common;
 
+use beeline_uapi::MapType;
 use common::maps::kernel::{
     KernelMap, insn, is_missing, map_address, move_imm, try_run, value_address,
 };
 use common::maps::{Ours, spec};
 use common::{Environment, Random};
 
-const ARRAY: u32 = 2;
 const DYNPTR_FROM_MEM: u32 = 197;
 const DYNPTR_READ: u32 = 201;
 const DYNPTR_WRITE: u32 = 202;
@@ -35,7 +35,7 @@ struct Use {
 type Outcome = ([i64; 3], bool, [u8; 8], Vec<u8>);
 
 fn array(value: &[u8]) -> KernelMap {
-    let map = KernelMap::new(&spec(ARRAY, 4, value.len() as u32, 1)).unwrap();
+    let map = KernelMap::new(&spec(MapType::ARRAY, 4, value.len() as u32, 1)).unwrap();
     map.update(&[0; 4], value, 0).unwrap();
     map
 }
@@ -172,7 +172,6 @@ fn dynptrs_are_checked_as_by_the_kernel() {
 
 #[test]
 fn records_are_reserved_as_by_the_kernel() {
-    const RINGBUF: u32 = 27;
     const RESERVE: u32 = 198;
     const SUBMIT: u32 = 199;
     const DISCARD: u32 = 200;
@@ -191,7 +190,7 @@ fn records_are_reserved_as_by_the_kernel() {
         (1 << 24, 0, SUBMIT),
         (1 << 24, 1, SUBMIT),
     ] {
-        let ring = spec(RINGBUF, 0, 0, BYTES);
+        let ring = spec(MapType::RINGBUF, 0, 0, BYTES);
         let theirs = {
             let map = KernelMap::new(&ring).unwrap();
             let mut body = map_address(1, &map).to_vec();

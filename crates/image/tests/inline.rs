@@ -7,13 +7,13 @@ use std::cell::Cell;
 use beeline_compile::{Compiler, Executable, Light, Machine, MapShape, Program};
 use beeline_image::abi::{Site, TID_UNKNOWN};
 use beeline_isa::Insn;
+use beeline_uapi::MapType;
 
 use common::maps::kernel::insn;
 use common::maps::{Ours, caller, spec};
 use common::{Environment, Random};
 
-const ARRAY: u32 = 2;
-const PER_CPU_ARRAY: u32 = 6;
+const PER_CPU_ARRAY: MapType = MapType::PERCPU_ARRAY;
 const CPUS: u32 = 3;
 
 const LOOKUP: i32 = 1;
@@ -65,7 +65,7 @@ fn both(environment: &mut Environment, program: &[u64], shape: MapShape) -> [u64
 
 #[test]
 fn elements_are_those_that_the_helper_finds() {
-    for (kind, value_size) in [ARRAY, PER_CPU_ARRAY]
+    for (kind, value_size) in [MapType::ARRAY, PER_CPU_ARRAY]
         .into_iter()
         .flat_map(|kind| [1, 4, 8, 12, 24, 64, 5000].map(|size| (kind, size)))
     {
@@ -73,7 +73,7 @@ fn elements_are_those_that_the_helper_finds() {
         let layout = *ours.map.layout();
         let (entries, stride) = (7, layout.stride as u32);
         let shape = match kind {
-            ARRAY => MapShape::Array { entries, stride },
+            MapType::ARRAY => MapShape::Array { entries, stride },
             _ => MapShape::PerCpuArray {
                 entries,
                 stride,

@@ -6,10 +6,16 @@ use std::collections::BTreeMap;
 
 use beeline_image::helpers;
 use beeline_isa::helper;
+use beeline_uapi::ProgramType;
 use common::maps::kernel::{insn, is_missing, move_imm, try_load};
 
 /// Program types: kprobe (and uprobe), tracepoint, perf event, raw tracepoint.
-const TYPES: [u32; 4] = [2, 5, 7, 17];
+const TYPES: [ProgramType; 4] = [
+    ProgramType::KPROBE,
+    ProgramType::TRACEPOINT,
+    ProgramType::PERF_EVENT,
+    ProgramType::RAW_TRACEPOINT,
+];
 
 /// Name and whether it is served, by number.
 fn table() -> BTreeMap<u32, (String, bool)> {

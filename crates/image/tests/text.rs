@@ -2,12 +2,11 @@
 
 mod common;
 
-use beeline_maps::Errno;
+use beeline_uapi::{Errno, MapType};
 use common::maps::kernel::{KernelMap, call, insn, is_missing, move_imm, try_run, value_address};
 use common::maps::spec;
 use common::{Environment, Random};
 
-const ARRAY: u32 = 2;
 const READ_ONLY_FOR_PROGRAMS: u32 = 1 << 7;
 const SNPRINTF: u32 = 165;
 const STRTOL: u32 = 105;
@@ -38,7 +37,7 @@ struct Case {
 }
 
 fn array(value: &[u8], flags: u32) -> KernelMap {
-    let mut spec = spec(ARRAY, 4, value.len() as u32, 1);
+    let mut spec = spec(MapType::ARRAY, 4, value.len() as u32, 1);
     spec.flags = flags;
     let map = KernelMap::new(&spec).unwrap();
     map.update(&[0; 4], value, 0).unwrap();

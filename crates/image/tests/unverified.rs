@@ -11,6 +11,7 @@ use beeline_image::helpers;
 use beeline_isa::helper::{Argument, accepts, signature};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_maps::{Fields, Spec};
+use beeline_uapi::MapType;
 
 use common::maps::{Ours, seed, soak, spec};
 use common::{Environment, Random};
@@ -37,19 +38,19 @@ const fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
 /// What the programs' maps are; the last one's values have a lock in their first word.
 fn specs() -> Vec<Spec> {
     let types = [
-        (2, 4, 64, 8),
-        (1, 8, 16, 16),
-        (27, 0, 0, 4096),
-        (6, 4, 24, 4),
-        (9, 4, 8, 4),
-        (22, 0, 16, 4),
-        (30, 0, 8, 16),
-        (11, 8, 8, 8),
-        (1, 4, 32, 8),
+        (MapType::ARRAY, 4, 64, 8),
+        (MapType::HASH, 8, 16, 16),
+        (MapType::RINGBUF, 0, 0, 4096),
+        (MapType::PERCPU_ARRAY, 4, 24, 4),
+        (MapType::LRU_HASH, 4, 8, 4),
+        (MapType::QUEUE, 0, 16, 4),
+        (MapType::BLOOM_FILTER, 0, 8, 16),
+        (MapType::LPM_TRIE, 8, 8, 8),
+        (MapType::HASH, 4, 32, 8),
     ];
     types
         .map(|(kind, key, value, entries)| Spec {
-            flags: if kind == 11 { 1 } else { 0 },
+            flags: if kind == MapType::LPM_TRIE { 1 } else { 0 },
             ..spec(kind, key, value, entries)
         })
         .to_vec()
@@ -284,7 +285,7 @@ fn call_helper(random: &mut Random, insns: &mut Vec<Insn>, places: &mut Vec<usiz
     };
     let specs = specs();
     let fitting: Vec<usize> = (0..specs.len())
-        .filter(|&map| accepts(helper, specs[map].map_type))
+        .filter(|&map| accepts(helper, specs[map].map_type.0))
         .collect();
     for (register, argument) in (1..).zip(known.arguments) {
         let slot = -8 * (1 + random.below(32) as i32);

@@ -4,19 +4,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// `enum bpf_cmd`, as far as it is needed.
-pub mod command {
-    #![allow(missing_docs)] // The names are the kernel's.
-    pub const MAP_CREATE: i64 = 0;
-    pub const MAP_UPDATE_ELEM: i64 = 2;
-    pub const PROG_LOAD: i64 = 5;
-    pub const PROG_TEST_RUN: i64 = 10;
-    pub const OBJ_GET_INFO_BY_FD: i64 = 15;
-    pub const BTF_LOAD: i64 = 18;
-    pub const BTF_GET_FD_BY_ID: i64 = 19;
-    pub const MAP_FREEZE: i64 = 22;
-    pub const BTF_GET_NEXT_ID: i64 = 23;
-}
+use beeline_uapi::Command;
 
 /// Up to `fd_array_cnt`. Older kernels take what they do not know if it is 0.
 const WORDS: usize = 38;
@@ -75,13 +63,13 @@ impl<'a> Attr<'a> {
     }
 
     /// A command that gives a number.
-    pub fn call(&mut self, command: i64) -> io::Result<i32> {
+    pub fn call(&mut self, command: Command) -> io::Result<i32> {
         // SAFETY: the kernel reads and writes the words within the size it is told. What they point to is borrowed for as long as
         // they live; its lengths stand beside the pointers, or are what `point`'s caller vouches for.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_bpf,
-                command,
+                i64::from(command.0),
                 self.words.as_mut_ptr(),
                 size_of_val(&self.words),
             )
@@ -93,7 +81,7 @@ impl<'a> Attr<'a> {
     }
 
     /// A command that gives a new descriptor.
-    pub fn make(&mut self, command: i64) -> io::Result<OwnedFd> {
+    pub fn make(&mut self, command: Command) -> io::Result<OwnedFd> {
         let fd = self.call(command)?;
         // SAFETY: the kernel just made it for us; nobody else has it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })

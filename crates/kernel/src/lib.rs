@@ -10,8 +10,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use beeline_isa::{INSN_BYTES, Insn};
+use beeline_uapi::{AttachType, Command, MapType, ProgramType};
 
-use attr::{Attr, command};
+use attr::Attr;
 
 /// Bytes of log that one load may write.
 const LOG_BYTES: usize = 16 << 20;
@@ -23,8 +24,8 @@ const STATISTICS: u32 = 4;
 /// A map to be made: `BPF_MAP_CREATE`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MapSpec<'a> {
-    /// `BPF_MAP_TYPE_*`.
-    pub map_type: u32,
+    /// Its type.
+    pub map_type: MapType,
     /// Bytes.
     pub key_size: u32,
     /// Bytes.
@@ -44,10 +45,10 @@ pub struct MapSpec<'a> {
 /// A program to be loaded: `BPF_PROG_LOAD`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ProgramSpec<'a> {
-    /// `BPF_PROG_TYPE_*`.
-    pub prog_type: u32,
-    /// `BPF_*` of `enum bpf_attach_type`.
-    pub expected_attach_type: u32,
+    /// `prog_type`.
+    pub prog_type: ProgramType,
+    /// `expected_attach_type`.
+    pub expected_attach_type: AttachType,
     /// `BPF_F_*`.
     pub flags: u32,
     /// Of the kernel's BTF, or of [`ProgramSpec::attach_to`]'s; 0 for none.
@@ -91,7 +92,7 @@ pub struct Refusal {
 /// Makes a map.
 pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     let mut attr = Attr::default();
-    attr.put(0, spec.map_type);
+    attr.put(0, spec.map_type.0);
     attr.put(1, spec.key_size);
     attr.put(2, spec.value_size);
     attr.put(3, spec.max_entries);
@@ -104,15 +105,14 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
     }
     attr.put(16, spec.map_extra as u32);
     attr.put(17, (spec.map_extra >> 32) as u32);
-    attr.make(command::MAP_CREATE)
+    attr.make(Command::MAP_CREATE)
 }
 
 /// Sets an element of a map that is not per CPU. Errors: `EINVAL` where `key` and `value` do not have the map's sizes.
 pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
-    const PER_CPU: [u32; 4] = [5, 6, 10, 21];
     let [map_type, _, key_size, value_size] = map_info(map.as_fd())?;
     let fits = [key.len(), value.len()] == [key_size, value_size].map(|it| it as usize);
-    if !fits || PER_CPU.contains(&map_type) {
+    if !fits || MapType(map_type).is_per_cpu() {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mut attr = Attr::default();
@@ -122,7 +122,7 @@ pub fn update(map: impl AsFd, key: &[u8], value: &[u8]) -> io::Result<()> {
         attr.point(2, key);
         attr.point(4, value);
     }
-    attr.call(command::MAP_UPDATE_ELEM).map(drop)
+    attr.call(Command::MAP_UPDATE_ELEM).map(drop)
 }
 
 /// The beginning of `struct bpf_map_info`: type, id, size of keys, size of values.
@@ -131,7 +131,7 @@ fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
     let mut attr = Attr::default();
     attr.put_fd(0, Some(map));
     attr.lend_mut(2, 1, &mut info);
-    attr.call(command::OBJ_GET_INFO_BY_FD)?;
+    attr.call(Command::OBJ_GET_INFO_BY_FD)?;
     let (words, _) = info.as_chunks::<4>();
     let mut result = [0; 4];
     for (word, bytes) in result.iter_mut().zip(words) {
@@ -144,20 +144,20 @@ fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 4]> {
 pub fn freeze(map: impl AsFd) -> io::Result<()> {
     let mut attr = Attr::default();
     attr.put_fd(0, Some(map.as_fd()));
-    attr.call(command::MAP_FREEZE).map(drop)
+    attr.call(Command::MAP_FREEZE).map(drop)
 }
 
 /// Loads type information (`include/uapi/linux/btf.h`).
 pub fn load_types(btf: &[u8]) -> Result<OwnedFd, Refusal> {
     let mut attr = Attr::default();
     attr.lend(0, 4, btf);
-    if let Ok(fd) = attr.make(command::BTF_LOAD) {
+    if let Ok(fd) = attr.make(Command::BTF_LOAD) {
         return Ok(fd);
     }
     let mut log = vec![0; 1 << 16];
     attr.lend_mut(2, 5, &mut log);
     attr.put(6, 1);
-    let made = attr.make(command::BTF_LOAD);
+    let made = attr.make(Command::BTF_LOAD);
     made.map_err(refusal(&log))
 }
 
@@ -180,13 +180,13 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
     let insns: Vec<[u8; INSN_BYTES]> = spec.insns.iter().map(|insn| insn.encode()).collect();
     let license = CString::new(spec.license).unwrap_or_default();
     let mut attr = Attr::default();
-    attr.put(0, spec.prog_type);
+    attr.put(0, spec.prog_type.0);
     attr.lend(2, 1, &insns);
     // SAFETY: the kernel reads up to the 0 that it ends with.
     unsafe { attr.point(4, license.as_bytes_with_nul()) };
     attr.put(10, spec.kernel_version);
     attr.put(11, spec.flags);
-    attr.put(17, spec.expected_attach_type);
+    attr.put(17, spec.expected_attach_type.0);
     if let Some(types) = spec.types {
         attr.put_fd(18, Some(types.btf));
         attr.put(19, size_of::<[u32; 2]>() as u32);
@@ -206,7 +206,7 @@ fn load_with_log(spec: &ProgramSpec<'_>, log_bytes: usize) -> Result<(OwnedFd, S
         attr.put(6, spec.log_level);
         attr.lend_mut(8, 7, &mut log);
     }
-    let made = attr.make(command::PROG_LOAD);
+    let made = attr.make(Command::PROG_LOAD);
     match made.map_err(refusal(&log)) {
         Err(whole)
             if whole.errno == libc::ENOSPC
@@ -248,12 +248,12 @@ pub fn module_types(name: &str) -> io::Result<OwnedFd> {
         let mut attr = Attr::default();
         attr.put(0, id);
         // ENOENT after the last one.
-        attr.call(command::BTF_GET_NEXT_ID)?;
+        attr.call(Command::BTF_GET_NEXT_ID)?;
         id = attr.get(1);
         let mut attr = Attr::default();
         attr.put(0, id);
         // Some are gone by now.
-        if let Ok(btf) = attr.make(command::BTF_GET_FD_BY_ID)
+        if let Ok(btf) = attr.make(Command::BTF_GET_FD_BY_ID)
             && is_module(&btf, name)?
         {
             return Ok(btf);
@@ -273,7 +273,7 @@ fn is_module(btf: &OwnedFd, name: &str) -> io::Result<bool> {
     let mut attr = Attr::default();
     attr.put_fd(0, Some(btf.as_fd()));
     attr.lend_mut(2, 1, &mut info);
-    attr.call(command::OBJ_GET_INFO_BY_FD)?;
+    attr.call(Command::OBJ_GET_INFO_BY_FD)?;
     let of_kernel = u32::from_ne_bytes([info[28], info[29], info[30], info[31]]);
     Ok(of_kernel != 0 && text(&found) == name)
 }
@@ -310,7 +310,7 @@ pub fn test_run(program: impl AsFd, run: Run<'_>) -> io::Result<(u32, u32)> {
     if !run.context.is_empty() {
         attr.lend_mut(12, 10, run.context);
     }
-    attr.call(command::PROG_TEST_RUN)?;
+    attr.call(Command::PROG_TEST_RUN)?;
     Ok((attr.get(1), attr.get(9)))
 }
 

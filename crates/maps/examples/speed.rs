@@ -7,6 +7,7 @@ mod common;
 use std::{hint::black_box, time::Instant};
 
 use beeline_maps::{Caller, Layout, Map, Spec, ring::Ring};
+use beeline_uapi::MapType;
 use common::kernel::{self, KernelMap};
 
 fn relax(_: &Caller) -> bool {
@@ -23,7 +24,7 @@ const ME: Caller = Caller {
 const N: u64 = 1_000_000;
 
 fn main() {
-    let hash = map(1, 8, 8, 4096);
+    let hash = map(MapType::HASH, 8, 8, 4096);
     for key in 0..2048u64 {
         update(&hash, key);
     }
@@ -44,7 +45,7 @@ fn main() {
         // SAFETY: the key has 8 bytes.
         unsafe { hash.delete((&raw const key).cast(), &ME) }.unwrap();
     });
-    let lru = map(9, 8, 8, 4096);
+    let lru = map(MapType::LRU_HASH, 8, 8, 4096);
     (0..8192).for_each(|key| update(&lru, key));
     time("LRU look-up", |i| {
         let key = 8191 - i % 2048;
@@ -52,18 +53,18 @@ fn main() {
         black_box(unsafe { lru.lookup((&raw const key).cast(), 0) });
     });
     time("LRU update, evicting", |i| update(&lru, i | 1 << 40));
-    let array = map(2, 4, 8, 64);
+    let array = map(MapType::ARRAY, 4, 8, 64);
     time("array look-up", |i| {
         let key = i as u32 % 64;
         // SAFETY: the key has 4 bytes.
         black_box(unsafe { array.lookup((&raw const key).cast(), 0) });
     });
-    let stack = map(7, 4, 127 * 8, 1024);
+    let stack = map(MapType::STACK_TRACE, 4, 127 * 8, 1024);
     let ips: Vec<u64> = (0..10).map(|i| 0x5555_0000 + i * 64).collect();
     time("stack id, 10 frames", |_| {
         let _ = black_box(stack.stack_id(&ips, 0, &ME));
     });
-    let map = map(27, 0, 0, 1 << 20);
+    let map = map(MapType::RINGBUF, 0, 0, 1 << 20);
     let ring = Ring::of(&map).unwrap();
     time("ring reserve + submit, 64 bytes", |_| {
         let Ok(record) = ring.reserve(64, 0, &ME) else {
@@ -80,7 +81,7 @@ fn main() {
 /// A million entries, read 4096 at a time.
 fn batches() {
     const ROOM: usize = 4096;
-    let ours = map(1, 8, 8, N as u32);
+    let ours = map(MapType::HASH, 8, 8, N as u32);
     (0..N).for_each(|key| update(&ours, key));
     let (mut keys, mut values) = (vec![0; 8 * ROOM], vec![0; 8 * ROOM]);
     let mut read = || {
@@ -133,7 +134,7 @@ fn update(map: &Map, key: u64) {
 }
 
 /// A map in memory that is never given back.
-fn map(map_type: u32, key_size: u32, value_size: u32, max_entries: u32) -> Map {
+fn map(map_type: MapType, key_size: u32, value_size: u32, max_entries: u32) -> Map {
     let spec = Spec {
         map_type,
         key_size,

@@ -1,6 +1,8 @@
 //! Arrays: values one after the other; an index that is in range always has its element.
 
-use crate::{Errno, Map, flags};
+use beeline_uapi::Errno;
+
+use crate::{Map, flags};
 
 impl Map {
     /// The element's index. `ENOENT` or `E2BIG` for one out of range is the caller's to say.

@@ -1,6 +1,8 @@
 //! Many elements at once: what stands behind `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH`.
 
-use crate::{Caller, Errno, Kind, Map};
+use beeline_uapi::Errno;
+
+use crate::{Caller, Kind, Map};
 
 /// What one call of [`Map::read_batch`] has done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,8 @@
 //! Every element in turn, for a program's callback.
 
-use crate::{Errno, Kind, Map};
+use beeline_uapi::Errno;
+
+use crate::{Kind, Map};
 
 impl Map {
     /// `bpf_for_each_map_elem`: calls `each` with a pointer to the key and one to the value (of CPU slot `cpu`, in a

@@ -7,10 +7,12 @@
 //! freed. That is found by looking at all elements that were ever used, since any pointer into a value may be locked;
 //! only maps with locks pay for it.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::AtomicU32;
 
 use crate::lock::{self, Guard};
-use crate::{Caller, Errno, Kind, Map, Spec, flags, words};
+use crate::{Caller, Kind, Map, Spec, flags, words};
 
 /// Bytes of a `struct bpf_spin_lock`, and its alignment.
 pub const SPIN_LOCK: u32 = 4;

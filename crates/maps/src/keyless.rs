@@ -1,6 +1,8 @@
 //! `bpf_map_push_elem`, `bpf_map_pop_elem` and `bpf_map_peek_elem`: what maps without keys are used by.
 
-use crate::{Caller, Errno, Kind, Map};
+use beeline_uapi::Errno;
+
+use crate::{Caller, Kind, Map};
 
 impl Map {
     /// Puts a value into a queue, a stack or a Bloom filter. With [`EXIST`](crate::flags::EXIST) the oldest

@@ -1,6 +1,8 @@
 //! Where the parts of a map lie in its file.
 
-use crate::{Errno, Kind, Spec};
+use beeline_uapi::Errno;
+
+use crate::{Kind, Spec};
 
 /// Bytes of a page; every part that a tool maps by itself begins on one.
 pub const PAGE: u64 = 4096;

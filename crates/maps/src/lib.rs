@@ -56,7 +56,6 @@ mod array;
 mod batch;
 mod bloom;
 mod each;
-mod errno;
 mod fields;
 mod hash;
 mod keyless;
@@ -75,7 +74,6 @@ pub mod user_ring;
 mod words;
 
 pub use batch::Batch;
-pub use errno::Errno;
 pub use fields::{Fields, spin_lock, spin_unlock};
 pub use layout::{Layout, PAGE};
 pub use lock::Caller;

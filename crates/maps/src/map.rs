@@ -1,6 +1,8 @@
 //! The handle on a map, and its operations: those of programs first, then those of the system calls.
 
-use crate::{Caller, Errno, Fields, Kind, Layout, Spec, flags, words};
+use beeline_uapi::Errno;
+
+use crate::{Caller, Fields, Kind, Layout, Spec, flags, words};
 
 /// A map as one process has mapped it.
 ///

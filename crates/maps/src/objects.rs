@@ -3,12 +3,14 @@
 //! An element is the object's id, one 32-bit word that is stored and cleared at once; 0 is an empty element. What an
 //! id stands for in a process, and which objects fit into a map, is the runtime's to say.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{AcqRel, Acquire, Release},
 };
 
-use crate::{Errno, Kind, Map, flags, words};
+use crate::{Kind, Map, flags, words};
 
 impl Map {
     /// The id of the object that the element holds: what a program's look-up in a map of maps, a tail call or a

@@ -8,12 +8,14 @@
 //! write
 //! all of it: positions are masked, never believed.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::{Caller, Errno, layout::PAGE, lock, words};
+use crate::{Caller, layout::PAGE, lock, words};
 
 // Offsets in the control page, from `struct perf_event_mmap_page`.
 const DATA_HEAD: u64 = 1024;

@@ -1,6 +1,8 @@
 //! What a map is: the arguments of `BPF_MAP_CREATE`, and the kernel's rules for them.
 
-use crate::{Errno, layout::PAGE};
+use beeline_uapi::{Errno, MapType};
+
+use crate::layout::PAGE;
 
 /// `BPF_F_*` flags, with the kernel's values: of map creation, of updates, and of single helpers.
 #[allow(missing_docs)] // The names are the kernel's.
@@ -41,29 +43,29 @@ pub mod flags {
     pub const RB_FORCE_WAKEUP: u64 = 1 << 1;
 }
 
-/// The map types that are served, with the kernel's numbers.
+/// The map types that are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // The names are the kernel's.
 pub enum Kind {
-    Hash = 1,
-    Array = 2,
-    ProgArray = 3,
-    PerfEventArray = 4,
-    PercpuHash = 5,
-    PercpuArray = 6,
-    StackTrace = 7,
-    CgroupArray = 8,
-    LruHash = 9,
-    LruPercpuHash = 10,
-    LpmTrie = 11,
-    ArrayOfMaps = 12,
-    HashOfMaps = 13,
-    Queue = 22,
-    Stack = 23,
-    Ringbuf = 27,
-    TaskStorage = 29,
-    BloomFilter = 30,
-    UserRingbuf = 31,
+    Hash,
+    Array,
+    ProgArray,
+    PerfEventArray,
+    PercpuHash,
+    PercpuArray,
+    StackTrace,
+    CgroupArray,
+    LruHash,
+    LruPercpuHash,
+    LpmTrie,
+    ArrayOfMaps,
+    HashOfMaps,
+    Queue,
+    Stack,
+    Ringbuf,
+    TaskStorage,
+    BloomFilter,
+    UserRingbuf,
 }
 
 impl Kind {
@@ -110,8 +112,8 @@ impl Kind {
 #[repr(C, packed(4))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spec {
-    /// `BPF_MAP_TYPE_*`; see [`Kind`].
-    pub map_type: u32,
+    /// Its type; see [`Kind`].
+    pub map_type: MapType,
     /// Bytes.
     pub key_size: u32,
     /// Bytes.
@@ -145,25 +147,25 @@ impl Spec {
     /// The type of the map, if it is one that is served.
     pub fn kind(&self) -> Option<Kind> {
         Some(match self.map_type {
-            1 => Kind::Hash,
-            2 => Kind::Array,
-            3 => Kind::ProgArray,
-            4 => Kind::PerfEventArray,
-            5 => Kind::PercpuHash,
-            6 => Kind::PercpuArray,
-            7 => Kind::StackTrace,
-            8 => Kind::CgroupArray,
-            9 => Kind::LruHash,
-            10 => Kind::LruPercpuHash,
-            11 => Kind::LpmTrie,
-            12 => Kind::ArrayOfMaps,
-            13 => Kind::HashOfMaps,
-            22 => Kind::Queue,
-            23 => Kind::Stack,
-            27 => Kind::Ringbuf,
-            29 => Kind::TaskStorage,
-            30 => Kind::BloomFilter,
-            31 => Kind::UserRingbuf,
+            MapType::HASH => Kind::Hash,
+            MapType::ARRAY => Kind::Array,
+            MapType::PROG_ARRAY => Kind::ProgArray,
+            MapType::PERF_EVENT_ARRAY => Kind::PerfEventArray,
+            MapType::PERCPU_HASH => Kind::PercpuHash,
+            MapType::PERCPU_ARRAY => Kind::PercpuArray,
+            MapType::STACK_TRACE => Kind::StackTrace,
+            MapType::CGROUP_ARRAY => Kind::CgroupArray,
+            MapType::LRU_HASH => Kind::LruHash,
+            MapType::LRU_PERCPU_HASH => Kind::LruPercpuHash,
+            MapType::LPM_TRIE => Kind::LpmTrie,
+            MapType::ARRAY_OF_MAPS => Kind::ArrayOfMaps,
+            MapType::HASH_OF_MAPS => Kind::HashOfMaps,
+            MapType::QUEUE => Kind::Queue,
+            MapType::STACK => Kind::Stack,
+            MapType::RINGBUF => Kind::Ringbuf,
+            MapType::TASK_STORAGE => Kind::TaskStorage,
+            MapType::BLOOM_FILTER => Kind::BloomFilter,
+            MapType::USER_RINGBUF => Kind::UserRingbuf,
             _ => return None,
         })
     }

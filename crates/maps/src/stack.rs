@@ -4,13 +4,15 @@
 //! after, under
 //! the slot's lock. A writer that dies in between leaves an empty slot, one that dies outside a whole stack.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
     fence,
 };
 
-use crate::{Caller, Errno, Kind, Map, flags, hash::hash_words, lock, words};
+use crate::{Caller, Kind, Map, flags, hash::hash_words, lock, words};
 
 /// Bytes of a slot's state: lock, count of frames, hash, 32 bits each, and 32 unused.
 pub(crate) const SLOT: u64 = 16;

@@ -2,7 +2,9 @@
 //! threads are gone ([`Map::forget_tasks`]). There is room for 65536 threads, and only those with a value take
 //! memory.
 
-use crate::{Caller, Errno, Kind, Map, flags, words};
+use beeline_uapi::Errno;
+
+use crate::{Caller, Kind, Map, flags, words};
 
 impl Map {
     /// Creates or replaces a thread's value; `put(index, is_new)` writes it. Errors: as for a hash, but a full one is

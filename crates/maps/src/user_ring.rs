@@ -10,8 +10,10 @@ use core::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
+use beeline_uapi::Errno;
+
 use crate::{
-    Caller, Errno, Kind, Map,
+    Caller, Kind, Map,
     layout::PAGE,
     lock,
     ring::{BUSY, DISCARD, HEADER},

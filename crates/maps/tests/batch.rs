@@ -4,9 +4,19 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use beeline_maps::{Batch, Errno, Spec};
-use common::{Ours, caller, kernel, kernel::KernelMap, spec};
+use beeline_maps::{Batch, Spec};
+use beeline_uapi::{Errno, MapType};
+use common::{LRU_HASHES, Ours, caller, kernel, kernel::KernelMap, spec};
 use proptest::prelude::*;
+
+const TYPES: [MapType; 6] = [
+    MapType::HASH,
+    MapType::ARRAY,
+    MapType::PERCPU_HASH,
+    MapType::PERCPU_ARRAY,
+    MapType::LRU_HASH,
+    MapType::LRU_PERCPU_HASH,
+];
 
 type Elements = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -62,7 +72,7 @@ proptest! {
 
     #[test]
     fn batches_hold_what_the_kernels_hold(
-        map_type in prop::sample::select(&[1, 2, 5, 6, 9, 10][..]),
+        map_type in prop::sample::select(&TYPES[..]),
         key_size in 1..20u32,
         value_size in 1..20u32,
         keys in prop::collection::vec(any::<u8>(), 0..100),
@@ -71,10 +81,10 @@ proptest! {
         if kernel::is_missing() {
             return Ok(());
         }
-        let is_array = matches!(map_type, 2 | 6);
+        let is_array = matches!(map_type, MapType::ARRAY | MapType::PERCPU_ARRAY);
         let key_size = if is_array { 4 } else { key_size };
         // An LRU hash of the kernel's drops elements before it is full.
-        let entries = if map_type > 6 { 1024 } else { 128 };
+        let entries = if LRU_HASHES.contains(&map_type) { 1024 } else { 128 };
         let spec = spec(map_type, key_size, value_size, entries);
         let ours = Ours::new(&spec, kernel::cpus()).unwrap();
         let theirs = KernelMap::new(&spec).unwrap();
@@ -110,7 +120,7 @@ proptest! {
 /// One bucket with everything in it fits as a whole or not at all.
 #[test]
 fn a_bucket_that_does_not_fit_is_enospc() {
-    let spec = spec(1, 8, 8, 1);
+    let spec = spec(MapType::HASH, 8, 8, 1);
     let ours = Ours::new(&spec, 2).unwrap();
     ours.set(&[1; 8], &[2; 8], 0, &caller(7, 0)).unwrap();
     let read = |from, room: usize| {
@@ -144,7 +154,16 @@ fn other_types_have_no_batches() {
         ours.map
             .read_batch(0, &mut keys, &mut values, delete, &caller(7, 0))
     };
-    assert_eq!(batch(&spec(2, 4, 8, 4), true), Err(Errno::ENOTSUPP));
-    assert_eq!(batch(&spec(7, 4, 64, 4), false), Err(Errno::ENOTSUPP));
-    assert_eq!(batch(&spec(27, 0, 0, 4096), false), Err(Errno::ENOTSUPP));
+    assert_eq!(
+        batch(&spec(MapType::ARRAY, 4, 8, 4), true),
+        Err(Errno::ENOTSUPP)
+    );
+    assert_eq!(
+        batch(&spec(MapType::STACK_TRACE, 4, 64, 4), false),
+        Err(Errno::ENOTSUPP)
+    );
+    assert_eq!(
+        batch(&spec(MapType::RINGBUF, 0, 0, 4096), false),
+        Err(Errno::ENOTSUPP)
+    );
 }

@@ -10,9 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use beeline_maps::{Caller, Errno, Map, ring::Ring};
+use beeline_maps::{Caller, Map, ring::Ring};
+use beeline_uapi::{Errno, MapType};
 use common::{
-    Ours, caller,
+    HASHES, LRU_HASHES, Ours, caller,
     children::{kill, random, spawn},
     spec,
 };
@@ -42,7 +43,7 @@ fn churn(map: &Map, owner: u32, seed: u64) {
 /// The tags of the dead are used again only after the runtime has cleared up behind them.
 #[test]
 fn hash_survives_kills_and_loses_no_node() {
-    for map_type in [1, 5, 9, 10] {
+    for map_type in HASHES {
         // Fewer nodes than keys, so that the free lists run empty too.
         let ours = Ours::new(&spec(map_type, 8, 16, 150), 4).unwrap();
         let me = caller(100, Caller::NO_SLOT);
@@ -68,7 +69,7 @@ fn hash_survives_kills_and_loses_no_node() {
 #[test]
 fn the_dead_keep_nobody_waiting() {
     // Few buckets, so that most of the dead hold one that is wanted.
-    let ours = Ours::new(&spec(1, 8, 16, 2), 4).unwrap();
+    let ours = Ours::new(&spec(MapType::HASH, 8, 16, 2), 4).unwrap();
     let stop = AtomicBool::new(false);
     let longest = thread::scope(|scope| {
         let survivor = scope.spawn(|| {
@@ -103,7 +104,7 @@ fn the_dead_keep_nobody_waiting() {
 /// Chains hold each key once and find it, and chains and free lists together hold every node.
 fn check_whole(ours: &Ours) {
     let me = caller(100, 0);
-    let is_lru = matches!(ours.map.spec().map_type, 9 | 10);
+    let is_lru = LRU_HASHES.contains(&ours.map.spec().map_type);
     let keys = ours.keys();
     let distinct: HashSet<_> = keys.iter().cloned().collect();
     assert_eq!(keys.len(), distinct.len(), "a key is there twice");
@@ -132,7 +133,7 @@ fn check_whole(ours: &Ours) {
 /// A lock that is never released costs an error, not a hang.
 #[test]
 fn lock_of_a_dead_process_gives_ebusy_until_it_is_released() {
-    let ours = Ours::new(&spec(1, 8, 16, 1), 2).unwrap();
+    let ours = Ours::new(&spec(MapType::HASH, 8, 16, 1), 2).unwrap();
     ours.set(&[1; 8], &[1; 16], 0, &caller(5, 0)).unwrap();
     // (A value of one word would be replaced without the lock, as nobody can see half of it.)
     // The one bucket's lock, as a dead process leaves it.
@@ -159,7 +160,7 @@ fn lock_of_a_dead_process_gives_ebusy_until_it_is_released() {
 /// Records begun by the dead are discarded, the consumer gets on, and what it gets is whole.
 #[test]
 fn ring_survives_kills() {
-    let ours = Ours::new(&spec(27, 0, 0, 4096), 2).unwrap();
+    let ours = Ours::new(&spec(MapType::RINGBUF, 0, 0, 4096), 2).unwrap();
     let ring = Ring::of(&ours.map).unwrap();
     let produce = |owner: u32| {
         let me = caller(owner, owner);
@@ -208,7 +209,7 @@ fn ring_survives_kills() {
 /// A stack that was half written is not there.
 #[test]
 fn stacks_survive_kills() {
-    let ours = Ours::new(&spec(7, 4, 64 * 8, 16), 2).unwrap();
+    let ours = Ours::new(&spec(MapType::STACK_TRACE, 4, 64 * 8, 16), 2).unwrap();
     let work = |owner: u32| {
         let me = caller(owner, owner);
         let mut state = u64::from(owner) * 99 + 1;
@@ -260,10 +261,17 @@ fn impatient() -> Caller {
 #[test]
 fn scribbled_memory_hurts_nobody() {
     let mut state = 12345u64;
-    for map_type in [1, 5, 7, 9, 10, 27] {
+    for map_type in [
+        MapType::HASH,
+        MapType::PERCPU_HASH,
+        MapType::STACK_TRACE,
+        MapType::LRU_HASH,
+        MapType::LRU_PERCPU_HASH,
+        MapType::RINGBUF,
+    ] {
         let spec = match map_type {
-            7 => spec(7, 4, 64, 8),
-            27 => spec(27, 0, 0, 4096),
+            MapType::STACK_TRACE => spec(map_type, 4, 64, 8),
+            MapType::RINGBUF => spec(map_type, 0, 0, 4096),
             _ => spec(map_type, 8, 16, 8),
         };
         for round in 0..60u64 {
@@ -306,12 +314,12 @@ fn use_it(ours: &Ours, i: u64) {
     let me = impatient();
     let map = &ours.map;
     match map.spec().map_type {
-        7 => {
+        MapType::STACK_TRACE => {
             let _ = map.stack_id(&[i, 2, 3], 1 << 10, &me);
             let _ = map.lookup_copy(&(i as u32).to_ne_bytes(), &mut [0; 64], 0, &me);
             let _ = map.next_key(None, &mut [0; 4], &me);
         }
-        27 => {
+        MapType::RINGBUF => {
             let _ = Ring::of(map).unwrap().output(&[1; 40], 0, &me);
         }
         _ => {

@@ -6,14 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
-use beeline_maps::{Errno, Map};
+use beeline_maps::Map;
+use beeline_uapi::{Errno, MapType};
 use common::{Ours, caller, spec};
-
-const HASH: u32 = 1;
-const ARRAY: u32 = 2;
-const PERF_EVENT_ARRAY: u32 = 4;
-const PERCPU_HASH: u32 = 5;
-const PERCPU_ARRAY: u32 = 6;
 
 /// Key and value of every element, both being numbers of 8 bytes; how often a key came, too.
 fn pairs(map: &Map, cpu: u32) -> BTreeMap<u64, (u64, u32)> {
@@ -37,7 +32,7 @@ fn pairs(map: &Map, cpu: u32) -> BTreeMap<u64, (u64, u32)> {
 
 #[test]
 fn arrays_show_all_their_elements_in_order() {
-    for map_type in [ARRAY, PERCPU_ARRAY] {
+    for map_type in [MapType::ARRAY, MapType::PERCPU_ARRAY] {
         let ours = Ours::new(&spec(map_type, 4, 8, 5), 2).unwrap();
         for index in 0..5u32 {
             let value = (100 + u64::from(index)).to_ne_bytes();
@@ -59,17 +54,17 @@ fn arrays_show_all_their_elements_in_order() {
 #[test]
 fn the_other_types_and_flags_are_refused() {
     let never = |_, _| panic!("no element");
-    let hash = Ours::new(&spec(HASH, 8, 8, 4), 1).unwrap();
+    let hash = Ours::new(&spec(MapType::HASH, 8, 8, 4), 1).unwrap();
     assert_eq!(hash.map.for_each(0, 0, never), Ok(0));
     assert_eq!(hash.map.for_each(1, 0, never), Err(Errno::EINVAL));
-    let rings = Ours::new(&spec(PERF_EVENT_ARRAY, 4, 4, 4), 1).unwrap();
+    let rings = Ours::new(&spec(MapType::PERF_EVENT_ARRAY, 4, 4, 4), 1).unwrap();
     assert_eq!(rings.map.for_each(0, 0, never), Err(Errno::ENOTSUPP));
 }
 
 /// Whether the callback deletes the element that it was given, all others, or all.
 #[test]
 fn a_callback_may_delete() {
-    for map_type in [HASH, PERCPU_HASH] {
+    for map_type in [MapType::HASH, MapType::PERCPU_HASH] {
         for rest in 0..3u64 {
             let ours = Ours::new(&spec(map_type, 8, 8, 300), 2).unwrap();
             let me = caller(1, 0);
@@ -105,7 +100,7 @@ fn a_callback_may_delete() {
 /// Elements that a callback adds have an end: it is called no more often than a map can explain.
 #[test]
 fn a_callback_may_replace_the_element_it_was_given() {
-    let ours = Ours::new(&spec(HASH, 8, 8, 8), 1).unwrap();
+    let ours = Ours::new(&spec(MapType::HASH, 8, 8, 8), 1).unwrap();
     let me = caller(1, 0);
     for key in 0..8u64 {
         ours.set(&key.to_ne_bytes(), &[0; 8], 0, &me).unwrap();
@@ -125,7 +120,7 @@ fn a_callback_may_replace_the_element_it_was_given() {
 /// A chain that is longer than what is read of it at once.
 #[test]
 fn long_chains_are_shown_as_a_whole() {
-    let ours = Ours::new(&spec(HASH, 8, 8, 80), 1).unwrap();
+    let ours = Ours::new(&spec(MapType::HASH, 8, 8, 80), 1).unwrap();
     let me = caller(1, 0);
     let table = ours.map.layout().table as usize..ours.map.layout().nodes as usize;
     // The bucket of a key, by the first byte that changes when it is put in and taken out.
@@ -153,7 +148,7 @@ fn long_chains_are_shown_as_a_whole() {
 
 #[test]
 fn what_stays_is_seen_once_while_others_churn() {
-    let ours = Ours::new(&spec(HASH, 8, 8, 64), 2).unwrap();
+    let ours = Ours::new(&spec(MapType::HASH, 8, 8, 64), 2).unwrap();
     for key in 0..16u64 {
         ours.set(&key.to_ne_bytes(), &key.to_ne_bytes(), 0, &caller(1, 0))
             .unwrap();

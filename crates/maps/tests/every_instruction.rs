@@ -6,16 +6,17 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use beeline_maps::{Caller, Errno, ring, ring::Ring};
+use beeline_maps::{Caller, ring, ring::Ring};
+use beeline_uapi::{Errno, MapType};
 use common::{
-    Ours, caller, spec,
+    HASHES, LRU_HASHES, Ours, caller, spec,
     step::{DEAD, each_step},
 };
 
 /// After the repair the keys are those of before or after the operation, and every node can be used once.
 fn check_hash(ours: &Ours, states: &[BTreeSet<Vec<u8>>]) {
     let me = caller(1, 0);
-    let is_lru = matches!(ours.map.spec().map_type, 9 | 10);
+    let is_lru = LRU_HASHES.contains(&ours.map.spec().map_type);
     assert_eq!(ours.map.release_owner(DEAD, &me), Ok(false));
     assert_eq!(ours.held_by(DEAD), (vec![], vec![]));
     let keys: BTreeSet<_> = ours.keys().into_iter().collect();
@@ -50,7 +51,7 @@ fn check_hash(ours: &Ours, states: &[BTreeSet<Vec<u8>>]) {
 }
 
 fn hash_case(prepare: &[u64], deleted: &[u64], work: impl Fn(&Ours, &Caller), after: &[u64]) {
-    for map_type in [1, 5, 9, 10] {
+    for map_type in HASHES {
         let ours = Ours::new(&spec(map_type, 8, 16, 4), 2).unwrap();
         let me = caller(2, 0);
         for key in prepare {
@@ -142,7 +143,7 @@ fn delete() {
 /// The oldest element goes before the new one comes; the used one stays.
 #[test]
 fn eviction() {
-    for map_type in [9, 10] {
+    for map_type in LRU_HASHES {
         let ours = Ours::new(&spec(map_type, 8, 16, 4), 2).unwrap();
         for key in 1..=4u64 {
             ours.set(&key.to_ne_bytes(), &[1; 16], 0, &caller(2, 0))
@@ -168,7 +169,7 @@ fn eviction() {
 /// A bucket that is read and emptied: its elements go one by one.
 #[test]
 fn batch_with_deletes() {
-    for map_type in [1, 5, 9, 10] {
+    for map_type in HASHES {
         let ours = Ours::new(&spec(map_type, 8, 16, 4), 2).unwrap();
         for key in 1..=4u64 {
             ours.set(&key.to_ne_bytes(), &[1; 16], 0, &caller(2, 0))
@@ -189,7 +190,7 @@ fn batch_with_deletes() {
 
 #[test]
 fn ring_output() {
-    let ours = Ours::new(&spec(27, 0, 0, 4096), 2).unwrap();
+    let ours = Ours::new(&spec(MapType::RINGBUF, 0, 0, 4096), 2).unwrap();
     let ring = Ring::of(&ours.map).unwrap();
     ring.output(&[1; 20], 0, &caller(2, 0)).unwrap();
     let produce = |caller: &Caller| {
@@ -216,7 +217,7 @@ fn ring_output() {
 
 #[test]
 fn stack_id() {
-    let ours = Ours::new(&spec(7, 4, 8 * 8, 1), 2).unwrap();
+    let ours = Ours::new(&spec(MapType::STACK_TRACE, 4, 8 * 8, 1), 2).unwrap();
     let (old, new) = ([5u64; 3], [6u64; 4]);
     ours.map.stack_id(&old, 0, &caller(2, 0)).unwrap();
     let replace = |caller: &Caller| {

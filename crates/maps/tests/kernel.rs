@@ -2,8 +2,9 @@
 
 mod common;
 
-use beeline_maps::{Errno, Layout, Spec, flags};
-use common::{Ours, caller, kernel, kernel::KernelMap, spec};
+use beeline_maps::{Layout, Spec, flags};
+use beeline_uapi::{Errno, MapType};
+use common::{HASHES, LRU_HASHES, Ours, caller, kernel, kernel::KernelMap, spec};
 use proptest::prelude::*;
 
 /// Creation: every combination gets the kernel's verdict.
@@ -14,7 +15,18 @@ fn creation_is_judged_as_by_the_kernel() {
     }
     const UNSERVED: u32 = 1 << 5; // STACK_BUILD_ID, on stack maps
     let sizes = [0, 1, 4, 7, 8, 12, 16, 1016, 1020, 1024, 4096, 32768, 32769];
-    for map_type in [1, 2, 4, 5, 6, 7, 8, 9, 10, 27] {
+    for map_type in [
+        MapType::HASH,
+        MapType::ARRAY,
+        MapType::PERF_EVENT_ARRAY,
+        MapType::PERCPU_HASH,
+        MapType::PERCPU_ARRAY,
+        MapType::STACK_TRACE,
+        MapType::CGROUP_ARRAY,
+        MapType::LRU_HASH,
+        MapType::LRU_PERCPU_HASH,
+        MapType::RINGBUF,
+    ] {
         for key_size in [0, 1, 4, 8, 600] {
             for value_size in sizes {
                 for max_entries in [0, 1, 3, 4096, 12288] {
@@ -34,14 +46,14 @@ fn creation_is_judged_as_by_the_kernel() {
             }
         }
         let (key_size, value_size, max_entries) = match map_type {
-            27 => (0, 0, 4096),
-            7 => (4, 32, 8),
+            MapType::RINGBUF => (0, 0, 4096),
+            MapType::STACK_TRACE => (4, 32, 8),
             _ => (4, 4, 8),
         };
         for first in 0..20 {
             for second in first..20 {
                 let flags = 1 << first | 1 << second;
-                if map_type != 7 || flags & UNSERVED == 0 {
+                if map_type != MapType::STACK_TRACE || flags & UNSERVED == 0 {
                     judge(Spec {
                         map_type,
                         key_size,
@@ -55,17 +67,23 @@ fn creation_is_judged_as_by_the_kernel() {
         }
     }
     for value_size in [4_194_247, 4_194_248, u32::MAX - 8, u32::MAX] {
-        judge(spec(1, 8, value_size, 1));
-        judge(spec(1, value_size, 8, 1));
+        judge(spec(MapType::HASH, 8, value_size, 1));
+        judge(spec(MapType::HASH, value_size, 8, 1));
     }
     for value_size in [32760, 32761, 32768, 32769, 4_194_247] {
-        judge(spec(10, 8, value_size, 1));
-        judge(spec(9, 8, value_size, 1));
+        judge(spec(MapType::LRU_PERCPU_HASH, 8, value_size, 1));
+        judge(spec(MapType::LRU_HASH, 8, value_size, 1));
     }
-    judge(spec(2, 4, 0x8000_0000, 1));
-    judge(spec(1, 8, 8, 0x4000_0000));
-    assert_eq!(Layout::new(&spec(99, 4, 4, 4), 2), Err(Errno::EINVAL));
-    assert_eq!(Layout::new(&spec(2, 4, 4, 4), 0), Err(Errno::EINVAL));
+    judge(spec(MapType::ARRAY, 4, 0x8000_0000, 1));
+    judge(spec(MapType::HASH, 8, 8, 0x4000_0000));
+    assert_eq!(
+        Layout::new(&spec(MapType(99), 4, 4, 4), 2),
+        Err(Errno::EINVAL)
+    );
+    assert_eq!(
+        Layout::new(&spec(MapType::ARRAY, 4, 4, 4), 0),
+        Err(Errno::EINVAL)
+    );
 }
 
 fn judge(spec: Spec) {
@@ -98,7 +116,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 
 fn specs() -> impl Strategy<Value = Spec> {
     let hash = (
-        prop_oneof![Just(1), Just(5), Just(9), Just(10)],
+        prop::sample::select(&HASHES[..]),
         prop_oneof![Just(0), Just(flags::NO_PREALLOC)],
         prop_oneof![
             Just(1u32),
@@ -120,18 +138,24 @@ fn specs() -> impl Strategy<Value = Spec> {
         flags: if is_lru(map_type) { flags << 1 } else { flags },
         map_extra: 0,
     });
-    let array = (prop_oneof![Just(2), Just(6)], 1..40u32)
+    let array = (
+        prop_oneof![Just(MapType::ARRAY), Just(MapType::PERCPU_ARRAY)],
+        1..40u32,
+    )
         .prop_map(|(map_type, value_size)| spec(map_type, 4, value_size, 8));
-    let others = prop_oneof![Just(spec(7, 4, 64, 8)), Just(spec(27, 0, 0, 4096))];
+    let others = prop_oneof![
+        Just(spec(MapType::STACK_TRACE, 4, 64, 8)),
+        Just(spec(MapType::RINGBUF, 0, 0, 4096))
+    ];
     prop_oneof![4 => hash, 2 => array, 1 => others]
 }
 
-fn is_lru(map_type: u32) -> bool {
-    matches!(map_type, 9 | 10)
+fn is_lru(map_type: MapType) -> bool {
+    LRU_HASHES.contains(&map_type)
 }
 
-fn is_hash(map_type: u32) -> bool {
-    matches!(map_type, 1 | 5) || is_lru(map_type)
+fn is_hash(map_type: MapType) -> bool {
+    HASHES.contains(&map_type)
 }
 
 fn key_bytes(spec: &Spec, key: u8) -> Vec<u8> {
@@ -221,7 +245,7 @@ fn maps_can_be_emptied_during_a_walk() {
     if kernel::is_missing() {
         return;
     }
-    for map_type in [1, 5, 9, 10] {
+    for map_type in HASHES {
         for takes_next_first in [false, true] {
             let spec = spec(map_type, 4, 8, 400);
             let ours = Ours::new(&spec, kernel::cpus()).unwrap();
@@ -282,13 +306,13 @@ fn programs_do_what_they_do_in_the_kernel() {
     }
     let cpus = kernel::cpus();
     for spec in [
-        spec(1, 8, 12, 4),
-        spec(5, 8, 8, 4),
-        spec(5, 4, 12, 4),
-        spec(9, 8, 12, 64),
-        spec(10, 4, 12, 64),
-        spec(2, 4, 8, 4),
-        spec(6, 4, 12, 4),
+        spec(MapType::HASH, 8, 12, 4),
+        spec(MapType::PERCPU_HASH, 8, 8, 4),
+        spec(MapType::PERCPU_HASH, 4, 12, 4),
+        spec(MapType::LRU_HASH, 8, 12, 64),
+        spec(MapType::LRU_PERCPU_HASH, 4, 12, 64),
+        spec(MapType::ARRAY, 4, 8, 4),
+        spec(MapType::PERCPU_ARRAY, 4, 12, 4),
     ] {
         let ours = Ours::new(&spec, cpus).unwrap();
         let theirs = KernelMap::new(&spec).unwrap();
@@ -330,7 +354,7 @@ fn same_contents(ours: &Ours, theirs: &KernelMap, key: &[u8], step: u8) {
         theirs.lookup(key, &mut b)
     );
     let spec = ours.map.spec();
-    if matches!(spec.map_type, 5 | 6 | 10) {
+    if spec.map_type.is_per_cpu() {
         // What pads a per-CPU value is not part of it.
         let (stride, size) = (
             (spec.value_size as usize + 7) & !7,

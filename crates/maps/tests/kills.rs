@@ -10,7 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use beeline_maps::{Caller, Errno, Map, ring::Ring};
+use beeline_maps::{Caller, Map, ring::Ring};
+use beeline_uapi::{Errno, MapType};
 use common::{
     Consumer, Ours, caller,
     children::{kill, random},
@@ -286,7 +287,11 @@ fn check_reports(
         match subject.family {
             // It was killed itself in the end, perhaps between the addition and its report.
             Family::Keyed => {
-                let cpu = if subject.spec.map_type == 5 { owner } else { 0 };
+                let cpu = if subject.spec.map_type == MapType::PERCPU_HASH {
+                    owner
+                } else {
+                    0
+                };
                 let key = subject.key(own_key(subject, owner));
                 let kept = ours.get(&key, cpu).as_deref().and_then(number);
                 assert!(

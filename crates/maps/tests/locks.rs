@@ -4,14 +4,15 @@ mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use beeline_maps::{Errno, Fields, Map, flags, spin_lock, spin_unlock};
+use beeline_maps::{Fields, Map, flags, spin_lock, spin_unlock};
+use beeline_uapi::{Errno, MapType};
 use common::{Ours, caller, spec};
 
 /// Bytes of a value: two counters, and the lock in the last four of the third word.
 const VALUE: u32 = 24;
 const LOCK: u32 = 20;
 
-fn map(map_type: u32) -> Ours {
+fn map(map_type: MapType) -> Ours {
     let spec = spec(map_type, 4, VALUE, 4);
     let mut ours = Ours::new(&spec, 2).unwrap();
     let fields = Fields::new(&spec, Some(LOCK), None).unwrap();
@@ -73,7 +74,7 @@ fn kill(pid: i32) {
 /// Whoever dies between the two counters leaves them one apart, and nobody else ever finds them so.
 #[test]
 fn a_dead_holders_lock_is_freed() {
-    for map_type in [1, 2] {
+    for map_type in [MapType::HASH, MapType::ARRAY] {
         let ours = map(map_type);
         let [first, second] = counters(&ours.map);
         let me = caller(100, 0);
@@ -112,7 +113,7 @@ fn a_dead_holders_lock_is_freed() {
 
 #[test]
 fn locked_copies_are_whole() {
-    for map_type in [1, 2] {
+    for map_type in [MapType::HASH, MapType::ARRAY] {
         let ours = map(map_type);
         let key = 1u32.to_ne_bytes();
         std::thread::scope(|scope| {
@@ -142,7 +143,7 @@ fn locked_copies_are_whole() {
 
 #[test]
 fn somebody_elses_lock_stays_taken() {
-    let ours = map(2);
+    let ours = map(MapType::ARRAY);
     let lock = value(&ours.map).wrapping_add(LOCK as usize);
     let (one, other) = (caller(1, 0), caller(2, 0));
     // SAFETY: the lock of a value of this map.
@@ -158,13 +159,25 @@ fn somebody_elses_lock_stays_taken() {
 #[test]
 fn fields_are_checked() {
     let fields = |map_type, lock, timer| Fields::new(&spec(map_type, 4, 24, 4), lock, timer).err();
-    assert_eq!(fields(1, Some(20), Some(0)), None);
-    assert_eq!(fields(1, Some(2), None), Some(Errno::EINVAL));
-    assert_eq!(fields(1, None, Some(4)), Some(Errno::EINVAL));
-    assert_eq!(fields(1, Some(24), None), Some(Errno::EFAULT));
-    assert_eq!(fields(1, Some(12), Some(0)), Some(Errno::EFAULT));
-    assert_eq!(fields(1, None, Some(u32::MAX - 7)), Some(Errno::EFAULT));
-    assert_eq!(fields(5, Some(0), None), Some(Errno::EOPNOTSUPP));
-    assert_eq!(fields(29, None, Some(0)), Some(Errno::EOPNOTSUPP));
-    assert_eq!(fields(5, None, None), None);
+    assert_eq!(fields(MapType::HASH, Some(20), Some(0)), None);
+    assert_eq!(fields(MapType::HASH, Some(2), None), Some(Errno::EINVAL));
+    assert_eq!(fields(MapType::HASH, None, Some(4)), Some(Errno::EINVAL));
+    assert_eq!(fields(MapType::HASH, Some(24), None), Some(Errno::EFAULT));
+    assert_eq!(
+        fields(MapType::HASH, Some(12), Some(0)),
+        Some(Errno::EFAULT)
+    );
+    assert_eq!(
+        fields(MapType::HASH, None, Some(u32::MAX - 7)),
+        Some(Errno::EFAULT)
+    );
+    assert_eq!(
+        fields(MapType::PERCPU_HASH, Some(0), None),
+        Some(Errno::EOPNOTSUPP)
+    );
+    assert_eq!(
+        fields(MapType::TASK_STORAGE, None, Some(0)),
+        Some(Errno::EOPNOTSUPP)
+    );
+    assert_eq!(fields(MapType::PERCPU_HASH, None, None), None);
 }

@@ -4,10 +4,9 @@ mod common;
 
 use std::{collections::HashSet, thread};
 
-use common::{Ours, caller, children::random, kernel, kernel::KernelMap, spec};
+use beeline_uapi::MapType;
+use common::{LRU_HASHES, Ours, caller, children::random, kernel, kernel::KernelMap, spec};
 use proptest::prelude::*;
-
-const LRU_TYPES: [u32; 2] = [9, 10];
 
 fn put(ours: &Ours, key: u64, cpu: u32) {
     let key = key.to_ne_bytes();
@@ -28,7 +27,7 @@ proptest! {
         cpus in 1..5u32,
         hot in 1..100u64,
         seed in 1..u64::MAX,
-        map_type in prop::sample::select(&LRU_TYPES[..]),
+        map_type in prop::sample::select(&LRU_HASHES[..]),
     ) {
         let ours = Ours::new(&spec(map_type, 8, 8, entries), cpus).unwrap();
         let hot = hot.min(u64::from(entries) / 2);
@@ -55,7 +54,7 @@ proptest! {
 /// Nothing goes before the map is full, also when the CPUs take turns; then one goes for each that comes.
 #[test]
 fn nothing_goes_before_the_map_is_full() {
-    for map_type in LRU_TYPES {
+    for map_type in LRU_HASHES {
         let ours = Ours::new(&spec(map_type, 8, 8, 100), 4).unwrap();
         for round in 0..3 {
             for key in 0..100 {
@@ -73,7 +72,7 @@ fn nothing_goes_before_the_map_is_full() {
 /// Replaced elements count as used, and those that the tool reads do not.
 #[test]
 fn updates_are_uses_and_system_calls_reads_are_not() {
-    let ours = Ours::new(&spec(9, 8, 8, 8), 1).unwrap();
+    let ours = Ours::new(&spec(MapType::LRU_HASH, 8, 8, 8), 1).unwrap();
     (0..8).for_each(|key| put(&ours, key, 0));
     put(&ours, 3, 0);
     let mut value = [0; 8];
@@ -124,7 +123,7 @@ fn is_hit_as_often_as_the_kernels() {
     const STEPS: u32 = 40_000;
     kernel::stay_on(0);
     for entries in [500, 2000] {
-        let spec = spec(9, 8, 8, entries);
+        let spec = spec(MapType::LRU_HASH, 8, 8, entries);
         let ours = Ours::new(&spec, kernel::cpus()).unwrap();
         let theirs = KernelMap::new(&spec).unwrap();
         let look_up = kernel::LookUp::new(&theirs);
@@ -152,7 +151,13 @@ fn is_hit_as_often_as_the_kernels() {
 /// Threads that insert on all CPUs, with all buckets fought for: no update fails, and no node is lost.
 #[test]
 fn threads_evict_each_others_elements() {
-    for (map_type, entries) in [(9, 1), (9, 2), (9, 3), (10, 16), (9, 200)] {
+    for (map_type, entries) in [
+        (MapType::LRU_HASH, 1),
+        (MapType::LRU_HASH, 2),
+        (MapType::LRU_HASH, 3),
+        (MapType::LRU_PERCPU_HASH, 16),
+        (MapType::LRU_HASH, 200),
+    ] {
         let ours = Ours::new(&spec(map_type, 8, 8, entries), 4).unwrap();
         thread::scope(|scope| {
             for cpu in 0..4u32 {
@@ -168,7 +173,7 @@ fn threads_evict_each_others_elements() {
                             put(ours, key, cpu);
                         }
                         if let Some(value) = ours.get(&key.to_ne_bytes(), cpu)
-                            && map_type == 9
+                            && map_type == MapType::LRU_HASH
                         {
                             let value = u64::from_ne_bytes(value.try_into().unwrap());
                             assert!(value < 400);

@@ -5,7 +5,8 @@ mod common;
 
 use std::{cell::Cell, sync::atomic::AtomicU32, sync::atomic::Ordering::Relaxed};
 
-use beeline_maps::{Caller, Errno, flags};
+use beeline_maps::{Caller, flags};
+use beeline_uapi::{Errno, MapType};
 use common::{Ours, caller, spec};
 
 const OWNER: u32 = 7;
@@ -35,7 +36,7 @@ fn locks(ours: &Ours) -> Vec<&AtomicU32> {
 }
 
 /// A map with the elements 1 and 2, and all its locks in the hands of the interrupted program.
-fn interrupted(map_type: u32, value_size: u32) -> Ours {
+fn interrupted(map_type: MapType, value_size: u32) -> Ours {
     let ours = Ours::new(&spec(map_type, 4, value_size, 4), 2).unwrap();
     for key in [1u32, 2] {
         let value = vec![key as u8; value_size as usize];
@@ -56,7 +57,13 @@ fn set(ours: &Ours, key: u32, flags: u64) -> Result<(), Errno> {
 
 #[test]
 fn counts_are_kept() {
-    for (map_type, value_size) in [(1, 8), (9, 8), (5, 8), (5, 24), (10, 24)] {
+    for (map_type, value_size) in [
+        (MapType::HASH, 8),
+        (MapType::LRU_HASH, 8),
+        (MapType::PERCPU_HASH, 8),
+        (MapType::PERCPU_HASH, 24),
+        (MapType::LRU_PERCPU_HASH, 24),
+    ] {
         let ours = interrupted(map_type, value_size);
         assert_eq!(set(&ours, 1, 0), Ok(()));
         assert_eq!(set(&ours, 2, flags::EXIST), Ok(()));
@@ -70,7 +77,13 @@ fn counts_are_kept() {
 
 #[test]
 fn nobody_waits_nor_says_that_the_holder_hangs() {
-    for (map_type, value_size, key) in [(1, 8, 3), (1, 16, 1), (5, 8, 3), (9, 16, 1), (9, 8, 3)] {
+    for (map_type, value_size, key) in [
+        (MapType::HASH, 8, 3),
+        (MapType::HASH, 16, 1),
+        (MapType::PERCPU_HASH, 8, 3),
+        (MapType::LRU_HASH, 16, 1),
+        (MapType::LRU_HASH, 8, 3),
+    ] {
         let ours = interrupted(map_type, value_size);
         assert_eq!(set(&ours, key, 0), Err(Errno::EBUSY));
         assert_eq!(ASKED.get(), 1);
@@ -88,8 +101,13 @@ fn nobody_waits_nor_says_that_the_holder_hangs() {
 
 #[test]
 fn neither_do_types_with_one_lock() {
-    for (map_type, key, value) in [(22, 0, 8), (23, 0, 8), (11, 8, 8), (7, 4, 64)] {
-        let flags = if map_type == 11 {
+    for (map_type, key, value) in [
+        (MapType::QUEUE, 0, 8),
+        (MapType::STACK, 0, 8),
+        (MapType::LPM_TRIE, 8, 8),
+        (MapType::STACK_TRACE, 4, 64),
+    ] {
+        let flags = if map_type == MapType::LPM_TRIE {
             flags::NO_PREALLOC
         } else {
             0
@@ -101,7 +119,7 @@ fn neither_do_types_with_one_lock() {
         let ours = Ours::new(&spec, 2).unwrap();
         let layout = ours.map.layout();
         let (first, slots) = match map_type {
-            7 => (layout.table, layout.mask + 1),
+            MapType::STACK_TRACE => (layout.table, layout.mask + 1),
             _ => (layout.control, 1),
         };
         for slot in 0..slots {
@@ -112,8 +130,8 @@ fn neither_do_types_with_one_lock() {
         }
         ASKED.set(0);
         let done = match map_type {
-            7 => ours.map.stack_id(&[1, 2], 0, &nested()).map(drop),
-            11 => ours.set(&[8, 0, 0, 0, 1, 0, 0, 0], &[0; 8], 0, &nested()),
+            MapType::STACK_TRACE => ours.map.stack_id(&[1, 2], 0, &nested()).map(drop),
+            MapType::LPM_TRIE => ours.set(&[8, 0, 0, 0, 1, 0, 0, 0], &[0; 8], 0, &nested()),
             _ => ours.map.update_copy(&[], &[0; 8], 0, &nested()),
         };
         assert_eq!((done, ASKED.get()), (Err(Errno::EBUSY), 1));

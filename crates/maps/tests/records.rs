@@ -4,25 +4,26 @@ mod common;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use beeline_maps::{Errno, Layout, flags, perf, ring, ring::Ring};
+use beeline_maps::{Layout, flags, perf, ring, ring::Ring};
+use beeline_uapi::{Errno, MapType};
 use common::{Consumer, Memory, Ours, caller, kernel, kernel::KernelMap, spec};
 
 const SIZE: u64 = 4096;
 
 fn new_ring() -> Ours {
-    Ours::new(&spec(27, 0, 0, SIZE as u32), 2).unwrap()
+    Ours::new(&spec(MapType::RINGBUF, 0, 0, SIZE as u32), 2).unwrap()
 }
 
 #[test]
 fn ring_file_is_what_tools_map() {
-    let layout = Layout::new(&spec(27, 0, 0, SIZE as u32), 2).unwrap();
+    let layout = Layout::new(&spec(MapType::RINGBUF, 0, 0, SIZE as u32), 2).unwrap();
     assert_eq!(layout.values, 8192);
     assert!(
         layout.control >= 8192 + 2 * SIZE,
         "our own data is out of the tool's reach"
     );
     assert!(layout.len > layout.control);
-    let mmapable = Layout::new(&spec(2, 4, 12, 100), 2).unwrap();
+    let mmapable = Layout::new(&spec(MapType::ARRAY, 4, 12, 100), 2).unwrap();
     assert_eq!((mmapable.values, mmapable.stride), (0, 16));
 }
 
@@ -75,7 +76,7 @@ fn ring_is_filled_as_by_the_kernel() {
     if kernel::is_missing() {
         return;
     }
-    let theirs = KernelMap::new(&spec(27, 0, 0, SIZE as u32)).unwrap();
+    let theirs = KernelMap::new(&spec(MapType::RINGBUF, 0, 0, SIZE as u32)).unwrap();
     let positions =
         common::map(&theirs.fd, 0, 4096, libc::PROT_READ | libc::PROT_WRITE).cast::<u64>();
     let produced = common::map(&theirs.fd, 4096, 4096 + 2 * SIZE as usize, libc::PROT_READ);
@@ -200,7 +201,7 @@ fn perf_ring_is_filled_as_by_the_kernel() {
     kernel::stay_on(0);
     let event = kernel_event(0);
     let theirs = common::map(&event, 0, 8192, libc::PROT_READ | libc::PROT_WRITE);
-    let array = KernelMap::new(&spec(4, 4, 4, 8)).unwrap();
+    let array = KernelMap::new(&spec(MapType::PERF_EVENT_ARRAY, 4, 4, 8)).unwrap();
     array
         .update(&[0; 4], &event.as_raw_fd().to_ne_bytes(), 0)
         .unwrap();
@@ -307,7 +308,7 @@ fn perf_records(base: *mut u8, mut from: u64, to: u64) -> Vec<(u32, u16, Vec<u8>
 /// A position that no producer has reached leads the runtime's own reader nowhere, and to no end of time neither.
 #[test]
 fn overwritten_positions_are_given_up() {
-    let ours = Ours::new(&spec(27, 0, 0, 4096), 1).unwrap();
+    let ours = Ours::new(&spec(MapType::RINGBUF, 0, 0, 4096), 1).unwrap();
     let reader = Ring::of(&ours.map).unwrap();
     let me = caller(7, 0);
     let (data, page) = (ours.map.layout().values as usize, 4096);

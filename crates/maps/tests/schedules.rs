@@ -12,7 +12,8 @@ use std::{
     sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed},
 };
 
-use beeline_maps::{Caller, Errno, Map, ring::Ring};
+use beeline_maps::{Caller, Map, ring::Ring};
+use beeline_uapi::Errno;
 use common::{
     Consumer, Ours, caller,
     stepper::{Code, Stepped, Stop, relax},

@@ -8,14 +8,15 @@ use std::{
     thread,
 };
 
-use beeline_maps::{Errno, ring::Ring};
+use beeline_maps::ring::Ring;
+use beeline_uapi::{Errno, MapType};
 use common::{Ours, caller, spec};
 use proptest::prelude::*;
 
 /// Keys that stay are found by every look-up, however their neighbours come and go.
 #[test]
 fn lookups_find_what_stays_while_others_churn() {
-    let ours = Ours::new(&spec(1, 8, 8, 64), 4).unwrap();
+    let ours = Ours::new(&spec(MapType::HASH, 8, 8, 64), 4).unwrap();
     for key in 0..16u64 {
         ours.set(&key.to_ne_bytes(), &key.to_ne_bytes(), 0, &caller(1, 0))
             .unwrap();
@@ -58,7 +59,7 @@ impl Drop for SetOnDrop<'_> {
 /// Inserting a key that is there fails for all but one; so sums come out exactly.
 #[test]
 fn each_key_is_created_once_and_deleted_once() {
-    let ours = Ours::new(&spec(1, 4, 4, 32), 4).unwrap();
+    let ours = Ours::new(&spec(MapType::HASH, 4, 4, 32), 4).unwrap();
     let run = |id: u32| {
         let me = caller(id + 1, id);
         let mut balance = 0i64;
@@ -90,7 +91,7 @@ fn each_key_is_created_once_and_deleted_once() {
 /// Every record arrives once, whole, and in its producer's order.
 #[test]
 fn ring_delivers_each_record_once() {
-    let ours = Ours::new(&spec(27, 0, 0, 8192), 4).unwrap();
+    let ours = Ours::new(&spec(MapType::RINGBUF, 0, 0, 8192), 4).unwrap();
     let ring = Ring::of(&ours.map).unwrap();
     const EACH: u64 = 50_000;
     let mut next = [0u64; 4];
@@ -134,7 +135,7 @@ fn ring_delivers_each_record_once() {
 /// Racing threads agree on a stack's id, and it reads back.
 #[test]
 fn stacks_have_one_id() {
-    let ours = Ours::new(&spec(7, 4, 32 * 8, 1024), 4).unwrap();
+    let ours = Ours::new(&spec(MapType::STACK_TRACE, 4, 32 * 8, 1024), 4).unwrap();
     let run = |id: u32| {
         let me = caller(id + 1, id);
         let mut ids = HashMap::new();
@@ -176,7 +177,7 @@ proptest! {
         entries in 1..20u32,
         ops in prop::collection::vec((any::<bool>(), 0..30u8, any::<u8>(), 0..3u64, 0..8u32), 1..300),
     ) {
-        let ours = Ours::new(&spec(1, key_size, value_size, entries), 4).unwrap();
+        let ours = Ours::new(&spec(MapType::HASH, key_size, value_size, entries), 4).unwrap();
         let mut model: HashMap<Vec<u8>, Vec<u8>> = HashMap::new();
         for (insert, key, value, flags, cpu) in ops {
             let me = caller(1, cpu);

@@ -4,7 +4,8 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use beeline_maps::{Errno, Kind, Layout, Spec, flags};
+use beeline_maps::{Kind, Layout, Spec, flags};
+use beeline_uapi::{Errno, MapType};
 use common::{
     Ours, caller, kernel,
     kernel::KernelMap,
@@ -13,17 +14,17 @@ use common::{
 };
 
 /// A map of each type, as small as makes sense.
-const SAMPLES: [(u32, u32, u32, u32, u32); 10] = [
-    (3, 4, 4, 8, 0),
-    (8, 4, 4, 8, 0),
-    (11, 8, 8, 8, flags::NO_PREALLOC),
-    (12, 4, 4, 8, 0),
-    (13, 8, 4, 8, 0),
-    (22, 0, 8, 8, 0),
-    (23, 0, 8, 8, 0),
-    (29, 4, 8, 0, flags::NO_PREALLOC),
-    (30, 0, 8, 8, 0),
-    (31, 0, 0, 4096, 0),
+const SAMPLES: [(MapType, u32, u32, u32, u32); 10] = [
+    (MapType::PROG_ARRAY, 4, 4, 8, 0),
+    (MapType::CGROUP_ARRAY, 4, 4, 8, 0),
+    (MapType::LPM_TRIE, 8, 8, 8, flags::NO_PREALLOC),
+    (MapType::ARRAY_OF_MAPS, 4, 4, 8, 0),
+    (MapType::HASH_OF_MAPS, 8, 4, 8, 0),
+    (MapType::QUEUE, 0, 8, 8, 0),
+    (MapType::STACK, 0, 8, 8, 0),
+    (MapType::TASK_STORAGE, 4, 8, 0, flags::NO_PREALLOC),
+    (MapType::BLOOM_FILTER, 0, 8, 8, 0),
+    (MapType::USER_RINGBUF, 0, 0, 4096, 0),
 ];
 
 fn samples() -> impl Iterator<Item = Spec> {
@@ -149,7 +150,7 @@ fn queues_and_stacks() {
     }
     soak(1500, |random| {
         let (map_type, len, max) = (
-            random.pick(&[22, 23]),
+            random.pick(&[MapType::QUEUE, MapType::STACK]),
             random.pick(&[2, 4, 7, 8, 24]),
             random.pick(&[1, 2, 5]),
         );
@@ -189,7 +190,12 @@ fn bloom_filters() {
         let len = random.pick(&[4, 8, 13]);
         let pair = Pair::new(&Spec {
             map_extra: random.below(16),
-            ..spec(30, 0, len, random.pick(&[1, 40, 1 << 14]))
+            ..spec(
+                MapType::BLOOM_FILTER,
+                0,
+                len,
+                random.pick(&[1, 40, 1 << 14]),
+            )
         });
         let mut commands = with_programs(random, &[Command::Push, Command::Peek]);
         commands.extend([Command::Update, Command::Lookup]);
@@ -231,7 +237,7 @@ fn bloom_filters_err_as_seldom_as_the_kernels() {
     for (map_extra, max) in [(0, 4000), (1, 4000), (3, 20000), (15, 3000)] {
         let pair = Pair::new(&Spec {
             map_extra,
-            ..spec(30, 0, 8, max)
+            ..spec(MapType::BLOOM_FILTER, 0, 8, max)
         });
         let mut random = Random::new(u64::from(max));
         let ask = |command, value: u64| {
@@ -288,7 +294,7 @@ fn tries() {
         );
         let pair = Pair::new(&Spec {
             flags: flags::NO_PREALLOC,
-            ..spec(11, key_size, len, max)
+            ..spec(MapType::LPM_TRIE, key_size, len, max)
         });
         let mut commands = with_programs(
             random,
@@ -312,7 +318,7 @@ fn tries() {
 
 /// An element of a map of maps.
 fn inner_map(ours: u32) -> Name {
-    let taken = KernelMap::new(&spec(2, 4, 4, 1)).unwrap().fd;
+    let taken = KernelMap::new(&spec(MapType::ARRAY, 4, 4, 1)).unwrap().fd;
     let given = kernel::id(&taken);
     Name { ours, taken, given }
 }
@@ -324,16 +330,20 @@ fn program_arrays() {
         let given = kernel::id(&taken);
         Name { ours, taken, given }
     };
-    maps_of_objects(&[3], 1500, program);
+    maps_of_objects(&[MapType::PROG_ARRAY], 1500, program);
 }
 
 /// Fewer times, as the kernel waits for all its programs after each change.
 #[test]
 fn maps_of_maps() {
-    maps_of_objects(&[12, 13], 40, inner_map);
+    maps_of_objects(
+        &[MapType::ARRAY_OF_MAPS, MapType::HASH_OF_MAPS],
+        40,
+        inner_map,
+    );
 }
 
-fn maps_of_objects(types: &[u32], times: u64, name: impl Fn(u32) -> Name) {
+fn maps_of_objects(types: &[MapType], times: u64, name: impl Fn(u32) -> Name) {
     if kernel::is_missing() {
         return;
     }
@@ -344,7 +354,7 @@ fn maps_of_objects(types: &[u32], times: u64, name: impl Fn(u32) -> Name) {
         pair.values.append(&mut names);
         let mut commands = CALLS.to_vec();
         commands.extend([Command::Update; 3]);
-        if map_type == 13 {
+        if map_type == MapType::HASH_OF_MAPS {
             // A hash has an order of its own.
             commands.retain(|command| !matches!(command, Command::FirstKey | Command::NextKey));
         }
@@ -379,7 +389,7 @@ fn task_storages() {
         let len = random.pick(&[1, 8, 13]);
         let mut pair = Pair::new(&Spec {
             flags: flags::NO_PREALLOC,
-            ..spec(29, 4, len, 0)
+            ..spec(MapType::TASK_STORAGE, 4, len, 0)
         });
         pair.keys = children
             .iter()
@@ -401,7 +411,7 @@ fn task_storages() {
 fn task_storages_forget_who_is_gone() {
     let spec = Spec {
         flags: flags::NO_PREALLOC,
-        ..spec(29, 4, 8, 0)
+        ..spec(MapType::TASK_STORAGE, 4, 8, 0)
     };
     let ours = Ours::new(&spec, 2).unwrap();
     let me = caller(7, 0);
@@ -416,14 +426,14 @@ fn task_storages_forget_who_is_gone() {
         let value = (!is_odd(tid)).then(|| vec![tid as u8; 8]);
         assert_eq!(ours.get(&tid.to_ne_bytes(), 0), value);
     }
-    let array = Ours::new(&common::spec(2, 4, 8, 4), 2).unwrap();
+    let array = Ours::new(&common::spec(MapType::ARRAY, 4, 8, 4), 2).unwrap();
     assert_eq!(array.map.forget_tasks(&is_odd, &me), Err(Errno::EINVAL));
 }
 
 /// Another CPU's value, by a program.
 #[test]
 fn values_of_other_cpus() {
-    for map_type in [5, 6] {
+    for map_type in [MapType::PERCPU_HASH, MapType::PERCPU_ARRAY] {
         let ours = Ours::new(&spec(map_type, 4, 8, 4), 2).unwrap();
         ours.set(&[1, 0, 0, 0], &[9; 8], 0, &caller(7, 1)).unwrap();
         // SAFETY: the key has 4 bytes, and what is found 8.
@@ -433,7 +443,7 @@ fn values_of_other_cpus() {
         };
         assert_eq!([0, 1, 2].map(value), [Some([0; 8]), Some([9; 8]), None]);
     }
-    let shared = Ours::new(&spec(2, 4, 8, 4), 2).unwrap();
+    let shared = Ours::new(&spec(MapType::ARRAY, 4, 8, 4), 2).unwrap();
     // SAFETY: the key has 4 bytes.
     assert!(unsafe { shared.map.lookup_percpu([0; 4].as_ptr(), 0) }.is_null());
 }

@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use beeline_maps::{Caller, Errno, Map, Spec, flags, user_ring::UserRing};
+use beeline_maps::{Caller, Map, Spec, flags, user_ring::UserRing};
+use beeline_uapi::{Errno, MapType};
 use common::{
     Ours, Producer, caller,
     children::{kill, random, spawn},
@@ -57,7 +58,7 @@ fn pushes_and_pops(map: &Map, owner: u32, seed: u64) {
 
 #[test]
 fn queues_and_stacks_survive_kills() {
-    for map_type in [22, 23] {
+    for map_type in [MapType::QUEUE, MapType::STACK] {
         let ours = Ours::new(&spec(map_type, 0, 16, 5), 2).unwrap();
         let mut taken = 0;
         let mut take = || {
@@ -89,7 +90,7 @@ fn queues_and_stacks_survive_kills() {
 fn trie_spec() -> Spec {
     Spec {
         flags: flags::NO_PREALLOC,
-        ..spec(11, 6, 16, 60)
+        ..spec(MapType::LPM_TRIE, 6, 16, 60)
     }
 }
 
@@ -181,7 +182,7 @@ fn look_ups_in_tries_miss_nothing_that_stays() {
 #[test]
 fn user_rings_survive_kills() {
     const SAMPLES: usize = 20_000;
-    let ours = Ours::new(&spec(31, 0, 0, 4096), 2).unwrap();
+    let ours = Ours::new(&spec(MapType::USER_RINGBUF, 0, 0, 4096), 2).unwrap();
     let shared = common::Memory::new(4 * SAMPLES as u64);
     // SAFETY: inside the memory, aligned.
     let seen = |number: u64| unsafe {
@@ -236,16 +237,16 @@ fn user_rings_survive_kills() {
 fn scribbled_memory_hurts_nobody() {
     let mut state = 4711u64;
     let specs = [
-        spec(3, 4, 4, 8),
+        spec(MapType::PROG_ARRAY, 4, 4, 8),
         Spec {
             flags: flags::NO_PREALLOC,
-            ..spec(11, 6, 16, 8)
+            ..spec(MapType::LPM_TRIE, 6, 16, 8)
         },
-        spec(13, 4, 4, 8),
-        spec(22, 0, 16, 8),
-        spec(23, 0, 16, 8),
-        spec(30, 0, 8, 8),
-        spec(31, 0, 0, 4096),
+        spec(MapType::HASH_OF_MAPS, 4, 4, 8),
+        spec(MapType::QUEUE, 0, 16, 8),
+        spec(MapType::STACK, 0, 16, 8),
+        spec(MapType::BLOOM_FILTER, 0, 8, 8),
+        spec(MapType::USER_RINGBUF, 0, 0, 4096),
     ];
     for spec in specs {
         for round in 0..100u64 {

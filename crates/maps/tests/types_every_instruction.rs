@@ -4,7 +4,8 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use beeline_maps::{Caller, Errno, Spec, flags, user_ring::UserRing};
+use beeline_maps::{Caller, Spec, flags, user_ring::UserRing};
+use beeline_uapi::{Errno, MapType};
 use common::{
     Ours, caller, spec,
     step::{DEAD, each_step},
@@ -29,7 +30,7 @@ fn drain(ours: &Ours) -> Vec<u64> {
     all
 }
 
-fn queue_case(map_type: u32, before: &[u64], work: impl Fn(&Ours, &Caller), after: &[u64]) {
+fn queue_case(map_type: MapType, before: &[u64], work: impl Fn(&Ours, &Caller), after: &[u64]) {
     let ours = ours(&spec(map_type, 0, 8, 3));
     let push = |ours: &Ours, value: u64| {
         ours.map
@@ -38,7 +39,7 @@ fn queue_case(map_type: u32, before: &[u64], work: impl Fn(&Ours, &Caller), afte
     before.iter().for_each(|value| push(&ours, *value).unwrap());
     let in_order = |values: &[u64]| {
         let mut values = values.to_vec();
-        if map_type == 23 {
+        if map_type == MapType::STACK {
             values.reverse();
         }
         values
@@ -73,17 +74,17 @@ fn queues_and_stacks() {
     let pop = |ours: &Ours, caller: &Caller| {
         let _ = ours.map.lookup_and_delete(&[], &mut [0; 8], 0, caller);
     };
-    for map_type in [22, 23] {
+    for map_type in [MapType::QUEUE, MapType::STACK] {
         queue_case(map_type, &[1, 2], push(0), &[1, 2, 9]);
         queue_case(map_type, &[1, 2, 3], push(flags::EXIST), &[2, 3, 9]);
     }
-    queue_case(22, &[1, 2, 3], pop, &[2, 3]);
-    queue_case(23, &[1, 2, 3], pop, &[1, 2]);
+    queue_case(MapType::QUEUE, &[1, 2, 3], pop, &[2, 3]);
+    queue_case(MapType::STACK, &[1, 2, 3], pop, &[1, 2]);
 }
 
 #[test]
 fn bloom_filter() {
-    let ours = ours(&spec(30, 0, 8, 100));
+    let ours = ours(&spec(MapType::BLOOM_FILTER, 0, 8, 100));
     let add = |ours: &Ours, value: u64, caller: &Caller| {
         ours.map.update_copy(&[], &value.to_ne_bytes(), 0, caller)
     };
@@ -158,7 +159,7 @@ fn check_nodes(ours: &Ours) {
 fn trie_case(before: &[Entry], deleted: &[Entry], work: impl Fn(&Ours, &Caller), after: &[Entry]) {
     let ours = ours(&Spec {
         flags: flags::NO_PREALLOC,
-        ..spec(11, 5, 8, 5)
+        ..spec(MapType::LPM_TRIE, 5, 8, 5)
     });
     let me = caller(2, 0);
     before
@@ -244,7 +245,7 @@ fn trie_delete() {
 /// An element of a hash of maps is the old object, the new one, or not there.
 #[test]
 fn hash_of_maps() {
-    let ours = ours(&spec(13, 4, 4, 2));
+    let ours = ours(&spec(MapType::HASH_OF_MAPS, 4, 4, 2));
     let (key, old, new) = ([7; 4], 1000u32, 2000u32);
     let put = |id: u32, caller: &Caller| ours.map.update_copy(&key, &id.to_ne_bytes(), 0, caller);
     let check = |expected: &'static [Option<u32>]| {
@@ -276,7 +277,7 @@ fn hash_of_maps() {
 /// A sample that is not released when its reader dies is the next one still.
 #[test]
 fn user_ring_drain() {
-    let ours = ours(&spec(31, 0, 0, 4096));
+    let ours = ours(&spec(MapType::USER_RINGBUF, 0, 0, 4096));
     for value in 1..=2u64 {
         common::Producer::new(&ours).produce(&value.to_ne_bytes(), 0);
     }

@@ -5,10 +5,10 @@ mod common;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use beeline_maps::{
-    Errno,
     ring::{BUSY, DISCARD},
     user_ring::UserRing,
 };
+use beeline_uapi::{Errno, MapType};
 use common::{
     Ours, caller, kernel,
     kernel::KernelMap,
@@ -88,7 +88,7 @@ fn samples_are_judged_as_by_the_kernel() {
     if kernel::is_missing() {
         return;
     }
-    let spec = spec(31, 0, 0, SIZE as u32);
+    let spec = spec(MapType::USER_RINGBUF, 0, 0, SIZE as u32);
     let ours = Ours::new(&spec, 2).unwrap();
     let theirs = KernelMap::new(&spec).unwrap();
     let program = drain_program(&theirs);
@@ -143,7 +143,7 @@ fn samples_are_judged_as_by_the_kernel() {
 
 #[test]
 fn one_at_a_time() {
-    let ours = Ours::new(&spec(31, 0, 0, SIZE as u32), 2).unwrap();
+    let ours = Ours::new(&spec(MapType::USER_RINGBUF, 0, 0, SIZE as u32), 2).unwrap();
     let ring = UserRing::of(&ours.map).unwrap();
     let first = ring.drain(&caller(7, 0)).unwrap();
     assert_eq!(ring.drain(&caller(8, 1)).unwrap_err(), Errno::EBUSY);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use beeline_btf::{Btf, Type, kind};
+use beeline_uapi::MapType;
 
 use crate::co_re::{are_compatible, essential};
 use crate::elf::{Elf, Symbol};
@@ -253,7 +254,7 @@ fn config_map(mut options: Vec<ConfigOption>) -> (MapDefinition, Vec<(usize, u32
     }
     let definition = MapDefinition {
         name: CONFIG.to_owned(),
-        map_type: 2,
+        map_type: MapType::ARRAY,
         key_size: 4,
         value_size: value.len() as u32,
         max_entries: 1,

@@ -25,6 +25,7 @@ mod types;
 use beeline_btf::Btf;
 use beeline_isa::opcode::POISON_EXTERN;
 use beeline_isa::{INSN_BYTES, Insn};
+use beeline_uapi::{AttachType, ProgramType};
 
 pub use attach::AttachTarget;
 pub use kernel::{FileKernel, Kernel, RunningKernel};
@@ -86,9 +87,6 @@ pub struct Program {
     /// comes to one is refused.
     pub unrelocated: Vec<(usize, String)>,
 }
-
-/// `BPF_PROG_TYPE_STRUCT_OPS`.
-const STRUCT_OPS: u32 = 27;
 
 /// Why a file is not taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -221,9 +219,9 @@ impl Object {
             let mut target = attach::find(bare, &names);
             let start = (function.start * INSN_BYTES) as u64;
             if let Some(operation) = operations.get(&(function.section, start))
-                && kind.prog_type == STRUCT_OPS
+                && kind.prog_type == ProgramType::STRUCT_OPS
             {
-                kind.expected_attach_type = operation.member;
+                kind.expected_attach_type = AttachType(operation.member);
                 target = operation.target.clone();
             }
             programs.push(Program {

@@ -1,19 +1,12 @@
 //! The maps of a file: those that its types describe in `.maps`, those of older `maps` sections, and its variables.
 
 use beeline_btf::{Btf, Type, kind, linkage};
+use beeline_uapi::MapType;
 
 use crate::Error;
 use crate::elf::{Elf, Section, Symbol};
 use crate::ext::word;
 
-const ARRAY: u32 = 2;
-const ARRAY_OF_MAPS: u32 = 12;
-const HASH_OF_MAPS: u32 = 13;
-const PROG_ARRAY: u32 = 3;
-const PERF_EVENT_ARRAY: u32 = 4;
-const RINGBUF: u32 = 27;
-const USER_RINGBUF: u32 = 31;
-const ARENA: u32 = 33;
 /// `BPF_F_RDONLY_PROG`.
 pub(crate) const RDONLY_PROG: u32 = 1 << 7;
 /// `BPF_F_MMAPABLE`.
@@ -28,8 +21,8 @@ const MOST_BYTES: u64 = 1 << 30;
 pub struct MapDefinition {
     /// Its variable's name, or that of the section whose variables it holds.
     pub name: String,
-    /// `BPF_MAP_TYPE_*`.
-    pub map_type: u32,
+    /// Its type.
+    pub map_type: MapType,
     /// Bytes.
     pub key_size: u32,
     /// Bytes.
@@ -71,8 +64,8 @@ impl MapDefinition {
     /// `max_entries` as libbpf asks the kernel for them, on a machine with so many CPUs and pages of such a size.
     pub fn entries(&self, cpus: u32, page_size: u32) -> u32 {
         match self.map_type {
-            PERF_EVENT_ARRAY if self.max_entries == 0 => cpus,
-            RINGBUF | USER_RINGBUF => {
+            MapType::PERF_EVENT_ARRAY if self.max_entries == 0 => cpus,
+            MapType::RINGBUF | MapType::USER_RINGBUF => {
                 let whole = self.max_entries.max(page_size).checked_next_power_of_two();
                 whole.unwrap_or(self.max_entries)
             }
@@ -161,7 +154,10 @@ impl Maps {
 
     /// Variables that clang put into the address space of arenas stand in the file's arena.
     fn arena_variables(&mut self, elf: &Elf<'_>) {
-        let arena = self.all.iter().position(|map| map.map_type == ARENA);
+        let arena = self
+            .all
+            .iter()
+            .position(|map| map.map_type == MapType::ARENA);
         if let (Some((section, _)), Some(arena)) = (elf.section(".addr_space.1"), arena) {
             self.places.push((section, None, arena));
         }
@@ -229,7 +225,7 @@ fn old_map(section: &Section<'_>, symbol: &Symbol<'_>) -> Option<MapDefinition> 
     };
     Some(MapDefinition {
         name: symbol.name.to_owned(),
-        map_type: word(data, 0)?,
+        map_type: MapType(word(data, 0)?),
         key_size: word(data, 4)?,
         value_size: word(data, 8)?,
         max_entries: word(data, 12)?,
@@ -271,7 +267,7 @@ fn variables(section: &Section<'_>, btf: Option<&Btf<'_>>) -> Result<MapDefiniti
     let is_constant = section.name.starts_with(".rodata");
     Ok(MapDefinition {
         name: section.name.to_owned(),
-        map_type: ARRAY,
+        map_type: MapType::ARRAY,
         key_size: 4,
         value_size: bytes as u32, // at most MOST_BYTES
         max_entries: 1,
@@ -324,7 +320,7 @@ fn described(
         let number = || number(btf, member.type_id).ok_or_else(wrong);
         let size_of = || sized(btf, member.type_id).ok_or_else(wrong);
         match &*what {
-            "type" => map.map_type = number()?,
+            "type" => map.map_type = MapType(number()?),
             "max_entries" => map.max_entries = number()?,
             "map_flags" => map.flags = number()?,
             "map_extra" => map.map_extra = long_number(btf, member.type_id).ok_or_else(wrong)?,
@@ -339,11 +335,11 @@ fn described(
                 let pointer = element.and_then(|(element, _)| btf.resolve(element));
                 let pointee = pointer.and_then(|(_, it)| btf.resolve(it.refers_to()));
                 map.inner = match (map.map_type, pointee) {
-                    (ARRAY_OF_MAPS | HASH_OF_MAPS, Some((_, inner))) => {
+                    (MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS, Some((_, inner))) => {
                         let name = format!("{name}.inner");
                         Some(Box::new(described(btf, &name, inner, true)?))
                     }
-                    (PROG_ARRAY, Some((_, it))) if it.kind == kind::FUNC_PROTO => None,
+                    (MapType::PROG_ARRAY, Some((_, it))) if it.kind == kind::FUNC_PROTO => None,
                     _ => return Err(wrong()),
                 };
             }

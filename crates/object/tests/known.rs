@@ -5,13 +5,8 @@ use std::process::Command;
 
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_object::{AttachTarget, Contents, Object, Program, RunningKernel, SectionKind};
+use beeline_uapi::{AttachType, MapType, ProgramType};
 
-/// `enum bpf_map_type`.
-const HASH: u32 = 1;
-const PERF_EVENT_ARRAY: u32 = 4;
-const PERCPU_ARRAY: u32 = 6;
-const STACK_TRACE: u32 = 7;
-const ARENA: u32 = 33;
 /// `BPF_F_NO_PREALLOC`, `BPF_F_MMAPABLE`, `BPF_F_SLEEPABLE`.
 const NO_PREALLOC: u32 = 1;
 const MMAPABLE: u32 = 1 << 10;
@@ -92,10 +87,10 @@ fn maps_without_types_are_read_from_their_sections() {
         })
         .collect();
     let wanted = [
-        ("counts", HASH, (4, 8, 100), NO_PREALLOC),
-        ("totals", PERCPU_ARRAY, (4, 16, 2), 0),
-        ("events", PERF_EVENT_ARRAY, (4, 4, 0), 0),
-        ("stacks", STACK_TRACE, (4, 80, 64), 0),
+        ("counts", MapType::HASH, (4, 8, 100), NO_PREALLOC),
+        ("totals", MapType::PERCPU_ARRAY, (4, 16, 2), 0),
+        ("events", MapType::PERF_EVENT_ARRAY, (4, 4, 0), 0),
+        ("stacks", MapType::STACK_TRACE, (4, 80, 64), 0),
     ];
     let sorted = |mut maps: Vec<_>| {
         maps.sort_unstable();
@@ -114,7 +109,7 @@ fn arenas_hold_variables_and_pointers_are_cast() {
     let map = &object.maps[memory];
     assert_eq!(
         (map.map_type, map.max_entries, map.flags),
-        (ARENA, 16, MMAPABLE)
+        (MapType::ARENA, 16, MMAPABLE)
     );
     assert_eq!((map.key_size, map.value_size), (0, 0));
     assert_eq!(map.map_extra, 0x1000_0000_0000);
@@ -245,27 +240,122 @@ fn functions_in_sections_of_their_own_are_no_programs() {
 #[test]
 fn newer_sections_are_known() {
     let known = [
-        ("kprobe.session/vfs_*", (2, 56, 0)),
-        ("uprobe.multi//bin/true:main", (2, 48, 0)),
-        ("uretprobe.multi", (2, 48, 0)),
-        ("uprobe.session", (2, 57, 0)),
-        ("uprobe.multi.s//bin/true:main", (2, 48, SLEEPABLE)),
-        ("uretprobe.multi.s", (2, 48, SLEEPABLE)),
-        ("uprobe.session.s", (2, 57, SLEEPABLE)),
-        ("usdt.s/a:b:c", (2, 0, SLEEPABLE)),
-        ("tc/ingress", (3, 46, 0)),
-        ("tc/egress", (3, 47, 0)),
-        ("tcx/ingress", (3, 46, 0)),
-        ("tcx/egress", (3, 47, 0)),
-        ("netkit/primary", (3, 54, 0)),
-        ("netkit/peer", (3, 55, 0)),
-        ("cgroup/connect_unix", (18, 49, 0)),
-        ("cgroup/sendmsg_unix", (18, 50, 0)),
-        ("cgroup/recvmsg_unix", (18, 51, 0)),
-        ("cgroup/getpeername_unix", (18, 52, 0)),
-        ("cgroup/getsockname_unix", (18, 53, 0)),
-        ("struct_ops.s/member", (27, 0, SLEEPABLE)),
-        ("netfilter", (32, 45, 0)),
+        (
+            "kprobe.session/vfs_*",
+            (ProgramType::KPROBE, AttachType::TRACE_KPROBE_SESSION, 0),
+        ),
+        (
+            "uprobe.multi//bin/true:main",
+            (ProgramType::KPROBE, AttachType::TRACE_UPROBE_MULTI, 0),
+        ),
+        (
+            "uretprobe.multi",
+            (ProgramType::KPROBE, AttachType::TRACE_UPROBE_MULTI, 0),
+        ),
+        (
+            "uprobe.session",
+            (ProgramType::KPROBE, AttachType::TRACE_UPROBE_SESSION, 0),
+        ),
+        (
+            "uprobe.multi.s//bin/true:main",
+            (
+                ProgramType::KPROBE,
+                AttachType::TRACE_UPROBE_MULTI,
+                SLEEPABLE,
+            ),
+        ),
+        (
+            "uretprobe.multi.s",
+            (
+                ProgramType::KPROBE,
+                AttachType::TRACE_UPROBE_MULTI,
+                SLEEPABLE,
+            ),
+        ),
+        (
+            "uprobe.session.s",
+            (
+                ProgramType::KPROBE,
+                AttachType::TRACE_UPROBE_SESSION,
+                SLEEPABLE,
+            ),
+        ),
+        (
+            "usdt.s/a:b:c",
+            (ProgramType::KPROBE, AttachType::UNSPECIFIED, SLEEPABLE),
+        ),
+        (
+            "tc/ingress",
+            (ProgramType::SCHED_CLS, AttachType::TCX_INGRESS, 0),
+        ),
+        (
+            "tc/egress",
+            (ProgramType::SCHED_CLS, AttachType::TCX_EGRESS, 0),
+        ),
+        (
+            "tcx/ingress",
+            (ProgramType::SCHED_CLS, AttachType::TCX_INGRESS, 0),
+        ),
+        (
+            "tcx/egress",
+            (ProgramType::SCHED_CLS, AttachType::TCX_EGRESS, 0),
+        ),
+        (
+            "netkit/primary",
+            (ProgramType::SCHED_CLS, AttachType::NETKIT_PRIMARY, 0),
+        ),
+        (
+            "netkit/peer",
+            (ProgramType::SCHED_CLS, AttachType::NETKIT_PEER, 0),
+        ),
+        (
+            "cgroup/connect_unix",
+            (
+                ProgramType::CGROUP_SOCK_ADDR,
+                AttachType::CGROUP_UNIX_CONNECT,
+                0,
+            ),
+        ),
+        (
+            "cgroup/sendmsg_unix",
+            (
+                ProgramType::CGROUP_SOCK_ADDR,
+                AttachType::CGROUP_UNIX_SENDMSG,
+                0,
+            ),
+        ),
+        (
+            "cgroup/recvmsg_unix",
+            (
+                ProgramType::CGROUP_SOCK_ADDR,
+                AttachType::CGROUP_UNIX_RECVMSG,
+                0,
+            ),
+        ),
+        (
+            "cgroup/getpeername_unix",
+            (
+                ProgramType::CGROUP_SOCK_ADDR,
+                AttachType::CGROUP_UNIX_GETPEERNAME,
+                0,
+            ),
+        ),
+        (
+            "cgroup/getsockname_unix",
+            (
+                ProgramType::CGROUP_SOCK_ADDR,
+                AttachType::CGROUP_UNIX_GETSOCKNAME,
+                0,
+            ),
+        ),
+        (
+            "struct_ops.s/member",
+            (ProgramType::STRUCT_OPS, AttachType::UNSPECIFIED, SLEEPABLE),
+        ),
+        (
+            "netfilter",
+            (ProgramType::NETFILTER, AttachType::NETFILTER, 0),
+        ),
     ];
     for (name, wanted) in known {
         let kind = SectionKind::of(name);

@@ -14,6 +14,7 @@ use std::thread;
 
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_object::{Contents, MapDefinition, Object, Program, RunningKernel, SectionKind};
+use beeline_uapi::{AttachType, MapType, ProgramType};
 
 #[test]
 fn the_programs_of_libbpf_tools_are_linked_as_libbpf_does() {
@@ -179,13 +180,14 @@ fn section_names_mean_what_they_mean_to_libbpf() {
     input.write_all(names.join("\n").as_bytes()).unwrap();
     drop(input);
     let answer = oracle.wait_with_output().unwrap().stdout;
-    let known: HashMap<String, (u32, u32)> = String::from_utf8(answer)
+    let known: HashMap<String, (ProgramType, AttachType)> = String::from_utf8(answer)
         .unwrap()
         .lines()
         .map(|line| {
             let words: Vec<_> = line.split(' ').collect();
             let number = |at: usize| words[at].parse().unwrap();
-            (words[0].to_owned(), (number(1), number(2)))
+            let kind = (ProgramType(number(1)), AttachType(number(2)));
+            (words[0].to_owned(), kind)
         })
         .collect();
     for name in names {
@@ -265,7 +267,7 @@ fn compare(file: &Path) -> Result<usize, String> {
         ));
     }
     // What programs stand in for is a map to libbpf.
-    let is_map = |it: &Vec<&str>| it[1] != STRUCT_OPS_MAP;
+    let is_map = |it: &Vec<&str>| it[1].parse() != Ok(MapType::STRUCT_OPS.0);
     let names: Vec<_> = words("map ").filter(is_map).collect();
     let made: Vec<_> = words("made ").map(|it| numbers(&it)).collect();
     if (names.len(), made.len()) != (ours.maps.len(), ours.maps.len()) {
@@ -296,8 +298,8 @@ fn compare(file: &Path) -> Result<usize, String> {
     for (theirs, ours) in programs.iter().zip(&ours.programs) {
         let name = &ours.name[..ours.name.len().min(15)];
         let kind = [
-            ours.kind.prog_type,
-            ours.kind.expected_attach_type,
+            ours.kind.prog_type.0,
+            ours.kind.expected_attach_type.0,
             ours.kind.flags,
         ];
         let mut their_kind = numbers(&theirs[1..4]);
@@ -349,8 +351,6 @@ fn compare(file: &Path) -> Result<usize, String> {
     Ok(programs.len())
 }
 
-const STRUCT_OPS_MAP: &str = "26";
-
 fn numbers(words: &[&str]) -> Vec<u64> {
     words.iter().map(|word| word.parse().unwrap()).collect()
 }
@@ -358,16 +358,22 @@ fn numbers(words: &[&str]) -> Vec<u64> {
 /// Is this what the kernel made of it, by libbpf's order? The oracle has given a depth to stack traces, and elements to
 /// maps without, as tools do.
 fn is_made_so(made: &[u64], map: &MapDefinition) -> bool {
-    const STACK_TRACE: u32 = 7;
-    const STORAGE: &[u32] = &[19, 21, 24, 28, 29, 32];
+    const STORAGE: &[MapType] = &[
+        MapType::CGROUP_STORAGE,
+        MapType::PERCPU_CGROUP_STORAGE,
+        MapType::SK_STORAGE,
+        MapType::INODE_STORAGE,
+        MapType::TASK_STORAGE,
+        MapType::CGRP_STORAGE,
+    ];
     let cpus = thread::available_parallelism().unwrap().get() as u32;
     let is_storage = STORAGE.contains(&map.map_type);
     let entries = map.entries(cpus, 4096).max(u32::from(!is_storage));
     let value_size = match map.map_type {
-        STACK_TRACE => 127 * 8,
+        MapType::STACK_TRACE => 127 * 8,
         _ => map.value_size,
     };
-    let facts = [map.map_type, map.key_size, value_size, entries, map.flags];
+    let facts = [map.map_type.0, map.key_size, value_size, entries, map.flags];
     let has_types = [
         map.map_extra,
         u64::from(map.key_type),

@@ -1,8 +1,7 @@
 //! What a program is attached to, by the name of its section, as libbpf does it.
 
+use beeline_uapi::{AttachType, Command};
 use std::sync::Arc;
-
-use beeline_wire::layout::command;
 
 use crate::error::{Error, Refusal};
 use crate::guest::{read, read_line};
@@ -11,8 +10,6 @@ use crate::load::{Loaded, LoadedProgram};
 use crate::perf::{Event, Source, online_cpus, run_at};
 use crate::symbols;
 
-/// `BPF_TRACE_KPROBE_MULTI`, and `BPF_TRACE_KPROBE_SESSION`.
-const KPROBE_MULTI: u32 = 42;
 /// `BPF_F_KPROBE_MULTI_RETURN`.
 const RETURNS: u32 = 1;
 /// Functions that one link may have here: more would be a mistake in a pattern.
@@ -292,7 +289,7 @@ fn raw_tracepoint(line: &Arc<Line>, program: &LoadedProgram, name: Option<&str>)
     let attr = Attr::new(24).with(8, program.handle.number).bytes();
     let parts = name.map(|name| given(0, name.as_bytes()));
     line.make(
-        command::RAW_TRACEPOINT_OPEN,
+        Command::RAW_TRACEPOINT_OPEN,
         attr,
         parts.into_iter().collect(),
     )
@@ -320,7 +317,7 @@ fn kprobe_multi(
     let count = u32::try_from(functions.len()).unwrap_or(u32::MAX);
     let attr = Attr::new(64)
         .with(0, program.handle.number)
-        .with(8, program.attach_type.max(KPROBE_MULTI))
+        .with(8, program.attach_type.max(AttachType::TRACE_KPROBE_MULTI).0)
         .with(16, if returns { RETURNS } else { 0 })
         .with(20, count)
         .bytes();
@@ -328,7 +325,7 @@ fn kprobe_multi(
         .iter()
         .flat_map(|name| name.bytes().chain([0]))
         .collect();
-    line.make(command::LINK_CREATE, attr, vec![given(24, names)])
+    line.make(Command::LINK_CREATE, attr, vec![given(24, names)])
 }
 
 /// Functions that can be traced and match, each once: where several have one name the kernel would take neither.

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use beeline_uapi::Command;
 use beeline_wire::client::{Client, Failure};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
@@ -44,12 +45,12 @@ impl Line {
     /// A `bpf(2)` command that may fail, with what it wrote all the same.
     pub(crate) fn bpf_done(
         &self,
-        command: u32,
+        command: Command,
         attr: Vec<u8>,
         parts: Vec<Part>,
     ) -> Answer<BpfDone> {
         let request = Asked::Bpf(Bpf {
-            command,
+            command: command.0,
             attr,
             parts,
             ..Bpf::default()
@@ -62,7 +63,7 @@ impl Line {
     }
 
     /// A `bpf(2)` command that succeeds, or is refused.
-    pub(crate) fn bpf(&self, command: u32, attr: Vec<u8>, parts: Vec<Part>) -> Answer<BpfDone> {
+    pub(crate) fn bpf(&self, command: Command, attr: Vec<u8>, parts: Vec<Part>) -> Answer<BpfDone> {
         let done = self.bpf_done(command, attr, parts)?;
         Ok(done.and_then(|done| match done.errno {
             0 => Ok(done),
@@ -73,7 +74,7 @@ impl Line {
     /// A `bpf(2)` command that makes an object.
     pub(crate) fn make(
         self: &Arc<Self>,
-        command: u32,
+        command: Command,
         attr: Vec<u8>,
         parts: Vec<Part>,
     ) -> Answer<Handle> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use beeline_isa::{Imm64, Insn, Op};
 use beeline_object::{AttachTarget, Contents, Object, Program};
-use beeline_wire::layout::command;
+use beeline_uapi::{AttachType, Command};
 
 use crate::attach::Attached;
 use crate::error::{Error, Refusal};
@@ -41,7 +41,7 @@ pub(crate) struct LoadedProgram {
     pub(crate) handle: Handle,
     pub(crate) name: String,
     pub(crate) section: String,
-    pub(crate) attach_type: u32,
+    pub(crate) attach_type: AttachType,
 }
 
 /// What is loaded in a guest, and the connection to it. All of it goes when this is dropped.
@@ -127,7 +127,7 @@ fn types(line: &Arc<Line>, object: &Object) -> Result<Option<Handle>, Error> {
         return Ok(None);
     }
     let attr = Attr::new(40).with(16, length(object.btf.len())).bytes();
-    let made = line.make(command::BTF_LOAD, attr, vec![given(0, object.btf.clone())])?;
+    let made = line.make(Command::BTF_LOAD, attr, vec![given(0, object.btf.clone())])?;
     Ok(made.ok())
 }
 
@@ -216,14 +216,14 @@ impl Loader<'_> {
     ) -> Result<Result<Handle, (Refusal, String)>, Error> {
         let kind = &program.kind;
         let mut attr = Attr::new(152)
-            .with(0, kind.prog_type)
+            .with(0, kind.prog_type.0)
             .with(4, length(insns.len() / 8))
             .with(24, log_level)
             .with(28, if log_level == 0 { 0 } else { length(LOG) })
             .with(40, self.object.kernel_version.unwrap_or(0))
             .with(44, kind.flags)
             .with_name(48, &program.name)
-            .with(68, kind.expected_attach_type)
+            .with(68, kind.expected_attach_type.0)
             .with(108, program.target.btf_id());
         let mut parts = vec![
             given(at::INSNS, insns),
@@ -244,7 +244,7 @@ impl Loader<'_> {
         }
         let done = self
             .line
-            .bpf_done(command::PROG_LOAD, attr.bytes(), parts)?;
+            .bpf_done(Command::PROG_LOAD, attr.bytes(), parts)?;
         Ok(match done {
             Err(refusal) => Err((refusal, String::new())),
             Ok(done) if done.errno != 0 => {

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use beeline_object::{Contents, MapDefinition};
-use beeline_wire::layout::{MapFacts, command};
+use beeline_uapi::{Command, MapType};
+use beeline_wire::layout::MapFacts;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{BpfDone, Part, Walk, Welcome};
@@ -12,18 +13,6 @@ use beeline_wire::messages::{BpfDone, Part, Walk, Welcome};
 use crate::error::Error;
 use crate::handle::{Answer, Attr, Handle, Line, given, room};
 
-const HASH: u32 = 1;
-const ARRAY: u32 = 2;
-const PROG_ARRAY: u32 = 3;
-pub(crate) const PERF_EVENT_ARRAY: u32 = 4;
-const PERCPU_HASH: u32 = 5;
-const PERCPU_ARRAY: u32 = 6;
-const STACK_TRACE: u32 = 7;
-const LRU_HASH: u32 = 9;
-const LRU_PERCPU_HASH: u32 = 10;
-const LPM_TRIE: u32 = 11;
-const ARRAY_OF_MAPS: u32 = 12;
-const HASH_OF_MAPS: u32 = 13;
 /// `BPF_F_RDONLY_PROG`.
 const RDONLY_PROG: u32 = 1 << 7;
 /// Bytes of an address in a stack trace, and frames where the file leaves that open (`kernel.perf_event_max_stack`).
@@ -56,7 +45,7 @@ impl Map {
             map.put(&0u32.to_ne_bytes(), value)?;
             if definition.flags & RDONLY_PROG != 0 {
                 let attr = Attr::new(4).with(0, map.handle.number).bytes();
-                map.told(line.bpf(command::MAP_FREEZE, attr, Vec::new()))?;
+                map.told(line.bpf(Command::MAP_FREEZE, attr, Vec::new()))?;
             }
         }
         Ok(map)
@@ -74,7 +63,7 @@ impl Map {
         let facts = facts(definition, welcome);
         let attr = || {
             Attr::new(80)
-                .with(0, facts.map_type)
+                .with(0, facts.map_type.0)
                 .with(4, facts.key_size)
                 .with(8, facts.value_size)
                 .with(12, facts.max_entries)
@@ -83,7 +72,7 @@ impl Map {
                 .with_name(28, &definition.name)
                 .with_long(64, definition.map_extra)
         };
-        let make = |attr: Attr| line.make(command::MAP_CREATE, attr.bytes(), Vec::new());
+        let make = |attr: Attr| line.make(Command::MAP_CREATE, attr.bytes(), Vec::new());
         let mut made = None;
         if let Some(types) = types.filter(|_| definition.value_type != 0) {
             let attr = attr()
@@ -134,14 +123,14 @@ impl Map {
     pub fn stride(&self) -> Option<usize> {
         let per_cpu = matches!(
             self.facts.map_type,
-            PERCPU_HASH | PERCPU_ARRAY | LRU_PERCPU_HASH
+            MapType::PERCPU_HASH | MapType::PERCPU_ARRAY | MapType::LRU_PERCPU_HASH
         );
         per_cpu.then(|| (self.facts.value_size as usize).next_multiple_of(8))
     }
 
     /// Is it a ring that programs write records to?
     pub fn is_ring(&self) -> bool {
-        self.facts.is_ring() || self.facts.map_type == PERF_EVENT_ARRAY
+        self.facts.is_ring() || self.facts.map_type == MapType::PERF_EVENT_ARRAY
     }
 
     /// Is it one ring, and not one for each CPU?
@@ -157,7 +146,13 @@ impl Map {
     pub fn can_change(&self) -> bool {
         let has_elements = matches!(
             self.facts.map_type,
-            HASH | ARRAY | PERCPU_HASH | PERCPU_ARRAY | LRU_HASH | LRU_PERCPU_HASH | LPM_TRIE
+            MapType::HASH
+                | MapType::ARRAY
+                | MapType::PERCPU_HASH
+                | MapType::PERCPU_ARRAY
+                | MapType::LRU_HASH
+                | MapType::LRU_PERCPU_HASH
+                | MapType::LPM_TRIE
         );
         has_elements && self.facts.flags & RDONLY_PROG == 0
     }
@@ -166,7 +161,7 @@ impl Map {
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         self.check("key", key.len(), self.key_len())?;
         let parts = vec![given(8, key), room(16, self.value_len())];
-        let done = self.bpf(command::MAP_LOOKUP_ELEM, parts)?;
+        let done = self.bpf(Command::MAP_LOOKUP_ELEM, parts)?;
         let mut parts = match done {
             Err(refusal) if refusal.errno == libc::ENOENT => return Ok(None),
             done => self.told(Ok(done))?.parts.into_iter(),
@@ -182,14 +177,14 @@ impl Map {
         self.check("key", key.len(), self.key_len())?;
         self.check("value", value.len(), self.value_len())?;
         let parts = vec![given(8, key), given(16, value)];
-        let done = self.bpf(command::MAP_UPDATE_ELEM, parts);
+        let done = self.bpf(Command::MAP_UPDATE_ELEM, parts);
         self.told(done).map(drop)
     }
 
     /// Takes an element out. Was it there?
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         self.check("key", key.len(), self.key_len())?;
-        match self.bpf(command::MAP_DELETE_ELEM, vec![given(8, key)])? {
+        match self.bpf(Command::MAP_DELETE_ELEM, vec![given(8, key)])? {
             Err(refusal) if refusal.errno == libc::ENOENT => Ok(false),
             done => self.told(Ok(done)).map(|_| true),
         }
@@ -228,9 +223,9 @@ impl Map {
         }
     }
 
-    fn bpf(&self, number: u32, parts: Vec<Part>) -> Answer<BpfDone> {
+    fn bpf(&self, command: Command, parts: Vec<Part>) -> Answer<BpfDone> {
         let attr = Attr::new(32).with(0, self.handle.number).bytes();
-        self.handle.line.bpf(number, attr, parts)
+        self.handle.line.bpf(command, attr, parts)
     }
 
     fn told<T>(&self, answer: Answer<T>) -> Result<T, Error> {
@@ -258,9 +253,9 @@ fn facts(definition: &MapDefinition, welcome: &Welcome) -> MapFacts {
     let number = |given: u32, otherwise: u32| if given == 0 { otherwise } else { given };
     let map_type = definition.map_type;
     let (key, value) = match map_type {
-        PROG_ARRAY | PERF_EVENT_ARRAY | ARRAY_OF_MAPS => (4, 4),
-        HASH_OF_MAPS => (0, 4),
-        STACK_TRACE => (4, FRAME * FRAMES),
+        MapType::PROG_ARRAY | MapType::PERF_EVENT_ARRAY | MapType::ARRAY_OF_MAPS => (4, 4),
+        MapType::HASH_OF_MAPS => (0, 4),
+        MapType::STACK_TRACE => (4, FRAME * FRAMES),
         _ => (0, 0),
     };
     MapFacts {

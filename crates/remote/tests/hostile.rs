@@ -3,6 +3,8 @@
 use beeline_isa::{Insn, opcode};
 use beeline_object::{MapDefinition, Object, Program, SectionKind};
 use beeline_remote::{Attachment, Error, Event, Guest, Loaded, Selection, Watching};
+use beeline_uapi::{Command, MapType};
+use beeline_wire::VERSION;
 use beeline_wire::address::Address;
 use beeline_wire::conversation;
 use beeline_wire::listen::Listener;
@@ -11,12 +13,9 @@ use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{
     BpfDone, Done, File, GuestMessage, HostMessage, Opened, Records, Walked, Welcome,
 };
-use beeline_wire::{VERSION, layout::command};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-const HASH: u32 = 1;
-const RINGBUF: u32 = 27;
 const RING: u32 = 4096;
 
 /// An object with a ring, a map and a program.
@@ -45,7 +44,10 @@ fn object() -> Object {
             ],
             ..Program::default()
         }],
-        maps: vec![map("ring", RINGBUF, 0, 0, RING), map("map", HASH, 4, 8, 16)],
+        maps: vec![
+            map("ring", MapType::RINGBUF, 0, 0, RING),
+            map("map", MapType::HASH, 4, 8, 16),
+        ],
         license: "GPL".into(),
         ..Object::default()
     }
@@ -207,7 +209,7 @@ fn lies_are_named() {
             Some((said, Vec::new()))
         }),
         ("the guest is lost", |asked, count| match asked {
-            Asked::Bpf(bpf) if bpf.command == command::PROG_LOAD => None,
+            Asked::Bpf(bpf) if bpf.command == Command::PROG_LOAD.0 => None,
             asked => Some((honest(asked, count), Vec::new())),
         }),
     ];

@@ -10,7 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use beeline_maps::{Batch, Errno};
+pub use beeline_maps::Batch;
+use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
 use beeline_verifier::program::FieldKind;
 
 use crate::budget::Charge;
@@ -23,8 +24,8 @@ pub struct Id(pub u32);
 /// `BPF_MAP_CREATE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapSpec {
-    /// `BPF_MAP_TYPE_*`.
-    pub map_type: u32,
+    /// Its type.
+    pub map_type: MapType,
     /// Bytes.
     pub key_size: u32,
     /// Bytes.
@@ -92,10 +93,10 @@ impl SpecialFields {
 /// `BPF_PROG_LOAD`.
 #[derive(Debug, Clone, Default)]
 pub struct ProgramSpec {
-    /// `BPF_PROG_TYPE_*`.
-    pub prog_type: u32,
-    /// `BPF_*` attach type.
-    pub expected_attach_type: u32,
+    /// `prog_type`.
+    pub prog_type: ProgramType,
+    /// `expected_attach_type`.
+    pub expected_attach_type: AttachType,
     /// `BPF_F_*` of `prog_flags`.
     pub flags: u32,
     /// What it attaches to in the kernel's BTF; 0 for nothing.
@@ -266,8 +267,8 @@ pub enum Info {
     Map(MapSpec),
     /// A program.
     Program {
-        /// `BPF_PROG_TYPE_*`.
-        prog_type: u32,
+        /// `prog_type` of its load.
+        prog_type: ProgramType,
         /// The name given at load.
         name: String,
         /// The digest of its instructions that the running kernel would give it.

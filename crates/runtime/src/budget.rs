@@ -7,10 +7,9 @@
 
 mod available;
 
+use beeline_uapi::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-
-use beeline_maps::Errno;
 
 pub use available::available;
 

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use beeline_inject::{is_of_too_many_files, with_remedy};
-use beeline_maps::Errno;
+use beeline_uapi::Errno;
 
 /// An error of the runtime. Each names the thing, says why, and is also an errno for the tool.
 #[derive(Debug, thiserror::Error)]

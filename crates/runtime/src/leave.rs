@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use beeline_image::abi::{Control, DISMISSALS, MAX_CPUS, Manifest, Session};
 use beeline_inject::{Process, Region, Stopped, signal_frames};
+use beeline_uapi::Errno;
 use libc::user_regs_struct;
 
-use crate::backend::Errno;
 use crate::error::Error;
 use crate::life::SessionId;
 use crate::proc::{self, all_processes};

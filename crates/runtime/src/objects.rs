@@ -9,7 +9,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use beeline_maps::{Errno, Kind, flags};
+use beeline_maps::{Kind, flags};
+use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
 
 use crate::backend::{Id, MapSpec};
 use crate::map::MapObject;
@@ -106,7 +107,7 @@ impl Elements {
 
 /// Which programs an array takes: those that could run in each other's place.
 #[derive(Debug, Default)]
-pub struct ProgramKind(Mutex<Option<(u32, u32)>>);
+pub struct ProgramKind(Mutex<Option<(ProgramType, AttachType)>>);
 
 impl ProgramKind {
     /// The first program, be it one that uses the array or one that is put into it, decides; `EINVAL` for others.
@@ -134,8 +135,7 @@ pub fn check_inner(map: &MapObject) -> Result<(), Errno> {
 pub fn alike(template: &MapSpec, map: &MapSpec) -> bool {
     // Access flags belong to a descriptor.
     let lasting = |spec: &MapSpec| spec.flags & !(flags::RDONLY | flags::WRONLY);
-    let fixed_size =
-        template.map_type == Kind::Array as u32 && template.flags & flags::INNER_MAP == 0;
+    let fixed_size = template.map_type == MapType::ARRAY && template.flags & flags::INNER_MAP == 0;
     template.map_type == map.map_type
         && template.key_size == map.key_size
         && template.value_size == map.value_size

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_compile::Code;
-use beeline_isa::abi::TAIL_CALL;
 use beeline_isa::{Insn, Op};
+use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{Facts, MapUse};
 
-use crate::backend::{Errno, Id, LoadError, ProgramSpec, VerifierLog};
+use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
 use crate::budget::{Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::map::MapObject;
@@ -20,10 +20,10 @@ use crate::verification::{self, Accepted, Maps};
 pub struct Program {
     /// Its id.
     pub id: Id,
-    /// `BPF_PROG_TYPE_*`.
-    pub prog_type: u32,
-    /// `BPF_*` attach type.
-    pub expected_attach_type: u32,
+    /// `prog_type` of its load.
+    pub prog_type: ProgramType,
+    /// `expected_attach_type` of its load.
+    pub expected_attach_type: AttachType,
     /// The name given at load.
     pub name: String,
     /// See [`crate::tag`].
@@ -81,36 +81,57 @@ const BORROWED_STACK: u32 = 128;
 const SLOT_STACK: u32 = 64 << 10;
 
 /// Helpers that read the target's memory, or give an address that a program reads from by itself.
-const READERS: [u32; 13] = [4, 6, 27, 45, 67, 112, 113, 114, 115, 148, 158, 165, 177];
+const READERS: [HelperId; 13] = [
+    HelperId::PROBE_READ,
+    HelperId::TRACE_PRINTK,
+    HelperId::GET_STACKID,
+    HelperId::PROBE_READ_STR,
+    HelperId::GET_STACK,
+    HelperId::PROBE_READ_USER,
+    HelperId::PROBE_READ_KERNEL,
+    HelperId::PROBE_READ_USER_STR,
+    HelperId::PROBE_READ_KERNEL_STR,
+    HelperId::COPY_FROM_USER,
+    HelperId::GET_CURRENT_TASK_BTF,
+    HelperId::SNPRINTF,
+    HelperId::TRACE_VPRINTK,
+];
 /// Helpers that look at the stack of whoever is traced.
-const WALKERS: [u32; 2] = [27, 67];
+const WALKERS: [HelperId; 2] = [HelperId::GET_STACKID, HelperId::GET_STACK];
 /// Helpers that ask for the target's cgroups.
-const CGROUPS: [u32; 3] = [37, 80, 123];
+const CGROUPS: [HelperId; 3] = [
+    HelperId::CURRENT_TASK_UNDER_CGROUP,
+    HelperId::GET_CURRENT_CGROUP_ID,
+    HelperId::GET_CURRENT_ANCESTOR_CGROUP_ID,
+];
 /// Helpers that give the current task, or take one.
-const TASK: [u32; 4] = [35, 156, 157, 158];
+const TASK: [HelperId; 4] = [
+    HelperId::GET_CURRENT_TASK,
+    HelperId::TASK_STORAGE_GET,
+    HelperId::TASK_STORAGE_DELETE,
+    HelperId::GET_CURRENT_TASK_BTF,
+];
 /// Helpers that print to the trace pipe.
-const PRINTERS: [u32; 2] = [6, 177];
+const PRINTERS: [HelperId; 2] = [HelperId::TRACE_PRINTK, HelperId::TRACE_VPRINTK];
 
 /// Helpers that change the traced process: for sessions whose user has said so. A kernel that is locked down refuses them
 /// too.
-const FORBIDDEN: [(u32, &str); 2] = [
+const FORBIDDEN: [(HelperId, &str); 2] = [
     (
-        36,
+        HelperId::PROBE_WRITE_USER,
         "writing into the traced process (bpf_probe_write_user) without `beeline run --unsafe`",
     ),
     (
-        OVERRIDE_RETURN,
+        HelperId::OVERRIDE_RETURN,
         "overriding what calls return (bpf_override_return) without `beeline run --unsafe`",
     ),
 ];
-/// `BPF_FUNC_override_return`.
-const OVERRIDE_RETURN: u32 = 58;
 
 /// What a program that was refused wanted to do and may not.
 pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
-    let calls = |wanted: u32| {
+    let calls = |wanted: HelperId| {
         let mut insns = Insn::decode_all(insns).into_iter().flatten();
-        insns.any(|insn| matches!(insn.op(), Ok(Op::CallHelper { id }) if id == wanted))
+        insns.any(|insn| matches!(insn.op(), Ok(Op::CallHelper { id }) if id == wanted.0))
     };
     FORBIDDEN
         .iter()
@@ -120,9 +141,9 @@ pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
 
 impl Needs {
     fn of(facts: &Facts, code: &Code) -> Self {
-        let calls = |helpers: &[u32]| facts.helpers.iter().any(|helper| helpers.contains(helper));
+        let calls = |helpers: &[HelperId]| helpers.iter().any(|id| facts.helpers.contains(&id.0));
         // Of programs that it may tail-call, now or later, nothing is known but that they run in its place.
-        let tail_calls = calls(&[TAIL_CALL]);
+        let tail_calls = calls(&[HelperId::TAIL_CALL]);
         Self {
             environment: code.uses_run,
             slot: code.uses_run || code.stack_bytes > BORROWED_STACK,
@@ -136,7 +157,7 @@ impl Needs {
             reads_memory: calls(&READERS) || tail_calls,
             asks_cgroups: calls(&CGROUPS),
             prints: calls(&PRINTERS),
-            overrides: calls(&[OVERRIDE_RETURN]),
+            overrides: calls(&[HelperId::OVERRIDE_RETURN]),
             task: calls(&TASK),
         }
     }

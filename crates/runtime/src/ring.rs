@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use beeline_maps::{Errno, perf};
+use beeline_maps::perf;
+use beeline_uapi::Errno;
 
 use crate::backend::Id;
 use crate::budget::{Budget, Charge};

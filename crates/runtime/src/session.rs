@@ -8,9 +8,10 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use beeline_uapi::Errno;
+
 use crate::backend::{
-    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
-    ProgramSpec,
+    AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
 };
 use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};

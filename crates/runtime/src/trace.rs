@@ -12,19 +12,19 @@ use std::thread::JoinHandle;
 
 use beeline_image::abi::TraceLine;
 use beeline_maps::ring::{self, Record};
+use beeline_uapi::{Errno, MapType};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
 use rustix::io::Errno as OsError;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::backend::{Errno, Id, MapSpec, SpecialFields};
+use crate::backend::{Id, MapSpec, SpecialFields};
 use crate::budget::Budget;
 use crate::map::MapObject;
 use crate::notifier::{Notifier, Source, wakeup_fd};
 
 /// Bytes of the buffer: about as much as the kernel's has for one CPU.
 const BYTES: u32 = 1 << 20;
-const BPF_MAP_TYPE_RINGBUF: u32 = 27;
 /// What the kernel says of a program at a user-space probe: interrupts on, and no preemption.
 const FLAGS: &str = "...11";
 
@@ -48,7 +48,7 @@ impl Trace {
     /// An empty buffer.
     pub fn new(id: Id, cpus: u32, budget: &Budget) -> Result<Self, Errno> {
         let spec = MapSpec {
-            map_type: BPF_MAP_TYPE_RINGBUF,
+            map_type: MapType::RINGBUF,
             key_size: 0,
             value_size: 0,
             max_entries: BYTES,

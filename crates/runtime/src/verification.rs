@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use beeline_image::helpers;
 use beeline_isa::{Imm64, Insn, Op, opcode};
+use beeline_uapi::{Errno, ProgramType};
 use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::{Facts, LogLevel, MapUse, Verdict};
 use beeline_verifier::{Flow, MOST_LOG, Reject, function_starts, verify_with_room};
 
-use crate::backend::{Errno, LoadError, ProgramSpec, VerifierLog};
+use crate::backend::{LoadError, ProgramSpec, VerifierLog};
 use crate::map::MapObject;
 
 /// The maps that a program's descriptors name.
@@ -33,9 +34,17 @@ pub struct Accepted {
     pub runs: bool,
 }
 
-/// `BPF_PROG_TYPE_*` of programs that are attached or run here, or could be mistaken for such: KPROBE, TRACEPOINT,
-/// PERF_EVENT, RAW_TRACEPOINT, RAW_TRACEPOINT_WRITABLE, TRACING, LSM and SYSCALL.
-const HERE: [u32; 8] = [2, 5, 7, 17, 24, 26, 29, 31];
+/// Types of programs that are attached or run here, or could be mistaken for such.
+const HERE: [ProgramType; 8] = [
+    ProgramType::KPROBE,
+    ProgramType::TRACEPOINT,
+    ProgramType::PERF_EVENT,
+    ProgramType::RAW_TRACEPOINT,
+    ProgramType::RAW_TRACEPOINT_WRITABLE,
+    ProgramType::TRACING,
+    ProgramType::LSM,
+    ProgramType::SYSCALL,
+];
 
 /// Judges a program as the kernel would whose types these are; one that lets programs change who is traced, if `intrudes`
 /// says so. `memory` says if so many bytes may be taken for the states of its paths.
@@ -283,10 +292,7 @@ fn refused(reject: Reject, level: u32, mut log: VerifierLog) -> LoadError {
 mod tests {
     use super::*;
 
-    const KPROBE: u32 = 2;
-    const XDP: u32 = 6;
-
-    fn judged(prog_type: u32, insns: &[[u8; 8]]) -> Result<Accepted, LoadError> {
+    fn judged(prog_type: ProgramType, insns: &[[u8; 8]]) -> Result<Accepted, LoadError> {
         let spec = ProgramSpec {
             prog_type,
             insns: insns.concat(),
@@ -310,7 +316,7 @@ mod tests {
         let variable = [[0x18, 0x31, 0, 0, 9, 0, 0, 0], [0; 8]];
         let faulty = [0xb7, 0x50, 0, 0, 0, 0, 0, 0];
         let program = [R0_IS_0, always, variable[0], variable[1], faulty, END];
-        let accepted = judged(KPROBE, &program).expect("a good program");
+        let accepted = judged(ProgramType::KPROBE, &program).expect("a good program");
         let insns: Vec<[u8; 8]> = accepted.insns.iter().map(|insn| insn.encode()).collect();
         let jump = [0x05, 0, 3, 0, 0, 0, 0, 0];
         assert_eq!(insns, [R0_IS_0, jump, END, END, END, END]);
@@ -321,17 +327,21 @@ mod tests {
         // bpf_xdp_adjust_head, of which the context is the first argument.
         let r2_is_0 = [0xb7, 2, 0, 0, 0, 0, 0, 0];
         let program = [r2_is_0, call(44), R0_IS_0, END];
-        let accepted = judged(XDP, &program).expect("a good program");
+        let accepted = judged(ProgramType::XDP, &program).expect("a good program");
         assert!(!accepted.runs);
-        let refused =
-            judged(KPROBE, &[R0_IS_0, call(36), END]).expect_err("it writes to its target");
+        let refused = judged(ProgramType::KPROBE, &[R0_IS_0, call(36), END])
+            .expect_err("it writes to its target");
         assert_eq!(refused.errno, Errno(libc::EINVAL));
         assert!(
             refused.reason.contains("bpf_probe_write_user"),
             "{}",
             refused.reason
         );
-        assert!(judged(XDP, &[R0_IS_0, END]).expect("a good program").runs);
+        assert!(
+            judged(ProgramType::XDP, &[R0_IS_0, END])
+                .expect("a good program")
+                .runs
+        );
     }
 
     #[test]

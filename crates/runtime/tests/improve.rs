@@ -11,12 +11,8 @@ use beeline_compile::aot::{Aot, AotProgram};
 use beeline_runtime::backend::{Backend, Id, Info, ObjectRef};
 use beeline_runtime::engines::{Choice, Engines, Optimizer};
 use beeline_runtime::{Report, Runtime, Scope};
+use beeline_uapi::{AttachType, MapType, ProgramType};
 use common::*;
-
-const KPROBE: u32 = 2;
-const RAW_TRACEPOINT: u32 = 17;
-const ARRAY: u32 = 2;
-const PROG_ARRAY: u32 = 3;
 
 /// A session, and what it has reported.
 struct Session {
@@ -84,13 +80,23 @@ enum How {
 
 fn set_up(session: &Session, hits: &Hits, how: How) -> (Id, Id) {
     let runtime = &session.runtime;
-    let counts = map(runtime, ARRAY, 8);
-    let counter = load(runtime, KPROBE, &counter(counts.0 as i32), &[counts]);
+    let counts = map(runtime, MapType::ARRAY, 8);
+    let counter = load(
+        runtime,
+        ProgramType::KPROBE,
+        &counter(counts.0 as i32),
+        &[counts],
+    );
     if how != How::TailCall {
         return (counts, attach(runtime, counter, hits, how == How::Return));
     }
-    let next = map(runtime, PROG_ARRAY, 4);
-    let caller = load(runtime, KPROBE, &tail_caller(next.0 as i32), &[next]);
+    let next = map(runtime, MapType::PROG_ARRAY, 4);
+    let caller = load(
+        runtime,
+        ProgramType::KPROBE,
+        &tail_caller(next.0 as i32),
+        &[next],
+    );
     let element = ObjectRef::Program(counter);
     runtime.map_set_object(next, &[0; 4], element, 0).unwrap();
     (counts, attach(runtime, caller, hits, false))
@@ -154,7 +160,7 @@ fn a_program_that_runs_in_beeline_is_replaced_too() {
     let gate = Arc::new(Gate::default());
     let session = Session::with(&[], Choice::Auto, through(&gate));
     let runtime = &session.runtime;
-    let program = load(runtime, RAW_TRACEPOINT, &constant(7), &[]);
+    let program = load(runtime, ProgramType::RAW_TRACEPOINT, &constant(7), &[]);
     assert_eq!(runtime.program_test_run(program, &[]), Ok(7));
     gate.open();
     until("the other code", || {
@@ -171,7 +177,7 @@ fn each_distinct_program_is_compiled_once() {
     let session = Session::with(&[], Choice::Optimized, through(&gate));
     let runtime = &session.runtime;
     let programs: Vec<Id> = [7, 7, 9, 7]
-        .map(|value| load(runtime, RAW_TRACEPOINT, &constant(value), &[]))
+        .map(|value| load(runtime, ProgramType::RAW_TRACEPOINT, &constant(value), &[]))
         .into();
     let results = programs
         .iter()
@@ -204,7 +210,7 @@ fn the_next_session_finds_the_code_on_disk() {
                 .with_store(store)
         });
         let runtime = &session.runtime;
-        let program = load(runtime, RAW_TRACEPOINT, &constant(7), &[]);
+        let program = load(runtime, ProgramType::RAW_TRACEPOINT, &constant(7), &[]);
         if round == 1 {
             assert_eq!(
                 runtime.program_test_run(program, &[]),
@@ -262,9 +268,9 @@ fn code_that_needs_more_than_was_attached_for_is_not_taken() {
         gate.stack_bytes.store(claimed, SeqCst);
         let session = Session::with(&targets, Choice::Auto, through(&gate));
         let runtime = &session.runtime;
-        let counts = map(runtime, ARRAY, 8);
+        let counts = map(runtime, MapType::ARRAY, 8);
         let insns = insns.unwrap_or_else(|| counter(counts.0 as i32));
-        let program = load(runtime, KPROBE, &insns, &[counts]);
+        let program = load(runtime, ProgramType::KPROBE, &insns, &[counts]);
         attach(runtime, program, &hits, true);
         gate.open();
         until("a word about it", || session.has_said("more stack"));
@@ -282,8 +288,13 @@ fn code_that_finds_no_room_in_a_target_is_done_without() {
     gate.code_bytes.store(40 << 20, SeqCst);
     let session = Session::with(&targets, Choice::Auto, through(&gate));
     let runtime = &session.runtime;
-    let counts = map(runtime, ARRAY, 8);
-    let program = load(runtime, KPROBE, &counter(counts.0 as i32), &[counts]);
+    let counts = map(runtime, MapType::ARRAY, 8);
+    let program = load(
+        runtime,
+        ProgramType::KPROBE,
+        &counter(counts.0 as i32),
+        &[counts],
+    );
     attach(runtime, program, &hits, false);
     gate.open();
     until("a word about it", || {
@@ -307,8 +318,13 @@ fn children_of_ours_that_are_no_compilers_are_traced_with_all_others() {
     let report: Report = Arc::new(|_: &str| {});
     let engines = Engines::new(Choice::Light, report.clone());
     let runtime = Runtime::new(vec![OsString::from("test")], Scope::All, engines, report).unwrap();
-    let counts = map(&runtime, ARRAY, 8);
-    let program = load(&runtime, KPROBE, &counter(counts.0 as i32), &[counts]);
+    let counts = map(&runtime, MapType::ARRAY, 8);
+    let program = load(
+        &runtime,
+        ProgramType::KPROBE,
+        &counter(counts.0 as i32),
+        &[counts],
+    );
     attach(&runtime, program, &hits, false);
     targets[0].go();
     until("calls", || value(&runtime, counts) > 0);
@@ -337,8 +353,8 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
     aot.add(AotProgram {
         section: "raw_tp".into(),
         name: "seven".into(),
-        prog_type: RAW_TRACEPOINT,
-        expected_attach_type: 0,
+        prog_type: ProgramType::RAW_TRACEPOINT.0,
+        expected_attach_type: AttachType::UNSPECIFIED.0,
         flags: 0,
         attach_btf_id: 0,
         functions: Vec::new(),
@@ -355,7 +371,7 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
     });
     let runtime = &session.runtime;
     let of = |value| {
-        let program = load(runtime, RAW_TRACEPOINT, &constant(value), &[]);
+        let program = load(runtime, ProgramType::RAW_TRACEPOINT, &constant(value), &[]);
         runtime.program_test_run(program, &[])
     };
     assert_eq!(of(7), Ok(8));
@@ -371,7 +387,12 @@ fn what_the_tool_is_shown_is_the_code_that_runs() {
     let _turn = turn();
     let gate = Arc::new(Gate::default());
     let session = Session::with(&[], Choice::Auto, through(&gate));
-    let program = load(&session.runtime, RAW_TRACEPOINT, &constant(7), &[]);
+    let program = load(
+        &session.runtime,
+        ProgramType::RAW_TRACEPOINT,
+        &constant(7),
+        &[],
+    );
     let shown = || match session.runtime.info(program) {
         Ok(Info::Program { jited, .. }) => jited,
         other => panic!("{other:?}"),

@@ -7,6 +7,7 @@
 
 use beeline_isa::{Insn, opcode};
 use beeline_object::{MapDefinition, Object, Program, SectionKind};
+use beeline_uapi::MapType;
 
 /// Bytes of a mask: 1,024 CPUs.
 pub(crate) const MASK: usize = 128;
@@ -21,8 +22,6 @@ const WISHES_AT: i32 = 0;
 const CALLS_AT: i32 = 1;
 const BELL_AT: i32 = 2;
 /// `BPF_MAP_TYPE_*`.
-const HASH: u32 = 1;
-const RINGBUF: u32 = 27;
 /// The smallest ring: what does not fit is one ring of a bell more.
 const BELL_BYTES: u32 = 4096;
 /// Bytes before the mask in what is kept of a call: the thread's number, and room that aligns the mask.
@@ -84,9 +83,9 @@ pub(crate) fn object() -> Object {
             ),
         ],
         maps: vec![
-            map(WISHES, HASH, 4, mask, THREADS),
-            map("calls", HASH, 8, mask + CALL_HEAD as u32, THREADS),
-            map(BELL, RINGBUF, 0, 0, BELL_BYTES),
+            map(WISHES, MapType::HASH, 4, mask, THREADS),
+            map("calls", MapType::HASH, 8, mask + CALL_HEAD as u32, THREADS),
+            map(BELL, MapType::RINGBUF, 0, 0, BELL_BYTES),
         ],
         // Reading a process's memory wants a license of this kind.
         license: "Dual MIT/GPL".into(),

@@ -8,7 +8,6 @@
 
 pub mod attach;
 mod cgroup;
-pub mod kinds;
 pub mod packet;
 pub mod returns;
 mod skb;
@@ -17,7 +16,7 @@ mod table;
 mod tracing;
 
 use crate::program::Kind;
-use kinds::prog;
+use beeline_uapi::ProgramType;
 use table::{ALL, Row, find};
 
 /// What a field of the context holds: `enum bpf_reg_type` of `struct bpf_insn_access_aux`, and its `ctx_field_size`.
@@ -76,34 +75,34 @@ pub fn access(kind: &Kind, off: i32, size: u32, write: bool) -> Option<Field> {
 /// The structure that is the context of programs of a kind, and the family of programs that they count to there.
 fn table(kind: &Kind) -> (&'static [Row], u32) {
     match kind.prog_type {
-        prog::SOCKET_FILTER
-        | prog::SCHED_CLS
-        | prog::SCHED_ACT
-        | prog::CGROUP_SKB
-        | prog::LWT_IN
-        | prog::LWT_OUT
-        | prog::LWT_XMIT
-        | prog::LWT_SEG6LOCAL
-        | prog::SK_SKB
-        | prog::FLOW_DISSECTOR => (skb::SK_BUFF, skb::family(kind)),
-        prog::XDP => (skb::XDP_MD, skb::xdp_family(kind)),
-        prog::NETFILTER => (skb::NF_CTX, ALL),
-        prog::CGROUP_SOCK => (socket::SOCK, socket::hook(kind)),
-        prog::SOCK_OPS => (socket::SOCK_OPS, ALL),
-        prog::SK_MSG => (socket::SK_MSG, ALL),
-        prog::SK_REUSEPORT => (socket::SK_REUSEPORT, ALL),
-        prog::SK_LOOKUP => (socket::SK_LOOKUP, ALL),
-        prog::CGROUP_SOCK_ADDR => (cgroup::SOCK_ADDR, cgroup::address_family(kind)),
-        prog::CGROUP_SOCKOPT => (cgroup::SOCKOPT, cgroup::sockopt_direction(kind)),
-        prog::CGROUP_SYSCTL => (cgroup::SYSCTL, ALL),
-        prog::CGROUP_DEVICE => (cgroup::DEVICE, ALL),
-        prog::LIRC_MODE2 => (tracing::LIRC, ALL),
-        prog::KPROBE => (tracing::PT_REGS, ALL),
-        prog::TRACEPOINT => (tracing::RECORD, ALL),
-        prog::PERF_EVENT => (tracing::PERF_EVENT, ALL),
-        prog::RAW_TRACEPOINT => (tracing::ARGUMENTS, ALL),
-        prog::RAW_TRACEPOINT_WRITABLE => (tracing::WRITABLE_ARGUMENTS, ALL),
-        prog::SYSCALL => (tracing::SYSCALL, ALL),
+        ProgramType::SOCKET_FILTER
+        | ProgramType::SCHED_CLS
+        | ProgramType::SCHED_ACT
+        | ProgramType::CGROUP_SKB
+        | ProgramType::LWT_IN
+        | ProgramType::LWT_OUT
+        | ProgramType::LWT_XMIT
+        | ProgramType::LWT_SEG6LOCAL
+        | ProgramType::SK_SKB
+        | ProgramType::FLOW_DISSECTOR => (skb::SK_BUFF, skb::family(kind)),
+        ProgramType::XDP => (skb::XDP_MD, skb::xdp_family(kind)),
+        ProgramType::NETFILTER => (skb::NF_CTX, ALL),
+        ProgramType::CGROUP_SOCK => (socket::SOCK, socket::hook(kind)),
+        ProgramType::SOCK_OPS => (socket::SOCK_OPS, ALL),
+        ProgramType::SK_MSG => (socket::SK_MSG, ALL),
+        ProgramType::SK_REUSEPORT => (socket::SK_REUSEPORT, ALL),
+        ProgramType::SK_LOOKUP => (socket::SK_LOOKUP, ALL),
+        ProgramType::CGROUP_SOCK_ADDR => (cgroup::SOCK_ADDR, cgroup::address_family(kind)),
+        ProgramType::CGROUP_SOCKOPT => (cgroup::SOCKOPT, cgroup::sockopt_direction(kind)),
+        ProgramType::CGROUP_SYSCTL => (cgroup::SYSCTL, ALL),
+        ProgramType::CGROUP_DEVICE => (cgroup::DEVICE, ALL),
+        ProgramType::LIRC_MODE2 => (tracing::LIRC, ALL),
+        ProgramType::KPROBE => (tracing::PT_REGS, ALL),
+        ProgramType::TRACEPOINT => (tracing::RECORD, ALL),
+        ProgramType::PERF_EVENT => (tracing::PERF_EVENT, ALL),
+        ProgramType::RAW_TRACEPOINT => (tracing::ARGUMENTS, ALL),
+        ProgramType::RAW_TRACEPOINT_WRITABLE => (tracing::WRITABLE_ARGUMENTS, ALL),
+        ProgramType::SYSCALL => (tracing::SYSCALL, ALL),
         _ => (&[], ALL),
     }
 }
@@ -114,17 +113,17 @@ fn table(kind: &Kind) -> (&'static [Row], u32) {
 pub fn is_plain_memory(kind: &Kind) -> bool {
     matches!(
         kind.prog_type,
-        prog::KPROBE
-            | prog::TRACEPOINT
-            | prog::RAW_TRACEPOINT
-            | prog::RAW_TRACEPOINT_WRITABLE
-            | prog::TRACING
-            | prog::LSM
-            | prog::STRUCT_OPS
-            | prog::SYSCALL
-            | prog::CGROUP_DEVICE
-            | prog::LIRC_MODE2
-            | prog::NETFILTER
+        ProgramType::KPROBE
+            | ProgramType::TRACEPOINT
+            | ProgramType::RAW_TRACEPOINT
+            | ProgramType::RAW_TRACEPOINT_WRITABLE
+            | ProgramType::TRACING
+            | ProgramType::LSM
+            | ProgramType::STRUCT_OPS
+            | ProgramType::SYSCALL
+            | ProgramType::CGROUP_DEVICE
+            | ProgramType::LIRC_MODE2
+            | ProgramType::NETFILTER
     )
 }
 

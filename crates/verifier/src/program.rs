@@ -3,6 +3,7 @@
 use std::fmt;
 
 use beeline_isa::Insn;
+use beeline_uapi::{AttachType, MapType, ProgramType};
 
 use crate::types::{KernelTypes, ProgramTypes};
 
@@ -69,10 +70,10 @@ pub fn is_gpl_compatible(license: &str) -> bool {
 /// What a program is for: it decides about its context, its helpers and what it may return.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Kind {
-    /// `BPF_PROG_TYPE_*`.
-    pub prog_type: u32,
-    /// `expected_attach_type`: `BPF_*` of `enum bpf_attach_type`.
-    pub attach_type: u32,
+    /// `prog_type` of the load.
+    pub prog_type: ProgramType,
+    /// `expected_attach_type` of the load.
+    pub attach_type: AttachType,
     /// `BPF_F_STRICT_ALIGNMENT`, `BPF_F_SLEEPABLE` and so on.
     pub flags: u32,
     /// The function, tracepoint or structure of the kernel's BTF that it attaches to; 0 for none.
@@ -118,8 +119,8 @@ pub struct Map {
     pub id: u32,
     /// For messages.
     pub name: String,
-    /// `BPF_MAP_TYPE_*`.
-    pub map_type: u32,
+    /// Its type.
+    pub map_type: MapType,
     /// Bytes.
     pub key_size: u32,
     /// Bytes.

@@ -1,12 +1,12 @@
 //! Programs that replace a function of another program (`BPF_PROG_TYPE_EXT`; `bpf_check_attach_target`).
 
-use crate::context::kinds::{at, prog};
 use crate::flow::Flow;
 use crate::program::Program;
 use crate::reject::{EINVAL, Reject};
 use crate::types::FunctionArg;
 use crate::verify::shape;
 use crate::walk::changes_packet;
+use beeline_uapi::{AttachType, ProgramType};
 
 /// May `program`, whose shape is `flow`, take the place of the function of `target` that it names?
 pub(crate) fn check(
@@ -46,11 +46,14 @@ pub(crate) fn check(
     if changes_packet(&as_target, flow, 0) && !target_changes_packet(target, start)? {
         return refuse("Extension program changes packet data, while original does not");
     }
-    if target.kind.prog_type == prog::EXT {
+    if target.kind.prog_type == ProgramType::EXT {
         return refuse("Cannot recursively attach");
     }
-    let observes = matches!(target.kind.attach_type, at::TRACE_FENTRY | at::TRACE_FEXIT);
-    if target.kind.prog_type == prog::TRACING && observes {
+    let observes = matches!(
+        target.kind.attach_type,
+        AttachType::TRACE_FENTRY | AttachType::TRACE_FEXIT
+    );
+    if target.kind.prog_type == ProgramType::TRACING && observes {
         return refuse("Cannot extend fentry/fexit");
     }
     let Some(own) = program.types else {

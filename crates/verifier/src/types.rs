@@ -16,8 +16,6 @@
 //!
 //! No BTF is trusted: lookups of what is not there say so, walks are bounded.
 
-use crate::context::kinds::{at as attach_type, prog as prog_type};
-
 mod arguments;
 mod attach;
 mod context;

@@ -3,7 +3,6 @@
 use beeline_isa::{Imm64, Insn, Op};
 
 use crate::context::attach;
-use crate::context::kinds::prog;
 use crate::flow::{Flow, Odd};
 use crate::program::Program;
 use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, ERANGE, Reject};
@@ -11,6 +10,7 @@ use crate::types::{ProgramTypes, Returns};
 use crate::verdict::{LogLevel, MapUse, Verdict};
 use crate::walk::Walk;
 use crate::{modules, replace};
+use beeline_uapi::{MapType, ProgramType};
 
 /// Judges a program as the kernel does: may it run?
 ///
@@ -69,7 +69,7 @@ pub(crate) fn verify_within(
 /// A program that replaces a function is looked at as one of the kind of that function's program.
 fn as_its_target<'a>(program: &Program<'a>) -> Program<'a> {
     match program.target {
-        Some(target) if program.kind.prog_type == prog::EXT => Program {
+        Some(target) if program.kind.prog_type == ProgramType::EXT => Program {
             kind: program.kind.replacing(&target.kind),
             ..*program
         },
@@ -101,7 +101,7 @@ fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
         return Err(Reject::program(EINVAL, ""));
     }
     if let Some(kernel) = program.kernel
-        && kind.prog_type == prog::LIRC_MODE2
+        && kind.prog_type == ProgramType::LIRC_MODE2
         && kernel.function("lirc_mode2_func_proto").is_none()
     {
         // Built without CONFIG_BPF_LIRC_MODE2.
@@ -112,7 +112,9 @@ fn structure(program: &Program<'_>) -> Result<Flow, Reject> {
     {
         return Err(Reject::program(EINVAL, why));
     }
-    let replaced = program.target.filter(|_| kind.prog_type == prog::EXT);
+    let replaced = program
+        .target
+        .filter(|_| kind.prog_type == ProgramType::EXT);
     if replaced.is_none()
         && let Some(kernel) = program.kernel
         && let Err((errno, why)) = kernel.check_attach(kind)
@@ -177,9 +179,6 @@ fn check_early_returns(program: &Program<'_>, flow: &Flow) -> Result<(), Reject>
 
 /// The maps that instructions name, reachable or not, each descriptor once (`resolve_pseudo_ldimm64`).
 fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
-    /// `BPF_MAP_TYPE_ARRAY`, `BPF_MAP_TYPE_ARENA`.
-    const ARRAY: u32 = 2;
-    const ARENA: u32 = 33;
     /// An arena's elements are pages.
     const PAGE: u64 = 4096;
     let mut uses: Vec<MapUse> = Vec::new();
@@ -220,10 +219,14 @@ fn maps(program: &Program<'_>, flow: &Flow) -> Result<Vec<MapUse>, Reject> {
                 )
             };
             let (errno, why) = match map.map_type {
-                ARRAY if map.max_entries == 1 && off < map.value_size => (0, String::new()),
-                ARRAY if map.max_entries == 1 => (EINVAL, outside()),
-                ARENA if u64::from(off) <= u64::from(map.max_entries) * PAGE => (0, String::new()),
-                ARENA => (ERANGE, outside()),
+                MapType::ARRAY if map.max_entries == 1 && off < map.value_size => {
+                    (0, String::new())
+                }
+                MapType::ARRAY if map.max_entries == 1 => (EINVAL, outside()),
+                MapType::ARENA if u64::from(off) <= u64::from(map.max_entries) * PAGE => {
+                    (0, String::new())
+                }
+                MapType::ARENA => (ERANGE, outside()),
                 _ => (ENOTSUPP, "invalid access to map value pointer".to_owned()),
             };
             if errno != 0 {

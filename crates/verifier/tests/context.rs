@@ -5,7 +5,7 @@ mod oracle;
 use std::os::fd::AsRawFd;
 
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{AttachType, MapType, ProgramType};
 use beeline_verifier::context::{
     Field, SocketKind, access, flow_keys_access, is_plain_memory, socket_access,
 };
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 #[test]
 fn known_fields() {
     let scalar = |whole| Some(Field::Scalar { whole });
-    let filter = kind(prog::SOCKET_FILTER, 0);
+    let filter = kind(ProgramType::SOCKET_FILTER, AttachType::UNSPECIFIED);
     // __sk_buff::len, whole, in parts, and across its end.
     assert_eq!(access(&filter, 0, 4, false), scalar(0));
     assert_eq!(access(&filter, 2, 2, false), scalar(4));
@@ -27,16 +27,16 @@ fn known_fields() {
     assert_eq!(access(&filter, 0, 4, true), None);
     // __sk_buff::data is for those that may look into packets.
     assert_eq!(access(&filter, 76, 4, false), None);
-    let classifier = kind(prog::SCHED_CLS, 0);
+    let classifier = kind(ProgramType::SCHED_CLS, AttachType::UNSPECIFIED);
     assert_eq!(access(&classifier, 76, 4, false), Some(Field::Packet));
     assert!(!Field::Packet.may_be_sign_extended());
     // Registers, up to the last one.
-    let probe = kind(prog::KPROBE, 0);
+    let probe = kind(ProgramType::KPROBE, AttachType::UNSPECIFIED);
     assert_eq!(access(&probe, 160, 8, false), scalar(0));
     assert_eq!(access(&probe, 168, 1, false), None);
     assert_eq!(access(&probe, -8, 8, false), None);
     // What is before a tracepoint's record is refused, though the kernel lets it pass.
-    let tracepoint = kind(prog::TRACEPOINT, 0);
+    let tracepoint = kind(ProgramType::TRACEPOINT, AttachType::UNSPECIFIED);
     assert_eq!(access(&tracepoint, 8, 8, false), scalar(0));
     assert_eq!(access(&tracepoint, 0, 8, false), None);
     assert_eq!(access(&tracepoint, -8, 8, false), None);
@@ -47,7 +47,8 @@ proptest! {
     fn any_access(prog_type in 0..40_u32, attach_type in 0..60_u32, off: i32, near in -300..300_i32, size: u32, write: bool) {
         for (off, size) in [(off, size), (near, size), (off, 1 << (size % 32)), (near, 1 << (size % 32))] {
             let is_inside = (0..0x10000).contains(&off) && size <= 8;
-            let found = access(&kind(prog_type, attach_type), off, size, write);
+            let kind = kind(ProgramType(prog_type), AttachType(attach_type));
+            let found = access(&kind, off, size, write);
             prop_assert!(is_inside || found.is_none());
         }
     }
@@ -84,7 +85,7 @@ fn compare(
     (off, size, write): (i16, u32, bool),
     wrong: &mut Vec<String>,
 ) {
-    if kind.prog_type == prog::TRACEPOINT && off < 0 {
+    if kind.prog_type == ProgramType::TRACEPOINT && off < 0 {
         // The one thing that is refused here and not there.
         return;
     }
@@ -251,12 +252,12 @@ fn sockets() {
     structure(
         SocketKind::Common,
         "sock_common",
-        prog::SOCKET_FILTER,
+        ProgramType::SOCKET_FILTER,
         &common,
     );
-    structure(SocketKind::Socket, "sock", prog::SK_MSG, &full);
-    structure(SocketKind::Tcp, "tcp_sock", prog::CGROUP_SKB, &tcp);
-    match beeline_fuzz::kernel::map(XSKMAP, 4, 4, 1) {
+    structure(SocketKind::Socket, "sock", ProgramType::SK_MSG, &full);
+    structure(SocketKind::Tcp, "tcp_sock", ProgramType::CGROUP_SKB, &tcp);
+    match beeline_fuzz::kernel::map(MapType::XSKMAP, 4, 4, 1) {
         Ok(map) => {
             let [low, high] = imm64(1, PSEUDO_MAP_FD, map.as_raw_fd() as u64);
             let xdp = [
@@ -270,15 +271,15 @@ fn sockets() {
                 vec![insn(ALU64 | X | MOV, 2, 0, 0, 0)],
             ]
             .concat();
-            structure(SocketKind::Xdp, "xdp_sock", prog::XDP, &xdp);
+            structure(SocketKind::Xdp, "xdp_sock", ProgramType::XDP, &xdp);
         }
         Err(error) => eprintln!("skipped: no map of XDP sockets: {error}"),
     }
 }
 
 /// Goes through the structure that r2 points to after `before`.
-fn structure(socket: SocketKind, name: &str, prog_type: u32, before: &[Insn]) {
-    let kind = kind(prog_type, 0);
+fn structure(socket: SocketKind, name: &str, prog_type: ProgramType, before: &[Insn]) {
+    let kind = kind(prog_type, AttachType::UNSPECIFIED);
     for off in -8..128 {
         for (bits, size) in SIZES {
             let rest = [insn(LDX | MEM | bits, 2, 2, off, 0), R0_IS_1, END_PROGRAM];
@@ -313,7 +314,7 @@ fn flow_keys() {
     if !is_usable() {
         return;
     }
-    let kind = kind(prog::FLOW_DISSECTOR, 0);
+    let kind = kind(ProgramType::FLOW_DISSECTOR, AttachType::UNSPECIFIED);
     for off in -8..64 {
         for (bits, size) in SIZES {
             for access in [

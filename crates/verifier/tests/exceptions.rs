@@ -6,7 +6,7 @@ mod btf;
 use beeline_fuzz::asm::{EXIT, call, call_local, insn, mov, mov_reg};
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
-use beeline_verifier::context::kinds::{at, prog};
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::{Kind, Program};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::LogLevel;
@@ -117,8 +117,8 @@ fn what_is_thrown_goes_to_the_programs_own_function() {
         attach_type,
         ..Kind::default()
     };
-    let tc = kind(prog::SCHED_CLS, 0);
-    let egress = kind(prog::CGROUP_SKB, at::CGROUP_INET_EGRESS);
+    let tc = kind(ProgramType::SCHED_CLS, AttachType::UNSPECIFIED);
+    let egress = kind(ProgramType::CGROUP_SKB, AttachType::CGROUP_INET_EGRESS);
     let main: &[Insn] = &[mov(1, 7), throw, R0_IS_0, EXIT];
     let number: &[Param] = &[Param::Number];
     let hand_on: &[Insn] = &[mov_reg(0, 1), EXIT];

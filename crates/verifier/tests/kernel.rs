@@ -4,6 +4,7 @@ use std::os::fd::AsRawFd;
 
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, imm64, opcode::*};
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::types::ProgramTypes;
 use beeline_verifier::verdict::{LogLevel, Verdict};
@@ -23,11 +24,6 @@ const R0_IS_0: Insn = Insn {
     off: 0,
     imm: 0,
 };
-
-/// `BPF_MAP_TYPE_ARRAY`.
-const ARRAY: u32 = 2;
-/// `BPF_MAP_TYPE_PROG_ARRAY`.
-const PROG_ARRAY: u32 = 3;
 
 fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
     Insn {
@@ -257,10 +253,10 @@ fn tail_calls() {
     if !bpf::is_usable() {
         return;
     }
-    let array = bpf::map(PROG_ARRAY, 4, 4, 4).expect("a program array");
+    let array = bpf::map(MapType::PROG_ARRAY, 4, 4, 4).expect("a program array");
     let map = Map {
         id: 1,
-        map_type: PROG_ARRAY,
+        map_type: MapType::PROG_ARRAY,
         key_size: 4,
         value_size: 4,
         max_entries: 4,
@@ -323,7 +319,7 @@ fn maps() {
     let (one, many) = (one.as_raw_fd() as u64, many.as_raw_fd() as u64);
     let map = |id, max_entries| Map {
         id,
-        map_type: ARRAY,
+        map_type: MapType::ARRAY,
         key_size: 4,
         value_size: 16,
         max_entries,
@@ -360,8 +356,8 @@ fn compare(insns: &[Insn], maps: &[(i32, &Map)], same_words: bool) {
     let starts = function_starts(insns).ok();
     let ours = verdict(insns, starts.as_deref(), maps);
     let kernel = match &starts {
-        Some(starts) => bpf::load_functions(bpf::SOCKET_FILTER, insns, starts),
-        None => bpf::load(bpf::SOCKET_FILTER, insns),
+        Some(starts) => bpf::load_functions(ProgramType::SOCKET_FILTER, insns, starts),
+        None => bpf::load(ProgramType::SOCKET_FILTER, insns),
     };
     let text = beeline_isa::Listing(insns);
     match (ours.result, kernel) {
@@ -382,7 +378,7 @@ fn compare(insns: &[Insn], maps: &[(i32, &Map)], same_words: bool) {
 
 fn verdict(insns: &[Insn], starts: Option<&[usize]>, maps: &[(i32, &Map)]) -> Verdict {
     let kind = Kind {
-        prog_type: bpf::SOCKET_FILTER,
+        prog_type: ProgramType::SOCKET_FILTER,
         ..Kind::default()
     };
     let types = starts.map(|starts| {

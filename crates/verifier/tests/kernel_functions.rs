@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use attached::*;
 use beeline_fuzz::kernel;
 use beeline_isa::opcode::*;
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::{Kind, SLEEPABLE};
 use beeline_verifier::types::kernel_functions::{KernelFunction, flags};
 use beeline_verifier::types::{Annotation, KernelTypes, ParamType};
@@ -59,13 +60,18 @@ fn every_kind(types: &KernelTypes) -> Vec<Kind> {
     kinds.extend(PLAIN_KINDS.map(|(prog_type, attach_type)| Kind {
         prog_type,
         attach_type,
-        flags: if prog_type == SYSCALL { SLEEPABLE } else { 0 },
+        flags: if prog_type == ProgramType::SYSCALL {
+            SLEEPABLE
+        } else {
+            0
+        },
         attach_btf_id: 0,
         intrudes: false,
     }));
     kinds.push(Kind {
-        prog_type: STRUCT_OPS,
-        attach_type: 6,
+        prog_type: ProgramType::STRUCT_OPS,
+        // The number of a member.
+        attach_type: AttachType(6),
         flags: 0,
         attach_btf_id: tcp,
         intrudes: false,

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 
 use beeline_btf::kind::{FUNC, TYPEDEF};
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_verifier::context::kinds::{at, prog};
+use beeline_uapi::{AttachType, MapType, ProgramType};
 use beeline_verifier::context::returns::{Returns, not_a_number, out_of_range, returns};
 use beeline_verifier::context::{Field, access, attach, packet};
 use beeline_verifier::program::{Kind, SLEEPABLE};
@@ -16,7 +16,8 @@ use oracle::*;
 
 #[test]
 fn packets() {
-    let map = is_usable().then(|| beeline_fuzz::kernel::map(HASH, 4, 4, 1).expect("a hash map"));
+    let map =
+        is_usable().then(|| beeline_fuzz::kernel::map(MapType::HASH, 4, 4, 1).expect("a hash map"));
     let mut seen = 0;
     for (kind, bytes) in kinds() {
         let find = |field| {
@@ -140,7 +141,7 @@ fn attach_types() {
     }
     for prog_type in types() {
         for attach_type in (0..64).chain([1000, u32::MAX]) {
-            let kind = kind(prog_type, attach_type);
+            let kind = kind(prog_type, AttachType(attach_type));
             refused_at_once(&kind);
             refused_at_once(&Kind {
                 attach_btf_id: 1,
@@ -177,8 +178,8 @@ fn sleepable() {
 }
 
 /// The types of programs of [`KINDS`] that there are in this kernel.
-fn types() -> Vec<u32> {
-    let mut types: Vec<u32> = kinds().iter().map(|(kind, _)| kind.prog_type).collect();
+fn types() -> Vec<ProgramType> {
+    let mut types: Vec<ProgramType> = kinds().iter().map(|(kind, _)| kind.prog_type).collect();
     types.dedup();
     types
 }
@@ -195,11 +196,11 @@ fn by_btf() -> Vec<Kind> {
         }
         Some(Kind {
             attach_btf_id: attach_btf_id?,
-            ..kind(prog::TRACING, attach_type)
+            ..kind(ProgramType::TRACING, attach_type)
         })
     };
-    let tracepoint = (at::TRACE_RAW_TP, TYPEDEF, "btf_trace_sched_switch");
-    let iterator = (at::TRACE_ITER, FUNC, "bpf_iter_task");
+    let tracepoint = (AttachType::TRACE_RAW_TP, TYPEDEF, "btf_trace_sched_switch");
+    let iterator = (AttachType::TRACE_ITER, FUNC, "bpf_iter_task");
     [tracepoint, iterator]
         .into_iter()
         .filter_map(there)

@@ -4,7 +4,7 @@
 mod oracle;
 
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::Program;
 use beeline_verifier::verdict::LogLevel;
 use beeline_verifier::verify;
@@ -109,7 +109,7 @@ fn compare(insns: &[Insn]) {
     if !oracle::is_usable() {
         return;
     }
-    let kind = kind(prog::SOCKET_FILTER, 0);
+    let kind = kind(ProgramType::SOCKET_FILTER, AttachType::UNSPECIFIED);
     let theirs = oracle::load(&kind, insns).expect("the kernel takes it");
     let program = Program {
         kind,

@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd;
 
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, imm64, opcode::*};
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::{FieldKind, Kind, MapField};
 use beeline_verifier::types::{KernelTypes, Member, ProgramTypes, Trust};
 use btf::*;
@@ -182,7 +183,7 @@ fn read_value(map: &File, off: i16) -> String {
         END,
     ];
     let trial = Trial {
-        prog_type: 3,
+        prog_type: ProgramType::SCHED_CLS,
         insns: &insns,
         ..Trial::default()
     };
@@ -270,7 +271,13 @@ proptest! {
                     let trust = Trust::Trusted;
                     let _ = kernel.member(id, off, 8, trust, true);
                 }
-                for (prog_type, attach_type) in [(26, 23), (26, 25), (26, 28), (27, 1), (29, 27)] {
+                for (prog_type, attach_type) in [
+                    (ProgramType::TRACING, AttachType::TRACE_RAW_TP),
+                    (ProgramType::TRACING, AttachType::TRACE_FEXIT),
+                    (ProgramType::TRACING, AttachType::TRACE_ITER),
+                    (ProgramType::STRUCT_OPS, AttachType(1)),
+                    (ProgramType::LSM, AttachType::LSM_MAC),
+                ] {
                     let kind = Kind { prog_type, attach_type, flags: 0, attach_btf_id: id,
  intrudes: false,
 };
@@ -279,7 +286,7 @@ proptest! {
             }
             let _ = (kernel.structure("v"), kernel.kernel_functions());
         }
-        let kind = Kind { prog_type: 2, ..Kind::default() };
+        let kind = Kind { prog_type: ProgramType::KPROBE, ..Kind::default() };
         let insns = [R0_IS_0, END];
         let lines = [[0, 1, 1, 1]];
         if let Ok(types) =

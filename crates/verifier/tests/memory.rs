@@ -5,7 +5,7 @@ mod oracle;
 use std::cell::Cell;
 
 use beeline_isa::{Insn, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::Program;
 use beeline_verifier::verdict::{LogLevel, Verdict};
 use beeline_verifier::{ENOMEM, verify};
@@ -42,7 +42,7 @@ fn called_often() -> Vec<Insn> {
 
 fn verdict(insns: &[Insn], memory: Option<&dyn Fn(usize) -> bool>) -> Verdict {
     let program = Program {
-        kind: kind(prog::KPROBE, 0),
+        kind: kind(ProgramType::KPROBE, AttachType::UNSPECIFIED),
         gpl: true,
         insns,
         memory,

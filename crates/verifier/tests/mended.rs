@@ -7,7 +7,7 @@ use beeline_fuzz::asm::{
 };
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program, SLEEPABLE};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{Facts, LogLevel};
@@ -26,7 +26,7 @@ fn ours(insns: &[Insn]) -> Result<(), String> {
 fn facts(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<Facts, String> {
     let map = Map {
         id: 1,
-        map_type: 2,
+        map_type: MapType::ARRAY,
         key_size: 4,
         value_size: VALUE_BYTES,
         max_entries: 1,
@@ -45,7 +45,7 @@ fn facts(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<Facts, String> 
     let verdict = verify(
         &Program {
             kind: Kind {
-                prog_type: prog::SOCKET_FILTER,
+                prog_type: ProgramType::SOCKET_FILTER,
                 ..Kind::default()
             },
             gpl: true,
@@ -71,7 +71,7 @@ fn kernels(insns: &[Insn]) -> Option<bool> {
             insn.imm = array.as_raw_fd();
         }
     }
-    Some(bpf::load(prog::SOCKET_FILTER, &insns).is_ok())
+    Some(bpf::load(ProgramType::SOCKET_FILTER, &insns).is_ok())
 }
 
 /// r8 leads into the array's value.
@@ -212,10 +212,14 @@ fn maps_for_programs_that_sleep() {
         return;
     }
     let mut compared = 0;
-    for map_type in 1..=33 {
+    for &map_type in &MapType::ALL[1..] {
         let sizes = [(4, 8), (4, 4), (8, 8), (0, 8), (0, 0)];
         let made = sizes.iter().find_map(|&(key, value)| {
-            let entries = if matches!(map_type, 27 | 31) { 4096 } else { 4 };
+            let entries = if matches!(map_type, MapType::RINGBUF | MapType::USER_RINGBUF) {
+                4096
+            } else {
+                4
+            };
             let map = bpf::map(map_type, key, value, entries).ok()?;
             Some((map, key, value, entries))
         });
@@ -236,7 +240,7 @@ fn maps_for_programs_that_sleep() {
         let verdict = verify(
             &Program {
                 kind: Kind {
-                    prog_type: prog::SYSCALL,
+                    prog_type: ProgramType::SYSCALL,
                     flags: SLEEPABLE,
                     ..Kind::default()
                 },
@@ -249,7 +253,7 @@ fn maps_for_programs_that_sleep() {
             },
             LogLevel(0),
         );
-        let kernels = bpf::load(prog::SYSCALL, &insns).is_ok();
+        let kernels = bpf::load(ProgramType::SYSCALL, &insns).is_ok();
         assert_eq!(verdict.result.is_ok(), kernels, "maps of type {map_type}");
         compared += 1;
     }

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use beeline_fuzz::asm::insn;
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
-use beeline_verifier::context::kinds::{at, prog};
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::{Kind, Modules, Program};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::{LogLevel, Verdict};
@@ -18,8 +18,8 @@ use btf::{Builder, PTR};
 const R0_IS_0: Insn = insn(ALU64 | K | MOV, 0, 0, 0, 0);
 const END: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
 const TC: Kind = Kind {
-    prog_type: prog::SCHED_CLS,
-    attach_type: 0,
+    prog_type: ProgramType::SCHED_CLS,
+    attach_type: AttachType::UNSPECIFIED,
     flags: 0,
     attach_btf_id: 0,
     intrudes: false,
@@ -163,8 +163,8 @@ fn tracing_programs_attach_to_functions_of_modules() {
     let module = module(&vmlinux, 1);
     let kernel = KernelTypes::with_modules(&vmlinux, &[&module.types]).expect("it goes with it");
     let kind = Kind {
-        prog_type: prog::TRACING,
-        attach_type: at::TRACE_FENTRY,
+        prog_type: ProgramType::TRACING,
+        attach_type: AttachType::TRACE_FENTRY,
         attach_btf_id: kernel.in_module(0, module.release).expect("a function"),
         ..Kind::default()
     };

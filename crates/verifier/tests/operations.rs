@@ -5,7 +5,7 @@ mod btf;
 
 use beeline_fuzz::asm::{EXIT, call, insn, mov, mov_reg};
 use beeline_isa::{Insn, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::{Kind, Program};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::LogLevel;
@@ -99,8 +99,8 @@ impl Operations {
     fn refusal(&self, member: Member, insns: &[Insn]) -> String {
         let program = Program {
             kind: Kind {
-                prog_type: prog::STRUCT_OPS,
-                attach_type: member as u32,
+                prog_type: ProgramType::STRUCT_OPS,
+                attach_type: AttachType(member as u32),
                 attach_btf_id: self.structure,
                 ..Kind::default()
             },

@@ -4,13 +4,14 @@ mod btf;
 
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::Kind;
 use beeline_verifier::types::{FunctionArg, KernelTypes, ProgramTypes, Refused, Returns};
 use btf::*;
 
-const SOCKET_FILTER: u32 = 1;
-const KPROBE: u32 = 2;
-const SYSCALL: u32 = 31;
+const SOCKET_FILTER: ProgramType = ProgramType::SOCKET_FILTER;
+const KPROBE: ProgramType = ProgramType::KPROBE;
+const SYSCALL: ProgramType = ProgramType::SYSCALL;
 const R0_IS_0: Insn = insn(ALU64 | K | MOV, 0, 0, 0, 0);
 const END: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
 
@@ -31,7 +32,7 @@ fn kernel_types() -> Option<KernelTypes> {
 /// A program that calls a function, described.
 struct Described {
     btf: Vec<u8>,
-    prog_type: u32,
+    prog_type: ProgramType,
     func_info: Vec<[u32; 2]>,
     line_info: Vec<[u32; 4]>,
     insns: Vec<Insn>,
@@ -72,7 +73,7 @@ impl Described {
     }
 
     /// `int main(void *)` that calls `f(ARG)` with what will do for it.
-    fn calling(mut types: Builder, prog_type: u32, f: u32, pass: &[Insn]) -> Self {
+    fn calling(mut types: Builder, prog_type: ProgramType, f: u32, pass: &[Insn]) -> Self {
         let int = types.int("result", 4);
         let main = types.function("main", 1, int, &[]);
         let mut insns = pass.to_vec();
@@ -96,7 +97,7 @@ fn pointer_to(types: &mut Builder, name: &str) -> u32 {
 }
 
 /// Parameters of global functions, with their tags and the type of the program.
-const PARAMS: &[(&str, u32, &[&str], Param)] = &[
+const PARAMS: &[(&str, ProgramType, &[&str], Param)] = &[
     ("int", SOCKET_FILTER, &[], |it| it.int("int", 4)),
     ("const long", SOCKET_FILTER, &[], |it| {
         let long = it.int("long", 8);
@@ -170,7 +171,7 @@ const PARAMS: &[(&str, u32, &[&str], Param)] = &[
     ("ctx anything *", SYSCALL, &["ctx"], |it| {
         pointer_to(it, "anything")
     }),
-    ("ctx long *", 17, &["ctx"], |it| {
+    ("ctx long *", ProgramType::RAW_TRACEPOINT, &["ctx"], |it| {
         let long = it.int("long", 8);
         it.refer(PTR, long)
     }),
@@ -436,7 +437,7 @@ fn exception_callbacks() {
         let other = types.function("other", 1, int, &[long]);
         Described {
             btf: types.bytes(),
-            prog_type: 3,
+            prog_type: ProgramType::SCHED_CLS,
             func_info: vec![[0, main], [2, if second { caught } else { other }]],
             line_info: Vec::new(),
             insns: vec![R0_IS_0, END, R0_IS_0, END],

@@ -8,7 +8,7 @@ use std::fs::File;
 use beeline_fuzz::asm::{EXIT, call, call_local, insn, mov, mov_reg};
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::{Kind, Program};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 use beeline_verifier::verdict::LogLevel;
@@ -166,7 +166,7 @@ fn target() -> (Made, [u32; 5]) {
         .map(|(at, id)| [at, id])
         .collect();
     let kind = Kind {
-        prog_type: prog::SCHED_CLS,
+        prog_type: ProgramType::SCHED_CLS,
         ..Kind::default()
     };
     (Made::new(kind, insns, &all, &functions), ids)
@@ -184,7 +184,7 @@ fn replacement(
     let (result, params) = (result(&types), params(&types));
     let id = types.all.function("own", linkage, result, &params);
     let kind = Kind {
-        prog_type: prog::EXT,
+        prog_type: ProgramType::EXT,
         attach_btf_id: of,
         ..Kind::default()
     };

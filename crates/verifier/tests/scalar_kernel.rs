@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use beeline_fuzz::{Random, asm, kernel};
 use beeline_isa::{Alu, Insn, Op, Operand, opcode::*};
+use beeline_uapi::ProgramType;
 use beeline_verifier::scalar::{Scalar, Signed};
 
 const SOURCES: [u8; 4] = [6, 7, 8, 9];
@@ -54,7 +55,7 @@ fn compare_pointers(seed: u64) -> usize {
     insns.push(asm::mov_reg(POINTER, 10));
     insns.extend([6, 7].map(|register| asm::alu(ADD, POINTER, register)));
     insns.extend([asm::mov(0, 0), asm::EXIT]);
-    let (verdict, log) = kernel::follow(kernel::SOCKET_FILTER, &insns);
+    let (verdict, log) = kernel::follow(ProgramType::SOCKET_FILTER, &insns);
     let any_constant = numbers[..2]
         .iter()
         .any(|number| number.constant().is_some());
@@ -196,7 +197,7 @@ fn branch(random: &mut Random, dst: u8) -> Insn {
 /// How many registers were compared.
 fn compare(insns: &[Insn], seed: u64) -> usize {
     let expected = follow(insns);
-    let (verdict, log) = kernel::follow(kernel::SOCKET_FILTER, insns);
+    let (verdict, log) = kernel::follow(ProgramType::SOCKET_FILTER, insns);
     assert!(verdict.is_ok(), "seed {seed}:\n{log}");
     let mut compared = 0;
     for line in log.lines() {

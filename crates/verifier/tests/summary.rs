@@ -1,6 +1,7 @@
 //! What an accepted program is said to do, and that nothing makes the verifier panic.
 
 use beeline_isa::{Insn, imm64, opcode::*};
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::verdict::{Facts, LogLevel, MapUse, Verdict};
 use beeline_verifier::{Flow, Unresolved, resolve, verify};
@@ -52,7 +53,7 @@ fn store(dst: u8, off: i16, src: u8) -> Insn {
 fn verdict(insns: &[Insn], level: u32) -> Verdict {
     let map = |id| Map {
         id,
-        map_type: 2,
+        map_type: MapType::ARRAY,
         key_size: 4,
         value_size: 64,
         max_entries: 1,
@@ -60,7 +61,7 @@ fn verdict(insns: &[Insn], level: u32) -> Verdict {
     };
     let program = Program {
         kind: Kind {
-            prog_type: KPROBE,
+            prog_type: ProgramType::KPROBE,
             ..Kind::default()
         },
         gpl: true,
@@ -72,9 +73,6 @@ fn verdict(insns: &[Insn], level: u32) -> Verdict {
     };
     verify(&program, LogLevel(level))
 }
-
-/// `BPF_PROG_TYPE_KPROBE`.
-const KPROBE: u32 = 2;
 
 fn facts(insns: &[Insn]) -> Facts {
     let Verdict { result, log, .. } = verdict(insns, LogLevel::PATH);

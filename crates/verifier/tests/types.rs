@@ -8,6 +8,7 @@ use std::time::Instant;
 use attached::*;
 use beeline_fuzz::kernel;
 use beeline_isa::opcode::*;
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::{Kind, SLEEPABLE};
 use beeline_verifier::types::{KernelTypes, Member, Refused, Trust};
 
@@ -204,19 +205,19 @@ fn contexts() {
     };
     let mut kinds = Vec::new();
     for id in types.named_with("btf_trace_") {
-        kinds.push(kind(TRACING, TRACE_RAW_TP, id));
+        kinds.push(kind(ProgramType::TRACING, AttachType::TRACE_RAW_TP, id));
     }
     for id in types.named_with("bpf_iter_") {
-        kinds.push(kind(TRACING, TRACE_ITER, id));
+        kinds.push(kind(ProgramType::TRACING, AttachType::TRACE_ITER, id));
     }
     for name in ["tcp_congestion_ops", "bpf_dummy_ops"] {
         let Some(id) = types.structure(name) else {
             continue;
         };
-        kinds.extend((0..24).map(|member| kind(STRUCT_OPS, member, id)));
+        kinds.extend((0..24).map(|member| kind(ProgramType::STRUCT_OPS, AttachType(member), id)));
         kinds.extend((0..24).map(|member| Kind {
             flags: SLEEPABLE,
-            ..kind(STRUCT_OPS, member, id)
+            ..kind(ProgramType::STRUCT_OPS, AttachType(member), id)
         }));
     }
     let mut attached = 0;
@@ -291,7 +292,9 @@ fn functions_and_hooks() {
         attach_btf_id: types.function(name).unwrap_or(0),
         intrudes: false,
     };
-    let [entry, exit] = [24, 25].map(|it| kind(TRACING, it, 0, "vfs_read"));
+    let tracing = |attach_type, flags, name| kind(ProgramType::TRACING, attach_type, flags, name);
+    let [entry, exit] =
+        [AttachType::TRACE_FENTRY, AttachType::TRACE_FEXIT].map(|it| tracing(it, 0, "vfs_read"));
     if entry.attach_btf_id == 0 {
         eprintln!("skipped: the kernel has no vfs_read");
         return;
@@ -311,7 +314,7 @@ fn functions_and_hooks() {
     let missing = "func 'vfs_read' doesn't have 5-th argument";
     assert_eq!(types.context(&entry, 32, 8), Err(missing.to_owned()));
 
-    let hook = |flags, name| kind(29, 27, flags, name);
+    let hook = |flags, name| kind(ProgramType::LSM, AttachType::LSM_MAC, flags, name);
     let (open, freed) = ("bpf_lsm_file_open", "bpf_lsm_task_free");
     let file = pointer("file", Trust::Trusted);
     let task = pointer("task_struct", Trust::Plain);
@@ -324,13 +327,22 @@ fn functions_and_hooks() {
     let line = "bpf_lsm_task_free is not sleepable".to_owned();
     assert_eq!(refused(hook(SLEEPABLE, freed)), Err(line));
     let line = "vfs_read() is not modifiable".to_owned();
-    assert_eq!(refused(kind(TRACING, 26, 0, "vfs_read")), Err(line));
+    assert_eq!(
+        refused(tracing(AttachType::MODIFY_RETURN, 0, "vfs_read")),
+        Err(line)
+    );
     let line = "vfs_read is not sleepable".to_owned();
-    assert_eq!(refused(kind(TRACING, 24, SLEEPABLE, "vfs_read")), Err(line));
+    assert_eq!(
+        refused(tracing(AttachType::TRACE_FENTRY, SLEEPABLE, "vfs_read")),
+        Err(line)
+    );
     let line = "Tracing programs must provide btf_id".to_owned();
-    assert_eq!(refused(kind(TRACING, 24, 0, "nowhere")), Err(line));
+    assert_eq!(
+        refused(tracing(AttachType::TRACE_FENTRY, 0, "nowhere")),
+        Err(line)
+    );
     let denied = "Attaching tracing programs to function 'migrate_enable' is rejected.";
-    let kind = kind(TRACING, 24, 0, "migrate_enable");
+    let kind = tracing(AttachType::TRACE_FENTRY, 0, "migrate_enable");
     assert!(kind.attach_btf_id == 0 || refused(kind) == Err(denied.to_owned()));
 }
 
@@ -349,8 +361,8 @@ fn writes() {
             continue;
         };
         let kind = Kind {
-            prog_type: STRUCT_OPS,
-            attach_type: member,
+            prog_type: ProgramType::STRUCT_OPS,
+            attach_type: AttachType(member),
             flags: 0,
             attach_btf_id: id,
             intrudes: false,
@@ -391,7 +403,11 @@ fn kernel_contexts() {
         let kind = Kind {
             prog_type,
             attach_type,
-            flags: if prog_type == SYSCALL { SLEEPABLE } else { 0 },
+            flags: if prog_type == ProgramType::SYSCALL {
+                SLEEPABLE
+            } else {
+                0
+            },
             attach_btf_id: 0,
             intrudes: false,
         };

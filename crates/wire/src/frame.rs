@@ -155,10 +155,11 @@ fn announced(head: &[u8; HEAD], longest: usize) -> Result<(usize, u32), Error> {
 mod tests {
     use super::*;
     use crate::messages::{Bpf, HostMessage, host_message::Body};
+    use beeline_uapi::Command;
 
     fn message(bytes: usize) -> HostMessage {
         let bpf = Bpf {
-            command: 1,
+            command: Command::MAP_LOOKUP_ELEM.0,
             attr: vec![7; bytes],
             ..Bpf::default()
         };

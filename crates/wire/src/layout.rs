@@ -4,6 +4,8 @@
 //! The host takes an attribute apart by it, the guest puts one together. Neither believes the other: a length is worked out from the
 //! attribute and from what is known of the map, on both sides.
 
+use beeline_uapi::{AttachType, Command, MapType};
+
 use Flow::{In, InOut, Out};
 use Holds::{Bytes, Element, Instructions, Objects, Texts};
 use Len::{Count, Cursor, Items, Key, Keys, Records, Text, Value, Values};
@@ -116,81 +118,37 @@ pub const INSIDE: u32 = 1 << 16;
 /// The most bytes of one buffer: what a message has room for.
 pub const BUFFER_BYTES: usize = 24 << 20;
 
-/// `enum bpf_cmd`, as far as it is carried out in a guest.
-pub mod command {
-    #![allow(missing_docs)] // The names are the kernel's.
-    pub const MAP_CREATE: u32 = 0;
-    pub const MAP_LOOKUP_ELEM: u32 = 1;
-    pub const MAP_UPDATE_ELEM: u32 = 2;
-    pub const MAP_DELETE_ELEM: u32 = 3;
-    pub const MAP_GET_NEXT_KEY: u32 = 4;
-    pub const PROG_LOAD: u32 = 5;
-    pub const OBJ_PIN: u32 = 6;
-    pub const OBJ_GET: u32 = 7;
-    pub const PROG_TEST_RUN: u32 = 10;
-    pub const PROG_GET_NEXT_ID: u32 = 11;
-    pub const MAP_GET_NEXT_ID: u32 = 12;
-    pub const PROG_GET_FD_BY_ID: u32 = 13;
-    pub const MAP_GET_FD_BY_ID: u32 = 14;
-    pub const OBJ_GET_INFO_BY_FD: u32 = 15;
-    pub const RAW_TRACEPOINT_OPEN: u32 = 17;
-    pub const BTF_LOAD: u32 = 18;
-    pub const BTF_GET_FD_BY_ID: u32 = 19;
-    pub const TASK_FD_QUERY: u32 = 20;
-    pub const MAP_LOOKUP_AND_DELETE_ELEM: u32 = 21;
-    pub const MAP_FREEZE: u32 = 22;
-    pub const BTF_GET_NEXT_ID: u32 = 23;
-    pub const MAP_LOOKUP_BATCH: u32 = 24;
-    pub const MAP_LOOKUP_AND_DELETE_BATCH: u32 = 25;
-    pub const MAP_UPDATE_BATCH: u32 = 26;
-    pub const MAP_DELETE_BATCH: u32 = 27;
-    pub const LINK_CREATE: u32 = 28;
-    pub const LINK_UPDATE: u32 = 29;
-    pub const LINK_GET_FD_BY_ID: u32 = 30;
-    pub const LINK_GET_NEXT_ID: u32 = 31;
-    pub const ENABLE_STATS: u32 = 32;
-    pub const ITER_CREATE: u32 = 33;
-    pub const LINK_DETACH: u32 = 34;
-    pub const PROG_BIND_MAP: u32 = 35;
-}
-
 /// Is a command for single elements of maps, or batches of them? There may be very many of these, and what else the tool or its programs
 /// have written need not be elsewhere when they are answered.
-pub fn is_for_elements(command: u32) -> bool {
-    use command::{
-        MAP_DELETE_BATCH, MAP_GET_NEXT_KEY, MAP_LOOKUP_AND_DELETE_ELEM, MAP_LOOKUP_BATCH,
-        MAP_LOOKUP_ELEM,
-    };
+pub fn is_for_elements(command: Command) -> bool {
     matches!(
         command,
-        MAP_LOOKUP_ELEM..=MAP_GET_NEXT_KEY
-            | MAP_LOOKUP_AND_DELETE_ELEM
-            | MAP_LOOKUP_BATCH..=MAP_DELETE_BATCH
+        Command::MAP_LOOKUP_ELEM
+            | Command::MAP_UPDATE_ELEM
+            | Command::MAP_DELETE_ELEM
+            | Command::MAP_GET_NEXT_KEY
+            | Command::MAP_LOOKUP_AND_DELETE_ELEM
+    ) || is_batch(command)
+}
+
+/// Is a command for many elements of a map?
+pub fn is_batch(command: Command) -> bool {
+    matches!(
+        command,
+        Command::MAP_LOOKUP_BATCH
+            | Command::MAP_LOOKUP_AND_DELETE_BATCH
+            | Command::MAP_UPDATE_BATCH
+            | Command::MAP_DELETE_BATCH
     )
 }
 
 /// Does a command change elements of a map?
-pub fn changes_elements(number: u32) -> bool {
-    is_for_elements(number)
+pub fn changes_elements(command: Command) -> bool {
+    is_for_elements(command)
         && !matches!(
-            number,
-            command::MAP_LOOKUP_ELEM | command::MAP_GET_NEXT_KEY | command::MAP_LOOKUP_BATCH
+            command,
+            Command::MAP_LOOKUP_ELEM | Command::MAP_GET_NEXT_KEY | Command::MAP_LOOKUP_BATCH
         )
-}
-
-/// Of `enum bpf_attach_type`: those whose links take more than a program.
-mod attach {
-    pub(super) const TRACE_RAW_TP: u32 = 23;
-    pub(super) const TRACE_FENTRY: u32 = 24;
-    pub(super) const TRACE_FEXIT: u32 = 25;
-    pub(super) const MODIFY_RETURN: u32 = 26;
-    pub(super) const LSM_MAC: u32 = 27;
-    pub(super) const TRACE_ITER: u32 = 28;
-    pub(super) const PERF_EVENT: u32 = 41;
-    pub(super) const TRACE_KPROBE_MULTI: u32 = 42;
-    pub(super) const TRACE_UPROBE_MULTI: u32 = 48;
-    pub(super) const TRACE_KPROBE_SESSION: u32 = 56;
-    pub(super) const TRACE_UPROBE_SESSION: u32 = 57;
 }
 
 const fn always(at: usize) -> Object {
@@ -433,28 +391,27 @@ const ON_OBJECT: Layout = link(&[always(0), not_zero(4)], &[]);
 
 /// The layout of a command's attribute; that of `BPF_LINK_CREATE` depends on its attach type. `None` for what is not carried out in
 /// guests.
-pub fn layout(number: u32, attr: &[u8]) -> Option<Layout> {
-    use command::*;
-    Some(match number {
-        MAP_CREATE => self::MAP_CREATE,
-        MAP_LOOKUP_ELEM => element("BPF_MAP_LOOKUP_ELEM", &[KEY, VALUE_ASKED]),
-        MAP_UPDATE_ELEM => element("BPF_MAP_UPDATE_ELEM", &[KEY, VALUE_SET]),
-        MAP_DELETE_ELEM => element("BPF_MAP_DELETE_ELEM", &[KEY]),
-        MAP_GET_NEXT_KEY => element("BPF_MAP_GET_NEXT_KEY", &[KEY, NEXT_KEY]),
-        MAP_LOOKUP_AND_DELETE_ELEM => {
+pub fn layout(command: Command, attr: &[u8]) -> Option<Layout> {
+    Some(match command {
+        Command::MAP_CREATE => MAP_CREATE,
+        Command::MAP_LOOKUP_ELEM => element("BPF_MAP_LOOKUP_ELEM", &[KEY, VALUE_ASKED]),
+        Command::MAP_UPDATE_ELEM => element("BPF_MAP_UPDATE_ELEM", &[KEY, VALUE_SET]),
+        Command::MAP_DELETE_ELEM => element("BPF_MAP_DELETE_ELEM", &[KEY]),
+        Command::MAP_GET_NEXT_KEY => element("BPF_MAP_GET_NEXT_KEY", &[KEY, NEXT_KEY]),
+        Command::MAP_LOOKUP_AND_DELETE_ELEM => {
             element("BPF_MAP_LOOKUP_AND_DELETE_ELEM", &[KEY, VALUE_GIVEN])
         }
-        PROG_LOAD => self::PROG_LOAD,
-        PROG_TEST_RUN => TEST_RUN,
-        PROG_GET_NEXT_ID => next_id("BPF_PROG_GET_NEXT_ID"),
-        MAP_GET_NEXT_ID => next_id("BPF_MAP_GET_NEXT_ID"),
-        BTF_GET_NEXT_ID => next_id("BPF_BTF_GET_NEXT_ID"),
-        LINK_GET_NEXT_ID => next_id("BPF_LINK_GET_NEXT_ID"),
-        PROG_GET_FD_BY_ID => by_id("BPF_PROG_GET_FD_BY_ID"),
-        MAP_GET_FD_BY_ID => by_id("BPF_MAP_GET_FD_BY_ID"),
-        BTF_GET_FD_BY_ID => by_id("BPF_BTF_GET_FD_BY_ID"),
-        LINK_GET_FD_BY_ID => by_id("BPF_LINK_GET_FD_BY_ID"),
-        OBJ_GET_INFO_BY_FD => Layout {
+        Command::PROG_LOAD => PROG_LOAD,
+        Command::PROG_TEST_RUN => TEST_RUN,
+        Command::PROG_GET_NEXT_ID => next_id("BPF_PROG_GET_NEXT_ID"),
+        Command::MAP_GET_NEXT_ID => next_id("BPF_MAP_GET_NEXT_ID"),
+        Command::BTF_GET_NEXT_ID => next_id("BPF_BTF_GET_NEXT_ID"),
+        Command::LINK_GET_NEXT_ID => next_id("BPF_LINK_GET_NEXT_ID"),
+        Command::PROG_GET_FD_BY_ID => by_id("BPF_PROG_GET_FD_BY_ID"),
+        Command::MAP_GET_FD_BY_ID => by_id("BPF_MAP_GET_FD_BY_ID"),
+        Command::BTF_GET_FD_BY_ID => by_id("BPF_BTF_GET_FD_BY_ID"),
+        Command::LINK_GET_FD_BY_ID => by_id("BPF_LINK_GET_FD_BY_ID"),
+        Command::OBJ_GET_INFO_BY_FD => Layout {
             name: "BPF_OBJ_GET_INFO_BY_FD",
             size: 16,
             objects: &[FIRST],
@@ -462,46 +419,48 @@ pub fn layout(number: u32, attr: &[u8]) -> Option<Layout> {
             written: &[(4, 4)],
             makes: false,
         },
-        RAW_TRACEPOINT_OPEN => self::RAW_TRACEPOINT_OPEN,
-        BTF_LOAD => self::BTF_LOAD,
-        TASK_FD_QUERY => self::TASK_FD_QUERY,
-        MAP_FREEZE => Layout {
+        Command::RAW_TRACEPOINT_OPEN => RAW_TRACEPOINT_OPEN,
+        Command::BTF_LOAD => BTF_LOAD,
+        Command::TASK_FD_QUERY => TASK_FD_QUERY,
+        Command::MAP_FREEZE => Layout {
             name: "BPF_MAP_FREEZE",
             size: 4,
             objects: &[FIRST],
             ..PLAIN
         },
-        MAP_LOOKUP_BATCH => batch("BPF_MAP_LOOKUP_BATCH", READ_BATCH),
-        MAP_LOOKUP_AND_DELETE_BATCH => batch("BPF_MAP_LOOKUP_AND_DELETE_BATCH", READ_BATCH),
-        MAP_UPDATE_BATCH => batch("BPF_MAP_UPDATE_BATCH", &[BATCH_KEYS, BATCH_VALUES]),
-        MAP_DELETE_BATCH => batch("BPF_MAP_DELETE_BATCH", &[BATCH_KEYS]),
-        LINK_CREATE => link_layout(number_at(attr, 8))?,
-        LINK_UPDATE => Layout {
+        Command::MAP_LOOKUP_BATCH => batch("BPF_MAP_LOOKUP_BATCH", READ_BATCH),
+        Command::MAP_LOOKUP_AND_DELETE_BATCH => {
+            batch("BPF_MAP_LOOKUP_AND_DELETE_BATCH", READ_BATCH)
+        }
+        Command::MAP_UPDATE_BATCH => batch("BPF_MAP_UPDATE_BATCH", &[BATCH_KEYS, BATCH_VALUES]),
+        Command::MAP_DELETE_BATCH => batch("BPF_MAP_DELETE_BATCH", &[BATCH_KEYS]),
+        Command::LINK_CREATE => link_layout(AttachType(number_at(attr, 8)))?,
+        Command::LINK_UPDATE => Layout {
             name: "BPF_LINK_UPDATE",
             size: 16,
             objects: &[FIRST, SECOND, REPLACED],
             ..PLAIN
         },
-        ENABLE_STATS => Layout {
+        Command::ENABLE_STATS => Layout {
             name: "BPF_ENABLE_STATS",
             size: 4,
             makes: true,
             ..PLAIN
         },
-        ITER_CREATE => Layout {
+        Command::ITER_CREATE => Layout {
             name: "BPF_ITER_CREATE",
             size: 8,
             objects: &[FIRST],
             makes: true,
             ..PLAIN
         },
-        LINK_DETACH => Layout {
+        Command::LINK_DETACH => Layout {
             name: "BPF_LINK_DETACH",
             size: 4,
             objects: &[FIRST],
             ..PLAIN
         },
-        PROG_BIND_MAP => Layout {
+        Command::PROG_BIND_MAP => Layout {
             name: "BPF_PROG_BIND_MAP",
             size: 12,
             objects: &[FIRST, SECOND],
@@ -511,18 +470,18 @@ pub fn layout(number: u32, attr: &[u8]) -> Option<Layout> {
     })
 }
 
-fn link_layout(attach_type: u32) -> Option<Layout> {
+fn link_layout(attach_type: AttachType) -> Option<Layout> {
     match attach_type {
-        attach::TRACE_RAW_TP
-        | attach::TRACE_FENTRY
-        | attach::TRACE_FEXIT
-        | attach::MODIFY_RETURN
-        | attach::LSM_MAC
-        | attach::PERF_EVENT => Some(ON_OBJECT),
+        AttachType::TRACE_RAW_TP
+        | AttachType::TRACE_FENTRY
+        | AttachType::TRACE_FEXIT
+        | AttachType::MODIFY_RETURN
+        | AttachType::LSM_MAC
+        | AttachType::PERF_EVENT => Some(ON_OBJECT),
         // `union bpf_iter_link_info` begins with a map's descriptor, or a task's number.
-        attach::TRACE_ITER => Some(link(&[FIRST], &[ITER_INFO])),
-        attach::TRACE_KPROBE_MULTI | attach::TRACE_KPROBE_SESSION => Some(PROBE_MULTI),
-        attach::TRACE_UPROBE_MULTI | attach::TRACE_UPROBE_SESSION => Some(UPROBE_MULTI),
+        AttachType::TRACE_ITER => Some(link(&[FIRST], &[ITER_INFO])),
+        AttachType::TRACE_KPROBE_MULTI | AttachType::TRACE_KPROBE_SESSION => Some(PROBE_MULTI),
+        AttachType::TRACE_UPROBE_MULTI | AttachType::TRACE_UPROBE_SESSION => Some(UPROBE_MULTI),
         _ => None,
     }
 }
@@ -530,8 +489,8 @@ fn link_layout(attach_type: u32) -> Option<Layout> {
 /// What is known of a map, and lengths depend on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MapFacts {
-    /// `BPF_MAP_TYPE_*`.
-    pub map_type: u32,
+    /// Its type.
+    pub map_type: MapType,
     /// Bytes.
     pub key_size: u32,
     /// Bytes.
@@ -546,7 +505,7 @@ impl MapFacts {
     /// From the attribute of `BPF_MAP_CREATE`.
     pub fn of_attr(attr: &[u8]) -> Self {
         Self {
-            map_type: number_at(attr, 0),
+            map_type: MapType(number_at(attr, 0)),
             key_size: number_at(attr, 4),
             value_size: number_at(attr, 8),
             max_entries: number_at(attr, 12),
@@ -557,7 +516,7 @@ impl MapFacts {
     /// From `struct bpf_map_info`.
     pub fn of_info(info: &[u8]) -> Self {
         Self {
-            map_type: number_at(info, 0),
+            map_type: MapType(number_at(info, 0)),
             key_size: number_at(info, 8),
             value_size: number_at(info, 12),
             max_entries: number_at(info, 16),
@@ -568,47 +527,53 @@ impl MapFacts {
     /// Bytes of a value as system calls see it, on a machine with so many possible CPUs.
     pub fn value_len(&self, cpus: u32) -> usize {
         let value = self.value_size as usize;
-        match self.map_type {
-            // PERCPU_HASH, PERCPU_ARRAY, LRU_PERCPU_HASH, PERCPU_CGROUP_STORAGE
-            5 | 6 | 10 | 21 => value.next_multiple_of(8).saturating_mul(cpus as usize),
+        if self.map_type.is_per_cpu() {
+            value.next_multiple_of(8).saturating_mul(cpus as usize)
+        } else if self.holds_objects() {
             // Whatever their values' size: read as ids.
-            _ if self.holds_objects() => 4,
-            _ => value,
+            4
+        } else {
+            value
         }
     }
 
     /// Are its elements set to descriptors?
     pub fn holds_objects(&self) -> bool {
-        // PROG_ARRAY, PERF_EVENT_ARRAY, ARRAY_OF_MAPS, HASH_OF_MAPS
-        matches!(self.map_type, 3 | 4 | 12 | 13)
+        matches!(
+            self.map_type,
+            MapType::PROG_ARRAY
+                | MapType::PERF_EVENT_ARRAY
+                | MapType::ARRAY_OF_MAPS
+                | MapType::HASH_OF_MAPS
+        )
     }
 
     /// Are its elements bytes under keys, and no more to it? What tools look values up in.
     pub fn has_plain_elements(&self) -> bool {
-        // ARRAY, PERCPU_ARRAY
-        self.is_gone_through() || matches!(self.map_type, 2 | 6)
+        self.is_gone_through() || matches!(self.map_type, MapType::ARRAY | MapType::PERCPU_ARRAY)
     }
 
     /// Is it one of the maps that tools go through from key to key?
     pub fn is_gone_through(&self) -> bool {
-        // LPM_TRIE
-        self.is_hash() || self.map_type == 11
+        self.is_hash() || self.map_type == MapType::LPM_TRIE
     }
 
     /// Is it a hash table of values?
     pub fn is_hash(&self) -> bool {
-        // HASH, PERCPU_HASH, LRU_HASH, LRU_PERCPU_HASH
-        matches!(self.map_type, 1 | 5 | 9 | 10)
+        matches!(
+            self.map_type,
+            MapType::HASH | MapType::PERCPU_HASH | MapType::LRU_HASH | MapType::LRU_PERCPU_HASH
+        )
     }
 
     /// Is it a ring that programs write and tools read (`BPF_MAP_TYPE_RINGBUF`)?
     pub fn is_ring(&self) -> bool {
-        self.map_type == 27
+        self.map_type == MapType::RINGBUF
     }
 
     /// Can a tool map its values (`BPF_F_MMAPABLE` of an array)?
     pub fn is_mappable_array(&self) -> bool {
-        self.map_type == 2 && self.flags & 1 << 10 != 0
+        self.map_type == MapType::ARRAY && self.flags & 1 << 10 != 0
     }
 }
 

@@ -9,14 +9,11 @@ use std::rc::Rc;
 
 use beeline_isa::Insn;
 use beeline_kernel::{MapSpec, ProgramSpec, ProgramTypes, Run};
+use beeline_uapi::{AttachType, MapType, ProgramType};
 
 pub use beeline_kernel::Refusal;
 
-/// `BPF_PROG_TYPE_SOCKET_FILTER`.
-pub const SOCKET_FILTER: u32 = 1;
-/// `BPF_PROG_TYPE_SYSCALL`: programs whose context is any memory, which they may write.
-pub const SYSCALL: u32 = 31;
-/// `BPF_F_SLEEPABLE`: what programs of that type have to be.
+/// `BPF_F_SLEEPABLE`: what programs of type [`ProgramType::SYSCALL`] have to be.
 const SLEEPABLE: u32 = 1 << 4;
 
 /// Can this process load programs? If not, says so on stderr: the test has to be skipped.
@@ -25,7 +22,7 @@ pub fn is_usable() -> bool {
     let insns: Vec<Insn> = Insn::decode_all(&minimal)
         .expect("two instructions")
         .collect();
-    match load(SOCKET_FILTER, &insns) {
+    match load(ProgramType::SOCKET_FILTER, &insns) {
         Ok(_) => true,
         Err(refusal) => {
             eprintln!(
@@ -38,12 +35,16 @@ pub fn is_usable() -> bool {
 }
 
 /// Loads a program.
-pub fn load(prog_type: u32, insns: &[Insn]) -> Result<File, Refusal> {
+pub fn load(prog_type: ProgramType, insns: &[Insn]) -> Result<File, Refusal> {
     load_with(prog_type, insns, None)
 }
 
 /// As [`load`], saying where functions begin: programs have to, if they take the address of one. All are `static int`.
-pub fn load_functions(prog_type: u32, insns: &[Insn], starts: &[usize]) -> Result<File, Refusal> {
+pub fn load_functions(
+    prog_type: ProgramType,
+    insns: &[Insn],
+    starts: &[usize],
+) -> Result<File, Refusal> {
     let functions = func_info(starts);
     let types = described(starts.len() as u32);
     let types = ProgramTypes {
@@ -95,13 +96,17 @@ fn type_information(functions: u32) -> Vec<u8> {
 }
 
 fn load_with(
-    prog_type: u32,
+    prog_type: ProgramType,
     insns: &[Insn],
     types: Option<ProgramTypes<'_>>,
 ) -> Result<File, Refusal> {
     let spec = ProgramSpec {
         prog_type,
-        flags: if prog_type == SYSCALL { SLEEPABLE } else { 0 },
+        flags: if prog_type == ProgramType::SYSCALL {
+            SLEEPABLE
+        } else {
+            0
+        },
         license: "GPL",
         insns,
         types,
@@ -134,7 +139,7 @@ pub fn timed_run(program: &File, times: u32) -> io::Result<(u32, u32)> {
     beeline_kernel::test_run(program, run)
 }
 
-/// Runs a program of type [`SYSCALL`] once on a context, which it may change; its result is the low half of r0.
+/// Runs a program of type [`ProgramType::SYSCALL`] once on a context, which it may change; its result is the low half of r0.
 pub fn test_run_on(program: &File, context: &mut [u8]) -> io::Result<u32> {
     let run = Run {
         context,
@@ -145,11 +150,16 @@ pub fn test_run_on(program: &File, context: &mut [u8]) -> io::Result<u32> {
 
 /// An array map.
 pub fn array(value_size: u32, max_entries: u32) -> io::Result<File> {
-    map(2, 4, value_size, max_entries)
+    map(MapType::ARRAY, 4, value_size, max_entries)
 }
 
 /// A map of any type.
-pub fn map(map_type: u32, key_size: u32, value_size: u32, max_entries: u32) -> io::Result<File> {
+pub fn map(
+    map_type: MapType,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+) -> io::Result<File> {
     let spec = MapSpec {
         map_type,
         key_size,
@@ -172,7 +182,7 @@ pub fn set_bytes(map: &File, key: u32, value: &[u8]) -> io::Result<()> {
 
 /// Every path of the verifier through a program, with what it knows of the registers after each instruction; and
 /// whether it accepts the program.
-pub fn follow(prog_type: u32, insns: &[Insn]) -> (io::Result<File>, String) {
+pub fn follow(prog_type: ProgramType, insns: &[Insn]) -> (io::Result<File>, String) {
     let spec = ProgramSpec {
         prog_type,
         license: "GPL",
@@ -192,10 +202,10 @@ pub fn follow(prog_type: u32, insns: &[Insn]) -> (io::Result<File>, String) {
 /// A program that is loaded for the verdict alone.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Trial<'a> {
-    /// `BPF_PROG_TYPE_*`.
-    pub prog_type: u32,
+    /// `prog_type`.
+    pub prog_type: ProgramType,
     /// `expected_attach_type`.
-    pub attach_type: u32,
+    pub attach_type: AttachType,
     /// `BPF_F_*`.
     pub flags: u32,
     /// What it attaches to, in the kernel's BTF or that of `attach_to`.
@@ -249,7 +259,7 @@ pub fn load_trial(trial: &Trial<'_>, log_level: u32) -> (Result<File, i32>, Stri
 /// An array of values of a type of the given BTF, with numbers for keys.
 pub fn typed_array(btf: &File, (key, value): (u32, u32), value_size: u32) -> io::Result<File> {
     let spec = MapSpec {
-        map_type: 2,
+        map_type: MapType::ARRAY,
         key_size: 4,
         value_size,
         max_entries: 1,

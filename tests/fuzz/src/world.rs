@@ -1,13 +1,15 @@
 //! What [`crate::program::worldly`] programs find: a context, and maps with something in them.
 
+use beeline_uapi::MapType;
+
 /// Bytes of the context, readable and writable: what r1 points to.
 pub const CONTEXT_BYTES: usize = 64;
 
 /// A map, by the fields of `BPF_MAP_CREATE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// `BPF_MAP_TYPE_*`.
-    pub map_type: u32,
+    /// Its type.
+    pub map_type: MapType,
     /// Bytes of a key.
     pub key: u32,
     /// Bytes of a value.
@@ -20,18 +22,18 @@ pub struct Shape {
 
 /// The maps. A program names each by its index, as descriptor or as resolved index, whichever.
 pub const MAPS: [Shape; 9] = [
-    shape(2, 4, 24, 4),
-    shape(2, 4, 8, 5),
-    shape(2, 4, 64, 1),
+    shape(MapType::ARRAY, 4, 24, 4),
+    shape(MapType::ARRAY, 4, 8, 5),
+    shape(MapType::ARRAY, 4, 64, 1),
     Shape {
         flags: READ_ONLY,
-        ..shape(2, 4, 128, 1)
+        ..shape(MapType::ARRAY, 4, 128, 1)
     },
-    shape(6, 4, 16, 3),
-    shape(1, 8, 16, 8),
-    shape(5, 4, 8, 8),
-    shape(22, 0, 8, 4),
-    shape(27, 0, 0, 4096),
+    shape(MapType::PERCPU_ARRAY, 4, 16, 3),
+    shape(MapType::HASH, 8, 16, 8),
+    shape(MapType::PERCPU_HASH, 4, 8, 8),
+    shape(MapType::QUEUE, 0, 8, 4),
+    shape(MapType::RINGBUF, 0, 0, 4096),
 ];
 
 /// An array of some values.
@@ -56,7 +58,7 @@ pub const RING: usize = 8;
 /// `BPF_F_RDONLY_PROG`.
 pub const READ_ONLY: u32 = 1 << 7;
 
-const fn shape(map_type: u32, key: u32, value: u32, entries: u32) -> Shape {
+const fn shape(map_type: MapType, key: u32, value: u32, entries: u32) -> Shape {
     Shape {
         map_type,
         key,

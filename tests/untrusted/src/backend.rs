@@ -5,16 +5,15 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_runtime::backend::{
-    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
-    ProgramSpec, VerifierLog,
+    AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
+    VerifierLog,
 };
+use beeline_uapi::Errno;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 const CPUS: u32 = 4;
 const E2BIG: i32 = 7;
-/// Map types with a value for each CPU.
-const PER_CPU: [u32; 4] = [5, 6, 10, 21];
 
 enum Object {
     Map(MapSpec, OwnedFd),
@@ -68,7 +67,7 @@ impl Pretended {
 
 fn value_len(spec: &MapSpec) -> usize {
     let one = spec.value_size as usize;
-    if PER_CPU.contains(&spec.map_type) {
+    if spec.map_type.is_per_cpu() {
         one.next_multiple_of(8) * CPUS as usize
     } else {
         one

@@ -1,6 +1,7 @@
 //! Type information: every type looked at in every way, by the reader and by the verifier.
 
 use beeline_btf::{Btf, Type};
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::{Kind, Program};
 use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes};
 
@@ -50,8 +51,12 @@ fn use_in_verifier(data: &[u8]) {
         .into_iter()
         .flatten()
         .collect();
-    // `BPF_PROG_TYPE_KPROBE`, `_TRACING` with a target, `_STRUCT_OPS`, `_LSM`.
-    for (prog_type, attach_btf_id) in [(2, 0), (26, 3), (27, 1), (29, 2)] {
+    for (prog_type, attach_btf_id) in [
+        (ProgramType::KPROBE, 0),
+        (ProgramType::TRACING, 3),
+        (ProgramType::STRUCT_OPS, 1),
+        (ProgramType::LSM, 2),
+    ] {
         let kind = Kind {
             prog_type,
             attach_btf_id,

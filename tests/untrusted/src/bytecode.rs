@@ -3,6 +3,7 @@
 use beeline_compile::{Compiler, Light, Machine};
 use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::{Insn, Listing};
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::follow;
 use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program};
 use beeline_verifier::{function_starts, resolve};
@@ -28,7 +29,7 @@ pub fn bytecode(data: &[u8]) {
     let maps: Vec<(i32, &Map)> = maps.iter().map(|(fd, map)| (*fd, map)).collect();
     judge(&Program {
         kind: Kind {
-            prog_type: u32::from(prog_type % 33),
+            prog_type: ProgramType(u32::from(prog_type % 33)),
             flags: flags.into(),
             ..Kind::default()
         },
@@ -87,14 +88,30 @@ fn maps() -> Vec<(i32, Map)> {
             ..Map::default()
         })
         .collect();
-    // `BPF_MAP_TYPE_*` of programs, perf events, stacks, cgroups, tries, maps of two kinds, sockets, user's rings and an arena.
-    for map_type in [3, 4, 7, 8, 11, 12, 13, 15, 17, 31, 33] {
+    for map_type in [
+        MapType::PROG_ARRAY,
+        MapType::PERF_EVENT_ARRAY,
+        MapType::STACK_TRACE,
+        MapType::CGROUP_ARRAY,
+        MapType::LPM_TRIE,
+        MapType::ARRAY_OF_MAPS,
+        MapType::HASH_OF_MAPS,
+        MapType::SOCKMAP,
+        MapType::XSKMAP,
+        MapType::USER_RINGBUF,
+        MapType::ARENA,
+    ] {
         maps.push(Map {
             map_type,
-            key_size: if matches!(map_type, 31 | 33) { 0 } else { 8 },
+            key_size: if matches!(map_type, MapType::USER_RINGBUF | MapType::ARENA) {
+                0
+            } else {
+                8
+            },
             value_size: 8,
             max_entries: 4,
-            inner: matches!(map_type, 12 | 13).then(|| Box::new(maps[0].clone())),
+            inner: matches!(map_type, MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS)
+                .then(|| Box::new(maps[0].clone())),
             ..Map::default()
         });
     }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use beeline_door::untrusted::Tool;
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{AttachType, Command, Errno, MapType, ProgramType};
 use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::backend::Pretended;
@@ -107,8 +107,6 @@ impl World {
     }
 }
 
-/// `BPF_PERF_EVENT`.
-const PERF_EVENT: u64 = 41;
 /// Of `struct perf_event_attr`, in the upper half of its first word.
 const EVENT_SIZE: u64 = 112 << 32;
 
@@ -131,21 +129,24 @@ type Opening = (i64, [u64; 6], Vec<u8>);
 
 /// Calls that make the tool's objects, in the order of their descriptors.
 fn openings() -> Vec<Opening> {
-    let bpf = |command, memory: Vec<u8>| (BPF, [command, Tool::MEMORY, 168, 0, 0, 0], memory);
-    let map = |kind, key, value, entries, more: &[(usize, u64)]| {
-        let mut words = vec![(0, kind), (4, key), (8, value), (12, entries)];
+    let bpf = |command: Command, memory: Vec<u8>| {
+        let arguments = [command.0.into(), Tool::MEMORY, 168, 0, 0, 0];
+        (BPF, arguments, memory)
+    };
+    let map = |kind: MapType, key, value, entries, more: &[(usize, u64)]| {
+        let mut words = vec![(0, kind.0.into()), (4, key), (8, value), (12, entries)];
         words.extend(more);
-        bpf(0, attribute(&words))
+        bpf(Command::MAP_CREATE, attribute(&words))
     };
     let maps = [
-        map(1, 4, 8, 16, &[]),
+        map(MapType::HASH, 4, 8, 16, &[]),
         // A large value, of which batches read many.
-        map(2, 4, 1 << 20, 1 << 16, &[]),
-        map(5, 40, 3, 1 << 30, &[]),
-        map(3, 4, 4, 16, &[]),
-        map(12, 4, 4, 16, &[(20, fd(0))]),
-        map(27, 0, 0, 4096, &[]),
-        map(4, 4, 4, 2, &[]),
+        map(MapType::ARRAY, 4, 1 << 20, 1 << 16, &[]),
+        map(MapType::PERCPU_HASH, 40, 3, 1 << 30, &[]),
+        map(MapType::PROG_ARRAY, 4, 4, 16, &[]),
+        map(MapType::ARRAY_OF_MAPS, 4, 4, 16, &[(20, fd(0))]),
+        map(MapType::RINGBUF, 0, 0, 4096, &[]),
+        map(MapType::PERF_EVENT_ARRAY, 4, 4, 2, &[]),
     ];
     let mut all = maps.to_vec();
     let memory = [
@@ -153,9 +154,9 @@ fn openings() -> Vec<Opening> {
         TYPES.to_vec(),
     ]
     .concat();
-    all.push(bpf(18, memory));
-    for kind in [2, 17] {
-        all.push(bpf(5, load(kind, &END)));
+    all.push(bpf(Command::BTF_LOAD, memory));
+    for kind in [ProgramType::KPROBE, ProgramType::RAW_TRACEPOINT] {
+        all.push(bpf(Command::PROG_LOAD, load(kind, &END)));
     }
     all.push(event());
     let ring = [(0, 1 | EVENT_SIZE), (8, 10)];
@@ -164,8 +165,12 @@ fn openings() -> Vec<Opening> {
         [Tool::MEMORY, u64::MAX, 0, u64::MAX, 8, 0],
         attribute(&ring),
     ));
-    let link = [(0, fd(PROBE)), (4, fd(EVENT)), (8, PERF_EVENT)];
-    all.push(bpf(28, attribute(&link)));
+    let link = [
+        (0, fd(PROBE)),
+        (4, fd(EVENT)),
+        (8, AttachType::PERF_EVENT.0.into()),
+    ];
+    all.push(bpf(Command::LINK_CREATE, attribute(&link)));
     all.push(event());
     all
 }
@@ -185,10 +190,10 @@ fn behind(offset: usize) -> u64 {
 }
 
 /// An attribute of `BPF_PROG_LOAD` with what it points to.
-fn load(kind: u64, insns: &[u8]) -> Vec<u8> {
+fn load(kind: ProgramType, insns: &[u8]) -> Vec<u8> {
     let license = insns.len();
     let attribute = attribute(&[
-        (0, kind),
+        (0, kind.0.into()),
         (4, insns.len() as u64 / 8),
         (8, behind(0)),
         (16, behind(license)),
@@ -210,39 +215,39 @@ fn event() -> Opening {
 
 /// One of each command that reads more than its attribute.
 pub fn seeds() -> Vec<(String, Vec<u8>)> {
-    let one = |name: &str, command: u8, words: &[(usize, u64)], behind: &[u8]| {
-        let call = [0, 0, command, 168, 0];
+    let one = |name: &str, command: Command, words: &[(usize, u64)], behind: &[u8]| {
+        let call = [0, 0, command.0 as u8, 168, 0];
         let bytes = [&call[..], &attribute(words), behind].concat();
         (name.to_owned(), bytes)
     };
     let mut seeds = vec![
         one(
             "look_up",
-            1,
+            Command::MAP_LOOKUP_ELEM,
             &[(0, fd(0)), (8, behind(0)), (16, behind(8))],
             &[0; 16],
         ),
         one(
             "update",
-            2,
+            Command::MAP_UPDATE_ELEM,
             &[(0, fd(3)), (8, behind(0)), (16, behind(8))],
             &[[0; 8], fd(PROBE).to_le_bytes()].concat(),
         ),
         one(
             "large",
-            1,
+            Command::MAP_LOOKUP_ELEM,
             &[(0, fd(1)), (8, behind(0)), (16, behind(8))],
             &[0; 16],
         ),
         one(
             "next_key",
-            4,
+            Command::MAP_GET_NEXT_KEY,
             &[(0, fd(2)), (8, behind(0)), (16, behind(40))],
             &[0; 80],
         ),
         one(
             "batch",
-            24,
+            Command::MAP_LOOKUP_BATCH,
             &[
                 (8, behind(0)),
                 (16, behind(8)),
@@ -254,21 +259,21 @@ pub fn seeds() -> Vec<(String, Vec<u8>)> {
         ),
         one(
             "put_batch",
-            26,
+            Command::MAP_UPDATE_BATCH,
             &[(16, behind(8)), (24, behind(24)), (32, 2), (36, fd(0))],
             &[0; 64],
         ),
         one(
             "types",
-            18,
+            Command::BTF_LOAD,
             &[(0, behind(0)), (16, TYPES.len() as u64)],
             &TYPES,
         ),
         one(
             "map",
-            0,
+            Command::MAP_CREATE,
             &[
-                (0, 1),
+                (0, MapType::HASH.0.into()),
                 (4, 4),
                 (8, 4),
                 (12, 9),
@@ -281,47 +286,51 @@ pub fn seeds() -> Vec<(String, Vec<u8>)> {
         ),
         one(
             "run",
-            10,
+            Command::PROG_TEST_RUN,
             &[(0, fd(PROBE + 1)), (40, 16), (48, behind(0))],
             &[0; 16],
         ),
         one(
             "about_map",
-            15,
+            Command::OBJ_GET_INFO_BY_FD,
             &[(0, fd(0)), (4, 88), (8, behind(0))],
             &[0; 88],
         ),
         one(
             "about_program",
-            15,
+            Command::OBJ_GET_INFO_BY_FD,
             &[(0, fd(PROBE)), (4, 232), (8, behind(0))],
             &[0; 232],
         ),
         one(
             "about_types",
-            15,
+            Command::OBJ_GET_INFO_BY_FD,
             &[(0, fd(BTF)), (4, 32), (8, behind(0))],
             &[0; 32],
         ),
         one(
             "pin",
-            6,
+            Command::OBJ_PIN,
             &[(0, behind(0)), (8, fd(0))],
             b"/sys/fs/bpf/name\0",
         ),
         one(
             "tracepoint",
-            17,
+            Command::RAW_TRACEPOINT_OPEN,
             &[(0, behind(0)), (8, fd(PROBE + 1))],
             b"sys_enter\0",
         ),
         one(
             "link",
-            28,
-            &[(0, fd(PROBE)), (4, fd(FREE_EVENT)), (8, PERF_EVENT)],
+            Command::LINK_CREATE,
+            &[
+                (0, fd(PROBE)),
+                (4, fd(FREE_EVENT)),
+                (8, AttachType::PERF_EVENT.0.into()),
+            ],
             &[],
         ),
-        one("next_id", 12, &[], &[]),
+        one("next_id", Command::MAP_GET_NEXT_ID, &[], &[]),
     ];
     // r1 = map; r2 = a variable in one; exit. With a log, lines and functions.
     let insns = [
@@ -338,7 +347,7 @@ pub fn seeds() -> Vec<(String, Vec<u8>)> {
     ]
     .concat();
     let words = [
-        (0, 2),
+        (0, ProgramType::KPROBE.0.into()),
         (4, 6),
         (8, behind(0)),
         (16, behind(48)),
@@ -353,7 +362,7 @@ pub fn seeds() -> Vec<(String, Vec<u8>)> {
         (96, behind(64)),
         (104, 1),
     ];
-    seeds.push(one("load", 5, &words, &more));
+    seeds.push(one("load", Command::PROG_LOAD, &words, &more));
     for (number, _, memory) in openings() {
         if number == PERF_EVENT_OPEN {
             let call = [0, 3, 0, u8::MAX, 0];

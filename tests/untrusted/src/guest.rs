@@ -1,11 +1,12 @@
 //! What hosts and guests say to each other, and what the guest's owner writes.
 
 use beeline_image::shortcut::line;
+use beeline_uapi::{AttachType, Command, ProgramType};
 use beeline_vmm::tree;
 use beeline_wire::address::Address;
 use beeline_wire::frame;
 use beeline_wire::info::{self, Kind};
-use beeline_wire::layout::{command, put_number};
+use beeline_wire::layout::put_number;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{
@@ -118,13 +119,13 @@ fn named(name: &str, body: Asked) -> (String, Vec<u8>) {
     (name.to_owned(), message.encode_to_vec())
 }
 
-fn bpf(command: u32, words: &[u32], len: usize, parts: Vec<Part>) -> Asked {
+fn bpf(command: Command, words: &[u32], len: usize, parts: Vec<Part>) -> Asked {
     let mut attr = vec![0; len];
     for (number, word) in words.iter().enumerate() {
         put_number(&mut attr, number * 4, *word);
     }
     Asked::Bpf(Bpf {
-        command,
+        command: command.0,
         attr,
         parts,
         ..Bpf::default()
@@ -140,12 +141,12 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
     ];
     let load = vec![part(8, &INSNS, 0), part(16, b"GPL", 0), part(32, &[], 64)];
     let batch = [0, 0, 0, 0, 0, 0, 0, 0, 3, 1];
-    let multi = [5, 0, 42, 0, 0, 2];
+    let multi = [5, 0, AttachType::TRACE_KPROBE_MULTI.0, 0, 0, 2];
     vec![
         named(
             "look_up",
             bpf(
-                command::MAP_LOOKUP_ELEM,
+                Command::MAP_LOOKUP_ELEM,
                 &[1],
                 32,
                 vec![part(8, &[0; 4], 0), part(16, &[], 8)],
@@ -154,7 +155,7 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
         named(
             "per_cpu",
             bpf(
-                command::MAP_UPDATE_ELEM,
+                Command::MAP_UPDATE_ELEM,
                 &[2],
                 32,
                 vec![part(8, &[0; 4], 0), part(16, &[0; 32], 0)],
@@ -163,7 +164,7 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
         named(
             "element",
             bpf(
-                command::MAP_UPDATE_ELEM,
+                Command::MAP_UPDATE_ELEM,
                 &[3],
                 32,
                 vec![part(8, &[0; 4], 0), part(16, &[5, 0, 0, 0], 0)],
@@ -171,12 +172,17 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
         ),
         named(
             "load",
-            bpf(command::PROG_LOAD, &[2, 4, 0, 0, 0, 0, 1, 64], 152, load),
+            bpf(
+                Command::PROG_LOAD,
+                &[ProgramType::KPROBE.0, 4, 0, 0, 0, 0, 1, 64],
+                152,
+                load,
+            ),
         ),
         named(
             "batch",
             bpf(
-                command::MAP_LOOKUP_BATCH,
+                Command::MAP_LOOKUP_BATCH,
                 &batch,
                 56,
                 vec![part(8, &[], 4), part(16, &[], 12), part(24, &[], 24)],
@@ -185,7 +191,7 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
         named(
             "multi",
             bpf(
-                command::LINK_CREATE,
+                Command::LINK_CREATE,
                 &multi,
                 64,
                 vec![part(24, b"vfs_read\0vfs_write\0", 0)],
@@ -194,7 +200,7 @@ pub fn host_seeds() -> Vec<(String, Vec<u8>)> {
         named(
             "tracepoint",
             bpf(
-                command::RAW_TRACEPOINT_OPEN,
+                Command::RAW_TRACEPOINT_OPEN,
                 &[0, 0, 5],
                 24,
                 vec![part(0, b"sys_enter", 0)],

@@ -10,6 +10,7 @@ use beeline_fuzz::program;
 use beeline_isa::Insn;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_object::{Object, RunningKernel};
+use beeline_uapi::{AttachType, MapType, ProgramType};
 
 use crate::bytecode::FIRST_FD;
 
@@ -116,7 +117,7 @@ fn aot() -> Aot {
     let mut aot = empty_aot();
     aot.maps.push(AotMap {
         name: "counts".to_owned(),
-        map_type: 2,
+        map_type: MapType::ARRAY.0,
         key_size: 4,
         value_size: 8,
         max_entries: 1,
@@ -129,8 +130,8 @@ fn aot() -> Aot {
     aot.add(AotProgram {
         section: "uprobe".to_owned(),
         name: "program".to_owned(),
-        prog_type: 2,
-        expected_attach_type: 0,
+        prog_type: ProgramType::KPROBE.0,
+        expected_attach_type: AttachType::UNSPECIFIED.0,
         flags: 0,
         attach_btf_id: 0,
         functions: vec![[0, 1]],

@@ -1,7 +1,7 @@
 //! The fuzz targets take what they begin with, and what is not far from it. `make fuzz` goes further.
 
 use beeline_fuzz::Random;
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_untrusted::{TARGETS, seeds, tool_answers};
 
 /// Changed copies of each seed.

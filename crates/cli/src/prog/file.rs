@@ -9,6 +9,7 @@ use beeline_isa::Insn;
 use beeline_object::{
     AttachTarget, Contents, MapDefinition, Object, Program, RunningKernel, SectionKind,
 };
+use beeline_uapi::{AttachType, MapType, ProgramType};
 
 /// What files of `beeline compile` begin with.
 const AHEAD: &[u8] = b"bee aot";
@@ -105,8 +106,8 @@ fn object_of(aot: &Aot) -> anyhow::Result<Object> {
             name: it.name.clone(),
             section: it.section.clone(),
             kind: SectionKind {
-                prog_type: it.prog_type,
-                expected_attach_type: it.expected_attach_type,
+                prog_type: ProgramType(it.prog_type),
+                expected_attach_type: AttachType(it.expected_attach_type),
                 flags: it.flags,
             },
             target: match it.attach_btf_id {
@@ -122,7 +123,7 @@ fn object_of(aot: &Aot) -> anyhow::Result<Object> {
     };
     let map = |it: &AotMap| MapDefinition {
         name: it.name.clone(),
-        map_type: it.map_type,
+        map_type: MapType(it.map_type),
         key_size: it.key_size,
         value_size: it.value_size,
         max_entries: it.max_entries,

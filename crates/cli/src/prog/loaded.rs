@@ -236,6 +236,6 @@ fn cut(name: &str) -> String {
     name.chars().filter(char::is_ascii).take(NAME).collect()
 }
 
-fn system(errno: beeline_runtime::backend::Errno) -> anyhow::Error {
+fn system(errno: beeline_uapi::Errno) -> anyhow::Error {
     io::Error::from_raw_os_error(errno.0).into()
 }

@@ -3,24 +3,13 @@
 use std::time::Instant;
 
 use beeline_object::{AttachTarget, Contents, Kernel, MapDefinition, Object, Program};
+use beeline_uapi::MapType;
 use beeline_verifier::program::{self, Kind, Map, Modules, is_gpl_compatible};
 use beeline_verifier::types::{FileTypes, KernelTypes, ProgramTypes, Refused};
 use beeline_verifier::verdict::LogLevel;
 
 use super::{Judgement, Verdict, in_words, kind};
 
-const ARRAY: u32 = 2;
-const PROG_ARRAY: u32 = 3;
-const PERF_EVENT_ARRAY: u32 = 4;
-const STACK_TRACE: u32 = 7;
-const ARRAY_OF_MAPS: u32 = 12;
-const HASH_OF_MAPS: u32 = 13;
-const CGROUP_STORAGE: u32 = 19;
-const PERCPU_CGROUP_STORAGE: u32 = 21;
-const SK_STORAGE: u32 = 24;
-const INODE_STORAGE: u32 = 28;
-const TASK_STORAGE: u32 = 29;
-const CGRP_STORAGE: u32 = 32;
 /// `BPF_F_RDONLY_PROG`.
 const RDONLY_PROG: u32 = 1 << 7;
 /// Frames that tools give a stack trace whose depth the file leaves open: `kernel.perf_event_max_stack`.
@@ -230,7 +219,7 @@ fn types_of(kernel: &dyn Kernel, modules: &[String]) -> Option<KernelTypes> {
 /// A map as libbpf would make it.
 fn map(types: Option<&FileTypes>, definition: &MapDefinition, kernel: Option<&KernelTypes>) -> Map {
     let definition = &completed(definition);
-    let is_constant = definition.map_type == ARRAY
+    let is_constant = definition.map_type == MapType::ARRAY
         && definition.max_entries == 1
         && definition.flags & RDONLY_PROG != 0;
     Map {
@@ -265,20 +254,20 @@ pub fn completed(definition: &MapDefinition) -> MapDefinition {
         definition.key_size,
         definition.value_size,
     ) {
-        (STACK_TRACE, key, 0) => (key, FRAMES * 8),
+        (MapType::STACK_TRACE, key, 0) => (key, FRAMES * 8),
         // An index and a descriptor, whatever the file says or not.
-        (PERF_EVENT_ARRAY, ..) => (4, 4),
-        (PROG_ARRAY | ARRAY_OF_MAPS | HASH_OF_MAPS, key, 0) => (key, 4),
+        (MapType::PERF_EVENT_ARRAY, ..) => (4, 4),
+        (MapType::PROG_ARRAY | MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS, key, 0) => (key, 4),
         (_, key, value) => (key, value),
     };
     // Storage of an object's own has no number of elements; others may get it when the tool runs.
     let least = match definition.map_type {
-        CGROUP_STORAGE
-        | PERCPU_CGROUP_STORAGE
-        | SK_STORAGE
-        | INODE_STORAGE
-        | TASK_STORAGE
-        | CGRP_STORAGE => 0,
+        MapType::CGROUP_STORAGE
+        | MapType::PERCPU_CGROUP_STORAGE
+        | MapType::SK_STORAGE
+        | MapType::INODE_STORAGE
+        | MapType::TASK_STORAGE
+        | MapType::CGRP_STORAGE => 0,
         _ => 1,
     };
     MapDefinition {

@@ -2,6 +2,7 @@
 
 use beeline_isa::helper;
 use beeline_object::{AttachTarget, Line, Object, Program};
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::verdict::Facts;
 use serde_json::{Value, json};
 
@@ -58,7 +59,7 @@ impl Judged<'_> {
                 );
             }
         }
-        if self.program.kind.prog_type == 0 {
+        if self.program.kind.prog_type == ProgramType::UNSPEC {
             let section = &self.program.section;
             return Some(format!(
                 "libbpf knows no kind of program by the section's name {section}; call it after what the program is for, such as uprobe, tp/... or xdp"
@@ -87,14 +88,12 @@ impl Judged<'_> {
 
     /// The map of maps whose element was used, where the tool gives it a kind of maps when it runs.
     fn map_of_unknown_maps(&self, judgement: &Judgement) -> Option<&str> {
-        const ARRAY_OF_MAPS: u32 = 12;
-        const HASH_OF_MAPS: u32 = 13;
         // Beeline takes an element for a value; the kernel does not make such a map.
         let is_used = judgement
             .reason
             .ends_with("type=map_value expected=map_ptr");
         let found = self.object.maps.iter().find(|map| {
-            let is_of_maps = matches!(map.map_type, ARRAY_OF_MAPS | HASH_OF_MAPS);
+            let is_of_maps = matches!(map.map_type, MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS);
             let name = &map.name;
             let said = is_used && judgement.state.contains(&format!("map={name},"))
                 || judgement.reason.starts_with(&format!("map {name} "));
@@ -269,7 +268,7 @@ pub fn print_json(judged: &Judged<'_>) {
     let more = [
         ("program", json!(judged.program.name)),
         ("section", json!(judged.program.section)),
-        ("prog_type", json!(judged.program.kind.prog_type)),
+        ("prog_type", json!(judged.program.kind.prog_type.0)),
         ("insns", json!(judged.program.insns.len())),
     ];
     if let Some(fields) = value.as_object_mut() {

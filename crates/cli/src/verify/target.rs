@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use beeline_object::{Kernel, Object, Program};
-
-/// `BPF_PROG_TYPE_EXT`.
-const EXT: u32 = 28;
+use beeline_uapi::ProgramType;
 
 /// The file, and perhaps a program of it, that `--target FILE[:PROGRAM]` names.
 #[derive(Debug, Clone)]
@@ -49,7 +47,7 @@ impl Wanted {
 
 /// Does it replace a function of another program?
 pub fn replaces(program: &Program) -> bool {
-    program.kind.prog_type == EXT
+    program.kind.prog_type == ProgramType::EXT
 }
 
 /// The program of a file that has the function that `replacing` names behind its section's slash, and the function's number in the

@@ -36,7 +36,7 @@ impl Machine<'_> {
                 }
                 *map = value;
                 let spec = *map_at(value).spec();
-                let map_type = spec.map_type;
+                let map_type = spec.map_type.0;
                 if map_type > 63 || callee.map_types >> map_type & 1 == 0 {
                     return Err(format!(
                         "is a map of type {map_type}, which the helper does not take"

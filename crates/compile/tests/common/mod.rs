@@ -15,6 +15,7 @@ use beeline_fuzz::kernel;
 pub use beeline_fuzz::program as random;
 use beeline_isa::Insn;
 use beeline_isa::abi::{HELPER_SLOTS, Helper, Run};
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::{Kind, Map};
 use beeline_verifier::types::ProgramTypes;
 use beeline_verifier::verdict::LogLevel;
@@ -23,7 +24,7 @@ use beeline_verifier::{function_starts, verify};
 /// Panics if a socket filter is not accepted.
 pub fn accept(insns: &[Insn], maps: &[(i32, &Map)]) {
     let kind = Kind {
-        prog_type: kernel::SOCKET_FILTER,
+        prog_type: ProgramType::SOCKET_FILTER,
         ..Kind::default()
     };
     let starts = function_starts(insns).unwrap_or_else(|reject| panic!("{reject}"));

@@ -4,8 +4,9 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use beeline_runtime::backend::Errno;
 use rustix::fs::{Access, AtFlags, Mode, RenameFlags, StatxFlags};
+
+use beeline_uapi::Errno;
 
 use super::{HasBpfFs, Place, errno};
 use crate::call::{Answer, Call};

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{AttachType, Command, Errno, MapType};
 use beeline_wire::info::{INFO_BYTES, Kind, buffers};
 use beeline_wire::instructions::{array_len, replace_objects};
 use beeline_wire::layout::{
-    ATTR_BYTES, BUFFER_BYTES, Buffer, Flow, Holds, INSIDE, Layout, Len, MapFacts, command, long_at,
+    ATTR_BYTES, BUFFER_BYTES, Buffer, Flow, Holds, INSIDE, Layout, Len, MapFacts, long_at,
     number_at, put_long, put_number,
 };
 use beeline_wire::messages::{Bpf, BpfDone, Part};
@@ -23,7 +23,6 @@ const E2BIG: Errno = Errno(libc::E2BIG);
 /// Of `BPF_LINK_CREATE`: offsets in the attribute, and the attach type of iterators.
 const ATTACH_TYPE: usize = 8;
 const ITER_INFO: u32 = 16;
-const TRACE_ITER: u32 = 28;
 /// The longest name of a function that is attached to.
 const NAME: usize = 512;
 
@@ -42,11 +41,11 @@ struct Destination {
 }
 
 impl Taken {
-    /// Takes the attribute of `number` apart, which is as long as the tool passed it. `first` is the object that its first descriptor
+    /// Takes the attribute of `command` apart, which is as long as the tool passed it. `first` is the object that its first descriptor
     /// names, if the command has one there.
     pub(super) fn new(
         call: &Call<'_, Guest>,
-        number: u32,
+        command: Command,
         layout: Layout,
         mut attr: Vec<u8>,
         first: Option<&Arc<Object>>,
@@ -73,7 +72,7 @@ impl Taken {
         }
         let mut taken = Self {
             message: Bpf {
-                command: number,
+                command: command.0,
                 attr,
                 parts: Vec::new(),
                 ..Bpf::default()
@@ -85,10 +84,12 @@ impl Taken {
         for buffer in layout.buffers {
             taken.take(call, &passed, buffer, facts.as_ref())?;
         }
-        if number == command::LINK_CREATE && number_at(&passed, ATTACH_TYPE) == TRACE_ITER {
+        if command == Command::LINK_CREATE
+            && AttachType(number_at(&passed, ATTACH_TYPE)) == AttachType::TRACE_ITER
+        {
             taken.name_iterated(call);
         }
-        if let (command::OBJ_GET_INFO_BY_FD, Some(object)) = (number, first) {
+        if let (Command::OBJ_GET_INFO_BY_FD, Some(object)) = (command, first) {
             taken.take_inside(object.kind)?;
         }
         Ok(taken)
@@ -116,7 +117,9 @@ impl Taken {
         let mut data = match (buffer.flow, buffer.len) {
             (Flow::Out, _) => Vec::new(),
             // Only Bloom filters read what is to be looked up.
-            (Flow::InOut, Len::Value) if facts.is_none_or(|facts| facts.map_type != BLOOM) => {
+            (Flow::InOut, Len::Value)
+                if facts.is_none_or(|facts| facts.map_type != MapType::BLOOM_FILTER) =>
+            {
                 Vec::new()
             }
             (_, Len::Text(limit)) => {
@@ -212,7 +215,9 @@ impl Taken {
             let Some(part) = part else { continue };
             let mut data = part.data.clone();
             data.truncate(destination.room);
-            if self.message.command == command::OBJ_GET_INFO_BY_FD && destination.at & INSIDE == 0 {
+            if Command(self.message.command) == Command::OBJ_GET_INFO_BY_FD
+                && destination.at & INSIDE == 0
+            {
                 self.point_again(&mut data);
             }
             memory.write(destination.address, &data)?;
@@ -238,9 +243,6 @@ impl Taken {
         }
     }
 }
-
-/// `BPF_MAP_TYPE_BLOOM_FILTER`.
-const BLOOM: u32 = 30;
 
 /// Replaces the first word of each piece of `size` bytes.
 fn replace_each(

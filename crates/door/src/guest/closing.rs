@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use beeline_runtime::backend::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
+
+use beeline_uapi::Errno;
 
 use super::memory::Memory;
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{Command, Errno};
 use beeline_wire::info::{Kind, link_types};
 use beeline_wire::layout::{
-    Layout, MapFacts, command, is_for_elements, layout, long_at, number_at, put_number,
+    Layout, MapFacts, is_batch, is_for_elements, layout, long_at, number_at, put_number,
 };
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
@@ -25,31 +25,31 @@ pub(super) const EPROTO: Errno = Errno(libc::EPROTO);
 impl Call<'_, Guest> {
     /// `bpf(command, attr, size)`.
     pub(super) fn bpf(&self) -> Answer {
-        let [number, address, size, ..] = self.args;
-        let number = number as u32;
+        let [command, address, size, ..] = self.args;
+        let command = Command(command as u32);
         let size = size as u32 as usize;
         if size > ATTR_LIMIT {
             return Err(Errno(libc::E2BIG));
         }
         let attr = self.memory.bytes(address, size)?;
-        match number {
-            command::OBJ_PIN => return self.obj_pin(&BpfAttr::parse(&attr)?),
-            command::OBJ_GET => return self.obj_get(&BpfAttr::parse(&attr)?),
+        match command {
+            Command::OBJ_PIN => return self.obj_pin(&BpfAttr::parse(&attr)?),
+            Command::OBJ_GET => return self.obj_get(&BpfAttr::parse(&attr)?),
             _ => {}
         }
-        let Some(layout) = layout(number, &attr) else {
-            return self.not_carried_out(number, &attr);
+        let Some(layout) = layout(command, &attr) else {
+            return self.not_carried_out(command, &attr);
         };
-        self.names_nothing_of_this_machine(number, &attr)?;
+        self.names_nothing_of_this_machine(command, &attr)?;
         let first = match layout.objects.first() {
-            _ if number == command::TASK_FD_QUERY => Some(self.queried(&attr)?),
-            Some(object) if object.at == FIRST || is_batch(number) => {
+            _ if command == Command::TASK_FD_QUERY => Some(self.queried(&attr)?),
+            Some(object) if object.at == FIRST || is_batch(command) => {
                 let fd = number_at(&attr, object.at) as i32;
-                Some(self.object(fd).map_err(|error| as_of(number, error))?)
+                Some(self.object(fd).map_err(|error| as_of(command, error))?)
             }
             _ => None,
         };
-        let answer = self.bpf_about(first.as_ref(), number, layout, attr);
+        let answer = self.bpf_about(first.as_ref(), command, layout, attr);
         // Where the tool has closed it meanwhile this is the last of it, and to drop it is to tell the guest, which may wait.
         if let Some(last) = first.and_then(Arc::into_inner) {
             self.let_others_lead();
@@ -62,26 +62,26 @@ impl Call<'_, Guest> {
     fn bpf_about(
         &self,
         first: Option<&Arc<Object>>,
-        number: u32,
+        command: Command,
         layout: Layout,
         attr: Vec<u8>,
     ) -> Answer {
         if let Some(map) = first
-            && is_for_elements(number)
+            && is_for_elements(command)
         {
-            return self.on_elements(map, number, layout, attr);
+            return self.on_elements(map, command, layout, attr);
         }
-        let run = (number == command::PROG_TEST_RUN).then(|| self.begin_run());
-        let (taken, done) = self.carry_out(number, layout, attr.clone(), first)?;
+        let run = (command == Command::PROG_TEST_RUN).then(|| self.begin_run());
+        let (taken, done) = self.carry_out(command, layout, attr.clone(), first)?;
         drop(run);
         taken.give_back(&self.memory, self.args[1], &done)?;
         let value = value_of(&done, layout, |line| self.door.connection.say(&line))?;
         if !layout.makes {
             return Ok(Reply::Value(value));
         }
-        let object = self.made(number, done.handle, &attr)?;
-        let file = match number {
-            command::ITER_CREATE => self.stream(object)?,
+        let object = self.made(command, done.handle, &attr)?;
+        let file = match command {
+            Command::ITER_CREATE => self.stream(object)?,
             _ => self.door.objects.add(Arc::new(object))?,
         };
         Ok(Reply::Descriptor {
@@ -92,19 +92,19 @@ impl Call<'_, Guest> {
 
     fn carry_out(
         &self,
-        number: u32,
+        command: Command,
         layout: Layout,
         mut attr: Vec<u8>,
         first: Option<&Arc<Object>>,
     ) -> Result<(Taken, BpfDone), Errno> {
         // What a link's information points to depends on the link.
         let is_link = first.is_some_and(|object| object.kind == Kind::Link);
-        if number == command::OBJ_GET_INFO_BY_FD && is_link {
+        if command == Command::OBJ_GET_INFO_BY_FD && is_link {
             self.tell_links_type(&mut attr, first)?;
         }
-        let taken = Taken::new(self, number, layout, attr, first)?;
+        let taken = Taken::new(self, command, layout, attr, first)?;
         let types = first.and_then(|object| object.types);
-        let done = match types.filter(|_| number == command::OBJ_GET_INFO_BY_FD) {
+        let done = match types.filter(|_| command == Command::OBJ_GET_INFO_BY_FD) {
             Some(id) => self.ask_types(id, taken.message.clone())?,
             None => self.ask_bpf(taken.message.clone())?,
         };
@@ -134,10 +134,10 @@ impl Call<'_, Guest> {
     }
 
     pub(super) fn ask_bpf(&self, message: Bpf) -> Result<BpfDone, Errno> {
-        if message.command == command::MAP_GET_FD_BY_ID {
+        if Command(message.command) == Command::MAP_GET_FD_BY_ID {
             self.door.changes.name();
         }
-        let done = match is_for_elements(message.command) {
+        let done = match is_for_elements(Command(message.command)) {
             true => self.ask_at_once(Asked::Bpf(message)),
             false => self.door.ask(Asked::Bpf(message)),
         };
@@ -148,12 +148,12 @@ impl Call<'_, Guest> {
     }
 
     /// The object that a command has made.
-    fn made(&self, number: u32, handle: u32, attr: &[u8]) -> Result<Object, Errno> {
-        let kind = match number {
-            command::MAP_CREATE | command::MAP_GET_FD_BY_ID => Kind::Map,
-            command::PROG_LOAD | command::PROG_GET_FD_BY_ID => Kind::Program,
-            command::BTF_LOAD | command::BTF_GET_FD_BY_ID => Kind::Btf,
-            command::LINK_CREATE | command::LINK_GET_FD_BY_ID | command::RAW_TRACEPOINT_OPEN => {
+    fn made(&self, command: Command, handle: u32, attr: &[u8]) -> Result<Object, Errno> {
+        let kind = match command {
+            Command::MAP_CREATE | Command::MAP_GET_FD_BY_ID => Kind::Map,
+            Command::PROG_LOAD | Command::PROG_GET_FD_BY_ID => Kind::Program,
+            Command::BTF_LOAD | Command::BTF_GET_FD_BY_ID => Kind::Btf,
+            Command::LINK_CREATE | Command::LINK_GET_FD_BY_ID | Command::RAW_TRACEPOINT_OPEN => {
                 Kind::Link
             }
             _ => Kind::Other,
@@ -162,18 +162,18 @@ impl Call<'_, Guest> {
             return Err(EPROTO);
         }
         let mut object = Object::new(&self.door.connection, handle, kind);
-        object.facts = match number {
-            command::MAP_CREATE => Some(MapFacts::of_attr(attr)),
-            command::MAP_GET_FD_BY_ID => Some(self.facts(handle)?),
+        object.facts = match command {
+            Command::MAP_CREATE => Some(MapFacts::of_attr(attr)),
+            Command::MAP_GET_FD_BY_ID => Some(self.facts(handle)?),
             _ => None,
         };
-        object.mode = match number {
-            command::MAP_CREATE => Mode::of_map_flags(number_at(attr, MAP_FLAGS))?,
-            command::MAP_GET_FD_BY_ID => Mode::of_flags(number_at(attr, OPEN_FLAGS))?,
+        object.mode = match command {
+            Command::MAP_CREATE => Mode::of_map_flags(number_at(attr, MAP_FLAGS))?,
+            Command::MAP_GET_FD_BY_ID => Mode::of_flags(number_at(attr, OPEN_FLAGS))?,
             _ => Mode::BOTH,
         };
-        object.is_first = number != command::LINK_GET_FD_BY_ID;
-        object.types = (number == command::BTF_GET_FD_BY_ID).then(|| number_at(attr, FIRST));
+        object.is_first = command != Command::LINK_GET_FD_BY_ID;
+        object.types = (command == Command::BTF_GET_FD_BY_ID).then(|| number_at(attr, FIRST));
         Ok(object)
     }
 
@@ -189,7 +189,7 @@ impl Call<'_, Guest> {
         put_number(&mut attr, 0, handle);
         put_number(&mut attr, 4, len as u32);
         let mut done = self.ask_bpf(Bpf {
-            command: command::OBJ_GET_INFO_BY_FD,
+            command: Command::OBJ_GET_INFO_BY_FD.0,
             attr,
             parts: vec![Part {
                 at: 8,
@@ -228,13 +228,9 @@ pub(super) fn value_of(
 }
 
 /// What the kernel says of a descriptor that a command cannot be about.
-fn as_of(number: u32, error: Errno) -> Errno {
-    match (number, error) {
-        (command::OBJ_GET_INFO_BY_FD, Errno(libc::EBADF)) => Errno(libc::EBADFD),
+fn as_of(command: Command, error: Errno) -> Errno {
+    match (command, error) {
+        (Command::OBJ_GET_INFO_BY_FD, Errno(libc::EBADF)) => Errno(libc::EBADFD),
         _ => error,
     }
-}
-
-fn is_batch(number: u32) -> bool {
-    (command::MAP_LOOKUP_BATCH..=command::MAP_DELETE_BATCH).contains(&number)
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_wire::channel::Channel;
 use beeline_wire::client::{Client, Failure, GreetError};
 use beeline_wire::line::Line;

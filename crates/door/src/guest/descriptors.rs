@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_wire::info::Kind;
 use beeline_wire::layout::number_at;
 use beeline_wire::messages::Read;

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
-use beeline_wire::layout::{Layout, command, long_at, number_at};
+use beeline_uapi::{Command, Errno};
+use beeline_wire::layout::{Layout, long_at, number_at};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Content, LookUp};
@@ -31,22 +31,22 @@ impl Call<'_, Guest> {
     pub(super) fn on_elements(
         &self,
         map: &Arc<Object>,
-        number: u32,
+        command: Command,
         layout: Layout,
         attr: Vec<u8>,
     ) -> Answer {
         self.door.rings.store_for(map, self);
-        let change = self.begin_change(number);
-        if let Some(answer) = self.walk(number, map, &attr)? {
+        let change = self.begin_change(command);
+        if let Some(answer) = self.walk(command, map, &attr)? {
             return Ok(answer);
         }
-        if number == command::MAP_LOOKUP_ELEM
+        if command == Command::MAP_LOOKUP_ELEM
             && let Some(answer) = self.look_up(map, &attr)?
         {
             return Ok(answer);
         }
-        let taken = Taken::new(self, number, layout, attr, Some(map))?;
-        let is_change = matches!(number, command::MAP_UPDATE_ELEM | command::MAP_DELETE_ELEM);
+        let taken = Taken::new(self, command, layout, attr, Some(map))?;
+        let is_change = matches!(command, Command::MAP_UPDATE_ELEM | Command::MAP_DELETE_ELEM);
         if !is_change || taken.len() > SHORT {
             let done = self.ask_bpf(taken.message.clone())?;
             drop(change);

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_wire::info::Kind;
 use beeline_wire::layout::{long_at, number_at, put_long, put_number};
 use beeline_wire::messages::guest_message::Body as Said;

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::Builder;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{Command, Errno};
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{command, number_at, put_number};
+use beeline_wire::layout::{number_at, put_number};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Bpf, Describe, Read};
@@ -69,7 +69,7 @@ impl Call<'_, Guest> {
         let mut attr = vec![0; 8];
         put_number(&mut attr, 0, link);
         let done = self.ask_bpf(Bpf {
-            command: command::ITER_CREATE,
+            command: Command::ITER_CREATE.0,
             attr,
             ..Bpf::default()
         })?;

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_vmm::Place;
 use beeline_wire::layout::put_long;
 use rustix::event::{EventfdFlags, eventfd};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_wire::info::Kind;
 use beeline_wire::layout::MapFacts;
 use beeline_wire::messages::{Release, host_message::Body as Asked};

@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{Command, Errno};
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{command, number_at, put_number};
+use beeline_wire::layout::{number_at, put_number};
 use beeline_wire::messages::Bpf;
 
 use super::Guest;
@@ -58,15 +58,15 @@ impl Call<'_, Guest> {
     /// all but the first.
     fn open_again(&self, object: &Object, flags: u32) -> Result<Object, Errno> {
         let (command, len) = match object.kind {
-            Kind::Link => (command::LINK_GET_FD_BY_ID, 4),
-            _ => (command::MAP_GET_FD_BY_ID, 12),
+            Kind::Link => (Command::LINK_GET_FD_BY_ID, 4),
+            _ => (Command::MAP_GET_FD_BY_ID, 12),
         };
         let mut attr = vec![0; len];
         let id = number_at(&self.info(object.handle, ID + 4)?, ID);
         put_number(&mut attr, 0, id);
         put_number(&mut attr, 8, flags);
         let done = self.ask_bpf(Bpf {
-            command,
+            command: command.0,
             attr,
             ..Bpf::default()
         })?;

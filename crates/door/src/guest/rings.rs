@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::Duration;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Credit, Manner, Readable, Records, Settle, Store, Watch};

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use beeline_inject::{MapFlags, Mapping, Options, Process, ProtFlags, Region, Seccomp, Stopped};
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_vmm::{GuestMemory, Place};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;

@@ -12,9 +12,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::Builder;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::{Command, Errno};
 use beeline_wire::info::Kind;
-use beeline_wire::layout::{MapFacts, command, long_at, number_at, put_number};
+use beeline_wire::layout::{MapFacts, long_at, number_at, put_number};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{Bpf, Part};
@@ -85,7 +85,7 @@ impl Source {
             room: cpus * COUNT as u32,
         };
         let request = Asked::Bpf(Bpf {
-            command: command::MAP_LOOKUP_ELEM,
+            command: Command::MAP_LOOKUP_ELEM.0,
             attr,
             parts: vec![given(KEY, vec![0; 4]), values],
             ..Bpf::default()
@@ -121,14 +121,14 @@ impl Call<'_, Guest> {
         put_number(&mut attr, 0, RING);
         put_number(&mut attr, 12, DATA as u32);
         let facts = MapFacts::of_attr(&attr);
-        let mut ring = self.make(command::MAP_CREATE, attr, vec![], Kind::Map)?;
+        let mut ring = self.make(Command::MAP_CREATE, attr, vec![], Kind::Map)?;
         ring.facts = Some(facts);
 
         let mut attr = vec![0; 72];
         for (at, number) in [(0, COUNTS), (4, 4), (8, 8), (12, 1)] {
             put_number(&mut attr, at, number);
         }
-        let counts = self.make(command::MAP_CREATE, attr, vec![], Kind::Map)?;
+        let counts = self.make(Command::MAP_CREATE, attr, vec![], Kind::Map)?;
 
         let insns = program(ring.handle, counts.handle);
         let mut attr = vec![0; 72];
@@ -138,12 +138,12 @@ impl Call<'_, Guest> {
             name.copy_from_slice(b"beeline_printk");
         }
         let parts = vec![given(8, insns.concat()), given(16, b"GPL\0".to_vec())];
-        let program = self.make(command::PROG_LOAD, attr, parts, Kind::Program)?;
+        let program = self.make(Command::PROG_LOAD, attr, parts, Kind::Program)?;
 
         let mut attr = vec![0; 16];
         put_number(&mut attr, 8, program.handle);
         let parts = vec![given(0, TRACEPOINT.to_vec())];
-        let link = self.make(command::RAW_TRACEPOINT_OPEN, attr, parts, Kind::Link)?;
+        let link = self.make(Command::RAW_TRACEPOINT_OPEN, attr, parts, Kind::Link)?;
 
         let connection = &self.door.connection;
         let shape = Shape::Ring { data: DATA };
@@ -158,13 +158,13 @@ impl Call<'_, Guest> {
     /// Has the guest make an object.
     fn make(
         &self,
-        command: u32,
+        command: Command,
         attr: Vec<u8>,
         parts: Vec<Part>,
         kind: Kind,
     ) -> Result<Object, Errno> {
         let done = self.ask_bpf(Bpf {
-            command,
+            command: command.0,
             attr,
             parts,
             ..Bpf::default()
@@ -496,10 +496,11 @@ mod tests {
         assert!(losses(&[4, 5], &mut told).is_empty());
     }
 
-    fn bpf(command: u32, attr: &mut [u8]) -> i32 {
+    fn bpf(command: Command, attr: &mut [u8]) -> i32 {
         // SAFETY: an attribute of its own length; what it points to lives as long.
-        let result =
-            unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_mut_ptr(), attr.len()) as i32 };
+        let result = unsafe {
+            libc::syscall(libc::SYS_bpf, command.0, attr.as_mut_ptr(), attr.len()) as i32
+        };
         let error = std::io::Error::last_os_error();
         assert!(result >= 0, "command {command}: {error}");
         result
@@ -511,12 +512,11 @@ mod tests {
             put_number(&mut attr, at, number);
         }
         // SAFETY: a new descriptor.
-        unsafe { OwnedFd::from_raw_fd(bpf(command::MAP_CREATE, &mut attr)) }
+        unsafe { OwnedFd::from_raw_fd(bpf(Command::MAP_CREATE, &mut attr)) }
     }
 
     #[test]
     fn the_kernel_runs_the_program_and_what_has_no_room_is_counted() {
-        const TEST_RUN: u32 = 10;
         const ON_CPU: u32 = 1;
         const PAGE: usize = 4096;
         const ROOM: usize = PAGE / (record::LEN + 8);
@@ -531,7 +531,7 @@ mod tests {
         put_long(&mut attr, 8, insns.as_ptr() as u64);
         put_long(&mut attr, 16, c"GPL".as_ptr() as u64);
         // SAFETY: a new descriptor.
-        let program = unsafe { OwnedFd::from_raw_fd(bpf(command::PROG_LOAD, &mut attr)) };
+        let program = unsafe { OwnedFd::from_raw_fd(bpf(Command::PROG_LOAD, &mut attr)) };
         // No line is there: its text is empty.
         let context = [0u64; 1];
         let run = || {
@@ -540,7 +540,7 @@ mod tests {
             put_number(&mut attr, 40, 8);
             put_long(&mut attr, 48, context.as_ptr() as u64);
             put_number(&mut attr, 64, ON_CPU);
-            bpf(TEST_RUN, &mut attr);
+            bpf(Command::PROG_TEST_RUN, &mut attr);
         };
         for _ in 0..ROOM + 2 {
             run();

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 use beeline_wire::content;
 use beeline_wire::layout::INSIDE;
 use beeline_wire::messages::{Bpf, BpfDone, Part};

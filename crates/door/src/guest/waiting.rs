@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use beeline_runtime::backend::Errno;
+use beeline_uapi::Errno;
 
 use super::Guest;
 use super::memory::{Memory, Shape};

@@ -7,9 +7,9 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
-use beeline_runtime::backend::Errno;
 use beeline_runtime::shortcut::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
-use beeline_wire::layout::{changes_elements, command, long_at, number_at};
+use beeline_uapi::{Command, Errno};
+use beeline_wire::layout::{changes_elements, long_at, number_at};
 use beeline_wire::messages::guest_message::Body as Said;
 use beeline_wire::messages::host_message::Body as Asked;
 use beeline_wire::messages::{self, Walked};
@@ -104,7 +104,7 @@ impl Call<'_, Guest> {
     /// Answers a command on a map from what was fetched, and fetches more. `None` if it has to be carried out as it is.
     pub(super) fn walk(
         &self,
-        number: u32,
+        command: Command,
         map: &Arc<Object>,
         attr: &[u8],
     ) -> Result<Option<Reply>, Errno> {
@@ -118,8 +118,8 @@ impl Call<'_, Guest> {
         let value_len = facts.value_len(self.door.welcome().possible_cpus);
         let (key, value) = (long_at(attr, 8), long_at(attr, 16));
         let read_key = || self.memory.bytes(key, key_len);
-        match number {
-            command::MAP_GET_NEXT_KEY => {
+        match command {
+            Command::MAP_GET_NEXT_KEY => {
                 let after = match key {
                     0 => None,
                     _ => Some(read_key()?),
@@ -134,28 +134,28 @@ impl Call<'_, Guest> {
                 Ok(Some(Reply::Value(0)))
             }
             // Most look-ups are no part of a walk: for these the key is not read here.
-            command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 && self.walk_of(map).is_fresh() => {
+            Command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 && self.walk_of(map).is_fresh() => {
                 let Some(found) = self.take_value(map, &read_key()?, GIVEN) else {
                     return Ok(None);
                 };
                 self.memory.write(value, &found)?;
                 Ok(Some(Reply::Value(0)))
             }
-            command::MAP_UPDATE_ELEM if facts.is_hash() => {
+            Command::MAP_UPDATE_ELEM if facts.is_hash() => {
                 // As if it were given: it may be another one now.
                 self.take_value(map, &read_key()?, GIVEN);
                 Ok(None)
             }
-            command::MAP_DELETE_ELEM | command::MAP_LOOKUP_AND_DELETE_ELEM if facts.is_hash() => {
+            Command::MAP_DELETE_ELEM | Command::MAP_LOOKUP_AND_DELETE_ELEM if facts.is_hash() => {
                 self.take_value(map, &read_key()?, DELETED);
                 Ok(None)
             }
             // Of a trie an element may be changed by another key as well.
-            command::MAP_UPDATE_ELEM | command::MAP_DELETE_ELEM => {
+            Command::MAP_UPDATE_ELEM | Command::MAP_DELETE_ELEM => {
                 self.give_no_more(map);
                 Ok(None)
             }
-            _ if changes_elements(number) => {
+            _ if changes_elements(command) => {
                 self.forget(map, &mut self.walk_of(map));
                 Ok(None)
             }
@@ -164,8 +164,8 @@ impl Call<'_, Guest> {
     }
 
     /// A change that is about to be asked for; none if the command is not for one.
-    pub(super) fn begin_change(&self, number: u32) -> Option<Change> {
-        let change = changes_elements(number).then(|| self.door.changes.begin())?;
+    pub(super) fn begin_change(&self, command: Command) -> Option<Change> {
+        let change = changes_elements(command).then(|| self.door.changes.begin())?;
         if self.door.changes.have_names() {
             self.door.walks.hide_all();
         }

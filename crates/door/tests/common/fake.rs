@@ -8,14 +8,13 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use beeline_runtime::backend::{
-    AttachPoint, Backend, Batch, Errno, Id, Info, LoadError, Loaded, MapSpec, ObjectRef,
-    ProgramSpec, VerifierLog,
+    AttachPoint, Backend, Batch, Id, Info, LoadError, Loaded, MapSpec, ObjectRef, ProgramSpec,
+    VerifierLog,
 };
+use beeline_uapi::{Errno, MapType};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-pub const ARRAY: u32 = 2;
-const HASH_OF_MAPS: u32 = 13;
 /// Loading a program with this name fails with [`LOG`].
 pub const BAD_PROGRAM: &str = "bad";
 pub const LOG: &str = "0: (95) exit\nR0 !read_ok\n";
@@ -158,7 +157,7 @@ impl Backend for Fake {
         if spec.max_entries == 0 {
             return Err(Errno(libc::EINVAL));
         }
-        if spec.map_type == HASH_OF_MAPS && spec.inner.is_none() {
+        if spec.map_type == MapType::HASH_OF_MAPS && spec.inner.is_none() {
             return Err(Errno(libc::EBADF));
         }
         let memory = memory_of(1 << 16);
@@ -186,7 +185,7 @@ impl Backend for Fake {
 
     fn map_lookup(&self, map: Id, key: &[u8], value: &mut [u8], _flags: u64) -> Result<(), Errno> {
         self.elements(map, |spec, elements, memory| {
-            if spec.map_type == ARRAY {
+            if spec.map_type == MapType::ARRAY {
                 memory.read_exact_at(value, index(key, spec)?).unwrap();
             } else {
                 value.copy_from_slice(elements.get(key).ok_or(ENOENT)?);
@@ -197,7 +196,7 @@ impl Backend for Fake {
 
     fn map_update(&self, map: Id, key: &[u8], value: &[u8], _flags: u64) -> Result<(), Errno> {
         self.elements(map, |spec, elements, memory| {
-            if spec.map_type == ARRAY {
+            if spec.map_type == MapType::ARRAY {
                 memory.write_all_at(value, index(key, spec)?).unwrap();
             } else {
                 elements.insert(key.to_vec(), value.to_vec());

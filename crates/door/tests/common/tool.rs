@@ -2,31 +2,11 @@
 
 use std::io;
 
-pub const MAP_CREATE: u32 = 0;
-pub const LOOKUP: u32 = 1;
-pub const UPDATE: u32 = 2;
-pub const DELETE: u32 = 3;
-pub const NEXT_KEY: u32 = 4;
-pub const PROG_LOAD: u32 = 5;
-pub const TEST_RUN: u32 = 10;
-pub const PROG_FD_BY_ID: u32 = 13;
-pub const MAP_FD_BY_ID: u32 = 14;
-pub const INFO: u32 = 15;
-pub const BTF_LOAD: u32 = 18;
-pub const FREEZE: u32 = 22;
-pub const LOOKUP_BATCH: u32 = 24;
-pub const LOOKUP_AND_DELETE_BATCH: u32 = 25;
-pub const UPDATE_BATCH: u32 = 26;
-pub const LINK_CREATE: u32 = 28;
+use beeline_uapi::{Command, MapType, ProgramType};
 
 pub const IOC_ENABLE: u64 = 0x2400;
 pub const IOC_DISABLE: u64 = 0x2401;
 pub const IOC_SET_BPF: u64 = 0x4004_2408;
-
-pub const KPROBE: u32 = 2;
-pub const PROG_ARRAY: u32 = 3;
-pub const HASH_OF_MAPS: u32 = 13;
-pub const RAW_TRACEPOINT: u32 = 17;
 
 /// The return value, or minus the error number.
 pub fn result(value: libc::c_long) -> i64 {
@@ -70,14 +50,14 @@ impl Attr {
     }
 }
 
-pub fn bpf(command: u32, attr: &mut Attr) -> i64 {
+pub fn bpf(command: Command, attr: &mut Attr) -> i64 {
     // SAFETY: the attribute and its length; other addresses in it are of live buffers or bad on
     // purpose, and read by the door.
-    result(unsafe { libc::syscall(libc::SYS_bpf, command, attr.0.as_mut_ptr(), attr.0.len()) })
+    result(unsafe { libc::syscall(libc::SYS_bpf, command.0, attr.0.as_mut_ptr(), attr.0.len()) })
 }
 
 pub fn map_create(
-    map_type: u32,
+    map_type: MapType,
     key: u32,
     value: u32,
     entries: u32,
@@ -85,20 +65,24 @@ pub fn map_create(
     name: &str,
 ) -> i64 {
     let attr = Attr::zero(72)
-        .u32(0, map_type)
+        .u32(0, map_type.0)
         .u32(4, key)
         .u32(8, value)
         .u32(12, entries)
         .u32(16, flags);
-    bpf(MAP_CREATE, &mut attr.bytes(28, name.as_bytes()))
+    bpf(Command::MAP_CREATE, &mut attr.bytes(28, name.as_bytes()))
 }
 
-pub fn element<V>(command: u32, map: i64, key: &u32, value: &mut V) -> i64 {
-    let size = if command == DELETE { 16 } else { 32 };
+pub fn element<V>(command: Command, map: i64, key: &u32, value: &mut V) -> i64 {
+    let size = if command == Command::MAP_DELETE_ELEM {
+        16
+    } else {
+        32
+    };
     let mut attr = Attr::zero(32)
         .u32(0, map as u32)
         .u64(8, std::ptr::from_ref(key) as u64);
-    if command != DELETE {
+    if command != Command::MAP_DELETE_ELEM {
         attr = attr.u64(16, std::ptr::from_mut(value) as u64);
     }
     attr.0.truncate(size);
@@ -108,13 +92,15 @@ pub fn element<V>(command: u32, map: i64, key: &u32, value: &mut V) -> i64 {
 /// `r0 = 0; exit`
 pub const RETURN_0: [u64; 2] = [0xb7, 0x95];
 
-pub fn prog_load(prog_type: u32, name: &str, insns: &[u64]) -> i64 {
-    bpf(PROG_LOAD, &mut prog_attr(prog_type, name, insns))
+pub fn prog_load(prog_type: ProgramType, name: &str, insns: &[u64]) -> i64 {
+    bpf(Command::PROG_LOAD, &mut prog_attr(prog_type, name, insns))
 }
 
-pub fn prog_attr(prog_type: u32, name: &str, insns: &[u64]) -> Attr {
+pub fn prog_attr(prog_type: ProgramType, name: &str, insns: &[u64]) -> Attr {
     let license = c"GPL".as_ptr() as u64;
-    let attr = Attr::zero(152).u32(0, prog_type).u32(4, insns.len() as u32);
+    let attr = Attr::zero(152)
+        .u32(0, prog_type.0)
+        .u32(4, insns.len() as u32);
     attr.u64(8, insns.as_ptr() as u64)
         .u64(16, license)
         .bytes(48, name.as_bytes())
@@ -122,7 +108,7 @@ pub fn prog_attr(prog_type: u32, name: &str, insns: &[u64]) -> Attr {
 
 pub fn test_run(program: i64) -> (i64, u32) {
     let mut attr = Attr::zero(80).u32(0, program as u32);
-    (bpf(TEST_RUN, &mut attr), attr.get_u32(4))
+    (bpf(Command::PROG_TEST_RUN, &mut attr), attr.get_u32(4))
 }
 
 pub fn perf_event_open(attr: &mut Attr, pid: i32, cpu: i32) -> i64 {
@@ -204,12 +190,12 @@ pub fn id_of(fd: i64) -> u32 {
         .u32(0, fd as u32)
         .u32(4, 32)
         .u64(8, info.as_mut_ptr() as u64);
-    assert_eq!(bpf(INFO, &mut attr), 0);
+    assert_eq!(bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr), 0);
     info[1]
 }
 
 /// Waits until an object is gone: nothing has its number any more.
-pub fn wait_until_gone(fd_by_id: u32, id: u32) {
+pub fn wait_until_gone(fd_by_id: Command, id: u32) {
     for _ in 0..200 {
         let fd = bpf(fd_by_id, &mut Attr::zero(12).u32(0, id));
         if fd == -i64::from(libc::ENOENT) {

@@ -4,14 +4,15 @@
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{self, Child, Stdio};
 use std::time::{Duration, Instant};
 
+use beeline_uapi::{Command, MapType, ProgramType};
 use beeline_wire::VERSION;
 use beeline_wire::address::Address;
 use beeline_wire::channel::Channel;
 use beeline_wire::conversation::{self, Receiver, Sender};
-use beeline_wire::layout::{command, number_at, put_long, put_number};
+use beeline_wire::layout::{number_at, put_long, put_number};
 use beeline_wire::messages::guest_message::Body as Answer;
 use beeline_wire::messages::host_message::Body as Request;
 use beeline_wire::messages::{
@@ -39,12 +40,12 @@ impl Proxy {
     }
 
     pub fn with_policy(policy: &str) -> Self {
-        Self::by(Command::new(env!("CARGO_BIN_EXE_guest")), policy)
+        Self::by(process::Command::new(env!("CARGO_BIN_EXE_guest")), policy)
     }
 
     /// Where the kernel's file systems are mounted nowhere.
     pub fn in_a_bare_place() -> Self {
-        let mut command = Command::new("unshare");
+        let mut command = process::Command::new("unshare");
         command.args([
             "--mount",
             "sh",
@@ -56,7 +57,7 @@ impl Proxy {
         Self::by(command, "")
     }
 
-    fn by(mut command: Command, policy: &str) -> Self {
+    fn by(mut command: process::Command, policy: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("policy"), policy).unwrap();
         command.arg("guest").arg("--listen");
@@ -214,7 +215,7 @@ impl Host {
         message.body.unwrap()
     }
 
-    pub fn bpf(&mut self, command: u32, attr: Vec<u8>, parts: Vec<Part>) -> BpfDone {
+    pub fn bpf(&mut self, command: Command, attr: Vec<u8>, parts: Vec<Part>) -> BpfDone {
         match self.ask(bpf(command, attr, parts)) {
             Ok(Answer::BpfDone(done)) => done,
             other => panic!("{other:?}"),
@@ -229,8 +230,10 @@ impl Host {
         }
     }
 
-    pub fn make_map(&mut self, map: [u32; 5]) -> u32 {
-        let done = self.bpf(command::MAP_CREATE, words(&map, 80), vec![]);
+    /// By the sizes of its keys and values, the number of its elements, and its flags.
+    pub fn make_map(&mut self, map_type: MapType, [key, value, entries, flags]: [u32; 4]) -> u32 {
+        let map = [map_type.0, key, value, entries, flags];
+        let done = self.bpf(Command::MAP_CREATE, words(&map, 80), vec![]);
         assert_eq!(done.errno, 0, "{done:?}");
         done.handle
     }
@@ -246,26 +249,26 @@ impl Host {
         let attr = words(&[handle, len], 16);
         let mut parts = vec![given(8, vec![0; len as usize])];
         parts.extend(inside);
-        let done = self.bpf(command::OBJ_GET_INFO_BY_FD, attr, parts);
+        let done = self.bpf(Command::OBJ_GET_INFO_BY_FD, attr, parts);
         assert_eq!(done.errno, 0, "{done:?}");
         done.parts
     }
 
     pub fn update(&mut self, map: u32, key: &[u8], value: &[u8]) -> BpfDone {
         let parts = vec![given(8, key.to_vec()), given(16, value.to_vec())];
-        self.bpf(command::MAP_UPDATE_ELEM, words(&[map], 32), parts)
+        self.bpf(Command::MAP_UPDATE_ELEM, words(&[map], 32), parts)
     }
 
     pub fn look_up(&mut self, map: u32, key: &[u8], len: u32) -> Result<Vec<u8>, u32> {
         let parts = vec![given(8, key.to_vec()), room(16, len)];
-        let mut done = self.bpf(command::MAP_LOOKUP_ELEM, words(&[map], 32), parts);
+        let mut done = self.bpf(Command::MAP_LOOKUP_ELEM, words(&[map], 32), parts);
         match done.errno {
             0 => Ok(done.parts.remove(0).data),
             errno => Err(errno),
         }
     }
 
-    pub fn load(&mut self, kind: u32, insns: &[[u8; 8]]) -> BpfDone {
+    pub fn load(&mut self, kind: ProgramType, insns: &[[u8; 8]]) -> BpfDone {
         let request = load(kind, insns);
         match self.ask(request) {
             Ok(Answer::BpfDone(done)) => done,
@@ -276,26 +279,24 @@ impl Host {
     /// Runs a program of type `raw_tracepoint` once; what it returned.
     pub fn run(&mut self, program: u32) -> u32 {
         let attr = words(&[program], 80);
-        let done = self.bpf(command::PROG_TEST_RUN, attr, vec![]);
+        let done = self.bpf(Command::PROG_TEST_RUN, attr, vec![]);
         assert_eq!(done.errno, 0, "{done:?}");
         number_at(&done.attr, 4)
     }
 }
 
-pub const RAW_TRACEPOINT: u32 = 17;
-
-pub fn bpf(command: u32, attr: Vec<u8>, parts: Vec<Part>) -> Request {
+pub fn bpf(command: Command, attr: Vec<u8>, parts: Vec<Part>) -> Request {
     Request::Bpf(Bpf {
-        command,
+        command: command.0,
         attr,
         parts,
         ..Bpf::default()
     })
 }
 
-pub fn load(kind: u32, insns: &[[u8; 8]]) -> Request {
+pub fn load(kind: ProgramType, insns: &[[u8; 8]]) -> Request {
     const LOG: u32 = 4 << 20;
-    let mut attr = words(&[kind, insns.len() as u32], 152);
+    let mut attr = words(&[kind.0, insns.len() as u32], 152);
     put_number(&mut attr, 24, 1);
     put_number(&mut attr, 28, LOG);
     let parts = vec![
@@ -303,7 +304,7 @@ pub fn load(kind: u32, insns: &[[u8; 8]]) -> Request {
         given(16, b"GPL".to_vec()),
         room(32, LOG),
     ];
-    bpf(command::PROG_LOAD, attr, parts)
+    bpf(Command::PROG_LOAD, attr, parts)
 }
 
 pub fn words(words: &[u32], len: usize) -> Vec<u8> {
@@ -397,11 +398,11 @@ pub fn writes_records(ring: u32, counter: u32, count: i32) -> Vec<[u8; 8]> {
 }
 
 /// A descriptor of an object by its id, by this process itself; `None` if there is none any more.
-pub fn is_there(command: u32, id: u32) -> bool {
+pub fn is_there(command: Command, id: u32) -> bool {
     let mut attr = [id, 0, 0, 0];
     // SAFETY: the command reads numbers only; the descriptor is closed at once.
     unsafe {
-        let fd = libc::syscall(libc::SYS_bpf, command, attr.as_mut_ptr(), 12);
+        let fd = libc::syscall(libc::SYS_bpf, command.0, attr.as_mut_ptr(), 12);
         if fd >= 0 {
             libc::close(fd as i32);
         }

@@ -4,8 +4,9 @@
 //! the run's context while the program runs in it.
 
 use beeline_isa::abi::{Helper, Run};
+use beeline_maps::flags;
 use beeline_maps::user_ring::{Drain, UserRing};
-use beeline_maps::{Errno, flags};
+use beeline_uapi::Errno;
 
 use super::dynptr::{Dynptr, Kind};
 use super::maps::caller;

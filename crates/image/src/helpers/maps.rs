@@ -3,7 +3,8 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use beeline_isa::abi::{Helper, Run, hash_lookup};
-use beeline_maps::{Caller, Errno};
+use beeline_maps::Caller;
+use beeline_uapi::Errno;
 
 use super::{context, failed, objects};
 use crate::abi::{Context, MapHandle, Target};

@@ -1,7 +1,8 @@
 //! Commands on many elements at once, with the kernel's cursors: of a hash the number of the next bucket, of an array the
 //! last index.
 
-use beeline_maps::{Errno, Kind, Map};
+use beeline_maps::{Kind, Map};
+use beeline_uapi::Errno;
 
 use super::memory::overlap;
 use super::{Shortcut, cmd};

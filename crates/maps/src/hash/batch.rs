@@ -1,9 +1,11 @@
 //! Reading, and emptying, bucket after bucket.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::Bucket;
-use crate::{Caller, Errno, Map, batch::Room, words};
+use crate::{Caller, Map, batch::Room, words};
 
 /// How many buckets take about as long to read as a cache miss does.
 const AHEAD: u32 = 8;

@@ -6,8 +6,10 @@ use core::sync::atomic::{
 };
 
 use super::{Bucket, Node, hash_words, nodes::IN_USE};
+use beeline_uapi::Errno;
+
 use crate::{
-    Caller, Errno, Kind, Map, flags,
+    Caller, Kind, Map, flags,
     lock::{Patience, Wait},
     words,
 };

@@ -16,8 +16,10 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use beeline_uapi::Errno;
+
 use crate::{
-    Caller, Errno, Map,
+    Caller, Map,
     lock::{self, Guard},
     words,
 };

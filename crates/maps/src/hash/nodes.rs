@@ -7,10 +7,12 @@
 //! it is back, so at a death only the first node of a list can be both listed and stamped. Which node a caller has
 //! in hand is written in his record before it is stamped.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{Node, control::Shard};
-use crate::{Caller, Errno, Map, lock};
+use crate::{Caller, Map, lock};
 
 /// Stamp: in a chain.
 pub(super) const IN_USE: u32 = u32::MAX;

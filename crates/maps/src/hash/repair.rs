@@ -1,12 +1,14 @@
 //! After a death: free the locks of the dead, and find the nodes that they had in hand.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 use super::{Node, control::WAITERS, nodes};
-use crate::{Caller, Errno, Map, lock};
+use crate::{Caller, Map, lock};
 
 impl Map {
     /// Frees what the `dead` held: what their records lead to, in a time that the map's size has no part in.

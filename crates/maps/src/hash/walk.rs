@@ -1,9 +1,11 @@
 //! Going through all keys of a hash.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::Ordering::Acquire;
 
 use super::{Bucket, hash_words};
-use crate::{Caller, Errno, Map, words};
+use crate::{Caller, Map, words};
 
 impl Map {
     /// The key after `key`, in the order of the buckets; the first one if `key` is none or not there.

@@ -1,12 +1,14 @@
 //! Update and delete, under the trie's lock.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{Relaxed, Release},
 };
 
 use super::{ELEMENT, INTERMEDIATE, Node, Prefix, bit};
-use crate::{Caller, Errno, Map, flags, lock, words};
+use crate::{Caller, Map, flags, lock, words};
 
 /// Where the way of a key ends.
 struct Place<'m> {

@@ -23,13 +23,15 @@ mod change;
 mod nodes;
 mod walk;
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::{
     AtomicU8, AtomicU32,
     Ordering::{Acquire, Relaxed},
     fence,
 };
 
-use crate::{Errno, Map, words};
+use crate::{Map, words};
 
 /// Offset of the prefix's bytes in a node, in whole words as the value after them. Before it, 32 bits each: two
 /// links, the prefix's length, the state, the link in the free list, and 32 unused.

@@ -1,5 +1,7 @@
 //! The supply of nodes, and the repair after a death. All of it is done with the trie's lock.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{Relaxed, Release},
@@ -7,7 +9,7 @@ use core::sync::atomic::{
 };
 
 use super::{Node, Prefix, bit};
-use crate::{Caller, Errno, Map, lock};
+use crate::{Caller, Map, lock};
 
 impl Map {
     /// A node that is in nobody's way. Errors: `ENOMEM` if there is none.

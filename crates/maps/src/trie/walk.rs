@@ -1,9 +1,11 @@
 //! Going through all keys of a trie, in the kernel's order: what is below a node, 0 before 1, then the node.
 
+use beeline_uapi::Errno;
+
 use core::sync::atomic::Ordering::Acquire;
 
 use super::{Node, Prefix, bit};
-use crate::{Caller, Errno, Map, lock, words};
+use crate::{Caller, Map, lock, words};
 
 impl Map {
     /// The key after `key`; the first one if `key` is none or not there.

@@ -2,27 +2,12 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use beeline_maps::{Errno, Kind, Spec};
-
-const MAP_CREATE: u32 = 0;
-const LOOKUP: u32 = 1;
-const UPDATE: u32 = 2;
-const DELETE: u32 = 3;
-const NEXT_KEY: u32 = 4;
-const PROG_LOAD: u32 = 5;
-const TEST_RUN: u32 = 10;
-const BTF_LOAD: u32 = 18;
-const INFO_BY_FD: u32 = 15;
-const LOOKUP_AND_DELETE: u32 = 21;
-const FREEZE: u32 = 22;
-const LOOKUP_BATCH: u32 = 24;
-const LOOKUP_AND_DELETE_BATCH: u32 = 25;
-
-const SCHED_CLS: u32 = 3;
+use beeline_maps::{Kind, Spec};
+use beeline_uapi::{Command, Errno, MapType, ProgramType};
 
 /// Says on stderr why the test is not run, if the kernel gives us no maps.
 pub fn is_missing() -> bool {
-    let spec = super::spec(1, 4, 4, 1);
+    let spec = super::spec(MapType::HASH, 4, 4, 1);
     match KernelMap::new(&spec) {
         Ok(_) => false,
         Err(error) => {
@@ -44,12 +29,12 @@ pub fn cpus() -> u32 {
         + 1
 }
 
-fn bpf(command: u32, attr: &mut [u64]) -> Result<i32, Errno> {
+fn bpf(command: Command, attr: &mut [u64]) -> Result<i32, Errno> {
     // SAFETY: the attributes are readable and writable; what they point to is the callers' care.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
-            command,
+            command.0,
             attr.as_mut_ptr(),
             std::mem::size_of_val(attr),
         )
@@ -76,7 +61,7 @@ fn types(more: &[u32]) -> OwnedFd {
     let mut btf: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
     btf.extend(STRINGS);
     let mut attr = [btf.as_ptr() as u64, 0, btf.len() as u64];
-    let fd = bpf(BTF_LOAD, &mut attr).expect("the types are loaded");
+    let fd = bpf(Command::BTF_LOAD, &mut attr).expect("the types are loaded");
     // SAFETY: a descriptor that nobody else owns.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
@@ -90,14 +75,14 @@ pub struct KernelMap {
 impl KernelMap {
     pub fn new(spec: &Spec) -> Result<Self, Errno> {
         let mut attr = [0u64; 9];
-        attr[0] = pair(spec.map_type, spec.key_size);
+        attr[0] = pair(spec.map_type.0, spec.key_size);
         attr[1] = pair(spec.value_size, spec.max_entries);
         attr[2] = pair(spec.flags, 0);
         attr[8] = spec.map_extra;
         // What else such a map must have: a map of maps an inner map, a task storage types of key and value.
         let inner = match spec.kind() {
             Some(Kind::ArrayOfMaps | Kind::HashOfMaps) => {
-                Some(Self::new(&super::spec(2, 4, 4, 1))?)
+                Some(Self::new(&super::spec(MapType::ARRAY, 4, 4, 1))?)
             }
             _ => None,
         };
@@ -111,7 +96,7 @@ impl KernelMap {
             attr[6] = pair(types.as_raw_fd() as u32, 1);
             attr[7] = pair(2, 0);
         }
-        let fd = bpf(MAP_CREATE, &mut attr)?;
+        let fd = bpf(Command::MAP_CREATE, &mut attr)?;
         // SAFETY: a descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self {
@@ -122,7 +107,7 @@ impl KernelMap {
 
     fn element(
         &self,
-        command: u32,
+        command: Command,
         key: *const u8,
         value: *mut u8,
         flags: u64,
@@ -139,32 +124,47 @@ impl KernelMap {
 
     pub fn lookup(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
         assert_eq!(key.len(), self.key_size);
-        self.element(LOOKUP, key.as_ptr(), out.as_mut_ptr(), 0)
+        self.element(Command::MAP_LOOKUP_ELEM, key.as_ptr(), out.as_mut_ptr(), 0)
     }
 
     pub fn lookup_and_delete(&self, key: &[u8], out: &mut [u8]) -> Result<(), Errno> {
         assert_eq!(key.len(), self.key_size);
-        self.element(LOOKUP_AND_DELETE, key.as_ptr(), out.as_mut_ptr(), 0)
+        self.element(
+            Command::MAP_LOOKUP_AND_DELETE_ELEM,
+            key.as_ptr(),
+            out.as_mut_ptr(),
+            0,
+        )
     }
 
     pub fn update(&self, key: &[u8], value: &[u8], flags: u64) -> Result<(), Errno> {
         assert_eq!(key.len(), self.key_size);
-        self.element(UPDATE, key.as_ptr(), value.as_ptr().cast_mut(), flags)
+        self.element(
+            Command::MAP_UPDATE_ELEM,
+            key.as_ptr(),
+            value.as_ptr().cast_mut(),
+            flags,
+        )
     }
 
     pub fn delete(&self, key: &[u8]) -> Result<(), Errno> {
         assert_eq!(key.len(), self.key_size);
-        self.element(DELETE, key.as_ptr(), std::ptr::null_mut(), 0)
+        self.element(
+            Command::MAP_DELETE_ELEM,
+            key.as_ptr(),
+            std::ptr::null_mut(),
+            0,
+        )
     }
 
     /// No more changes from here, and, with the flag for it, none by programs.
     pub fn freeze(&self) -> Result<(), Errno> {
-        bpf(FREEZE, &mut [self.fd.as_raw_fd() as u64]).map(drop)
+        bpf(Command::MAP_FREEZE, &mut [self.fd.as_raw_fd() as u64]).map(drop)
     }
 
     pub fn next_key(&self, key: Option<&[u8]>, out: &mut [u8]) -> Result<(), Errno> {
         let key = key.map_or(std::ptr::null(), <[u8]>::as_ptr);
-        self.element(NEXT_KEY, key, out.as_mut_ptr(), 0)
+        self.element(Command::MAP_GET_NEXT_KEY, key, out.as_mut_ptr(), 0)
     }
 }
 
@@ -197,9 +197,9 @@ impl KernelMap {
         let room = keys.len() / self.key_size;
         attr[4] = pair(room as u32, self.fd.as_raw_fd() as u32);
         let command = if delete {
-            LOOKUP_AND_DELETE_BATCH
+            Command::MAP_LOOKUP_AND_DELETE_BATCH
         } else {
-            LOOKUP_BATCH
+            Command::MAP_LOOKUP_BATCH
         };
         let result = bpf(command, &mut attr).map(drop);
         Batch {
@@ -261,7 +261,7 @@ pub fn id(object: &OwnedFd) -> u32 {
         pair(object.as_raw_fd() as u32, len),
         info.as_mut_ptr() as u64,
     ];
-    bpf(INFO_BY_FD, &mut attr).expect("an object has information");
+    bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr).expect("an object has information");
     info[1]
 }
 
@@ -284,27 +284,27 @@ pub fn load_with_callback(insns: &[u64], callback: u32) -> OwnedFd {
 
 fn load_with(insns: &[u64], attr: [u64; 16]) -> OwnedFd {
     let mut log = vec![0u8; 1 << 16];
-    try_load_with(SCHED_CLS, insns, attr, &mut log)
+    try_load_with(ProgramType::SCHED_CLS, insns, attr, &mut log)
         .unwrap_or_else(|error| panic!("{error:?}: {}", String::from_utf8_lossy(&log)))
 }
 
 /// Loads a program of a type; the error and the verifier's log if it is refused.
-pub fn try_load(prog_type: u32, insns: &[u64], log: &mut [u8]) -> Result<OwnedFd, Errno> {
+pub fn try_load(prog_type: ProgramType, insns: &[u64], log: &mut [u8]) -> Result<OwnedFd, Errno> {
     try_load_with(prog_type, insns, [0; 16], log)
 }
 
 fn try_load_with(
-    prog_type: u32,
+    prog_type: ProgramType,
     insns: &[u64],
     mut attr: [u64; 16],
     log: &mut [u8],
 ) -> Result<OwnedFd, Errno> {
-    attr[0] = pair(prog_type, insns.len() as u32);
+    attr[0] = pair(prog_type.0, insns.len() as u32);
     attr[1] = insns.as_ptr() as u64;
     attr[2] = c"GPL".as_ptr() as u64;
     attr[3] = pair(1, log.len() as u32);
     attr[4] = log.as_mut_ptr() as u64;
-    let fd = bpf(PROG_LOAD, &mut attr)?;
+    let fd = bpf(Command::PROG_LOAD, &mut attr)?;
     // SAFETY: a descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -316,7 +316,7 @@ pub fn run(insns: &[u64]) -> i32 {
 
 /// As [`run`]; the error and the verifier's log if the program is not loaded.
 pub fn try_run(insns: &[u64], log: &mut [u8]) -> Result<i32, Errno> {
-    try_load(SCHED_CLS, insns, log).map(|program| run_loaded(&program))
+    try_load(ProgramType::SCHED_CLS, insns, log).map(|program| run_loaded(&program))
 }
 
 /// The same for a program that is loaded.
@@ -330,7 +330,7 @@ fn run_on(program: &OwnedFd, packet: &[u8; 64]) -> i32 {
     attr[0] = pair(program.as_raw_fd() as u32, 0);
     attr[1] = pair(packet.len() as u32, 0);
     attr[2] = packet.as_ptr() as u64;
-    bpf(TEST_RUN, &mut attr).expect("test run");
+    bpf(Command::PROG_TEST_RUN, &mut attr).expect("test run");
     (attr[0] >> 32) as i32
 }
 

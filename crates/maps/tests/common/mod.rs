@@ -16,7 +16,18 @@ use std::{
     time::Duration,
 };
 
-use beeline_maps::{Caller, Errno, Layout, Map, Spec};
+use beeline_maps::{Caller, Layout, Map, Spec};
+use beeline_uapi::{Errno, MapType};
+
+/// The hashes of plain values.
+pub const HASHES: [MapType; 4] = [
+    MapType::HASH,
+    MapType::PERCPU_HASH,
+    MapType::LRU_HASH,
+    MapType::LRU_PERCPU_HASH,
+];
+/// Those that make room when they are full.
+pub const LRU_HASHES: [MapType; 2] = [MapType::LRU_HASH, MapType::LRU_PERCPU_HASH];
 
 /// A caller with this tag on CPU slot `cpu`.
 pub fn caller(owner: u32, cpu: u32) -> Caller {
@@ -56,7 +67,7 @@ fn variable(name: &str) -> Option<u64> {
 }
 
 /// A spec without flags.
-pub fn spec(map_type: u32, key_size: u32, value_size: u32, max_entries: u32) -> Spec {
+pub fn spec(map_type: MapType, key_size: u32, value_size: u32, max_entries: u32) -> Spec {
     Spec {
         map_type,
         key_size,

@@ -174,7 +174,7 @@ impl Pair {
             ),
         };
         let code =
-            |result: Result<(), beeline_maps::Errno>| result.map_or_else(|error| error.0, |()| 0);
+            |result: Result<(), beeline_uapi::Errno>| result.map_or_else(|error| error.0, |()| 0);
         let (ours, theirs) = (code(results.0), code(results.1));
         // What a failed call leaves in the buffer is not the map's to say.
         if ours != 0 {
@@ -264,7 +264,7 @@ impl Pair {
     }
 }
 
-fn code_of(result: Result<(), beeline_maps::Errno>) -> i32 {
+fn code_of(result: Result<(), beeline_uapi::Errno>) -> i32 {
     result.map_or_else(|error| -error.0, |()| 0)
 }
 

@@ -1,6 +1,7 @@
 //! The map types as data, for tests that do the same with each.
 
-use beeline_maps::{Caller, Errno, Map, Spec, ring::Ring};
+use beeline_maps::{Caller, Map, Spec, ring::Ring};
+use beeline_uapi::{Errno, MapType};
 
 use super::{Consumer, Ours, caller, children::random, spec};
 
@@ -40,34 +41,38 @@ pub const FRAMES: usize = 8;
 
 /// One map of each type, with room for `entries` elements where that can be chosen.
 pub fn subjects(entries: u32) -> Vec<Subject> {
-    let of = |name, family, map_type, key, value, entries| Subject {
-        name,
-        family,
-        spec: spec(map_type, key, value, entries),
-    };
+    let of = |name, family, spec| Subject { name, family, spec };
     let value = VALUE as u32;
-    let mut trie = of("lpm_trie", Family::Keyed, 11, 8, value, entries);
-    trie.spec.flags = beeline_maps::flags::NO_PREALLOC;
+    let sized = |map_type, key| spec(map_type, key, value, entries);
+    let mut trie = sized(MapType::LPM_TRIE, 8);
+    trie.flags = beeline_maps::flags::NO_PREALLOC;
+    let ring = spec(MapType::RINGBUF, 0, 0, RING);
+    let stacks = spec(MapType::STACK_TRACE, 4, FRAMES as u32 * 8, entries);
     vec![
-        of("hash", Family::Keyed, 1, 8, value, entries),
-        of("percpu_hash", Family::Keyed, 5, 8, value, entries),
-        of("lru_hash", Family::Evicting, 9, 8, value, entries),
-        of("lru_percpu_hash", Family::Evicting, 10, 8, value, entries),
-        trie,
-        of("array", Family::Indexed, 2, 4, value, entries),
-        of("percpu_array", Family::Indexed, 6, 4, value, entries),
-        of("queue", Family::Pile, 22, 0, value, entries),
-        of("stack", Family::Pile, 23, 0, value, entries),
-        of("bloom_filter", Family::Filter, 30, 0, value, entries),
-        of("ringbuf", Family::Records, 27, 0, 0, RING),
+        of("hash", Family::Keyed, sized(MapType::HASH, 8)),
+        of("percpu_hash", Family::Keyed, sized(MapType::PERCPU_HASH, 8)),
+        of("lru_hash", Family::Evicting, sized(MapType::LRU_HASH, 8)),
         of(
-            "stack_trace",
-            Family::Stacks,
-            7,
-            4,
-            FRAMES as u32 * 8,
-            entries,
+            "lru_percpu_hash",
+            Family::Evicting,
+            sized(MapType::LRU_PERCPU_HASH, 8),
         ),
+        of("lpm_trie", Family::Keyed, trie),
+        of("array", Family::Indexed, sized(MapType::ARRAY, 4)),
+        of(
+            "percpu_array",
+            Family::Indexed,
+            sized(MapType::PERCPU_ARRAY, 4),
+        ),
+        of("queue", Family::Pile, sized(MapType::QUEUE, 0)),
+        of("stack", Family::Pile, sized(MapType::STACK, 0)),
+        of(
+            "bloom_filter",
+            Family::Filter,
+            sized(MapType::BLOOM_FILTER, 0),
+        ),
+        of("ringbuf", Family::Records, ring),
+        of("stack_trace", Family::Stacks, stacks),
     ]
 }
 
@@ -94,7 +99,7 @@ impl Subject {
     pub fn key(&self, number: u64) -> [u8; 8] {
         match self.spec.map_type {
             // A prefix of all 32 bits, in network order.
-            11 => (32 | u64::from((number as u32).to_be()) << 32).to_ne_bytes(),
+            MapType::LPM_TRIE => (32 | u64::from((number as u32).to_be()) << 32).to_ne_bytes(),
             _ => number.to_ne_bytes(),
         }
     }
@@ -204,7 +209,7 @@ impl Subject {
     /// The error of a full map.
     fn full(&self) -> Errno {
         match self.spec.map_type {
-            11 => Errno(libc::ENOSPC),
+            MapType::LPM_TRIE => Errno(libc::ENOSPC),
             _ => Errno::E2BIG,
         }
     }
@@ -232,7 +237,7 @@ impl Subject {
         let pushed = (0..=room as u64).filter(|i| map.update_copy(&[], &value(*i), 0, me).is_ok());
         assert_eq!(pushed.count(), room, "{name}: room was lost");
         for i in 0..room as u64 {
-            let expected = if self.spec.map_type == 22 {
+            let expected = if self.spec.map_type == MapType::QUEUE {
                 i
             } else {
                 room as u64 - 1 - i

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use beeline_image::abi::calls::CALL_NUMBERS;
+use beeline_uapi::Errno;
 
 use super::Runtime;
-use crate::backend::{AttachPoint, CallContext, Edge, Errno, Id};
+use crate::backend::{AttachPoint, CallContext, Edge, Id};
 use crate::error::Error;
 use crate::link::{CallLink, FilePlace, Link, Uprobe};
 use crate::program::Program;

@@ -24,6 +24,7 @@ use beeline_image::abi::calls::{
 };
 use beeline_image::abi::{self, calls};
 use beeline_inject::{Region, Stopped};
+use beeline_uapi::AttachType;
 
 use super::{Hold, Target};
 use crate::backend::{Argument, CallContext, Edge, Function, Id};
@@ -408,7 +409,9 @@ impl Target {
     fn add_call_link(&mut self, link: &Arc<CallLink>) -> Result<(), Error> {
         let context = match link.context {
             CallContext::Tracepoint => CONTEXT_TRACEPOINT,
-            CallContext::Trampoline if link.program.expected_attach_type == MODIFY_RETURN => {
+            CallContext::Trampoline
+                if link.program.expected_attach_type == AttachType::MODIFY_RETURN =>
+            {
                 CONTEXT_MODIFY
             }
             CallContext::RawTracepoint | CallContext::Trampoline => CONTEXT_RAW,
@@ -597,8 +600,6 @@ impl Target {
 }
 
 const STUB_ALIGN: usize = 16;
-/// `BPF_MODIFY_RETURN`.
-const MODIFY_RETURN: u32 = 26;
 
 /// Calls that the image looks at for Beeline's own sake, before and behind: those by which processes split, run another
 /// program, map code, put themselves under a seccomp filter, or become another user or name.

@@ -12,6 +12,7 @@ use beeline_isa::{Insn, imm64};
 use beeline_runtime::Runtime;
 use beeline_runtime::backend::{AttachPoint, Backend, Id, MapSpec, ProgramSpec, SpecialFields};
 use beeline_runtime::leave::{Presence, in_process};
+use beeline_uapi::{MapType, ProgramType};
 use object::{Object, ObjectSection, ObjectSymbol};
 
 /// What [`counter`] adds for each call, and what the code of [`Gate`] adds: so it shows which code has run.
@@ -212,7 +213,7 @@ pub fn split(count: u64) -> (u64, u64) {
 }
 
 /// An array, or another map of four-byte keys, of one element.
-pub fn map(runtime: &Runtime, map_type: u32, value_size: u32) -> Id {
+pub fn map(runtime: &Runtime, map_type: MapType, value_size: u32) -> Id {
     let spec = MapSpec {
         map_type,
         key_size: 4,
@@ -235,7 +236,7 @@ pub fn value(runtime: &Runtime, map: Id) -> u64 {
 }
 
 /// Loads a program whose maps go by their ids as descriptors.
-pub fn load(runtime: &Runtime, prog_type: u32, insns: &[Insn], maps: &[Id]) -> Id {
+pub fn load(runtime: &Runtime, prog_type: ProgramType, insns: &[Insn], maps: &[Id]) -> Id {
     let spec = ProgramSpec {
         prog_type,
         insns: insns.iter().flat_map(|insn| insn.encode()).collect(),

@@ -1,14 +1,18 @@
 //! What a program can be loaded for: attach types (`bpf_prog_load_check_attach`, `bpf_prog_load_fixup_attach_type`), and whether it
 //! may sleep there (the first part of `check_attach_btf_id`).
 
-use super::kinds::{at, prog};
 use crate::program::Kind;
+use beeline_uapi::{AttachType, ProgramType};
 
 /// The kind with the attach type that the kernel takes where a loader names none.
 pub fn normalize(kind: Kind) -> Kind {
     let attach_type = match kind.prog_type {
-        prog::CGROUP_SOCK if kind.attach_type == 0 => at::CGROUP_INET_SOCK_CREATE,
-        prog::SK_REUSEPORT if kind.attach_type == 0 => at::SK_REUSEPORT_SELECT,
+        ProgramType::CGROUP_SOCK if kind.attach_type == AttachType::UNSPECIFIED => {
+            AttachType::CGROUP_INET_SOCK_CREATE
+        }
+        ProgramType::SK_REUSEPORT if kind.attach_type == AttachType::UNSPECIFIED => {
+            AttachType::SK_REUSEPORT_SELECT
+        }
         _ => kind.attach_type,
     };
     Kind {
@@ -20,56 +24,64 @@ pub fn normalize(kind: Kind) -> Kind {
 /// May programs of such a type name such an attach type, and something of the kernel's BTF? If not, loading is `EINVAL` before the
 /// program is looked at.
 pub fn is_loadable(kind: &Kind) -> bool {
-    let by_btf = [prog::TRACING, prog::LSM, prog::STRUCT_OPS, prog::EXT];
+    let by_btf = [
+        ProgramType::TRACING,
+        ProgramType::LSM,
+        ProgramType::STRUCT_OPS,
+        ProgramType::EXT,
+    ];
     if kind.attach_btf_id != 0 && !by_btf.contains(&kind.prog_type) {
         return false;
     }
     let attach_type = normalize(*kind).attach_type;
     match kind.prog_type {
-        prog::UNSPEC => false,
-        prog::CGROUP_SOCK => matches!(
+        ProgramType::UNSPEC => false,
+        ProgramType::CGROUP_SOCK => matches!(
             attach_type,
-            at::CGROUP_INET_SOCK_CREATE
-                | at::CGROUP_INET_SOCK_RELEASE
-                | at::CGROUP_INET4_POST_BIND
-                | at::CGROUP_INET6_POST_BIND
+            AttachType::CGROUP_INET_SOCK_CREATE
+                | AttachType::CGROUP_INET_SOCK_RELEASE
+                | AttachType::CGROUP_INET4_POST_BIND
+                | AttachType::CGROUP_INET6_POST_BIND
         ),
-        prog::CGROUP_SOCK_ADDR => matches!(
+        ProgramType::CGROUP_SOCK_ADDR => matches!(
             attach_type,
-            at::CGROUP_INET4_BIND
-                | at::CGROUP_INET6_BIND
-                | at::CGROUP_INET4_CONNECT
-                | at::CGROUP_INET6_CONNECT
-                | at::CGROUP_UNIX_CONNECT
-                | at::CGROUP_INET4_GETPEERNAME
-                | at::CGROUP_INET6_GETPEERNAME
-                | at::CGROUP_UNIX_GETPEERNAME
-                | at::CGROUP_INET4_GETSOCKNAME
-                | at::CGROUP_INET6_GETSOCKNAME
-                | at::CGROUP_UNIX_GETSOCKNAME
-                | at::CGROUP_UDP4_SENDMSG
-                | at::CGROUP_UDP6_SENDMSG
-                | at::CGROUP_UNIX_SENDMSG
-                | at::CGROUP_UDP4_RECVMSG
-                | at::CGROUP_UDP6_RECVMSG
-                | at::CGROUP_UNIX_RECVMSG
+            AttachType::CGROUP_INET4_BIND
+                | AttachType::CGROUP_INET6_BIND
+                | AttachType::CGROUP_INET4_CONNECT
+                | AttachType::CGROUP_INET6_CONNECT
+                | AttachType::CGROUP_UNIX_CONNECT
+                | AttachType::CGROUP_INET4_GETPEERNAME
+                | AttachType::CGROUP_INET6_GETPEERNAME
+                | AttachType::CGROUP_UNIX_GETPEERNAME
+                | AttachType::CGROUP_INET4_GETSOCKNAME
+                | AttachType::CGROUP_INET6_GETSOCKNAME
+                | AttachType::CGROUP_UNIX_GETSOCKNAME
+                | AttachType::CGROUP_UDP4_SENDMSG
+                | AttachType::CGROUP_UDP6_SENDMSG
+                | AttachType::CGROUP_UNIX_SENDMSG
+                | AttachType::CGROUP_UDP4_RECVMSG
+                | AttachType::CGROUP_UDP6_RECVMSG
+                | AttachType::CGROUP_UNIX_RECVMSG
         ),
-        prog::CGROUP_SKB => {
+        ProgramType::CGROUP_SKB => {
             matches!(
                 attach_type,
-                at::CGROUP_INET_INGRESS | at::CGROUP_INET_EGRESS
+                AttachType::CGROUP_INET_INGRESS | AttachType::CGROUP_INET_EGRESS
             )
         }
-        prog::CGROUP_SOCKOPT => {
-            matches!(attach_type, at::CGROUP_GETSOCKOPT | at::CGROUP_SETSOCKOPT)
+        ProgramType::CGROUP_SOCKOPT => {
+            matches!(
+                attach_type,
+                AttachType::CGROUP_GETSOCKOPT | AttachType::CGROUP_SETSOCKOPT
+            )
         }
-        prog::SK_LOOKUP => attach_type == at::SK_LOOKUP,
-        prog::SK_REUSEPORT => matches!(
+        ProgramType::SK_LOOKUP => attach_type == AttachType::SK_LOOKUP,
+        ProgramType::SK_REUSEPORT => matches!(
             attach_type,
-            at::SK_REUSEPORT_SELECT | at::SK_REUSEPORT_SELECT_OR_MIGRATE
+            AttachType::SK_REUSEPORT_SELECT | AttachType::SK_REUSEPORT_SELECT_OR_MIGRATE
         ),
-        prog::NETFILTER => attach_type == at::NETFILTER,
-        prog::SYSCALL | prog::EXT => attach_type == 0,
+        ProgramType::NETFILTER => attach_type == AttachType::NETFILTER,
+        ProgramType::SYSCALL | ProgramType::EXT => attach_type == AttachType::UNSPECIFIED,
         _ => true,
     }
 }
@@ -77,15 +89,20 @@ pub fn is_loadable(kind: &Kind) -> bool {
 /// May a program of this kind sleep, if it says so, and does it say so, if it has to? The error is the kernel's line; `EINVAL`.
 pub fn check_sleepable(kind: &Kind) -> Result<(), &'static str> {
     let may = match kind.prog_type {
-        prog::TRACING => matches!(
+        ProgramType::TRACING => matches!(
             kind.attach_type,
-            at::TRACE_FENTRY | at::TRACE_FEXIT | at::MODIFY_RETURN | at::TRACE_ITER
+            AttachType::TRACE_FENTRY
+                | AttachType::TRACE_FEXIT
+                | AttachType::MODIFY_RETURN
+                | AttachType::TRACE_ITER
         ),
-        prog::LSM | prog::KPROBE | prog::STRUCT_OPS | prog::SYSCALL => true,
+        ProgramType::LSM | ProgramType::KPROBE | ProgramType::STRUCT_OPS | ProgramType::SYSCALL => {
+            true
+        }
         _ => false,
     };
     match (kind.is_sleepable(), may) {
-        (false, _) if kind.prog_type == prog::SYSCALL => {
+        (false, _) if kind.prog_type == ProgramType::SYSCALL => {
             Err("Syscall programs can only be sleepable")
         }
         (true, false) => Err(

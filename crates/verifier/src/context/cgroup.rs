@@ -2,9 +2,9 @@
 //! and devices.
 
 use super::Field;
-use super::kinds::at;
 use super::table::{ALL, B4, B8, PART_OF_4, Row, row};
 use crate::program::Kind;
+use beeline_uapi::AttachType;
 
 /// `sock_addr` for IPv4, but `sendmsg`.
 const IPV4: u32 = 1 << 0;
@@ -20,18 +20,18 @@ const UNIX: u32 = 1 << 4;
 /// The family of a `sock_addr` program.
 pub(super) fn address_family(kind: &Kind) -> u32 {
     match kind.attach_type {
-        at::CGROUP_INET4_BIND
-        | at::CGROUP_INET4_CONNECT
-        | at::CGROUP_INET4_GETPEERNAME
-        | at::CGROUP_INET4_GETSOCKNAME
-        | at::CGROUP_UDP4_RECVMSG => IPV4,
-        at::CGROUP_UDP4_SENDMSG => IPV4_SEND,
-        at::CGROUP_INET6_BIND
-        | at::CGROUP_INET6_CONNECT
-        | at::CGROUP_INET6_GETPEERNAME
-        | at::CGROUP_INET6_GETSOCKNAME
-        | at::CGROUP_UDP6_RECVMSG => IPV6,
-        at::CGROUP_UDP6_SENDMSG => IPV6_SEND,
+        AttachType::CGROUP_INET4_BIND
+        | AttachType::CGROUP_INET4_CONNECT
+        | AttachType::CGROUP_INET4_GETPEERNAME
+        | AttachType::CGROUP_INET4_GETSOCKNAME
+        | AttachType::CGROUP_UDP4_RECVMSG => IPV4,
+        AttachType::CGROUP_UDP4_SENDMSG => IPV4_SEND,
+        AttachType::CGROUP_INET6_BIND
+        | AttachType::CGROUP_INET6_CONNECT
+        | AttachType::CGROUP_INET6_GETPEERNAME
+        | AttachType::CGROUP_INET6_GETSOCKNAME
+        | AttachType::CGROUP_UDP6_RECVMSG => IPV6,
+        AttachType::CGROUP_UDP6_SENDMSG => IPV6_SEND,
         _ => UNIX,
     }
 }
@@ -73,7 +73,7 @@ const SET: u32 = 1 << 1;
 
 /// The family of a `sockopt` program.
 pub(super) fn sockopt_direction(kind: &Kind) -> u32 {
-    if kind.attach_type == at::CGROUP_GETSOCKOPT {
+    if kind.attach_type == AttachType::CGROUP_GETSOCKOPT {
         GET
     } else {
         SET

@@ -1,7 +1,7 @@
 //! Which programs may write to packets, hand them to helpers, and load from them by the classic instructions.
 
-use super::kinds::prog;
 use crate::program::Kind;
+use beeline_uapi::ProgramType;
 
 /// May a program of this kind store to where a pointer into a packet leads? If not: "cannot write into packet". Whoever has such a
 /// pointer may read by it.
@@ -27,7 +27,7 @@ pub fn may_pass(kind: &Kind, packet_access: bool) -> bool {
 pub fn may_load_classic(kind: &Kind) -> bool {
     matches!(
         kind.prog_type,
-        prog::SOCKET_FILTER | prog::SCHED_CLS | prog::SCHED_ACT
+        ProgramType::SOCKET_FILTER | ProgramType::SCHED_CLS | ProgramType::SCHED_ACT
     )
 }
 
@@ -45,19 +45,19 @@ enum Packet {
 
 fn of(kind: &Kind) -> Packet {
     match kind.prog_type {
-        prog::SCHED_CLS
-        | prog::SCHED_ACT
-        | prog::XDP
-        | prog::LWT_XMIT
-        | prog::SK_SKB
-        | prog::SK_MSG => Packet::Written,
-        prog::LWT_IN
-        | prog::LWT_OUT
-        | prog::LWT_SEG6LOCAL
-        | prog::SK_REUSEPORT
-        | prog::FLOW_DISSECTOR
-        | prog::CGROUP_SKB => Packet::Read,
-        prog::CGROUP_SOCKOPT => Packet::Buffer,
+        ProgramType::SCHED_CLS
+        | ProgramType::SCHED_ACT
+        | ProgramType::XDP
+        | ProgramType::LWT_XMIT
+        | ProgramType::SK_SKB
+        | ProgramType::SK_MSG => Packet::Written,
+        ProgramType::LWT_IN
+        | ProgramType::LWT_OUT
+        | ProgramType::LWT_SEG6LOCAL
+        | ProgramType::SK_REUSEPORT
+        | ProgramType::FLOW_DISSECTOR
+        | ProgramType::CGROUP_SKB => Packet::Read,
+        ProgramType::CGROUP_SOCKOPT => Packet::Buffer,
         _ => Packet::Kept,
     }
 }

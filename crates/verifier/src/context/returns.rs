@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use super::kinds::{at, prog};
 use crate::program::Kind;
+use beeline_uapi::{AttachType, ProgramType};
 
 /// What a program of some kind may return.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,39 +22,41 @@ pub enum Returns {
 pub fn returns(kind: &Kind) -> Returns {
     let boolean = Returns::Within(0..=1);
     match kind.prog_type {
-        prog::CGROUP_SOCK_ADDR => match kind.attach_type {
-            at::CGROUP_UDP4_RECVMSG
-            | at::CGROUP_UDP6_RECVMSG
-            | at::CGROUP_UNIX_RECVMSG
-            | at::CGROUP_INET4_GETPEERNAME
-            | at::CGROUP_INET6_GETPEERNAME
-            | at::CGROUP_UNIX_GETPEERNAME
-            | at::CGROUP_INET4_GETSOCKNAME
-            | at::CGROUP_INET6_GETSOCKNAME
-            | at::CGROUP_UNIX_GETSOCKNAME => Returns::Within(1..=1),
-            at::CGROUP_INET4_BIND | at::CGROUP_INET6_BIND => Returns::Within(0..=3),
+        ProgramType::CGROUP_SOCK_ADDR => match kind.attach_type {
+            AttachType::CGROUP_UDP4_RECVMSG
+            | AttachType::CGROUP_UDP6_RECVMSG
+            | AttachType::CGROUP_UNIX_RECVMSG
+            | AttachType::CGROUP_INET4_GETPEERNAME
+            | AttachType::CGROUP_INET6_GETPEERNAME
+            | AttachType::CGROUP_UNIX_GETPEERNAME
+            | AttachType::CGROUP_INET4_GETSOCKNAME
+            | AttachType::CGROUP_INET6_GETSOCKNAME
+            | AttachType::CGROUP_UNIX_GETSOCKNAME => Returns::Within(1..=1),
+            AttachType::CGROUP_INET4_BIND | AttachType::CGROUP_INET6_BIND => Returns::Within(0..=3),
             _ => boolean,
         },
-        prog::CGROUP_SKB if kind.attach_type == at::CGROUP_INET_EGRESS => Returns::Within(0..=3),
-        prog::CGROUP_SKB
-        | prog::CGROUP_SOCK
-        | prog::SOCK_OPS
-        | prog::CGROUP_DEVICE
-        | prog::CGROUP_SYSCTL
-        | prog::CGROUP_SOCKOPT
-        | prog::SK_LOOKUP
-        | prog::NETFILTER => boolean,
-        prog::TRACING => match kind.attach_type {
-            at::TRACE_FENTRY | at::TRACE_FEXIT => Returns::Within(0..=0),
-            at::TRACE_RAW_TP | at::MODIFY_RETURN => Returns::Anything,
-            at::TRACE_ITER => boolean,
+        ProgramType::CGROUP_SKB if kind.attach_type == AttachType::CGROUP_INET_EGRESS => {
+            Returns::Within(0..=3)
+        }
+        ProgramType::CGROUP_SKB
+        | ProgramType::CGROUP_SOCK
+        | ProgramType::SOCK_OPS
+        | ProgramType::CGROUP_DEVICE
+        | ProgramType::CGROUP_SYSCTL
+        | ProgramType::CGROUP_SOCKOPT
+        | ProgramType::SK_LOOKUP
+        | ProgramType::NETFILTER => boolean,
+        ProgramType::TRACING => match kind.attach_type {
+            AttachType::TRACE_FENTRY | AttachType::TRACE_FEXIT => Returns::Within(0..=0),
+            AttachType::TRACE_RAW_TP | AttachType::MODIFY_RETURN => Returns::Anything,
+            AttachType::TRACE_ITER => boolean,
             _ => Returns::NotSupported,
         },
-        prog::KPROBE => match kind.attach_type {
-            at::TRACE_KPROBE_SESSION | at::TRACE_UPROBE_SESSION => boolean,
+        ProgramType::KPROBE => match kind.attach_type {
+            AttachType::TRACE_KPROBE_SESSION | AttachType::TRACE_UPROBE_SESSION => boolean,
             _ => Returns::Anything,
         },
-        prog::LSM | prog::STRUCT_OPS => Returns::ByHook,
+        ProgramType::LSM | ProgramType::STRUCT_OPS => Returns::ByHook,
         _ => Returns::Anything,
     }
 }

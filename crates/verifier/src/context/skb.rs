@@ -1,9 +1,9 @@
 //! Contexts of programs that see packets: `struct __sk_buff`, `struct xdp_md`, `struct bpf_nf_ctx`.
 
 use super::Field;
-use super::kinds::{at, prog};
 use super::table::{ALL, ANY, B1, B4, B8, PART_OF_4, Row, row};
 use crate::program::Kind;
+use beeline_uapi::{AttachType, ProgramType};
 
 /// `socket_filter`.
 const FILTER: u32 = 1 << 0;
@@ -23,11 +23,11 @@ const SKB: u32 = FILTER | TC | CGROUP | LWT | STREAM;
 /// The family of a program whose context is `struct __sk_buff`.
 pub(super) fn family(kind: &Kind) -> u32 {
     match kind.prog_type {
-        prog::SOCKET_FILTER => FILTER,
-        prog::SCHED_CLS | prog::SCHED_ACT => TC,
-        prog::CGROUP_SKB => CGROUP,
-        prog::SK_SKB => STREAM,
-        prog::FLOW_DISSECTOR => DISSECTOR,
+        ProgramType::SOCKET_FILTER => FILTER,
+        ProgramType::SCHED_CLS | ProgramType::SCHED_ACT => TC,
+        ProgramType::CGROUP_SKB => CGROUP,
+        ProgramType::SK_SKB => STREAM,
+        ProgramType::FLOW_DISSECTOR => DISSECTOR,
         _ => LWT,
     }
 }
@@ -98,7 +98,7 @@ const INGRESS: u32 = 1 << 1;
 
 /// The family of an `xdp` program.
 pub(super) fn xdp_family(kind: &Kind) -> u32 {
-    if kind.attach_type == at::XDP_DEVMAP {
+    if kind.attach_type == AttachType::XDP_DEVMAP {
         EGRESS
     } else {
         INGRESS

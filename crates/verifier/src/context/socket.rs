@@ -1,9 +1,9 @@
 //! Contexts of programs at sockets, and the structures behind pointers to sockets.
 
 use super::Field;
-use super::kinds::at;
 use super::table::{ALL, B4, B8, HALF_OF_4, LOW_OF_4, PART_OF_2, PART_OF_4, Row, row};
 use crate::program::Kind;
+use beeline_uapi::AttachType;
 
 /// `cgroup_sock` at a socket's creation or end.
 const LIFE: u32 = 1 << 0;
@@ -21,8 +21,8 @@ const MORE: u32 = ALL & !COMMON;
 /// The family of a `cgroup_sock` program.
 pub(super) fn hook(kind: &Kind) -> u32 {
     match kind.attach_type {
-        at::CGROUP_INET4_POST_BIND => BIND4,
-        at::CGROUP_INET6_POST_BIND => BIND6,
+        AttachType::CGROUP_INET4_POST_BIND => BIND4,
+        AttachType::CGROUP_INET6_POST_BIND => BIND6,
         _ => LIFE,
     }
 }

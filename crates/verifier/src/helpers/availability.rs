@@ -10,8 +10,8 @@ use super::socket::*;
 use super::table::Set;
 use super::tracing::*;
 use super::{Helper, hooks};
-use crate::context::kinds::{at as attach, prog};
 use crate::program::Kind;
+use beeline_uapi::{AttachType, ProgramType};
 
 /// The form of a helper that programs of this kind call.
 pub(super) fn find(id: u32, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {
@@ -24,12 +24,12 @@ pub(super) fn find(id: u32, kind: &Kind, target: Option<&str>) -> Option<&'stati
 fn intruding(kind: &Kind) -> &'static [&'static Set] {
     match kind.prog_type {
         _ if !kind.intrudes => &[],
-        prog::KPROBE => &[OVERRIDES, WRITES],
-        prog::TRACEPOINT
-        | prog::PERF_EVENT
-        | prog::RAW_TRACEPOINT
-        | prog::RAW_TRACEPOINT_WRITABLE
-        | prog::TRACING => &[WRITES],
+        ProgramType::KPROBE => &[OVERRIDES, WRITES],
+        ProgramType::TRACEPOINT
+        | ProgramType::PERF_EVENT
+        | ProgramType::RAW_TRACEPOINT
+        | ProgramType::RAW_TRACEPOINT_WRITABLE
+        | ProgramType::TRACING => &[WRITES],
         _ => &[],
     }
 }
@@ -44,8 +44,8 @@ pub(super) fn is_allowed(helper: &'static Helper, kind: &Kind, target: Option<&s
         // A program in the middle of the storage's own work would deadlock there.
         _ if helper == &SK_STORAGE_GET_TRACING || helper == &SK_STORAGE_DELETE_TRACING => {
             match kind.attach_type {
-                attach::TRACE_ITER | attach::TRACE_RAW_TP => true,
-                attach::TRACE_FENTRY | attach::TRACE_FEXIT => {
+                AttachType::TRACE_ITER | AttachType::TRACE_RAW_TP => true,
+                AttachType::TRACE_FENTRY | AttachType::TRACE_FEXIT => {
                     target.is_none_or(|name| !name.starts_with("bpf_sk_storage"))
                 }
                 _ => false,
@@ -69,8 +69,8 @@ fn is_path_readable(kind: &Kind, target: Option<&str>) -> bool {
         "vfs_truncate",
     ];
     match kind.prog_type {
-        prog::TRACING if kind.attach_type == attach::TRACE_ITER => true,
-        prog::LSM => target.is_none_or(hooks::is_sleepable_hook),
+        ProgramType::TRACING if kind.attach_type == AttachType::TRACE_ITER => true,
+        ProgramType::LSM => target.is_none_or(hooks::is_sleepable_hook),
         _ if kind.attach_btf_id == 0 => false,
         _ => target.is_none_or(|name| FUNCTIONS.contains(&name)),
     }
@@ -79,44 +79,44 @@ fn is_path_readable(kind: &Kind, target: Option<&str>) -> bool {
 /// The sets of a kind of programs; the first that has a number counts.
 fn sets(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
     match kind.prog_type {
-        prog::SOCKET_FILTER => &[SOCKET_FILTER, SOCKETS, BASE],
-        prog::SCHED_CLS | prog::SCHED_ACT => &[SCHED, SOCKETS, BASE],
-        prog::XDP => &[XDP, SOCKETS, BASE],
-        prog::LWT_IN => &[LWT_IN, LWT, SOCKETS, BASE],
-        prog::LWT_OUT => &[LWT, SOCKETS, BASE],
-        prog::LWT_XMIT => &[LWT_XMIT, LWT, SOCKETS, BASE],
-        prog::LWT_SEG6LOCAL => &[LWT_SEG6LOCAL, LWT, SOCKETS, BASE],
-        prog::SK_SKB => &[SK_SKB, SOCKETS, BASE],
-        prog::SK_MSG => &[SK_MSG, SOCKETS, BASE],
-        prog::SK_LOOKUP => &[SK_LOOKUP, SOCKETS, BASE],
-        prog::SK_REUSEPORT => &[SK_REUSEPORT, BASE],
-        prog::SOCK_OPS => &[SOCK_OPS, SOCKETS, BASE],
-        prog::FLOW_DISSECTOR => &[FLOW_DISSECTOR, SOCKETS, BASE],
-        prog::NETFILTER => &[BASE],
-        prog::LIRC_MODE2 => &[LIRC_MODE2],
-        prog::SYSCALL => &[SYSCALL, KERNEL_OBJECTS, EVENTS, TRACING, BASE],
-        prog::STRUCT_OPS => struct_ops(kind, target),
-        prog::CGROUP_SKB
-        | prog::CGROUP_SOCK
-        | prog::CGROUP_SOCK_ADDR
-        | prog::CGROUP_DEVICE
-        | prog::CGROUP_SYSCTL
-        | prog::CGROUP_SOCKOPT => cgroup(kind),
+        ProgramType::SOCKET_FILTER => &[SOCKET_FILTER, SOCKETS, BASE],
+        ProgramType::SCHED_CLS | ProgramType::SCHED_ACT => &[SCHED, SOCKETS, BASE],
+        ProgramType::XDP => &[XDP, SOCKETS, BASE],
+        ProgramType::LWT_IN => &[LWT_IN, LWT, SOCKETS, BASE],
+        ProgramType::LWT_OUT => &[LWT, SOCKETS, BASE],
+        ProgramType::LWT_XMIT => &[LWT_XMIT, LWT, SOCKETS, BASE],
+        ProgramType::LWT_SEG6LOCAL => &[LWT_SEG6LOCAL, LWT, SOCKETS, BASE],
+        ProgramType::SK_SKB => &[SK_SKB, SOCKETS, BASE],
+        ProgramType::SK_MSG => &[SK_MSG, SOCKETS, BASE],
+        ProgramType::SK_LOOKUP => &[SK_LOOKUP, SOCKETS, BASE],
+        ProgramType::SK_REUSEPORT => &[SK_REUSEPORT, BASE],
+        ProgramType::SOCK_OPS => &[SOCK_OPS, SOCKETS, BASE],
+        ProgramType::FLOW_DISSECTOR => &[FLOW_DISSECTOR, SOCKETS, BASE],
+        ProgramType::NETFILTER => &[BASE],
+        ProgramType::LIRC_MODE2 => &[LIRC_MODE2],
+        ProgramType::SYSCALL => &[SYSCALL, KERNEL_OBJECTS, EVENTS, TRACING, BASE],
+        ProgramType::STRUCT_OPS => struct_ops(kind, target),
+        ProgramType::CGROUP_SKB
+        | ProgramType::CGROUP_SOCK
+        | ProgramType::CGROUP_SOCK_ADDR
+        | ProgramType::CGROUP_DEVICE
+        | ProgramType::CGROUP_SYSCTL
+        | ProgramType::CGROUP_SOCKOPT => cgroup(kind),
         _ => tracing(kind, target),
     }
 }
 
 fn cgroup(kind: &Kind) -> &'static [&'static Set] {
     match (kind.prog_type, kind.attach_type) {
-        (prog::CGROUP_SKB, _) => &[CGROUP_SKB, SOCKET_FILTER, SOCKETS, BASE],
-        (prog::CGROUP_SOCK, _) => &[CGROUP_SOCK, CGROUP_VERDICT, BASE],
-        (prog::CGROUP_DEVICE, _) => &[CGROUP, CGROUP_VERDICT, BASE],
-        (prog::CGROUP_SYSCTL, _) => &[CGROUP_SYSCTL, CGROUP, CGROUP_VERDICT, BASE],
-        (prog::CGROUP_SOCKOPT, attach::CGROUP_SETSOCKOPT) => {
+        (ProgramType::CGROUP_SKB, _) => &[CGROUP_SKB, SOCKET_FILTER, SOCKETS, BASE],
+        (ProgramType::CGROUP_SOCK, _) => &[CGROUP_SOCK, CGROUP_VERDICT, BASE],
+        (ProgramType::CGROUP_DEVICE, _) => &[CGROUP, CGROUP_VERDICT, BASE],
+        (ProgramType::CGROUP_SYSCTL, _) => &[CGROUP_SYSCTL, CGROUP, CGROUP_VERDICT, BASE],
+        (ProgramType::CGROUP_SOCKOPT, AttachType::CGROUP_SETSOCKOPT) => {
             &[CGROUP_SETSOCKOPT, CGROUP_SOCKOPT, CGROUP_VERDICT, BASE]
         }
-        (prog::CGROUP_SOCKOPT, _) => &[CGROUP_SOCKOPT, CGROUP_VERDICT, BASE],
-        (_, attach::CGROUP_INET4_CONNECT | attach::CGROUP_INET6_CONNECT) => &[
+        (ProgramType::CGROUP_SOCKOPT, _) => &[CGROUP_SOCKOPT, CGROUP_VERDICT, BASE],
+        (_, AttachType::CGROUP_INET4_CONNECT | AttachType::CGROUP_INET6_CONNECT) => &[
             CGROUP_CONNECT,
             CGROUP_SOCK_ADDR,
             CGROUP_VERDICT,
@@ -126,10 +126,15 @@ fn cgroup(kind: &Kind) -> &'static [&'static Set] {
         // Nothing can be refused any more.
         (
             _,
-            attach::CGROUP_UDP4_RECVMSG
-            | attach::CGROUP_UDP6_RECVMSG
-            | attach::CGROUP_INET4_GETPEERNAME..=attach::CGROUP_INET6_GETSOCKNAME
-            | attach::CGROUP_UNIX_RECVMSG..=attach::CGROUP_UNIX_GETSOCKNAME,
+            AttachType::CGROUP_UDP4_RECVMSG
+            | AttachType::CGROUP_UDP6_RECVMSG
+            | AttachType::CGROUP_INET4_GETPEERNAME
+            | AttachType::CGROUP_INET6_GETPEERNAME
+            | AttachType::CGROUP_INET4_GETSOCKNAME
+            | AttachType::CGROUP_INET6_GETSOCKNAME
+            | AttachType::CGROUP_UNIX_RECVMSG
+            | AttachType::CGROUP_UNIX_GETPEERNAME
+            | AttachType::CGROUP_UNIX_GETSOCKNAME,
         ) => &[CGROUP_SOCK_ADDR, SOCKETS, BASE],
         _ => &[CGROUP_SOCK_ADDR, CGROUP_VERDICT, SOCKETS, BASE],
     }
@@ -138,28 +143,31 @@ fn cgroup(kind: &Kind) -> &'static [&'static Set] {
 fn tracing(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
     match (kind.prog_type, kind.attach_type) {
         (
-            prog::KPROBE,
-            attach::TRACE_KPROBE_MULTI
-            | attach::TRACE_KPROBE_SESSION
-            | attach::TRACE_UPROBE_MULTI
-            | attach::TRACE_UPROBE_SESSION,
+            ProgramType::KPROBE,
+            AttachType::TRACE_KPROBE_MULTI
+            | AttachType::TRACE_KPROBE_SESSION
+            | AttachType::TRACE_UPROBE_MULTI
+            | AttachType::TRACE_UPROBE_SESSION,
         ) => &[MULTI, COOKIE, EVENTS, TRACING, BASE],
-        (prog::KPROBE | prog::TRACEPOINT, _)
-        | (prog::RAW_TRACEPOINT | prog::RAW_TRACEPOINT_WRITABLE, _) => {
+        (ProgramType::KPROBE | ProgramType::TRACEPOINT, _)
+        | (ProgramType::RAW_TRACEPOINT | ProgramType::RAW_TRACEPOINT_WRITABLE, _) => {
             &[COOKIE, EVENTS, TRACING, BASE]
         }
-        (prog::PERF_EVENT, _) => &[PERF_EVENT, COOKIE, EVENTS, TRACING, BASE],
-        (prog::TRACING, attach::TRACE_RAW_TP) => &[COOKIE, KERNEL_OBJECTS, EVENTS, TRACING, BASE],
-        (prog::TRACING, attach::TRACE_FENTRY | attach::TRACE_FEXIT | attach::MODIFY_RETURN) => {
-            &[TRAMPOLINE, COOKIE, KERNEL_OBJECTS, EVENTS, TRACING, BASE]
+        (ProgramType::PERF_EVENT, _) => &[PERF_EVENT, COOKIE, EVENTS, TRACING, BASE],
+        (ProgramType::TRACING, AttachType::TRACE_RAW_TP) => {
+            &[COOKIE, KERNEL_OBJECTS, EVENTS, TRACING, BASE]
         }
-        (prog::TRACING, attach::TRACE_ITER) => match target {
+        (
+            ProgramType::TRACING,
+            AttachType::TRACE_FENTRY | AttachType::TRACE_FEXIT | AttachType::MODIFY_RETURN,
+        ) => &[TRAMPOLINE, COOKIE, KERNEL_OBJECTS, EVENTS, TRACING, BASE],
+        (ProgramType::TRACING, AttachType::TRACE_ITER) => match target {
             Some("bpf_iter_tcp" | "bpf_iter_unix") | None => {
                 &[SOCKET_OPTIONS, ITER, KERNEL_OBJECTS, EVENTS, TRACING, BASE]
             }
             Some(_) => &[ITER, KERNEL_OBJECTS, EVENTS, TRACING, BASE],
         },
-        (prog::LSM, attach::LSM_CGROUP) => match target {
+        (ProgramType::LSM, AttachType::LSM_CGROUP) => match target {
             Some(name) if !hooks::are_options_safe(name) => {
                 &[CGROUP_VERDICT, LSM, KERNEL_OBJECTS, EVENTS, TRACING, BASE]
             }
@@ -173,7 +181,7 @@ fn tracing(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
                 BASE,
             ],
         },
-        (prog::LSM, _) => &[
+        (ProgramType::LSM, _) => &[
             LSM,
             TRAMPOLINE,
             COOKIE,
@@ -189,7 +197,7 @@ fn tracing(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
 
 fn struct_ops(kind: &Kind, target: Option<&str>) -> &'static [&'static Set] {
     /// The member `release` of `struct tcp_congestion_ops`.
-    const RELEASE: u32 = 17;
+    const RELEASE: AttachType = AttachType(17);
 
     match target {
         Some("tcp_congestion_ops") | None if kind.attach_type == RELEASE => &[TCP_CONGESTION, BASE],
@@ -415,7 +423,7 @@ mod tests {
     use super::super::{Missing, helper};
     use super::*;
 
-    fn at(prog_type: u32, attach_type: u32) -> Kind {
+    fn at(prog_type: ProgramType, attach_type: AttachType) -> Kind {
         Kind {
             prog_type,
             attach_type,
@@ -427,11 +435,11 @@ mod tests {
     #[test]
     fn trampolines_keep_arguments() {
         for attach_type in [
-            attach::TRACE_FENTRY,
-            attach::TRACE_FEXIT,
-            attach::MODIFY_RETURN,
+            AttachType::TRACE_FENTRY,
+            AttachType::TRACE_FEXIT,
+            AttachType::MODIFY_RETURN,
         ] {
-            let kind = at(prog::TRACING, attach_type);
+            let kind = at(ProgramType::TRACING, attach_type);
             for found in [
                 &GET_FUNC_ARG,
                 &GET_FUNC_RET,
@@ -441,7 +449,7 @@ mod tests {
                 assert_eq!(helper(found.id, &kind, Some("vfs_read")), Ok(found));
             }
         }
-        let iterator = at(prog::TRACING, attach::TRACE_ITER);
+        let iterator = at(ProgramType::TRACING, AttachType::TRACE_ITER);
         let missing = Err(Missing::NotForThisType);
         assert_eq!(
             helper(GET_FUNC_ARG.id, &iterator, Some("bpf_iter_task")),
@@ -455,7 +463,7 @@ mod tests {
 
     #[test]
     fn some_targets_only() {
-        let function = at(prog::TRACING, attach::TRACE_FENTRY);
+        let function = at(ProgramType::TRACING, AttachType::TRACE_FENTRY);
         let elsewhere = Err(Missing::NotAtThisTarget);
         assert_eq!(
             helper(D_PATH.id, &function, Some("vfs_getattr")),
@@ -469,14 +477,13 @@ mod tests {
             helper(storage, &function, Some("bpf_sk_storage_free")),
             elsewhere
         );
-        let returning = at(prog::TRACING, attach::MODIFY_RETURN);
+        let returning = at(ProgramType::TRACING, AttachType::MODIFY_RETURN);
         assert_eq!(helper(storage, &returning, Some("tcp_sendmsg")), elsewhere);
     }
 
     #[test]
     fn security_modules() {
-        const LSM_MAC: u32 = 27;
-        let hook = at(prog::LSM, LSM_MAC);
+        let hook = at(ProgramType::LSM, AttachType::LSM_MAC);
         let open = Some("bpf_lsm_file_open");
         for found in [
             &SK_STORAGE_GET,
@@ -497,7 +504,7 @@ mod tests {
             Err(Missing::NotForThisType)
         );
 
-        let group = at(prog::LSM, attach::LSM_CGROUP);
+        let group = at(ProgramType::LSM, AttachType::LSM_CGROUP);
         let created = Some("bpf_lsm_socket_post_create");
         for found in [&GET_RETVAL, &GET_LOCAL_STORAGE, &SETSOCKOPT_SOCK] {
             assert_eq!(helper(found.id, &group, created), Ok(found));
@@ -515,7 +522,7 @@ mod tests {
 
     #[test]
     fn infrared_receivers_have_few() {
-        let kind = at(prog::LIRC_MODE2, 16);
+        let kind = at(ProgramType::LIRC_MODE2, AttachType::LIRC_MODE2);
         assert_eq!(helper(RC_KEYDOWN.id, &kind, None), Ok(&RC_KEYDOWN));
         assert_eq!(
             helper(RINGBUF_OUTPUT.id, &kind, None),
@@ -525,7 +532,7 @@ mod tests {
 
     #[test]
     fn no_such_numbers() {
-        let kind = at(prog::KPROBE, 0);
+        let kind = at(ProgramType::KPROBE, AttachType::UNSPECIFIED);
         assert_eq!(helper(0, &kind, None), Err(Missing::NotForThisType));
         assert_eq!(helper(212, &kind, None), Err(Missing::Unknown));
         assert_eq!(helper(u32::MAX, &kind, None), Err(Missing::Unknown));

@@ -1,11 +1,12 @@
 //! Arguments of a program's functions, by their types and tags (`btf_prepare_func_args`).
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::{AttachType, ProgramType};
 
 use super::table::{
     TypeTable, is_modifier, is_number, is_small_int, is_struct, kind_name, shown, text,
 };
-use super::{EFAULT, ENOENT, EOPNOTSUPP, ESRCH, KernelTypes, Refused, attach_type, prog_type};
+use super::{EFAULT, ENOENT, EOPNOTSUPP, ESRCH, KernelTypes, Refused};
 use crate::program::Kind;
 use crate::reject::EINVAL;
 
@@ -250,7 +251,7 @@ impl Param<'_> {
 
     /// Is it a pointer to what the program's type has for a context (`btf_is_prog_ctx_type`)?
     fn is_context(&self, pointer: Type<'_>) -> bool {
-        if self.kind.prog_type == prog_type::KPROBE && self.is_user_regs(pointer) {
+        if self.kind.prog_type == ProgramType::KPROBE && self.is_user_regs(pointer) {
             return true;
         }
         let (_, target) = self.types.target(pointer);
@@ -274,9 +275,11 @@ impl Param<'_> {
 
     /// May what is tagged as a context be one (`btf_validate_prog_ctx_type`)?
     fn validate_context(&self, pointer: Type<'_>) -> Result<(), Refused> {
-        use prog_type::*;
         let (index, kind) = (self.index, self.kind);
-        let regs = matches!(kind.prog_type, KPROBE | PERF_EVENT);
+        let regs = matches!(
+            kind.prog_type,
+            ProgramType::KPROBE | ProgramType::PERF_EVENT
+        );
         if regs && self.is_user_regs(pointer) {
             return Ok(());
         }
@@ -291,20 +294,20 @@ impl Param<'_> {
         let is_struct = is_struct(target);
         let is_u64 = is_small_int(target) && target.size() == 8;
         let good = match kind.prog_type {
-            KPROBE | PERF_EVENT => is_struct && name == USER_REGS,
-            RAW_TRACEPOINT | RAW_TRACEPOINT_WRITABLE => is_u64,
-            TRACING => match kind.attach_type {
-                attach_type::TRACE_RAW_TP => {
+            ProgramType::KPROBE | ProgramType::PERF_EVENT => is_struct && name == USER_REGS,
+            ProgramType::RAW_TRACEPOINT | ProgramType::RAW_TRACEPOINT_WRITABLE => is_u64,
+            ProgramType::TRACING => match kind.attach_type {
+                AttachType::TRACE_RAW_TP => {
                     is_u64 || is_struct && name == "bpf_raw_tracepoint_args"
                 }
-                attach_type::TRACE_ITER => is_struct && name.starts_with("bpf_iter__"),
-                attach_type::TRACE_FENTRY
-                | attach_type::TRACE_FEXIT
-                | attach_type::MODIFY_RETURN => is_u64,
+                AttachType::TRACE_ITER => is_struct && name.starts_with("bpf_iter__"),
+                AttachType::TRACE_FENTRY | AttachType::TRACE_FEXIT | AttachType::MODIFY_RETURN => {
+                    is_u64
+                }
                 _ => false,
             },
-            LSM | STRUCT_OPS => is_u64,
-            TRACEPOINT | SYSCALL | EXT => true,
+            ProgramType::LSM | ProgramType::STRUCT_OPS => is_u64,
+            ProgramType::TRACEPOINT | ProgramType::SYSCALL | ProgramType::EXT => true,
             _ => false,
         };
         if good {
@@ -328,38 +331,47 @@ const USER_REGS: &str = if cfg!(target_arch = "aarch64") {
 };
 
 /// Is a structure of this name a context's, or what the kernel has behind one?
-pub(super) fn is_named_as_context(name: &str, of: u32) -> bool {
+pub(super) fn is_named_as_context(name: &str, of: ProgramType) -> bool {
     context_structure(of).is_some_and(|wanted| {
         let projected = matches!(
             (wanted, name),
             ("__sk_buff", "sk_buff") | ("xdp_md", "xdp_buff")
         );
         // The kernel names it by its typedef first.
-        let is_typedef = of == prog_type::KPROBE && name == "bpf_user_pt_regs_t";
+        let is_typedef = of == ProgramType::KPROBE && name == "bpf_user_pt_regs_t";
         wanted == name || projected || is_typedef
     })
 }
 
 /// The structure that programs of a type have for a context, where it has a name (`linux/bpf_types.h`).
-fn context_structure(of: u32) -> Option<&'static str> {
-    use prog_type::*;
+fn context_structure(of: ProgramType) -> Option<&'static str> {
     Some(match of {
-        SOCKET_FILTER | SCHED_CLS | SCHED_ACT | CGROUP_SKB | LWT_IN | LWT_OUT | LWT_XMIT
-        | LWT_SEG6LOCAL | SK_SKB | FLOW_DISSECTOR => "__sk_buff",
-        XDP => "xdp_md",
-        CGROUP_SOCK => "bpf_sock",
-        CGROUP_SOCK_ADDR => "bpf_sock_addr",
-        SOCK_OPS => "bpf_sock_ops",
-        SK_MSG => "sk_msg_md",
-        KPROBE => USER_REGS,
-        PERF_EVENT => "bpf_perf_event_data",
-        RAW_TRACEPOINT | RAW_TRACEPOINT_WRITABLE => "bpf_raw_tracepoint_args",
-        CGROUP_DEVICE => "bpf_cgroup_dev_ctx",
-        CGROUP_SYSCTL => "bpf_sysctl",
-        CGROUP_SOCKOPT => "bpf_sockopt",
-        SK_REUSEPORT => "sk_reuseport_md",
-        SK_LOOKUP => "bpf_sk_lookup",
-        NETFILTER => "bpf_nf_ctx",
+        ProgramType::SOCKET_FILTER
+        | ProgramType::SCHED_CLS
+        | ProgramType::SCHED_ACT
+        | ProgramType::CGROUP_SKB
+        | ProgramType::LWT_IN
+        | ProgramType::LWT_OUT
+        | ProgramType::LWT_XMIT
+        | ProgramType::LWT_SEG6LOCAL
+        | ProgramType::SK_SKB
+        | ProgramType::FLOW_DISSECTOR => "__sk_buff",
+        ProgramType::XDP => "xdp_md",
+        ProgramType::CGROUP_SOCK => "bpf_sock",
+        ProgramType::CGROUP_SOCK_ADDR => "bpf_sock_addr",
+        ProgramType::SOCK_OPS => "bpf_sock_ops",
+        ProgramType::SK_MSG => "sk_msg_md",
+        ProgramType::KPROBE => USER_REGS,
+        ProgramType::PERF_EVENT => "bpf_perf_event_data",
+        ProgramType::RAW_TRACEPOINT | ProgramType::RAW_TRACEPOINT_WRITABLE => {
+            "bpf_raw_tracepoint_args"
+        }
+        ProgramType::CGROUP_DEVICE => "bpf_cgroup_dev_ctx",
+        ProgramType::CGROUP_SYSCTL => "bpf_sysctl",
+        ProgramType::CGROUP_SOCKOPT => "bpf_sockopt",
+        ProgramType::SK_REUSEPORT => "sk_reuseport_md",
+        ProgramType::SK_LOOKUP => "bpf_sk_lookup",
+        ProgramType::NETFILTER => "bpf_nf_ctx",
         _ => return None,
     })
 }

@@ -1,9 +1,10 @@
 //! May a program attach to what it names in the kernel's BTF (`check_attach_btf_id`, `bpf_check_attach_target`)?
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::{AttachType, ProgramType};
 
 use super::table::{is_number, is_struct, kind_name, text};
-use super::{KernelTypes, Refused, attach_type, context, lsm, prog_type};
+use super::{KernelTypes, Refused, context, lsm};
 use crate::program::Kind;
 use crate::reject::{EINVAL, ENOTSUPP};
 
@@ -115,7 +116,7 @@ impl KernelTypes {
     /// `check_attach_btf_id`: may a program of this kind attach there? The error is the log's line. Kinds that do not
     /// attach by BTF may.
     pub fn check_attach(&self, kind: &Kind) -> Result<(), Refused> {
-        if kind.prog_type == prog_type::SYSCALL {
+        if kind.prog_type == ProgramType::SYSCALL {
             return if kind.is_sleepable() {
                 Ok(())
             } else {
@@ -129,15 +130,15 @@ impl KernelTypes {
             );
         }
         match kind.prog_type {
-            prog_type::STRUCT_OPS => self.check_operation(kind),
-            prog_type::TRACING | prog_type::LSM | prog_type::EXT => self.check_target(kind),
+            ProgramType::STRUCT_OPS => self.check_operation(kind),
+            ProgramType::TRACING | ProgramType::LSM | ProgramType::EXT => self.check_target(kind),
             _ => Ok(()),
         }
     }
 
     /// An operation of a structure that programs may implement.
     fn check_operation(&self, kind: &Kind) -> Result<(), Refused> {
-        let (id, index) = (kind.attach_btf_id, kind.attach_type);
+        let (id, index) = (kind.attach_btf_id, kind.attach_type.0);
         let it = self.types.at(id);
         let name = text(it.name);
         let value = format!("bpf_struct_ops_{name}");
@@ -186,27 +187,27 @@ impl KernelTypes {
         let Some(it) = self.types.get(id) else {
             return refuse(format!("attach_btf_id {id} is invalid"));
         };
-        if kind.prog_type == prog_type::EXT {
+        if kind.prog_type == ProgramType::EXT {
             return refuse("Cannot replace kernel functions".to_owned());
         }
         let name = text(it.name);
         match kind.attach_type {
-            attach_type::TRACE_RAW_TP => self.check_tracepoint(id, it),
-            attach_type::TRACE_ITER => {
+            AttachType::TRACE_RAW_TP => self.check_tracepoint(id, it),
+            AttachType::TRACE_ITER => {
                 self.check_function(id, it)?;
                 match context::iterator(name) {
                     Some(_) => Ok(()),
                     None => refuse(String::new()),
                 }
             }
-            attach_type::MODIFY_RETURN
-            | attach_type::LSM_MAC
-            | attach_type::LSM_CGROUP
-            | attach_type::TRACE_FENTRY
-            | attach_type::TRACE_FEXIT => {
+            AttachType::MODIFY_RETURN
+            | AttachType::LSM_MAC
+            | AttachType::LSM_CGROUP
+            | AttachType::TRACE_FENTRY
+            | AttachType::TRACE_FEXIT => {
                 self.check_function(id, it)?;
                 self.check_sleep(kind, name)?;
-                if kind.prog_type == prog_type::LSM {
+                if kind.prog_type == ProgramType::LSM {
                     self.check_hook(id, name)
                 } else {
                     check_denied(kind, name)
@@ -321,16 +322,16 @@ fn passed(it: Type<'_>) -> Option<u32> {
 /// `can_be_sleepable`.
 fn can_sleep(kind: &Kind) -> bool {
     match kind.prog_type {
-        prog_type::TRACING => matches!(
+        ProgramType::TRACING => matches!(
             kind.attach_type,
-            attach_type::TRACE_FENTRY
-                | attach_type::TRACE_FEXIT
-                | attach_type::MODIFY_RETURN
-                | attach_type::TRACE_ITER
+            AttachType::TRACE_FENTRY
+                | AttachType::TRACE_FEXIT
+                | AttachType::MODIFY_RETURN
+                | AttachType::TRACE_ITER
         ),
-        prog_type::LSM => true,
+        ProgramType::LSM => true,
         // Whether a probe is on user space is not known before it is attached.
-        prog_type::KPROBE | prog_type::STRUCT_OPS => true,
+        ProgramType::KPROBE | ProgramType::STRUCT_OPS => true,
         _ => false,
     }
 }
@@ -340,7 +341,7 @@ impl KernelTypes {
     fn check_sleep(&self, kind: &Kind, name: &str) -> Result<(), Refused> {
         if kind.is_sleepable() {
             let good = match kind.prog_type {
-                prog_type::TRACING => {
+                ProgramType::TRACING => {
                     let is_injectable = self.is_injectable(kind.attach_btf_id, name);
                     is_injectable && !INJECTABLE_ASLEEP.contains(&name) || name == MODIFIABLE_ASLEEP
                 }
@@ -349,7 +350,7 @@ impl KernelTypes {
             if !good {
                 return refuse(format!("{name} is not sleepable"));
             }
-        } else if kind.attach_type == attach_type::MODIFY_RETURN
+        } else if kind.attach_type == AttachType::MODIFY_RETURN
             && !self.is_injectable(kind.attach_btf_id, name)
             && !MODIFIABLE.contains(&name)
             && !name.starts_with("security_")
@@ -387,7 +388,7 @@ fn check_denied(kind: &Kind, name: &str) -> Result<(), Refused> {
     }
     let at_end = matches!(
         kind.attach_type,
-        attach_type::TRACE_FEXIT | attach_type::MODIFY_RETURN
+        AttachType::TRACE_FEXIT | AttachType::MODIFY_RETURN
     );
     if at_end && NEVER_RETURNING.contains(&name) {
         return refuse(format!(

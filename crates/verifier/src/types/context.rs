@@ -2,9 +2,10 @@
 //! (`btf_ctx_access`).
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::{AttachType, ProgramType};
 
 use super::table::{is_small_int, is_struct, kind_name, shown, text};
-use super::{KernelTypes, Member, Trust, attach_type, lsm, nullable, prog_type};
+use super::{KernelTypes, Member, Trust, lsm, nullable};
 use crate::program::Kind;
 
 /// `MAX_BPF_FUNC_ARGS` words.
@@ -45,7 +46,7 @@ impl KernelTypes {
 
     /// Is this what the hook returns that an LSM program is attached to (`bpf_insn_access_aux::is_retval`)?
     pub fn is_hook_result(&self, kind: &Kind, off: i32) -> bool {
-        if kind.prog_type != prog_type::LSM || kind.attach_type != attach_type::LSM_MAC {
+        if kind.prog_type != ProgramType::LSM || kind.attach_type != AttachType::LSM_MAC {
             return false;
         }
         let Some(attached) = self.attached(kind) else {
@@ -59,7 +60,7 @@ impl KernelTypes {
     /// Where the context has objects that the program owns from its beginning on, and has to give back or hand on: arguments of an
     /// operation that are marked with `__ref` (`bpf_ctx_arg_aux::refcounted`). Offsets in bytes, ascending.
     pub fn owned_arguments(&self, kind: &Kind) -> Vec<u32> {
-        if kind.prog_type != prog_type::STRUCT_OPS {
+        if kind.prog_type != ProgramType::STRUCT_OPS {
             return Vec::new();
         }
         let attached = self.attached(kind);
@@ -94,8 +95,8 @@ impl KernelTypes {
         let it = types.get(kind.attach_btf_id)?;
         let name = text(it.name);
         let (prototype, name, skipped, named) = match kind.prog_type {
-            prog_type::STRUCT_OPS => {
-                let member = types.members(it).nth(kind.attach_type as usize)?;
+            ProgramType::STRUCT_OPS => {
+                let member = types.members(it).nth(kind.attach_type.0 as usize)?;
                 let prototype = types.target(types.skip_modifiers(member.type_id).1).1;
                 let stub = format!("{name}__{}", text(member.name));
                 let named = types
@@ -103,7 +104,7 @@ impl KernelTypes {
                     .and_then(|id| types.prototype(id));
                 (prototype, text(member.name), 0, named)
             }
-            _ if kind.attach_type == attach_type::TRACE_RAW_TP => {
+            _ if kind.attach_type == AttachType::TRACE_RAW_TP => {
                 let name = name.strip_prefix("btf_trace_")?;
                 let prototype = types.target(types.at(it.refers_to())).1;
                 let caller = types.find(kind::FUNC, &format!("__traceiter_{name}"));
@@ -186,11 +187,11 @@ impl<'a> Attached<'a> {
         }
         let result = self.prototype.refers_to();
         match kind.attach_type {
-            _ if kind.prog_type == prog_type::STRUCT_OPS => Err(missing()),
-            attach_type::LSM_MAC | attach_type::LSM_CGROUP | attach_type::TRACE_FEXIT => {
+            _ if kind.prog_type == ProgramType::STRUCT_OPS => Err(missing()),
+            AttachType::LSM_MAC | AttachType::LSM_CGROUP | AttachType::TRACE_FEXIT => {
                 Ok((arg, result))
             }
-            attach_type::MODIFY_RETURN => {
+            AttachType::MODIFY_RETURN => {
                 let (_, it) = kernel.types.skip_modifiers(result);
                 if is_small_int(it) {
                     return Ok((arg, result));
@@ -235,7 +236,7 @@ impl<'a> Attached<'a> {
             ));
         }
         let mut or_null = self.is_nullable(arg);
-        if kind.attach_type == attach_type::TRACE_RAW_TP && kind.prog_type == prog_type::TRACING {
+        if kind.attach_type == AttachType::TRACE_RAW_TP && kind.prog_type == ProgramType::TRACING {
             or_null |= nullable::may_be_null(name, arg);
             if nullable::may_be_error(name, arg) {
                 return Ok(Member::Scalar);
@@ -268,26 +269,26 @@ impl<'a> Attached<'a> {
     /// `prog_args_trusted`.
     fn trusts_arguments(&self) -> bool {
         match self.kind.prog_type {
-            prog_type::TRACING => matches!(
+            ProgramType::TRACING => matches!(
                 self.kind.attach_type,
-                attach_type::TRACE_RAW_TP | attach_type::TRACE_ITER
+                AttachType::TRACE_RAW_TP | AttachType::TRACE_ITER
             ),
-            prog_type::LSM => !lsm::UNTRUSTED.contains(&self.name),
-            prog_type::STRUCT_OPS => true,
+            ProgramType::LSM => !lsm::UNTRUSTED.contains(&self.name),
+            ProgramType::STRUCT_OPS => true,
             _ => false,
         }
     }
 
     /// Its operations are handed a `struct sock` that is known to be a `struct tcp_sock`.
     fn is_congestion_control(&self) -> bool {
-        self.kind.prog_type == prog_type::STRUCT_OPS
+        self.kind.prog_type == ProgramType::STRUCT_OPS
             && self.kernel.name(self.kind.attach_btf_id) == "tcp_congestion_ops"
     }
 
     /// What is said of an iterator's parameter beside its type.
     fn known(&self, off: u32) -> Option<Known> {
         let kind = self.kind;
-        if kind.prog_type != prog_type::TRACING || kind.attach_type != attach_type::TRACE_ITER {
+        if kind.prog_type != ProgramType::TRACING || kind.attach_type != AttachType::TRACE_ITER {
             return None;
         }
         iterator(self.name)?
@@ -301,7 +302,7 @@ impl<'a> Attached<'a> {
             return None;
         };
         let (arg, type_id) = self.argument(off).ok()?;
-        let by_stub = self.kind.prog_type == prog_type::STRUCT_OPS && self.is_nullable(arg);
+        let by_stub = self.kind.prog_type == ProgramType::STRUCT_OPS && self.is_nullable(arg);
         if by_stub || self.known(off).is_some() {
             return None;
         }

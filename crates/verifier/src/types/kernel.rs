@@ -2,6 +2,7 @@
 //! (`btf_struct_access`, `check_ptr_to_btf_access`).
 
 use beeline_btf::{Joined, Layout, Type, kind};
+use beeline_uapi::ProgramType;
 
 use super::Refused;
 use super::table::{TypeTable, is_struct, text};
@@ -57,43 +58,6 @@ pub enum Trust {
     /// `PTR_UNTRUSTED`.
     Untrusted,
 }
-
-/// Names of types of programs, by number.
-const PROG_TYPES: [&str; 33] = [
-    "UNSPEC",
-    "SOCKET_FILTER",
-    "KPROBE",
-    "SCHED_CLS",
-    "SCHED_ACT",
-    "TRACEPOINT",
-    "XDP",
-    "PERF_EVENT",
-    "CGROUP_SKB",
-    "CGROUP_SOCK",
-    "LWT_IN",
-    "LWT_OUT",
-    "LWT_XMIT",
-    "SOCK_OPS",
-    "SK_SKB",
-    "CGROUP_DEVICE",
-    "SK_MSG",
-    "RAW_TRACEPOINT",
-    "CGROUP_SOCK_ADDR",
-    "LWT_SEG6LOCAL",
-    "LIRC_MODE2",
-    "SK_REUSEPORT",
-    "FLOW_DISSECTOR",
-    "CGROUP_SYSCTL",
-    "RAW_TRACEPOINT_WRITABLE",
-    "CGROUP_SOCKOPT",
-    "TRACING",
-    "STRUCT_OPS",
-    "EXT",
-    "LSM",
-    "SK_LOOKUP",
-    "SYSCALL",
-    "NETFILTER",
-];
 
 impl KernelTypes {
     /// Indexes `/sys/kernel/btf/vmlinux` or a file like it.
@@ -235,10 +199,9 @@ impl KernelTypes {
 
     /// The kernel's own context of programs of a type, which `bpf_cast_to_kern_ctx` gives them (`get_kern_ctx_btf_id`); the
     /// error is the log's line.
-    pub fn kernel_context(&self, prog_type: u32) -> Result<u32, Refused> {
+    pub fn kernel_context(&self, prog_type: ProgramType) -> Result<u32, Refused> {
         let types = &self.types;
-        let name = PROG_TYPES.get(prog_type as usize).unwrap_or(&"");
-        let name = format!("BPF_PROG_TYPE_{name}_kern");
+        let name = format!("{}_kern", prog_type.name().unwrap_or_default());
         let all = self.structure("bpf_ctx_convert").unwrap_or(0);
         let mut members = types.members(types.at(all));
         let member = members.find(|member| member.name == name.as_bytes());

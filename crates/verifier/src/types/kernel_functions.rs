@@ -1,9 +1,8 @@
 //! Functions of the kernel that programs may call by their BTF ids (kfuncs): which programs, and on what terms.
 
-use super::attach_type::TRACE_ITER;
-use super::prog_type;
 use super::{kernel_function_table, module_function_table};
 use crate::program::Kind;
+use beeline_uapi::{AttachType, ProgramType};
 
 /// What may be said of a kernel function (`KF_*`).
 pub mod flags {
@@ -65,11 +64,6 @@ pub(super) mod callers {
         SOCKET_FILTER | TC | SCHED_ACT | TRACING | CGROUP | LWT | SK_SKB | NETFILTER;
 }
 
-/// `BPF_TRACE_KPROBE_SESSION`.
-const TRACE_KPROBE_SESSION: u32 = 56;
-/// `BPF_TRACE_UPROBE_SESSION`.
-const TRACE_UPROBE_SESSION: u32 = 57;
-
 /// A kernel function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelFunction {
@@ -109,31 +103,32 @@ impl KernelFunction {
 fn callers_of(kind: &Kind) -> u32 {
     use callers::*;
     match kind.prog_type {
-        prog_type::XDP => XDP,
-        prog_type::SCHED_CLS => TC,
-        prog_type::SCHED_ACT => SCHED_ACT,
-        prog_type::STRUCT_OPS => STRUCT_OPS,
-        prog_type::LSM => TRACING | LSM,
-        prog_type::TRACING if kind.attach_type == TRACE_ITER => TRACING | ITERATOR,
-        prog_type::TRACING | prog_type::TRACEPOINT | prog_type::PERF_EVENT => TRACING,
-        prog_type::SYSCALL => SYSCALL,
-        prog_type::CGROUP_SKB
-        | prog_type::CGROUP_SOCK
-        | prog_type::CGROUP_DEVICE
-        | prog_type::CGROUP_SOCK_ADDR
-        | prog_type::CGROUP_SOCKOPT
-        | prog_type::CGROUP_SYSCTL
-        | prog_type::SOCK_OPS => CGROUP,
-        prog_type::SK_SKB => SK_SKB,
-        prog_type::SOCKET_FILTER => SOCKET_FILTER,
-        prog_type::LWT_IN | prog_type::LWT_OUT | prog_type::LWT_XMIT | prog_type::LWT_SEG6LOCAL => {
-            LWT
-        }
-        prog_type::NETFILTER => NETFILTER,
-        prog_type::KPROBE
+        ProgramType::XDP => XDP,
+        ProgramType::SCHED_CLS => TC,
+        ProgramType::SCHED_ACT => SCHED_ACT,
+        ProgramType::STRUCT_OPS => STRUCT_OPS,
+        ProgramType::LSM => TRACING | LSM,
+        ProgramType::TRACING if kind.attach_type == AttachType::TRACE_ITER => TRACING | ITERATOR,
+        ProgramType::TRACING | ProgramType::TRACEPOINT | ProgramType::PERF_EVENT => TRACING,
+        ProgramType::SYSCALL => SYSCALL,
+        ProgramType::CGROUP_SKB
+        | ProgramType::CGROUP_SOCK
+        | ProgramType::CGROUP_DEVICE
+        | ProgramType::CGROUP_SOCK_ADDR
+        | ProgramType::CGROUP_SOCKOPT
+        | ProgramType::CGROUP_SYSCTL
+        | ProgramType::SOCK_OPS => CGROUP,
+        ProgramType::SK_SKB => SK_SKB,
+        ProgramType::SOCKET_FILTER => SOCKET_FILTER,
+        ProgramType::LWT_IN
+        | ProgramType::LWT_OUT
+        | ProgramType::LWT_XMIT
+        | ProgramType::LWT_SEG6LOCAL => LWT,
+        ProgramType::NETFILTER => NETFILTER,
+        ProgramType::KPROBE
             if matches!(
                 kind.attach_type,
-                TRACE_KPROBE_SESSION | TRACE_UPROBE_SESSION
+                AttachType::TRACE_KPROBE_SESSION | AttachType::TRACE_UPROBE_SESSION
             ) =>
         {
             SESSION

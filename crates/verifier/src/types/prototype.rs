@@ -1,9 +1,10 @@
 //! What a kernel function takes and gives, by its prototype and the suffixes of its parameters' names.
 
 use beeline_btf::{Type, kind};
+use beeline_uapi::ProgramType;
 
 use super::table::{TypeTable, is_number, is_struct, text};
-use super::{KernelTypes, ProgramTypes, arguments, prog_type};
+use super::{KernelTypes, ProgramTypes, arguments};
 use crate::program::Kind;
 
 /// A kernel function's prototype.
@@ -169,10 +170,10 @@ impl KernelTypes {
     /// What the function returns that a program of this kind stands for; `None` where it stands for none.
     pub fn hook_result(&self, kind: &Kind) -> Option<ParamType> {
         match kind.prog_type {
-            prog_type::LSM => Some(self.prototype(kind.attach_btf_id)?.result),
-            prog_type::STRUCT_OPS => {
+            ProgramType::LSM => Some(self.prototype(kind.attach_btf_id)?.result),
+            ProgramType::STRUCT_OPS => {
                 let mut members = self.types.members(self.types.at(kind.attach_btf_id));
-                let member = members.nth(kind.attach_type as usize)?;
+                let member = members.nth(kind.attach_type.0 as usize)?;
                 let (_, pointer) = self.types.skip_modifiers(member.type_id);
                 let (_, prototype) = self.types.target(pointer);
                 (prototype.kind == kind::FUNC_PROTO).then(|| self.passed(prototype.refers_to()))
@@ -182,7 +183,7 @@ impl KernelTypes {
     }
 
     /// Is a pointer to this structure what programs of the type have for a context (`btf_is_prog_ctx_type`)?
-    pub fn is_context(&self, structure: u32, prog_type: u32) -> bool {
+    pub fn is_context(&self, structure: u32, prog_type: ProgramType) -> bool {
         arguments::is_named_as_context(self.name(structure), prog_type)
     }
 }

@@ -1,8 +1,9 @@
 //! What programs may write in the kernel's structures (`btf_struct_access` of each `struct bpf_verifier_ops`).
 
-use super::{KernelTypes, Refused, prog_type};
+use super::{KernelTypes, Refused};
 use crate::program::Kind;
 use crate::reject::EACCES;
+use beeline_uapi::ProgramType;
 
 /// Members of a connection that a congestion control sets.
 const OF_TCP: [&str; 10] = [
@@ -33,20 +34,20 @@ impl KernelTypes {
     ) -> Result<(), Refused> {
         let name = self.name(structure);
         let members: &[&str] = match (kind.prog_type, self.operations(kind), name) {
-            (prog_type::STRUCT_OPS, "bpf_dummy_ops", "bpf_dummy_ops_state") => {
+            (ProgramType::STRUCT_OPS, "bpf_dummy_ops", "bpf_dummy_ops_state") => {
                 // Any part of it.
                 return match self.size(structure) {
                     Some(bytes) if i64::from(off) + i64::from(size) <= bytes.into() => Ok(()),
                     _ => refuse(format!("write access at off {off} with size {size}")),
                 };
             }
-            (prog_type::STRUCT_OPS, "bpf_dummy_ops", _) => {
+            (ProgramType::STRUCT_OPS, "bpf_dummy_ops", _) => {
                 return refuse("only access to bpf_dummy_ops_state is supported".to_owned());
             }
-            (prog_type::STRUCT_OPS, "tcp_congestion_ops", "tcp_sock") => &OF_TCP,
-            (prog_type::STRUCT_OPS, "sched_ext_ops", "task_struct") => &OF_TASK,
-            (prog_type::STRUCT_OPS, "sched_ext_ops", _) => return refuse(String::new()),
-            (prog_type::SCHED_CLS | prog_type::XDP, _, "nf_conn" | "nf_conn___init") => {
+            (ProgramType::STRUCT_OPS, "tcp_congestion_ops", "tcp_sock") => &OF_TCP,
+            (ProgramType::STRUCT_OPS, "sched_ext_ops", "task_struct") => &OF_TASK,
+            (ProgramType::STRUCT_OPS, "sched_ext_ops", _) => return refuse(String::new()),
+            (ProgramType::SCHED_CLS | ProgramType::XDP, _, "nf_conn" | "nf_conn___init") => {
                 &OF_CONNECTION
             }
             _ => return refuse("only read is supported".to_owned()),
@@ -84,7 +85,7 @@ impl KernelTypes {
     /// The structure whose operation a program implements.
     fn operations(&self, kind: &Kind) -> &str {
         match kind.prog_type {
-            prog_type::STRUCT_OPS => self.name(kind.attach_btf_id),
+            ProgramType::STRUCT_OPS => self.name(kind.attach_btf_id),
             _ => "",
         }
     }

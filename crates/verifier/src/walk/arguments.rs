@@ -11,9 +11,9 @@ use crate::helpers::{Arg, Dynptr, Helper};
 use crate::program::Map;
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{Byte, Flags, Reg, Type, place};
+use beeline_uapi::MapType;
 
 /// `BPF_MAP_TYPE_BLOOM_FILTER`.
-const BLOOM_FILTER: u32 = 30;
 const MAP_PEEK_ELEM: u32 = 89;
 
 impl Walk<'_> {
@@ -58,16 +58,14 @@ impl Walk<'_> {
 
     /// A value of a map of sockets is a socket (`resolve_map_arg_type`).
     fn resolved(&self, arg: Arg, meta: &Meta) -> Arg {
-        const SOCKMAP: u32 = 15;
-        const SOCKHASH: u32 = 18;
         let is_value = matches!(arg, Arg::Value | Arg::ValueOrNull | Arg::UninitValue);
         let map_type = meta.map.map(|map| self.map(map).map_type);
         match map_type {
-            Some(SOCKMAP | SOCKHASH) if is_value => Arg::BtfSockCommon {
+            Some(MapType::SOCKMAP | MapType::SOCKHASH) if is_value => Arg::BtfSockCommon {
                 release: false,
                 or_null: false,
             },
-            Some(BLOOM_FILTER) if is_value && meta.id == MAP_PEEK_ELEM => Arg::Value,
+            Some(MapType::BLOOM_FILTER) if is_value && meta.id == MAP_PEEK_ELEM => Arg::Value,
             _ => arg,
         }
     }
@@ -85,7 +83,10 @@ impl Walk<'_> {
             Arg::Map => return self.note_map(reg, meta),
             Arg::Key => {
                 let map = self.known_map(meta)?;
-                let (bytes, is_array) = (map.key_size, matches!(map.map_type, 2 | 6));
+                let (bytes, is_array) = (
+                    map.key_size,
+                    matches!(map.map_type, MapType::ARRAY | MapType::PERCPU_ARRAY),
+                );
                 self.helper_memory(number, bytes, false, false, false)?;
                 if is_array {
                     meta.key = self.constant_key(reg, bytes)?;
@@ -245,7 +246,7 @@ impl Walk<'_> {
                 self.check_region(number, reg.off, size, limit, false, "map key, key_size")?;
             }
             Type::MapValue(map) => {
-                self.deeds.per_cpu |= matches!(self.map(map).map_type, 5 | 6 | 10 | 21);
+                self.deeds.per_cpu |= self.map(map).map_type.is_per_cpu();
                 self.check_map_rights(&reg, number, reg.off, size, write)?;
                 self.check_value(number, reg.off, size, zero_allowed, By::Helper)?;
             }

@@ -1,6 +1,7 @@
 //! Comparisons: which way they go, and what each way tells (`check_cond_jmp_op`).
 
 use beeline_isa::{Cond, FRAME_POINTER, Operand};
+use beeline_uapi::MapType;
 
 use super::shape::target;
 use super::{Check, Next, Walk};
@@ -178,8 +179,8 @@ impl Walk<'_> {
                 });
             } else {
                 match map.map_type {
-                    map_type::XSKMAP => reg.kind = Type::Socket(SocketKind::Xdp),
-                    map_type::SOCKMAP | map_type::SOCKHASH => {
+                    MapType::XSKMAP => reg.kind = Type::Socket(SocketKind::Xdp),
+                    MapType::SOCKMAP | MapType::SOCKHASH => {
                         reg.kind = Type::Socket(SocketKind::Socket);
                         // The kernel's register still says which map it came from, and is compared with that.
                         reg.range = i32::from(id.index) + 1;
@@ -253,13 +254,6 @@ impl Walk<'_> {
         }
         Ok(Next::Insn(target(self.insn, off.into())))
     }
-}
-
-/// `BPF_MAP_TYPE_*` of maps whose look-ups give sockets.
-mod map_type {
-    pub(super) const SOCKMAP: u32 = 15;
-    pub(super) const XSKMAP: u32 = 17;
-    pub(super) const SOCKHASH: u32 = 18;
 }
 
 fn has_timer(map: Option<&Map>) -> bool {

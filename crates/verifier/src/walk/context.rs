@@ -3,11 +3,11 @@
 
 use super::memory::Access;
 use super::{Check, Walk, no};
-use crate::context::kinds::prog;
 use crate::context::{self, Field, SocketKind, flow_keys_access, socket_access};
 use crate::reject::EACCES;
 use crate::state::{Flags, Reg, Type};
 use crate::types::{Member, Trust};
+use beeline_uapi::{MapType, ProgramType};
 
 impl Walk<'_> {
     pub(super) fn access_context(&mut self, reg: &Reg, access: Access, at: i32) -> Check<Reg> {
@@ -23,7 +23,7 @@ impl Walk<'_> {
         };
         let by_btf = matches!(
             self.program.kind.prog_type,
-            prog::TRACING | prog::LSM | prog::STRUCT_OPS
+            ProgramType::TRACING | ProgramType::LSM | ProgramType::STRUCT_OPS
         );
         let loaded = if by_btf {
             if write {
@@ -329,7 +329,7 @@ impl Walk<'_> {
         let (Some(kernel), Some(structure)) = (kernel, structure) else {
             return no(
                 crate::reject::ENOTSUPP,
-                format!("map_ptr access not supported for map type {map_type}"),
+                format!("map_ptr access not supported for map type {}", map_type.0),
             );
         };
         self.deeds.map_structure.get_or_insert(self.insn);
@@ -364,24 +364,36 @@ fn trust_of(reg: &Reg) -> Trust {
 }
 
 /// The kernel's structures of maps (`map_btf_id`).
-fn map_structure(map_type: u32) -> &'static str {
+fn map_structure(map_type: MapType) -> &'static str {
     match map_type {
-        1 | 5 | 9 | 10 | 13 => "bpf_htab",
-        2 | 3 | 4 | 6 | 8 | 12 => "bpf_array",
-        7 => "bpf_stack_map",
-        11 => "lpm_trie",
-        14 | 25 => "bpf_dtab",
-        16 => "bpf_cpu_map",
-        15 => "bpf_stab",
-        17 => "xsk_map",
-        18 => "bpf_shtab",
-        19 | 21 => "bpf_cgroup_storage_map",
-        20 => "reuseport_array",
-        22 | 23 => "bpf_queue_stack",
-        24 | 28 | 29 | 32 => "bpf_local_storage_map",
-        27 | 31 => "bpf_ringbuf_map",
-        30 => "bpf_bloom_filter",
-        33 => "bpf_arena",
+        MapType::HASH
+        | MapType::PERCPU_HASH
+        | MapType::LRU_HASH
+        | MapType::LRU_PERCPU_HASH
+        | MapType::HASH_OF_MAPS => "bpf_htab",
+        MapType::ARRAY
+        | MapType::PROG_ARRAY
+        | MapType::PERF_EVENT_ARRAY
+        | MapType::PERCPU_ARRAY
+        | MapType::CGROUP_ARRAY
+        | MapType::ARRAY_OF_MAPS => "bpf_array",
+        MapType::STACK_TRACE => "bpf_stack_map",
+        MapType::LPM_TRIE => "lpm_trie",
+        MapType::DEVMAP | MapType::DEVMAP_HASH => "bpf_dtab",
+        MapType::CPUMAP => "bpf_cpu_map",
+        MapType::SOCKMAP => "bpf_stab",
+        MapType::XSKMAP => "xsk_map",
+        MapType::SOCKHASH => "bpf_shtab",
+        MapType::CGROUP_STORAGE | MapType::PERCPU_CGROUP_STORAGE => "bpf_cgroup_storage_map",
+        MapType::REUSEPORT_SOCKARRAY => "reuseport_array",
+        MapType::QUEUE | MapType::STACK => "bpf_queue_stack",
+        MapType::SK_STORAGE
+        | MapType::INODE_STORAGE
+        | MapType::TASK_STORAGE
+        | MapType::CGRP_STORAGE => "bpf_local_storage_map",
+        MapType::RINGBUF | MapType::USER_RINGBUF => "bpf_ringbuf_map",
+        MapType::BLOOM_FILTER => "bpf_bloom_filter",
+        MapType::ARENA => "bpf_arena",
         _ => "bpf_map",
     }
 }

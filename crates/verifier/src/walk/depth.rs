@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use beeline_isa::Op;
 
 use super::{Check, Walk, no};
-use crate::context::kinds::prog;
 use crate::flow::MAX_FRAMES;
 use crate::reject::{E2BIG, EACCES, EINVAL};
+use beeline_uapi::ProgramType;
 
 /// `MAX_BPF_STACK`.
 const MOST: u32 = 512;
@@ -166,13 +166,13 @@ impl Walk<'_> {
 }
 
 /// Types whose functions get stacks of their own on x86-64 (`bpf_enable_priv_stack`).
-fn has_private_stack(prog_type: u32) -> bool {
+fn has_private_stack(prog_type: ProgramType) -> bool {
     matches!(
         prog_type,
-        prog::KPROBE
-            | prog::TRACEPOINT
-            | prog::PERF_EVENT
-            | prog::RAW_TRACEPOINT
-            | prog::RAW_TRACEPOINT_WRITABLE
+        ProgramType::KPROBE
+            | ProgramType::TRACEPOINT
+            | ProgramType::PERF_EVENT
+            | ProgramType::RAW_TRACEPOINT
+            | ProgramType::RAW_TRACEPOINT_WRITABLE
     )
 }

@@ -2,11 +2,11 @@
 
 use super::print::type_name;
 use super::{Check, Next, Walk, no};
-use crate::context::kinds::{at, prog};
 use crate::context::returns::{Returns, not_a_number, out_of_range, returns};
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{HeldKind, Reg, Type};
 use crate::types::{self, ParamType};
+use beeline_uapi::{AttachType, ProgramType};
 
 impl Walk<'_> {
     pub(super) fn exit(&mut self, what: &str) -> Check<Next> {
@@ -23,7 +23,7 @@ impl Walk<'_> {
     pub(super) fn check_nothing_is_held(&self, locks_too: bool, what: &str) -> Check {
         // An operation of a structure may hand an object back to the kernel.
         let handed_back = match self.program.kind.prog_type {
-            prog::STRUCT_OPS => self.cur.reg(0).ref_id,
+            ProgramType::STRUCT_OPS => self.cur.reg(0).ref_id,
             _ => 0,
         };
         let objects_too = self.cur.depth() == 0;
@@ -202,15 +202,17 @@ impl Walk<'_> {
         self.mark_precise(register)?;
         let range = (i64::from(*range.start()), i64::from(*range.end()));
         let kind = &self.program.kind;
-        let low_half = kind.prog_type == prog::LSM && kind.attach_type != at::LSM_CGROUP;
+        let low_half =
+            kind.prog_type == ProgramType::LSM && kind.attach_type != AttachType::LSM_CGROUP;
         self.check_within(register, &result, range, "At program exit", low_half)
     }
 
     /// `true`: the kernel does not look at what the program returns, or it is an object that the hook is to return.
     fn check_hook_result(&self, register: u8) -> Check<bool> {
         let kind = &self.program.kind;
-        let of_structure = kind.prog_type == prog::STRUCT_OPS;
-        let of_hook = kind.prog_type == prog::LSM && kind.attach_type != at::LSM_CGROUP;
+        let of_structure = kind.prog_type == ProgramType::STRUCT_OPS;
+        let of_hook =
+            kind.prog_type == ProgramType::LSM && kind.attach_type != AttachType::LSM_CGROUP;
         if !of_structure && !of_hook {
             return Ok(false);
         }
@@ -239,9 +241,9 @@ impl Walk<'_> {
         let result = self.hook_result()?;
         let is_void = result == ParamType::Void;
         match (kind.prog_type, kind.attach_type) {
-            (prog::LSM, at::LSM_CGROUP) if is_void => Some(1..=1),
-            (prog::LSM, at::LSM_CGROUP) => Some(0..=1),
-            (prog::LSM, _) => {
+            (ProgramType::LSM, AttachType::LSM_CGROUP) if is_void => Some(1..=1),
+            (ProgramType::LSM, AttachType::LSM_CGROUP) => Some(0..=1),
+            (ProgramType::LSM, _) => {
                 let name = self.target_name().unwrap_or_default();
                 let boolean = BOOLEAN.contains(&name);
                 Some(if boolean { 0..=1 } else { -MOST_ERRNO..=0 })

@@ -7,6 +7,7 @@ use crate::helpers::{Helper, Missing, Ret, helper};
 use crate::reject::{EACCES, EINVAL};
 use crate::scalar::Scalar;
 use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, MapId, Reg, Type};
+use beeline_uapi::MapType;
 
 /// Numbers of helpers that have rules of their own.
 mod id {
@@ -45,12 +46,6 @@ mod id {
 }
 
 pub(super) use id::{KPTR_XCHG, SNPRINTF};
-
-/// `BPF_MAP_TYPE_*`.
-const ARRAY: u32 = 2;
-const PERCPU_ARRAY: u32 = 6;
-const SOCKMAP: u32 = 15;
-const SOCKHASH: u32 = 18;
 
 /// What the arguments of a call tell (`struct bpf_call_arg_meta`).
 #[derive(Debug, Default)]
@@ -270,12 +265,14 @@ impl Walk<'_> {
     }
 
     fn check_func_ip(&self) -> Check {
-        use crate::context::kinds::{at, prog};
+        use beeline_uapi::{AttachType, ProgramType};
         let kind = &self.program.kind;
         let why = match kind.prog_type {
-            prog::KPROBE => return Ok(()),
-            prog::TRACING => match kind.attach_type {
-                at::TRACE_FENTRY | at::TRACE_FEXIT | at::MODIFY_RETURN => return Ok(()),
+            ProgramType::KPROBE => return Ok(()),
+            ProgramType::TRACING => match kind.attach_type {
+                AttachType::TRACE_FENTRY | AttachType::TRACE_FEXIT | AttachType::MODIFY_RETURN => {
+                    return Ok(());
+                }
                 _ => "func bpf_get_func_ip#173 supported only for fentry/fexit/fmod_ret programs"
                     .to_owned(),
             },
@@ -348,7 +345,7 @@ impl Walk<'_> {
             return Reg::UNKNOWN;
         };
         let map = self.map(id);
-        let is_array = matches!(map.map_type, ARRAY | PERCPU_ARRAY);
+        let is_array = matches!(map.map_type, MapType::ARRAY | MapType::PERCPU_ARRAY);
         let is_there = meta.id == id::MAP_LOOKUP_ELEM
             && is_array
             && meta.key.is_some_and(|key| key < map.max_entries.into());
@@ -403,9 +400,9 @@ impl Walk<'_> {
             | id::SKC_LOOKUP_TCP
             | id::RINGBUF_RESERVE
             | id::KPTR_XCHG => true,
-            id::MAP_LOOKUP_ELEM => meta
-                .map
-                .is_some_and(|map| matches!(self.map(map).map_type, SOCKMAP | SOCKHASH)),
+            id::MAP_LOOKUP_ELEM => meta.map.is_some_and(|map| {
+                matches!(self.map(map).map_type, MapType::SOCKMAP | MapType::SOCKHASH)
+            }),
             _ => false,
         }
     }

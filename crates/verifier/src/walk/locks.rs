@@ -1,5 +1,6 @@
 //! Spin locks and timers in maps' values (`process_spin_lock`, `process_timer_func`).
 
+use beeline_uapi::MapType;
 use std::collections::BTreeSet;
 
 use beeline_isa::{Imm64, Op};
@@ -149,15 +150,15 @@ impl Walk<'_> {
     /// Programs that may interrupt the holder of a lock may not use maps that have some (`check_map_prog_compatibility`). Maps that it does not
     /// name are none of the program's.
     pub(crate) fn check_maps_suit(&self) -> Check {
-        use crate::context::kinds::prog;
+        use beeline_uapi::ProgramType;
         let prog_type = self.program.kind.prog_type;
         let tracing = matches!(
             prog_type,
-            prog::KPROBE
-                | prog::TRACEPOINT
-                | prog::PERF_EVENT
-                | prog::RAW_TRACEPOINT
-                | prog::RAW_TRACEPOINT_WRITABLE
+            ProgramType::KPROBE
+                | ProgramType::TRACEPOINT
+                | ProgramType::PERF_EVENT
+                | ProgramType::RAW_TRACEPOINT
+                | ProgramType::RAW_TRACEPOINT_WRITABLE
         );
         let named = self.named_maps();
         let maps = self.program.maps.iter();
@@ -171,7 +172,7 @@ impl Walk<'_> {
             });
             let why = if has_root && tracing {
                 "tracing progs cannot use bpf_{list_head,rb_root} yet"
-            } else if has_lock(map) && prog_type == prog::SOCKET_FILTER {
+            } else if has_lock(map) && prog_type == ProgramType::SOCKET_FILTER {
                 "socket filter progs cannot use bpf_spin_lock yet"
             } else if has_lock(map) && tracing {
                 "tracing progs cannot use bpf_spin_lock yet"
@@ -179,7 +180,7 @@ impl Walk<'_> {
                 "tracing progs cannot use bpf_timer yet"
             } else if has(FieldKind::Workqueue) && tracing {
                 "tracing progs cannot use bpf_wq yet"
-            } else if map.map_type == 26 && prog_type != prog::STRUCT_OPS {
+            } else if map.map_type == MapType::STRUCT_OPS && prog_type != ProgramType::STRUCT_OPS {
                 "bpf_struct_ops map cannot be used in prog"
             } else if self.program.kind.is_sleepable() && !may_be_held(map.map_type) {
                 "Sleepable programs can only use array, hash, ringbuf and local storage maps"
@@ -207,13 +208,25 @@ impl Walk<'_> {
 }
 
 /// Do values of such a map stay while a program sleeps?
-fn may_be_held(map_type: u32) -> bool {
-    const HASHES_AND_ARRAYS: [u32; 8] = [1, 2, 5, 6, 9, 10, 12, 13];
-    const QUEUES_AND_RINGS: [u32; 4] = [22, 23, 27, 31];
-    const STORAGES: [u32; 4] = [24, 28, 29, 32];
-    const ARENA: u32 = 33;
-    HASHES_AND_ARRAYS.contains(&map_type)
-        || QUEUES_AND_RINGS.contains(&map_type)
-        || STORAGES.contains(&map_type)
-        || map_type == ARENA
+fn may_be_held(map_type: MapType) -> bool {
+    matches!(
+        map_type,
+        MapType::HASH
+            | MapType::ARRAY
+            | MapType::PERCPU_HASH
+            | MapType::PERCPU_ARRAY
+            | MapType::LRU_HASH
+            | MapType::LRU_PERCPU_HASH
+            | MapType::ARRAY_OF_MAPS
+            | MapType::HASH_OF_MAPS
+            | MapType::QUEUE
+            | MapType::STACK
+            | MapType::RINGBUF
+            | MapType::USER_RINGBUF
+            | MapType::SK_STORAGE
+            | MapType::INODE_STORAGE
+            | MapType::TASK_STORAGE
+            | MapType::CGRP_STORAGE
+            | MapType::ARENA
+    )
 }

@@ -88,7 +88,10 @@ impl Walk<'_> {
         let name = beeline_isa::helper::name(number).unwrap_or("unknown");
         no(
             EINVAL,
-            format!("cannot pass map_type {map_type} into func bpf_{name}#{number}"),
+            format!(
+                "cannot pass map_type {} into func bpf_{name}#{number}",
+                map_type.0
+            ),
         )
     }
 

@@ -1,6 +1,7 @@
 //! One instruction (`do_check_insn`).
 
 use beeline_isa::{Atomic, FRAME_POINTER, Imm64, Op, Operand, Size};
+use beeline_uapi::MapType;
 
 use super::memory::Access;
 use super::{Check, Next, PointerKind, Walk, no};
@@ -8,9 +9,6 @@ use crate::flow::{Odd, undefined};
 use crate::program::Map;
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{Flags, MapId, Reg, Type};
-
-/// `BPF_MAP_TYPE_ARENA`.
-const ARENA: u32 = 33;
 
 impl Walk<'_> {
     pub(super) fn instruction(&mut self, op: Op) -> Check<Next> {
@@ -164,7 +162,7 @@ impl Walk<'_> {
     /// Does any instruction name an arena?
     fn has_arena(&self) -> bool {
         *self.has_arena.get_or_init(|| {
-            let arenas = self.program.maps.iter().filter(|(_, map)| map.map_type == ARENA);
+            let arenas = self.program.maps.iter().filter(|(_, map)| map.map_type == MapType::ARENA);
             let mut arenas = arenas.map(|(fd, _)| *fd);
             arenas.any(|arena| {
                 let mut ops = (0..self.flow.len()).filter_map(|index| self.flow.op(index));
@@ -325,7 +323,7 @@ impl Walk<'_> {
             Imm64::Map => Reg::pointer(Type::Map(self.map_of(low)?.0)),
             Imm64::MapValue => {
                 let (id, map) = self.map_of(low)?;
-                if map.map_type == ARENA {
+                if map.map_type == MapType::ARENA {
                     Reg {
                         var: crate::scalar::Scalar::UNKNOWN,
                         ..Reg::pointer(Type::Arena)

@@ -3,44 +3,49 @@
 
 use beeline_fuzz::kernel::{self, Trial};
 use beeline_isa::{Insn, opcode::*};
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::Kind;
 use beeline_verifier::types::KernelTypes;
 
-pub const STRUCT_OPS: u32 = 27;
-pub const TRACING: u32 = 26;
-pub const TRACE_RAW_TP: u32 = 23;
-pub const TRACE_ITER: u32 = 28;
-pub const SYSCALL: u32 = 31;
 /// Types of programs that attach to nothing by BTF, with attach types that they load with.
-pub const PLAIN_KINDS: [(u32, u32); 28] = [
-    (1, 0),
-    (2, 0),
-    (2, 56),
-    (3, 0),
-    (4, 0),
-    (5, 0),
-    (6, 0),
-    (7, 0),
-    (8, 0),
-    (9, 2),
-    (10, 0),
-    (11, 0),
-    (12, 0),
-    (13, 3),
-    (14, 0),
-    (15, 6),
-    (16, 7),
-    (17, 0),
-    (18, 10),
-    (19, 0),
-    (21, 39),
-    (22, 17),
-    (23, 18),
-    (24, 0),
-    (25, 21),
-    (30, 36),
-    (31, 0),
-    (32, 45),
+pub const PLAIN_KINDS: [(ProgramType, AttachType); 28] = [
+    (ProgramType::SOCKET_FILTER, AttachType::UNSPECIFIED),
+    (ProgramType::KPROBE, AttachType::UNSPECIFIED),
+    (ProgramType::KPROBE, AttachType::TRACE_KPROBE_SESSION),
+    (ProgramType::SCHED_CLS, AttachType::UNSPECIFIED),
+    (ProgramType::SCHED_ACT, AttachType::UNSPECIFIED),
+    (ProgramType::TRACEPOINT, AttachType::UNSPECIFIED),
+    (ProgramType::XDP, AttachType::UNSPECIFIED),
+    (ProgramType::PERF_EVENT, AttachType::UNSPECIFIED),
+    (ProgramType::CGROUP_SKB, AttachType::UNSPECIFIED),
+    (
+        ProgramType::CGROUP_SOCK,
+        AttachType::CGROUP_INET_SOCK_CREATE,
+    ),
+    (ProgramType::LWT_IN, AttachType::UNSPECIFIED),
+    (ProgramType::LWT_OUT, AttachType::UNSPECIFIED),
+    (ProgramType::LWT_XMIT, AttachType::UNSPECIFIED),
+    (ProgramType::SOCK_OPS, AttachType::CGROUP_SOCK_OPS),
+    (ProgramType::SK_SKB, AttachType::UNSPECIFIED),
+    (ProgramType::CGROUP_DEVICE, AttachType::CGROUP_DEVICE),
+    (ProgramType::SK_MSG, AttachType::SK_MSG_VERDICT),
+    (ProgramType::RAW_TRACEPOINT, AttachType::UNSPECIFIED),
+    (
+        ProgramType::CGROUP_SOCK_ADDR,
+        AttachType::CGROUP_INET4_CONNECT,
+    ),
+    (ProgramType::LWT_SEG6LOCAL, AttachType::UNSPECIFIED),
+    (ProgramType::SK_REUSEPORT, AttachType::SK_REUSEPORT_SELECT),
+    (ProgramType::FLOW_DISSECTOR, AttachType::FLOW_DISSECTOR),
+    (ProgramType::CGROUP_SYSCTL, AttachType::CGROUP_SYSCTL),
+    (
+        ProgramType::RAW_TRACEPOINT_WRITABLE,
+        AttachType::UNSPECIFIED,
+    ),
+    (ProgramType::CGROUP_SOCKOPT, AttachType::CGROUP_GETSOCKOPT),
+    (ProgramType::SK_LOOKUP, AttachType::SK_LOOKUP),
+    (ProgramType::SYSCALL, AttachType::UNSPECIFIED),
+    (ProgramType::NETFILTER, AttachType::NETFILTER),
 ];
 pub const R0_IS_0: Insn = insn(ALU64 | K | MOV, 0, 0, 0, 0);
 pub const END_PROGRAM: Insn = insn(JMP | EXIT, 0, 0, 0, 0);
@@ -97,8 +102,8 @@ pub fn trial(kind: Kind, insns: &[Insn]) -> Trial<'_> {
 pub fn attached(types: &KernelTypes, tracepoint: &str) -> Kind {
     let name = format!("btf_trace_{tracepoint}");
     Kind {
-        prog_type: TRACING,
-        attach_type: TRACE_RAW_TP,
+        prog_type: ProgramType::TRACING,
+        attach_type: AttachType::TRACE_RAW_TP,
         flags: 0,
         attach_btf_id: types.typedef(&name).expect("a tracepoint"),
         intrudes: false,
@@ -108,8 +113,8 @@ pub fn attached(types: &KernelTypes, tracepoint: &str) -> Kind {
 pub fn iterator(types: &KernelTypes, name: &str) -> Kind {
     let name = format!("bpf_iter_{name}");
     Kind {
-        prog_type: TRACING,
-        attach_type: TRACE_ITER,
+        prog_type: ProgramType::TRACING,
+        attach_type: AttachType::TRACE_ITER,
         flags: 0,
         attach_btf_id: types.function(&name).expect("an iterator"),
         intrudes: false,

@@ -3,6 +3,7 @@
 use std::fs::File;
 
 use beeline_isa::{Insn, imm64, opcode::*};
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::helpers::{Arg, Dynptr, Helper, helper};
 
 use crate::load::{self, Subject};
@@ -148,7 +149,7 @@ impl<'a> Call<'a> {
 
     /// What a program of this type may always return.
     fn result(&self) -> i32 {
-        let by_btf = [26, 29];
+        let by_btf = [ProgramType::TRACING, ProgramType::LSM];
         i32::from(!by_btf.contains(&self.subject.kind.prog_type))
     }
 
@@ -207,16 +208,26 @@ impl<'a> Call<'a> {
 
     /// Does its context have `sk`?
     fn has_socket(&self) -> bool {
-        matches!(self.subject.kind.prog_type, 3 | 4 | 8)
+        matches!(
+            self.subject.kind.prog_type,
+            ProgramType::SCHED_CLS | ProgramType::SCHED_ACT | ProgramType::CGROUP_SKB
+        )
     }
 
     /// A pointer to a packet of some length in a register, by way of r0 and the next register.
     fn packet(&self, register: u8) -> Option<Vec<Insn>> {
         const BYTES: i32 = 64;
         let (size, data, data_end) = match self.subject.kind.prog_type {
-            3 | 4 | 8 | 10 | 11 | 12 | 14 | 19 => (W, 76, 80),
-            6 => (W, 0, 4),
-            16 => (DW, 0, 8),
+            ProgramType::SCHED_CLS
+            | ProgramType::SCHED_ACT
+            | ProgramType::CGROUP_SKB
+            | ProgramType::LWT_IN
+            | ProgramType::LWT_OUT
+            | ProgramType::LWT_XMIT
+            | ProgramType::SK_SKB
+            | ProgramType::LWT_SEG6LOCAL => (W, 76, 80),
+            ProgramType::XDP => (W, 0, 4),
+            ProgramType::SK_MSG => (DW, 0, 8),
             _ => return None,
         };
         let end_of_data = register + 1;
@@ -314,25 +325,27 @@ fn map_for(id: u32, sleepable: bool) -> Option<File> {
         name
     };
     let (map_type, key_size, value_size, max_entries) = match name {
-        "tail_call" => (3, 4, 4, 4),
+        "tail_call" => (MapType::PROG_ARRAY, 4, 4, 4),
         "perf_event_read"
         | "perf_event_read_value"
         | "perf_event_output"
         | "skb_output"
-        | "xdp_output" => (4, 4, 4, 4),
-        "get_stackid" => (7, 4, 64, 4),
-        "skb_under_cgroup" | "current_task_under_cgroup" => (8, 4, 4, 4),
-        "redirect_map" => (14, 4, 4, 4),
-        "sk_redirect_map" | "sock_map_update" | "msg_redirect_map" => (15, 4, 4, 4),
-        "sk_redirect_hash" | "sock_hash_update" | "msg_redirect_hash" => (18, 4, 4, 4),
-        "sk_select_reuseport" => (20, 4, 8, 4),
-        "map_push_elem" | "map_pop_elem" | "map_peek_elem" => (22, 0, 8, 4),
-        "map_lookup_percpu_elem" => (6, 4, 8, 4),
-        "get_local_storage" => (19, 16, 8, 0),
-        "ringbuf_output" | "ringbuf_reserve" | "ringbuf_query" | "ringbuf_reserve_dynptr" => {
-            (27, 0, 0, 4096)
+        | "xdp_output" => (MapType::PERF_EVENT_ARRAY, 4, 4, 4),
+        "get_stackid" => (MapType::STACK_TRACE, 4, 64, 4),
+        "skb_under_cgroup" | "current_task_under_cgroup" => (MapType::CGROUP_ARRAY, 4, 4, 4),
+        "redirect_map" => (MapType::DEVMAP, 4, 4, 4),
+        "sk_redirect_map" | "sock_map_update" | "msg_redirect_map" => (MapType::SOCKMAP, 4, 4, 4),
+        "sk_redirect_hash" | "sock_hash_update" | "msg_redirect_hash" => {
+            (MapType::SOCKHASH, 4, 4, 4)
         }
-        _ => (2, 4, 8, 4),
+        "sk_select_reuseport" => (MapType::REUSEPORT_SOCKARRAY, 4, 8, 4),
+        "map_push_elem" | "map_pop_elem" | "map_peek_elem" => (MapType::QUEUE, 0, 8, 4),
+        "map_lookup_percpu_elem" => (MapType::PERCPU_ARRAY, 4, 8, 4),
+        "get_local_storage" => (MapType::CGROUP_STORAGE, 16, 8, 0),
+        "ringbuf_output" | "ringbuf_reserve" | "ringbuf_query" | "ringbuf_reserve_dynptr" => {
+            (MapType::RINGBUF, 0, 0, 4096)
+        }
+        _ => (MapType::ARRAY, 4, 8, 4),
     };
     load::map(map_type, key_size, value_size, max_entries, 0).ok()
 }

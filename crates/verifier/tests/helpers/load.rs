@@ -7,10 +7,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use beeline_btf::{Btf, kind};
 use beeline_isa::Insn;
+use beeline_uapi::{AttachType, Command, MapType, ProgramType};
 use beeline_verifier::program::{Kind, SLEEPABLE};
-
-const MAP_CREATE: libc::c_long = 0;
-const PROG_LOAD: libc::c_long = 5;
 
 /// `union bpf_attr`, as far as it is needed: 32-bit words.
 type Attr = [u32; 32];
@@ -47,14 +45,14 @@ impl Subject {
         let bytes: Vec<u8> = insns.iter().flat_map(|insn| insn.encode()).collect();
         let mut log = vec![0_u8; 1 << 16];
         let mut attr: Attr = [0; 32];
-        (attr[0], attr[1]) = (self.kind.prog_type, insns.len() as u32);
+        (attr[0], attr[1]) = (self.kind.prog_type.0, insns.len() as u32);
         set_pointer(&mut attr, 2, bytes.as_ptr());
         set_pointer(&mut attr, 4, licence.as_ptr());
         (attr[6], attr[7]) = (2, log.len() as u32);
         set_pointer(&mut attr, 8, log.as_mut_ptr());
-        (attr[11], attr[17]) = (self.kind.flags, self.kind.attach_type);
+        (attr[11], attr[17]) = (self.kind.flags, self.kind.attach_type.0);
         attr[27] = self.kind.attach_btf_id;
-        let fd = bpf(PROG_LOAD, &mut attr);
+        let fd = bpf(Command::PROG_LOAD, &mut attr);
         log.truncate(log.iter().position(|&byte| byte == 0).unwrap_or(0));
         Loaded {
             accepted: fd.is_ok(),
@@ -65,24 +63,25 @@ impl Subject {
 
 /// An array of one element.
 pub fn array(value_size: u32, flags: u32) -> io::Result<File> {
-    map(2, 4, value_size, 1, flags)
+    map(MapType::ARRAY, 4, value_size, 1, flags)
 }
 
 /// A map.
 pub fn map(
-    map_type: u32,
+    map_type: MapType,
     key_size: u32,
     value_size: u32,
     max_entries: u32,
     flags: u32,
 ) -> io::Result<File> {
     let mut attr: Attr = [0; 32];
-    (attr[0], attr[1], attr[2], attr[3]) = (map_type, key_size, value_size, max_entries);
+    (attr[0], attr[1], attr[2], attr[3]) = (map_type.0, key_size, value_size, max_entries);
     attr[4] = flags;
-    bpf(MAP_CREATE, &mut attr)
+    bpf(Command::MAP_CREATE, &mut attr)
 }
 
-fn bpf(command: libc::c_long, attr: &mut Attr) -> io::Result<File> {
+fn bpf(command: Command, attr: &mut Attr) -> io::Result<File> {
+    let command = libc::c_long::from(command.0);
     // SAFETY: the kernel reads and writes `attr` within its size, and what its pointers lead to, which the callers
     // keep for as long.
     let result =
@@ -101,7 +100,6 @@ fn set_pointer<T>(attr: &mut Attr, word: usize, pointer: *const T) {
 
 /// An array of zeros that nobody can change.
 pub fn constant() -> io::Result<File> {
-    const MAP_FREEZE: libc::c_long = 22;
     const READ_ONLY: u32 = 1 << 7;
     let map = array(8, READ_ONLY)?;
     let mut attr: Attr = [0; 32];
@@ -111,7 +109,7 @@ pub fn constant() -> io::Result<File> {
     match unsafe {
         libc::syscall(
             libc::SYS_bpf,
-            MAP_FREEZE,
+            libc::c_long::from(Command::MAP_FREEZE.0),
             attr.as_mut_ptr(),
             size_of::<Attr>(),
         )
@@ -141,48 +139,161 @@ pub fn subjects(minimal: &[Insn]) -> Vec<Subject> {
 }
 
 fn plain() -> Vec<Subject> {
+    const NONE: &[AttachType] = &[AttachType::UNSPECIFIED];
     // Types, and attach types that decide about helpers.
-    const TYPES: [(&str, u32, &[u32]); 31] = [
-        ("socket filter", 1, &[0]),
-        ("kprobe", 2, &[0, 42, 48, 56, 57]),
-        ("classifier", 3, &[0]),
-        ("action", 4, &[0]),
-        ("tracepoint", 5, &[0]),
-        ("XDP", 6, &[0]),
-        ("perf event", 7, &[0]),
-        ("cgroup skb", 8, &[0, 1]),
-        ("cgroup sock", 9, &[2, 12, 13, 34]),
-        ("lwt in", 10, &[0]),
-        ("lwt out", 11, &[0]),
-        ("lwt xmit", 12, &[0]),
-        ("sock ops", 13, &[3]),
-        ("sk skb", 14, &[0, 4, 5, 38]),
-        ("cgroup device", 15, &[6]),
-        ("sk msg", 16, &[7]),
-        ("raw tracepoint", 17, &[0]),
-        ("cgroup bind", 18, &[8, 9]),
-        ("cgroup connect", 18, &[10, 11, 49]),
-        ("cgroup message", 18, &[14, 15, 19, 20, 50, 51]),
-        ("cgroup name", 18, &[29, 30, 31, 32, 52, 53]),
-        ("lwt seg6", 19, &[0]),
-        ("lirc", 20, &[16]),
-        ("sk reuseport", 21, &[39, 40]),
-        ("flow dissector", 22, &[17]),
-        ("sysctl", 23, &[18]),
-        ("writable raw tracepoint", 24, &[0]),
-        ("sockopt", 25, &[21, 22]),
-        ("sk lookup", 30, &[36]),
-        ("syscall", 31, &[0]),
-        ("netfilter", 32, &[45]),
+    const TYPES: [(&str, ProgramType, &[AttachType]); 31] = [
+        ("socket filter", ProgramType::SOCKET_FILTER, NONE),
+        (
+            "kprobe",
+            ProgramType::KPROBE,
+            &[
+                AttachType::UNSPECIFIED,
+                AttachType::TRACE_KPROBE_MULTI,
+                AttachType::TRACE_UPROBE_MULTI,
+                AttachType::TRACE_KPROBE_SESSION,
+                AttachType::TRACE_UPROBE_SESSION,
+            ],
+        ),
+        ("classifier", ProgramType::SCHED_CLS, NONE),
+        ("action", ProgramType::SCHED_ACT, NONE),
+        ("tracepoint", ProgramType::TRACEPOINT, NONE),
+        ("XDP", ProgramType::XDP, NONE),
+        ("perf event", ProgramType::PERF_EVENT, NONE),
+        (
+            "cgroup skb",
+            ProgramType::CGROUP_SKB,
+            &[
+                AttachType::CGROUP_INET_INGRESS,
+                AttachType::CGROUP_INET_EGRESS,
+            ],
+        ),
+        (
+            "cgroup sock",
+            ProgramType::CGROUP_SOCK,
+            &[
+                AttachType::CGROUP_INET_SOCK_CREATE,
+                AttachType::CGROUP_INET4_POST_BIND,
+                AttachType::CGROUP_INET6_POST_BIND,
+                AttachType::CGROUP_INET_SOCK_RELEASE,
+            ],
+        ),
+        ("lwt in", ProgramType::LWT_IN, NONE),
+        ("lwt out", ProgramType::LWT_OUT, NONE),
+        ("lwt xmit", ProgramType::LWT_XMIT, NONE),
+        (
+            "sock ops",
+            ProgramType::SOCK_OPS,
+            &[AttachType::CGROUP_SOCK_OPS],
+        ),
+        (
+            "sk skb",
+            ProgramType::SK_SKB,
+            &[
+                AttachType::UNSPECIFIED,
+                AttachType::SK_SKB_STREAM_PARSER,
+                AttachType::SK_SKB_STREAM_VERDICT,
+                AttachType::SK_SKB_VERDICT,
+            ],
+        ),
+        (
+            "cgroup device",
+            ProgramType::CGROUP_DEVICE,
+            &[AttachType::CGROUP_DEVICE],
+        ),
+        ("sk msg", ProgramType::SK_MSG, &[AttachType::SK_MSG_VERDICT]),
+        ("raw tracepoint", ProgramType::RAW_TRACEPOINT, NONE),
+        (
+            "cgroup bind",
+            ProgramType::CGROUP_SOCK_ADDR,
+            &[AttachType::CGROUP_INET4_BIND, AttachType::CGROUP_INET6_BIND],
+        ),
+        (
+            "cgroup connect",
+            ProgramType::CGROUP_SOCK_ADDR,
+            &[
+                AttachType::CGROUP_INET4_CONNECT,
+                AttachType::CGROUP_INET6_CONNECT,
+                AttachType::CGROUP_UNIX_CONNECT,
+            ],
+        ),
+        (
+            "cgroup message",
+            ProgramType::CGROUP_SOCK_ADDR,
+            &[
+                AttachType::CGROUP_UDP4_SENDMSG,
+                AttachType::CGROUP_UDP6_SENDMSG,
+                AttachType::CGROUP_UDP4_RECVMSG,
+                AttachType::CGROUP_UDP6_RECVMSG,
+                AttachType::CGROUP_UNIX_SENDMSG,
+                AttachType::CGROUP_UNIX_RECVMSG,
+            ],
+        ),
+        (
+            "cgroup name",
+            ProgramType::CGROUP_SOCK_ADDR,
+            &[
+                AttachType::CGROUP_INET4_GETPEERNAME,
+                AttachType::CGROUP_INET6_GETPEERNAME,
+                AttachType::CGROUP_INET4_GETSOCKNAME,
+                AttachType::CGROUP_INET6_GETSOCKNAME,
+                AttachType::CGROUP_UNIX_GETPEERNAME,
+                AttachType::CGROUP_UNIX_GETSOCKNAME,
+            ],
+        ),
+        ("lwt seg6", ProgramType::LWT_SEG6LOCAL, NONE),
+        ("lirc", ProgramType::LIRC_MODE2, &[AttachType::LIRC_MODE2]),
+        (
+            "sk reuseport",
+            ProgramType::SK_REUSEPORT,
+            &[
+                AttachType::SK_REUSEPORT_SELECT,
+                AttachType::SK_REUSEPORT_SELECT_OR_MIGRATE,
+            ],
+        ),
+        (
+            "flow dissector",
+            ProgramType::FLOW_DISSECTOR,
+            &[AttachType::FLOW_DISSECTOR],
+        ),
+        (
+            "sysctl",
+            ProgramType::CGROUP_SYSCTL,
+            &[AttachType::CGROUP_SYSCTL],
+        ),
+        (
+            "writable raw tracepoint",
+            ProgramType::RAW_TRACEPOINT_WRITABLE,
+            NONE,
+        ),
+        (
+            "sockopt",
+            ProgramType::CGROUP_SOCKOPT,
+            &[AttachType::CGROUP_GETSOCKOPT, AttachType::CGROUP_SETSOCKOPT],
+        ),
+        (
+            "sk lookup",
+            ProgramType::SK_LOOKUP,
+            &[AttachType::SK_LOOKUP],
+        ),
+        ("syscall", ProgramType::SYSCALL, NONE),
+        (
+            "netfilter",
+            ProgramType::NETFILTER,
+            &[AttachType::NETFILTER],
+        ),
     ];
-    let each = |(name, prog_type, attach_types): (&str, u32, &'static [u32])| {
+    let each = |(name, prog_type, attach_types): (&str, ProgramType, &'static [AttachType])| {
         let name = name.to_owned();
         attach_types.iter().map(move |&attach_type| Subject {
-            name: format!("{name} ({attach_type})"),
+            name: format!("{name} ({})", attach_type.0),
             kind: Kind {
                 prog_type,
                 attach_type,
-                flags: if prog_type == 31 { SLEEPABLE } else { 0 },
+                flags: if prog_type == ProgramType::SYSCALL {
+                    SLEEPABLE
+                } else {
+                    0
+                },
                 attach_btf_id: 0,
                 ..Kind::default()
             },
@@ -192,40 +303,57 @@ fn plain() -> Vec<Subject> {
     TYPES.into_iter().flat_map(each).collect()
 }
 
+/// Of what kind a target in the kernel's BTF is, and how programs attach to it.
+type Place = (u8, ProgramType, AttachType);
+
 fn by_btf() -> Vec<Subject> {
-    const TARGETS: [(u8, u32, u32, &str); 23] = [
-        (kind::TYPEDEF, 26, 23, "btf_trace_sched_switch"),
-        (kind::FUNC, 26, 28, "bpf_iter_task"),
-        (kind::FUNC, 26, 28, "bpf_iter_tcp"),
-        (kind::FUNC, 26, 28, "bpf_iter_udp"),
-        (kind::FUNC, 26, 28, "bpf_iter_unix"),
-        (kind::FUNC, 26, 28, "bpf_iter_bpf_map_elem"),
-        (kind::FUNC, 26, 24, "vfs_truncate"),
-        (kind::FUNC, 26, 24, "vfs_read"),
-        (kind::FUNC, 26, 25, "vfs_truncate"),
-        (kind::FUNC, 26, 26, "__x64_sys_getpgid"),
-        (kind::FUNC, 29, 27, "bpf_lsm_file_open"),
-        (kind::FUNC, 29, 27, "bpf_lsm_inode_permission"),
-        (kind::FUNC, 29, 43, "bpf_lsm_socket_post_create"),
-        (kind::FUNC, 29, 43, "bpf_lsm_socket_bind"),
-        (kind::STRUCT, 27, 0, "tcp_congestion_ops"),
-        (kind::STRUCT, 27, 16, "tcp_congestion_ops"),
-        (kind::STRUCT, 27, 17, "tcp_congestion_ops"),
-        (kind::STRUCT, 27, 0, "bpf_dummy_ops"),
-        (kind::STRUCT, 27, 0, "Qdisc_ops"),
-        (kind::STRUCT, 27, 0, "sched_ext_ops"),
-        (kind::STRUCT, 27, 0, "hid_bpf_ops"),
-        (kind::STRUCT, 27, 0, "smc_hs_ctrl"),
-        (kind::FUNC, 26, 24, "bpf_sk_storage_free"),
+    const TRACEPOINT: Place = (
+        kind::TYPEDEF,
+        ProgramType::TRACING,
+        AttachType::TRACE_RAW_TP,
+    );
+    const fn function(attach_type: AttachType) -> Place {
+        (kind::FUNC, ProgramType::TRACING, attach_type)
+    }
+    const fn hook(attach_type: AttachType) -> Place {
+        (kind::FUNC, ProgramType::LSM, attach_type)
+    }
+    const fn operation(member: u32) -> Place {
+        (kind::STRUCT, ProgramType::STRUCT_OPS, AttachType(member))
+    }
+    const TARGETS: [(Place, &str); 23] = [
+        (TRACEPOINT, "btf_trace_sched_switch"),
+        (function(AttachType::TRACE_ITER), "bpf_iter_task"),
+        (function(AttachType::TRACE_ITER), "bpf_iter_tcp"),
+        (function(AttachType::TRACE_ITER), "bpf_iter_udp"),
+        (function(AttachType::TRACE_ITER), "bpf_iter_unix"),
+        (function(AttachType::TRACE_ITER), "bpf_iter_bpf_map_elem"),
+        (function(AttachType::TRACE_FENTRY), "vfs_truncate"),
+        (function(AttachType::TRACE_FENTRY), "vfs_read"),
+        (function(AttachType::TRACE_FEXIT), "vfs_truncate"),
+        (function(AttachType::MODIFY_RETURN), "__x64_sys_getpgid"),
+        (hook(AttachType::LSM_MAC), "bpf_lsm_file_open"),
+        (hook(AttachType::LSM_MAC), "bpf_lsm_inode_permission"),
+        (hook(AttachType::LSM_CGROUP), "bpf_lsm_socket_post_create"),
+        (hook(AttachType::LSM_CGROUP), "bpf_lsm_socket_bind"),
+        (operation(0), "tcp_congestion_ops"),
+        (operation(16), "tcp_congestion_ops"),
+        (operation(17), "tcp_congestion_ops"),
+        (operation(0), "bpf_dummy_ops"),
+        (operation(0), "Qdisc_ops"),
+        (operation(0), "sched_ext_ops"),
+        (operation(0), "hid_bpf_ops"),
+        (operation(0), "smc_hs_ctrl"),
+        (function(AttachType::TRACE_FENTRY), "bpf_sk_storage_free"),
     ];
     let Ok(data) = std::fs::read("/sys/kernel/btf/vmlinux") else {
         eprintln!("skipped: the kernel has no BTF");
         return Vec::new();
     };
     let btf = Btf::parse(&data).expect("the kernel's BTF");
-    let ids = btf.find(TARGETS.map(|(kind, _, _, name)| (kind, name)));
-    let each = |((_, prog_type, attach_type, name), attach_btf_id)| Subject {
-        name: format!("{name} ({attach_type})"),
+    let ids = btf.find(TARGETS.map(|((kind, ..), name)| (kind, name)));
+    let each = |(((_, prog_type, attach_type), name), attach_btf_id): ((Place, _), _)| Subject {
+        name: format!("{name} ({})", attach_type.0),
         kind: Kind {
             prog_type,
             attach_type,

@@ -1,7 +1,7 @@
 //! Dynptrs: where they point, how much is there, and who may write.
 
 use beeline_isa::opcode::{ALU64, AND, B, DW, JEQ, K};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 
 use crate::asm::{add, copy, helper, insn, load, set, skip_if, stack, store};
 use crate::oracle::{Oracle, plain};
@@ -36,14 +36,14 @@ fn dynptrs() {
     let [c, d] = stack(1, 16);
     let [e, f] = stack(3, 64);
     for (kind, make) in [
-        (plain(prog::SCHED_CLS), from_skb),
-        (plain(prog::SOCKET_FILTER), from_skb),
-        (plain(prog::CGROUP_SKB), from_skb),
-        (plain(prog::XDP), from_xdp),
-        (plain(prog::XDP), from_skb),
+        (plain(ProgramType::SCHED_CLS), from_skb),
+        (plain(ProgramType::SOCKET_FILTER), from_skb),
+        (plain(ProgramType::CGROUP_SKB), from_skb),
+        (plain(ProgramType::XDP), from_xdp),
+        (plain(ProgramType::XDP), from_skb),
         (oracle.tracepoint("kfree_skb"), from_skb),
     ] {
-        let tracing = kind.prog_type == prog::TRACING;
+        let tracing = kind.prog_type == ProgramType::TRACING;
         let first = if tracing {
             load(DW, 1, 1, 0)
         } else {
@@ -161,7 +161,7 @@ fn dynptrs() {
                         copy(7, 0),
                         copy(1, 6),
                         set(2, 20),
-                        if kind.prog_type == prog::XDP {
+                        if kind.prog_type == ProgramType::XDP {
                             pull
                         } else {
                             helper(39)

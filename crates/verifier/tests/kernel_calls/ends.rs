@@ -4,7 +4,7 @@ use beeline_isa::{
     imm64,
     opcode::{JEQ, W},
 };
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::Kind;
 
 use crate::asm::{END, R0_IS_0, copy, helper, load, set, skip_if};
@@ -21,8 +21,8 @@ fn operations() {
     };
     for member in 0..24 {
         let kind = Kind {
-            prog_type: prog::STRUCT_OPS,
-            attach_type: member,
+            prog_type: ProgramType::STRUCT_OPS,
+            attach_type: AttachType(member),
             flags: 0,
             attach_btf_id: tcp,
             intrudes: false,
@@ -51,11 +51,11 @@ fn exceptions() {
     let [disable, _] = ["bpf_preempt_disable", "bpf_preempt_enable"].map(|it| oracle.call(it));
     let found = [set(1, 1), oracle.call("bpf_task_from_pid")];
     for kind in [
-        plain(prog::SCHED_CLS),
-        plain(prog::SYSCALL),
+        plain(ProgramType::SCHED_CLS),
+        plain(ProgramType::SYSCALL),
         oracle.tracepoint("sched_switch"),
         oracle.iterator("task", 0),
-        plain(prog::SOCKET_FILTER),
+        plain(ProgramType::SOCKET_FILTER),
     ] {
         oracle.try_one("thrown", kind, &[&[set(1, 0), throw]]);
         oracle.try_one("thrown 7", kind, &[&[set(1, 7), throw]]);

@@ -1,7 +1,7 @@
 //! Iterators: over numbers, and over structures of the kernel's.
 
 use beeline_isa::opcode::{ADD, ALU64, B, DW, JEQ, JGT, W, X};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::SLEEPABLE;
 
 use crate::asm::{add, copy, helper, insn, jump, load, set, skip_if, stack, store};
@@ -20,8 +20,8 @@ fn number_iterators() {
     let end = [a, b, destroy];
     let step = [a, b, next];
     let kinds = [
-        plain(prog::SOCKET_FILTER),
-        plain(prog::XDP),
+        plain(ProgramType::SOCKET_FILTER),
+        plain(ProgramType::XDP),
         oracle.tracepoint("sched_switch"),
     ];
     for kind in kinds {
@@ -183,11 +183,11 @@ fn structure_iterators() {
         let make = [&args[..], &[a, b, new]].concat();
         let end = [a, b, destroy];
         for kind in [
-            plain(prog::SYSCALL),
+            plain(ProgramType::SYSCALL),
             oracle.tracepoint("sched_switch"),
             oracle.iterator("task", SLEEPABLE),
             oracle.iterator("task", 0),
-            plain(prog::XDP),
+            plain(ProgramType::XDP),
         ] {
             oracle.try_one(&format!("{name}: made"), kind, &[&make, &end]);
             let turn = [

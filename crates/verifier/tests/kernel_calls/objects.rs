@@ -4,7 +4,7 @@ use beeline_isa::{
     Insn,
     opcode::{ADD, ALU64, B, DW, JEQ, JNE, W, X},
 };
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::SLEEPABLE;
 
 use crate::asm::{
@@ -116,7 +116,7 @@ fn tasks() {
     let found = [set(1, 1), from_pid];
     for kind in [
         kind,
-        plain(prog::SYSCALL),
+        plain(ProgramType::SYSCALL),
         oracle.iterator("task", SLEEPABLE),
     ] {
         oracle.try_one("found", kind, &[&found, &checked]);
@@ -219,7 +219,7 @@ fn masks_and_casts() {
         .offset_of("task_struct", "cpus_ptr")
         .expect("a member") as i16;
     let kind = oracle.tracepoint("sched_switch");
-    for kind in [kind, plain(prog::SYSCALL)] {
+    for kind in [kind, plain(ProgramType::SYSCALL)] {
         oracle.try_one(
             "a mask",
             kind,
@@ -299,8 +299,16 @@ fn masks_and_casts() {
         kind,
         &[&[load(W, 2, 1, 0), set(1, 77), cast]],
     );
-    let by_btf = [prog::TRACING, prog::STRUCT_OPS, prog::EXT, prog::LSM];
-    for prog_type in (1..33).filter(|it| !by_btf.contains(it)) {
+    let by_btf = [
+        ProgramType::TRACING,
+        ProgramType::STRUCT_OPS,
+        ProgramType::EXT,
+        ProgramType::LSM,
+    ];
+    for &prog_type in ProgramType::ALL[1..]
+        .iter()
+        .filter(|it| !by_btf.contains(it))
+    {
         let kind = plain(prog_type);
         if !oracle.takes(kind) {
             continue;

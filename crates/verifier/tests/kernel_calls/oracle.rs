@@ -7,7 +7,7 @@ use beeline_isa::{
     Insn,
     opcode::{CALL, JMP, PSEUDO_KFUNC_CALL},
 };
-use beeline_verifier::context::kinds::{at, prog};
+use beeline_uapi::{AttachType, ProgramType};
 use beeline_verifier::program::{Kind, Program, SLEEPABLE};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::LogLevel;
@@ -44,8 +44,8 @@ impl Oracle {
     pub fn tracepoint(&self, name: &str) -> Kind {
         let name = format!("btf_trace_{name}");
         Kind {
-            prog_type: prog::TRACING,
-            attach_type: at::TRACE_RAW_TP,
+            prog_type: ProgramType::TRACING,
+            attach_type: AttachType::TRACE_RAW_TP,
             flags: 0,
             attach_btf_id: self.types.typedef(&name).expect("a tracepoint"),
             intrudes: false,
@@ -55,8 +55,8 @@ impl Oracle {
     pub fn iterator(&self, name: &str, flags: u32) -> Kind {
         let name = format!("bpf_iter_{name}");
         Kind {
-            prog_type: prog::TRACING,
-            attach_type: at::TRACE_ITER,
+            prog_type: ProgramType::TRACING,
+            attach_type: AttachType::TRACE_ITER,
             flags,
             attach_btf_id: self.types.function(&name).expect("an iterator"),
             intrudes: false,
@@ -150,10 +150,10 @@ fn last_words(log: &str) -> &str {
         .unwrap_or_default()
 }
 
-pub fn plain(prog_type: u32) -> Kind {
+pub fn plain(prog_type: ProgramType) -> Kind {
     Kind {
         prog_type,
-        flags: if prog_type == prog::SYSCALL {
+        flags: if prog_type == ProgramType::SYSCALL {
             SLEEPABLE
         } else {
             0

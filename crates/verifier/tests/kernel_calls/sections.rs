@@ -4,7 +4,7 @@ use beeline_isa::{
     Insn,
     opcode::{DW, JEQ},
 };
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::SLEEPABLE;
 
 use crate::asm::{add, copy, load, set, skip_if, stack, store};
@@ -97,8 +97,8 @@ fn sections() {
         ),
     ];
     for kind in [
-        plain(prog::SYSCALL),
-        plain(prog::SCHED_CLS),
+        plain(ProgramType::SYSCALL),
+        plain(ProgramType::SCHED_CLS),
         oracle.tracepoint("sched_switch"),
     ] {
         for (what, insns) in sequences {
@@ -122,10 +122,10 @@ fn sleepable_functions() {
     let [f, g] = stack(1, 32);
     let read = [a, b, set(2, 8), set(3, 0), set(4, 0), copy_str];
     for kind in [
-        plain(prog::SYSCALL),
+        plain(ProgramType::SYSCALL),
         oracle.iterator("task", SLEEPABLE),
         oracle.iterator("task", 0),
-        plain(prog::SCHED_CLS),
+        plain(ProgramType::SCHED_CLS),
     ] {
         oracle.try_one("reading", kind, &[&read]);
         oracle.try_one(

@@ -2,19 +2,19 @@
 
 use beeline_fuzz::asm::{EXIT, alu, alu_imm, branch, load, load_sized, mov};
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{MapType, ProgramType};
 
 /// Descriptors, as long as nobody has made the maps: values of 64 bytes, one that programs may not write, a ring buffer, programs.
 pub const VALUES: i32 = 1000;
 pub const CONSTANTS: i32 = 1001;
 pub const RING: i32 = 1002;
 pub const PROGRAMS: i32 = 1003;
-/// Type, key, value, elements, flags.
-pub const MAPS: [(i32, [u32; 5]); 4] = [
-    (VALUES, [2, 4, 64, 1, 0]),
-    (CONSTANTS, [2, 4, 64, 1, 1 << 7]),
-    (RING, [27, 0, 0, 4096, 0]),
-    (PROGRAMS, [3, 4, 4, 1, 0]),
+/// Descriptor; type; key, value, elements, flags.
+pub const MAPS: [(i32, MapType, [u32; 4]); 4] = [
+    (VALUES, MapType::ARRAY, [4, 64, 1, 0]),
+    (CONSTANTS, MapType::ARRAY, [4, 64, 1, 1 << 7]),
+    (RING, MapType::RINGBUF, [0, 0, 4096, 0]),
+    (PROGRAMS, MapType::PROG_ARRAY, [4, 4, 1, 0]),
 ];
 
 pub const MAP_LOOKUP_ELEM: i32 = 1;
@@ -29,12 +29,12 @@ pub const DYNPTR_READ: i32 = 201;
 
 pub struct Case {
     pub what: &'static str,
-    pub prog_type: u32,
+    pub prog_type: ProgramType,
     pub good: bool,
     pub insns: Vec<Insn>,
 }
 
-pub fn case(what: &'static str, prog_type: u32, good: bool, parts: &[&[Insn]]) -> Case {
+pub fn case(what: &'static str, prog_type: ProgramType, good: bool, parts: &[&[Insn]]) -> Case {
     let end = [mov(0, 0), EXIT];
     Case {
         what,
@@ -46,11 +46,11 @@ pub fn case(what: &'static str, prog_type: u32, good: bool, parts: &[&[Insn]]) -
 
 /// A program that ends where it is unsafe, if it is taken.
 pub fn unsafe_one(what: &'static str, parts: &[&[Insn]]) -> Case {
-    case(what, prog::SOCKET_FILTER, false, parts)
+    case(what, ProgramType::SOCKET_FILTER, false, parts)
 }
 
 pub fn good_one(what: &'static str, parts: &[&[Insn]]) -> Case {
-    case(what, prog::SOCKET_FILTER, true, parts)
+    case(what, ProgramType::SOCKET_FILTER, true, parts)
 }
 
 pub fn number(register: u8, value: u64) -> [Insn; 2] {

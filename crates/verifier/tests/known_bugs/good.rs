@@ -2,7 +2,7 @@
 
 use beeline_fuzz::asm::{EXIT, alu, alu_imm, branch, call, load, load_sized, mov, mov_reg, store};
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 
 use crate::cases::{
     Case, PROBE_READ_KERNEL, PROGRAMS, TAIL_CALL, any_number, case, good_one, narrow, only_if,
@@ -130,7 +130,7 @@ pub fn refused_by_mistake() -> Vec<Case> {
         ),
         case(
             "a packet is read at an offset that is known to be small",
-            prog::SCHED_CLS,
+            ProgramType::SCHED_CLS,
             true,
             &[
                 &[load_sized(MEM | W, 7, 1, 76), load_sized(MEM | W, 8, 1, 80)],

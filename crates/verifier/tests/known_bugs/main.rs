@@ -16,7 +16,7 @@ use beeline_fuzz::asm::{alu_imm, branch, call, mov, mov_reg, store_imm};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, opcode::*};
 use beeline_kernel::{MapSpec, create_map};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::types::KernelTypes;
 use beeline_verifier::verdict::LogLevel;
@@ -31,7 +31,7 @@ fn bugs_of_verifiers_are_none_of_ours() {
     let btf = std::fs::read("/sys/kernel/btf/vmlinux").ok();
     let kernel = btf.and_then(KernelTypes::new);
     let maps = MAPS.map(
-        |(fd, [map_type, key_size, value_size, max_entries, flags])| {
+        |(fd, map_type, [key_size, value_size, max_entries, flags])| {
             let map = Map {
                 id: fd.cast_unsigned(),
                 map_type,
@@ -93,7 +93,7 @@ fn a_connection_that_is_not_yet_inserted_is_marked() {
     for (off, good) in [(mark as i16, true), (mark as i16 + 4, false)] {
         let case = case(
             "a mark",
-            prog::XDP,
+            ProgramType::XDP,
             good,
             &[
                 &[store_imm(DW, 10, -8, 0), store_imm(DW, 10, -16, 0)],
@@ -134,17 +134,18 @@ fn a_connection_that_is_not_yet_inserted_is_marked() {
 }
 
 fn make_maps() -> HashMap<i32, File> {
-    let make = |(fd, [map_type, key_size, value_size, max_entries, flags]): (i32, [u32; 5])| {
-        let map = create_map(&MapSpec {
-            map_type,
-            key_size,
-            value_size,
-            max_entries,
-            flags,
-            ..MapSpec::default()
-        });
-        (fd, map.expect("a map").into())
-    };
+    let make =
+        |(fd, map_type, [key_size, value_size, max_entries, flags]): (i32, MapType, [u32; 4])| {
+            let map = create_map(&MapSpec {
+                map_type,
+                key_size,
+                value_size,
+                max_entries,
+                flags,
+                ..MapSpec::default()
+            });
+            (fd, map.expect("a map").into())
+        };
     MAPS.into_iter().map(make).collect()
 }
 

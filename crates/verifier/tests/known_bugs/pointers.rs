@@ -4,7 +4,7 @@ use beeline_fuzz::asm::{
     EXIT, alu, alu_imm, atomic, branch, call, load, load_sized, mov, mov_reg, store, store_imm,
 };
 use beeline_isa::{imm64, opcode::*};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 
 use crate::cases::{
     CONSTANTS, Case, DYNPTR_FROM_MEM, DYNPTR_READ, PROBE_READ_KERNEL, RING, RINGBUF_OUTPUT,
@@ -113,7 +113,7 @@ pub fn pointers() -> Vec<Case> {
         ),
         case(
             "CVE-2024-49861: a constant is written by a helper that gives a number",
-            prog::SCHED_CLS,
+            ProgramType::SCHED_CLS,
             false,
             &[
                 &constant,
@@ -127,7 +127,7 @@ pub fn pointers() -> Vec<Case> {
         ),
         case(
             "CVE-2023-39191: a dynptr that was written over",
-            prog::TRACEPOINT,
+            ProgramType::TRACEPOINT,
             false,
             &[
                 &any,
@@ -138,7 +138,7 @@ pub fn pointers() -> Vec<Case> {
         ),
         case(
             "CVE-2023-39191: a dynptr that was half written over",
-            prog::TRACEPOINT,
+            ProgramType::TRACEPOINT,
             false,
             &[
                 &any,
@@ -149,7 +149,7 @@ pub fn pointers() -> Vec<Case> {
         ),
         case(
             "CVE-2023-39191: a dynptr that was never made",
-            prog::TRACEPOINT,
+            ProgramType::TRACEPOINT,
             false,
             &[
                 &any,
@@ -159,13 +159,13 @@ pub fn pointers() -> Vec<Case> {
         ),
         case(
             "a dynptr",
-            prog::TRACEPOINT,
+            ProgramType::TRACEPOINT,
             true,
             &[&any, &local_dynptr, &read_dynptr],
         ),
         case(
             "CVE-2024-26589: a variable offset into keys",
-            prog::FLOW_DISSECTOR,
+            ProgramType::FLOW_DISSECTOR,
             false,
             &[
                 &[load(7, 1, 144)],

@@ -10,6 +10,7 @@ use beeline_fuzz::kernel::functions;
 use beeline_isa::opcode::{PSEUDO_FUNC, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Insn, Listing, Op};
 use beeline_kernel::{MapSpec, ProgramSpec, create_map, freeze, load_program, load_types, update};
+use beeline_uapi::MapType;
 use beeline_verifier::follow::verify_shortly;
 use beeline_verifier::function_starts;
 use beeline_verifier::program::{Kind, Map, Program};
@@ -54,10 +55,15 @@ impl Verdicts {
 }
 
 /// Types of maps that are for programs like the first that was loaded with them: arrays of programs, of devices, of CPUs.
-const OWNED: [u32; 4] = [3, 14, 16, 25];
+const OWNED: [MapType; 4] = [
+    MapType::PROG_ARRAY,
+    MapType::DEVMAP,
+    MapType::CPUMAP,
+    MapType::DEVMAP_HASH,
+];
 
 /// What maps are made from.
-type Shape = (u32, u32, u32, u32, u32, bool);
+type Shape = (MapType, u32, u32, u32, u32, bool);
 
 /// Linux 6.18's verifier can follow a bad pointer where a loop ends by `may_goto`, or where a helper calls back, in a program
 /// that makes no sense.
@@ -297,7 +303,7 @@ impl std::fmt::Display for Case {
                 writeln!(
                     f,
                     "map {fd}: type {} key {} value {} entries {} flags {:#x}{}",
-                    map.map_type,
+                    map.map_type.0,
                     map.key_size,
                     map.value_size,
                     map.max_entries,

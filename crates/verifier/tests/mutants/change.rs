@@ -3,27 +3,27 @@
 use beeline_fuzz::Random;
 use beeline_isa::Insn;
 use beeline_isa::opcode::*;
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{ANY_ALIGNMENT, Kind, STRICT_ALIGNMENT, TEST_STATE_FREQ};
 
 use crate::case::Case;
 
 /// Types whose programs any user with all capabilities may load as they are.
-const KINDS: [u32; 14] = [
-    prog::SOCKET_FILTER,
-    prog::KPROBE,
-    prog::SCHED_CLS,
-    prog::TRACEPOINT,
-    prog::XDP,
-    prog::PERF_EVENT,
-    prog::LWT_XMIT,
-    prog::SOCK_OPS,
-    prog::SK_SKB,
-    prog::SK_MSG,
-    prog::RAW_TRACEPOINT,
-    prog::LWT_IN,
-    prog::FLOW_DISSECTOR,
-    prog::RAW_TRACEPOINT_WRITABLE,
+const KINDS: [ProgramType; 14] = [
+    ProgramType::SOCKET_FILTER,
+    ProgramType::KPROBE,
+    ProgramType::SCHED_CLS,
+    ProgramType::TRACEPOINT,
+    ProgramType::XDP,
+    ProgramType::PERF_EVENT,
+    ProgramType::LWT_XMIT,
+    ProgramType::SOCK_OPS,
+    ProgramType::SK_SKB,
+    ProgramType::SK_MSG,
+    ProgramType::RAW_TRACEPOINT,
+    ProgramType::LWT_IN,
+    ProgramType::FLOW_DISSECTOR,
+    ProgramType::RAW_TRACEPOINT_WRITABLE,
 ];
 
 /// Changes something, mostly one thing.
@@ -41,7 +41,20 @@ pub fn change(random: &mut Random, case: &mut Case) {
 }
 
 fn change_map(random: &mut Random, case: &mut Case) {
-    const TYPES: [u32; 12] = [1, 2, 3, 4, 5, 6, 9, 11, 13, 22, 23, 27];
+    const TYPES: [MapType; 12] = [
+        MapType::HASH,
+        MapType::ARRAY,
+        MapType::PROG_ARRAY,
+        MapType::PERF_EVENT_ARRAY,
+        MapType::PERCPU_HASH,
+        MapType::PERCPU_ARRAY,
+        MapType::LRU_HASH,
+        MapType::LPM_TRIE,
+        MapType::HASH_OF_MAPS,
+        MapType::QUEUE,
+        MapType::STACK,
+        MapType::RINGBUF,
+    ];
     if case.maps.is_empty() {
         return;
     }
@@ -62,18 +75,19 @@ fn change_map(random: &mut Random, case: &mut Case) {
         3 => map.flags ^= random.pick(&[1 << 7, 1 << 8]),
         _ => {
             map.map_type = random.pick(&TYPES);
-            map.inner = matches!(map.map_type, 12 | 13).then(|| {
-                Box::new(beeline_verifier::program::Map {
-                    map_type: 2,
-                    key_size: 4,
-                    value_size: 4,
-                    max_entries: 1,
-                    ..Default::default()
-                })
-            });
+            map.inner = matches!(map.map_type, MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS)
+                .then(|| {
+                    Box::new(beeline_verifier::program::Map {
+                        map_type: MapType::ARRAY,
+                        key_size: 4,
+                        value_size: 4,
+                        max_entries: 1,
+                        ..Default::default()
+                    })
+                });
         }
     }
-    if map.map_type != 2 {
+    if map.map_type != MapType::ARRAY {
         map.constant = None;
     }
     // The kernel's are made by this size.

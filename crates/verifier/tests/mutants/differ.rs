@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use beeline_fuzz::reduce::reduce;
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 
 use crate::case::{Case, Judge, Verdicts};
 
@@ -25,7 +25,7 @@ impl Difference {
             Self::WeAccept(reason) => reason.contains("verifier bug"),
             // An `int` is compared with a `size_t`, so that negative ones pass.
             Self::WeRefuse(reason) => {
-                case.kind.prog_type == prog::TRACEPOINT
+                case.kind.prog_type == ProgramType::TRACEPOINT
                     && reason.starts_with("invalid bpf_context access off=-")
             }
             _ => false,

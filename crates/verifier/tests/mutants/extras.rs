@@ -12,7 +12,7 @@ use beeline_fuzz::asm::{
 use beeline_fuzz::world::{ARRAY, GLOBALS, HASH, MAPS, PERCPU_ARRAY, RING};
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{FieldKind, Map, MapField};
 
 use crate::worldly::FIRST_FD;
@@ -49,28 +49,28 @@ pub fn maps() -> Vec<(i32, Map)> {
             size: 4,
             kind: FieldKind::SpinLock,
         }],
-        ..map(LOCKED, 2, LOCKED_BYTES as u32)
+        ..map(LOCKED, MapType::ARRAY, LOCKED_BYTES as u32)
     };
     let outer = Map {
-        inner: Some(Box::new(map(OUTER + 1, 2, 16))),
-        ..map(OUTER, 12, 4)
+        inner: Some(Box::new(map(OUTER + 1, MapType::ARRAY, 16))),
+        ..map(OUTER, MapType::ARRAY_OF_MAPS, 4)
     };
     vec![
         (LOCKED, locked),
-        (PROGRAMS, map(PROGRAMS, 3, 4)),
+        (PROGRAMS, map(PROGRAMS, MapType::PROG_ARRAY, 4)),
         (OUTER, outer),
     ]
 }
 
 /// May a program of this type take locks (`check_map_prog_compatibility`)?
-pub fn may_lock(prog_type: u32) -> bool {
+pub fn may_lock(prog_type: ProgramType) -> bool {
     !matches!(
         prog_type,
-        prog::SOCKET_FILTER
-            | prog::KPROBE
-            | prog::TRACEPOINT
-            | prog::PERF_EVENT
-            | prog::RAW_TRACEPOINT
+        ProgramType::SOCKET_FILTER
+            | ProgramType::KPROBE
+            | ProgramType::TRACEPOINT
+            | ProgramType::PERF_EVENT
+            | ProgramType::RAW_TRACEPOINT
     )
 }
 

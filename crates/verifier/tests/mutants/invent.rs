@@ -12,7 +12,7 @@ use beeline_fuzz::asm::{
 use beeline_fuzz::world::GLOBALS;
 use beeline_isa::opcode::*;
 use beeline_isa::{Insn, imm64};
-use beeline_verifier::context::kinds::prog;
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::{Kind, SLEEPABLE, STRICT_ALIGNMENT, TEST_STATE_FREQ};
 
 use crate::case::Case;
@@ -28,18 +28,18 @@ const NUMBERS: [u8; 4] = [0, 5, 6, 7];
 const SLOTS: u64 = 5;
 
 /// A type of programs, the bytes of its context, and where the packet's begin and end stand in it.
-pub type ContextOf = (u32, u64, Option<(i16, i16)>);
+pub type ContextOf = (ProgramType, u64, Option<(i16, i16)>);
 
 /// Those that are made up.
 pub const KINDS: [ContextOf; 8] = [
-    (prog::SOCKET_FILTER, 192, None),
-    (prog::XDP, 24, Some((0, 4))),
-    (prog::SCHED_CLS, 192, Some((76, 80))),
-    (prog::SYSCALL, 64, None),
-    (prog::TRACEPOINT, 64, None),
-    (prog::KPROBE, 168, None),
-    (prog::LWT_XMIT, 192, Some((76, 80))),
-    (prog::SK_MSG, 80, None),
+    (ProgramType::SOCKET_FILTER, 192, None),
+    (ProgramType::XDP, 24, Some((0, 4))),
+    (ProgramType::SCHED_CLS, 192, Some((76, 80))),
+    (ProgramType::SYSCALL, 64, None),
+    (ProgramType::TRACEPOINT, 64, None),
+    (ProgramType::KPROBE, 168, None),
+    (ProgramType::LWT_XMIT, 192, Some((76, 80))),
+    (ProgramType::SK_MSG, 80, None),
 ];
 
 /// Makes a unit that programs have besides those made here.
@@ -62,7 +62,7 @@ pub fn invent_with(random: &mut Random, extra: Option<Extra>) -> Case {
         care,
         context_bytes,
         packet,
-        sleepable: prog_type == prog::SYSCALL,
+        sleepable: prog_type == ProgramType::SYSCALL,
         extra,
     };
     let mut insns = inventor.function(true, 0);

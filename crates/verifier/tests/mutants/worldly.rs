@@ -3,6 +3,7 @@
 use beeline_fuzz::world::{CONSTANTS, MAPS};
 use beeline_fuzz::{Random, program};
 use beeline_isa::Insn;
+use beeline_uapi::ProgramType;
 use beeline_verifier::program::{Kind, Map, SLEEPABLE};
 
 use crate::case::Case;
@@ -23,7 +24,7 @@ pub fn worldly(random: &mut Random) -> Case {
     }
     Case {
         kind: Kind {
-            prog_type: beeline_fuzz::kernel::SYSCALL,
+            prog_type: ProgramType::SYSCALL,
             flags: SLEEPABLE,
             ..Kind::default()
         },

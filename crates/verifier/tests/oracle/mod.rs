@@ -8,7 +8,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use beeline_btf::Btf;
 use beeline_isa::{Insn, opcode::*};
-use beeline_verifier::context::kinds::{at, prog};
+use beeline_uapi::{AttachType, Command, ProgramType};
 use beeline_verifier::program::{Kind, SLEEPABLE};
 
 pub const R0_IS_1: Insn = insn(ALU64 | K | MOV, 0, 0, 0, 1);
@@ -22,103 +22,134 @@ pub const PRANDOM_U32: i32 = 7;
 pub const TCP_SOCK: i32 = 96;
 pub const DYNPTR_FROM_MEM: i32 = 197;
 
-/// `BPF_MAP_TYPE_HASH`.
-pub const HASH: u32 = 1;
-/// `BPF_MAP_TYPE_XSKMAP`.
-pub const XSKMAP: u32 = 17;
-
 /// Every type of program that is not attached by BTF, with attach types that may make a difference, and how many bytes its context
 /// has.
-pub const KINDS: &[(u32, &[u32], i32)] = &[
-    (prog::SOCKET_FILTER, &[0], 192),
+pub const KINDS: &[(ProgramType, &[AttachType], i32)] = &[
+    (ProgramType::SOCKET_FILTER, &[AttachType::UNSPECIFIED], 192),
     (
-        prog::KPROBE,
+        ProgramType::KPROBE,
         &[
-            0,
-            at::TRACE_UPROBE_MULTI,
-            at::TRACE_UPROBE_SESSION,
-            at::TRACE_KPROBE_SESSION,
+            AttachType::UNSPECIFIED,
+            AttachType::TRACE_UPROBE_MULTI,
+            AttachType::TRACE_UPROBE_SESSION,
+            AttachType::TRACE_KPROBE_SESSION,
         ],
         168,
     ),
-    (prog::SCHED_CLS, &[0, at::TCX_INGRESS, at::NETKIT_PEER], 192),
-    (prog::SCHED_ACT, &[0], 192),
-    (prog::TRACEPOINT, &[0], 8192),
-    (prog::XDP, &[0, at::XDP, at::XDP_DEVMAP, at::XDP_CPUMAP], 24),
-    (prog::PERF_EVENT, &[0], 184),
     (
-        prog::CGROUP_SKB,
-        &[at::CGROUP_INET_INGRESS, at::CGROUP_INET_EGRESS],
+        ProgramType::SCHED_CLS,
+        &[
+            AttachType::UNSPECIFIED,
+            AttachType::TCX_INGRESS,
+            AttachType::NETKIT_PEER,
+        ],
+        192,
+    ),
+    (ProgramType::SCHED_ACT, &[AttachType::UNSPECIFIED], 192),
+    (ProgramType::TRACEPOINT, &[AttachType::UNSPECIFIED], 8192),
+    (
+        ProgramType::XDP,
+        &[
+            AttachType::UNSPECIFIED,
+            AttachType::XDP,
+            AttachType::XDP_DEVMAP,
+            AttachType::XDP_CPUMAP,
+        ],
+        24,
+    ),
+    (ProgramType::PERF_EVENT, &[AttachType::UNSPECIFIED], 184),
+    (
+        ProgramType::CGROUP_SKB,
+        &[
+            AttachType::CGROUP_INET_INGRESS,
+            AttachType::CGROUP_INET_EGRESS,
+        ],
         192,
     ),
     (
-        prog::CGROUP_SOCK,
+        ProgramType::CGROUP_SOCK,
         &[
-            0,
-            at::CGROUP_INET_SOCK_CREATE,
-            at::CGROUP_INET_SOCK_RELEASE,
-            at::CGROUP_INET4_POST_BIND,
-            at::CGROUP_INET6_POST_BIND,
+            AttachType::UNSPECIFIED,
+            AttachType::CGROUP_INET_SOCK_CREATE,
+            AttachType::CGROUP_INET_SOCK_RELEASE,
+            AttachType::CGROUP_INET4_POST_BIND,
+            AttachType::CGROUP_INET6_POST_BIND,
         ],
         80,
     ),
-    (prog::LWT_IN, &[0], 192),
-    (prog::LWT_OUT, &[0], 192),
-    (prog::LWT_XMIT, &[0], 192),
-    (prog::SOCK_OPS, &[0, at::CGROUP_SOCK_OPS], 224),
+    (ProgramType::LWT_IN, &[AttachType::UNSPECIFIED], 192),
+    (ProgramType::LWT_OUT, &[AttachType::UNSPECIFIED], 192),
+    (ProgramType::LWT_XMIT, &[AttachType::UNSPECIFIED], 192),
     (
-        prog::SK_SKB,
-        &[0, at::SK_SKB_STREAM_PARSER, at::SK_SKB_STREAM_VERDICT],
+        ProgramType::SOCK_OPS,
+        &[AttachType::UNSPECIFIED, AttachType::CGROUP_SOCK_OPS],
+        224,
+    ),
+    (
+        ProgramType::SK_SKB,
+        &[
+            AttachType::UNSPECIFIED,
+            AttachType::SK_SKB_STREAM_PARSER,
+            AttachType::SK_SKB_STREAM_VERDICT,
+        ],
         192,
     ),
-    (prog::CGROUP_DEVICE, &[0], 12),
-    (prog::SK_MSG, &[0, at::SK_MSG_VERDICT], 80),
-    (prog::RAW_TRACEPOINT, &[0], 96),
+    (ProgramType::CGROUP_DEVICE, &[AttachType::UNSPECIFIED], 12),
     (
-        prog::CGROUP_SOCK_ADDR,
+        ProgramType::SK_MSG,
+        &[AttachType::UNSPECIFIED, AttachType::SK_MSG_VERDICT],
+        80,
+    ),
+    (ProgramType::RAW_TRACEPOINT, &[AttachType::UNSPECIFIED], 96),
+    (
+        ProgramType::CGROUP_SOCK_ADDR,
         &[
-            at::CGROUP_INET4_BIND,
-            at::CGROUP_INET6_BIND,
-            at::CGROUP_INET4_CONNECT,
-            at::CGROUP_INET6_CONNECT,
-            at::CGROUP_UNIX_CONNECT,
-            at::CGROUP_UDP4_SENDMSG,
-            at::CGROUP_UDP6_SENDMSG,
-            at::CGROUP_UNIX_SENDMSG,
-            at::CGROUP_UDP4_RECVMSG,
-            at::CGROUP_UDP6_RECVMSG,
-            at::CGROUP_UNIX_RECVMSG,
-            at::CGROUP_INET4_GETPEERNAME,
-            at::CGROUP_INET6_GETPEERNAME,
-            at::CGROUP_UNIX_GETPEERNAME,
-            at::CGROUP_INET4_GETSOCKNAME,
-            at::CGROUP_INET6_GETSOCKNAME,
-            at::CGROUP_UNIX_GETSOCKNAME,
+            AttachType::CGROUP_INET4_BIND,
+            AttachType::CGROUP_INET6_BIND,
+            AttachType::CGROUP_INET4_CONNECT,
+            AttachType::CGROUP_INET6_CONNECT,
+            AttachType::CGROUP_UNIX_CONNECT,
+            AttachType::CGROUP_UDP4_SENDMSG,
+            AttachType::CGROUP_UDP6_SENDMSG,
+            AttachType::CGROUP_UNIX_SENDMSG,
+            AttachType::CGROUP_UDP4_RECVMSG,
+            AttachType::CGROUP_UDP6_RECVMSG,
+            AttachType::CGROUP_UNIX_RECVMSG,
+            AttachType::CGROUP_INET4_GETPEERNAME,
+            AttachType::CGROUP_INET6_GETPEERNAME,
+            AttachType::CGROUP_UNIX_GETPEERNAME,
+            AttachType::CGROUP_INET4_GETSOCKNAME,
+            AttachType::CGROUP_INET6_GETSOCKNAME,
+            AttachType::CGROUP_UNIX_GETSOCKNAME,
         ],
         72,
     ),
-    (prog::LWT_SEG6LOCAL, &[0], 192),
-    (prog::LIRC_MODE2, &[0], 4),
+    (ProgramType::LWT_SEG6LOCAL, &[AttachType::UNSPECIFIED], 192),
+    (ProgramType::LIRC_MODE2, &[AttachType::UNSPECIFIED], 4),
     (
-        prog::SK_REUSEPORT,
+        ProgramType::SK_REUSEPORT,
         &[
-            0,
-            at::SK_REUSEPORT_SELECT,
-            at::SK_REUSEPORT_SELECT_OR_MIGRATE,
+            AttachType::UNSPECIFIED,
+            AttachType::SK_REUSEPORT_SELECT,
+            AttachType::SK_REUSEPORT_SELECT_OR_MIGRATE,
         ],
         56,
     ),
-    (prog::FLOW_DISSECTOR, &[0], 192),
-    (prog::CGROUP_SYSCTL, &[0], 8),
-    (prog::RAW_TRACEPOINT_WRITABLE, &[0], 96),
+    (ProgramType::FLOW_DISSECTOR, &[AttachType::UNSPECIFIED], 192),
+    (ProgramType::CGROUP_SYSCTL, &[AttachType::UNSPECIFIED], 8),
     (
-        prog::CGROUP_SOCKOPT,
-        &[at::CGROUP_GETSOCKOPT, at::CGROUP_SETSOCKOPT],
+        ProgramType::RAW_TRACEPOINT_WRITABLE,
+        &[AttachType::UNSPECIFIED],
+        96,
+    ),
+    (
+        ProgramType::CGROUP_SOCKOPT,
+        &[AttachType::CGROUP_GETSOCKOPT, AttachType::CGROUP_SETSOCKOPT],
         40,
     ),
-    (prog::SK_LOOKUP, &[at::SK_LOOKUP], 72),
-    (prog::SYSCALL, &[0], 0x7fff),
-    (prog::NETFILTER, &[at::NETFILTER], 16),
+    (ProgramType::SK_LOOKUP, &[AttachType::SK_LOOKUP], 72),
+    (ProgramType::SYSCALL, &[AttachType::UNSPECIFIED], 0x7fff),
+    (ProgramType::NETFILTER, &[AttachType::NETFILTER], 16),
 ];
 
 /// The kinds of [`KINDS`] that the kernel here loads; says which ones it does not.
@@ -144,11 +175,11 @@ pub fn is_usable() -> bool {
 }
 
 /// With the flags that the type asks for.
-pub fn kind(prog_type: u32, attach_type: u32) -> Kind {
+pub fn kind(prog_type: ProgramType, attach_type: AttachType) -> Kind {
     Kind {
         prog_type,
         attach_type,
-        flags: if prog_type == prog::SYSCALL {
+        flags: if prog_type == ProgramType::SYSCALL {
             SLEEPABLE
         } else {
             0
@@ -160,19 +191,19 @@ pub fn kind(prog_type: u32, attach_type: u32) -> Kind {
 
 /// The log of every path through a program, or why it is refused.
 pub fn load(kind: &Kind, insns: &[Insn]) -> Result<String, Refusal> {
-    const PROG_LOAD: libc::c_long = 5;
     let bytes: Vec<u8> = insns.iter().flat_map(|insn| insn.encode()).collect();
     let mut log = vec![0_u8; 1 << 16];
     let mut attr = [0_u32; 32];
-    (attr[0], attr[1]) = (kind.prog_type, insns.len() as u32);
+    (attr[0], attr[1]) = (kind.prog_type.0, insns.len() as u32);
     set_pointer(&mut attr, 2, bytes.as_ptr());
     set_pointer(&mut attr, 4, c"GPL".as_ptr());
     (attr[6], attr[7]) = (2, log.len() as u32);
     set_pointer(&mut attr, 8, log.as_mut_ptr());
-    (attr[11], attr[17], attr[27]) = (kind.flags, kind.attach_type, kind.attach_btf_id);
+    (attr[11], attr[17], attr[27]) = (kind.flags, kind.attach_type.0, kind.attach_btf_id);
+    let command = libc::c_long::from(Command::PROG_LOAD.0);
     let (place, size) = (attr.as_mut_ptr(), size_of_val(&attr));
     // SAFETY: the kernel reads and writes `attr` within its size; what its pointers lead to lives on.
-    let fd = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, place, size) };
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, command, place, size) };
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     log.truncate(log.iter().position(|&byte| byte == 0).unwrap_or(0));
     let log = String::from_utf8_lossy(&log).into_owned();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use beeline_isa::{Imm64, Insn, Op};
+use beeline_uapi::{AttachType, MapType, ProgramType};
 use beeline_verifier::program::{Kind, Map};
 use serde_json::Value;
 
@@ -95,8 +96,8 @@ fn row(line: &str) -> Option<Row> {
     Some(Row {
         id: row["id"].as_str()?.to_owned(),
         kind: Kind {
-            prog_type: number("type")?,
-            attach_type: number("attach")?,
+            prog_type: ProgramType(number("type")?),
+            attach_type: AttachType(number("attach")?),
             flags: number("flags")?,
             attach_btf_id: 0,
             intrudes: false,
@@ -112,7 +113,7 @@ fn row(line: &str) -> Option<Row> {
 
 fn map(at: u32, it: &Value) -> Option<(i32, Map)> {
     let number = |name: &str| it[name].as_u64().map(|it| it as u32);
-    let map_type = number("type")?;
+    let map_type = MapType(number("type")?);
     let map = Map {
         id: at + 1,
         name: it["name"].as_str()?.to_owned(),
@@ -121,7 +122,8 @@ fn map(at: u32, it: &Value) -> Option<(i32, Map)> {
         value_size: number("value")?,
         max_entries: number("max")?,
         flags: number("flags")?,
-        inner: matches!(map_type, 12 | 13).then(|| Box::new(inner())),
+        inner: matches!(map_type, MapType::ARRAY_OF_MAPS | MapType::HASH_OF_MAPS)
+            .then(|| Box::new(inner())),
         ..Map::default()
     };
     Some((FIRST_FD + at.cast_signed(), map))
@@ -130,7 +132,7 @@ fn map(at: u32, it: &Value) -> Option<(i32, Map)> {
 /// What the tests put into their maps of maps: an array of one number.
 fn inner() -> Map {
     Map {
-        map_type: 2,
+        map_type: MapType::ARRAY,
         key_size: 4,
         value_size: 4,
         max_entries: 1,

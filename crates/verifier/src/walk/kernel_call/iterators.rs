@@ -3,12 +3,12 @@
 use super::super::memory::Access;
 use super::super::{Check, Walk, no};
 use super::{Call, Meta};
-use crate::context::kinds::{at, prog};
 use crate::reject::{EINVAL, EPROTO};
 use crate::state::{Byte, Flags, HeldKind, LockPlace, Object, Reg, Slot, Type, place};
 use crate::types::KernelParam;
 use crate::types::ParamType;
 use crate::types::kernel_functions::flags;
+use beeline_uapi::{AttachType, ProgramType};
 
 /// Where an object on the stack is, or would be.
 pub(super) enum Place {
@@ -86,8 +86,8 @@ impl Walk<'_> {
     fn may_walk_tasks(&self) -> bool {
         let kind = &self.program.kind;
         match kind.prog_type {
-            prog::LSM => true,
-            prog::TRACING if kind.attach_type == at::TRACE_ITER => true,
+            ProgramType::LSM => true,
+            ProgramType::TRACING if kind.attach_type == AttachType::TRACE_ITER => true,
             _ => self.cur.in_sleepable,
         }
     }

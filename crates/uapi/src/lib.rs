@@ -1,0 +1,27 @@
+//! The Linux kernel's vocabulary for eBPF: the numbers, names and layouts that user space and the kernel share.
+//!
+//! Every crate of Beeline takes them from here. The types are open enumerations: a number that this crate does not know, of a
+//! newer kernel or a careless tool, is kept as it is and compares unequal to all that have a name. They are as of Linux 6.18;
+//! tests compare them with [`aya-obj`](https://docs.rs/aya-obj)'s bindings.
+//!
+//! | type | kernel |
+//! | --- | --- |
+//! | [`Command`] | `enum bpf_cmd` |
+//! | [`MapType`] | `enum bpf_map_type` |
+//! | [`ProgramType`] | `enum bpf_prog_type` |
+//! | [`AttachType`] | `enum bpf_attach_type` |
+//! | [`LinkType`] | `enum bpf_link_type` |
+//! | [`HelperId`] | `enum bpf_func_id` |
+//! | [`Errno`] | `errno(3)` |
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod bpf;
+mod errno;
+mod helper;
+mod open_enum;
+
+pub use bpf::{AttachType, Command, LinkType, MapType, ProgramType};
+pub use errno::Errno;
+pub use helper::HelperId;
+pub(crate) use open_enum::open_enum;
