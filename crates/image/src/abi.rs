@@ -274,6 +274,37 @@ pub struct HandlerStub {
     pub reserved: u32,
 }
 
+impl HandlerStub {
+    /// The bytes of [`HandlerStub::code`] that are the same in all: the instructions' first ones, each with its place.
+    const MARKS: [(usize, u8); 8] = [
+        (0, 0x48),
+        (1, 0xb9),
+        (10, 0x41),
+        (11, 0xb8),
+        (16, 0x48),
+        (17, 0xb8),
+        (26, 0xff),
+        (27, 0xe0),
+    ];
+
+    /// Is the handler at an address a session's?
+    ///
+    /// # Safety
+    /// There is code, that ends by itself.
+    pub unsafe fn is_at(handler: *const u8) -> bool {
+        // SAFETY: each byte that fits says that there are as many more as to the next one: they are read in their order.
+        let fits = |(at, byte): &(usize, u8)| unsafe { handler.add(*at).read() } == *byte;
+        // SAFETY: nothing but a stub begins like that.
+        let magic = || unsafe {
+            handler
+                .add(core::mem::offset_of!(Self, magic))
+                .cast::<u64>()
+                .read_unaligned()
+        };
+        Self::MARKS.iter().all(fits) && magic() == HANDLER_MAGIC
+    }
+}
+
 /// In [`HandlerStub::magic`]. To be changed with anything that [`HandlerStub`] or [`Signals`] says.
 pub const HANDLER_MAGIC: u64 = 0x3172_656c_646e_6168;
 

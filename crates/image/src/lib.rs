@@ -11,6 +11,9 @@
 // Helpers share one signature and are reached by number, not by name.
 #![allow(clippy::missing_safety_doc)]
 
+#[cfg(test)]
+extern crate std;
+
 pub mod abi;
 pub mod calls;
 pub mod enter;

@@ -5,7 +5,8 @@
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::abi::{
-    LinkList, Manifest, PASSES_ON, PtRegs, SignalAction, Signals, Site, SiteTrap, Target, saved_at,
+    HandlerStub, LinkList, Manifest, PASSES_ON, PtRegs, SignalAction, Signals, Site, SiteTrap,
+    Target, saved_at,
 };
 use crate::enter::{beeline_enter, links_of, miss};
 use crate::helpers::fault_fixup;
@@ -14,6 +15,8 @@ use crate::sys::{self, nr};
 
 pub(crate) const SIGTRAP: u32 = 5;
 const INT3: u8 = 0xcc;
+/// The `si_code` of an `int3`.
+const SI_KERNEL: i32 = 0x80;
 const SIG_DFL: u64 = 0;
 const SIG_IGN: u64 = 1;
 const SA_SIGINFO: u64 = 4;
@@ -75,13 +78,13 @@ pub unsafe extern "sysv64" fn beeline_signal(
 ) {
     // SAFETY: the kernel passes a frame that is ours to change; the stub names its own target.
     let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
-    // A positive code: the kernel raised it for what this very thread did.
-    if code > 0 {
-        if signal == SIGTRAP {
-            if breakpoint(this, level, registers) {
-                return;
-            }
-        } else if let Some(fixup) = fault_fixup(registers.ip) {
+    // A positive code: the kernel raised it for what this very thread did. That of an `int3` is one that steps and watchpoints do not have.
+    if signal == SIGTRAP {
+        if code == SI_KERNEL && breakpoint(this, level, registers) {
+            return;
+        }
+    } else if code > 0 {
+        if let Some(fixup) = fault_fixup(registers.ip) {
             registers.ip = fixup;
             return;
         } else if skip_load(registers, this.arena, this.arena_len) {
@@ -130,7 +133,9 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
     let address = registers.ip.wrapping_sub(1);
     // SAFETY: the thread has just run an instruction there.
     let is_there = || unsafe { *(address as *const u8) } == INT3;
-    let (site, trap) = if let Some(site) = find(target, level, address) {
+    let found = find(target, level, address);
+    let is_behind = found.is_none();
+    let (site, trap) = if let Some(site) = found {
         let at_the_site = SiteTrap {
             resume: site.body,
             ..SiteTrap::default()
@@ -139,6 +144,9 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
     } else if let Some(found) = find_trap(target, level, registers.ip) {
         disturbed(target);
         found
+    } else if is_over_another(target, level) {
+        // Maybe that session's: it knows if the instruction begins where the `int3` is.
+        return false;
     } else {
         // The site was restored while this thread was on its way here: what stands there now is to be run. That may be a kernel
         // uprobe's.
@@ -148,12 +156,17 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
         registers.ip = address;
         return true;
     };
-    if trap.resume == PASSES_ON && !is_there() {
+    if trap.resume == PASSES_ON && !is_there() && !(is_behind && is_over_another(target, level)) {
+        // The session below has gone meanwhile, and its trap with it: what it has not run yet is to be run.
         registers.ip = address;
+        if trap.is_early != 0 {
+            registers.ip = site.address;
+            registers.sp = registers.sp.wrapping_add_signed(trap.stack.into());
+        }
         return true;
     }
     let mut regs = registers.at(site.address);
-    regs.sp = regs.sp.wrapping_add_signed(trap.stack);
+    regs.sp = regs.sp.wrapping_add_signed(trap.stack.into());
     if trap.lost != 0 && wants(site, trap.lost) {
         // Programs that look at registers do not run with others than they were, and that is counted.
         regs.cs = 0;
@@ -205,10 +218,24 @@ fn was_hooked(target: &Target, address: u64) -> bool {
 
 /// Would the kernel end the process if we had no handler for SIGTRAP?
 fn is_last(target: &Target) -> bool {
+    matches!(below(target, 0), SIG_DFL | SIG_IGN)
+}
+
+/// Is a level's handler for SIGTRAP over one of another session's, or of this one's?
+fn is_over_another(target: &Target, level: u32) -> bool {
+    match below(target, level) {
+        SIG_DFL | SIG_IGN => false,
+        // SAFETY: a handler, so there is code.
+        handler => unsafe { HandlerStub::is_at(handler as *const u8) },
+    }
+}
+
+/// The handler for SIGTRAP that a level's has come over.
+fn below(target: &Target, level: u32) -> u64 {
     // SAFETY: private memory of the target, mapped as long as the handler is installed.
     let signals = unsafe { &*target.signals };
-    let saved = saved_at(SIGTRAP, 0).and_then(|index| signals.saved.get(index));
-    saved.is_some_and(|action| matches!(action.handler, SIG_DFL | SIG_IGN))
+    let saved = saved_at(SIGTRAP, level).and_then(|index| signals.saved.get(index));
+    saved.map_or(SIG_DFL, |action| action.handler)
 }
 
 /// The newest site of a level that has a breakpoint which ends at `ip`, behind its own first byte.
@@ -346,5 +373,70 @@ unsafe fn hand_on(
                 handler(signal, info, context);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+    use std::mem::offset_of;
+
+    use super::*;
+    use crate::abi::HANDLER_MAGIC;
+
+    /// A session's stub, as the runtime writes it.
+    #[repr(align(64))]
+    struct Stub([u8; size_of::<HandlerStub>()]);
+
+    fn stub() -> Stub {
+        let mut bytes = [0; size_of::<HandlerStub>()];
+        let code = [
+            &[0x48, 0xb9][..],
+            &[1; 8],
+            &[0x41, 0xb8],
+            &[2; 4],
+            &[0x48, 0xb8],
+            &[3; 8],
+            &[0xff, 0xe0],
+        ]
+        .concat();
+        bytes[..code.len()].copy_from_slice(&code);
+        let magic = offset_of!(HandlerStub, magic);
+        bytes[magic..magic + 8].copy_from_slice(&HANDLER_MAGIC.to_le_bytes());
+        Stub(bytes)
+    }
+
+    /// Where a thread goes on that met an `int3` which is not there any more, in a target without sites whose handler has come over this
+    /// one; `None` if that one is to say.
+    fn goes_on(below: *const u8, trapped: &[u8; 2]) -> Option<u64> {
+        // SAFETY: all of these are numbers, addresses and pointers, for which zero is a value.
+        let (mut target, mut signals, manifest) = unsafe {
+            (
+                Box::<Target>::new_zeroed().assume_init(),
+                Box::<Signals>::new_zeroed().assume_init(),
+                Box::<Manifest>::new_zeroed().assume_init(),
+            )
+        };
+        let index = saved_at(SIGTRAP, 0).expect("one of the signals");
+        signals.saved[index].handler = below.addr() as u64;
+        target.signals = &raw mut *signals;
+        target.arena = (&raw const *manifest).expose_provenance();
+        // SAFETY: numbers.
+        let mut registers: UserContext = unsafe { core::mem::zeroed() };
+        registers.ip = trapped[1..].as_ptr().expose_provenance() as u64;
+        breakpoint(&target, 0, &mut registers).then_some(registers.ip)
+    }
+
+    #[test]
+    fn an_int3_that_has_gone_is_left_to_the_session_below() {
+        const GONE: [u8; 2] = [0x81, 0xec];
+        let (stub, other) = (stub(), [0xc3; size_of::<HandlerStub>()]);
+        let below = stub.0.as_ptr();
+        below.expose_provenance();
+        assert_eq!(goes_on(below, &GONE), None);
+        other.as_ptr().expose_provenance();
+        let start = GONE.as_ptr().addr() as u64;
+        assert_eq!(goes_on(other.as_ptr(), &GONE), Some(start));
+        assert_eq!(goes_on(core::ptr::null(), &GONE), Some(start));
     }
 }

@@ -194,6 +194,23 @@ pub(crate) fn awaits_fault(tid: pid_t, signal: c_int) -> Result<bool, Error> {
     }
 }
 
+/// Has a thread done what the kernel raises a signal for, and has not been told yet?
+pub(crate) fn awaits_any_fault(tid: pid_t) -> Result<bool, Error> {
+    const FAULTS: [c_int; 5] = [
+        libc::SIGTRAP,
+        libc::SIGSEGV,
+        libc::SIGILL,
+        libc::SIGBUS,
+        libc::SIGFPE,
+    ];
+    for signal in FAULTS {
+        if awaits_fault(tid, signal)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Where a stopped thread's `struct rseq` is, if it has registered one and the kernel tells (5.13 and later).
 pub(crate) fn rseq_area(tid: pid_t) -> Option<u64> {
     let mut rseq = RseqConfiguration::default();

@@ -292,7 +292,8 @@ impl Session {
         })
     }
 
-    /// The thread that runs our system calls: the one that already has, or else the first that can.
+    /// The thread that runs our system calls: the one that already has, or else the first that can. Not one, if there is another, that
+    /// has faulted and has not been told of it: should we die, it would be told in the middle of the way home.
     fn agent(&self) -> Result<usize, Error> {
         let pid = self.process.pid();
         let able = |tracee: &&crate::session::Tracee| {
@@ -305,7 +306,7 @@ impl Session {
         {
             return Ok(at);
         }
-        let mut confined = false;
+        let (mut confined, mut faulted) = (false, None);
         for (at, tracee) in self
             .tracees
             .iter()
@@ -313,12 +314,16 @@ impl Session {
             .filter(|(_, tracee)| able(tracee))
         {
             // Filters belong to threads, not to processes.
-            if !self.process.refuses_seccomp()
-                || self.process.thread_status(tracee.tid)?.seccomp == 0
-            {
-                return Ok(at);
+            let may_call = !self.process.refuses_seccomp()
+                || self.process.thread_status(tracee.tid)?.seccomp == 0;
+            match may_call {
+                true if ptrace::awaits_any_fault(tracee.tid)? => faulted = faulted.or(Some(at)),
+                true => return Ok(at),
+                false => confined = true,
             }
-            confined = true;
+        }
+        if let Some(at) = faulted {
+            return Ok(at);
         }
         if confined {
             return Err(Error::Seccomp { pid });

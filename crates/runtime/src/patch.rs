@@ -157,7 +157,11 @@ impl<'a> Going<'a> {
             // Behind the whole instruction it may have come in the kernel's hands, and a probe at the site has counted it.
             let is_within = offset < JUMP_LEN as u64;
             let to = if is_within { self.address } else { self.body };
-            (self.address + offset, to, trap.stack.cast_unsigned())
+            (
+                self.address + offset,
+                to,
+                i64::from(trap.stack).cast_unsigned(),
+            )
         })
     }
 }

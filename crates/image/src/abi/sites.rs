@@ -54,7 +54,9 @@ pub struct SiteTrap {
     /// Words of [`PtRegs`](super::PtRegs) that are not what they were at the site any more, bit n for word n.
     pub lost: u32,
     /// To be added to the stack pointer to have what it was at the site.
-    pub stack: i64,
+    pub stack: i32,
+    /// Not 0: the thread has run something else than the site's first instruction, which it is to run yet.
+    pub is_early: u32,
 }
 
 /// In [`SiteTrap::resume`] and [`Site::body`]: the breakpoint is also one of the session whose patch is below this one. Its handler,
@@ -132,7 +134,7 @@ pub struct Witness {
 /// Room for a command line in a manifest.
 pub const TOOL_BYTES: usize = 128;
 /// "beeline" and the version of this layout.
-pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x06");
+pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x07");
 
 /// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
 /// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.

@@ -40,7 +40,8 @@ impl Hooked {
                 resume: resume.map_or(0, |(_, moved)| *moved),
                 behind: trap.behind as u32,
                 lost: words_of(trap.lost),
-                stack: trap.stack.into(),
+                stack: trap.stack,
+                is_early: (trap.resume == 0).into(),
             };
         }
         traps
