@@ -277,8 +277,17 @@ pub fn notice_stub(at: u64, flag: u64, count: u64, to: u64) -> Option<Vec<u8>> {
     Some(stub)
 }
 
+/// A thread that has a signal blocked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Blocking {
+    /// Its number.
+    pub tid: i32,
+    /// It runs, or would if there were a processor for it: it may not block the signal for long.
+    pub is_running: bool,
+}
+
 /// A thread of the process that has the signal blocked.
-pub fn thread_blocking(pid: i32, signal: i32) -> Option<i32> {
+pub fn thread_blocking(pid: i32, signal: i32) -> Option<Blocking> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     threads.flatten().find_map(|thread| {
         let status = proc::text(thread.path().join("status")).ok()?;
@@ -286,6 +295,8 @@ pub fn thread_blocking(pid: i32, signal: i32) -> Option<i32> {
             .lines()
             .find_map(|line| line.strip_prefix("SigBlk:"))?;
         let mask = u64::from_str_radix(blocked.trim(), 16).ok()?;
-        (mask >> (signal - 1) & 1 == 1).then(|| thread.file_name().to_str()?.parse().ok())?
+        let is_running = status.lines().any(|line| line.starts_with("State:\tR"));
+        let tid = thread.file_name().to_str()?.parse().ok()?;
+        (mask >> (signal - 1) & 1 == 1).then_some(Blocking { tid, is_running })
     })
 }

@@ -152,13 +152,13 @@ impl Target {
         })?;
         match blocking {
             None => Ok(()),
-            Some(tid) => Err(self.error(format!(
+            Some(patch::Blocking { tid, .. }) => Err(self.error(format!(
                 "the site can only be hooked by a breakpoint, and thread {tid} blocks SIGTRAP: it would be killed there"
             ))),
         }
     }
 
-    pub(super) fn thread_blocking_traps(&self) -> Option<i32> {
+    pub(super) fn thread_blocking_traps(&self) -> Option<patch::Blocking> {
         patch::thread_blocking(self.process.pid(), libc::SIGTRAP)
     }
 

@@ -73,10 +73,14 @@ impl Neighbours {
 
 /// Unguarded jumps are tried again after so long at first.
 const SOON: Duration = Duration::from_millis(50);
-/// A thread that starts another one blocks all signals for a moment: times that it is looked for one that does,
+/// A thread that starts another one blocks all signals for a moment: times that it is looked for one that does and sleeps,
 const LOOKS: u32 = 10;
-/// and how long to wait between them.
+/// or runs, as on a busy machine that takes a moment longer,
+const LOOKS_AT_RUNNING: u32 = 250;
+/// how long to wait between them,
 const MOMENT: Duration = Duration::from_millis(2);
+/// and how often it is tried to have the process stand still while none does.
+const TRIES: u32 = 5;
 
 /// A site as it is now.
 struct Looked {
@@ -314,16 +318,39 @@ impl Target {
     /// meanwhile.
     pub(super) fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         let is_vain = |since: Instant| since.elapsed() < AGAIN;
-        let may_wait = matches!(hold, Hold::Brief) && !self.neighbours.blocked.is_some_and(is_vain);
-        let mut looks = 1..LOOKS;
-        while may_wait && self.thread_blocking_traps().is_some() && looks.next().is_some() {
-            std::thread::sleep(MOMENT);
+        if !matches!(hold, Hold::Brief) || self.neighbours.blocked.is_some_and(is_vain) {
+            return self.check_trap_unblocked(hold);
         }
-        let outcome = self.check_trap_unblocked(hold);
-        if may_wait && outcome.is_err() {
-            self.neighbours.blocked = Some(Instant::now());
+        let mut outcome = Ok(());
+        for _ in 0..TRIES {
+            if !self.wait_for_unblocking() {
+                self.neighbours.blocked = Some(Instant::now());
+                return self.check_trap_unblocked(hold);
+            }
+            // Another one may do so just when all are held.
+            outcome = self.check_trap_unblocked(hold);
+            if outcome.is_ok() {
+                break;
+            }
         }
         outcome
+    }
+
+    /// Waits until no thread blocks SIGTRAP; false if one seems to do so for good.
+    fn wait_for_unblocking(&self) -> bool {
+        let mut looks = 1;
+        while let Some(blocking) = self.thread_blocking_traps() {
+            let most = match blocking.is_running {
+                true => LOOKS_AT_RUNNING,
+                false => LOOKS,
+            };
+            if looks >= most {
+                return false;
+            }
+            looks += 1;
+            std::thread::sleep(MOMENT);
+        }
+        true
     }
 
     /// Has a site hooked by a breakpoint in place of a jump.
