@@ -229,7 +229,7 @@ impl Presence {
         }
         self.restore_returns(stopped, others)?;
         self.bring_back(stopped)?;
-        if !self.is_clear(stopped)? {
+        if !self.is_clear(stopped)? || self.may_be_under_a_program(stopped, others) {
             return Ok(false);
         }
         if !self.restore_handlers(stopped, others)? {
@@ -369,6 +369,18 @@ impl Presence {
             && !self.shares_its_memory(stopped)
             && !self.awaits_a_trap()
             && is_nobody_in(stopped, &self.code(|_| true), &[])?)
+    }
+
+    /// Does a thread run a program of another session's, on that one's stack? It may have come there by a handler of ours, to which it
+    /// returns, and which is not seen from that stack.
+    fn may_be_under_a_program(&self, stopped: &Stopped, others: &[Presence]) -> bool {
+        let is_in_one = |sp: u64| {
+            let private = others.iter().filter_map(|other| other.private.as_ref());
+            private.into_iter().any(|range| range.contains(&sp))
+        };
+        let mut threads = stopped.threads().iter();
+        self.manifest.handlers.load(Relaxed) != 0
+            && threads.any(|thread| is_in_one(thread.registers().rsp))
     }
 
     /// The code of ours in the process that is in such mappings.
