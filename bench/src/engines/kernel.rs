@@ -1,8 +1,5 @@
 //! The kernel's compiler, by `BPF_PROG_TEST_RUN`.
 
-use super::contest::{Contestant, Outcome, Prepared};
-use super::programs::Program;
-use super::workshop::Workshop;
 use anyhow::{Context, anyhow};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, opcode};
@@ -11,6 +8,10 @@ use object::{Object, ObjectSection};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
+
+use super::contest::{Contestant, Outcome, Prepared};
+use super::programs::Program;
+use super::workshop::Workshop;
 
 /// The running kernel. Its programs have bounds and ends of loops that its verifier can see, so they are not quite the same;
 /// and a test run costs some 20 ns besides.

@@ -21,7 +21,6 @@ pub(crate) const BELL: &str = "bell";
 const WISHES_AT: i32 = 0;
 const CALLS_AT: i32 = 1;
 const BELL_AT: i32 = 2;
-/// `BPF_MAP_TYPE_*`.
 /// The smallest ring: what does not fit is one ring of a bell more.
 const BELL_BYTES: u32 = 4096;
 /// Bytes before the mask in what is kept of a call: the thread's number, and room that aligns the mask.

@@ -15,9 +15,10 @@ mod socket;
 mod table;
 mod tracing;
 
-use crate::program::Kind;
 use beeline_uapi::ProgramType;
 use table::{ALL, Row, find};
+
+use crate::program::Kind;
 
 /// What a field of the context holds: `enum bpf_reg_type` of `struct bpf_insn_access_aux`, and its `ctx_field_size`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

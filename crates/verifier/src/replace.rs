@@ -1,12 +1,13 @@
 //! Programs that replace a function of another program (`BPF_PROG_TYPE_EXT`; `bpf_check_attach_target`).
 
+use beeline_uapi::{AttachType, ProgramType};
+
 use crate::flow::Flow;
 use crate::program::Program;
 use crate::reject::{EINVAL, Reject};
 use crate::types::FunctionArg;
 use crate::verify::shape;
 use crate::walk::changes_packet;
-use beeline_uapi::{AttachType, ProgramType};
 
 /// May `program`, whose shape is `flow`, take the place of the function of `target` that it names?
 pub(crate) fn check(

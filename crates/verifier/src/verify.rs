@@ -1,6 +1,7 @@
 //! From a program to a verdict.
 
 use beeline_isa::{Imm64, Insn, Op};
+use beeline_uapi::{MapType, ProgramType};
 
 use crate::context::attach;
 use crate::flow::{Flow, Odd};
@@ -10,7 +11,6 @@ use crate::types::{ProgramTypes, Returns};
 use crate::verdict::{LogLevel, MapUse, Verdict};
 use crate::walk::Walk;
 use crate::{modules, replace};
-use beeline_uapi::{MapType, ProgramType};
 
 /// Judges a program as the kernel does: may it run?
 ///

@@ -5,8 +5,9 @@ use core::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use super::{Bucket, Node, hash_words, nodes::IN_USE};
 use beeline_uapi::Errno;
+
+use super::{Bucket, Node, hash_words, nodes::IN_USE};
 
 use crate::{
     Caller, Kind, Map, flags,

@@ -1,8 +1,9 @@
 //! What a program can be loaded for: attach types (`bpf_prog_load_check_attach`, `bpf_prog_load_fixup_attach_type`), and whether it
 //! may sleep there (the first part of `check_attach_btf_id`).
 
-use crate::program::Kind;
 use beeline_uapi::{AttachType, ProgramType};
+
+use crate::program::Kind;
 
 /// The kind with the attach type that the kernel takes where a loader names none.
 pub fn normalize(kind: Kind) -> Kind {

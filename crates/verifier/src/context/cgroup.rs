@@ -1,10 +1,11 @@
 //! Contexts of programs at control groups that judge neither packets nor sockets, but system calls: addresses, options, sysctl
 //! and devices.
 
+use beeline_uapi::AttachType;
+
 use super::Field;
 use super::table::{ALL, B4, B8, PART_OF_4, Row, row};
 use crate::program::Kind;
-use beeline_uapi::AttachType;
 
 /// `sock_addr` for IPv4, but `sendmsg`.
 const IPV4: u32 = 1 << 0;

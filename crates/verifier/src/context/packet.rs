@@ -1,7 +1,8 @@
 //! Which programs may write to packets, hand them to helpers, and load from them by the classic instructions.
 
-use crate::program::Kind;
 use beeline_uapi::ProgramType;
+
+use crate::program::Kind;
 
 /// May a program of this kind store to where a pointer into a packet leads? If not: "cannot write into packet". Whoever has such a
 /// pointer may read by it.

@@ -2,8 +2,9 @@
 
 use std::ops::RangeInclusive;
 
-use crate::program::Kind;
 use beeline_uapi::{AttachType, ProgramType};
+
+use crate::program::Kind;
 
 /// What a program of some kind may return.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! Contexts of programs that see packets: `struct __sk_buff`, `struct xdp_md`, `struct bpf_nf_ctx`.
 
+use beeline_uapi::{AttachType, ProgramType};
+
 use super::Field;
 use super::table::{ALL, ANY, B1, B4, B8, PART_OF_4, Row, row};
 use crate::program::Kind;
-use beeline_uapi::{AttachType, ProgramType};
 
 /// `socket_filter`.
 const FILTER: u32 = 1 << 0;

@@ -1,9 +1,10 @@
 //! Contexts of programs at sockets, and the structures behind pointers to sockets.
 
+use beeline_uapi::AttachType;
+
 use super::Field;
 use super::table::{ALL, B4, B8, HALF_OF_4, LOW_OF_4, PART_OF_2, PART_OF_4, Row, row};
 use crate::program::Kind;
-use beeline_uapi::AttachType;
 
 /// `cgroup_sock` at a socket's creation or end.
 const LIFE: u32 = 1 << 0;

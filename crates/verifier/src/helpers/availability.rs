@@ -3,6 +3,8 @@
 //! `probe_write_user`, which lockdown takes away, and `override_return`, which needs a kernel built for injecting errors, have
 //! only programs of which [`Kind::intrudes`] says that they may.
 
+use beeline_uapi::{AttachType, ProgramType};
+
 use super::cgroup::*;
 use super::general::*;
 use super::packet::*;
@@ -11,7 +13,6 @@ use super::table::Set;
 use super::tracing::*;
 use super::{Helper, hooks};
 use crate::program::Kind;
-use beeline_uapi::{AttachType, ProgramType};
 
 /// The form of a helper that programs of this kind call.
 pub(super) fn find(id: u32, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {

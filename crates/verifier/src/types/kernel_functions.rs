@@ -1,8 +1,9 @@
 //! Functions of the kernel that programs may call by their BTF ids (kfuncs): which programs, and on what terms.
 
+use beeline_uapi::{AttachType, ProgramType};
+
 use super::{kernel_function_table, module_function_table};
 use crate::program::Kind;
-use beeline_uapi::{AttachType, ProgramType};
 
 /// What may be said of a kernel function (`KF_*`).
 pub mod flags {

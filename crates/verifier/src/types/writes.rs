@@ -1,9 +1,10 @@
 //! What programs may write in the kernel's structures (`btf_struct_access` of each `struct bpf_verifier_ops`).
 
+use beeline_uapi::ProgramType;
+
 use super::{KernelTypes, Refused};
 use crate::program::Kind;
 use crate::reject::EACCES;
-use beeline_uapi::ProgramType;
 
 /// Members of a connection that a congestion control sets.
 const OF_TCP: [&str; 10] = [

@@ -1,5 +1,7 @@
 //! What helpers are given (`check_func_arg`, `check_reg_type`, `check_helper_mem_access`).
 
+use beeline_uapi::MapType;
+
 use super::alu::MOST_OFFSET;
 use super::helper::{KPTR_XCHG, Meta};
 use super::memory::By;
@@ -11,7 +13,6 @@ use crate::helpers::{Arg, Dynptr, Helper};
 use crate::program::Map;
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{Byte, Flags, Reg, Type, place};
-use beeline_uapi::MapType;
 
 /// `BPF_MAP_TYPE_BLOOM_FILTER`.
 const MAP_PEEK_ELEM: u32 = 89;

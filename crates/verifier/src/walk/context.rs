@@ -1,13 +1,14 @@
 //! Accesses to contexts, and to what contexts lead to: sockets, flow keys, structures of the kernel (`check_ctx_access`,
 //! `check_sock_access`, `check_ptr_to_btf_access`).
 
+use beeline_uapi::{MapType, ProgramType};
+
 use super::memory::Access;
 use super::{Check, Walk, no};
 use crate::context::{self, Field, SocketKind, flow_keys_access, socket_access};
 use crate::reject::EACCES;
 use crate::state::{Flags, Reg, Type};
 use crate::types::{Member, Trust};
-use beeline_uapi::{MapType, ProgramType};
 
 impl Walk<'_> {
     pub(super) fn access_context(&mut self, reg: &Reg, access: Access, at: i32) -> Check<Reg> {

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_isa::Op;
+use beeline_uapi::ProgramType;
 
 use super::{Check, Walk, no};
 use crate::flow::MAX_FRAMES;
 use crate::reject::{E2BIG, EACCES, EINVAL};
-use beeline_uapi::ProgramType;
 
 /// `MAX_BPF_STACK`.
 const MOST: u32 = 512;

@@ -1,12 +1,13 @@
 //! The end of a function, a callback or the program (`prepare_func_exit`, `check_return_code`, `check_resource_leak`).
 
+use beeline_uapi::{AttachType, ProgramType};
+
 use super::print::type_name;
 use super::{Check, Next, Walk, no};
 use crate::context::returns::{Returns, not_a_number, out_of_range, returns};
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{HeldKind, Reg, Type};
 use crate::types::{self, ParamType};
-use beeline_uapi::{AttachType, ProgramType};
 
 impl Walk<'_> {
     pub(super) fn exit(&mut self, what: &str) -> Check<Next> {

@@ -1,5 +1,7 @@
 //! Calls of helpers (`check_helper_call`).
 
+use beeline_uapi::MapType;
+
 use super::memory::RDONLY_PROG;
 use super::{Check, Next, Walk, no};
 use crate::context::SocketKind;
@@ -7,7 +9,6 @@ use crate::helpers::{Helper, Missing, Ret, helper};
 use crate::reject::{EACCES, EINVAL};
 use crate::scalar::Scalar;
 use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, MapId, Reg, Type};
-use beeline_uapi::MapType;
 
 /// Numbers of helpers that have rules of their own.
 mod id {

@@ -1,7 +1,8 @@
 //! Which maps helpers take, and which helpers maps take (`check_map_func_compatibility`).
 
-use crate::program::Kind;
 use beeline_uapi::{AttachType, MapType, ProgramType};
+
+use crate::program::Kind;
 
 /// May a map of this type be given to the helper?
 pub(super) fn suits(map_type: MapType, helper: u32) -> bool {

@@ -11,7 +11,6 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-use crate::cases::{Case, MAPS, case};
 use beeline_fuzz::asm::{alu_imm, branch, call, mov, mov_reg, store_imm};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, opcode::*};
@@ -25,6 +24,8 @@ use bounds::bounds;
 use good::refused_by_mistake;
 use pointers::pointers;
 use pruning::pruning;
+
+use crate::cases::{Case, MAPS, case};
 
 #[test]
 fn bugs_of_verifiers_are_none_of_ours() {

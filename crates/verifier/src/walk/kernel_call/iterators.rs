@@ -1,5 +1,7 @@
 //! Iterators: a structure on the stack that only its own functions may touch (`process_iter_arg`, `process_iter_next_call`).
 
+use beeline_uapi::{AttachType, ProgramType};
+
 use super::super::memory::Access;
 use super::super::{Check, Walk, no};
 use super::{Call, Meta};
@@ -8,7 +10,6 @@ use crate::state::{Byte, Flags, HeldKind, LockPlace, Object, Reg, Slot, Type, pl
 use crate::types::KernelParam;
 use crate::types::ParamType;
 use crate::types::kernel_functions::flags;
-use beeline_uapi::{AttachType, ProgramType};
 
 /// Where an object on the stack is, or would be.
 pub(super) enum Place {
