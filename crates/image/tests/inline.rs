@@ -142,11 +142,11 @@ fn elements_of_any_cpu_are_those_that_the_helper_finds() {
 }
 
 /// Hashes: the kernel's number, and if it is per CPU and LRU.
-const HASHES: [(u32, bool, bool); 4] = [
-    (1, false, false),
-    (5, true, false),
-    (9, false, true),
-    (10, true, true),
+const HASHES: [(MapType, bool, bool); 4] = [
+    (MapType::HASH, false, false),
+    (MapType::PERCPU_HASH, true, false),
+    (MapType::LRU_HASH, false, true),
+    (MapType::LRU_PERCPU_HASH, true, true),
 ];
 
 /// Looks up the key that lies in a context of so many bytes.
@@ -166,7 +166,7 @@ fn special_look_ups_find_what_the_general_one_finds() {
 }
 
 /// Half of the keys are there, in a map that has as many as it can; so chains have several nodes.
-fn check_hash(kind: u32, key_size: u32, per_cpu: bool, lru: bool) {
+fn check_hash(kind: MapType, key_size: u32, per_cpu: bool, lru: bool) {
     const KEYS: u8 = 200;
     let ours = Ours::new(&spec(kind, key_size, 20, u32::from(KEYS) / 2), CPUS).expect("a map");
     let key = |number: u8| {
@@ -175,7 +175,7 @@ fn check_hash(kind: u32, key_size: u32, per_cpu: bool, lru: bool) {
         key[number as usize % key_size as usize] = number;
         key
     };
-    let mut random = Random(u64::from(kind * 100 + key_size));
+    let mut random = Random(u64::from(kind.0 * 100 + key_size));
     for _ in 0..KEYS {
         let key = key(random.below(KEYS.into()) as u8);
         // A full map takes no more, unless it is an LRU one.

@@ -6,6 +6,7 @@ use beeline_compile::{Engine, Interpreter, Program};
 use beeline_image::helpers;
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_maps::{Fields, flags};
+use beeline_uapi::MapType;
 
 use common::Environment;
 use common::maps::{Ours, spec};
@@ -241,12 +242,12 @@ const CONSTANTS: u64 = 3;
 
 fn maps() -> Maps {
     let new = |spec| Ours::new(&spec, 1).expect("a map");
-    let array = new(spec(2, 4, 16, 2));
-    let ring = new(spec(27, 0, 0, 4096));
-    let hash = new(spec(1, 4, 16, 4));
+    let array = new(spec(MapType::ARRAY, 4, 16, 2));
+    let ring = new(spec(MapType::RINGBUF, 0, 0, 4096));
+    let hash = new(spec(MapType::HASH, 4, 16, 4));
     let constants = new(beeline_maps::Spec {
         flags: flags::RDONLY_PROG,
-        ..spec(2, 4, 16, 1)
+        ..spec(MapType::ARRAY, 4, 16, 1)
     });
     let mut environment = Environment::new();
     let fields = Fields::new(hash.map.spec(), Some(4), None).expect("a lock");
