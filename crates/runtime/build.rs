@@ -17,6 +17,7 @@ fn main() {
         "../image/image.ld",
         "../image/Cargo.toml",
         "../maps/src",
+        "../uapi/src",
         "../isa/src/abi.rs",
     ] {
         println!("cargo::rerun-if-changed={part}");

@@ -373,7 +373,7 @@ impl Server {
         line.map_or(Ok(()), |line| Err(format!("its log: {line}")))
     }
 
-    /// What it has said, without the middle of a long log.
+    /// Its output and its log, without the middle of a long one.
     pub fn words(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);

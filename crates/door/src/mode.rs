@@ -3,10 +3,9 @@
 //! As in the kernel the mode is that of the open file, so copies of a descriptor have it, and the kernel itself keeps
 //! a tool from mapping what it may not write.
 
-use beeline_uapi::Errno;
-
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use beeline_uapi::Errno;
 use rustix::fs::OFlags;
 
 const BPF_F_RDONLY: u32 = 1 << 3;

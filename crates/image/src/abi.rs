@@ -275,7 +275,8 @@ pub struct HandlerStub {
 }
 
 impl HandlerStub {
-    /// The bytes of [`HandlerStub::code`] that are the same in all: the instructions' first ones, each with its place.
+    /// The bytes of [`HandlerStub::code`] that are the same in all, each with its place: `movabs rcx, target; mov r8d, level;
+    /// movabs rax, handler; jmp rax`.
     const MARKS: [(usize, u8); 8] = [
         (0, 0x48),
         (1, 0xb9),
@@ -287,6 +288,24 @@ impl HandlerStub {
         (27, 0xe0),
     ];
 
+    /// The stub of a level. `handler` is the image's, `target` and `signals` are the target's [`Target`] and [`Signals`].
+    pub fn new(handler: u64, target: u64, signals: u64, level: u32) -> Self {
+        let mut code = [0xcc; 32];
+        for (at, byte) in Self::MARKS {
+            code[at] = byte;
+        }
+        code[2..10].copy_from_slice(&target.to_le_bytes());
+        code[12..16].copy_from_slice(&level.to_le_bytes());
+        code[18..26].copy_from_slice(&handler.to_le_bytes());
+        Self {
+            code,
+            magic: HANDLER_MAGIC,
+            signals,
+            level,
+            reserved: 0,
+        }
+    }
+
     /// Is the handler at an address a session's?
     ///
     /// # Safety
@@ -294,13 +313,9 @@ impl HandlerStub {
     pub unsafe fn is_at(handler: *const u8) -> bool {
         // SAFETY: each byte that fits says that there are as many more as to the next one: they are read in their order.
         let fits = |(at, byte): &(usize, u8)| unsafe { handler.add(*at).read() } == *byte;
+        let magic = offset_of!(Self, magic);
         // SAFETY: nothing but a stub begins like that.
-        let magic = || unsafe {
-            handler
-                .add(core::mem::offset_of!(Self, magic))
-                .cast::<u64>()
-                .read_unaligned()
-        };
+        let magic = || unsafe { handler.add(magic).cast::<u64>().read_unaligned() };
         Self::MARKS.iter().all(fits) && magic() == HANDLER_MAGIC
     }
 }

@@ -4,6 +4,8 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
+use beeline_uapi::signal::SI_KERNEL;
+
 use crate::abi::{
     HandlerStub, LinkList, Manifest, PASSES_ON, PtRegs, SignalAction, Signals, Site, SiteTrap,
     Target, saved_at,
@@ -15,8 +17,6 @@ use crate::sys::{self, nr};
 
 pub(crate) const SIGTRAP: u32 = 5;
 const INT3: u8 = 0xcc;
-/// The `si_code` of an `int3`.
-const SI_KERNEL: i32 = 0x80;
 const SIG_DFL: u64 = 0;
 const SIG_IGN: u64 = 1;
 const SA_SIGINFO: u64 = 4;
@@ -133,11 +133,10 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
     let address = registers.ip.wrapping_sub(1);
     // SAFETY: the thread has just run an instruction there.
     let is_there = || unsafe { *(address as *const u8) } == INT3;
-    let found = find(target, level, address);
-    let is_behind = found.is_none();
-    let (site, trap) = if let Some(site) = found {
+    let (site, trap) = if let Some(site) = find(target, level, address) {
         let at_the_site = SiteTrap {
             resume: site.body,
+            is_early: 1,
             ..SiteTrap::default()
         };
         (site, at_the_site)
@@ -156,13 +155,11 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
         registers.ip = address;
         return true;
     };
-    if trap.resume == PASSES_ON && !is_there() && !(is_behind && is_over_another(target, level)) {
-        // The session below has gone meanwhile, and its trap with it: what it has not run yet is to be run.
-        registers.ip = address;
-        if trap.is_early != 0 {
-            registers.ip = site.address;
-            registers.sp = registers.sp.wrapping_add_signed(trap.stack.into());
-        }
+    let has_gone = trap.resume == PASSES_ON && !is_there();
+    if has_gone && trap.is_early != 0 {
+        // What the site begins with now is to be run, and counts it if it is ours.
+        registers.ip = site.address;
+        registers.sp = registers.sp.wrapping_add_signed(trap.stack.into());
         return true;
     }
     let mut regs = registers.at(site.address);
@@ -180,6 +177,11 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
         unsafe { *(regs.sp as *mut u64) = site.return_entry };
     }
     registers.take_changes(&before, &regs);
+    if has_gone && !is_over_another(target, level) {
+        // The session below has gone with its trap, where the second instruction stands again.
+        registers.ip = address;
+        return true;
+    }
     if trap.resume == PASSES_ON {
         return false;
     }
@@ -379,32 +381,8 @@ unsafe fn hand_on(
 #[cfg(test)]
 mod tests {
     use std::boxed::Box;
-    use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::HANDLER_MAGIC;
-
-    /// A session's stub, as the runtime writes it.
-    #[repr(align(64))]
-    struct Stub([u8; size_of::<HandlerStub>()]);
-
-    fn stub() -> Stub {
-        let mut bytes = [0; size_of::<HandlerStub>()];
-        let code = [
-            &[0x48, 0xb9][..],
-            &[1; 8],
-            &[0x41, 0xb8],
-            &[2; 4],
-            &[0x48, 0xb8],
-            &[3; 8],
-            &[0xff, 0xe0],
-        ]
-        .concat();
-        bytes[..code.len()].copy_from_slice(&code);
-        let magic = offset_of!(HandlerStub, magic);
-        bytes[magic..magic + 8].copy_from_slice(&HANDLER_MAGIC.to_le_bytes());
-        Stub(bytes)
-    }
 
     /// Where a thread goes on that met an `int3` which is not there any more, in a target without sites whose handler has come over this
     /// one; `None` if that one is to say.
@@ -430,8 +408,8 @@ mod tests {
     #[test]
     fn an_int3_that_has_gone_is_left_to_the_session_below() {
         const GONE: [u8; 2] = [0x81, 0xec];
-        let (stub, other) = (stub(), [0xc3; size_of::<HandlerStub>()]);
-        let below = stub.0.as_ptr();
+        let (stub, other) = (HandlerStub::new(1, 2, 3, 4), [0xc3; 1]);
+        let below = (&raw const stub).cast::<u8>();
         below.expose_provenance();
         assert_eq!(goes_on(below, &GONE), None);
         other.as_ptr().expose_provenance();

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use beeline_uapi::signal::SI_KERNEL;
+
 use crate::home;
 use crate::regions::Region;
 use crate::{Error, Stopped};
@@ -32,8 +34,6 @@ const RESTORER_TO_IP: u64 = 8 * (1 + 2 + 3 + 16);
 /// From the saved instruction pointer to the signal's `siginfo_t`, of which the first three words are number, errno and code: that
 /// pointer, the rest of `struct sigcontext` (256 bytes in all) and the signal mask.
 const IP_TO_INFO: u64 = 256 - 8 * 16 + 8;
-/// The `si_code` of an `int3`; of the kernel's `asm-generic/siginfo.h`.
-const SI_KERNEL: i32 = 0x80;
 
 /// Bytes of stack that are looked through, from the stack pointer up.
 const REACH: u64 = 256 << 10;

@@ -172,6 +172,10 @@ pub(crate) fn set_signal_mask(tid: pid_t, mask: u64) -> Result<(), Error> {
 
 /// Is a signal queued for a stopped thread that the kernel has raised for what the thread itself did?
 pub(crate) fn awaits_fault(tid: pid_t, signal: c_int) -> Result<bool, Error> {
+    awaits_one_of(tid, &[signal])
+}
+
+fn awaits_one_of(tid: pid_t, signals: &[c_int]) -> Result<bool, Error> {
     let mut next = libc::ptrace_peeksiginfo_args {
         off: 0,
         flags: 0,
@@ -188,7 +192,7 @@ pub(crate) fn awaits_fault(tid: pid_t, signal: c_int) -> Result<bool, Error> {
         let info = unsafe { info.assume_init() };
         match info.si_signo {
             0 => return Ok(false),
-            number if number == signal && info.si_code > 0 => return Ok(true),
+            number if signals.contains(&number) && info.si_code > 0 => return Ok(true),
             _ => next.off += 1,
         }
     }
@@ -203,12 +207,7 @@ pub(crate) fn awaits_any_fault(tid: pid_t) -> Result<bool, Error> {
         libc::SIGBUS,
         libc::SIGFPE,
     ];
-    for signal in FAULTS {
-        if awaits_fault(tid, signal)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    awaits_one_of(tid, &FAULTS)
 }
 
 /// Where a stopped thread's `struct rseq` is, if it has registered one and the kernel tells (5.13 and later).

@@ -3,13 +3,13 @@
 //! There is no lock: bits are only ever set, each by an atomic instruction. Of a value whose writer dies half-way
 //! some bits are set, which is as if it had not been added.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, Release},
     fence,
 };
+
+use beeline_uapi::Errno;
 
 use crate::{Map, Spec, flags, hash::hash_wide, words};
 

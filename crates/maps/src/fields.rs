@@ -7,9 +7,9 @@
 //! freed. That is found by looking at all elements that were ever used, since any pointer into a value may be locked;
 //! only maps with locks pay for it.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::AtomicU32;
+
+use beeline_uapi::Errno;
 
 use crate::lock::{self, Guard};
 use crate::{Caller, Kind, Map, Spec, flags, words};

@@ -1,8 +1,8 @@
 //! A lock word that says who holds it, so that a dead holder's can be taken away.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{AtomicU32, Ordering};
+
+use beeline_uapi::Errno;
 
 /// Who works on a map.
 #[derive(Debug, Clone, Copy)]

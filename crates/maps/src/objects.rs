@@ -3,12 +3,12 @@
 //! An element is the object's id, one 32-bit word that is stored and cleared at once; 0 is an empty element. What an
 //! id stands for in a process, and which objects fit into a map, is the runtime's to say.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{AcqRel, Acquire, Release},
 };
+
+use beeline_uapi::Errno;
 
 use crate::{Kind, Map, flags, words};
 

@@ -8,12 +8,12 @@
 //! write
 //! all of it: positions are masked, never believed.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
+
+use beeline_uapi::Errno;
 
 use crate::{Caller, layout::PAGE, lock, words};
 

@@ -4,12 +4,12 @@
 //! leaves out, then the word is replaced: whoever dies, the queue is as it was before or after. Freeing the lock is
 //! all the repair there is.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Release},
 };
+
+use beeline_uapi::Errno;
 
 use crate::{Caller, Kind, Map, flags, lock, words};
 

@@ -10,12 +10,12 @@
 //! A producer that dies in the lock has not moved the position, or is done: freeing the lock is enough.
 //! One that dies later leaves a busy record with its tag, which [`Map::release`] turns into a discarded one.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
+
+use beeline_uapi::Errno;
 
 use crate::{Caller, Kind, Map, flags, layout::PAGE, lock, words};
 

@@ -4,13 +4,13 @@
 //! after, under
 //! the slot's lock. A writer that dies in between leaves an empty slot, one that dies outside a whole stack.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
     fence,
 };
+
+use beeline_uapi::Errno;
 
 use crate::{Caller, Kind, Map, flags, hash::hash_words, lock, words};
 

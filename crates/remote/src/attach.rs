@@ -1,7 +1,8 @@
 //! What a program is attached to, by the name of its section, as libbpf does it.
 
-use beeline_uapi::{AttachType, Command};
 use std::sync::Arc;
+
+use beeline_uapi::{AttachType, Command};
 
 use crate::error::{Error, Refusal};
 use crate::guest::{read, read_line};

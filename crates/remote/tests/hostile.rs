@@ -3,7 +3,6 @@
 use beeline_isa::{Insn, opcode};
 use beeline_object::{MapDefinition, Object, Program, SectionKind};
 use beeline_remote::{Attachment, Error, Event, Guest, Loaded, Selection, Watching};
-use beeline_uapi::{Command, MapType};
 use beeline_wire::VERSION;
 use beeline_wire::address::Address;
 use beeline_wire::conversation;
@@ -14,6 +13,8 @@ use beeline_wire::messages::{
     BpfDone, Done, File, GuestMessage, HostMessage, Opened, Records, Walked, Welcome,
 };
 use std::time::{Duration, Instant};
+
+use beeline_uapi::{Command, MapType};
 use tempfile::TempDir;
 
 const RING: u32 = 4096;

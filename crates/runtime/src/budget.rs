@@ -7,9 +7,10 @@
 
 mod available;
 
-use beeline_uapi::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use beeline_uapi::Errno;
 
 pub use available::available;
 

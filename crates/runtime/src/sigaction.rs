@@ -55,24 +55,7 @@ impl Handler {
 
 /// Code for the arena: the entries of the handlers of all levels, and what they return to the kernel by. `handler` is the image's, `signals` the target's.
 pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<u8>) {
-    let stub = |level: u32| {
-        let mut code = vec![0x48, 0xb9]; // movabs rcx, target
-        code.extend(target.to_le_bytes());
-        code.extend([0x41, 0xb8]); // mov r8d, level
-        code.extend(level.to_le_bytes());
-        code.extend([0x48, 0xb8]); // movabs rax, handler
-        code.extend(handler.to_le_bytes());
-        code.extend([0xff, 0xe0]); // jmp rax
-        let mut stub = HandlerStub {
-            code: [0xcc; 32],
-            magic: HANDLER_MAGIC,
-            signals,
-            level,
-            reserved: 0,
-        };
-        stub.code[..code.len()].copy_from_slice(&code);
-        stub
-    };
+    let stub = |level| HandlerStub::new(handler, target, signals, level);
     ((0..TRAP_LEVELS as u32).map(stub).collect(), RESTORER.into())
 }
 

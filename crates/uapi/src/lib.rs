@@ -13,6 +13,7 @@
 //! | [`LinkType`] | `enum bpf_link_type` |
 //! | [`HelperId`] | `enum bpf_func_id` |
 //! | [`Errno`] | `errno(3)` |
+//! | [`signal`] | `asm-generic/siginfo.h` |
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod bpf;
 mod errno;
 mod helper;
 mod open_enum;
+pub mod signal;
 
 pub use bpf::{AttachType, Command, LinkType, MapType, ProgramType};
 pub use errno::Errno;

@@ -9,7 +9,7 @@ use beeline_uapi::{AttachType, Command, HelperId, LinkType, MapType, ProgramType
 
 /// Higher than any number in use.
 const BEYOND: u32 = 1000;
-/// What the bindings call a type of maps that the kernel has given a second name.
+/// The end of the bindings' name of a map type that the kernel has renamed.
 const DEPRECATED: &str = "_DEPRECATED";
 
 /// Compares all numbers that the bindings know, and finds at least `least` of them.

@@ -11,6 +11,8 @@ mod socket;
 mod table;
 mod tracing;
 
+use beeline_uapi::HelperId;
+
 use crate::program::Kind;
 
 /// The helper of this number, for programs of this kind.
@@ -19,7 +21,7 @@ use crate::program::Kind;
 /// `bpf_iter_tcp`) or a structure (`tcp_congestion_ops`). Some helpers are for programs at certain targets only; where
 /// the name is not known, they are taken to be at the right one.
 pub fn helper(id: u32, kind: &Kind, target: Option<&str>) -> Result<&'static Helper, Missing> {
-    if id >= table::COUNT {
+    if id >= HelperId::COUNT {
         return Err(Missing::Unknown);
     }
     let found = availability::find(id, kind, target).ok_or(Missing::NotForThisType)?;

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::Builder;
 
-use beeline_uapi::{Command, Errno};
+use beeline_uapi::{Command, Errno, MapType, ProgramType};
 use beeline_wire::info::Kind;
 use beeline_wire::layout::{MapFacts, long_at, number_at, put_number};
 use beeline_wire::messages::guest_message::Body as Said;
@@ -33,10 +33,6 @@ use crate::notify::Reply;
 
 /// Bytes of records that wait to be read: of some 3900 lines in the guest, and as many here.
 const DATA: usize = 4 << 20;
-/// `BPF_MAP_TYPE_RINGBUF`, `BPF_MAP_TYPE_PERCPU_ARRAY`, and `BPF_PROG_TYPE_RAW_TRACEPOINT`.
-const RING: u32 = 27;
-const COUNTS: u32 = 6;
-const RAW_TRACEPOINT: u32 = 17;
 const TRACEPOINT: &[u8] = b"bpf_trace_printk\0";
 
 /// The kernel has no more CPUs.
@@ -118,21 +114,21 @@ impl Call<'_, Guest> {
 
     fn trace(&self) -> Result<Source, Errno> {
         let mut attr = vec![0; 72];
-        put_number(&mut attr, 0, RING);
+        put_number(&mut attr, 0, MapType::RINGBUF.0);
         put_number(&mut attr, 12, DATA as u32);
         let facts = MapFacts::of_attr(&attr);
         let mut ring = self.make(Command::MAP_CREATE, attr, vec![], Kind::Map)?;
         ring.facts = Some(facts);
 
         let mut attr = vec![0; 72];
-        for (at, number) in [(0, COUNTS), (4, 4), (8, 8), (12, 1)] {
+        for (at, number) in [(0, MapType::PERCPU_ARRAY.0), (4, 4), (8, 8), (12, 1)] {
             put_number(&mut attr, at, number);
         }
         let counts = self.make(Command::MAP_CREATE, attr, vec![], Kind::Map)?;
 
         let insns = program(ring.handle, counts.handle);
         let mut attr = vec![0; 72];
-        put_number(&mut attr, 0, RAW_TRACEPOINT);
+        put_number(&mut attr, 0, ProgramType::RAW_TRACEPOINT.0);
         put_number(&mut attr, 4, insns.len() as u32);
         if let Some(name) = attr.get_mut(48..62) {
             name.copy_from_slice(b"beeline_printk");
@@ -523,10 +519,13 @@ mod tests {
         if !rustix::process::geteuid().is_root() {
             return println!("skipped: it takes root to load programs");
         }
-        let (ring, counts) = (map(RING, 0, 0, PAGE as u32), map(COUNTS, 4, 8, 1));
+        let (ring, counts) = (
+            map(MapType::RINGBUF.0, 0, 0, PAGE as u32),
+            map(MapType::PERCPU_ARRAY.0, 4, 8, 1),
+        );
         let insns = program(ring.as_raw_fd() as u32, counts.as_raw_fd() as u32).concat();
         let mut attr = vec![0; 72];
-        put_number(&mut attr, 0, RAW_TRACEPOINT);
+        put_number(&mut attr, 0, ProgramType::RAW_TRACEPOINT.0);
         put_number(&mut attr, 4, insns.len() as u32 / 8);
         put_long(&mut attr, 8, insns.as_ptr() as u64);
         put_long(&mut attr, 16, c"GPL".as_ptr() as u64);

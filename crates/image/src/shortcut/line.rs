@@ -4,13 +4,14 @@
 //! [`Board`](super::walks::Board). Which file has that number is asked of the kernel each time. Requests and answers are the protocol's (`beeline_wire`: `frame` and
 //! `proto/guest.proto`), of which this knows one each: what else comes is left unread, and the line is never used again.
 
-use beeline_uapi::Errno;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
     fence,
 };
+
+use beeline_uapi::Errno;
 
 use super::Element;
 use super::memory::{ToolMemory, overlap};

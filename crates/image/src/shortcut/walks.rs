@@ -9,7 +9,6 @@
 //! Which map a descriptor stands for is asked of the kernel each time, as for local maps, but by the file's device and inode: a
 //! guest's map is a socket to the tool.
 
-use beeline_uapi::Errno;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{
@@ -17,6 +16,8 @@ use core::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed},
     fence,
 };
+
+use beeline_uapi::Errno;
 
 use super::line::{LINES, LISTED, Line, LineUse, ListedMap, Room, Socket};
 use super::memory::{ToolMemory, overlap};

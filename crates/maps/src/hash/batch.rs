@@ -1,8 +1,8 @@
 //! Reading, and emptying, bucket after bucket.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use beeline_uapi::Errno;
 
 use super::Bucket;
 use crate::{Caller, Map, batch::Room, words};

@@ -7,9 +7,9 @@
 //! it is back, so at a death only the first node of a list can be both listed and stamped. Which node a caller has
 //! in hand is written in his record before it is stamped.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use beeline_uapi::Errno;
 
 use super::{Node, control::Shard};
 use crate::{Caller, Map, lock};

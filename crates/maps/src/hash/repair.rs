@@ -1,11 +1,11 @@
 //! After a death: free the locks of the dead, and find the nodes that they had in hand.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
+
+use beeline_uapi::Errno;
 
 use super::{Node, control::WAITERS, nodes};
 use crate::{Caller, Map, lock};

@@ -1,8 +1,8 @@
 //! Going through all keys of a hash.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::Ordering::Acquire;
+
+use beeline_uapi::Errno;
 
 use super::{Bucket, hash_words};
 use crate::{Caller, Map, words};

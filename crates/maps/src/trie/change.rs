@@ -1,11 +1,11 @@
 //! Update and delete, under the trie's lock.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{Relaxed, Release},
 };
+
+use beeline_uapi::Errno;
 
 use super::{ELEMENT, INTERMEDIATE, Node, Prefix, bit};
 use crate::{Caller, Map, flags, lock, words};

@@ -23,13 +23,13 @@ mod change;
 mod nodes;
 mod walk;
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU8, AtomicU32,
     Ordering::{Acquire, Relaxed},
     fence,
 };
+
+use beeline_uapi::Errno;
 
 use crate::{Map, words};
 

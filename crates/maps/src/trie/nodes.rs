@@ -1,12 +1,12 @@
 //! The supply of nodes, and the repair after a death. All of it is done with the trie's lock.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::{
     AtomicU32,
     Ordering::{Relaxed, Release},
     fence,
 };
+
+use beeline_uapi::Errno;
 
 use super::{Node, Prefix, bit};
 use crate::{Caller, Map, lock};

@@ -1,8 +1,8 @@
 //! Going through all keys of a trie, in the kernel's order: what is below a node, 0 before 1, then the node.
 
-use beeline_uapi::Errno;
-
 use core::sync::atomic::Ordering::Acquire;
+
+use beeline_uapi::Errno;
 
 use super::{Node, Prefix, bit};
 use crate::{Caller, Map, lock, words};

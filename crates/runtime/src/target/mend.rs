@@ -73,11 +73,11 @@ impl Neighbours {
 
 /// Unguarded jumps are tried again after so long at first.
 const SOON: Duration = Duration::from_millis(50);
-/// A thread that starts another one blocks all signals for a moment: times that it is looked for one that does and sleeps,
-const LOOKS: u32 = 10;
-/// or runs, as on a busy machine that takes a moment longer,
-const LOOKS_AT_RUNNING: u32 = 250;
-/// how long to wait between them,
+/// A thread that starts another one blocks all signals for a moment: how long one that does and sleeps is waited for,
+const ASLEEP: Duration = Duration::from_millis(20);
+/// or one that runs, as on a busy machine that takes a moment longer,
+const RUNNING: Duration = Duration::from_millis(500);
+/// how long between looks,
 const MOMENT: Duration = Duration::from_millis(2);
 /// and how often it is tried to have the process stand still while none does.
 const TRIES: u32 = 5;
@@ -338,16 +338,15 @@ impl Target {
 
     /// Waits until no thread blocks SIGTRAP; false if one seems to do so for good.
     fn wait_for_unblocking(&self) -> bool {
-        let mut looks = 1;
+        let since = Instant::now();
         while let Some(blocking) = self.thread_blocking_traps() {
-            let most = match blocking.is_running {
-                true => LOOKS_AT_RUNNING,
-                false => LOOKS,
+            let patience = match blocking.is_running {
+                true => RUNNING,
+                false => ASLEEP,
             };
-            if looks >= most {
+            if since.elapsed() >= patience {
                 return false;
             }
-            looks += 1;
             std::thread::sleep(MOMENT);
         }
         true

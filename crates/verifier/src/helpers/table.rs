@@ -1,9 +1,8 @@
 //! How the tables of helpers are written, and sets of them.
 
-use super::{Arg, Helper, Ret};
+use beeline_uapi::HelperId;
 
-/// One more than the highest number of a helper.
-pub(super) const COUNT: u32 = 212;
+use super::{Arg, Helper, Ret};
 
 /// `ARG_PTR_TO_MEM | MEM_RDONLY`.
 pub(super) const READ: Arg = mem(false, false, false);
@@ -170,12 +169,12 @@ macro_rules! helpers {
 pub(super) use helpers;
 
 /// Some helpers, by number.
-pub(super) struct Set([Option<&'static Helper>; COUNT as usize]);
+pub(super) struct Set([Option<&'static Helper>; HelperId::COUNT as usize]);
 
 impl Set {
     /// Of these; no two have the same number.
     pub(super) const fn new(helpers: &[&'static Helper]) -> Self {
-        let mut by_id = [None; COUNT as usize];
+        let mut by_id = [None; HelperId::COUNT as usize];
         let mut at = 0;
         while at < helpers.len() {
             let place = &mut by_id[helpers[at].id as usize];
@@ -204,7 +203,7 @@ mod tests {
 
     #[test]
     fn numbers_fit_names() {
-        let mut seen = [false; super::COUNT as usize];
+        let mut seen = [false; beeline_uapi::HelperId::COUNT as usize];
         for (name, helper) in [
             cgroup::NAMES,
             general::NAMES,
@@ -222,7 +221,7 @@ mod tests {
             );
             seen[helper.id as usize] = true;
         }
-        let missing: Vec<_> = (1..super::COUNT)
+        let missing: Vec<_> = (1..beeline_uapi::HelperId::COUNT)
             .filter(|&id| !seen[id as usize])
             .filter_map(beeline_isa::helper::name)
             .collect();

@@ -1,9 +1,9 @@
 //! Spin locks and timers in maps' values (`process_spin_lock`, `process_timer_func`).
 
-use beeline_uapi::MapType;
 use std::collections::BTreeSet;
 
 use beeline_isa::{Imm64, Op};
+use beeline_uapi::MapType;
 
 use super::helper::Meta;
 use super::{Check, Walk, no};

@@ -1,0 +1,4 @@
+//! Signals: `asm-generic/siginfo.h`.
+
+/// The `si_code` of a signal that the kernel raised for no nearer reason; of SIGTRAP: for an `int3`.
+pub const SI_KERNEL: i32 = 0x80;
