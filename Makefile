@@ -8,7 +8,7 @@ TARGET = $${CARGO_TARGET_DIR:-target}
 STATIC = x86_64-unknown-linux-gnu
 build:
 	cargo build --release --workspace --bins --lib --examples
-	RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile guest -p beeline-guest --bin guest --target $(STATIC)
+	RUSTFLAGS="-C target-feature=+crt-static" cargo build --profile guest -p beeline-vm-proxy --bin guest --target $(STATIC)
 	strip -o $(TARGET)/release/beeline-guest.new $(TARGET)/$(STATIC)/guest/guest
 	mv $(TARGET)/release/beeline-guest.new $(TARGET)/release/beeline-guest
 
@@ -44,7 +44,7 @@ soak: deps build
 	$(SOAK) -p beeline-verifier --test mutants
 
 # Bytes that nobody vouches for, each fuzz target for so many seconds. Needs a nightly compiler (rustup toolchain install nightly) and
-# cargo-fuzz (cargo install cargo-fuzz), and for the image its target (rustup target add --toolchain nightly x86_64-unknown-none). A
+# cargo-fuzz (cargo install cargo-fuzz), and for the agent its target (rustup target add --toolchain nightly x86_64-unknown-none). A
 # target begins with its seeds, what earlier runs found, and the libbpf tools' object files.
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls

@@ -1,4 +1,4 @@
-//! Builds the freestanding image and leaves it as `image.bin` for the runtime to embed.
+//! Builds the freestanding agent and leaves it as `agent.bin` for the runtime to embed.
 
 use std::env;
 use std::fs;
@@ -10,12 +10,12 @@ use object::{Object, ObjectSection, ObjectSymbol};
 const TARGET: &str = "x86_64-unknown-none";
 
 fn main() {
-    let image =
-        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../image");
+    let agent =
+        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo")).join("../agent");
     for part in [
-        "../image/src",
-        "../image/image.ld",
-        "../image/Cargo.toml",
+        "../agent/src",
+        "../agent/agent.ld",
+        "../agent/Cargo.toml",
         "../maps/src",
         "../uapi/src",
         "../isa/src/abi.rs",
@@ -23,16 +23,16 @@ fn main() {
         println!("cargo::rerun-if-changed={part}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
-    let elf = build(&image, &out.join("image"));
-    fs::write(out.join("image.bin"), blob(&elf)).expect("image.bin is writable");
+    let elf = build(&agent, &out.join("agent"));
+    fs::write(out.join("agent.bin"), blob(&elf)).expect("agent.bin is writable");
 }
 
-/// Compiles the image; gives the path of the linked file.
-fn build(image: &Path, target_dir: &Path) -> PathBuf {
-    let script = image
-        .join("image.ld")
+/// Compiles the agent; gives the path of the linked file.
+fn build(agent: &Path, target_dir: &Path) -> PathBuf {
+    let script = agent
+        .join("agent.ld")
         .canonicalize()
-        .expect("image.ld is there");
+        .expect("agent.ld is there");
     let flags = [
         "-Crelocation-model=pie",
         "-Clink-arg=--no-pie",
@@ -45,9 +45,9 @@ fn build(image: &Path, target_dir: &Path) -> PathBuf {
         .args([
             "build",
             "--package",
-            "beeline-image",
+            "beeline-agent",
             "--bin",
-            "beeline-image",
+            "beeline-agent",
             "--release",
             "--target",
             TARGET,
@@ -61,7 +61,7 @@ fn build(image: &Path, target_dir: &Path) -> PathBuf {
         .args(["--config", "profile.release.panic=\"abort\""])
         .arg("--target-dir")
         .arg(target_dir)
-        .current_dir(image)
+        .current_dir(agent)
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     // A lint run must not lint through this build, nor hand its own wrapper down.
     for variable in [
@@ -75,15 +75,15 @@ fn build(image: &Path, target_dir: &Path) -> PathBuf {
     let status = cargo.status().expect("cargo runs");
     assert!(
         status.success(),
-        "the image does not build; is the target there? (rustup target add {TARGET})"
+        "the agent does not build; is the target there? (rustup target add {TARGET})"
     );
-    target_dir.join(TARGET).join("release/beeline-image")
+    target_dir.join(TARGET).join("release/beeline-agent")
 }
 
 /// The blob's bytes, if the file is fit for a target.
 fn blob(path: &Path) -> Vec<u8> {
-    let bytes = fs::read(path).expect("the image was linked");
-    let elf = object::File::parse(&*bytes).expect("the image is an ELF file");
+    let bytes = fs::read(path).expect("the agent was linked");
+    let elf = object::File::parse(&*bytes).expect("the agent is an ELF file");
     let panics: Vec<_> = elf
         .symbols()
         .filter_map(|s| s.name().ok().map(str::to_owned))
@@ -91,13 +91,13 @@ fn blob(path: &Path) -> Vec<u8> {
         .collect();
     assert!(
         panics.is_empty(),
-        "the image holds a way to a panic: {panics:?}"
+        "the agent holds a way to a panic: {panics:?}"
     );
-    let text = elf.section_by_name(".text").expect("the image has code");
-    assert_eq!(text.address(), 0, "the image starts at its table");
+    let text = elf.section_by_name(".text").expect("the agent has code");
+    assert_eq!(text.address(), 0, "the agent starts at its table");
     assert!(
         text.relocations().next().is_none(),
-        "the image needs no relocation"
+        "the agent needs no relocation"
     );
     text.data().expect("the code is in the file").to_vec()
 }

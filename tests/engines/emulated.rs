@@ -1,7 +1,7 @@
 //! The light compiler's code for aarch64, under qemu-user.
 
 use beeline_aarch64::{Array, Image, Job, Runner};
-use beeline_compile::{Compiler, Light, Machine, Program};
+use beeline_codegen::{Compiler, Light, Machine, Program};
 use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::{Insn, opcode::*};
 

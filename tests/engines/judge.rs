@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use beeline_compile::{Engine, Interpreter, Light};
+use beeline_codegen::{Engine, Interpreter, Light};
+use beeline_codegen_llvm::Llvm;
 use beeline_e2e::skipped;
 use beeline_fuzz::kernel::{self, Refusal};
 use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::Insn;
 use beeline_isa::opcode::{ATOMIC, B, CMPXCHG, FETCH, JCOND, JMP, MEM, SIZE_MASK, STX, W};
-use beeline_llvm::Llvm;
 use beeline_uapi::ProgramType;
 use beeline_verifier::program::{Kind, Map, Program, SLEEPABLE};
 use beeline_verifier::types::ProgramTypes;

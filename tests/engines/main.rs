@@ -4,11 +4,11 @@
 //! `BEELINE_SOAK` goes on for so many seconds, `BEELINE_SEED` names the first program. What differs is reduced, and printed
 //! with the seed that gives it again.
 
+#[path = "../../crates/agent/tests/common/mod.rs"]
+mod agent;
 mod emulated;
-#[path = "../../crates/image/tests/common/mod.rs"]
-mod image;
 mod judge;
-#[path = "../../crates/compile/tests/common/mod.rs"]
+#[path = "../../crates/codegen/tests/common/mod.rs"]
 mod programs;
 mod tails;
 mod workers;

@@ -305,5 +305,5 @@ fn keep_memory() {
 }
 
 fn stay_on(cpu: u32) {
-    crate::image::maps::kernel::stay_on(cpu);
+    crate::agent::maps::kernel::stay_on(cpu);
 }

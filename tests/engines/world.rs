@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-use beeline_compile::{MapShape, Program, Runnable};
+use beeline_codegen::{MapShape, Program, Runnable};
 use beeline_fuzz::kernel as bpf;
 use beeline_fuzz::world::{CONSTANTS, CONTEXT_BYTES, MAPS, QUEUE, RING, contents};
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
@@ -13,9 +13,9 @@ use beeline_runtime::shape_of;
 use beeline_uapi::{Errno, ProgramType};
 use beeline_verifier::Flow;
 
-use crate::image::Environment;
-use crate::image::maps::kernel::{KernelMap, cpus};
-use crate::image::maps::{Consumer, Ours, caller, walk};
+use crate::agent::Environment;
+use crate::agent::maps::kernel::{KernelMap, cpus};
+use crate::agent::maps::{Consumer, Ours, caller, walk};
 
 /// What a run left behind, as the tool sees it: the context, and of each map the elements or records.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,7 +122,7 @@ impl Here {
     pub fn program<'a>(&'a self, insns: &'a [Insn]) -> Program<'a> {
         Program {
             maps: &self.shapes,
-            in_image: true,
+            in_agent: true,
             ..Program::new(insns)
         }
     }

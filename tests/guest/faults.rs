@@ -5,7 +5,7 @@ use crate::place::attached;
 use crate::proxy::{self, Proxy};
 use crate::wire::{Fault, Wire};
 use beeline_e2e::{Ended, PATIENCE, Tool, beeline_wanted, is_alive, seed, until};
-use beeline_wire::frame::framed;
+use beeline_vm_protocol::frame::framed;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;

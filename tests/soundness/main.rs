@@ -9,6 +9,8 @@
 //! It goes on for half a minute, or for so many programs. `BEELINE_SOAK` goes on for so many seconds, `BEELINE_SEED` names the first
 //! program. A program that fails is reduced, and printed.
 
+#[path = "../../crates/agent/tests/common/mod.rs"]
+mod agent;
 #[path = "../../crates/verifier/tests/mutants/case.rs"]
 #[allow(dead_code, reason = "the kernel is not asked here")]
 mod case;
@@ -19,8 +21,6 @@ mod change;
 mod corpus;
 #[path = "../../crates/verifier/tests/mutants/extras.rs"]
 mod extras;
-#[path = "../../crates/image/tests/common/mod.rs"]
-mod image;
 #[path = "../../crates/verifier/tests/mutants/invent.rs"]
 mod invent;
 mod low;

@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use beeline_compile::{Interpreter, Moment, Program};
+use beeline_codegen::{Interpreter, Moment, Program};
 use beeline_fuzz::Random;
 use beeline_maps::{Caller, Fields, Kind, Layout, Spec};
 use beeline_uapi::MapType;
 use beeline_verifier::program::{FieldKind, Map};
 
-use crate::image::Environment;
-use crate::image::maps::{Ours, caller};
+use crate::agent::Environment;
+use crate::agent::maps::{Ours, caller};
 
 /// CPUs of the world: values of per-CPU maps are few so.
 const CPUS: u32 = 2;
@@ -142,7 +142,7 @@ impl World {
     /// Runs a program that was made ready once. A fault in words.
     pub fn run_ready(
         &mut self,
-        program: &dyn beeline_compile::Runnable,
+        program: &dyn beeline_codegen::Runnable,
         context: &mut [u8],
     ) -> Result<u64, String> {
         let result = self.environment.run_on(program, context);

@@ -208,7 +208,10 @@ impl Storm {
                 let session = self.sessions.swap_remove(one);
                 self.did(format!("session {} killed", session.pid()));
                 session.signal_group(libc::SIGKILL);
-                session.wait();
+                let pid = session.pid();
+                for line in session.wait().stderr {
+                    self.did(format!("session {pid} had said: {line}"));
+                }
                 self.killed += 1;
             }
             1 => {
@@ -237,6 +240,9 @@ impl Storm {
             self.fail(&format!("session {pid} panicked: {ended:?}"));
         }
         self.did(format!("session {pid} is gone: {}", ended.status));
+        for line in &ended.stderr {
+            self.did(format!("session {pid} said: {line}"));
+        }
     }
 
     /// A session with probes at random functions, at system calls, or at both, on one of the server's processes.

@@ -4,10 +4,10 @@ use super::contest::{Contestant, NOTHING, Outcome, Prepared, timed, timed_calls}
 use super::programs::Program;
 use super::workshop::{Memory, Workshop};
 use anyhow::Context;
-use beeline_compile::{Compiler, Engine, Executable, Interpreter, Light, Machine, Runnable};
+use beeline_codegen::{Compiler, Engine, Executable, Interpreter, Light, Machine, Runnable};
+use beeline_codegen_llvm::Llvm;
 use beeline_isa::Insn;
 use beeline_isa::abi::Entry;
-use beeline_llvm::Llvm;
 
 /// One of Beeline's engines.
 pub enum Beeline {
@@ -39,7 +39,7 @@ impl Contestant for Beeline {
 
     fn prepare(&self, program: &Program, workshop: &Workshop) -> anyhow::Result<Box<dyn Prepared>> {
         let insns: Vec<Insn> = Insn::decode_all(&workshop.bytecode(program, "v3")?)?.collect();
-        let bytecode = beeline_compile::Program::new(&insns);
+        let bytecode = beeline_codegen::Program::new(&insns);
         let memory = Memory::of(&program.memory());
         let compiler = match self {
             Beeline::Interpreter => {
@@ -61,7 +61,7 @@ struct Interpreted {
 
 impl Prepared for Interpreted {
     fn run(&mut self, times: u32) -> anyhow::Result<Outcome> {
-        let context = beeline_compile::Context {
+        let context = beeline_codegen::Context {
             start: self.memory.start(),
             bytes: self.memory.len(),
         };

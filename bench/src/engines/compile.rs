@@ -5,9 +5,9 @@ use super::contest::{processor_time, timed};
 use super::programs::{FRAMES, LOG2_INT};
 use super::workshop::Workshop;
 use anyhow::Context;
-use beeline_compile::{Code, Compiler, Executable, Light, Machine, Program};
+use beeline_codegen::{Code, Compiler, Executable, Light, Machine, Program};
+use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, opcode};
-use beeline_llvm::Llvm;
 use serde::Serialize;
 use std::hint::black_box;
 use std::ptr;
@@ -61,7 +61,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 fn best_of(
     rounds: u32,
-    compile: impl Fn() -> Result<Code, beeline_compile::Error>,
+    compile: impl Fn() -> Result<Code, beeline_codegen::Error>,
 ) -> anyhow::Result<(f64, Code)> {
     let mut code = compile()?;
     let mut best = f64::INFINITY;

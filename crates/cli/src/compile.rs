@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
-use beeline_compile::aot::{Aot, AotMap, AotProgram};
+use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_object::{Contents, MapDefinition, Object};
 use beeline_runtime::engines::helper_table;
 use clap::Args;

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use beeline_compile::aot::Aot;
-use beeline_compile::worker::LLVM;
-use beeline_compile::{CodeStore, Worker};
+use beeline_codegen::aot::Aot;
+use beeline_codegen::worker::LLVM;
+use beeline_codegen::{CodeStore, Worker};
 use beeline_runtime::engines::{Choice, Engines, Optimizer};
 use clap::{Args, ValueEnum};
 

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::Builder;
 
 use anyhow::Context;
-use beeline_door::{Connection, Options, Sharing, Tool};
-use beeline_qmp::Monitor;
-use beeline_vmm::{GuestMemory, Part, wait_for_the_end};
-use beeline_wire::address::Address;
-use beeline_wire::channel::Channel;
-use beeline_wire::tls::Tls;
+use beeline_supervisor::{Connection, Options, Sharing, Tool};
+use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
+use beeline_vm_protocol::address::Address;
+use beeline_vm_protocol::channel::Channel;
+use beeline_vm_protocol::tls::Tls;
+use beeline_vm_qmp::Monitor;
 use clap::Args;
 use rustix::process::{Pid, Signal};
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use beeline_remote::{Attachment, Guest, Loaded, Selection, Watching};
-use beeline_wire::address::Address;
+use beeline_vm_loader::{Attachment, Guest, Loaded, Selection, Watching};
+use beeline_vm_protocol::address::Address;
 use clap::Args;
 
 use crate::guest::Certificates;
@@ -146,7 +146,7 @@ fn listen(
     deadline: Option<Instant>,
     over: &AtomicBool,
     out: &mut impl Write,
-) -> Result<io::Result<()>, beeline_remote::Error> {
+) -> Result<io::Result<()>, beeline_vm_loader::Error> {
     let is_over = || over.load(Relaxed) || deadline.is_some_and(|it| it <= Instant::now());
     while !is_over() {
         while let Some(event) = loaded.next_event(deadline)? {

@@ -12,8 +12,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use anyhow::Context;
-use beeline_door::Tool;
 use beeline_inject::{Holds, holds};
+use beeline_supervisor::Tool;
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::say;
@@ -103,6 +103,6 @@ pub fn keep() -> anyhow::Result<ExitCode> {
     // Without it a Beeline that is stopped holds who it held; all else is as well as before.
     let watch = std::thread::Builder::new().name("beeline-holds".into());
     let _ = watch.spawn(move || Holds::watch(&counts));
-    beeline_door::let_pass(listener, &lifeline, &last)?;
+    beeline_supervisor::let_pass(listener, &lifeline, &last)?;
     Ok(ExitCode::SUCCESS)
 }

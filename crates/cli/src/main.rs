@@ -88,7 +88,7 @@ enum Command {
         dead: bool,
     },
     /// In a virtual machine: serve tools that its host runs with `beeline run --guest`
-    Guest(beeline_guest::Options),
+    Guest(beeline_vm_proxy::Options),
     /// Run programs of an object file in a virtual machine's kernel, and print what they write and what changes in their maps
     Inject(inject::Arguments),
     /// Let pass the calls of what a tool has left behind: started by `beeline run`
@@ -132,7 +132,9 @@ fn main() -> ExitCode {
         Command::Inject(arguments) => inject::inject(&arguments),
         Command::Keep => keep::keep(),
         Command::VcpuPin(arguments) => vcpu_pin::pin(&arguments),
-        Command::Guest(options) => beeline_guest::serve(&options, say).map(|()| ExitCode::SUCCESS),
+        Command::Guest(options) => {
+            beeline_vm_proxy::serve(&options, say).map(|()| ExitCode::SUCCESS)
+        }
     };
     outcome.unwrap_or_else(|error| {
         say(&in_words(&error));

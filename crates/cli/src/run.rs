@@ -7,8 +7,8 @@ use std::process::{ExitCode, ExitStatus};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context;
-use beeline_door::{Options, Tool};
 use beeline_runtime::{Runtime, Scope};
+use beeline_supervisor::{Options, Tool};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::{engines, keep, memory, say};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use anyhow::Context;
-use beeline_qmp::Monitor;
-use beeline_remote::Guest;
-use beeline_vcpu::cpus::CpuList;
-use beeline_vcpu::{Change, Options, Pinner, Policy, Report};
-use beeline_wire::address::Address;
+use beeline_vm_loader::Guest;
+use beeline_vm_protocol::address::Address;
+use beeline_vm_qmp::Monitor;
+use beeline_vm_vcpu::cpus::CpuList;
+use beeline_vm_vcpu::{Change, Options, Pinner, Policy, Report};
 use clap::{Args, ValueEnum};
 
 use crate::guest::Certificates;

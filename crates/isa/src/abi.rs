@@ -15,8 +15,8 @@
 //! calling function's frame is left, and the next program is entered with [`Run::context`]. It returns in place of the
 //! function that called it: compiled code restores the tables if that was not the program's own entry.
 //!
-//! In a target a [`Run`] is the beginning of more: the image's context of the run, by which helpers answer. Compiled code may
-//! look there itself where it is told so; the `CONTEXT_` offsets say where. (The image checks them as it is compiled.)
+//! In a target a [`Run`] is the beginning of more: the agent's context of the run, by which helpers answer. Compiled code may
+//! look there itself where it is told so; the `CONTEXT_` offsets say where. (The agent checks them as it is compiled.)
 
 /// Counts the changes of what is said here, and of whatever else compiled code relies on: code that was kept is for one
 /// version only.
@@ -52,12 +52,12 @@ pub const fn sized_read(bytes: u64) -> Option<u32> {
     }
 }
 
-/// What a program can reach while it runs. The image keeps more behind these fields, which compiled code reads only if it
+/// What a program can reach while it runs. The agent keeps more behind these fields, which compiled code reads only if it
 /// is told that it is there. It writes the three of the tables, where a program returns into one that has others.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
-    /// Table of [`HELPER_SLOTS`] addresses, indexed by helper number; 0 where there is no such helper. In the image it has
+    /// Table of [`HELPER_SLOTS`] addresses, indexed by helper number; 0 where there is no such helper. In the agent it has
     /// those of [`hash_lookup`] and [`sized_read`] too.
     pub helpers: *const usize,
     /// The value of `LD_IMM64` with `BPF_PSEUDO_MAP_FD`, by the program's map index: a map handle's address.
@@ -82,13 +82,13 @@ pub const RUN_MAP_COUNT: usize = core::mem::offset_of!(Run, map_count);
 /// Byte offset of [`Run::context`].
 pub const RUN_CONTEXT: usize = core::mem::offset_of!(Run, context);
 
-/// In the image's context, an address: the target, alive as long as the run.
+/// In the agent's context, an address: the target, alive as long as the run.
 pub const CONTEXT_TARGET: usize = 40;
-/// In the image's context, an address: the hooked place; or null.
+/// In the agent's context, an address: the hooked place; or null.
 pub const CONTEXT_SITE: usize = 64;
-/// In the image's context, 32 bits: what programs see as their CPU, below the number of values that per-CPU maps have.
+/// In the agent's context, 32 bits: what programs see as their CPU, below the number of values that per-CPU maps have.
 pub const CONTEXT_CPU: usize = 72;
-/// In the image's context, 64 bits: what `bpf_get_attach_cookie` gives.
+/// In the agent's context, 64 bits: what `bpf_get_attach_cookie` gives.
 pub const CONTEXT_COOKIE: usize = 80;
 /// In a hooked place, 64 bits: what `bpf_get_func_ip` gives.
 pub const SITE_ADDRESS: usize = 8;

@@ -71,7 +71,7 @@ pub struct Layout {
     pub code: u64,
     /// From the arena to the first stub.
     pub stubs: u64,
-    /// From the arena to what stubs hand to the image.
+    /// From the arena to what stubs hand to the agent.
     pub descriptor: u64,
     /// From the arena to the parts of the common code.
     pub common: [u64; 6],

@@ -18,7 +18,7 @@ const LEN: usize = 8;
 /// `BPF_MAXINSNS`: the kernel takes no filter that is longer.
 const MOST: usize = 4096;
 
-/// The calls that Beeline makes in a target: those of its image, and those that it runs there to attach and to leave.
+/// The calls that Beeline makes in a target: those of its agent, and those that it runs there to attach and to leave.
 const OWN_CALLS: &[libc::c_long] = &[
     libc::SYS_clock_getres,
     libc::SYS_clock_gettime,

@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use beeline_compile::aot::{Aot, Unusable};
-use beeline_compile::{
+use beeline_agent::helpers;
+use beeline_codegen::aot::{Aot, Unusable};
+use beeline_codegen::{
     Code, CodeStore, Compiler, Digest, Error, Light, Machine, MapShape, Program, RegisterSet,
 };
-use beeline_image::helpers;
 use beeline_isa::Insn;
 
 use crate::budget::Budget;
@@ -335,7 +335,7 @@ fn program<'a>(insns: &'a [Insn], maps: &'a [MapShape]) -> Program<'a> {
     Program {
         insns,
         maps,
-        in_image: true,
+        in_agent: true,
     }
 }
 

@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::{Release, SeqCst};
 use std::sync::atomic::fence;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
-use beeline_image::abi;
-use beeline_image::abi::calls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
+use beeline_agent::abi;
+use beeline_agent::abi::calls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
 use beeline_isa::abi::Run;
 
 use crate::arena::{ARENA_BYTES, Arena};
@@ -38,8 +38,8 @@ pub struct Environment {
     pub target: u64,
     /// The one that stands for children which share the target's memory.
     pub child: u64,
-    /// The image.
-    pub image: u64,
+    /// The agent.
+    pub agent: u64,
     /// The first of the signal handlers' stubs, and what they return to the kernel by.
     pub handler: u64,
     /// See `handler`.
@@ -83,8 +83,8 @@ struct PlacedMap {
 /// Addresses that an environment is made from.
 #[derive(Debug, Clone, Copy)]
 pub struct Bases {
-    /// The image.
-    pub image: u64,
+    /// The agent.
+    pub agent: u64,
     /// The session page.
     pub session: u64,
     /// Private memory.
@@ -108,10 +108,10 @@ impl Environment {
             ..manifest(shared, Some((&private, owner)))
         };
         home.value(unnamed).map_err(os("filling an arena"))?;
-        let points = shared.image.points();
+        let points = shared.agent.points();
         let arena = home.base();
         let record = |tid_offset, flags: u32| abi::Target {
-            helpers: shared.image.helpers_at(bases.image),
+            helpers: shared.agent.helpers_at(bases.agent),
             control: private.control() as *mut _,
             signals: private.signals() as *mut _,
             returns: private.returns() as *mut _,
@@ -138,7 +138,7 @@ impl Environment {
         let child = home.value(of_child).map_err(os("filling an arena"))?;
         let target = home.value(record).map_err(os("filling an arena"))?;
         let (stubs, restorer) =
-            sigaction::stubs(bases.image + points.signal, target, private.signals());
+            sigaction::stubs(bases.agent + points.signal, target, private.signals());
         let handler = home.array(&stubs).map_err(os("filling an arena"))?;
         let restorer = home.bytes(&restorer, 16).map_err(os("filling an arena"))?;
         let base = home.base();
@@ -156,7 +156,7 @@ impl Environment {
             home,
             target,
             child,
-            image: bases.image,
+            agent: bases.agent,
             handler,
             restorer,
             private,
@@ -199,7 +199,7 @@ impl Environment {
             home,
             target: self.target,
             child: self.child,
-            image: self.image,
+            agent: self.agent,
             handler: self.handler,
             restorer: self.restorer,
             private: self.private,
@@ -471,14 +471,14 @@ impl Environment {
         Ok(link)
     }
 
-    /// Places an [`abi::Link`] for a function of the image itself, at an offset in it.
+    /// Places an [`abi::Link`] for a function of the agent itself, at an offset in it.
     pub fn place_native(&mut self, offset: u64) -> Result<u64, Error> {
-        self.link(self.bare_link(self.image + offset))
+        self.link(self.bare_link(self.agent + offset))
     }
 
     /// The same for a function that is [`abi::ALWAYS`].
     pub fn place_always(&mut self, offset: u64) -> Result<u64, Error> {
-        let link = self.bare_link(self.image + offset);
+        let link = self.bare_link(self.agent + offset);
         self.link(abi::Link {
             needs: abi::ALWAYS,
             ..link
@@ -499,7 +499,7 @@ impl Environment {
             reads: usize::MAX,
             context: CONTEXT_REGISTERS,
             enabled: 1.into(),
-            engine: word_of(IMAGE).into(),
+            engine: word_of(AGENT).into(),
             name: [0; abi::NAME_BYTES],
         }
     }
@@ -576,8 +576,8 @@ fn needs(program: &Program, context: usize) -> usize {
     (if slot { abi::NEEDS_SLOT } else { 0 }) | (if registers { abi::NEEDS_REGISTERS } else { 0 })
 }
 
-/// [`abi::Link::engine`] of the image's own functions.
-pub const IMAGE: &str = "image";
+/// [`abi::Link::engine`] of the agent's own functions.
+pub const AGENT: &str = "agent";
 
 /// The first eight bytes of a name as [`abi::Link::engine`] holds them.
 fn word_of(name: &str) -> u64 {
@@ -629,14 +629,14 @@ pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manife
 
 #[cfg(test)]
 mod tests {
-    use beeline_compile::{Compiler, Light, Machine};
-    use beeline_image::loads::{LONGEST, decode};
+    use beeline_agent::loads::{LONGEST, decode};
+    use beeline_codegen::{Compiler, Light, Machine};
     use iced_x86::{Code, Decoder, OpKind};
 
-    /// The image must recognise every load that the compiler writes, for every pair of registers: one that it does not is a
+    /// The agent must recognise every load that the compiler writes, for every pair of registers: one that it does not is a
     /// fault of the target.
     #[test]
-    fn all_loads_of_programs_are_known_to_the_image() {
+    fn all_loads_of_programs_are_known_to_the_agent() {
         let (mut program, exit) = (Vec::new(), [0x95, 0, 0, 0, 0, 0, 0, 0]);
         // LDX of 4, 2, 1 and 8 bytes, and the sign-extending ones of 4, 2 and 1.
         for opcode in [0x61, 0x69, 0x71, 0x79, 0x81, 0x89, 0x91u8] {
@@ -649,7 +649,7 @@ mod tests {
         }
         program.extend(exit);
         let insns: Vec<_> = beeline_isa::Insn::decode_all(&program).unwrap().collect();
-        let bare = beeline_compile::Program::new(&insns);
+        let bare = beeline_codegen::Program::new(&insns);
         let code = Light.compile(&bare, Machine::X86_64).unwrap();
         let mut decoder = Decoder::new(64, &code.bytes, 0);
         let mut loads = 0;

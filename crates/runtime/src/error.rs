@@ -67,10 +67,10 @@ pub enum Error {
     Unverified,
     /// A program that was run with every access checked did what it must not.
     #[error("the program was ended at {0}")]
-    Fault(beeline_compile::Fault),
+    Fault(beeline_codegen::Fault),
     /// An engine does not take a program.
     #[error(transparent)]
-    Engine(#[from] beeline_compile::Error),
+    Engine(#[from] beeline_codegen::Error),
     /// This machine lacks something.
     #[error("{0}")]
     Machine(

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use beeline_image::abi::{Control, DISMISSALS, MAX_CPUS, Manifest, Session};
+use beeline_agent::abi::{Control, DISMISSALS, MAX_CPUS, Manifest, Session};
 use beeline_inject::{Process, Region, Stopped, signal_frames};
 use beeline_uapi::Errno;
 use libc::user_regs_struct;
@@ -403,7 +403,7 @@ impl Presence {
         }
         let (start, stride) = (
             offset_of!(Session, leases),
-            size_of::<beeline_image::abi::Lease>(),
+            size_of::<beeline_agent::abi::Lease>(),
         );
         let mut leases = vec![0; stride * MAX_CPUS];
         if stopped
@@ -451,9 +451,9 @@ impl Presence {
         if self.private.is_none() {
             return Ok(true);
         }
-        // Others' handlers, which may have read that ours is next, are in their images. System calls are made in their arenas.
-        let is_image = |mapping: &Region| is_a(mapping, "-image");
-        let handlers = others.iter().flat_map(|other| other.code(is_image));
+        // Others' handlers, which may have read that ours is next, are in their agents. System calls are made in their arenas.
+        let is_agent = |mapping: &Region| is_a(mapping, "-agent");
+        let handlers = others.iter().flat_map(|other| other.code(is_agent));
         let (handlers, restorers): (Vec<_>, Vec<_>) = (
             handlers.collect(),
             others

@@ -1,12 +1,13 @@
 //! The objects of eBPF and their lifetimes: maps, programs, links and the targets they reach into.
 //!
 //! [`Runtime`] is one session. It implements [`backend::Backend`], the interface that the door speaks to. Programs
-//! are verified ([`verification`]), compiled ([`engines`]) and placed into targets ([`target`]) together with the image; what a
+//! are verified ([`verification`]), compiled ([`engines`]) and placed into targets ([`target`]) together with the agent; what a
 //! process needs to be given back as it was stands in the process itself ([`leave`]), so that `beeline detach` works
 //! also when the session is gone.
 //!
 //! The crate does not print: what the user should know goes to the [`Report`] that a session is given.
 
+mod agent;
 mod arena;
 pub mod backend;
 mod binary;
@@ -18,7 +19,6 @@ mod deaths;
 pub mod engines;
 mod environment;
 mod error;
-mod image;
 mod improver;
 pub mod leave;
 mod life;

@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use beeline_agent::abi;
 use beeline_hook::{Exit, Function, Incoming, Plan};
-use beeline_image::abi;
 use beeline_inject::Region;
 
 use crate::backend::{CallContext, Edge, Id};

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use beeline_compile::MapShape;
+use beeline_codegen::MapShape;
 use beeline_maps::user_ring::UserRing;
 use beeline_maps::{Caller, Fields, Kind, Layout, Map, Spec, flags, ring};
 use beeline_uapi::Errno;

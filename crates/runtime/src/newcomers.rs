@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use beeline_image::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS, Session};
+use beeline_agent::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS, Session};
 use beeline_inject::{Process, Region};
 
 use crate::leave;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use beeline_image::abi::Session;
+use beeline_agent::abi::Session;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 use rustix::time::Timespec;

@@ -5,8 +5,8 @@ use std::fs;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 
+use beeline_agent::abi::{PASSES_ON, SITE_BREAKPOINT, SITE_JUMP, Site, SiteTrap};
 use beeline_hook::{INT3, JUMP_LEN, Kind, Plan};
-use beeline_image::abi::{PASSES_ON, SITE_BREAKPOINT, SITE_JUMP, Site, SiteTrap};
 use beeline_inject::{Stopped, signal_frames};
 
 use crate::error::Error;

@@ -2,8 +2,8 @@
 
 use std::mem::{offset_of, size_of};
 
-use beeline_image::abi::{Control, Signals, Slot, TID_UNKNOWN};
-use beeline_image::returns::ReturnTable;
+use beeline_agent::abi::{Control, Signals, Slot, TID_UNKNOWN};
+use beeline_agent::returns::ReturnTable;
 use beeline_inject::{MapFlags, Process, ProtFlags, Stopped};
 
 use crate::error::{Error, os};
@@ -82,7 +82,7 @@ impl Private {
         top.is_some_and(is_top)
     }
 
-    /// Has `write` store what the image expects to find in a process of the first number, and in its own pid namespace of the
+    /// Has `write` store what the agent expects to find in a process of the first number, and in its own pid namespace of the
     /// second. The last store lets programs run.
     pub fn fill(
         &self,
@@ -136,7 +136,7 @@ impl Private {
         self.base
     }
 
-    /// The [`Signals`](beeline_image::abi::Signals), on a page of their own.
+    /// The [`Signals`](beeline_agent::abi::Signals), on a page of their own.
     pub fn signals(&self) -> u64 {
         self.base + PAGE as u64
     }

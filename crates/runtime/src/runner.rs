@@ -15,9 +15,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use beeline_image::abi::calls::CONTEXT_REGISTERS;
-use beeline_image::abi::{Link, PtRegs};
-use beeline_image::enter;
+use beeline_agent::abi::calls::CONTEXT_REGISTERS;
+use beeline_agent::abi::{Link, PtRegs};
+use beeline_agent::enter;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::arena::Arena;
@@ -35,7 +35,7 @@ use crate::shared::Shared;
 use checked::Checked;
 
 thread_local! {
-    /// What the image reads as the thread's id: at a fixed distance from the thread pointer, as a C library's is.
+    /// What the agent reads as the thread's id: at a fixed distance from the thread pointer, as a C library's is.
     static THREAD_ID: AtomicU32 = const { AtomicU32::new(0) };
 }
 
@@ -348,7 +348,7 @@ impl Here {
         faults::catch_in(code.base() as usize, crate::arena::ARENA_BYTES);
         let private = PrivateMemory::new(shared.cpus)?;
         let bases = Bases {
-            image: shared.image.here(),
+            agent: shared.agent.here(),
             session: shared.session.base() as u64,
             private: private.0,
             clock_gettime: 0,

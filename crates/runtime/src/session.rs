@@ -614,7 +614,7 @@ fn possible_cpus() -> std::io::Result<u32> {
         .and_then(|last| last.parse::<u32>().ok());
     Ok(last
         .map_or(1, |last| last + 1)
-        .min(beeline_image::abi::MAX_CPUS as u32))
+        .min(beeline_agent::abi::MAX_CPUS as u32))
 }
 
 /// `HWCAP2_FSGSBASE`: the kernel lets user space read the thread pointer.

@@ -5,12 +5,12 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 
-use beeline_image::abi::Session;
+use beeline_agent::abi::Session;
 use beeline_verifier::types::KernelTypes;
 
+use crate::agent::Agent;
 use crate::calls::CallFiles;
 use crate::cgroup::Cgroups;
-use crate::image::Image;
 use crate::life::{Life, SessionId};
 use crate::link::Files;
 use crate::memory::Memory;
@@ -19,8 +19,8 @@ use crate::tasks::Blueprint;
 /// See the module.
 #[derive(Debug)]
 pub struct Shared {
-    /// The image.
-    pub image: Image,
+    /// The agent.
+    pub agent: Agent,
     /// Holds a [`Session`].
     pub session: Memory,
     _life: Life,
@@ -50,7 +50,7 @@ impl Shared {
         let session = Memory::new(&name, size_of::<Session>())?;
         session.seal_size()?;
         Ok(Self {
-            image: Image::new()?,
+            agent: Agent::new()?,
             _life: Life::begin(&session)?,
             session,
             cpus,

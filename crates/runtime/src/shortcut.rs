@@ -1,7 +1,7 @@
 //! Shortcuts: the tool's processes do their own map operations, without the way through the door.
 //!
 //! A process gets one when it has asked the door often from one `syscall` instruction. A jump over that instruction
-//! leads to [`beeline_image::shortcut`], which knows the session's maps from a directory that this module keeps, and maps
+//! leads to [`beeline_agent::shortcut`], which knows the session's maps from a directory that this module keeps, and maps
 //! their files by the tool's own descriptors. Whatever stands in the way of it (a tracer, code that is not the
 //! file's, no room) leaves the process with the door, which answers everything.
 
@@ -13,8 +13,8 @@ use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Release;
 
-pub use beeline_image::shortcut::WINDOW;
-use beeline_image::shortcut::{
+pub use beeline_agent::shortcut::WINDOW;
+use beeline_agent::shortcut::{
     Directory, FROZEN, LISTED, Listed, MAP_POSITION, READS, SERVED, Shortcut, ToolMemory, WRITES,
 };
 use beeline_inject::{Process, ProtFlags};
@@ -97,8 +97,8 @@ impl Shortcuts {
         shared: &Shared,
     ) -> Result<(), Error> {
         let code = Code {
-            image: &shared.image,
-            function: shared.image.points().shortcut,
+            agent: &shared.agent,
+            function: shared.agent.points().shortcut,
             files: &shared.files,
             shared: &[(&self.directory, ProtFlags::READ)],
             private_len: size_of::<Shortcut>(),

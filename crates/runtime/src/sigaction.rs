@@ -1,12 +1,12 @@
-//! The image's signal handlers in a stopped process: installed over what is there, and taken away again.
+//! The agent's signal handlers in a stopped process: installed over what is there, and taken away again.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_image::abi::{
+use beeline_agent::abi::{
     HANDLER_MAGIC, HandlerStub, SIGNALS, SignalAction, Signals, TRAP_LEVELS, saved_at,
 };
-use beeline_image::signals::mirrored;
+use beeline_agent::signals::mirrored;
 use beeline_inject::{Process, Stopped};
 
 use crate::environment::Environment;
@@ -32,7 +32,7 @@ impl Handler {
         further.chain(of_signals.map(|signal| Self { signal, level: 0 }))
     }
 
-    /// Its bit in [`Manifest::handlers`](beeline_image::abi::Manifest::handlers).
+    /// Its bit in [`Manifest::handlers`](beeline_agent::abi::Manifest::handlers).
     pub fn bit(self) -> usize {
         self.index().map_or(0, |index| 1 << index)
     }
@@ -53,7 +53,7 @@ impl Handler {
     }
 }
 
-/// Code for the arena: the entries of the handlers of all levels, and what they return to the kernel by. `handler` is the image's, `signals` the target's.
+/// Code for the arena: the entries of the handlers of all levels, and what they return to the kernel by. `handler` is the agent's, `signals` the target's.
 pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<u8>) {
     let stub = |level| HandlerStub::new(handler, target, signals, level);
     ((0..TRAP_LEVELS as u32).map(stub).collect(), RESTORER.into())
@@ -72,7 +72,7 @@ pub fn know_libc_restorer(
     Ok(process.write_memory(place, &restorer.to_ne_bytes())?)
 }
 
-/// Makes one of the image's handlers the one that the kernel calls, and keeps the action that was there. The manifest says so before it
+/// Makes one of the agent's handlers the one that the kernel calls, and keeps the action that was there. The manifest says so before it
 /// is so, as nobody could leave a process otherwise whose handler was installed by a Beeline that died then.
 pub fn install(
     stopped: &mut Stopped,
@@ -240,7 +240,7 @@ const SIGSET_BYTES: u64 = 8;
 
 #[cfg(test)]
 mod tests {
-    use beeline_image::abi::SAVED;
+    use beeline_agent::abi::SAVED;
 
     use super::*;
 

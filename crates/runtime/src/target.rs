@@ -2,7 +2,7 @@
 //!
 //! Everything that can be is prepared while the process runs: function bodies are read, plans made, trampolines
 //! written into an arena that only Beeline writes. A stop then stores the patch and no more. The first one also
-//! maps the image, the session page, an arena and the program's maps.
+//! maps the agent, the session page, an arena and the program's maps.
 
 mod calls;
 mod handlers;
@@ -22,9 +22,9 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use beeline_agent::abi;
+use beeline_agent::abi::calls::CONTEXT_REGISTERS;
 use beeline_hook::{Plan, Reason};
-use beeline_image::abi;
-use beeline_image::abi::calls::CONTEXT_REGISTERS;
 use beeline_inject::{Process, Region, Stopped};
 
 use crate::arena::Arena;
@@ -67,7 +67,7 @@ pub struct Request<'a> {
 pub enum Body<'a> {
     /// A tool's program.
     Program(&'a Program),
-    /// A function of the image, at this offset in it.
+    /// A function of the agent, at this offset in it.
     Native(u64),
     /// The same for one that is [`abi::ALWAYS`].
     Always(u64),
@@ -100,7 +100,7 @@ impl Body<'_> {
     }
 }
 
-/// What stands for the image's own links, which no tool can name.
+/// What stands for the agent's own links, which no tool can name.
 const NATIVE: Id = Id(0);
 /// The same for those that see unwinders.
 const UNWINDING: Id = Id(u32::MAX);
@@ -192,7 +192,7 @@ struct Hooked {
     branches: bool,
     entry: Vec<Attached>,
     returns: Vec<Attached>,
-    /// Its trampoline runs one program without the image.
+    /// Its trampoline runs one program without the agent.
     light: bool,
     /// Its trampoline shows all registers; others are quicker.
     shows_registers: bool,
@@ -280,7 +280,7 @@ impl Target {
         self.home.clone()
     }
 
-    /// A forked child of this target, which waits in the image to be made one itself: it has a copy of all that is private
+    /// A forked child of this target, which waits in the agent to be made one itself: it has a copy of all that is private
     /// here, and gets arenas of its own at the places of these. `None` if something was mapped here since it was forked.
     pub fn fork(&self, process: &Process, owner: u32) -> Result<Option<Self>, Error> {
         let Some(environment) = &self.environment else {
@@ -557,14 +557,14 @@ impl Target {
     fn environment(&self) -> Result<&Environment, Error> {
         self.environment
             .as_ref()
-            .ok_or_else(|| self.error("the image is not mapped"))
+            .ok_or_else(|| self.error("the agent is not mapped"))
     }
 
     fn environment_mut(&mut self) -> Result<&mut Environment, Error> {
         let pid = self.process.pid();
         self.environment.as_mut().ok_or_else(|| Error::Target {
             pid,
-            why: "the image is not mapped".into(),
+            why: "the agent is not mapped".into(),
         })
     }
 

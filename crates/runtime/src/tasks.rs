@@ -2,7 +2,7 @@
 //!
 //! Tools look at the current task by offsets that they took from the running kernel's BTF, so that is what it is laid out
 //! by. The main thread has a task of its own; other threads find themselves in a copy that belongs to the slot they run
-//! in, in which the image stores their id and name at each call. What belongs to the process, and its ancestors up to the first, is written here, from what `/proc` says, and
+//! in, in which the agent stores their id and name at each call. What belongs to the process, and its ancestors up to the first, is written here, from what `/proc` says, and
 //! kept up to date ([`Tasks::update`]). Every other field is zero.
 //!
 //! What that means for programs: a thread's task has another address each time, and times of start are the process's, to
@@ -13,7 +13,7 @@ mod facts;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use beeline_image::abi;
+use beeline_agent::abi;
 
 use crate::btf::{Btf, Field, kind};
 use crate::error::Error;
@@ -125,8 +125,8 @@ const INUM: &[&str] = &["ns.inum"];
 /// In a task's `flags`: forked, and runs what its maker ran.
 const PF_FORKNOEXEC: u64 = 0x40;
 
-/// Fields of a copy that the image stores.
-const IMAGES: [&str; 7] = [
+/// Fields of a copy that the agent stores.
+const AGENT_FIELDS: [&str; 7] = [
     "pid",
     "tgid",
     "comm",
@@ -163,7 +163,7 @@ impl Blueprint {
         Self::from_btf(&Btf::parse(&data)?)
     }
 
-    /// `None` if the kernel's task does not have what the image fills, or is too large.
+    /// `None` if the kernel's task does not have what the agent fills, or is too large.
     fn from_btf(btf: &Btf<'_>) -> Option<Self> {
         let ids = btf.find(SHAPES.map(|(name, _)| (kind::STRUCT, name)));
         let mut this = Self {
@@ -226,7 +226,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Lays out a process's tasks at `base`, where there is [`room`], by storing through `write`. Gives what the image has
+    /// Lays out a process's tasks at `base`, where there is [`room`], by storing through `write`. Gives what the agent has
     /// to know, too.
     pub fn place(
         blueprint: &Blueprint,
@@ -337,7 +337,7 @@ impl Tasks {
     }
 
     /// The process's part, which begins with the main thread's task; and a copy of that for a slot, with its
-    /// `struct pid` behind it, where what the image stores is left empty.
+    /// `struct pid` behind it, where what the agent stores is left empty.
     fn build(&self, blueprint: &Blueprint) -> [Vec<u8>; 2] {
         let mut builder = Builder {
             blueprint,
@@ -353,7 +353,7 @@ impl Tasks {
         let parts = [part(0, task), part(pid, end)].map(Option::unwrap_or_default);
         let mut copy = parts.concat();
         let process = std::mem::take(&mut builder.bytes);
-        for path in IMAGES {
+        for path in AGENT_FIELDS {
             if let Some(field) = blueprint.field("task_struct", path) {
                 copy[field.offset as usize..][..field.size as usize].fill(0);
             }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use beeline_image::abi::TraceLine;
+use beeline_agent::abi::TraceLine;
 use beeline_maps::ring::{self, Record};
 use beeline_uapi::{Errno, MapType};
 use rustix::event::{PollFd, PollFlags, poll};

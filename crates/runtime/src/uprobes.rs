@@ -10,8 +10,8 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
+use beeline_agent::abi::Site;
 use beeline_hook::INT3;
-use beeline_image::abi::Site;
 use beeline_inject::{MapFlags, Mapping, ProtFlags, Region, Stopped};
 
 use crate::error::{Error, os};

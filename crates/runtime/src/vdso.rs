@@ -62,7 +62,7 @@ mod tests {
 
     use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory};
 
-    /// The image saves no vector register, so nothing that it calls may touch one. (Others of the vDSO's functions
+    /// The agent saves no vector register, so nothing that it calls may touch one. (Others of the vDSO's functions
     /// do: getrandom's cipher.)
     #[test]
     fn the_clock_uses_general_registers_only() {

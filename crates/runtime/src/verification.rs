@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use beeline_image::helpers;
+use beeline_agent::helpers;
 use beeline_isa::{Imm64, Insn, Op, opcode};
 use beeline_uapi::{Errno, ProgramType};
 use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};

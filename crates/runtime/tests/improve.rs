@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 
-use beeline_compile::CodeStore;
-use beeline_compile::aot::{Aot, AotProgram};
+use beeline_codegen::CodeStore;
+use beeline_codegen::aot::{Aot, AotProgram};
 use beeline_runtime::backend::{Backend, Id, Info, ObjectRef};
 use beeline_runtime::engines::{Choice, Engines, Optimizer};
 use beeline_runtime::{Report, Runtime, Scope};
@@ -338,12 +338,12 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
     let gate = Arc::new(Gate::default());
     gate.open();
     let insns = constant(7);
-    let source = beeline_compile::Program {
-        in_image: true,
-        ..beeline_compile::Program::new(&insns)
+    let source = beeline_codegen::Program {
+        in_agent: true,
+        ..beeline_codegen::Program::new(&insns)
     };
-    let machine = beeline_compile::Machine::X86_64;
-    let compile = beeline_compile::Compiler::compile;
+    let machine = beeline_codegen::Machine::X86_64;
+    let compile = beeline_codegen::Compiler::compile;
     let mut aot = Aot::new(
         machine,
         beeline_runtime::engines::helper_table(),
@@ -358,7 +358,7 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
         flags: 0,
         attach_btf_id: 0,
         functions: Vec::new(),
-        digest: beeline_compile::Digest::of_program(&source),
+        digest: beeline_codegen::Digest::of_program(&source),
         insns: Vec::new(),
         maps: Vec::new(),
         engine: "other".into(),
@@ -377,7 +377,7 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
     assert_eq!(of(7), Ok(8));
     assert_eq!(of(9), Ok(9), "it is in no file");
     session.close();
-    aot.helpers = beeline_compile::Digest::of_helpers([(1, "other")]);
+    aot.helpers = beeline_codegen::Digest::of_helpers([(1, "other")]);
     let report: Report = Arc::new(|_: &str| {});
     assert!(Engines::new(Choice::Light, report).with_aot(aot).is_err());
 }

@@ -5,7 +5,7 @@
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use beeline_compile::Code;
+use beeline_codegen::Code;
 use tempfile::TempDir;
 
 const COMPILER: &str = "aarch64-linux-gnu-gcc";

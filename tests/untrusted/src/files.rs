@@ -1,8 +1,8 @@
 //! Files with code: ahead-of-time files, and those of a store. What they begin with is made good, as no fuzzer finds a checksum.
 
-use beeline_compile::aot::Aot;
-use beeline_compile::container::{Kind, seal, unseal};
-use beeline_compile::{Code, Digest};
+use beeline_codegen::aot::Aot;
+use beeline_codegen::container::{Kind, seal, unseal};
+use beeline_codegen::{Code, Digest};
 
 /// Any kind: what a container holds does not depend on it.
 const KIND: Kind = *b"bee fuzz";

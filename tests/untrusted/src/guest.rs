@@ -1,21 +1,21 @@
 //! What hosts and guests say to each other, and what the guest's owner writes.
 
-use beeline_image::shortcut::line;
+use beeline_agent::shortcut::line;
 use beeline_uapi::{AttachType, Command, ProgramType};
-use beeline_vmm::tree;
-use beeline_wire::address::Address;
-use beeline_wire::frame;
-use beeline_wire::info::{self, Kind};
-use beeline_wire::layout::put_number;
-use beeline_wire::messages::guest_message::Body as Said;
-use beeline_wire::messages::host_message::Body as Asked;
-use beeline_wire::messages::{
+use beeline_vm_memory::tree;
+use beeline_vm_protocol::address::Address;
+use beeline_vm_protocol::frame;
+use beeline_vm_protocol::info::{self, Kind};
+use beeline_vm_protocol::layout::put_number;
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{
     Bpf, BpfDone, Content, GuestMessage, HostMessage, Look, LookUp, Part, PerfEventOpen, Records,
     Refused,
 };
 use prost::Message;
 
-pub use beeline_guest::untrusted::{host_message, policy};
+pub use beeline_vm_proxy::untrusted::{host_message, policy};
 
 /// What a guest's bytes are to a host: frames, and in them messages, with structures of the kernel's.
 pub fn guest_message(data: &[u8]) {
@@ -86,7 +86,7 @@ pub fn memory_tree(data: &[u8]) {
     }
     tree::host_address(&text);
     for line in text.lines() {
-        if let Ok(part) = line.parse::<beeline_vmm::Part>() {
+        if let Ok(part) = line.parse::<beeline_vm_memory::Part>() {
             assert_eq!(part.to_string().parse(), Ok(part));
         }
     }
@@ -94,7 +94,10 @@ pub fn memory_tree(data: &[u8]) {
 
 /// As QEMU has printed it.
 pub fn memory_seeds() -> Vec<(String, Vec<u8>)> {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/vmm/tests/qemu");
+    let directory = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../crates/vm/memory/tests/qemu"
+    );
     let mut seeds = crate::seeds::files(std::path::Path::new(directory));
     let parts = b"/dev/shm/m@0x100000000,0x80000000,0\nm@0\na@b\n".to_vec();
     seeds.push(("parts".to_owned(), parts));

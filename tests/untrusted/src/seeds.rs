@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use beeline_compile::aot::{Aot, AotMap, AotProgram};
-use beeline_compile::container::seal;
-use beeline_compile::{Code, Compiler, Digest, Light, Machine, Program};
+use beeline_codegen::aot::{Aot, AotMap, AotProgram};
+use beeline_codegen::container::seal;
+use beeline_codegen::{Code, Compiler, Digest, Light, Machine, Program};
 use beeline_fuzz::program;
 use beeline_isa::Insn;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};

@@ -1,10 +1,10 @@
 //! What a tool says on its own line, and hears there, is the protocol's.
 
-use beeline_image::shortcut::line::{Answer, KEY, ROOM, VALUE, answer, request};
-use beeline_wire::frame;
-use beeline_wire::messages::guest_message::Body as Said;
-use beeline_wire::messages::host_message::Body as Asked;
-use beeline_wire::messages::{Content, Done, GuestMessage, HostMessage, LookUp, Refused};
+use beeline_agent::shortcut::line::{Answer, KEY, ROOM, VALUE, answer, request};
+use beeline_vm_protocol::frame;
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{Content, Done, GuestMessage, HostMessage, LookUp, Refused};
 
 const NUMBERS: [u32; 8] = [1, 127, 128, 300, 16_383, 16_384, 1 << 28, u32::MAX];
 

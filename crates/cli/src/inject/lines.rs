@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use anyhow::{Context, bail};
 use beeline_btf::OwnedBtf;
 use beeline_object::Object;
-use beeline_remote::decode::{decode, hex, named};
-use beeline_remote::{Event, Map};
+use beeline_vm_loader::decode::{decode, hex, named};
+use beeline_vm_loader::{Event, Map};
 use serde_json::{Map as Members, Value};
 
 /// Prints events.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use beeline_compile::{Code, Machine};
+use beeline_codegen::{Code, Machine};
 use beeline_isa::{Insn, Listing};
 use beeline_object::{Line, Object, Program};
 use clap::Args;

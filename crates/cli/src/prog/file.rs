@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use beeline_compile::aot::{Aot, AotMap, AotProgram};
+use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_isa::Insn;
 use beeline_object::{
     AttachTarget, Contents, MapDefinition, Object, Program, RunningKernel, SectionKind,

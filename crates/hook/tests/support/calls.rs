@@ -1,4 +1,4 @@
-//! Hooks of system calls in general registers only, as the image has them: they keep what they were shown, may decline or
+//! Hooks of system calls in general registers only, as the agent has them: they keep what they were shown, may decline or
 //! change a call, and leave garbage in every register and flag that they may change.
 
 use std::arch::global_asm;

@@ -1,4 +1,4 @@
-//! A hook in general registers only, as the image has it: it counts, keeps the registers it was shown, remembers
+//! A hook in general registers only, as the agent has it: it counts, keeps the registers it was shown, remembers
 //! return addresses, and leaves garbage in every register and flag that it may change.
 
 use std::arch::global_asm;

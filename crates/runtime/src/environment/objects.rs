@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::mem::size_of;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use beeline_image::abi::calls::CONTEXT_REGISTERS;
-use beeline_image::{abi, objects};
+use beeline_agent::abi::calls::CONTEXT_REGISTERS;
+use beeline_agent::{abi, objects};
 
 use super::{Environment, PlacedMap};
 use crate::backend::Id;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
-use beeline_image::abi::PtRegs;
-use beeline_image::abi::calls::{Move, Patch};
+use beeline_agent::abi::PtRegs;
+use beeline_agent::abi::calls::{Move, Patch};
 use beeline_inject::{Process, Stopped, signal_frames};
 
 use super::{INT3, JUMP, Presence};

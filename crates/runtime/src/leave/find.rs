@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 
-use beeline_image::abi::{Control, MANIFEST_MAGIC, Manifest};
+use beeline_agent::abi::{Control, MANIFEST_MAGIC, Manifest};
 use beeline_inject::{Process, Region, Seccomp};
 
 use super::sites::{Restored, call_records, records, text_of};

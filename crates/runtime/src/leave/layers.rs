@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use beeline_image::abi::{PASSES_ON, SiteTrap};
+use beeline_agent::abi::{PASSES_ON, SiteTrap};
 use beeline_inject::Process;
 
 use super::{Presence, SiteFacts, presences};
@@ -20,7 +20,7 @@ pub(crate) struct Beneath {
     /// The stored bytes.
     pub patch: Vec<u8>,
     /// The same traps, for the session that lies over it.
-    pub traps: [SiteTrap; beeline_image::abi::SITE_TRAPS],
+    pub traps: [SiteTrap; beeline_agent::abi::SITE_TRAPS],
 }
 
 impl Beneath {

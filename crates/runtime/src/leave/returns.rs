@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 
-use beeline_image::returns::{Entry, ReturnTable, depth_of};
+use beeline_agent::returns::{Entry, ReturnTable, depth_of};
 use beeline_inject::Stopped;
 
 use super::Presence;

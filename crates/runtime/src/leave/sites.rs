@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
-use beeline_image::abi::calls::{Move, Patch, Patches, Spared};
-use beeline_image::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, SITE_TRAPS, Site, SiteTrap};
+use beeline_agent::abi::calls::{Move, Patch, Patches, Spared};
+use beeline_agent::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, SITE_TRAPS, Site, SiteTrap};
 use beeline_inject::{Process, Region, Stopped};
 
 use super::{INT3, read};
-use crate::environment::IMAGE;
+use crate::environment::AGENT;
 use crate::error::Error;
 use crate::life::PREFIX;
 use crate::patch::Going;
@@ -316,7 +316,7 @@ fn programs(process: &Process, list: u64, left: &mut usize) -> Vec<ProgramFacts>
         // SAFETY: a link is numbers, bytes and addresses that are not followed here.
         unsafe { read::<Link>(process, link) }.ok()
     });
-    let is_tools = |link: &Link| link.enabled.load(Relaxed) != 0 && engine_of(link) != IMAGE;
+    let is_tools = |link: &Link| link.enabled.load(Relaxed) != 0 && engine_of(link) != AGENT;
     links
         .filter(is_tools)
         .map(|link| ProgramFacts {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use beeline_image::abi::{Manifest, Witness};
+use beeline_agent::abi::{Manifest, Witness};
 use beeline_inject::{Process, Region};
 
 use super::{MAX_SITES, read};

@@ -6,8 +6,8 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use beeline_image::abi::Session;
-use beeline_image::abi::calls::{
+use beeline_agent::abi::Session;
+use beeline_agent::abi::calls::{
     ANSWERED, ASK_CODE, ASK_CONFINE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, DEAF, ENDING, FREE, HEARS,
     POSTED, REQUESTS, Request,
 };

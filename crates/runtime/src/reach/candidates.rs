@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_compile::worker::LLVM;
+use beeline_codegen::worker::LLVM;
 
 use super::{Reach, lock, program};
 use crate::error::Error;

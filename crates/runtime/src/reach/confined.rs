@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use beeline_image::abi::PtRegs;
-use beeline_image::abi::calls::Request;
+use beeline_agent::abi::PtRegs;
+use beeline_agent::abi::calls::Request;
 use beeline_inject::Process;
 use libc::user_regs_struct;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use beeline_image::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS};
+use beeline_agent::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS};
 use beeline_maps::Kind;
 
 use super::neighbours::YOUTH;

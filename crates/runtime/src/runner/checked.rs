@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::ptr;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_compile::{Context, Engine, Fault, Interpreter, Runnable};
-use beeline_image::abi::Link;
+use beeline_agent::abi::Link;
+use beeline_codegen::{Context, Engine, Fault, Interpreter, Runnable};
 use beeline_isa::abi::Run;
 
 use crate::engines::Source;
@@ -59,7 +59,7 @@ unsafe extern "sysv64" fn interpret(context: *const u8, run: *const Run) -> u64 
         start: context.cast_mut(),
         bytes: checked.bytes,
     };
-    // SAFETY: the image enters code with a whole `Run`, and with the context that the runner was given.
+    // SAFETY: the agent enters code with a whole `Run`, and with the context that the runner was given.
     let result = unsafe { checked.program.run(context, &*run) };
     result.unwrap_or_else(|fault| {
         checked.fault.borrow_mut().get_or_insert(fault);

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::sync::Once;
 use std::sync::OnceLock;
 
-use beeline_image::signals::{UserContext, skip_load};
+use beeline_agent::signals::{UserContext, skip_load};
 
 thread_local! {
     /// The arena whose programs this thread runs: its address and bytes.

@@ -4,14 +4,14 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use beeline_agent::abi::{ORIGINAL_BYTES, Site};
+use beeline_agent::shortcut::DECLINED;
 use beeline_hook::{Function, Kind, Plan, SystemCall, TrampolineSpec};
-use beeline_image::abi::{ORIGINAL_BYTES, Site};
-use beeline_image::shortcut::DECLINED;
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
 
+use crate::agent::Agent;
 use crate::arena::{ARENA_BYTES, Arena};
 use crate::error::{Error, os};
-use crate::image::Image;
 use crate::life::SessionId;
 use crate::link::Files;
 use crate::memory::{Memory, pages};
@@ -28,8 +28,8 @@ pub(super) struct Hooks {
 
 /// What jumps lead to.
 pub(super) struct Code<'a> {
-    pub image: &'a Image,
-    /// The function's offset in the image.
+    pub agent: &'a Agent,
+    /// The function's offset in the agent.
     pub function: u64,
     pub files: &'a Files,
     /// What the tool's processes share, and what they may do to it.
@@ -115,20 +115,20 @@ fn hook(
             address: near,
             ..mapping(arena.file(), ARENA_BYTES, runs)
         },
-        mapping(code.image.file(), code.image.len(), runs),
+        mapping(code.agent.file(), code.agent.len(), runs),
     ];
     let shared = code.shared.iter();
     mappings.extend(shared.map(|(memory, may)| mapping(memory.file(), memory.len(), *may)));
     let mut stopped = process.stop()?;
     let placed = stopped.map_files(&mappings)?;
-    let [near, image, shared @ ..] = &placed[..] else {
+    let [near, agent, shared @ ..] = &placed[..] else {
         return Err(fail("it did not map what it was asked to".into()));
     };
     let private = private_memory(&mut stopped, code.private_len, fill(shared))?;
     arena.placed(*near);
     let spec = TrampolineSpec::SystemCall(SystemCall {
         number: libc::SYS_bpf as u32,
-        function: *image + code.function,
+        function: *agent + code.function,
         data: private,
         declined: DECLINED,
     });

@@ -8,15 +8,15 @@ use std::sync::atomic::{
 };
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use beeline_image::shortcut::ToolMemory;
-pub use beeline_image::shortcut::walks::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
-use beeline_image::shortcut::walks::{Board, Marks, WALKS, Walk, WalkMarks, WalkShortcut};
+use beeline_agent::shortcut::ToolMemory;
+pub use beeline_agent::shortcut::walks::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
+use beeline_agent::shortcut::walks::{Board, Marks, WALKS, Walk, WalkMarks, WalkShortcut};
 use beeline_inject::{Options, Process, ProtFlags, Seccomp};
 
 use super::hooks::{Code, Fill, Hooks};
 use super::lines::{LINES, Listing, MapByLine, Owners, Places};
+use crate::agent::Agent;
 use crate::error::Error;
-use crate::image::Image;
 use crate::life::SessionId;
 use crate::link::Files;
 use crate::memory::Memory;
@@ -36,7 +36,7 @@ pub struct Walks {
     owners: Owners,
     hooks: Hooks,
     files: Files,
-    image: OnceLock<Option<Image>>,
+    agent: OnceLock<Option<Agent>>,
     is_open: AtomicBool,
 }
 
@@ -82,7 +82,7 @@ impl Walks {
             owners: Owners::default(),
             hooks: Hooks::default(),
             files: Files::default(),
-            image: OnceLock::new(),
+            agent: OnceLock::new(),
             is_open: AtomicBool::new(false),
         })
     }
@@ -90,8 +90,8 @@ impl Walks {
     /// Gives a process of the tool a shortcut at the `syscall` instruction before `ip`. What goes wrong leaves it with the door. Has the process
     /// one now?
     pub fn open(&self, pid: i32, ip: u64) -> Result<bool, Error> {
-        let image = self.image.get_or_init(|| Image::new().ok()).as_ref();
-        let image = image.ok_or_else(|| Error::Target {
+        let agent = self.agent.get_or_init(|| Agent::new().ok()).as_ref();
+        let agent = agent.ok_or_else(|| Error::Target {
             pid,
             why: "there is no memory for what it would run".into(),
         })?;
@@ -105,8 +105,8 @@ impl Walks {
             return Err(Error::Target { pid, why });
         }
         let code = Code {
-            image,
-            function: image.points().walk_shortcut,
+            agent,
+            function: agent.points().walk_shortcut,
             files: &self.files,
             shared: &[
                 (&self.board, ProtFlags::READ),

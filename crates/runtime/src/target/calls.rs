@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::time::Instant;
 
-use beeline_hook::CommonCode;
-use beeline_image::abi::calls::{
+use beeline_agent::abi::calls::{
     CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT,
     WATCHED, WATCHED_BRIEFLY,
 };
-use beeline_image::abi::{self, calls};
+use beeline_agent::abi::{self, calls};
+use beeline_hook::CommonCode;
 use beeline_inject::{Region, Stopped};
 use beeline_uapi::AttachType;
 
@@ -186,7 +186,7 @@ impl Target {
         }
         calls.links.retain(|one| one.link.id != link);
         if calls.links.is_empty() {
-            users::let_image_forget(environment);
+            users::let_agent_forget(environment);
         }
         // Without room for a shorter list the old one stays, with the link in it disabled.
         let _ = self.publish_calls();
@@ -601,7 +601,7 @@ impl Target {
 
 const STUB_ALIGN: usize = 16;
 
-/// Calls that the image looks at for Beeline's own sake, before and behind: those by which processes split, run another
+/// Calls that the agent looks at for Beeline's own sake, before and behind: those by which processes split, run another
 /// program, map code, put themselves under a seccomp filter, or become another user or name.
 const AFFAIRS: [&[libc::c_long]; 2] = [
     &[
@@ -648,7 +648,7 @@ pub fn is_affair(number: u32) -> bool {
     AFFAIRS.iter().any(|all| all.contains(&number.into()))
 }
 
-/// Calls that must not be watched briefly, besides [`AFFAIRS`]: one that is made without a frame, and one by which the image
+/// Calls that must not be watched briefly, besides [`AFFAIRS`]: one that is made without a frame, and one by which the agent
 /// itself may come.
 const NEVER_BRIEF: [usize; 2] = [SIGRETURN, libc::SYS_clock_gettime as usize];
 const SIGRETURN: usize = libc::SYS_rt_sigreturn as usize;

@@ -1,10 +1,10 @@
-//! The image's signal handlers in a target: which are installed, and what keeps them in place.
+//! The agent's signal handlers in a target: which are installed, and what keeps them in place.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 
+use beeline_agent::abi::{self, Site, TRAP_LEVELS};
 use beeline_hook::Kind;
-use beeline_image::abi::{self, Site, TRAP_LEVELS};
 use beeline_inject::Region;
 
 use super::{Body, Hold, Hooked, NATIVE, Request, Target};
@@ -16,7 +16,7 @@ use crate::sigaction::{self, Handler};
 use crate::uprobes::Stored;
 
 impl Target {
-    /// Installs the image's handler for those of the signals that have none yet.
+    /// Installs the agent's handler for those of the signals that have none yet.
     pub(super) fn catch(&mut self, signals: &[i32], hold: &mut Hold<'_>) -> Result<(), Error> {
         let environment = self.environment()?;
         let installed = &environment.manifest().handlers;
@@ -77,13 +77,13 @@ impl Target {
         })
     }
 
-    /// Watches the C library's `sigaction`, so that the target can install handlers without taking the image's away.
+    /// Watches the C library's `sigaction`, so that the target can install handlers without taking the agent's away.
     /// Where there is none (Go, for one) the target's handlers are those it had when it was attached to.
     fn keep_handlers(&mut self, hold: &mut Hold<'_>) {
         if self.sites.values().any(|site| site.runs(NATIVE)) {
             return;
         }
-        let body = Body::Native(self.shared.image.points().sigaction);
+        let body = Body::Native(self.shared.agent.points().sigaction);
         let regions = self.process.regions().unwrap_or_default();
         for path in self.texts(&regions) {
             let Some(place) = self.shared.files.wanted(&path, "sigaction") else {
@@ -115,7 +115,7 @@ impl Target {
             .collect()
     }
 
-    /// Attaches one of the image's own links, if that can be by a jump. A breakpoint could not change the arguments, and kills
+    /// Attaches one of the agent's own links, if that can be by a jump. A breakpoint could not change the arguments, and kills
     /// a thread that blocks SIGTRAP; then, and on failure, all stays as it is.
     pub(super) fn hook_native(
         &mut self,

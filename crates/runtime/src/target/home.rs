@@ -1,6 +1,6 @@
 //! What a target is known by in memory.
 
-use beeline_image::abi;
+use beeline_agent::abi;
 use beeline_inject::{Process, Region, Stopped};
 
 use crate::environment::Environment;

@@ -65,7 +65,7 @@ impl Target {
             .any(|arena| arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(64)))
     }
 
-    /// Maps the image, an arena within reach of a place that is to be hooked and the program's maps, as far as they are
+    /// Maps the agent, an arena within reach of a place that is to be hooked and the program's maps, as far as they are
     /// missing, in one stop.
     pub(super) fn map_what_is_missing(
         &mut self,
@@ -110,8 +110,8 @@ impl Target {
                 READ_WRITE,
             ));
             mappings.push(mapping(
-                shared.image.file(),
-                shared.image.len(),
+                shared.agent.file(),
+                shared.agent.len(),
                 READ_EXECUTE,
             ));
         }
@@ -143,11 +143,11 @@ impl Target {
         }
         match (arena, private) {
             (Some(home), Some((private, tid_offset))) => {
-                let (session, image) = (next(), next());
+                let (session, agent) = (next(), next());
                 let memory = self.process.memory()?;
                 let clock_gettime = crate::vdso::clock_gettime(&memory, &regions)?.unwrap_or(0);
                 let bases = Bases {
-                    image,
+                    agent,
                     session,
                     private,
                     clock_gettime,

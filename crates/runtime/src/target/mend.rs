@@ -1,6 +1,6 @@
 //! Mending what kernel uprobes have made of sites, and staying out of their way.
 //!
-//! A thread that comes to one of a site's traps ([`beeline_image::abi::SiteTrap`]) says so, and the site is looked at. Without a kernel
+//! A thread that comes to one of a site's traps ([`beeline_agent::abi::SiteTrap`]) says so, and the site is looked at. Without a kernel
 //! uprobe there any more the patch is stored again. With one at the site itself both are served as it is, by the trap. With one inside
 //! alone the site becomes a breakpoint, so that the kernel sees its instruction run where it is.
 
@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+use beeline_agent::abi::{Control, Site};
 use beeline_hook::Kind;
-use beeline_image::abi::{Control, Site};
 
 use super::{Hold, Hooked, Target};
 use crate::error::Error;

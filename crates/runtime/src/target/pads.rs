@@ -9,8 +9,8 @@ use std::mem::offset_of;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use beeline_agent::abi;
 use beeline_hook::{Guard, JUMP_LEN, Plan, reach};
-use beeline_image::abi;
 use beeline_inject::{MapFlags, Mapping, Region};
 
 use super::mapping::{OURS, READ_EXECUTE, mapping, misplaced};

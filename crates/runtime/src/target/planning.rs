@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use beeline_agent::abi::{self, Site};
 use beeline_hook::{Function, Kind, Plan, Reason};
-use beeline_image::abi::{self, Site};
 
 use super::{Cover, Hold, Landing, Request, Target};
 use crate::error::Error;
@@ -199,7 +199,7 @@ impl Target {
         Ok(())
     }
 
-    /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its jump, and has the image handle
+    /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its jump, and has the agent handle
     /// breakpoints. What cannot be guarded is hooked by a breakpoint, or guarded as far as it can be where that would do more harm.
     pub(super) fn guarded(
         &mut self,

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
+use beeline_agent::abi::{self, Site, SiteTrap};
 use beeline_hook::{Full, INT3, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec};
-use beeline_image::abi::{self, Site, SiteTrap};
 use beeline_inject::Stopped;
 
 use super::planning::Planned;
@@ -217,7 +217,7 @@ impl Target {
         let showed_registers = site.shows_registers;
         site.shows_registers |= request.body.needs().reads_context;
         if outcome.is_ok() && (site.light || site.shows_registers != showed_registers) {
-            // The light trampoline knows its one program only, and the image runs no program that looks at registers
+            // The light trampoline knows its one program only, and the agent runs no program that looks at registers
             // which its trampoline does not show.
             outcome = self
                 .write_trampoline(&site, None)
@@ -367,16 +367,16 @@ impl Target {
         light: Option<Light>,
     ) -> Result<(Trampoline, u64), Error> {
         let environment = self.environment()?;
-        let points = self.shared.image.points();
+        let points = self.shared.agent.points();
         let spec = match light {
             Some(light) => TrampolineSpec::Light(light),
             None => TrampolineSpec::Full(Full {
                 descriptor: site.record,
-                enter: environment.image + points.enter,
+                enter: environment.agent + points.enter,
                 leave: site
                     .plan
                     .at_start
-                    .then_some(environment.image + points.leave),
+                    .then_some(environment.agent + points.leave),
                 shows_registers: site.shows_registers,
             }),
         };

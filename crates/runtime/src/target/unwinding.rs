@@ -1,4 +1,4 @@
-//! Links that keep unwinders from watched returns: the image's own in the C library, and in the unwinder.
+//! Links that keep unwinders from watched returns: the agent's own in the C library, and in the unwinder.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -52,7 +52,7 @@ impl Target {
         regions: &[Region],
         hold: &mut Hold<'_>,
     ) {
-        let points = *self.shared.image.points();
+        let points = *self.shared.agent.points();
         let [find, iterate] = ASKED;
         let mut asked = vec![
             (find, points.find_object),

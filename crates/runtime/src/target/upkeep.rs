@@ -4,7 +4,7 @@ use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use beeline_image::abi::{self, Site};
+use beeline_agent::abi::{self, Site};
 
 use super::{Hold, Hooked, Target};
 use crate::environment::Environment;

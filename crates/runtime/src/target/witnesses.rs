@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_image::abi;
+use beeline_agent::abi;
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Region, Stopped};
 
 use super::{Hold, Target};

@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use beeline_agent::abi::calls::ORIGINAL;
 use beeline_hook::Spared as Why;
-use beeline_image::abi::calls::ORIGINAL;
 use beeline_inject::{Asleep, Region};
 
 use super::stubs::{Listed, spared_one};

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use beeline_agent::abi::calls::{self, Move, Patch, Patches, Spared, WHY};
 use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode, INT3};
-use beeline_image::abi::calls::{self, Move, Patch, Patches, Spared, WHY};
 use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
@@ -211,13 +211,13 @@ impl Target {
         if let Some((_, common)) = known.into_iter().find(|(arena, _)| *arena == base) {
             return Ok(common.clone());
         }
-        let points = self.shared.image.points();
-        let image = self.environment()?.image;
+        let points = self.shared.agent.points();
+        let agent = self.environment()?.agent;
         let spec = CallSpec {
-            enter: image + points.call_enter,
-            exit: image + points.call_exit,
-            brief_enter: image + points.call_brief_enter,
-            brief_exit: image + points.call_brief_exit,
+            enter: agent + points.call_enter,
+            exit: agent + points.call_exit,
+            brief_enter: agent + points.call_brief_enter,
+            brief_exit: agent + points.call_brief_exit,
             watched: self.calls_record()? + offset_of!(calls::Calls, watched) as u64,
         };
         let pid = self.process.pid();

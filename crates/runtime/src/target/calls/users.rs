@@ -1,10 +1,10 @@
-//! Whether the image may remember who threads are: asking the kernel takes two system calls.
+//! Whether the agent may remember who threads are: asking the kernel takes two system calls.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_image::abi;
+use beeline_agent::abi;
 use beeline_inject::Region;
 
 use super::{Target, key};
@@ -12,7 +12,7 @@ use crate::environment::Environment;
 use crate::life::PREFIX;
 
 impl Target {
-    /// Has the image remember who threads are, or not: only if it is sure to see every call by which one becomes another
+    /// Has the agent remember who threads are, or not: only if it is sure to see every call by which one becomes another
     /// user. To be called whenever there may be other code than before, and before that runs.
     pub(in super::super) fn say_if_users_are_seen(&self, regions: &[Region]) {
         let (Some(environment), Some(calls)) = (&self.environment, &self.calls) else {
@@ -30,13 +30,13 @@ impl Target {
         if are_seen {
             environment.record().flags.fetch_or(abi::USERS_SEEN, SeqCst);
         } else {
-            let_image_forget(environment);
+            let_agent_forget(environment);
         }
     }
 }
 
 /// From now on the kernel is asked each time.
-pub(super) fn let_image_forget(environment: &Environment) {
+pub(super) fn let_agent_forget(environment: &Environment) {
     let flags = &environment.record().flags;
     flags.fetch_and(!abi::USERS_SEEN, SeqCst);
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use beeline_image::abi::calls::Spared;
+use beeline_agent::abi::calls::Spared;
 use beeline_inject::Region;
 
 use super::{Target, key};

@@ -1,0 +1,479 @@
+//! From a trampoline into the programs of a site, and back.
+
+use core::hint::spin_loop;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use beeline_isa::abi::Run;
+
+use crate::abi::{
+    ALWAYS, Context, Control, HAS_RDPID, Lease, Link, LinkList, MadeUp, NEEDS_REGISTERS,
+    NEEDS_SLOT, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
+    Slot, TID_UNKNOWN, Target,
+};
+use crate::helpers::signal;
+use crate::{helpers, room, sys};
+
+/// A hooked address was reached. Returns 1 if the trampoline shall watch the function's return, else 0.
+///
+/// # Safety
+/// For trampolines only: `regs` are the registers at the site, `site` is the trampoline's own.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_enter(regs: *const PtRegs, site: *const Site) -> u64 {
+    // SAFETY: the runtime laid the site and its target out for this trampoline.
+    let (site, target) = unsafe { (&*site, &*(*site).target) };
+    // SAFETY: private memory of the target, mapped as long as the trampoline is.
+    let control = unsafe { &*target.control };
+    if control.pid.load(Relaxed) == 0 {
+        return in_child(site, regs);
+    }
+    match (site.entry.load(Acquire), site.returns.load(Relaxed)) {
+        (0, 0) => 0,
+        (0, _) => watch_return(target, site, regs),
+        (entry, _) => enter_running(target, control, site, regs, entry as *const LinkList),
+    }
+}
+
+/// A forked child has its parent's watched returns on its stack, and nothing else of ours.
+#[cold]
+#[inline(never)]
+fn in_child(site: &Site, regs: *const PtRegs) -> u64 {
+    let links = site.entry.load(Acquire);
+    if links != 0 {
+        run_natives(links as *const LinkList, regs);
+    }
+    0
+}
+
+/// Runs those of a list that run whatever happens.
+#[cold]
+fn run_natives(links: *const LinkList, regs: *const PtRegs) {
+    // SAFETY: a list is published complete and never changed; these look at what trampolines always show.
+    for link in unsafe { links_of(links) }.filter(|link| link.needs & ALWAYS != 0) {
+        // SAFETY: a function of the agent.
+        unsafe { link.entry()(regs.cast(), &raw const link.run) };
+    }
+}
+
+/// As [`beeline_enter`], with programs to run: apart, so that a site whose returns alone are watched needs no frame.
+#[inline(never)]
+fn enter_running(
+    target: &Target,
+    control: &Control,
+    site: &Site,
+    regs: *const PtRegs,
+    entry: *const LinkList,
+) -> u64 {
+    run_all(target, control, site, regs, entry);
+    match site.returns.load(Relaxed) {
+        0 => 0,
+        _ => watch_return(target, site, regs),
+    }
+}
+
+/// A watched function returned. Gives the address to go on at.
+///
+/// # Safety
+/// For trampolines only: `regs` are the registers after the return, `site` is the trampoline's own.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site) -> u64 {
+    // SAFETY: as in `beeline_enter`; the trampoline's registers are writable.
+    let (regs, site, target) = unsafe { (&mut *regs, &*site, &*(*site).target) };
+    let key = (regs.sp as usize).wrapping_sub(8);
+    // SAFETY: private memory of the target (or its copy in a forked child), mapped as long as the trampoline is.
+    let (control, table) = unsafe { (&*target.control, &*target.returns) };
+    let Some(address) = table.take(key) else {
+        // The one way to come here is a stack slot that was copied elsewhere by the target itself. Nothing knows
+        // where it meant to return to; stop at a place that names us rather than run wild.
+        lost_return();
+    };
+    regs.ip = address;
+    let links = site.returns.load(Acquire);
+    if links != 0 && control.pid.load(Relaxed) != 0 {
+        run_all(target, control, site, regs, links as *const LinkList);
+    }
+    address
+}
+
+/// Remembers where the call returns to, so that the trampoline may take its place.
+fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
+    if site.flags & SITE_EXIT != 0 {
+        return exit(target, site, regs.cast_mut());
+    }
+    // SAFETY: the trampoline's registers; at a function's entry the stack pointer is at the return address.
+    let (slot, address) = unsafe { ((*regs).sp as usize, *((*regs).sp as *const u64)) };
+    // SAFETY: private memory of the target, mapped as long as the trampoline is.
+    if unsafe { (*target.returns).insert(slot, address, site.return_entry, owner(target)) } {
+        1
+    } else {
+        miss(target);
+        0
+    }
+}
+
+/// A call is about to return: runs its programs with the registers as they will be then. What the function returns is in its
+/// place already.
+#[cold]
+#[inline(never)]
+fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
+    // SAFETY: whoever enters can change the registers; these are none of those that are restored. At an exit the return
+    // address lies behind the frame.
+    let (regs, control) = unsafe { (&mut *regs, &*target.control) };
+    let (ip, sp, bp) = (regs.ip, regs.sp, regs.bp);
+    let slot = sp.wrapping_add(site.frame());
+    // SAFETY: as above.
+    unsafe {
+        regs.ip = *(slot as *const u64);
+        if site.flags & SITE_POPS_FRAME_POINTER != 0 && regs.cs != 0 {
+            regs.bp = *((slot - 8) as *const u64);
+        }
+    }
+    regs.sp = slot + 8;
+    let links = site.returns.load(Acquire);
+    if links != 0 {
+        run_all(target, control, site, regs, links as *const LinkList);
+    }
+    (regs.ip, regs.sp, regs.bp) = (ip, sp, bp);
+    0
+}
+
+/// Counts a hit that ran no program, or whose return is not watched.
+#[cold]
+pub(crate) fn miss(target: &Target) {
+    miss_some(target, 1);
+}
+
+/// Counts more of them at once.
+#[cold]
+pub(crate) fn miss_some(target: &Target, count: u64) {
+    // SAFETY: the session page is mapped as long as the trampoline is.
+    unsafe { &*target.session }.missed.fetch_add(count, Relaxed);
+}
+
+/// Without a return address there is nothing to go on with.
+#[cold]
+fn lost_return() -> ! {
+    // SAFETY: ends the process by SIGILL at an address in the agent.
+    unsafe { core::arch::asm!("ud2", options(noreturn, nostack)) }
+}
+
+/// Runs every program of the list.
+#[inline(always)]
+fn run_all(
+    target: &Target,
+    control: &Control,
+    site: &Site,
+    regs: *const PtRegs,
+    links: *const LinkList,
+) {
+    // SAFETY: a list is published complete and never changed.
+    if unsafe { (*links).needs } & NEEDS_SLOT != 0 {
+        return run_leased(target, control, site, regs, links);
+    }
+    // SAFETY: as above; the registers are the trampoline's.
+    for link in unsafe { ready(links, regs) } {
+        // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
+        unsafe { link.entry()(regs.cast(), &raw const link.run) };
+    }
+}
+
+/// What [`run_links`] needs.
+struct Job {
+    context: Context,
+    links: *const LinkList,
+}
+
+/// Leases a slot and runs every program of the list in it.
+#[inline(never)]
+fn run_leased(
+    target: &Target,
+    control: &Control,
+    site: &Site,
+    regs: *const PtRegs,
+    links: *const LinkList,
+) {
+    let Some((lease, cpu)) = lease(target) else {
+        run_natives(links, regs);
+        miss(target);
+        return;
+    };
+    // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
+    let slot = unsafe { target.slots.add(cpu as usize) };
+    let mut job = Job {
+        context: new_context(target, slot, regs, site, cpu),
+        links,
+    };
+    // SAFETY: the slot is leased, and the job is the function's own.
+    unsafe { call_with_room(target, slot, run_links, (&raw mut job).cast()) };
+    // A child forked by a signal handler that interrupted the program has a copy of it, but not the lease.
+    if control.pid.load(Relaxed) != 0 {
+        release(target, lease, cpu);
+    }
+    if job.context.signals != PendingSignals::default() {
+        signal::send(job.context.signals, control.own_pid);
+    }
+}
+
+/// Calls a function that runs programs: on the thread's stack where that has room for their frames, else on the slot's. On an
+/// alternate signal stack without room the hit is missed: the kernel would take a thread that has gone to its slot's stack to have left
+/// the alternate one, and put the next signal's frame over the handler's.
+///
+/// # Safety
+/// The slot must be leased by the caller, and the argument be what the function takes.
+#[inline(always)]
+pub(crate) unsafe fn call_with_room(
+    target: &Target,
+    slot: *mut Slot,
+    function: unsafe extern "sysv64" fn(*mut u8),
+    argument: *mut u8,
+) {
+    if target.flags.load(Relaxed) & ROOMY_STACKS != 0 {
+        // SAFETY: the caller's promise.
+        if unsafe { !room::has_room(target, slot, argument as usize) } {
+            return miss(target);
+        }
+        // SAFETY: likewise.
+        unsafe { function(argument) };
+    } else {
+        // SAFETY: the slot is the caller's until the lease ends, and with it its stack; the rest is the caller's promise.
+        unsafe { sys::call_on_stack((*slot).stack_top, function, argument) };
+    }
+}
+
+/// The context of programs that run one after the other in a leased slot.
+#[inline(always)]
+pub(crate) fn new_context(
+    target: &Target,
+    slot: *mut Slot,
+    regs: *const PtRegs,
+    site: *const Site,
+    cpu: u32,
+) -> Context {
+    Context {
+        // SAFETY: pointers and a number, each replaced before a program sees it.
+        run: unsafe { core::mem::zeroed() },
+        target,
+        slot,
+        regs,
+        site,
+        cpu,
+        tick: 0,
+        cookie: 0,
+        tail_calls: 0,
+        signals: PendingSignals::default(),
+        unblocked: 0,
+        made_up: MadeUp::default(),
+    }
+}
+
+/// Runs a job's programs one after the other.
+unsafe extern "sysv64" fn run_links(job: *mut u8) {
+    // SAFETY: `run_leased` passes its own job.
+    let job = unsafe { &mut *job.cast::<Job>() };
+    let regs = job.context.regs.cast();
+    // SAFETY: a list is published complete and never changed; the registers are the trampoline's.
+    for link in unsafe { ready(job.links, job.context.regs) } {
+        // SAFETY: the program was checked and compiled for this context.
+        unsafe { run(&mut job.context, link, regs) };
+    }
+    signal::block_again(&job.context);
+}
+
+/// The links of a list whose programs are to run: enabled, and with the registers known if they look at them.
+///
+/// A site's first programs may have needed no registers and have a trampoline that shows none (its `cs` is 0). Calls
+/// that are under way in it when another program is attached are before that program's time.
+///
+/// # Safety
+/// The list is a published one, and `regs` are a trampoline's.
+#[inline(always)]
+unsafe fn ready<'a>(links: *const LinkList, regs: *const PtRegs) -> impl Iterator<Item = &'a Link> {
+    // SAFETY: the caller's promise.
+    let (links, are_shown) = unsafe { (links_of(links), (*regs).cs != 0) };
+    links.filter(move |link| are_shown || link.needs & NEEDS_REGISTERS == 0)
+}
+
+/// The links of a list that are enabled.
+///
+/// # Safety
+/// The list is a published one.
+#[inline(always)]
+pub(crate) unsafe fn links_of<'a>(links: *const LinkList) -> impl Iterator<Item = &'a Link> {
+    // SAFETY: the caller's promise.
+    let count = unsafe { (*links).count };
+    (0..count)
+        // SAFETY: `count` link addresses follow the list's head, each a link that outlives the list.
+        .map(move |i| unsafe { &**links.add(1).cast::<*const Link>().add(i) })
+        .filter(|link| link.enabled.load(Relaxed) != 0)
+}
+
+/// Runs one link's program outside any target, on a context of its type's own; gives r0, or `None` if no slot was
+/// free in time.
+///
+/// # Safety
+/// `target` and `link` must be laid out for this address space, `argument` be what the program's type asks for.
+pub unsafe fn run_here(target: &Target, link: &Link, argument: *const u8) -> Option<u64> {
+    let (lease, cpu) = lease(target)?;
+    // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
+    let slot = unsafe { target.slots.add(cpu as usize) };
+    let mut context = new_context(target, slot, core::ptr::null(), core::ptr::null(), cpu);
+    // SAFETY: the slot is leased; the rest is the caller's promise.
+    let result = unsafe { run(&mut context, link, argument) };
+    signal::block_again(&context);
+    release(target, lease, cpu);
+    Some(result)
+}
+
+/// Runs one link's program on its argument.
+///
+/// # Safety
+/// The context's slot must be leased by the caller.
+pub(crate) unsafe fn run(context: &mut Context, link: &Link, argument: *const u8) -> u64 {
+    context.run = Run {
+        context: argument,
+        ..link.run
+    };
+    (context.cookie, context.tail_calls) = (link.cookie, 0);
+    // SAFETY: the caller's promise; the link's program was compiled by the runtime.
+    let result = unsafe { link.entry()(argument, (&raw const *context).cast()) };
+    helpers::release_lock(context);
+    result
+}
+
+/// Spins on a taken slot before the CPU is given to somebody else.
+const SPINS: u32 = 200;
+/// Times the CPU is given away before a hit is counted as missed: about a tenth of a second.
+const YIELDS: u32 = 1_500;
+/// Of these, how often just to whoever is next; then for a moment, as the holder may have a lower priority.
+const SHORT_YIELDS: u32 = 20;
+
+/// Takes a free slot, the current CPU's if possible.
+#[inline(always)]
+pub fn lease(target: &Target) -> Option<(&'static Lease, u32)> {
+    // SAFETY: the session page is mapped as long as the trampoline is.
+    let leases = unsafe { &(*target.session).leases };
+    // SAFETY: private memory of the target, mapped as long as the trampoline is.
+    let locks = unsafe { &(*target.control).locks };
+    if locks.load(Relaxed) != 0 && helpers::thread_holds_one(target, this_thread(target)) {
+        return None;
+    }
+    let cpu = sys::cpu(target.flags.load(Relaxed) & HAS_RDPID != 0);
+    if cpu < target.cpus
+        && let Some(lease) = leases.get(cpu as usize)
+        && take(target, lease, cpu)
+    {
+        return Some((lease, cpu));
+    }
+    lease_any(target, cpu)
+}
+
+#[cold]
+#[inline(never)]
+fn lease_any(target: &Target, cpu: u32) -> Option<(&'static Lease, u32)> {
+    // SAFETY: as in `lease`.
+    let leases = unsafe { &(*target.session).leases };
+    let this = this_thread(target);
+    for round in 0..SPINS + YIELDS {
+        let mut is_nested = false;
+        for i in 0..target.cpus {
+            let index = cpu.wrapping_add(i).checked_rem(target.cpus)?;
+            let lease = leases.get(index as usize)?;
+            if take(target, lease, index) {
+                return Some((lease, index));
+            }
+            // SAFETY: below `target.cpus`.
+            let holder = unsafe { &*target.slots.add(index as usize) }
+                .holder
+                .load(Relaxed);
+            is_nested |= holder == this;
+        }
+        match round {
+            0..SPINS => spin_loop(),
+            // A signal handler that interrupted a program of this very thread: it would wait for itself, or for
+            // other threads whose handlers wait for this one.
+            _ if is_nested => return None,
+            _ if round < SPINS + SHORT_YIELDS => sys::yield_cpu(),
+            _ => sys::pause(),
+        }
+    }
+    None
+}
+
+/// Does the thread that leased the slot `cpu` hold another one, too?
+pub fn is_nested(target: &Target, cpu: u32) -> bool {
+    let this = this_thread(target);
+    (0..target.cpus).filter(|index| *index != cpu).any(|index| {
+        // SAFETY: the runtime laid out `target.cpus` slots.
+        let slot = unsafe { &*target.slots.add(index as usize) };
+        slot.holder.load(Relaxed) == this
+    })
+}
+
+#[inline(always)]
+fn take(target: &Target, lease: &Lease, index: u32) -> bool {
+    if lease.owner.load(Relaxed) != 0 {
+        return false;
+    }
+    // SAFETY: callers check the index against `target.cpus`.
+    let holder = unsafe { &(*target.slots.add(index as usize)).holder };
+    // The slot's own word, which no other process can write, keeps two threads off one stack; the lease keeps the
+    // targets of a session off each other's per-CPU values.
+    if holder
+        .compare_exchange(0, this_thread(target), Acquire, Relaxed)
+        .is_err()
+    {
+        return false;
+    }
+    if lease
+        .owner
+        .compare_exchange(0, target.owner, Acquire, Relaxed)
+        .is_err()
+    {
+        holder.store(0, Release);
+        return false;
+    }
+    true
+}
+
+/// Gives a slot back.
+#[inline(always)]
+pub(crate) fn release(target: &Target, lease: &Lease, index: u32) {
+    lease.owner.store(0, Release);
+    // SAFETY: `take` was given the same index.
+    unsafe { &(*target.slots.add(index as usize)).holder }.store(0, Release);
+}
+
+/// Frees the slots that a child held which shared the memory of this thread's process, and this thread's stack and thread
+/// pointer: it is gone, and if it was killed in a program they are still taken.
+pub(crate) fn forget_slots_of(child: &Target) {
+    let this = this_thread(child);
+    // SAFETY: the session page is mapped as long as the trampoline is.
+    let leases = unsafe { &(*child.session).leases };
+    for (index, lease) in (0..child.cpus).zip(leases) {
+        // SAFETY: the runtime laid out `cpus` slots.
+        let holder = unsafe { &(*child.slots.add(index as usize)).holder };
+        if holder.load(Relaxed) == this {
+            release(child, lease, index);
+        }
+    }
+}
+
+/// A word that differs between the threads that live in a process: the thread's id if it is at hand, which is quicker
+/// than the thread pointer.
+#[inline(always)]
+pub(crate) fn this_thread(target: &Target) -> usize {
+    let name = match target.tid_offset {
+        TID_UNKNOWN => sys::thread_pointer(),
+        // SAFETY: the runtime found each thread's own id at this offset.
+        offset => unsafe { sys::thread_word(offset) as usize },
+    };
+    // Never 0, which is nobody; and user space has addresses of 47 bits.
+    name << 1 | 1
+}
+
+/// [`this_thread`], as watched returns know it.
+#[inline(always)]
+pub(crate) fn owner(target: &Target) -> u32 {
+    let name = this_thread(target);
+    // Never 0.
+    (name ^ name >> 32) as u32 | 1
+}

@@ -1,0 +1,424 @@
+//! Reads of the target's memory that must not fault.
+//!
+//! A page that was readable a moment ago (at the same tick of the coarse clock) is read directly, any other page
+//! is first asked for by `process_vm_readv` on ourselves, which reports instead of faulting. What is left is a
+//! page that was unmapped within the last milliseconds: that fault is caught by the agent's signal handler, which
+//! goes on at [`fault_fixup`]'s answer. Without the handler every read takes the system call.
+
+use core::arch::{asm, global_asm};
+use core::sync::atomic::Ordering::Relaxed;
+
+use beeline_isa::abi::{Helper, Run, sized_read};
+
+use super::{context, failed, task, time};
+use crate::abi::{Context, FAULTS_CAUGHT, HOLE_ENTRIES, PAGE_ENTRIES};
+use crate::sys::{self, nr};
+
+const EFAULT: i32 = 14;
+const PAGE: u64 = 4096;
+/// User space on x86-64 ends here (47 bits; with five-level paging only on request).
+const USER_END: u64 = 1 << 47;
+/// Bits of the tick beside a page's number: they come round in 19 hours.
+const TICK_BITS: u32 = 29;
+/// Bytes asked for at once when a string is read without the handler.
+const CHUNK: u64 = 256;
+
+// Leaf functions that leave the stack pointer alone, so one fixup serves a fault at any of their instructions.
+global_asm!(
+    "beeline_fault_begin:",
+    // (rdi: to, rsi: from, rdx: bytes) -> 0
+    "beeline_copy:",
+    "cmp rdx, 8",
+    "jb 3f",
+    "ja 2f",
+    // What programs read most: one word.
+    "mov rax, [rsi]",
+    "mov [rdi], rax",
+    "xor eax, eax",
+    "ret",
+    "2:",
+    "mov rax, [rsi]",
+    "mov [rdi], rax",
+    "add rsi, 8",
+    "add rdi, 8",
+    "sub rdx, 8",
+    "cmp rdx, 8",
+    "jae 2b",
+    "3:",
+    "test rdx, rdx",
+    "jz 5f",
+    "4:",
+    "mov al, [rsi]",
+    "mov [rdi], al",
+    "inc rsi",
+    "inc rdi",
+    "dec rdx",
+    "jnz 4b",
+    "5:",
+    "xor eax, eax",
+    "ret",
+    // (rdi: to, rsi: from, rdx: at most so many bytes) -> bytes copied, up to and with the terminator
+    "beeline_copy_string:",
+    "xor eax, eax",
+    "2:",
+    "cmp rax, rdx",
+    "jae 3f",
+    "mov cl, [rsi + rax]",
+    "mov [rdi + rax], cl",
+    "inc rax",
+    "test cl, cl",
+    "jnz 2b",
+    "3:",
+    "ret",
+    // (rdx: from) -> rax: what is there; rcx: 0 if that could be read
+    "beeline_load_1:",
+    "mov ecx, 1",
+    "movzx eax, byte ptr [rdx]",
+    "xor ecx, ecx",
+    "ret",
+    "beeline_load_2:",
+    "mov ecx, 1",
+    "movzx eax, word ptr [rdx]",
+    "xor ecx, ecx",
+    "ret",
+    "beeline_load_4:",
+    "mov ecx, 1",
+    "mov eax, [rdx]",
+    "xor ecx, ecx",
+    "ret",
+    "beeline_load_8:",
+    "mov ecx, 1",
+    "mov rax, [rdx]",
+    "xor ecx, ecx",
+    "ret",
+    "beeline_fault_end:",
+    "beeline_fault_fixup:",
+    "mov rax, -14",
+    "ret",
+);
+
+/// The address of a label in the assembly above. (An `extern` item would be reached through a table that needs
+/// relocations, which the agent cannot have.)
+macro_rules! label {
+    ($name:literal) => {{
+        let address: u64;
+        // SAFETY: computes an address.
+        unsafe {
+            asm!(concat!("lea {}, [rip + ", $name, "]"), out(reg) address, options(nomem, nostack, preserves_flags));
+        }
+        address
+    }};
+}
+
+/// `(to, from, bytes)`.
+type CopyFn = unsafe extern "sysv64" fn(*mut u8, u64, u64) -> i64;
+
+/// Copies; 0, or `-EFAULT` if a fault was caught.
+#[inline(always)]
+unsafe fn direct_copy(to: *mut u8, from: u64, bytes: u64) -> i64 {
+    let function = label!("beeline_copy");
+    // SAFETY: the label is a function of this type; memory is the caller's promise.
+    unsafe { core::mem::transmute::<u64, CopyFn>(function)(to, from, bytes) }
+}
+
+/// Copies up to and with a terminator; bytes copied, or `-EFAULT` if a fault was caught.
+#[inline(always)]
+unsafe fn direct_copy_string(to: *mut u8, from: u64, most: u64) -> i64 {
+    let function = label!("beeline_copy_string");
+    // SAFETY: as above.
+    unsafe { core::mem::transmute::<u64, CopyFn>(function)(to, from, most) }
+}
+
+/// Where a thread that faulted at `ip` goes on, if it was one of the reads here.
+pub fn fault_fixup(ip: u64) -> Option<u64> {
+    let reads = label!("beeline_fault_begin")..label!("beeline_fault_end");
+    reads.contains(&ip).then(|| label!("beeline_fault_fixup"))
+}
+
+/// `bpf_probe_read_user(dst, size, src)` and its kin: 0, or `-EFAULT` and zeros.
+pub unsafe extern "sysv64" fn probe_read(
+    to: u64,
+    size: u64,
+    from: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    let size = size & 0xffff_ffff;
+    // SAFETY: called by a program with its own run; the program answers for `size` bytes at `to`. A fault at `from` is
+    // caught.
+    unsafe {
+        let context = context(run);
+        if is_fresh(context, from, size) && direct_copy(to as *mut u8, from, size) == 0 {
+            return 0;
+        }
+        if copy(context, to as *mut u8, from, size) {
+            return 0;
+        }
+        sys::zero(to as *mut u8, size as usize);
+    }
+    failed(EFAULT)
+}
+
+/// [`probe_read`] of sizes known to the compiler, without a frame for what was readable a moment ago.
+macro_rules! sized_reads {
+    ($($helper:ident = $load:literal, $type:ty;)*) => {
+        $(
+            unsafe extern "sysv64" fn $helper(to: u64, _: u64, from: u64, _: u64, _: u64, run: *const Run) -> u64 {
+                const BYTES: u64 = size_of::<$type>() as u64;
+                // SAFETY: as in `probe_read`; the assembly changes no other registers.
+                unsafe {
+                    if is_fresh(context(run), from, BYTES) {
+                        let (value, failed): (u64, u64);
+                        asm!(concat!("call ", $load), in("rdx") from, out("rax") value, out("rcx") failed);
+                        if failed == 0 {
+                            (to as *mut $type).write_unaligned(value as $type);
+                            return 0;
+                        }
+                    }
+                    probe_read(to, BYTES, from, 0, 0, run)
+                }
+            }
+        )*
+
+        /// Puts the sized reads where [`beeline_isa::abi::sized_read`] says.
+        ///
+        /// # Safety
+        /// `table` must have room for all helpers.
+        pub unsafe fn put_sized_reads(table: *mut usize) {
+            $(
+                if let Some(place) = const { sized_read(size_of::<$type>() as u64) } {
+                    let helper: Helper = $helper;
+                    // SAFETY: the caller's promise; the place is one of the table's.
+                    unsafe { table.add(place as usize).write(helper as usize) };
+                }
+            )*
+        }
+    };
+}
+
+sized_reads! {
+    probe_read_1 = "beeline_load_1", u8;
+    probe_read_2 = "beeline_load_2", u16;
+    probe_read_4 = "beeline_load_4", u32;
+    probe_read_8 = "beeline_load_8", u64;
+}
+
+/// `bpf_probe_read_user_str(dst, size, src)`: bytes with the terminator, or `-EFAULT` and zeros.
+pub unsafe extern "sysv64" fn probe_read_str(
+    to: u64,
+    size: u64,
+    from: u64,
+    _: u64,
+    _: u64,
+    run: *const Run,
+) -> u64 {
+    let size = size & 0xffff_ffff;
+    if size == 0 {
+        return 0;
+    }
+    // SAFETY: as in `probe_read`.
+    unsafe {
+        if let Some(length) = copy_string(context(run), to as *mut u8, from, size) {
+            return length;
+        }
+        sys::zero(to as *mut u8, size as usize);
+    }
+    failed(EFAULT)
+}
+
+/// Copies `bytes` of the target's memory; false if any of them cannot be read.
+///
+/// # Safety
+/// `to` must have room for `bytes`.
+pub unsafe fn copy(context: &mut Context, to: *mut u8, from: u64, bytes: u64) -> bool {
+    if !in_user_space(from, bytes) {
+        return false;
+    }
+    if !faults_caught(context) {
+        // SAFETY: the caller's promise.
+        return unsafe { ask(context, to, from, bytes) };
+    }
+    let last = from.wrapping_add(bytes.max(1) - 1) / PAGE;
+    for page in from / PAGE..=last {
+        if !readable(context, page) {
+            return false;
+        }
+    }
+    // SAFETY: room is the caller's promise; a fault at `from` is caught.
+    unsafe { direct_copy(to, from, bytes) == 0 }
+}
+
+/// Copies a frame of a stack walk; false if it cannot be read, or could not a moment ago.
+///
+/// A walk through code without frame pointers ends at some number that is no address. Asking the kernel each time would
+/// cost more than the rest of the walk, so for a walk, and only for that, such a page is remembered for the tick.
+pub fn copy_frame(context: &mut Context, frame: &mut [u64; 2], from: u64) -> bool {
+    let to: *mut u8 = frame.as_mut_ptr().cast();
+    // SAFETY: there is room for 16 bytes, and a fault is caught.
+    if is_fresh(context, from, 16) && unsafe { direct_copy(to, from, 16) } == 0 {
+        return true;
+    }
+    if !in_user_space(from, 16) {
+        return false;
+    }
+    let page = from / PAGE;
+    let key = page_key(page, time::tick(context));
+    let place = page as usize & (HOLE_ENTRIES - 1);
+    // SAFETY: the slot is leased by this run.
+    if unsafe { (*context.slot).holes.get(place) } == Some(&key) {
+        return false;
+    }
+    // SAFETY: there is room for 16 bytes.
+    if unsafe { copy(context, to, from, 16) } {
+        return true;
+    }
+    // Of two pages it is not known which.
+    let is_within = from % PAGE <= PAGE - 16;
+    // SAFETY: the slot is leased by this run.
+    if let (true, Some(hole)) = (is_within, unsafe { (*context.slot).holes.get_mut(place) }) {
+        *hole = key;
+    }
+    false
+}
+
+/// Do these bytes lie in one page that this run may read directly? A page that is remembered has been checked to be in
+/// user space, and is remembered only where faults are caught.
+#[inline(always)]
+fn is_fresh(context: &Context, from: u64, bytes: u64) -> bool {
+    if context.tick == 0 || bytes > PAGE || from % PAGE > PAGE - bytes {
+        return false;
+    }
+    let page = from / PAGE;
+    // SAFETY: the slot is leased by this run.
+    let known = unsafe {
+        (*context.slot)
+            .pages
+            .get(page as usize & (PAGE_ENTRIES - 1))
+    };
+    known == Some(&page_key(page, context.tick))
+}
+
+/// What a page is remembered by.
+#[inline(always)]
+fn page_key(page: u64, tick: u32) -> u64 {
+    page << TICK_BITS | u64::from(tick) & ((1 << TICK_BITS) - 1)
+}
+
+/// Copies a terminated string; a longer one is cut and terminated. Gives the bytes written, or `None` on a fault.
+///
+/// # Safety
+/// `to` must have room for `size` bytes, and the context's slot be leased.
+pub unsafe fn copy_string(context: &mut Context, to: *mut u8, from: u64, size: u64) -> Option<u64> {
+    let mut done = 0;
+    while done < size {
+        let at = from.checked_add(done).filter(|at| in_user_space(*at, 1))?;
+        let most = (size - done).min(PAGE - at % PAGE);
+        // SAFETY: `done + most` is at most `size`, for which the caller has room.
+        let copied = unsafe { copy_string_part(context, to.add(done as usize), at, most) }?;
+        done += copied;
+        // SAFETY: `done` is between 1 and `size` here.
+        if unsafe { *to.add(done as usize - 1) } == 0 {
+            return Some(done);
+        }
+    }
+    // SAFETY: `size` is not 0.
+    unsafe { to.add(size as usize - 1).write(0) };
+    Some(size)
+}
+
+/// Copies at most `most` bytes of a string, all within one page.
+unsafe fn copy_string_part(
+    context: &mut Context,
+    to: *mut u8,
+    from: u64,
+    most: u64,
+) -> Option<u64> {
+    if faults_caught(context) {
+        if !readable(context, from / PAGE) {
+            return None;
+        }
+        // SAFETY: room is the caller's promise; a fault at `from` is caught.
+        let copied = unsafe { direct_copy_string(to, from, most) };
+        return u64::try_from(copied).ok();
+    }
+    let most = most.min(CHUNK);
+    // SAFETY: the slot is leased, and its scratch is larger than a chunk.
+    unsafe {
+        let scratch: *mut u8 = (&raw mut (*context.slot).scratch).cast();
+        if !ask(context, scratch, from, most) {
+            return None;
+        }
+        Some(direct_copy_string(to, scratch as u64, most) as u64)
+    }
+}
+
+fn in_user_space(from: u64, bytes: u64) -> bool {
+    from.checked_add(bytes).is_some_and(|end| end <= USER_END)
+}
+
+fn faults_caught(context: &Context) -> bool {
+    // SAFETY: the context's target outlives the run.
+    unsafe { &*context.target }.flags.load(Relaxed) & FAULTS_CAUGHT != 0
+}
+
+/// Is the page readable now, or was it a moment ago? The first page never is: that is where frame pointers lead that are
+/// none, and asking takes a system call.
+#[inline(always)]
+fn readable(context: &mut Context, page: u64) -> bool {
+    if page == 0 {
+        return false;
+    }
+    let key = page_key(page, time::tick(context));
+    // SAFETY: the slot is leased by this run.
+    let entry = unsafe { &mut (*context.slot).pages };
+    match entry.get(page as usize & (PAGE_ENTRIES - 1)) {
+        Some(known) if *known == key => true,
+        _ => ask_page(context, page, key),
+    }
+}
+
+#[cold]
+fn ask_page(context: &mut Context, page: u64, key: u64) -> bool {
+    let mut byte = 0u8;
+    // SAFETY: there is room for one byte.
+    if !unsafe { ask(context, &raw mut byte, page * PAGE, 1) } {
+        return false;
+    }
+    // SAFETY: the slot is leased by this run.
+    if let Some(entry) = unsafe {
+        (*context.slot)
+            .pages
+            .get_mut(page as usize & (PAGE_ENTRIES - 1))
+    } {
+        *entry = key;
+    }
+    true
+}
+
+/// Has the kernel copy; false if it cannot.
+unsafe fn ask(context: &Context, to: *mut u8, from: u64, bytes: u64) -> bool {
+    if task::holds(context, from, bytes) {
+        // SAFETY: readable, and there is room by the caller's promise.
+        unsafe { sys::copy(to, from as *const u8, bytes as usize) };
+        return true;
+    }
+    // SAFETY: the context's target outlives the run.
+    let pid = u64::from(unsafe { (*(*context.target).control).own_pid });
+    let (to, from) = ([to as u64, bytes], [from, bytes]);
+    // SAFETY: the kernel writes at most `bytes` bytes, for which the caller has room.
+    let copied = unsafe {
+        sys::syscall6(
+            nr::PROCESS_VM_READV,
+            [
+                pid,
+                (&raw const to) as u64,
+                1,
+                (&raw const from) as u64,
+                1,
+                0,
+            ],
+        )
+    };
+    copied == bytes as i64
+}

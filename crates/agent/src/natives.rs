@@ -1,0 +1,179 @@
+//! Programs of our own, in the agent itself: attached to functions of the target that would otherwise get in the way.
+//!
+//! They are entered as any program is, at a function's first instruction, and change the arguments by changing the
+//! registers that the trampoline gives back.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use beeline_isa::abi::Run;
+
+use crate::abi::{
+    Context, FAULTS_CAUGHT, HANDLER_MAGIC, HandlerStub, PtRegs, SIGNALS, SignalAction, Signals,
+    TRAPS_CAUGHT, Target, saved_at,
+};
+use crate::helpers::copy;
+use crate::signals::{SA_RESTORER, mirrored};
+use crate::sys::{self, nr};
+
+// The C library's `struct sigaction` (glibc and musl alike): between handler and flags stands a mask of 128 bytes, of
+// which the kernel knows the first 8.
+const HANDLER: u64 = 0;
+const MASK: u64 = 8;
+const FLAGS: u64 = 136;
+const RESTORER: u64 = 144;
+
+/// At the C library's `sigaction(signal, action, old)`: the target installs a handler for a signal that the agent's
+/// own handler has. The agent's stays and the target's is kept, to be handed what is not ours; the target is told what
+/// it would be told without us.
+///
+/// # Safety
+/// For a site at that function, in a target whose handlers are installed.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run) -> u64 {
+    // SAFETY: entered as a program is: registers that the trampoline gives back, and the run of a context.
+    let (regs, context) = unsafe {
+        (
+            &mut *regs.cast_mut().cast::<PtRegs>(),
+            &mut *run.cast::<Context>().cast_mut(),
+        )
+    };
+    // SAFETY: the target outlives the run.
+    let target: &Target = unsafe { &*context.target };
+    let Some(index) = SIGNALS
+        .iter()
+        .position(|signal| u64::from(*signal) == regs.di & 0xffff_ffff)
+    else {
+        return 0;
+    };
+    // SAFETY: private memory of the target; and a call that only returns a number.
+    let (signals, pid) = unsafe { (&mut *target.signals, sys::syscall(nr::GETPID, [0; 4])) };
+    // A child of vfork has our memory, but signal handlers of its own.
+    // SAFETY: private memory of the target.
+    let is_ours = pid == i64::from(unsafe { (*target.control).own_pid });
+    // The kernel ends a process whose handler has nothing to return to.
+    if !is_caught(target, index) || !is_ours || signals.libc_restorer == 0 {
+        return 0;
+    }
+    // SAFETY: registers as the caller of `sigaction` left them; every access is checked.
+    unsafe { exchange(context, regs, signals, index) };
+    0
+}
+
+fn is_caught(target: &Target, index: usize) -> bool {
+    let flag = if SIGNALS.get(index) == Some(&crate::signals::SIGTRAP) {
+        TRAPS_CAUGHT
+    } else {
+        FAULTS_CAUGHT
+    };
+    target.flags.load(Relaxed) & flag != 0
+}
+
+/// Does what the call asks for with the kept action, and leaves it nothing to do.
+unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signals, index: usize) {
+    let signal = regs.di & 0xffff_ffff;
+    let Some(own) = signals.saved.get_mut(index) else {
+        return;
+    };
+    // SAFETY: what this session keeps, and the number of one of `SIGNALS`.
+    let before = unsafe { *kept(context, signal as u32, own, |_| ()) };
+    if regs.si != 0 {
+        // SAFETY: checked reads.
+        let Some(mut action) = (unsafe { read_action(context, regs.si) }) else {
+            return;
+        };
+        // As the C library would say to the kernel, whatever its caller has there.
+        action.flags |= SA_RESTORER;
+        action.restorer = signals.libc_restorer;
+        let ours = SignalAction {
+            handler: signals.handler,
+            restorer: signals.restorer,
+            ..SignalAction::default()
+        };
+        let mut called = SignalAction::default();
+        // SAFETY: the kernel writes one action.
+        unsafe { sys::syscall(nr::RT_SIGACTION, [signal, 0, (&raw mut called) as u64, 8]) };
+        // SAFETY: a checked read.
+        let is_sessions = unsafe { stub_at(context, called.handler) }.is_some();
+        let uppermost = if is_sessions { called } else { ours };
+        let like = |one: &SignalAction| mirrored(&action, one.handler, one.restorer);
+        let new = like(&uppermost);
+        // SAFETY: installs the uppermost session's handler again, with the flags and the mask that the target's asks for.
+        if unsafe { sys::syscall(nr::RT_SIGACTION, [signal, (&raw const new) as u64, 0, 8]) } != 0 {
+            return;
+        }
+        // SAFETY: as above. Whichever session goes first puts back what asks for the same.
+        unsafe { *kept(context, signal as u32, own, |one| *one = like(one)) = action };
+    }
+    // SAFETY: a checked read; what can be read here the C library would write itself in a moment.
+    unsafe {
+        if regs.dx != 0 && read_action(context, regs.dx).is_some() {
+            ((regs.dx + HANDLER) as *mut u64).write_unaligned(before.handler);
+            ((regs.dx + MASK) as *mut u64).write_unaligned(before.mask);
+            ((regs.dx + FLAGS) as *mut u32).write_unaligned(before.flags as u32);
+            ((regs.dx + RESTORER) as *mut u64).write_unaligned(before.restorer);
+        }
+    }
+    (regs.si, regs.dx) = (0, 0);
+}
+
+/// Where the target's own action is kept: by the session whose handler is called last. `saved` is what one of them has come over;
+/// `between` is given each other session's handler on the way.
+///
+/// # Safety
+/// `saved` is in a session's [`Signals`], for this signal.
+unsafe fn kept(
+    context: &mut Context,
+    signal: u32,
+    saved: *mut SignalAction,
+    mut between: impl FnMut(&mut SignalAction),
+) -> *mut SignalAction {
+    /// Handlers of all sessions for one signal; more are taken for a circle.
+    const MOST: u32 = 64;
+    let mut last = saved;
+    for _ in 0..MOST {
+        // SAFETY: as the caller says, or found in a stub below: the private memory of a session that has a handler here.
+        let action = unsafe { &mut *last };
+        // SAFETY: a checked read.
+        let Some(stub) = (unsafe { stub_at(context, action.handler) }) else {
+            break;
+        };
+        let signals = stub.signals as *mut Signals;
+        let Some(index) = saved_at(signal, stub.level) else {
+            break;
+        };
+        between(action);
+        // SAFETY: a session's `Signals` are mapped as long as its handler is in the chain.
+        let Some(next) = (unsafe { (*signals).saved.get_mut(index) }) else {
+            break;
+        };
+        last = next;
+    }
+    last
+}
+
+/// The stub of a session's handler, if one is there.
+///
+/// # Safety
+/// As [`copy`].
+unsafe fn stub_at(context: &mut Context, at: u64) -> Option<HandlerStub> {
+    let mut stub = core::mem::MaybeUninit::<HandlerStub>::zeroed();
+    let (to, len) = (stub.as_mut_ptr().cast(), size_of::<HandlerStub>() as u64);
+    // SAFETY: there is room for the bytes, of which any will do.
+    let stub = unsafe { copy(context, to, at, len).then(|| stub.assume_init()) }?;
+    (stub.magic == HANDLER_MAGIC).then_some(stub)
+}
+
+/// The C library's structure as the kernel's.
+unsafe fn read_action(context: &mut Context, at: u64) -> Option<SignalAction> {
+    let mut word = |offset: u64| {
+        let mut word = 0u64;
+        // SAFETY: there is room for a word.
+        unsafe { copy(context, (&raw mut word).cast(), at.checked_add(offset)?, 8) }.then_some(word)
+    };
+    Some(SignalAction {
+        handler: word(HANDLER)?,
+        flags: word(FLAGS)? & 0xffff_ffff,
+        restorer: word(RESTORER)?,
+        mask: word(MASK)?,
+    })
+}

@@ -1,0 +1,420 @@
+//! The agent's handlers for SIGTRAP, SIGBUS and SIGSEGV: breakpoint sites, and reads that faulted, of helpers and
+//! of programs. Whatever else
+//! arrives is the target's own affair and is handed on as if we were not there.
+
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use beeline_uapi::signal::SI_KERNEL;
+
+use crate::abi::{
+    HandlerStub, LinkList, Manifest, PASSES_ON, PtRegs, SignalAction, Signals, Site, SiteTrap,
+    Target, saved_at,
+};
+use crate::enter::{beeline_enter, links_of, miss};
+use crate::helpers::fault_fixup;
+use crate::loads;
+use crate::sys::{self, nr};
+
+pub(crate) const SIGTRAP: u32 = 5;
+const INT3: u8 = 0xcc;
+const SIG_DFL: u64 = 0;
+const SIG_IGN: u64 = 1;
+const SA_SIGINFO: u64 = 4;
+pub(crate) const SA_RESTORER: u64 = 0x0400_0000;
+const SA_ONSTACK: u64 = 0x0800_0000;
+const SA_RESTART: u64 = 0x1000_0000;
+const SA_NODEFER: u64 = 0x4000_0000;
+const SA_RESETHAND: u64 = 0x8000_0000;
+const SIGSET_BYTES: u64 = 8;
+
+/// The kernel's `siginfo_t`, as far as we look.
+#[repr(C)]
+#[derive(Debug)]
+pub struct SignalInfo {
+    signo: i32,
+    errno: i32,
+    code: i32,
+}
+
+/// The kernel's `struct ucontext` with the general registers of `struct sigcontext`
+/// (`arch/x86/include/uapi/asm/sigcontext.h`).
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct UserContext {
+    flags: u64,
+    link: u64,
+    stack: [u64; 3],
+    pub(crate) r8: u64,
+    pub(crate) r9: u64,
+    pub(crate) r10: u64,
+    pub(crate) r11: u64,
+    pub(crate) r12: u64,
+    pub(crate) r13: u64,
+    pub(crate) r14: u64,
+    pub(crate) r15: u64,
+    pub(crate) di: u64,
+    pub(crate) si: u64,
+    pub(crate) bp: u64,
+    pub(crate) bx: u64,
+    pub(crate) dx: u64,
+    pub(crate) ax: u64,
+    pub(crate) cx: u64,
+    pub(crate) sp: u64,
+    pub(crate) ip: u64,
+    pub(crate) eflags: u64,
+}
+
+/// The handler, entered through a [`HandlerStub`](crate::abi::HandlerStub), which adds the last two arguments.
+///
+/// # Safety
+/// For the kernel only.
+#[unsafe(no_mangle)]
+pub unsafe extern "sysv64" fn beeline_signal(
+    signal: u32,
+    info: *mut SignalInfo,
+    context: *mut UserContext,
+    target: *const Target,
+    level: u32,
+) {
+    // SAFETY: the kernel passes a frame that is ours to change; the stub names its own target.
+    let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
+    // A positive code: the kernel raised it for what this very thread did. That of an `int3` is one that steps and watchpoints do not have.
+    if signal == SIGTRAP {
+        if code == SI_KERNEL && breakpoint(this, level, registers) {
+            return;
+        }
+    } else if code > 0 {
+        if let Some(fixup) = fault_fixup(registers.ip) {
+            registers.ip = fixup;
+            return;
+        } else if skip_load(registers, this.arena, this.arena_len) {
+            return;
+        }
+    }
+    // SAFETY: the same frame, handed on.
+    unsafe { hand_on(signal, info, context, (this, level)) };
+}
+
+/// The action that stands in for the target's own: the agent's handler, on the stack and with the mask that the
+/// target's handler asks for, if it has one.
+pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction {
+    let flags = match own.handler {
+        SIG_DFL | SIG_IGN => SA_ONSTACK | SA_NODEFER | SA_RESTART,
+        _ => own.flags & (SA_ONSTACK | SA_NODEFER | SA_RESTART),
+    };
+    SignalAction {
+        handler,
+        flags: flags | SA_SIGINFO | SA_RESTORER,
+        restorer,
+        mask: own.mask,
+    }
+}
+
+/// Lets a program's load that faulted give zero, if the thread is at one in the arena with the programs, of so many bytes.
+/// Nothing else there loads from addresses that a program has made up.
+pub fn skip_load(registers: &mut UserContext, arena: usize, len: usize) -> bool {
+    let (address, end) = (registers.ip as usize, arena.wrapping_add(len));
+    let last = address.checked_add(loads::LONGEST);
+    if address < arena || last.is_none_or(|last| last > end) {
+        return false;
+    }
+    // SAFETY: in the arena, which is mapped as long as the handler is.
+    let Some(load) = loads::decode(unsafe { &*(address as *const [u8; loads::LONGEST]) }) else {
+        return false;
+    };
+    registers.ip = registers.ip.wrapping_add(load.len);
+    registers.set(load.register, 0);
+    true
+}
+
+/// Runs the site whose breakpoint was hit. False if the handler from before ours is to say where the thread goes on: the breakpoint is
+/// none of ours, or not of ours alone.
+fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool {
+    let address = registers.ip.wrapping_sub(1);
+    // SAFETY: the thread has just run an instruction there.
+    let is_there = || unsafe { *(address as *const u8) } == INT3;
+    let (site, trap) = if let Some(site) = find(target, level, address) {
+        let at_the_site = SiteTrap {
+            resume: site.body,
+            is_early: 1,
+            ..SiteTrap::default()
+        };
+        (site, at_the_site)
+    } else if let Some(found) = find_trap(target, level, registers.ip) {
+        disturbed(target);
+        found
+    } else if is_over_another(target, level) {
+        // Maybe that session's: it knows if the instruction begins where the `int3` is.
+        return false;
+    } else {
+        // The site was restored while this thread was on its way here: what stands there now is to be run. That may be a kernel
+        // uprobe's.
+        if is_there() && !(level == 0 && is_last(target) && was_hooked(target, address)) {
+            return false;
+        }
+        registers.ip = address;
+        return true;
+    };
+    let has_gone = trap.resume == PASSES_ON && !is_there();
+    if has_gone && trap.is_early != 0 {
+        // What the site begins with now is to be run, and counts it if it is ours.
+        registers.ip = site.address;
+        registers.sp = registers.sp.wrapping_add_signed(trap.stack.into());
+        return true;
+    }
+    let mut regs = registers.at(site.address);
+    regs.sp = regs.sp.wrapping_add_signed(trap.stack.into());
+    if trap.lost != 0 && wants(site, trap.lost) {
+        // Programs that look at registers do not run with others than they were, and that is counted.
+        regs.cs = 0;
+        miss(target);
+    }
+    let before = regs;
+    // SAFETY: the registers at the site, and a site that the runtime laid out.
+    let watch = unsafe { beeline_enter(&raw mut regs, site) } != 0;
+    if watch {
+        // SAFETY: return probes are placed at function entries only, where the return address was on top.
+        unsafe { *(regs.sp as *mut u64) = site.return_entry };
+    }
+    registers.take_changes(&before, &regs);
+    if has_gone && !is_over_another(target, level) {
+        // The session below has gone with its trap, where the second instruction stands again.
+        registers.ip = address;
+        return true;
+    }
+    if trap.resume == PASSES_ON {
+        return false;
+    }
+    if trap.resume == site.body {
+        // The first instruction is run after all.
+        registers.sp = regs.sp;
+    }
+    registers.ip = trap.resume;
+    true
+}
+
+fn find(target: &Target, level: u32, address: u64) -> Option<&Site> {
+    target
+        .breakpoints
+        .iter()
+        .map(|place| place.load(Relaxed) as *const Site)
+        // SAFETY: null, or a site that the runtime laid out and keeps as long as the arena.
+        .filter_map(|site| unsafe { site.as_ref() })
+        .find(|site| site.level == level && site.address == address)
+}
+
+/// All sites that there ever were, the newest first.
+fn sites(target: &Target) -> impl Iterator<Item = &Site> {
+    // SAFETY: every target's arena starts with its manifest.
+    let manifest = unsafe { &*(target.arena as *const Manifest) };
+    // SAFETY: 0, or a site that the runtime laid out and keeps as long as the arena.
+    let at = |place: usize| unsafe { (place as *const Site).as_ref() };
+    let newest = at(manifest.first_site.load(Acquire));
+    core::iter::successors(newest, move |site| at(site.next))
+}
+
+/// Was there ever a site of ours at an address?
+fn was_hooked(target: &Target, address: u64) -> bool {
+    sites(target).any(|site| site.address == address)
+}
+
+/// Would the kernel end the process if we had no handler for SIGTRAP?
+fn is_last(target: &Target) -> bool {
+    matches!(below(target, 0), SIG_DFL | SIG_IGN)
+}
+
+/// Is a level's handler for SIGTRAP over one of another session's, or of this one's?
+fn is_over_another(target: &Target, level: u32) -> bool {
+    match below(target, level) {
+        SIG_DFL | SIG_IGN => false,
+        // SAFETY: a handler, so there is code.
+        handler => unsafe { HandlerStub::is_at(handler as *const u8) },
+    }
+}
+
+/// The handler for SIGTRAP that a level's has come over.
+fn below(target: &Target, level: u32) -> u64 {
+    // SAFETY: private memory of the target, mapped as long as the handler is installed.
+    let signals = unsafe { &*target.signals };
+    let saved = saved_at(SIGTRAP, level).and_then(|index| signals.saved.get(index));
+    saved.map_or(SIG_DFL, |action| action.handler)
+}
+
+/// The newest site of a level that has a breakpoint which ends at `ip`, behind its own first byte.
+fn find_trap(target: &Target, level: u32, ip: u64) -> Option<(&Site, SiteTrap)> {
+    let mut of_level = sites(target).filter(|site| site.level == level);
+    of_level.find_map(|site| {
+        let ends_here = |trap: &&SiteTrap| {
+            trap.resume != 0 && site.address.wrapping_add(trap.behind.into()) == ip
+        };
+        Some((site, *site.traps.iter().find(ends_here)?))
+    })
+}
+
+/// Does a program at the site's entry look at one of these registers?
+fn wants(site: &Site, lost: u32) -> bool {
+    let links = site.entry.load(Acquire) as *const LinkList;
+    // SAFETY: null, or a published list.
+    !links.is_null() && unsafe { links_of(links) }.any(|link| link.reads & lost as usize != 0)
+}
+
+/// Has the runtime look at the code of this target.
+fn disturbed(target: &Target) {
+    // SAFETY: private memory of the target and the session's page, mapped as long as the handler is installed.
+    let (control, session) = unsafe { (&*target.control, &*target.session) };
+    if control.disturbed.swap(1, Relaxed) == 0 {
+        session.disturbed.fetch_add(1, Relaxed);
+    }
+}
+
+impl UserContext {
+    /// Sets a register by the processor's number for it.
+    fn set(&mut self, register: u8, value: u64) {
+        // Where the frame has rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 ... among the sixteen words from `r8` on.
+        const PLACES: u64 = 0x7654_3210_89af_bced;
+        let place = (PLACES >> (u32::from(register & 0xf) * 4)) & 0xf;
+        // SAFETY: below 16, and the sixteen words follow each other in this structure.
+        unsafe { (&raw mut self.r8).add(place as usize).write(value) };
+    }
+
+    /// Gives the thread the arguments that a program of the agent has changed.
+    fn take_changes(&mut self, before: &PtRegs, now: &PtRegs) {
+        let arguments = [
+            (&mut self.di, before.di, now.di),
+            (&mut self.si, before.si, now.si),
+            (&mut self.dx, before.dx, now.dx),
+        ];
+        for (register, before, now) in arguments {
+            if before != now {
+                *register = now;
+            }
+        }
+    }
+
+    fn at(&self, ip: u64) -> PtRegs {
+        PtRegs {
+            r15: self.r15,
+            r14: self.r14,
+            r13: self.r13,
+            r12: self.r12,
+            bp: self.bp,
+            bx: self.bx,
+            r11: self.r11,
+            r10: self.r10,
+            r9: self.r9,
+            r8: self.r8,
+            ax: self.ax,
+            cx: self.cx,
+            dx: self.dx,
+            si: self.si,
+            di: self.di,
+            orig_ax: u64::MAX,
+            ip,
+            cs: 0x33,
+            flags: self.eflags,
+            sp: self.sp,
+            ss: 0x2b,
+        }
+    }
+}
+
+/// Does what the action says that a level's handler has come over.
+unsafe fn hand_on(
+    signal: u32,
+    info: *mut SignalInfo,
+    context: *mut UserContext,
+    (target, level): (&Target, u32),
+) {
+    // SAFETY: private memory of the target, mapped as long as the handler is installed.
+    let signals: &mut Signals = unsafe { &mut *target.signals };
+    let index = saved_at(signal, level);
+    let Some(saved) = index.and_then(|index| signals.saved.get_mut(index)) else {
+        return;
+    };
+    let action = *saved;
+    // SAFETY: the kernel's own siginfo.
+    let raised_by_fault = unsafe { (*info).code } > 0;
+    match action.handler {
+        SIG_IGN if !raised_by_fault => {}
+        // A fault cannot be ignored: the kernel takes the default action then.
+        SIG_DFL | SIG_IGN => {
+            let default = SignalAction::default();
+            // SAFETY: sets the default action, and raises the signal once more for it to be taken as soon as this
+            // handler returns; a fault would also repeat by itself, a trap would not.
+            unsafe {
+                sys::syscall(
+                    nr::RT_SIGACTION,
+                    [
+                        u64::from(signal),
+                        (&raw const default) as u64,
+                        0,
+                        SIGSET_BYTES,
+                    ],
+                );
+                let (pid, tid) = (
+                    sys::syscall(nr::GETPID, [0; 4]),
+                    sys::syscall(nr::GETTID, [0; 4]),
+                );
+                if !raised_by_fault || signal == SIGTRAP {
+                    sys::syscall(
+                        nr::RT_TGSIGQUEUEINFO,
+                        [pid as u64, tid as u64, u64::from(signal), info as u64],
+                    );
+                }
+            }
+        }
+        handler => {
+            if action.flags & SA_RESETHAND != 0 {
+                *saved = SignalAction::default();
+            }
+            // SAFETY: the target's own handler, on the same frame that the kernel would give it. The mask and the
+            // stack are as it asked for, because our action copies its flags and mask.
+            unsafe {
+                let handler: extern "sysv64" fn(u32, *mut SignalInfo, *mut UserContext) =
+                    core::mem::transmute(handler);
+                handler(signal, info, context);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::boxed::Box;
+
+    use super::*;
+
+    /// Where a thread goes on that met an `int3` which is not there any more, in a target without sites whose handler has come over this
+    /// one; `None` if that one is to say.
+    fn goes_on(below: *const u8, trapped: &[u8; 2]) -> Option<u64> {
+        // SAFETY: all of these are numbers, addresses and pointers, for which zero is a value.
+        let (mut target, mut signals, manifest) = unsafe {
+            (
+                Box::<Target>::new_zeroed().assume_init(),
+                Box::<Signals>::new_zeroed().assume_init(),
+                Box::<Manifest>::new_zeroed().assume_init(),
+            )
+        };
+        let index = saved_at(SIGTRAP, 0).expect("one of the signals");
+        signals.saved[index].handler = below.addr() as u64;
+        target.signals = &raw mut *signals;
+        target.arena = (&raw const *manifest).expose_provenance();
+        // SAFETY: numbers.
+        let mut registers: UserContext = unsafe { core::mem::zeroed() };
+        registers.ip = trapped[1..].as_ptr().expose_provenance() as u64;
+        breakpoint(&target, 0, &mut registers).then_some(registers.ip)
+    }
+
+    #[test]
+    fn an_int3_that_has_gone_is_left_to_the_session_below() {
+        const GONE: [u8; 2] = [0x81, 0xec];
+        let (stub, other) = (HandlerStub::new(1, 2, 3, 4), [0xc3; 1]);
+        let below = (&raw const stub).cast::<u8>();
+        below.expose_provenance();
+        assert_eq!(goes_on(below, &GONE), None);
+        other.as_ptr().expose_provenance();
+        let start = GONE.as_ptr().addr() as u64;
+        assert_eq!(goes_on(other.as_ptr(), &GONE), Some(start));
+        assert_eq!(goes_on(core::ptr::null(), &GONE), Some(start));
+    }
+}

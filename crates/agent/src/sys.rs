@@ -1,0 +1,271 @@
+//! The few things that only the machine or the kernel can answer.
+
+use core::arch::asm;
+
+/// Runs a system call; the result is negative for an error.
+///
+/// # Safety
+/// The caller answers for what the call does to memory.
+pub unsafe fn syscall(number: u64, [a, b, c, d]: [u64; 4]) -> i64 {
+    // SAFETY: the caller's promise; a call with fewer arguments does not look at the rest.
+    unsafe { syscall6(number, [a, b, c, d, 0, 0]) }
+}
+
+/// As [`syscall`], with six arguments.
+///
+/// # Safety
+/// The caller answers for what the call does to memory.
+pub unsafe fn syscall6(number: u64, args: [u64; 6]) -> i64 {
+    let result: i64;
+    // SAFETY: the kernel changes rax, rcx and r11 only; the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// Nanoseconds of a clock, read without a system call where that can be. `time` is a `struct timespec` to work with.
+///
+/// # Safety
+/// `clock_gettime` is the vDSO's function, or 0; it uses general registers only. `time` can be read and written.
+pub unsafe fn read_clock(clock_gettime: usize, clock: u64, time: *mut [u64; 2]) -> u64 {
+    let place = time.expose_provenance() as u64;
+    // SAFETY: fills the time; the rest is the caller's promise.
+    let [seconds, nanoseconds] = unsafe {
+        if clock_gettime == 0 {
+            syscall(nr::CLOCK_GETTIME, [clock, place, 0, 0]);
+        } else {
+            let clock_gettime: extern "sysv64" fn(u64, u64) -> i32 =
+                core::mem::transmute(clock_gettime);
+            clock_gettime(clock, place);
+        }
+        time.read()
+    };
+    seconds
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(nanoseconds)
+}
+
+/// System call numbers of x86-64.
+pub mod nr {
+    #![allow(missing_docs)]
+    pub const OPEN: u64 = 2;
+    pub const FSTAT: u64 = 5;
+    pub const LSEEK: u64 = 8;
+    pub const MMAP: u64 = 9;
+    pub const MPROTECT: u64 = 10;
+    pub const RT_SIGACTION: u64 = 13;
+    pub const RT_SIGPROCMASK: u64 = 14;
+    pub const RT_SIGRETURN: u64 = 15;
+    pub const SCHED_YIELD: u64 = 24;
+    pub const NANOSLEEP: u64 = 35;
+    pub const GETPID: u64 = 39;
+    pub const SENDTO: u64 = 44;
+    pub const RECVFROM: u64 = 45;
+    pub const CLONE: u64 = 56;
+    pub const VFORK: u64 = 58;
+    pub const EXECVE: u64 = 59;
+    pub const CREAT: u64 = 85;
+    pub const GETUID: u64 = 102;
+    pub const GETGID: u64 = 104;
+    pub const SETUID: u64 = 105;
+    pub const SETGID: u64 = 106;
+    pub const SETREUID: u64 = 113;
+    pub const SETREGID: u64 = 114;
+    pub const SETRESUID: u64 = 117;
+    pub const SETRESGID: u64 = 119;
+    pub const RT_SIGQUEUEINFO: u64 = 129;
+    pub const SIGALTSTACK: u64 = 131;
+    pub const PRCTL: u64 = 157;
+    pub const GETTID: u64 = 186;
+    pub const FUTEX: u64 = 202;
+    pub const CLOCK_GETTIME: u64 = 228;
+    pub const CLOCK_GETRES: u64 = 229;
+    pub const UNSHARE: u64 = 272;
+    pub const RT_TGSIGQUEUEINFO: u64 = 297;
+    pub const SETNS: u64 = 308;
+    pub const GETCPU: u64 = 309;
+    pub const PROCESS_VM_READV: u64 = 310;
+    pub const PROCESS_VM_WRITEV: u64 = 311;
+    pub const SECCOMP: u64 = 317;
+    pub const EXECVEAT: u64 = 322;
+    pub const PKEY_MPROTECT: u64 = 329;
+    pub const CLONE3: u64 = 435;
+    pub const OPENAT2: u64 = 437;
+}
+
+/// Gives the CPU to whoever is next.
+pub fn yield_cpu() {
+    // SAFETY: changes nothing.
+    unsafe { syscall(nr::SCHED_YIELD, [0; 4]) };
+}
+
+/// Gives the CPU away for a moment (50 us).
+pub fn pause() {
+    let time = [0u64, 50_000];
+    // SAFETY: sleeps, changes nothing.
+    unsafe { syscall(nr::NANOSLEEP, [(&raw const time) as u64, 0, 0, 0]) };
+}
+
+/// The CPU we run on. `rdpid` says that the machine has the instruction of that name.
+#[inline(always)]
+pub fn cpu(rdpid: bool) -> u32 {
+    cpu_and_node(rdpid) & 0xfff
+}
+
+/// The NUMA node of the CPU we run on.
+pub fn node(rdpid: bool) -> u32 {
+    cpu_and_node(rdpid) >> 12
+}
+
+#[inline(always)]
+fn cpu_and_node(rdpid: bool) -> u32 {
+    // Both are what the kernel tells user space by (`__CPUNODE_SEG`): the CPU below, its node above.
+    let cpu_and_node: u64;
+    if rdpid {
+        // SAFETY: reads a register that the kernel sets for this; the caller says that the instruction is there.
+        unsafe {
+            asm!("rdpid {}", out(reg) cpu_and_node, options(nomem, nostack, preserves_flags))
+        };
+    } else {
+        // SAFETY: reads a segment limit; changes nothing but the flags.
+        unsafe {
+            asm!("lsl {0}, {1}", out(reg) cpu_and_node, in(reg) 0x7bu64, options(nomem, nostack))
+        };
+    }
+    cpu_and_node as u32
+}
+
+/// The thread pointer: unique among the threads that live in a process.
+#[inline(always)]
+pub fn thread_pointer() -> usize {
+    let pointer: usize;
+    // SAFETY: reads a register; the runtime serves no machine without the instruction.
+    unsafe { asm!("rdfsbase {}", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
+    pointer
+}
+
+/// The `u32` at an offset from the thread pointer.
+///
+/// # Safety
+/// The offset must be one that was found readable in every thread.
+#[inline(always)]
+pub unsafe fn thread_word(offset: i32) -> u32 {
+    let word: u32;
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!("mov {0:e}, fs:[{1}]", out(reg) word, in(reg) i64::from(offset), options(nostack, readonly))
+    };
+    word
+}
+
+/// Copies bytes that do not overlap. Written out because the agent has no `memcpy`: a call to one would go through a
+/// table that needs relocations.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `bytes`.
+pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
+    // SAFETY: the caller's promise; the direction flag is clear in every System V function.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Copies bytes that may overlap, like `memmove`.
+///
+/// # Safety
+/// `from` must be readable and `to` writable for `bytes`.
+pub unsafe fn shift(to: *mut u8, from: *const u8, bytes: usize) {
+    if (to as usize).wrapping_sub(from as usize) >= bytes {
+        // SAFETY: the caller's promise; going up, no byte is overwritten before it was read.
+        return unsafe { copy(to, from, bytes) };
+    }
+    // SAFETY: as above, going down; the direction flag is clear again afterwards.
+    unsafe {
+        asm!(
+            "std",
+            "rep movsb",
+            "cld",
+            inout("rcx") bytes => _,
+            inout("rdi") to.wrapping_add(bytes).wrapping_sub(1) => _,
+            inout("rsi") from.wrapping_add(bytes).wrapping_sub(1) => _,
+            options(nostack),
+        );
+    }
+}
+
+/// Fills bytes with zeros.
+///
+/// # Safety
+/// `to` must be writable for `bytes`.
+pub unsafe fn zero(to: *mut u8, bytes: usize) {
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            "rep stosb",
+            inout("rcx") bytes => _,
+            inout("rdi") to => _,
+            in("al") 0u8,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// Calls `f(argument)` with the stack pointer at `top`.
+///
+/// # Safety
+/// `top` must be 16-byte aligned, with enough writable memory below it that nobody else uses.
+#[inline(always)]
+pub unsafe fn call_on_stack(top: usize, f: unsafe extern "sysv64" fn(*mut u8), argument: *mut u8) {
+    // SAFETY: r12 is callee-saved, so it outlives the call and brings the old stack pointer back.
+    unsafe {
+        asm!(
+            "mov r12, rsp",
+            "mov rsp, {top}",
+            "call {f}",
+            "mov rsp, r12",
+            top = in(reg) top,
+            f = in(reg) f,
+            in("rdi") argument,
+            out("r12") _,
+            clobber_abi("sysv64"),
+        );
+    }
+}
+
+/// The kernel's `stack_t`.
+#[repr(C)]
+#[derive(Default)]
+struct AlternateStack {
+    start: usize,
+    flags: i32,
+    len: usize,
+}
+
+/// Where this thread's signal handlers run that ask for a stack of their own (`sigaltstack`), if there is such a stack.
+pub fn alternate_stack() -> Option<core::ops::Range<usize>> {
+    const SS_DISABLE: i32 = 2;
+    let mut stack = AlternateStack::default();
+    // SAFETY: the call writes one `stack_t`, which this is.
+    let done = unsafe { syscall(nr::SIGALTSTACK, [0, (&raw mut stack) as u64, 0, 0]) };
+    let is_there = done == 0 && stack.flags & SS_DISABLE == 0;
+    is_there.then(|| stack.start..stack.start.wrapping_add(stack.len))
+}

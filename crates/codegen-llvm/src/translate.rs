@@ -1,0 +1,197 @@
+//! Bytecode to LLVM's IR.
+//!
+//! Each function of the program becomes one of the module's: the entry, `(context, run)`, and the others, which take r1
+//! to r5 and the run, as helpers do, so that helpers can call them. Registers are variables on the stack, which LLVM's
+//! first pass turns into values.
+
+mod arithmetic;
+mod calls;
+mod function;
+mod inline;
+mod memory;
+
+use std::collections::{BTreeMap, HashMap};
+
+use beeline_codegen::{Inline, Machine, Program, inlines};
+use beeline_isa::{Insn, Op};
+use beeline_verifier::Flow;
+use inkwell::attributes::{Attribute, AttributeLoc};
+use inkwell::builder::Builder;
+use inkwell::context::ContextRef;
+use inkwell::module::{Linkage, Module};
+use inkwell::types::{FunctionType, IntType, PointerType, StructType};
+use inkwell::values::FunctionValue;
+
+use crate::origin::Origins;
+use crate::trouble::Trouble;
+use function::Body;
+
+/// The name of the program's entry in the object file.
+pub(crate) const ENTRY: &str = "entry";
+/// The name of what runs the next program in place of a function that made a tail call.
+pub(crate) const TAIL: &str = "tail";
+
+/// The name of a function of the program that is not its entry, or of its copies up to a dot.
+pub(crate) fn function_name(number: usize) -> String {
+    format!("f{number}")
+}
+
+/// The name of what helpers call to call a function, where that is not the function itself.
+pub(crate) fn callback_name(number: usize) -> String {
+    format!("callback{number}")
+}
+
+/// Fills a module with a program.
+pub(crate) fn program(
+    module: &Module<'_>,
+    program: &Program<'_>,
+    flow: &Flow,
+    machine: Machine,
+) -> Result<(), Trouble> {
+    let mut translation = Translation::new(module, program, flow, machine);
+    translation.declare();
+    for (number, &function) in flow.functions().iter().enumerate() {
+        if let Some(&value) = translation.functions.get(&number) {
+            Body::new(&translation, number, function, value)?.translate()?;
+        }
+    }
+    translation.thunks()
+}
+
+/// What all functions share.
+struct Translation<'a, 'c> {
+    context: ContextRef<'c>,
+    module: &'a Module<'c>,
+    builder: Builder<'c>,
+    insns: &'a [Insn],
+    flow: &'a Flow,
+    origins: Origins,
+    /// By slot: what is done in place of a helper's call.
+    inlines: HashMap<usize, Inline>,
+    machine: Machine,
+    types: Types<'c>,
+    /// By number, those that can be reached.
+    functions: BTreeMap<usize, FunctionValue<'c>>,
+    /// Poison in a called function has to end the program: functions also return whether it did.
+    unwinds: bool,
+}
+
+struct Types<'c> {
+    pointer: PointerType<'c>,
+    /// Of 1, 8, 16, 32 and 64 bits.
+    bool: IntType<'c>,
+    byte: IntType<'c>,
+    short: IntType<'c>,
+    word: IntType<'c>,
+    long: IntType<'c>,
+    /// r0, and whether poison was met.
+    outcome: StructType<'c>,
+    helper: FunctionType<'c>,
+    entry: FunctionType<'c>,
+}
+
+impl<'a, 'c> Translation<'a, 'c> {
+    fn new(
+        module: &'a Module<'c>,
+        program: &Program<'a>,
+        flow: &'a Flow,
+        machine: Machine,
+    ) -> Self {
+        let context = module.get_context();
+        let (long, bool) = (context.i64_type(), context.bool_type());
+        let pointer = context.ptr_type(Default::default());
+        let arguments = [
+            long.into(),
+            long.into(),
+            long.into(),
+            long.into(),
+            long.into(),
+            pointer.into(),
+        ];
+        let is_poison = |(_, op)| matches!(op, Op::Poison { .. });
+        Self {
+            builder: context.create_builder(),
+            types: Types {
+                pointer,
+                bool,
+                byte: context.i8_type(),
+                short: context.i16_type(),
+                word: context.i32_type(),
+                long,
+                outcome: context.struct_type(&[long.into(), bool.into()], false),
+                helper: long.fn_type(&arguments, false),
+                entry: long.fn_type(&[pointer.into(), pointer.into()], false),
+            },
+            context,
+            module,
+            insns: program.insns,
+            flow,
+            origins: Origins::of(flow),
+            inlines: inlines(program, flow),
+            machine,
+            functions: BTreeMap::new(),
+            unwinds: flow
+                .functions()
+                .iter()
+                .skip(1)
+                .any(|&function| flow.reachable_ops(function).any(is_poison)),
+        }
+    }
+
+    /// All functions, the entry first, as it has to stand first in the code.
+    fn declare(&mut self) {
+        for (number, function) in self.flow.functions().iter().enumerate() {
+            if !self.flow.is_reachable(function.start) {
+                continue;
+            }
+            let value = if number == 0 {
+                self.function(ENTRY, self.types.entry, Linkage::External)
+            } else {
+                self.function(&function_name(number), self.called(), Linkage::Internal)
+            };
+            self.functions.insert(number, value);
+        }
+    }
+
+    /// The type of functions that the program calls.
+    fn called(&self) -> FunctionType<'c> {
+        if self.unwinds {
+            let arguments = self.types.helper.get_param_types();
+            let arguments: Vec<_> = arguments.into_iter().collect();
+            self.types.outcome.fn_type(&arguments, false)
+        } else {
+            self.types.helper
+        }
+    }
+
+    fn function(&self, name: &str, ty: FunctionType<'c>, linkage: Linkage) -> FunctionValue<'c> {
+        let function = self.module.add_function(name, ty, Some(linkage));
+        for (attribute, value) in [
+            ("nounwind", 0),
+            ("null_pointer_is_valid", 0),
+            ("noimplicitfloat", 0),
+            // Stack below the stack pointer would not be counted.
+            ("noredzone", 0),
+            // A table of how deep the stack is at each instruction.
+            ("uwtable", 2),
+        ] {
+            let kind = Attribute::get_named_enum_kind_id(attribute);
+            let attribute = self.context.create_enum_attribute(kind, value);
+            function.add_attribute(AttributeLoc::Function, attribute);
+        }
+        // There is no memcpy to call.
+        let attribute = self.context.create_string_attribute("no-builtins", "");
+        function.add_attribute(AttributeLoc::Function, attribute);
+        function
+    }
+
+    fn type_of(&self, size: beeline_isa::Size) -> IntType<'c> {
+        use beeline_isa::Size;
+        match size {
+            Size::B1 => self.types.byte,
+            Size::B2 => self.types.short,
+            Size::B4 => self.types.word,
+            Size::B8 => self.types.long,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Helpers that are a few instructions long: what stands in place of their calls, for every compiler.
+
+use std::collections::HashMap;
+
+use beeline_isa::abi::{hash_lookup, sized_read};
+use beeline_verifier::Flow;
+
+use crate::engine::{MapShape, Program};
+use crate::known::{self, Arguments};
+
+const MAP_LOOKUP_ELEM: u32 = 1;
+const PROBE_READ: u32 = 4;
+const GET_SMP_PROCESSOR_ID: u32 = 8;
+const GET_CURRENT_PID_TGID: u32 = 14;
+const PROBE_READ_USER: u32 = 112;
+const PROBE_READ_KERNEL: u32 = 113;
+const GET_FUNC_IP: u32 = 173;
+const GET_ATTACH_COOKIE: u32 = 174;
+const MAP_LOOKUP_PERCPU_ELEM: u32 = 195;
+
+/// What r0 gets in place of a call. As behind every call, r1 to r5 are lost then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Inline {
+    /// 0.
+    Null,
+    /// The address of a value whose index is known: `values[map] + offset`, and so many `cpu_stride`s more as the CPU's
+    /// number says.
+    Value {
+        /// The map's index.
+        map: u32,
+        /// Bytes; below 2 GiB.
+        offset: u32,
+        /// Bytes, below 2 GiB; 0 if the CPUs share the value.
+        cpu_stride: u32,
+    },
+    /// The same for the index in the four bytes at r2; 0 if it is not below `entries`.
+    Element {
+        /// The map's index.
+        map: u32,
+        /// Elements.
+        entries: u32,
+        /// Bytes from one value to the next; below 2 GiB.
+        stride: u32,
+        /// As above.
+        cpu_stride: u32,
+    },
+    /// The same for the CPU whose number is in the low half of r3; 0 if that is not below `cpus`.
+    ElementOfCpu {
+        /// The map's index.
+        map: u32,
+        /// Elements.
+        entries: u32,
+        /// As above.
+        stride: u32,
+        /// As above.
+        cpu_stride: u32,
+        /// CPUs.
+        cpus: u32,
+    },
+    /// What another place of the helper table gives, called in the same way.
+    Helper(u32),
+    /// [`beeline_isa::abi::CONTEXT_CPU`].
+    Cpu,
+    /// [`beeline_isa::abi::CONTEXT_COOKIE`].
+    Cookie,
+    /// [`beeline_isa::abi::SITE_ADDRESS`] of [`beeline_isa::abi::CONTEXT_SITE`], 0 if that is null.
+    FuncIp,
+    /// What is at [`beeline_isa::abi::TARGET_CONTROL`] above the thread's id, by [`beeline_isa::abi::TARGET_TID_OFFSET`] of
+    /// [`beeline_isa::abi::CONTEXT_TARGET`]. The helper has to be called if that is not known.
+    PidTgid,
+}
+
+/// The calls of a program's helpers that need not be made, by slot.
+pub fn inlines(program: &Program<'_>, flow: &Flow) -> HashMap<usize, Inline> {
+    let mut found = HashMap::new();
+    known::at_calls(flow, |index, helper, arguments| {
+        if let Some(inline) = inline(program, helper, arguments) {
+            found.insert(index, inline);
+        }
+    });
+    found
+}
+
+fn inline(program: &Program<'_>, helper: u32, arguments: &Arguments) -> Option<Inline> {
+    match helper {
+        MAP_LOOKUP_ELEM => look_up(program, arguments),
+        _ if !program.in_agent => None,
+        MAP_LOOKUP_PERCPU_ELEM => look_up_of_cpu(program, arguments),
+        PROBE_READ | PROBE_READ_USER | PROBE_READ_KERNEL => {
+            let bytes = arguments.number(2)? & 0xffff_ffff;
+            sized_read(bytes).map(Inline::Helper)
+        }
+        GET_SMP_PROCESSOR_ID => Some(Inline::Cpu),
+        GET_CURRENT_PID_TGID => Some(Inline::PidTgid),
+        GET_FUNC_IP => Some(Inline::FuncIp),
+        GET_ATTACH_COOKIE => Some(Inline::Cookie),
+        _ => None,
+    }
+}
+
+fn look_up_of_cpu(program: &Program<'_>, arguments: &Arguments) -> Option<Inline> {
+    let map = arguments.map(1)?;
+    match *program.maps.get(usize::try_from(map).ok()?)? {
+        MapShape::PerCpuArray {
+            entries,
+            stride,
+            cpu_stride,
+            cpus,
+        } => Some(Inline::ElementOfCpu {
+            map,
+            entries,
+            stride,
+            cpu_stride,
+            cpus,
+        }),
+        _ => None,
+    }
+}
+
+fn look_up(program: &Program<'_>, arguments: &Arguments) -> Option<Inline> {
+    let map = arguments.map(1)?;
+    let (entries, stride, cpu_stride) = match *program.maps.get(usize::try_from(map).ok()?)? {
+        MapShape::Array { entries, stride } => (entries, stride, 0),
+        MapShape::PerCpuArray {
+            entries,
+            stride,
+            cpu_stride,
+            ..
+        } if program.in_agent => (entries, stride, cpu_stride),
+        MapShape::Hash {
+            key_size,
+            per_cpu,
+            lru,
+        } if program.in_agent => {
+            return hash_lookup(key_size, per_cpu, lru).map(Inline::Helper);
+        }
+        _ => return None,
+    };
+    let offset = |key: u32| key.checked_mul(stride).filter(|offset| offset >> 31 == 0);
+    Some(match arguments.word_at(2) {
+        Some(key) if key >= entries => Inline::Null,
+        Some(key) if let Some(offset) = offset(key) => Inline::Value {
+            map,
+            offset,
+            cpu_stride,
+        },
+        _ => Inline::Element {
+            map,
+            entries,
+            stride,
+            cpu_stride,
+        },
+    })
+}

@@ -1,0 +1,135 @@
+//! A guest, and the files of its kernel.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
+
+use beeline_object::{FileKernel, Kernel, Object};
+use beeline_vm_protocol::address::Address;
+use beeline_vm_protocol::channel::Channel;
+use beeline_vm_protocol::client::Client;
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{Look, Welcome};
+use beeline_vm_protocol::tls::Tls;
+
+use crate::error::Error;
+use crate::handle::Line;
+use crate::inbox::{Heard, Inbox};
+use crate::load::{Loaded, Selection};
+
+/// More than any file of the kernel's.
+const LONGEST_FILE: usize = 256 << 20;
+
+/// A guest that was greeted.
+#[derive(Debug)]
+pub struct Guest {
+    pub(crate) line: Arc<Line>,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) heard: Receiver<Heard>,
+    interrupter: Interrupter,
+}
+
+/// Ends waits of [`Loaded::next_event`], from any thread.
+#[derive(Debug, Clone)]
+pub struct Interrupter(Sender<Heard>);
+
+impl Interrupter {
+    /// The wait that goes on, or the next one, ends with no event.
+    pub fn interrupt(&self) {
+        // Nobody waits where it fails.
+        let _ = self.0.send(Heard::Interrupt);
+    }
+}
+
+impl Guest {
+    /// Connects to the proxy at an address and greets it; `who` is told to the guest's audit log. `tls`: for `tcp:` addresses.
+    pub fn connect(address: &Address, tls: Option<&Tls>, who: &str) -> Result<Self, Error> {
+        let channel_to_guest = Channel::connect(address, tls)?;
+        let end = Arc::new(OnceLock::new());
+        let (sender, heard) = channel();
+        let (lost, lost_end) = (sender.clone(), Arc::clone(&end));
+        let client = Client::greet(
+            channel_to_guest,
+            who,
+            Box::new(move |why| {
+                // The first reason is the one.
+                let _ = lost_end.set(why.to_owned());
+                let _ = lost.send(Heard::Lost);
+            }),
+        )?;
+        let inbox = Arc::new(Inbox::default());
+        let (hearing, to) = (Arc::clone(&inbox), sender.clone());
+        client.heard_by(Box::new(move |said| hearing.take(said, &to)));
+        Ok(Self {
+            line: Arc::new(Line { client, end }),
+            inbox,
+            interrupter: Interrupter(sender),
+            heard,
+        })
+    }
+
+    /// What the proxy said of its kernel.
+    pub fn welcome(&self) -> &Welcome {
+        self.line.client.welcome()
+    }
+
+    /// The guest's kernel, for [`Object::parse`]: its types and its configuration are fetched when they are first asked for.
+    pub fn kernel(&self) -> impl Kernel + use<> {
+        let line = Arc::clone(&self.line);
+        FileKernel::new(move |path: &str| read(&line, path).ok())
+    }
+
+    /// Reads an object file for the guest's kernel.
+    pub fn parse(&self, data: &[u8]) -> Result<Object, Error> {
+        Ok(Object::parse(data, &self.kernel())?)
+    }
+
+    /// Has an object's maps and its selected programs made in the guest. For another object there is another connection.
+    pub fn load(self, object: &Object, selection: &Selection) -> Result<Loaded, Error> {
+        Loaded::new(self, object, selection)
+    }
+
+    /// What ends waits for events.
+    pub fn interrupter(&self) -> Interrupter {
+        self.interrupter.clone()
+    }
+
+    /// A file of the guest's kernel, of those that its proxy shows (see `docs/guests.md`).
+    pub fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
+        read(&self.line, path)
+    }
+}
+
+pub(crate) fn read(line: &Line, path: &str) -> Result<Vec<u8>, Error> {
+    let mut content = Vec::new();
+    loop {
+        let request = Asked::Look(Look {
+            path: path.into(),
+            content: true,
+            from: content.len() as u64,
+            held: Vec::new(),
+        });
+        let file = match line.ask(request)? {
+            Ok(Said::File(file)) => file,
+            Ok(_) => return Err(Error::Nonsense("an answer to another question")),
+            Err(refusal) => {
+                let path = path.into();
+                return Err(Error::File { path, refusal });
+            }
+        };
+        let is_end = !file.more || file.content.is_empty();
+        content.extend(file.content);
+        if is_end {
+            return Ok(content);
+        }
+        if content.len() > LONGEST_FILE {
+            return Err(Error::Nonsense("a file without an end"));
+        }
+    }
+}
+
+/// A file of one line of text.
+pub(crate) fn read_line(line: &Line, path: &str) -> Result<String, Error> {
+    let content = read(line, path)?;
+    Ok(String::from_utf8_lossy(&content).trim().to_owned())
+}

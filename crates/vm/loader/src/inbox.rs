@@ -1,0 +1,91 @@
+//! What the guest sends on its own: taken in at once, and no more of it than was asked for.
+
+use std::collections::HashMap;
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+
+/// What came.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// Records of a ring, by its handle.
+    Records(u32, Vec<u8>),
+    /// The guest has sent more than it was allowed; nothing more is taken from it.
+    Excess,
+    /// The connection has ended.
+    Lost,
+    /// Somebody here wants the wait to end.
+    Interrupt,
+}
+
+/// What the guest may still send, by the ring's handle, in bytes. Who sends more would fill our memory.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    allowed: Mutex<HashMap<u32, u64>>,
+}
+
+impl Inbox {
+    /// So many bytes more.
+    pub(crate) fn allow(&self, handle: u32, bytes: u64) {
+        let mut allowed = self.allowed();
+        let room = allowed.entry(handle).or_default();
+        *room = room.saturating_add(bytes);
+    }
+
+    /// Takes in what comes; on the thread that receives, so nothing waits here.
+    pub(crate) fn take(&self, said: Said, to: &Sender<Heard>) {
+        let Said::Records(records) = said else {
+            return;
+        };
+        let mut allowed = self.allowed();
+        let Some(room) = allowed.get_mut(&records.handle) else {
+            return;
+        };
+        let heard = match room.checked_sub(records.data.len() as u64) {
+            Some(left) => {
+                *room = left;
+                Heard::Records(records.handle, records.data)
+            }
+            None => {
+                allowed.clear();
+                Heard::Excess
+            }
+        };
+        // Nobody waits where it fails.
+        let _ = to.send(heard);
+    }
+
+    fn allowed(&self) -> MutexGuard<'_, HashMap<u32, u64>> {
+        self.allowed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_vm_protocol::messages::Records;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn who_sends_more_than_allowed_is_heard_no_more() {
+        let (to, from) = channel();
+        let inbox = Inbox::default();
+        let say = |handle, len| {
+            let data = vec![7; len];
+            inbox.take(Said::Records(Records { handle, data }), &to);
+        };
+        say(1, 8); // nobody has asked
+        inbox.allow(1, 16);
+        say(1, 8);
+        say(1, 8);
+        inbox.allow(1, 8);
+        say(1, 8);
+        say(1, 8); // too much
+        say(1, 8);
+        let heard: Vec<_> = from.try_iter().collect();
+        let records = |heard: &Heard| matches!(heard, Heard::Records(1, data) if data.len() == 8);
+        assert_eq!(heard.len(), 4, "{heard:?}");
+        assert!(heard[..3].iter().all(records) && heard[3] == Heard::Excess);
+    }
+}

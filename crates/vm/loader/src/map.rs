@@ -1,0 +1,268 @@
+//! Maps in the guest.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use beeline_object::{Contents, MapDefinition};
+use beeline_uapi::{Command, MapType};
+use beeline_vm_protocol::layout::MapFacts;
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{BpfDone, Part, Walk, Welcome};
+
+use crate::error::Error;
+use crate::handle::{Answer, Attr, Handle, Line, given, room};
+
+/// `BPF_F_RDONLY_PROG`.
+const RDONLY_PROG: u32 = 1 << 7;
+/// Bytes of an address in a stack trace, and frames where the file leaves that open (`kernel.perf_event_max_stack`).
+const FRAME: u32 = 8;
+const FRAMES: u32 = 127;
+/// Elements of one answer.
+const STEP: u32 = 4096;
+
+/// Keys and values of a map.
+pub type Elements = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// A map in the guest.
+#[derive(Debug)]
+pub struct Map {
+    pub(crate) handle: Handle,
+    pub(crate) definition: MapDefinition,
+    facts: MapFacts,
+    cpus: u32,
+}
+
+impl Map {
+    /// Makes it, with what it begins with but for maps and programs.
+    pub(crate) fn new(
+        line: &Arc<Line>,
+        definition: &MapDefinition,
+        types: Option<&Handle>,
+    ) -> Result<Self, Error> {
+        let map = Self::empty(line, definition, types)?;
+        if let Contents::Value(value) = &definition.contents {
+            map.put(&0u32.to_ne_bytes(), value)?;
+            if definition.flags & RDONLY_PROG != 0 {
+                let attr = Attr::new(4).with(0, map.handle.number).bytes();
+                map.told(line.bpf(Command::MAP_FREEZE, attr, Vec::new()))?;
+            }
+        }
+        Ok(map)
+    }
+
+    fn empty(
+        line: &Arc<Line>,
+        definition: &MapDefinition,
+        types: Option<&Handle>,
+    ) -> Result<Self, Error> {
+        let inner = definition.inner.as_deref();
+        let inner = inner.map(|inner| Self::empty(line, inner, types));
+        let inner = inner.transpose()?;
+        let welcome = line.client.welcome();
+        let facts = facts(definition, welcome);
+        let attr = || {
+            Attr::new(80)
+                .with(0, facts.map_type.0)
+                .with(4, facts.key_size)
+                .with(8, facts.value_size)
+                .with(12, facts.max_entries)
+                .with(16, facts.flags)
+                .with(20, inner.as_ref().map_or(0, |map| map.handle.number))
+                .with_name(28, &definition.name)
+                .with_long(64, definition.map_extra)
+        };
+        let make = |attr: Attr| line.make(Command::MAP_CREATE, attr.bytes(), Vec::new());
+        let mut made = None;
+        if let Some(types) = types.filter(|_| definition.value_type != 0) {
+            let attr = attr()
+                .with(48, types.number)
+                .with(52, definition.key_type)
+                .with(56, definition.value_type);
+            // Not every type of map takes types, and then it does without, as with libbpf.
+            made = make(attr)?.ok();
+        }
+        let made = match made {
+            Some(made) => Ok(made),
+            None => make(attr())?,
+        };
+        let handle = made.map_err(|refusal| Error::Map {
+            name: definition.name.clone(),
+            refusal,
+        })?;
+        Ok(Self {
+            handle,
+            definition: definition.clone(),
+            facts,
+            cpus: welcome.possible_cpus,
+        })
+    }
+
+    /// Its variable's name, or that of the section whose variables it holds.
+    pub fn name(&self) -> &str {
+        &self.definition.name
+    }
+
+    /// As the object describes it, with the types of keys and values.
+    pub fn definition(&self) -> &MapDefinition {
+        &self.definition
+    }
+
+    /// Bytes of a key.
+    pub fn key_len(&self) -> usize {
+        self.facts.key_size as usize
+    }
+
+    /// Bytes of a value as [`Self::get`] gives it: of per-CPU maps, those of all possible CPUs one behind the other, each in whole
+    /// 8 bytes.
+    pub fn value_len(&self) -> usize {
+        self.facts.value_len(self.cpus)
+    }
+
+    /// Bytes from one CPU's value to the next one's, if there is one for each.
+    pub fn stride(&self) -> Option<usize> {
+        let per_cpu = matches!(
+            self.facts.map_type,
+            MapType::PERCPU_HASH | MapType::PERCPU_ARRAY | MapType::LRU_PERCPU_HASH
+        );
+        per_cpu.then(|| (self.facts.value_size as usize).next_multiple_of(8))
+    }
+
+    /// Is it a ring that programs write records to?
+    pub fn is_ring(&self) -> bool {
+        self.facts.is_ring() || self.facts.map_type == MapType::PERF_EVENT_ARRAY
+    }
+
+    /// Is it one ring, and not one for each CPU?
+    pub(crate) fn ring_is_one(&self) -> bool {
+        self.facts.is_ring()
+    }
+
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        self.facts.max_entries.into()
+    }
+
+    /// Has it elements that can be watched? Not rings, maps of objects, queues; nor what nobody can change.
+    pub fn can_change(&self) -> bool {
+        let has_elements = matches!(
+            self.facts.map_type,
+            MapType::HASH
+                | MapType::ARRAY
+                | MapType::PERCPU_HASH
+                | MapType::PERCPU_ARRAY
+                | MapType::LRU_HASH
+                | MapType::LRU_PERCPU_HASH
+                | MapType::LPM_TRIE
+        );
+        has_elements && self.facts.flags & RDONLY_PROG == 0
+    }
+
+    /// The value of a key; `None` if there is no such element.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        self.check("key", key.len(), self.key_len())?;
+        let parts = vec![given(8, key), room(16, self.value_len())];
+        let done = self.bpf(Command::MAP_LOOKUP_ELEM, parts)?;
+        let mut parts = match done {
+            Err(refusal) if refusal.errno == libc::ENOENT => return Ok(None),
+            done => self.told(Ok(done))?.parts.into_iter(),
+        };
+        match parts.find(|part| part.at == 16) {
+            Some(part) if part.data.len() == self.value_len() => Ok(Some(part.data)),
+            _ => Err(Error::Nonsense("a value of another length")),
+        }
+    }
+
+    /// Stores a value under a key.
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
+        self.check("key", key.len(), self.key_len())?;
+        self.check("value", value.len(), self.value_len())?;
+        let parts = vec![given(8, key), given(16, value)];
+        let done = self.bpf(Command::MAP_UPDATE_ELEM, parts);
+        self.told(done).map(drop)
+    }
+
+    /// Takes an element out. Was it there?
+    pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
+        self.check("key", key.len(), self.key_len())?;
+        match self.bpf(Command::MAP_DELETE_ELEM, vec![given(8, key)])? {
+            Err(refusal) if refusal.errno == libc::ENOENT => Ok(false),
+            done => self.told(Ok(done)).map(|_| true),
+        }
+    }
+
+    /// All elements. One that comes or goes meanwhile may be missing.
+    pub fn elements(&self) -> Result<Elements, Error> {
+        let mut elements = Elements::new();
+        let (mut last, mut seen) = (Vec::new(), 0);
+        loop {
+            let request = Asked::Walk(Walk {
+                handle: self.handle.number,
+                after: last,
+                count: STEP,
+            });
+            let walked = match self.told(self.handle.line.ask(request))? {
+                Said::Walked(walked) => walked,
+                _ => return Err(Error::Nonsense("an answer to another question")),
+            };
+            let (key, value) = (self.key_len().max(1), self.value_len().max(1));
+            let count = walked.keys.len() / key;
+            if walked.keys.len() != count * key || walked.values.len() != count * value {
+                return Err(Error::Nonsense("keys and values of other lengths"));
+            }
+            if count > STEP as usize {
+                return Err(Error::Nonsense("more elements than it was asked for"));
+            }
+            let pairs = walked.keys.chunks(key).zip(walked.values.chunks(value));
+            elements.extend(pairs.map(|(key, value)| (key.to_vec(), value.to_vec())));
+            seen += count;
+            // The walk through a hash that changes may begin again, and would never end.
+            if walked.end || count == 0 || seen > 2 * self.facts.max_entries as usize {
+                return Ok(elements);
+            }
+            last = walked.keys[(count - 1) * key..].to_vec();
+        }
+    }
+
+    fn bpf(&self, command: Command, parts: Vec<Part>) -> Answer<BpfDone> {
+        let attr = Attr::new(32).with(0, self.handle.number).bytes();
+        self.handle.line.bpf(command, attr, parts)
+    }
+
+    fn told<T>(&self, answer: Answer<T>) -> Result<T, Error> {
+        answer?.map_err(|refusal| Error::Map {
+            name: self.name().to_owned(),
+            refusal,
+        })
+    }
+
+    fn check(&self, what: &'static str, is: usize, should: usize) -> Result<(), Error> {
+        match is == should {
+            true => Ok(()),
+            false => Err(Error::Length {
+                map: self.name().to_owned(),
+                what,
+                is,
+                should,
+            }),
+        }
+    }
+}
+
+/// What libbpf asks the kernel for where the file leaves it open.
+fn facts(definition: &MapDefinition, welcome: &Welcome) -> MapFacts {
+    let number = |given: u32, otherwise: u32| if given == 0 { otherwise } else { given };
+    let map_type = definition.map_type;
+    let (key, value) = match map_type {
+        MapType::PROG_ARRAY | MapType::PERF_EVENT_ARRAY | MapType::ARRAY_OF_MAPS => (4, 4),
+        MapType::HASH_OF_MAPS => (0, 4),
+        MapType::STACK_TRACE => (4, FRAME * FRAMES),
+        _ => (0, 0),
+    };
+    MapFacts {
+        map_type,
+        key_size: number(definition.key_size, key),
+        value_size: number(definition.value_size, value),
+        max_entries: definition.entries(welcome.possible_cpus, welcome.page_size.max(4096)),
+        flags: definition.flags,
+    }
+}

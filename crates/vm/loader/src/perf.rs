@@ -1,0 +1,191 @@
+//! Perf events in the guest: probes, tracepoints, samples, and rings that programs write.
+
+use std::sync::Arc;
+
+use beeline_vm_protocol::layout::{put_long, put_number};
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
+
+use crate::error::Error;
+use crate::guest::read_line;
+use crate::handle::{Answer, Handle, Line};
+
+/// Bytes of `struct perf_event_attr` that all kernels know that can be guests (`PERF_ATTR_SIZE_VER5`), and offsets in it.
+const ATTR: usize = 112;
+const TYPE: usize = 0;
+const SIZE: usize = 4;
+const CONFIG: usize = 8;
+const PERIOD: usize = 16;
+const SAMPLE_TYPE: usize = 24;
+const FLAGS: usize = 40;
+const WAKEUP: usize = 48;
+const CONFIG2: usize = 64;
+/// `PERF_TYPE_*`.
+const SOFTWARE: u32 = 1;
+const TRACEPOINT: u32 = 2;
+/// `PERF_COUNT_SW_*`.
+const CPU_CLOCK: u64 = 0;
+const BPF_OUTPUT: u64 = 10;
+/// `PERF_SAMPLE_RAW`, and the flag that makes of the period a frequency.
+const SAMPLE_RAW: u64 = 1 << 10;
+const FREQUENCY: u64 = 1 << 10;
+/// `PERF_EVENT_IOC_*`.
+const ENABLE: u32 = 0x2400;
+const SET_BPF: u32 = 0x4004_2408;
+/// All processes.
+const ANY: i32 = -1;
+
+/// What an event is of.
+pub(crate) struct Event {
+    attr: Vec<u8>,
+    name: String,
+    build_id: Vec<u8>,
+    cpu: u32,
+}
+
+impl Event {
+    fn new(kind: u32, config: u64) -> Self {
+        let mut attr = vec![0; ATTR];
+        put_number(&mut attr, TYPE, kind);
+        put_number(&mut attr, SIZE, ATTR as u32);
+        put_long(&mut attr, CONFIG, config);
+        Self {
+            attr,
+            name: String::new(),
+            build_id: Vec::new(),
+            cpu: 0,
+        }
+    }
+
+    /// A tracepoint by its number.
+    pub(crate) fn tracepoint(id: u64) -> Self {
+        Self::new(TRACEPOINT, id)
+    }
+
+    /// A probe of a source (`kprobe`, `uprobe`), at a place of a function or file.
+    pub(crate) fn probe(source: &Source, at: &str, offset: u64, build_id: Vec<u8>) -> Self {
+        let mut event = Self::new(source.kind, source.config);
+        put_long(&mut event.attr, CONFIG2, offset);
+        event.name = at.to_owned();
+        event.build_id = build_id;
+        event
+    }
+
+    /// A sample so many times a second of a CPU's time.
+    pub(crate) fn clock(cpu: u32, frequency: u64) -> Self {
+        let mut event = Self::new(SOFTWARE, CPU_CLOCK);
+        put_long(&mut event.attr, PERIOD, frequency);
+        put_long(&mut event.attr, FLAGS, FREQUENCY);
+        event.cpu = cpu;
+        event
+    }
+
+    pub(crate) fn open(self, line: &Arc<Line>) -> Answer<Handle> {
+        let request = Asked::PerfEventOpen(PerfEventOpen {
+            attr: self.attr,
+            name: self.name,
+            pid: ANY,
+            cpu: self.cpu.cast_signed(),
+            build_id: self.build_id,
+            ..PerfEventOpen::default()
+        });
+        Ok(match line.ask(request)? {
+            Ok(Said::Opened(opened)) => Ok(line.handle(opened.handle)?),
+            Ok(_) => return Err(Error::Nonsense("an answer to another question")),
+            Err(refusal) => Err(refusal),
+        })
+    }
+}
+
+/// A source of probes, as the guest's kernel numbers it.
+pub(crate) struct Source {
+    kind: u32,
+    config: u64,
+}
+
+impl Source {
+    /// `kprobe` or `uprobe`, of returns or not.
+    pub(crate) fn of(line: &Line, name: &str, returns: bool) -> Result<Self, Error> {
+        let path = |file| format!("/sys/bus/event_source/devices/{name}/{file}");
+        let kind = read_line(line, &path("type"))?;
+        let kind = kind.parse();
+        let kind =
+            kind.map_err(|_| Error::Nonsense("a source of events whose type is no number"))?;
+        let mut config = 0;
+        if returns {
+            let bit = read_line(line, &path("format/retprobe"))?;
+            let bit = bit.strip_prefix("config:").and_then(|bit| bit.parse().ok());
+            let bit = bit.filter(|bit: &u32| *bit < 64);
+            config = 1 << bit.ok_or(Error::Nonsense("a flag of probes that is no bit"))?;
+        }
+        Ok(Self { kind, config })
+    }
+}
+
+/// An event whose ring programs write to, on a CPU.
+pub(crate) fn output(line: &Arc<Line>, cpu: u32) -> Answer<Handle> {
+    let mut event = Event::new(SOFTWARE, BPF_OUTPUT);
+    put_long(&mut event.attr, PERIOD, 1);
+    put_long(&mut event.attr, SAMPLE_TYPE, SAMPLE_RAW);
+    put_number(&mut event.attr, WAKEUP, 1);
+    event.cpu = cpu;
+    event.open(line)
+}
+
+/// Has a program run at an event, from now on.
+pub(crate) fn run_at(event: &Handle, program: &Handle) -> Answer<()> {
+    match control(event, SET_BPF, program.number)? {
+        Ok(()) => enable(event),
+        refused => Ok(refused),
+    }
+}
+
+pub(crate) fn enable(event: &Handle) -> Answer<()> {
+    control(event, ENABLE, 0)
+}
+
+fn control(event: &Handle, command: u32, argument: u32) -> Answer<()> {
+    let request = Asked::PerfEventControl(PerfEventControl {
+        handle: event.number,
+        command,
+        argument: argument.into(),
+        text: String::new(),
+    });
+    Ok(event.line.ask(request)?.map(drop))
+}
+
+/// The guest's CPUs that are online.
+pub(crate) fn online_cpus(line: &Line) -> Result<Vec<u32>, Error> {
+    let list = read_line(line, "/sys/devices/system/cpu/online")?;
+    cpus(&list).ok_or(Error::Nonsense("a list of CPUs that is none"))
+}
+
+/// `0-2,5`. More than any machine has are none.
+fn cpus(list: &str) -> Option<Vec<u32>> {
+    const MOST: u32 = 8192;
+    let mut cpus = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse().ok()?, last.parse::<u32>().ok()?);
+        if last >= MOST || first > last {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    (cpus.len() <= MOST as usize).then_some(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        assert_eq!(cpus("0"), Some(vec![0]));
+        assert_eq!(cpus("0-2,5,7-8"), Some(vec![0, 1, 2, 5, 7, 8]));
+        for bad in ["", "x", "2-1", "0-99999999", "-1", "0,,1"] {
+            assert_eq!(cpus(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! `bpf(2)` for a host: what the policy says, the call, and the new object.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use beeline_uapi::{Command, MapType, ProgramType};
+use beeline_vm_protocol::info::Kind;
+use beeline_vm_protocol::layout::{MapFacts, layout, number_at, put_number};
+use beeline_vm_protocol::messages::{Bpf, BpfDone};
+use rustix::io::Errno;
+use serde_json::json;
+
+use crate::call::{Call, Returned};
+use crate::handles::{Object, info, returned_fd};
+use crate::own;
+use crate::places;
+use crate::policy::Share;
+use crate::refusal::Refusal;
+use crate::session::Session;
+use crate::sys::{self, Attr};
+
+/// Offsets in the attribute of `BPF_PROG_LOAD`.
+const INSNS: u32 = 8;
+const NAME: std::ops::Range<usize> = 48..64;
+/// Of `struct bpf_btf_info`: is it the kernel's own?
+const KERNEL_BTF: usize = 28;
+/// A program for more places than this is not written down with all of them.
+const PLACES: usize = 16;
+
+/// Where `union bpf_attr` has `map_ifindex` and `prog_ifindex`.
+const MAP_IFINDEX: usize = 44;
+const PROG_IFINDEX: usize = 64;
+
+/// Carries out a command.
+pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
+    let command = Command(request.command);
+    if command == Command::OBJ_GET_INFO_BY_FD {
+        return crate::info::get(request, &session.handles, &session.host.sums);
+    }
+    let layout = layout(command, &request.attr).ok_or_else(|| {
+        let why = format!("bpf command {} is not carried out in guests", command.0);
+        Refusal::new(libc::EOPNOTSUPP, why)
+    })?;
+    if let Some(kind) = listed(command)
+        && !session.host.policy.objects.foreign
+    {
+        return next_own(session, &request, kind);
+    }
+    let device = match command {
+        Command::MAP_CREATE => number_at(&request.attr, MAP_IFINDEX),
+        Command::PROG_LOAD => number_at(&request.attr, PROG_IFINDEX),
+        _ => 0,
+    };
+    if device != 0 {
+        let why = "objects for a network device are not made for hosts";
+        return Err(Refusal::new(libc::EOPNOTSUPP, why));
+    }
+    let loads = command == Command::PROG_LOAD;
+    if loads {
+        check_program(session, &mut request)?;
+    }
+    let share = made_map(session, &request)?;
+    let loaded = if loads {
+        request.attr.clone()
+    } else {
+        Vec::new()
+    };
+    let mut call = Call::new(
+        request,
+        layout,
+        &session.handles,
+        session.host.facts.possible_cpus,
+    )?;
+    let place = loads.then(|| places::of_program(&call)).flatten();
+    let attaches = matches!(command, Command::LINK_CREATE | Command::RAW_TRACEPOINT_OPEN);
+    let mut places = Vec::new();
+    if attaches {
+        places = places::of_link(command, &mut call)?;
+        for place in &places {
+            session.host.policy.attach(place)?;
+        }
+    } else if let Some(place) = &place {
+        session.host.policy.attach(place)?;
+    }
+    let program = attaches.then(|| program_of(command, &call)).flatten();
+    let kind = call.kind();
+    let outcome = call.make();
+    let mut done = BpfDone {
+        attr: outcome.attr,
+        parts: outcome.parts,
+        ..BpfDone::default()
+    };
+    let mut id = 0;
+    match outcome.returned {
+        Err(errno) => done.errno = errno.raw_os_error() as u32,
+        Ok(Returned::Value(value)) => done.value = value,
+        Ok(Returned::Made(fd)) => {
+            let mut object = Object::new(fd, kind, place.clone())?;
+            object.share = share;
+            id = object.id;
+            check_foreign(session, command, &object)?;
+            done.handle = session.handles.add(object)?;
+        }
+    }
+    if loads {
+        let name = loaded.get(NAME).unwrap_or_default();
+        let name: Vec<u8> = name.iter().copied().take_while(|byte| *byte != 0).collect();
+        session.audit(
+            "load",
+            json!({
+                "type": places::program_type(ProgramType(number_at(&loaded, 0))),
+                "name": String::from_utf8_lossy(&name),
+                "place": place,
+                "id": id,
+                "errno": done.errno,
+            }),
+        );
+    } else if attaches {
+        session.audit(
+            "attach",
+            json!({
+                "places": places.iter().take(PLACES).collect::<Vec<_>>(),
+                "more": places.len().saturating_sub(PLACES),
+                "program": program,
+                "errno": done.errno,
+            }),
+        );
+    }
+    Ok(done)
+}
+
+fn program_of(command: Command, call: &Call) -> Option<u32> {
+    let at = if command == Command::LINK_CREATE {
+        0
+    } else {
+        8
+    };
+    call.object(number_at(call.attr(), at))
+        .map(|program| program.id)
+}
+
+fn check_program(session: &Session, request: &mut Bpf) -> Result<(), Refusal> {
+    let signature = std::mem::take(&mut request.signature);
+    let insns = request.parts.iter().find(|part| part.at == INSNS);
+    let insns = insns.map_or(&[][..], |part| &part.data);
+    let kind = ProgramType(number_at(&request.attr, 0));
+    session.host.policy.program(kind, insns, &signature)
+}
+
+/// What a new map will take, if the request makes one.
+fn made_map(session: &Session, request: &Bpf) -> Result<Option<Share>, Refusal> {
+    if Command(request.command) != Command::MAP_CREATE {
+        return Ok(None);
+    }
+    let facts = MapFacts::of_attr(&request.attr);
+    let bytes = map_bytes(&facts, session.host.facts.possible_cpus);
+    session
+        .host
+        .policy
+        .map(bytes, &session.host.taken)
+        .map(Some)
+}
+
+/// About what a map takes when it is full.
+pub fn map_bytes(facts: &MapFacts, cpus: u32) -> u64 {
+    /// What the kernel keeps for each element beside key and value, about.
+    const ELEMENT: u64 = 48;
+    const PAGE: u64 = 4096;
+    let entries = u64::from(facts.max_entries);
+    if facts.is_ring() {
+        return entries;
+    }
+    // ARENA counts pages.
+    if facts.map_type == MapType::ARENA {
+        return entries.saturating_mul(PAGE);
+    }
+    let value = facts.value_len(cpus) as u64;
+    let arrays = facts.map_type == MapType::ARRAY || facts.map_type == MapType::PERCPU_ARRAY;
+    let element = if arrays {
+        value.next_multiple_of(8)
+    } else {
+        value + u64::from(facts.key_size) + ELEMENT
+    };
+    entries.saturating_mul(element)
+}
+
+/// The kind of objects whose ids a command lists.
+fn listed(command: Command) -> Option<Kind> {
+    match command {
+        Command::PROG_GET_NEXT_ID => Some(Kind::Program),
+        Command::MAP_GET_NEXT_ID => Some(Kind::Map),
+        Command::BTF_GET_NEXT_ID => Some(Kind::Btf),
+        Command::LINK_GET_NEXT_ID => Some(Kind::Link),
+        _ => None,
+    }
+}
+
+/// The next id of what the host may open.
+fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Refusal> {
+    const START: usize = 0;
+    const NEXT: usize = 4;
+    let mut done = BpfDone::default();
+    let mut attr = Attr::new(&request.attr);
+    let size = request.attr.len().min(12);
+    let own = own::ids(&session.handles, kind);
+    loop {
+        // SAFETY: these commands take numbers only.
+        match unsafe { sys::bpf(Command(request.command), &mut attr, size) } {
+            Err(errno) => {
+                done.errno = errno.raw_os_error() as u32;
+                break;
+            }
+            Ok(_) => {
+                let id = number_at(attr.bytes(), NEXT);
+                if own.contains(&id) || kind == Kind::Btf && is_kernels(id) {
+                    break;
+                }
+                put_number(attr.bytes_mut(), START, id);
+            }
+        }
+    }
+    put_number(attr.bytes_mut(), START, number_at(&request.attr, START));
+    done.attr = attr.bytes()[..size].to_vec();
+    Ok(done)
+}
+
+/// Are these types the kernel's own, or a module's?
+fn is_kernels(id: u32) -> bool {
+    let mut attr = Attr::new(&[]).with(0, id);
+    // SAFETY: the command takes numbers only, and returns a descriptor.
+    let opened = unsafe {
+        sys::bpf(Command::BTF_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value))
+    };
+    let info = opened.and_then(|fd| info(fd.as_fd()));
+    info.is_ok_and(|info| number_at(&info, KERNEL_BTF) != 0)
+}
+
+/// May the host have what it has named by an id? Types of the kernel are in a file as well.
+fn check_foreign(session: &Session, command: Command, object: &Object) -> Result<(), Refusal> {
+    let by_id = matches!(
+        command,
+        Command::PROG_GET_FD_BY_ID
+            | Command::MAP_GET_FD_BY_ID
+            | Command::BTF_GET_FD_BY_ID
+            | Command::LINK_GET_FD_BY_ID
+    );
+    let policy = &session.host.policy;
+    if !by_id || policy.objects.foreign {
+        return Ok(());
+    }
+    if own::ids(&session.handles, object.kind).contains(&object.id) {
+        return Ok(());
+    }
+    let info = info(object.fd.as_fd())?;
+    if object.kind == Kind::Btf && number_at(&info, KERNEL_BTF) != 0 {
+        return Ok(());
+    }
+    let why = format!(
+        "the {:?} with id {} is not this tool's; the guest's owner can allow that with foreign = true in [objects]",
+        object.kind, object.id
+    );
+    Err(Refusal::forbidden("objects.foreign", why))
+}
+
+/// An element of a map. `key` and `value` are as long as the map's.
+pub fn element(
+    command: Command,
+    map: &Object,
+    key: Option<&mut [u8]>,
+    value: &mut [u8],
+) -> Result<(), Errno> {
+    const SIZE: usize = 32;
+    let mut attr = Attr::zeroed();
+    attr.set(0, map.fd.as_raw_fd() as u32);
+    if let Some(key) = key {
+        attr.point(8, key);
+    }
+    attr.point(16, value);
+    // SAFETY: null or buffers that the caller has made as long as the map's keys and values.
+    unsafe { sys::bpf(command, &mut attr, SIZE) }.map(drop)
+}
+
+/// Room for elements of a hash table.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    /// Where the kernel begins; nowhere for the first element.
+    pub from: Option<&'a mut [u8; 8]>,
+    /// Where it has ended.
+    pub to: &'a mut [u8; 8],
+    /// Room for `count` keys.
+    pub keys: &'a mut [u8],
+    /// And as many values.
+    pub values: &'a mut [u8],
+    /// At most so many.
+    pub count: u32,
+}
+
+/// `BPF_MAP_LOOKUP_BATCH`. How many elements there were, also where it fails with `ENOENT`, which is the map's end.
+pub fn batch(map: &Object, batch: Batch<'_>) -> (u32, Result<(), Errno>) {
+    const COUNT: usize = 32;
+    const MAP: usize = 36;
+    const SIZE: usize = 56;
+    let mut attr = Attr::new(&[])
+        .with(COUNT, batch.count)
+        .with(MAP, map.fd.as_raw_fd() as u32);
+    if let Some(from) = batch.from {
+        attr.point(0, from);
+    }
+    attr.point(8, batch.to);
+    attr.point(16, batch.keys);
+    attr.point(24, batch.values);
+    // SAFETY: null or buffers of the caller's: a place in a hash table has 4 bytes, and there is room for as many keys and values.
+    let done = unsafe { sys::bpf(Command::MAP_LOOKUP_BATCH, &mut attr, SIZE) }.map(drop);
+    let given = match done {
+        Ok(()) | Err(Errno::NOENT) => number_at(attr.bytes(), COUNT),
+        Err(_) => 0,
+    };
+    (given.min(batch.count), done)
+}

@@ -1,0 +1,120 @@
+//! Build ids of executables: is a file of the guest's the one that the host's tool has looked at?
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use beeline_vm_protocol::layout::{long_at, number_at};
+
+use crate::refusal::Refusal;
+
+/// Of an ELF file's headers and notes as much is read as any has.
+const HEADERS: usize = 128;
+const NOTES: usize = 64 << 10;
+const HEADER_BYTES: usize = 56;
+const PT_NOTE: u32 = 4;
+const NT_GNU_BUILD_ID: u32 = 3;
+
+/// Compares the id that the host has of its file with the guest's file's. Where the host has none there is nothing to compare.
+/// Error: `ENOEXEC`.
+pub fn compare(path: &str, host: &[u8]) -> Result<(), Refusal> {
+    if host.is_empty() {
+        return Ok(());
+    }
+    let why = match of(Path::new(path)) {
+        Some(guest) if guest == host => return Ok(()),
+        Some(guest) => format!(
+            "{path} is another file in the guest than on the host (build id {}, here {}): its functions are elsewhere; give the \
+             tool a copy of the guest's",
+            digits(host),
+            digits(&guest)
+        ),
+        None => format!(
+            "{path} has a build id on the host ({}) and none in the guest: it is another file",
+            digits(host)
+        ),
+    };
+    Err(Refusal::new(libc::ENOEXEC, why))
+}
+
+fn digits(id: &[u8]) -> String {
+    let most = id.len().min(32);
+    id[..most]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// The build id in a 64-bit ELF file's notes.
+pub fn of(path: &Path) -> Option<Vec<u8>> {
+    let file = File::open(path).ok()?;
+    let head = read(&file, 0, 64)?;
+    if !head.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    let table = long_at(&head, 32);
+    let count = number_at(&head, 56) as u16 as usize;
+    let headers = read(&file, table, count.min(HEADERS) * HEADER_BYTES)?;
+    let mut notes = headers.chunks_exact(HEADER_BYTES);
+    notes.find_map(|header| {
+        if number_at(header, 0) != PT_NOTE {
+            return None;
+        }
+        let len = long_at(header, 32).min(NOTES as u64) as usize;
+        build_id(&read(&file, long_at(header, 8), len)?)
+    })
+}
+
+fn read(file: &File, at: u64, len: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, at).ok()?;
+    Some(bytes)
+}
+
+fn build_id(mut notes: &[u8]) -> Option<Vec<u8>> {
+    while notes.len() >= 12 {
+        let [name, len, kind] = [0, 4, 8].map(|at| number_at(notes, at));
+        let (name, len) = (name as usize, len as usize);
+        let start = name.checked_next_multiple_of(4)?.checked_add(12)?;
+        let content = notes.get(start..)?.get(..len)?;
+        if kind == NT_GNU_BUILD_ID && notes[12..start].starts_with(b"GNU\0") {
+            return Some(content.to_vec());
+        }
+        notes = notes.get(start + len.checked_next_multiple_of(4)?..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_files_id_is_found_and_compared() {
+        let me = std::env::current_exe().unwrap();
+        // Made by the linker, or it has none.
+        let id = of(Path::new("/bin/bash")).unwrap();
+        assert_eq!(id.len(), 20);
+        assert_eq!(compare("/bin/bash", &id), Ok(()));
+        assert_eq!(compare("/bin/bash", &[]), Ok(()));
+        let refused = compare("/bin/bash", &[1; 20]).unwrap_err();
+        assert_eq!(refused.errno, libc::ENOEXEC);
+        assert_ne!(of(&me), Some(id));
+    }
+
+    #[test]
+    fn notes_that_are_cut_off_are_none() {
+        let mut notes = Vec::new();
+        for number in [4_u32, 20, NT_GNU_BUILD_ID] {
+            notes.extend(number.to_le_bytes());
+        }
+        notes.extend(b"GNU\0");
+        notes.extend([9; 20]);
+        assert_eq!(build_id(&notes), Some(vec![9; 20]));
+        for len in 0..notes.len() {
+            assert_eq!(build_id(&notes[..len]), None);
+        }
+        let far = [0xff; 64];
+        assert_eq!(build_id(&far), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! Further connections of a session, by which its tool looks up elements of maps, and does nothing else.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use beeline_vm_protocol::conversation::{Receiver, Sender};
+use beeline_vm_protocol::look_up::{self, Asked};
+use beeline_vm_protocol::messages::guest_message::Body as Answer;
+use beeline_vm_protocol::messages::host_message::Body as Request;
+use beeline_vm_protocol::messages::{Done, GuestMessage, HostMessage, Join};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::elements;
+use crate::handles::Handles;
+use crate::refusal::Refusal;
+
+/// Lines of one session, at the most: a host has one for each of some processes of its tool, and those of some that have just ended.
+const MOST: usize = 16;
+/// Lines of all sessions.
+pub const MOST_OF_ALL: usize = 32;
+/// Bytes of a line's message: hosts look up short keys by lines.
+const LONGEST: usize = 4 << 10;
+/// Bytes of a token; nobody guesses it.
+const TOKEN: usize = 16;
+
+/// What a line's host must know.
+pub type Token = [u8; TOKEN];
+
+/// The sessions that lines may join.
+#[derive(Debug, Default)]
+pub struct Lines(Mutex<HashMap<Token, Joined>>);
+
+/// Of one session.
+#[derive(Debug)]
+struct Joined {
+    handles: Arc<Handles>,
+    /// By numbers that are used once.
+    lines: HashMap<u64, Sender>,
+    last: u64,
+}
+
+/// That a session may be joined, as long as this lives; its lines end with it.
+#[derive(Debug)]
+pub struct Open<'a> {
+    lines: &'a Lines,
+    token: Token,
+}
+
+impl Lines {
+    /// Lets a session be joined. Error: there are no random numbers to be had.
+    pub fn open(&self, handles: &Arc<Handles>) -> std::io::Result<Open<'_>> {
+        let mut token = Token::default();
+        getrandom(&mut token, GetRandomFlags::empty())?;
+        let joined = Joined {
+            handles: Arc::clone(handles),
+            lines: HashMap::new(),
+            last: 0,
+        };
+        self.sessions().insert(token, joined);
+        Ok(Open { lines: self, token })
+    }
+
+    /// Serves a line until it ends, or its session. `id` is its first message's. Gives the reason.
+    pub fn serve(
+        &self,
+        id: u64,
+        join: &Join,
+        receiver: &mut Receiver,
+        sender: &Sender,
+        cpus: u32,
+    ) -> String {
+        let _ends = Ends(sender);
+        receiver.limit(LONGEST);
+        // Before the answer: nobody listens behind it but for what was asked.
+        sender.be_silent();
+        let joined = receiver
+            .bear_silence()
+            .map_err(Refusal::from)
+            .and_then(|()| self.join(&join.token, sender));
+        match joined {
+            Ok(place) => look_up(id, receiver, sender, &place.handles, cpus),
+            Err(refusal) => {
+                let why = refusal.why.clone();
+                // It is over in any case.
+                let _ = sender.send(&message(id, Err(refusal)));
+                why
+            }
+        }
+    }
+
+    fn join<'a>(&'a self, token: &[u8], sender: &Sender) -> Result<Place<'a>, Refusal> {
+        let unknown = || Refusal::new(libc::ENOENT, "there is no such session to join");
+        let token = Token::try_from(token).map_err(|_| unknown())?;
+        let mut sessions = self.sessions();
+        let all: usize = sessions.values().map(|joined| joined.lines.len()).sum();
+        let joined = sessions.get_mut(&token).ok_or_else(unknown)?;
+        if joined.lines.len() >= MOST || all >= MOST_OF_ALL {
+            return Err(Refusal::new(libc::EMFILE, "there are too many lines"));
+        }
+        joined.last += 1;
+        let number = joined.last;
+        joined.lines.insert(number, sender.clone());
+        let handles = Arc::clone(&joined.handles);
+        Ok(Place {
+            lines: self,
+            token,
+            number,
+            handles,
+        })
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<Token, Joined>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Answers a line's first message, whose id is given, and then its look-ups. Gives the reason for which it has ended.
+fn look_up(
+    first: u64,
+    receiver: &mut Receiver,
+    sender: &Sender,
+    handles: &Handles,
+    cpus: u32,
+) -> String {
+    let mut sent = sender.send(&message(first, Ok(Answer::Done(Done {}))));
+    let (mut key, mut answer) = (Vec::new(), look_up::Answer::default());
+    loop {
+        if let Err(error) = sent {
+            return error.to_string();
+        }
+        let in_place = receiver.receive_in_place(|message| {
+            let asked = Asked::read(message)?;
+            key.clear();
+            key.extend_from_slice(asked.key);
+            let found = elements::look_up_into(asked.handle, &mut key, handles, cpus, &mut answer);
+            Some((asked.id, found))
+        });
+        sent = match in_place {
+            Ok(Some((id, Ok(())))) => sender.send_framed(answer.framed(id)),
+            Ok(Some((id, Err(refusal)))) => sender.send(&message(id, Err(refusal))),
+            // In pieces, or written otherwise.
+            Ok(None) => match receiver.receive::<HostMessage>() {
+                Ok(Some(HostMessage {
+                    id,
+                    body: Some(Request::LookUp(request)),
+                })) if id != 0 => {
+                    let found = elements::look_up(request, handles, cpus);
+                    sender.send(&message(id, found.map(Answer::Content)))
+                }
+                Ok(Some(_)) => return "something else than a look-up".into(),
+                Ok(None) => return "the host has ended it".into(),
+                Err(error) => return error.to_string(),
+            },
+            Err(error) => return error.to_string(),
+        };
+    }
+}
+
+/// Of a line among its session's, until it ends.
+struct Place<'a> {
+    lines: &'a Lines,
+    token: Token,
+    number: u64,
+    handles: Arc<Handles>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(joined) = self.lines.sessions().get_mut(&self.token) {
+            joined.lines.remove(&self.number);
+        }
+    }
+}
+
+/// Ends a line if the thread that has it ends, also by a panic: the host would wait for its answer.
+struct Ends<'a>(&'a Sender);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl Open<'_> {
+    /// What a line has to say to join.
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let joined = self.lines.sessions().remove(&self.token);
+        for line in joined
+            .into_iter()
+            .flat_map(|joined| joined.lines.into_values())
+        {
+            line.end();
+        }
+    }
+}
+
+fn message(id: u64, answer: Result<Answer, Refusal>) -> GuestMessage {
+    let body = answer.unwrap_or_else(|refusal| Answer::Refused(refusal.into()));
+    let body = Some(body);
+    GuestMessage { id, body }
+}

@@ -1,0 +1,95 @@
+//! Which of the kernel's objects a tool may have by their numbers: those that it holds, and what these hold. A program that is all that a
+//! tool has kept still leads it to the program's maps and types.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use beeline_uapi::Command;
+use beeline_vm_protocol::info::Kind;
+use beeline_vm_protocol::layout::number_at;
+use rustix::io::Errno;
+
+use crate::handles::{Handles, Object, info, returned_fd};
+use crate::sys::{self, Attr};
+
+/// Offsets in `struct bpf_prog_info`.
+mod program {
+    pub(super) const MAP_COUNT: usize = 52;
+    pub(super) const MAP_IDS: usize = 56;
+    pub(super) const BTF: usize = 128;
+    /// Of what is asked here.
+    pub(super) const LEN: usize = 132;
+}
+/// In `struct bpf_map_info`.
+const MAP_BTF: usize = 64;
+/// In `struct bpf_link_info`.
+const LINK_PROGRAM: usize = 8;
+
+/// The numbers of a tool's own objects of a kind.
+pub fn ids(handles: &Handles, kind: Kind) -> HashSet<u32> {
+    let mut ids = HashSet::new();
+    for object in handles.all() {
+        if object.kind == kind {
+            ids.insert(object.id);
+        }
+        // What is gone by now leads nowhere.
+        let _ = add_held(&object, kind, &mut ids);
+    }
+    ids.remove(&0);
+    ids
+}
+
+fn add_held(object: &Object, kind: Kind, ids: &mut HashSet<u32>) -> Result<(), Errno> {
+    let fd = object.fd.as_fd();
+    match (object.kind, kind) {
+        (Kind::Program, _) => add_programs(fd, kind, ids)?,
+        (Kind::Map, Kind::Btf) => {
+            ids.insert(number_at(&info(fd)?, MAP_BTF));
+        }
+        (Kind::Link, Kind::Program) => {
+            ids.insert(number_at(&info(fd)?, LINK_PROGRAM));
+        }
+        (Kind::Link, Kind::Map | Kind::Btf) => {
+            let program = open_program(number_at(&info(fd)?, LINK_PROGRAM))?;
+            add_programs(program.as_fd(), kind, ids)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn add_programs(program: BorrowedFd<'_>, kind: Kind, ids: &mut HashSet<u32>) -> Result<(), Errno> {
+    match kind {
+        Kind::Map => ids.extend(maps_of(program)?),
+        Kind::Btf => {
+            ids.insert(number_at(&info(program)?, program::BTF));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn open_program(id: u32) -> Result<OwnedFd, Errno> {
+    let mut attr = Attr::new(&[]).with(0, id);
+    // SAFETY: the command takes numbers only, and returns a descriptor.
+    unsafe { sys::bpf(Command::PROG_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value)) }
+}
+
+/// The maps that a program uses. Between the two questions it may bind more, which are left out.
+fn maps_of(fd: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
+    const NUMBER: usize = 4;
+    let count = number_at(&info(fd)?, program::MAP_COUNT);
+    let mut numbers = vec![0; count as usize * NUMBER];
+    let mut asked = Attr::new(&[]).with(program::MAP_COUNT, count);
+    if count > 0 {
+        asked.point(program::MAP_IDS, &mut numbers);
+    }
+    let mut attr = Attr::new(&[]).with_fd(0, fd).with(4, program::LEN as u32);
+    attr.point(8, asked.bytes_mut());
+    // SAFETY: it leads to a structure that is longer than it says, and in which the one pointer that is not null leads to as many numbers
+    // as are asked for.
+    unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
+    let there = number_at(asked.bytes(), program::MAP_COUNT).min(count) as usize;
+    let numbers = numbers.chunks_exact(NUMBER).take(there);
+    Ok(numbers.map(|number| number_at(number, 0)).collect())
+}

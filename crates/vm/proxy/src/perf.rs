@@ -1,0 +1,211 @@
+//! `perf_event_open(2)` and the commands of events.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::OnceLock;
+
+use beeline_vm_protocol::info::Kind;
+use beeline_vm_protocol::layout::{long_at, number_at, put_long};
+use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
+
+use crate::build_id;
+use crate::handles::{Handles, Object};
+use crate::places;
+use crate::refusal::Refusal;
+use crate::roots::Root;
+use crate::sys;
+
+/// Offsets in `struct perf_event_attr`.
+const TYPE: usize = 0;
+const SIZE: usize = 4;
+const CONFIG: usize = 8;
+const CONFIG1: usize = 56;
+const CONFIG2: usize = 64;
+/// `PERF_ATTR_SIZE_VER0`, and more than any version has.
+const LENGTHS: std::ops::RangeInclusive<usize> = 64..=256;
+
+/// `PERF_TYPE_*`.
+const TRACEPOINT: u32 = 2;
+const BREAKPOINT: u32 = 5;
+/// `PERF_FLAG_FD_NO_GROUP`, `PERF_FLAG_FD_OUTPUT` and `PERF_FLAG_FD_CLOEXEC`; `PERF_FLAG_PID_CGROUP` takes a descriptor.
+const FLAGS: u64 = 1 | 2 | 8;
+
+/// What an event of a type is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Kprobe,
+    Uprobe,
+    Tracepoint,
+    Breakpoint,
+    Counter,
+}
+
+/// The number that the kernel has given to a source of probes.
+fn probe_type(name: &str) -> Option<u32> {
+    let path = format!("bus/event_source/devices/{name}");
+    let file = Root::Sys.open_behind(&path, "type", rustix::fs::OFlags::RDONLY);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut std::fs::File::from(file.ok()?), &mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+fn source(number: u32) -> Result<Source, Refusal> {
+    static PROBES: OnceLock<[Option<u32>; 2]> = OnceLock::new();
+    let [kprobe, uprobe] = PROBES.get_or_init(|| ["kprobe", "uprobe"].map(probe_type));
+    Ok(match number {
+        TRACEPOINT => Source::Tracepoint,
+        BREAKPOINT => Source::Breakpoint,
+        _ if *kprobe == Some(number) => Source::Kprobe,
+        _ if *uprobe == Some(number) => Source::Uprobe,
+        // Hardware, software, cache and raw.
+        0 | 1 | 3 | 4 => Source::Counter,
+        _ => {
+            let why = format!("events of type {number} are not opened for hosts");
+            return Err(Refusal::new(libc::EOPNOTSUPP, why));
+        }
+    })
+}
+
+/// An event that is to be opened.
+#[derive(Debug)]
+pub struct Event {
+    attr: Vec<u8>,
+    source: Source,
+    name: Option<CString>,
+    request: PerfEventOpen,
+    /// As the policy names it.
+    pub place: String,
+}
+
+impl Event {
+    /// Looks at what a host asks for.
+    pub fn new(mut request: PerfEventOpen) -> Result<Self, Refusal> {
+        let mut attr = std::mem::take(&mut request.attr);
+        if !LENGTHS.contains(&attr.len()) || number_at(&attr, SIZE) as usize != attr.len() {
+            let why = "the attribute is not as long as it says";
+            return Err(Refusal::new(libc::EINVAL, why));
+        }
+        if request.flags & !FLAGS != 0 {
+            let why = "an event of a cgroup is named by a descriptor of the guest's, which a host has none of";
+            return Err(Refusal::new(libc::EOPNOTSUPP, why));
+        }
+        let source = source(number_at(&attr, TYPE))?;
+        let (config, offset) = (long_at(&attr, CONFIG), long_at(&attr, CONFIG2));
+        let mut name = std::mem::take(&mut request.name);
+        let place = match source {
+            Source::Kprobe if name.is_empty() => format!("kprobe:{offset:#x}"),
+            Source::Kprobe if offset != 0 => format!("kprobe:{name}+{offset:#x}"),
+            Source::Kprobe => format!("kprobe:{name}"),
+            Source::Uprobe => {
+                name = places::executable(&name)?;
+                build_id::compare(&name, &request.build_id)?;
+                format!("uprobe:{name}:{offset:#x}")
+            }
+            Source::Tracepoint => places::of_tracepoint(config),
+            Source::Breakpoint => format!("breakpoint:{:#x}", long_at(&attr, CONFIG1)),
+            Source::Counter => format!("perf_event:{}:{config:#x}", number_at(&attr, TYPE)),
+        };
+        let probe = matches!(source, Source::Kprobe | Source::Uprobe);
+        if !name.is_empty() && !probe {
+            return Err(Refusal::new(libc::EINVAL, "only probes have names"));
+        }
+        let name = match probe && !name.is_empty() {
+            true => Some(CString::new(name).map_err(|_| Refusal::new(libc::EINVAL, ""))?),
+            false => None,
+        };
+        if probe {
+            put_long(&mut attr, CONFIG1, 0);
+        }
+        Ok(Self {
+            attr,
+            source,
+            name,
+            request,
+            place,
+        })
+    }
+
+    /// Opens it.
+    pub fn open(mut self, handles: &Handles) -> Result<Object, Refusal> {
+        let group = match self.request.group {
+            0 => None,
+            handle => Some(handles.of_kind(handle, Kind::Event)?),
+        };
+        if let Some(name) = &self.name {
+            let address = name.as_ptr().expose_provenance() as u64;
+            put_long(&mut self.attr, CONFIG1, address);
+        }
+        let (pid, cpu, flags) = (self.request.pid, self.request.cpu, self.request.flags);
+        // The kernel writes its own length if it does not like this one.
+        self.attr.resize(*LENGTHS.end(), 0);
+        // SAFETY: the attribute is at least as long as its size says. A probe's name, the only address that there is, is null or leads
+        // to a text of ours that ends.
+        let opened = unsafe {
+            let group = group.as_ref().map(|group| group.fd.as_fd());
+            sys::perf_event_open(&mut self.attr, pid, cpu, group, flags)
+        };
+        let opened = opened.map_err(|errno| {
+            let mut refusal = Refusal::from(errno);
+            if self.source == Source::Kprobe && errno == rustix::io::Errno::NOENT {
+                refusal.why = format!("the guest's kernel has no {}", self.place);
+            }
+            refusal
+        })?;
+        Ok(Object::new(opened, Kind::Event, Some(self.place))?)
+    }
+}
+
+/// `PERF_EVENT_IOC_*`.
+pub mod control {
+    #![allow(missing_docs)] // The names are the kernel's.
+    pub const ENABLE: u32 = 0x2400;
+    pub const DISABLE: u32 = 0x2401;
+    pub const REFRESH: u32 = 0x2402;
+    pub const RESET: u32 = 0x2403;
+    pub const PERIOD: u32 = 0x4008_2404;
+    pub const SET_OUTPUT: u32 = 0x2405;
+    pub const SET_FILTER: u32 = 0x4008_2406;
+    pub const ID: u32 = 0x8008_2407;
+    pub const SET_BPF: u32 = 0x4004_2408;
+    pub const PAUSE_OUTPUT: u32 = 0x4004_2409;
+}
+
+/// Carries out a command; the event's number where that is asked for.
+pub fn control(
+    request: &PerfEventControl,
+    event: &Object,
+    handles: &Handles,
+) -> Result<Option<u64>, Refusal> {
+    let fd = event.fd.as_fd();
+    let (command, argument) = (request.command, request.argument);
+    let handle = || u32::try_from(argument).map_err(|_| Refusal::new(libc::EBADF, ""));
+    match command {
+        control::ENABLE
+        | control::DISABLE
+        | control::REFRESH
+        | control::RESET
+        | control::PAUSE_OUTPUT => sys::ioctl(fd, command, argument)?,
+        control::PERIOD => sys::ioctl_with_number(fd, command, argument)?,
+        control::ID => return Ok(Some(sys::ioctl_number(fd, command)?)),
+        control::SET_BPF => {
+            let program = handles.of_kind(handle()?, Kind::Program)?;
+            sys::ioctl(fd, command, program.fd.as_raw_fd() as u64)?;
+        }
+        // None: it goes its own way again.
+        control::SET_OUTPUT if argument == 0 => sys::ioctl(fd, command, u64::MAX)?,
+        control::SET_OUTPUT => {
+            let other = handles.of_kind(handle()?, Kind::Event)?;
+            sys::ioctl(fd, command, other.fd.as_raw_fd() as u64)?;
+        }
+        control::SET_FILTER => {
+            let text = CString::new(request.text.as_str());
+            let text = text.map_err(|_| Refusal::new(libc::EINVAL, ""))?;
+            sys::ioctl_text(fd, command, &text)?;
+        }
+        _ => {
+            let why = format!("the command {command:#x} of events is not carried out for hosts");
+            return Err(Refusal::new(libc::EOPNOTSUPP, why));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,436 @@
+//! What the guest's owner lets hosts do: a TOML file. What it does not mention is allowed, but objects of others.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use beeline_isa::helper;
+use beeline_uapi::ProgramType;
+use beeline_vm_protocol::instructions;
+use ring::signature::{ED25519, UnparsedPublicKey};
+use serde::Deserialize;
+
+use crate::glob;
+use crate::places;
+use crate::refusal::Refusal;
+
+/// More numbers than helpers have.
+const HELPERS: u32 = 1024;
+
+/// The file's content.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Policy {
+    /// For messages to hosts' users.
+    pub name: String,
+    /// What may be loaded.
+    pub programs: Programs,
+    /// What it may be attached to.
+    pub attach: Attach,
+    /// What memory it may take.
+    pub maps: Maps,
+    /// Objects that another made.
+    pub objects: Objects,
+}
+
+/// `[programs]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Programs {
+    /// `kprobe`, `tracing`, ...
+    pub types: Option<Vec<String>>,
+    /// Patterns of helpers' names without `bpf_`, and of the kernel's functions as `kfunc:NAME`.
+    pub helpers: Option<Vec<String>>,
+    /// Those that are not allowed, whatever `helpers` says.
+    pub deny_helpers: Vec<String>,
+    /// Ed25519 public keys, 64 hexadecimal digits each: a program needs a signature by one of them.
+    pub signed_by: Vec<String>,
+}
+
+/// `[attach]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Attach {
+    /// Patterns of places, such as `kprobe:vfs_*`.
+    pub allow: Option<Vec<String>>,
+    /// Those that are not allowed, whatever `allow` says.
+    pub deny: Vec<String>,
+}
+
+/// `[maps]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Maps {
+    /// Of one map.
+    pub bytes: Option<u64>,
+    /// Of all maps of all hosts together.
+    pub total_bytes: Option<u64>,
+}
+
+/// `[objects]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct Objects {
+    /// May hosts see and open programs, maps and links that are not their tool's own, by their ids?
+    pub foreign: bool,
+}
+
+/// Why a policy cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its file.
+    #[error("the policy {0} cannot be read: {1}")]
+    Unreadable(String, std::io::Error),
+    /// Its text; says where.
+    #[error("the policy makes no sense: {0}")]
+    Malformed(toml::de::Error),
+    /// A word of it.
+    #[error("the policy makes no sense: {0}")]
+    Word(String),
+}
+
+impl Policy {
+    /// From a file.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Error::Unreadable(path.display().to_string(), error))?;
+        Self::parse(&text)
+    }
+
+    /// From its text. Errors name the line, or the word.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let policy: Self = toml::from_str(text).map_err(Error::Malformed)?;
+        let known: Vec<_> = ProgramType::ALL
+            .iter()
+            .map(|of| places::program_type(*of))
+            .collect();
+        for name in policy.programs.types.iter().flatten() {
+            if !known.contains(name) {
+                let known = known[1..].join(", ");
+                let why = format!("there is no program type {name:?}; there are {known}");
+                return Err(Error::Word(why));
+            }
+        }
+        // One that fits nothing is mistyped, and would deny nothing.
+        let helpers = policy.programs.helpers.iter().flatten();
+        for pattern in helpers.chain(&policy.programs.deny_helpers) {
+            if !is_for_helpers(pattern) {
+                let why = format!(
+                    "{pattern:?} fits no helper; they are named without bpf_, and the kernel's functions kfunc:NAME"
+                );
+                return Err(Error::Word(why));
+            }
+        }
+        let places = policy.attach.allow.iter().flatten();
+        for pattern in places.chain(&policy.attach.deny) {
+            if !is_for_places(pattern) {
+                let kinds = places::KINDS.join(":, ");
+                let why = format!("{pattern:?} fits no place; these begin with {kinds}:");
+                return Err(Error::Word(why));
+            }
+        }
+        for key in &policy.programs.signed_by {
+            if public_key(key).is_none() {
+                let why = format!("{key:?} in signed-by is no key: it has 64 hexadecimal digits");
+                return Err(Error::Word(why));
+            }
+        }
+        Ok(policy)
+    }
+
+    /// Its name, or that it has rules; empty if it allows all.
+    pub fn title(&self) -> String {
+        match self.name.as_str() {
+            "" if *self == Self::default() => String::new(),
+            "" => "unnamed".into(),
+            name => name.to_owned(),
+        }
+    }
+
+    /// May a program of that type, with these instructions, be loaded?
+    pub fn program(
+        &self,
+        program_type: ProgramType,
+        insns: &[u8],
+        signature: &[u8],
+    ) -> Result<(), Refusal> {
+        let rules = &self.programs;
+        let name = places::program_type(program_type);
+        if let Some(types) = &rules.types
+            && !types.contains(&name)
+        {
+            let why = format!("programs of type {name} are not allowed");
+            return Err(Refusal::forbidden("programs.types", why));
+        }
+        if rules.helpers.is_some() || !rules.deny_helpers.is_empty() {
+            for called in called(insns) {
+                self.helper(&called)?;
+            }
+        }
+        if !rules.signed_by.is_empty() {
+            signed(&rules.signed_by, insns, signature)?;
+        }
+        Ok(())
+    }
+
+    fn helper(&self, name: &str) -> Result<(), Refusal> {
+        let rules = &self.programs;
+        let any = |patterns: &[String]| patterns.iter().any(|pattern| glob::fits(pattern, name));
+        if any(&rules.deny_helpers) {
+            let why = format!("{name} is not allowed");
+            return Err(Refusal::forbidden("programs.deny-helpers", why));
+        }
+        if rules.helpers.as_ref().is_some_and(|helpers| !any(helpers)) {
+            let why = format!("{name} is not among the helpers that are allowed");
+            return Err(Refusal::forbidden("programs.helpers", why));
+        }
+        Ok(())
+    }
+
+    /// May programs be attached there?
+    pub fn attach(&self, place: &str) -> Result<(), Refusal> {
+        let any = |patterns: &[String]| patterns.iter().any(|pattern| glob::fits(pattern, place));
+        if any(&self.attach.deny) {
+            let why = format!("{place} is not allowed");
+            return Err(Refusal::forbidden("attach.deny", why));
+        }
+        if self.attach.allow.as_ref().is_some_and(|allow| !any(allow)) {
+            let why = format!("{place} is not among the places that are allowed");
+            return Err(Refusal::forbidden("attach.allow", why));
+        }
+        Ok(())
+    }
+
+    /// May a map of that many bytes be made? What it takes is counted until the result is dropped.
+    pub fn map(&self, bytes: u64, taken: &Arc<AtomicU64>) -> Result<Share, Refusal> {
+        if let Some(most) = self.maps.bytes
+            && bytes > most
+        {
+            let why = format!("a map of {bytes} bytes is not allowed, only of {most}");
+            return Err(Refusal::forbidden("maps.bytes", why));
+        }
+        let before = taken.fetch_add(bytes, Ordering::Relaxed);
+        let share = Share(taken.clone(), bytes);
+        if let Some(most) = self.maps.total_bytes
+            && before.saturating_add(bytes) > most
+        {
+            let why = format!(
+                "{bytes} bytes more than the {before} that maps have already are not allowed: {most} in all"
+            );
+            return Err(Refusal::forbidden("maps.total-bytes", why));
+        }
+        Ok(share)
+    }
+}
+
+/// Bytes that a map takes of what all may take.
+#[derive(Debug)]
+pub struct Share(Arc<AtomicU64>, u64);
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+/// Is there a helper that the pattern fits, or may it fit a function of the kernel's?
+fn is_for_helpers(pattern: &str) -> bool {
+    let mut known = (0..HELPERS).filter_map(helper::name);
+    let is_other = ["kfunc:", "helper:"]
+        .iter()
+        .any(|kind| pattern.starts_with(kind));
+    is_other || known.any(|name| glob::fits(pattern, name))
+}
+
+/// Is there a kind of places that the pattern begins with?
+fn is_for_places(pattern: &str) -> bool {
+    let (kind, rest) = match pattern.split_once(':') {
+        Some((kind, rest)) => (kind, rest),
+        // Only stars take the rest.
+        None if pattern.ends_with('*') => (pattern, "*"),
+        None => (pattern, ""),
+    };
+    let mut kinds = places::KINDS.iter();
+    !rest.is_empty() && kinds.any(|known| glob::fits(kind, known))
+}
+
+/// The helpers and the functions of the kernel that instructions call.
+fn called(insns: &[u8]) -> Vec<String> {
+    instructions::calls(insns)
+        .map(|called| match called {
+            instructions::Called::Helper(id) => match helper::name(id) {
+                Some(name) => name.to_owned(),
+                None => format!("helper:{id}"),
+            },
+            instructions::Called::Function { id, module: 0 } => {
+                match places::kernel_type_name(id) {
+                    Some(name) => format!("kfunc:{name}"),
+                    None => format!("kfunc:#{id}"),
+                }
+            }
+            // Named by types that the host has chosen the descriptor of.
+            instructions::Called::Function { id, .. } => format!("kfunc:module:#{id}"),
+        })
+        .collect()
+}
+
+fn public_key(text: &str) -> Option<[u8; 32]> {
+    let mut key = [0; 32];
+    if text.len() != 64 || !text.is_ascii() {
+        return None;
+    }
+    for (byte, digits) in key.iter_mut().zip(text.as_bytes().chunks(2)) {
+        let digits = std::str::from_utf8(digits).ok()?;
+        *byte = u8::from_str_radix(digits, 16).ok()?;
+    }
+    Some(key)
+}
+
+fn signed(keys: &[String], insns: &[u8], signature: &[u8]) -> Result<(), Refusal> {
+    let digest = instructions::digest(insns);
+    let good = keys.iter().filter_map(|key| public_key(key)).any(|key| {
+        let key = UnparsedPublicKey::new(&ED25519, key);
+        key.verify(&digest, signature).is_ok()
+    });
+    if good {
+        return Ok(());
+    }
+    let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let what = if signature.is_empty() {
+        "is not signed"
+    } else {
+        "is not signed by a key that the policy names"
+    };
+    let why = format!("the program with the SHA-256 {digits} {what}");
+    Err(Refusal::forbidden("programs.signed-by", why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ring::signature::{Ed25519KeyPair, KeyPair};
+
+    const TEXT: &str = r#"
+        name = "observability"
+        [programs]
+        types = ["kprobe", "tracing"]
+        helpers = ["map_*", "get_current_*", "probe_*"]
+        deny-helpers = ["probe_write_user"]
+        [attach]
+        allow = ["kprobe:vfs_*", "fentry:*"]
+        deny = ["kprobe:vfs_write"]
+        [maps]
+        bytes = 1000
+        total-bytes = 1500
+    "#;
+
+    fn call(helper: u8) -> [u8; 8] {
+        [0x85, 0, 0, 0, helper, 0, 0, 0]
+    }
+
+    fn rule(outcome: Result<(), Refusal>) -> String {
+        outcome.unwrap_err().rule
+    }
+
+    #[test]
+    fn programs_are_held_to_it() {
+        let policy = Policy::parse(TEXT).unwrap();
+        assert_eq!(policy.program(ProgramType::KPROBE, &call(1), &[]), Ok(()));
+        assert_eq!(
+            rule(policy.program(ProgramType::SOCKET_FILTER, &call(1), &[])),
+            "programs.types"
+        );
+        assert_eq!(
+            rule(policy.program(ProgramType(99), &call(1), &[])),
+            "programs.types"
+        );
+        assert_eq!(
+            rule(policy.program(ProgramType::KPROBE, &call(6), &[])),
+            "programs.helpers"
+        );
+        assert_eq!(
+            rule(policy.program(ProgramType::KPROBE, &call(36), &[])),
+            "programs.deny-helpers"
+        );
+        assert_eq!(policy.attach("kprobe:vfs_read"), Ok(()));
+        assert_eq!(rule(policy.attach("kprobe:vfs_write")), "attach.deny");
+        assert_eq!(rule(policy.attach("kprobe:do_exit")), "attach.allow");
+    }
+
+    #[test]
+    fn memory_is_given_back() {
+        let policy = Policy::parse(TEXT).unwrap();
+        let taken = Arc::default();
+        assert_eq!(policy.map(1001, &taken).unwrap_err().rule, "maps.bytes");
+        let share = policy.map(900, &taken).unwrap();
+        assert_eq!(
+            policy.map(900, &taken).unwrap_err().rule,
+            "maps.total-bytes"
+        );
+        drop(share);
+        drop(policy.map(900, &taken).unwrap());
+        assert_eq!(taken.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn signatures_are_checked() {
+        let pair = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap();
+        let digits: String = pair
+            .public_key()
+            .as_ref()
+            .iter()
+            .map(|b| format!("{b:02x}"))
+            .collect();
+        let text = format!("[programs]\nsigned-by = [\"{digits}\"]");
+        let policy = Policy::parse(&text).unwrap();
+        let insns = call(1);
+        let good = pair.sign(&instructions::digest(&insns));
+        assert_eq!(
+            policy.program(ProgramType::KPROBE, &insns, good.as_ref()),
+            Ok(())
+        );
+        for (insns, signature) in [
+            (insns, &[][..]),
+            (insns, &[1; 64]),
+            (call(2), good.as_ref()),
+        ] {
+            let refused = policy.program(ProgramType::KPROBE, &insns, signature);
+            assert_eq!(rule(refused), "programs.signed-by");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (text, said) in [
+            ("[program]", "program"),
+            ("[programs]\ntypes = [\"kprobes\"]", "tracepoint"),
+            ("[programs]\nsigned-by = [\"12\"]", "64"),
+            (
+                "[programs]\ndeny-helpers = [\"perf_event_outptu\"]",
+                "perf_event_outptu",
+            ),
+            ("[programs]\nhelpers = [\"bpf_map_*\"]", "without bpf_"),
+            (
+                "[attach]\ndeny = [\"raw_tracepoints:*\"]",
+                "raw_tracepoint:,",
+            ),
+            ("[attach]\ndeny = [\"kretprobe:do_exit\"]", "kprobe:"),
+            ("[attach]\nallow = [\"kprobe\"]", "no place"),
+            ("[attach]\nallow = [\"[\"]", "no place"),
+            ("[maps]\nbytes = -1", "bytes"),
+            ("x", "line 1"),
+        ] {
+            let error = Policy::parse(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+        for text in [
+            "[programs]\nhelpers = [\"*\", \"kfunc:bpf_*\", \"helper:300\"]\ndeny-helpers = [\"probe_*\"]",
+            "[attach]\nallow = [\"**\", \"*:*\", \"f*:vfs_*\", \"uprobe*\"]\ndeny = [\"lsm:*\"]",
+        ] {
+            let policy = Policy::parse(text);
+            assert!(policy.is_ok(), "{text}: {policy:?}");
+        }
+        assert_eq!(Policy::parse("").unwrap(), Policy::default());
+        assert_eq!(Policy::default().title(), "");
+    }
+}

@@ -1,0 +1,187 @@
+//! Sums of large contents, so that a host that has one already is not sent it again: it says what it has by its sum.
+//!
+//! A sum that was taken once is used again for as long as the content cannot have changed, as these files take the kernel long to make.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use beeline_vm_protocol::content::{Sum, sum};
+use rustix::process::nice;
+use sha2::{Digest, Sha256};
+
+use crate::files;
+use crate::roots::Root;
+
+/// The kernel's types: the same until the next boot.
+pub const TYPES: &str = "/sys/kernel/btf/vmlinux";
+/// The functions that can be traced: the same until a module comes or goes.
+pub const FUNCTIONS: &str = "/sys/kernel/tracing/available_filter_functions";
+/// A module that has come is listed before it is at rest: the kernel still drops the functions that only start it.
+const REST: Duration = Duration::from_secs(1);
+
+/// The sums of the kernel's files.
+#[derive(Debug, Default)]
+pub struct Sums(Mutex<HashMap<&'static str, Known>>);
+
+#[derive(Debug)]
+struct Known {
+    stamp: Stamp,
+    since: Instant,
+    sum: Option<Sum>,
+}
+
+/// What a content depends on: it is another one when that has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp(Sum);
+
+impl Stamp {
+    /// What it depends on now. `None` if that cannot be told.
+    fn now(name: &str) -> Option<Self> {
+        if name == TYPES {
+            return Some(Self(Sum::default()));
+        }
+        // The number counts each module that comes or goes, be it the same one again.
+        let number = Root::Sys.read("kernel/uevent_seqnum").ok()?;
+        let modules = Root::Proc.read_all("modules").ok()?;
+        let modules = loaded(&String::from_utf8_lossy(&modules));
+        let both = Sha256::new().chain_update(number).chain_update(modules);
+        Some(Self(both.finalize().into()))
+    }
+}
+
+/// The lines of `/proc/modules` without how many use each module, and who: each connection by vsock is one more.
+fn loaded(modules: &str) -> String {
+    let users = 2..4;
+    let without_users = |line: &str| {
+        let words = line.split(' ').enumerate();
+        let kept = words.filter(|(at, _)| !users.contains(at));
+        kept.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
+    };
+    modules
+        .lines()
+        .map(without_users)
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+impl Sums {
+    fn known(&self) -> MutexGuard<'_, HashMap<&'static str, Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The content's sum, if it was taken and still is right. To be asked before the content is read.
+    pub fn now(&self, name: &'static str) -> Option<Sum> {
+        let stamp = Stamp::now(name)?;
+        let mut known = self.known();
+        let known = known.entry(name).or_insert_with(|| Known::new(stamp));
+        if known.stamp != stamp {
+            *known = Known::new(stamp);
+        }
+        known.sum
+    }
+
+    /// The sum of a content that was read after `begun`, when it was asked for in vain.
+    pub fn take(&self, name: &'static str, begun: Instant, content: &[u8]) -> Sum {
+        let sum = sum(content);
+        let stamp = Stamp::now(name);
+        if let Some(known) = self.known().get_mut(name)
+            && Some(known.stamp) == stamp
+            && (name == TYPES || begun.saturating_duration_since(known.since) >= REST)
+        {
+            known.sum = Some(sum);
+        }
+        sum
+    }
+
+    /// Takes all sums in a thread that only works when nobody else does.
+    pub fn prepare(self: &Arc<Self>) {
+        let sums = Arc::clone(self);
+        let prepare = move || {
+            // Of this thread alone, which Linux has for a process here.
+            let _ = nice(19);
+            for name in [TYPES, FUNCTIONS] {
+                let _ = sums.now(name);
+            }
+            std::thread::sleep(REST);
+            for name in [TYPES, FUNCTIONS] {
+                let begun = Instant::now();
+                if sums.now(name).is_none()
+                    && let Some(content) = files::whole(name)
+                {
+                    sums.take(name, begun, &content);
+                }
+            }
+        };
+        // Without it the first tool waits for the sums.
+        let _ = std::thread::Builder::new()
+            .name("beeline-sums".into())
+            .spawn(prepare);
+    }
+}
+
+impl Known {
+    fn new(stamp: Stamp) -> Self {
+        Self {
+            stamp,
+            since: Instant::now(),
+            sum: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_lasts_as_long_as_what_it_depends_on() {
+        let sums = Sums::default();
+        let other = Stamp(sum(b"other modules"));
+        assert_eq!(sums.now(TYPES), None);
+        let first = sums.take(TYPES, Instant::now(), b"types");
+        assert_eq!(sums.now(TYPES), Some(first));
+        sums.known().get_mut(TYPES).unwrap().stamp = other;
+        assert_eq!(sums.now(TYPES), None);
+        // What was read before the change is not taken for what is there after it.
+        sums.known().get_mut(TYPES).unwrap().stamp = other;
+        sums.take(TYPES, Instant::now(), b"types");
+        sums.known().get_mut(TYPES).unwrap().stamp = Stamp(Sum::default());
+        assert_eq!(sums.now(TYPES), None);
+    }
+
+    #[test]
+    fn modules_differ_by_all_but_their_users() {
+        let line = "vsock 61440 8 vmw_vsock, Live 0xffffffffc023c000";
+        assert_eq!(loaded(line), "vsock 61440 Live 0xffffffffc023c000");
+        assert_eq!(loaded(line), loaded(&line.replace("8 vmw_vsock,", "9 -")));
+        for (is, other) in [
+            ("61440", "61441"),
+            ("Live", "Loading"),
+            ("23c000", "23d000"),
+        ] {
+            let changed = line.replace(is, other);
+            assert_ne!(loaded(line), loaded(&changed), "{other}");
+        }
+        assert_ne!(loaded(line), loaded(&format!("{line}\n{line}")));
+    }
+
+    #[test]
+    fn functions_are_not_known_before_modules_are_at_rest() {
+        let sums = Sums::default();
+        let Some(stamp) = Stamp::now(FUNCTIONS) else {
+            return;
+        };
+        let begun = Instant::now();
+        let mut known = Known::new(stamp);
+        known.since = begun;
+        sums.known().insert(FUNCTIONS, known);
+        sums.take(FUNCTIONS, begun + REST / 2, b"early");
+        assert_eq!(sums.known()[FUNCTIONS].sum, None);
+        sums.take(FUNCTIONS, begun + REST, b"late");
+        // Unless a module came in the very moment.
+        if Stamp::now(FUNCTIONS) == Some(stamp) {
+            assert_eq!(sums.known()[FUNCTIONS].sum, Some(sum(b"late")));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A guest's wishes for its CPUs, carried out on the threads that run them.
+//!
+//! A thread in a guest that binds itself to a CPU (`sched_setaffinity`) means a core with its caches and its neighbours; but the virtual
+//! CPU behind it is a thread of QEMU's that the host's scheduler moves about. Here the host has programs of its own in the guest
+//! ([`beeline_vm_loader`]) which keep the masks that threads there have, asks QEMU which thread runs which virtual CPU ([`beeline_vm_qmp`]),
+//! and pins those threads as a [`Plan`] says: onto CPUs that the operator gave, and no others. What is pinned is undone when the guest's
+//! thread ends or is free again, when the connection to the guest ends (it is rebooted, say), and when the [`Pinner`] is dropped.
+//!
+//! A guest cannot make the host spin: it is looked at [`PACE`] at most, whatever happens in it. What a guest says can be a lie; the worst
+//! of it is pins that the operator allows.
+
+pub mod cpus;
+pub mod policy;
+mod program;
+mod threads;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::time::{Duration, Instant};
+
+use beeline_vm_loader::{Attachment, Guest, Loaded, Selection, Watching};
+use beeline_vm_qmp::Vcpu;
+
+pub use policy::{Mask, Plan, Policy};
+pub use threads::Change;
+
+use cpus::CpuList;
+use threads::Threads;
+
+/// Between two looks at a guest, at the least: 50 a second.
+pub const PACE: Duration = Duration::from_millis(20);
+/// The same at the most: a bell that was not heard is made up for.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Rings of the bell that are taken before a look. The ring that they come through holds 256.
+const RINGS: usize = 256;
+
+/// Why nothing is pinned.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The guest.
+    #[error(transparent)]
+    Guest(#[from] beeline_vm_loader::Error),
+    /// What QEMU names is no thread, or has ended.
+    #[error("virtual CPU {vcpu} has no thread {thread} on this host")]
+    NoThread {
+        /// The virtual CPU.
+        vcpu: u32,
+        /// What QEMU says.
+        thread: i32,
+    },
+    /// QEMU names threads of several processes.
+    #[error(
+        "the virtual CPUs' threads are not of one process; is that the virtual machine's own monitor?"
+    )]
+    Strangers,
+    /// The host's kernel says no.
+    #[error("virtual CPU {vcpu} (thread {thread}): {cause}")]
+    Affinity {
+        /// The virtual CPU.
+        vcpu: u32,
+        /// Its thread on the host.
+        thread: i32,
+        /// Why.
+        cause: io::Error,
+    },
+    /// CPUs were given on which the virtual machine may not run.
+    #[error(
+        "the virtual CPUs may not run on {0} of this host (see taskset -p and the machine's cgroup)"
+    )]
+    NotAllowed(CpuList),
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The policy.
+    pub policy: Policy,
+    /// The host's CPUs that virtual ones may be pinned to, in this order; none given: those that all of them may run on.
+    pub cpus: Option<CpuList>,
+}
+
+/// What a look has shown.
+#[derive(Debug)]
+pub enum Report {
+    /// A thread of the guest is bound to CPUs of the guest's.
+    Wish {
+        /// Its number in the guest.
+        thread: u32,
+        /// The guest's CPUs.
+        vcpus: Vec<u32>,
+    },
+    /// It is not any more.
+    Free {
+        /// Its number in the guest.
+        thread: u32,
+    },
+    /// A virtual CPU was pinned, or released.
+    Done(Change),
+    /// It could not be.
+    Failed(Error),
+}
+
+/// Pins a guest's virtual CPUs until it is dropped.
+#[derive(Debug)]
+pub struct Pinner {
+    /// Dropped first: whatever the guest does, the threads are as they were.
+    threads: Threads,
+    plan: Plan,
+    loaded: Loaded,
+    bound: BTreeSet<(u32, Vec<u32>)>,
+    last_look: Option<Instant>,
+}
+
+impl Pinner {
+    /// Begins: the programs are in the guest, and nothing is pinned yet.
+    pub fn start(guest: Guest, vcpus: &[Vcpu], options: &Options) -> Result<Self, Error> {
+        let threads = Threads::new(vcpus)?;
+        let allowed = threads.common();
+        let cpus = match &options.cpus {
+            None => allowed,
+            Some(given) => {
+                let mut refused = given.clone();
+                refused.0.retain(|cpu| !allowed.0.contains(cpu));
+                if !refused.0.is_empty() {
+                    return Err(Error::NotAllowed(refused));
+                }
+                given.clone()
+            }
+        };
+        let numbers = vcpus.iter().map(|vcpu| vcpu.index);
+        let plan = Plan::new(options.policy, numbers, &cpus, &cpus::cores(&cpus));
+        let mut loaded = guest.load(&program::object(), &Selection::default())?;
+        loaded.watch(&Watching {
+            maps: vec![program::BELL.into()],
+            ..Watching::default()
+        })?;
+        loaded.attach(&Attachment::default())?;
+        Ok(Self {
+            threads,
+            plan,
+            loaded,
+            bound: BTreeSet::new(),
+            last_look: None,
+        })
+    }
+
+    /// What is pinned where.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Waits until the guest has news, a second at the most, or somebody [interrupts](beeline_vm_loader::Interrupter); then does what is to
+    /// be done. After an error there is no guest any more: drop this, and what was pinned is restored.
+    pub fn step(&mut self) -> Result<Vec<Report>, Error> {
+        let sweep = self
+            .last_look
+            .map_or_else(Instant::now, |last| last + SWEEP);
+        let rang = self.loaded.next_event(Some(sweep))?.is_some();
+        if !rang && Instant::now() < sweep {
+            return Ok(Vec::new());
+        }
+        if let Some(last) = self.last_look {
+            std::thread::sleep((last + PACE).saturating_duration_since(Instant::now()));
+        }
+        for _ in 0..RINGS {
+            if self.loaded.next_event(Some(Instant::now()))?.is_none() {
+                break;
+            }
+        }
+        self.last_look = Some(Instant::now());
+        self.look()
+    }
+
+    fn look(&mut self) -> Result<Vec<Report>, Error> {
+        let wishes = self.loaded.map(program::WISHES)?.elements()?;
+        let bound: BTreeSet<(u32, Vec<u32>)> = wishes
+            .iter()
+            .filter_map(|(thread, mask)| {
+                let thread = u32::from_ne_bytes(thread.as_slice().try_into().ok()?);
+                Some((thread, self.plan.bound(mask)))
+            })
+            .filter(|(_, vcpus)| !vcpus.is_empty())
+            .collect();
+        let mut reports = Vec::new();
+        for (thread, vcpus) in bound.difference(&self.bound) {
+            let (thread, vcpus) = (*thread, vcpus.clone());
+            reports.push(Report::Wish { thread, vcpus });
+        }
+        for (thread, _) in &self.bound {
+            if !bound.iter().any(|(other, _)| other == thread) {
+                reports.push(Report::Free { thread: *thread });
+            }
+        }
+        self.bound = bound;
+        let pins = self.plan.pins(wishes.values());
+        let done = self.threads.apply(&pins).into_iter();
+        reports.extend(done.map(|done| match done {
+            Ok(change) => Report::Done(change),
+            Err(error) => Report::Failed(error),
+        }));
+        Ok(reports)
+    }
+}
