@@ -10,7 +10,7 @@ mod returns;
 mod sites;
 mod witnesses;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -241,33 +241,45 @@ impl Presence {
 
     /// The places that are hooked now, by what their code says; each once.
     fn hooked(&self, read: impl Fn(u64, &mut [u8]) -> bool) -> Vec<(&SiteFacts, Hook)> {
-        let mut seen = BTreeSet::new();
-        let mut found = Vec::new();
+        let mut found: BTreeMap<u64, (usize, &SiteFacts, Hook)> = BTreeMap::new();
         for site in &self.records {
             let mut now = vec![0; site.patch.len()];
             // What cannot be read has been unmapped.
-            if seen.contains(&site.address) || !read(site.address, &mut now) {
+            if !read(site.address, &mut now) {
                 continue;
             }
-            // A jump to our own memory is ours whatever the records say. All else may be somebody else's.
-            let is_off = self.restored.contains(site) || self.is_listed && !site.is_patched;
-            let hook = match now.first() {
-                Some(&JUMP) if !site.is_breakpoint && self.jumps_here(site.address, &now) => {
-                    Hook::Ours
-                }
-                _ if is_off => continue,
-                Some(&INT3) if site.is_broken_at(&now) => Hook::Ours,
-                _ if (site.is_patched || site.is_left_at(&now))
-                    && Text::of(&now, site.stored()) == Text::Mixed =>
-                {
-                    Hook::Covered
-                }
-                _ => continue,
+            let Some(hook) = self.hook_of(site, &now) else {
+                continue;
             };
-            seen.insert(site.address);
-            found.push((site, hook));
+            // A kernel uprobe upon a jump looks like a breakpoint that was to take the jump's place: the record of which more
+            // is there is the right one, and of equal ones the newest.
+            let evidence = site.bytes_left_at(&now);
+            let known = found.get(&site.address);
+            if known.is_none_or(|(other, ..)| evidence > *other) {
+                found.insert(site.address, (evidence, site, hook));
+            }
         }
-        found
+        let found = found.into_values();
+        found.map(|(_, site, hook)| (site, hook)).collect()
+    }
+
+    /// How a site of ours is hooked where these bytes are.
+    fn hook_of(&self, site: &SiteFacts, now: &[u8]) -> Option<Hook> {
+        // A jump to our own memory is ours whatever the records say. All else may be somebody else's.
+        let is_off = self.restored.contains(site) || self.is_listed && !site.is_patched;
+        match now.first() {
+            Some(&JUMP) if !site.is_breakpoint && self.jumps_here(site.address, now) => {
+                Some(Hook::Ours)
+            }
+            _ if is_off => None,
+            Some(&INT3) if site.is_broken_at(now) => Some(Hook::Ours),
+            _ if (site.is_patched || site.bytes_left_at(now) > 0)
+                && Text::of(now, site.stored()) == Text::Mixed =>
+            {
+                Some(Hook::Covered)
+            }
+            _ => None,
+        }
     }
 
     /// Does the code at `address` jump to a trampoline of ours?
@@ -333,7 +345,19 @@ impl Presence {
                 && beside(site.address, &now, original, original, probed) == now
         };
         let mut hooked = self.hooked(read).into_iter();
-        hooked.any(|(site, _)| !is_restored(site)) || self.is_call_patched(stopped)
+        hooked.any(|(site, _)| !is_restored(site))
+            || self.records.iter().any(|site| self.leads_here(site, read))
+            || self.is_call_patched(stopped)
+    }
+
+    /// Is the jump of a site there but for its first byte, whatever the records say of it?
+    fn leads_here(&self, site: &SiteFacts, read: impl Fn(u64, &mut [u8]) -> bool) -> bool {
+        let mut now = vec![0; site.patch.len()];
+        !site.is_breakpoint
+            && read(site.address, &mut now)
+            && now[1..] == site.patch[1..]
+            && site.patch[1..] != site.file[1..]
+            && self.jumps_here(site.address, &now)
     }
 
     /// Has the programs run no more.
@@ -551,4 +575,67 @@ unsafe fn read<T>(process: &Process, address: u64) -> Result<T, Error> {
     process.read_memory(address, bytes)?;
     // SAFETY: the caller's promise.
     Ok(unsafe { value.assume_init() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: [u8; 5] = [0x8b, 0x47, 0x10, 0x89, 0xc2];
+    const PATCH: [u8; 5] = [JUMP, 0x47, 0x10, INT3, 0x02];
+
+    fn site(number: usize, len: usize, patch: [u8; 5]) -> SiteFacts {
+        SiteFacts {
+            address: 0x1000,
+            is_breakpoint: patch[0] == INT3,
+            original: FILE[..len].into(),
+            patch: patch[..len].into(),
+            file: FILE[..len].into(),
+            is_patched: number == 0,
+            number,
+            layer: 0,
+            traps: Default::default(),
+            body: 0,
+            programs: Vec::new(),
+        }
+    }
+
+    /// What a session left that was killed as it was about to make a breakpoint of a jump.
+    fn killed() -> Presence {
+        let session = SessionId { pid: 1, start: 1 };
+        Presence {
+            pid: 1,
+            session,
+            is_live: false,
+            restored: Restored::default(),
+            is_listed: false,
+            tool: String::new(),
+            sites: Vec::new(),
+            records: vec![site(1, 1, [INT3; 5]), site(0, 5, PATCH)],
+            calls: CallFacts::default(),
+            mappings: Vec::new(),
+            private: None,
+            // SAFETY: integers and bytes only.
+            manifest: unsafe { MaybeUninit::zeroed().assume_init() },
+            home: 0,
+        }
+    }
+
+    #[test]
+    fn a_jump_under_a_kernel_uprobe_is_not_taken_for_the_breakpoint_that_was_to_replace_it() {
+        let hooked = |code: [u8; 5]| {
+            let killed = killed();
+            let read = |_, into: &mut [u8]| {
+                into.copy_from_slice(&code[..into.len()]);
+                true
+            };
+            let hooked = killed.hooked(read).into_iter();
+            let hooked = hooked.map(|(site, hook)| (site.number, hook));
+            hooked.collect::<Vec<_>>()
+        };
+        let uprobe = |code: [u8; 5]| [INT3, code[1], code[2], code[3], code[4]];
+        assert_eq!(hooked(uprobe(PATCH)), [(0, Hook::Covered)]);
+        assert_eq!(hooked(uprobe(FILE)), [(1, Hook::Ours)]);
+        assert_eq!(hooked(FILE), []);
+    }
 }

@@ -56,13 +56,14 @@ impl SiteFacts {
         let mut further = self.patch.iter().zip(&self.file).skip(1);
         self.is_breakpoint
             && now.first() == Some(&INT3)
-            && (further.all(|(patch, file)| patch == file) || self.is_left_at(now))
+            && (further.all(|(patch, file)| patch == file) || self.bytes_left_at(now) > 0)
     }
 
-    /// Is there, behind the first byte, something that the patch stored?
-    pub(super) fn is_left_at(&self, now: &[u8]) -> bool {
-        let mut further = self.patch.iter().zip(&self.file).zip(now).skip(1);
-        further.any(|((patch, file), now)| patch != file && patch == now)
+    /// The number of bytes there, behind the first one, that the patch stored.
+    pub(super) fn bytes_left_at(&self, now: &[u8]) -> usize {
+        let further = self.patch.iter().zip(&self.file).zip(now).skip(1);
+        let is_left = |((patch, file), now): &((&u8, &u8), &u8)| patch != file && patch == now;
+        further.filter(is_left).count()
     }
 
     /// The patch, as one that is about to go.
