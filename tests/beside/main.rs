@@ -3,6 +3,7 @@
 //! The target is mostly `workloads/beside.c`, the kernel's probes are `workloads/kernel_probes.c`'s.
 
 mod blind;
+mod blocked;
 mod calls;
 mod crowded;
 mod handlers;

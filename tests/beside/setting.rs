@@ -17,6 +17,7 @@ const NEAR: usize = 16;
 const JUMP_LEN: usize = 5;
 /// A jump's first byte.
 pub const JUMP: u8 = 0xe9;
+pub const INT3: u8 = 0xcc;
 /// As many as `beside.c` has.
 pub const THREADS: u64 = 8;
 /// Where the first instruction is a jump, a call or a return, Beeline does not see the hits that the kernel's probe has.
@@ -173,6 +174,12 @@ impl Setting {
             "uprobe:{{prog}}:b_phase {{ @phase = arg0 }} {} {{ @[@phase, probe] = count(); }}",
             probes.join(", ")
         )
+    }
+
+    /// Has a thread block all signals.
+    pub fn block(&mut self) {
+        assert_eq!(self.target.tell("block"), "blocking");
+        self.before.threads += 1;
     }
 
     /// Takes the room for some of what guards jumps, and has a thread block SIGTRAP, so that no breakpoint may serve.

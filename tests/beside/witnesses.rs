@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use beeline_e2e::{PATIENCE, Tool, Turn, beeline, need, statuses, until};
 
-use crate::setting::{Place, Setting, first_byte};
+use crate::setting::{INT3, Place, Setting, first_byte};
 
 /// Longer than the pause between Beeline's looks.
 const SOME_LOOKS: Duration = Duration::from_secs(3);
@@ -14,7 +14,6 @@ const SOME_LOOKS: Duration = Duration::from_secs(3);
 const FUNCTION: &str = "b_push_rbp";
 const INNER: u64 = 1;
 const CALLS: u64 = 50;
-const INT3: u8 = 0xcc;
 /// Targets that are tried: where the heap, which the kernel puts somewhere else each time, leaves no room for what the jump leads to, a
 /// breakpoint serves.
 const TARGETS: usize = 20;

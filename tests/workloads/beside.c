@@ -2,9 +2,9 @@
  *
  * It says "ready". "calls N": each thread calls every function N times; the answer is "right TOTAL", the calls of each function so far,
  * or "wrong" and what was. "start" (answer "running") has the threads go on until "stop", which answers as "calls" does. "turns" is
- * the calls of each function so far, of threads that run. "phase N" (answer "phase") calls b_phase(N). "list" is the names in a line. "crowd" (answer "crowded"): a thread
- * blocks all signals from now on, and the memory is taken that a jump at a function leads to whose last byte is an int3. At end of file
- * it exits with code 7.
+ * the calls of each function so far, of threads that run. "phase N" (answer "phase") calls b_phase(N). "list" is the names in a line.
+ * "block" (answer "blocking"): a thread blocks all signals from now on. "crowd" (answer "crowded"): one does so in a call with a mask of
+ * its own, and the memory is taken that a jump at a function leads to whose last byte is an int3. At end of file it exits with code 7.
  *
  * A result depends on all six arguments, and registers that a callee must keep hold known values. What an instruction adds to memory
  * shows that it ran exactly once. */
@@ -213,6 +213,9 @@ static void report(void)
         printf("right %ld\n", total);
 }
 
+/* It waits in a call that takes a mask of its own. */
+static int is_held_by_call;
+
 static void *block_all(void *blocking)
 {
     sigset_t all;
@@ -220,23 +223,33 @@ static void *block_all(void *blocking)
     pthread_sigmask(SIG_BLOCK, &all, 0);
     pthread_barrier_wait(blocking);
     for (;;)
-        pause();
+        if (is_held_by_call)
+            sigsuspend(&all);
+        else
+            pause();
     return 0;
+}
+
+/* Starts a thread that blocks all signals. */
+static void block(void)
+{
+    static pthread_barrier_t blocking;
+    pthread_t thread;
+    pthread_barrier_init(&blocking, 0, 2);
+    pthread_create(&thread, 0, block_all, &blocking);
+    pthread_barrier_wait(&blocking);
 }
 
 static void crowd(void)
 {
-    static pthread_barrier_t blocking;
-    pthread_t thread;
     /* The last byte is the highest of the jump's distance; around it what differs in the lower ones. */
     char *from = (char *)(((uintptr_t)b_common & -4096) + (int)0xcc000000 - (1 << 20));
-    pthread_barrier_init(&blocking, 0, 2);
     if (mmap(from, (1 << 24) + (2 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED) {
         perror("mmap");
         exit(1);
     }
-    pthread_create(&thread, 0, block_all, &blocking);
-    pthread_barrier_wait(&blocking);
+    is_held_by_call = 1;
+    block();
     puts("crowded");
 }
 
@@ -270,6 +283,9 @@ int main(void)
         } else if (strncmp(line, "phase ", 6) == 0) {
             b_phase(atol(line + 6));
             puts("phase");
+        } else if (strncmp(line, "block", 5) == 0) {
+            block();
+            puts("blocking");
         } else if (strncmp(line, "crowd", 5) == 0) {
             crowd();
         } else if (strncmp(line, "list", 4) == 0) {

@@ -21,6 +21,8 @@ pub(crate) struct Status {
     pub ignored: u64,
     /// Signals that are blocked now, in a call with a mask of its own by that mask.
     pub blocked: u64,
+    /// Signals that the thread, or the process, has yet to be told of.
+    pub pending: u64,
 }
 
 impl Status {
@@ -43,6 +45,9 @@ impl Status {
                 "Uid" => status.uid = first.parse().unwrap_or(0),
                 "Seccomp" => status.seccomp = first.parse().unwrap_or(0),
                 "SigBlk" => status.blocked = u64::from_str_radix(first, 16).unwrap_or(0),
+                "SigPnd" | "ShdPnd" => {
+                    status.pending |= u64::from_str_radix(first, 16).unwrap_or(0);
+                }
                 "SigIgn" => status.ignored = u64::from_str_radix(first, 16).unwrap_or(0),
                 _ => {}
             }
@@ -168,7 +173,7 @@ mod tests {
 
     #[test]
     fn status_with_an_odd_name() {
-        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nNSpid:\t41\t1\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000000010\n";
+        let text = b"Name:\tState: Z \xff\nState:\tt (tracing stop)\nTgid:\t41\nTracerPid:\t42\nNSpid:\t41\t1\nUid:\t1000\t0\t0\t0\nSeccomp:\t2\nSigPnd:\t0000000000000001\nShdPnd:\t0000000000000010\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000000010\n";
         let status = Status::parse(text);
         assert_eq!(
             status,
@@ -181,6 +186,7 @@ mod tests {
                 seccomp: 2,
                 ignored: 16,
                 blocked: 3,
+                pending: 0x11,
             }
         );
         assert!(!status.is_dead());

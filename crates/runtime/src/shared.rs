@@ -1,11 +1,13 @@
 //! What all targets of a session share.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use beeline_agent::abi::Session;
+use beeline_inject::Unblocked;
 use beeline_verifier::types::KernelTypes;
 
 use crate::agent::Agent;
@@ -37,6 +39,8 @@ pub struct Shared {
     /// How often an element of a map of objects was removed or replaced, or a link detached: what could be reached before
     /// may be out of reach.
     pub removals: AtomicU64,
+    /// By process, threads that are to block SIGTRAP again when the session leaves.
+    unblocked: Mutex<BTreeMap<i32, Vec<Unblocked>>>,
     /// See [`Self::blueprint`].
     blueprint: OnceLock<Option<Blueprint>>,
     /// See [`Self::kernel_types`].
@@ -59,9 +63,28 @@ impl Shared {
             calls: CallFiles::default(),
             cgroups: Cgroups::default(),
             removals: AtomicU64::new(0),
+            unblocked: Mutex::default(),
             blueprint: OnceLock::new(),
             kernel_types: OnceLock::new(),
         })
+    }
+
+    /// Notes threads of a process that no longer block SIGTRAP, as breakpoints need.
+    pub fn note_unblocked(&self, pid: i32, threads: Vec<Unblocked>) {
+        if !threads.is_empty() {
+            let mut unblocked = self.unblocked();
+            unblocked.entry(pid).or_default().extend(threads);
+        }
+    }
+
+    /// Takes what [`Self::note_unblocked`] has noted of a process.
+    pub fn take_unblocked(&self, pid: i32) -> Vec<Unblocked> {
+        self.unblocked().remove(&pid).unwrap_or_default()
+    }
+
+    fn unblocked(&self) -> std::sync::MutexGuard<'_, BTreeMap<i32, Vec<Unblocked>>> {
+        let unblocked = self.unblocked.lock();
+        unblocked.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How the running kernel lays out a task; `None` if it does not say. Read when it is first asked for.

@@ -140,7 +140,11 @@ impl Reach {
                 break;
             }
             for presence in found {
-                let Err(error) = presence.leave() else {
+                let outcome = presence.leave();
+                if presence.session == own && outcome.is_ok() {
+                    self.block_traps_again(presence.pid);
+                }
+                let Err(error) = outcome else {
                     continue;
                 };
                 failed.insert(presence.pid);
@@ -157,6 +161,19 @@ impl Reach {
                 self.tell_why_not_left(*pid, &error);
             }
         }
+    }
+
+    /// Has the threads block SIGTRAP again that did so when the session came. A process that cannot be held any more has ended, or
+    /// goes on well without.
+    fn block_traps_again(&self, pid: i32) {
+        let unblocked = self.shared.take_unblocked(pid);
+        if unblocked.is_empty() {
+            return;
+        }
+        let again = |process: beeline_inject::Process| {
+            process.stopped(|stopped| stopped.block_again(libc::SIGTRAP, unblocked.clone()))
+        };
+        let _ = leave::open(pid).map(again);
     }
 
     fn tell_why_not_left(&self, pid: i32, error: &Error) {

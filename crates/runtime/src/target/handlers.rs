@@ -143,11 +143,13 @@ impl Target {
         }
     }
 
-    /// A thread that blocks SIGTRAP would be killed by a breakpoint.
+    /// A thread that blocks SIGTRAP would be killed by a breakpoint, so it has it blocked no more, if that can be.
     pub(super) fn check_trap_unblocked(&self, hold: &mut Hold<'_>) -> Result<(), Error> {
         // Held by us it is not held by another session, whose calls are made with all signals blocked.
         let blocking = hold.with(&self.process, |stopped| {
             stopped.restore_threads()?;
+            let unblocked = stopped.unblock(libc::SIGTRAP)?;
+            self.shared.note_unblocked(self.process.pid(), unblocked);
             Ok(self.thread_blocking_traps())
         })?;
         match blocking {
@@ -172,7 +174,10 @@ impl Target {
         if unguarded.is_empty() || !self.neighbours.try_settling() {
             return;
         }
-        if self.waits_for_child() || self.thread_blocking_traps().is_some() {
+        if self.waits_for_child() {
+            return;
+        }
+        if self.check_trap_unblocked(&mut Hold::Brief).is_err() {
             return;
         }
         for address in unguarded {

@@ -49,6 +49,8 @@ pub(super) struct Neighbours {
     settling: Duration,
     /// When threads were last waited for in vain that block SIGTRAP.
     blocked: Option<Instant>,
+    /// When it was last looked for threads that have begun to block it.
+    unblocked: Option<Instant>,
 }
 
 impl Neighbours {
@@ -59,7 +61,7 @@ impl Neighbours {
             .is_none_or(|last| last.elapsed() > self.settling);
         if is_due {
             self.settled = Some(Instant::now());
-            self.settling = (2 * self.settling).clamp(SOON, AGAIN);
+            self.settling = (2 * self.settling).clamp(SOON, FAILED);
         }
         is_due
     }
@@ -318,22 +320,44 @@ impl Target {
     /// meanwhile.
     pub(super) fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         let is_vain = |since: Instant| since.elapsed() < AGAIN;
+        let mut outcome = self.check_trap_unblocked(hold);
         if !matches!(hold, Hold::Brief) || self.neighbours.blocked.is_some_and(is_vain) {
-            return self.check_trap_unblocked(hold);
+            return outcome;
         }
-        let mut outcome = Ok(());
         for _ in 0..TRIES {
+            if outcome.is_ok() {
+                break;
+            }
             if !self.wait_for_unblocking() {
                 self.neighbours.blocked = Some(Instant::now());
                 return self.check_trap_unblocked(hold);
             }
             // Another one may do so just when all are held.
             outcome = self.check_trap_unblocked(hold);
-            if outcome.is_ok() {
-                break;
-            }
         }
         outcome
+    }
+
+    /// Looks for threads that have come to block SIGTRAP since it was hooked by a breakpoint, or since kernel uprobes make threads trap in
+    /// jumps: they would be killed there. One that runs may do so for a moment only.
+    pub(super) fn unblock_late(&mut self) {
+        let is_breakpoint = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
+        let is_at_risk = self.neighbours.looked.is_some() || self.sites.values().any(is_breakpoint);
+        let last = self.neighbours.unblocked.unwrap_or(self.since);
+        let has_failed = self
+            .neighbours
+            .blocked
+            .is_some_and(|since| since.elapsed() < FAILED);
+        if !is_at_risk || has_failed || last.elapsed() < WATCHED || self.waits_for_child() {
+            return;
+        }
+        self.neighbours.unblocked = Some(Instant::now());
+        let blocking = self.thread_blocking_traps();
+        if blocking.is_some_and(|one| !one.is_running)
+            && self.check_trap_unblocked(&mut Hold::Brief).is_err()
+        {
+            self.neighbours.blocked = Some(Instant::now());
+        }
     }
 
     /// Waits until no thread blocks SIGTRAP; false if one seems to do so for good.

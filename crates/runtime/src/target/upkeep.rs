@@ -33,6 +33,7 @@ impl Target {
         }
         self.settle_unguarded();
         let _ = self.mend();
+        self.unblock_late();
         let mut told = self.blinded();
         told.extend(self.mend_calls());
         told
