@@ -29,7 +29,7 @@ test: deps build
 		--test scripts --test callbacks --test objects --test tasks -- --show-output || status=$$?; \
 	echo "== with this machine's kernel as a guest's"; \
 	BEELINE_E2E_ENGINE=guest cargo test --release --no-fail-fast -p beeline-e2e \
-		--test scripts --test libbpf_tools --test mapped --test commands --test shortcut -- --show-output || status=$$?; \
+		--test scripts --test libbpf_tools --test mapped --test commands --test fast_path -- --show-output || status=$$?; \
 	exit $$status
 
 # The tests that could go on for ever, each for so many seconds, with new random numbers each time. What fails prints its

@@ -2,7 +2,7 @@
  * are not there, and when its files are closed or others are put into their places. Prints what the kernel says, so that two runs can
  * be compared; and on stderr whether another's code is mapped, and a socket that it did not open is there. */
 #define _GNU_SOURCE
-#include "shortcut.h"
+#include "fast_path.h"
 #include "raw.h"
 #include <dirent.h>
 #include <fcntl.h>
@@ -289,7 +289,7 @@ int main(int argc, char **argv)
     numbers(first, second);
     children(first);
     fprintf(stderr, "line: %s\n", line() >= 0 ? "yes" : "no");
-    say_shortcut();
+    say_fast_path();
     alone(first);
     closes(first, second);
     char numbers[2][16];

@@ -3,7 +3,7 @@
  * that are not there. Prints what does not depend on the kernel's order, so that two runs can be compared; and on stderr
  * whether another's code is mapped. */
 #define _GNU_SOURCE
-#include "shortcut.h"
+#include "fast_path.h"
 #include "raw.h"
 #include <pthread.h>
 #include <sys/mman.h>
@@ -314,6 +314,6 @@ int main(void)
     runs(filled(BPF_MAP_TYPE_HASH, 3));
     pins(maps[3]);
     names(maps[3]);
-    say_shortcut();
+    say_fast_path();
     return 0;
 }

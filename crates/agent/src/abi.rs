@@ -43,10 +43,10 @@ pub struct EntryPoints {
     pub landing: u64,
     /// [`crate::unwinding::beeline_listed`].
     pub listed: u64,
-    /// [`crate::shortcut::beeline_shortcut`].
-    pub shortcut: u64,
-    /// [`crate::shortcut::walks::beeline_walk_shortcut`].
-    pub walk_shortcut: u64,
+    /// [`crate::fast_path::beeline_fast_path`].
+    pub fast_path: u64,
+    /// [`crate::fast_path::walks::beeline_guest_fast_path`].
+    pub guest_fast_path: u64,
     /// [`crate::calls::beeline_call_enter`].
     pub call_enter: u64,
     /// [`crate::calls::beeline_call_exit`].

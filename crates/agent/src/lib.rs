@@ -1,7 +1,7 @@
 //! What runs inside a target: the way from a trampoline into programs ([`enter`]), the helpers they call
 //! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]) and unwinders that meet them ([`unwinding`]), the signal handlers
 //! ([`signals`]) and what keeps them in place ([`natives`]), system calls ([`calls`]). And what runs inside a tool: its own map operations
-//! ([`shortcut`]).
+//! ([`fast_path`]).
 //!
 //! The crate is built twice. As a library it is part of the runtime, which lays out its structures ([`abi`]) and
 //! runs timer programs with it. As a freestanding program for `x86_64-unknown-none` it is the *agent*: one blob of
@@ -17,13 +17,13 @@ extern crate std;
 pub mod abi;
 pub mod calls;
 pub mod enter;
+pub mod fast_path;
 pub mod helpers;
 pub mod loads;
 pub mod natives;
 pub mod objects;
 pub mod returns;
 mod room;
-pub mod shortcut;
 pub mod signals;
 mod sys;
 pub mod unwinding;

@@ -27,6 +27,7 @@ use beeline_inject::{Process, Seccomp, Stopped};
 use crate::backend::Id;
 use crate::deaths::Deaths;
 use crate::error::{Error, os};
+use crate::fast_path::FastPaths;
 use crate::leave;
 use crate::life::SessionId;
 use crate::link::{CallLink, FilePlace, Uprobe};
@@ -39,7 +40,6 @@ use crate::ring::Ring;
 use crate::scope::Scope;
 use crate::session::Report;
 use crate::shared::Shared;
-use crate::shortcut::Shortcuts;
 use crate::target::{Body, Hold, Home, Request, Target};
 use candidates::is_part_of_us;
 pub use candidates::left_out;
@@ -570,10 +570,10 @@ impl Reach {
         owner
     }
 
-    /// Gives a process of the tool a shortcut at the `syscall` instruction before `ip`.
-    pub fn open_shortcut(&self, pid: i32, ip: u64, shortcuts: &Shortcuts) -> Result<(), Error> {
+    /// Gives a process of the tool a fast path at the `syscall` instruction before `ip`.
+    pub fn open_fast_path(&self, pid: i32, ip: u64, fast_paths: &FastPaths) -> Result<(), Error> {
         let process = self.open(pid)?;
-        shortcuts.open(&process, || self.new_owner(&process), ip, &self.shared)
+        fast_paths.open(&process, || self.new_owner(&process), ip, &self.shared)
     }
 
     /// A process has died: what others may be waiting for is freed at once, the rest in the next round.

@@ -16,6 +16,7 @@ use crate::backend::{
 use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
+use crate::fast_path::{self, FastPaths};
 use crate::improver::{self, Improver};
 use crate::link::{self, Link};
 use crate::map::MapObject;
@@ -27,7 +28,6 @@ use crate::ring::Ring;
 use crate::runner::{Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
-use crate::shortcut::{self, Shortcuts};
 use crate::trace::Trace;
 
 /// Things that are not served of which the user is told: a tool that asks at random finds no end of them.
@@ -53,7 +53,7 @@ pub struct Runtime {
     trace: Mutex<Option<Arc<Trace>>>,
     // Dropped before the session page that it sleeps on.
     notifier: Notifier,
-    shortcuts: Shortcuts,
+    fast_paths: FastPaths,
     shared: Arc<Shared>,
 }
 
@@ -110,7 +110,7 @@ impl Runtime {
             improver,
             trace: Mutex::default(),
             notifier,
-            shortcuts: Shortcuts::new().map_err(os("creating the session's memory"))?,
+            fast_paths: FastPaths::new().map_err(os("creating the session's memory"))?,
             shared,
         }))
     }
@@ -264,7 +264,7 @@ impl Backend for Runtime {
             self.notifier.watch(&map);
         }
         self.reach.watch_map(&map);
-        self.shortcuts.list(&map);
+        self.fast_paths.list(&map);
         self.objects().maps.insert(id, map);
         Ok(id)
     }
@@ -274,7 +274,7 @@ impl Backend for Runtime {
             Ok(map) => map
                 .memory
                 .reopen()
-                .inspect(|file| shortcut::name_descriptor(file, &map)),
+                .inspect(|file| fast_path::name_descriptor(file, &map)),
             Err(_) => self.ring(id)?.share(),
         };
         shared.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EMFILE)))
@@ -376,7 +376,7 @@ impl Backend for Runtime {
 
     fn map_freeze(&self, map: Id) -> Result<(), Errno> {
         self.map(map)?.freeze()?;
-        self.shortcuts.freeze(map.0);
+        self.fast_paths.freeze(map.0);
         Ok(())
     }
 
@@ -536,8 +536,8 @@ impl Backend for Runtime {
     }
 
     fn shorten(&self, pid: i32, ip: u64) {
-        // The door goes on answering what has no shortcut.
-        let _ = self.reach.open_shortcut(pid, ip, &self.shortcuts);
+        // The door goes on answering what has no fast path.
+        let _ = self.reach.open_fast_path(pid, ip, &self.fast_paths);
     }
 
     fn info(&self, id: Id) -> Result<Info, Errno> {
@@ -566,7 +566,7 @@ impl Backend for Runtime {
     }
 
     fn release(&self, id: Id) {
-        self.shortcuts.unlist(id.0);
+        self.fast_paths.unlist(id.0);
         let link = {
             let mut objects = self.objects();
             objects.maps.remove(&id);

@@ -36,7 +36,7 @@ mod walks;
 
 use std::sync::Arc;
 
-use beeline_runtime::shortcut::Walks;
+use beeline_runtime::fast_path::Walks;
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::messages::Welcome;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -202,9 +202,9 @@ impl Answers for Guest {
         let is_often = || self.often.count(request.tid, request.ip) && self.may_be_stopped();
         if (is_step && is_often()) || self.lines.take_due(request) {
             let_lead();
-            // The door goes on answering where there can be no shortcut.
+            // The door goes on answering where there can be no fast path.
             if let Ok(true) = self.walks.open(request.process(), request.ip) {
-                self.lines.has_shortcut(request.tid);
+                self.lines.has_fast_path(request.tid);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Which of the tool's `syscall` instructions ask for map operations often enough to be given a shortcut.
+//! Which of the tool's `syscall` instructions ask for map operations often enough to be given a fast path.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ pub(crate) struct Often(Mutex<HashMap<(i32, u64), Count>>);
 
 struct Count {
     left: u32,
-    /// What the count begins with next time: twice as much each time, as a shortcut may not be possible.
+    /// What the count begins with next time: twice as much each time, as a fast path may not be possible.
     next: u32,
 }
 

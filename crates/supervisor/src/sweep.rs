@@ -175,11 +175,11 @@ pub(crate) fn is_mapped_writable(tid: i32, file: Key) -> bool {
     })
 }
 
-/// The file in a line of `/proc/PID/maps`: `start-end perms offset major:minor inode path`. What is mapped for a shortcut
+/// The file in a line of `/proc/PID/maps`: `start-end perms offset major:minor inode path`. What is mapped for a fast path
 /// is not the tool's.
 fn mapped_file(line: &str) -> Option<Key> {
     let start = u64::from_str_radix(line.split_once('-')?.0, 16).ok()?;
-    if beeline_runtime::shortcut::WINDOW.contains(&start) {
+    if beeline_runtime::fast_path::WINDOW.contains(&start) {
         return None;
     }
     let mut fields = line.split_ascii_whitespace().skip(3);
@@ -209,8 +209,8 @@ mod tests {
                 inode: 1027
             })
         );
-        let for_a_shortcut = line.replace("7f2c6a", "2bee00");
-        assert_eq!(mapped_file(&for_a_shortcut), None);
+        let for_a_fast_path = line.replace("7f2c6a", "2bee00");
+        assert_eq!(mapped_file(&for_a_fast_path), None);
         assert_eq!(mapped_file("7f2c6a000000-7f2c6a001000 rw-p"), None);
         assert_eq!(mapped_file(""), None);
     }

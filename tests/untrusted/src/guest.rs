@@ -1,6 +1,6 @@
 //! What hosts and guests say to each other, and what the guest's owner writes.
 
-use beeline_agent::shortcut::line;
+use beeline_agent::fast_path::line;
 use beeline_uapi::{AttachType, Command, ProgramType};
 use beeline_vm_memory::tree;
 use beeline_vm_protocol::address::Address;

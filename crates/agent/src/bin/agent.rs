@@ -3,7 +3,7 @@
 
 #[cfg(target_os = "none")]
 mod freestanding {
-    use beeline_agent::{calls, enter, helpers, natives, shortcut, signals, unwinding};
+    use beeline_agent::{calls, enter, fast_path, helpers, natives, signals, unwinding};
 
     // The blob starts with the offsets of its entry points, in the order of `beeline_agent::abi::EntryPoints`.
     core::arch::global_asm!(
@@ -18,8 +18,8 @@ mod freestanding {
         ".quad {iterate_objects} - beeline_table",
         ".quad {landing} - beeline_table",
         ".quad {listed} - beeline_table",
-        ".quad {shortcut} - beeline_table",
-        ".quad {walk_shortcut} - beeline_table",
+        ".quad {fast_path} - beeline_table",
+        ".quad {guest_fast_path} - beeline_table",
         ".quad {call_enter} - beeline_table",
         ".quad {call_exit} - beeline_table",
         ".quad {call_brief_enter} - beeline_table",
@@ -33,8 +33,8 @@ mod freestanding {
         iterate_objects = sym unwinding::beeline_iterate_objects,
         landing = sym unwinding::beeline_landing,
         listed = sym unwinding::beeline_listed,
-        shortcut = sym shortcut::beeline_shortcut,
-        walk_shortcut = sym shortcut::walks::beeline_walk_shortcut,
+        fast_path = sym fast_path::beeline_fast_path,
+        guest_fast_path = sym fast_path::walks::beeline_guest_fast_path,
         call_enter = sym calls::beeline_call_enter,
         call_exit = sym calls::beeline_call_exit,
         call_brief_enter = sym calls::beeline_call_brief_enter,

@@ -123,7 +123,7 @@ fn is_unfinished(
     let is_in_use = |region: &Region| {
         let mut magic = [0; 8];
         let is_read = process.read_memory(region.start, &mut magic).is_ok();
-        is_a(region, "-shortcut") || is_a(region, "-arena") && is_read && magic != [0; 8]
+        is_a(region, "-fast-path") || is_a(region, "-arena") && is_read && magic != [0; 8]
     };
     !is_known && !of_session.any(is_in_use) && !is_alive(session, regions)
 }

@@ -1,7 +1,7 @@
 //! Lines: further connections to the guest, by which the tool's processes look elements up without the way through the door.
 //!
-//! A process that looks up often gets a shortcut, as it does for walks, and then the socket of a line, at a number so high that the tool's own
-//! files do not come there. What its shortcut does with it is [`beeline_runtime::shortcut`]'s. Where something is in the way the process
+//! A process that looks up often gets a fast path, as it does for walks, and then the socket of a line, at a number so high that the tool's own
+//! files do not come there. What its fast path does with it is [`beeline_runtime::fast_path`]'s. Where something is in the way the process
 //! stays with the door.
 
 use std::collections::{HashMap, HashSet};
@@ -10,8 +10,8 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use beeline_runtime::fast_path::{KEY, MapByLine, VALUE, Walks};
 use beeline_runtime::proc;
-use beeline_runtime::shortcut::{KEY, MapByLine, VALUE, Walks};
 use beeline_vm_protocol::line::Line;
 
 use super::Guest;
@@ -39,7 +39,7 @@ pub(crate) struct Lines {
 struct Given {
     /// By their places on the board.
     lines: HashMap<usize, Line>,
-    /// Threads with their instructions that are to get a shortcut once their calls are answered.
+    /// Threads with their instructions that are to get a fast path once their calls are answered.
     due: HashSet<(i32, u64)>,
     threads: HashMap<i32, Process>,
     /// There can be none, or none any more.
@@ -49,7 +49,7 @@ struct Given {
 /// What a thread's process has.
 #[derive(Clone, Copy, PartialEq)]
 enum Process {
-    /// A shortcut.
+    /// A fast path.
     Hooked,
     /// And a line, at this place.
     Connected(usize),
@@ -78,17 +78,17 @@ impl Lines {
         drop(lines);
     }
 
-    /// Is the instruction by which a call was made to get a shortcut for a line's sake? Said once.
+    /// Is the instruction by which a call was made to get a fast path for a line's sake? Said once.
     pub(super) fn take_due(&self, request: &Request) -> bool {
         request.nr == libc::SYS_bpf && self.given().due.remove(&(request.tid, request.ip))
     }
 
-    /// The thread's process has a new shortcut: it may run another program, which has no line yet.
-    pub(super) fn has_shortcut(&self, tid: i32) {
+    /// The thread's process has a new fast path: it may run another program, which has no line yet.
+    pub(super) fn has_fast_path(&self, tid: i32) {
         self.given().threads.insert(tid, Process::Hooked);
     }
 
-    /// What the thread's process has, if it may have a line. `is_often`: it is to get a shortcut when its call is answered.
+    /// What the thread's process has, if it may have a line. `is_often`: it is to get a fast path when its call is answered.
     fn note(&self, request: &Request, is_often: bool) -> Option<Process> {
         let mut given = self.given();
         if given.is_over {
@@ -149,7 +149,7 @@ impl Call<'_, Guest> {
                 let threads = &mut lines.given().threads;
                 match connected {
                     Some(connected) => threads.insert(request.tid, connected),
-                    // It is tried again when it seems to need another shortcut.
+                    // It is tried again when it seems to need another fast path.
                     None => threads.remove(&request.tid),
                 };
             }

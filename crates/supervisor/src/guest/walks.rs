@@ -3,11 +3,11 @@
 //!
 //! A value that was fetched is given once, and only for a moment: what a tool reads is never older than that. Keys that the tool deletes
 //! on its way stay known as steps to go on from, and are none to come to. A tool that takes many steps takes them in its own process, once it
-//! has a shortcut ([`beeline_runtime::shortcut::Walks`]): what was fetched is shown there.
+//! has a fast path ([`beeline_runtime::fast_path::Walks`]): what was fetched is shown there.
 
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
-use beeline_runtime::shortcut::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
+use beeline_runtime::fast_path::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::{changes_elements, long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;

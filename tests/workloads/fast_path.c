@@ -3,7 +3,7 @@
  * memory that is not there or read-only, frozen maps, wrong sizes. Prints each result, so that two runs can be compared;
  * and on stderr whether another's code is mapped. */
 #define _GNU_SOURCE
-#include "shortcut.h"
+#include "fast_path.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/bpf.h>
@@ -160,6 +160,6 @@ int main(void)
     printf("freeze: %ld", bpf(22, &attr, 4));
     printf(", then %ld, %ld\n", element(BPF_MAP_UPDATE_ELEM, second, &key, &value, 0), element(BPF_MAP_LOOKUP_ELEM, second, &key, &value, 0));
 
-    say_shortcut();
+    say_fast_path();
     return 0;
 }

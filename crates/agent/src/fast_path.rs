@@ -1,7 +1,7 @@
 //! A tool's own map operations, done in the tool's process: what its `bpf()` would wait microseconds for.
 //!
 //! The runtime puts a jump over a `syscall` instruction by which a tool asks for map operations often. The trampoline
-//! there calls [`beeline_shortcut`] for `bpf` and makes the system call for whatever that declines ([`DECLINED`]): every
+//! there calls [`beeline_fast_path`] for `bpf` and makes the system call for whatever that declines ([`DECLINED`]): every
 //! command but the few below, every map that is not a plain one, arguments that look wrong. So an answer from here is
 //! always the one that the door would give, only sooner.
 //!
@@ -58,7 +58,7 @@ pub const FROZEN: u32 = 2;
 /// What one process of a tool has: private memory, all zero in a forked child.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Shortcut {
+pub struct FastPath {
     /// 0 in a forked child, which goes by the door.
     pub alive: AtomicU32,
     /// The mark of this process in the maps' locks.
@@ -115,20 +115,20 @@ mod cmd {
     pub(super) const DELETE_BATCH: u64 = 27;
 }
 
-/// `bpf(command, attribute, size)` in a process that has a shortcut: the call's result, negative for an error, or
+/// `bpf(command, attribute, size)` in a process that has a fast path: the call's result, negative for an error, or
 /// [`DECLINED`].
 ///
 /// # Safety
-/// For trampolines only: `shortcut` is the process's own. The arguments may be anything.
+/// For trampolines only: `fast_path` is the process's own. The arguments may be anything.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_shortcut(
+pub unsafe extern "sysv64" fn beeline_fast_path(
     command: u64,
     attribute: u64,
     size: u64,
-    shortcut: *const Shortcut,
+    fast_path: *const FastPath,
 ) -> i64 {
     // SAFETY: private memory of the process, mapped as long as the trampoline is.
-    let here = unsafe { &*shortcut };
+    let here = unsafe { &*fast_path };
     if here.alive.load(Relaxed) == 0 {
         return DECLINED;
     }
@@ -166,7 +166,7 @@ struct Element {
 /// Longer keys are not iterated over here.
 const LONGEST_KEY: usize = 128;
 
-impl Shortcut {
+impl FastPath {
     /// Does what the command says. `None`: it is not for here.
     fn operate(&self, command: u64, element: &Element) -> Option<Result<(), Errno>> {
         let (map, writable) = self.map(element.fd)?;

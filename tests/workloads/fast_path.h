@@ -4,14 +4,14 @@
 #include <string.h>
 
 /* Says on stderr whether another's code is mapped by which this process does map operations itself. */
-static inline void say_shortcut(void)
+static inline void say_fast_path(void)
 {
     char line[512];
     int mapped = 0;
     FILE *maps = fopen("/proc/self/maps", "r");
     while (maps && fgets(line, sizeof line, maps))
-        mapped |= strstr(line, "-shortcut") != 0;
+        mapped |= strstr(line, "-fast-path") != 0;
     if (maps)
         fclose(maps);
-    fprintf(stderr, "shortcut: %s\n", mapped ? "yes" : "no");
+    fprintf(stderr, "fast path: %s\n", mapped ? "yes" : "no");
 }

@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use beeline_agent::shortcut::line::{KEY, LINES, VALUE};
-use beeline_agent::shortcut::line::{LISTED, LineUse, ListedMap, Socket};
-use beeline_agent::shortcut::walks::{Board, Marks};
+pub use beeline_agent::fast_path::line::{KEY, LINES, VALUE};
+use beeline_agent::fast_path::line::{LISTED, LineUse, ListedMap, Socket};
+use beeline_agent::fast_path::walks::{Board, Marks};
 
 use super::walks::changed;
 use crate::memory::Memory;

@@ -1,7 +1,7 @@
-//! Shortcuts: the tool's processes do their own map operations, without the way through the door.
+//! Fast paths: the tool's processes do their own map operations, without the way through the door.
 //!
 //! A process gets one when it has asked the door often from one `syscall` instruction. A jump over that instruction
-//! leads to [`beeline_agent::shortcut`], which knows the session's maps from a directory that this module keeps, and maps
+//! leads to [`beeline_agent::fast_path`], which knows the session's maps from a directory that this module keeps, and maps
 //! their files by the tool's own descriptors. Whatever stands in the way of it (a tracer, code that is not the
 //! file's, no room) leaves the process with the door, which answers everything.
 
@@ -13,9 +13,9 @@ use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Release;
 
-pub use beeline_agent::shortcut::WINDOW;
-use beeline_agent::shortcut::{
-    Directory, FROZEN, LISTED, Listed, MAP_POSITION, READS, SERVED, Shortcut, ToolMemory, WRITES,
+pub use beeline_agent::fast_path::WINDOW;
+use beeline_agent::fast_path::{
+    Directory, FROZEN, FastPath, LISTED, Listed, MAP_POSITION, READS, SERVED, ToolMemory, WRITES,
 };
 use beeline_inject::{Process, ProtFlags};
 use beeline_maps::Kind as MapKind;
@@ -30,15 +30,15 @@ use hooks::{Code, Hooks};
 pub use lines::{KEY, LINES, MapByLine, VALUE};
 pub use walks::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS, Walks};
 
-/// The shortcuts of a session.
+/// The fast paths of a session.
 #[derive(Debug)]
-pub struct Shortcuts {
+pub struct FastPaths {
     /// Holds a [`Directory`].
     directory: Memory,
     hooks: Hooks,
 }
 
-impl Shortcuts {
+impl FastPaths {
     /// An empty directory.
     pub fn new() -> std::io::Result<Self> {
         let name = SessionId::own().name("directory");
@@ -87,7 +87,7 @@ impl Shortcuts {
         }
     }
 
-    /// Gives a process of the tool its shortcut at the `syscall` instruction before `ip`, if that can be. `owner` makes
+    /// Gives a process of the tool its fast path at the `syscall` instruction before `ip`, if that can be. `owner` makes
     /// the tag of what it holds in shared memory.
     pub fn open(
         &self,
@@ -98,23 +98,23 @@ impl Shortcuts {
     ) -> Result<(), Error> {
         let code = Code {
             agent: &shared.agent,
-            function: shared.agent.points().shortcut,
+            function: shared.agent.points().fast_path,
             files: &shared.files,
             shared: &[(&self.directory, ProtFlags::READ)],
-            private_len: size_of::<Shortcut>(),
+            private_len: size_of::<FastPath>(),
         };
         let pid = own_pid(process.pid()) as u64;
         let opened = self.hooks.open(process, ip, &code, |shared| {
             let directory = shared.first().copied().unwrap_or_default();
-            let memory = offset_of!(Shortcut, memory) + offset_of!(ToolMemory, pid);
+            let memory = offset_of!(FastPath, memory) + offset_of!(ToolMemory, pid);
             vec![
                 (
-                    offset_of!(Shortcut, directory),
+                    offset_of!(FastPath, directory),
                     directory.to_ne_bytes().to_vec(),
                 ),
                 (memory, pid.to_ne_bytes().to_vec()),
-                (offset_of!(Shortcut, owner), owner().to_ne_bytes().to_vec()),
-                (offset_of!(Shortcut, alive), 1u32.to_ne_bytes().to_vec()),
+                (offset_of!(FastPath, owner), owner().to_ne_bytes().to_vec()),
+                (offset_of!(FastPath, alive), 1u32.to_ne_bytes().to_vec()),
             ]
         });
         opened.map(drop)
@@ -133,11 +133,11 @@ impl Shortcuts {
     }
 }
 
-/// Gives a new descriptor of a map's file the position by which a shortcut knows it.
+/// Gives a new descriptor of a map's file the position by which a fast path knows it.
 pub fn name_descriptor(file: &OwnedFd, map: &MapObject) {
     let access = map.access();
     let bits = if access.reads { READS } else { 0 } | if access.writes { WRITES } else { 0 };
     let position = MAP_POSITION | u64::from(map.id.0) << 8 | bits;
-    // Without it there is no shortcut for this descriptor.
+    // Without it there is no fast path for this descriptor.
     let _ = rustix::fs::seek(file, rustix::fs::SeekFrom::Start(position));
 }

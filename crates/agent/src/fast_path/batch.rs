@@ -5,7 +5,7 @@ use beeline_maps::{Kind, Map};
 use beeline_uapi::Errno;
 
 use super::memory::overlap;
-use super::{Shortcut, cmd};
+use super::{FastPath, cmd};
 
 /// The part of `union bpf_attr` for these commands.
 #[repr(C)]
@@ -34,8 +34,8 @@ struct Job<'m> {
     values_len: usize,
 }
 
-impl Shortcut {
-    /// As [`Shortcut::operate`].
+impl FastPath {
+    /// As [`FastPath::operate`].
     pub(super) fn batch(&self, command: u64, at: u64, size: u64) -> Option<Result<(), Errno>> {
         let batch: Batch = self.memory.attribute(at, size)?;
         let (map, writable) = self.map(batch.fd)?;

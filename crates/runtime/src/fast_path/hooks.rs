@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use beeline_agent::abi::{ORIGINAL_BYTES, Site};
-use beeline_agent::shortcut::DECLINED;
+use beeline_agent::fast_path::DECLINED;
 use beeline_hook::{Function, Kind, Plan, SystemCall, TrampolineSpec};
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
 
@@ -19,7 +19,7 @@ use crate::patch;
 use crate::proc::start_time;
 use crate::target::{OURS, mapping};
 
-/// The processes of a tool that have shortcuts, or could not be given any.
+/// The processes of a tool that have fast paths, or could not be given any.
 #[derive(Debug, Default)]
 pub(super) struct Hooks {
     /// Processes that were looked at, by id; each with its start time, and what was made of its sites.
@@ -105,7 +105,7 @@ fn hook(
         .reach()
         .ok_or_else(|| fail("its instructions are too far apart".into()))?;
     let mut arena =
-        Arena::new(&SessionId::own().name("shortcut")).map_err(os("creating an arena"))?;
+        Arena::new(&SessionId::own().name("fast-path")).map_err(os("creating an arena"))?;
     let near = process.find_gap(reach, ARENA_BYTES as u64)?;
     let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
     let runs = ProtFlags::READ | ProtFlags::EXEC;

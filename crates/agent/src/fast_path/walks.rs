@@ -22,7 +22,7 @@ use beeline_uapi::Errno;
 use super::line::{LINES, LISTED, Line, LineUse, ListedMap, Room, Socket};
 use super::memory::{ToolMemory, overlap};
 use super::{Element, LONGEST_KEY, cmd, result};
-use crate::shortcut::DECLINED;
+use crate::fast_path::DECLINED;
 use crate::sys::{self, nr};
 
 /// Walks that a tool can be on at a time; more are left to the door.
@@ -108,7 +108,7 @@ unsafe impl Sync for Bytes {}
 /// What one process of a tool has: private memory, all zero in a forked child.
 #[repr(C)]
 #[derive(Debug)]
-pub struct WalkShortcut {
+pub struct GuestFastPath {
     /// 0 in a forked child, which goes by the door.
     pub alive: AtomicU32,
     /// The tool's.
@@ -129,16 +129,16 @@ pub struct WalkShortcut {
 /// [`DECLINED`].
 ///
 /// # Safety
-/// For trampolines only: `shortcut` is the process's own. The arguments may be anything.
+/// For trampolines only: `fast_path` is the process's own. The arguments may be anything.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_walk_shortcut(
+pub unsafe extern "sysv64" fn beeline_guest_fast_path(
     command: u64,
     attribute: u64,
     size: u64,
-    shortcut: *const WalkShortcut,
+    fast_path: *const GuestFastPath,
 ) -> i64 {
     // SAFETY: private memory of the process, mapped as long as the trampoline is.
-    let here = unsafe { &*shortcut };
+    let here = unsafe { &*fast_path };
     if here.alive.load(Relaxed) == 0 || !matches!(command, cmd::LOOKUP | cmd::NEXT_KEY) {
         return DECLINED;
     }
@@ -146,7 +146,7 @@ pub unsafe extern "sysv64" fn beeline_walk_shortcut(
     result(element.and_then(|element| here.step(command, &element)))
 }
 
-impl WalkShortcut {
+impl GuestFastPath {
     /// Does what the command says. `None`: it is not for here.
     fn step(&self, command: u64, element: &Element) -> Option<Result<(), Errno>> {
         if element.key == 0 || element.unused != 0 || element.flags != 0 {

@@ -16,7 +16,7 @@ fn both_wanted() -> Result<(), String> {
     }
 }
 
-/// Runs a program on both engines, and asserts that it says the same, and found a shortcut. Gives what it said to us.
+/// Runs a program on both engines, and asserts that it says the same, and found a fast path. Gives what it said to us.
 fn same_answers(program: &str) -> Result<Vec<String>, String> {
     both_wanted()?;
     let _turn = Turn::take();
@@ -31,7 +31,7 @@ fn same_answers(program: &str) -> Result<Vec<String>, String> {
     assert_eq!(kernel.stdout, beeline.stdout, "{:?}", beeline.stderr);
     // Else this test tells nothing.
     assert!(
-        beeline.stderr.contains(&"shortcut: yes".to_owned()),
+        beeline.stderr.contains(&"fast path: yes".to_owned()),
         "{:?}",
         beeline.stderr
     );
@@ -40,7 +40,7 @@ fn same_answers(program: &str) -> Result<Vec<String>, String> {
 
 #[test]
 fn operations_are_answered_as_by_the_kernel() {
-    need!(same_answers("shortcut.c"));
+    need!(same_answers("fast_path.c"));
 }
 
 #[test]
@@ -100,5 +100,5 @@ fn a_tool_in_go_is_left_alone() {
     let program = scratch.build_go(&go, "operations.go");
     let ended = Tool::start(Engine::Beeline.command(&program)).wait();
     assert!(ended.status.success(), "{ended:?}");
-    assert_eq!(ended.stdout, ["shortcut: false"], "{ended:?}");
+    assert_eq!(ended.stdout, ["fast path: false"], "{ended:?}");
 }

@@ -8,9 +8,9 @@ use std::sync::atomic::{
 };
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use beeline_agent::shortcut::ToolMemory;
-pub use beeline_agent::shortcut::walks::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
-use beeline_agent::shortcut::walks::{Board, Marks, WALKS, Walk, WalkMarks, WalkShortcut};
+use beeline_agent::fast_path::ToolMemory;
+pub use beeline_agent::fast_path::walks::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
+use beeline_agent::fast_path::walks::{Board, GuestFastPath, Marks, WALKS, Walk, WalkMarks};
 use beeline_inject::{Options, Process, ProtFlags, Seccomp};
 
 use super::hooks::{Code, Fill, Hooks};
@@ -23,7 +23,7 @@ use crate::memory::Memory;
 use crate::proc::own_pid;
 use crate::vdso;
 
-/// Walks of a tool through a guest's maps, and the lines to it; and its processes' shortcuts to both.
+/// Walks of a tool through a guest's maps, and the lines to it; and its processes' fast paths to both.
 #[derive(Debug)]
 pub struct Walks {
     /// Holds a [`Board`], which only this value writes.
@@ -87,7 +87,7 @@ impl Walks {
         })
     }
 
-    /// Gives a process of the tool a shortcut at the `syscall` instruction before `ip`. What goes wrong leaves it with the door. Has the process
+    /// Gives a process of the tool a fast path at the `syscall` instruction before `ip`. What goes wrong leaves it with the door. Has the process
     /// one now?
     pub fn open(&self, pid: i32, ip: u64) -> Result<bool, Error> {
         let agent = self.agent.get_or_init(|| Agent::new().ok()).as_ref();
@@ -106,13 +106,13 @@ impl Walks {
         }
         let code = Code {
             agent,
-            function: agent.points().walk_shortcut,
+            function: agent.points().guest_fast_path,
             files: &self.files,
             shared: &[
                 (&self.board, ProtFlags::READ),
                 (&self.marks, ProtFlags::READ | ProtFlags::WRITE),
             ],
-            private_len: size_of::<WalkShortcut>(),
+            private_len: size_of::<GuestFastPath>(),
         };
         let own = own_pid(pid) as u64;
         let clock_gettime = vdso::clock_gettime(&process.memory()?, &process.regions()?)?;
@@ -121,24 +121,27 @@ impl Walks {
             let [board, marks] = shared[..] else {
                 return Fill::new();
             };
-            let memory = offset_of!(WalkShortcut, memory) + offset_of!(ToolMemory, pid);
+            let memory = offset_of!(GuestFastPath, memory) + offset_of!(ToolMemory, pid);
             let line = self.places().take(&self.owners, pid).unwrap_or(LINES) as u32;
             vec![
                 (
-                    offset_of!(WalkShortcut, board),
+                    offset_of!(GuestFastPath, board),
                     board.to_ne_bytes().to_vec(),
                 ),
                 (
-                    offset_of!(WalkShortcut, marks),
+                    offset_of!(GuestFastPath, marks),
                     marks.to_ne_bytes().to_vec(),
                 ),
                 (
-                    offset_of!(WalkShortcut, clock_gettime),
+                    offset_of!(GuestFastPath, clock_gettime),
                     clock_gettime.to_ne_bytes().to_vec(),
                 ),
-                (offset_of!(WalkShortcut, line), line.to_ne_bytes().to_vec()),
+                (offset_of!(GuestFastPath, line), line.to_ne_bytes().to_vec()),
                 (memory, own.to_ne_bytes().to_vec()),
-                (offset_of!(WalkShortcut, alive), 1u32.to_ne_bytes().to_vec()),
+                (
+                    offset_of!(GuestFastPath, alive),
+                    1u32.to_ne_bytes().to_vec(),
+                ),
             ]
         })?;
         self.is_open.fetch_or(is_open, Release);
@@ -243,7 +246,7 @@ impl Walks {
         self.places().unlist(&self.listing, file);
     }
 
-    /// Which line is for a process with a shortcut; `None` if others had them all when it got that.
+    /// Which line is for a process with a fast path; `None` if others had them all when it got that.
     pub fn line_of(&self, pid: i32) -> Option<usize> {
         self.owners.place_of(pid)
     }
