@@ -45,7 +45,7 @@ pub struct EntryPoints {
     pub listed: u64,
     /// [`crate::fast_path::beeline_fast_path`].
     pub fast_path: u64,
-    /// [`crate::fast_path::walks::beeline_guest_fast_path`].
+    /// [`crate::fast_path::prefetch::beeline_guest_fast_path`].
     pub guest_fast_path: u64,
     /// [`crate::calls::beeline_call_enter`].
     pub call_enter: u64,

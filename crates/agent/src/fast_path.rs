@@ -11,9 +11,9 @@
 //! The tool's pointers are checked once for each page, by a system call that fails where memory is missing.
 
 mod batch;
-pub mod line;
+pub mod lookup_channel;
 mod memory;
-pub mod walks;
+pub mod prefetch;
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::{

@@ -6,8 +6,8 @@
 //! file's, no room) leaves the process with the door, which answers everything.
 
 mod hooks;
-mod lines;
-mod walks;
+mod lookup_channel;
+mod prefetch;
 
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
@@ -27,8 +27,8 @@ use crate::memory::Memory;
 use crate::proc::own_pid;
 use crate::shared::Shared;
 use hooks::{Code, Hooks};
-pub use lines::{KEY, LINES, MapByLine, VALUE};
-pub use walks::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS, Walks};
+pub use lookup_channel::{CHANNELS, KEY, MapByChannel, VALUE};
+pub use prefetch::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, Prefetch, STEPS};
 
 /// The fast paths of a session.
 #[derive(Debug)]

@@ -21,22 +21,22 @@ mod fake;
 mod files;
 mod iterators;
 mod kept;
-mod lines;
+mod lookup_channel;
 mod memory;
 mod objects;
 mod pins;
 mod polling;
+mod prefetch;
 mod refused;
 mod rings;
 mod sharing;
 mod trace;
 mod types;
 mod waiting;
-mod walks;
 
 use std::sync::Arc;
 
-use beeline_runtime::fast_path::Walks;
+use beeline_runtime::fast_path::Prefetch;
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::messages::Welcome;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -52,7 +52,7 @@ use crate::fds::Key;
 use crate::guest::changes::Changes;
 use crate::guest::files::Files;
 use crate::guest::kept::Kept;
-use crate::guest::lines::Lines;
+use crate::guest::lookup_channel::LookupChannels;
 use crate::guest::objects::{Object, Objects};
 use crate::guest::rings::Rings;
 use crate::guest::types::Types;
@@ -71,8 +71,8 @@ pub(crate) struct Guest {
     pub(crate) types: Types,
     pub(crate) kept: Kept,
     /// What the tool's processes see of its walks through maps.
-    pub(crate) walks: Walks,
-    pub(crate) lines: Arc<Lines>,
+    pub(crate) prefetch: Prefetch,
+    pub(crate) lookup_channels: Arc<LookupChannels>,
     often: Often,
     changes: Arc<Changes>,
     /// Where the guest's memory can be seen from here.
@@ -84,17 +84,17 @@ impl Guest {
         connection: Arc<Connection>,
         sharing: Option<Arc<Sharing>>,
     ) -> std::io::Result<Self> {
-        let lines = Arc::new(Lines::new(connection.may_join()));
-        let at_loss = (Arc::clone(&lines), sharing.clone());
+        let lookup_channels = Arc::new(LookupChannels::new(connection.may_join()));
+        let at_loss = (Arc::clone(&lookup_channels), sharing.clone());
         connection.set_at_loss(Box::new(move || {
-            let (lines, sharing) = at_loss;
+            let (lookup_channels, sharing) = at_loss;
             if let Some(sharing) = sharing {
                 sharing.tear_down();
             }
-            lines.end();
+            lookup_channels.end();
         }));
         Ok(Self {
-            lines,
+            lookup_channels,
             sharing,
             objects: Arc::new(Objects::new()?),
             bpffs: BpfFs::default(),
@@ -102,7 +102,7 @@ impl Guest {
             rings: Rings::default(),
             types: Types::default(),
             kept: Kept::new(connection.welcome()),
-            walks: Walks::new()?,
+            prefetch: Prefetch::new()?,
             often: Often::default(),
             changes: Arc::default(),
             connection,
@@ -200,11 +200,11 @@ impl Answers for Guest {
         let is_step = request.nr == libc::SYS_bpf
             && Command(request.args[0] as u32) == Command::MAP_GET_NEXT_KEY;
         let is_often = || self.often.count(request.tid, request.ip) && self.may_be_stopped();
-        if (is_step && is_often()) || self.lines.take_due(request) {
+        if (is_step && is_often()) || self.lookup_channels.take_due(request) {
             let_lead();
             // The door goes on answering where there can be no fast path.
-            if let Ok(true) = self.walks.open(request.process(), request.ip) {
-                self.lines.has_fast_path(request.tid);
+            if let Ok(true) = self.prefetch.open(request.process(), request.ip) {
+                self.lookup_channels.has_fast_path(request.tid);
             }
         }
     }
@@ -218,7 +218,7 @@ impl Answers for Guest {
 
     fn tend(&self) {
         let store = || self.rings.store(&self.connection);
-        let closed = |key: Key| self.walks.unlist((key.device, key.inode));
+        let closed = |key: Key| self.prefetch.unlist((key.device, key.inode));
         self.objects.reap(self.sharing.as_deref(), store, closed);
     }
 
@@ -231,7 +231,7 @@ impl Answers for Guest {
         if let Some(sharing) = &self.sharing {
             sharing.release(&self.connection);
         }
-        self.lines.end();
+        self.lookup_channels.end();
         drop(self.bpffs.clear());
         self.objects.clear();
         self.connection.close();

@@ -1,6 +1,6 @@
 //! What hosts and guests say to each other, and what the guest's owner writes.
 
-use beeline_agent::fast_path::line;
+use beeline_agent::fast_path::lookup_channel;
 use beeline_uapi::{AttachType, Command, ProgramType};
 use beeline_vm_memory::tree;
 use beeline_vm_protocol::address::Address;
@@ -50,16 +50,16 @@ const LINES_ID: u32 = 7;
 /// What a tool's own line takes for an answer is one.
 fn line_answer(data: &[u8]) {
     for len in [1, 8, 300] {
-        let said = match line::answer(data, LINES_ID, len) {
-            Some(line::Answer::Value(value)) => Said::Content(Content {
+        let said = match lookup_channel::answer(data, LINES_ID, len) {
+            Some(lookup_channel::Answer::Value(value)) => Said::Content(Content {
                 data: value.to_vec(),
                 end: false,
             }),
-            Some(line::Answer::Refused(errno)) => Said::Refused(Refused {
+            Some(lookup_channel::Answer::Refused(errno)) => Said::Refused(Refused {
                 errno: errno as u32,
                 ..Refused::default()
             }),
-            Some(line::Answer::Explained) | None => continue,
+            Some(lookup_channel::Answer::Explained) | None => continue,
         };
         let message = frame::read::<GuestMessage>(&mut &*data);
         let id = LINES_ID.into();

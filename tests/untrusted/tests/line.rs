@@ -1,6 +1,6 @@
 //! What a tool says on its own line, and hears there, is the protocol's.
 
-use beeline_agent::fast_path::line::{Answer, KEY, ROOM, VALUE, answer, request};
+use beeline_agent::fast_path::lookup_channel::{Answer, KEY, ROOM, VALUE, answer, request};
 use beeline_vm_protocol::frame;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;

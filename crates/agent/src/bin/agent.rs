@@ -34,7 +34,7 @@ mod freestanding {
         landing = sym unwinding::beeline_landing,
         listed = sym unwinding::beeline_listed,
         fast_path = sym fast_path::beeline_fast_path,
-        guest_fast_path = sym fast_path::walks::beeline_guest_fast_path,
+        guest_fast_path = sym fast_path::prefetch::beeline_guest_fast_path,
         call_enter = sym calls::beeline_call_enter,
         call_exit = sym calls::beeline_call_exit,
         call_brief_enter = sym calls::beeline_call_brief_enter,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use beeline_uapi::Errno;
 use beeline_vm_protocol::channel::Channel;
 use beeline_vm_protocol::client::{Client, Failure, GreetError};
-use beeline_vm_protocol::line::Line;
+use beeline_vm_protocol::lookup_channel::LookupChannel;
 use beeline_vm_protocol::messages::Welcome;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
@@ -76,7 +76,7 @@ impl Connection {
     }
 
     /// Another connection to the guest, for look-ups with what this one has. Errors: those of [`Client::join`].
-    pub(super) fn join(&self) -> std::io::Result<Line> {
+    pub(super) fn join(&self) -> std::io::Result<LookupChannel> {
         self.client.join()
     }
 

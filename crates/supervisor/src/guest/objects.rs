@@ -16,8 +16,8 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::connection::Connection;
 use super::memory::Memory;
+use super::prefetch::Walk;
 use super::sharing::Sharing;
-use super::walks::Walk;
 use crate::fds::{Key, anchor, errno, key_of, key_of_descriptor};
 use crate::mode::Mode;
 

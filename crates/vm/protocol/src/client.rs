@@ -12,7 +12,7 @@ use crate::address::Address;
 use crate::channel::Channel;
 use crate::conversation::{self, Receiver, Sender};
 use crate::frame;
-use crate::line::Line;
+use crate::lookup_channel::LookupChannel;
 use crate::messages::guest_message::Body as Said;
 use crate::messages::host_message::Body as Asked;
 use crate::messages::{Done, GuestMessage, Hello, HostMessage, Refused, Release, Welcome};
@@ -173,9 +173,9 @@ impl Client {
 
     /// Another connection to the guest, for look-ups with what this one has. Errors: `Unsupported` where there can be only one, or what
     /// travels is encrypted; those of connecting.
-    pub fn join(&self) -> io::Result<Line> {
+    pub fn join(&self) -> io::Result<LookupChannel> {
         let address = self.again.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        Line::join(address, &self.welcome.token)
+        LookupChannel::join(address, &self.welcome.token)
     }
 
     /// Ends it once the guest has done all that it was told, so that what was released is gone: what is left would be given back as well,

@@ -1,7 +1,7 @@
 //! What `beeline run --guest` on a host and `beeline guest` in a virtual machine say to each other: the [`messages`] (Protocol Buffers,
 //! described in `proto/guest.proto`), how they are framed on a stream ([`frame`]), and the table of the `bpf(2)` commands that travel in
 //! them ([`layout`], [`instructions`], [`info`]). What carries them is a [`channel`] to an [`address`], [`listen`]ed to by the guest; a
-//! [`conversation`] is the messages on one, and a [`client`] the host's end of it, and a [`line`] a further one for look-ups, which the
+//! [`conversation`] is the messages on one, and a [`client`] the host's end of it, and a [`lookup_channel`] a further one for look-ups, which the
 //! guest reads and answers in place ([`look_up`]); [`content`] is what is sent once only. No system call is made here but those of the
 //! stream.
 
@@ -14,9 +14,9 @@ pub mod frame;
 pub mod info;
 pub mod instructions;
 pub mod layout;
-pub mod line;
 pub mod listen;
 pub mod look_up;
+pub mod lookup_channel;
 mod serial;
 pub mod stream;
 pub mod tls;

@@ -19,7 +19,7 @@ mod holder;
 mod info;
 mod iterators;
 mod lanes;
-mod lines;
+mod lookup_channel;
 mod own;
 mod pages;
 mod perf;
@@ -50,12 +50,12 @@ use serde_json::json;
 use crate::audit::Audit;
 use crate::facts::Facts;
 use crate::holder::Holder;
-use crate::lines::Lines;
+use crate::lookup_channel::LookupChannels;
 use crate::policy::Policy;
 use crate::session::Host;
 
 /// Connections at once: each has some threads.
-const CONNECTIONS: usize = 64 + lines::MOST_OF_ALL;
+const CONNECTIONS: usize = 64 + lookup_channel::MOST_OF_ALL;
 
 /// How to serve.
 #[derive(Debug, clap::Args)]
@@ -106,7 +106,7 @@ pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
         taken: Arc::default(),
         holder,
         sums: Arc::default(),
-        lines: Lines::default(),
+        lookup_channels: LookupChannels::default(),
     });
     host.sums.prepare();
     raise_limits();

@@ -23,7 +23,7 @@ use crate::facts::Facts;
 use crate::handles::Handles;
 use crate::holder::Holder;
 use crate::lanes::Lane;
-use crate::lines::{Lines, Token};
+use crate::lookup_channel::{LookupChannels, Token};
 use crate::perf::{self, control};
 use crate::policy::Policy;
 use crate::refusal::Refusal;
@@ -48,7 +48,7 @@ pub struct Host {
     /// Of its large files.
     pub sums: Arc<Sums>,
     /// Further connections.
-    pub lines: Lines,
+    pub lookup_channels: LookupChannels,
 }
 
 /// A connection.
@@ -91,17 +91,21 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
             id,
             body: Some(Request::Join(join)),
         })) => {
-            let why = host
-                .lines
-                .serve(id, &join, &mut receiver, &sender, host.facts.possible_cpus);
+            let why = host.lookup_channels.serve(
+                id,
+                &join,
+                &mut receiver,
+                &sender,
+                host.facts.possible_cpus,
+            );
             host.audit.line(&peer, "", "line", json!({ "why": why }));
             return Ok(());
         }
         first => first,
     };
     let handles = Arc::default();
-    let lines = Arc::clone(&host);
-    let open = lines.lines.open(&handles)?;
+    let joined = Arc::clone(&host);
+    let open = joined.lookup_channels.open(&handles)?;
     let session = Session {
         host,
         handles,

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use beeline_uapi::MapType;
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::frame;
-use beeline_vm_protocol::line::Line;
+use beeline_vm_protocol::lookup_channel::Line;
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{Content, GuestMessage, HostMessage, LookUp, Release};

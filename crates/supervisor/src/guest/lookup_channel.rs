@@ -1,6 +1,6 @@
-//! Lines: further connections to the guest, by which the tool's processes look elements up without the way through the door.
+//! Look-up channels: further connections to the guest, by which the tool's processes look elements up without the way through the door.
 //!
-//! A process that looks up often gets a fast path, as it does for walks, and then the socket of a line, at a number so high that the tool's own
+//! A process that looks up often gets a fast path, as it does for walks, and then the socket of a channel, at a number so high that the tool's own
 //! files do not come there. What its fast path does with it is [`beeline_runtime::fast_path`]'s. Where something is in the way the process
 //! stays with the door.
 
@@ -10,9 +10,9 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use beeline_runtime::fast_path::{KEY, MapByLine, VALUE, Walks};
+use beeline_runtime::fast_path::{KEY, MapByChannel, Prefetch, VALUE};
 use beeline_runtime::proc;
-use beeline_vm_protocol::line::Line;
+use beeline_vm_protocol::lookup_channel::LookupChannel;
 
 use super::Guest;
 use super::objects::Object;
@@ -21,14 +21,14 @@ use crate::fds::{key_of, key_of_descriptor};
 use crate::notify::Request;
 use crate::often::Often;
 
-/// The highest number for a line. New files get the lowest number that is free, so few tools ever come there; each fork copies a table up to
+/// The highest number for a channel. New files get the lowest number that is free, so few tools ever come there; each fork copies a table up to
 /// the highest.
 const HIGHEST: u64 = 4_095;
 /// With fewer numbers a tool may come to use them all.
 const LOWEST: u64 = 1_000;
 
 /// Of one tool.
-pub(crate) struct Lines {
+pub(crate) struct LookupChannels {
     often: Often,
     /// Held while one is given, so that a process gets one only.
     giving: Mutex<()>,
@@ -38,7 +38,7 @@ pub(crate) struct Lines {
 #[derive(Default)]
 struct Given {
     /// By their places on the board.
-    lines: HashMap<usize, Line>,
+    channels: HashMap<usize, LookupChannel>,
     /// Threads with their instructions that are to get a fast path once their calls are answered.
     due: HashSet<(i32, u64)>,
     threads: HashMap<i32, Process>,
@@ -51,11 +51,11 @@ struct Given {
 enum Process {
     /// A fast path.
     Hooked,
-    /// And a line, at this place.
+    /// And a channel, at this place.
     Connected(usize),
 }
 
-impl Lines {
+impl LookupChannels {
     /// None yet, or never.
     pub(super) fn new(are_possible: bool) -> Self {
         let given = Given {
@@ -73,22 +73,22 @@ impl Lines {
     pub(super) fn end(&self) {
         let mut given = self.given();
         given.is_over = true;
-        let lines = std::mem::take(&mut given.lines);
+        let channels = std::mem::take(&mut given.channels);
         drop(given);
-        drop(lines);
+        drop(channels);
     }
 
-    /// Is the instruction by which a call was made to get a fast path for a line's sake? Said once.
+    /// Is the instruction by which a call was made to get a fast path for a channel's sake? Said once.
     pub(super) fn take_due(&self, request: &Request) -> bool {
         request.nr == libc::SYS_bpf && self.given().due.remove(&(request.tid, request.ip))
     }
 
-    /// The thread's process has a new fast path: it may run another program, which has no line yet.
+    /// The thread's process has a new fast path: it may run another program, which has no channel yet.
     pub(super) fn has_fast_path(&self, tid: i32) {
         self.given().threads.insert(tid, Process::Hooked);
     }
 
-    /// What the thread's process has, if it may have a line. `is_often`: it is to get a fast path when its call is answered.
+    /// What the thread's process has, if it may have a channel. `is_often`: it is to get a fast path when its call is answered.
     fn note(&self, request: &Request, is_often: bool) -> Option<Process> {
         let mut given = self.given();
         if given.is_over {
@@ -100,23 +100,29 @@ impl Lines {
         given.threads.get(&request.tid).copied()
     }
 
-    /// A process can use a line from now on, unless it is too late for that.
-    fn keep(&self, place: usize, line: Line, walks: &Walks, publish: impl FnOnce()) -> Option<()> {
+    /// A process can use a channel from now on, unless it is too late for that.
+    fn keep(
+        &self,
+        place: usize,
+        channel: LookupChannel,
+        walks: &Prefetch,
+        publish: impl FnOnce(),
+    ) -> Option<()> {
         let mut given = self.given();
         if given.is_over {
             return None;
         }
         publish();
         // Of processes that are gone nobody else tells.
-        let (left, gone): (HashMap<_, _>, HashMap<_, _>) = std::mem::take(&mut given.lines)
+        let (left, gone): (HashMap<_, _>, HashMap<_, _>) = std::mem::take(&mut given.channels)
             .into_iter()
             .partition(|(other, _)| *other != place && walks.is_owned(*other));
-        given.lines = left;
+        given.channels = left;
         given.threads.retain(|_, process| match process {
             Process::Connected(other) => !gone.contains_key(other),
             Process::Hooked => true,
         });
-        given.lines.insert(place, line);
+        given.channels.insert(place, channel);
         drop(given);
         drop(gone);
         Some(())
@@ -131,7 +137,7 @@ impl Call<'_, Guest> {
     /// The tool looks an element up in a map, by a descriptor, a key and a value of so many bytes: if it does so often, it is to do it itself
     /// some day.
     pub(super) fn offer_line(&self, map: &Arc<Object>, fd: i32, lens: (usize, usize)) {
-        let lines = &self.door.lines;
+        let channels = &self.door.channels;
         // What the tool has written to an array's memory is sent before it is looked up.
         let is_mapped = map.facts.is_some_and(|facts| facts.is_mappable_array());
         if !map.mode.read || is_mapped || lens.0 > KEY || lens.1 > VALUE {
@@ -140,13 +146,13 @@ impl Call<'_, Guest> {
         let Some((_, request)) = self.memory.of_call() else {
             return;
         };
-        let is_often = lines.often.count(request.tid, request.ip) && self.door.may_be_stopped();
-        match lines.note(&request, is_often) {
+        let is_often = channels.often.count(request.tid, request.ip) && self.door.may_be_stopped();
+        match channels.note(&request, is_often) {
             None => {}
             Some(Process::Hooked) => {
                 self.let_others_lead();
-                let connected = self.give_line(&request).map(Process::Connected);
-                let threads = &mut lines.given().threads;
+                let connected = self.give_channel(&request).map(Process::Connected);
+                let threads = &mut channels.given().threads;
                 match connected {
                     Some(connected) => threads.insert(request.tid, connected),
                     // It is tried again when it seems to need another fast path.
@@ -159,7 +165,7 @@ impl Call<'_, Guest> {
 
     /// Lets the tool's processes know a map.
     fn list(&self, map: &Arc<Object>, tid: i32, fd: i32, (key_len, value_len): (usize, usize)) {
-        let (objects, walks) = (&self.door.objects, &self.door.walks);
+        let (objects, walks) = (&self.door.objects, &self.door.prefetch);
         let Ok(key) = key_of_descriptor(tid, fd) else {
             return;
         };
@@ -168,7 +174,7 @@ impl Call<'_, Guest> {
         if !objects.is_of(&key, map) {
             return;
         }
-        let is_new = walks.list(&MapByLine {
+        let is_new = walks.list(&MapByChannel {
             file,
             handle: map.handle,
             key_len,
@@ -177,40 +183,40 @@ impl Call<'_, Guest> {
         if !objects.is_of(&key, map) {
             walks.unlist(file);
         } else if is_new {
-            // What was fetched before is older than what a line gives.
+            // What was fetched before is older than what a channel gives.
             self.give_no_more(map);
         }
     }
 
-    /// Gives the process that makes this call a line, if it has none; `None` if that cannot be.
-    fn give_line(&self, request: &Request) -> Option<usize> {
-        let (lines, walks) = (&self.door.lines, &self.door.walks);
+    /// Gives the process that makes this call a channel, if it has none; `None` if that cannot be.
+    fn give_channel(&self, request: &Request) -> Option<usize> {
+        let (channels, walks) = (&self.door.channels, &self.door.prefetch);
         // Another thread's may take long.
-        let _alone = lines.giving.try_lock().ok()?;
+        let _alone = channels.giving.try_lock().ok()?;
         let process = request.process();
-        let place = walks.line_of(process)?;
+        let place = walks.channel_of(process)?;
         if walks.is_given(place) {
             return Some(place);
         }
         free_number(request.tid).filter(|_| !has_filters(process))?;
-        let line = self.door.connection.join().ok()?;
-        let file = key_of(&line).ok()?;
+        let channel = self.door.connection.join().ok()?;
+        let file = key_of(&channel).ok()?;
         let (listener, call) = self.memory.of_call()?;
         // Again, as that took its time.
         let fd = free_number(request.tid)?;
-        listener.replace(call.id, fd, line.as_fd(), true).ok()?;
-        let publish = || walks.give_line(place, fd as u32, (file.device, file.inode));
-        lines.keep(place, line, walks, publish)?;
+        listener.replace(call.id, fd, channel.as_fd(), true).ok()?;
+        let publish = || walks.give_channel(place, fd as u32, (file.device, file.inode));
+        channels.keep(place, channel, walks, publish)?;
         Some(place)
     }
 }
 
-/// May a thread of the tool's be forbidden what lines need, by a filter of its own? The door's is one of those that it has.
+/// May a thread of the tool's be forbidden what channels need, by a filter of its own? The door's is one of those that it has.
 fn has_filters(process: i32) -> bool {
     let of_file = |path: &Path| -> Option<u32> {
         let status = proc::text(path).ok()?;
-        let mut lines = status.lines();
-        let count = lines.find_map(|line| line.strip_prefix("Seccomp_filters:"))?;
+        let mut channels = status.lines();
+        let count = channels.find_map(|channel| channel.strip_prefix("Seccomp_filters:"))?;
         count.trim().parse().ok()
     };
     let Some(own) = of_file(Path::new("/proc/self/status")) else {
@@ -230,7 +236,7 @@ fn has_filters(process: i32) -> bool {
 fn free_number(tid: i32) -> Option<i32> {
     let limits = std::fs::read_to_string(format!("/proc/{tid}/limits")).ok()?;
     let mut limits = limits.lines();
-    let limit = limits.find_map(|line| line.strip_prefix("Max open files"))?;
+    let limit = limits.find_map(|channel| channel.strip_prefix("Max open files"))?;
     // Without a limit it is no number.
     let limit = limit.split_whitespace().next()?.parse::<u64>();
     let highest = limit.unwrap_or(u64::MAX).checked_sub(1)?.min(HIGHEST);

@@ -4,7 +4,7 @@
 //! given once, which they say in [`Marks`], and whatever was fetched for a moment only ([`FRESH`]); the first step and what the board does
 //! not have are left to the door.
 //!
-//! Look-ups of what is not on the board go by a [`line`](super::line) if the process has one.
+//! Look-ups of what is not on the board go by a [channel](super::lookup_channel) if the process has one.
 //!
 //! Which map a descriptor stands for is asked of the kernel each time, as for local maps, but by the file's device and inode: a
 //! guest's map is a socket to the tool.
@@ -19,14 +19,14 @@ use core::sync::atomic::{
 
 use beeline_uapi::Errno;
 
-use super::line::{LINES, LISTED, Line, LineUse, ListedMap, Room, Socket};
+use super::lookup_channel::{CHANNELS, ChannelUse, LISTED, ListedMap, LookupChannel, Room, Socket};
 use super::memory::{ToolMemory, overlap};
 use super::{Element, LONGEST_KEY, cmd, result};
 use crate::fast_path::DECLINED;
 use crate::sys::{self, nr};
 
-/// Walks that a tool can be on at a time; more are left to the door.
-pub const WALKS: usize = 16;
+/// Iterations that a tool can be in at a time; more are left to the door.
+pub const ITERATIONS: usize = 16;
 /// Steps of a walk that are fetched at once.
 pub const STEPS: usize = 4096;
 /// Bytes of all their keys and values.
@@ -39,11 +39,11 @@ pub const FRESH: u64 = 100_000_000;
 #[derive(Debug)]
 pub struct Board {
     /// In no order.
-    pub walks: [Walk; WALKS],
-    /// Maps whose elements can be looked up by lines.
+    pub walks: [Walk; ITERATIONS],
+    /// Maps whose elements can be looked up by channels.
     pub maps: [ListedMap; LISTED],
-    /// The lines.
-    pub sockets: [Socket; LINES],
+    /// The channels.
+    pub sockets: [Socket; CHANNELS],
 }
 
 /// Where a tool is in a map, and what comes next.
@@ -75,9 +75,9 @@ pub struct Walk {
 #[derive(Debug)]
 pub struct Marks {
     /// Of the walk at the same place.
-    pub walks: [WalkMarks; WALKS],
-    /// Of the line at the same place.
-    pub lines: [LineUse; LINES],
+    pub walks: [IterationMarks; ITERATIONS],
+    /// Of the channel at the same place.
+    pub channels: [ChannelUse; CHANNELS],
 }
 
 /// Of a step: its value has not been given.
@@ -90,7 +90,7 @@ pub const DELETED: u8 = 2;
 /// Of one walk.
 #[repr(C)]
 #[derive(Debug)]
-pub struct WalkMarks {
+pub struct IterationMarks {
     /// The step that was looked at last: the next is most likely near.
     pub at: AtomicU32,
     /// For each step whether its value can be given: [`FREE`], [`GIVEN`] or [`DELETED`].
@@ -119,8 +119,8 @@ pub struct GuestFastPath {
     pub marks: *const Marks,
     /// The vDSO's function, or 0.
     pub clock_gettime: usize,
-    /// Which of the lines is this process's; [`LINES`] or more for none.
-    pub line: u32,
+    /// Which of the channels is this process's; [`CHANNELS`] or more for none.
+    pub channel: u32,
     /// For what goes by it.
     pub room: Room,
 }
@@ -161,7 +161,7 @@ impl GuestFastPath {
             _ => {
                 let shown = self.step_of(file, element);
                 let shown = shown.and_then(|(view, step)| self.look_up(&view, step, element));
-                shown.or_else(|| self.line()?.look_up(file, element))
+                shown.or_else(|| self.channel()?.look_up(file, element))
             }
         }
     }
@@ -174,14 +174,14 @@ impl GuestFastPath {
         Some((view, step))
     }
 
-    fn line(&self) -> Option<Line<'_, impl Fn() -> u64>> {
+    fn channel(&self) -> Option<LookupChannel<'_, impl Fn() -> u64>> {
         let (board, marks) = self.shared()?;
-        Some(Line {
+        Some(LookupChannel {
             now: || self.now(),
             alive: &self.alive,
             memory: &self.memory,
-            socket: board.sockets.get(self.line as usize)?,
-            own: marks.lines.get(self.line as usize)?,
+            socket: board.sockets.get(self.channel as usize)?,
+            own: marks.channels.get(self.channel as usize)?,
             maps: &board.maps,
             room: &self.room,
         })
@@ -272,7 +272,7 @@ impl GuestFastPath {
 /// A walk as it is at one moment.
 struct View<'a> {
     walk: &'a Walk,
-    marks: &'a WalkMarks,
+    marks: &'a IterationMarks,
     version: u32,
     steps: usize,
     key_len: usize,
@@ -281,7 +281,7 @@ struct View<'a> {
 
 impl<'a> View<'a> {
     /// `None` if it is being changed.
-    fn of(walk: &'a Walk, marks: &'a WalkMarks) -> Option<Self> {
+    fn of(walk: &'a Walk, marks: &'a IterationMarks) -> Option<Self> {
         let version = walk.version.load(Acquire);
         let number = |word: &AtomicU32| word.load(Relaxed) as usize;
         let view = Self {

@@ -12,7 +12,7 @@ use crate::messages::{GuestMessage, HostMessage, Join};
 
 /// The connection. It ends when this is dropped, for all that have its socket, and when the proxy ends the one that it has joined.
 #[derive(Debug)]
-pub struct Line(Cutter);
+pub struct LookupChannel(Cutter);
 
 /// Messages that may come before the answer: signs of life, until the proxy knows that it is to give none.
 const BEFORE: usize = 8;
@@ -20,13 +20,13 @@ const BEFORE: usize = 8;
 /// Bytes of each.
 const LONGEST: usize = 4 << 10;
 
-impl Line {
+impl LookupChannel {
     /// Joins the connection whose [`Welcome`](crate::messages::Welcome) had the token. Errors: those of connecting, and of a proxy that
     /// refuses it.
     pub fn join(address: &Address, token: &[u8]) -> io::Result<Self> {
         let channel = Channel::connect(address, None).map_err(io::Error::other)?;
         let (mut reader, mut writer) = channel.split();
-        let line = Self(writer.cutter());
+        let channel = Self(writer.cutter());
         let token = token.to_vec();
         let body = Some(Asked::Join(Join { token }));
         frame::write(&mut writer, &HostMessage { id: 1, body })?;
@@ -35,7 +35,7 @@ impl Line {
             let message = message.map_err(io::Error::other)?;
             match message.map(|message| message.body) {
                 Some(None) => {}
-                Some(Some(Said::Done(_))) => return Ok(line),
+                Some(Some(Said::Done(_))) => return Ok(channel),
                 _ => break,
             }
         }
@@ -44,13 +44,13 @@ impl Line {
 }
 
 /// What messages are sent and received by, in frames. One call that reads or writes takes 5 s at the most.
-impl AsFd for Line {
+impl AsFd for LookupChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.stream().as_fd()
     }
 }
 
-impl Drop for Line {
+impl Drop for LookupChannel {
     fn drop(&mut self) {
         self.0.cut();
     }

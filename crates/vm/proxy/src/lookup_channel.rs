@@ -14,53 +14,56 @@ use crate::elements;
 use crate::handles::Handles;
 use crate::refusal::Refusal;
 
-/// Lines of one session, at the most: a host has one for each of some processes of its tool, and those of some that have just ended.
+/// Channels of one session, at the most: a host has one for each of some processes of its tool, and those of some that have just ended.
 const MOST: usize = 16;
-/// Lines of all sessions.
+/// Channels of all sessions.
 pub const MOST_OF_ALL: usize = 32;
-/// Bytes of a line's message: hosts look up short keys by lines.
+/// Bytes of a channel's message: hosts look up short keys by channels.
 const LONGEST: usize = 4 << 10;
 /// Bytes of a token; nobody guesses it.
 const TOKEN: usize = 16;
 
-/// What a line's host must know.
+/// What a channel's host must know.
 pub type Token = [u8; TOKEN];
 
-/// The sessions that lines may join.
+/// The sessions that channels may join.
 #[derive(Debug, Default)]
-pub struct Lines(Mutex<HashMap<Token, Joined>>);
+pub struct LookupChannels(Mutex<HashMap<Token, Joined>>);
 
 /// Of one session.
 #[derive(Debug)]
 struct Joined {
     handles: Arc<Handles>,
     /// By numbers that are used once.
-    lines: HashMap<u64, Sender>,
+    channels: HashMap<u64, Sender>,
     last: u64,
 }
 
-/// That a session may be joined, as long as this lives; its lines end with it.
+/// That a session may be joined, as long as this lives; its channels end with it.
 #[derive(Debug)]
 pub struct Open<'a> {
-    lines: &'a Lines,
+    channels: &'a LookupChannels,
     token: Token,
 }
 
-impl Lines {
+impl LookupChannels {
     /// Lets a session be joined. Error: there are no random numbers to be had.
     pub fn open(&self, handles: &Arc<Handles>) -> std::io::Result<Open<'_>> {
         let mut token = Token::default();
         getrandom(&mut token, GetRandomFlags::empty())?;
         let joined = Joined {
             handles: Arc::clone(handles),
-            lines: HashMap::new(),
+            channels: HashMap::new(),
             last: 0,
         };
         self.sessions().insert(token, joined);
-        Ok(Open { lines: self, token })
+        Ok(Open {
+            channels: self,
+            token,
+        })
     }
 
-    /// Serves a line until it ends, or its session. `id` is its first message's. Gives the reason.
+    /// Serves a channel until it ends, or its session. `id` is its first message's. Gives the reason.
     pub fn serve(
         &self,
         id: u64,
@@ -92,17 +95,17 @@ impl Lines {
         let unknown = || Refusal::new(libc::ENOENT, "there is no such session to join");
         let token = Token::try_from(token).map_err(|_| unknown())?;
         let mut sessions = self.sessions();
-        let all: usize = sessions.values().map(|joined| joined.lines.len()).sum();
+        let all: usize = sessions.values().map(|joined| joined.channels.len()).sum();
         let joined = sessions.get_mut(&token).ok_or_else(unknown)?;
-        if joined.lines.len() >= MOST || all >= MOST_OF_ALL {
-            return Err(Refusal::new(libc::EMFILE, "there are too many lines"));
+        if joined.channels.len() >= MOST || all >= MOST_OF_ALL {
+            return Err(Refusal::new(libc::EMFILE, "there are too many channels"));
         }
         joined.last += 1;
         let number = joined.last;
-        joined.lines.insert(number, sender.clone());
+        joined.channels.insert(number, sender.clone());
         let handles = Arc::clone(&joined.handles);
         Ok(Place {
-            lines: self,
+            channels: self,
             token,
             number,
             handles,
@@ -114,7 +117,7 @@ impl Lines {
     }
 }
 
-/// Answers a line's first message, whose id is given, and then its look-ups. Gives the reason for which it has ended.
+/// Answers a channel's first message, whose id is given, and then its look-ups. Gives the reason for which it has ended.
 fn look_up(
     first: u64,
     receiver: &mut Receiver,
@@ -156,9 +159,9 @@ fn look_up(
     }
 }
 
-/// Of a line among its session's, until it ends.
+/// Of a channel among its session's, until it ends.
 struct Place<'a> {
-    lines: &'a Lines,
+    channels: &'a LookupChannels,
     token: Token,
     number: u64,
     handles: Arc<Handles>,
@@ -166,13 +169,13 @@ struct Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Some(joined) = self.lines.sessions().get_mut(&self.token) {
-            joined.lines.remove(&self.number);
+        if let Some(joined) = self.channels.sessions().get_mut(&self.token) {
+            joined.channels.remove(&self.number);
         }
     }
 }
 
-/// Ends a line if the thread that has it ends, also by a panic: the host would wait for its answer.
+/// Ends a channel if the thread that has it ends, also by a panic: the host would wait for its answer.
 struct Ends<'a>(&'a Sender);
 
 impl Drop for Ends<'_> {
@@ -182,7 +185,7 @@ impl Drop for Ends<'_> {
 }
 
 impl Open<'_> {
-    /// What a line has to say to join.
+    /// What a channel has to say to join.
     pub fn token(&self) -> &Token {
         &self.token
     }
@@ -190,12 +193,12 @@ impl Open<'_> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        let joined = self.lines.sessions().remove(&self.token);
-        for line in joined
+        let joined = self.channels.sessions().remove(&self.token);
+        for channel in joined
             .into_iter()
-            .flat_map(|joined| joined.lines.into_values())
+            .flat_map(|joined| joined.channels.into_values())
         {
-            line.end();
+            channel.end();
         }
     }
 }

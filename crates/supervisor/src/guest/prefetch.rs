@@ -3,7 +3,7 @@
 //!
 //! A value that was fetched is given once, and only for a moment: what a tool reads is never older than that. Keys that the tool deletes
 //! on its way stay known as steps to go on from, and are none to come to. A tool that takes many steps takes them in its own process, once it
-//! has a fast path ([`beeline_runtime::fast_path::Walks`]): what was fetched is shown there.
+//! has a fast path ([`beeline_runtime::fast_path::Prefetch`]): what was fetched is shown there.
 
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
@@ -167,7 +167,7 @@ impl Call<'_, Guest> {
     pub(super) fn begin_change(&self, command: Command) -> Option<Change> {
         let change = changes_elements(command).then(|| self.door.changes.begin())?;
         if self.door.changes.have_names() {
-            self.door.walks.hide_all();
+            self.door.prefetch.hide_all();
         }
         Some(change)
     }
@@ -175,7 +175,7 @@ impl Call<'_, Guest> {
     /// Programs that the tool has run change maps as well.
     pub(super) fn begin_run(&self) -> Change {
         let change = self.door.changes.begin_run();
-        self.door.walks.hide_all();
+        self.door.prefetch.hide_all();
         change
     }
 
@@ -189,7 +189,7 @@ impl Call<'_, Guest> {
         let before = std::mem::replace(&mut walk.given[step], mark);
         // Whoever takes steps in the tool looks there only.
         let is_shown = walk.is_shown;
-        let was_taken = is_shown && !self.door.walks.mark(map.handle.into(), step, mark);
+        let was_taken = is_shown && !self.door.prefetch.mark(map.handle.into(), step, mark);
         let len = walk.lens.value;
         let value = walk.values.get(step * len..(step + 1) * len)?;
         let is_good = before == FREE && !was_taken && self.is_of_this_era(&walk);
@@ -200,7 +200,7 @@ impl Call<'_, Guest> {
     pub(super) fn give_no_more(&self, map: &Object) {
         let mut walk = self.walk_of(map);
         if walk.is_shown {
-            self.door.walks.hide(map.handle.into());
+            self.door.prefetch.hide(map.handle.into());
             walk.is_shown = false;
         }
         walk.given.fill(GIVEN);
@@ -231,7 +231,7 @@ impl Call<'_, Guest> {
             }
         }
         // Who deletes each first key takes no other step.
-        let step = walk.at.max(self.door.walks.step_of(map.handle.into()));
+        let step = walk.at.max(self.door.prefetch.step_of(map.handle.into()));
         walk.went_on = match after {
             Some(_) => true,
             None => walk.went_on && step + 1 >= FIRST_FETCH as usize,
@@ -274,7 +274,7 @@ impl Call<'_, Guest> {
     /// Nothing of it is given any more.
     fn forget(&self, map: &Object, walk: &mut Walk) {
         if walk.is_shown {
-            self.door.walks.hide(map.handle.into());
+            self.door.prefetch.hide(map.handle.into());
         }
         *walk = Walk {
             went_on: walk.went_on,
@@ -284,7 +284,7 @@ impl Call<'_, Guest> {
 
     /// Lets the tool's processes take the steps from here on, if any can and they do not already.
     fn show_walk(&self, map: &Arc<Object>, fd: i32, walk: &mut Walk) {
-        let board = &self.door.walks;
+        let board = &self.door.prefetch;
         if walk.is_shown || !board.is_open() || !self.is_of_this_era(walk) {
             return;
         }
@@ -305,7 +305,7 @@ impl Call<'_, Guest> {
         walk.is_shown = board.show(map.handle.into(), &fetched);
         // Whoever changes a map by another name hides what he finds shown.
         if walk.is_shown && !self.is_of_this_era(walk) {
-            self.door.walks.hide(map.handle.into());
+            self.door.prefetch.hide(map.handle.into());
         }
     }
 

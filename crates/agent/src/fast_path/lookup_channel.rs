@@ -1,8 +1,8 @@
 //! Looking up elements of a guest's maps by a connection of the tool's own: nobody else is woken on the way.
 //!
 //! The door joins the tool's session by a further connection, puts its socket into the tool at a high number, and says so on the
-//! [`Board`](super::walks::Board). Which file has that number is asked of the kernel each time. Requests and answers are the protocol's (`beeline_vm_protocol`: `frame` and
-//! `proto/guest.proto`), of which this knows one each: what else comes is left unread, and the line is never used again.
+//! [`Board`](super::prefetch::Board). Which file has that number is asked of the kernel each time. Requests and answers are the protocol's (`beeline_vm_protocol`: `frame` and
+//! `proto/guest.proto`), of which this knows one each: what else comes is left unread, and the channel is never used again.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{
@@ -15,12 +15,12 @@ use beeline_uapi::Errno;
 
 use super::Element;
 use super::memory::{ToolMemory, overlap};
-use super::walks::file_of;
+use super::prefetch::file_of;
 use crate::sys::{self, nr};
 
-/// Processes of a tool that have lines; more are left to the door.
-pub const LINES: usize = 8;
-/// Maps that are looked up by lines; of more, those that were listed first are forgotten.
+/// Processes of a tool that have channels; more are left to the door.
+pub const CHANNELS: usize = 8;
+/// Maps that are looked up by channels; of more, those that were listed first are forgotten.
 pub const LISTED: usize = 64;
 /// Bytes of the longest key and value; longer ones are left to the door.
 pub const KEY: usize = 128;
@@ -57,22 +57,22 @@ pub struct Socket {
     pub inode: AtomicU64,
 }
 
-/// What a process itself writes of its line.
+/// What a process itself writes of its channel.
 #[repr(C)]
 #[derive(Debug)]
-pub struct LineUse {
+pub struct ChannelUse {
     /// 1 while a thread uses it, and for ever once something went wrong.
     pub busy: AtomicU32,
     /// The last request's.
     pub id: AtomicU32,
 }
 
-/// Room for a request, and then for its answer: whoever holds the line has it. (The stack may be small.)
+/// Room for a request, and then for its answer: whoever holds the channel has it. (The stack may be small.)
 #[repr(C)]
 #[derive(Debug)]
 pub struct Room(UnsafeCell<[u8; ROOM]>);
 
-// SAFETY: only the thread that has set `LineUse::busy` looks at it.
+// SAFETY: only the thread that has set `ChannelUse::busy` looks at it.
 unsafe impl Sync for Room {}
 
 /// How long an answer may take, in nanoseconds, if signals keep the socket's own limit from being reached.
@@ -82,20 +82,20 @@ const HEAD: usize = 12;
 /// With the fields around a key or a value.
 pub const ROOM: usize = HEAD + VALUE + 64;
 
-/// What a process has of lines.
-pub(super) struct Line<'a, N> {
+/// What a process has of channels.
+pub(super) struct LookupChannel<'a, N> {
     /// Nanoseconds of some clock.
     pub(super) now: N,
-    /// 0 in a forked child, be it that a handler forks while the line is in use and returns there.
+    /// 0 in a forked child, be it that a handler forks while the channel is in use and returns there.
     pub(super) alive: &'a AtomicU32,
     pub(super) memory: &'a ToolMemory,
     pub(super) socket: &'a Socket,
-    pub(super) own: &'a LineUse,
+    pub(super) own: &'a ChannelUse,
     pub(super) maps: &'a [ListedMap; LISTED],
     pub(super) room: &'a Room,
 }
 
-impl<N: Fn() -> u64> Line<'_, N> {
+impl<N: Fn() -> u64> LookupChannel<'_, N> {
     /// The value of a key in the map that a file stands for. `None`: it is not for here.
     pub(super) fn look_up(&self, file: (u64, u64), element: &Element) -> Option<Result<(), Errno>> {
         let map = self.maps.iter().find_map(|map| Map::of(map, file))?;
@@ -109,7 +109,7 @@ impl<N: Fn() -> u64> Line<'_, N> {
         if !self.is_there() || busy.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
             return None;
         }
-        // SAFETY: the line is this thread's until it is given back.
+        // SAFETY: the channel is this thread's until it is given back.
         let room = unsafe { &mut *self.room.0.get() };
         let id = self.own.id.load(Relaxed).wrapping_add(1).max(1);
         self.own.id.store(id, Relaxed);
@@ -131,14 +131,14 @@ impl<N: Fn() -> u64> Line<'_, N> {
         done
     }
 
-    /// Does the number stand for the line's socket?
+    /// Does the number stand for the channel's socket?
     fn is_there(&self) -> bool {
         let inode = self.socket.inode.load(Acquire);
         let file = (self.socket.device.load(Relaxed), inode);
         inode != 0 && file_of(self.socket.fd.load(Relaxed)) == Some(file)
     }
 
-    /// Sends a request, and waits for its answer. `None`: something went wrong, and the line cannot be used any more.
+    /// Sends a request, and waits for its answer. `None`: something went wrong, and the channel cannot be used any more.
     fn exchange<'a>(
         &self,
         room: &'a mut [u8; ROOM],

@@ -1,13 +1,13 @@
-//! What a guest's door says of lines on the board: whose socket is where, and which maps can be looked up by them.
+//! What a guest's door says of channels on the board: whose socket is where, and which maps can be looked up by them.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use beeline_agent::fast_path::line::{KEY, LINES, VALUE};
-use beeline_agent::fast_path::line::{LISTED, LineUse, ListedMap, Socket};
-use beeline_agent::fast_path::walks::{Board, Marks};
+pub use beeline_agent::fast_path::lookup_channel::{CHANNELS, KEY, VALUE};
+use beeline_agent::fast_path::lookup_channel::{ChannelUse, LISTED, ListedMap, Socket};
+use beeline_agent::fast_path::prefetch::{Board, Marks};
 
-use super::walks::changed;
+use super::prefetch::changed;
 use crate::memory::Memory;
 use crate::proc::{stack_start, start_time};
 
@@ -15,11 +15,11 @@ use crate::proc::{stack_start, start_time};
 #[derive(Debug, Default)]
 pub(super) struct Listing(Mutex<Listed>);
 
-/// The programs of processes to which places of lines belong.
+/// The programs of processes to which places of channels belong.
 #[derive(Debug, Default)]
-pub(super) struct Owners(Mutex<[Option<Program>; LINES]>);
+pub(super) struct Owners(Mutex<[Option<Program>; CHANNELS]>);
 
-/// What a process runs: `exec` closes lines, and chooses anew where the stack begins.
+/// What a process runs: `exec` closes channels, and chooses anew where the stack begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Program {
     pid: i32,
@@ -55,7 +55,7 @@ impl Owners {
         is_alive(self.lock().get(index).copied().flatten())
     }
 
-    fn lock(&self) -> MutexGuard<'_, [Option<Program>; LINES]> {
+    fn lock(&self) -> MutexGuard<'_, [Option<Program>; CHANNELS]> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,7 +79,7 @@ impl Default for Listed {
 
 /// A guest's map, as the tool's processes know it.
 #[derive(Debug, Clone, Copy)]
-pub struct MapByLine {
+pub struct MapByChannel {
     /// Device and inode of the tool's descriptor.
     pub file: (u64, u64),
     /// By which the guest knows it.
@@ -90,7 +90,7 @@ pub struct MapByLine {
     pub value_len: usize,
 }
 
-/// The places of lines and of what they are for: a board and its marks.
+/// The places of channels and of what they are for: a board and its marks.
 pub(super) struct Places<'a> {
     pub(super) board: &'a Memory,
     pub(super) marks: &'a Memory,
@@ -98,7 +98,7 @@ pub(super) struct Places<'a> {
 
 impl Places<'_> {
     /// Lists a map, if it is not, in place of that which was listed first. Was it not?
-    pub(super) fn list(&self, listing: &Listing, map: &MapByLine) -> bool {
+    pub(super) fn list(&self, listing: &Listing, map: &MapByChannel) -> bool {
         let mut listed = listing.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = !listed.files.contains(&map.file);
         if is_new {
@@ -116,7 +116,7 @@ impl Places<'_> {
         let known = listed.files.iter().position(|known| *known == file);
         if let Some(index) = known {
             listed.files[index] = (0, 0);
-            let nothing = MapByLine {
+            let nothing = MapByChannel {
                 file: (0, 0),
                 handle: 0,
                 key_len: 0,
@@ -126,7 +126,7 @@ impl Places<'_> {
         }
     }
 
-    fn write(&self, index: usize, map: &MapByLine) {
+    fn write(&self, index: usize, map: &MapByChannel) {
         let place = &self.maps()[index];
         changed(&place.version, || {
             place.handle.store(map.handle, Relaxed);
@@ -137,7 +137,7 @@ impl Places<'_> {
         });
     }
 
-    /// The process to which a place belongs has a line from now on: a descriptor, and the file that it stands for.
+    /// The process to which a place belongs has a channel from now on: a descriptor, and the file that it stands for.
     pub(super) fn give(&self, index: usize, fd: u32, file: (u64, u64)) {
         let place = &self.sockets()[index];
         place.fd.store(fd, Relaxed);
@@ -167,13 +167,13 @@ impl Places<'_> {
         &self.board().maps
     }
 
-    fn sockets(&self) -> &[Socket; LINES] {
+    fn sockets(&self) -> &[Socket; CHANNELS] {
         &self.board().sockets
     }
 
-    fn uses(&self) -> &[LineUse; LINES] {
+    fn uses(&self) -> &[ChannelUse; CHANNELS] {
         // SAFETY: the file was made of that size, and all of it is atomics, for which zero is good.
-        &unsafe { &*self.marks.base().cast::<Marks>() }.lines
+        &unsafe { &*self.marks.base().cast::<Marks>() }.channels
     }
 
     fn board(&self) -> &Board {

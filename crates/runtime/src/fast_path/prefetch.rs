@@ -9,12 +9,14 @@ use std::sync::atomic::{
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use beeline_agent::fast_path::ToolMemory;
-pub use beeline_agent::fast_path::walks::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
-use beeline_agent::fast_path::walks::{Board, GuestFastPath, Marks, WALKS, Walk, WalkMarks};
+pub use beeline_agent::fast_path::prefetch::{BYTES, DELETED, FREE, FRESH, GIVEN, STEPS};
+use beeline_agent::fast_path::prefetch::{
+    Board, GuestFastPath, ITERATIONS, IterationMarks, Marks, Walk,
+};
 use beeline_inject::{Options, Process, ProtFlags, Seccomp};
 
 use super::hooks::{Code, Fill, Hooks};
-use super::lines::{LINES, Listing, MapByLine, Owners, Places};
+use super::lookup_channel::{CHANNELS, Listing, MapByChannel, Owners, Places};
 use crate::agent::Agent;
 use crate::error::Error;
 use crate::life::SessionId;
@@ -23,15 +25,15 @@ use crate::memory::Memory;
 use crate::proc::own_pid;
 use crate::vdso;
 
-/// Walks of a tool through a guest's maps, and the lines to it; and its processes' fast paths to both.
+/// Iterations of a tool through a guest's maps, and the channels to it; and its processes' fast paths to both.
 #[derive(Debug)]
-pub struct Walks {
+pub struct Prefetch {
     /// Holds a [`Board`], which only this value writes.
     board: Memory,
     /// Holds [`Marks`].
     marks: Memory,
     /// Whose each of the board's walks is, and when it was shown.
-    shown: Mutex<[Shown; WALKS]>,
+    shown: Mutex<[Shown; ITERATIONS]>,
     listing: Listing,
     owners: Owners,
     hooks: Hooks,
@@ -66,11 +68,11 @@ pub struct Fetched<'a> {
     pub step: usize,
 }
 
-impl Walks {
+impl Prefetch {
     /// An empty board.
     pub fn new() -> std::io::Result<Self> {
         let name = |kind| SessionId::own().name(kind);
-        let board = Memory::new(&name("walks"), size_of::<Board>())?;
+        let board = Memory::new(&name("prefetch"), size_of::<Board>())?;
         board.seal_for_others()?;
         let marks = Memory::new(&name("marks"), size_of::<Marks>())?;
         marks.seal_size()?;
@@ -122,7 +124,7 @@ impl Walks {
                 return Fill::new();
             };
             let memory = offset_of!(GuestFastPath, memory) + offset_of!(ToolMemory, pid);
-            let line = self.places().take(&self.owners, pid).unwrap_or(LINES) as u32;
+            let channel = self.places().take(&self.owners, pid).unwrap_or(CHANNELS) as u32;
             vec![
                 (
                     offset_of!(GuestFastPath, board),
@@ -136,7 +138,10 @@ impl Walks {
                     offset_of!(GuestFastPath, clock_gettime),
                     clock_gettime.to_ne_bytes().to_vec(),
                 ),
-                (offset_of!(GuestFastPath, line), line.to_ne_bytes().to_vec()),
+                (
+                    offset_of!(GuestFastPath, channel),
+                    channel.to_ne_bytes().to_vec(),
+                ),
                 (memory, own.to_ne_bytes().to_vec()),
                 (
                     offset_of!(GuestFastPath, alive),
@@ -163,7 +168,7 @@ impl Walks {
         let mut shown = self.shown();
         let known = place_of(&shown, walk);
         let oldest = || {
-            (0..WALKS)
+            (0..ITERATIONS)
                 .min_by_key(|index| shown[*index].since)
                 .unwrap_or(0)
         };
@@ -236,8 +241,8 @@ impl Walks {
         walks.into_iter().for_each(|walk| self.hide(walk));
     }
 
-    /// Lets a map be looked up by lines from now on; `false` if it could be before.
-    pub fn list(&self, map: &MapByLine) -> bool {
+    /// Lets a map be looked up by channels from now on; `false` if it could be before.
+    pub fn list(&self, map: &MapByChannel) -> bool {
         self.places().list(&self.listing, map)
     }
 
@@ -246,24 +251,24 @@ impl Walks {
         self.places().unlist(&self.listing, file);
     }
 
-    /// Which line is for a process with a fast path; `None` if others had them all when it got that.
-    pub fn line_of(&self, pid: i32) -> Option<usize> {
+    /// Which channel is for a process with a fast path; `None` if others had them all when it got that.
+    pub fn channel_of(&self, pid: i32) -> Option<usize> {
         self.owners.place_of(pid)
     }
 
-    /// Is the process still there, and runs the same program, that a line is for?
-    pub fn is_owned(&self, line: usize) -> bool {
-        self.owners.is_owned(line)
+    /// Is the process still there, and runs the same program, that a channel is for?
+    pub fn is_owned(&self, channel: usize) -> bool {
+        self.owners.is_owned(channel)
     }
 
-    /// Has the process whose line that is been given it?
-    pub fn is_given(&self, line: usize) -> bool {
-        self.places().is_given(line)
+    /// Has the process whose channel that is been given it?
+    pub fn is_given(&self, channel: usize) -> bool {
+        self.places().is_given(channel)
     }
 
-    /// The process whose line that is can use it from now on: by a descriptor of its own, of a file with that device and inode.
-    pub fn give_line(&self, line: usize, fd: u32, file: (u64, u64)) {
-        self.places().give(line, fd, file);
+    /// The process whose channel that is can use it from now on: by a descriptor of its own, of a file with that device and inode.
+    pub fn give_channel(&self, channel: usize, fd: u32, file: (u64, u64)) {
+        self.places().give(channel, fd, file);
     }
 
     fn places(&self) -> Places<'_> {
@@ -279,18 +284,18 @@ impl Walks {
         &unsafe { &*self.board.base().cast::<Board>() }.walks[index]
     }
 
-    fn marks(&self, index: usize) -> &WalkMarks {
+    fn marks(&self, index: usize) -> &IterationMarks {
         // SAFETY: as above.
         &unsafe { &*self.marks.base().cast::<Marks>() }.walks[index]
     }
 
-    fn shown(&self) -> MutexGuard<'_, [Shown; WALKS]> {
+    fn shown(&self) -> MutexGuard<'_, [Shown; ITERATIONS]> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Where on the board a walk is.
-fn place_of(shown: &[Shown; WALKS], walk: u64) -> Option<usize> {
+fn place_of(shown: &[Shown; ITERATIONS], walk: u64) -> Option<usize> {
     let mut places = shown.iter();
     places.position(|shown| shown.walk == walk && shown.since > 0)
 }
