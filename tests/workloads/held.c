@@ -29,7 +29,7 @@ struct request {
     uint32_t state, kind, pid, owner, tid;
 } __attribute__((aligned(64)));
 enum { FREE, TAKEN, POSTED, ANSWERED };
-enum { ASK_EXEC = 1, ASK_NO_EXEC };
+enum { UPCALL_EXEC = 1, UPCALL_NO_EXEC };
 
 static void nap(void)
 {
@@ -54,7 +54,7 @@ static volatile struct request *own_request(void)
             continue;
         for (; start < end; start += sizeof(struct request)) {
             volatile struct request *request = (void *)start;
-            if (request->kind == ASK_NO_EXEC && request->pid == (uint32_t)getpid()) {
+            if (request->kind == UPCALL_NO_EXEC && request->pid == (uint32_t)getpid()) {
                 fclose(maps);
                 return request;
             }
@@ -70,7 +70,7 @@ static void post(void)
     execve("/nonexistent", none, none);
     volatile struct request *request = own_request();
     for (int i = 0; i < 2; i++) {
-        request->kind = ASK_EXEC;
+        request->kind = UPCALL_EXEC;
         __atomic_store_n(&request->state, POSTED, __ATOMIC_SEQ_CST);
         while (__atomic_load_n(&request->state, __ATOMIC_SEQ_CST) != ANSWERED)
             nap();

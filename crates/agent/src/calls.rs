@@ -4,11 +4,11 @@
 //! know. What programs see are the kernel's own layouts: where a [`Record`] is enough for all programs of a call, the stub
 //! has put it together, else it is made of the registers. The agent's own system calls do not come by here.
 
-mod affairs;
-mod ask;
 mod function;
+mod process_events;
 mod restored;
 mod seen;
+mod upcall;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -39,7 +39,7 @@ pub unsafe extern "sysv64" fn beeline_call_enter(regs: *mut PtRegs, calls: *cons
     };
     let made_up = call.run_programs();
     if made_up.is_there == 0 {
-        affairs::attend(&call);
+        process_events::handle(&call);
         return MAKE;
     }
     // SAFETY: as above; nobody else looks at the registers now.
@@ -70,7 +70,7 @@ unsafe fn leave_unmade(regs: *mut PtRegs, calls: *const Calls, result: u64) {
 pub unsafe extern "sysv64" fn beeline_call_exit(regs: *mut PtRegs, calls: *const Calls) {
     // SAFETY: as in `beeline_call_enter`.
     if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
-        affairs::attend(&call);
+        process_events::handle(&call);
         call.run_programs();
     }
 }
@@ -101,7 +101,7 @@ pub unsafe extern "sysv64" fn beeline_call_brief_exit(record: *const Record, cal
 unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
     // SAFETY: the caller's promise; the private memory is mapped as long as the stubs are.
     let (own, child) = unsafe { (&*calls.target, &*calls.child) };
-    let Some(target) = affairs::whose(own, child) else {
+    let Some(target) = process_events::whose(own, child) else {
         return;
     };
     let Some(links) = links_at(calls, edge, record.number as u32) else {
@@ -145,7 +145,7 @@ impl<'a> Call<'a> {
     unsafe fn new(regs: &'a PtRegs, calls: &'a Calls, edge: usize) -> Option<Self> {
         // SAFETY: the caller's promise; the private memory is mapped as long as the stubs are.
         let (own, child) = unsafe { (&*calls.target, &*calls.child) };
-        let target = affairs::whose(own, child)?;
+        let target = process_events::whose(own, child)?;
         if regs.orig_ax == nr::CLOCK_GETTIME && time::asks(regs, target) {
             return None;
         }

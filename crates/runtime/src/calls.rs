@@ -15,7 +15,7 @@ use beeline_inject::Region;
 use crate::binary::Binary;
 use crate::binary::parts::Parts;
 use crate::error::Error;
-use crate::target::is_affair;
+use crate::target::is_process_event;
 use crate::vdso;
 pub use files::{CallFiles, Planned};
 
@@ -43,18 +43,18 @@ pub enum Part {
     /// All of them.
     All,
     /// Those that Beeline itself has to know of, and those of which nobody knows which they are.
-    Affairs,
+    ProcessEvents,
     /// All others.
     Rest,
 }
 
 impl Part {
     fn has(self, plan: &CallPlan) -> bool {
-        let is_affair = || plan.number.is_none_or(is_affair);
+        let is_process_event = || plan.number.is_none_or(is_process_event);
         match self {
             Self::All => true,
-            Self::Affairs => is_affair(),
-            Self::Rest => !is_affair(),
+            Self::ProcessEvents => is_process_event(),
+            Self::Rest => !is_process_event(),
         }
     }
 }

@@ -1,6 +1,5 @@
 //! The processes that a session reaches into: finding them, attaching, noticing their end, and leaving them.
 
-mod attend;
 mod calls;
 mod candidates;
 mod confined;
@@ -13,6 +12,7 @@ mod neighbours;
 mod openers;
 mod rights;
 mod rounds;
+mod serve_upcalls;
 mod starts;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,7 +105,7 @@ pub struct Reach {
     /// Instructions of which he has been told that their calls slip through.
     slipped: Mutex<BTreeSet<String>>,
     watcher: Mutex<Option<JoinHandle<()>>>,
-    attendant: Mutex<Option<JoinHandle<()>>>,
+    upcall_server: Mutex<Option<JoinHandle<()>>>,
     /// Says when a process that holds things in shared memory has died, by its owner's tag.
     deaths: Mutex<Option<Deaths>>,
     /// Owners that have ended, as has been told since the last round.
@@ -177,7 +177,7 @@ impl Reach {
             late: Mutex::default(),
             slipped: Mutex::default(),
             watcher: Mutex::default(),
-            attendant: Mutex::default(),
+            upcall_server: Mutex::default(),
             ended: Mutex::default(),
             dead: Mutex::default(),
             followers: Mutex::default(),
@@ -202,12 +202,12 @@ impl Reach {
             });
         *lock(&reach.watcher) = Some(thread.map_err(os("starting a thread"))?);
         let thread = std::thread::Builder::new()
-            .name("beeline-attend".into())
+            .name("beeline-upcalls".into())
             .spawn({
                 let reach = reach.clone();
-                move || reach.attend()
+                move || reach.serve_upcalls()
             });
-        *lock(&reach.attendant) = Some(thread.map_err(os("starting a thread"))?);
+        *lock(&reach.upcall_server) = Some(thread.map_err(os("starting a thread"))?);
         Ok(reach)
     }
 

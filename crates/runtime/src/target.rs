@@ -39,7 +39,7 @@ use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
 use calls::{Calls, Late};
-pub use calls::{SlippedCall, Wanted, WhyUnseen, code_files, is_affair};
+pub use calls::{SlippedCall, Wanted, WhyUnseen, code_files, is_process_event};
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};

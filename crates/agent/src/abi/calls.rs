@@ -153,7 +153,7 @@ pub struct Record {
 pub struct Request {
     /// [`FREE`], [`TAKEN`], [`POSTED`], [`ANSWERED`]; a futex.
     pub state: AtomicU32,
-    /// [`ASK_EXEC`] and its kin.
+    /// [`UPCALL_EXEC`] and its kin.
     pub kind: AtomicU32,
     /// The process, as it sees itself.
     pub pid: AtomicU32,
@@ -161,11 +161,11 @@ pub struct Request {
     pub owner: AtomicU32,
     /// The thread, as it sees itself.
     pub tid: AtomicU32,
-    /// Of [`ASK_EXEC`]: the directory that a relative path begins at, a descriptor or `AT_FDCWD`.
+    /// Of [`UPCALL_EXEC`]: the directory that a relative path begins at, a descriptor or `AT_FDCWD`.
     pub directory: AtomicI32,
-    /// Of [`ASK_EXEC`]: `AT_EMPTY_PATH` and its kin.
+    /// Of [`UPCALL_EXEC`]: `AT_EMPTY_PATH` and its kin.
     pub flags: AtomicU32,
-    /// Of [`ASK_EXEC`]: of the path. Of [`ASK_CONFINE`]: of the call's [`super::PtRegs`].
+    /// Of [`UPCALL_EXEC`]: of the path. Of [`UPCALL_CONFINE`]: of the call's [`super::PtRegs`].
     pub address: AtomicU64,
 }
 
@@ -189,12 +189,12 @@ pub const POSTED: u32 = 2;
 pub const ANSWERED: u32 = 3;
 
 /// In [`Request::kind`]: is about to run another program.
-pub const ASK_EXEC: u32 = 1;
+pub const UPCALL_EXEC: u32 = 1;
 /// In [`Request::kind`]: that other program could not be run.
-pub const ASK_NO_EXEC: u32 = 2;
+pub const UPCALL_NO_EXEC: u32 = 2;
 /// In [`Request::kind`]: has mapped code.
-pub const ASK_CODE: u32 = 3;
+pub const UPCALL_CODE: u32 = 3;
 /// In [`Request::kind`]: has been forked, and has its parent's memory.
-pub const ASK_FORK: u32 = 4;
+pub const UPCALL_FORK: u32 = 4;
 /// In [`Request::kind`]: is about to put itself under a seccomp filter.
-pub const ASK_CONFINE: u32 = 5;
+pub const UPCALL_CONFINE: u32 = 5;

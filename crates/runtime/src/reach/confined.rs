@@ -9,7 +9,7 @@ use beeline_agent::abi::calls::Request;
 use beeline_inject::Process;
 use libc::user_regs_struct;
 
-use super::attend::thread_that_asks;
+use super::serve_upcalls::thread_that_asks;
 use super::{Reach, lock};
 use crate::confine;
 use crate::error::Error;

@@ -33,9 +33,9 @@ impl Reach {
         if let Some(openers) = openers {
             self.join(openers, deadline);
         }
-        if let Some(attendant) = lock(&self.attendant).take() {
-            self.stop_attending();
-            self.join(attendant, deadline);
+        if let Some(server) = lock(&self.upcall_server).take() {
+            self.stop_serving_upcalls();
+            self.join(server, deadline);
         }
         lock(&self.links).clear();
         lock(&self.calls).clear();

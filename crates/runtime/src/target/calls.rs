@@ -71,7 +71,7 @@ pub struct Calls {
     follows: bool,
     /// All calls are, and not only those that Beeline itself has to know of.
     hooks_all: bool,
-    /// Code of which only [`Part::Affairs`] is hooked, as in `seen`.
+    /// Code of which only [`Part::ProcessEvents`] is hooked, as in `seen`.
     partial: BTreeSet<(u64, u64, u64)>,
     /// Code that has been looked through: where it is mapped, and from where in which file.
     seen: BTreeSet<(u64, u64, u64)>,
@@ -469,9 +469,9 @@ impl Target {
                     Some(own) => environment.place_list_anew(&[&all[..], own].concat(), old)?,
                 });
             }
-            let affairs = match here.links.is_empty() && !here.follows {
+            let events = match here.links.is_empty() && !here.follows {
                 true => &[][..],
-                false => AFFAIRS[index],
+                false => PROCESS_EVENTS[index],
             };
             // SAFETY: placed as a `Calls`.
             let table = unsafe { environment.home.get::<calls::Calls>(here.record) };
@@ -482,7 +482,7 @@ impl Target {
             for (number, watched) in table.watched[index].iter().enumerate() {
                 let list = lists.get(number).copied().unwrap_or(common);
                 let how = match list {
-                    _ if affairs.contains(&(number as libc::c_long)) => WATCHED,
+                    _ if events.contains(&(number as libc::c_long)) => WATCHED,
                     _ if number == SIGRETURN && edge == Edge::Enter && is_return_seen => WATCHED,
                     0 => 0,
                     _ if environment.needs_registers(list) || NEVER_BRIEF.contains(&number) => {
@@ -507,7 +507,7 @@ impl Target {
         let hookable = file.hookable_within(region, part);
         let mut spared = match part {
             Part::Rest => Vec::new(),
-            Part::All | Part::Affairs => spared_in(region, file),
+            Part::All | Part::ProcessEvents => spared_in(region, file),
         };
         let mut missing = 0;
         self.count_written(region, hookable, &mut spared);
@@ -540,13 +540,13 @@ impl Target {
         if let Some(calls) = &mut self.calls {
             calls.seen.insert(key(region));
             match part {
-                Part::Affairs => calls.partial.insert(key(region)),
+                Part::ProcessEvents => calls.partial.insert(key(region)),
                 Part::All | Part::Rest => calls.partial.remove(&key(region)),
             };
             calls.has_unhooked |= missing > 0 || file.may_have_unhooked(region);
             match part {
                 Part::Rest => calls.unhooked.add_more(missing),
-                Part::All | Part::Affairs => calls.unhooked.add(region, file, missing),
+                Part::All | Part::ProcessEvents => calls.unhooked.add(region, file, missing),
             }
         }
         Ok(())
@@ -557,7 +557,7 @@ impl Target {
         let is_of_file = region.inode != 0 || vdso::is_at(region);
         match &self.calls {
             Some(calls) if calls.hooks_all && calls.partial.contains(&key(region)) => Part::Rest,
-            Some(calls) if !calls.hooks_all && is_of_file => Part::Affairs,
+            Some(calls) if !calls.hooks_all && is_of_file => Part::ProcessEvents,
             _ => Part::All,
         }
     }
@@ -603,7 +603,7 @@ const STUB_ALIGN: usize = 16;
 
 /// Calls that the agent looks at for Beeline's own sake, before and behind: those by which processes split, run another
 /// program, map code, put themselves under a seccomp filter, or become another user or name.
-const AFFAIRS: [&[libc::c_long]; 2] = [
+const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     &[
         libc::SYS_execve,
         libc::SYS_execveat,
@@ -643,12 +643,14 @@ const AFFAIRS: [&[libc::c_long]; 2] = [
     ],
 ];
 
-/// Is it one of [`AFFAIRS`]?
-pub fn is_affair(number: u32) -> bool {
-    AFFAIRS.iter().any(|all| all.contains(&number.into()))
+/// Is it one of [`PROCESS_EVENTS`]?
+pub fn is_process_event(number: u32) -> bool {
+    PROCESS_EVENTS
+        .iter()
+        .any(|all| all.contains(&number.into()))
 }
 
-/// Calls that must not be watched briefly, besides [`AFFAIRS`]: one that is made without a frame, and one by which the agent
+/// Calls that must not be watched briefly, besides [`PROCESS_EVENTS`]: one that is made without a frame, and one by which the agent
 /// itself may come.
 const NEVER_BRIEF: [usize; 2] = [SIGRETURN, libc::SYS_clock_gettime as usize];
 const SIGRETURN: usize = libc::SYS_rt_sigreturn as usize;

@@ -64,7 +64,7 @@ pub struct Session {
     sender: Sender,
     peer: String,
     tool: OnceLock<String>,
-    /// What lines have to know.
+    /// What its look-up channels have to know.
     token: Token,
     slow: Lane,
 }

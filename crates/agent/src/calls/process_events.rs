@@ -4,8 +4,10 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::Call;
-use super::ask::{Subject, ask, ask_about};
-use crate::abi::calls::{ASK_CODE, ASK_CONFINE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, ENTER};
+use super::upcall::{Subject, upcall, upcall_about};
+use crate::abi::calls::{
+    ENTER, UPCALL_CODE, UPCALL_CONFINE, UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
+};
 use crate::abi::{PtRegs, Target};
 use crate::enter::forget_slots_of;
 use crate::sys::{self, nr};
@@ -29,13 +31,13 @@ pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target
     if control.pid.load(Relaxed) != 0 && control.children.load(Relaxed) == 0 {
         return Some(own);
     }
-    ask_whose(own, child)
+    upcall_for(own, child)
 }
 
 /// As [`whose`], where it is not plain.
 #[cold]
 #[inline(never)]
-fn ask_whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
+fn upcall_for<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
     // SAFETY: as above.
     let control = unsafe { &*own.control };
     if control.pid.load(Relaxed) == 0 && !is_adopted(own) {
@@ -57,7 +59,7 @@ fn is_adopted(target: &Target) -> bool {
     if control.orphan.load(Relaxed) != 0 {
         return false;
     }
-    let adopted = ask(target, ASK_FORK) && control.pid.load(Relaxed) != 0;
+    let adopted = upcall(target, UPCALL_FORK) && control.pid.load(Relaxed) != 0;
     if !adopted {
         control.orphan.store(1, Relaxed);
     }
@@ -66,7 +68,7 @@ fn is_adopted(target: &Target) -> bool {
 
 /// Beeline's own part in a call, when its programs have run.
 #[inline(always)]
-pub(super) fn attend(call: &Call<'_>) {
+pub(super) fn handle(call: &Call<'_>) {
     match call.regs.orig_ax {
         nr::EXECVE | nr::EXECVEAT => exec(call),
         nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
@@ -94,10 +96,10 @@ pub(super) fn attend(call: &Call<'_>) {
 #[inline(never)]
 fn exec(call: &Call<'_>) {
     if call.edge == ENTER {
-        ask_about(call.target, ASK_EXEC, &program_of(call.regs));
+        upcall_about(call.target, UPCALL_EXEC, &program_of(call.regs));
     } else if (call.regs.ax as i64) < 0 {
         // Behind a call that has worked there is another program, which nobody waits for any more.
-        ask(call.target, ASK_NO_EXEC);
+        upcall(call.target, UPCALL_NO_EXEC);
     }
 }
 
@@ -129,7 +131,7 @@ fn confine(call: &Call<'_>) {
             address,
             ..Subject::default()
         };
-        ask_about(call.target, ASK_CONFINE, &subject);
+        upcall_about(call.target, UPCALL_CONFINE, &subject);
     }
 }
 
@@ -143,7 +145,7 @@ fn code(call: &Call<'_>) {
         return;
     }
     if is_file {
-        ask(call.target, ASK_CODE);
+        upcall(call.target, UPCALL_CODE);
     } else {
         // Nobody will look through what is going to be written there.
         call.control.user_changes.fetch_add(1, Relaxed);

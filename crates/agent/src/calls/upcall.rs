@@ -25,12 +25,12 @@ pub(super) struct Subject {
 }
 
 /// Asks, and waits for the answer. False if there was none.
-pub(super) fn ask(target: &Target, kind: u32) -> bool {
-    ask_about(target, kind, &Subject::default())
+pub(super) fn upcall(target: &Target, kind: u32) -> bool {
+    upcall_about(target, kind, &Subject::default())
 }
 
-/// As [`ask`], about something.
-pub(super) fn ask_about(target: &Target, kind: u32, subject: &Subject) -> bool {
+/// As [`upcall`], about something.
+pub(super) fn upcall_about(target: &Target, kind: u32, subject: &Subject) -> bool {
     // SAFETY: the session page is mapped as long as the stubs are.
     let session: &Session = unsafe { &*target.session };
     match session.deaf.load(Relaxed) {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use beeline_agent::abi::Session;
 use beeline_agent::abi::calls::{
-    ANSWERED, ASK_CODE, ASK_CONFINE, ASK_EXEC, ASK_FORK, ASK_NO_EXEC, DEAF, ENDING, FREE, HEARS,
-    POSTED, REQUESTS, Request,
+    ANSWERED, DEAF, ENDING, FREE, HEARS, POSTED, REQUESTS, Request, UPCALL_CODE, UPCALL_CONFINE,
+    UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };
 use beeline_inject::{Loaded, Process, Stopped, Watched, holds};
 use rustix::thread::futex;
@@ -44,7 +44,7 @@ const LOOKS_AT_REST: u32 = 250;
 
 impl Reach {
     /// Until the session ends.
-    pub(super) fn attend(self: &Arc<Self>) {
+    pub(super) fn serve_upcalls(self: &Arc<Self>) {
         // Without it those who ask are less patient.
         let pulse = std::thread::Builder::new().name("beeline-pulse".into());
         let pulse = pulse.spawn({
@@ -54,13 +54,13 @@ impl Reach {
         let mut answered = [const { None::<Instant> }; REQUESTS];
         let mut holding = Holding::Here;
         while !self.stop.load(SeqCst) {
-            let attend = || {
+            let serve = || {
                 self.attend_until_it_must_end(&mut answered, holding);
                 rustix::thread::gettid()
             };
             let ended = std::thread::scope(|scope| {
                 let thread = std::thread::Builder::new().name("beeline-answer".into());
-                Ok::<_, std::io::Error>(thread.spawn_scoped(scope, attend)?.join())
+                Ok::<_, std::io::Error>(thread.spawn_scoped(scope, serve)?.join())
             });
             match ended {
                 Ok(Ok(thread)) => {
@@ -156,7 +156,7 @@ impl Reach {
     }
 
     /// Wakes the thread that answers.
-    pub(super) fn stop_attending(&self) {
+    pub(super) fn stop_serving_upcalls(&self) {
         let word = &self.shared.page().asked;
         word.fetch_add(1, SeqCst);
         let _ = futex::wake(word, futex::Flags::empty(), 1);
@@ -199,22 +199,22 @@ impl Reach {
         }
         match request.kind.load(SeqCst) {
             // It goes on as a copy that is nobody's.
-            ASK_FORK if !self.follows_children() => {}
-            ASK_FORK => match self.adopt(pid, &target) {
+            UPCALL_FORK if !self.follows_children() => {}
+            UPCALL_FORK => match self.adopt(pid, &target) {
                 // It is tried again.
                 Err(_) if beeline_inject::must_end() => {}
                 outcome => self.followed(pid, outcome),
             },
-            ASK_EXEC => {
+            UPCALL_EXEC => {
                 let outcome = self.open_again(pid, owner);
                 let outcome = outcome.and_then(|process| self.follow_exec(process, request));
                 self.followed(pid, outcome);
             }
-            ASK_NO_EXEC => self.give_up_exec(pid),
-            ASK_CONFINE => self.before_filter(pid, &target, request),
+            UPCALL_NO_EXEC => self.give_up_exec(pid),
+            UPCALL_CONFINE => self.before_filter(pid, &target, request),
             // Its libraries are hooked together when the last is mapped.
-            ASK_CODE if lock(&self.starting).contains_key(&pid) => {}
-            ASK_CODE if lock(&self.targets).contains_key(&pid) => {
+            UPCALL_CODE if lock(&self.starting).contains_key(&pid) => {}
+            UPCALL_CODE if lock(&self.targets).contains_key(&pid) => {
                 {
                     let mut target = lock(&target);
                     // Before the calls of what is there instead are hooked: a jump is like another.
