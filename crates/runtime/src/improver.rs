@@ -12,8 +12,8 @@ use crate::budget::Charge;
 use crate::engines::Engines;
 use crate::error::{Error, os};
 use crate::program::Program;
-use crate::reach::Reach;
 use crate::runner::Runner;
+use crate::tracees::Tracees;
 
 /// The thread's front. The thread is not waited for at the end, as an optimizer may hang.
 pub struct Improver(Sender<Job>);
@@ -30,7 +30,7 @@ pub const JOB: u64 = 2 * (size_of::<Program>() + size_of::<Job>()) as u64;
 /// What the thread works with; it keeps nothing of the session alive.
 struct Worker {
     engines: Arc<Engines>,
-    reach: Weak<Reach>,
+    tracees: Weak<Tracees>,
     runner: Weak<Runner>,
 }
 
@@ -38,13 +38,13 @@ impl Improver {
     /// Starts the thread.
     pub fn start(
         engines: &Arc<Engines>,
-        reach: &Arc<Reach>,
+        tracees: &Arc<Tracees>,
         runner: &Arc<Runner>,
     ) -> Result<Self, Error> {
         let (jobs, queue) = channel();
         let worker = Worker {
             engines: engines.clone(),
-            reach: Arc::downgrade(reach),
+            tracees: Arc::downgrade(tracees),
             runner: Arc::downgrade(runner),
         };
         std::thread::Builder::new()
@@ -67,7 +67,7 @@ impl Improver {
 impl Worker {
     fn work(&self, queue: &Receiver<Job>) {
         for Job { program, _charge } in queue {
-            if self.reach.strong_count() == 0 {
+            if self.tracees.strong_count() == 0 {
                 return;
             }
             // Not held while it is compiled: the tool may let go of it.
@@ -93,8 +93,8 @@ impl Worker {
     }
 
     fn renew(&self, program: &Arc<Program>, engine: &str, start: Instant) {
-        if let (Some(reach), Some(runner)) = (self.reach.upgrade(), self.runner.upgrade()) {
-            reach.renew(program, &|error| self.keep(program, &error.to_string()));
+        if let (Some(tracees), Some(runner)) = (self.tracees.upgrade(), self.runner.upgrade()) {
+            tracees.renew(program, &|error| self.keep(program, &error.to_string()));
             runner.renew(program.clone());
         }
         let (name, time) = (&program.name, start.elapsed());

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::error::Error;
 use crate::opening;
-use crate::reach::left_out;
+use crate::tracees::left_out;
 
 /// The answer to "every process".
 #[derive(Debug, Clone, PartialEq, Eq)]

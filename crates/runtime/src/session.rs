@@ -23,12 +23,12 @@ use crate::map::MapObject;
 use crate::notifier::Notifier;
 use crate::objects::Object;
 use crate::program::{self, Program};
-use crate::reach::Reach;
 use crate::ring::Ring;
 use crate::runner::{Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
 use crate::trace::Trace;
+use crate::tracees::Tracees;
 
 /// Things that are not served of which the user is told: a tool that asks at random finds no end of them.
 const MOST_TOLD: usize = 1000;
@@ -45,7 +45,7 @@ pub struct Runtime {
     report: Report,
     intrudes: AtomicBool,
     budget: Budget,
-    reach: Arc<Reach>,
+    tracees: Arc<Tracees>,
     runner: Arc<Runner>,
     engines: Arc<Engines>,
     improver: Improver,
@@ -93,9 +93,9 @@ impl Runtime {
             move || tool.load(SeqCst)
         })?;
         let runner = Arc::new(runner);
-        let reach = Reach::start(shared.clone(), scope, tool.clone(), report.clone())?;
+        let tracees = Tracees::start(shared.clone(), scope, tool.clone(), report.clone())?;
         let engines = Arc::new(engines.with_budget(budget.clone()));
-        let improver = Improver::start(&engines, &reach, &runner)?;
+        let improver = Improver::start(&engines, &tracees, &runner)?;
         Ok(Arc::new(Self {
             objects: Mutex::default(),
             next_id: AtomicU32::new(1),
@@ -104,7 +104,7 @@ impl Runtime {
             report,
             intrudes: AtomicBool::new(false),
             budget,
-            reach,
+            tracees,
             runner,
             engines,
             improver,
@@ -143,7 +143,7 @@ impl Runtime {
 
     /// The tool has been started.
     pub fn set_tool(&self, pid: i32) {
-        self.reach.tool_started(pid);
+        self.tracees.tool_started(pid);
         self.tool.store(pid, SeqCst);
     }
 
@@ -160,7 +160,7 @@ impl Runtime {
     /// Detaches everything: every process is as it was when this returns. Errors have been reported.
     pub fn close(&self) {
         self.engines.stop();
-        self.reach.close();
+        self.tracees.close();
         let trace = self
             .trace
             .lock()
@@ -185,7 +185,7 @@ impl Runtime {
             return Ok(trace.clone());
         }
         let new = Arc::new(Trace::new(self.id(), self.shared.cpus, &self.budget)?);
-        self.reach.watch_map(new.map());
+        self.tracees.watch_map(new.map());
         Ok(trace.insert(new).clone())
     }
 
@@ -263,7 +263,7 @@ impl Backend for Runtime {
         if map.is_ring_buffer() {
             self.notifier.watch(&map);
         }
-        self.reach.watch_map(&map);
+        self.tracees.watch_map(&map);
         self.fast_paths.list(&map);
         self.objects().maps.insert(id, map);
         Ok(id)
@@ -309,7 +309,7 @@ impl Backend for Runtime {
         map.admit(&object)?;
         let id = object.id().0.to_ne_bytes();
         let announce = || {
-            self.reach.object_added(map.id, &object);
+            self.tracees.object_added(map.id, &object);
             self.runner.object_added(map.id, object.clone());
         };
         let store = || {
@@ -330,7 +330,7 @@ impl Backend for Runtime {
                 .map(u32::from_ne_bytes)
                 .map_err(|_| Errno(libc::EINVAL))?;
             map.set_ring(index, None)?;
-            self.reach.rings_changed(map.id);
+            self.tracees.rings_changed(map.id);
             self.runner.rings_changed(map.id);
             return Ok(());
         }
@@ -385,7 +385,7 @@ impl Backend for Runtime {
         let ring = Ring::new(id, cpu, &self.budget)?;
         let ring = Arc::new(ring);
         self.notifier.watch(&ring);
-        self.reach.watch_ring(&ring);
+        self.tracees.watch_ring(&ring);
         self.objects().rings.insert(id, ring);
         Ok(id)
     }
@@ -396,7 +396,7 @@ impl Backend for Runtime {
         let maps: Vec<_> = self.objects().maps.values().cloned().collect();
         for map in maps {
             if map.rings().iter().flatten().any(|held| held.id == ring) {
-                self.reach.rings_changed(map.id);
+                self.tracees.rings_changed(map.id);
                 self.runner.rings_changed(map.id);
             }
         }
@@ -411,7 +411,7 @@ impl Backend for Runtime {
     fn perf_array_set(&self, map: Id, index: u32, ring: Id) -> Result<(), Errno> {
         let ring = self.ring(ring)?;
         self.map(map)?.set_ring(index, Some(ring))?;
-        self.reach.rings_changed(map);
+        self.tracees.rings_changed(map);
         self.runner.rings_changed(map);
         Ok(())
     }
@@ -516,28 +516,29 @@ impl Backend for Runtime {
     fn attach_check(&self, point: &AttachPoint) -> Result<(), Errno> {
         self.place_of(point)?;
         match point {
-            AttachPoint::Uprobe { pid: Some(pid), .. } => {
-                self.reach.check(*pid).map_err(|error| self.refuse(&error))
-            }
+            AttachPoint::Uprobe { pid: Some(pid), .. } => self
+                .tracees
+                .check(*pid)
+                .map_err(|error| self.refuse(&error)),
             _ => Ok(()),
         }
     }
 
     fn found_tool(&self, pid: i32) {
-        self.reach.found_tool(pid);
+        self.tracees.found_tool(pid);
     }
 
     fn follows_programs(&self) -> bool {
-        self.reach.follows_programs()
+        self.tracees.follows_programs()
     }
 
     fn begins_program(&self, pid: i32) {
-        self.reach.begins_program(pid);
+        self.tracees.begins_program(pid);
     }
 
     fn shorten(&self, pid: i32, ip: u64) {
         // The door goes on answering what has no fast path.
-        let _ = self.reach.open_fast_path(pid, ip, &self.fast_paths);
+        let _ = self.tracees.open_fast_path(pid, ip, &self.fast_paths);
     }
 
     fn info(&self, id: Id) -> Result<Info, Errno> {
@@ -575,8 +576,8 @@ impl Backend for Runtime {
             objects.links.remove(&id)
         };
         match link.as_ref().map(|(link, _)| link) {
-            Some(Link::Uprobe(uprobe)) => self.reach.detach(uprobe),
-            Some(Link::Call(call)) => self.reach.detach_call(call),
+            Some(Link::Uprobe(uprobe)) => self.tracees.detach(uprobe),
+            Some(Link::Call(call)) => self.tracees.detach_call(call),
             Some(Link::Timer(_)) => self.runner.cancel(id),
             None => {}
         }

@@ -75,7 +75,7 @@ impl Runtime {
 
     fn attach_uprobe(&self, uprobe: Uprobe) -> Result<Link, Errno> {
         let uprobe = Arc::new(uprobe);
-        let attached = self.reach.attach(&uprobe);
+        let attached = self.tracees.attach(&uprobe);
         attached.map_err(|error| self.refuse(&error))?;
         Ok(Link::Uprobe(uprobe))
     }
@@ -101,7 +101,7 @@ impl Runtime {
             return Err(Errno(libc::EINVAL));
         }
         let call = Arc::new(call);
-        let attached = self.reach.attach_call(&call);
+        let attached = self.tracees.attach_call(&call);
         attached.map_err(|error| self.refuse(&error))?;
         Ok(Link::Call(call))
     }

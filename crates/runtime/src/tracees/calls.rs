@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use beeline_inject::Process;
 
-use super::{Reach, is_part_of_us, lock, unless_changed};
+use super::{Tracees, is_part_of_us, lock, unless_changed};
 use crate::calls::LONGEST_LOOK;
 use crate::error::Error;
 use crate::link::{CallLink, Uprobe};
@@ -19,7 +19,7 @@ const SELDOM: u32 = 4;
 /// Places that the user is told of.
 const SLIPPED_TOLD: usize = 16;
 
-impl Reach {
+impl Tracees {
     /// Attaches a link to every process of the scope, and to those that come later.
     pub fn attach_call(self: &Arc<Self>, link: &Arc<CallLink>) -> Result<(), Error> {
         lock(&self.calls).insert(link.id, link.clone());
@@ -188,7 +188,7 @@ impl Reach {
     /// Hooks what is new: processes, and code in those that are young or were named.
     pub(super) fn revisit_calls(self: &Arc<Self>, young: &BTreeSet<i32>, is_second: bool) {
         let candidates = match lock(&self.calls).is_empty() && self.scope == Scope::All {
-            true => self.family.members(),
+            true => self.descendants.members(),
             false => self.candidates(None),
         };
         for pid in candidates {
@@ -241,10 +241,10 @@ impl Reach {
     /// Has Beeline to know when a process splits, runs another program or loads a library, for the sake of functions that are probed?
     fn is_followed(&self, pid: i32) -> bool {
         let tool = self.tool.load(SeqCst);
-        if pid == tool || self.family.tools().contains(&pid) {
+        if pid == tool || self.descendants.tools().contains(&pid) {
             return false;
         }
-        let is_child = || tool != 0 && self.family.has(pid, tool);
+        let is_child = || tool != 0 && self.descendants.has(pid, tool);
         let is_in_scope = || match &self.scope {
             Scope::All => lock(&self.targets).contains_key(&pid) || is_child(),
             Scope::Processes(pids) => pids.contains(&pid),

@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_codegen::worker::LLVM;
 
-use super::{Reach, lock, program};
+use super::{Tracees, lock, program};
 use crate::error::Error;
 use crate::link::Uprobe;
 use crate::proc::{self, parent};
 use crate::scope::Scope;
 
-impl Reach {
+impl Tracees {
     /// Is the process that the link concerns one that the user named?
     pub(super) fn named(&self, link: &Uprobe) -> bool {
         link.pid.is_some() || self.is_narrow()
@@ -60,7 +60,7 @@ impl Reach {
     /// The processes that a link may concern; `only` is the one that it names itself.
     pub(super) fn candidates_now(&self, only: Option<i32>) -> Vec<i32> {
         if only.is_none() && self.looks_around() {
-            lock(&self.neighbours).list();
+            lock(&self.processes).list();
         }
         self.candidates(only)
     }
@@ -68,14 +68,14 @@ impl Reach {
     /// The same, of those that were there at the last look.
     pub(super) fn candidates(&self, only: Option<i32>) -> Vec<i32> {
         let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
-        let tools = self.family.tools();
+        let tools = self.descendants.tools();
         let mut found = match (only, &self.scope) {
             (Some(pid), _) => return vec![pid],
             (None, Scope::Processes(pids)) => return pids.clone(),
-            (None, Scope::All) => lock(&self.neighbours).pids(),
+            (None, Scope::All) => lock(&self.processes).pids(),
             (None, Scope::Children) => {
-                let is_member = |pid| self.family.is_member(pid, tool);
-                lock(&self.neighbours).family((tool, &tools), is_member)
+                let is_member = |pid| self.descendants.is_member(pid, tool);
+                lock(&self.processes).descendants((tool, &tools), is_member)
             }
         };
         let is_ours = |pid: &i32| *pid == own || *pid == tool || tools.contains(pid);

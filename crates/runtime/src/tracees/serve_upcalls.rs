@@ -15,7 +15,7 @@ use beeline_inject::{Loaded, Process, Stopped, Watched, holds};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
-use super::{Reach, Tagged, lock, program};
+use super::{Tagged, Tracees, lock, program};
 use crate::error::{Error, os};
 use crate::link::Uprobe;
 use crate::opening;
@@ -42,14 +42,14 @@ const LOOK_IF_FREE: Duration = Duration::from_millis(2);
 /// So many looks a process that has stopped itself does not get to do.
 const LOOKS_AT_REST: u32 = 250;
 
-impl Reach {
+impl Tracees {
     /// Until the session ends.
     pub(super) fn serve_upcalls(self: &Arc<Self>) {
         // Without it those who ask are less patient.
         let pulse = std::thread::Builder::new().name("beeline-pulse".into());
         let pulse = pulse.spawn({
-            let reach = self.clone();
-            move || reach.pulse()
+            let tracees = self.clone();
+            move || tracees.pulse()
         });
         let mut answered = [const { None::<Instant> }; REQUESTS];
         let mut holding = Holding::Here;
@@ -195,7 +195,7 @@ impl Reach {
         if let Some(parent) = self.tagged(owner).map(|tagged| tagged.process.pid())
             && parent != pid
         {
-            self.family.inherit(pid, parent);
+            self.descendants.inherit(pid, parent);
         }
         match request.kind.load(SeqCst) {
             // It goes on as a copy that is nobody's.
@@ -309,7 +309,7 @@ impl Reach {
         let given_up = Arc::new(AtomicBool::new(false));
         lock(&self.execs).insert(pid, given_up.clone());
         self.give_up_at_the_end(&given_up);
-        let reach = self.clone();
+        let tracees = self.clone();
         let (seized, is_seized) = sync_channel(1);
         let follow = move || {
             // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after
@@ -319,28 +319,28 @@ impl Reach {
                 Ok(watched) => watched,
                 // Who has started it stops it behind its `execve`, and waits for us to find it.
                 Err(error) if opening::is_held_by_starter(&error) => {
-                    lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+                    lock(&tracees.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
                     let _ = seized.send(Ok(()));
                     return;
                 }
                 Err(error) => {
-                    lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+                    lock(&tracees.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
                     let _ = seized.send(Err(error));
                     return;
                 }
             };
             let _ = seized.send(Ok(()));
-            let outcome =
-                watched.run_until_exec(&given_up, |stopped| reach.has_run_exec(&process, stopped));
-            lock(&reach.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
+            let outcome = watched
+                .run_until_exec(&given_up, |stopped| tracees.has_run_exec(&process, stopped));
+            lock(&tracees.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
             let outcome = match outcome {
                 Ok(Loaded::Ready(outcome)) => outcome,
                 Ok(Loaded::Ended) => Ok(()),
                 Err(error) => Err(error.into()),
             };
-            reach.followed(process.pid(), outcome);
+            tracees.followed(process.pid(), outcome);
         };
-        let followed = self.pursuers.follow(follow);
+        let followed = self.exec_waiters.follow(follow);
         followed.map_err(os("starting a thread"))?;
         is_seized.recv().unwrap_or(Ok(()))
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use beeline_inject::{Hold as Held, Loaded, Watched, holds, regions_of};
 
 use super::candidates::is_part_of_us;
-use super::{Reach, lock};
+use super::{Tracees, lock};
 use crate::error::Error;
 use crate::opening;
 use crate::opens::{Gate, HeldOpen, Inode, Opens};
@@ -62,7 +62,7 @@ impl Waiting {
     }
 }
 
-impl Reach {
+impl Tracees {
     /// Holds those who open the files that are sought in all processes now, and no others.
     pub(super) fn hold_openers(self: &Arc<Self>) {
         let links = self.links();
@@ -105,9 +105,9 @@ impl Reach {
             Some(gate) => gate,
             None => {
                 let gate = Gate::new()?;
-                let (opens, reach) = (gate.opens(), self.clone());
+                let (opens, tracees) = (gate.opens(), self.clone());
                 let thread = std::thread::Builder::new().name("beeline-opens".into());
-                openers.thread = Some(thread.spawn(move || reach.attend_openers(&opens))?);
+                openers.thread = Some(thread.spawn(move || tracees.attend_openers(&opens))?);
                 openers.gate.insert(gate)
             }
         };
@@ -155,16 +155,16 @@ impl Reach {
             open: Arc::downgrade(&open),
             given_up: Arc::default(),
         };
-        let (reach, given_up) = (self.clone(), waiting.given_up.clone());
+        let (tracees, given_up) = (self.clone(), waiting.given_up.clone());
         let work = move || {
             // If it may not be traced, that is told when it maps the file.
-            let _ = match (reach.is_to_come(pid), open.is_exec()) {
+            let _ = match (tracees.is_to_come(pid), open.is_exec()) {
                 (false, _) => Ok(()),
-                (true, true) => reach.follow_opener(pid, &open, given_up),
-                (true, false) => reach.come_to_opener(pid, open),
+                (true, true) => tracees.follow_opener(pid, &open, given_up),
+                (true, false) => tracees.come_to_opener(pid, open),
             };
         };
-        self.pursuers.follow(work).ok()?;
+        self.exec_waiters.follow(work).ok()?;
         Some(waiting)
     }
 
@@ -173,7 +173,7 @@ impl Reach {
         let tool = self.tool.load(SeqCst);
         let is_ours = pid == std::process::id() as i32
             || pid == tool
-            || self.family.tools().contains(&pid)
+            || self.descendants.tools().contains(&pid)
             || is_part_of_us(pid);
         if is_ours || self.is_dismissed(pid) {
             return false;

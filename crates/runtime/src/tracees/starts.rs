@@ -8,13 +8,13 @@ use std::thread::JoinHandle;
 
 use beeline_inject::{Loaded, Stopped, Watched};
 
-use super::{Reach, lock, program};
+use super::{Tracees, lock, program};
 use crate::error::{Error, os};
 use crate::link::Uprobe;
 use crate::proc::stack_start;
 use crate::target::Hold;
 
-impl Reach {
+impl Tracees {
     /// Are programs followed that the tool starts?
     pub fn follows_programs(&self) -> bool {
         let is_for_all = |link: &Arc<Uprobe>| link.pid.is_none();
@@ -35,13 +35,13 @@ impl Reach {
     /// stopped when that program's libraries are mapped and none of its code has run.
     pub(super) fn follows_start(self: &Arc<Self>, pid: i32) -> Result<bool, Error> {
         let tool = self.tool.load(SeqCst);
-        let tools = self.family.tools();
+        let tools = self.descendants.tools();
         let is_tool = pid == tool || tools.contains(&pid);
         let is_copy = || {
             let mut tools = tools.iter().chain([&tool]);
             tools.any(|tool| is_copy_of(pid, *tool))
         };
-        if tool == 0 || is_tool || !is_copy() || !self.family.has(pid, tool) {
+        if tool == 0 || is_tool || !is_copy() || !self.descendants.has(pid, tool) {
             return Ok(lock(&self.starting).contains_key(&pid));
         }
         // Who is told that it is followed may let it run the program.
@@ -78,29 +78,29 @@ impl Reach {
         if !is_copy() {
             return Ok(None);
         }
-        let reach = self.clone();
+        let tracees = self.clone();
         let follow = move || {
             let begun = |stopped: &mut Stopped| {
-                if reach.wanted_of_calls(pid).is_empty() {
+                if tracees.wanted_of_calls(pid).is_empty() {
                     return ControlFlow::Continue(());
                 }
                 // The loader's calls are the program's, too.
-                let outcome = reach.has_run_exec(&process, stopped);
-                if !lock(&reach.links).is_empty() {
-                    reach.followed(pid, outcome);
+                let outcome = tracees.has_run_exec(&process, stopped);
+                if !lock(&tracees.links).is_empty() {
+                    tracees.followed(pid, outcome);
                     return ControlFlow::Continue(());
                 }
                 // Libraries are hooked as they are mapped.
-                lock(&reach.starting).remove(&pid);
+                lock(&tracees.starting).remove(&pid);
                 ControlFlow::Break(outcome)
             };
             let outcome = watched.run_through_start(&given_up, begun, |stopped| {
-                lock(&reach.starting).remove(&pid);
-                reach.attach_all_to(&process, stopped)?;
-                let wanted = reach.wanted_of_calls(pid);
-                reach.hook_calls_of(&process, &wanted, &mut Hold::Held(stopped))
+                lock(&tracees.starting).remove(&pid);
+                tracees.attach_all_to(&process, stopped)?;
+                let wanted = tracees.wanted_of_calls(pid);
+                tracees.hook_calls_of(&process, &wanted, &mut Hold::Held(stopped))
             });
-            lock(&reach.starting).remove(&pid);
+            lock(&tracees.starting).remove(&pid);
             let outcome = outcome
                 .map_err(Error::from)
                 .and_then(|loaded| match loaded {
@@ -110,7 +110,7 @@ impl Reach {
             if let Err(error) = outcome
                 && program(pid).is_some()
             {
-                (reach.report)(&error.to_string());
+                (tracees.report)(&error.to_string());
             }
         };
         std::thread::Builder::new()

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use beeline_agent::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS};
 use beeline_maps::Kind;
 
-use super::neighbours::YOUTH;
-use super::{Reach, lock};
+use super::process_table::YOUTH;
+use super::{Tracees, lock};
 use crate::backend::Id;
 use crate::link::Uprobe;
 use crate::map::MapObject;
@@ -18,7 +18,7 @@ use crate::scope::Scope;
 use crate::target::Hold;
 use crate::target::Target;
 
-/// How often processes are looked at: for their end, and for new ones that a link is to reach.
+/// How often processes are looked at: for their end, and for new ones that a link is to tracees.
 const ROUND: Duration = Duration::from_millis(100);
 /// Every so many rounds it is looked for threads that have ended, and for those that sleep in a call that nobody has seen.
 const SECOND: u32 = 10;
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// How long a target that has ended is remembered: a child that it forked asks at its first instruction.
 const REMEMBERED: Duration = Duration::from_secs(2);
 
-impl Reach {
+impl Tracees {
     /// Until the session ends: looks for processes that have died, and for new ones.
     pub(super) fn watch(self: &Arc<Self>) {
         let mut round = 0u32;
@@ -45,13 +45,13 @@ impl Reach {
             let is_second = round.is_multiple_of(SECOND);
             if is_second {
                 self.forget_threads();
-                self.forget_family();
+                self.forget_descendants();
                 self.forget_dismissed();
                 self.look_for_slipped_calls();
                 self.look_for_taken_calls(round / SECOND);
             }
-            let members = self.family.take_new();
-            lock(&self.neighbours).doubt(&members);
+            let members = self.descendants.take_new();
+            lock(&self.processes).doubt(&members);
             let links = self.links();
             let hooks_calls = self.hooks_calls();
             if links.is_empty() && !hooks_calls {
@@ -76,9 +76,9 @@ impl Reach {
 
     /// Looks which processes there are. Returns those that are new, and whether it was time to look.
     fn look_around(&self) -> (BTreeSet<i32>, bool) {
-        let mut neighbours = lock(&self.neighbours);
-        let has_looked = neighbours.look();
-        (neighbours.young(), has_looked)
+        let mut processes = lock(&self.processes);
+        let has_looked = processes.look();
+        (processes.young(), has_looked)
     }
 
     /// Has whoever starts a process know what is sought in those that come.
@@ -207,12 +207,12 @@ impl Reach {
     }
 
     /// A child may yet say that it was forked from a target that has ended since.
-    fn forget_family(&self) {
+    fn forget_descendants(&self) {
         let tags = lock(&self.tags);
         let known = tags.values().filter(|one| one.target.strong_count() > 0);
         let known: BTreeSet<i32> = known.map(|one| one.process.pid()).collect();
         drop(tags);
-        self.family.forget_ended(|pid| known.contains(&pid));
+        self.descendants.forget_ended(|pid| known.contains(&pid));
     }
 
     /// Forgets processes that have ended or run another program now, and frees what they held in shared memory. Of ends we are told,
@@ -258,7 +258,7 @@ impl Reach {
     fn is_new_again(&self, pids: &[i32]) {
         if !pids.is_empty() {
             lock(&self.failures).retain(|(pid, _), _| !pids.contains(pid));
-            lock(&self.neighbours).renew(pids);
+            lock(&self.processes).renew(pids);
         }
     }
 

@@ -1,5 +1,5 @@
-//! What the tool has started, and what that has started since. A process stays of the family when its parent has ended, as a
-//! daemon's has: it is known from when it was forked or first looked at. Some of the family make eBPF calls: tools, that something else has
+//! What the tool has started, and what that has started since. A process stays a descendant when its parent has ended, as a
+//! daemon's has: it is known from when it was forked or first looked at. Some descendants make eBPF calls: tools, that something else has
 //! started, as `timeout` does.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use crate::proc::{Stat, start_time};
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Family {
+pub(super) struct Descendants {
     /// When each member started, in clock ticks since boot: a number is used again.
     members: Mutex<BTreeMap<i32, u64>>,
     /// Those that make eBPF calls, likewise.
@@ -22,7 +22,7 @@ pub(super) struct Family {
 /// Process trees are shallow; the bound keeps a race with a parent's end from going round.
 const DEEPEST: usize = 64;
 
-impl Family {
+impl Descendants {
     /// Is `pid` a descendant of `ancestor`, or has it been found to be one before?
     pub fn has(&self, pid: i32, ancestor: i32) -> bool {
         self.is_member(pid, ancestor) == Some(true)
@@ -73,7 +73,7 @@ impl Family {
         std::mem::take(&mut lock(&self.new))
     }
 
-    /// A process that is known to be of the family makes eBPF calls.
+    /// A process that is known to be a descendant makes eBPF calls.
     pub fn add_tool(&self, pid: i32) {
         if let Some(start) = start_time(pid) {
             self.admit(vec![(pid, start)]);
@@ -116,9 +116,9 @@ mod tests {
     fn descendants_are_of_the_family_and_ancestors_are_not() {
         let me = std::process::id() as i32;
         let parent = parent(me).unwrap();
-        let family = Family::default();
-        assert!(family.has(me, parent) && family.has(me, me));
-        assert!(!family.has(1, me) && !family.has(parent, me));
+        let descendants = Descendants::default();
+        assert!(descendants.has(me, parent) && descendants.has(me, me));
+        assert!(!descendants.has(1, me) && !descendants.has(parent, me));
     }
 
     #[test]
@@ -134,15 +134,15 @@ mod tests {
         let mut output = BufReader::new(shell.stdout.take().unwrap());
         output.read_line(&mut line).unwrap();
         let orphan: i32 = line.trim().parse().unwrap();
-        let (family, strangers) = (Family::default(), Family::default());
-        assert!(family.has(orphan, me));
+        let (descendants, strangers) = (Descendants::default(), Descendants::default());
+        assert!(descendants.has(orphan, me));
         drop(shell.stdin.take());
         shell.wait().unwrap();
-        assert!(family.has(orphan, me) && !strangers.has(orphan, me));
+        assert!(descendants.has(orphan, me) && !strangers.has(orphan, me));
         strangers.inherit(orphan, shell.id() as i32);
         assert!(!strangers.has(orphan, me), "nobody knows its parent");
-        family.forget_ended(|_| false);
-        assert!(family.has(orphan, me));
+        descendants.forget_ended(|_| false);
+        assert!(descendants.has(orphan, me));
         // SAFETY: `sleep`, which this test has started and nobody has waited for.
         unsafe { libc::kill(orphan, libc::SIGKILL) };
         while Stat::of(orphan).is_some_and(|stat| !stat.has_ended()) {

@@ -1,7 +1,7 @@
 //! All processes of the machine, as they are looked at time and again: who is new, who runs another program, and who is of the tool's family.
 //!
 //! There may be thousands, most of which sleep for days. So of a process that is not new the program is read at one look in ten only, what
-//! is known of its family is kept, and on a machine with very many the looks are further apart.
+//! is known of its descent is kept, and on a machine with very many the looks are further apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Neighbours {
-    known: BTreeMap<i32, Neighbour>,
+pub(super) struct ProcessTable {
+    known: BTreeMap<i32, Entry>,
     looks: u32,
     /// When the last look began, and how long to wait from then on.
     last: Option<(Instant, Duration)>,
@@ -34,7 +34,7 @@ pub(super) struct Neighbours {
 }
 
 #[derive(Debug)]
-struct Neighbour {
+struct Entry {
     /// Of its directory in `/proc`. Another process with the same number has another one, and the kernel may give a process a new one.
     inode: u64,
     /// In clock ticks since boot. Nothing if it could not be read, or has not been yet.
@@ -42,7 +42,7 @@ struct Neighbour {
     program: Program,
     /// When it was first seen with its program.
     since: Instant,
-    is_family: Option<bool>,
+    is_descendant: Option<bool>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ enum Program {
     Read(Option<PathBuf>),
 }
 
-impl Neighbours {
+impl ProcessTable {
     /// Looks who is there, unless that was done a moment ago, as moments are with so many of them; false then.
     pub fn look(&mut self) -> bool {
         let begin = Instant::now();
@@ -64,10 +64,10 @@ impl Neighbours {
         self.list();
         self.looks = self.looks.wrapping_add(1);
         let turn = self.looks % TURNS;
-        for (&pid, neighbour) in &mut self.known {
+        for (&pid, entry) in &mut self.known {
             let is_its_turn = pid.unsigned_abs() % TURNS == turn;
-            if is_its_turn || neighbour.program == Program::NotRead || neighbour.is_young(begin) {
-                neighbour.read(pid, begin);
+            if is_its_turn || entry.program == Program::NotRead || entry.is_young(begin) {
+                entry.read(pid, begin);
             }
         }
         let pause = cpu_time().saturating_sub(used) * SHARE;
@@ -89,37 +89,37 @@ impl Neighbours {
 
     /// These have been found to run other programs, which may be of the same names.
     pub fn renew(&mut self, pids: &[i32]) {
-        self.change(pids, |neighbour| neighbour.since = Instant::now());
+        self.change(pids, |entry| entry.since = Instant::now());
     }
 
-    /// Whether these are of the family is to be asked anew.
+    /// Whether these are descendants is to be asked anew.
     pub fn doubt(&mut self, pids: &[i32]) {
-        self.change(pids, |neighbour| neighbour.is_family = None);
+        self.change(pids, |entry| entry.is_descendant = None);
     }
 
-    fn change(&mut self, pids: &[i32], change: impl Fn(&mut Neighbour)) {
+    fn change(&mut self, pids: &[i32], change: impl Fn(&mut Entry)) {
         for pid in pids {
             self.known.get_mut(pid).map(&change);
         }
     }
 
-    /// All that are of the family of a tool, as `is_family` says of those of whom it is not known yet. The others that make eBPF calls may
+    /// All that are descendants of a tool, as `is_descendant` says of those of whom it is not known yet. The others that make eBPF calls may
     /// make members of whom nobody knew.
-    pub fn family(
+    pub fn descendants(
         &mut self,
         (tool, others): (i32, &[i32]),
-        is_family: impl Fn(i32) -> Option<bool>,
+        is_descendant: impl Fn(i32) -> Option<bool>,
     ) -> Vec<i32> {
         if self.tools.0 != tool || self.tools.1 != others {
             self.tools = (tool, others.to_vec());
-            for neighbour in self.known.values_mut() {
-                neighbour.is_family = None;
+            for entry in self.known.values_mut() {
+                entry.is_descendant = None;
             }
         }
         let mut found = Vec::new();
-        for (&pid, neighbour) in &mut self.known {
-            neighbour.is_family = neighbour.is_family.or_else(|| is_family(pid));
-            if neighbour.is_family == Some(true) {
+        for (&pid, entry) in &mut self.known {
+            entry.is_descendant = entry.is_descendant.or_else(|| is_descendant(pid));
+            if entry.is_descendant == Some(true) {
                 found.push(pid);
             }
         }
@@ -134,27 +134,27 @@ impl Neighbours {
             self.known.retain(|pid, _| entries.contains_key(pid));
         }
         for (pid, inode) in entries {
-            let neighbour = self.known.entry(pid);
-            let neighbour = neighbour.or_insert_with(|| Neighbour::new(inode, now));
-            if neighbour.inode == inode {
+            let entry = self.known.entry(pid);
+            let entry = entry.or_insert_with(|| Entry::new(inode, now));
+            if entry.inode == inode {
                 continue;
             }
-            match neighbour.start.is_some() && start_time(pid) == neighbour.start {
-                true => neighbour.inode = inode,
-                false => *neighbour = Neighbour::new(inode, now),
+            match entry.start.is_some() && start_time(pid) == entry.start {
+                true => entry.inode = inode,
+                false => *entry = Entry::new(inode, now),
             }
         }
     }
 }
 
-impl Neighbour {
+impl Entry {
     fn new(inode: u64, now: Instant) -> Self {
         Self {
             inode,
             start: None,
             program: Program::NotRead,
             since: now,
-            is_family: None,
+            is_descendant: None,
         }
     }
 
@@ -206,15 +206,15 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
 
-    fn looked_again(neighbours: &mut Neighbours) -> BTreeSet<i32> {
-        neighbours.last = None;
-        neighbours.look();
-        neighbours.young()
+    fn looked_again(processes: &mut ProcessTable) -> BTreeSet<i32> {
+        processes.last = None;
+        processes.look();
+        processes.young()
     }
 
-    fn have_grown_old(neighbours: &mut Neighbours) {
-        for neighbour in neighbours.known.values_mut() {
-            neighbour.since = neighbour.since.checked_sub(YOUTH).unwrap();
+    fn have_grown_old(processes: &mut ProcessTable) {
+        for entry in processes.known.values_mut() {
+            entry.since = entry.since.checked_sub(YOUTH).unwrap();
         }
     }
 
@@ -232,87 +232,87 @@ mod tests {
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
 
-        let mut neighbours = Neighbours::default();
-        assert!(looked_again(&mut neighbours).contains(&pid));
-        have_grown_old(&mut neighbours);
+        let mut processes = ProcessTable::default();
+        assert!(looked_again(&mut table).contains(&pid));
+        have_grown_old(&mut table);
         for _ in 0..TURNS {
-            assert!(!looked_again(&mut neighbours).contains(&pid));
+            assert!(!looked_again(&mut table).contains(&pid));
         }
         input.write_all(b"go\nhere\n").unwrap();
         line.clear();
         output.read_line(&mut line).unwrap();
         assert_eq!(line, "here\n");
-        let is_found = (0..TURNS).any(|_| looked_again(&mut neighbours).contains(&pid));
+        let is_found = (0..TURNS).any(|_| looked_again(&mut table).contains(&pid));
         assert!(is_found);
 
         drop(input);
         shell.wait().unwrap();
-        looked_again(&mut neighbours);
-        assert!(!neighbours.pids().contains(&pid));
+        looked_again(&mut table);
+        assert!(!processes.pids().contains(&pid));
     }
 
     #[test]
     fn who_is_of_the_family_is_asked_once() {
-        let mut neighbours = Neighbours::default();
-        neighbours.list();
+        let mut processes = ProcessTable::default();
+        processes.list();
         let me = std::process::id() as i32;
         // Of others, as processes come all the time, nothing is known.
         let asked = Cell::new(0);
-        let is_family = |pid| {
+        let is_descendant = |pid| {
             asked.set(asked.get() + u32::from(pid == me));
             (pid == me).then_some(true)
         };
-        let family = |neighbours: &mut Neighbours, others: &[i32]| {
-            assert_eq!(neighbours.family((1, others), is_family), [me]);
+        let descendants = |processes: &mut ProcessTable, others: &[i32]| {
+            assert_eq!(processes.descendants((1, others), is_descendant), [me]);
             asked.replace(0)
         };
-        assert_eq!(family(&mut neighbours, &[]), 1);
-        assert_eq!(family(&mut neighbours, &[]), 0);
-        neighbours.doubt(&[me]);
-        assert_eq!(family(&mut neighbours, &[]), 1);
+        assert_eq!(descendants(&mut table, &[]), 1);
+        assert_eq!(descendants(&mut table, &[]), 0);
+        processes.doubt(&[me]);
+        assert_eq!(descendants(&mut table, &[]), 1);
         // There is another tool.
-        assert_eq!(family(&mut neighbours, &[2]), 1);
-        assert_eq!(family(&mut neighbours, &[2]), 0);
+        assert_eq!(descendants(&mut table, &[2]), 1);
+        assert_eq!(descendants(&mut table, &[2]), 0);
         // The number is another process's.
-        neighbours.known.get_mut(&me).unwrap().inode ^= 1;
-        neighbours.list();
-        assert_eq!(family(&mut neighbours, &[2]), 1);
+        processes.known.get_mut(&me).unwrap().inode ^= 1;
+        processes.list();
+        assert_eq!(descendants(&mut table, &[2]), 1);
     }
 
     #[test]
     fn another_process_of_the_same_number_is_new() {
-        let mut neighbours = Neighbours::default();
+        let mut processes = ProcessTable::default();
         let me = std::process::id() as i32;
-        assert!(looked_again(&mut neighbours).contains(&me));
-        have_grown_old(&mut neighbours);
+        assert!(looked_again(&mut table).contains(&me));
+        have_grown_old(&mut table);
         // The kernel has made the directory anew.
-        neighbours.known.get_mut(&me).unwrap().inode ^= 1;
-        assert!(!looked_again(&mut neighbours).contains(&me));
-        let known = neighbours.known.get_mut(&me).unwrap();
+        processes.known.get_mut(&me).unwrap().inode ^= 1;
+        assert!(!looked_again(&mut table).contains(&me));
+        let known = processes.known.get_mut(&me).unwrap();
         known.inode ^= 1;
         known.start = known.start.map(|start| start - 1);
-        assert!(looked_again(&mut neighbours).contains(&me));
+        assert!(looked_again(&mut table).contains(&me));
     }
 
     #[test]
     fn a_process_that_runs_the_same_program_anew_is_new() {
-        let mut neighbours = Neighbours::default();
+        let mut processes = ProcessTable::default();
         let me = std::process::id() as i32;
-        looked_again(&mut neighbours);
-        have_grown_old(&mut neighbours);
-        neighbours.renew(&[me]);
-        assert!(neighbours.young().contains(&me));
+        looked_again(&mut table);
+        have_grown_old(&mut table);
+        processes.renew(&[me]);
+        assert!(processes.young().contains(&me));
     }
 
     #[test]
     fn looks_are_apart_as_they_take_long() {
-        let mut neighbours = Neighbours::default();
-        neighbours.look();
-        let (_, pause) = neighbours.last.unwrap();
+        let mut processes = ProcessTable::default();
+        processes.look();
+        let (_, pause) = processes.last.unwrap();
         assert!(!pause.is_zero() && pause <= LONGEST_PAUSE);
-        let looks = neighbours.looks;
-        neighbours.last = Some((Instant::now(), Duration::from_secs(100)));
-        neighbours.look();
-        assert_eq!(neighbours.looks, looks);
+        let looks = processes.looks;
+        processes.last = Some((Instant::now(), Duration::from_secs(100)));
+        processes.look();
+        assert_eq!(processes.looks, looks);
     }
 }

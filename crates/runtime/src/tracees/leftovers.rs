@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use beeline_inject::Process;
 
-use super::{Reach, lock};
+use super::{Tracees, lock};
 use crate::error::Error;
 use crate::leave::{Presence, presences};
 use crate::life::SessionId;
@@ -24,7 +24,7 @@ pub(super) struct Cleared {
     failures: BTreeMap<(i32, SessionId), (Instant, String)>,
 }
 
-impl Reach {
+impl Tracees {
     /// Takes out of a process what killed sessions have left there. The error is of one that stays and has hooked system calls,
     /// which are for one session at a time; probes are laid over whatever else stays.
     pub(super) fn clear_dead(&self, process: &Process) -> Result<(), Error> {

@@ -9,13 +9,13 @@ use std::time::Duration;
 use beeline_agent::abi::calls::Request;
 use beeline_inject::Process;
 
-use super::{Reach, lock};
+use super::{Tracees, lock};
 use crate::rights::{self, Called};
 
 /// How long a look at a program may take: its file may be on a server that does not answer.
 const LONGEST: Duration = Duration::from_millis(500);
 
-impl Reach {
+impl Tracees {
     /// Would the program that a process is about to run have rights without us that it does not have if it is followed? What the process says
     /// of it need not be true, or not for long: at worst the program runs without rights, or is not followed.
     pub(super) fn gains_rights(

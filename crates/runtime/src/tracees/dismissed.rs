@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use super::{Reach, lock};
+use super::{Tracees, lock};
 use crate::error::Error;
 use crate::proc::{start_time, text};
 
-impl Reach {
+impl Tracees {
     /// Is this a process that the session was taken out of, or is being?
     pub(super) fn is_dismissed(&self, pid: i32) -> bool {
         self.note_dismissals();

@@ -10,7 +10,7 @@ use beeline_inject::Process;
 use libc::user_regs_struct;
 
 use super::serve_upcalls::thread_that_asks;
-use super::{Reach, lock};
+use super::{Tracees, lock};
 use crate::confine;
 use crate::error::Error;
 use crate::leave;
@@ -22,7 +22,7 @@ const LEFT_ALONE: Duration = Duration::from_secs(1);
 /// Bytes of a `syscall` instruction.
 const SYSCALL_LEN: u64 = 2;
 
-impl Reach {
+impl Tracees {
     /// Lets a process go whose filter would not let our own calls pass. The thread that asks makes its call anew then, where nothing of
     /// ours is any more.
     pub(super) fn before_filter(&self, pid: i32, target: &Arc<Mutex<Target>>, request: &Request) {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Reach, lock};
+use super::{Tracees, lock};
 use crate::error::Error;
 use crate::leave;
 use crate::life::SessionId;
@@ -17,7 +17,7 @@ const LONGEST: Duration = Duration::from_secs(20);
 /// and how often.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-impl Reach {
+impl Tracees {
     /// Leaves every process as it was, and their children that inherited our memory.
     pub fn close(&self) {
         if self.stop.swap(true, SeqCst) {
@@ -40,7 +40,7 @@ impl Reach {
         lock(&self.links).clear();
         lock(&self.calls).clear();
         let followers = std::mem::take(&mut *lock(&self.followers));
-        for thread in followers.into_iter().chain(self.pursuers.end()) {
+        for thread in followers.into_iter().chain(self.exec_waiters.end()) {
             self.join(thread, deadline);
         }
         lock(&self.targets).clear();

@@ -3,13 +3,13 @@
 mod calls;
 mod candidates;
 mod confined;
-mod dead;
+mod descendants;
 mod dismissed;
 mod end;
-mod family;
 mod followers;
-mod neighbours;
+mod leftovers;
 mod openers;
+mod process_table;
 mod rights;
 mod rounds;
 mod serve_upcalls;
@@ -43,11 +43,11 @@ use crate::shared::Shared;
 use crate::target::{Body, Hold, Home, Request, Target};
 use candidates::is_part_of_us;
 pub use candidates::left_out;
-use dead::Cleared;
-use family::Family;
+use descendants::Descendants;
 use followers::Followers;
-use neighbours::Neighbours;
+use leftovers::Cleared;
 use openers::Openers;
+use process_table::ProcessTable;
 
 /// A target, and what it is known by.
 #[derive(Clone)]
@@ -58,12 +58,12 @@ struct Tagged {
 }
 
 /// See the module.
-pub struct Reach {
+pub struct Tracees {
     shared: Arc<Shared>,
     scope: Scope,
     tool: Arc<AtomicI32>,
     /// What the tool has started.
-    family: Family,
+    descendants: Descendants,
     /// Seccomp filters that the tool was started under, of which the last is the door's.
     filters: OnceLock<u32>,
     report: Report,
@@ -115,7 +115,7 @@ pub struct Reach {
     /// Threads that wait for a process to be loaded.
     followers: Mutex<Vec<JoinHandle<()>>>,
     /// Threads that wait for a process to run another program.
-    pursuers: Arc<Followers>,
+    exec_waiters: Arc<Followers>,
     /// Threads that look at programs before they are run, which may be where a look takes for ever.
     lookers: Arc<Followers>,
     /// Programs of which the user has been told that they are not followed.
@@ -126,7 +126,7 @@ pub struct Reach {
     confining: Mutex<BTreeSet<(String, bool)>>,
     /// Processes that the session was taken out of, and when they started.
     dismissed: Mutex<BTreeMap<i32, Option<u64>>>,
-    neighbours: Mutex<Neighbours>,
+    processes: Mutex<ProcessTable>,
     openers: Mutex<Openers>,
     /// What the user has been told of processes that he had named with others, and that are left out.
     left_out: Mutex<BTreeSet<(i32, String)>>,
@@ -139,7 +139,7 @@ pub struct Reach {
     making: Mutex<()>,
 }
 
-impl Reach {
+impl Tracees {
     /// Starts to watch processes.
     pub fn start(
         shared: Arc<Shared>,
@@ -147,12 +147,12 @@ impl Reach {
         tool: Arc<AtomicI32>,
         report: Report,
     ) -> Result<Arc<Self>, Error> {
-        let reach = Arc::new_cyclic(|reach: &Weak<Self>| Self {
-            deaths: Mutex::new(Deaths::start(told_to(reach.clone())).ok()),
+        let tracees = Arc::new_cyclic(|tracees: &Weak<Self>| Self {
+            deaths: Mutex::new(Deaths::start(told_to(tracees.clone())).ok()),
             shared,
             scope,
             tool,
-            family: Family::default(),
+            descendants: Descendants::default(),
             filters: OnceLock::new(),
             report,
             next_owner: AtomicU32::new(RUNTIME_OWNER + 1),
@@ -181,13 +181,13 @@ impl Reach {
             ended: Mutex::default(),
             dead: Mutex::default(),
             followers: Mutex::default(),
-            pursuers: Arc::default(),
+            exec_waiters: Arc::default(),
             lookers: Arc::default(),
             privileged: Mutex::default(),
             confined: Mutex::default(),
             confining: Mutex::default(),
             dismissed: Mutex::default(),
-            neighbours: Mutex::default(),
+            processes: Mutex::default(),
             openers: Mutex::default(),
             left_out: Mutex::default(),
             failures: Mutex::default(),
@@ -197,18 +197,18 @@ impl Reach {
         let thread = std::thread::Builder::new()
             .name("beeline-watch".into())
             .spawn({
-                let reach = reach.clone();
-                move || reach.watch()
+                let tracees = tracees.clone();
+                move || tracees.watch()
             });
-        *lock(&reach.watcher) = Some(thread.map_err(os("starting a thread"))?);
+        *lock(&tracees.watcher) = Some(thread.map_err(os("starting a thread"))?);
         let thread = std::thread::Builder::new()
             .name("beeline-upcalls".into())
             .spawn({
-                let reach = reach.clone();
-                move || reach.serve_upcalls()
+                let tracees = tracees.clone();
+                move || tracees.serve_upcalls()
             });
-        *lock(&reach.upcall_server) = Some(thread.map_err(os("starting a thread"))?);
-        Ok(reach)
+        *lock(&tracees.upcall_server) = Some(thread.map_err(os("starting a thread"))?);
+        Ok(tracees)
     }
 
     /// Attaches a link to every process that it concerns now, and to those that come later.
@@ -372,7 +372,7 @@ impl Reach {
 
     /// See [`Backend::found_tool`](crate::backend::Backend::found_tool).
     pub fn found_tool(&self, pid: i32) {
-        self.family.add_tool(pid);
+        self.descendants.add_tool(pid);
     }
 
     /// The tool has been started, and is under no filter of its own yet.
@@ -390,7 +390,7 @@ impl Reach {
         let tool = self.tool.load(SeqCst);
         let is_ours = tool != 0
             && self.filters.get().copied() == seccomp_filters(pid)
-            && self.family.has(pid, tool);
+            && self.descendants.has(pid, tool);
         let seccomp = if is_ours {
             Seccomp::Trust
         } else {
@@ -604,11 +604,11 @@ impl Reach {
 }
 
 /// What the thread that learns of deaths calls.
-fn told_to(reach: Weak<Reach>) -> impl Fn(u32) + Send + 'static {
+fn told_to(tracees: Weak<Tracees>) -> impl Fn(u32) + Send + 'static {
     move |owner| {
-        if let Some(reach) = reach.upgrade() {
-            lock(&reach.ended).insert(owner);
-            reach.died(owner);
+        if let Some(tracees) = tracees.upgrade() {
+            lock(&tracees.ended).insert(owner);
+            tracees.died(owner);
         }
     }
 }
