@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use anyhow::bail;
-use beeline_runtime::leave::{self, Presence};
+use beeline_runtime::detach::{self, Presence};
 
 use crate::say;
 
 /// Restores the process.
 pub fn detach(pid: i32) -> anyhow::Result<ExitCode> {
-    let presences = leave::in_process(pid)?;
+    let presences = detach::in_process(pid)?;
     if presences.is_empty() {
         bail!("Beeline is not in process {pid}; `beeline ps` lists where it is");
     }
@@ -22,14 +22,14 @@ pub fn detach(pid: i32) -> anyhow::Result<ExitCode> {
 
 /// Takes out what killed sessions have left in any process. What cannot be taken out of one does not keep it from the others.
 pub fn detach_dead() -> anyhow::Result<ExitCode> {
-    let mut found = leave::everywhere();
+    let mut found = detach::everywhere();
     found.retain(|presence| !presence.is_live);
     if found.is_empty() {
         println!("Killed sessions have left nothing in processes that you may trace.");
     }
     let mut code = ExitCode::SUCCESS;
     for presence in found {
-        match presence.leave_if_dead() {
+        match presence.detach_if_dead() {
             Ok(true) => tell(&presence),
             // The process has ended, or somebody else was quicker.
             Ok(false) => {}

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use beeline_runtime::leave::{Presence, SiteFacts, everywhere};
+use beeline_runtime::detach::{Presence, SiteFacts, everywhere};
 use serde_json::json;
 
 /// Lists every process with something of Beeline's in it.

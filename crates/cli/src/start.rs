@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use beeline_inject::{run_to_libraries, start_stopped};
-use beeline_runtime::{Seeker, leave};
+use beeline_runtime::{Seeker, detach};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::run::exit_code;
@@ -59,7 +59,7 @@ fn is_reached(pid: i32, wait: Duration) -> bool {
     let is_unknown = calls.is_empty() && functions.is_empty();
     let wait = if is_unknown { wait / 2 } else { wait };
     let have_looked = (is_unknown || !calls.is_empty()) && await_sessions(pid, &calls, wait);
-    if !leave::in_process(pid).unwrap_or_default().is_empty() {
+    if !detach::in_process(pid).unwrap_or_default().is_empty() {
         return true;
     }
     // What cannot be run that far runs on as it is.
@@ -92,7 +92,7 @@ fn await_sessions(pid: i32, seekers: &[Seeker], wait: Duration) -> bool {
 }
 
 fn is_hooked(pid: i32) -> bool {
-    let present = leave::in_process(pid).unwrap_or_default();
-    let hooked = |one: &leave::Presence| one.calls.hooked > 0 || !one.sites.is_empty();
+    let present = detach::in_process(pid).unwrap_or_default();
+    let hooked = |one: &detach::Presence| one.calls.hooked > 0 || !one.sites.is_empty();
     present.iter().any(hooked)
 }

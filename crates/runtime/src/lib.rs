@@ -21,7 +21,7 @@ mod environment;
 mod error;
 pub mod fast_path;
 mod improver;
-pub mod leave;
+pub mod detach;
 mod life;
 mod link;
 mod map;

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use beeline_agent::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS, Session};
 use beeline_inject::{Process, Region};
 
-use crate::leave;
+use crate::detach;
 use crate::life::SessionId;
 use crate::proc::all_processes;
 
@@ -23,14 +23,14 @@ impl Seeker {
     }
 
     fn of(pid: i32) -> Option<Self> {
-        if !leave::maps_ours(pid) {
+        if !detach::maps_ours(pid) {
             return None;
         }
-        let process = leave::open(pid).ok()?;
+        let process = detach::open(pid).ok()?;
         let regions = process.regions().ok()?;
         let is_own = |region: &&Region| {
-            leave::is_page(region)
-                && SessionId::of(region).is_some_and(|session| leave::is_session(pid, session))
+            detach::is_page(region)
+                && SessionId::of(region).is_some_and(|session| detach::is_session(pid, session))
         };
         let page = regions.iter().find(is_own)?.start;
         Some(Self { process, page })

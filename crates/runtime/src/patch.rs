@@ -10,7 +10,7 @@ use beeline_hook::{INT3, JUMP_LEN, Kind, Plan};
 use beeline_inject::{Stopped, signal_frames};
 
 use crate::error::Error;
-use crate::leave::Layers;
+use crate::detach::Layers;
 use crate::proc;
 use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 

@@ -7,7 +7,7 @@ use beeline_agent::returns::ReturnTable;
 use beeline_inject::{MapFlags, Process, ProtFlags, Stopped};
 
 use crate::error::{Error, os};
-use crate::leave::MAX_SITES;
+use crate::detach::MAX_SITES;
 use crate::memory::{PAGE, pages};
 use crate::tasks;
 

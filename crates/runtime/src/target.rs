@@ -31,7 +31,7 @@ use crate::arena::Arena;
 use crate::backend::Id;
 use crate::environment::Environment;
 use crate::error::{Error, os};
-use crate::leave::Beneath;
+use crate::detach::Beneath;
 use crate::link::FilePlace;
 use crate::map::MapObject;
 use crate::opening;

@@ -28,7 +28,7 @@ use crate::backend::Id;
 use crate::deaths::Deaths;
 use crate::error::{Error, os};
 use crate::fast_path::FastPaths;
-use crate::leave;
+use crate::detach;
 use crate::life::SessionId;
 use crate::link::{CallLink, FilePlace, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
@@ -510,7 +510,7 @@ impl Tracees {
             return (Some(target), Ok(()));
         }
         let own = SessionId::own();
-        let present = leave::presences(process).unwrap_or_default();
+        let present = detach::presences(process).unwrap_or_default();
         let cleared = self.clear_all(process, &present);
         let has_others =
             self.has_told_unfollowed.load(SeqCst) || present.iter().any(|one| one.session != own);

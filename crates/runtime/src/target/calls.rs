@@ -30,7 +30,7 @@ use super::{Hold, Target};
 use crate::backend::{Argument, CallContext, Edge, Function, Id};
 use crate::calls::{FileCalls, Part};
 use crate::error::{Error, os};
-use crate::leave::{Presence, presences, presences_among};
+use crate::detach::{Presence, presences, presences_among};
 use crate::life::SessionId;
 use crate::link::CallLink;
 use crate::map::MapObject;

@@ -15,7 +15,7 @@ use beeline_hook::Kind;
 
 use super::{Hold, Hooked, Target};
 use crate::error::Error;
-use crate::leave::Layers;
+use crate::detach::Layers;
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside, kernel_uprobes};
 

@@ -11,7 +11,7 @@ use beeline_inject::Stopped;
 use super::planning::Planned;
 use super::{Attached, Body, Hold, Hooked, Landing, Request, TRAMPOLINE_BYTES, Target};
 use crate::error::{Error, os};
-use crate::leave::{Beneath, Layers};
+use crate::detach::{Beneath, Layers};
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside};
 

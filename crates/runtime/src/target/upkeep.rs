@@ -9,7 +9,7 @@ use beeline_agent::abi::{self, Site};
 use super::{Hold, Hooked, Target};
 use crate::environment::Environment;
 use crate::error::Error;
-use crate::leave::Layers;
+use crate::detach::Layers;
 use crate::patch;
 use crate::private::find_tid_offset;
 

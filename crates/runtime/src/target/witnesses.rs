@@ -18,7 +18,7 @@ use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Region, Stopped};
 use super::{Hold, Target};
 use crate::environment::Environment;
 use crate::error::{Error, os};
-use crate::leave::still_there;
+use crate::detach::still_there;
 use crate::memory::PAGE;
 use crate::uprobes::{open_mapped, stored_by_kernel};
 

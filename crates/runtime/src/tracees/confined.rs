@@ -13,7 +13,7 @@ use super::serve_upcalls::thread_that_asks;
 use super::{Tracees, lock};
 use crate::confine;
 use crate::error::Error;
-use crate::leave;
+use crate::detach;
 use crate::life::SessionId;
 use crate::target::Target;
 
@@ -76,7 +76,7 @@ impl Tracees {
         let outcome = {
             // Nobody else attaches to it meanwhile.
             let _target = lock(target);
-            let present = leave::presences(process)?;
+            let present = detach::presences(process)?;
             let mut ours = present.iter().filter(|presence| presence.session == own);
             ours.try_for_each(|presence| {
                 let to = |now: &user_regs_struct| before_call(now, regs);

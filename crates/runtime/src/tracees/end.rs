@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::{Tracees, lock};
 use crate::error::Error;
-use crate::leave;
+use crate::detach;
 use crate::life::SessionId;
 
 /// Looks for what a session has left behind.
@@ -48,7 +48,7 @@ impl Tracees {
         let deaths = lock(&self.deaths).take();
         drop(deaths);
         self.tell_cleared(true);
-        self.leave_all();
+        self.detach_all();
         let page = self.shared.page();
         let refused = page.refused.load(SeqCst);
         if refused > 0 {
@@ -119,12 +119,12 @@ impl Tracees {
 
     /// Leaves every process, forked children too; and takes out sessions that ended while ours lay over what they had
     /// hooked.
-    fn leave_all(&self) {
+    fn detach_all(&self) {
         let own = SessionId::own();
         let (mut failed, mut told) = (BTreeSet::new(), BTreeSet::new());
         // A process that forks meanwhile leaves a child that is found by the next look.
         for _ in 0..LOOKS {
-            let mut found = leave::everywhere();
+            let mut found = detach::everywhere();
             let ours: BTreeSet<i32> = found
                 .iter()
                 .filter(|p| p.session == own)
@@ -140,7 +140,7 @@ impl Tracees {
                 break;
             }
             for presence in found {
-                let outcome = presence.leave();
+                let outcome = presence.detach();
                 if presence.session == own && outcome.is_ok() {
                     self.block_traps_again(presence.pid);
                 }
@@ -156,8 +156,8 @@ impl Tracees {
             }
         }
         // Once more what could not be looked at, or was not left for a reason that may have gone.
-        for pid in leave::holders(own).difference(&told) {
-            if let Err(error) = leave::leave_own(*pid, own) {
+        for pid in detach::holders(own).difference(&told) {
+            if let Err(error) = detach::detach_own(*pid, own) {
                 self.tell_why_not_left(*pid, &error);
             }
         }
@@ -173,7 +173,7 @@ impl Tracees {
         let again = |process: beeline_inject::Process| {
             process.stopped(|stopped| stopped.block_again(libc::SIGTRAP, unblocked.clone()))
         };
-        let _ = leave::open(pid).map(again);
+        let _ = detach::open(pid).map(again);
     }
 
     fn tell_why_not_left(&self, pid: i32, error: &Error) {

@@ -7,7 +7,7 @@ use beeline_inject::Process;
 
 use super::{Tracees, lock};
 use crate::error::Error;
-use crate::leave::{Presence, presences};
+use crate::detach::{Presence, presences};
 use crate::life::SessionId;
 
 /// How long something that could not be taken out is left alone.

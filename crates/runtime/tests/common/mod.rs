@@ -11,7 +11,7 @@ use beeline_codegen::{Code, Compiler, Error, Light, Machine, Program};
 use beeline_isa::{Insn, imm64};
 use beeline_runtime::Runtime;
 use beeline_runtime::backend::{AttachPoint, Backend, Id, MapSpec, ProgramSpec, SpecialFields};
-use beeline_runtime::leave::{Presence, in_process};
+use beeline_runtime::detach::{Presence, in_process};
 use beeline_uapi::{MapType, ProgramType};
 use object::{Object, ObjectSection, ObjectSymbol};
 

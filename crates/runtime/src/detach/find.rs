@@ -41,10 +41,10 @@ pub(crate) fn holders(session: SessionId) -> BTreeSet<i32> {
 }
 
 /// Takes a session out of a process.
-pub(crate) fn leave_own(pid: i32, session: SessionId) -> Result<(), Error> {
+pub(crate) fn detach_own(pid: i32, session: SessionId) -> Result<(), Error> {
     let present = in_process(pid)?;
     let mut own = present.iter().filter(|one| one.session == session);
-    own.try_for_each(|presence| presence.leave().map(drop))
+    own.try_for_each(|presence| presence.detach().map(drop))
 }
 
 /// The sessions that are present in a process. Errors say why it may not be looked at.

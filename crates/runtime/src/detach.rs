@@ -31,7 +31,7 @@ use crate::{opening, patch};
 use find::is_a;
 pub use find::{everywhere, in_process};
 pub(crate) use find::{
-    holders, is_page, is_session, leave_own, maps_ours, open, presences, presences_among,
+    holders, is_page, is_session, detach_own, maps_ours, open, presences, presences_among,
 };
 pub(crate) use layers::{Beneath, Layers};
 pub(crate) use sites::MAX_SITES;
@@ -112,11 +112,11 @@ impl Presence {
     }
 
     /// [`Self::remove`] for whoever has not opened the process.
-    pub fn leave(&self) -> Result<bool, Error> {
+    pub fn detach(&self) -> Result<bool, Error> {
         self.remove(&open(self.pid)?)
     }
 
-    /// As [`Self::leave`], for good: a session that lives leaves the process alone from now on.
+    /// As [`Self::detach`], for good: a session that lives leaves the process alone from now on.
     pub fn dismiss(&self) -> Result<bool, Error> {
         self.remove_by(&open(self.pid)?, |stopped| {
             self.announce_dismissal(stopped)?;
@@ -124,8 +124,8 @@ impl Presence {
         })
     }
 
-    /// [`Self::leave`] for what a killed session has left, as long as it is that. False if there is nothing of it any more.
-    pub fn leave_if_dead(&self) -> Result<bool, Error> {
+    /// [`Self::detach`] for what a killed session has left, as long as it is that. False if there is nothing of it any more.
+    pub fn detach_if_dead(&self) -> Result<bool, Error> {
         let outcome = open(self.pid).and_then(|process| self.clear(&process));
         match outcome {
             Err(error) if error.errno() == Errno(libc::ESRCH) => Ok(false),
