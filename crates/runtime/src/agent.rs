@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use beeline_agent::abi::EntryPoints;
 use beeline_isa::abi::HELPER_SLOTS;
 
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::memory::{Executable, pages, sealed};
 
 /// The freestanding blob, built by this crate's build script.

@@ -8,7 +8,7 @@ use std::io;
 use std::mem::{align_of, size_of};
 use std::os::fd::BorrowedFd;
 
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::memory::Memory;
 
 /// Bytes of address space an arena takes; only what is used takes memory.

@@ -22,7 +22,7 @@ use beeline_uapi::Errno;
 use libc::user_regs_struct;
 
 use crate::error::Error;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::proc::{self, all_processes};
 use crate::sigaction::{self, Handler, Removal};
 use crate::uprobes::{Text, beside, kernel_uprobes};

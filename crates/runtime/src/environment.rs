@@ -20,7 +20,7 @@ use crate::arena::{ARENA_BYTES, Arena};
 use crate::backend::Id;
 use crate::engines::Compiled;
 use crate::error::{Error, os};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::map::MapObject;
 use crate::private::Private;
 use crate::program::Program;

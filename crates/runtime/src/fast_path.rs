@@ -21,7 +21,7 @@ use beeline_inject::{Process, ProtFlags};
 use beeline_maps::Kind as MapKind;
 
 use crate::Error;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::map::MapObject;
 use crate::memory::Memory;
 use crate::proc::own_pid;

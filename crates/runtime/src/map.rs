@@ -17,7 +17,7 @@ use beeline_verifier::types::{KernelTypes, ProgramTypes};
 
 use crate::backend::{Id, MapSpec, ValueType};
 use crate::budget::{Budget, Charge};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 use crate::objects::{self, Elements, Object, ProgramKind};

@@ -6,7 +6,7 @@ use beeline_agent::abi::{SEEKS_CALLS, SEEKS_FUNCTIONS, Session};
 use beeline_inject::{Process, Region};
 
 use crate::detach;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::proc::all_processes;
 
 /// A session that runs, by its page in its own process.

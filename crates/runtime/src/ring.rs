@@ -11,7 +11,7 @@ use beeline_uapi::Errno;
 
 use crate::backend::Id;
 use crate::budget::{Budget, Charge};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 

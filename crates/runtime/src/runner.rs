@@ -24,7 +24,7 @@ use crate::arena::Arena;
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, pid_namespace};
 use crate::error::{Error, os};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::memory::Executable;
 use crate::objects::{Object, Reachable};

@@ -13,7 +13,7 @@ use beeline_verifier::types::KernelTypes;
 use crate::agent::Agent;
 use crate::calls::CallFiles;
 use crate::cgroup::Cgroups;
-use crate::life::{Life, SessionId};
+use crate::liveness::{Liveness, SessionId};
 use crate::link::Files;
 use crate::memory::Memory;
 use crate::tasks::Blueprint;
@@ -25,7 +25,7 @@ pub struct Shared {
     pub agent: Agent,
     /// Holds a [`Session`].
     pub session: Memory,
-    _life: Life,
+    _liveness: Liveness,
     /// CPUs that per-CPU values are kept for.
     pub cpus: u32,
     /// The tool's command line.
@@ -55,7 +55,7 @@ impl Shared {
         session.seal_size()?;
         Ok(Self {
             agent: Agent::new()?,
-            _life: Life::begin(&session)?,
+            _liveness: Liveness::begin(&session)?,
             session,
             cpus,
             tool,

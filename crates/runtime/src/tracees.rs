@@ -29,7 +29,7 @@ use crate::deaths::Deaths;
 use crate::error::{Error, os};
 use crate::fast_path::FastPaths;
 use crate::detach;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::link::{CallLink, FilePlace, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::objects::Object;

@@ -11,7 +11,7 @@ use super::sites::{Restored, call_records, records, text_of};
 use super::witnesses::witnesses;
 use super::{Presence, read};
 use crate::error::Error;
-use crate::life::{PREFIX, SessionId};
+use crate::liveness::{PREFIX, SessionId};
 use crate::opening;
 use crate::private::Private;
 use crate::proc::{self, all_processes, own_pid, start_time};

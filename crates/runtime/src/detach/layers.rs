@@ -7,7 +7,7 @@ use beeline_inject::Process;
 
 use super::{Presence, SiteFacts, presences};
 use crate::error::Error;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::uprobes::Stored;
 
 /// The patch that a new one is to lie over.

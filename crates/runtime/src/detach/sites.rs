@@ -12,7 +12,7 @@ use beeline_inject::{Process, Region, Stopped};
 use super::{INT3, read};
 use crate::environment::AGENT;
 use crate::error::Error;
-use crate::life::PREFIX;
+use crate::liveness::PREFIX;
 use crate::patch::Going;
 use crate::private::Private;
 use crate::uprobes::Stored;

@@ -12,7 +12,7 @@ use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
 use crate::agent::Agent;
 use crate::arena::{ARENA_BYTES, Arena};
 use crate::error::{Error, os};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::link::Files;
 use crate::memory::{Memory, pages};
 use crate::patch;

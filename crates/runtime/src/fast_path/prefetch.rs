@@ -19,7 +19,7 @@ use super::hooks::{Code, Fill, Hooks};
 use super::lookup_channel::{CHANNELS, Listing, MapByChannel, Owners, Places};
 use crate::agent::Agent;
 use crate::error::Error;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::link::Files;
 use crate::memory::Memory;
 use crate::proc::own_pid;

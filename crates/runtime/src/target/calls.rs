@@ -31,7 +31,7 @@ use crate::backend::{Argument, CallContext, Edge, Function, Id};
 use crate::calls::{FileCalls, Part};
 use crate::error::{Error, os};
 use crate::detach::{Presence, presences, presences_among};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::link::CallLink;
 use crate::map::MapObject;
 use crate::vdso;

@@ -4,7 +4,7 @@ use beeline_agent::abi;
 use beeline_inject::{Process, Region, Stopped};
 
 use crate::environment::Environment;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 
 /// The arena by which whoever asks for something shows that it is a target, or a child of one.
 #[derive(Debug)]

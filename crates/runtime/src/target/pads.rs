@@ -18,7 +18,7 @@ use super::{Hold, Target};
 use crate::arena::ARENA_BYTES;
 use crate::environment::manifest;
 use crate::error::{Error, os};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::memory::{Memory, PAGE};
 use crate::patch;
 

@@ -8,7 +8,7 @@ use beeline_hook::{Function, Kind, Plan, Reason};
 use super::{Cover, Hold, Landing, Request, Target};
 use crate::error::Error;
 use crate::detach::{Beneath, presences};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 

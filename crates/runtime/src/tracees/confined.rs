@@ -14,7 +14,7 @@ use super::{Tracees, lock};
 use crate::confine;
 use crate::error::Error;
 use crate::detach;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 use crate::target::Target;
 
 /// How long a process that was let go gets to install its filter. From then on the kernel says that it is under one.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Tracees, lock};
 use crate::error::Error;
 use crate::detach;
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 
 /// Looks for what a session has left behind.
 const LOOKS: usize = 8;

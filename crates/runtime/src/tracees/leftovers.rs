@@ -8,7 +8,7 @@ use beeline_inject::Process;
 use super::{Tracees, lock};
 use crate::error::Error;
 use crate::detach::{Presence, presences};
-use crate::life::SessionId;
+use crate::liveness::SessionId;
 
 /// How long something that could not be taken out is left alone.
 const PAUSE: Duration = Duration::from_secs(5);

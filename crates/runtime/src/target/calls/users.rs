@@ -9,7 +9,7 @@ use beeline_inject::Region;
 
 use super::{Target, key};
 use crate::environment::Environment;
-use crate::life::PREFIX;
+use crate::liveness::PREFIX;
 
 impl Target {
     /// Has the agent remember who threads are, or not: only if it is sure to see every call by which one becomes another

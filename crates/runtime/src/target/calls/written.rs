@@ -11,7 +11,7 @@ use beeline_inject::Region;
 
 use super::{Target, key};
 use crate::calls::FileCalls;
-use crate::life::PREFIX;
+use crate::liveness::PREFIX;
 use crate::vdso;
 
 /// What a target has of such code.

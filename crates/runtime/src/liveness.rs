@@ -76,12 +76,12 @@ impl Display for SessionId {
 
 /// A session's sign of life, for as long as its process runs.
 #[derive(Debug)]
-pub struct Life {
+pub struct Liveness {
     /// Nobody else has it, nor does any mapping: the lock ends with the last of those.
     _lock: OwnedFd,
 }
 
-impl Life {
+impl Liveness {
     /// Locks the session page's file. Not for the process, as `flock` does: only a lock of the open file is listed in every pid
     /// namespace.
     pub fn begin(session: &Memory) -> io::Result<Self> {
@@ -180,7 +180,7 @@ mod tests {
             ..region("")
         };
         assert!(!stranger.is_alive(Some(&mapped)));
-        let life = Life::begin(&page).unwrap();
+        let life = Liveness::begin(&page).unwrap();
         assert!(stranger.is_alive(Some(&mapped)));
         drop(life);
         assert!(!stranger.is_alive(Some(&mapped)));
