@@ -13,7 +13,7 @@ use object::elf::{EM_X86_64, PF_X, SHF_EXECINSTR};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 use object::{Endianness, elf};
 
-use crate::together::both;
+use crate::parallel::both;
 
 type Sections<'data> = SectionTable<'data, elf::FileHeader64<Endianness>>;
 

@@ -26,7 +26,7 @@ use crate::liveness::SessionId;
 use crate::proc::{self, all_processes};
 use crate::sigaction::{self, Handler, Removal};
 use crate::uprobes::{Text, beside, kernel_uprobes};
-use crate::{opening, patch};
+use crate::{patch, retry_open};
 
 use find::is_a;
 pub use find::{everywhere, in_process};
@@ -179,7 +179,7 @@ impl Presence {
     ) -> Result<bool, Error> {
         for _ in 0..PATIENCE {
             let attempt = || Ok(process.stopped(&attempt)?);
-            if let Some(is_done) = opening::patiently(attempt)?? {
+            if let Some(is_done) = retry_open::patiently(attempt)?? {
                 return Ok(is_done);
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use crate::error::Error;
-use crate::opening;
+use crate::retry_open;
 use crate::tracees::left_out;
 
 /// The answer to "every process".
@@ -54,7 +54,7 @@ impl Scope {
 pub fn traceable(pids: Vec<i32>, report: impl Fn(&str)) -> Result<Vec<i32>, Error> {
     let (mut found, mut failed) = (Vec::new(), Vec::new());
     for pid in pids {
-        match opening::check(pid) {
+        match retry_open::check(pid) {
             Ok(()) => found.push(pid),
             Err(error) => failed.push((pid, error)),
         }

@@ -34,7 +34,7 @@ use crate::error::{Error, os};
 use crate::detach::Beneath;
 use crate::link::FilePlace;
 use crate::map::MapObject;
-use crate::opening;
+use crate::retry_open;
 use crate::private::find_tid_offset;
 use crate::program::{Needs, Program};
 use crate::shared::Shared;
@@ -141,7 +141,7 @@ impl Hold<'_> {
                 };
                 let pid = process.pid();
                 let gone = beeline_inject::Error::Exited { pid };
-                opening::past_others(attempt)?.unwrap_or(Err(gone.into()))
+                retry_open::past_others(attempt)?.unwrap_or(Err(gone.into()))
             }
         }
     }
@@ -360,7 +360,7 @@ impl Target {
             (tid_offset, outcome)
         };
         // Another session may be looking at it.
-        let stopped = opening::past_others(|| Ok(process.stopped(replace)?));
+        let stopped = retry_open::past_others(|| Ok(process.stopped(replace)?));
         let (tid_offset, outcome) = stopped?;
         drop(mappings);
         self.environment_mut()?.set_tid_offset(tid_offset);

@@ -33,7 +33,7 @@ use crate::liveness::SessionId;
 use crate::link::{CallLink, FilePlace, Uprobe};
 use crate::map::{MapObject, RUNTIME_OWNER};
 use crate::objects::Object;
-use crate::opening;
+use crate::retry_open;
 use crate::proc;
 use crate::program::Program;
 use crate::ring::Ring;
@@ -301,7 +301,7 @@ impl Tracees {
     /// Does something in every process; what fails is reported.
     fn tell(&self, change: impl Fn(&mut Target) -> Result<(), Error>) {
         for target in self.all_targets() {
-            let outcome = opening::patiently(|| change(&mut lock(&target)));
+            let outcome = retry_open::patiently(|| change(&mut lock(&target)));
             if let Err(error) = outcome
                 && lock(&target).process().is_alive()
             {
@@ -396,7 +396,7 @@ impl Tracees {
         } else {
             Seccomp::Refuse
         };
-        opening::open(pid, seccomp)
+        retry_open::open(pid, seccomp)
     }
 
     fn attach_to(

@@ -12,7 +12,7 @@ use super::witnesses::witnesses;
 use super::{Presence, read};
 use crate::error::Error;
 use crate::liveness::{PREFIX, SessionId};
-use crate::opening;
+use crate::retry_open;
 use crate::private::Private;
 use crate::proc::{self, all_processes, own_pid, start_time};
 
@@ -54,7 +54,7 @@ pub fn in_process(pid: i32) -> Result<Vec<Presence>, Error> {
 
 /// Opens a process that Beeline is present in, so its seccomp filters have let Beeline pass before.
 pub(crate) fn open(pid: i32) -> Result<Process, Error> {
-    opening::open(pid, Seccomp::Trust)
+    retry_open::open(pid, Seccomp::Trust)
 }
 
 /// A quick look, before a process is opened.

@@ -13,7 +13,7 @@ use super::{Tracees, lock};
 use crate::backend::Id;
 use crate::link::Uprobe;
 use crate::map::MapObject;
-use crate::opening;
+use crate::retry_open;
 use crate::scope::Scope;
 use crate::target::Hold;
 use crate::target::Target;
@@ -162,7 +162,7 @@ impl Tracees {
             return;
         };
         // Who holds it attaches what there is itself; and at the end code is as it was.
-        if self.stop.load(SeqCst) || opening::is_held_by_us(&error) || !maps_file_of(link, pid) {
+        if self.stop.load(SeqCst) || retry_open::is_held_by_us(&error) || !maps_file_of(link, pid) {
             return;
         }
         let mut failures = lock(&self.failures);

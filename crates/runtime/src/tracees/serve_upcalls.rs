@@ -18,7 +18,7 @@ use rustix::time::Timespec;
 use super::{Tagged, Tracees, lock, program};
 use crate::error::{Error, os};
 use crate::link::Uprobe;
-use crate::opening;
+use crate::retry_open;
 use crate::proc::{all_processes, own_pid};
 use crate::target::{Hold, Target};
 
@@ -315,10 +315,10 @@ impl Tracees {
             // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after
             // another.
             let seize = || Ok(Watched::seize_from_here(&process, tid)?);
-            let watched = match opening::past_all_but_starter(seize) {
+            let watched = match retry_open::past_all_but_starter(seize) {
                 Ok(watched) => watched,
                 // Who has started it stops it behind its `execve`, and waits for us to find it.
-                Err(error) if opening::is_held_by_starter(&error) => {
+                Err(error) if retry_open::is_held_by_starter(&error) => {
                     lock(&tracees.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
                     let _ = seized.send(Ok(()));
                     return;
