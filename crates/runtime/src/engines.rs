@@ -1,7 +1,7 @@
 //! Who compiles programs, and when.
 //!
 //! The light compiler takes microseconds, so its code is attached at once. An optimizing one may take much longer and runs
-//! in a process of its own: its code takes the place of the other when it is there ([`crate::improver`]), and is kept on
+//! in a process of its own: its code takes the place of the other when it is there ([`crate::tier_up`]), and is kept on
 //! disk, so that the next start has it at once. Each distinct program is compiled once in a session.
 
 use std::collections::HashMap;

@@ -20,7 +20,7 @@ pub mod engines;
 mod environment;
 mod error;
 pub mod fast_path;
-mod improver;
+mod tier_up;
 pub mod detach;
 mod liveness;
 mod link;

@@ -17,7 +17,7 @@ use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
 use crate::fast_path::{self, FastPaths};
-use crate::improver::{self, Improver};
+use crate::tier_up::{self, TierUp};
 use crate::link::{self, Link};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
@@ -48,7 +48,7 @@ pub struct Runtime {
     tracees: Arc<Tracees>,
     runner: Arc<Runner>,
     engines: Arc<Engines>,
-    improver: Improver,
+    tier_up: TierUp,
     /// Made when a program prints or a tool reads.
     trace: Mutex<Option<Arc<Trace>>>,
     // Dropped before the session page that it sleeps on.
@@ -95,7 +95,7 @@ impl Runtime {
         let runner = Arc::new(runner);
         let tracees = Tracees::start(shared.clone(), scope, tool.clone(), report.clone())?;
         let engines = Arc::new(engines.with_budget(budget.clone()));
-        let improver = Improver::start(&engines, &tracees, &runner)?;
+        let tier_up = TierUp::start(&engines, &tracees, &runner)?;
         Ok(Arc::new(Self {
             objects: Mutex::default(),
             next_id: AtomicU32::new(1),
@@ -107,7 +107,7 @@ impl Runtime {
             tracees,
             runner,
             engines,
-            improver,
+            tier_up,
             trace: Mutex::default(),
             notifier,
             fast_paths: FastPaths::new().map_err(os("creating the session's memory"))?,
@@ -471,9 +471,9 @@ impl Backend for Runtime {
         }
         let program = Arc::new(program);
         if self.engines.is_to_be_improved(program.code())
-            && let Ok(charge) = self.budget.charge(improver::JOB)
+            && let Ok(charge) = self.budget.charge(tier_up::JOB)
         {
-            self.improver.improve(&program, charge);
+            self.tier_up.improve(&program, charge);
         }
         self.objects().programs.insert(id, program);
         Ok(Loaded { id, log })

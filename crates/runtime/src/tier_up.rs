@@ -16,7 +16,7 @@ use crate::runner::Runner;
 use crate::tracees::Tracees;
 
 /// The thread's front. The thread is not waited for at the end, as an optimizer may hang.
-pub struct Improver(Sender<Job>);
+pub struct TierUp(Sender<Job>);
 
 /// A program that waits for the thread. It may be gone by then, but for its place in memory.
 struct Job {
@@ -34,7 +34,7 @@ struct Worker {
     runner: Weak<Runner>,
 }
 
-impl Improver {
+impl TierUp {
     /// Starts the thread.
     pub fn start(
         engines: &Arc<Engines>,
