@@ -29,14 +29,14 @@ fn garbage_under_beelines_name_is_ignored() {
         noise,
     ];
     for name in [
-        "beeline-1-2-arena",
-        "beeline-0-0-arena",
+        "beeline-1-2-trampolines",
+        "beeline-0-0-trampolines",
         "beeline-1-2-session",
-        "beeline-1-arena",
-        "beeline--7-3-arena",
-        "beeline-99999999999-1-arena",
-        "beeline-1-99999999999999999999-arena",
-        "beeline-1-2-a\n-arena",
+        "beeline-1-trampolines",
+        "beeline--7-3-trampolines",
+        "beeline-99999999999-1-trampolines",
+        "beeline-1-99999999999999999999-trampolines",
+        "beeline-1-2-a\n-trampolines",
     ] {
         for content in &contents {
             endure(
@@ -58,7 +58,7 @@ fn damaged_copies_of_real_memory_are_survived() {
     need!(beeline_wanted());
     let bpftrace = need!(find_program("bpftrace"));
     let scratch = Scratch::new();
-    let real = Arena::of_a_session(&scratch, &bpftrace);
+    let real = Pool::of_a_session(&scratch, &bpftrace);
     let forge = scratch.build("forge.c");
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let mut damaged: Vec<_> = real
@@ -127,15 +127,15 @@ fn endure(scratch: &Scratch, forge: &Path, forgery: &Forgery<'_>) {
 }
 
 /// The first memory that Beeline mapped into a process for a session, now ended.
-struct Arena {
+struct Pool {
     name: String,
     address: u64,
     content: Vec<u8>,
 }
 
-impl Arena {
+impl Pool {
     /// Traces a process and copies what it finds there.
-    fn of_a_session(scratch: &Scratch, bpftrace: &Path) -> Arena {
+    fn of_a_session(scratch: &Scratch, bpftrace: &Path) -> Pool {
         let program = scratch.build("counts.c");
         let workload = Workload::start(&program);
         let mut command = Engine::Beeline.command(bpftrace);
@@ -149,8 +149,8 @@ impl Arena {
             fs::read_to_string(format!("/proc/{}/maps", workload.pid())).expect("the target runs");
         let line = maps
             .lines()
-            .find(|line| line.contains("-arena"))
-            .unwrap_or_else(|| panic!("no arena in {maps}"));
+            .find(|line| line.contains("-trampolines"))
+            .unwrap_or_else(|| panic!("no pool in {maps}"));
         let (start, rest) = line.split_once('-').expect("start-end");
         let (end, _) = rest.split_once(' ').expect("start-end");
         let name = line
@@ -171,7 +171,7 @@ impl Arena {
             .expect("something is in it")
             + 1;
         content.truncate(used.next_multiple_of(8));
-        Arena {
+        Pool {
             name: name.to_owned(),
             address,
             content,

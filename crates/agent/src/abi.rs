@@ -2,7 +2,7 @@
 //!
 //! Three kinds of memory, by who may change it:
 //!
-//! - the **arena** (read and execute only in the target, written by Beeline alone): [`Target`], [`Site`],
+//! - the **pool** (read and execute only in the target, written by Beeline alone): [`Target`], [`Site`],
 //!   [`LinkList`], [`Link`], [`MapHandle`], [`RingSlot`], [`ObjectTable`], [`CgroupPath`] and the trampolines. What can change while the target
 //!   runs is a single word that Beeline stores atomically.
 //! - **private** memory of the target: [`Control`], [`crate::returns::ReturnTable`], the [`Slot`]s and their stacks.
@@ -85,7 +85,7 @@ pub struct PtRegs {
     pub ss: u64,
 }
 
-/// One target, as its agent sees it. In the arena.
+/// One target, as its agent sees it. In the pool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Target {
@@ -119,10 +119,10 @@ pub struct Target {
     pub cgroups: AtomicUsize,
     /// The [`MapHandle`] of the session's trace buffer, a ring of [`TraceLine`]s; 0 while no program here prints.
     pub trace: AtomicUsize,
-    /// The arena that this is in, with all compiled programs.
-    pub arena: usize,
+    /// The pool that this is in, with all compiled programs.
+    pub pool: usize,
     /// Its bytes.
-    pub arena_len: usize,
+    pub pool_len: usize,
     /// [`Tasks`]' address, or 0 as long as no program asks for its task.
     pub tasks: AtomicUsize,
     /// Sites hooked by a breakpoint, [`BREAKPOINTS`] of them, 0 where free; looked up by the SIGTRAP handler.
@@ -166,7 +166,7 @@ const _: () = assert!(
 pub const BREAKPOINTS: usize = 256;
 
 /// Where the synthetic `struct task_struct`s are, in private memory, and where in one the agent stores what belongs to the
-/// thread. In the arena. Field offsets are bytes from a copy's start; 0 for what this kernel does not have.
+/// thread. In the pool. Field offsets are bytes from a copy's start; 0 for what this kernel does not have.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Tasks {
@@ -258,7 +258,7 @@ pub fn saved_at(signal: u32, level: u32) -> Option<usize> {
     }
 }
 
-/// A handler's entry in an arena, as the kernel calls it. Those of a session's levels follow each other.
+/// A handler's entry in a pool, as the kernel calls it. Those of a session's levels follow each other.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct HandlerStub {
@@ -471,7 +471,7 @@ pub struct Lease {
     pub owner: AtomicU32,
 }
 
-/// The head of an array of [`Link`] addresses. In the arena, never changed once published.
+/// The head of an array of [`Link`] addresses. In the pool, never changed once published.
 #[repr(C)]
 #[derive(Debug)]
 pub struct LinkList {
@@ -490,7 +490,7 @@ pub const NEEDS_REGISTERS: usize = 2;
 /// by the table of helpers, and looks at no other registers than trampolines always show.
 pub const ALWAYS: usize = 4;
 
-/// A program attached to a site. In the arena.
+/// A program attached to a site. In the pool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Link {
@@ -521,12 +521,12 @@ impl Link {
     /// The code to call now.
     #[inline(always)]
     pub fn entry(&self) -> Entry {
-        // SAFETY: nobody but the runtime writes the arena, and it stores addresses of compiled code only.
+        // SAFETY: nobody but the runtime writes the pool, and it stores addresses of compiled code only.
         unsafe { core::mem::transmute::<usize, Entry>(self.entry.load(Acquire)) }
     }
 }
 
-/// What a program's map reference points to. In the arena.
+/// What a program's map reference points to. In the pool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct MapHandle {
@@ -539,7 +539,7 @@ pub struct MapHandle {
 }
 
 /// The head of a hash table of all objects that elements of maps name here: `mask + 1` [`ObjectEntry`]s follow, a power
-/// of two, some of them free; searched from [`crate::objects::home`] on. In the arena; entries are added to it, and when
+/// of two, some of them free; searched from [`crate::objects::home`] on. In the pool; entries are added to it, and when
 /// it is half full a greater one takes its place.
 #[repr(C)]
 #[derive(Debug)]
@@ -559,7 +559,7 @@ pub struct ObjectEntry {
 }
 
 /// The head of the list of cgroups that the target is in: `depth` ids follow, of 64 bits, from the root to its own. In
-/// the arena, never changed once published.
+/// the pool, never changed once published.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CgroupPath {

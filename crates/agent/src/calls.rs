@@ -120,7 +120,7 @@ unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
 fn links_at(calls: &Calls, edge: usize, number: u32) -> Option<&LinkList> {
     let each = calls.each.get(edge)?.get(number as usize);
     let word = each.or_else(|| calls.all.get(edge))?;
-    // SAFETY: 0, or a list that was published complete and is kept as long as the arena.
+    // SAFETY: 0, or a list that was published complete and is kept as long as the pool.
     unsafe { (word.load(Acquire) as *const LinkList).as_ref() }
 }
 

@@ -29,7 +29,7 @@ pub unsafe fn find(target: &Target, map: &MapHandle, key: *const u8) -> usize {
         return 0;
     };
     let table = target.objects.load(Acquire) as *const ObjectTable;
-    // SAFETY: null, or a table that is published whole and stays as long as the target's arena.
+    // SAFETY: null, or a table that is published whole and stays as long as the target's pool.
     let Some(mask) = (unsafe { table.as_ref() }).map(|table| table.mask) else {
         return 0;
     };

@@ -87,7 +87,7 @@ pub unsafe extern "sysv64" fn beeline_signal(
         if let Some(fixup) = fault_fixup(registers.ip) {
             registers.ip = fixup;
             return;
-        } else if skip_load(registers, this.arena, this.arena_len) {
+        } else if skip_load(registers, this.pool, this.pool_len) {
             return;
         }
     }
@@ -110,15 +110,15 @@ pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction
     }
 }
 
-/// Lets a program's load that faulted give zero, if the thread is at one in the arena with the programs, of so many bytes.
+/// Lets a program's load that faulted give zero, if the thread is at one in the pool with the programs, of so many bytes.
 /// Nothing else there loads from addresses that a program has made up.
-pub fn skip_load(registers: &mut UserContext, arena: usize, len: usize) -> bool {
-    let (address, end) = (registers.ip as usize, arena.wrapping_add(len));
+pub fn skip_load(registers: &mut UserContext, pool: usize, len: usize) -> bool {
+    let (address, end) = (registers.ip as usize, pool.wrapping_add(len));
     let last = address.checked_add(loads::LONGEST);
-    if address < arena || last.is_none_or(|last| last > end) {
+    if address < pool || last.is_none_or(|last| last > end) {
         return false;
     }
-    // SAFETY: in the arena, which is mapped as long as the handler is.
+    // SAFETY: in the pool, which is mapped as long as the handler is.
     let Some(load) = loads::decode(unsafe { &*(address as *const [u8; loads::LONGEST]) }) else {
         return false;
     };
@@ -198,16 +198,16 @@ fn find(target: &Target, level: u32, address: u64) -> Option<&Site> {
         .breakpoints
         .iter()
         .map(|place| place.load(Relaxed) as *const Site)
-        // SAFETY: null, or a site that the runtime laid out and keeps as long as the arena.
+        // SAFETY: null, or a site that the runtime laid out and keeps as long as the pool.
         .filter_map(|site| unsafe { site.as_ref() })
         .find(|site| site.level == level && site.address == address)
 }
 
 /// All sites that there ever were, the newest first.
 fn sites(target: &Target) -> impl Iterator<Item = &Site> {
-    // SAFETY: every target's arena starts with its manifest.
-    let manifest = unsafe { &*(target.arena as *const Manifest) };
-    // SAFETY: 0, or a site that the runtime laid out and keeps as long as the arena.
+    // SAFETY: every target's pool starts with its manifest.
+    let manifest = unsafe { &*(target.pool as *const Manifest) };
+    // SAFETY: 0, or a site that the runtime laid out and keeps as long as the pool.
     let at = |place: usize| unsafe { (place as *const Site).as_ref() };
     let newest = at(manifest.first_site.load(Acquire));
     core::iter::successors(newest, move |site| at(site.next))
@@ -398,7 +398,7 @@ mod tests {
         let index = saved_at(SIGTRAP, 0).expect("one of the signals");
         signals.saved[index].handler = below.addr() as u64;
         target.signals = &raw mut *signals;
-        target.arena = (&raw const *manifest).expose_provenance();
+        target.pool = (&raw const *manifest).expose_provenance();
         // SAFETY: numbers.
         let mut registers: UserContext = unsafe { core::mem::zeroed() };
         registers.ip = trapped[1..].as_ptr().expose_provenance() as u64;

@@ -7,7 +7,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
 use support::calls::{self, Hooks, Mode, TURN};
-use support::memory::Arena;
+use support::memory::Pool;
 use support::state::State;
 
 type Write = fn(&mut CodeAssembler) -> Result<(), IcedError>;
@@ -195,7 +195,7 @@ const SAMPLES: &[(&str, Write, CallForm, bool)] = &[
 ];
 
 fn hooks() -> Hooks {
-    Hooks::new(Arena::new(1 << 20))
+    Hooks::new(Pool::new(1 << 20))
 }
 
 /// Registers to call a sample with; the first argument is the number, for those that take it.
@@ -221,7 +221,7 @@ fn nothing_but_the_result_changes() {
     let mut hooks = hooks();
     for (name, write, form, is_known) in SAMPLES {
         let code = assemble(*write);
-        let plain = hooks.arena.push(&code);
+        let plain = hooks.pool.push(&code);
         let (hooked, plans) = hooks.hooked(&code);
         assert_eq!(plans[0].form(), *form, "{name}");
         assert_eq!(plans[0].number.is_some(), *is_known, "{name}");
@@ -264,7 +264,7 @@ fn a_jump_whose_first_byte_came_back_makes_the_right_call_still() {
         let mut code = assemble(write);
         // Stubs are further away than there are numbers.
         code.extend([0xcc; 4096]);
-        let plain = hooks.arena.push(&code);
+        let plain = hooks.pool.push(&code);
         let (hooked, plans) = hooks.hooked(&code);
         assert_eq!(plans[0].form(), CallForm::InPlace);
         // SAFETY: the function's first byte, which nobody runs now.
@@ -286,7 +286,7 @@ fn flags_that_are_read_behind_a_call_are_those_from_before_it() {
     let are_read = |sample: &&(&str, Write, CallForm, bool)| sample.0.contains("flags");
     for (name, write, ..) in SAMPLES.iter().filter(are_read) {
         let code = assemble(*write);
-        let plain = hooks.arena.push(&code);
+        let plain = hooks.pool.push(&code);
         let (hooked, _) = hooks.hooked(&code);
         let kept = |state: &State| [12, 13, 14].map(|register| state.general[register]);
         let wanted = kept(&run(plain, &before()));

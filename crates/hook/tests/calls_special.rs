@@ -12,7 +12,7 @@ use iced_x86::code_asm::*;
 
 use support::calls::{self, Hooks, Mode};
 use support::child::in_a_child;
-use support::memory::Arena;
+use support::memory::Pool;
 
 /// How the call's number gets into its register, and what is behind the call.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -79,7 +79,7 @@ fn in_children(test: impl Fn(Way, &mut Hooks)) {
     for way in WAYS {
         in_a_child(|| {
             calls::reset(Mode::Look, 0);
-            let mut hooks = Hooks::new(Arena::new(1 << 16));
+            let mut hooks = Hooks::new(Pool::new(1 << 16));
             test(way, &mut hooks);
         });
     }
@@ -237,7 +237,7 @@ const SA_RESTORER: u64 = 0x0400_0000;
 fn a_signal_handler_returns_through_a_hook() {
     in_a_child(|| {
         calls::reset(Mode::Look, 0);
-        let mut hooks = Hooks::new(Arena::new(1 << 16));
+        let mut hooks = Hooks::new(Pool::new(1 << 16));
         // xor eax, eax; or al, 15; syscall: nobody takes that for a restorer.
         let restorer = b"\x31\xc0\x0c\x0f\x0f\x05\x0f\x1f\x00\x0f\x0b";
         let (restorer, plans) = hooks.hooked(restorer);
@@ -317,9 +317,9 @@ fn a_signal_interrupts_or_restarts_a_call() {
 fn a_call_that_sleeps_is_taken_into_the_hook() {
     in_children(|way, hooks| {
         let code = code(way, libc::SYS_read, returns);
-        let start = hooks.arena.push(&code);
+        let start = hooks.pool.push(&code);
         let function = as_function(start);
-        let place = hooks.arena.push(&[0; 1024]);
+        let place = hooks.pool.push(&[0; 1024]);
         let ends = pipe();
         calls::watch_all();
         // SAFETY: the child leaves by `_exit`.

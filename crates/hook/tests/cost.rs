@@ -12,7 +12,7 @@ use beeline_hook::{
 };
 
 use support::elf::Library;
-use support::memory::{Arena, write};
+use support::memory::{Pool, write};
 
 /// lea rax, [rdi+1]; nop; ret
 const FUNCTION: &[u8] = b"\x48\x8d\x47\x01\x90\xc3\xcc\xcc";
@@ -38,12 +38,12 @@ fn time(function: u64) -> f64 {
     (0..15).map(|_| round()).fold(f64::INFINITY, f64::min)
 }
 
-fn hooked(arena: &mut Arena, code: &[u8], offset: u64, spec: TrampolineSpec) -> u64 {
-    let start = arena.push(code);
+fn hooked(pool: &mut Pool, code: &[u8], offset: u64, spec: TrampolineSpec) -> u64 {
+    let start = pool.push(code);
     let plan = plan(start + offset, &Function { start, code }).unwrap();
-    let at = arena.next();
-    arena.push(&emit(&plan, at, &spec).unwrap().bytes);
-    // SAFETY: the arena's own memory, and nothing runs there now.
+    let at = pool.next();
+    pool.push(&emit(&plan, at, &spec).unwrap().bytes);
+    // SAFETY: the pool's own memory, and nothing runs there now.
     unsafe {
         write(
             plan.site,
@@ -54,7 +54,7 @@ fn hooked(arena: &mut Arena, code: &[u8], offset: u64, spec: TrampolineSpec) -> 
 }
 
 /// `leave` for one call at a time: gives back the word that `enter` kept.
-fn keeping_hook(arena: &mut Arena) -> (u64, u64) {
+fn keeping_hook(pool: &mut Pool) -> (u64, u64) {
     static KEPT: AtomicU64 = AtomicU64::new(0);
     let slot = KEPT.as_ptr() as u64;
     // mov rax, [rdi+152]; mov rax, [rax]; mov rcx, slot; mov [rcx], rax; mov eax, 1; ret
@@ -66,14 +66,14 @@ fn keeping_hook(arena: &mut Arena) -> (u64, u64) {
     let mut leave = b"\x48\xb8".to_vec();
     leave.extend(slot.to_le_bytes());
     leave.extend(b"\x48\x8b\x00\xc3");
-    (arena.push(&enter), arena.push(&leave))
+    (pool.push(&enter), pool.push(&leave))
 }
 
 #[test]
 fn cost_of_a_hook() {
-    let mut arena = Arena::new(1 << 16);
-    let nothing = arena.push(NOTHING);
-    let (enter, leave) = keeping_hook(&mut arena);
+    let mut pool = Pool::new(1 << 16);
+    let nothing = pool.push(NOTHING);
+    let (enter, leave) = keeping_hook(&mut pool);
     let full = TrampolineSpec::Full(Full {
         descriptor: 0,
         enter: nothing,
@@ -94,7 +94,7 @@ fn cost_of_a_hook() {
         entry: nothing,
         clobbers: Registers::CALLER_SAVED,
     });
-    let plain = arena.push(FUNCTION);
+    let plain = pool.push(FUNCTION);
     let plain = time(plain);
     eprintln!("unhooked: {plain:.1} ns");
     for (name, code, offset, spec) in [
@@ -105,7 +105,7 @@ fn cost_of_a_hook() {
         ("full, flags", INSIDE, 1, full),
         ("full, return watched", FUNCTION, 0, watched),
     ] {
-        let cost = time(hooked(&mut arena, code, offset, spec)) - plain;
+        let cost = time(hooked(&mut pool, code, offset, spec)) - plain;
         eprintln!("{name}: +{cost:.1} ns");
         assert!(cost < 200.0);
     }
@@ -169,8 +169,8 @@ fn time_calls(functions: &[u64]) -> Vec<f64> {
 #[test]
 fn cost_of_a_hooked_system_call() {
     static WATCHED: [AtomicU8; WATCHED_LEN] = [const { AtomicU8::new(0) }; WATCHED_LEN];
-    let mut arena = Arena::new(1 << 16);
-    let nothing = arena.push(NOTHING);
+    let mut pool = Pool::new(1 << 16);
+    let nothing = pool.push(NOTHING);
     let spec = CallSpec {
         enter: nothing,
         exit: nothing,
@@ -178,22 +178,22 @@ fn cost_of_a_hooked_system_call() {
         brief_exit: nothing,
         watched: WATCHED.as_ptr() as u64,
     };
-    let common = CommonCode::emit(arena.next(), &spec).unwrap();
-    arena.push(&common.bytes);
+    let common = CommonCode::emit(pool.next(), &spec).unwrap();
+    pool.push(&common.bytes);
     for (name, code) in [
         ("in place", IN_PLACE),
         ("moved", MOVED),
         ("number not known", DYNAMIC),
     ] {
-        let plain = arena.push(code);
-        let start = arena.push(code);
+        let plain = pool.push(code);
+        let start = pool.push(code);
         let plan = CallSites::of(&[Function { start, code }], |_| None)
             .plans
             .remove(0);
-        let stub = plan.emit(arena.next(), &common, 0).unwrap();
-        arena.push(&stub.bytes);
+        let stub = plan.emit(pool.next(), &common, 0).unwrap();
+        pool.push(&stub.bytes);
         for patch in &stub.patches {
-            // SAFETY: the arena's own memory, and nothing runs there now.
+            // SAFETY: the pool's own memory, and nothing runs there now.
             unsafe { write(patch.site, &patch.bytes) };
         }
         let set = |enter: u8, exit: u8| {

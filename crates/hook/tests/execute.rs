@@ -14,7 +14,7 @@ use iced_x86::code_asm::*;
 use iced_x86::{Decoder, DecoderOptions, IcedError};
 
 use support::hook;
-use support::memory::{Arena, write};
+use support::memory::{Pool, write};
 use support::state::{ARITHMETIC, State};
 
 type Sample = fn(&mut CodeAssembler) -> Result<(), IcedError>;
@@ -248,28 +248,28 @@ fn catch_breakpoints() {
     }
 }
 
-/// Puts the sample into the arena and hooks it there; gives its address.
+/// Puts the sample into the pool and hooks it there; gives its address.
 fn hooked(
-    arena: &mut Arena,
+    pool: &mut Pool,
     sample: Sample,
     offset: u64,
     make: impl FnOnce(&Plan, u64) -> Trampoline,
 ) -> (u64, Plan, Trampoline) {
-    let start = arena.next();
-    arena.push(&assemble(sample, start));
-    let len = (arena.next() - start) as usize;
+    let start = pool.next();
+    pool.push(&assemble(sample, start));
+    let len = (pool.next() - start) as usize;
     let plan = plan(
         start + offset,
         &Function {
             start,
-            code: arena.bytes(start, len),
+            code: pool.bytes(start, len),
         },
     )
     .unwrap();
-    let at = arena.next();
+    let at = pool.next();
     assert!(plan.reach().unwrap().contains(&at));
     let trampoline = make(&plan, at);
-    arena.push(&trampoline.bytes);
+    pool.push(&trampoline.bytes);
     let patch = match plan.kind {
         Kind::Jump => jump_patch(plan.site, plan.window_len, at).unwrap(),
         Kind::Breakpoint { .. } => {
@@ -278,7 +278,7 @@ fn hooked(
             vec![INT3]
         }
     };
-    // SAFETY: the arena's own memory, and nothing runs there now.
+    // SAFETY: the pool's own memory, and nothing runs there now.
     unsafe { write(plan.site, &patch) };
     (start, plan, trampoline)
 }
@@ -309,14 +309,14 @@ fn same_at_every_site(spec: TrampolineSpec) {
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     catch_breakpoints();
-    let mut arena = Arena::new(1 << 20);
+    let mut pool = Pool::new(1 << 20);
     let (mut jumps, mut breakpoints, mut kept) = (0, 0, 0);
     for (name, sample) in SAMPLES {
         for offset in offsets(*sample) {
-            let plain = arena.next();
+            let plain = pool.next();
             let code = assemble(*sample, plain);
-            arena.push(&code);
-            let (start, plan, _) = hooked(&mut arena, *sample, offset, |plan, at| {
+            pool.push(&code);
+            let (start, plan, _) = hooked(&mut pool, *sample, offset, |plan, at| {
                 emit(plan, at, &spec).unwrap()
             });
             match plan.kind {
@@ -372,7 +372,7 @@ fn moved_instructions_alone_change_nothing() {
 /// The same, where no displacement reaches back.
 #[test]
 fn instructions_moved_far_away_change_nothing() {
-    let near = Arena::new(1 << 12).next();
+    let near = Pool::new(1 << 12).next();
     moved_alone(Some(near - (8 << 30)));
 }
 
@@ -381,16 +381,16 @@ fn moved_alone(far: Option<u64>) {
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
     catch_breakpoints();
-    let mut arena = Arena::new(1 << 20);
-    let around = |at: u64| Arena::within(at - (1 << 30)..=at + (1 << 30), 1 << 20);
+    let mut pool = Pool::new(1 << 20);
+    let around = |at: u64| Pool::within(at - (1 << 30)..=at + (1 << 30), 1 << 20);
     let mut bodies = far.map(around);
     let mut moved = 0;
     for (name, sample) in SAMPLES {
         for offset in offsets(*sample) {
-            let plain = arena.next();
+            let plain = pool.next();
             let code = assemble(*sample, plain);
-            arena.push(&code);
-            let hooked = hooked_from(&mut arena, bodies.as_mut(), (*sample, offset), displaced);
+            pool.push(&code);
+            let hooked = hooked_from(&mut pool, bodies.as_mut(), (*sample, offset), displaced);
             let Some(start) = hooked else { continue };
             moved += 1;
             for flags in [0, ARITHMETIC] {
@@ -404,20 +404,20 @@ fn moved_alone(far: Option<u64>) {
     assert!(moved > 60, "{moved}");
 }
 
-/// As [`hooked`], from a breakpoint to another arena if there is one; nothing if that is too far away.
+/// As [`hooked`], from a breakpoint to another pool if there is one; nothing if that is too far away.
 fn hooked_from(
-    arena: &mut Arena,
-    bodies: Option<&mut Arena>,
+    pool: &mut Pool,
+    bodies: Option<&mut Pool>,
     (sample, offset): (Sample, u64),
     make: fn(&Plan, u64) -> Result<Trampoline, EmitError>,
 ) -> Option<u64> {
     let Some(bodies) = bodies else {
         let near = |plan: &Plan, at| make(plan, at).unwrap();
-        return Some(hooked(arena, sample, offset, near).0);
+        return Some(hooked(pool, sample, offset, near).0);
     };
-    let start = arena.next();
-    arena.push(&assemble(sample, start));
-    let code = arena.bytes(start, (arena.next() - start) as usize);
+    let start = pool.next();
+    pool.push(&assemble(sample, start));
+    let code = pool.bytes(start, (pool.next() - start) as usize);
     let site = plan(start + offset, &Function { start, code }).unwrap();
     let site = site.into_breakpoint(Reason::NoRoom);
     let at = bodies.next();
@@ -427,7 +427,7 @@ fn hooked_from(
     bodies.push(&make(&site, at).unwrap().bytes);
     BREAKPOINT.store(site.site, Relaxed);
     BREAKPOINT_TARGET.store(at, Relaxed);
-    // SAFETY: the arena's own memory, and nothing runs there now.
+    // SAFETY: the pool's own memory, and nothing runs there now.
     unsafe { write(site.site, &site.breakpoint_patch()) };
     Some(start)
 }
@@ -437,13 +437,13 @@ fn the_hook_sees_the_registers_of_the_site() {
     let _turn = hook::TURN
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut arena = Arena::new(1 << 16);
+    let mut pool = Pool::new(1 << 16);
     let sample = SAMPLES
         .iter()
         .find(|(name, _)| *name == "flags read at the entry")
         .unwrap()
         .1;
-    let (start, plan, _) = hooked(&mut arena, sample, 0, |plan, at| {
+    let (start, plan, _) = hooked(&mut pool, sample, 0, |plan, at| {
         emit(plan, at, &full(false)).unwrap()
     });
     assert_eq!(
@@ -495,11 +495,11 @@ fn returns_are_seen_through_recursion() {
     let _turn = hook::TURN
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut arena = Arena::new(1 << 16);
-    let plain = arena.next();
+    let mut pool = Pool::new(1 << 16);
+    let plain = pool.next();
     let code = assemble(FIBONACCI, plain);
-    arena.push(&code);
-    let (start, plan, trampoline) = hooked(&mut arena, FIBONACCI, 0, |plan, at| {
+    pool.push(&code);
+    let (start, plan, trampoline) = hooked(&mut pool, FIBONACCI, 0, |plan, at| {
         emit(plan, at, &full(true)).unwrap()
     });
     assert_eq!(plan.kind, Kind::Jump);
@@ -544,18 +544,18 @@ fn keeps_arguments_and_results(spec: &TrampolineSpec) {
         a.add(rax, rdi)?;
         a.ret()
     };
-    let mut arena = Arena::new(1 << 16);
-    let (start, ..) = hooked(&mut arena, SUMS, 0, |plan, at| {
+    let mut pool = Pool::new(1 << 16);
+    let (start, ..) = hooked(&mut pool, SUMS, 0, |plan, at| {
         emit(plan, at, spec).unwrap()
     });
-    let caller = arena.next();
+    let caller = pool.next();
     let mut assembler = CodeAssembler::new(64).unwrap();
     assembler.push(22).unwrap();
     assembler.push(11).unwrap();
     assembler.call(start).unwrap();
     assembler.lea(rsp, ptr(rsp + 16)).unwrap();
     assembler.ret().unwrap();
-    arena.push(&assembler.assemble(caller).unwrap());
+    pool.push(&assembler.assemble(caller).unwrap());
     hook::reset();
     let before = State::sample(0);
     // SAFETY: the caller returns and keeps the stack.
@@ -573,13 +573,13 @@ fn a_return_that_is_not_wanted_is_not_seen() {
     let _turn = hook::TURN
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut arena = Arena::new(1 << 16);
+    let mut pool = Pool::new(1 << 16);
     let TrampolineSpec::Full(mut spec) = full(true) else {
         unreachable!()
     };
     spec.descriptor = hook::PLAIN;
     let spec = TrampolineSpec::Full(spec);
-    let (start, ..) = hooked(&mut arena, FIBONACCI, 0, |plan, at| {
+    let (start, ..) = hooked(&mut pool, FIBONACCI, 0, |plan, at| {
         emit(plan, at, &spec).unwrap()
     });
     hook::reset();
@@ -606,11 +606,11 @@ fn threads_can_be_moved_by_the_resume_map() {
         a.inc(bl)?;
         a.ret()
     };
-    let mut arena = Arena::new(1 << 16);
-    let plain = arena.next();
+    let mut pool = Pool::new(1 << 16);
+    let plain = pool.next();
     let code = assemble(MOVES, plain);
-    arena.push(&code);
-    let (start, _, trampoline) = hooked(&mut arena, MOVES, 0, |plan, at| {
+    pool.push(&code);
+    let (start, _, trampoline) = hooked(&mut pool, MOVES, 0, |plan, at| {
         emit(plan, at, &full(false)).unwrap()
     });
     assert_eq!(trampoline.resume_map.len(), 4);

@@ -10,7 +10,7 @@ use beeline_hook::{
 use support::child::in_a_child;
 use support::elf::Library;
 use support::hook;
-use support::memory::{Arena, write};
+use support::memory::{Pool, write};
 use support::workload::{self, Crypto};
 
 /// Functions that return twice, or never, or whose stack is not their caller's: no return probe fits them.
@@ -71,7 +71,7 @@ impl Way {
 fn hook_all(library: &Library, way: Way) -> usize {
     let base = library.base();
     let (text, len) = (base + library.text.0, library.text.1.len());
-    let mut arena = Arena::within(reach(text + len as u64 / 2), 16 << 20);
+    let mut pool = Pool::within(reach(text + len as u64 / 2), 16 << 20);
     let mut patches = Vec::new();
     let in_file = library
         .bodies()
@@ -86,8 +86,8 @@ fn hook_all(library: &Library, way: Way) -> usize {
             continue;
         }
         let name = library.functions[&(start - base)].as_deref();
-        let at = arena.next();
-        arena.push(&emit(&plan, at, &way.spec(&plan, name)).unwrap().bytes);
+        let at = pool.next();
+        pool.push(&emit(&plan, at, &way.spec(&plan, name)).unwrap().bytes);
         patches.push((start, jump_patch(start, plan.window_len, at).unwrap()));
     }
     library.unprotect();

@@ -34,7 +34,7 @@ pub struct FileCalls {
 /// How long a file's code is looked through, at the most. A browser's takes seconds.
 pub const LONGEST_LOOK: Duration = Duration::from_secs(30);
 
-/// Ways in which a file's code and what belongs to it may lie around an arena, of which the stubs are remembered.
+/// Ways in which a file's code and what belongs to it may lie around a pool, of which the stubs are remembered.
 const LAYOUTS: usize = 8;
 
 /// Calls of a mapping that are hooked together.
@@ -59,21 +59,21 @@ impl Part {
     }
 }
 
-/// How everything lies that stubs know of: what is equal but for the arena's own address has the same stubs, all of whose
-/// addresses differ as much as the arenas'.
+/// How everything lies that stubs know of: what is equal but for the pool's own address has the same stubs, all of whose
+/// addresses differ as much as the pools'.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// Of which calls the stubs are.
     pub part: Part,
     /// Offset in the file and length of the mapping.
     pub mapping: (u64, u64),
-    /// From the arena to the mapping.
+    /// From the pool to the mapping.
     pub code: u64,
-    /// From the arena to the first stub.
+    /// From the pool to the first stub.
     pub stubs: u64,
-    /// From the arena to what stubs hand to the agent.
+    /// From the pool to what stubs hand to the agent.
     pub descriptor: u64,
-    /// From the arena to the parts of the common code.
+    /// From the pool to the parts of the common code.
     pub common: [u64; 6],
 }
 
@@ -82,8 +82,8 @@ pub struct Layout {
 pub struct StubSet {
     /// `None` if they do not stand one behind the other, for every call.
     pub layout: Option<Layout>,
-    /// The arena's address.
-    pub arena: u64,
+    /// The pool's address.
+    pub pool: u64,
     /// What stands there.
     pub bytes: Vec<u8>,
     /// See [`CallStub::addresses`](beeline_hook::CallStub::addresses).

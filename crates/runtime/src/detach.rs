@@ -67,7 +67,7 @@ pub struct Presence {
     private: Option<Range<u64>>,
     /// All zero if the session was killed before it had written one, and so before it had hooked anything.
     manifest: Manifest,
-    /// The arena that the manifest stands in; 0 without one.
+    /// The pool that the manifest stands in; 0 without one.
     home: u64,
 }
 
@@ -475,7 +475,7 @@ impl Presence {
         if self.private.is_none() {
             return Ok(true);
         }
-        // Others' handlers, which may have read that ours is next, are in their agents. System calls are made in their arenas.
+        // Others' handlers, which may have read that ours is next, are in their agents. System calls are made in their pools.
         let is_agent = |mapping: &Region| is_a(mapping, "-agent");
         let handlers = others.iter().flat_map(|other| other.code(is_agent));
         let (handlers, restorers): (Vec<_>, Vec<_>) = (
@@ -510,7 +510,7 @@ impl Presence {
         let order = |mapping: &&Region| match mapping {
             home if home.start == self.home => 3,
             page if is_page(page) => 2,
-            arena if is_a(arena, "-arena") => 1,
+            pool if is_a(pool, "-trampolines") => 1,
             _ => 0,
         };
         let mut mappings: Vec<_> = self.mappings.iter().collect();

@@ -1,6 +1,6 @@
-//! What programs need around them in one address space: the target's record, maps, links, all in an arena.
+//! What programs need around them in one address space: the target's record, maps, links, all in a pool.
 //!
-//! The same for a traced process, where the arena is mapped read-execute, and for Beeline itself, where timer
+//! The same for a traced process, where the pool is mapped read-execute, and for Beeline itself, where timer
 //! programs and test runs are executed.
 
 mod objects;
@@ -16,7 +16,7 @@ use beeline_agent::abi;
 use beeline_agent::abi::calls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
 use beeline_isa::abi::Run;
 
-use crate::arena::{ARENA_BYTES, Arena};
+use crate::trampoline_pool::{ARENA_BYTES, Pool};
 use crate::backend::Id;
 use crate::engines::Compiled;
 use crate::error::{Error, os};
@@ -33,7 +33,7 @@ use crate::tasks::Tasks;
 #[derive(Debug)]
 pub struct Environment {
     /// Holds everything here; starts with its manifest.
-    pub home: Arena,
+    pub home: Pool,
     /// The [`abi::Target`].
     pub target: u64,
     /// The one that stands for children which share the target's memory.
@@ -100,16 +100,16 @@ pub struct Bases {
 }
 
 impl Environment {
-    /// Lays an environment out in a fresh arena that has been placed.
-    pub fn new(mut home: Arena, shared: &Shared, owner: u32, bases: &Bases) -> Result<Self, Error> {
+    /// Lays an environment out in a fresh pool that has been placed.
+    pub fn new(mut home: Pool, shared: &Shared, owner: u32, bases: &Bases) -> Result<Self, Error> {
         let private = bases.private;
         let unnamed = abi::Manifest {
             magic: 0,
             ..manifest(shared, Some((&private, owner)))
         };
-        home.value(unnamed).map_err(os("filling an arena"))?;
+        home.value(unnamed).map_err(os("filling a pool"))?;
         let points = shared.agent.points();
-        let arena = home.base();
+        let pool = home.base();
         let record = |tid_offset, flags: u32| abi::Target {
             helpers: shared.agent.helpers_at(bases.agent),
             control: private.control() as *mut _,
@@ -126,8 +126,8 @@ impl Environment {
             objects: 0.into(),
             cgroups: 0.into(),
             trace: AtomicUsize::new(0),
-            arena: arena as usize,
-            arena_len: ARENA_BYTES,
+            pool: pool as usize,
+            pool_len: ARENA_BYTES,
             tasks: 0.into(),
             breakpoints: [const { AtomicUsize::new(0) }; abi::BREAKPOINTS],
             stack_top: bases.stack_top as usize,
@@ -135,12 +135,12 @@ impl Environment {
         let flags = abi::ROOMY_STACKS | if has_rdpid() { abi::HAS_RDPID } else { 0 };
         let of_child = record(abi::TID_UNKNOWN, flags | abi::IS_CHILD);
         let record = record(bases.tid_offset, flags);
-        let child = home.value(of_child).map_err(os("filling an arena"))?;
-        let target = home.value(record).map_err(os("filling an arena"))?;
+        let child = home.value(of_child).map_err(os("filling a pool"))?;
+        let target = home.value(record).map_err(os("filling a pool"))?;
         let (stubs, restorer) =
             sigaction::stubs(bases.agent + points.signal, target, private.signals());
-        let handler = home.array(&stubs).map_err(os("filling an arena"))?;
-        let restorer = home.bytes(&restorer, 16).map_err(os("filling an arena"))?;
+        let handler = home.array(&stubs).map_err(os("filling a pool"))?;
+        let restorer = home.bytes(&restorer, 16).map_err(os("filling a pool"))?;
         let base = home.base();
         // SAFETY: placed above as a `Manifest`, which the target itself does not read.
         unsafe {
@@ -173,7 +173,7 @@ impl Environment {
         })
     }
 
-    /// What a forked child has of it, in an arena of its own that is to be mapped over the parent's. `write` stores into the
+    /// What a forked child has of it, in a pool of its own that is to be mapped over the parent's. `write` stores into the
     /// child's private memory.
     pub fn fork(
         &self,
@@ -182,7 +182,7 @@ impl Environment {
         owner: u32,
         write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        let mut home = self.home.copy().map_err(os("creating an arena"))?;
+        let mut home = self.home.copy().map_err(os("creating a pool"))?;
         let base = home.base();
         // SAFETY: placed as a `Manifest` and as `Target`s in what was copied, which is mapped nowhere yet.
         unsafe {
@@ -224,7 +224,7 @@ impl Environment {
 
     /// The manifest, to be changed by its atomics.
     pub fn manifest(&self) -> &abi::Manifest {
-        // SAFETY: every home arena starts with one.
+        // SAFETY: every home pool starts with one.
         unsafe { self.home.get(self.home.base()) }
     }
 
@@ -255,7 +255,7 @@ impl Environment {
         }
         let next = self.manifest().first_witness.load(SeqCst);
         let place = self.home.value(record(next));
-        let place = place.map_err(os("filling an arena"))?;
+        let place = place.map_err(os("filling a pool"))?;
         self.manifest().first_witness.store(place as usize, SeqCst);
         Ok(place)
     }
@@ -292,7 +292,7 @@ impl Environment {
         };
         let place = self.private.tasks();
         let (tasks, layout) = Tasks::place(blueprint, place, shared.cpus, pid as u32, write)?;
-        let layout = self.home.value(layout).map_err(os("filling an arena"))?;
+        let layout = self.home.value(layout).map_err(os("filling a pool"))?;
         for record in self.records() {
             record.tasks.store(layout as usize, Release);
         }
@@ -329,7 +329,7 @@ impl Environment {
             n => self
                 .home
                 .zeroed::<abi::RingSlot>(n)
-                .map_err(os("filling an arena"))?,
+                .map_err(os("filling a pool"))?,
         };
         let local = map.at(base);
         let values = base + local.layout().values;
@@ -408,7 +408,7 @@ impl Environment {
         let at = self
             .home
             .bytes(&code.code.bytes, 64)
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         self.codes.push((code.clone(), at));
         Ok((code.clone(), at))
     }
@@ -446,8 +446,8 @@ impl Environment {
             }
         }
         let (code, at) = self.place_program(program)?;
-        let maps = self.home.array(&handles).map_err(os("filling an arena"))?;
-        let values = self.home.array(&values).map_err(os("filling an arena"))?;
+        let maps = self.home.array(&handles).map_err(os("filling a pool"))?;
+        let values = self.home.array(&values).map_err(os("filling a pool"))?;
         let run = Run {
             maps: maps as *const usize,
             values: values as *const usize,
@@ -486,7 +486,7 @@ impl Environment {
     }
 
     fn link(&mut self, link: abi::Link) -> Result<u64, Error> {
-        self.home.value(link).map_err(os("filling an arena"))
+        self.home.value(link).map_err(os("filling a pool"))
     }
 
     /// A link that needs all there is and has no maps.
@@ -555,7 +555,7 @@ impl Environment {
         ]
         .map(|word| word as u64);
         let words: Vec<u64> = head.into_iter().chain(links.iter().copied()).collect();
-        self.home.array(&words).map_err(os("filling an arena"))
+        self.home.array(&words).map_err(os("filling a pool"))
     }
 }
 
@@ -594,7 +594,7 @@ fn has_rdpid() -> bool {
     leaves >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ecx >> 22 & 1 != 0
 }
 
-/// The start of an arena: with the private memory for a target's first, without for one more.
+/// The start of a pool: with the private memory for a target's first, without for one more.
 pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manifest {
     let (private, owner) = target.unzip();
     let line = shared

@@ -8,7 +8,7 @@
 //! The crate does not print: what the user should know goes to the [`Report`] that a session is given.
 
 mod agent;
-mod arena;
+mod trampoline_pool;
 pub mod backend;
 mod binary;
 mod budget;

@@ -53,7 +53,7 @@ impl SessionId {
     }
 
     /// Is its Beeline still running? `page` is where its session page is mapped. Something of a session without one is only seen
-    /// where a Beeline was killed, or holds the process at the moment: it maps the page together with the first arena, and
+    /// where a Beeline was killed, or holds the process at the moment: it maps the page together with the first pool, and
     /// unmaps it last of all but that.
     pub fn is_alive(self, page: Option<&Region>) -> bool {
         // Where locks cannot be looked at nobody is said to be dead.
@@ -154,7 +154,7 @@ mod tests {
         let session = SessionId { pid: 12, start: 34 };
         let path = format!("/memfd:beeline-{} (deleted)", session.name("map-a-b"));
         assert_eq!(SessionId::of(&region(&path)), Some(session));
-        for other in ["12-arena", "-12-34-arena", "12-34", "12-x-arena", "guest"] {
+        for other in ["12-trampolines", "-12-34-trampolines", "12-34", "12-x-trampolines", "guest"] {
             let path = format!("/memfd:beeline-{other}");
             assert_eq!(SessionId::of(&region(&path)), None, "{other}");
         }

@@ -256,7 +256,7 @@ pub fn is_covered(address: u64, now: &[u8], patch: &[u8], probed: &BTreeSet<u64>
     now.first() == Some(&INT3) && patch.first() != Some(&INT3) && !probed.contains(&address)
 }
 
-/// Code for the arena at `at` that says that a site is not as it was left, and goes on at `to`: it stores 1 at `flag`, and adds 1 at
+/// Code for the pool at `at` that says that a site is not as it was left, and goes on at `to`: it stores 1 at `flag`, and adds 1 at
 /// `count`, where threads that do so at once may count as one. It changes no register, no flags and nothing in the red zone. `None` if
 /// `to` is too far.
 pub fn notice_stub(at: u64, flag: u64, count: u64, to: u64) -> Option<Vec<u8>> {

@@ -20,7 +20,7 @@ use beeline_agent::abi::{Link, PtRegs};
 use beeline_agent::enter;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::arena::Arena;
+use crate::trampoline_pool::Pool;
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, pid_namespace};
 use crate::error::{Error, os};
@@ -341,11 +341,11 @@ const MANY_REMOVALS: u64 = 64;
 impl Here {
     fn new(shared: &Shared, tool: i32) -> Result<Self, Error> {
         let mut home =
-            Arena::new(&SessionId::own().name("here")).map_err(os("creating an arena"))?;
-        let code = Executable::map(home.file(), crate::arena::ARENA_BYTES)
-            .map_err(os("mapping an arena"))?;
+            Pool::new(&SessionId::own().name("here")).map_err(os("creating a pool"))?;
+        let code = Executable::map(home.file(), crate::trampoline_pool::ARENA_BYTES)
+            .map_err(os("mapping a pool"))?;
         home.placed(code.base() as u64);
-        faults::catch_in(code.base() as usize, crate::arena::ARENA_BYTES);
+        faults::catch_in(code.base() as usize, crate::trampoline_pool::ARENA_BYTES);
         let private = PrivateMemory::new(shared.cpus)?;
         let bases = Bases {
             agent: shared.agent.here(),

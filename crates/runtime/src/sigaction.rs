@@ -53,7 +53,7 @@ impl Handler {
     }
 }
 
-/// Code for the arena: the entries of the handlers of all levels, and what they return to the kernel by. `handler` is the agent's, `signals` the target's.
+/// Code for the pool: the entries of the handlers of all levels, and what they return to the kernel by. `handler` is the agent's, `signals` the target's.
 pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<u8>) {
     let stub = |level| HandlerStub::new(handler, target, signals, level);
     ((0..TRAP_LEVELS as u32).map(stub).collect(), RESTORER.into())

@@ -1,8 +1,8 @@
 //! One traced process: what is mapped into it, and its hooked sites.
 //!
 //! Everything that can be is prepared while the process runs: function bodies are read, plans made, trampolines
-//! written into an arena that only Beeline writes. A stop then stores the patch and no more. The first one also
-//! maps the agent, the session page, an arena and the program's maps.
+//! written into a pool that only Beeline writes. A stop then stores the patch and no more. The first one also
+//! maps the agent, the session page, a pool and the program's maps.
 
 mod calls;
 mod handlers;
@@ -27,7 +27,7 @@ use beeline_agent::abi::calls::CONTEXT_REGISTERS;
 use beeline_hook::{Plan, Reason};
 use beeline_inject::{Process, Region, Stopped};
 
-use crate::arena::Arena;
+use crate::trampoline_pool::Pool;
 use crate::backend::Id;
 use crate::environment::Environment;
 use crate::error::{Error, os};
@@ -157,8 +157,8 @@ pub struct Target {
     /// Its private memory says what programs have to find there.
     is_filled: bool,
     home: Arc<OnceLock<Home>>,
-    /// Arenas near sites that the home arena is too far from.
-    outposts: Vec<Arena>,
+    /// Pools near sites that the home pool is too far from.
+    far_pools: Vec<Pool>,
     /// Where the jumps at its sites lead to, once there are some.
     pads: Option<Pads>,
     neighbours: mend::Neighbours,
@@ -181,7 +181,7 @@ pub struct Target {
 /// A hooked site.
 #[derive(Debug, Clone)]
 struct Hooked {
-    /// The [`Site`], in the home arena.
+    /// The [`Site`], in the home pool.
     record: u64,
     plan: Plan,
     /// Where its jump leads to; nothing for a breakpoint, and for a jump that cannot be guarded at all.
@@ -250,7 +250,7 @@ impl Target {
             environment: None,
             is_filled: false,
             home: Arc::default(),
-            outposts: Vec::new(),
+            far_pools: Vec::new(),
             pads: None,
             neighbours: mend::Neighbours::default(),
             witnesses: witnesses::Witnesses::default(),
@@ -275,13 +275,13 @@ impl Target {
         self.owner
     }
 
-    /// What it is known by in memory, once it has an arena. Can be looked at while the target is at work.
+    /// What it is known by in memory, once it has a pool. Can be looked at while the target is at work.
     pub fn home(&self) -> Arc<OnceLock<Home>> {
         self.home.clone()
     }
 
     /// A forked child of this target, which waits in the agent to be made one itself: it has a copy of all that is private
-    /// here, and gets arenas of its own at the places of these. `None` if something was mapped here since it was forked.
+    /// here, and gets pools of its own at the places of these. `None` if something was mapped here since it was forked.
     pub fn fork(&self, process: &Process, owner: u32) -> Result<Option<Self>, Error> {
         let Some(environment) = &self.environment else {
             return Ok(None);
@@ -289,8 +289,8 @@ impl Target {
         let regions = process.regions()?;
         let is_there = |base| regions.iter().any(|region| region.contains(base));
         let pads = self.pads.iter().flat_map(Pads::bases);
-        let arenas = self.arenas().map(Arena::base).chain(pads);
-        if !environment.bases().chain(arenas).all(is_there) {
+        let pools = self.pools().map(Pool::base).chain(pads);
+        if !environment.bases().chain(pools).all(is_there) {
             return Ok(None);
         }
         let (pid, cpus) = (process.pid(), self.shared.cpus);
@@ -301,12 +301,12 @@ impl Target {
                 .map_err(os("filling a child's memory"))
         };
         let environment = environment.fork(&self.shared, pid, owner, &mut write)?;
-        let copies = self.outposts.iter().map(Arena::copy);
-        let outposts = copies
+        let copies = self.far_pools.iter().map(Pool::copy);
+        let far_pools = copies
             .collect::<Result<Vec<_>, _>>()
-            .map_err(os("creating an arena"))?;
+            .map_err(os("creating a pool"))?;
         let pads = self.pads.as_ref().map(Pads::fork).transpose();
-        let pads = pads.map_err(os("creating an arena"))?;
+        let pads = pads.map_err(os("creating a pool"))?;
         let mut child = Self {
             process: process.clone(),
             owner,
@@ -314,7 +314,7 @@ impl Target {
             home: Arc::new(OnceLock::from(Home::of(&environment))),
             environment: Some(environment),
             is_filled: true,
-            outposts,
+            far_pools,
             pads,
             neighbours: mend::Neighbours::default(),
             witnesses: self.witnesses.clone(),
@@ -327,7 +327,7 @@ impl Target {
             watches_returns: self.watches_returns,
             texts_with_unwinding: self.texts_with_unwinding,
         };
-        child.replace_arenas()?;
+        child.replace_pools()?;
         let environment = child.environment()?;
         let pids = (pid, process.own_pid());
         environment.private.refill(pids, cpus, write)?;
@@ -335,12 +335,12 @@ impl Target {
         Ok(Some(child))
     }
 
-    /// Maps the arenas of a forked child over whatever is at their places. A C library whose own `fork` was not used, or
+    /// Maps the pools of a forked child over whatever is at their places. A C library whose own `fork` was not used, or
     /// that has not come to it yet, has the parent's thread's id in the child's memory.
-    fn replace_arenas(&mut self) -> Result<(), Error> {
+    fn replace_pools(&mut self) -> Result<(), Error> {
         let pads = self.pads.iter().flat_map(Pads::replaced);
-        let arenas = self.arenas().map(mapping::replaced);
-        let mappings: Vec<_> = arenas.chain(pads).collect();
+        let pools = self.pools().map(mapping::replaced);
+        let mappings: Vec<_> = pools.chain(pads).collect();
         let process = &self.process;
         let environment = self.environment()?;
         let (scratch, home) = (environment.private.scratch(), environment.home.base());
@@ -390,7 +390,7 @@ impl Target {
     }
 
     /// Refuses a process that has run another program since, where nothing of ours is. To be asked when it is stopped, and
-    /// before anything is stored that leads to an arena.
+    /// before anything is stored that leads to a pool.
     fn check_same(&self, stopped: &Stopped) -> Result<(), Error> {
         let Some(environment) = &self.environment else {
             return Ok(());
@@ -540,18 +540,18 @@ impl Target {
         }
     }
 
-    fn arenas(&self) -> impl Iterator<Item = &Arena> {
+    fn pools(&self) -> impl Iterator<Item = &Pool> {
         self.environment
             .iter()
             .map(|environment| &environment.home)
-            .chain(&self.outposts)
+            .chain(&self.far_pools)
     }
 
-    fn arenas_mut(&mut self) -> impl Iterator<Item = &mut Arena> {
+    fn pools_mut(&mut self) -> impl Iterator<Item = &mut Pool> {
         self.environment
             .iter_mut()
             .map(|environment| &mut environment.home)
-            .chain(&mut self.outposts)
+            .chain(&mut self.far_pools)
     }
 
     fn environment(&self) -> Result<&Environment, Error> {

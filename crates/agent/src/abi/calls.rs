@@ -19,7 +19,7 @@ pub const WATCHED_BRIEFLY: u8 = 2;
 /// Numbers that have programs of their own. x86-64's calls end below (`asm/unistd_64.h`).
 pub const CALL_NUMBERS: usize = 512;
 
-/// The system calls of one target. In the arena.
+/// The system calls of one target. In the pool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Calls {
@@ -35,7 +35,7 @@ pub struct Calls {
     pub each: [[AtomicUsize; CALL_NUMBERS]; 2],
 }
 
-/// What was done to a target's code for system calls at one time. In the arena, complete when it is listed, and listed before
+/// What was done to a target's code for system calls at one time. In the pool, complete when it is listed, and listed before
 /// the code is changed.
 #[repr(C)]
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 use super::Target;
 
-/// One hooked address in one target. In the arena.
+/// One hooked address in one target. In the pool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Site {
@@ -73,7 +73,7 @@ pub const SITE_JUMP: u32 = 1;
 /// In [`Site::patched`]: a breakpoint, handled by the agent's SIGTRAP handler.
 pub const SITE_BREAKPOINT: u32 = 2;
 
-/// What every arena starts with: all that is needed to give the target back as it was, for a Beeline that has never
+/// What every pool starts with: all that is needed to give the target back as it was, for a Beeline that has never
 /// seen it before. Written by the session, read through `/proc/PID/mem`, and believed no further than it can be checked.
 #[repr(C)]
 #[derive(Debug)]
@@ -86,7 +86,7 @@ pub struct Manifest {
     pub owner: u32,
     /// 1: what is hooked of system calls is for the session's own sake only, and one that has programs there may take it out.
     pub gives_way: AtomicU32,
-    /// The kind of this arena: 1 for the target's first, which holds the rest of this page; 0 for one more.
+    /// The kind of this pool: 1 for the target's first, which holds the rest of this page; 0 for one more.
     pub first: u32,
     /// The session process's start time, in clock ticks since boot (field 22 of `/proc/PID/stat`).
     pub session_start: u64,
@@ -113,7 +113,7 @@ pub struct Manifest {
 }
 
 /// Pages of a file's code that are mapped once more, to be read only. Nobody patches them, so they show which kernel uprobes there are. In
-/// the arena; not for the target.
+/// the pool; not for the target.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Witness {

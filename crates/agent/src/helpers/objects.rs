@@ -33,7 +33,7 @@ pub unsafe extern "sysv64" fn tail_call(
     let index = index as u32;
     // SAFETY: the key is the 4 bytes of an index; the target outlives the run.
     let link = unsafe { find(&*context.target, map, (&raw const index).cast()) } as *const Link;
-    // SAFETY: null, or a link that stays as long as the target's arena: elements of program arrays are links.
+    // SAFETY: null, or a link that stays as long as the target's pool: elements of program arrays are links.
     let Some(link) = (unsafe { link.as_ref() }) else {
         return 0;
     };
@@ -114,7 +114,7 @@ pub unsafe extern "sysv64" fn get_current_ancestor_cgroup_id(
 /// The ids of the cgroups that the target is in, from the root to its own.
 fn cgroups(target: &Target) -> impl Iterator<Item = u64> {
     let path = target.cgroups.load(Acquire) as *const CgroupPath;
-    // SAFETY: null, or a path that is published whole and stays as long as the target's arena.
+    // SAFETY: null, or a path that is published whole and stays as long as the target's pool.
     let depth = unsafe { path.as_ref() }.map_or(0, |path| path.depth);
     // SAFETY: `depth` ids follow the head.
     (0..depth).map(move |level| unsafe { *path.add(1).cast::<u64>().add(level) })

@@ -175,7 +175,7 @@ pub fn ring_doorbell(context: &Context, wake: bool) {
     if !wake {
         return;
     }
-    // SAFETY: the session page is mapped as long as the target's arena.
+    // SAFETY: the session page is mapped as long as the target's pool.
     let session = unsafe { &*(*context.target).session };
     if session.waiting.load(SeqCst) != 0 && session.waiting.swap(0, SeqCst) != 0 {
         session.doorbell.fetch_add(1, SeqCst);

@@ -128,7 +128,7 @@ unsafe fn print_line(
         Out::new(core::ptr::null_mut(), LINE)
     });
     let room = len.min(LINE - 1) + 1;
-    // SAFETY: the context's target outlives the run, and its trace buffer's handle lies in the same arena.
+    // SAFETY: the context's target outlives the run, and its trace buffer's handle lies in the same pool.
     let handle = unsafe { ((*context.target).trace.load(Acquire) as *const MapHandle).as_ref() };
     let Some(ring) = handle.and_then(|handle| ring::Ring::of(&handle.map)) else {
         return Ok(len);

@@ -11,7 +11,7 @@ use beeline_hook::{
 };
 
 use super::elf::Library;
-use super::memory::{Arena, write};
+use super::memory::{Pool, write};
 
 /// Tests that use the hooks' books take turns.
 pub static TURN: Mutex<()> = Mutex::new(());
@@ -260,31 +260,31 @@ pub fn spec() -> CallSpec {
     }
 }
 
-/// An arena with the common code in it.
+/// A pool with the common code in it.
 pub struct Hooks {
-    pub arena: Arena,
+    pub pool: Pool,
     pub common: CommonCode,
 }
 
 impl Hooks {
-    pub fn new(mut arena: Arena) -> Self {
-        let common = CommonCode::emit(arena.next(), &spec()).unwrap();
-        arena.push(&common.bytes);
-        Self { arena, common }
+    pub fn new(mut pool: Pool) -> Self {
+        let common = CommonCode::emit(pool.next(), &spec()).unwrap();
+        pool.push(&common.bytes);
+        Self { pool, common }
     }
 
-    /// Puts a stub into the arena. Its descriptor is the call's address.
+    /// Puts a stub into the pool. Its descriptor is the call's address.
     pub fn stub(&mut self, plan: &CallPlan) -> CallStub {
-        let at = self.arena.next();
+        let at = self.pool.next();
         assert!(plan.reach().is_some_and(|reach| reach.contains(&at)));
         let stub = plan.emit(at, &self.common, plan.call).unwrap();
-        self.arena.push(&stub.bytes);
+        self.pool.push(&stub.bytes);
         stub
     }
 
-    /// A function in the arena with all its calls hooked; gives its address and the plans.
+    /// A function in the pool with all its calls hooked; gives its address and the plans.
     pub fn hooked(&mut self, code: &[u8]) -> (u64, Vec<CallPlan>) {
-        let start = self.arena.push(code);
+        let start = self.pool.push(code);
         let sites = CallSites::of(
             &[Function {
                 start: 0x1000,
@@ -298,10 +298,10 @@ impl Hooks {
         for plan in &plans {
             for patch in self.stub(plan).patches {
                 assert_eq!(
-                    self.arena.bytes(patch.site, patch.original.len()),
+                    self.pool.bytes(patch.site, patch.original.len()),
                     patch.original
                 );
-                // SAFETY: the arena's own memory, in which nothing runs yet.
+                // SAFETY: the pool's own memory, in which nothing runs yet.
                 unsafe { write(patch.site, &patch.bytes) };
             }
         }
@@ -313,7 +313,7 @@ impl Hooks {
     /// Near a library of this process.
     pub fn near(library: &Library) -> Self {
         let middle = library.base() + library.text.0 + library.text.1.len() as u64 / 2;
-        Self::new(Arena::within(reach(middle), 4 << 20))
+        Self::new(Pool::within(reach(middle), 4 << 20))
     }
 
     /// Hooks all calls of a library of this process, which has no other thread; gives the plans.

@@ -3,13 +3,13 @@
 use std::ops::RangeInclusive;
 
 /// Pages that can be written and run. Never unmapped: hooked code may be anywhere in them.
-pub struct Arena {
+pub struct Pool {
     start: u64,
     len: usize,
     used: usize,
 }
 
-impl Arena {
+impl Pool {
     /// Somewhere.
     pub fn new(len: usize) -> Self {
         Self::map(0, len, 0).expect("mmap")
@@ -46,7 +46,7 @@ impl Arena {
     /// Puts bytes there, rounded up to 16.
     pub fn push(&mut self, bytes: &[u8]) -> u64 {
         let at = self.next();
-        assert!(self.used + bytes.len() + 16 <= self.len, "arena is full");
+        assert!(self.used + bytes.len() + 16 <= self.len, "pool is full");
         // SAFETY: within the mapping, which is ours.
         unsafe { write(at, bytes) };
         self.used = (self.used + bytes.len()).next_multiple_of(16);

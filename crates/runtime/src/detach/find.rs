@@ -29,7 +29,7 @@ pub fn everywhere() -> Vec<Presence> {
 
 /// Processes that a session has something in, also those that cannot be opened now.
 pub(crate) fn holders(session: SessionId) -> BTreeSet<i32> {
-    let name = format!("{PREFIX}{}", session.name("arena"));
+    let name = format!("{PREFIX}{}", session.name("trampolines"));
     let holds =
         |pid: &i32| proc::text(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains(&name));
     let others = |pid: &i32| *pid != std::process::id() as i32;
@@ -60,7 +60,7 @@ pub(crate) fn open(pid: i32) -> Result<Process, Error> {
 /// A quick look, before a process is opened.
 pub(crate) fn maps_ours(pid: i32) -> bool {
     proc::text(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
-        maps.contains(PREFIX) && (maps.contains("-arena") || maps.contains("-session"))
+        maps.contains(PREFIX) && (maps.contains("-trampolines") || maps.contains("-session"))
     })
 }
 
@@ -77,8 +77,8 @@ pub(crate) fn presences_among(
     let mut found = Vec::new();
     let mut unfinished = BTreeSet::new();
     for region in regions {
-        let is_arena = is_a(region, "-arena");
-        let Some(session) = SessionId::of(region).filter(|_| is_arena || is_page(region)) else {
+        let is_pool = is_a(region, "-trampolines");
+        let Some(session) = SessionId::of(region).filter(|_| is_pool || is_page(region)) else {
             continue;
         };
         unfinished.insert(session);
@@ -87,7 +87,7 @@ pub(crate) fn presences_among(
             continue;
         };
         let named = (manifest.session as i32, manifest.session_start);
-        if !is_arena
+        if !is_pool
             || manifest.magic != MANIFEST_MAGIC
             || manifest.first != 1
             || named != (session.pid, session.start)
@@ -123,7 +123,7 @@ fn is_unfinished(
     let is_in_use = |region: &Region| {
         let mut magic = [0; 8];
         let is_read = process.read_memory(region.start, &mut magic).is_ok();
-        is_a(region, "-fast-path") || is_a(region, "-arena") && is_read && magic != [0; 8]
+        is_a(region, "-fast-path") || is_a(region, "-trampolines") && is_read && magic != [0; 8]
     };
     !is_known && !of_session.any(is_in_use) && !is_alive(session, regions)
 }

@@ -80,7 +80,7 @@ impl Environment {
         let table = self
             .home
             .zeroed::<u64>(words.iter().sum())
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         // SAFETY: a table's head is one word, and nobody knows of the table yet.
         unsafe {
             self.home
@@ -165,7 +165,7 @@ impl Environment {
     /// A place for a map's handle: a free one, if there is any.
     pub(super) fn place_handle(&mut self, handle: abi::MapHandle) -> Result<u64, Error> {
         let Some(place) = self.free_handles.pop() else {
-            return self.home.value(handle).map_err(os("filling an arena"));
+            return self.home.value(handle).map_err(os("filling a pool"));
         };
         // SAFETY: the place of a handle that was freed while no program ran here, so none knows it.
         unsafe { self.home.change(place, |free| *free = handle) };
@@ -185,7 +185,7 @@ impl Environment {
             Some(list) => *list,
             None => {
                 let words: Vec<u64> = [ids.len() as u64].iter().chain(&ids).copied().collect();
-                let list = self.home.array(&words).map_err(os("filling an arena"))?;
+                let list = self.home.array(&words).map_err(os("filling a pool"))?;
                 self.cgroups.insert(ids, list);
                 list
             }

@@ -10,7 +10,7 @@ use beeline_hook::{Function, Kind, Plan, SystemCall, TrampolineSpec};
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
 
 use crate::agent::Agent;
-use crate::arena::{ARENA_BYTES, Arena};
+use crate::trampoline_pool::{ARENA_BYTES, Pool};
 use crate::error::{Error, os};
 use crate::liveness::SessionId;
 use crate::link::Files;
@@ -49,7 +49,7 @@ struct Visited {
     /// Instructions that were tried.
     tried: HashSet<u64>,
     /// Code in the process, which lasts as long as it.
-    arenas: Vec<Arena>,
+    pools: Vec<Pool>,
 }
 
 /// Instructions of one process that are tried. A function or two make all the calls of a tool.
@@ -80,16 +80,16 @@ impl Hooks {
             *visited = new();
         }
         // What comes from our own code has been declined there.
-        let is_ours = visited.arenas.iter().any(|arena| arena.holds(site));
+        let is_ours = visited.pools.iter().any(|pool| pool.holds(site));
         if !is_ours && visited.tried.len() < TRIES && visited.tried.insert(site) {
             let hooked = hook(process, site, code, fill);
             // What is in the way of a stop may not be there the next time.
             if let Err(Error::Inject(_)) = hooked {
                 visited.tried.remove(&site);
             }
-            visited.arenas.push(hooked?);
+            visited.pools.push(hooked?);
         }
-        Ok(!visited.arenas.is_empty())
+        Ok(!visited.pools.is_empty())
     }
 }
 
@@ -98,14 +98,14 @@ fn hook(
     site: u64,
     code: &Code<'_>,
     fill: impl FnOnce(&[u64]) -> Fill,
-) -> Result<Arena, Error> {
+) -> Result<Pool, Error> {
     let fail = |why: String| failed(process, why);
     let plan = plan(process, site, code.files)?;
     let reach = plan
         .reach()
         .ok_or_else(|| fail("its instructions are too far apart".into()))?;
-    let mut arena =
-        Arena::new(&SessionId::own().name("fast-path")).map_err(os("creating an arena"))?;
+    let mut pool =
+        Pool::new(&SessionId::own().name("fast-path")).map_err(os("creating a pool"))?;
     let near = process.find_gap(reach, ARENA_BYTES as u64)?;
     let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
     let runs = ProtFlags::READ | ProtFlags::EXEC;
@@ -113,7 +113,7 @@ fn hook(
         Mapping {
             flags: OURS | MapFlags::FIXED_NOREPLACE,
             address: near,
-            ..mapping(arena.file(), ARENA_BYTES, runs)
+            ..mapping(pool.file(), ARENA_BYTES, runs)
         },
         mapping(code.agent.file(), code.agent.len(), runs),
     ];
@@ -125,7 +125,7 @@ fn hook(
         return Err(fail("it did not map what it was asked to".into()));
     };
     let private = private_memory(&mut stopped, code.private_len, fill(shared))?;
-    arena.placed(*near);
+    pool.placed(*near);
     let spec = TrampolineSpec::SystemCall(SystemCall {
         number: libc::SYS_bpf as u32,
         function: *agent + code.function,
@@ -133,10 +133,10 @@ fn hook(
         declined: DECLINED,
     });
     let trampoline =
-        beeline_hook::emit(&plan, arena.next(64), &spec).map_err(|why| fail(why.to_string()))?;
-    let at = arena
+        beeline_hook::emit(&plan, pool.next(64), &spec).map_err(|why| fail(why.to_string()))?;
+    let at = pool
         .bytes(&trampoline.bytes, 64)
-        .map_err(os("filling an arena"))?;
+        .map_err(os("filling a pool"))?;
     let jump =
         beeline_hook::jump_patch(site, plan.window_len, at).map_err(|why| fail(why.to_string()))?;
     let mut patch = [0; ORIGINAL_BYTES];
@@ -161,7 +161,7 @@ fn hook(
     };
     patch::apply(&mut stopped, &plan, &record, &trampoline.resume_map)?;
     stopped.resume()?;
-    Ok(arena)
+    Ok(pool)
 }
 
 /// How the instruction can be jumped over.
@@ -222,7 +222,7 @@ impl Visited {
             started,
             program,
             tried: HashSet::new(),
-            arenas: Vec::new(),
+            pools: Vec::new(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use beeline_agent::signals::{UserContext, skip_load};
 
 thread_local! {
-    /// The arena whose programs this thread runs: its address and bytes.
+    /// The pool whose programs this thread runs: its address and bytes.
     static ARENA: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
@@ -16,10 +16,10 @@ thread_local! {
 const SIGNALS: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 static BEFORE: [OnceLock<libc::sigaction>; SIGNALS.len()] = [const { OnceLock::new() }; 2];
 
-/// Lets loads of programs in an arena fault in this thread. The arena must stay mapped while the thread runs programs.
-pub fn catch_in(arena: usize, len: usize) {
+/// Lets loads of programs in a pool fault in this thread. The pool must stay mapped while the thread runs programs.
+pub fn catch_in(pool: usize, len: usize) {
     static INSTALLED: Once = Once::new();
-    ARENA.set((arena, len));
+    ARENA.set((pool, len));
     INSTALLED.call_once(|| {
         for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
             install(signal, before);
@@ -44,9 +44,9 @@ fn install(signal: i32, before: &OnceLock<libc::sigaction>) {
 
 /// What is no program's load is left to whoever had the signal before: the fault comes again.
 extern "C" fn on_fault(signal: i32, _: *mut libc::siginfo_t, context: *mut UserContext) {
-    let (arena, len) = ARENA.get();
-    // SAFETY: the kernel passes a frame that is ours to change, and the arena is mapped.
-    if unsafe { skip_load(&mut *context, arena, len) } {
+    let (pool, len) = ARENA.get();
+    // SAFETY: the kernel passes a frame that is ours to change, and the pool is mapped.
+    if unsafe { skip_load(&mut *context, pool, len) } {
         return;
     }
     let place = SIGNALS.iter().position(|known| *known == signal);

@@ -64,7 +64,7 @@ impl Wanted {
 /// What a target has of system calls.
 #[derive(Debug, Clone)]
 pub struct Calls {
-    /// The [`calls::Calls`], in the home arena.
+    /// The [`calls::Calls`], in the home pool.
     record: u64,
     links: Vec<Attached>,
     /// See [`Wanted::follows`].
@@ -75,7 +75,7 @@ pub struct Calls {
     partial: BTreeSet<(u64, u64, u64)>,
     /// Code that has been looked through: where it is mapped, and from where in which file.
     seen: BTreeSet<(u64, u64, u64)>,
-    /// In each arena the code that all stubs there share, by the arena's address.
+    /// In each pool the code that all stubs there share, by the pool's address.
     common: Vec<(u64, CommonCode)>,
     /// What was stored in the code, by its address. Shared with forked children, most of which run another program next.
     pub(super) patched: Arc<BTreeMap<u64, Stored>>,
@@ -356,7 +356,7 @@ impl Target {
         calls.of(&path, region.inode, Instant::now()).ready()
     }
 
-    /// Where the first arena may be: near the first code that is to be hooked. A program has mostly none itself, and is far
+    /// Where the first pool may be: near the first code that is to be hooked. A program has mostly none itself, and is far
     /// from its libraries, which have.
     fn home_reach(&self, fresh: &[(Region, Arc<FileCalls>)]) -> Result<RangeInclusive<u64>, Error> {
         if let Some(environment) = &self.environment {
@@ -381,7 +381,7 @@ impl Target {
         let record = environment
             .home
             .zeroed::<calls::Calls>(1)
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         // SAFETY: all zero is a good table, and nothing in the target knows of it yet.
         unsafe {
             environment.home.change::<calls::Calls>(record, |table| {
@@ -594,7 +594,7 @@ impl Target {
             })?;
         let at = home
             .bytes(&code, STUB_ALIGN)
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         Ok(stopped.set_ip(tid, at)?)
     }
 }
@@ -678,7 +678,7 @@ fn key(region: &Region) -> (u64, u64, u64) {
     (region.start, region.inode, region.offset)
 }
 
-/// Where an arena may start that all of a mapping reaches.
+/// Where a pool may start that all of a mapping reaches.
 fn reach_of(region: &Region) -> RangeInclusive<u64> {
     let (low, _) = beeline_hook::reach(region.end).into_inner();
     let (_, high) = beeline_hook::reach(region.start).into_inner();

@@ -6,7 +6,7 @@ use beeline_inject::{Process, Region, Stopped};
 use crate::environment::Environment;
 use crate::liveness::SessionId;
 
-/// The arena by which whoever asks for something shows that it is a target, or a child of one.
+/// The pool by which whoever asks for something shows that it is a target, or a child of one.
 #[derive(Debug)]
 pub struct Home {
     base: u64,
@@ -21,7 +21,7 @@ impl Home {
         }
     }
 
-    /// Does a process have this arena at its place: is it the target, a copy that `fork` made, or a child that shares its
+    /// Does a process have this pool at its place: is it the target, a copy that `fork` made, or a child that shares its
     /// memory?
     pub fn is_mapped_by(&self, pid: i32) -> bool {
         let Ok(regions) = beeline_inject::regions_of(pid) else {

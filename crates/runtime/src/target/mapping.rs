@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::calls::Calls;
 use super::{Hold, Home, TRAMPOLINE_BYTES, Target};
-use crate::arena::{ARENA_BYTES, Arena};
+use crate::trampoline_pool::{ARENA_BYTES, Pool};
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, manifest, pid_namespace};
 use crate::error::{Error, os};
@@ -49,7 +49,7 @@ impl Target {
         reach: &RangeInclusive<u64>,
         hold: &mut Hold<'_>,
     ) -> Result<bool, Error> {
-        if self.has_arena(reach) {
+        if self.has_pool(reach) {
             return Ok(false);
         }
         let regions = hold.regions(&self.process)?;
@@ -59,13 +59,13 @@ impl Target {
         Ok(gap.is_none())
     }
 
-    /// Is there an arena within `reach`, with room for a trampoline?
-    fn has_arena(&self, reach: &RangeInclusive<u64>) -> bool {
-        self.arenas()
-            .any(|arena| arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(64)))
+    /// Is there a pool within `reach`, with room for a trampoline?
+    fn has_pool(&self, reach: &RangeInclusive<u64>) -> bool {
+        self.pools()
+            .any(|pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(64)))
     }
 
-    /// Maps the agent, an arena within reach of a place that is to be hooked and the program's maps, as far as they are
+    /// Maps the agent, a pool within reach of a place that is to be hooked and the program's maps, as far as they are
     /// missing, in one stop.
     pub(super) fn map_what_is_missing(
         &mut self,
@@ -78,18 +78,18 @@ impl Target {
         if !first && !self.is_filled {
             self.fill_private(&self.process.memory()?)?;
         }
-        let near = self.has_arena(&reach);
+        let near = self.has_pool(&reach);
         if near && new.is_empty() {
             return Ok(());
         }
         let shared = self.shared.clone();
-        let mut arena = match near {
+        let mut pool = match near {
             true => None,
-            false => Some(Arena::of_target().map_err(os("creating an arena"))?),
+            false => Some(Pool::of_target().map_err(os("creating a pool"))?),
         };
         let mut mappings = Vec::new();
         let regions = hold.regions(&self.process)?;
-        if let Some(arena) = &arena {
+        if let Some(pool) = &pool {
             let gap = self
                 .process
                 .find_gap_among(&regions, reach, ARENA_BYTES as u64);
@@ -100,7 +100,7 @@ impl Target {
             mappings.push(Mapping {
                 address: place,
                 flags: OURS | MapFlags::FIXED_NOREPLACE,
-                ..mapping(arena.file(), ARENA_BYTES, READ_EXECUTE)
+                ..mapping(pool.file(), ARENA_BYTES, READ_EXECUTE)
             });
         }
         if first {
@@ -125,7 +125,7 @@ impl Target {
                 None => stopped.map_files(&mappings),
             };
             let placed = placed.map_err(|error| misplaced(error, &mappings))?;
-            // Not before, as it could come to lie where the arena is to be.
+            // Not before, as it could come to lie where the pool is to be.
             let private = match first {
                 true => Some((
                     Private::map(stopped, shared.cpus)?,
@@ -138,10 +138,10 @@ impl Target {
         drop(mappings);
         let mut placed = placed.into_iter();
         let mut next = || placed.next().unwrap_or_default();
-        if let Some(arena) = &mut arena {
-            arena.placed(next());
+        if let Some(pool) = &mut pool {
+            pool.placed(next());
         }
-        match (arena, private) {
+        match (pool, private) {
             (Some(home), Some((private, tid_offset))) => {
                 let (session, agent) = (next(), next());
                 let memory = self.process.memory()?;
@@ -160,11 +160,11 @@ impl Target {
                 self.environment = Some(environment);
                 self.fill_private(&memory)?;
             }
-            (Some(mut outpost), _) => {
-                outpost
+            (Some(mut far_pool), _) => {
+                far_pool
                     .value(manifest(&shared, None))
-                    .map_err(os("filling an arena"))?;
-                self.outposts.push(outpost);
+                    .map_err(os("filling a pool"))?;
+                self.far_pools.push(far_pool);
             }
             (None, _) => {}
         }
@@ -396,11 +396,11 @@ pub fn mapping(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> Mappi
     }
 }
 
-/// An arena at its place, whatever is there now.
-pub(super) fn replaced(arena: &Arena) -> Mapping<'_> {
+/// A pool at its place, whatever is there now.
+pub(super) fn replaced(pool: &Pool) -> Mapping<'_> {
     Mapping {
-        address: arena.base(),
+        address: pool.base(),
         flags: OURS | MapFlags::FIXED,
-        ..mapping(arena.file(), ARENA_BYTES, READ_EXECUTE)
+        ..mapping(pool.file(), ARENA_BYTES, READ_EXECUTE)
     }
 }

@@ -15,7 +15,7 @@ use beeline_inject::{MapFlags, Mapping, Region};
 
 use super::mapping::{OURS, READ_EXECUTE, mapping, misplaced};
 use super::{Hold, Target};
-use crate::arena::ARENA_BYTES;
+use crate::trampoline_pool::ARENA_BYTES;
 use crate::environment::manifest;
 use crate::error::{Error, os};
 use crate::liveness::SessionId;
@@ -97,7 +97,7 @@ const TRIES: usize = 8;
 
 impl Pads {
     fn new(target: &Target) -> Result<Self, Error> {
-        let file = Self::file().map_err(os("creating an arena"))?;
+        let file = Self::file().map_err(os("creating a pool"))?;
         // SAFETY: the file is longer, nobody else has it yet, and its start is aligned.
         unsafe {
             file.base()
@@ -113,7 +113,7 @@ impl Pads {
     }
 
     fn file() -> std::io::Result<Memory> {
-        let file = Memory::new(&SessionId::own().name("arena"), ARENA_BYTES)?;
+        let file = Memory::new(&SessionId::own().name("trampolines"), ARENA_BYTES)?;
         file.seal_for_others()?;
         Ok(file)
     }
@@ -443,15 +443,15 @@ impl Target {
         let flag = environment.private.control() + offset_of!(abi::Control, disturbed) as u64;
         let session = environment.record().session as u64;
         let count = session + offset_of!(abi::Session, disturbed) as u64;
-        let mut arenas = self.arenas_mut();
-        let Some(arena) = arenas.find(|arena| arena.holds(trampoline)) else {
+        let mut pools = self.pools_mut();
+        let Some(pool) = pools.find(|pool| pool.holds(trampoline)) else {
             return Ok(trampoline);
         };
-        let at = arena.next(NOTICE_ALIGN);
+        let at = pool.next(NOTICE_ALIGN);
         match patch::notice_stub(at, flag, count, trampoline) {
-            Some(stub) => arena
+            Some(stub) => pool
                 .bytes(&stub, NOTICE_ALIGN)
-                .map_err(os("filling an arena")),
+                .map_err(os("filling a pool")),
             None => Ok(trampoline),
         }
     }

@@ -351,7 +351,7 @@ impl Target {
         let site = environment
             .home
             .value(site)
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         // Listed before it is patched: a patch that nobody could find must never be.
         environment
             .manifest()
@@ -360,7 +360,7 @@ impl Target {
         Ok(site)
     }
 
-    /// Writes a site's trampoline into an arena near it; the patch that leads there goes into the record.
+    /// Writes a site's trampoline into a pool near it; the patch that leads there goes into the record.
     fn write_trampoline(
         &mut self,
         site: &Hooked,
@@ -385,16 +385,16 @@ impl Target {
             .ok_or_else(|| self.error("the site's operands are too far apart"))?;
         let (pid, plan) = (self.process.pid(), &site.plan);
         let fail = |why: String| Error::Target { pid, why };
-        let arena = self
-            .arenas_mut()
-            .find(|arena| arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(64)))
-            .ok_or_else(|| fail("no arena is near enough to the site".into()))?;
-        let at = arena.next(64);
+        let pool = self
+            .pools_mut()
+            .find(|pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(64)))
+            .ok_or_else(|| fail("no pool is near enough to the site".into()))?;
+        let at = pool.next(64);
         let trampoline =
             beeline_hook::emit(plan, at, &spec).map_err(|why| fail(why.to_string()))?;
-        arena
+        pool
             .bytes(&trampoline.bytes, 64)
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         let patch = match (&plan.kind, &site.landing) {
             (Kind::Jump, Some(landing)) => landing.guard.patch(plan.site, landing.pad),
             (Kind::Jump, None) => beeline_hook::jump_patch(plan.site, plan.window_len, at)

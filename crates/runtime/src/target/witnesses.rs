@@ -42,7 +42,7 @@ pub(super) struct Witnesses {
 struct Mapped {
     /// The pages of code.
     code: Range<u64>,
-    /// The [`abi::Witness`], in the home arena.
+    /// The [`abi::Witness`], in the home pool.
     record: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Short loops that do not lie across two lines of 64 bytes.
 //!
 //! The processor takes decoded instructions from one such line in a cycle, so a loop of some instructions takes half as
-//! long again, or twice as long, if it lies in two. Where code begins at a line, as it does in arenas, no-ops before a loop
+//! long again, or twice as long, if it lies in two. Where code begins at a line, as it does in pools, no-ops before a loop
 //! put it into one.
 
 use std::collections::HashMap;

@@ -12,7 +12,7 @@ use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
 use super::{STUB_ALIGN, Target, reach_of};
-use crate::arena::Arena;
+use crate::trampoline_pool::Pool;
 use crate::calls::{FileCalls, Layout, Part, StubSet};
 use crate::error::{Error, os};
 use crate::memory::PAGE;
@@ -75,9 +75,9 @@ impl Target {
             0 => None,
             _ => self.layout(region, part)?,
         };
-        if let Some((arena, layout)) = &around
+        if let Some((pool, layout)) = &around
             && let Some(set) = file.written(layout)
-            && let Some(placed) = self.write_again(*arena, set)?
+            && let Some(placed) = self.write_again(*pool, set)?
         {
             return Ok(placed);
         }
@@ -93,24 +93,24 @@ impl Target {
         Ok(Placed { set, bias: 0 })
     }
 
-    /// An arena near a mapping's code, and how everything lies around it.
+    /// A pool near a mapping's code, and how everything lies around it.
     fn layout(&mut self, region: &Region, part: Part) -> Result<Option<(u64, Layout)>, Error> {
         let reach = reach_of(region);
-        let near = |arena: &&Arena| {
-            arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(STUB_ALIGN))
+        let near = |pool: &&Pool| {
+            pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(STUB_ALIGN))
         };
-        let Some(base) = self.arenas().find(near).map(Arena::base) else {
+        let Some(base) = self.pools().find(near).map(Pool::base) else {
             return Ok(None);
         };
         let common = self.common_code(base)?.layout(base);
         let descriptor = self.calls_record()?.wrapping_sub(base);
-        let arena = self.arenas().find(|arena| arena.base() == base);
-        Ok(arena.map(|arena| {
+        let pool = self.pools().find(|pool| pool.base() == base);
+        Ok(pool.map(|pool| {
             let layout = Layout {
                 part,
                 mapping: (region.offset, region.end - region.start),
                 code: region.start.wrapping_sub(base),
-                stubs: arena.next(STUB_ALIGN) - base,
+                stubs: pool.next(STUB_ALIGN) - base,
                 descriptor,
                 common,
             };
@@ -121,7 +121,7 @@ impl Target {
     /// Writes the stubs of another process, whose layout is that of this one. `None` if there is no room, or the code is not
     /// what it was there; that is looked at now only if it has been so before, as [`store`] does it in any case.
     fn write_again(&mut self, base: u64, set: Arc<StubSet>) -> Result<Option<Placed>, Error> {
-        let bias = base.wrapping_sub(set.arena);
+        let bias = base.wrapping_sub(set.pool);
         let placed = Placed { set, bias };
         if self.calls.as_ref().is_some_and(|calls| calls.is_doubtful) {
             let mut code = ProcessCode::of(self.process.memory()?);
@@ -138,15 +138,15 @@ impl Target {
                 }
             }
         };
-        let mut arenas = self.arenas_mut();
-        let arena = arenas.find(|arena| arena.base() == base);
-        let Some(arena) = arena.filter(|arena| arena.room() > bytes.len() + TRAMPOLINE_BYTES)
+        let mut pools = self.pools_mut();
+        let pool = pools.find(|pool| pool.base() == base);
+        let Some(pool) = pool.filter(|pool| pool.room() > bytes.len() + TRAMPOLINE_BYTES)
         else {
             return Ok(None);
         };
-        arena
+        pool
             .changed_bytes(bytes, STUB_ALIGN, shift)
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         Ok(Some(placed))
     }
 
@@ -176,39 +176,39 @@ impl Target {
         Ok(stubs)
     }
 
-    /// Writes a stub into an arena near it; `None` if there is none near enough.
+    /// Writes a stub into a pool near it; `None` if there is none near enough.
     fn write_stub(&mut self, plan: &CallPlan) -> Result<Option<(u64, CallStub)>, Error> {
         let Some(reach) = plan.reach() else {
             return Ok(None);
         };
-        let near = |arena: &Arena| {
-            arena.room() > TRAMPOLINE_BYTES && reach.contains(&arena.next(STUB_ALIGN))
+        let near = |pool: &Pool| {
+            pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(STUB_ALIGN))
         };
-        let Some(base) = self.arenas().find(|arena| near(arena)).map(Arena::base) else {
+        let Some(base) = self.pools().find(|pool| near(pool)).map(Pool::base) else {
             return Ok(None);
         };
         let common = self.common_code(base)?;
         let (pid, descriptor) = (self.process.pid(), self.calls_record()?);
-        let Some(arena) = self.arenas_mut().find(|arena| arena.base() == base) else {
+        let Some(pool) = self.pools_mut().find(|pool| pool.base() == base) else {
             return Ok(None);
         };
-        let at = arena.next(STUB_ALIGN);
+        let at = pool.next(STUB_ALIGN);
         let stub = plan
             .emit(at, &common, descriptor)
             .map_err(|why| Error::Target {
                 pid,
                 why: why.to_string(),
             })?;
-        arena
+        pool
             .bytes(&stub.bytes, STUB_ALIGN)
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         Ok(Some((at, stub)))
     }
 
-    /// The code that all stubs of one arena share.
+    /// The code that all stubs of one pool share.
     pub(super) fn common_code(&mut self, base: u64) -> Result<CommonCode, Error> {
         let known = self.calls.iter().flat_map(|calls| &calls.common);
-        if let Some((_, common)) = known.into_iter().find(|(arena, _)| *arena == base) {
+        if let Some((_, common)) = known.into_iter().find(|(pool, _)| *pool == base) {
             return Ok(common.clone());
         }
         let points = self.shared.agent.points();
@@ -221,16 +221,16 @@ impl Target {
             watched: self.calls_record()? + offset_of!(calls::Calls, watched) as u64,
         };
         let pid = self.process.pid();
-        let Some(arena) = self.arenas_mut().find(|arena| arena.base() == base) else {
-            return Err(self.error("an arena is gone"));
+        let Some(pool) = self.pools_mut().find(|pool| pool.base() == base) else {
+            return Err(self.error("a pool is gone"));
         };
-        let common = CommonCode::emit(arena.next(64), &spec).map_err(|why| Error::Target {
+        let common = CommonCode::emit(pool.next(64), &spec).map_err(|why| Error::Target {
             pid,
             why: why.to_string(),
         })?;
-        arena
+        pool
             .bytes(&common.bytes, 64)
-            .map_err(os("filling an arena"))?;
+            .map_err(os("filling a pool"))?;
         if let Some(calls) = &mut self.calls {
             calls.common.push((base, common.clone()));
         }
@@ -274,7 +274,7 @@ impl Target {
     pub(super) fn list(&mut self, listed: Listed<'_>) -> Result<usize, Error> {
         let environment = self.environment_mut()?;
         let home = &mut environment.home;
-        let full = os("filling an arena");
+        let full = os("filling a pool");
         let patches = Patches {
             next: 0,
             calls: listed.calls,
@@ -317,20 +317,20 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// The stubs of one mapping together, of which `plans` were to be written into the arena that is `around`.
+/// The stubs of one mapping together, of which `plans` were to be written into the pool that is `around`.
 fn set_of(stubs: Vec<(u64, CallStub)>, plans: usize, around: Option<(u64, Layout)>) -> StubSet {
-    let (arena, layout) = around.unzip();
-    let arena = arena.unwrap_or_default();
+    let (pool, layout) = around.unzip();
+    let pool = pool.unwrap_or_default();
     let mut set = StubSet {
         layout: layout.filter(|_| stubs.len() == plans),
-        arena,
+        pool,
         bytes: Vec::new(),
         addresses: Vec::new(),
         patches: Vec::new(),
         moves: Vec::new(),
         count: stubs.len(),
     };
-    let start = set.layout.as_ref().map(|layout| arena + layout.stubs);
+    let start = set.layout.as_ref().map(|layout| pool + layout.stubs);
     for (at, stub) in stubs {
         let behind = set.bytes.len().next_multiple_of(STUB_ALIGN);
         if start.map(|start| start + behind as u64) == Some(at) {
@@ -339,7 +339,7 @@ fn set_of(stubs: Vec<(u64, CallStub)>, plans: usize, around: Option<(u64, Layout
             set.addresses.extend(addresses.map(|place| behind + place));
             set.bytes.extend(stub.bytes);
         } else {
-            // In another arena.
+            // In another pool.
             set.layout = None;
         }
         set.patches.extend(stub.patches);

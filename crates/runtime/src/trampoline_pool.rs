@@ -1,4 +1,4 @@
-//! Arenas: memory in a target that Beeline writes and the target can only read and execute.
+//! Pools: memory in a target that Beeline writes and the target can only read and execute.
 //!
 //! What is placed here (trampolines, programs, descriptors) is written once, then published by a single word that
 //! already published memory points with; nothing is freed before the target is left. So a thread that still runs
@@ -11,20 +11,20 @@ use std::os::fd::BorrowedFd;
 use crate::liveness::SessionId;
 use crate::memory::Memory;
 
-/// Bytes of address space an arena takes; only what is used takes memory.
+/// Bytes of address space a pool takes; only what is used takes memory.
 pub const ARENA_BYTES: usize = 32 << 20;
 
-/// One arena.
+/// One pool.
 #[derive(Debug)]
-pub struct Arena {
+pub struct Pool {
     memory: Memory,
     /// Where the target has it.
     base: u64,
     used: usize,
 }
 
-impl Arena {
-    /// A new arena, to be mapped into the target at an address that [`Self::placed`] is told.
+impl Pool {
+    /// A new pool, to be mapped into the target at an address that [`Self::placed`] is told.
     pub fn new(name: &str) -> io::Result<Self> {
         let memory = Memory::new(name, ARENA_BYTES)?;
         memory.seal_for_others()?;
@@ -37,12 +37,12 @@ impl Arena {
 
     /// A new one for a target.
     pub fn of_target() -> io::Result<Self> {
-        Self::new(&SessionId::own().name("arena"))
+        Self::new(&SessionId::own().name("trampolines"))
     }
 
     /// Another one with the same content, for a target that has it at the same place.
     pub fn copy(&self) -> io::Result<Self> {
-        let memory = Memory::new(&SessionId::own().name("arena"), ARENA_BYTES)?;
+        let memory = Memory::new(&SessionId::own().name("trampolines"), ARENA_BYTES)?;
         // By the kernel, in one go: through the mapping each page would be a fault.
         memory.take_from(&self.memory, self.used)?;
         memory.seal_for_others()?;
@@ -68,7 +68,7 @@ impl Arena {
         self.base = base;
     }
 
-    /// The target's address of the arena.
+    /// The target's address of the pool.
     pub fn base(&self) -> u64 {
         self.base
     }
@@ -131,7 +131,7 @@ impl Arena {
 
     /// Places `count` zeroed values of a type that may be zero; gives the target's address of the first.
     pub fn zeroed<T>(&mut self, count: usize) -> io::Result<u64> {
-        // An arena is zero where nothing was placed yet.
+        // A pool is zero where nothing was placed yet.
         self.reserve(size_of::<T>() * count, align_of::<T>())
     }
 
@@ -153,7 +153,7 @@ impl Arena {
         unsafe { &*self.local(place).cast::<T>() }
     }
 
-    /// Whether the target's address lies in this arena.
+    /// Whether the target's address lies in this pool.
     pub fn holds(&self, place: u64) -> bool {
         (self.base..self.base + ARENA_BYTES as u64).contains(&place)
     }
@@ -168,9 +168,9 @@ impl Arena {
         Ok(self.base + start as u64)
     }
 
-    /// The address here of a target's address in this arena.
+    /// The address here of a target's address in this pool.
     fn local(&self, place: u64) -> *mut u8 {
-        assert!(self.holds(place), "an address of another arena");
+        assert!(self.holds(place), "an address of another pool");
         // SAFETY: inside the mapping, as just checked.
         unsafe { self.memory.base().add((place - self.base) as usize) }
     }
