@@ -191,8 +191,8 @@ impl Environment {
                 home.change::<abi::Target>(record, |target| target.owner = owner);
             }
         }
-        let tasks = match (&self.tasks, shared.blueprint()) {
-            (Some(tasks), Some(blueprint)) => Some(tasks.fork(blueprint, pid as u32, write)?),
+        let tasks = match (&self.tasks, shared.task_layout()) {
+            (Some(tasks), Some(task_layout)) => Some(tasks.fork(task_layout, pid as u32, write)?),
             _ => None,
         };
         Ok(Self {
@@ -287,11 +287,11 @@ impl Environment {
         pid: i32,
         write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let (None, Some(blueprint)) = (&self.tasks, shared.blueprint()) else {
+        let (None, Some(task_layout)) = (&self.tasks, shared.task_layout()) else {
             return Ok(());
         };
         let place = self.private.tasks();
-        let (tasks, layout) = Tasks::place(blueprint, place, shared.cpus, pid as u32, write)?;
+        let (tasks, layout) = Tasks::place(task_layout, place, shared.cpus, pid as u32, write)?;
         let layout = self.home.value(layout).map_err(os("filling a pool"))?;
         for record in self.records() {
             record.tasks.store(layout as usize, Release);
@@ -311,8 +311,8 @@ impl Environment {
         shared: &Shared,
         write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        match (&mut self.tasks, shared.blueprint()) {
-            (Some(tasks), Some(blueprint)) => tasks.update(blueprint, write),
+        match (&mut self.tasks, shared.task_layout()) {
+            (Some(tasks), Some(task_layout)) => tasks.update(task_layout, write),
             _ => Ok(()),
         }
     }

@@ -464,7 +464,7 @@ impl Backend for Runtime {
             let trace = trace.map_err(|errno| LoadError::new(errno.0, ""))?;
             program.print_to(trace.map().clone());
         }
-        if program.needs.task && self.shared.blueprint().is_none() {
+        if program.needs.task && self.shared.task_layout().is_none() {
             self.unsupported(
                 "the current task: /sys/kernel/btf/vmlinux does not say how this kernel lays it out",
             );

@@ -16,7 +16,7 @@ use crate::cgroup::Cgroups;
 use crate::liveness::{Liveness, SessionId};
 use crate::link::Files;
 use crate::memory::Memory;
-use crate::tasks::Blueprint;
+use crate::tasks::TaskLayout;
 
 /// See the module.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub struct Shared {
     pub removals: AtomicU64,
     /// By process, threads that are to block SIGTRAP again when the session leaves.
     unblocked: Mutex<BTreeMap<i32, Vec<Unblocked>>>,
-    /// See [`Self::blueprint`].
-    blueprint: OnceLock<Option<Blueprint>>,
+    /// See [`Self::task_layout`].
+    task_layout: OnceLock<Option<TaskLayout>>,
     /// See [`Self::kernel_types`].
     kernel_types: OnceLock<Option<KernelTypes>>,
 }
@@ -64,7 +64,7 @@ impl Shared {
             cgroups: Cgroups::default(),
             removals: AtomicU64::new(0),
             unblocked: Mutex::default(),
-            blueprint: OnceLock::new(),
+            task_layout: OnceLock::new(),
             kernel_types: OnceLock::new(),
         })
     }
@@ -88,8 +88,8 @@ impl Shared {
     }
 
     /// How the running kernel lays out a task; `None` if it does not say. Read when it is first asked for.
-    pub fn blueprint(&self) -> Option<&Blueprint> {
-        self.blueprint.get_or_init(Blueprint::of_kernel).as_ref()
+    pub fn task_layout(&self) -> Option<&TaskLayout> {
+        self.task_layout.get_or_init(TaskLayout::of_kernel).as_ref()
     }
 
     /// The running kernel's structures, which programs may look at; `None` if it does not describe them. Read when they are

@@ -151,12 +151,12 @@ const NAMESPACE_SHAPES: [(&str, &str); NAMESPACES.len()] = [
 
 /// Where the running kernel keeps what is filled.
 #[derive(Debug)]
-pub struct Blueprint {
+pub struct TaskLayout {
     sizes: HashMap<&'static str, u32>,
     fields: HashMap<(&'static str, &'static str), Field>,
 }
 
-impl Blueprint {
+impl TaskLayout {
     /// Reads the kernel's BTF; `None` where there is none.
     pub fn of_kernel() -> Option<Self> {
         let data = std::fs::read("/sys/kernel/btf/vmlinux").ok()?;
@@ -229,7 +229,7 @@ impl Tasks {
     /// Lays out a process's tasks at `base`, where there is [`room`], by storing through `write`. Gives what the agent has
     /// to know, too.
     pub fn place(
-        blueprint: &Blueprint,
+        task_layout: &TaskLayout,
         base: u64,
         cpus: u32,
         pid: u32,
@@ -243,16 +243,16 @@ impl Tasks {
             sign: Sign::of(pid),
             looked: Instant::now(),
         };
-        let [process, copy] = this.build(blueprint);
+        let [process, copy] = this.build(task_layout);
         this.store(process, copy, write)?;
         let offset = |path| {
-            let field = blueprint.field("task_struct", path);
+            let field = task_layout.field("task_struct", path);
             field.map_or(0, |field| field.offset)
         };
-        let number = blueprint
+        let number = task_layout
             .field("pid", "numbers")
-            .zip(blueprint.field("upid", "nr"));
-        let thread_pid = blueprint.size("task_struct").unwrap_or(0) as u32;
+            .zip(task_layout.field("upid", "nr"));
+        let thread_pid = task_layout.size("task_struct").unwrap_or(0) as u32;
         let layout = abi::Tasks {
             copies: (base + PROCESS_ROOM) as usize,
             stride: COPY_ROOM as usize,
@@ -274,7 +274,7 @@ impl Tasks {
     /// The tasks of a forked child, which has a copy of these: stores what differs.
     pub fn fork(
         &self,
-        blueprint: &Blueprint,
+        task_layout: &TaskLayout,
         pid: u32,
         write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<Self, Error> {
@@ -286,7 +286,7 @@ impl Tasks {
             sign: Sign::of(pid),
             looked: Instant::now(),
         };
-        let [process, copy] = child.build(blueprint);
+        let [process, copy] = child.build(task_layout);
         child.store(process, copy, write)?;
         Ok(child)
     }
@@ -299,7 +299,7 @@ impl Tasks {
     /// Stores what has changed since, if it is time to look: the process may have another parent now, or another user.
     pub fn update(
         &mut self,
-        blueprint: &Blueprint,
+        task_layout: &TaskLayout,
         write: impl FnMut(u64, &[u8]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if !self.is_due() {
@@ -311,7 +311,7 @@ impl Tasks {
             return Ok(());
         }
         self.sign = sign;
-        let [process, copy] = self.build(blueprint);
+        let [process, copy] = self.build(task_layout);
         self.store(process, copy, write)
     }
 
@@ -338,23 +338,23 @@ impl Tasks {
 
     /// The process's part, which begins with the main thread's task; and a copy of that for a slot, with its
     /// `struct pid` behind it, where what the agent stores is left empty.
-    fn build(&self, blueprint: &Blueprint) -> [Vec<u8>; 2] {
+    fn build(&self, task_layout: &TaskLayout) -> [Vec<u8>; 2] {
         let mut builder = Builder {
-            blueprint,
+            task_layout,
             base: self.base,
             bytes: Vec::new(),
             known: HashMap::new(),
         };
         let facts = Facts::of(self.pid).unwrap_or_default();
         let pid = builder.family(&facts).unwrap_or(self.base) - self.base;
-        let task = blueprint.size("task_struct").unwrap_or(0);
-        let end = pid + blueprint.pid_bytes(facts.numbers.len()).unwrap_or(0);
+        let task = task_layout.size("task_struct").unwrap_or(0);
+        let end = pid + task_layout.pid_bytes(facts.numbers.len()).unwrap_or(0);
         let part = |from: u64, to: u64| builder.bytes.get(from as usize..to as usize);
         let parts = [part(0, task), part(pid, end)].map(Option::unwrap_or_default);
         let mut copy = parts.concat();
         let process = std::mem::take(&mut builder.bytes);
         for path in AGENT_FIELDS {
-            if let Some(field) = blueprint.field("task_struct", path) {
+            if let Some(field) = task_layout.field("task_struct", path) {
                 copy[field.offset as usize..][..field.size as usize].fill(0);
             }
         }
@@ -386,7 +386,7 @@ fn changes<'a>(old: &'a [u8], new: &'a [u8]) -> impl Iterator<Item = (u64, &'a [
 
 /// Puts structures one after the other.
 struct Builder<'a> {
-    blueprint: &'a Blueprint,
+    task_layout: &'a TaskLayout,
     base: u64,
     bytes: Vec<u8>,
     /// Namespaces, which processes share.
@@ -457,10 +457,10 @@ impl Builder<'_> {
 
     fn pid(&mut self, facts: &Facts) -> Option<u64> {
         let levels = facts.numbers.len().clamp(1, MOST_LEVELS);
-        let pid = self.room(self.blueprint.pid_bytes(levels)?)?;
+        let pid = self.room(self.task_layout.pid_bytes(levels)?)?;
         self.set(pid, "pid", "level", levels as u64 - 1);
-        let first = self.blueprint.field("pid", "numbers")?.offset;
-        let each = *self.blueprint.sizes.get("upid")?;
+        let first = self.task_layout.field("pid", "numbers")?.offset;
+        let each = *self.task_layout.sizes.get("upid")?;
         for (level, number) in facts.numbers.iter().take(levels).enumerate() {
             let upid = pid + u64::from(first + each * level as u32);
             self.set(upid, "upid", "nr", (*number).into());
@@ -542,7 +542,7 @@ impl Builder<'_> {
 
     /// Room for a structure, zeroed. None if the kernel has no such structure, or all room is taken.
     fn object(&mut self, structure: &str) -> Option<u64> {
-        self.room(self.blueprint.size(structure)?)
+        self.room(self.task_layout.size(structure)?)
     }
 
     fn room(&mut self, bytes: u64) -> Option<u64> {
@@ -553,7 +553,7 @@ impl Builder<'_> {
     }
 
     fn set(&mut self, object: u64, structure: &'static str, path: &'static str, value: u64) {
-        if let Some(field) = self.blueprint.field(structure, path) {
+        if let Some(field) = self.task_layout.field(structure, path) {
             let size = field.size.min(8) as usize;
             let at = object - self.base + u64::from(field.offset);
             self.put(at, &value.to_ne_bytes()[..size]);
@@ -567,14 +567,14 @@ impl Builder<'_> {
         path: &'static str,
         value: &[u8],
     ) {
-        if let Some(field) = self.blueprint.field(structure, path) {
+        if let Some(field) = self.task_layout.field(structure, path) {
             let kept = value.len().min(field.size.saturating_sub(1) as usize);
             self.put(object - self.base + u64::from(field.offset), &value[..kept]);
         }
     }
 
     fn get(&self, object: u64, structure: &'static str, path: &'static str) -> u64 {
-        let field = self.blueprint.field(structure, path);
+        let field = self.task_layout.field(structure, path);
         let at = field.map(|field| (object - self.base) as usize + field.offset as usize);
         let bytes = at.and_then(|at| self.bytes.get(at..at + 8));
         bytes.map_or(0, |bytes| {
