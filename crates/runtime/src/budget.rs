@@ -82,7 +82,7 @@ impl Budget {
         self.0.used.fetch_sub(bytes, Relaxed);
         if self.0.given.fetch_add(bytes, Relaxed) + bytes > TRIM_AFTER {
             self.0.given.store(0, Relaxed);
-            // Else it keeps what is free, in each of its pools, and what is taken meanwhile as a file comes on top of that.
+            // Else it keeps what is free, in each of its arenas, and what is taken meanwhile as a file comes on top of that.
             // SAFETY: it only gives free pages back.
             unsafe { libc::malloc_trim(0) };
         }
