@@ -74,8 +74,8 @@ fn spawned_programs_and_shells_are_seen() {
     };
     // glibc's posix_spawn is one function with a jump table; a call in its midst, which sets the child's mask, cannot be
     // hooked.
-    let spared = libc::SYS_rt_sigprocmask as u32;
-    need!(same_calls_but(target, &["spawn", "shell"], |number| number == spared));
+    let unhookable = libc::SYS_rt_sigprocmask as u32;
+    need!(same_calls_but(target, &["spawn", "shell"], |number| number == unhookable));
 }
 
 /// The end of one thread of many is a call of its own, from which nothing returns.

@@ -265,16 +265,16 @@ fn instructions_for_calls_that_nobody_waits_for_are_not_told() {
 }
 
 /// What `beeline ps` says of a process's calls that are not hooked: where they are, and why.
-fn spared_in(pid: u32) -> Vec<(String, String)> {
+fn unhookable_in(pid: u32) -> Vec<(String, String)> {
     let mut ps = Command::new(beeline());
     let ps = ps.args(["ps", "--json"]).output().expect("beeline ps");
     let list: Value = serde_json::from_slice(&ps.stdout).expect("JSON");
     let mut processes = list.as_array().expect("a list").iter();
     let process = processes.find(|process| process["pid"] == pid);
-    let spared = process.expect("it is listed")["calls"]["spared"].clone();
+    let unhookable = process.expect("it is listed")["calls"]["unhookable"].clone();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let spared = spared.as_array().expect("a list").iter();
-    spared
+    let unhookable = unhookable.as_array().expect("a list").iter();
+    unhookable
         .map(|one| (text(&one["place"]), text(&one["why"])))
         .collect()
 }
@@ -296,12 +296,12 @@ fn calls_that_slip_through_are_found_in_their_sleep() {
         assert_eq!(traced.workload.tell(slip), format!("done {slip}"));
         let sleeps = |line: &str| line.contains("it sleeps in system call 0, made by");
         let line = traced.tool.wait_to_be_told(sleeps);
-        let spared = spared_in(traced.workload.pid());
-        let found = spared
+        let unhookable = unhookable_in(traced.workload.pid());
+        let found = unhookable
             .iter()
             .filter(|(_, why)| why.contains("a sleeping thread"));
         let [(place, _)] = found.collect::<Vec<_>>()[..] else {
-            panic!("{line}: {spared:?}");
+            panic!("{line}: {unhookable:?}");
         };
         let of_file = line.contains(program.to_str().expect("UTF-8"));
         assert!(line.contains(place.as_str()) || !of_file, "{line}: {place}");

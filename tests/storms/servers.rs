@@ -378,9 +378,9 @@ impl Server {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let mut lines: Vec<_> = log.lines().collect();
-        let spared = lines.len().saturating_sub(LAST_WORDS);
-        if spared > FIRST_WORDS {
-            lines.splice(FIRST_WORDS..spared, ["[...]"]);
+        let unhookable = lines.len().saturating_sub(LAST_WORDS);
+        if unhookable > FIRST_WORDS {
+            lines.splice(FIRST_WORDS..unhookable, ["[...]"]);
         }
         format!("{}\n{}", self.stdout.so_far().join("\n"), lines.join("\n"))
     }

@@ -72,20 +72,20 @@ fn print(presence: &Presence) {
 /// How many `syscall` instructions are hooked, and which are not.
 fn print_calls(presence: &Presence) {
     let calls = &presence.calls;
-    if calls.hooked == 0 && calls.spared.is_empty() {
+    if calls.hooked == 0 && calls.unhookable.is_empty() {
         return;
     }
-    let (hooked, spared) = (calls.hooked, calls.spared.len());
-    println!("{:>10}system calls: {hooked} hooked, {spared} not", "");
+    let (hooked, unhookable) = (calls.hooked, calls.unhookable.len());
+    println!("{:>10}system calls: {hooked} hooked, {unhookable} not", "");
     for mapping in &calls.mappings {
-        let (hooked, spared) = (mapping.hooked, mapping.spared);
+        let (hooked, unhookable) = (mapping.hooked, mapping.unhookable);
         let name = match mapping.name.to_string_lossy() {
             name if name.is_empty() => "code without a file".into(),
             name => name,
         };
-        println!("{:>12}{name}: {hooked} hooked, {spared} not", "");
+        println!("{:>12}{name}: {hooked} hooked, {unhookable} not", "");
     }
-    for (address, why) in &calls.spared {
+    for (address, why) in &calls.unhookable {
         let place = place(presence, *address);
         println!("{:>12}{address:#x} not hooked: {why}; {place}", "");
     }
@@ -123,7 +123,7 @@ fn as_value(presence: &Presence) -> serde_json::Value {
         })).collect::<Vec<_>>(),
         "calls": json!({
             "hooked": presence.calls.hooked,
-            "spared": presence.calls.spared.iter().map(|(address, why)| json!({
+            "unhookable": presence.calls.unhookable.iter().map(|(address, why)| json!({
                 "address": address,
                 "place": place(presence, *address),
                 "why": why,
@@ -131,7 +131,7 @@ fn as_value(presence: &Presence) -> serde_json::Value {
             "mappings": presence.calls.mappings.iter().map(|mapping| json!({
                 "name": mapping.name,
                 "hooked": mapping.hooked,
-                "spared": mapping.spared,
+                "unhookable": mapping.unhookable,
             })).collect::<Vec<_>>(),
             "unseen": presence.calls.unseen.iter().map(|(range, why)| json!({
                 "start": range.start,

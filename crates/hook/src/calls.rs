@@ -57,7 +57,7 @@ pub struct CallSites {
     /// Those that can be hooked, by rising address.
     pub plans: Vec<CallPlan>,
     /// The others, likewise.
-    pub spared: Vec<SparedCall>,
+    pub unhookable: Vec<UnhookableCall>,
     /// In some of the text only calls were looked for whose number is loaded by the instruction before.
     pub is_partial: bool,
 }
@@ -66,10 +66,10 @@ impl CallSites {
     /// Adds those of another part of the text, in which none of these is.
     pub fn append(&mut self, other: Self) {
         self.plans.extend(other.plans);
-        self.spared.extend(other.spared);
+        self.unhookable.extend(other.unhookable);
         self.is_partial |= other.is_partial;
         self.plans.sort_by_key(|plan| plan.call);
-        self.spared.sort_by_key(|spared| spared.call);
+        self.unhookable.sort_by_key(|unhookable| unhookable.call);
     }
 
     /// Leaves alone what a symbol says is data, given by start and end, and the calls whose hooks would reach into that.
@@ -84,17 +84,17 @@ impl CallSites {
             is_data(plan.call, SYSCALL_LEN)
                 || windows.any(|(start, bytes)| is_data(start, bytes.len() as u64))
         };
-        let spared = self.plans.extract_if(.., reaches).map(|plan| SparedCall {
+        let unhookable = self.plans.extract_if(.., reaches).map(|plan| UnhookableCall {
             call: plan.call,
-            why: Spared::Data,
+            why: Unhookable::Data,
         });
-        self.spared.extend(spared);
-        for spared in &mut self.spared {
-            if is_data(spared.call, SYSCALL_LEN) {
-                spared.why = Spared::Data;
+        self.unhookable.extend(unhookable);
+        for unhookable in &mut self.unhookable {
+            if is_data(unhookable.call, SYSCALL_LEN) {
+                unhookable.why = Unhookable::Data;
             }
         }
-        self.spared.sort_by_key(|spared| spared.call);
+        self.unhookable.sort_by_key(|unhookable| unhookable.call);
     }
 
     /// Leaves alone every call whose hook would take the instruction itself away from its place.
@@ -104,26 +104,26 @@ impl CallSites {
             .partition(CallPlan::keeps_instruction);
         self.plans = kept;
         let displaced: Vec<CallPlan> = displaced;
-        self.spared.extend(displaced.iter().map(|plan| SparedCall {
+        self.unhookable.extend(displaced.iter().map(|plan| UnhookableCall {
             call: plan.call,
-            why: Spared::Displaced,
+            why: Unhookable::Displaced,
         }));
-        self.spared.sort_by_key(|spared| spared.call);
+        self.unhookable.sort_by_key(|unhookable| unhookable.call);
     }
 }
 
 /// A `syscall` instruction that is not hooked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SparedCall {
+pub struct UnhookableCall {
     /// Its address.
     pub call: u64,
     /// Why.
-    pub why: Spared,
+    pub why: Unhookable,
 }
 
 /// Why a `syscall` instruction is not hooked; prints as a phrase.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Spared {
+pub enum Unhookable {
     /// It returns from a signal handler, and unwinders know the place by its bytes alone. Where they know it by unwind
     /// information it can be hooked: [`CallSites::hook_restorers`].
     Restorer,
@@ -140,10 +140,10 @@ pub enum Spared {
     /// A hook would leave no `syscall` instruction in its place, and one is wanted there.
     Displaced,
     /// A hook would not be safe.
-    Unhookable(Reason),
+    CannotHook(Reason),
 }
 
-impl fmt::Display for Spared {
+impl fmt::Display for Unhookable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Restorer => {
@@ -156,7 +156,7 @@ impl fmt::Display for Spared {
             Self::Doubtful => f.write_str("it may be data: what is before it is no code"),
             Self::Data => f.write_str("a symbol says that there is data"),
             Self::Displaced => f.write_str("the instruction itself has to stay where it is"),
-            Self::Unhookable(reason) => reason.fmt(f),
+            Self::CannotHook(reason) => reason.fmt(f),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use beeline_hook::{
-    CallForm, CallPlan, CallSites, CallSpec, CommonCode, Function, Spared, SparedCall,
+    CallForm, CallPlan, CallSites, CallSpec, CommonCode, Function, Unhookable, UnhookableCall,
 };
 use iced_x86::{Decoder, DecoderOptions};
 
@@ -48,14 +48,14 @@ fn survey(path: &str) -> Option<(Library, CallSites)> {
     };
     eprintln!(
         "{path}, {} kB, {} functions: {} in place, {} moved, {} moved without a number, {} at callers, \
-         {} spared; found in {found:?}, {len} bytes written in {emitted:?}",
+         {} unhookable; found in {found:?}, {len} bytes written in {emitted:?}",
         library.text.1.len() / 1000,
         functions.len(),
         count(CallForm::InPlace, true),
         count(CallForm::Moved, true),
         count(CallForm::Moved, false),
         count(CallForm::Caller, false),
-        sites.spared.len(),
+        sites.unhookable.len(),
     );
     Some((library, sites))
 }
@@ -127,14 +127,14 @@ fn follows_a_number(library: &Library, call: u64) -> bool {
     before[0] == 0xb8 && before[3..5] == [0, 0]
 }
 
-/// Every `mov eax, number; syscall` of a text, wherever its bytes are, is hooked or spared.
+/// Every `mov eax, number; syscall` of a text, wherever its bytes are, is hooked or unhookable.
 fn check_found(library: &Library, sites: &CallSites) {
     let (start, text) = &library.text;
     for (offset, bytes) in text.windows(7).enumerate() {
         if bytes[0] == 0xb8 && bytes[3..] == [0, 0, 0x0f, 0x05] {
             let call = start + offset as u64 + 5;
             let is_found = sites.plans.iter().any(|plan| plan.call == call)
-                || sites.spared.iter().any(|spared| spared.call == call);
+                || sites.unhookable.iter().any(|unhookable| unhookable.call == call);
             assert!(is_found, "{call:#x}");
         }
     }
@@ -146,26 +146,26 @@ fn is_hooked(path: &str, least: usize, restorers: usize, without_stack: usize) {
     let Some((library, sites)) = survey(path) else {
         return;
     };
-    let count = |why: &Spared| {
+    let count = |why: &Unhookable| {
         sites
-            .spared
+            .unhookable
             .iter()
-            .filter(|spared| spared.why == *why)
+            .filter(|unhookable| unhookable.why == *why)
             .count()
     };
-    let counted = (count(&Spared::Restorer), count(&Spared::WithoutStack));
-    assert_eq!(counted, (restorers, without_stack), "{:x?}", sites.spared);
-    let is_named = |spared: &SparedCall| !matches!(spared.why, Spared::Unhookable(_));
-    let is_data = |spared: &SparedCall| {
-        spared.why == Spared::Doubtful && !follows_a_number(&library, spared.call)
+    let counted = (count(&Unhookable::Restorer), count(&Unhookable::WithoutStack));
+    assert_eq!(counted, (restorers, without_stack), "{:x?}", sites.unhookable);
+    let is_named = |unhookable: &UnhookableCall| !matches!(unhookable.why, Unhookable::CannotHook(_));
+    let is_data = |unhookable: &UnhookableCall| {
+        unhookable.why == Unhookable::Doubtful && !follows_a_number(&library, unhookable.call)
     };
     assert!(
         sites
-            .spared
+            .unhookable
             .iter()
-            .all(|spared| is_named(spared) || is_data(spared)),
+            .all(|unhookable| is_named(unhookable) || is_data(unhookable)),
         "{:x?}",
-        sites.spared
+        sites.unhookable
     );
     assert!(sites.plans.len() >= least, "{}", sites.plans.len());
     check(&library, &sites.plans);

@@ -188,6 +188,6 @@ fn a_prefixed_call_is_let_alone() {
     let start = 0x10_0000;
     let sites = CallSites::of(&[Function { start, code: &code }], |_| None);
     assert!(sites.plans.iter().all(|plan| plan.call == start));
-    let spared = sites.spared.iter().find(|spared| spared.call == start + 2);
-    assert!(spared.is_some_and(|spared| spared.why.to_string().contains("prefixes")));
+    let unhookable = sites.unhookable.iter().find(|unhookable| unhookable.call == start + 2);
+    assert!(unhookable.is_some_and(|unhookable| unhookable.why.to_string().contains("prefixes")));
 }

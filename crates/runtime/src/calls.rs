@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use beeline_hook::{CallPatch, CallPlan, CallSites, Function, Spared, SparedCall};
+use beeline_hook::{CallPatch, CallPlan, CallSites, Function, Unhookable, UnhookableCall};
 use beeline_inject::Region;
 
 use crate::binary::Binary;
@@ -169,7 +169,7 @@ impl FileCalls {
 
     /// Is there no call in it?
     pub fn is_empty(&self) -> bool {
-        self.sites.plans.is_empty() && self.sites.spared.is_empty()
+        self.sites.plans.is_empty() && self.sites.unhookable.is_empty()
     }
 
     /// Was it too much code to be looked through?
@@ -180,18 +180,18 @@ impl FileCalls {
     /// May there be calls in a mapping which are not hooked, other than those that only end a thread or a signal handler, and what is
     /// data?
     pub fn may_have_unhooked(&self, region: &Region) -> bool {
-        let is_harmless = |spared: &SparedCall| {
+        let is_harmless = |unhookable: &UnhookableCall| {
             matches!(
-                spared.why,
-                Spared::Restorer | Spared::WithoutStack | Spared::Data
+                unhookable.why,
+                Unhookable::Restorer | Unhookable::WithoutStack | Unhookable::Data
             )
         };
         let is_unnamed = |binary: &Binary| binary.unnamed_code().next().is_some();
-        let spared = self.spared_within(region);
+        let unhookable = self.unhookable_within(region);
         self.binary.as_ref().is_none_or(is_unnamed)
             || self.sites.is_partial
             || self.is_given_up
-            || !spared.iter().all(|(_, spared)| is_harmless(spared))
+            || !unhookable.iter().all(|(_, unhookable)| is_harmless(unhookable))
     }
 
     /// See [`Binary::has_small_stacks`]; nor is it known of code that is in no file.
@@ -233,14 +233,14 @@ impl FileCalls {
     }
 
     /// The calls of a mapping that cannot be hooked, with their addresses there.
-    pub fn spared_within(&self, region: &Region) -> Vec<(u64, &SparedCall)> {
+    pub fn unhookable_within(&self, region: &Region) -> Vec<(u64, &UnhookableCall)> {
         let Some((bias, mapped)) = self.place(region) else {
             return Vec::new();
         };
-        let spared = self.sites.spared.iter();
-        spared
-            .filter(|spared| mapped.contains(&spared.call))
-            .map(|spared| (spared.call.wrapping_add(bias), spared))
+        let unhookable = self.sites.unhookable.iter();
+        unhookable
+            .filter(|unhookable| mapped.contains(&unhookable.call))
+            .map(|unhookable| (unhookable.call.wrapping_add(bias), unhookable))
             .collect()
     }
 }
@@ -293,7 +293,7 @@ mod tests {
         let bytes = vdso::own().expect("a vDSO");
         let calls = FileCalls::of_vdso(&bytes).expect("it is an ELF file");
         assert!(calls.sites.plans.len() >= 3, "{calls:?}");
-        assert_eq!(calls.sites.spared, []);
+        assert_eq!(calls.sites.unhookable, []);
         let mut plans = calls.sites.plans.iter();
         assert!(plans.all(|plan| plan.keeps_instruction() && plan.number.is_some()));
     }

@@ -52,16 +52,16 @@ pub struct Patches {
     pub moves: usize,
     /// How many.
     pub move_count: usize,
-    /// The address of [`Spared`] ones.
-    pub spared: usize,
+    /// The address of [`Unhookable`] ones.
+    pub unhookable: usize,
     /// How many.
-    pub spared_count: usize,
+    pub unhookable_count: usize,
 }
 
 /// A `syscall` instruction that is not hooked.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Spared {
+pub struct Unhookable {
     /// Its address.
     pub address: u64,
     /// Why, for people; cut, and NUL-padded.

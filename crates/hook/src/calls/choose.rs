@@ -8,7 +8,7 @@ use super::cancel;
 use super::number::{self, LOOKED_AT};
 use super::tables::Jumps;
 use super::{
-    CallPlan, EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN, SYSCALL_LEN, Shape, Spared, SparedCall,
+    CallPlan, EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN, SYSCALL_LEN, Shape, Unhookable, UnhookableCall,
     Window,
 };
 use crate::flags::{self, Flags};
@@ -115,7 +115,7 @@ struct Site {
     call: u64,
     number: Option<u32>,
     keeps_flags: bool,
-    outcome: Result<Vec<Choice>, Spared>,
+    outcome: Result<Vec<Choice>, Unhookable>,
 }
 
 /// Plans the points, rising.
@@ -125,7 +125,7 @@ pub(super) fn plan_function(
     points: &[Point],
     targets: &Targets,
     plans: &mut Vec<CallPlan>,
-    spared: &mut Vec<SparedCall>,
+    unhookable: &mut Vec<UnhookableCall>,
 ) {
     let look = Look {
         function,
@@ -146,10 +146,10 @@ pub(super) fn plan_function(
                 });
                 continue;
             }
-            (Ok(_), None) => Spared::Unhookable(Reason::AnotherProbe),
+            (Ok(_), None) => Unhookable::CannotHook(Reason::AnotherProbe),
             (Err(why), _) => why.clone(),
         };
-        spared.push(SparedCall { call, why });
+        unhookable.push(UnhookableCall { call, why });
     }
 }
 
@@ -218,15 +218,15 @@ impl Look<'_> {
             Some(_) => Flags::Dead,
             None => flags::wanted_behind_call(self.survey, index),
         };
-        let outcome = match (calls, self.spared(index, number)) {
+        let outcome = match (calls, self.unhookable(index, number)) {
             (Some(_), _) => self
                 .caller(index)
                 .map(|choice| vec![choice])
-                .map_err(|_| Spared::CancellationPoint),
+                .map_err(|_| Unhookable::CancellationPoint),
             (None, Some(why)) => Err(why),
             (None, None) => self
                 .choices(index, number, flags)
-                .map_err(Spared::Unhookable),
+                .map_err(Unhookable::CannotHook),
         };
         Site {
             at,
@@ -242,26 +242,26 @@ impl Look<'_> {
     }
 
     /// Is it one of those that are let alone?
-    fn spared(&self, index: usize, number: Option<u32>) -> Option<Spared> {
+    fn unhookable(&self, index: usize, number: Option<u32>) -> Option<Unhookable> {
         // Unwind information has the restorer start a byte early, so that its first instruction may not be seen.
         const RESTORERS: [&[u8]; 2] = [b"\x48\xc7\xc0\x0f\0\0\0", b"\xb8\x0f\0\0\0"];
         let before = self.bytes_before(index);
         match number {
-            Some(RT_SIGRETURN) => Some(Spared::Restorer),
-            _ if RESTORERS.iter().any(|bytes| before.ends_with(bytes)) => Some(Spared::Restorer),
-            Some(EXIT) if self.stack_was_given_away(index) => Some(Spared::WithoutStack),
-            Some(MUNMAP) if self.thread_ends_behind(index) => Some(Spared::WithoutStack),
-            _ if cancel::leads_to_one(before) => Some(Spared::CancellationPoint),
+            Some(RT_SIGRETURN) => Some(Unhookable::Restorer),
+            _ if RESTORERS.iter().any(|bytes| before.ends_with(bytes)) => Some(Unhookable::Restorer),
+            Some(EXIT) if self.stack_was_given_away(index) => Some(Unhookable::WithoutStack),
+            Some(MUNMAP) if self.thread_ends_behind(index) => Some(Unhookable::WithoutStack),
+            _ if cancel::leads_to_one(before) => Some(Unhookable::CancellationPoint),
             _ => self.odd_form(index),
         }
     }
 
     /// With prefixes, which mean nothing there, the address behind it is not where stubs take it to be. No compiler writes
     /// such.
-    fn odd_form(&self, index: usize) -> Option<Spared> {
+    fn odd_form(&self, index: usize) -> Option<Unhookable> {
         let call = &self.survey.instructions[index];
         (call.mnemonic() == Mnemonic::Syscall && call.len() as u64 != SYSCALL_LEN).then(|| {
-            Spared::Unhookable(Reason::CannotMove {
+            Unhookable::CannotHook(Reason::CannotMove {
                 instruction: call.to_string(),
                 why: "it has prefixes",
             })

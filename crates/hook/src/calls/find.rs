@@ -8,7 +8,7 @@ use memchr::memmem::Finder;
 use super::cancel::{self, CancellationPoint};
 use super::choose::{self, Point, SENSITIVE, Targets};
 use super::tables::{Data, Jumps};
-use super::{CallSites, SYSCALL, SYSCALL_LEN, Spared, SparedCall};
+use super::{CallSites, SYSCALL, SYSCALL_LEN, Unhookable, UnhookableCall};
 use crate::incoming;
 use crate::plan::Function;
 use crate::survey::Survey;
@@ -80,9 +80,9 @@ impl CallSites {
             let is_called = add_callers(&point, &short, &mut holders, is_late)?;
             // Calls from there are not seen, as nobody knows what branches around them.
             if !is_called || is_called_from(&long, &point, is_late)? {
-                sites.spared.push(SparedCall {
+                sites.unhookable.push(UnhookableCall {
                     call: point.call,
-                    why: Spared::CancellationPoint,
+                    why: Unhookable::CancellationPoint,
                 });
             }
         }
@@ -99,8 +99,8 @@ impl CallSites {
         }
         sites.is_partial |= !long.is_empty();
         sites.plans.sort_by_key(|plan| plan.call);
-        sites.spared.sort_by_key(|spared| spared.call);
-        sites.spared.dedup();
+        sites.unhookable.sort_by_key(|unhookable| unhookable.call);
+        sites.unhookable.dedup();
         Some(sites)
     }
 }
@@ -139,9 +139,9 @@ impl CallSites {
         let from = holder.survey.end.wrapping_sub(start) as usize;
         for call in calls_from(&holder.function, from, finder) {
             if !self.add_unknown(start, code, call) {
-                self.spared.push(SparedCall {
+                self.unhookable.push(UnhookableCall {
                     call: start.wrapping_add(call as u64),
-                    why: Spared::Doubtful,
+                    why: Unhookable::Doubtful,
                 });
             }
         }
@@ -300,7 +300,7 @@ impl<'a> Holder<'a> {
             &self.points,
             &targets,
             &mut sites.plans,
-            &mut sites.spared,
+            &mut sites.unhookable,
         );
     }
 }

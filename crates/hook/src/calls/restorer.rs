@@ -17,7 +17,7 @@ impl CallSites {
     /// restorers do is left as it is.
     pub fn hook_restorers<'a>(&mut self, restorers: impl IntoIterator<Item = Function<'a>>) {
         for plan in restorers.into_iter().filter_map(|one| plan(&one)) {
-            self.spared.retain(|spared| spared.call != plan.call);
+            self.unhookable.retain(|unhookable| unhookable.call != plan.call);
             if self.plans.iter().all(|known| known.call != plan.call) {
                 self.plans.push(plan);
             }
@@ -57,14 +57,14 @@ fn plan(restorer: &Function) -> Option<CallPlan> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::{CallForm, Spared};
+    use crate::calls::{CallForm, Unhookable};
 
     const START: u64 = 0x40_0000;
 
     fn found(code: &[u8]) -> CallSites {
         let mut sites = CallSites::of(&[Function { start: START, code }], |_| None);
-        assert_eq!(sites.spared.len(), 1, "{sites:?}");
-        assert_eq!(sites.spared[0].why, Spared::Restorer);
+        assert_eq!(sites.unhookable.len(), 1, "{sites:?}");
+        assert_eq!(sites.unhookable[0].why, Unhookable::Restorer);
         sites.hook_restorers([Function { start: START, code }]);
         sites
     }
@@ -73,7 +73,7 @@ mod tests {
     fn restorers_are_hooked_in_place() {
         for bytes in MOVES {
             let sites = found(&[bytes, &SYSCALL, b"\x0f\x1f\x40\0"].concat());
-            assert!(sites.spared.is_empty());
+            assert!(sites.unhookable.is_empty());
             let [plan] = sites.plans.as_slice() else {
                 panic!("{sites:?}");
             };
@@ -87,6 +87,6 @@ mod tests {
     fn what_only_resembles_one_is_left_alone() {
         let sites = found(b"\x90\xb8\x0f\0\0\0\x0f\x05");
         assert!(sites.plans.is_empty());
-        assert_eq!(sites.spared.len(), 1);
+        assert_eq!(sites.unhookable.len(), 1);
     }
 }

@@ -11,8 +11,8 @@ use iced_x86::Mnemonic;
 use memchr::memmem;
 
 use super::{
-    CallPlan, CallSites, EXIT, MUNMAP, RT_SIGRETURN, SYSCALL, SYSCALL_LEN, Shape, Spared,
-    SparedCall,
+    CallPlan, CallSites, EXIT, MUNMAP, RT_SIGRETURN, SYSCALL, SYSCALL_LEN, Shape, Unhookable,
+    UnhookableCall,
 };
 use crate::flags::{self, Flags};
 use crate::plan::{Function, Reason};
@@ -39,7 +39,7 @@ impl CallSites {
         let mut sites = Self::default();
         for call in memmem::find_iter(code, &SYSCALL) {
             sites.add_unknown(start, code, call);
-            if sites.plans.len() + sites.spared.len() >= MOST_CALLS {
+            if sites.plans.len() + sites.unhookable.len() >= MOST_CALLS {
                 sites.is_partial = true;
                 break;
             }
@@ -54,7 +54,7 @@ impl CallSites {
         };
         match plan(start, code, first, call, number) {
             Ok(plan) => self.plans.push(plan),
-            Err(why) => self.spared.push(SparedCall {
+            Err(why) => self.unhookable.push(UnhookableCall {
                 call: start.wrapping_add(call as u64),
                 why,
             }),
@@ -84,11 +84,11 @@ fn plan(
     first: usize,
     call: usize,
     number: u32,
-) -> Result<CallPlan, Spared> {
+) -> Result<CallPlan, Unhookable> {
     match number {
-        RT_SIGRETURN => return Err(Spared::Restorer),
+        RT_SIGRETURN => return Err(Unhookable::Restorer),
         // The thread may have no stack then, and nobody can tell.
-        EXIT | MUNMAP => return Err(Spared::WithoutStack),
+        EXIT | MUNMAP => return Err(Unhookable::WithoutStack),
         _ => {}
     }
     let behind = call + SYSCALL_LEN as usize;
@@ -99,7 +99,7 @@ fn plan(
             .unwrap_or_default(),
     };
     let survey = Survey::of(&function);
-    let undecodable = Spared::Unhookable(Reason::Undecodable { offset: 0 });
+    let undecodable = Unhookable::CannotHook(Reason::Undecodable { offset: 0 });
     let is_call = |index| {
         let instruction = survey.instructions.get(index);
         instruction.is_some_and(|one: &iced_x86::Instruction| one.mnemonic() == Mnemonic::Syscall)
@@ -108,7 +108,7 @@ fn plan(
     let before = before.ok_or(undecodable)?;
     let flags = flags::wanted_behind_call(&survey, 1);
     if flags == Flags::All {
-        return Err(Spared::Unhookable(Reason::FlagsWanted));
+        return Err(Unhookable::CannotHook(Reason::FlagsWanted));
     }
     Ok(CallPlan {
         call: start.wrapping_add(call as u64),
@@ -137,10 +137,10 @@ mod tests {
         CallSites::of_unknown(START, &parts.concat())
     }
 
-    fn why(parts: &[&[u8]]) -> Vec<Spared> {
+    fn why(parts: &[&[u8]]) -> Vec<Unhookable> {
         let sites = sites(parts);
         assert!(sites.plans.is_empty(), "{parts:?}");
-        sites.spared.into_iter().map(|one| one.why).collect()
+        sites.unhookable.into_iter().map(|one| one.why).collect()
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
             .map(|plan| (plan.call, plan.number))
             .collect();
         assert_eq!(found, [(START + 9, Some(110)), (START + 21, Some(110))]);
-        assert!(sites.spared.is_empty());
+        assert!(sites.unhookable.is_empty());
     }
 
     #[test]
@@ -180,15 +180,15 @@ mod tests {
             b"\x66\xb8\x08\0\0\0\x0f\x05",
         ] {
             let sites = sites(&[code]);
-            assert_eq!((sites.plans.len(), sites.spared.len()), (0, 0), "{code:x?}");
+            assert_eq!((sites.plans.len(), sites.unhookable.len()), (0, 0), "{code:x?}");
         }
     }
 
     #[test]
     fn calls_that_no_hook_survives_are_spared() {
-        assert_eq!(why(&[b"\xb8\x0f\0\0\0\x0f\x05"]), [Spared::Restorer]);
-        assert_eq!(why(&[b"\xb8\x3c\0\0\0\x0f\x05"]), [Spared::WithoutStack]);
-        assert_eq!(why(&[b"\xb8\x0b\0\0\0\x0f\x05"]), [Spared::WithoutStack]);
+        assert_eq!(why(&[b"\xb8\x0f\0\0\0\x0f\x05"]), [Unhookable::Restorer]);
+        assert_eq!(why(&[b"\xb8\x3c\0\0\0\x0f\x05"]), [Unhookable::WithoutStack]);
+        assert_eq!(why(&[b"\xb8\x0b\0\0\0\x0f\x05"]), [Unhookable::WithoutStack]);
     }
 
     #[test]

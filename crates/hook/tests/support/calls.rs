@@ -292,7 +292,7 @@ impl Hooks {
             }],
             |_| None,
         );
-        assert_eq!(sites.spared, []);
+        assert_eq!(sites.unhookable, []);
         let bias = start - 0x1000;
         let plans: Vec<_> = sites.plans.iter().map(|plan| plan.at(bias)).collect();
         for plan in &plans {

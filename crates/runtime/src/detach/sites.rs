@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
-use beeline_agent::abi::calls::{Move, Patch, Patches, Spared};
+use beeline_agent::abi::calls::{Move, Patch, Patches, Unhookable};
 use beeline_agent::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, SITE_TRAPS, Site, SiteTrap};
 use beeline_inject::{Process, Region, Stopped};
 
@@ -186,7 +186,7 @@ pub struct CallFacts {
     /// `syscall` instructions that lead to a stub, or did.
     pub hooked: usize,
     /// Those that are not hooked: their addresses, and why.
-    pub spared: Vec<(u64, String)>,
+    pub unhookable: Vec<(u64, String)>,
     /// Where they are.
     pub mappings: Vec<MappedCalls>,
     /// Executable memory that is not looked through for them, and why.
@@ -201,12 +201,12 @@ pub struct MappedCalls {
     /// Those that lead to a stub, or did.
     pub hooked: usize,
     /// Those that are not hooked.
-    pub spared: usize,
+    pub unhookable: usize,
 }
 
 impl CallFacts {
     /// Counts what one list says, all of whose calls are in one mapping, at `address`.
-    fn count(&mut self, regions: &[Region], address: u64, hooked: usize, spared: usize) {
+    fn count(&mut self, regions: &[Region], address: u64, hooked: usize, unhookable: usize) {
         self.hooked += hooked;
         let Some(region) = regions.iter().find(|region| region.contains(address)) else {
             return;
@@ -215,12 +215,12 @@ impl CallFacts {
         match known.into_iter().find(|known| known.name == region.path) {
             Some(known) => {
                 known.hooked += hooked;
-                known.spared += spared;
+                known.unhookable += unhookable;
             }
             None => self.mappings.push(MappedCalls {
                 name: region.path.clone(),
                 hooked,
-                spared,
+                unhookable,
             }),
         }
     }
@@ -263,13 +263,13 @@ pub(super) fn call_records(
         let moves = unsafe { read_array(process, head.moves, head.move_count) };
         found.moves.extend::<Vec<Move>>(moves);
         // SAFETY: as above.
-        let spared: Vec<Spared> = unsafe { read_array(process, head.spared, head.spared_count) };
+        let unhookable: Vec<Unhookable> = unsafe { read_array(process, head.unhookable, head.unhookable_count) };
         let first = patches.first().map(|patch| patch.address);
-        let place = first.or(spared.first().map(|one| one.address));
-        found.count(regions, place.unwrap_or(0), head.calls, spared.len());
+        let place = first.or(unhookable.first().map(|one| one.address));
+        found.count(regions, place.unwrap_or(0), head.calls, unhookable.len());
         found.patches.extend(patches);
-        let spared = spared.iter().map(|one| (one.address, text_of(&one.why)));
-        found.spared.extend(spared);
+        let unhookable = unhookable.iter().map(|one| (one.address, text_of(&one.why)));
+        found.unhookable.extend(unhookable);
         // Each is placed behind the ones before it, so a list that turns back is none of ours.
         if head.next as u64 >= next {
             break;

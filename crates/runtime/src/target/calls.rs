@@ -41,7 +41,7 @@ pub use late::{WhyUnseen, code_files};
 use late::{is_code_of_file, path_of};
 use slipped::Slipped;
 pub use slipped::SlippedCall;
-use stubs::{Stored, spared_in, store};
+use stubs::{Stored, unhookable_in, store};
 use unhooked::Unhooked;
 use written::Written;
 
@@ -505,24 +505,24 @@ impl Target {
     ) -> Result<(), Error> {
         let part = self.part_of(region);
         let hookable = file.hookable_within(region, part);
-        let mut spared = match part {
+        let mut unhookable = match part {
             Part::Rest => Vec::new(),
-            Part::All | Part::ProcessEvents => spared_in(region, file),
+            Part::All | Part::ProcessEvents => unhookable_in(region, file),
         };
         let mut missing = 0;
-        self.count_written(region, hookable, &mut spared);
-        if hookable > 0 || !spared.is_empty() {
+        self.count_written(region, hookable, &mut unhookable);
+        if hookable > 0 || !unhookable.is_empty() {
             self.map_what_is_missing(reach_of(region), &[], hold)?;
             if file.has_small_stacks() {
                 self.environment()?.expect_small_stacks();
             }
-            let stubs = self.write_stubs(region, file, part, &mut spared)?;
+            let stubs = self.write_stubs(region, file, part, &mut unhookable)?;
             missing = hookable - stubs.set.count;
             if missing > 0 {
                 // What has come over them since may be another session's.
                 self.make_alone(&hold.regions(&self.process)?, false, hold)?;
             }
-            let before = self.list_patches(&stubs, &spared)?;
+            let before = self.list_patches(&stubs, &unhookable)?;
             let stored = hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
                 store(stopped, &stubs)

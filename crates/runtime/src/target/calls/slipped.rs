@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use beeline_agent::abi::calls::ORIGINAL;
-use beeline_hook::Spared as Why;
+use beeline_hook::Unhookable as Why;
 use beeline_inject::{Asleep, Region};
 
 use super::stubs::{Listed, spared_one};
@@ -142,7 +142,7 @@ impl Target {
         if !is_listed {
             let why = "it was found in a sleeping thread only: nothing tells that there is code";
             // Without room it is told nevertheless.
-            let _ = self.list(Listed::spared(&[spared_one(call, why)]));
+            let _ = self.list(Listed::unhookable(&[spared_one(call, why)]));
         }
         Some(SlippedCall {
             name: self.name(),
@@ -194,9 +194,9 @@ fn known_as(call: u64, region: &Region, file: &FileCalls) -> Known {
     {
         return Known::Hooked;
     }
-    let spared = file.spared_within(region).into_iter();
-    match spared.into_iter().find(|(address, _)| *address == call) {
-        Some((_, spared)) if matches!(spared.why, Why::Doubtful) => Known::Doubtful,
+    let unhookable = file.unhookable_within(region).into_iter();
+    match unhookable.into_iter().find(|(address, _)| *address == call) {
+        Some((_, unhookable)) if matches!(unhookable.why, Why::Doubtful) => Known::Doubtful,
         Some(_) => Known::Told,
         None => Known::Not,
     }

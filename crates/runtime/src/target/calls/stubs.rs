@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_agent::abi::calls::{self, Move, Patch, Patches, Spared, WHY};
+use beeline_agent::abi::calls::{self, Move, Patch, Patches, Unhookable, WHY};
 use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode, INT3};
 use beeline_inject::{Region, Stopped};
 
@@ -69,7 +69,7 @@ impl Target {
         region: &Region,
         file: &FileCalls,
         part: Part,
-        spared: &mut Vec<Spared>,
+        unhookable: &mut Vec<Unhookable>,
     ) -> Result<Placed, Error> {
         let around = match file.hookable_within(region, part) {
             0 => None,
@@ -82,9 +82,9 @@ impl Target {
             return Ok(placed);
         }
         let plans = file.within(region, part);
-        let mut stubs = self.write_anew(&plans, spared)?;
+        let mut stubs = self.write_anew(&plans, unhookable)?;
         if vdso::is_at(region) {
-            spare_feigning(&mut stubs, spared);
+            spare_feigning(&mut stubs, unhookable);
         }
         let set = Arc::new(set_of(stubs, plans.len(), around));
         if set.layout.is_some() {
@@ -154,7 +154,7 @@ impl Target {
     fn write_anew(
         &mut self,
         plans: &[CallPlan],
-        spared: &mut Vec<Spared>,
+        unhookable: &mut Vec<Unhookable>,
     ) -> Result<Vec<(u64, CallStub)>, Error> {
         let mut code = ProcessCode::of(self.process.memory()?);
         let mut stubs = Vec::with_capacity(plans.len());
@@ -162,12 +162,12 @@ impl Target {
             let mut original = plan.original();
             if !original.all(|(start, bytes)| code.holds(start, bytes)) {
                 let why = "its code is not what the file holds: it is probed, or patched by somebody else";
-                spared.push(spared_one(plan.call, why));
+                unhookable.push(spared_one(plan.call, why));
                 continue;
             }
             match self.write_stub(plan)? {
                 Some(stub) => stubs.push(stub),
-                None => spared.push(spared_one(
+                None => unhookable.push(spared_one(
                     plan.call,
                     "no free address range is near enough",
                 )),
@@ -241,7 +241,7 @@ impl Target {
     pub(super) fn list_patches(
         &mut self,
         stubs: &Placed,
-        spared: &[Spared],
+        unhookable: &[Unhookable],
     ) -> Result<usize, Error> {
         let patches: Vec<Patch> = stubs.patches().map(as_record).collect();
         let moves = stubs.set.moves.iter();
@@ -266,7 +266,7 @@ impl Target {
             calls: stubs.set.count,
             patches: &patches,
             moves: &moves,
-            spared,
+            unhookable,
         })
     }
 
@@ -282,8 +282,8 @@ impl Target {
             patch_count: listed.patches.len(),
             moves: home.array(listed.moves).map_err(&full)? as usize,
             move_count: listed.moves.len(),
-            spared: home.array(listed.spared).map_err(&full)? as usize,
-            spared_count: listed.spared.len(),
+            unhookable: home.array(listed.unhookable).map_err(&full)? as usize,
+            unhookable_count: listed.unhookable.len(),
         };
         let first = &environment.manifest().first_patches;
         let next = first.load(SeqCst);
@@ -304,14 +304,14 @@ pub(super) struct Listed<'a> {
     calls: usize,
     patches: &'a [Patch],
     moves: &'a [Move],
-    spared: &'a [Spared],
+    unhookable: &'a [Unhookable],
 }
 
 impl<'a> Listed<'a> {
     /// Instructions that are not hooked.
-    pub fn spared(spared: &'a [Spared]) -> Self {
+    pub fn unhookable(unhookable: &'a [Unhookable]) -> Self {
         Self {
-            spared,
+            unhookable,
             ..Self::default()
         }
     }
@@ -417,32 +417,32 @@ fn patch_piece(
 
 /// In the vDSO `beeline_inject` takes the first bytes that look like a `syscall` for one. With one jump in some thousand its
 /// distance does.
-fn spare_feigning(stubs: &mut Vec<(u64, CallStub)>, spared: &mut Vec<Spared>) {
+fn spare_feigning(stubs: &mut Vec<(u64, CallStub)>, unhookable: &mut Vec<Unhookable>) {
     stubs.retain(|(_, stub)| {
         let feigns = stub.feigns_a_call();
         if feigns && let Some(patch) = stub.patches.first() {
             let why = "the jump's own bytes would look like such an instruction";
-            spared.push(spared_one(patch.site, why));
+            unhookable.push(spared_one(patch.site, why));
         }
         !feigns
     });
 }
 
 /// The calls of a mapping that the file's code does not let us hook.
-pub(super) fn spared_in(region: &Region, file: &FileCalls) -> Vec<Spared> {
-    let spared = file.spared_within(region);
-    spared
+pub(super) fn unhookable_in(region: &Region, file: &FileCalls) -> Vec<Unhookable> {
+    let unhookable = file.unhookable_within(region);
+    unhookable
         .into_iter()
-        .map(|(address, spared)| spared_one(address, &spared.why.to_string()))
+        .map(|(address, unhookable)| spared_one(address, &unhookable.why.to_string()))
         .collect()
 }
 
-pub(super) fn spared_one(address: u64, why: &str) -> Spared {
+pub(super) fn spared_one(address: u64, why: &str) -> Unhookable {
     let mut room = [0; WHY];
     room.iter_mut()
         .zip(why.bytes())
         .for_each(|(to, from)| *to = from);
-    Spared { address, why: room }
+    Unhookable { address, why: room }
 }
 
 fn as_record((site, patch): (u64, &CallPatch)) -> Patch {

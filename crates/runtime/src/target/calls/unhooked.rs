@@ -1,6 +1,6 @@
 //! How many `syscall` instructions of a process could not be hooked, so that the user is told once.
 
-use beeline_hook::Spared;
+use beeline_hook::Unhookable;
 
 use super::{Attached, Target};
 use crate::calls::FileCalls;
@@ -25,11 +25,11 @@ impl Unhooked {
     /// Those of a mapping, and `more` of it that were found later.
     pub fn add(&mut self, region: &Region, file: &FileCalls, more: usize) {
         self.others += more;
-        for (_, spared) in file.spared_within(region) {
-            match spared.why {
-                Spared::Restorer => self.restorers += 1,
-                Spared::WithoutStack => self.ends += 1,
-                Spared::Doubtful | Spared::Data => {}
+        for (_, unhookable) in file.unhookable_within(region) {
+            match unhookable.why {
+                Unhookable::Restorer => self.restorers += 1,
+                Unhookable::WithoutStack => self.ends += 1,
+                Unhookable::Doubtful | Unhookable::Data => {}
                 _ => self.others += 1,
             }
         }

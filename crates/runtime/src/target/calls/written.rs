@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use beeline_agent::abi::calls::Spared;
+use beeline_agent::abi::calls::Unhookable;
 use beeline_inject::Region;
 
 use super::{Target, key};
@@ -108,7 +108,7 @@ impl Target {
         &mut self,
         region: &Region,
         hooked: usize,
-        spared: &mut Vec<Spared>,
+        unhookable: &mut Vec<Unhookable>,
     ) {
         let is_written = region.inode == 0 && !vdso::is_at(region);
         let Some(calls) = self.calls.as_mut().filter(|_| is_written) else {
@@ -116,6 +116,6 @@ impl Target {
         };
         let written = &mut calls.written;
         written.hooked += hooked;
-        spared.retain(|one| written.listed.insert(one.address));
+        unhookable.retain(|one| written.listed.insert(one.address));
     }
 }
