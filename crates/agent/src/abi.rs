@@ -51,10 +51,10 @@ pub struct EntryPoints {
     pub call_enter: u64,
     /// [`crate::calls::beeline_call_exit`].
     pub call_exit: u64,
-    /// [`crate::calls::beeline_call_brief_enter`].
-    pub call_brief_enter: u64,
-    /// [`crate::calls::beeline_call_brief_exit`].
-    pub call_brief_exit: u64,
+    /// [`crate::calls::beeline_call_compact_enter`].
+    pub call_compact_enter: u64,
+    /// [`crate::calls::beeline_call_compact_exit`].
+    pub call_compact_exit: u64,
 }
 
 /// The kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`), which uprobe programs get as context.

@@ -80,7 +80,7 @@ pub unsafe extern "sysv64" fn beeline_call_exit(regs: *mut PtRegs, calls: *const
 /// # Safety
 /// For stubs only: `record` is the call's, `calls` are the target's own.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_call_brief_enter(record: *const Record, calls: *const Calls) {
+pub unsafe extern "sysv64" fn beeline_call_compact_enter(record: *const Record, calls: *const Calls) {
     // SAFETY: the stub's own record, and what the runtime laid out for it.
     unsafe { run_briefly(&*record, &*calls, ENTER) }
 }
@@ -88,10 +88,10 @@ pub unsafe extern "sysv64" fn beeline_call_brief_enter(record: *const Record, ca
 /// Such a call has returned.
 ///
 /// # Safety
-/// As [`beeline_call_brief_enter`].
+/// As [`beeline_call_compact_enter`].
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_call_brief_exit(record: *const Record, calls: *const Calls) {
-    // SAFETY: as in `beeline_call_brief_enter`.
+pub unsafe extern "sysv64" fn beeline_call_compact_exit(record: *const Record, calls: *const Calls) {
+    // SAFETY: as in `beeline_call_compact_enter`.
     unsafe { run_briefly(&*record, &*calls, EXIT) }
 }
 

@@ -34,7 +34,7 @@ use crate::patch::{self, JUMP_LEN};
 use crate::plan::Reason;
 use crate::relocate::{self, Displaced};
 
-mod brief;
+mod compact;
 mod cancel;
 mod choose;
 mod code;
@@ -47,7 +47,7 @@ mod stub;
 mod tables;
 mod unknown;
 
-pub use common::{CallSpec, CommonCode, WATCHED, WATCHED_BRIEFLY, WATCHED_LEN};
+pub use common::{CallSpec, CommonCode, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN};
 pub use find::LONGEST_FUNCTION;
 pub use stub::{CallPatch, CallStub};
 

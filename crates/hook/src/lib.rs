@@ -27,7 +27,7 @@ mod trampoline;
 
 pub use calls::{
     CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, LONGEST_FUNCTION,
-    Unhookable, UnhookableCall, WATCHED, WATCHED_BRIEFLY, WATCHED_LEN,
+    Unhookable, UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
 };
 pub use exits::{Exit, Exits, exits};
 pub use flags::Flags;

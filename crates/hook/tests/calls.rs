@@ -2,7 +2,7 @@
 
 mod support;
 
-use beeline_hook::{CallForm, WATCHED, WATCHED_BRIEFLY};
+use beeline_hook::{CallForm, WATCHED, WATCHED_COMPACTLY};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
@@ -313,27 +313,27 @@ fn a_record_holds_the_number_and_the_arguments_or_the_result() {
             calls::seen()
         };
         let full = seen((WATCHED, WATCHED));
-        let brief = seen((WATCHED_BRIEFLY, WATCHED_BRIEFLY));
+        let compact = seen((WATCHED_COMPACTLY, WATCHED_COMPACTLY));
         let either = [
-            seen((WATCHED, WATCHED_BRIEFLY)),
-            seen((WATCHED_BRIEFLY, WATCHED)),
+            seen((WATCHED, WATCHED_COMPACTLY)),
+            seen((WATCHED_COMPACTLY, WATCHED)),
         ];
-        assert_eq!(full.len(), brief.len(), "{name}");
-        assert!(brief.iter().all(|seen| seen.is_brief), "{name}");
+        assert_eq!(full.len(), compact.len(), "{name}");
+        assert!(compact.iter().all(|seen| seen.is_compact), "{name}");
         // Where both sides have one frame, it is one of registers.
-        let is_one = |seen: &[calls::Seen]| seen.iter().all(|one| !one.is_brief);
+        let is_one = |seen: &[calls::Seen]| seen.iter().all(|one| !one.is_compact);
         assert!(
             either.iter().all(|seen| is_one(seen) != *is_known),
             "{name}"
         );
-        for (full, brief) in full.iter().zip(&brief) {
-            assert_eq!(brief.descriptor, full.descriptor, "{name}");
-            assert_eq!(brief.regs[..2], [0, GETPID], "{name}");
+        for (full, compact) in full.iter().zip(&compact) {
+            assert_eq!(compact.descriptor, full.descriptor, "{name}");
+            assert_eq!(compact.regs[..2], [0, GETPID], "{name}");
             let regs = full.regs;
             let arguments = [14, 13, 12, 7, 9, 8].map(|i| regs[i]);
             match full.is_exit {
-                false => assert_eq!(brief.regs[2..8], arguments, "{name}"),
-                true => assert_eq!(brief.result(), full.result(), "{name}"),
+                false => assert_eq!(compact.regs[2..8], arguments, "{name}"),
+                true => assert_eq!(compact.result(), full.result(), "{name}"),
             }
         }
         assert_eq!(full.len(), 2 * plans.len(), "{name}");

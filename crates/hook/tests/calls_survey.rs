@@ -21,8 +21,8 @@ const DISTANCE: u64 = 0x2345_6780;
 const SPEC: CallSpec = CallSpec {
     enter: 0x7f00_0000_0000,
     exit: 0x7f00_0000_1000,
-    brief_enter: 0x7f00_0000_0000,
-    brief_exit: 0x7f00_0000_1000,
+    compact_enter: 0x7f00_0000_0000,
+    compact_exit: 0x7f00_0000_1000,
     watched: 0x7f00_0000_2000,
 };
 

@@ -174,8 +174,8 @@ fn cost_of_a_hooked_system_call() {
     let spec = CallSpec {
         enter: nothing,
         exit: nothing,
-        brief_enter: nothing,
-        brief_exit: nothing,
+        compact_enter: nothing,
+        compact_exit: nothing,
         watched: WATCHED.as_ptr() as u64,
     };
     let common = CommonCode::emit(pool.next(), &spec).unwrap();
@@ -207,11 +207,11 @@ fn cost_of_a_hooked_system_call() {
             ("enter", set(beeline_hook::WATCHED, 0)),
             ("exit", set(0, beeline_hook::WATCHED)),
             ("both", set(beeline_hook::WATCHED, beeline_hook::WATCHED)),
-            ("briefly, enter", set(beeline_hook::WATCHED_BRIEFLY, 0)),
-            ("briefly, exit", set(0, beeline_hook::WATCHED_BRIEFLY)),
+            ("compactly, enter", set(beeline_hook::WATCHED_COMPACTLY, 0)),
+            ("compactly, exit", set(0, beeline_hook::WATCHED_COMPACTLY)),
             (
-                "briefly, both",
-                set(beeline_hook::WATCHED_BRIEFLY, beeline_hook::WATCHED_BRIEFLY),
+                "compactly, both",
+                set(beeline_hook::WATCHED_COMPACTLY, beeline_hook::WATCHED_COMPACTLY),
             ),
         ] {
             let cost = times[1] - times[0];

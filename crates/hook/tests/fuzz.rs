@@ -120,8 +120,8 @@ fn try_calls(code: &[u8], start: u64, bias: u64, away: i64) {
         let spec = CallSpec {
             enter: 0,
             exit: 0,
-            brief_enter: 0,
-            brief_exit: 0,
+            compact_enter: 0,
+            compact_exit: 0,
             watched: 0,
         };
         let common = CommonCode::emit(at.wrapping_sub(1 << 20), &spec).unwrap();

@@ -14,7 +14,7 @@ pub const WATCHED_NUMBERS: usize = 1024;
 /// In [`Calls::watched`]: the agent has to see all registers ([`super::PtRegs`]).
 pub const WATCHED: u8 = 1;
 /// In [`Calls::watched`]: the agent has to see a [`Record`].
-pub const WATCHED_BRIEFLY: u8 = 2;
+pub const WATCHED_COMPACTLY: u8 = 2;
 
 /// Numbers that have programs of their own. x86-64's calls end below (`asm/unistd_64.h`).
 pub const CALL_NUMBERS: usize = 512;
@@ -23,7 +23,7 @@ pub const CALL_NUMBERS: usize = 512;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Calls {
-    /// For each side, by number: 0 while a stub need not call the agent; [`WATCHED`] or [`WATCHED_BRIEFLY`].
+    /// For each side, by number: 0 while a stub need not call the agent; [`WATCHED`] or [`WATCHED_COMPACTLY`].
     pub watched: [[AtomicU8; WATCHED_NUMBERS]; 2],
     /// The target.
     pub target: *const Target,

@@ -22,8 +22,8 @@ mod freestanding {
         ".quad {guest_fast_path} - beeline_table",
         ".quad {call_enter} - beeline_table",
         ".quad {call_exit} - beeline_table",
-        ".quad {call_brief_enter} - beeline_table",
-        ".quad {call_brief_exit} - beeline_table",
+        ".quad {call_compact_enter} - beeline_table",
+        ".quad {call_compact_exit} - beeline_table",
         enter = sym enter::beeline_enter,
         leave = sym enter::beeline_leave,
         signal = sym signals::beeline_signal,
@@ -37,8 +37,8 @@ mod freestanding {
         guest_fast_path = sym fast_path::prefetch::beeline_guest_fast_path,
         call_enter = sym calls::beeline_call_enter,
         call_exit = sym calls::beeline_call_exit,
-        call_brief_enter = sym calls::beeline_call_brief_enter,
-        call_brief_exit = sym calls::beeline_call_brief_exit,
+        call_compact_enter = sym calls::beeline_call_compact_enter,
+        call_compact_exit = sym calls::beeline_call_compact_exit,
     );
 
     /// Never linked: the build refuses an agent that holds it.

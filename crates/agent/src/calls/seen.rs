@@ -66,13 +66,13 @@ pub(super) struct Registers<'a> {
 
 /// Room for what a program sees of a call.
 pub(super) struct Room {
-    brief: MaybeUninit<Brief>,
+    compact: MaybeUninit<Compact>,
     probe: MaybeUninit<PtRegs>,
     function: FunctionRoom,
 }
 
 /// What is not a probe's.
-union Brief {
+union Compact {
     record: Record,
     words: [u64; 2],
 }
@@ -86,7 +86,7 @@ fn is_function(link: &Link) -> bool {
 impl Seen for Registers<'_> {
     type Room = Room;
     const ROOM: Room = Room {
-        brief: MaybeUninit::uninit(),
+        compact: MaybeUninit::uninit(),
         probe: MaybeUninit::uninit(),
         function: FunctionRoom::EMPTY,
     };
@@ -103,7 +103,7 @@ impl Seen for Registers<'_> {
         }
         match link.context {
             CONTEXT_PROBE => self.show_probe(&mut room.probe),
-            _ => self.show_briefly(link, &mut room.brief),
+            _ => self.show_compactly(link, &mut room.compact),
         }
     }
 
@@ -117,7 +117,7 @@ impl Seen for Registers<'_> {
         }
         let mut room = MaybeUninit::uninit();
         // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
-        unsafe { link.entry()(self.show_briefly(link, &mut room), &raw const link.run) }
+        unsafe { link.entry()(self.show_compactly(link, &mut room), &raw const link.run) }
     }
 
     #[inline(always)]
@@ -147,7 +147,7 @@ impl Registers<'_> {
     }
 
     #[inline(always)]
-    fn show_briefly(&self, link: &Link, room: &mut MaybeUninit<Brief>) -> *const u8 {
+    fn show_compactly(&self, link: &Link, room: &mut MaybeUninit<Compact>) -> *const u8 {
         let regs = self.regs;
         let (place, room) = (core::ptr::from_ref(regs), room.as_mut_ptr());
         let words = match link.context {

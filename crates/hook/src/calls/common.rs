@@ -10,7 +10,7 @@ use iced_x86::code_asm::{
     r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 
-use super::{CLONE, CLONE3, RT_SIGRETURN, VFORK, brief};
+use super::{CLONE, CLONE3, RT_SIGRETURN, VFORK, compact};
 use crate::trampoline::full::{
     CS, FLAGS, IP, ORIG_AX, PLAIN_FLAGS, REGS, SP, SS, USER_CS, USER_SS, WORD,
 };
@@ -22,9 +22,9 @@ pub(super) const NUMBERS: i32 = 1024;
 pub const WATCHED_LEN: usize = 2 * NUMBERS as usize;
 /// In [`CallSpec::watched`]: [`CallSpec::enter`] or [`CallSpec::exit`] is called.
 pub const WATCHED: u8 = 1;
-/// In [`CallSpec::watched`]: [`CallSpec::brief_enter`] or [`CallSpec::brief_exit`] is called. Not for clone, vfork, clone3 and
+/// In [`CallSpec::watched`]: [`CallSpec::compact_enter`] or [`CallSpec::compact_exit`] is called. Not for clone, vfork, clone3 and
 /// `rt_sigreturn`.
-pub const WATCHED_BRIEFLY: u8 = 2;
+pub const WATCHED_COMPACTLY: u8 = 2;
 
 /// What is called around system calls. All functions are of the System V calling convention and use general registers
 /// only: vector and x87 state is not kept for them. The direction flag is clear and the stack aligned when they are called;
@@ -47,11 +47,11 @@ pub struct CallSpec {
     /// Address of `extern "sysv64" fn(*const record, descriptor)`, called before the call is made in place of `enter`
     /// where less has to be known: the record is eight words, of which the first is 0, the second the call's number with its
     /// sign extended from 32 bits, and the others are the arguments. It must not change them.
-    pub brief_enter: u64,
+    pub compact_enter: u64,
     /// Likewise, called in place of `exit`: the third word is the call's result, and what is behind that is of no meaning.
-    pub brief_exit: u64,
+    pub compact_exit: u64,
     /// Address of a table of [`WATCHED_LEN`] bytes: 1024 for before the call, then 1024 for behind it, by the low ten bits of
-    /// the call's number. 0 where nothing is called; [`WATCHED`]; or [`WATCHED_BRIEFLY`].
+    /// the call's number. 0 where nothing is called; [`WATCHED`]; or [`WATCHED_COMPACTLY`].
     pub watched: u64,
 }
 
@@ -176,7 +176,7 @@ impl CommonCode {
             exit,
             full_exit,
             dynamic,
-            framed: [framed, briefly_framed],
+            framed: [framed, compactly_framed],
             cancellable,
         } = &labels;
         Ok(Self {
@@ -185,7 +185,7 @@ impl CommonCode {
             exit: place(exit)?,
             full_exit: place(full_exit)?,
             dynamic: place(dynamic)?,
-            framed: [place(framed)?, place(briefly_framed)?],
+            framed: [place(framed)?, place(compactly_framed)?],
             cancellable: place(cancellable)?,
             bytes: code.inner.code_buffer,
         })
@@ -216,21 +216,21 @@ fn write(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<Labels, IcedError> 
         framed: [(); 2].map(|()| asm.create_label()),
         cancellable: asm.create_label(),
     };
-    let [mut brief_enter, mut brief_exit] = [(); 2].map(|()| asm.create_label());
+    let [mut compact_enter, mut compact_exit] = [(); 2].map(|()| asm.create_label());
     asm.set_label(&mut labels.enter)?;
-    asm.jne(brief_enter)?;
+    asm.jne(compact_enter)?;
     write_enter(asm, spec)?;
-    asm.set_label(&mut brief_enter)?;
-    brief::write_enter(asm, spec)?;
+    asm.set_label(&mut compact_enter)?;
+    compact::write_enter(asm, spec)?;
     asm.set_label(&mut labels.exit)?;
-    asm.jne(brief_exit)?;
+    asm.jne(compact_exit)?;
     asm.set_label(&mut labels.full_exit)?;
     write_exit(asm, spec)?;
-    asm.set_label(&mut brief_exit)?;
-    brief::write_exit(asm, spec)?;
+    asm.set_label(&mut compact_exit)?;
+    compact::write_exit(asm, spec)?;
     asm.set_label(&mut labels.dynamic)?;
-    let [framed, briefly_framed] = &mut labels.framed;
-    brief::write_dynamic(asm, spec, briefly_framed, labels.exit)?;
+    let [framed, compactly_framed] = &mut labels.framed;
+    compact::write_dynamic(asm, spec, compactly_framed, labels.exit)?;
     write_dynamic(asm, spec, framed)?;
     asm.set_label(&mut labels.cancellable)?;
     write_cancellable(asm, spec)?;

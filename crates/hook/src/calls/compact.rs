@@ -1,4 +1,4 @@
-//! The common code for calls that are watched briefly: all that is saved is what a function may change, in the order in which
+//! The common code for calls that are watched compactly: all that is saved is what a function may change, in the order in which
 //! it is shown.
 
 use iced_x86::IcedError;
@@ -9,7 +9,7 @@ use iced_x86::code_asm::{
 
 use super::common::{
     AT, BEHIND, CallSpec, DESCRIPTOR, FIRST_ARGUMENT, FRAME, NUMBERS, RECORD, WATCHED,
-    WATCHED_BRIEFLY,
+    WATCHED_COMPACTLY,
 };
 use crate::trampoline::full::{IP, SP, WORD};
 
@@ -31,7 +31,7 @@ const BP: i32 = AT + 8 * WORD;
 // Whoever looks for a thread that waits in a call with a frame finds these where `struct pt_regs` has them.
 const _: () = assert!(BP < AT + IP && BP < AT + SP);
 
-/// Calls `brief_enter`, and comes back with the zero flag set.
+/// Calls `compact_enter`, and comes back with the zero flag set.
 pub(super) fn write_enter(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
     enter(asm, spec)?;
     asm.cmp(eax, eax)?;
@@ -44,7 +44,7 @@ fn enter(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
     for (register, place) in ARGUMENTS {
         asm.mov(qword_ptr(rsp + place), register)?;
     }
-    call(asm, spec.brief_enter)?;
+    call(asm, spec.compact_enter)?;
     for (register, place) in ARGUMENTS {
         asm.mov(register, qword_ptr(rsp + place))?;
     }
@@ -52,7 +52,7 @@ fn enter(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
     asm.mov(rax, qword_ptr(rsp + NUMBER))
 }
 
-/// Calls `brief_exit`, with the number in ecx; comes back with the zero flag set.
+/// Calls `compact_exit`, with the number in ecx; comes back with the zero flag set.
 pub(super) fn write_exit(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), IcedError> {
     let [_, kept @ ..] = ARGUMENTS;
     asm.movsxd(rcx, ecx)?;
@@ -62,7 +62,7 @@ pub(super) fn write_exit(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(),
     for (register, place) in kept {
         asm.mov(qword_ptr(rsp + place), register)?;
     }
-    call(asm, spec.brief_exit)?;
+    call(asm, spec.compact_exit)?;
     for (register, place) in kept {
         asm.mov(register, qword_ptr(rsp + place))?;
     }
@@ -72,10 +72,10 @@ pub(super) fn write_exit(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(),
     asm.ret()
 }
 
-/// Makes a call whose number is known only now, with its place in the table in ecx, if it is watched briefly and in no other
+/// Makes a call whose number is known only now, with its place in the table in ecx, if it is watched compactly and in no other
 /// way; comes back with the zero flag set. Else what is written next is reached, with rcx changed.
 ///
-/// That it is watched briefly is asked here although the stub has found it watched: that may have ended since, and special
+/// That it is watched compactly is asked here although the stub has found it watched: that may have ended since, and special
 /// calls, which never are, must not be made with a frame.
 pub(super) fn write_dynamic(
     asm: &mut CodeAssembler,
@@ -89,9 +89,9 @@ pub(super) fn write_dynamic(
     asm.add(r11, rcx)?;
     asm.mov(cl, byte_ptr(r11))?;
     asm.or(cl, byte_ptr(r11 + NUMBERS))?;
-    asm.cmp(cl, u32::from(WATCHED_BRIEFLY))?;
+    asm.cmp(cl, u32::from(WATCHED_COMPACTLY))?;
     asm.jne(full)?;
-    asm.cmp(byte_ptr(r11), u32::from(WATCHED_BRIEFLY))?;
+    asm.cmp(byte_ptr(r11), u32::from(WATCHED_COMPACTLY))?;
     asm.mov(r11, qword_ptr(rsp + RECORD))?;
     asm.jne(make)?;
     enter(asm, spec)?;

@@ -204,8 +204,8 @@ mod tests {
         let spec = CallSpec {
             enter: START,
             exit: START,
-            brief_enter: START,
-            brief_exit: START,
+            compact_enter: START,
+            compact_exit: START,
             watched: START,
         };
         let common = CommonCode::emit(START + 0x1000, &spec).unwrap();

@@ -139,7 +139,7 @@ global_asm!(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     pub is_exit: bool,
-    pub is_brief: bool,
+    pub is_compact: bool,
     pub descriptor: u64,
     /// `struct pt_regs`; or the record, in as many words as that has.
     pub regs: [u64; 21],
@@ -149,18 +149,18 @@ impl Seen {
     fn new(kind: u64, descriptor: u64, regs: [u64; 21]) -> Self {
         Self {
             is_exit: kind & 1 != 0,
-            is_brief: kind & 2 != 0,
+            is_compact: kind & 2 != 0,
             descriptor,
             regs,
         }
     }
 
     pub fn number(&self) -> u64 {
-        self.regs[if self.is_brief { 1 } else { 15 }]
+        self.regs[if self.is_compact { 1 } else { 15 }]
     }
 
     pub fn result(&self) -> u64 {
-        self.regs[if self.is_brief { 2 } else { 10 }]
+        self.regs[if self.is_compact { 2 } else { 10 }]
     }
 }
 
@@ -254,8 +254,8 @@ pub fn spec() -> CallSpec {
     CallSpec {
         enter: test_call_enter as *const () as u64,
         exit: test_call_exit as *const () as u64,
-        brief_enter: test_call_brief_enter as *const () as u64,
-        brief_exit: test_call_brief_exit as *const () as u64,
+        compact_enter: test_call_brief_enter as *const () as u64,
+        compact_exit: test_call_brief_exit as *const () as u64,
         watched: WATCHED.as_ptr() as u64,
     }
 }

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use beeline_agent::abi::calls::{
     CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT,
-    WATCHED, WATCHED_BRIEFLY,
+    WATCHED, WATCHED_COMPACTLY,
 };
 use beeline_agent::abi::{self, calls};
 use beeline_hook::CommonCode;
@@ -488,7 +488,7 @@ impl Target {
                     _ if environment.needs_registers(list) || NEVER_BRIEF.contains(&number) => {
                         WATCHED
                     }
-                    _ => WATCHED_BRIEFLY,
+                    _ => WATCHED_COMPACTLY,
                 };
                 watched.store(how, Release);
             }
@@ -650,7 +650,7 @@ pub fn is_process_event(number: u32) -> bool {
         .any(|all| all.contains(&number.into()))
 }
 
-/// Calls that must not be watched briefly, besides [`PROCESS_EVENTS`]: one that is made without a frame, and one by which the agent
+/// Calls that must not be watched compactly, besides [`PROCESS_EVENTS`]: one that is made without a frame, and one by which the agent
 /// itself may come.
 const NEVER_BRIEF: [usize; 2] = [SIGRETURN, libc::SYS_clock_gettime as usize];
 const SIGRETURN: usize = libc::SYS_rt_sigreturn as usize;

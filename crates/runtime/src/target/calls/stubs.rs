@@ -216,8 +216,8 @@ impl Target {
         let spec = CallSpec {
             enter: agent + points.call_enter,
             exit: agent + points.call_exit,
-            brief_enter: agent + points.call_brief_enter,
-            brief_exit: agent + points.call_brief_exit,
+            compact_enter: agent + points.call_compact_enter,
+            compact_exit: agent + points.call_compact_exit,
             watched: self.calls_record()? + offset_of!(calls::Calls, watched) as u64,
         };
         let pid = self.process.pid();
