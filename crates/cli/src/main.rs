@@ -45,7 +45,7 @@ enum Command {
         /// Let programs change what system calls do (bpf_override_return, fmod_ret) and write into the processes that they
         /// run in (bpf_probe_write_user)
         #[arg(long = "unsafe")]
-        intrudes: bool,
+        destructive: bool,
         #[command(flatten)]
         engines: engines::Options,
         #[command(flatten)]
@@ -104,14 +104,14 @@ fn main() -> ExitCode {
         Command::Run {
             all,
             pid,
-            intrudes,
+            destructive,
             engines,
             memory,
             place,
             tool,
         } => match &place.guest {
             Some(address) => guest::run(&tool, address, &place),
-            None => run::run(tool, all, pid, intrudes, &engines, &memory),
+            None => run::run(tool, all, pid, destructive, &engines, &memory),
         },
         Command::Start { wait, command } => start::start(&command, Duration::from_millis(wait)),
         Command::Ps { json } => {

@@ -21,7 +21,7 @@ pub fn run(
     tool: Vec<OsString>,
     all: bool,
     pids: Vec<i32>,
-    intrudes: bool,
+    destructive: bool,
     engines: &engines::Options,
     memory: &memory::Options,
 ) -> anyhow::Result<ExitCode> {
@@ -39,8 +39,8 @@ pub fn run(
     let ignored_here = outlive_file_limit();
     let runtime = Runtime::new(tool.clone(), scope, engines, Arc::new(say))?;
     memory.apply(&runtime);
-    if intrudes {
-        runtime.let_programs_intrude();
+    if destructive {
+        runtime.allow_destructive();
     }
     let options = Options {
         pretend_root: !rustix::process::geteuid().is_root(),

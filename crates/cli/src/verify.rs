@@ -254,7 +254,7 @@ fn kind(program: &Program) -> Kind {
         attach_type: program.kind.expected_attach_type,
         flags: program.kind.flags,
         attach_btf_id: program.target.btf_id(),
-        intrudes: false,
+        destructive: false,
     }
 }
 

@@ -189,7 +189,7 @@ impl Program {
         maps: &Maps,
         kernel: Option<&KernelTypes>,
         engines: &Engines,
-        (intrudes, budget): (bool, &Budget),
+        (destructive, budget): (bool, &Budget),
     ) -> Result<(Self, VerifierLog), LoadError> {
         let no_memory = |errno: Errno| LoadError::new(errno.0, "");
         let to_begin_with = bytes_to_load(spec, maps);
@@ -204,7 +204,7 @@ impl Program {
             log,
             runs,
         } = if engines.are_verified() {
-            verification::judge(spec, maps, kernel, intrudes, &may_take)?
+            verification::judge(spec, maps, kernel, destructive, &may_take)?
         } else {
             verification::trust_nothing(spec)?
         };

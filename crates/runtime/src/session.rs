@@ -43,7 +43,7 @@ pub struct Runtime {
     tool: Arc<AtomicI32>,
     told: Mutex<BTreeSet<String>>,
     report: Report,
-    intrudes: AtomicBool,
+    destructive: AtomicBool,
     budget: Budget,
     tracees: Arc<Tracees>,
     runner: Arc<Runner>,
@@ -102,7 +102,7 @@ impl Runtime {
             tool,
             told: Mutex::default(),
             report,
-            intrudes: AtomicBool::new(false),
+            destructive: AtomicBool::new(false),
             budget,
             tracees,
             runner,
@@ -148,8 +148,8 @@ impl Runtime {
     }
 
     /// Programs that are loaded from now on may change what calls do, and write into the processes that they run in.
-    pub fn let_programs_intrude(&self) {
-        self.intrudes.store(true, SeqCst);
+    pub fn allow_destructive(&self) {
+        self.destructive.store(true, SeqCst);
     }
 
     /// The tool's objects may take so many bytes, where otherwise it is [half of what there is](budget::available).
@@ -442,17 +442,17 @@ impl Backend for Runtime {
         };
         let id = self.id();
         let kernel = self.shared.kernel_types();
-        let intrudes = self.intrudes.load(SeqCst);
+        let destructive = self.destructive.load(SeqCst);
         let loaded = Program::load(
             id,
             spec,
             &maps,
             kernel,
             &self.engines,
-            (intrudes, &self.budget),
+            (destructive, &self.budget),
         );
         let (mut program, log) = loaded.inspect_err(|_| {
-            for what in program::forbidden(&spec.insns).filter(|_| !intrudes) {
+            for what in program::forbidden(&spec.insns).filter(|_| !destructive) {
                 self.unsupported(what);
             }
         })?;

@@ -46,13 +46,13 @@ const HERE: [ProgramType; 8] = [
     ProgramType::SYSCALL,
 ];
 
-/// Judges a program as the kernel would whose types these are; one that lets programs change who is traced, if `intrudes`
+/// Judges a program as the kernel would whose types these are; one that lets programs change who is traced, if `destructive`
 /// says so. `memory` says if so many bytes may be taken for the states of its paths.
 pub fn judge(
     spec: &ProgramSpec,
     maps: &Maps,
     kernel: Option<&KernelTypes>,
-    intrudes: bool,
+    destructive: bool,
     memory: &dyn Fn(usize) -> bool,
 ) -> Result<Accepted, LoadError> {
     let insns = decode(spec)?;
@@ -61,7 +61,7 @@ pub fn judge(
         log,
         longest_log,
         ..
-    } = verdict(spec, &insns, maps, kernel, intrudes, memory);
+    } = verdict(spec, &insns, maps, kernel, destructive, memory);
     let log = VerifierLog {
         text: log,
         longest: longest_log,
@@ -144,7 +144,7 @@ fn verdict(
     insns: &[Insn],
     maps: &Maps,
     kernel: Option<&KernelTypes>,
-    intrudes: bool,
+    destructive: bool,
     memory: &dyn Fn(usize) -> bool,
 ) -> Verdict {
     let level = LogLevel(spec.log_level);
@@ -153,7 +153,7 @@ fn verdict(
         attach_type: spec.expected_attach_type,
         flags: spec.flags,
         attach_btf_id: spec.attach_btf_id,
-        intrudes,
+        destructive,
     };
     let types = match types(spec, &kind, insns, kernel) {
         Ok(types) => types,

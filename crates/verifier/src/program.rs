@@ -79,7 +79,7 @@ pub struct Kind {
     /// The function, tracepoint or structure of the kernel's BTF that it attaches to; 0 for none.
     pub attach_btf_id: u32,
     /// May it do what changes who is traced? Kernels that are locked down, or not built for it, say no.
-    pub intrudes: bool,
+    pub destructive: bool,
 }
 
 /// `BPF_F_STRICT_ALIGNMENT`.

@@ -66,7 +66,7 @@ fn every_kind(types: &KernelTypes) -> Vec<Kind> {
             0
         },
         attach_btf_id: 0,
-        intrudes: false,
+        destructive: false,
     }));
     kinds.push(Kind {
         prog_type: ProgramType::STRUCT_OPS,
@@ -74,7 +74,7 @@ fn every_kind(types: &KernelTypes) -> Vec<Kind> {
         attach_type: AttachType(6),
         flags: 0,
         attach_btf_id: tcp,
-        intrudes: false,
+        destructive: false,
     });
     kinds
 }

@@ -279,7 +279,7 @@ proptest! {
                     (ProgramType::LSM, AttachType::LSM_MAC),
                 ] {
                     let kind = Kind { prog_type, attach_type, flags: 0, attach_btf_id: id,
- intrudes: false,
+ destructive: false,
 };
                     let _ = (kernel.context(&kind, 8, 8), kernel.check_attach(&kind));
                 }

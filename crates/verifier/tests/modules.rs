@@ -22,7 +22,7 @@ const TC: Kind = Kind {
     attach_type: AttachType::UNSPECIFIED,
     flags: 0,
     attach_btf_id: 0,
-    intrudes: false,
+    destructive: false,
 };
 
 fn call(place: i16, id: u32) -> Insn {

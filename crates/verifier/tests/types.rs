@@ -201,7 +201,7 @@ fn contexts() {
         attach_type,
         flags: 0,
         attach_btf_id,
-        intrudes: false,
+        destructive: false,
     };
     let mut kinds = Vec::new();
     for id in types.named_with("btf_trace_") {
@@ -290,7 +290,7 @@ fn functions_and_hooks() {
         attach_type,
         flags,
         attach_btf_id: types.function(name).unwrap_or(0),
-        intrudes: false,
+        destructive: false,
     };
     let tracing = |attach_type, flags, name| kind(ProgramType::TRACING, attach_type, flags, name);
     let [entry, exit] =
@@ -365,7 +365,7 @@ fn writes() {
             attach_type: AttachType(member),
             flags: 0,
             attach_btf_id: id,
-            intrudes: false,
+            destructive: false,
         };
         let bytes = types.size(structure).expect("a size") as i32;
         for off in 0..bytes + 8 {
@@ -409,7 +409,7 @@ fn kernel_contexts() {
                 0
             },
             attach_btf_id: 0,
-            intrudes: false,
+            destructive: false,
         };
         let call = insn(JMP | CALL, 0, PSEUDO_KFUNC_CALL, 0, cast as i32);
         let insns = [

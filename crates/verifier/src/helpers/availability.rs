@@ -1,7 +1,7 @@
 //! Which programs may call which helpers: sets of helpers, and which sets each type of program has.
 //!
 //! `probe_write_user`, which lockdown takes away, and `override_return`, which needs a kernel built for injecting errors, have
-//! only programs of which [`Kind::intrudes`] says that they may.
+//! only programs of which [`Kind::destructive`] says that they may.
 
 use beeline_uapi::{AttachType, ProgramType};
 
@@ -24,7 +24,7 @@ pub(super) fn find(id: u32, kind: &Kind, target: Option<&str>) -> Option<&'stati
 /// `kprobe_prog_func_proto`).
 fn intruding(kind: &Kind) -> &'static [&'static Set] {
     match kind.prog_type {
-        _ if !kind.intrudes => &[],
+        _ if !kind.destructive => &[],
         ProgramType::KPROBE => &[OVERRIDES, WRITES],
         ProgramType::TRACEPOINT
         | ProgramType::PERF_EVENT

@@ -106,7 +106,7 @@ pub fn attached(types: &KernelTypes, tracepoint: &str) -> Kind {
         attach_type: AttachType::TRACE_RAW_TP,
         flags: 0,
         attach_btf_id: types.typedef(&name).expect("a tracepoint"),
-        intrudes: false,
+        destructive: false,
     }
 }
 
@@ -117,7 +117,7 @@ pub fn iterator(types: &KernelTypes, name: &str) -> Kind {
         attach_type: AttachType::TRACE_ITER,
         flags: 0,
         attach_btf_id: types.function(&name).expect("an iterator"),
-        intrudes: false,
+        destructive: false,
     }
 }
 

@@ -25,7 +25,7 @@ fn operations() {
             attach_type: AttachType(member),
             flags: 0,
             attach_btf_id: tcp,
-            intrudes: false,
+            destructive: false,
         };
         if !oracle.takes(kind) {
             continue;

@@ -48,7 +48,7 @@ impl Oracle {
             attach_type: AttachType::TRACE_RAW_TP,
             flags: 0,
             attach_btf_id: self.types.typedef(&name).expect("a tracepoint"),
-            intrudes: false,
+            destructive: false,
         }
     }
 
@@ -59,7 +59,7 @@ impl Oracle {
             attach_type: AttachType::TRACE_ITER,
             flags,
             attach_btf_id: self.types.function(&name).expect("an iterator"),
-            intrudes: false,
+            destructive: false,
         }
     }
 

@@ -185,7 +185,7 @@ pub fn kind(prog_type: ProgramType, attach_type: AttachType) -> Kind {
             0
         },
         attach_btf_id: 0,
-        intrudes: false,
+        destructive: false,
     }
 }
 

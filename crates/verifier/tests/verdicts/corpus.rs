@@ -100,7 +100,7 @@ fn row(line: &str) -> Option<Row> {
             attach_type: AttachType(number("attach")?),
             flags: number("flags")?,
             attach_btf_id: 0,
-            intrudes: false,
+            destructive: false,
         },
         insns,
         maps: maps?,
