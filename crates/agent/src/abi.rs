@@ -620,13 +620,13 @@ pub struct Context {
     /// Signals that the thread blocks, and has to again when the programs are done; bit n-1 for signal n.
     pub unblocked: u64,
     /// What a program has made the result of the call that is about to be made, or nothing.
-    pub made_up: MadeUp,
+    pub overridden: Overridden,
 }
 
 /// A system call's result that a program has chosen, in place of the call.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-pub struct MadeUp {
+pub struct Overridden {
     /// 1 if there is one.
     pub is_there: u64,
     /// It.

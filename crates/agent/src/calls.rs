@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::abi::calls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
 use crate::abi::{
-    Control, Link, LinkList, MadeUp, NEEDS_SLOT, PendingSignals, PtRegs, Slot, Target,
+    Control, Link, LinkList, Overridden, NEEDS_SLOT, PendingSignals, PtRegs, Slot, Target,
 };
 use crate::enter::{call_with_room, lease, links_of, miss, new_context, release, run};
 use crate::helpers::{signal, time};
@@ -37,13 +37,13 @@ pub unsafe extern "sysv64" fn beeline_call_enter(regs: *mut PtRegs, calls: *cons
     let Some(call) = (unsafe { Call::new(&*regs, &*calls, ENTER) }) else {
         return MAKE;
     };
-    let made_up = call.run_programs();
-    if made_up.is_there == 0 {
+    let overridden = call.run_programs();
+    if overridden.is_there == 0 {
         process_events::handle(&call);
         return MAKE;
     }
     // SAFETY: as above; nobody else looks at the registers now.
-    unsafe { leave_unmade(regs, calls, made_up.result) };
+    unsafe { leave_unmade(regs, calls, overridden.result) };
     MADE
 }
 
@@ -162,9 +162,9 @@ impl<'a> Call<'a> {
 
     /// Runs the call's programs. Gives the result that one of them has made up.
     #[inline(always)]
-    fn run_programs(&self) -> MadeUp {
+    fn run_programs(&self) -> Overridden {
         let Some(links) = links_at(self.calls, self.edge, self.regs.orig_ax as u32) else {
-            return MadeUp::default();
+            return Overridden::default();
         };
         let seen = Registers {
             regs: self.regs,
@@ -181,20 +181,20 @@ impl<'a> Call<'a> {
 ///
 /// That may be a goroutine's with some 600 bytes left: frames here are small, and what needs room stands on the slot's stack.
 #[inline(always)]
-fn run_unleased(links: &LinkList, seen: &impl Seen) -> MadeUp {
-    let mut made_up = MadeUp::default();
+fn run_unleased(links: &LinkList, seen: &impl Seen) -> Overridden {
+    let mut overridden = Overridden::default();
     // SAFETY: a list is published complete and never changed.
     for link in unsafe { links_of(links) }.filter(|link| seen.is_enough(link)) {
-        note(&mut made_up, link, seen.run_unleased(link));
+        note(&mut overridden, link, seen.run_unleased(link));
     }
-    made_up
+    overridden
 }
 
 #[inline(never)]
-fn run_leased<S: Seen>(target: &Target, control: &Control, links: &LinkList, seen: &S) -> MadeUp {
+fn run_leased<S: Seen>(target: &Target, control: &Control, links: &LinkList, seen: &S) -> Overridden {
     let Some((lease, cpu)) = lease(target) else {
         miss(target);
-        return MadeUp::default();
+        return Overridden::default();
     };
     // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
     let slot = unsafe { target.slots.add(cpu as usize) };
@@ -205,7 +205,7 @@ fn run_leased<S: Seen>(target: &Target, control: &Control, links: &LinkList, see
         slot,
         cpu,
         signals: PendingSignals::default(),
-        made_up: MadeUp::default(),
+        overridden: Overridden::default(),
     };
     // SAFETY: the slot is leased, and the job is the function's own.
     unsafe { call_with_room(target, slot, run_links::<S>, (&raw mut job).cast()) };
@@ -216,7 +216,7 @@ fn run_leased<S: Seen>(target: &Target, control: &Control, links: &LinkList, see
     if job.signals != PendingSignals::default() {
         signal::send(job.signals, control.own_pid);
     }
-    job.made_up
+    job.overridden
 }
 
 /// What [`run_links`] needs, and what has come of it. On the thread's own stack.
@@ -227,7 +227,7 @@ struct Job<'a, S> {
     slot: *mut Slot,
     cpu: u32,
     signals: PendingSignals,
-    made_up: MadeUp,
+    overridden: Overridden,
 }
 
 /// Runs a job's programs one after the other.
@@ -248,17 +248,17 @@ unsafe extern "sysv64" fn run_links<S: Seen>(job: *mut u8) {
         let argument = seen.show(link, &mut room);
         // SAFETY: the program was checked and compiled for this context.
         let result = unsafe { run(&mut context, link, argument) };
-        note(&mut context.made_up, link, result);
+        note(&mut context.overridden, link, result);
     }
     signal::block_again(&context);
-    (job.signals, job.made_up) = (context.signals, context.made_up);
+    (job.signals, job.overridden) = (context.signals, context.overridden);
 }
 
 /// A program that may give the call a result has ended.
 #[inline(always)]
-fn note(made_up: &mut MadeUp, link: &Link, result: u64) {
+fn note(overridden: &mut Overridden, link: &Link, result: u64) {
     if link.context == CONTEXT_MODIFY && result != 0 {
         let is_there = 1;
-        *made_up = MadeUp { is_there, result };
+        *overridden = Overridden { is_there, result };
     }
 }

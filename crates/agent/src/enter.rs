@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use beeline_isa::abi::Run;
 
 use crate::abi::{
-    ALWAYS, Context, Control, HAS_RDPID, Lease, Link, LinkList, MadeUp, NEEDS_REGISTERS,
+    ALWAYS, Context, Control, HAS_RDPID, Lease, Link, LinkList, Overridden, NEEDS_REGISTERS,
     NEEDS_SLOT, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
     Slot, TID_UNKNOWN, Target,
 };
@@ -261,7 +261,7 @@ pub(crate) fn new_context(
         tail_calls: 0,
         signals: PendingSignals::default(),
         unblocked: 0,
-        made_up: MadeUp::default(),
+        overridden: Overridden::default(),
     }
 }
 

@@ -3,7 +3,7 @@
 use beeline_isa::abi::Run;
 
 use super::{context, failed};
-use crate::abi::MadeUp;
+use crate::abi::Overridden;
 use crate::sys::{self, nr};
 
 const EFAULT: i32 = 14;
@@ -18,7 +18,7 @@ pub unsafe extern "sysv64" fn override_return(
     run: *const Run,
 ) -> u64 {
     // SAFETY: called by a program with its own run.
-    unsafe { context(run) }.made_up = MadeUp {
+    unsafe { context(run) }.overridden = Overridden {
         is_there: 1,
         result,
     };
