@@ -103,7 +103,7 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
     };
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     run::hand_signals_to(pid, started.stopper()?)?;
-    let status = keep::with_keeper(started)?.serve_in(connection, sharing)?;
+    let status = fallback::with_fallback(started)?.serve_in(connection, sharing)?;
     match LOST.load(Relaxed) {
         true => Ok(ExitCode::FAILURE),
         false => Ok(exit_code(status)),

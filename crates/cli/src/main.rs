@@ -7,7 +7,7 @@ mod engines;
 mod fatal;
 mod guest;
 mod inject;
-mod keep;
+mod fallback;
 mod memory;
 mod prog;
 mod ps;
@@ -92,8 +92,8 @@ enum Command {
     /// Run programs of an object file in a virtual machine's kernel, and print what they write and what changes in their maps
     Inject(inject::Arguments),
     /// Let pass the calls of what a tool has left behind: started by `beeline run`
-    #[command(hide = true, name = keep::COMMAND)]
-    Keep,
+    #[command(hide = true, name = fallback::COMMAND)]
+    Fallback,
     /// Pin a virtual machine's CPUs where its threads are bound to them, onto CPUs of this host
     VcpuPin(vcpu_pin::Arguments),
 }
@@ -130,7 +130,7 @@ fn main() -> ExitCode {
         Command::Detach { pid: Some(pid), .. } => detach::detach(pid),
         Command::Detach { pid: None, .. } => detach::detach_dead(),
         Command::Inject(arguments) => inject::inject(&arguments),
-        Command::Keep => keep::keep(),
+        Command::Fallback => fallback::serve(),
         Command::VcpuPin(arguments) => vcpu_pin::pin(&arguments),
         Command::Guest(options) => {
             beeline_vm_proxy::serve(&options, say).map(|()| ExitCode::SUCCESS)

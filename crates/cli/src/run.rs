@@ -58,7 +58,7 @@ pub fn run(
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     hand_signals_to(pid, started.stopper()?)?;
     runtime.set_tool(started.pid());
-    let status = keep::with_keeper(started)?.serve(runtime.clone());
+    let status = fallback::with_fallback(started)?.serve(runtime.clone());
     runtime.close();
     Ok(exit_code(status?))
 }

@@ -25,7 +25,7 @@ use crate::notify::{Listener, Reply, Request};
 use crate::root::Tools;
 
 /// Is given the calls of those who live on.
-pub(crate) type Heir = dyn Fn() + Send + Sync;
+pub(crate) type Fallback = dyn Fn() + Send + Sync;
 
 /// Between two looks whether the session is used when the tool has ended.
 const LOOK_FOR_USE: Duration = Duration::from_millis(500);
@@ -102,18 +102,18 @@ impl<D: Answers> Server<D> {
         }
     }
 
-    /// Returns when the last process under the filter is gone, or the rest has been left to `heir`; and all that they had is
+    /// Returns when the last process under the filter is gone, or the rest has been left to `fallback`; and all that they had is
     /// released.
-    pub(crate) fn run(&self, heir: Option<&Heir>) {
+    pub(crate) fn run(&self, fallback: Option<&Fallback>) {
         std::thread::scope(|outer| {
             let reaper = Builder::new().name("beeline-reaper".into());
             let reaper = reaper.spawn_scoped(outer, || self.door.tend());
             std::thread::scope(|scope| self.work(scope));
             // Before anything is done that those who are left may be stopped for: some wait for an answer.
-            if let Some(heir) = heir
+            if let Some(fallback) = fallback
                 && self.listener.has_callers()
             {
-                heir();
+                fallback();
             }
             self.listener.stop();
             self.door.stop();

@@ -27,7 +27,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::guest::{Connection, Guest, Sharing};
 use crate::local::Door;
 use crate::notify::{Listener, Reply};
-use crate::server::{Answers, Heir, Server};
+use crate::server::{Answers, Fallback, Server};
 use crate::{Error, Options, filter};
 
 /// A tool that runs under the door.
@@ -43,7 +43,7 @@ pub struct Tool {
     pid: i32,
     listener: Listener,
     keeper: JoinHandle<io::Result<ExitStatus>>,
-    heir: Option<Box<Heir>>,
+    fallback: Option<Box<Fallback>>,
 }
 
 /// A tool that waits at its first call. Ends it when dropped: without a door its calls would fail, and it would speak of that.
@@ -103,7 +103,7 @@ impl Tool {
             pid: pid as i32,
             listener,
             keeper,
-            heir: None,
+            fallback: None,
         })
     }
 
@@ -113,13 +113,13 @@ impl Tool {
     }
 
     /// Children that outlive a tool which has made eBPF calls itself, and use nothing of the session, are left to somebody else, who is
-    /// to [`let_pass`] their calls: without the door these would fail. `heir` is called for that when no more calls are
+    /// to [`let_pass`] their calls: without the door these would fail. `fallback` is called for that when no more calls are
     /// taken here. Without this they are served on, as are those of a script that has only started who makes such calls.
     ///
     /// `last` is given what is taken here, so that nobody has to wait for ever if this process is killed.
-    pub fn leave_to(mut self, last: File, heir: impl Fn() + Send + Sync + 'static) -> Self {
+    pub fn leave_to(mut self, last: File, fallback: impl Fn() + Send + Sync + 'static) -> Self {
         self.listener.write_last_to(last);
-        self.heir = Some(Box::new(heir));
+        self.fallback = Some(Box::new(fallback));
         self
     }
 
@@ -128,7 +128,7 @@ impl Tool {
         self.listener.share()
     }
 
-    /// Who has written 8 bytes to this, leaves the children to their heir even if they use the session.
+    /// Who has written 8 bytes to this, leaves the children to their fallback even if they use the session.
     pub fn stopper(&self) -> io::Result<OwnedFd> {
         self.listener.stopper()
     }
@@ -155,10 +155,10 @@ impl Tool {
 
     fn serve_by(self, door: impl Answers) -> Result<ExitStatus, Error> {
         let server = Server::new(self.listener, door, self.pid);
-        let (keeper, heir, unserved) = (self.keeper, self.heir.as_deref(), self.unserved);
+        let (keeper, fallback, unserved) = (self.keeper, self.fallback.as_deref(), self.unserved);
         let wait = || {
             let ended = keeper.join();
-            if heir.is_some() {
+            if fallback.is_some() {
                 server.end_with_its_use();
             }
             ended
@@ -173,7 +173,7 @@ impl Tool {
                 }
             };
             std::mem::forget(unserved);
-            server.run(heir);
+            server.run(fallback);
             Ok(waiter.join().and_then(|ended| ended))
         })?;
         match ended {

@@ -23,7 +23,7 @@ use crate::say;
 pub const COMMAND: &str = "keep";
 
 /// Has a process stay with what this tool starts.
-pub fn with_keeper(tool: Tool) -> anyhow::Result<Tool> {
+pub fn with_fallback(tool: Tool) -> anyhow::Result<Tool> {
     let last = memfd_create("beeline-last-call", MemfdFlags::CLOEXEC);
     let last = last.map_err(std::io::Error::from).map(File::from);
     let last = last.context("creating a memory file")?;
@@ -67,11 +67,11 @@ fn start(listener: OwnedFd, last: OwnedFd) -> std::io::Result<(u32, PipeWriter)>
 }
 
 /// The process beside us, once there is one.
-static KEEPER: AtomicU32 = AtomicU32::new(0);
+static FALLBACK: AtomicU32 = AtomicU32::new(0);
 
 /// A SIGCONT to a stopped Beeline lets it go on for good, unless the process beside it has sent it.
-fn go_on_when_told(keeper: u32) {
-    KEEPER.store(keeper, Relaxed);
+fn go_on_when_told(fallback: u32) {
+    FALLBACK.store(fallback, Relaxed);
     // SAFETY: an action is integers, for which zero is good; the handler does what a handler may.
     unsafe {
         let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = go_on;
@@ -85,13 +85,13 @@ fn go_on_when_told(keeper: u32) {
 extern "C" fn go_on(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel passes a good siginfo, which for this signal has a sender.
     let sender = unsafe { (*info).si_pid() };
-    if sender.unsigned_abs() != KEEPER.load(Relaxed) {
+    if sender.unsigned_abs() != FALLBACK.load(Relaxed) {
         holds().go_on();
     }
 }
 
 /// The command itself.
-pub fn keep() -> anyhow::Result<ExitCode> {
+pub fn serve() -> anyhow::Result<ExitCode> {
     let own = |fd: std::io::Result<OwnedFd>| fd.context("taking over a session");
     let listener = own(std::io::stdin().as_fd().try_clone_to_owned())?;
     let lifeline = own(std::io::stdout().as_fd().try_clone_to_owned())?;
