@@ -57,7 +57,7 @@ use crate::guest::objects::{Object, Objects};
 use crate::guest::rings::Rings;
 use crate::guest::types::Types;
 use crate::notify::{Listener, Reply, Request};
-use crate::often::Often;
+use crate::hot_sites::HotSites;
 use crate::paths::HERE;
 use crate::server::Answers;
 
@@ -73,7 +73,7 @@ pub(crate) struct Guest {
     /// What the tool's processes see of its walks through maps.
     pub(crate) prefetch: Prefetch,
     pub(crate) lookup_channels: Arc<LookupChannels>,
-    often: Often,
+    hot_sites: HotSites,
     changes: Arc<Changes>,
     /// Where the guest's memory can be seen from here.
     pub(crate) sharing: Option<Arc<Sharing>>,
@@ -103,7 +103,7 @@ impl Guest {
             types: Types::default(),
             kept: Kept::new(connection.welcome()),
             prefetch: Prefetch::new()?,
-            often: Often::default(),
+            hot_sites: HotSites::default(),
             changes: Arc::default(),
             connection,
         })
@@ -199,7 +199,7 @@ impl Answers for Guest {
         listener.answer(request.id, answer);
         let is_step = request.nr == libc::SYS_bpf
             && Command(request.args[0] as u32) == Command::MAP_GET_NEXT_KEY;
-        let is_often = || self.often.count(request.tid, request.ip) && self.may_be_stopped();
+        let is_often = || self.hot_sites.count(request.tid, request.ip) && self.may_be_stopped();
         if (is_step && is_often()) || self.lookup_channels.take_due(request) {
             let_lead();
             // The door goes on answering where there can be no fast path.

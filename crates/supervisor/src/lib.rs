@@ -39,7 +39,7 @@ mod memory;
 mod mode;
 mod notify;
 mod objects;
-mod often;
+mod hot_sites;
 mod paths;
 mod perf;
 mod pin;

@@ -16,7 +16,7 @@ use crate::claims::Claims;
 use crate::elements::Members;
 use crate::fds::{Descriptors, key_of};
 use crate::notify::{Listener, Reply, Request};
-use crate::often::Often;
+use crate::hot_sites::HotSites;
 use crate::paths::HERE;
 use crate::pin::Pinned;
 use crate::server::Answers;
@@ -41,7 +41,7 @@ pub(crate) struct Door {
     pub(crate) unswept: AtomicU64,
     /// The tool and its children are gone.
     pub(crate) done: AtomicBool,
-    pub(crate) often: Often,
+    pub(crate) hot_sites: HotSites,
 }
 
 impl Door {
@@ -58,7 +58,7 @@ impl Door {
             reaper: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             unswept: AtomicU64::new(0),
             done: AtomicBool::new(false),
-            often: Often::default(),
+            hot_sites: HotSites::default(),
         })
     }
 
@@ -144,7 +144,7 @@ impl Answers for Door {
             self.backend
                 .unsupported(&format!("a call of the tool's was refused: {why}"));
         }
-        let is_often = is_map_operation(request) && self.often.count(request.tid, request.ip);
+        let is_often = is_map_operation(request) && self.hot_sites.count(request.tid, request.ip);
         let transit = installing.map(|_| self.fds.transit());
         let taken = listener.answer(request.id, answer);
         drop(transit);

@@ -19,7 +19,7 @@ use super::objects::Object;
 use crate::call::Call;
 use crate::fds::{key_of, key_of_descriptor};
 use crate::notify::Request;
-use crate::often::Often;
+use crate::hot_sites::HotSites;
 
 /// The highest number for a channel. New files get the lowest number that is free, so few tools ever come there; each fork copies a table up to
 /// the highest.
@@ -29,7 +29,7 @@ const LOWEST: u64 = 1_000;
 
 /// Of one tool.
 pub(crate) struct LookupChannels {
-    often: Often,
+    hot_sites: HotSites,
     /// Held while one is given, so that a process gets one only.
     giving: Mutex<()>,
     given: Mutex<Given>,
@@ -63,7 +63,7 @@ impl LookupChannels {
             ..Given::default()
         };
         Self {
-            often: Often::default(),
+            hot_sites: HotSites::default(),
             giving: Mutex::default(),
             given: Mutex::new(given),
         }
@@ -146,7 +146,7 @@ impl Call<'_, Guest> {
         let Some((_, request)) = self.memory.of_call() else {
             return;
         };
-        let is_often = channels.often.count(request.tid, request.ip) && self.door.may_be_stopped();
+        let is_often = channels.hot_sites.count(request.tid, request.ip) && self.door.may_be_stopped();
         match channels.note(&request, is_often) {
             None => {}
             Some(Process::Hooked) => {

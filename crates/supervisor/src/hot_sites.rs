@@ -10,7 +10,7 @@ const COUNTED: usize = 256;
 
 /// Calls by thread and instruction.
 #[derive(Default)]
-pub(crate) struct Often(Mutex<HashMap<(i32, u64), Count>>);
+pub(crate) struct HotSites(Mutex<HashMap<(i32, u64), Count>>);
 
 struct Count {
     left: u32,
@@ -18,7 +18,7 @@ struct Count {
     next: u32,
 }
 
-impl Often {
+impl HotSites {
     /// Counts a map operation; `true` each time that there have been many.
     pub(crate) fn count(&self, tid: i32, ip: u64) -> bool {
         let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,13 +45,13 @@ mod tests {
 
     #[test]
     fn each_instruction_is_counted_for_itself() {
-        let often = Often::default();
+        let hot = HotSites::default();
         let mut found = Vec::new();
         for call in 1..=3 * OFTEN {
-            if often.count(1, 0x1000) {
+            if hot.count(1, 0x1000) {
                 found.push(call);
             }
-            assert!(!often.count(1, 0x2000 + u64::from(call)));
+            assert!(!hot.count(1, 0x2000 + u64::from(call)));
         }
         assert_eq!(found, [OFTEN, 3 * OFTEN]);
     }
