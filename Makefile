@@ -50,7 +50,7 @@ FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= object btf bytecode decode aot_file stored_code host_message guest_message address policy memory_tree tool_calls
 FUZZ_LIMITS = -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512
 fuzz:
-	cargo run --release -p beeline-untrusted --example seeds fuzz/corpus $$(grep -s /sbin/ /var/lib/dpkg/info/libbpf-tools.list)
+	cargo run --release -p beeline-fuzz-api --example seeds fuzz/corpus $$(grep -s /sbin/ /var/lib/dpkg/info/libbpf-tools.list)
 	for target in $(FUZZ_TARGETS); do \
 		RUSTUP_TOOLCHAIN=nightly cargo fuzz run -O -a $$target -- -max_total_time=$(FUZZ_SECONDS) $(FUZZ_LIMITS) || exit; \
 	done

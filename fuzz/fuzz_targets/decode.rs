@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| beeline_untrusted::decode(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| beeline_fuzz_api::decode(data));

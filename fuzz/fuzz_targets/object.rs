@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| beeline_untrusted::object(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| beeline_fuzz_api::object(data));

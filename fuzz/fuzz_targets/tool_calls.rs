@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| beeline_untrusted::tool_calls(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| beeline_fuzz_api::tool_calls(data));

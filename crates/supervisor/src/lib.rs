@@ -54,7 +54,7 @@ mod syscalls;
 mod sysfs;
 mod tracefs;
 mod tracepoints;
-pub mod untrusted;
+pub mod fuzz_api;
 mod value;
 mod wait;
 

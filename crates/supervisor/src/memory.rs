@@ -48,7 +48,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// For [`crate::untrusted`].
+    /// For [`crate::fuzz_api`].
     pub(crate) fn of_nobody(start: u64, bytes: &'a [u8]) -> Self {
         Memory(Of::Nobody { start, bytes })
     }

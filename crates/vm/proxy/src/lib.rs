@@ -32,7 +32,7 @@ mod session;
 mod shared;
 mod sums;
 mod sys;
-pub mod untrusted;
+pub mod fuzz_api;
 mod watch;
 
 use std::path::PathBuf;

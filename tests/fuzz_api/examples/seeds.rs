@@ -7,7 +7,7 @@ mod embedded;
 use std::path::Path;
 use std::{env, fs, io};
 
-use beeline_untrusted::{TARGETS, seeds};
+use beeline_fuzz_api::{TARGETS, seeds};
 use embedded::embedded_objects;
 
 fn main() -> io::Result<()> {

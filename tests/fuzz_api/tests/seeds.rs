@@ -2,7 +2,7 @@
 
 use beeline_fuzz::Random;
 use beeline_uapi::Errno;
-use beeline_untrusted::{TARGETS, seeds, tool_answers};
+use beeline_fuzz_api::{TARGETS, seeds, tool_answers};
 
 /// Changed copies of each seed.
 const COPIES: u64 = 40;

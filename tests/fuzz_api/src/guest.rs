@@ -15,7 +15,7 @@ use beeline_vm_protocol::messages::{
 };
 use prost::Message;
 
-pub use beeline_vm_proxy::untrusted::{host_message, policy};
+pub use beeline_vm_proxy::fuzz_api::{host_message, policy};
 
 /// What a guest's bytes are to a host: frames, and in them messages, with structures of the kernel's.
 pub fn guest_message(data: &[u8]) {

@@ -1,5 +1,5 @@
 //! What Beeline does with bytes that nobody vouches for, one function for each kind of them: [`object`] files, [`btf`], [`bytecode`],
-//! [`files`] of code, what hosts and [`guests`](guest) say to each other, and the calls of a tool at the [`door`].
+//! [`files`] of code, what hosts and [`guests`](guest) say to each other, and the calls of a tool at the [`supervisor`].
 //!
 //! Each takes any bytes, gives nothing, and does not panic, hang or take much memory. The fuzz targets in `fuzz/` call them, and so
 //! does a test on the [`seeds`] that those begin with.
@@ -7,7 +7,7 @@
 mod backend;
 mod btf;
 mod bytecode;
-mod door;
+mod supervisor;
 mod files;
 mod guest;
 mod object;
@@ -15,7 +15,7 @@ pub mod seeds;
 
 pub use btf::btf;
 pub use bytecode::{bytecode, decode};
-pub use door::{tool_answers, tool_calls};
+pub use supervisor::{tool_answers, tool_calls};
 pub use files::{aot_file, stored_code};
 pub use guest::{address, guest_message, host_message, memory_tree, policy};
 pub use object::object;

@@ -41,7 +41,7 @@ pub fn of(target: &str) -> Vec<(String, Vec<u8>)> {
         "address" => crate::guest::address_seeds(),
         "policy" => crate::guest::policy_seeds(),
         "memory_tree" => crate::guest::memory_seeds(),
-        "tool_calls" => crate::door::seeds(),
+        "tool_calls" => crate::supervisor::seeds(),
         _ => Vec::new(),
     }
 }
