@@ -13,12 +13,12 @@ use crate::relocate::{self, RelocateError};
 
 mod call;
 pub(crate) mod full;
-mod light;
+mod direct;
 mod registers;
 
 pub use call::SystemCall;
 pub use full::{Full, PT_REGS_LEN};
-pub use light::Light;
+pub use direct::Direct;
 pub use registers::Registers;
 
 /// What the trampoline does before the displaced instructions run.
@@ -27,7 +27,7 @@ pub enum TrampolineSpec {
     /// Calls a function with all registers.
     Full(Full),
     /// Calls a function that needs nothing.
-    Light(Light),
+    Direct(Direct),
     /// Asks a function before a system call is made, at the instruction that makes it.
     SystemCall(SystemCall),
 }
@@ -96,7 +96,7 @@ pub enum EmitError {
 pub fn emit(plan: &Plan, at: u64, spec: &TrampolineSpec) -> Result<Trampoline, EmitError> {
     let head = match spec {
         TrampolineSpec::Full(full) => full::head(plan, at, full)?,
-        TrampolineSpec::Light(light) => light::head(plan, at, light)?,
+        TrampolineSpec::Direct(direct) => direct::head(plan, at, direct)?,
         TrampolineSpec::SystemCall(call) => call::head(plan, at, call)?,
     };
     let body = displaced(plan, at.wrapping_add(head.bytes.len() as u64))?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::time::Instant;
 
 use beeline_hook::{
-    CallSites, CallSpec, CommonCode, Full, Function, Incoming, Light, Registers, TrampolineSpec,
+    CallSites, CallSpec, CommonCode, Full, Function, Incoming, Direct, Registers, TrampolineSpec,
     WATCHED_LEN, emit, jump_patch, plan,
 };
 
@@ -86,11 +86,11 @@ fn cost_of_a_hook() {
         leave: Some(leave),
         shows_registers: true,
     });
-    let light = TrampolineSpec::Light(Light {
+    let direct = TrampolineSpec::Direct(Direct {
         entry: nothing,
         clobbers: Registers::RAX,
     });
-    let all = TrampolineSpec::Light(Light {
+    let all = TrampolineSpec::Direct(Direct {
         entry: nothing,
         clobbers: Registers::CALLER_SAVED,
     });
@@ -98,9 +98,9 @@ fn cost_of_a_hook() {
     let plain = time(plain);
     eprintln!("unhooked: {plain:.1} ns");
     for (name, code, offset, spec) in [
-        ("light, 1 register", FUNCTION, 0, light),
-        ("light, 9 registers", FUNCTION, 0, all),
-        ("light, flags", INSIDE, 1, light),
+        ("direct, 1 register", FUNCTION, 0, direct),
+        ("direct, 9 registers", FUNCTION, 0, all),
+        ("direct, flags", INSIDE, 1, direct),
         ("full", FUNCTION, 0, full),
         ("full, flags", INSIDE, 1, full),
         ("full, return watched", FUNCTION, 0, watched),

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_hook::{
-    EmitError, Flags, Full, Function, INT3, Kind, Light, Plan, Reason, Registers, Trampoline,
+    EmitError, Flags, Full, Function, INT3, Kind, Direct, Plan, Reason, Registers, Trampoline,
     TrampolineSpec, displaced, emit, jump_patch, plan,
 };
 use iced_x86::code_asm::*;
@@ -211,9 +211,9 @@ fn blind(leave: bool) -> TrampolineSpec {
     })
 }
 
-fn light() -> TrampolineSpec {
+fn direct() -> TrampolineSpec {
     let entry = hook::test_hook_light as *const () as u64;
-    TrampolineSpec::Light(Light {
+    TrampolineSpec::Direct(Direct {
         entry,
         clobbers: Registers::CALLER_SAVED,
     })
@@ -360,7 +360,7 @@ fn blind_hooks_change_nothing() {
 
 #[test]
 fn light_hooks_change_nothing() {
-    same_at_every_site(light());
+    same_at_every_site(direct());
 }
 
 /// A moved body alone, as a signal handler uses it.

@@ -3,7 +3,7 @@
 mod support;
 
 use beeline_hook::{
-    CallPatch, CallSites, CallSpec, CommonCode, Full, Function, Incoming, Kind, Light, Registers,
+    CallPatch, CallSites, CallSpec, CommonCode, Full, Function, Incoming, Kind, Direct, Registers,
     TrampolineSpec, displaced, emit, jump_patch, plan, plan_among,
 };
 use iced_x86::{Decoder, DecoderOptions};
@@ -69,7 +69,7 @@ fn try_everything(code: &[u8], start: u64, at: u64) {
                 leave,
                 shows_registers: true,
             }),
-            TrampolineSpec::Light(Light {
+            TrampolineSpec::Direct(Direct {
                 entry: at,
                 clobbers: Registers::CALLER_SAVED,
             }),

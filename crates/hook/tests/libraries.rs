@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use beeline_hook::{
-    EmitError, Full, Function, Incoming, Kind, Light, Plan, PlanError, Reason, Registers,
+    EmitError, Full, Function, Incoming, Kind, Direct, Plan, PlanError, Reason, Registers,
     TrampolineSpec, emit, jump_patch, plan, plan_among,
 };
 use iced_x86::{Decoder, DecoderOptions};
@@ -95,11 +95,11 @@ fn check(plan: &Plan) -> Result<(), String> {
         leave,
         shows_registers: true,
     });
-    let light = TrampolineSpec::Light(Light {
+    let direct = TrampolineSpec::Direct(Direct {
         entry: 0x7f00_0000_1000,
         clobbers: Registers::CALLER_SAVED,
     });
-    for (at, spec) in [(plan.site + DISTANCE, full), (plan.site - DISTANCE, light)] {
+    for (at, spec) in [(plan.site + DISTANCE, full), (plan.site - DISTANCE, direct)] {
         assert!(plan.reach().is_some_and(|reach| reach.contains(&at)));
         let trampoline = emit(plan, at, &spec).map_err(|error| error.to_string())?;
         assert!(trampoline.bytes.len() < 800, "{}", trampoline.bytes.len());
@@ -203,7 +203,7 @@ fn out_of_reach_is_an_error() {
     let Some(library) = functions_of("libc.so.6") else {
         return;
     };
-    let spec = TrampolineSpec::Light(Light {
+    let spec = TrampolineSpec::Direct(Direct {
         entry: 0,
         clobbers: Registers::NONE,
     });

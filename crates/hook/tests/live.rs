@@ -3,7 +3,7 @@
 mod support;
 
 use beeline_hook::{
-    Full, Function, Incoming, Kind, Light, Plan, Registers, TrampolineSpec, emit, jump_patch,
+    Full, Function, Incoming, Kind, Direct, Plan, Registers, TrampolineSpec, emit, jump_patch,
     plan_among, reach,
 };
 
@@ -37,7 +37,7 @@ const ODD: &[&str] = &[
 enum Way {
     Plain,
     Watched,
-    Light,
+    Direct,
 }
 
 impl Way {
@@ -47,7 +47,7 @@ impl Way {
         let watched =
             self == Self::Watched && plan.at_start && name.is_none_or(|name| !ODD.contains(&name));
         match self {
-            Self::Light => TrampolineSpec::Light(Light {
+            Self::Direct => TrampolineSpec::Direct(Direct {
                 entry: hook::test_hook_light as *const () as u64,
                 clobbers: Registers::CALLER_SAVED,
             }),
@@ -127,7 +127,7 @@ fn libc_with_every_return_watched() {
 
 #[test]
 fn libc_with_every_function_hooked_lightly() {
-    in_a_child(|| libc_works(Way::Light));
+    in_a_child(|| libc_works(Way::Direct));
 }
 
 fn libcrypto_works(way: Way) {
@@ -161,5 +161,5 @@ fn libcrypto_with_every_return_watched() {
 
 #[test]
 fn libcrypto_with_every_function_hooked_lightly() {
-    in_a_child(|| libcrypto_works(Way::Light));
+    in_a_child(|| libcrypto_works(Way::Direct));
 }

@@ -193,7 +193,7 @@ struct Hooked {
     entry: Vec<Attached>,
     returns: Vec<Attached>,
     /// Its trampoline runs one program without the agent.
-    light: bool,
+    direct: bool,
     /// Its trampoline shows all registers; others are quicker.
     shows_registers: bool,
 }

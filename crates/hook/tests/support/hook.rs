@@ -19,7 +19,7 @@ unsafe extern "sysv64" {
     pub fn test_hook_enter();
     /// For `Full::leave`.
     pub fn test_hook_leave();
-    /// For `Light::entry`.
+    /// For `Direct::entry`.
     pub fn test_hook_light();
     static test_hook_entered: AtomicU64;
     static test_hook_left: AtomicU64;

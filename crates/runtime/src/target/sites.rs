@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
 use beeline_agent::abi::{self, Site, SiteTrap};
-use beeline_hook::{Full, INT3, Kind, Light, Plan, Reason, Registers, Trampoline, TrampolineSpec};
+use beeline_hook::{Full, INT3, Kind, Direct, Plan, Reason, Registers, Trampoline, TrampolineSpec};
 use beeline_inject::Stopped;
 
 use super::planning::Planned;
@@ -142,7 +142,7 @@ impl Target {
         let landing = site.landing.take();
         let was_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         site.plan = plan.clone().into_breakpoint(Reason::AnotherProbe);
-        site.light = false;
+        site.direct = false;
         let done = self.bytes_of(old).and_then(|(bytes, level)| {
             self.place_record(&site.plan, bytes, site.beneath.as_ref(), level)
         });
@@ -216,13 +216,13 @@ impl Target {
         let mut outcome = self.publish(&site);
         let showed_registers = site.shows_registers;
         site.shows_registers |= request.body.needs().reads_context;
-        if outcome.is_ok() && (site.light || site.shows_registers != showed_registers) {
-            // The light trampoline knows its one program only, and the agent runs no program that looks at registers
+        if outcome.is_ok() && (site.direct || site.shows_registers != showed_registers) {
+            // The direct trampoline knows its one program only, and the agent runs no program that looks at registers
             // which its trampoline does not show.
             outcome = self
                 .write_trampoline(&site, None)
                 .and_then(|(trampoline, at)| self.redirect(&site, &trampoline, at, hold));
-            site.light &= outcome.is_err();
+            site.direct &= outcome.is_err();
         }
         if outcome.is_err() {
             // What its trampoline does not serve is not attached, and may be tried again.
@@ -252,7 +252,7 @@ impl Target {
         } = planned;
         let is_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         let needs = request.body.needs();
-        let light = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
+        let direct = !needs.slot && !needs.reads_context && !request.retprobe && !is_breakpoint;
         let record = self.place_record(&plan, (original, file), beneath.as_ref(), level)?;
         let shows_registers = needs.reads_context;
         let mut site = Hooked {
@@ -263,16 +263,16 @@ impl Target {
             branches: beeline_hook::branches_sometimes(&file),
             entry: Vec::new(),
             returns: Vec::new(),
-            light,
+            direct,
             shows_registers,
         };
         site.list(request.retprobe).push(attached);
         let call = match request.body {
-            Body::Program(program) if light => {
+            Body::Program(program) if direct => {
                 let (code, entry) = self.environment_mut()?.place_program(program)?;
                 // x86-64 has 16 registers.
                 let clobbers = Registers(code.code.clobbers.bits() as u16);
-                Some(Light { entry, clobbers })
+                Some(Direct { entry, clobbers })
             }
             _ => None,
         };
@@ -364,12 +364,12 @@ impl Target {
     fn write_trampoline(
         &mut self,
         site: &Hooked,
-        light: Option<Light>,
+        direct: Option<Direct>,
     ) -> Result<(Trampoline, u64), Error> {
         let environment = self.environment()?;
         let points = self.shared.agent.points();
-        let spec = match light {
-            Some(light) => TrampolineSpec::Light(light),
+        let spec = match direct {
+            Some(direct) => TrampolineSpec::Direct(direct),
             None => TrampolineSpec::Full(Full {
                 descriptor: site.record,
                 enter: environment.agent + points.enter,

@@ -10,7 +10,7 @@ use crate::plan::Plan;
 
 /// A hook without arguments. Vector and x87 state is not kept for it; the direction flag is clear when it is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Light {
+pub struct Direct {
     /// Address of the code, entered by a call.
     pub entry: u64,
     /// The general registers that it does not leave as they were. Flags need not be named.
@@ -18,7 +18,7 @@ pub struct Light {
 }
 
 /// Writes the head for a site.
-pub(super) fn head(plan: &Plan, at: u64, spec: &Light) -> Result<Head, EmitError> {
+pub(super) fn head(plan: &Plan, at: u64, spec: &Direct) -> Result<Head, EmitError> {
     if spec.clobbers.contains(Registers::RSP) {
         return Err(EmitError::ClobbersStackPointer);
     }
@@ -29,7 +29,7 @@ pub(super) fn head(plan: &Plan, at: u64, spec: &Light) -> Result<Head, EmitError
     })
 }
 
-fn write_head(asm: &mut CodeAssembler, plan: &Plan, spec: &Light) -> Result<(), IcedError> {
+fn write_head(asm: &mut CodeAssembler, plan: &Plan, spec: &Direct) -> Result<(), IcedError> {
     if plan.red_zone {
         asm.lea(rsp, ptr(rsp - RED_ZONE))?;
     }
