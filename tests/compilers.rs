@@ -1,5 +1,5 @@
 //! Whose code a tool's programs run is the user's to say, and makes no difference to what the tool prints: not even
-//! while LLVM's code takes the place of the light compiler's.
+//! while LLVM's code takes the place of the baseline compiler's.
 
 use beeline_e2e::{
     PATIENCE, Scratch, TICK, Tool, Turn, Workload, beeline, beeline_wanted, find_program, need,
@@ -115,7 +115,7 @@ fn llvms_code_takes_over_and_nothing_is_lost() {
 fn the_user_can_choose_the_compiler() {
     let _turn = Turn::take();
     need!(has_llvm());
-    for engine in ["light", "llvm"] {
+    for engine in ["baseline", "llvm"] {
         let mut session = Session::start(&["--engine", engine], Path::new(""));
         assert_eq!(session.engines(), [engine, engine], "from the start");
         session.go();

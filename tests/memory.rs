@@ -39,7 +39,7 @@ impl Hoarder {
     }
 
     fn limited() -> Self {
-        Self::start(":", &["--memory-limit", "64M", "--engine", "light"])
+        Self::start(":", &["--memory-limit", "64M", "--engine", "baseline"])
     }
 
     /// How many it made, and why not more.

@@ -107,7 +107,7 @@ fn every_engine_gives_the_same_result_and_context() {
     let sample = Sample::new();
     let (data, out) = (sample.path("data"), sample.path("out"));
     fs::write(&data, [7u64, 0, 9].map(u64::to_le_bytes).concat()).unwrap();
-    for engine in ["interpreter", "light"] {
+    for engine in ["interpreter", "baseline"] {
         let words = [
             "--section",
             "syscall",
@@ -224,7 +224,7 @@ fn a_compiled_file_runs_where_it_fits() {
     let result = json(&sample.prog("run", &file, &words));
     assert_eq!(
         (&result["retval"], &result["engine"]),
-        (&62.into(), &"light".into())
+        (&62.into(), &"baseline".into())
     );
 
     let mut damaged = fs::read(&file).unwrap();

@@ -17,7 +17,7 @@ const ROUNDS: u32 = 25;
 const OPENS: u64 = 2_000;
 /// Children in a turn of which the quickest counts.
 const CHILDREN: u32 = 15;
-/// LLVM's code takes the light compiler's place within this time.
+/// LLVM's code takes the baseline compiler's place within this time.
 const SETTLED: Duration = Duration::from_millis(700);
 
 const ENTER: &str = "tracepoint:syscalls:sys_enter_getppid { }";

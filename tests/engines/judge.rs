@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use beeline_codegen::{Engine, Interpreter, Light};
+use beeline_codegen::{Engine, Interpreter, Baseline};
 use beeline_codegen_llvm::Llvm;
 use beeline_e2e::skipped;
 use beeline_fuzz::kernel::{self, Refusal};
@@ -18,8 +18,8 @@ use beeline_verifier::{function_starts, verify};
 use crate::emulated::Emulated;
 use crate::world::{Bytes, Here, Left, There, is_helper, used};
 
-/// What programs run in: the engines, then the light compiler's code for aarch64, then the kernel.
-pub const PLACES: [&str; 5] = ["light", "interpreter", "llvm", "aarch64", "kernel"];
+/// What programs run in: the engines, then the baseline compiler's code for aarch64, then the kernel.
+pub const PLACES: [&str; 5] = ["baseline", "interpreter", "llvm", "aarch64", "kernel"];
 pub const ENGINES: usize = 3;
 const AARCH64: usize = ENGINES;
 pub const KERNEL: usize = PLACES.len() - 1;
@@ -95,7 +95,7 @@ impl Judge {
         let used = used(insns);
         let mut elsewhere = Here::new(self.cpu);
         let outcome = |here: &mut Here, left: u8| {
-            let program = Light.load(&here.program(insns)).ok()?;
+            let program = Baseline.load(&here.program(insns)).ok()?;
             fill_stack(left);
             let result = here.run(&*program, &used).ok()?;
             Some((result, here.left(&used)))
@@ -239,7 +239,7 @@ pub fn processor_time() -> Duration {
 /// All engines.
 pub fn engines() -> [Box<dyn Engine>; ENGINES] {
     [
-        Box::new(Light),
+        Box::new(Baseline),
         Box::new(Interpreter::default()),
         Box::new(Llvm),
     ]

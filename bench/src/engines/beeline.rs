@@ -4,7 +4,7 @@ use super::contest::{Contestant, NOTHING, Outcome, Prepared, timed, timed_calls}
 use super::programs::Program;
 use super::workshop::{Memory, Workshop};
 use anyhow::Context;
-use beeline_codegen::{Compiler, Engine, Executable, Interpreter, Light, Machine, Runnable};
+use beeline_codegen::{Compiler, Engine, Executable, Interpreter, Baseline, Machine, Runnable};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::Insn;
 use beeline_isa::abi::Entry;
@@ -18,9 +18,9 @@ pub enum Beeline {
 }
 
 impl Beeline {
-    /// The light compiler.
-    pub fn light() -> Beeline {
-        Beeline::Compiler(Box::new(Light))
+    /// The baseline compiler.
+    pub fn baseline() -> Beeline {
+        Beeline::Compiler(Box::new(Baseline))
     }
 
     /// The compiler on LLVM.

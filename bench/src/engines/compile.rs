@@ -5,7 +5,7 @@ use super::contest::{processor_time, timed};
 use super::programs::{FRAMES, LOG2_INT};
 use super::workshop::Workshop;
 use anyhow::Context;
-use beeline_codegen::{Code, Compiler, Executable, Light, Machine, Program};
+use beeline_codegen::{Code, Compiler, Executable, Baseline, Machine, Program};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, opcode};
 use serde::Serialize;
@@ -30,7 +30,7 @@ pub struct CompileTime {
 
 /// Every compiler, by the name of its engine.
 fn compilers() -> Vec<Box<dyn Compiler>> {
-    vec![Box::new(Light), Box::new(Llvm)]
+    vec![Box::new(Baseline), Box::new(Llvm)]
 }
 
 /// What each compiler takes for a program of some 60 instructions and for one of more than ten thousand.
@@ -93,7 +93,7 @@ pub fn empty_call(rounds: u32) -> anyhow::Result<f64> {
             ..Insn::default()
         },
     ];
-    let program = Executable::of(Light.compile(&Program::new(&insns), machine)?)?;
+    let program = Executable::of(Baseline.compile(&Program::new(&insns), machine)?)?;
     let mut best = f64::INFINITY;
     for _ in 0..rounds {
         // SAFETY: the program accesses nothing.

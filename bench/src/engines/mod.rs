@@ -30,7 +30,7 @@ pub fn usual_contestants() -> Vec<Box<dyn Contestant>> {
         Box::new(Native::GENERAL_REGISTERS),
         Box::new(Native::ALL_REGISTERS),
         Box::new(Beeline::llvm()),
-        Box::new(Beeline::light()),
+        Box::new(Beeline::baseline()),
         Box::new(Beeline::Interpreter),
         Box::new(Kernel),
     ]

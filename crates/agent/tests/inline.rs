@@ -5,7 +5,7 @@ mod common;
 use std::cell::Cell;
 
 use beeline_agent::abi::{Site, TID_UNKNOWN};
-use beeline_codegen::{Compiler, Executable, Light, Machine, MapShape, Program};
+use beeline_codegen::{Compiler, Executable, Baseline, Machine, MapShape, Program};
 use beeline_isa::Insn;
 use beeline_uapi::MapType;
 
@@ -57,7 +57,7 @@ fn both(environment: &mut Environment, program: &[u64], shape: MapShape) -> [u64
         ..called
     };
     [called, inlined].map(|program| {
-        let code = Light.compile(&program, Machine::X86_64);
+        let code = Baseline.compile(&program, Machine::X86_64);
         let code = Executable::of(code.expect("a good program"));
         environment.run(&code.expect("executable memory"))
     })

@@ -6,7 +6,7 @@ mod common;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use beeline_codegen::{Compiler, Executable, Light, Machine, Program};
+use beeline_codegen::{Compiler, Executable, Baseline, Machine, Program};
 use beeline_isa::Insn;
 
 use common::Environment;
@@ -40,7 +40,7 @@ fn run(
         in_agent,
         ..Program::new(&insns)
     };
-    let code = Light.compile(&program, Machine::X86_64);
+    let code = Baseline.compile(&program, Machine::X86_64);
     let code = Executable::of(code.expect("a good program")).expect("executable memory");
     let mut to = [0xa5; 16];
     let mut words = [

@@ -47,7 +47,7 @@ pub fn compile(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         object.btf.clone(),
     );
     aot.maps = maps(object)?;
-    let mut loaded = Loaded::new(object, CompilerName::Light.engines()?)?;
+    let mut loaded = Loaded::new(object, CompilerName::Baseline.engines()?)?;
     for program in file.select(arguments.section.as_deref(), None)? {
         let id = loaded.program(program)?;
         let (source, _, maps) = loaded.compiled(id)?;

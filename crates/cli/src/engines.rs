@@ -28,11 +28,11 @@ pub struct Options {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Engine {
-    /// The light compiler's at once, and LLVM's as soon as it is there, if LLVM is
+    /// The baseline compiler's at once, and LLVM's as soon as it is there, if LLVM is
     #[default]
     Auto,
-    /// The light compiler's
-    Light,
+    /// The baseline compiler's
+    Baseline,
     /// LLVM's, which is waited for
     Llvm,
 }
@@ -42,11 +42,11 @@ impl Options {
     pub fn engines(&self) -> anyhow::Result<Engines> {
         let choice = match self.engine {
             Engine::Auto => Choice::Auto,
-            Engine::Light => Choice::Light,
+            Engine::Baseline => Choice::Baseline,
             Engine::Llvm => Choice::Optimized,
         };
         let mut engines = Engines::new(choice, Arc::new(say)).verbose(self.verbose);
-        if self.engine != Engine::Light {
+        if self.engine != Engine::Baseline {
             engines = match (optimizer(), self.engine) {
                 (Ok(optimizer), _) => engines.with_optimizer(optimizer),
                 (Err(_), Engine::Auto) => engines,
@@ -86,7 +86,7 @@ pub fn optimizer() -> anyhow::Result<Optimizer> {
     match Worker::beside_this() {
         Some(worker) => Ok(Box::new(worker)),
         None => {
-            anyhow::bail!("there is no {LLVM} beside beeline; install it, or give --engine light")
+            anyhow::bail!("there is no {LLVM} beside beeline; install it, or give --engine baseline")
         }
     }
 }

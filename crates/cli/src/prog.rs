@@ -8,7 +8,7 @@ mod run;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use beeline_codegen::{Compiler, Light, Machine};
+use beeline_codegen::{Compiler, Baseline, Machine};
 use beeline_runtime::engines::{Choice, Engines};
 use clap::{Subcommand, ValueEnum};
 
@@ -34,9 +34,9 @@ pub fn prog(command: &Command) -> anyhow::Result<ExitCode> {
 /// Who makes machine code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CompilerName {
-    /// The light compiler
+    /// The baseline compiler
     #[default]
-    Light,
+    Baseline,
     /// LLVM
     Llvm,
 }
@@ -45,7 +45,7 @@ impl CompilerName {
     /// The compiler. Errors: it is not there.
     pub fn compiler(self) -> anyhow::Result<Box<dyn Compiler + Send + Sync>> {
         Ok(match self {
-            Self::Light => Box::new(Light),
+            Self::Baseline => Box::new(Baseline),
             Self::Llvm => optimizer()?,
         })
     }
@@ -54,7 +54,7 @@ impl CompilerName {
     pub fn engines(self) -> anyhow::Result<Engines> {
         let engines = |choice| Engines::new(choice, Arc::new(say));
         Ok(match self {
-            Self::Light => engines(Choice::Light),
+            Self::Baseline => engines(Choice::Baseline),
             Self::Llvm => engines(Choice::Optimized).with_optimizer(self.compiler()?),
         })
     }

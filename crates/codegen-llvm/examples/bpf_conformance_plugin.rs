@@ -1,7 +1,7 @@
 //! A plugin for the bpf_conformance suite (<https://github.com/Alan-Jowett/bpf_conformance>):
 //!
 //! ```text
-//! bpf_conformance_plugin [MEMORY] [--engine interpreter|light|llvm] <PROGRAM
+//! bpf_conformance_plugin [MEMORY] [--engine interpreter|baseline|llvm] <PROGRAM
 //! ```
 //!
 //! The program comes as hex bytes on standard input, the memory that r1 points to and whose length is in r2 as hex bytes in
@@ -13,7 +13,7 @@ use std::io::Read;
 use std::process::ExitCode;
 use std::ptr;
 
-use beeline_codegen::{Context, Engine, Interpreter, Light, Program};
+use beeline_codegen::{Context, Engine, Interpreter, Baseline, Program};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::abi::{HELPER_SLOTS, Helper, Run};
 use beeline_isa::{Insn, imm64};
@@ -74,7 +74,7 @@ fn run(arguments: impl Iterator<Item = String>) -> Result<u64, String> {
 
 /// The memory, in hex, and the engine.
 fn options(arguments: impl Iterator<Item = String>) -> Result<(String, Box<dyn Engine>), String> {
-    let (mut memory, mut engine) = (String::new(), "light".to_owned());
+    let (mut memory, mut engine) = (String::new(), "baseline".to_owned());
     let arguments: Vec<_> = arguments.collect();
     let (first, options) = match &arguments[..] {
         [first, rest @ ..] if !first.starts_with('-') => (first.as_str(), rest),
@@ -97,10 +97,10 @@ fn options(arguments: impl Iterator<Item = String>) -> Result<(String, Box<dyn E
 fn named(engine: &str) -> Result<Box<dyn Engine>, String> {
     match engine {
         "interpreter" => Ok(Box::new(Interpreter::default())),
-        "light" => Ok(Box::new(Light)),
+        "baseline" => Ok(Box::new(Baseline)),
         "llvm" => Ok(Box::new(Llvm)),
         _ => Err(format!(
-            "{engine}: no such engine; there are light and llvm"
+            "{engine}: no such engine; there are baseline and llvm"
         )),
     }
 }

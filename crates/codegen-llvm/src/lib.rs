@@ -1,6 +1,6 @@
 //! The optimising engine: eBPF through LLVM 19.
 //!
-//! [`Llvm`] makes code of the same form as the light compiler's ([`beeline_isa::abi`]), only faster: registers become values
+//! [`Llvm`] makes code of the same form as the baseline compiler's ([`beeline_isa::abi`]), only faster: registers become values
 //! of LLVM's IR ([`translate`]), its pipeline works on them ([`machine`]), and the object file that it writes is
 //! flattened to one piece of position-independent code ([`flatten`]) that is looked over before it is given out:
 //! what registers it uses ([`registers`]) and how much stack ([`frames`]).

@@ -1,4 +1,4 @@
-//! Code for aarch64, run under qemu-user: it does what the light compiler's code for x86-64 does.
+//! Code for aarch64, run under qemu-user: it does what the baseline compiler's code for x86-64 does.
 
 #[path = "../../codegen/tests/common/mod.rs"]
 mod common;

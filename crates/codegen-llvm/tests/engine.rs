@@ -68,9 +68,9 @@ fn every_conformance_vector_gives_its_result() {
 fn random_programs_give_what_the_light_compiler_gives() {
     for seed in 0..300 {
         let insns = random::program(seed, 8 + (seed % 5) as usize * 16);
-        let [light, llvm] = [common::executable(&insns), llvm(&insns)];
+        let [baseline, llvm] = [common::executable(&insns), llvm(&insns)];
         // SAFETY: the programs access their stacks only and call nothing.
-        let results = [light, llvm]
+        let results = [baseline, llvm]
             .map(|program| in_child(|| unsafe { program.call(ptr::null(), ptr::null()) }));
         assert!(
             results[0].is_some() && results[0] == results[1],
@@ -122,12 +122,12 @@ fn a_search_among_constants_finds_what_the_light_compiler_finds() {
                     Insn { code, ..insn }
                 }),
         );
-        let [light, llvm] = [common::executable(&insns), llvm(&insns)];
-        assert!(llvm.code().bytes.len() < light.code().bytes.len());
+        let [baseline, llvm] = [common::executable(&insns), llvm(&insns)];
+        assert!(llvm.code().bytes.len() < baseline.code().bytes.len());
         for value in (-10..60).chain([i64::MAX, i64::MIN, 1 << 32, (1 << 32) + 5, -(1 << 32)]) {
             let context = [value.cast_unsigned()];
             // SAFETY: the programs read the eight bytes of their context and call nothing.
-            let [expected, result] = [&light, &llvm]
+            let [expected, result] = [&baseline, &llvm]
                 .map(|program| unsafe { program.call(context.as_ptr().cast(), ptr::null()) });
             assert_eq!(result, expected, "{value}\n{}", Listing(&insns));
         }

@@ -1,11 +1,11 @@
-//! A load through a pointer that leads nowhere gives 0, as with the light compiler: what LLVM makes of the program has the
+//! A load through a pointer that leads nowhere gives 0, as with the baseline compiler: what LLVM makes of the program has the
 //! agent's signal handler recognise it.
 
 #[path = "../../codegen/tests/common/mod.rs"]
 mod common;
 
 use beeline_agent::loads::{LONGEST, decode};
-use beeline_codegen::{Compiler, Executable, Light, Machine, Program};
+use beeline_codegen::{Compiler, Executable, Baseline, Machine, Program};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, Listing, opcode::*};
 
@@ -113,11 +113,11 @@ fn chains_of_loads_give_what_the_light_compiler_gives() {
         let mut random = Random::new(seed);
         let insns = chain(&mut random);
         let context = [0, 64, 0x1000, 1 << 63];
-        let [light, llvm] =
-            [&Light as &dyn Compiler, &Llvm].map(|compiler| result(compiler, &insns, &context));
+        let [baseline, llvm] =
+            [&Baseline as &dyn Compiler, &Llvm].map(|compiler| result(compiler, &insns, &context));
         assert!(
-            light.is_some() && light == llvm,
-            "{light:x?}, {llvm:x?}, seed {seed}\n{}",
+            baseline.is_some() && baseline == llvm,
+            "{baseline:x?}, {llvm:x?}, seed {seed}\n{}",
             Listing(&insns)
         );
     }

@@ -74,7 +74,7 @@ pub struct AotProgram {
     pub insns: Vec<u8>,
     /// Its maps, by their places in [`Aot::maps`], in the order in which the code numbers them.
     pub maps: Vec<u32>,
-    /// `light` or `llvm`.
+    /// `baseline` or `llvm`.
     pub engine: String,
     /// The code.
     pub code: Code,
@@ -210,7 +210,7 @@ mod tests {
             digest: Digest::of_program(&crate::Program::new(&insns)),
             insns: Vec::new(),
             maps: vec![0],
-            engine: "light".into(),
+            engine: "baseline".into(),
             code: Code {
                 bytes: vec![0xc4, 0xe2, 0xe9, 0xf7, 0xc1, 0xc3], // shlx rax, rcx, rdx; ret
                 clobbers: RegisterSet::EMPTY,

@@ -67,7 +67,7 @@ pub enum MapShape {
 
 /// A way to run programs.
 pub trait Engine {
-    /// `interpreter`, `light` or `llvm`.
+    /// `interpreter`, `baseline` or `llvm`.
     fn name(&self) -> &'static str;
 
     /// Makes a program ready to run in this process.

@@ -23,7 +23,7 @@ mod executable;
 mod inline;
 mod interpreter;
 mod known;
-mod light;
+mod baseline;
 mod registers;
 mod store;
 pub mod worker;
@@ -34,7 +34,7 @@ pub use engine::{Compiler, Context, Engine, Fault, Machine, MapShape, Program, R
 pub use executable::Executable;
 pub use inline::{Inline, inlines};
 pub use interpreter::{Interpreter, Moment, Watch};
-pub use light::Light;
+pub use baseline::Baseline;
 pub use registers::RegisterSet;
 pub use store::CodeStore;
 pub use worker::Worker;

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use beeline_aarch64::{Array, Image, Job, Outcome, Runner};
-use beeline_codegen::{Code, Compiler, Error, Light, Machine, MapShape, Program};
+use beeline_codegen::{Code, Compiler, Error, Baseline, Machine, MapShape, Program};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_verifier::resolve;
 
@@ -36,7 +36,7 @@ fn runner() -> Option<MutexGuard<'static, Runner>> {
 }
 
 fn compile(insns: &[Insn]) -> Result<Code, Error> {
-    Light.compile(&Program::new(insns), Machine::Aarch64)
+    Baseline.compile(&Program::new(insns), Machine::Aarch64)
 }
 
 fn compiled(insns: &[Insn]) -> Code {
@@ -110,7 +110,7 @@ fn random_callbacks_and_tail_calls_give_what_they_give_on_x86_64() {
     for seed in 0..400 {
         let insns = random::looping(seed, 4 + (seed % 4) as usize * 4);
         let found = run(&mut runner, &insns);
-        let expected = tails::run(&Light, &[insns], &[(LOOP as usize, looping.helper)]);
+        let expected = tails::run(&Baseline, &[insns], &[(LOOP as usize, looping.helper)]);
         assert_eq!(found, expected, "seed {seed}");
         let programs: Vec<Vec<Insn>> = (0..PROGRAMS)
             .map(|number| {
@@ -120,7 +120,7 @@ fn random_callbacks_and_tail_calls_give_what_they_give_on_x86_64() {
             .collect();
         let slices: Vec<&[Insn]> = programs.iter().map(Vec::as_slice).collect();
         let found = run_all(&mut runner, &slices, &[]).result;
-        assert_eq!(found, Ok(tails::run(&Light, &programs, &[])), "seed {seed}");
+        assert_eq!(found, Ok(tails::run(&Baseline, &programs, &[])), "seed {seed}");
     }
 }
 
@@ -292,7 +292,7 @@ fn what_is_put_in_place_of_calls_does_what_the_helpers_do() {
             in_agent: true,
             ..Program::new(insns)
         };
-        let code = Light.compile(&program, Machine::Aarch64);
+        let code = Baseline.compile(&program, Machine::Aarch64);
         let values = (0..10 * stride).map(|at| (at / stride) as u8).collect();
         let image = Image {
             code: &code.expect("a good program").bytes,
@@ -354,7 +354,7 @@ fn the_code_of_each_instruction_is_found() {
     for seed in 0..50 {
         let insns = random::program(seed, 60);
         let [x86_64, aarch64] = [Machine::X86_64, Machine::Aarch64].map(|machine| {
-            let compiled = Light.compile(&Program::new(&insns), machine);
+            let compiled = Baseline.compile(&Program::new(&insns), machine);
             compiled.expect("a good program")
         });
         let places = &aarch64.insns;

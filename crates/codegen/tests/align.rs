@@ -1,4 +1,4 @@
-//! Short loops lie in one line of 64 bytes of the light compiler's code, and go round as often as before.
+//! Short loops lie in one line of 64 bytes of the baseline compiler's code, and go round as often as before.
 #![cfg(target_arch = "x86_64")]
 
 mod common;

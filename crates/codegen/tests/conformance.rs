@@ -2,7 +2,7 @@
 
 mod common;
 
-use beeline_codegen::{Context, Engine, Error, Executable, Interpreter, Light, Program};
+use beeline_codegen::{Context, Engine, Error, Executable, Interpreter, Baseline, Program};
 use beeline_isa::abi::Run;
 
 use common::vectors::{self, Vector};
@@ -15,7 +15,7 @@ fn the_interpreter_gives_every_result() {
 
 #[test]
 fn the_light_compiler_gives_every_result() {
-    every_vector_gives_its_result(&Light);
+    every_vector_gives_its_result(&Baseline);
 }
 
 fn every_vector_gives_its_result(engine: &dyn Engine) {
@@ -43,7 +43,7 @@ fn a_call_through_a_register_is_refused() {
         .iter()
         .find(|vector| vector.name == "callx")
         .expect("in the table");
-    for engine in [&Interpreter::default() as &dyn Engine, &Light] {
+    for engine in [&Interpreter::default() as &dyn Engine, &Baseline] {
         match engine.load(&Program::new(&callx.insns)) {
             Err(Error::Malformed(reject)) => {
                 assert!(reject.log.contains("unknown opcode 8d"), "{reject}")

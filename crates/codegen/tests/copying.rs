@@ -1,8 +1,8 @@
-//! Loops that copy elements leave what they leave turn by turn, whatever the light compiler makes of them.
+//! Loops that copy elements leave what they leave turn by turn, whatever the baseline compiler makes of them.
 
 mod common;
 
-use beeline_codegen::{Context, Engine, Interpreter, Light, Program};
+use beeline_codegen::{Context, Engine, Interpreter, Baseline, Program};
 use beeline_isa::{Insn, abi::Run, opcode::*};
 
 use common::{EXIT, Environment, alu, alu_imm, branch, compile, load_sized, mov, mov_reg};
@@ -160,11 +160,11 @@ fn loops_that_copy_leave_the_same_as_turn_by_turn() {
                 for turns in [1, 2, 3, 7, 8, 9, 10, 15, 16, 17] {
                     for distance in [-64, -9, -8, -7, -3, -1, 0, 1, 2, 4, 7, 8, 9, 40] {
                         let insns = copying(size, address, end, turns, distance);
-                        let [light, expected]: [_; 2] =
-                            [&Light as &dyn Engine, &Interpreter::default()]
+                        let [baseline, expected]: [_; 2] =
+                            [&Baseline as &dyn Engine, &Interpreter::default()]
                                 .map(|engine| outcome(engine, &insns, &mut memory));
                         assert_eq!(
-                            light, expected,
+                            baseline, expected,
                             "{size:#x} {address:?} {end:?} {turns} {distance}"
                         );
                     }
@@ -184,9 +184,9 @@ fn a_number_past_its_bound_ends_a_loop_after_its_first_turn() {
         let mut insns = copying(B, Address::Pointers, end, 9, 40);
         // r6 begins further than r7.
         insns[9].imm += 20 * end.step;
-        let [light, expected]: [_; 2] = [&Light as &dyn Engine, &Interpreter::default()]
+        let [baseline, expected]: [_; 2] = [&Baseline as &dyn Engine, &Interpreter::default()]
             .map(|engine| outcome(engine, &insns, &mut memory));
-        assert_eq!(light, expected, "{end:?}");
+        assert_eq!(baseline, expected, "{end:?}");
     }
 }
 

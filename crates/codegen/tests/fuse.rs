@@ -1,4 +1,4 @@
-//! Instructions that the light compiler makes one of do what they do one by one.
+//! Instructions that the baseline compiler makes one of do what they do one by one.
 
 mod common;
 

@@ -6,7 +6,7 @@ mod common;
 use std::ptr;
 
 use beeline_codegen::{
-    Compiler, Executable, Inline, Light, Machine, MapShape, Program, RegisterSet, inlines,
+    Compiler, Executable, Inline, Baseline, Machine, MapShape, Program, RegisterSet, inlines,
 };
 use beeline_isa::abi::Run;
 use beeline_isa::{Insn, imm64, opcode::*};
@@ -69,7 +69,7 @@ fn result(insns: &[Insn], maps: &[MapShape]) -> u64 {
         maps,
         ..Program::new(insns)
     };
-    let code = Light
+    let code = Baseline
         .compile(&program, Machine::X86_64)
         .expect("a good program");
     let environment = Environment::new(&[(LOOKUP as usize, helper)], &[7, 8], &[0x1000, 0x8000]);
@@ -269,7 +269,7 @@ fn a_program_without_calls_saves_its_caller_registers() {
             maps: &[ARRAY, PER_CPU],
             in_agent: true,
         };
-        let code = Light.compile(&program, Machine::X86_64);
+        let code = Baseline.compile(&program, Machine::X86_64);
         code.expect("a good program").clobbers
     };
     let rax = RegisterSet::from_bits(1);

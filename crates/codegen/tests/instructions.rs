@@ -4,7 +4,7 @@ mod common;
 
 use std::ptr;
 
-use beeline_codegen::{Context, Engine, Fault, Interpreter, Light, Program};
+use beeline_codegen::{Context, Engine, Fault, Interpreter, Baseline, Program};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, Listing, MAY_GOTO_LIMIT, imm64, opcode::*};
 use beeline_uapi::ProgramType;
@@ -37,7 +37,7 @@ fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
 }
 
 fn engines() -> [Box<dyn Engine>; 2] {
-    [Box::new(Interpreter::default()), Box::new(Light)]
+    [Box::new(Interpreter::default()), Box::new(Baseline)]
 }
 
 fn run(engine: &dyn Engine, insns: &[Insn]) -> Result<u64, Fault> {

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use beeline_codegen::{Context, Engine, Interpreter, Light, Program};
+use beeline_codegen::{Context, Engine, Interpreter, Baseline, Program};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::abi::Helper;
 use beeline_isa::{Insn, Listing};
@@ -63,7 +63,7 @@ fn compare(seed: u64, insns: &[Insn], helpers: &[(usize, Helper)]) {
         bpf::test_run(&loaded).unwrap_or_else(|error| panic!("kernel: {error}; {}", name()));
     let environment = Environment::new(helpers, &[], &[]);
     let run = environment.run();
-    for engine in [&Interpreter::default() as &dyn Engine, &Light] {
+    for engine in [&Interpreter::default() as &dyn Engine, &Baseline] {
         let program = engine
             .load(&Program::new(insns))
             .unwrap_or_else(|error| panic!("{}: {error}; {}", engine.name(), name()));
@@ -129,7 +129,7 @@ fn random_tail_calls_give_what_the_kernel_gives() {
                 resolve(insns, &[(descriptor, 0)]).expect("one map")
             })
             .collect();
-        for engine in [&Interpreter::default() as &dyn Engine, &Light] {
+        for engine in [&Interpreter::default() as &dyn Engine, &Baseline] {
             let result = in_child(|| tails::run(engine, &resolved, &[]));
             let result = result.unwrap_or_else(|| panic!("crashed; {}", name()));
             assert_eq!(result as u32, expected, "{}: {}", engine.name(), name());

@@ -1,4 +1,4 @@
-//! Searches among constants that the light compiler makes a table of.
+//! Searches among constants that the baseline compiler makes a table of.
 
 mod common;
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_codegen::{
-    Code, CodeStore, Compiler, Digest, Light, Machine, Program, Worker, container,
+    Code, CodeStore, Compiler, Digest, Baseline, Machine, Program, Worker, container,
 };
 use beeline_isa::Insn;
 use proptest::prelude::*;
@@ -25,8 +25,8 @@ fn program(value: i32) -> [Insn; 2] {
 fn compiled(value: i32) -> (Digest, Code) {
     let insns = program(value);
     let program = Program::new(&insns);
-    let code = Light.compile(&program, Machine::X86_64).expect("compiles");
-    let name = Digest::of_code(&Digest::of_program(&program), &Light, Machine::X86_64);
+    let code = Baseline.compile(&program, Machine::X86_64).expect("compiles");
+    let name = Digest::of_code(&Digest::of_program(&program), &Baseline, Machine::X86_64);
     (name, code)
 }
 
@@ -242,7 +242,7 @@ fn aot_contents() -> Vec<u8> {
         digest,
         insns: Vec::new(),
         maps: vec![0],
-        engine: "light".into(),
+        engine: "baseline".into(),
         code,
     });
     aot.to_bytes()[40..].to_vec()

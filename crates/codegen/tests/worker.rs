@@ -1,12 +1,12 @@
 //! What a compiler in another process reads and writes.
 
-use beeline_codegen::Light;
+use beeline_codegen::Baseline;
 use beeline_codegen::worker::serve;
 use proptest::prelude::*;
 
 fn answers(input: &[u8]) -> (std::io::Result<()>, Vec<u8>) {
     let mut output = Vec::new();
-    (serve(&Light, input, &mut output), output)
+    (serve(&Baseline, input, &mut output), output)
 }
 
 #[test]

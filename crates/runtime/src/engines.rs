@@ -1,6 +1,6 @@
 //! Who compiles programs, and when.
 //!
-//! The light compiler takes microseconds, so its code is attached at once. An optimizing one may take much longer and runs
+//! The baseline compiler takes microseconds, so its code is attached at once. An optimizing one may take much longer and runs
 //! in a process of its own: its code takes the place of the other when it is there ([`crate::tier_up`]), and is kept on
 //! disk, so that the next start has it at once. Each distinct program is compiled once in a session.
 
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use beeline_agent::helpers;
 use beeline_codegen::aot::{Aot, Unusable};
 use beeline_codegen::{
-    Code, CodeStore, Compiler, Digest, Error, Light, Machine, MapShape, Program, RegisterSet,
+    Code, CodeStore, Compiler, Digest, Error, Baseline, Machine, MapShape, Program, RegisterSet,
 };
 use beeline_isa::Insn;
 
@@ -24,11 +24,11 @@ const MACHINE: Machine = Machine::X86_64;
 /// Which engine's code programs are to run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The light compiler's at once, and the optimizer's as soon as it is there.
+    /// The baseline compiler's at once, and the optimizer's as soon as it is there.
     #[default]
     Auto,
-    /// The light compiler's.
-    Light,
+    /// The baseline compiler's.
+    Baseline,
     /// The optimizer's, which is waited for.
     Optimized,
     /// The interpreter runs them, which checks every access: programs need not be verified, and are attached nowhere.
@@ -49,7 +49,7 @@ pub struct Engines {
     /// Report also what only some want to know.
     is_verbose: bool,
     has_failed: AtomicBool,
-    light: Mutex<Made>,
+    baseline: Mutex<Made>,
     optimized: Mutex<Made>,
 }
 
@@ -148,7 +148,7 @@ impl Source {
 }
 
 impl Engines {
-    /// The light compiler alone, until there are others.
+    /// The baseline compiler alone, until there are others.
     pub fn new(choice: Choice, report: Report) -> Self {
         Self {
             choice,
@@ -159,7 +159,7 @@ impl Engines {
             budget: Budget::default(),
             is_verbose: false,
             has_failed: AtomicBool::new(false),
-            light: Mutex::default(),
+            baseline: Mutex::default(),
             optimized: Mutex::default(),
         }
     }
@@ -214,20 +214,20 @@ impl Engines {
             }));
         }
         match (self.choice, &self.optimizer) {
-            (Choice::Light | Choice::Interpreter, _) | (_, None) => self.lightly(source),
+            (Choice::Baseline | Choice::Interpreter, _) | (_, None) => self.by_baseline(source),
             (Choice::Optimized, Some(optimizer)) => self.optimized(source).or_else(|error| {
-                let light = self.lightly(source)?;
+                let baseline = self.by_baseline(source)?;
                 if !self.has_failed.swap(true, Relaxed) {
                     let engine = optimizer.name();
                     (self.report)(&format!(
-                        "{engine} failed, and the light compiler's code runs: {error}"
+                        "{engine} failed, and the baseline compiler's code runs: {error}"
                     ));
                 }
-                Ok(light)
+                Ok(baseline)
             }),
             (Choice::Auto, Some(optimizer)) => match self.kept(source, optimizer.as_ref()) {
                 Some(kept) => Ok(kept),
-                None => self.lightly(source).or_else(|_| self.optimized(source)),
+                None => self.by_baseline(source).or_else(|_| self.optimized(source)),
             },
         }
     }
@@ -238,7 +238,7 @@ impl Engines {
             return false;
         };
         self.choice == Choice::Auto
-            && first.engine == Light.name()
+            && first.engine == Baseline.name()
             && optimizer.name() != first.engine
     }
 
@@ -283,12 +283,12 @@ impl Engines {
         }
     }
 
-    fn lightly(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
-        if let Some(known) = lock(&self.light).get(&source.digest) {
+    fn by_baseline(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
+        if let Some(known) = lock(&self.baseline).get(&source.digest) {
             return Ok(known.clone());
         }
-        let compiled = compile(&Light, source)?;
-        lock(&self.light).insert(source.digest, compiled.clone());
+        let compiled = compile(&Baseline, source)?;
+        lock(&self.baseline).insert(source.digest, compiled.clone());
         Ok(compiled)
     }
 
@@ -386,7 +386,7 @@ mod tests {
             if !self.is_settled {
                 self.version.fetch_add(1, Relaxed);
             }
-            Light.compile(program, machine)
+            Baseline.compile(program, machine)
         }
     }
 
@@ -405,13 +405,13 @@ mod tests {
 
     #[test]
     fn code_that_no_program_has_is_not_kept_for_ever() {
-        let engines = Engines::new(Choice::Light, Arc::new(|_: &str| {}));
+        let engines = Engines::new(Choice::Baseline, Arc::new(|_: &str| {}));
         let used = long_source(-1);
         let in_use = engines.first(&used).expect("code");
         let mut most = 0;
         for number in 0..1000 {
             engines.first(&long_source(number)).expect("code");
-            let kept: usize = lock(&engines.light).code.values().map(|it| it.size()).sum();
+            let kept: usize = lock(&engines.baseline).code.values().map(|it| it.size()).sum();
             most = most.max(kept);
         }
         assert!(most <= MOST_UNUSED + 2 * in_use.size(), "{most} bytes");

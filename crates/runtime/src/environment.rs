@@ -630,7 +630,7 @@ pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manife
 #[cfg(test)]
 mod tests {
     use beeline_agent::loads::{LONGEST, decode};
-    use beeline_codegen::{Compiler, Light, Machine};
+    use beeline_codegen::{Compiler, Baseline, Machine};
     use iced_x86::{Code, Decoder, OpKind};
 
     /// The agent must recognise every load that the compiler writes, for every pair of registers: one that it does not is a
@@ -650,7 +650,7 @@ mod tests {
         program.extend(exit);
         let insns: Vec<_> = beeline_isa::Insn::decode_all(&program).unwrap().collect();
         let bare = beeline_codegen::Program::new(&insns);
-        let code = Light.compile(&bare, Machine::X86_64).unwrap();
+        let code = Baseline.compile(&bare, Machine::X86_64).unwrap();
         let mut decoder = Decoder::new(64, &code.bytes, 0);
         let mut loads = 0;
         while decoder.can_decode() {

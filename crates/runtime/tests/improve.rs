@@ -33,7 +33,7 @@ impl Session {
         Self { runtime, said }
     }
 
-    /// With an optimizer that runs beside the light compiler.
+    /// With an optimizer that runs beside the baseline compiler.
     fn with(targets: &[Target], choice: Choice, optimizer: Optimizer) -> Self {
         Self::new(targets, |report| {
             Engines::new(choice, report)
@@ -121,7 +121,7 @@ fn every_call_is_counted_once_while_the_code_is_replaced() {
         targets.iter_mut().for_each(Target::go);
         until("calls by the first code", || now().0 > 0);
         assert_eq!(now().1, 0, "{how:?}: nothing was compiled yet");
-        assert_eq!(targets[0].engines(), ["light"]);
+        assert_eq!(targets[0].engines(), ["baseline"]);
         gate.open();
         for target in &targets {
             until("the other code in every target", || {
@@ -231,7 +231,7 @@ fn check_counts(session: &Session, target: &mut Target, counts: Id) {
     target.go();
     until("calls", || value(&session.runtime, counts) > 0);
     let all = target.stop();
-    assert_eq!(target.engines(), ["light"]);
+    assert_eq!(target.engines(), ["baseline"]);
     let missed = session.close();
     let (first, other) = split(value(&session.runtime, counts));
     assert_eq!((first + missed, other), (all, 0));
@@ -274,7 +274,7 @@ fn code_that_needs_more_than_was_attached_for_is_not_taken() {
         attach(runtime, program, &hits, true);
         gate.open();
         until("a word about it", || session.has_said("more stack"));
-        assert_eq!(targets[0].engines(), ["light"]);
+        assert_eq!(targets[0].engines(), ["baseline"]);
         session.close();
     }
 }
@@ -298,11 +298,11 @@ fn code_that_finds_no_room_in_a_target_is_done_without() {
     attach(runtime, program, &hits, false);
     gate.open();
     until("a word about it", || {
-        session.has_said("keeps the code of light: ")
+        session.has_said("keeps the code of baseline: ")
     });
     // What is attached from now on finds no room for it either.
     attach(runtime, program, &hits, true);
-    assert_eq!(targets[0].engines(), ["light", "light"]);
+    assert_eq!(targets[0].engines(), ["baseline", "baseline"]);
     targets[0].go();
     until("calls", || value(runtime, counts) > 0);
     let all = 2 * targets[0].stop();
@@ -316,7 +316,7 @@ fn children_of_ours_that_are_no_compilers_are_traced_with_all_others() {
     let hits = Hits::build();
     let mut targets = start(&hits, 1);
     let report: Report = Arc::new(|_: &str| {});
-    let engines = Engines::new(Choice::Light, report.clone());
+    let engines = Engines::new(Choice::Baseline, report.clone());
     let runtime = Runtime::new(vec![OsString::from("test")], Scope::All, engines, report).unwrap();
     let counts = map(&runtime, MapType::ARRAY, 8);
     let program = load(
@@ -365,7 +365,7 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
         code: compile(&Through(gate), &source, machine).unwrap(),
     });
     let session = Session::new(&[], |report| {
-        Engines::new(Choice::Light, report)
+        Engines::new(Choice::Baseline, report)
             .with_aot(aot.clone())
             .unwrap()
     });
@@ -379,7 +379,7 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
     session.close();
     aot.helpers = beeline_codegen::Digest::of_helpers([(1, "other")]);
     let report: Report = Arc::new(|_: &str| {});
-    assert!(Engines::new(Choice::Light, report).with_aot(aot).is_err());
+    assert!(Engines::new(Choice::Baseline, report).with_aot(aot).is_err());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Instructions: decoded, printed, judged, compiled.
 
-use beeline_codegen::{Compiler, Light, Machine};
+use beeline_codegen::{Compiler, Baseline, Machine};
 use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::{Insn, Listing};
 use beeline_uapi::{MapType, ProgramType};
@@ -54,7 +54,7 @@ pub fn judge(program: &Program<'_>) {
         return;
     };
     for machine in [Machine::X86_64, Machine::Aarch64] {
-        let _ = Light.compile(&beeline_codegen::Program::new(&resolved), machine);
+        let _ = Baseline.compile(&beeline_codegen::Program::new(&resolved), machine);
     }
 }
 

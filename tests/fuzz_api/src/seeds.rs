@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_codegen::container::seal;
-use beeline_codegen::{Code, Compiler, Digest, Light, Machine, Program};
+use beeline_codegen::{Code, Compiler, Digest, Baseline, Machine, Program};
 use beeline_fuzz::program;
 use beeline_isa::Insn;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
@@ -108,7 +108,7 @@ fn types_of(object: &[u8]) -> Vec<u8> {
 
 fn code() -> Code {
     let insns = made_up(0);
-    let code = Light.compile(&Program::new(&insns), Machine::X86_64);
+    let code = Baseline.compile(&Program::new(&insns), Machine::X86_64);
     code.expect("a good program")
 }
 
@@ -138,7 +138,7 @@ fn aot() -> Aot {
         digest: Digest::of_program(&Program::new(&insns)),
         insns: insns.iter().flat_map(|insn| insn.encode()).collect(),
         maps: vec![0],
-        engine: "light".to_owned(),
+        engine: "baseline".to_owned(),
         code: code(),
     });
     aot

@@ -65,7 +65,7 @@ fn compiled(
     engine: CompilerName,
     machine: Machine,
 ) -> anyhow::Result<Code> {
-    let mut loaded = Loaded::new(object, CompilerName::Light.engines()?)?;
+    let mut loaded = Loaded::new(object, CompilerName::Baseline.engines()?)?;
     let id = loaded.program(program)?;
     let (source, ..) = loaded.compiled(id)?;
     let code = engine.compiler()?.compile(&source.program(), machine);

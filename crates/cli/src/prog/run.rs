@@ -35,7 +35,7 @@ pub struct Arguments {
     /// Runs, one after the other
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// What runs it [default: the light compiler's code, or the file's own]
+    /// What runs it [default: the baseline compiler's code, or the file's own]
     #[arg(long, value_enum)]
     engine: Option<EngineName>,
     #[command(flatten)]
@@ -49,8 +49,8 @@ pub struct Arguments {
 enum EngineName {
     /// Checks every access
     Interpreter,
-    /// The light compiler's code
-    Light,
+    /// The baseline compiler's code
+    Baseline,
     /// LLVM's code
     Llvm,
 }
@@ -63,13 +63,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let aot = file.aot.take();
     let is_ahead = aot.is_some();
     let engines = match (arguments.engine, aot) {
-        (None, Some(aot)) => Engines::new(Choice::Light, Arc::new(say))
+        (None, Some(aot)) => Engines::new(Choice::Baseline, Arc::new(say))
             .with_aot(aot)
             .with_context(|| arguments.file.display().to_string())?,
         // Whoever checks every access may run what nobody has verified.
         (Some(EngineName::Interpreter), _) => Engines::new(Choice::Interpreter, Arc::new(say)),
         (Some(EngineName::Llvm), _) => CompilerName::Llvm.engines()?,
-        _ => CompilerName::Light.engines()?,
+        _ => CompilerName::Baseline.engines()?,
     };
     let section = arguments.section.as_deref();
     let program = file.select_one(section, arguments.program.as_deref())?;

@@ -119,7 +119,7 @@ fn compile(compiler: &dyn Compiler, request: &[u8]) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::light::Light;
+    use crate::baseline::Baseline;
 
     const EXIT: u64 = 0x95;
 
@@ -135,7 +135,7 @@ mod tests {
     fn served(request: &[u8]) -> Vec<u8> {
         let frame = [&(request.len() as u32).to_le_bytes()[..], request].concat();
         let mut output = Vec::new();
-        serve(&Light, &frame[..], &mut output).expect("served");
+        serve(&Baseline, &frame[..], &mut output).expect("served");
         output.split_off(HEADER)
     }
 

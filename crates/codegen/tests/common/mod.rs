@@ -9,7 +9,7 @@ pub mod vectors;
 use std::mem::MaybeUninit;
 use std::{io, ptr};
 
-use beeline_codegen::{Code, Compiler, Error, Executable, Light, Machine, Program};
+use beeline_codegen::{Code, Compiler, Error, Executable, Baseline, Machine, Program};
 pub use beeline_fuzz::asm::*;
 use beeline_fuzz::kernel;
 pub use beeline_fuzz::program as random;
@@ -47,7 +47,7 @@ pub fn accept(insns: &[Insn], maps: &[(i32, &Map)]) {
 
 /// Compiles a program of whose maps nothing is known.
 pub fn compile(insns: &[Insn]) -> Result<Code, Error> {
-    Light.compile(&Program::new(insns), Machine::X86_64)
+    Baseline.compile(&Program::new(insns), Machine::X86_64)
 }
 
 /// Compiles a program and maps it; panics, with its text, if that fails.

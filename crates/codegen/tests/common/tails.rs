@@ -42,7 +42,7 @@ extern "sysv64" fn tail_call(_: u64, _: u64, index: u64, _: u64, _: u64, run: *c
     })
 }
 
-/// Runs the first of some programs in an engine. They may tail call all of them, which are the engine's own code, or the light
+/// Runs the first of some programs in an engine. They may tail call all of them, which are the engine's own code, or the baseline
 /// compiler's if it makes none, and call other helpers.
 pub fn run(engine: &dyn Engine, programs: &[Vec<Insn>], others: &[(usize, Helper)]) -> u64 {
     let load = |insns: &Vec<Insn>| {

@@ -90,7 +90,7 @@ impl SiteFacts {
 pub struct ProgramFacts {
     /// The name given at load.
     pub name: String,
-    /// Whose code it runs: `light`, `llvm`.
+    /// Whose code it runs: `baseline`, `llvm`.
     pub engine: String,
 }
 
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn what_a_process_says_cannot_control_a_terminal() {
-        assert_eq!(text_of(b"light\0\0rest"), "light");
+        assert_eq!(text_of(b"baseline\0\0rest"), "baseline");
         let replaced = "\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}";
         assert_eq!(text_of(b"\x1b[2J\n\xc2\x9b\xff"), replaced);
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use beeline_codegen::{Code, Compiler, Error, Light, Machine, Program};
+use beeline_codegen::{Code, Compiler, Error, Baseline, Machine, Program};
 use beeline_isa::{Insn, imm64};
 use beeline_runtime::Runtime;
 use beeline_runtime::backend::{AttachPoint, Backend, Id, MapSpec, ProgramSpec, SpecialFields};
@@ -305,7 +305,7 @@ impl Compiler for Through {
                 insns[place].imm += 1;
             }
         }
-        let mut code = Light.compile(
+        let mut code = Baseline.compile(
             &Program {
                 insns: &insns,
                 ..*program

@@ -7,7 +7,7 @@
 use super::assembler::{Access, Assembler, FP, LR, Pair, Reg, SP, Sum};
 use super::calls::TABLES_BYTES;
 use super::registers::{RUN, home};
-use crate::light::outline::Needs;
+use crate::baseline::outline::Needs;
 
 const RECORD_BYTES: u32 = 16;
 /// Of the count of `may_goto`.

@@ -7,8 +7,8 @@ use super::assembler::{Access, Assembler, Condition, Label, Logic, Reg, SP, Sum,
 use super::frame::Frame;
 use super::registers::{ABORTED, RESULT, SCRATCH, home};
 use crate::code::Error;
-use crate::light::outline::{Labels, Outline};
-use crate::light::walk::Target;
+use crate::baseline::outline::{Labels, Outline};
+use crate::baseline::walk::Target;
 use crate::registers::RegisterSet;
 
 /// A program on its way to machine code.

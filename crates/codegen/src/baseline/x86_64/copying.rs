@@ -6,7 +6,7 @@ use iced_x86::code_asm::*;
 
 use super::emit::Emitter;
 use super::registers::home64;
-use crate::light::copying::{Copying, Count, Order, Sum};
+use crate::baseline::copying::{Copying, Count, Order, Sum};
 
 impl Emitter<'_> {
     /// If a slot begins a loop that copies, copies words for as many turns as are certain to come, before the loop.

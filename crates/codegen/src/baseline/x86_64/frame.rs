@@ -10,7 +10,7 @@ use iced_x86::code_asm::*;
 
 use super::calls::TABLES_BYTES;
 use super::registers::{RUN, home64};
-use crate::light::outline::Needs;
+use crate::baseline::outline::Needs;
 
 const RETURN_ADDRESS: u32 = 8;
 /// Of the count of `may_goto`.

@@ -7,7 +7,7 @@ use iced_x86::code_asm::*;
 use super::emit::Emitter;
 use super::registers::{home32, home64};
 use crate::code::Error;
-use crate::light::lookup::Lookup;
+use crate::baseline::lookup::Lookup;
 
 /// Instructions that may be copied, the branch at their end included.
 const COPIED: usize = 8;

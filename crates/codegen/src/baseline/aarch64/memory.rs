@@ -8,7 +8,7 @@ use super::assembler::{Access, Condition, Ordered, Reg, SP, Three};
 use super::emit::Emitter;
 use super::registers::{RUN, home};
 use crate::code::Error;
-use crate::light::outline::Value;
+use crate::baseline::outline::Value;
 
 impl Emitter<'_> {
     pub(crate) fn load(&mut self, size: Size, signed: bool, dst: u8, src: u8, off: i16) {

@@ -12,10 +12,10 @@ use super::registers::{by_width, home32, home64, number};
 use super::table::Table;
 use crate::code::Error;
 use crate::decision::Decisions;
-use crate::light::copying::Copying;
-use crate::light::liveness::{Liveness, Loops};
-use crate::light::outline::{Labels, Outline};
-use crate::light::walk::Target;
+use crate::baseline::copying::Copying;
+use crate::baseline::liveness::{Liveness, Loops};
+use crate::baseline::outline::{Labels, Outline};
+use crate::baseline::walk::Target;
 use crate::registers::RegisterSet;
 
 /// A program on its way to machine code.

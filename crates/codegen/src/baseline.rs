@@ -1,4 +1,4 @@
-//! The light compiler: each eBPF register has a fixed home in a general register, each instruction becomes a few
+//! The baseline compiler: each eBPF register has a fixed home in a general register, each instruction becomes a few
 //! machine instructions, jumps take their short form where they can.
 //!
 //! There is no register allocation and next to no optimiser, so thousands of instructions take milliseconds. The code saves only
@@ -24,13 +24,13 @@ mod x86_64;
 use crate::code::{Code, Error};
 use crate::engine::{Compiler, Machine, Program};
 
-/// The light compiler.
+/// The baseline compiler.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Light;
+pub struct Baseline;
 
-impl Compiler for Light {
+impl Compiler for Baseline {
     fn name(&self) -> &'static str {
-        "light"
+        "baseline"
     }
 
     fn compile(&self, program: &Program<'_>, machine: Machine) -> Result<Code, Error> {
