@@ -5,7 +5,7 @@
 //! unprobed one. `demo` shows the same for one real program.
 
 mod calls;
-mod crowd;
+mod scale;
 mod demo;
 mod guest;
 mod measure;
@@ -68,7 +68,7 @@ enum Topic {
     /// System calls: what tracing them adds to a call, to a process, and to its children.
     Calls,
     /// A session on a machine with many processes.
-    Crowd,
+    Scale,
     /// Programs that live for a moment, and libraries that are loaded for one.
     Moments,
     /// A tool here, its kernel in a virtual machine; the kernel's column is the tool inside that. Not part of the usual run.
@@ -91,7 +91,7 @@ const USUAL: [Topic; 13] = [
     Topic::Event,
     Topic::Operations,
     Topic::Calls,
-    Topic::Crowd,
+    Topic::Scale,
     Topic::Moments,
     Topic::Compile,
     Topic::Verify,
@@ -177,7 +177,7 @@ fn probes(topic: Topic, engines: &[Engine]) -> anyhow::Result<Vec<Row>> {
         Topic::Event => measure::events(engines),
         Topic::Operations => operations::all(engines),
         Topic::Calls => calls::all(engines),
-        Topic::Crowd => crowd::all(engines),
+        Topic::Scale => scale::all(engines),
         Topic::Moments => moments::all(engines),
         Topic::Guest => guest::all(engines),
         Topic::Verify => verify::all(),
