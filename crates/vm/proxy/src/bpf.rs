@@ -34,7 +34,7 @@ const PROG_IFINDEX: usize = 64;
 pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
     let command = Command(request.command);
     if command == Command::OBJ_GET_INFO_BY_FD {
-        return crate::info::get(request, &session.handles, &session.host.sums);
+        return crate::info::get(request, &session.handles, &session.host.digests);
     }
     let layout = layout(command, &request.attr).ok_or_else(|| {
         let why = format!("bpf command {} is not carried out in guests", command.0);
@@ -70,11 +70,11 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         &session.handles,
         session.host.facts.possible_cpus,
     )?;
-    let place = loads.then(|| places::of_program(&call)).flatten();
+    let place = loads.then(|| attach_points::of_program(&call)).flatten();
     let attaches = matches!(command, Command::LINK_CREATE | Command::RAW_TRACEPOINT_OPEN);
     let mut places = Vec::new();
     if attaches {
-        places = places::of_link(command, &mut call)?;
+        places = attach_points::of_link(command, &mut call)?;
         for place in &places {
             session.host.policy.attach(place)?;
         }
@@ -107,7 +107,7 @@ pub fn bpf(session: &Session, mut request: Bpf) -> Result<BpfDone, Refusal> {
         session.audit(
             "load",
             json!({
-                "type": places::program_type(ProgramType(number_at(&loaded, 0))),
+                "type": attach_points::program_type(ProgramType(number_at(&loaded, 0))),
                 "name": String::from_utf8_lossy(&name),
                 "place": place,
                 "id": id,
@@ -201,7 +201,7 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
     let mut done = BpfDone::default();
     let mut attr = Attr::new(&request.attr);
     let size = request.attr.len().min(12);
-    let own = own::ids(&session.handles, kind);
+    let own = ownership::ids(&session.handles, kind);
     loop {
         // SAFETY: these commands take numbers only.
         match unsafe { sys::bpf(Command(request.command), &mut attr, size) } {
@@ -247,7 +247,7 @@ fn check_foreign(session: &Session, command: Command, object: &Object) -> Result
     if !by_id || policy.objects.foreign {
         return Ok(());
     }
-    if own::ids(&session.handles, object.kind).contains(&object.id) {
+    if ownership::ids(&session.handles, object.kind).contains(&object.id) {
         return Ok(());
     }
     let info = info(object.fd.as_fd())?;

@@ -5,7 +5,7 @@ use std::io;
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::messages::Welcome;
 
-use crate::roots::Root;
+use crate::fs_roots::Root;
 
 /// What does not change until the next boot.
 #[derive(Debug, Clone)]

@@ -8,8 +8,8 @@ use rustix::fs::{Dir, FileType, OFlags};
 
 use crate::glob;
 use crate::refusal::Refusal;
-use crate::roots::Root;
-use crate::sums::{self, Sums};
+use crate::fs_roots::Root;
+use crate::digests::{self, Digests};
 
 /// Where paths lead.
 struct Served {
@@ -290,7 +290,7 @@ pub fn is_served(path: &str) -> bool {
 
 /// The name by which a large file that lasts is known, wherever it is looked at.
 fn lasting(place: &Place) -> Option<&'static str> {
-    [sums::TYPES, sums::FUNCTIONS]
+    [digests::TYPES, digests::FUNCTIONS]
         .into_iter()
         .find(|name| Place::of(name).is_some_and(|of| of.is_same(place)))
 }
@@ -307,18 +307,18 @@ fn read_lasting(
     place: &Place,
     name: &'static str,
     request: &Look,
-    sums: &Sums,
+    digests: &Digests,
     file: &mut File,
 ) -> Result<(), Refusal> {
     let begun = Instant::now();
-    let known = sums.now(name);
+    let known = digests.now(name);
     file.same = known.is_some_and(|sum| request.held == sum);
     if file.same {
         return Ok(());
     }
     let opened = place.open(OFlags::RDONLY)?;
     (file.content, file.more) = content(&opened, 0)?;
-    if known.is_none() && !file.more && sums.take(name, begun, &file.content) == *request.held {
+    if known.is_none() && !file.more && digests.take(name, begun, &file.content) == *request.held {
         file.same = true;
         file.content = Vec::new();
     }
@@ -326,7 +326,7 @@ fn read_lasting(
 }
 
 /// Looks at a file or a directory. What the host holds of lasting files is compared by `sums`.
-pub fn look(request: &Look, sums: &Sums) -> Result<File, Refusal> {
+pub fn look(request: &Look, digests: &Digests) -> Result<File, Refusal> {
     if request.path.rsplit('/').next() == Some("trace_pipe") {
         let why = "trace_pipe takes lines away from whoever else reads it, and is not served";
         return Err(Refusal::new(libc::EOPNOTSUPP, why));
@@ -354,7 +354,7 @@ pub fn look(request: &Look, sums: &Sums) -> Result<File, Refusal> {
     match kind {
         FileType::Directory => file.entries = place.entries()?,
         FileType::RegularFile => match lasting(&place).filter(|_| request.from == 0) {
-            Some(name) => read_lasting(&place, name, request, sums, &mut file)?,
+            Some(name) => read_lasting(&place, name, request, digests, &mut file)?,
             None => {
                 let opened = place.open(OFlags::RDONLY)?;
                 (file.content, file.more) = content(&opened, request.from)?;

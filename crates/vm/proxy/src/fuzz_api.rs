@@ -75,7 +75,7 @@ pub fn host_message(data: &[u8]) {
             }
             if let Ok(mut call) = Call::new(request, layout, &handles, CPUS) {
                 call.check();
-                let _ = places::of_link(command, &mut call);
+                let _ = attach_points::of_link(command, &mut call);
                 let _ = call.kind();
             }
         }

@@ -9,7 +9,7 @@ use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 
 use crate::handles::{Handles, Object, info};
 use crate::refusal::Refusal;
-use crate::sums::{self, Sums};
+use crate::digests::{self, Digests};
 use crate::sys::{self, Attr};
 
 /// Offsets in the attribute.
@@ -21,11 +21,11 @@ const TYPES_PART: u32 = INSIDE;
 const TYPES_LEN: usize = 8;
 
 /// Asks the kernel what an object is. The kernel's types are left out if the host holds them, by `sums`.
-pub fn get(request: Bpf, handles: &Handles, sums: &Sums) -> Result<BpfDone, Refusal> {
+pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone, Refusal> {
     let object = handles.get(number_at(&request.attr, 0))?;
     let mut parts = request.parts;
     let same = !request.held.is_empty()
-        && sums.now(sums::TYPES).is_some_and(|sum| request.held == sum)
+        && digests.now(digests::TYPES).is_some_and(|sum| request.held == sum)
         && is_kernels_own(&object);
     if same {
         parts.retain(|part| part.at != TYPES_PART);
@@ -84,7 +84,7 @@ pub fn get(request: Bpf, handles: &Handles, sums: &Sums) -> Result<BpfDone, Refu
     Ok(done)
 }
 
-/// Are these the types of the kernel itself, those in [`sums::TYPES`]?
+/// Are these the types of the kernel itself, those in [`digests::TYPES`]?
 pub fn is_kernels_own(object: &Object) -> bool {
     const NAME: &[u8] = b"vmlinux\0";
     const STRUCTURE: usize = 32;

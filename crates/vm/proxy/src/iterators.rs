@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::handles::Handles;
 use crate::refusal::Refusal;
-use crate::roots::Root;
+use crate::fs_roots::Root;
 
 /// Bytes of one answer.
 const MOST: usize = 256 << 10;

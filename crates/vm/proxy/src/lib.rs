@@ -18,19 +18,19 @@ mod handles;
 mod holder;
 mod info;
 mod iterators;
-mod lanes;
+mod queues;
 mod lookup_channel;
-mod own;
+mod ownership;
 mod pages;
 mod perf;
-mod places;
+mod attach_points;
 pub mod policy;
 mod refusal;
 mod rings;
-mod roots;
+mod fs_roots;
 mod session;
 mod shared;
-mod sums;
+mod digests;
 mod sys;
 pub mod fuzz_api;
 mod watch;
@@ -105,10 +105,10 @@ pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
         facts: Facts::new().context("the kernel does not say how many CPUs it has")?,
         taken: Arc::default(),
         holder,
-        sums: Arc::default(),
+        digests: Arc::default(),
         lookup_channels: LookupChannels::default(),
     });
-    host.sums.prepare();
+    host.digests.prepare();
     raise_limits();
     let tls = options.tls();
     let mut listeners = Vec::new();

@@ -14,7 +14,7 @@ use crate::handles::Handles;
 use crate::holder::Holder;
 use crate::refusal::Refusal;
 use crate::rings::{self, Ring};
-use crate::roots::Root;
+use crate::fs_roots::Root;
 use crate::shared::Shared;
 
 /// Of an entry: the page is there, and the number of its frame.

@@ -12,7 +12,7 @@ use crate::build_id;
 use crate::handles::{Handles, Object};
 use crate::places;
 use crate::refusal::Refusal;
-use crate::roots::Root;
+use crate::fs_roots::Root;
 use crate::sys;
 
 /// Offsets in `struct perf_event_attr`.
@@ -97,11 +97,11 @@ impl Event {
             Source::Kprobe if offset != 0 => format!("kprobe:{name}+{offset:#x}"),
             Source::Kprobe => format!("kprobe:{name}"),
             Source::Uprobe => {
-                name = places::executable(&name)?;
+                name = attach_points::executable(&name)?;
                 build_id::compare(&name, &request.build_id)?;
                 format!("uprobe:{name}:{offset:#x}")
             }
-            Source::Tracepoint => places::of_tracepoint(config),
+            Source::Tracepoint => attach_points::of_tracepoint(config),
             Source::Breakpoint => format!("breakpoint:{:#x}", long_at(&attr, CONFIG1)),
             Source::Counter => format!("perf_event:{}:{config:#x}", number_at(&attr, TYPE)),
         };

@@ -102,7 +102,7 @@ impl Policy {
         let policy: Self = toml::from_str(text).map_err(Error::Malformed)?;
         let known: Vec<_> = ProgramType::ALL
             .iter()
-            .map(|of| places::program_type(*of))
+            .map(|of| attach_points::program_type(*of))
             .collect();
         for name in policy.programs.types.iter().flatten() {
             if !known.contains(name) {
@@ -124,7 +124,7 @@ impl Policy {
         let places = policy.attach.allow.iter().flatten();
         for pattern in places.chain(&policy.attach.deny) {
             if !is_for_places(pattern) {
-                let kinds = places::KINDS.join(":, ");
+                let kinds = attach_points::KINDS.join(":, ");
                 let why = format!("{pattern:?} fits no place; these begin with {kinds}:");
                 return Err(Error::Word(why));
             }
@@ -155,7 +155,7 @@ impl Policy {
         signature: &[u8],
     ) -> Result<(), Refusal> {
         let rules = &self.programs;
-        let name = places::program_type(program_type);
+        let name = attach_points::program_type(program_type);
         if let Some(types) = &rules.types
             && !types.contains(&name)
         {
@@ -250,7 +250,7 @@ fn is_for_places(pattern: &str) -> bool {
         None if pattern.ends_with('*') => (pattern, "*"),
         None => (pattern, ""),
     };
-    let mut kinds = places::KINDS.iter();
+    let mut kinds = attach_points::KINDS.iter();
     !rest.is_empty() && kinds.any(|known| glob::fits(kind, known))
 }
 
@@ -263,7 +263,7 @@ fn called(insns: &[u8]) -> Vec<String> {
                 None => format!("helper:{id}"),
             },
             instructions::Called::Function { id, module: 0 } => {
-                match places::kernel_type_name(id) {
+                match attach_points::kernel_type_name(id) {
                     Some(name) => format!("kfunc:{name}"),
                     None => format!("kfunc:#{id}"),
                 }

@@ -22,13 +22,13 @@ use crate::audit::Audit;
 use crate::facts::Facts;
 use crate::handles::Handles;
 use crate::holder::Holder;
-use crate::lanes::Lane;
+use crate::queues::Queue;
 use crate::lookup_channel::{LookupChannels, Token};
 use crate::perf::{self, control};
 use crate::policy::Policy;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
-use crate::sums::Sums;
+use crate::digests::Digests;
 use crate::watch::{Watched, Watches};
 use crate::{bpf, elements, files, iterators, pages, rings};
 
@@ -46,7 +46,7 @@ pub struct Host {
     /// Holds what hosts have mapped.
     pub holder: Arc<Holder>,
     /// Of its large files.
-    pub sums: Arc<Sums>,
+    pub digests: Arc<Digests>,
     /// Further connections.
     pub lookup_channels: LookupChannels,
 }
@@ -66,7 +66,7 @@ pub struct Session {
     tool: OnceLock<String>,
     /// What its look-up channels have to know.
     token: Token,
-    slow: Lane,
+    slow: Queue,
 }
 
 /// What has come of a wish for a message.
@@ -115,7 +115,7 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
         sender,
         peer,
         tool: OnceLock::new(),
-        slow: Lane::default(),
+        slow: Queue::default(),
     };
     session.audit("connect", json!({}));
     let why = std::thread::scope(|scope| {
@@ -275,7 +275,7 @@ impl Session {
                 }
                 Answer::Done(Done {})
             }
-            Request::Look(request) => Answer::File(files::look(&request, &self.host.sums)?),
+            Request::Look(request) => Answer::File(files::look(&request, &self.host.digests)?),
             Request::Walk(request) => {
                 Answer::Walked(elements::walk(&request, &self.handles, cpus)?)
             }

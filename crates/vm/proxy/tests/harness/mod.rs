@@ -104,7 +104,7 @@ impl Proxy {
         (count("fd"), count("task"))
     }
 
-    /// It listens, and has taken its sums. A thread that has just begun has the first one's name yet.
+    /// It listens, and has taken its digests. A thread that has just begun has the first one's name yet.
     fn has_begun(&self) -> bool {
         let tasks = PathBuf::from(format!("/proc/{}/task", self.pid()));
         let name = |thread: &std::path::Path| {

@@ -1,4 +1,4 @@
-//! Sums of large contents, so that a host that has one already is not sent it again: it says what it has by its sum.
+//! Digests of large contents, so that a host that has one already is not sent it again: it says what it has by its sum.
 //!
 //! A sum that was taken once is used again for as long as the content cannot have changed, as these files take the kernel long to make.
 
@@ -11,7 +11,7 @@ use rustix::process::nice;
 use sha2::{Digest, Sha256};
 
 use crate::files;
-use crate::roots::Root;
+use crate::fs_roots::Root;
 
 /// The kernel's types: the same until the next boot.
 pub const TYPES: &str = "/sys/kernel/btf/vmlinux";
@@ -22,7 +22,7 @@ const REST: Duration = Duration::from_secs(1);
 
 /// The sums of the kernel's files.
 #[derive(Debug, Default)]
-pub struct Sums(Mutex<HashMap<&'static str, Known>>);
+pub struct Digests(Mutex<HashMap<&'static str, Known>>);
 
 #[derive(Debug)]
 struct Known {
@@ -65,7 +65,7 @@ fn loaded(modules: &str) -> String {
         .join("\n")
 }
 
-impl Sums {
+impl Digests {
     fn known(&self) -> MutexGuard<'_, HashMap<&'static str, Known>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,24 +96,24 @@ impl Sums {
 
     /// Takes all sums in a thread that only works when nobody else does.
     pub fn prepare(self: &Arc<Self>) {
-        let sums = Arc::clone(self);
+        let digests = Arc::clone(self);
         let prepare = move || {
             // Of this thread alone, which Linux has for a process here.
             let _ = nice(19);
             for name in [TYPES, FUNCTIONS] {
-                let _ = sums.now(name);
+                let _ = digests.now(name);
             }
             std::thread::sleep(REST);
             for name in [TYPES, FUNCTIONS] {
                 let begun = Instant::now();
-                if sums.now(name).is_none()
+                if digests.now(name).is_none()
                     && let Some(content) = files::whole(name)
                 {
-                    sums.take(name, begun, &content);
+                    digests.take(name, begun, &content);
                 }
             }
         };
-        // Without it the first tool waits for the sums.
+        // Without it the first tool waits for the digests.
         let _ = std::thread::Builder::new()
             .name("beeline-sums".into())
             .spawn(prepare);
@@ -136,18 +136,18 @@ mod tests {
 
     #[test]
     fn a_sum_lasts_as_long_as_what_it_depends_on() {
-        let sums = Sums::default();
+        let digests = Digests::default();
         let other = Stamp(sum(b"other modules"));
-        assert_eq!(sums.now(TYPES), None);
-        let first = sums.take(TYPES, Instant::now(), b"types");
-        assert_eq!(sums.now(TYPES), Some(first));
-        sums.known().get_mut(TYPES).unwrap().stamp = other;
-        assert_eq!(sums.now(TYPES), None);
+        assert_eq!(digests.now(TYPES), None);
+        let first = digests.take(TYPES, Instant::now(), b"types");
+        assert_eq!(digests.now(TYPES), Some(first));
+        digests.known().get_mut(TYPES).unwrap().stamp = other;
+        assert_eq!(digests.now(TYPES), None);
         // What was read before the change is not taken for what is there after it.
-        sums.known().get_mut(TYPES).unwrap().stamp = other;
-        sums.take(TYPES, Instant::now(), b"types");
-        sums.known().get_mut(TYPES).unwrap().stamp = Stamp(Sum::default());
-        assert_eq!(sums.now(TYPES), None);
+        digests.known().get_mut(TYPES).unwrap().stamp = other;
+        digests.take(TYPES, Instant::now(), b"types");
+        digests.known().get_mut(TYPES).unwrap().stamp = Stamp(Sum::default());
+        assert_eq!(digests.now(TYPES), None);
     }
 
     #[test]
@@ -168,20 +168,20 @@ mod tests {
 
     #[test]
     fn functions_are_not_known_before_modules_are_at_rest() {
-        let sums = Sums::default();
+        let digests = Digests::default();
         let Some(stamp) = Stamp::now(FUNCTIONS) else {
             return;
         };
         let begun = Instant::now();
         let mut known = Known::new(stamp);
         known.since = begun;
-        sums.known().insert(FUNCTIONS, known);
-        sums.take(FUNCTIONS, begun + REST / 2, b"early");
-        assert_eq!(sums.known()[FUNCTIONS].sum, None);
-        sums.take(FUNCTIONS, begun + REST, b"late");
+        digests.known().insert(FUNCTIONS, known);
+        digests.take(FUNCTIONS, begun + REST / 2, b"early");
+        assert_eq!(digests.known()[FUNCTIONS].sum, None);
+        digests.take(FUNCTIONS, begun + REST, b"late");
         // Unless a module came in the very moment.
         if Stamp::now(FUNCTIONS) == Some(stamp) {
-            assert_eq!(sums.known()[FUNCTIONS].sum, Some(sum(b"late")));
+            assert_eq!(digests.known()[FUNCTIONS].sum, Some(sum(b"late")));
         }
     }
 }

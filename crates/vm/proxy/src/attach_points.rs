@@ -14,7 +14,7 @@ use crate::call::Call;
 use crate::handles::Object;
 use crate::info;
 use crate::refusal::Refusal;
-use crate::roots::Root;
+use crate::fs_roots::Root;
 
 /// What the names of places begin with, before a `:`.
 pub const KINDS: [&str; 13] = [

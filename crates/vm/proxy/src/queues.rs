@@ -11,7 +11,7 @@ const MOST: usize = 64 << 20;
 
 /// A queue with one end for each of two threads.
 #[derive(Debug, Default)]
-pub struct Lane {
+pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -29,7 +29,7 @@ struct Waiting {
     request: HostMessage,
 }
 
-impl Lane {
+impl Queue {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
