@@ -79,10 +79,10 @@ pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<Sig
 
 /// Where a thread goes on that returns to an address on the way home, and where that is kept.
 fn arrival(read: &impl Fn(u64, &mut [u8]) -> bool, ip: u64) -> Option<(u64, u64)> {
-    let cell = home::cell_around(ip)?;
-    let mut bytes = [0; home::CELL as usize];
+    let cell = restore_stub::cell_around(ip)?;
+    let mut bytes = [0; restore_stub::CELL as usize];
     read(cell, &mut bytes);
-    Some((home::left_behind(&bytes)?.ip(), cell + home::IP))
+    Some((restore_stub::left_behind(&bytes)?.ip(), cell + restore_stub::IP))
 }
 
 /// Every frame on a stack from `sp` up, and on the stacks that these lead to. `read` says whether it could.

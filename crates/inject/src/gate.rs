@@ -8,7 +8,7 @@ use object::elf::{FileHeader64, PF_X, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 
 use crate::frames;
-use crate::home::{self, CELL, SYSCALL_LEN, Traveller};
+use crate::restore_stub::{self, CELL, SYSCALL_LEN, BorrowedThread};
 use crate::ptrace;
 use crate::regions::PAGE;
 use crate::session::{Session, State};
@@ -44,7 +44,7 @@ impl Session {
         let regions = self.held.regions(&self.process)?;
         let gate = match self.find_cell(&regions) {
             Some(cell) => Gate {
-                syscall: home::gate(cell),
+                syscall: restore_stub::gate(cell),
                 cell: Some(cell),
                 is_written: false,
             },
@@ -67,7 +67,7 @@ impl Session {
         let Some(cell) = gate.cell else {
             return Ok(());
         };
-        let bytes = home::cell(&Traveller {
+        let bytes = restore_stub::cell(&BorrowedThread {
             regs: &tracee.regs,
             mask: borrowed.mask,
             call_mask: borrowed.call_mask,
@@ -119,7 +119,7 @@ impl Session {
                     .step_by(CELL as usize)
                     .zip(bytes.chunks(CELL as usize))
             };
-            let mut left = cells().filter(|(_, bytes)| home::left_behind(bytes).is_some());
+            let mut left = cells().filter(|(_, bytes)| restore_stub::left_behind(bytes).is_some());
             let left = left.find(|(cell, _)| self.is_left(*cell, regions));
             let found = left.or_else(|| cells().find(|(_, bytes)| **bytes == ZEROES));
             found.map(|(cell, _)| cell)

@@ -33,7 +33,7 @@ mod frames;
 mod gate;
 mod held;
 mod holds;
-mod home;
+mod restore_stub;
 mod loader;
 mod masks;
 mod proc;

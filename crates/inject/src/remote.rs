@@ -11,7 +11,7 @@ use libc::{c_int, user_regs_struct};
 use rustix::io::Errno;
 
 use crate::Error;
-use crate::home::{NO_CALL, SYSCALL_LEN};
+use crate::restore_stub::{NO_CALL, SYSCALL_LEN};
 use crate::ptrace::{self, Event, Go, SyscallDispatch};
 use crate::session::{Session, State, is_esrch};
 

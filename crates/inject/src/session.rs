@@ -13,7 +13,7 @@ use crate::alarm::PATIENCE;
 use crate::gate::Gate;
 use crate::held::{Held, twice};
 use crate::holds::Hold;
-use crate::home::{self, ERESTARTNOHAND, left_behind};
+use crate::restore_stub::{self, ERESTARTNOHAND, left_behind};
 use crate::ptrace::{self, Event, Go};
 use crate::remote::Borrowed;
 use crate::{Error, Process, Refusal, worker};
@@ -453,11 +453,11 @@ impl Session {
     fn bring_home(&mut self, at: usize) -> Result<(), Error> {
         let tracee = &self.tracees[at];
         let regs = tracee.regs;
-        let cell = home::cell_around(regs.rip).filter(|_| tracee.state == State::Held);
+        let cell = restore_stub::cell_around(regs.rip).filter(|_| tracee.state == State::Held);
         let Some(cell) = cell else {
             return Ok(());
         };
-        let mut bytes = [0; home::CELL as usize];
+        let mut bytes = [0; restore_stub::CELL as usize];
         // What cannot be read is not ours.
         let _ = self.read(cell, &mut bytes);
         let Some(values) = left_behind(&bytes) else {

@@ -71,7 +71,7 @@ impl Thread {
     /// `syscall` instruction, and the thread goes on two bytes earlier, on that instruction; the same is true
     /// of an address set with [`Stopped::set_ip`].
     pub fn restarts(&self) -> bool {
-        crate::home::restarts(&self.registers)
+        crate::restore_stub::restarts(&self.registers)
     }
 }
 

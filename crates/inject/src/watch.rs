@@ -9,7 +9,7 @@ use libc::c_int;
 
 use crate::alarm::PATIENCE;
 use crate::holds::Hold;
-use crate::home::NO_CALL;
+use crate::restore_stub::NO_CALL;
 use crate::loader::{self, Rendezvous};
 use crate::ptrace::{self, Event, Go};
 use crate::regions::PAGE;

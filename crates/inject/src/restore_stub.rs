@@ -100,69 +100,69 @@ const _: () = assert!(offset_of!(Values, rsp) + 8 == offset_of!(Values, rip));
 std::arch::global_asm!(
     ".pushsection .rodata.beeline_home, \"a\", @progbits",
     ".balign 64",
-    ".globl beeline_home_code, beeline_home_asked, beeline_home_decided, beeline_home_masked",
-    ".globl beeline_home_split, beeline_home_leaves, beeline_home_ends, beeline_home_end",
-    ".hidden beeline_home_code, beeline_home_asked, beeline_home_decided, beeline_home_masked",
-    ".hidden beeline_home_split, beeline_home_leaves, beeline_home_ends, beeline_home_end",
-    "beeline_home_values:",
+    ".globl beeline_restore_code, beeline_restore_asked, beeline_restore_decided, beeline_restore_masked",
+    ".globl beeline_restore_split, beeline_restore_leaves, beeline_restore_ends, beeline_restore_end",
+    ".hidden beeline_restore_code, beeline_restore_asked, beeline_restore_decided, beeline_restore_masked",
+    ".hidden beeline_restore_split, beeline_restore_leaves, beeline_restore_ends, beeline_restore_end",
+    "beeline_restore_values:",
     ".zero {code}",
     // The call for us.
-    "beeline_home_code:",
+    "beeline_restore_code:",
     "syscall",
     // From here on we are dead. Let signals through, if it matters whether there are any.
     "mov r12d, 1",
-    "mov rcx, [rip + beeline_home_values + {gives_up}]",
-    "jrcxz beeline_home_decided",
+    "mov rcx, [rip + beeline_restore_values + {gives_up}]",
+    "jrcxz beeline_restore_decided",
     "mov eax, {ppoll}",
     "mov edi, 0",
     "mov esi, 0",
-    "lea rdx, [rip + beeline_home_values + {nothing}]",
-    "lea r10, [rip + beeline_home_values + {call_mask}]",
+    "lea rdx, [rip + beeline_restore_values + {nothing}]",
+    "lea r10, [rip + beeline_restore_values + {call_mask}]",
     "mov r8d, 8",
     "syscall",
-    "beeline_home_asked:",
+    "beeline_restore_asked:",
     // 0 for EINTR.
     "lea r12, [rax + {eintr}]",
-    "beeline_home_decided:",
+    "beeline_restore_decided:",
     "mov eax, {rt_sigprocmask}",
     "mov edi, {sig_setmask}",
-    "lea rsi, [rip + beeline_home_values + {mask}]",
+    "lea rsi, [rip + beeline_restore_values + {mask}]",
     "mov edx, 0",
     "mov r10d, 8",
     "syscall",
-    "beeline_home_masked:",
-    "mov rcx, [rip + beeline_home_values + {dispatch_mode}]",
+    "beeline_restore_masked:",
+    "mov rcx, [rip + beeline_restore_values + {dispatch_mode}]",
     "jrcxz 2f",
     "mov eax, {prctl}",
     "mov edi, {set_dispatch}",
     "mov rsi, rcx",
-    "mov rdx, [rip + beeline_home_values + {dispatch_offset}]",
-    "mov r10, [rip + beeline_home_values + {dispatch_len}]",
-    "mov r8, [rip + beeline_home_values + {dispatch_selector}]",
+    "mov rdx, [rip + beeline_restore_values + {dispatch_offset}]",
+    "mov r10, [rip + beeline_restore_values + {dispatch_len}]",
+    "mov r8, [rip + beeline_restore_values + {dispatch_selector}]",
     "syscall",
     // The registers, and last the place.
     "2:",
     "mov rcx, r12",
-    "beeline_home_split:",
-    "mov rdi, [rip + beeline_home_values + {rdi}]",
-    "mov rsi, [rip + beeline_home_values + {rsi}]",
-    "mov rdx, [rip + beeline_home_values + {rdx}]",
-    "mov r10, [rip + beeline_home_values + {r10}]",
-    "mov r8, [rip + beeline_home_values + {r8}]",
-    "mov r9, [rip + beeline_home_values + {r9}]",
-    "mov r11, [rip + beeline_home_values + {r11}]",
-    "mov r12, [rip + beeline_home_values + {r12}]",
-    "mov rsp, [rip + beeline_home_values + {rsp}]",
-    "jrcxz beeline_home_ends",
-    "mov rax, [rip + beeline_home_values + {rax}]",
-    "mov rcx, [rip + beeline_home_values + {rcx}]",
-    "beeline_home_leaves:",
-    "jmp qword ptr [rip + beeline_home_values + {rip}]",
-    "beeline_home_ends:",
+    "beeline_restore_split:",
+    "mov rdi, [rip + beeline_restore_values + {rdi}]",
+    "mov rsi, [rip + beeline_restore_values + {rsi}]",
+    "mov rdx, [rip + beeline_restore_values + {rdx}]",
+    "mov r10, [rip + beeline_restore_values + {r10}]",
+    "mov r8, [rip + beeline_restore_values + {r8}]",
+    "mov r9, [rip + beeline_restore_values + {r9}]",
+    "mov r11, [rip + beeline_restore_values + {r11}]",
+    "mov r12, [rip + beeline_restore_values + {r12}]",
+    "mov rsp, [rip + beeline_restore_values + {rsp}]",
+    "jrcxz beeline_restore_ends",
+    "mov rax, [rip + beeline_restore_values + {rax}]",
+    "mov rcx, [rip + beeline_restore_values + {rcx}]",
+    "beeline_restore_leaves:",
+    "jmp qword ptr [rip + beeline_restore_values + {rip}]",
+    "beeline_restore_ends:",
     "mov rax, -{eintr}",
-    "mov rcx, [rip + beeline_home_values + {rcx}]",
-    "jmp qword ptr [rip + beeline_home_values + {behind}]",
-    "beeline_home_end:",
+    "mov rcx, [rip + beeline_restore_values + {rcx}]",
+    "jmp qword ptr [rip + beeline_restore_values + {behind}]",
+    "beeline_restore_end:",
     ".popsection",
     code = const CODE,
     gives_up = const offset_of!(Values, gives_up),
@@ -195,27 +195,27 @@ std::arch::global_asm!(
 );
 
 unsafe extern "C" {
-    static beeline_home_code: u8;
-    static beeline_home_asked: u8;
-    static beeline_home_decided: u8;
-    static beeline_home_masked: u8;
-    static beeline_home_split: u8;
-    static beeline_home_leaves: u8;
-    static beeline_home_ends: u8;
-    static beeline_home_end: u8;
+    static beeline_restore_code: u8;
+    static beeline_restore_asked: u8;
+    static beeline_restore_decided: u8;
+    static beeline_restore_masked: u8;
+    static beeline_restore_split: u8;
+    static beeline_restore_leaves: u8;
+    static beeline_restore_ends: u8;
+    static beeline_restore_end: u8;
 }
 
 /// The code of a cell.
 fn code() -> &'static [u8] {
-    let start = &raw const beeline_home_code;
-    let len = (&raw const beeline_home_end).addr() - start.addr();
+    let start = &raw const beeline_restore_code;
+    let len = (&raw const beeline_restore_end).addr() - start.addr();
     // SAFETY: the assembler has laid out the bytes from the one symbol to the other, and nothing changes them.
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 
 /// Where in a cell one of the symbols is.
 fn place(symbol: *const u8) -> u64 {
-    CODE + (symbol.addr() - (&raw const beeline_home_code).addr()) as u64
+    CODE + (symbol.addr() - (&raw const beeline_restore_code).addr()) as u64
 }
 
 /// The address of a cell's `syscall` instruction.
@@ -225,7 +225,7 @@ pub(crate) fn gate(cell: u64) -> u64 {
 
 /// A thread that calls are about to be run in.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Traveller<'a> {
+pub(crate) struct BorrowedThread<'a> {
     /// What it goes on with.
     pub regs: &'a user_regs_struct,
     /// The signals that it blocks.
@@ -241,7 +241,7 @@ pub(crate) struct Traveller<'a> {
 }
 
 /// The bytes of a cell.
-pub(crate) fn cell(thread: &Traveller<'_>) -> Vec<u8> {
+pub(crate) fn cell(thread: &BorrowedThread<'_>) -> Vec<u8> {
     let regs = thread.regs;
     let call = (regs.orig_rax as i64 >= 0).then_some(regs.rax as i64);
     let again = regs.rip.wrapping_sub(SYSCALL_LEN);
@@ -281,7 +281,7 @@ pub(crate) fn cell(thread: &Traveller<'_>) -> Vec<u8> {
 
 /// The cell that an address may be in: where the cell would begin. To be looked at with [`left_behind`].
 pub(crate) fn cell_around(ip: u64) -> Option<u64> {
-    let code = place(&raw const beeline_home_code)..place(&raw const beeline_home_end);
+    let code = place(&raw const beeline_restore_code)..place(&raw const beeline_restore_end);
     code.contains(&(ip % CELL)).then_some(ip - ip % CELL)
 }
 
@@ -326,15 +326,15 @@ impl Values {
     /// What becomes of a thread of which this is the cell, at `cell`, and which has these registers there.
     pub fn arrival(&self, cell: u64, regs: &user_regs_struct) -> Arrival {
         let at = regs.rip.wrapping_sub(cell);
-        let is_masked = at >= place(&raw const beeline_home_masked);
+        let is_masked = at >= place(&raw const beeline_restore_masked);
         let interrupted = -i64::from(libc::EINTR) as u64;
         // Which way it goes stands in rax, then in r12, then in rcx, then in where it is.
         let ends = match at {
-            _ if at == place(&raw const beeline_home_asked) => regs.rax == interrupted,
-            _ if at < place(&raw const beeline_home_decided) => false,
-            _ if at < place(&raw const beeline_home_split) => regs.r12 == 0,
-            _ if at < place(&raw const beeline_home_leaves) => regs.rcx == 0,
-            _ => at >= place(&raw const beeline_home_ends),
+            _ if at == place(&raw const beeline_restore_asked) => regs.rax == interrupted,
+            _ if at < place(&raw const beeline_restore_decided) => false,
+            _ if at < place(&raw const beeline_restore_split) => regs.r12 == 0,
+            _ if at < place(&raw const beeline_restore_leaves) => regs.rcx == 0,
+            _ => at >= place(&raw const beeline_restore_ends),
         };
         let (rip, rax, orig_rax) = match ends {
             true => (self.behind, interrupted, NO_CALL),
