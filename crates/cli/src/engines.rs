@@ -32,6 +32,7 @@ enum Engine {
     #[default]
     Auto,
     /// The baseline compiler's
+    #[value(alias = "light")]
     Baseline,
     /// LLVM's, which is waited for
     Llvm,

@@ -36,6 +36,7 @@ pub fn prog(command: &Command) -> anyhow::Result<ExitCode> {
 pub enum CompilerName {
     /// The baseline compiler
     #[default]
+    #[value(alias = "light")]
     Baseline,
     /// LLVM
     Llvm,

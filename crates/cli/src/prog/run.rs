@@ -50,6 +50,7 @@ enum EngineName {
     /// Checks every access
     Interpreter,
     /// The baseline compiler's code
+    #[value(alias = "light")]
     Baseline,
     /// LLVM's code
     Llvm,
