@@ -5,12 +5,12 @@
 //! unprobed one. `demo` shows the same for one real program.
 
 mod calls;
-mod scale;
 mod demo;
 mod guest;
 mod measure;
 mod moments;
 mod operations;
+mod scale;
 mod session;
 mod table;
 mod verify;

@@ -1,7 +1,7 @@
 //! The baseline compiler's code for aarch64, under qemu-user.
 
 use beeline_aarch64::{Array, Image, Job, Runner};
-use beeline_codegen::{Compiler, Baseline, Machine, Program};
+use beeline_codegen::{Baseline, Compiler, Machine, Program};
 use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::{Insn, opcode::*};
 

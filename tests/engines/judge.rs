@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use beeline_codegen::{Engine, Interpreter, Baseline};
+use beeline_codegen::{Baseline, Engine, Interpreter};
 use beeline_codegen_llvm::Llvm;
 use beeline_e2e::skipped;
 use beeline_fuzz::kernel::{self, Refusal};

@@ -4,7 +4,7 @@ use super::contest::{Contestant, NOTHING, Outcome, Prepared, timed, timed_calls}
 use super::programs::Program;
 use super::workshop::{Memory, Workshop};
 use anyhow::Context;
-use beeline_codegen::{Compiler, Engine, Executable, Interpreter, Baseline, Machine, Runnable};
+use beeline_codegen::{Baseline, Compiler, Engine, Executable, Interpreter, Machine, Runnable};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::Insn;
 use beeline_isa::abi::Entry;

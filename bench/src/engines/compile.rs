@@ -5,7 +5,7 @@ use super::contest::{processor_time, timed};
 use super::programs::{FRAMES, LOG2_INT};
 use super::workshop::Workshop;
 use anyhow::Context;
-use beeline_codegen::{Code, Compiler, Executable, Baseline, Machine, Program};
+use beeline_codegen::{Baseline, Code, Compiler, Executable, Machine, Program};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, opcode};
 use serde::Serialize;

@@ -14,7 +14,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::abi::calls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
 use crate::abi::{
-    Control, Link, LinkList, Overridden, NEEDS_SLOT, PendingSignals, PtRegs, Slot, Target,
+    Control, Link, LinkList, NEEDS_SLOT, Overridden, PendingSignals, PtRegs, Slot, Target,
 };
 use crate::enter::{call_with_room, lease, links_of, miss, new_context, release, run};
 use crate::helpers::{signal, time};
@@ -80,7 +80,10 @@ pub unsafe extern "sysv64" fn beeline_call_exit(regs: *mut PtRegs, calls: *const
 /// # Safety
 /// For stubs only: `record` is the call's, `calls` are the target's own.
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_call_compact_enter(record: *const Record, calls: *const Calls) {
+pub unsafe extern "sysv64" fn beeline_call_compact_enter(
+    record: *const Record,
+    calls: *const Calls,
+) {
     // SAFETY: the stub's own record, and what the runtime laid out for it.
     unsafe { run_briefly(&*record, &*calls, ENTER) }
 }
@@ -90,7 +93,10 @@ pub unsafe extern "sysv64" fn beeline_call_compact_enter(record: *const Record, 
 /// # Safety
 /// As [`beeline_call_compact_enter`].
 #[unsafe(no_mangle)]
-pub unsafe extern "sysv64" fn beeline_call_compact_exit(record: *const Record, calls: *const Calls) {
+pub unsafe extern "sysv64" fn beeline_call_compact_exit(
+    record: *const Record,
+    calls: *const Calls,
+) {
     // SAFETY: as in `beeline_call_compact_enter`.
     unsafe { run_briefly(&*record, &*calls, EXIT) }
 }
@@ -191,7 +197,12 @@ fn run_unleased(links: &LinkList, seen: &impl Seen) -> Overridden {
 }
 
 #[inline(never)]
-fn run_leased<S: Seen>(target: &Target, control: &Control, links: &LinkList, seen: &S) -> Overridden {
+fn run_leased<S: Seen>(
+    target: &Target,
+    control: &Control,
+    links: &LinkList,
+    seen: &S,
+) -> Overridden {
     let Some((lease, cpu)) = lease(target) else {
         miss(target);
         return Overridden::default();

@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use beeline_isa::abi::Run;
 
 use crate::abi::{
-    ALWAYS, Context, Control, HAS_RDPID, Lease, Link, LinkList, Overridden, NEEDS_REGISTERS,
-    NEEDS_SLOT, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
+    ALWAYS, Context, Control, HAS_RDPID, Lease, Link, LinkList, NEEDS_REGISTERS, NEEDS_SLOT,
+    Overridden, PendingSignals, PtRegs, ROOMY_STACKS, SITE_EXIT, SITE_POPS_FRAME_POINTER, Site,
     Slot, TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;

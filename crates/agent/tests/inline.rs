@@ -5,7 +5,7 @@ mod common;
 use std::cell::Cell;
 
 use beeline_agent::abi::{Site, TID_UNKNOWN};
-use beeline_codegen::{Compiler, Executable, Baseline, Machine, MapShape, Program};
+use beeline_codegen::{Baseline, Compiler, Executable, Machine, MapShape, Program};
 use beeline_isa::Insn;
 use beeline_uapi::MapType;
 

@@ -6,7 +6,7 @@ mod common;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use beeline_codegen::{Compiler, Executable, Baseline, Machine, Program};
+use beeline_codegen::{Baseline, Compiler, Executable, Machine, Program};
 use beeline_isa::Insn;
 
 use common::Environment;

@@ -87,7 +87,9 @@ pub fn optimizer() -> anyhow::Result<Optimizer> {
     match Worker::beside_this() {
         Some(worker) => Ok(Box::new(worker)),
         None => {
-            anyhow::bail!("there is no {LLVM} beside beeline; install it, or give --engine baseline")
+            anyhow::bail!(
+                "there is no {LLVM} beside beeline; install it, or give --engine baseline"
+            )
         }
     }
 }

@@ -17,7 +17,7 @@ use beeline_vm_qmp::Monitor;
 use clap::Args;
 use rustix::process::{Pid, Signal};
 
-use crate::keep;
+use crate::fallback;
 use crate::run::{self, exit_code};
 use crate::say;
 

@@ -8,7 +8,7 @@ mod run;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use beeline_codegen::{Compiler, Baseline, Machine};
+use beeline_codegen::{Baseline, Compiler, Machine};
 use beeline_runtime::engines::{Choice, Engines};
 use clap::{Subcommand, ValueEnum};
 

@@ -11,7 +11,7 @@ use beeline_runtime::{Runtime, Scope};
 use beeline_supervisor::{Options, Tool};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use crate::{engines, keep, memory, say};
+use crate::{engines, fallback, memory, say};
 
 /// Shells give this to a command that was ended by signal n, plus n.
 const SIGNALLED: i32 = 128;

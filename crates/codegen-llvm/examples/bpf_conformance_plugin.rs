@@ -13,7 +13,7 @@ use std::io::Read;
 use std::process::ExitCode;
 use std::ptr;
 
-use beeline_codegen::{Context, Engine, Interpreter, Baseline, Program};
+use beeline_codegen::{Baseline, Context, Engine, Interpreter, Program};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::abi::{HELPER_SLOTS, Helper, Run};
 use beeline_isa::{Insn, imm64};

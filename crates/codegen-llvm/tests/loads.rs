@@ -5,7 +5,7 @@
 mod common;
 
 use beeline_agent::loads::{LONGEST, decode};
-use beeline_codegen::{Compiler, Executable, Baseline, Machine, Program};
+use beeline_codegen::{Baseline, Compiler, Executable, Machine, Program};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, Listing, opcode::*};
 

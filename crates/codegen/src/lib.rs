@@ -13,6 +13,7 @@
 //! for the verifier to know. The [`Interpreter`] relies on nothing: what no verifier has seen runs there and nowhere else.
 
 pub mod aot;
+mod baseline;
 mod code;
 pub mod container;
 pub mod cpu;
@@ -23,18 +24,17 @@ mod executable;
 mod inline;
 mod interpreter;
 mod known;
-mod baseline;
 mod registers;
 mod store;
 pub mod worker;
 
+pub use baseline::Baseline;
 pub use code::{Code, Error, InsnAt};
 pub use digest::Digest;
 pub use engine::{Compiler, Context, Engine, Fault, Machine, MapShape, Program, Runnable};
 pub use executable::Executable;
 pub use inline::{Inline, inlines};
 pub use interpreter::{Interpreter, Moment, Watch};
-pub use baseline::Baseline;
 pub use registers::RegisterSet;
 pub use store::CodeStore;
 pub use worker::Worker;

@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use beeline_aarch64::{Array, Image, Job, Outcome, Runner};
-use beeline_codegen::{Code, Compiler, Error, Baseline, Machine, MapShape, Program};
+use beeline_codegen::{Baseline, Code, Compiler, Error, Machine, MapShape, Program};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_verifier::resolve;
 
@@ -120,7 +120,11 @@ fn random_callbacks_and_tail_calls_give_what_they_give_on_x86_64() {
             .collect();
         let slices: Vec<&[Insn]> = programs.iter().map(Vec::as_slice).collect();
         let found = run_all(&mut runner, &slices, &[]).result;
-        assert_eq!(found, Ok(tails::run(&Baseline, &programs, &[])), "seed {seed}");
+        assert_eq!(
+            found,
+            Ok(tails::run(&Baseline, &programs, &[])),
+            "seed {seed}"
+        );
     }
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::arch::global_asm;
 
-use beeline_codegen::{Compiler, Error, Baseline, Machine, Program, RegisterSet};
+use beeline_codegen::{Baseline, Compiler, Error, Machine, Program, RegisterSet};
 use beeline_isa::abi::Run;
 use beeline_isa::{Insn, imm64, opcode::*};
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory};

@@ -2,7 +2,7 @@
 
 mod common;
 
-use beeline_codegen::{Context, Engine, Error, Executable, Interpreter, Baseline, Program};
+use beeline_codegen::{Baseline, Context, Engine, Error, Executable, Interpreter, Program};
 use beeline_isa::abi::Run;
 
 use common::vectors::{self, Vector};

@@ -2,7 +2,7 @@
 
 mod common;
 
-use beeline_codegen::{Context, Engine, Interpreter, Baseline, Program};
+use beeline_codegen::{Baseline, Context, Engine, Interpreter, Program};
 use beeline_isa::{Insn, abi::Run, opcode::*};
 
 use common::{EXIT, Environment, alu, alu_imm, branch, compile, load_sized, mov, mov_reg};

@@ -6,7 +6,7 @@ mod common;
 use std::ptr;
 
 use beeline_codegen::{
-    Compiler, Executable, Inline, Baseline, Machine, MapShape, Program, RegisterSet, inlines,
+    Baseline, Compiler, Executable, Inline, Machine, MapShape, Program, RegisterSet, inlines,
 };
 use beeline_isa::abi::Run;
 use beeline_isa::{Insn, imm64, opcode::*};

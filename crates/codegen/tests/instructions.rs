@@ -4,7 +4,7 @@ mod common;
 
 use std::ptr;
 
-use beeline_codegen::{Context, Engine, Fault, Interpreter, Baseline, Program};
+use beeline_codegen::{Baseline, Context, Engine, Fault, Interpreter, Program};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::{Insn, Listing, MAY_GOTO_LIMIT, imm64, opcode::*};
 use beeline_uapi::ProgramType;

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-use beeline_codegen::{Context, Engine, Interpreter, Baseline, Program};
+use beeline_codegen::{Baseline, Context, Engine, Interpreter, Program};
 use beeline_fuzz::kernel as bpf;
 use beeline_isa::abi::Helper;
 use beeline_isa::{Insn, Listing};

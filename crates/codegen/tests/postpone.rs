@@ -2,7 +2,7 @@
 
 mod common;
 
-use beeline_codegen::{Context, Engine, Interpreter, Baseline, Program};
+use beeline_codegen::{Baseline, Context, Engine, Interpreter, Program};
 use beeline_fuzz::Random;
 use beeline_isa::{Insn, Listing, opcode::*};
 
@@ -83,8 +83,8 @@ fn result(engine: &dyn Engine, insns: &[Insn]) -> u64 {
 fn loops_of_moves_and_branches_give_what_they_give_one_by_one() {
     for seed in 0..20_000 {
         let insns = program(&mut Random::new(seed));
-        let [baseline, expected] =
-            [&Baseline as &dyn Engine, &Interpreter::default()].map(|engine| result(engine, &insns));
+        let [baseline, expected] = [&Baseline as &dyn Engine, &Interpreter::default()]
+            .map(|engine| result(engine, &insns));
         assert_eq!(baseline, expected, "seed {seed}\n{}", Listing(&insns));
     }
 }

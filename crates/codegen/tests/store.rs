@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_codegen::{
-    Code, CodeStore, Compiler, Digest, Baseline, Machine, Program, Worker, container,
+    Baseline, Code, CodeStore, Compiler, Digest, Machine, Program, Worker, container,
 };
 use beeline_isa::Insn;
 use proptest::prelude::*;
@@ -25,7 +25,9 @@ fn program(value: i32) -> [Insn; 2] {
 fn compiled(value: i32) -> (Digest, Code) {
     let insns = program(value);
     let program = Program::new(&insns);
-    let code = Baseline.compile(&program, Machine::X86_64).expect("compiles");
+    let code = Baseline
+        .compile(&program, Machine::X86_64)
+        .expect("compiles");
     let name = Digest::of_code(&Digest::of_program(&program), &Baseline, Machine::X86_64);
     (name, code)
 }

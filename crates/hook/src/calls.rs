@@ -34,11 +34,11 @@ use crate::patch::{self, JUMP_LEN};
 use crate::plan::Reason;
 use crate::relocate::{self, Displaced};
 
-mod compact;
 mod cancel;
 mod choose;
 mod code;
 mod common;
+mod compact;
 mod find;
 mod number;
 mod opcodes;
@@ -84,10 +84,13 @@ impl CallSites {
             is_data(plan.call, SYSCALL_LEN)
                 || windows.any(|(start, bytes)| is_data(start, bytes.len() as u64))
         };
-        let unhookable = self.plans.extract_if(.., reaches).map(|plan| UnhookableCall {
-            call: plan.call,
-            why: Unhookable::Data,
-        });
+        let unhookable = self
+            .plans
+            .extract_if(.., reaches)
+            .map(|plan| UnhookableCall {
+                call: plan.call,
+                why: Unhookable::Data,
+            });
         self.unhookable.extend(unhookable);
         for unhookable in &mut self.unhookable {
             if is_data(unhookable.call, SYSCALL_LEN) {
@@ -104,10 +107,11 @@ impl CallSites {
             .partition(CallPlan::keeps_instruction);
         self.plans = kept;
         let displaced: Vec<CallPlan> = displaced;
-        self.unhookable.extend(displaced.iter().map(|plan| UnhookableCall {
-            call: plan.call,
-            why: Unhookable::Displaced,
-        }));
+        self.unhookable
+            .extend(displaced.iter().map(|plan| UnhookableCall {
+                call: plan.call,
+                why: Unhookable::Displaced,
+            }));
         self.unhookable.sort_by_key(|unhookable| unhookable.call);
     }
 }

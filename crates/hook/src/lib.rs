@@ -38,6 +38,6 @@ pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_s
 pub use relocate::{RelocateError, branches_sometimes};
 pub use survey::{UnwinderExit, unwinder_exits};
 pub use trampoline::{
-    EmitError, Full, Direct, PT_REGS_LEN, Registers, SystemCall, Trampoline, TrampolineSpec,
+    Direct, EmitError, Full, PT_REGS_LEN, Registers, SystemCall, Trampoline, TrampolineSpec,
     displaced, emit,
 };

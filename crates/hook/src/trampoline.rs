@@ -12,13 +12,13 @@ use crate::plan::Plan;
 use crate::relocate::{self, RelocateError};
 
 mod call;
-pub(crate) mod full;
 mod direct;
+pub(crate) mod full;
 mod registers;
 
 pub use call::SystemCall;
-pub use full::{Full, PT_REGS_LEN};
 pub use direct::Direct;
+pub use full::{Full, PT_REGS_LEN};
 pub use registers::Registers;
 
 /// What the trampoline does before the displaced instructions run.

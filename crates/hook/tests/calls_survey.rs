@@ -134,7 +134,10 @@ fn check_found(library: &Library, sites: &CallSites) {
         if bytes[0] == 0xb8 && bytes[3..] == [0, 0, 0x0f, 0x05] {
             let call = start + offset as u64 + 5;
             let is_found = sites.plans.iter().any(|plan| plan.call == call)
-                || sites.unhookable.iter().any(|unhookable| unhookable.call == call);
+                || sites
+                    .unhookable
+                    .iter()
+                    .any(|unhookable| unhookable.call == call);
             assert!(is_found, "{call:#x}");
         }
     }
@@ -153,9 +156,18 @@ fn is_hooked(path: &str, least: usize, restorers: usize, without_stack: usize) {
             .filter(|unhookable| unhookable.why == *why)
             .count()
     };
-    let counted = (count(&Unhookable::Restorer), count(&Unhookable::WithoutStack));
-    assert_eq!(counted, (restorers, without_stack), "{:x?}", sites.unhookable);
-    let is_named = |unhookable: &UnhookableCall| !matches!(unhookable.why, Unhookable::CannotHook(_));
+    let counted = (
+        count(&Unhookable::Restorer),
+        count(&Unhookable::WithoutStack),
+    );
+    assert_eq!(
+        counted,
+        (restorers, without_stack),
+        "{:x?}",
+        sites.unhookable
+    );
+    let is_named =
+        |unhookable: &UnhookableCall| !matches!(unhookable.why, Unhookable::CannotHook(_));
     let is_data = |unhookable: &UnhookableCall| {
         unhookable.why == Unhookable::Doubtful && !follows_a_number(&library, unhookable.call)
     };

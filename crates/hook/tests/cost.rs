@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::time::Instant;
 
 use beeline_hook::{
-    CallSites, CallSpec, CommonCode, Full, Function, Incoming, Direct, Registers, TrampolineSpec,
+    CallSites, CallSpec, CommonCode, Direct, Full, Function, Incoming, Registers, TrampolineSpec,
     WATCHED_LEN, emit, jump_patch, plan,
 };
 
@@ -211,7 +211,10 @@ fn cost_of_a_hooked_system_call() {
             ("compactly, exit", set(0, beeline_hook::WATCHED_COMPACTLY)),
             (
                 "compactly, both",
-                set(beeline_hook::WATCHED_COMPACTLY, beeline_hook::WATCHED_COMPACTLY),
+                set(
+                    beeline_hook::WATCHED_COMPACTLY,
+                    beeline_hook::WATCHED_COMPACTLY,
+                ),
             ),
         ] {
             let cost = times[1] - times[0];

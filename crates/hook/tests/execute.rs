@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_hook::{
-    EmitError, Flags, Full, Function, INT3, Kind, Direct, Plan, Reason, Registers, Trampoline,
+    Direct, EmitError, Flags, Full, Function, INT3, Kind, Plan, Reason, Registers, Trampoline,
     TrampolineSpec, displaced, emit, jump_patch, plan,
 };
 use iced_x86::code_asm::*;
@@ -545,9 +545,7 @@ fn keeps_arguments_and_results(spec: &TrampolineSpec) {
         a.ret()
     };
     let mut pool = Pool::new(1 << 16);
-    let (start, ..) = hooked(&mut pool, SUMS, 0, |plan, at| {
-        emit(plan, at, spec).unwrap()
-    });
+    let (start, ..) = hooked(&mut pool, SUMS, 0, |plan, at| emit(plan, at, spec).unwrap());
     let caller = pool.next();
     let mut assembler = CodeAssembler::new(64).unwrap();
     assembler.push(22).unwrap();

@@ -3,7 +3,7 @@
 mod support;
 
 use beeline_hook::{
-    CallPatch, CallSites, CallSpec, CommonCode, Full, Function, Incoming, Kind, Direct, Registers,
+    CallPatch, CallSites, CallSpec, CommonCode, Direct, Full, Function, Incoming, Kind, Registers,
     TrampolineSpec, displaced, emit, jump_patch, plan, plan_among,
 };
 use iced_x86::{Decoder, DecoderOptions};
@@ -188,6 +188,9 @@ fn a_prefixed_call_is_let_alone() {
     let start = 0x10_0000;
     let sites = CallSites::of(&[Function { start, code: &code }], |_| None);
     assert!(sites.plans.iter().all(|plan| plan.call == start));
-    let unhookable = sites.unhookable.iter().find(|unhookable| unhookable.call == start + 2);
+    let unhookable = sites
+        .unhookable
+        .iter()
+        .find(|unhookable| unhookable.call == start + 2);
     assert!(unhookable.is_some_and(|unhookable| unhookable.why.to_string().contains("prefixes")));
 }

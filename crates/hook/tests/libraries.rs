@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use beeline_hook::{
-    EmitError, Full, Function, Incoming, Kind, Direct, Plan, PlanError, Reason, Registers,
+    Direct, EmitError, Full, Function, Incoming, Kind, Plan, PlanError, Reason, Registers,
     TrampolineSpec, emit, jump_patch, plan, plan_among,
 };
 use iced_x86::{Decoder, DecoderOptions};

@@ -3,7 +3,7 @@
 mod support;
 
 use beeline_hook::{
-    Full, Function, Incoming, Kind, Direct, Plan, Registers, TrampolineSpec, emit, jump_patch,
+    Direct, Full, Function, Incoming, Kind, Plan, Registers, TrampolineSpec, emit, jump_patch,
     plan_among, reach,
 };
 

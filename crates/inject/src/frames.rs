@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use beeline_uapi::signal::SI_KERNEL;
 
-use crate::home;
 use crate::regions::Region;
+use crate::restore_stub;
 use crate::{Error, Stopped};
 
 /// A place on a stack from which a thread will return by `rt_sigreturn`.
@@ -82,7 +82,10 @@ fn arrival(read: &impl Fn(u64, &mut [u8]) -> bool, ip: u64) -> Option<(u64, u64)
     let cell = restore_stub::cell_around(ip)?;
     let mut bytes = [0; restore_stub::CELL as usize];
     read(cell, &mut bytes);
-    Some((restore_stub::left_behind(&bytes)?.ip(), cell + restore_stub::IP))
+    Some((
+        restore_stub::left_behind(&bytes)?.ip(),
+        cell + restore_stub::IP,
+    ))
 }
 
 /// Every frame on a stack from `sp` up, and on the stacks that these lead to. `read` says whether it could.

@@ -8,9 +8,9 @@ use object::elf::{FileHeader64, PF_X, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 
 use crate::frames;
-use crate::restore_stub::{self, CELL, SYSCALL_LEN, BorrowedThread};
 use crate::ptrace;
 use crate::regions::PAGE;
+use crate::restore_stub::{self, BorrowedThread, CELL, SYSCALL_LEN};
 use crate::session::{Session, State};
 use crate::{Error, Region};
 

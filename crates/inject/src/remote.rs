@@ -11,8 +11,8 @@ use libc::{c_int, user_regs_struct};
 use rustix::io::Errno;
 
 use crate::Error;
-use crate::restore_stub::{NO_CALL, SYSCALL_LEN};
 use crate::ptrace::{self, Event, Go, SyscallDispatch};
+use crate::restore_stub::{NO_CALL, SYSCALL_LEN};
 use crate::session::{Session, State, is_esrch};
 
 /// What a thread that has run system calls for us gets back, besides its registers.

@@ -13,9 +13,9 @@ use crate::alarm::PATIENCE;
 use crate::gate::Gate;
 use crate::held::{Held, twice};
 use crate::holds::Hold;
-use crate::restore_stub::{self, ERESTARTNOHAND, left_behind};
 use crate::ptrace::{self, Event, Go};
 use crate::remote::Borrowed;
+use crate::restore_stub::{self, ERESTARTNOHAND, left_behind};
 use crate::{Error, Process, Refusal, worker};
 
 /// How long the others are held for a thread that cannot stop now because it sleeps in the kernel.

@@ -9,10 +9,10 @@ use libc::c_int;
 
 use crate::alarm::PATIENCE;
 use crate::holds::Hold;
-use crate::restore_stub::NO_CALL;
 use crate::loader::{self, Rendezvous};
 use crate::ptrace::{self, Event, Go};
 use crate::regions::PAGE;
+use crate::restore_stub::NO_CALL;
 use crate::session::{Session, State};
 use crate::{Error, MapFlags, Process, ProtFlags, Stopped};
 

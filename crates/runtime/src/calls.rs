@@ -191,7 +191,9 @@ impl FileCalls {
         self.binary.as_ref().is_none_or(is_unnamed)
             || self.sites.is_partial
             || self.is_given_up
-            || !unhookable.iter().all(|(_, unhookable)| is_harmless(unhookable))
+            || !unhookable
+                .iter()
+                .all(|(_, unhookable)| is_harmless(unhookable))
     }
 
     /// See [`Binary::has_small_stacks`]; nor is it known of code that is in no file.

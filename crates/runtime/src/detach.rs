@@ -29,10 +29,10 @@ use crate::uprobes::{Text, beside, kernel_uprobes};
 use crate::{patch, retry_open};
 
 use find::is_a;
-pub use find::{everywhere, in_process};
 pub(crate) use find::{
-    holders, is_page, is_session, detach_own, maps_ours, open, presences, presences_among,
+    detach_own, holders, is_page, is_session, maps_ours, open, presences, presences_among,
 };
+pub use find::{everywhere, in_process};
 pub(crate) use layers::{Beneath, Layers};
 pub(crate) use sites::MAX_SITES;
 use sites::Restored;

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use beeline_agent::helpers;
 use beeline_codegen::aot::{Aot, Unusable};
 use beeline_codegen::{
-    Code, CodeStore, Compiler, Digest, Error, Baseline, Machine, MapShape, Program, RegisterSet,
+    Baseline, Code, CodeStore, Compiler, Digest, Error, Machine, MapShape, Program, RegisterSet,
 };
 use beeline_isa::Insn;
 
@@ -411,7 +411,11 @@ mod tests {
         let mut most = 0;
         for number in 0..1000 {
             engines.first(&long_source(number)).expect("code");
-            let kept: usize = lock(&engines.baseline).code.values().map(|it| it.size()).sum();
+            let kept: usize = lock(&engines.baseline)
+                .code
+                .values()
+                .map(|it| it.size())
+                .sum();
             most = most.max(kept);
         }
         assert!(most <= MOST_UNUSED + 2 * in_use.size(), "{most} bytes");

@@ -16,7 +16,6 @@ use beeline_agent::abi;
 use beeline_agent::abi::calls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
 use beeline_isa::abi::Run;
 
-use crate::trampoline_pool::{ARENA_BYTES, Pool};
 use crate::backend::Id;
 use crate::engines::Compiled;
 use crate::error::{Error, os};
@@ -28,6 +27,7 @@ use crate::ring::Ring;
 use crate::shared::Shared;
 use crate::sigaction;
 use crate::tasks::Tasks;
+use crate::trampoline_pool::{ARENA_BYTES, Pool};
 
 /// One address space's environment.
 #[derive(Debug)]
@@ -630,7 +630,7 @@ pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manife
 #[cfg(test)]
 mod tests {
     use beeline_agent::loads::{LONGEST, decode};
-    use beeline_codegen::{Compiler, Baseline, Machine};
+    use beeline_codegen::{Baseline, Compiler, Machine};
     use iced_x86::{Code, Decoder, OpKind};
 
     /// The agent must recognise every load that the compiler writes, for every pair of registers: one that it does not is a

@@ -154,7 +154,13 @@ mod tests {
         let session = SessionId { pid: 12, start: 34 };
         let path = format!("/memfd:beeline-{} (deleted)", session.name("map-a-b"));
         assert_eq!(SessionId::of(&region(&path)), Some(session));
-        for other in ["12-trampolines", "-12-34-trampolines", "12-34", "12-x-trampolines", "guest"] {
+        for other in [
+            "12-trampolines",
+            "-12-34-trampolines",
+            "12-34",
+            "12-x-trampolines",
+            "guest",
+        ] {
             let path = format!("/memfd:beeline-{other}");
             assert_eq!(SessionId::of(&region(&path)), None, "{other}");
         }

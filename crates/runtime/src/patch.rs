@@ -9,8 +9,8 @@ use beeline_agent::abi::{PASSES_ON, SITE_BREAKPOINT, SITE_JUMP, Site, SiteTrap};
 use beeline_hook::{INT3, JUMP_LEN, Kind, Plan};
 use beeline_inject::{Stopped, signal_frames};
 
-use crate::error::Error;
 use crate::detach::Layers;
+use crate::error::Error;
 use crate::proc;
 use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 

@@ -6,8 +6,8 @@ use beeline_agent::abi::{Control, Signals, Slot, TID_UNKNOWN};
 use beeline_agent::returns::ReturnTable;
 use beeline_inject::{MapFlags, Process, ProtFlags, Stopped};
 
-use crate::error::{Error, os};
 use crate::detach::MAX_SITES;
+use crate::error::{Error, os};
 use crate::memory::{PAGE, pages};
 use crate::tasks;
 

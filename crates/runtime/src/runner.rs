@@ -20,7 +20,6 @@ use beeline_agent::abi::{Link, PtRegs};
 use beeline_agent::enter;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::trampoline_pool::Pool;
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, pid_namespace};
 use crate::error::{Error, os};
@@ -32,6 +31,7 @@ use crate::private::Private;
 use crate::proc::own_pid;
 use crate::program::Program;
 use crate::shared::Shared;
+use crate::trampoline_pool::Pool;
 use checked::Checked;
 
 thread_local! {
@@ -340,8 +340,7 @@ const MANY_REMOVALS: u64 = 64;
 
 impl Here {
     fn new(shared: &Shared, tool: i32) -> Result<Self, Error> {
-        let mut home =
-            Pool::new(&SessionId::own().name("here")).map_err(os("creating a pool"))?;
+        let mut home = Pool::new(&SessionId::own().name("here")).map_err(os("creating a pool"))?;
         let code = Executable::map(home.file(), crate::trampoline_pool::ARENA_BYTES)
             .map_err(os("mapping a pool"))?;
         home.placed(code.base() as u64);

@@ -17,7 +17,6 @@ use crate::budget::{self, Budget, Charge};
 use crate::engines::{Compiled, Engines, Source};
 use crate::error::{Error, os};
 use crate::fast_path::{self, FastPaths};
-use crate::tier_up::{self, TierUp};
 use crate::link::{self, Link};
 use crate::map::MapObject;
 use crate::notifier::Notifier;
@@ -27,6 +26,7 @@ use crate::ring::Ring;
 use crate::runner::{Runner, TestResult, TestRun};
 use crate::scope::Scope;
 use crate::shared::Shared;
+use crate::tier_up::{self, TierUp};
 use crate::trace::Trace;
 use crate::tracees::Tracees;
 

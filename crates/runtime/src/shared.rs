@@ -13,8 +13,8 @@ use beeline_verifier::types::KernelTypes;
 use crate::agent::Agent;
 use crate::calls::CallFiles;
 use crate::cgroup::Cgroups;
-use crate::liveness::{Liveness, SessionId};
 use crate::link::Files;
+use crate::liveness::{Liveness, SessionId};
 use crate::memory::Memory;
 use crate::tasks::TaskLayout;
 

@@ -379,7 +379,11 @@ fn code_made_ahead_of_time_is_taken_for_its_program() {
     session.close();
     aot.helpers = beeline_codegen::Digest::of_helpers([(1, "other")]);
     let report: Report = Arc::new(|_: &str| {});
-    assert!(Engines::new(Choice::Baseline, report).with_aot(aot).is_err());
+    assert!(
+        Engines::new(Choice::Baseline, report)
+            .with_aot(aot)
+            .is_err()
+    );
 }
 
 #[test]

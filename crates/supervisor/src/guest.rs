@@ -56,8 +56,8 @@ use crate::guest::lookup_channel::LookupChannels;
 use crate::guest::objects::{Object, Objects};
 use crate::guest::rings::Rings;
 use crate::guest::types::Types;
-use crate::notify::{Listener, Reply, Request};
 use crate::hot_sites::HotSites;
+use crate::notify::{Listener, Reply, Request};
 use crate::paths::HERE;
 use crate::server::Answers;
 

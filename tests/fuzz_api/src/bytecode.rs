@@ -1,6 +1,6 @@
 //! Instructions: decoded, printed, judged, compiled.
 
-use beeline_codegen::{Compiler, Baseline, Machine};
+use beeline_codegen::{Baseline, Compiler, Machine};
 use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::{Insn, Listing};
 use beeline_uapi::{MapType, ProgramType};

@@ -7,18 +7,18 @@
 mod backend;
 mod btf;
 mod bytecode;
-mod supervisor;
 mod files;
 mod guest;
 mod object;
 pub mod seeds;
+mod supervisor;
 
 pub use btf::btf;
 pub use bytecode::{bytecode, decode};
-pub use supervisor::{tool_answers, tool_calls};
 pub use files::{aot_file, stored_code};
 pub use guest::{address, guest_message, host_message, memory_tree, policy};
 pub use object::object;
+pub use supervisor::{tool_answers, tool_calls};
 
 /// A kind of bytes: its name, which the fuzz target and the folder of its seeds have too, and what is done with them.
 pub type Target = (&'static str, fn(&[u8]));

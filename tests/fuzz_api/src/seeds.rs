@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use beeline_codegen::aot::{Aot, AotMap, AotProgram};
 use beeline_codegen::container::seal;
-use beeline_codegen::{Code, Compiler, Digest, Baseline, Machine, Program};
+use beeline_codegen::{Baseline, Code, Compiler, Digest, Machine, Program};
 use beeline_fuzz::program;
 use beeline_isa::Insn;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};

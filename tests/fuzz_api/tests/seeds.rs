@@ -1,8 +1,8 @@
 //! The fuzz targets take what they begin with, and what is not far from it. `make fuzz` goes further.
 
 use beeline_fuzz::Random;
-use beeline_uapi::Errno;
 use beeline_fuzz_api::{TARGETS, seeds, tool_answers};
+use beeline_uapi::Errno;
 
 /// Changed copies of each seed.
 const COPIES: u64 = 40;

@@ -9,7 +9,7 @@ pub mod vectors;
 use std::mem::MaybeUninit;
 use std::{io, ptr};
 
-use beeline_codegen::{Code, Compiler, Error, Executable, Baseline, Machine, Program};
+use beeline_codegen::{Baseline, Code, Compiler, Error, Executable, Machine, Program};
 pub use beeline_fuzz::asm::*;
 use beeline_fuzz::kernel;
 pub use beeline_fuzz::program as random;

@@ -8,8 +8,8 @@ use super::cancel;
 use super::number::{self, LOOKED_AT};
 use super::tables::Jumps;
 use super::{
-    CallPlan, EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN, SYSCALL_LEN, Shape, Unhookable, UnhookableCall,
-    Window,
+    CallPlan, EXIT, EXIT_GROUP, MUNMAP, RT_SIGRETURN, SYSCALL_LEN, Shape, Unhookable,
+    UnhookableCall, Window,
 };
 use crate::flags::{self, Flags};
 use crate::patch::JUMP_LEN;
@@ -248,7 +248,9 @@ impl Look<'_> {
         let before = self.bytes_before(index);
         match number {
             Some(RT_SIGRETURN) => Some(Unhookable::Restorer),
-            _ if RESTORERS.iter().any(|bytes| before.ends_with(bytes)) => Some(Unhookable::Restorer),
+            _ if RESTORERS.iter().any(|bytes| before.ends_with(bytes)) => {
+                Some(Unhookable::Restorer)
+            }
             Some(EXIT) if self.stack_was_given_away(index) => Some(Unhookable::WithoutStack),
             Some(MUNMAP) if self.thread_ends_behind(index) => Some(Unhookable::WithoutStack),
             _ if cancel::leads_to_one(before) => Some(Unhookable::CancellationPoint),

@@ -17,7 +17,8 @@ impl CallSites {
     /// restorers do is left as it is.
     pub fn hook_restorers<'a>(&mut self, restorers: impl IntoIterator<Item = Function<'a>>) {
         for plan in restorers.into_iter().filter_map(|one| plan(&one)) {
-            self.unhookable.retain(|unhookable| unhookable.call != plan.call);
+            self.unhookable
+                .retain(|unhookable| unhookable.call != plan.call);
             if self.plans.iter().all(|known| known.call != plan.call) {
                 self.plans.push(plan);
             }

@@ -180,15 +180,25 @@ mod tests {
             b"\x66\xb8\x08\0\0\0\x0f\x05",
         ] {
             let sites = sites(&[code]);
-            assert_eq!((sites.plans.len(), sites.unhookable.len()), (0, 0), "{code:x?}");
+            assert_eq!(
+                (sites.plans.len(), sites.unhookable.len()),
+                (0, 0),
+                "{code:x?}"
+            );
         }
     }
 
     #[test]
     fn calls_that_no_hook_survives_are_spared() {
         assert_eq!(why(&[b"\xb8\x0f\0\0\0\x0f\x05"]), [Unhookable::Restorer]);
-        assert_eq!(why(&[b"\xb8\x3c\0\0\0\x0f\x05"]), [Unhookable::WithoutStack]);
-        assert_eq!(why(&[b"\xb8\x0b\0\0\0\x0f\x05"]), [Unhookable::WithoutStack]);
+        assert_eq!(
+            why(&[b"\xb8\x3c\0\0\0\x0f\x05"]),
+            [Unhookable::WithoutStack]
+        );
+        assert_eq!(
+            why(&[b"\xb8\x0b\0\0\0\x0f\x05"]),
+            [Unhookable::WithoutStack]
+        );
     }
 
     #[test]

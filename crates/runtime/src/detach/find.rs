@@ -12,9 +12,9 @@ use super::witnesses::witnesses;
 use super::{Presence, read};
 use crate::error::Error;
 use crate::liveness::{PREFIX, SessionId};
-use crate::retry_open;
 use crate::private::Private;
 use crate::proc::{self, all_processes, own_pid, start_time};
+use crate::retry_open;
 
 /// All processes that a session is present in, so far as we may look.
 pub fn everywhere() -> Vec<Presence> {

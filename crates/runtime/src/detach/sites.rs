@@ -263,12 +263,15 @@ pub(super) fn call_records(
         let moves = unsafe { read_array(process, head.moves, head.move_count) };
         found.moves.extend::<Vec<Move>>(moves);
         // SAFETY: as above.
-        let unhookable: Vec<Unhookable> = unsafe { read_array(process, head.unhookable, head.unhookable_count) };
+        let unhookable: Vec<Unhookable> =
+            unsafe { read_array(process, head.unhookable, head.unhookable_count) };
         let first = patches.first().map(|patch| patch.address);
         let place = first.or(unhookable.first().map(|one| one.address));
         found.count(regions, place.unwrap_or(0), head.calls, unhookable.len());
         found.patches.extend(patches);
-        let unhookable = unhookable.iter().map(|one| (one.address, text_of(&one.why)));
+        let unhookable = unhookable
+            .iter()
+            .map(|one| (one.address, text_of(&one.why)));
         found.unhookable.extend(unhookable);
         // Each is placed behind the ones before it, so a list that turns back is none of ours.
         if head.next as u64 >= next {

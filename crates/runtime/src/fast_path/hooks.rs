@@ -10,14 +10,14 @@ use beeline_hook::{Function, Kind, Plan, SystemCall, TrampolineSpec};
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Stopped};
 
 use crate::agent::Agent;
-use crate::trampoline_pool::{ARENA_BYTES, Pool};
 use crate::error::{Error, os};
-use crate::liveness::SessionId;
 use crate::link::Files;
+use crate::liveness::SessionId;
 use crate::memory::{Memory, pages};
 use crate::patch;
 use crate::proc::start_time;
 use crate::target::{OURS, mapping};
+use crate::trampoline_pool::{ARENA_BYTES, Pool};
 
 /// The processes of a tool that have fast paths, or could not be given any.
 #[derive(Debug, Default)]
@@ -104,8 +104,7 @@ fn hook(
     let reach = plan
         .reach()
         .ok_or_else(|| fail("its instructions are too far apart".into()))?;
-    let mut pool =
-        Pool::new(&SessionId::own().name("fast-path")).map_err(os("creating a pool"))?;
+    let mut pool = Pool::new(&SessionId::own().name("fast-path")).map_err(os("creating a pool"))?;
     let near = process.find_gap(reach, ARENA_BYTES as u64)?;
     let near = near.ok_or_else(|| fail("there is no free address range near".into()))?;
     let runs = ProtFlags::READ | ProtFlags::EXEC;

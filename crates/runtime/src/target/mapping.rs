@@ -13,7 +13,6 @@ use rustix::io::Errno;
 
 use super::calls::Calls;
 use super::{Hold, Home, TRAMPOLINE_BYTES, Target};
-use crate::trampoline_pool::{ARENA_BYTES, Pool};
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, manifest, pid_namespace};
 use crate::error::{Error, os};
@@ -22,6 +21,7 @@ use crate::objects::{Object, Reachable};
 use crate::private::{Private, find_tid_offset};
 use crate::proc;
 use crate::ring::Ring;
+use crate::trampoline_pool::{ARENA_BYTES, Pool};
 
 impl Target {
     /// [`Self::map_what_is_missing`] for a site.

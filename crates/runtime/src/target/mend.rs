@@ -14,8 +14,8 @@ use beeline_agent::abi::{Control, Site};
 use beeline_hook::Kind;
 
 use super::{Hold, Hooked, Target};
-use crate::error::Error;
 use crate::detach::Layers;
+use crate::error::Error;
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside, kernel_uprobes};
 

@@ -15,12 +15,12 @@ use beeline_inject::{MapFlags, Mapping, Region};
 
 use super::mapping::{OURS, READ_EXECUTE, mapping, misplaced};
 use super::{Hold, Target};
-use crate::trampoline_pool::ARENA_BYTES;
 use crate::environment::manifest;
 use crate::error::{Error, os};
 use crate::liveness::SessionId;
 use crate::memory::{Memory, PAGE};
 use crate::patch;
+use crate::trampoline_pool::ARENA_BYTES;
 
 /// A target's pads.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use beeline_agent::abi::{self, Site};
 use beeline_hook::{Function, Kind, Plan, Reason};
 
 use super::{Cover, Hold, Landing, Request, Target};
-use crate::error::Error;
 use crate::detach::{Beneath, presences};
+use crate::error::Error;
 use crate::liveness::SessionId;
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};

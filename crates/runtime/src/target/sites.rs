@@ -5,13 +5,13 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::{Release, SeqCst};
 
 use beeline_agent::abi::{self, Site, SiteTrap};
-use beeline_hook::{Full, INT3, Kind, Direct, Plan, Reason, Registers, Trampoline, TrampolineSpec};
+use beeline_hook::{Direct, Full, INT3, Kind, Plan, Reason, Registers, Trampoline, TrampolineSpec};
 use beeline_inject::Stopped;
 
 use super::planning::Planned;
 use super::{Attached, Body, Hold, Hooked, Landing, Request, TRAMPOLINE_BYTES, Target};
-use crate::error::{Error, os};
 use crate::detach::{Beneath, Layers};
+use crate::error::{Error, os};
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside};
 
@@ -348,10 +348,7 @@ impl Target {
             level,
             traps: Default::default(),
         };
-        let site = environment
-            .home
-            .value(site)
-            .map_err(os("filling a pool"))?;
+        let site = environment.home.value(site).map_err(os("filling a pool"))?;
         // Listed before it is patched: a patch that nobody could find must never be.
         environment
             .manifest()
@@ -392,8 +389,7 @@ impl Target {
         let at = pool.next(64);
         let trampoline =
             beeline_hook::emit(plan, at, &spec).map_err(|why| fail(why.to_string()))?;
-        pool
-            .bytes(&trampoline.bytes, 64)
+        pool.bytes(&trampoline.bytes, 64)
             .map_err(os("filling a pool"))?;
         let patch = match (&plan.kind, &site.landing) {
             (Kind::Jump, Some(landing)) => landing.guard.patch(plan.site, landing.pad),

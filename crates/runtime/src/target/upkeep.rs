@@ -7,9 +7,9 @@ use std::time::Duration;
 use beeline_agent::abi::{self, Site};
 
 use super::{Hold, Hooked, Target};
+use crate::detach::Layers;
 use crate::environment::Environment;
 use crate::error::Error;
-use crate::detach::Layers;
 use crate::patch;
 use crate::private::find_tid_offset;
 

@@ -16,9 +16,9 @@ use beeline_agent::abi;
 use beeline_inject::{MapFlags, Mapping, Process, ProtFlags, Region, Stopped};
 
 use super::{Hold, Target};
+use crate::detach::still_there;
 use crate::environment::Environment;
 use crate::error::{Error, os};
-use crate::detach::still_there;
 use crate::memory::PAGE;
 use crate::uprobes::{open_mapped, stored_by_kernel};
 

@@ -12,8 +12,8 @@ use libc::user_regs_struct;
 use super::serve_upcalls::thread_that_asks;
 use super::{Tracees, lock};
 use crate::confine;
-use crate::error::Error;
 use crate::detach;
+use crate::error::Error;
 use crate::liveness::SessionId;
 use crate::target::Target;
 

@@ -6,8 +6,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{Tracees, lock};
-use crate::error::Error;
 use crate::detach;
+use crate::error::Error;
 use crate::liveness::SessionId;
 
 /// Looks for what a session has left behind.

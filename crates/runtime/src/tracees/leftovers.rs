@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use beeline_inject::Process;
 
 use super::{Tracees, lock};
-use crate::error::Error;
 use crate::detach::{Presence, presences};
+use crate::error::Error;
 use crate::liveness::SessionId;
 
 /// How long something that could not be taken out is left alone.

@@ -13,9 +13,9 @@ use beeline_inject::{Hold as Held, Loaded, Watched, holds, regions_of};
 use super::candidates::is_part_of_us;
 use super::{Tracees, lock};
 use crate::error::Error;
-use crate::retry_open;
 use crate::opens::{Gate, HeldOpen, Inode, Opens};
 use crate::proc;
+use crate::retry_open;
 use crate::scope::Scope;
 use crate::target::Hold;
 
@@ -212,8 +212,9 @@ impl Tracees {
         given_up: Arc<AtomicBool>,
     ) -> Result<(), Error> {
         let process = self.open(pid)?;
-        let watched =
-            retry_open::past_all_but_starter(|| Ok(Watched::seize_from_here(&process, open.tid())?))?;
+        let watched = retry_open::past_all_but_starter(|| {
+            Ok(Watched::seize_from_here(&process, open.tid())?)
+        })?;
         lock(&self.execs).insert(pid, given_up.clone());
         self.give_up_at_the_end(&given_up);
         open.pass();

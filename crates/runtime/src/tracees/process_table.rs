@@ -232,7 +232,7 @@ mod tests {
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
 
-        let mut processes = ProcessTable::default();
+        let mut table = ProcessTable::default();
         assert!(looked_again(&mut table).contains(&pid));
         have_grown_old(&mut table);
         for _ in 0..TURNS {
@@ -248,13 +248,13 @@ mod tests {
         drop(input);
         shell.wait().unwrap();
         looked_again(&mut table);
-        assert!(!processes.pids().contains(&pid));
+        assert!(!table.pids().contains(&pid));
     }
 
     #[test]
     fn who_is_of_the_family_is_asked_once() {
-        let mut processes = ProcessTable::default();
-        processes.list();
+        let mut table = ProcessTable::default();
+        table.list();
         let me = std::process::id() as i32;
         // Of others, as processes come all the time, nothing is known.
         let asked = Cell::new(0);
@@ -262,33 +262,33 @@ mod tests {
             asked.set(asked.get() + u32::from(pid == me));
             (pid == me).then_some(true)
         };
-        let descendants = |processes: &mut ProcessTable, others: &[i32]| {
-            assert_eq!(processes.descendants((1, others), is_descendant), [me]);
+        let descendants = |table: &mut ProcessTable, others: &[i32]| {
+            assert_eq!(table.descendants((1, others), is_descendant), [me]);
             asked.replace(0)
         };
         assert_eq!(descendants(&mut table, &[]), 1);
         assert_eq!(descendants(&mut table, &[]), 0);
-        processes.doubt(&[me]);
+        table.doubt(&[me]);
         assert_eq!(descendants(&mut table, &[]), 1);
         // There is another tool.
         assert_eq!(descendants(&mut table, &[2]), 1);
         assert_eq!(descendants(&mut table, &[2]), 0);
         // The number is another process's.
-        processes.known.get_mut(&me).unwrap().inode ^= 1;
-        processes.list();
+        table.known.get_mut(&me).unwrap().inode ^= 1;
+        table.list();
         assert_eq!(descendants(&mut table, &[2]), 1);
     }
 
     #[test]
     fn another_process_of_the_same_number_is_new() {
-        let mut processes = ProcessTable::default();
+        let mut table = ProcessTable::default();
         let me = std::process::id() as i32;
         assert!(looked_again(&mut table).contains(&me));
         have_grown_old(&mut table);
         // The kernel has made the directory anew.
-        processes.known.get_mut(&me).unwrap().inode ^= 1;
+        table.known.get_mut(&me).unwrap().inode ^= 1;
         assert!(!looked_again(&mut table).contains(&me));
-        let known = processes.known.get_mut(&me).unwrap();
+        let known = table.known.get_mut(&me).unwrap();
         known.inode ^= 1;
         known.start = known.start.map(|start| start - 1);
         assert!(looked_again(&mut table).contains(&me));
@@ -296,23 +296,23 @@ mod tests {
 
     #[test]
     fn a_process_that_runs_the_same_program_anew_is_new() {
-        let mut processes = ProcessTable::default();
+        let mut table = ProcessTable::default();
         let me = std::process::id() as i32;
         looked_again(&mut table);
         have_grown_old(&mut table);
-        processes.renew(&[me]);
-        assert!(processes.young().contains(&me));
+        table.renew(&[me]);
+        assert!(table.young().contains(&me));
     }
 
     #[test]
     fn looks_are_apart_as_they_take_long() {
-        let mut processes = ProcessTable::default();
-        processes.look();
-        let (_, pause) = processes.last.unwrap();
+        let mut table = ProcessTable::default();
+        table.look();
+        let (_, pause) = table.last.unwrap();
         assert!(!pause.is_zero() && pause <= LONGEST_PAUSE);
-        let looks = processes.looks;
-        processes.last = Some((Instant::now(), Duration::from_secs(100)));
-        processes.look();
-        assert_eq!(processes.looks, looks);
+        let looks = table.looks;
+        table.last = Some((Instant::now(), Duration::from_secs(100)));
+        table.look();
+        assert_eq!(table.looks, looks);
     }
 }

@@ -18,8 +18,8 @@ use rustix::time::Timespec;
 use super::{Tagged, Tracees, lock, program};
 use crate::error::{Error, os};
 use crate::link::Uprobe;
-use crate::retry_open;
 use crate::proc::{all_processes, own_pid};
+use crate::retry_open;
 use crate::target::{Hold, Target};
 
 /// Who asks may be killed before he has woken us.

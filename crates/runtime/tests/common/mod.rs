@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use beeline_codegen::{Code, Compiler, Error, Baseline, Machine, Program};
+use beeline_codegen::{Baseline, Code, Compiler, Error, Machine, Program};
 use beeline_isa::{Insn, imm64};
 use beeline_runtime::Runtime;
 use beeline_runtime::backend::{AttachPoint, Backend, Id, MapSpec, ProgramSpec, SpecialFields};

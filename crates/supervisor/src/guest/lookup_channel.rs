@@ -1,6 +1,6 @@
 //! Look-up channels: further connections to the guest, by which the tool's processes look elements up without the way through the door.
 //!
-//! A process that looks up often gets a fast path, as it does for walks, and then the socket of a channel, at a number so high that the tool's own
+//! A process that looks up often gets a fast path, as it does for prefetch, and then the socket of a channel, at a number so high that the tool's own
 //! files do not come there. What its fast path does with it is [`beeline_runtime::fast_path`]'s. Where something is in the way the process
 //! stays with the door.
 
@@ -18,8 +18,8 @@ use super::Guest;
 use super::objects::Object;
 use crate::call::Call;
 use crate::fds::{key_of, key_of_descriptor};
-use crate::notify::Request;
 use crate::hot_sites::HotSites;
+use crate::notify::Request;
 
 /// The highest number for a channel. New files get the lowest number that is free, so few tools ever come there; each fork copies a table up to
 /// the highest.
@@ -105,7 +105,7 @@ impl LookupChannels {
         &self,
         place: usize,
         channel: LookupChannel,
-        walks: &Prefetch,
+        prefetch: &Prefetch,
         publish: impl FnOnce(),
     ) -> Option<()> {
         let mut given = self.given();
@@ -116,7 +116,7 @@ impl LookupChannels {
         // Of processes that are gone nobody else tells.
         let (left, gone): (HashMap<_, _>, HashMap<_, _>) = std::mem::take(&mut given.channels)
             .into_iter()
-            .partition(|(other, _)| *other != place && walks.is_owned(*other));
+            .partition(|(other, _)| *other != place && prefetch.is_owned(*other));
         given.channels = left;
         given.threads.retain(|_, process| match process {
             Process::Connected(other) => !gone.contains_key(other),
@@ -137,7 +137,7 @@ impl Call<'_, Guest> {
     /// The tool looks an element up in a map, by a descriptor, a key and a value of so many bytes: if it does so often, it is to do it itself
     /// some day.
     pub(super) fn offer_line(&self, map: &Arc<Object>, fd: i32, lens: (usize, usize)) {
-        let channels = &self.door.channels;
+        let channels = &self.door.lookup_channels;
         // What the tool has written to an array's memory is sent before it is looked up.
         let is_mapped = map.facts.is_some_and(|facts| facts.is_mappable_array());
         if !map.mode.read || is_mapped || lens.0 > KEY || lens.1 > VALUE {
@@ -146,7 +146,8 @@ impl Call<'_, Guest> {
         let Some((_, request)) = self.memory.of_call() else {
             return;
         };
-        let is_often = channels.hot_sites.count(request.tid, request.ip) && self.door.may_be_stopped();
+        let is_often =
+            channels.hot_sites.count(request.tid, request.ip) && self.door.may_be_stopped();
         match channels.note(&request, is_often) {
             None => {}
             Some(Process::Hooked) => {
@@ -165,7 +166,7 @@ impl Call<'_, Guest> {
 
     /// Lets the tool's processes know a map.
     fn list(&self, map: &Arc<Object>, tid: i32, fd: i32, (key_len, value_len): (usize, usize)) {
-        let (objects, walks) = (&self.door.objects, &self.door.prefetch);
+        let (objects, prefetch) = (&self.door.objects, &self.door.prefetch);
         let Ok(key) = key_of_descriptor(tid, fd) else {
             return;
         };
@@ -174,14 +175,14 @@ impl Call<'_, Guest> {
         if !objects.is_of(&key, map) {
             return;
         }
-        let is_new = walks.list(&MapByChannel {
+        let is_new = prefetch.list(&MapByChannel {
             file,
             handle: map.handle,
             key_len,
             value_len,
         });
         if !objects.is_of(&key, map) {
-            walks.unlist(file);
+            prefetch.unlist(file);
         } else if is_new {
             // What was fetched before is older than what a channel gives.
             self.give_no_more(map);
@@ -190,12 +191,12 @@ impl Call<'_, Guest> {
 
     /// Gives the process that makes this call a channel, if it has none; `None` if that cannot be.
     fn give_channel(&self, request: &Request) -> Option<usize> {
-        let (channels, walks) = (&self.door.channels, &self.door.prefetch);
+        let (channels, prefetch) = (&self.door.lookup_channels, &self.door.prefetch);
         // Another thread's may take long.
         let _alone = channels.giving.try_lock().ok()?;
         let process = request.process();
-        let place = walks.channel_of(process)?;
-        if walks.is_given(place) {
+        let place = prefetch.channel_of(process)?;
+        if prefetch.is_given(place) {
             return Some(place);
         }
         free_number(request.tid).filter(|_| !has_filters(process))?;
@@ -205,8 +206,8 @@ impl Call<'_, Guest> {
         // Again, as that took its time.
         let fd = free_number(request.tid)?;
         listener.replace(call.id, fd, channel.as_fd(), true).ok()?;
-        let publish = || walks.give_channel(place, fd as u32, (file.device, file.inode));
-        channels.keep(place, channel, walks, publish)?;
+        let publish = || prefetch.give_channel(place, fd as u32, (file.device, file.inode));
+        channels.keep(place, channel, prefetch, publish)?;
         Some(place)
     }
 }

@@ -11,10 +11,10 @@ use beeline_vm_protocol::layout::{long_at, number_at};
 use rustix::fs::{Dir, OFlags};
 
 use crate::call::Call;
+use crate::fs_roots::Root;
 use crate::handles::Object;
 use crate::info;
 use crate::refusal::Refusal;
-use crate::fs_roots::Root;
 
 /// What the names of places begin with, before a `:`.
 pub const KINDS: [&str; 13] = [

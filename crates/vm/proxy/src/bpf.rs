@@ -9,10 +9,10 @@ use beeline_vm_protocol::messages::{Bpf, BpfDone};
 use rustix::io::Errno;
 use serde_json::json;
 
+use crate::attach_points;
 use crate::call::{Call, Returned};
 use crate::handles::{Object, info, returned_fd};
-use crate::own;
-use crate::places;
+use crate::ownership;
 use crate::policy::Share;
 use crate::refusal::Refusal;
 use crate::session::Session;

@@ -6,10 +6,10 @@ use std::time::Instant;
 use beeline_vm_protocol::messages::{Entry, File, Look};
 use rustix::fs::{Dir, FileType, OFlags};
 
+use crate::digests::{self, Digests};
+use crate::fs_roots::Root;
 use crate::glob;
 use crate::refusal::Refusal;
-use crate::fs_roots::Root;
-use crate::digests::{self, Digests};
 
 /// Where paths lead.
 struct Served {

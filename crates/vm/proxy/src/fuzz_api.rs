@@ -14,7 +14,7 @@ use prost::Message;
 use crate::call::Call;
 use crate::handles::{Handles, Object};
 use crate::policy::Policy;
-use crate::{files, glob, perf, places};
+use crate::{attach_points, files, glob, perf};
 
 /// Possible CPUs.
 const CPUS: u32 = 4;

@@ -7,9 +7,9 @@ use beeline_vm_protocol::info::{INFO_BYTES, Kind, buffers};
 use beeline_vm_protocol::layout::{Buffer, INSIDE, Len, long_at, number_at, put_long, put_number};
 use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 
+use crate::digests::{self, Digests};
 use crate::handles::{Handles, Object, info};
 use crate::refusal::Refusal;
-use crate::digests::{self, Digests};
 use crate::sys::{self, Attr};
 
 /// Offsets in the attribute.
@@ -25,7 +25,9 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
     let object = handles.get(number_at(&request.attr, 0))?;
     let mut parts = request.parts;
     let same = !request.held.is_empty()
-        && digests.now(digests::TYPES).is_some_and(|sum| request.held == sum)
+        && digests
+            .now(digests::TYPES)
+            .is_some_and(|sum| request.held == sum)
         && is_kernels_own(&object);
     if same {
         parts.retain(|part| part.at != TYPES_PART);

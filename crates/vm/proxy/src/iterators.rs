@@ -7,9 +7,9 @@ use beeline_vm_protocol::messages::{Content, Described, Read};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::fs_roots::Root;
 use crate::handles::Handles;
 use crate::refusal::Refusal;
-use crate::fs_roots::Root;
 
 /// Bytes of one answer.
 const MOST: usize = 256 << 10;

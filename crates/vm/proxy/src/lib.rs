@@ -6,33 +6,33 @@
 //!
 //! Hosts are not trusted with this process: whatever bytes come, at most their connection is closed. See `docs/guests.md`.
 
+mod attach_points;
 pub mod audit;
 mod bpf;
 mod build_id;
 mod call;
+mod digests;
 mod elements;
 mod facts;
 mod files;
+mod fs_roots;
+pub mod fuzz_api;
 mod glob;
 mod handles;
 mod holder;
 mod info;
 mod iterators;
-mod queues;
 mod lookup_channel;
 mod ownership;
 mod pages;
 mod perf;
-mod attach_points;
 pub mod policy;
+mod queues;
 mod refusal;
 mod rings;
-mod fs_roots;
 mod session;
 mod shared;
-mod digests;
 mod sys;
-pub mod fuzz_api;
 mod watch;
 
 use std::path::PathBuf;

@@ -10,11 +10,11 @@ use beeline_vm_protocol::layout::MapFacts;
 use beeline_vm_protocol::messages::{PageRun, PageRuns, Pages};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 
+use crate::fs_roots::Root;
 use crate::handles::Handles;
 use crate::holder::Holder;
 use crate::refusal::Refusal;
 use crate::rings::{self, Ring};
-use crate::fs_roots::Root;
 use crate::shared::Shared;
 
 /// Of an entry: the page is there, and the number of its frame.

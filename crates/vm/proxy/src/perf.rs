@@ -8,11 +8,11 @@ use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{long_at, number_at, put_long};
 use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
 
+use crate::attach_points;
 use crate::build_id;
-use crate::handles::{Handles, Object};
-use crate::places;
-use crate::refusal::Refusal;
 use crate::fs_roots::Root;
+use crate::handles::{Handles, Object};
+use crate::refusal::Refusal;
 use crate::sys;
 
 /// Offsets in `struct perf_event_attr`.

@@ -10,8 +10,8 @@ use beeline_vm_protocol::instructions;
 use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::Deserialize;
 
+use crate::attach_points;
 use crate::glob;
-use crate::places;
 use crate::refusal::Refusal;
 
 /// More numbers than helpers have.

@@ -19,16 +19,16 @@ use beeline_vm_protocol::messages::{
 use serde_json::{Value, json};
 
 use crate::audit::Audit;
+use crate::digests::Digests;
 use crate::facts::Facts;
 use crate::handles::Handles;
 use crate::holder::Holder;
-use crate::queues::Queue;
 use crate::lookup_channel::{LookupChannels, Token};
 use crate::perf::{self, control};
 use crate::policy::Policy;
+use crate::queues::Queue;
 use crate::refusal::Refusal;
 use crate::shared::Shared;
-use crate::digests::Digests;
 use crate::watch::{Watched, Watches};
 use crate::{bpf, elements, files, iterators, pages, rings};
 

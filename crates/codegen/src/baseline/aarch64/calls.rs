@@ -6,8 +6,8 @@ use super::assembler::{Access, FP, Indirect, LR, Label, Pair, Reg, SP, Sum};
 use super::emit::Emitter;
 use super::frame::Frame;
 use super::registers::{ABORTED, CALLER_SAVED, RESULT, RUN, home};
-use crate::code::Error;
 use crate::baseline::outline::helper_index;
+use crate::code::Error;
 
 /// What a tail call may change in the run, and has to be as before when the program is returned to.
 const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];

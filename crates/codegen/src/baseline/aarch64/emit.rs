@@ -6,9 +6,9 @@ use super::arithmetic::extended;
 use super::assembler::{Access, Assembler, Condition, Label, Logic, Reg, SP, Sum, Three, ZR};
 use super::frame::Frame;
 use super::registers::{ABORTED, RESULT, SCRATCH, home};
-use crate::code::Error;
 use crate::baseline::outline::{Labels, Outline};
 use crate::baseline::walk::Target;
+use crate::code::Error;
 use crate::registers::RegisterSet;
 
 /// A program on its way to machine code.

@@ -7,8 +7,8 @@ use super::arithmetic::extended;
 use super::assembler::{Access, Condition, Ordered, Reg, SP, Three};
 use super::emit::Emitter;
 use super::registers::{RUN, home};
-use crate::code::Error;
 use crate::baseline::outline::Value;
+use crate::code::Error;
 
 impl Emitter<'_> {
     pub(crate) fn load(&mut self, size: Size, signed: bool, dst: u8, src: u8, off: i16) {

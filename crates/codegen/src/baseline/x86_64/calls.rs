@@ -7,8 +7,8 @@ use iced_x86::code_asm::*;
 use super::emit::Emitter;
 use super::frame::Frame;
 use super::registers::{CALLER_SAVED, RUN};
-use crate::code::Error;
 use crate::baseline::outline::helper_index;
+use crate::code::Error;
 
 /// What a tail call may change in the run, and has to be as before when the program is returned to.
 const TABLES: [usize; 3] = [RUN_MAPS, RUN_VALUES, RUN_MAP_COUNT];

@@ -10,12 +10,12 @@ use super::frame::Frame;
 use super::postpone::{Detour, Postponed};
 use super::registers::{by_width, home32, home64, number};
 use super::table::Table;
-use crate::code::Error;
-use crate::decision::Decisions;
 use crate::baseline::copying::Copying;
 use crate::baseline::liveness::{Liveness, Loops};
 use crate::baseline::outline::{Labels, Outline};
 use crate::baseline::walk::Target;
+use crate::code::Error;
+use crate::decision::Decisions;
 use crate::registers::RegisterSet;
 
 /// A program on its way to machine code.

@@ -7,8 +7,8 @@ use iced_x86::code_asm::*;
 
 use super::emit::Emitter;
 use super::registers::{RUN, home8, home16, home32, home64};
-use crate::code::Error;
 use crate::baseline::outline::Value;
+use crate::code::Error;
 
 impl Emitter<'_> {
     pub(crate) fn load(

@@ -6,8 +6,8 @@ use iced_x86::code_asm::*;
 
 use super::emit::Emitter;
 use super::registers::{home32, home64};
-use crate::code::Error;
 use crate::baseline::lookup::Lookup;
+use crate::code::Error;
 
 /// Instructions that may be copied, the branch at their end included.
 const COPIED: usize = 8;

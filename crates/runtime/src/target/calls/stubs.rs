@@ -12,11 +12,11 @@ use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
 use super::{STUB_ALIGN, Target, reach_of};
-use crate::trampoline_pool::Pool;
 use crate::calls::{FileCalls, Layout, Part, StubSet};
 use crate::error::{Error, os};
 use crate::memory::PAGE;
 use crate::patch::{self, CodePatch};
+use crate::trampoline_pool::Pool;
 use crate::vdso;
 
 /// Stubs that stand in a process.
@@ -96,9 +96,8 @@ impl Target {
     /// A pool near a mapping's code, and how everything lies around it.
     fn layout(&mut self, region: &Region, part: Part) -> Result<Option<(u64, Layout)>, Error> {
         let reach = reach_of(region);
-        let near = |pool: &&Pool| {
-            pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(STUB_ALIGN))
-        };
+        let near =
+            |pool: &&Pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(STUB_ALIGN));
         let Some(base) = self.pools().find(near).map(Pool::base) else {
             return Ok(None);
         };
@@ -140,12 +139,10 @@ impl Target {
         };
         let mut pools = self.pools_mut();
         let pool = pools.find(|pool| pool.base() == base);
-        let Some(pool) = pool.filter(|pool| pool.room() > bytes.len() + TRAMPOLINE_BYTES)
-        else {
+        let Some(pool) = pool.filter(|pool| pool.room() > bytes.len() + TRAMPOLINE_BYTES) else {
             return Ok(None);
         };
-        pool
-            .changed_bytes(bytes, STUB_ALIGN, shift)
+        pool.changed_bytes(bytes, STUB_ALIGN, shift)
             .map_err(os("filling a pool"))?;
         Ok(Some(placed))
     }
@@ -181,9 +178,8 @@ impl Target {
         let Some(reach) = plan.reach() else {
             return Ok(None);
         };
-        let near = |pool: &Pool| {
-            pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(STUB_ALIGN))
-        };
+        let near =
+            |pool: &Pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(STUB_ALIGN));
         let Some(base) = self.pools().find(|pool| near(pool)).map(Pool::base) else {
             return Ok(None);
         };
@@ -199,8 +195,7 @@ impl Target {
                 pid,
                 why: why.to_string(),
             })?;
-        pool
-            .bytes(&stub.bytes, STUB_ALIGN)
+        pool.bytes(&stub.bytes, STUB_ALIGN)
             .map_err(os("filling a pool"))?;
         Ok(Some((at, stub)))
     }
@@ -228,8 +223,7 @@ impl Target {
             pid,
             why: why.to_string(),
         })?;
-        pool
-            .bytes(&common.bytes, 64)
+        pool.bytes(&common.bytes, 64)
             .map_err(os("filling a pool"))?;
         if let Some(calls) = &mut self.calls {
             calls.common.push((base, common.clone()));

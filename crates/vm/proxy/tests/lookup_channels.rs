@@ -9,17 +9,18 @@ use std::os::unix::net::UnixStream;
 use beeline_uapi::MapType;
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::frame;
-use beeline_vm_protocol::lookup_channel::Line;
+use beeline_vm_protocol::lookup_channel::LookupChannel;
 use beeline_vm_protocol::messages::guest_message::Body as Answer;
 use beeline_vm_protocol::messages::host_message::Body as Request;
 use beeline_vm_protocol::messages::{Content, GuestMessage, HostMessage, LookUp, Release};
 use harness::*;
 
-/// A line, and what a tool would have of it.
-fn join(proxy: &Proxy, host: &Host) -> (Line, UnixStream) {
-    let line = Line::join(&Address::Unix { path: proxy.path() }, &host.welcome.token).unwrap();
-    let tools = line.as_fd().try_clone_to_owned().unwrap();
-    (line, tools.into())
+/// A channel, and what a tool would have of it.
+fn join(proxy: &Proxy, host: &Host) -> (LookupChannel, UnixStream) {
+    let channel =
+        LookupChannel::join(&Address::Unix { path: proxy.path() }, &host.welcome.token).unwrap();
+    let tools = channel.as_fd().try_clone_to_owned().unwrap();
+    (channel, tools.into())
 }
 
 fn ask(mut stream: &UnixStream, id: u64, body: Request) -> Option<GuestMessage> {
@@ -68,7 +69,7 @@ fn lines_look_up_what_their_session_has() {
     assert!(matches!(missing, Some(Answer::Refused(_))));
 }
 
-/// It is said nothing on a line but what was asked for, however long it takes; and it ends with its session.
+/// It is said nothing on a channel but what was asked for, however long it takes; and it ends with its session.
 #[test]
 fn lines_are_silent_and_end_with_their_session() {
     let proxy = Proxy::start();
@@ -94,15 +95,15 @@ fn lines_do_nothing_else_and_join_nobody_else() {
     assert_eq!(token.len(), 16);
     token[15] ^= 1;
     for wrong in [&token[..], &token[..15], &[]] {
-        assert!(Line::join(&address, wrong).is_err());
+        assert!(LookupChannel::join(&address, wrong).is_err());
     }
     let handles = vec![1];
     let (_line, tools) = join(&proxy, &host);
     let answer = ask(&tools, 1, Request::Release(Release { handles }));
     assert_eq!(answer, None);
-    let lines: Vec<_> = (0..16).map(|_| join(&proxy, &host)).collect();
-    assert!(Line::join(&address, &host.welcome.token).is_err());
-    // A line that ends makes room for another.
-    drop(lines);
-    eventually(|| Line::join(&address, &host.welcome.token).is_ok());
+    let channels: Vec<_> = (0..16).map(|_| join(&proxy, &host)).collect();
+    assert!(LookupChannel::join(&address, &host.welcome.token).is_err());
+    // A channel that ends makes room for another.
+    drop(channels);
+    eventually(|| LookupChannel::join(&address, &host.welcome.token).is_ok());
 }
