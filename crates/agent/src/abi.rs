@@ -10,7 +10,7 @@
 //!
 //! Nothing in here is read back by Beeline for its own memory safety, save to restore an orphan, and then it is checked.
 
-pub mod calls;
+pub mod syscalls;
 mod sites;
 
 use core::mem::offset_of;
@@ -47,13 +47,13 @@ pub struct EntryPoints {
     pub fast_path: u64,
     /// [`crate::fast_path::prefetch::beeline_guest_fast_path`].
     pub guest_fast_path: u64,
-    /// [`crate::calls::beeline_call_enter`].
+    /// [`crate::syscalls::beeline_call_enter`].
     pub call_enter: u64,
-    /// [`crate::calls::beeline_call_exit`].
+    /// [`crate::syscalls::beeline_call_exit`].
     pub call_exit: u64,
-    /// [`crate::calls::beeline_call_compact_enter`].
+    /// [`crate::syscalls::beeline_call_compact_enter`].
     pub call_compact_enter: u64,
-    /// [`crate::calls::beeline_call_compact_exit`].
+    /// [`crate::syscalls::beeline_call_compact_exit`].
     pub call_compact_exit: u64,
 }
 
@@ -432,7 +432,7 @@ pub struct Session {
     pub unguarded: AtomicU64,
     /// Incremented when something was asked of the runtime, which waits on it as a futex.
     pub asked: AtomicU32,
-    /// [`calls::HEARS`], [`calls::DEAF`] or [`calls::ENDING`].
+    /// [`syscalls::HEARS`], [`syscalls::DEAF`] or [`syscalls::ENDING`].
     pub deaf: AtomicU32,
     /// Incremented when a [`Control::disturbed`] is set.
     pub disturbed: AtomicU64,
@@ -441,7 +441,7 @@ pub struct Session {
     /// Incremented with each answer: who waits for his own sees that somebody is at work.
     pub answers: AtomicU32,
     /// What threads ask of the runtime.
-    pub requests: [calls::Request; calls::REQUESTS],
+    pub requests: [syscalls::Request; syscalls::REQUESTS],
     /// Which slots are taken, by CPU; [`MAX_CPUS`] of them are laid out.
     pub leases: [Lease; MAX_CPUS],
     /// The work that the runtime does in processes that come: [`SEEKS_CALLS`], [`SEEKS_FUNCTIONS`].
@@ -483,7 +483,7 @@ pub struct LinkList {
 
 /// In [`Link::needs`]: a leased slot, for its stack or what helpers keep there. Others run on the target's stack.
 pub const NEEDS_SLOT: usize = 1;
-/// In [`Link::needs`]: all registers. A program at a system call that sees a [`calls::Record`] needs them only for the stack.
+/// In [`Link::needs`]: all registers. A program at a system call that sees a [`syscalls::Record`] needs them only for the stack.
 pub const NEEDS_REGISTERS: usize = 2;
 
 /// In [`Link::needs`]: it is the agent's own, and runs also where no slot is free, and in forked children. It finds its target
@@ -504,7 +504,7 @@ pub struct Link {
     pub needs: usize,
     /// Words of [`PtRegs`] that it may look at, bit n for word n.
     pub reads: usize,
-    /// What the program gets as its context: [`calls::CONTEXT_REGISTERS`] or one of the others there.
+    /// What the program gets as its context: [`syscalls::CONTEXT_REGISTERS`] or one of the others there.
     pub context: usize,
     /// 0 while the link is disabled.
     pub enabled: AtomicUsize,

@@ -15,7 +15,7 @@
 extern crate std;
 
 pub mod abi;
-pub mod calls;
+pub mod syscalls;
 pub mod enter;
 pub mod fast_path;
 pub mod helpers;

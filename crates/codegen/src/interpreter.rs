@@ -14,7 +14,7 @@
 //! uses is zero when it begins.
 
 mod arguments;
-mod calls;
+mod helper_calls;
 mod frames;
 mod machine;
 mod memory;
@@ -30,7 +30,7 @@ use beeline_verifier::Flow;
 
 use crate::code::{Code, Error};
 use crate::engine::{Context, Engine, Fault, Program, Runnable};
-use calls::{Callee, Held};
+use helper_calls::{Callee, Held};
 use machine::{Machine, Registers, STACK_BYTES, Stop, fault};
 use memory::Memory;
 use steps::Step;

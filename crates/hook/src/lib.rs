@@ -14,7 +14,7 @@
 //! process that enforces indirect-branch tracking must not be hooked; and with a shadow stack a displaced call
 //! (which pushes its original return address and jumps) would be refused by the processor.
 
-mod calls;
+mod syscalls;
 mod exits;
 mod flags;
 mod guard;
@@ -25,7 +25,7 @@ mod relocate;
 mod survey;
 mod trampoline;
 
-pub use calls::{
+pub use syscalls::{
     CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, LONGEST_FUNCTION,
     Unhookable, UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
 };

@@ -7,7 +7,7 @@ use std::os::fd::FromRawFd;
 
 use beeline_hook::{CallForm, CallPlan};
 
-use support::calls::{self, Hooks, Mode};
+use support::syscalls::{self, Hooks, Mode};
 use support::child::in_a_child;
 use support::elf::Library;
 
@@ -17,7 +17,7 @@ fn with_libc(test: impl FnOnce(&[CallPlan])) {
         return;
     };
     in_a_child(|| {
-        calls::reset(Mode::Look, 0);
+        syscalls::reset(Mode::Look, 0);
         let hooked = Hooks::near(&library).hook_library(&library);
         assert!(hooked.len() > 400, "{}", hooked.len());
         test(&hooked);
@@ -52,11 +52,11 @@ fn calls_of_all_kinds() -> String {
 fn calls_of_all_kinds_have_an_entry_and_an_exit() {
     with_libc(|_| {
         let wanted = calls_of_all_kinds();
-        assert_eq!(calls::numbers(), []);
-        calls::watch_all();
+        assert_eq!(syscalls::numbers(), []);
+        syscalls::watch_all();
         let got = calls_of_all_kinds();
-        calls::watch(|_| (false, false));
-        let numbers = calls::numbers();
+        syscalls::watch(|_| (false, false));
+        let numbers = syscalls::numbers();
         assert_eq!(got, wanted);
         assert!(numbers.len() > 50, "{numbers:?}");
         for pair in numbers.chunks(2) {
@@ -68,7 +68,7 @@ fn calls_of_all_kinds_have_an_entry_and_an_exit() {
 #[test]
 fn each_kind_of_call_is_seen_once() {
     with_libc(|_| {
-        calls::watch_all();
+        syscalls::watch_all();
         let mut ends = [0; 2];
         // SAFETY: room for two descriptors, each owned by one file afterwards.
         let (mut reader, mut writer) = unsafe {
@@ -87,8 +87,8 @@ fn each_kind_of_call_is_seen_once() {
             libc::syscall(libc::SYS_getppid);
             libc::syscall(libc::SYS_close, -1);
         }
-        calls::watch(|_| (false, false));
-        let results: Vec<_> = calls::seen()
+        syscalls::watch(|_| (false, false));
+        let results: Vec<_> = syscalls::seen()
             .iter()
             .filter(|seen| seen.is_exit)
             .map(|seen| (seen.number() as i64, seen.result() as i64))
@@ -113,7 +113,7 @@ fn each_kind_of_call_is_seen_once() {
 #[test]
 fn threads_and_processes() {
     with_libc(|_| {
-        calls::watch_all();
+        syscalls::watch_all();
         let threads: Vec<_> = (0..4)
             .map(|i| {
                 std::thread::spawn(move || {
@@ -128,8 +128,8 @@ fn threads_and_processes() {
         for (i, thread) in threads.into_iter().enumerate() {
             assert_eq!(thread.join().unwrap(), (i, Some(7)));
         }
-        calls::watch(|_| (false, false));
-        let numbers = calls::numbers();
+        syscalls::watch(|_| (false, false));
+        let numbers = syscalls::numbers();
         let count = |number: i64, is_exit| {
             numbers
                 .iter()
@@ -152,7 +152,7 @@ fn threads_and_processes() {
 type Traced = ([u64; 21], Option<[u64; 21]>);
 
 /// Follows the child, which asked for it and stops itself first, to its end; also what its hooks have seen.
-fn trace(child: libc::pid_t) -> (Vec<Traced>, Vec<calls::Seen>) {
+fn trace(child: libc::pid_t) -> (Vec<Traced>, Vec<syscalls::Seen>) {
     let mut calls: Vec<Traced> = Vec::new();
     let mut seen = Vec::new();
     let mut inside = false;
@@ -178,7 +178,7 @@ fn trace(child: libc::pid_t) -> (Vec<Traced>, Vec<calls::Seen>) {
                 }
                 inside = !inside;
                 if regs[15] == libc::SYS_exit_group as u64 {
-                    seen = calls::seen_by(child);
+                    seen = syscalls::seen_by(child);
                 }
             } else {
                 libc::ptrace(
@@ -204,7 +204,7 @@ fn the_kernel_sees_the_same() {
             unsafe {
                 libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
                 libc::raise(libc::SIGSTOP);
-                calls::watch_all();
+                syscalls::watch_all();
                 calls_of_all_kinds();
                 libc::syscall(libc::SYS_getpid);
                 libc::_exit(0);

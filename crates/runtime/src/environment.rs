@@ -13,7 +13,7 @@ use std::sync::atomic::fence;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use beeline_agent::abi;
-use beeline_agent::abi::calls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
+use beeline_agent::abi::syscalls::{CONTEXT_MODIFY, CONTEXT_REGISTERS, CONTEXT_TRACEPOINT};
 use beeline_isa::abi::Run;
 
 use crate::backend::Id;

@@ -11,7 +11,7 @@ mod agent;
 pub mod backend;
 mod binary;
 mod budget;
-mod calls;
+mod syscalls;
 mod cgroup;
 mod confine;
 mod deaths;

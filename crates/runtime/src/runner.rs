@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use beeline_agent::abi::calls::CONTEXT_REGISTERS;
+use beeline_agent::abi::syscalls::CONTEXT_REGISTERS;
 use beeline_agent::abi::{Link, PtRegs};
 use beeline_agent::enter;
 use rustix::mm::{MapFlags, ProtFlags};

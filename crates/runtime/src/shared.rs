@@ -11,7 +11,7 @@ use beeline_inject::Unblocked;
 use beeline_verifier::types::KernelTypes;
 
 use crate::agent::Agent;
-use crate::calls::CallFiles;
+use crate::syscalls::CallFiles;
 use crate::cgroup::Cgroups;
 use crate::link::Files;
 use crate::liveness::{Liveness, SessionId};

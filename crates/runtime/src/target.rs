@@ -4,7 +4,7 @@
 //! written into a pool that only Beeline writes. A stop then stores the patch and no more. The first one also
 //! maps the agent, the session page, a pool and the program's maps.
 
-mod calls;
+mod syscalls;
 mod handlers;
 mod home;
 mod mapping;
@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi;
-use beeline_agent::abi::calls::CONTEXT_REGISTERS;
+use beeline_agent::abi::syscalls::CONTEXT_REGISTERS;
 use beeline_hook::{Plan, Reason};
 use beeline_inject::{Process, Region, Stopped};
 
@@ -38,8 +38,8 @@ use crate::program::{Needs, Program};
 use crate::retry_open;
 use crate::shared::Shared;
 use crate::trampoline_pool::Pool;
-use calls::{Calls, Late};
-pub use calls::{SlippedCall, Wanted, WhyUnseen, code_files, is_process_event};
+use syscalls::{Calls, Late};
+pub use syscalls::{SlippedCall, Wanted, WhyUnseen, code_files, is_process_event};
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};

@@ -1,6 +1,6 @@
 //! The processes that a session reaches into: finding them, attaching, noticing their end, and leaving them.
 
-mod calls;
+mod syscalls;
 mod candidates;
 mod confined;
 mod descendants;

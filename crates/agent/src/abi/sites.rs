@@ -104,7 +104,7 @@ pub struct Manifest {
     pub handlers: AtomicUsize,
     /// The address of the first [`HandlerStub`].
     pub handler: usize,
-    /// The newest [`calls::Patches`](super::calls::Patches)' address, or 0.
+    /// The newest [`syscalls::Patches`](super::syscalls::Patches)' address, or 0.
     pub first_patches: AtomicUsize,
     /// The newest [`Witness`]' address, or 0.
     pub first_witness: AtomicUsize,

@@ -3,7 +3,7 @@
 
 #[cfg(target_os = "none")]
 mod freestanding {
-    use beeline_agent::{calls, enter, fast_path, helpers, natives, signals, unwinding};
+    use beeline_agent::{syscalls, enter, fast_path, helpers, natives, signals, unwinding};
 
     // The blob starts with the offsets of its entry points, in the order of `beeline_agent::abi::EntryPoints`.
     core::arch::global_asm!(
@@ -35,10 +35,10 @@ mod freestanding {
         listed = sym unwinding::beeline_listed,
         fast_path = sym fast_path::beeline_fast_path,
         guest_fast_path = sym fast_path::prefetch::beeline_guest_fast_path,
-        call_enter = sym calls::beeline_call_enter,
-        call_exit = sym calls::beeline_call_exit,
-        call_compact_enter = sym calls::beeline_call_compact_enter,
-        call_compact_exit = sym calls::beeline_call_compact_exit,
+        call_enter = sym syscalls::beeline_call_enter,
+        call_exit = sym syscalls::beeline_call_exit,
+        call_compact_enter = sym syscalls::beeline_call_compact_enter,
+        call_compact_exit = sym syscalls::beeline_call_compact_exit,
     );
 
     /// Never linked: the build refuses an agent that holds it.

@@ -2,7 +2,7 @@
 
 mod arithmetic;
 mod assembler;
-mod calls;
+mod helper_calls;
 mod emit;
 mod frame;
 mod immediate;
@@ -18,7 +18,7 @@ use crate::code::{Code, Error, InsnAt};
 use crate::engine::Program;
 use crate::registers::RegisterSet;
 use assembler::{Assembler, TooFar};
-use calls::CALLBACK_BYTES;
+use helper_calls::CALLBACK_BYTES;
 use emit::Emitter;
 use frame::Frame;
 use registers::CALLER_SAVED;

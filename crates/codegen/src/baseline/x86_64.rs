@@ -2,7 +2,7 @@
 
 mod align;
 mod arithmetic;
-mod calls;
+mod helper_calls;
 mod copying;
 mod emit;
 mod frame;
@@ -28,7 +28,7 @@ use crate::decision::Decisions;
 use crate::engine::Program;
 use crate::registers::RegisterSet;
 use align::Assembled;
-use calls::CALLBACK_BYTES;
+use helper_calls::CALLBACK_BYTES;
 use emit::Emitter;
 use frame::Frame;
 use registers::CALLER_SAVED;

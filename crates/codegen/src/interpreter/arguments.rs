@@ -5,7 +5,7 @@ use std::ptr;
 use beeline_isa::helper::{self, Argument, Returned, Signature};
 use beeline_maps::{Kind, Map, flags};
 
-use super::calls::{Callee, DYNPTR_BYTES, Dynptr, SPIN_UNLOCK};
+use super::helper_calls::{Callee, DYNPTR_BYTES, Dynptr, SPIN_UNLOCK};
 use super::machine::{Machine, Registers, Stop, fault};
 use super::memory::{Span, What};
 

@@ -65,7 +65,7 @@ pub(super) enum Code {
     Function,
     KernelVariable, MapIndex,
     Jump, MayGoto,
-    /// `imm` is its place among the program's [`Callee`](super::calls::Callee)s.
+    /// `imm` is its place among the program's [`Callee`](super::helper_calls::Callee)s.
     CallHelper, TailCall, CallLocal, CallKernel, Poison, Exit,
     /// Not to be reached.
     Hole,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
-use beeline_agent::abi::calls::{Move, Patch, Patches, Unhookable};
+use beeline_agent::abi::syscalls::{Move, Patch, Patches, Unhookable};
 use beeline_agent::abi::{Link, LinkList, Manifest, ORIGINAL_BYTES, SITE_TRAPS, Site, SiteTrap};
 use beeline_inject::{Process, Region, Stopped};
 

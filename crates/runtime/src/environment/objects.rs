@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::mem::size_of;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use beeline_agent::abi::calls::CONTEXT_REGISTERS;
+use beeline_agent::abi::syscalls::CONTEXT_REGISTERS;
 use beeline_agent::{abi, objects};
 
 use super::{Environment, PlacedMap};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use beeline_agent::abi::calls::CALL_NUMBERS;
+use beeline_agent::abi::syscalls::CALL_NUMBERS;
 use beeline_uapi::Errno;
 
 use super::Runtime;

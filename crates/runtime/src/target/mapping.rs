@@ -11,7 +11,7 @@ use beeline_hook::{Kind, Plan};
 use beeline_inject::{MapFlags, Mapping, ProtFlags};
 use rustix::io::Errno;
 
-use super::calls::Calls;
+use super::syscalls::Calls;
 use super::{Hold, Home, TRAMPOLINE_BYTES, Target};
 use crate::backend::Id;
 use crate::environment::{Bases, Environment, manifest, pid_namespace};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi::PtRegs;
-use beeline_agent::abi::calls::Request;
+use beeline_agent::abi::syscalls::Request;
 use beeline_inject::Process;
 use libc::user_regs_struct;
 

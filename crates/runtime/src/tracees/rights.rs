@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use beeline_agent::abi::calls::Request;
+use beeline_agent::abi::syscalls::Request;
 use beeline_inject::Process;
 
 use super::{Tracees, lock};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi::Session;
-use beeline_agent::abi::calls::{
+use beeline_agent::abi::syscalls::{
     ANSWERED, DEAF, ENDING, FREE, HEARS, POSTED, REQUESTS, Request, UPCALL_CODE, UPCALL_CONFINE,
     UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };

@@ -5,7 +5,7 @@
 //! part. All parts are multiples of 16 bytes.
 
 use super::assembler::{Access, Assembler, FP, LR, Pair, Reg, SP, Sum};
-use super::calls::TABLES_BYTES;
+use super::helper_calls::TABLES_BYTES;
 use super::registers::{RUN, home};
 use crate::baseline::outline::Needs;
 

@@ -8,7 +8,7 @@ use beeline_isa::MAY_GOTO_LIMIT;
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use super::calls::TABLES_BYTES;
+use super::helper_calls::TABLES_BYTES;
 use super::registers::{RUN, home64};
 use crate::baseline::outline::Needs;
 

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use super::Call;
 use super::upcall::{Subject, upcall, upcall_about};
-use crate::abi::calls::{
+use crate::abi::syscalls::{
     ENTER, UPCALL_CODE, UPCALL_CONFINE, UPCALL_EXEC, UPCALL_FORK, UPCALL_NO_EXEC,
 };
 use crate::abi::{PtRegs, Target};

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use beeline_inject::{Process, Region};
 
 use super::{Target, key};
-use crate::calls::{FileCalls, Planned};
+use crate::syscalls::{FileCalls, Planned};
 use crate::link::file_id;
 use crate::vdso;
 

@@ -3,7 +3,7 @@
 use core::mem::MaybeUninit;
 
 use super::function::{self, FunctionRoom};
-use crate::abi::calls::{
+use crate::abi::syscalls::{
     CONTEXT_FUNCTION, CONTEXT_KIND, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT,
     ENTER, Record,
 };

@@ -3,7 +3,7 @@
 use core::mem::MaybeUninit;
 
 use crate::abi::PtRegs;
-use crate::abi::calls::{
+use crate::abi::syscalls::{
     ARGUMENT_COUNT, ARGUMENT_DIRECTORY, ARGUMENT_OPEN_FLAGS, ARGUMENT_OPEN_HOW, ARGUMENT_OPEN_MODE,
     ARGUMENTS, CONTEXT_FUNCTION, CONTEXT_KIND,
 };

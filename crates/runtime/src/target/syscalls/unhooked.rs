@@ -3,7 +3,7 @@
 use beeline_hook::Unhookable;
 
 use super::{Attached, Target};
-use crate::calls::FileCalls;
+use crate::syscalls::FileCalls;
 use crate::proc;
 use beeline_inject::Region;
 

@@ -6,7 +6,7 @@ use beeline_hook::{CallForm, WATCHED, WATCHED_COMPACTLY};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use support::calls::{self, Hooks, Mode, TURN};
+use support::syscalls::{self, Hooks, Mode, TURN};
 use support::memory::Pool;
 use support::state::State;
 
@@ -227,15 +227,15 @@ fn nothing_but_the_result_changes() {
         assert_eq!(plans[0].number.is_some(), *is_known, "{name}");
         let wanted = run(plain, &before());
         for (enter, exit) in (0..9).map(|i| (i / 3, i % 3)) {
-            calls::reset(Mode::Look, 0);
-            calls::watch_how(|_| (enter, exit));
+            syscalls::reset(Mode::Look, 0);
+            syscalls::watch_how(|_| (enter, exit));
             let got = run(hooked, &before());
             assert_eq!(got, wanted, "{name}, {enter} {exit}");
             let each = [(GETPID, false), (GETPID, true)]
                 .into_iter()
                 .filter(|(_, is_exit)| if *is_exit { exit } else { enter } != 0);
             let all = each.collect::<Vec<_>>().repeat(plans.len());
-            assert_eq!(calls::numbers(), all, "{name}, {enter} {exit}");
+            assert_eq!(syscalls::numbers(), all, "{name}, {enter} {exit}");
         }
     }
 }
@@ -271,11 +271,11 @@ fn a_jump_whose_first_byte_came_back_makes_the_right_call_still() {
         unsafe { (hooked as *mut u8).write(code[0]) };
         let wanted = run(plain, &before());
         for watched in [0, 1, 2] {
-            calls::reset(Mode::Look, 0);
-            calls::watch_how(|_| (watched, watched));
+            syscalls::reset(Mode::Look, 0);
+            syscalls::watch_how(|_| (watched, watched));
             assert_eq!(run(hooked, &before()), wanted, "{number}, {watched}");
         }
-        assert!(calls::numbers().contains(&(number, false)));
+        assert!(syscalls::numbers().contains(&(number, false)));
     }
 }
 
@@ -292,10 +292,10 @@ fn flags_that_are_read_behind_a_call_are_those_from_before_it() {
         let wanted = kept(&run(plain, &before()));
         assert_ne!(wanted, kept(&before()), "{name}");
         for mode in [Mode::Look, Mode::Skip, Mode::Argument, Mode::Result] {
-            calls::reset(mode, 7);
-            calls::watch_all();
+            syscalls::reset(mode, 7);
+            syscalls::watch_all();
             assert_eq!(kept(&run(hooked, &before())), wanted, "{name}, {mode:?}");
-            assert!(!calls::seen().is_empty(), "{name}, {mode:?}");
+            assert!(!syscalls::seen().is_empty(), "{name}, {mode:?}");
         }
     }
 }
@@ -307,10 +307,10 @@ fn a_record_holds_the_number_and_the_arguments_or_the_result() {
     for (name, write, _, is_known) in SAMPLES {
         let (hooked, plans) = hooks.hooked(&assemble(*write));
         let seen = |(enter, exit)| {
-            calls::reset(Mode::Look, 0);
-            calls::watch_how(|_| (enter, exit));
+            syscalls::reset(Mode::Look, 0);
+            syscalls::watch_how(|_| (enter, exit));
             run(hooked, &before());
-            calls::seen()
+            syscalls::seen()
         };
         let full = seen((WATCHED, WATCHED));
         let compact = seen((WATCHED_COMPACTLY, WATCHED_COMPACTLY));
@@ -321,7 +321,7 @@ fn a_record_holds_the_number_and_the_arguments_or_the_result() {
         assert_eq!(full.len(), compact.len(), "{name}");
         assert!(compact.iter().all(|seen| seen.is_compact), "{name}");
         // Where both sides have one frame, it is one of registers.
-        let is_one = |seen: &[calls::Seen]| seen.iter().all(|one| !one.is_compact);
+        let is_one = |seen: &[syscalls::Seen]| seen.iter().all(|one| !one.is_compact);
         assert!(
             either.iter().all(|seen| is_one(seen) != *is_known),
             "{name}"
@@ -346,10 +346,10 @@ fn hooks_see_what_the_kernel_shows() {
     let mut hooks = hooks();
     for (name, write, _, _) in SAMPLES.iter().take(6) {
         let (hooked, plans) = hooks.hooked(&assemble(*write));
-        calls::reset(Mode::Look, 0);
-        calls::watch_all();
+        syscalls::reset(Mode::Look, 0);
+        syscalls::watch_all();
         let after = run(hooked, &before());
-        let [enter, exit] = calls::seen()[..] else {
+        let [enter, exit] = syscalls::seen()[..] else {
             panic!("{name}: not two");
         };
         assert_eq!((enter.is_exit, exit.is_exit), (false, true));
@@ -439,15 +439,15 @@ fn a_cancellation_point_is_hooked_where_it_is_called() {
     };
     assert_eq!((plan.form(), plan.number), (CallForm::Caller, None));
     let run = |flag: &u32, mode, value| {
-        calls::reset(mode, value);
-        calls::watch_all();
+        syscalls::reset(mode, value);
+        syscalls::watch_all();
         let mut state = before();
         state.general[7] = std::ptr::from_ref(flag) as u64;
         let after = run(hooked, &state);
         for kept in [3, 5, 12, 13, 14, 15] {
             assert_eq!(after.general[kept], state.general[kept]);
         }
-        (after.general[0], calls::seen())
+        (after.general[0], syscalls::seen())
     };
 
     let (mapped, seen) = run(&0, Mode::Look, 0);
@@ -476,7 +476,7 @@ fn a_cancellation_point_is_hooked_where_it_is_called() {
     // Not a multiple of a page.
     let (result, seen) = run(&0, Mode::Argument, 1);
     assert_eq!((result, seen[1].result()), (seen[1].result(), result));
-    calls::watch(|_| (false, false));
+    syscalls::watch(|_| (false, false));
 }
 
 #[test]
@@ -511,11 +511,11 @@ fn a_hook_may_do_the_call_itself_and_change_all_of_it() {
         // Not a descriptor.
         state.general[7] = u64::from(u32::MAX);
         let run = |mode, value| {
-            calls::reset(mode, value);
-            calls::watch_all();
+            syscalls::reset(mode, value);
+            syscalls::watch_all();
             (
                 run(hooked, &state).general[0].cast_signed(),
-                calls::numbers().len(),
+                syscalls::numbers().len(),
             )
         };
         assert_eq!(run(Mode::Look, 0), (-9, 2));

@@ -127,7 +127,7 @@ fn plan(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::{CallSpec, CommonCode};
+    use crate::syscalls::{CallSpec, CommonCode};
 
     const START: u64 = 0x7000_0000;
     const SHORT: &[u8] = b"\xb8\x6e\0\0\0\x0f\x05";

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::time::Instant;
 
-use beeline_agent::abi::calls::{
+use beeline_agent::abi::syscalls::{
     CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT,
     WATCHED, WATCHED_COMPACTLY,
 };
@@ -28,7 +28,7 @@ use beeline_uapi::AttachType;
 
 use super::{Hold, Target};
 use crate::backend::{Argument, CallContext, Edge, Function, Id};
-use crate::calls::{FileCalls, Part};
+use crate::syscalls::{FileCalls, Part};
 use crate::detach::{Presence, presences, presences_among};
 use crate::error::{Error, os};
 use crate::link::CallLink;
@@ -64,7 +64,7 @@ impl Wanted {
 /// What a target has of system calls.
 #[derive(Debug, Clone)]
 pub struct Calls {
-    /// The [`calls::Calls`], in the home pool.
+    /// The [`syscalls::Calls`], in the home pool.
     record: u64,
     links: Vec<Attached>,
     /// See [`Wanted::follows`].
@@ -380,11 +380,11 @@ impl Target {
         let (target, child) = (environment.target, environment.child);
         let record = environment
             .home
-            .zeroed::<calls::Calls>(1)
+            .zeroed::<syscalls::Calls>(1)
             .map_err(os("filling a pool"))?;
         // SAFETY: all zero is a good table, and nothing in the target knows of it yet.
         unsafe {
-            environment.home.change::<calls::Calls>(record, |table| {
+            environment.home.change::<syscalls::Calls>(record, |table| {
                 (table.target, table.child) = (target as *const _, child as *const _);
             });
         }
@@ -416,9 +416,9 @@ impl Target {
             }
             CallContext::RawTracepoint | CallContext::Trampoline => CONTEXT_RAW,
             CallContext::Probe => CONTEXT_PROBE,
-            CallContext::FunctionProbe(function) => calls::CONTEXT_FUNCTION | packed(&function),
+            CallContext::FunctionProbe(function) => syscalls::CONTEXT_FUNCTION | packed(&function),
             CallContext::FunctionTrampoline(function) => {
-                calls::CONTEXT_FUNCTION_WORDS | packed(&function)
+                syscalls::CONTEXT_FUNCTION_WORDS | packed(&function)
             }
         };
         let environment = self.environment_mut()?;
@@ -455,7 +455,7 @@ impl Target {
             let all = places.remove(&None).unwrap_or_default();
             let environment = self.environment_mut()?;
             // SAFETY: placed as a `Calls`.
-            let old = unsafe { environment.home.get::<calls::Calls>(here.record) };
+            let old = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
             let old_all = old.all[index].load(Relaxed);
             let old_each: Vec<_> = old.each[index]
                 .iter()
@@ -474,7 +474,7 @@ impl Target {
                 false => PROCESS_EVENTS[index],
             };
             // SAFETY: placed as a `Calls`.
-            let table = unsafe { environment.home.get::<calls::Calls>(here.record) };
+            let table = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
             table.all[index].store(common as usize, Release);
             for (word, list) in table.each[index].iter().zip(&lists) {
                 word.store(*list as usize, Release);
@@ -658,16 +658,16 @@ const SIGRETURN: usize = libc::SYS_rt_sigreturn as usize;
 /// What of [`abi::Link::context`] says where a function's arguments come from.
 fn packed(function: &Function) -> usize {
     let bits = |argument: &Argument| match *argument {
-        Argument::Zero => calls::ARGUMENT_ZERO,
+        Argument::Zero => syscalls::ARGUMENT_ZERO,
         Argument::Of(index) => usize::from(index) + 1,
-        Argument::CurrentDirectory => calls::ARGUMENT_DIRECTORY,
-        Argument::OpenFlags => calls::ARGUMENT_OPEN_FLAGS,
-        Argument::OpenMode => calls::ARGUMENT_OPEN_MODE,
-        Argument::OpenHow => calls::ARGUMENT_OPEN_HOW,
+        Argument::CurrentDirectory => syscalls::ARGUMENT_DIRECTORY,
+        Argument::OpenFlags => syscalls::ARGUMENT_OPEN_FLAGS,
+        Argument::OpenMode => syscalls::ARGUMENT_OPEN_MODE,
+        Argument::OpenHow => syscalls::ARGUMENT_OPEN_HOW,
     };
-    let places = (calls::ARGUMENTS..).step_by(4);
+    let places = (syscalls::ARGUMENTS..).step_by(4);
     let arguments = function.arguments.iter().zip(places);
-    let count = function.arguments.len() << calls::ARGUMENT_COUNT;
+    let count = function.arguments.len() << syscalls::ARGUMENT_COUNT;
     arguments.fold(count, |all, (argument, place)| {
         all | bits(argument) << place
     })

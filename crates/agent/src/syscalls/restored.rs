@@ -6,7 +6,7 @@
 
 use super::Call;
 use crate::abi::PtRegs;
-use crate::abi::calls::EXIT;
+use crate::abi::syscalls::EXIT;
 use crate::signals::UserContext;
 
 impl Call<'_> {

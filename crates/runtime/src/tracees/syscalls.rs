@@ -8,7 +8,7 @@ use std::time::Instant;
 use beeline_inject::Process;
 
 use super::{Tracees, is_part_of_us, lock, unless_changed};
-use crate::calls::LONGEST_LOOK;
+use crate::syscalls::LONGEST_LOOK;
 use crate::error::Error;
 use crate::link::{CallLink, Uprobe};
 use crate::scope::Scope;

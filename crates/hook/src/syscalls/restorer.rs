@@ -58,7 +58,7 @@ fn plan(restorer: &Function) -> Option<CallPlan> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::{CallForm, Unhookable};
+    use crate::syscalls::{CallForm, Unhookable};
 
     const START: u64 = 0x40_0000;
 

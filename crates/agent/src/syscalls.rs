@@ -12,7 +12,7 @@ mod upcall;
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use crate::abi::calls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
+use crate::abi::syscalls::{CONTEXT_MODIFY, Calls, ENTER, EXIT, Record};
 use crate::abi::{
     Control, Link, LinkList, NEEDS_SLOT, Overridden, PendingSignals, PtRegs, Slot, Target,
 };

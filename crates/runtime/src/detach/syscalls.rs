@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
 
 use beeline_agent::abi::PtRegs;
-use beeline_agent::abi::calls::{Move, Patch};
+use beeline_agent::abi::syscalls::{Move, Patch};
 use beeline_inject::{Process, Stopped, signal_frames};
 
 use super::{INT3, JUMP, Presence};

@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use beeline_agent::abi::calls::{self, Move, Patch, Patches, Unhookable, WHY};
+use beeline_agent::abi::syscalls::{self, Move, Patch, Patches, Unhookable, WHY};
 use beeline_hook::{CallPatch, CallPlan, CallSpec, CallStub, CommonCode, INT3};
 use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
 use super::{STUB_ALIGN, Target, reach_of};
-use crate::calls::{FileCalls, Layout, Part, StubSet};
+use crate::syscalls::{FileCalls, Layout, Part, StubSet};
 use crate::error::{Error, os};
 use crate::memory::PAGE;
 use crate::patch::{self, CodePatch};
@@ -213,7 +213,7 @@ impl Target {
             exit: agent + points.call_exit,
             compact_enter: agent + points.call_compact_enter,
             compact_exit: agent + points.call_compact_exit,
-            watched: self.calls_record()? + offset_of!(calls::Calls, watched) as u64,
+            watched: self.calls_record()? + offset_of!(syscalls::Calls, watched) as u64,
         };
         let pid = self.process.pid();
         let Some(pool) = self.pools_mut().find(|pool| pool.base() == base) else {
@@ -440,7 +440,7 @@ pub(super) fn spared_one(address: u64, why: &str) -> Unhookable {
 }
 
 fn as_record((site, patch): (u64, &CallPatch)) -> Patch {
-    let mut original = [0; calls::ORIGINAL];
+    let mut original = [0; syscalls::ORIGINAL];
     let known = original.iter_mut().zip(&patch.original);
     known.for_each(|(to, from)| *to = *from);
     let distance = patch

@@ -6,14 +6,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use beeline_agent::abi::calls::ORIGINAL;
+use beeline_agent::abi::syscalls::ORIGINAL;
 use beeline_hook::Unhookable as Why;
 use beeline_inject::{Asleep, Region};
 
 use super::stubs::{Listed, spared_one};
 use super::written::is_kernels_or_ours;
 use super::{Target, key};
-use crate::calls::{FileCalls, Part};
+use crate::syscalls::{FileCalls, Part};
 use crate::vdso;
 
 /// What a target has of such calls.

@@ -6,7 +6,7 @@
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::abi::calls::{ANSWERED, DEAF, FREE, HEARS, POSTED, Request, TAKEN};
+use crate::abi::syscalls::{ANSWERED, DEAF, FREE, HEARS, POSTED, Request, TAKEN};
 use crate::abi::{Session, Target};
 use crate::sys::{self, nr};
 

@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use beeline_agent::abi::calls::Unhookable;
+use beeline_agent::abi::syscalls::Unhookable;
 use beeline_inject::Region;
 
 use super::{Target, key};
-use crate::calls::FileCalls;
+use crate::syscalls::FileCalls;
 use crate::liveness::PREFIX;
 use crate::vdso;
 

@@ -10,7 +10,7 @@ use beeline_hook::{CallForm, CallSites, Function};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use support::calls::{self, Hooks, Mode};
+use support::syscalls::{self, Hooks, Mode};
 use support::child::in_a_child;
 use support::memory::Pool;
 
@@ -78,7 +78,7 @@ fn hooked(hooks: &mut Hooks, way: Way, code: &[u8]) -> Function4 {
 fn in_children(test: impl Fn(Way, &mut Hooks)) {
     for way in WAYS {
         in_a_child(|| {
-            calls::reset(Mode::Look, 0);
+            syscalls::reset(Mode::Look, 0);
             let mut hooks = Hooks::new(Pool::new(1 << 16));
             test(way, &mut hooks);
         });
@@ -115,9 +115,9 @@ fn fork_and_clone_return_in_both_processes() {
     ] {
         in_children(|way, hooks| {
             let function = hooked(hooks, way, &code(way, number, returns));
-            calls::watch_all();
+            syscalls::watch_all();
             let child = function(number, first, second, 0);
-            let seen = calls::numbers();
+            let seen = syscalls::numbers();
             if child == 0 {
                 let is_right = seen == [(number as u64, false), (number as u64, true)];
                 // SAFETY: the end of the child.
@@ -148,9 +148,9 @@ fn vfork_shares_the_stack() {
     in_children(|way, hooks| {
         let number = libc::SYS_vfork;
         let function = hooked(hooks, way, &code(way, number, child_exits));
-        calls::watch_all();
+        syscalls::watch_all();
         let child = function(number, 0, 0, 0);
-        let seen = calls::seen();
+        let seen = syscalls::seen();
         assert_eq!(wait(child), 5);
         let seen: Vec<_> = seen
             .iter()
@@ -193,15 +193,15 @@ fn a_thread_begins_on_its_own_stack() {
             )
         };
         let stack = vec![0u64; 4096];
-        calls::watch_all();
+        syscalls::watch_all();
         let top = stack.as_ptr_range().end as u64;
         let thread = function(number, FLAGS as u64, top, 0, DONE.as_ptr());
         assert!(thread > 0, "{thread}");
         while DONE.load(SeqCst) != 0 {
             std::hint::spin_loop();
         }
-        calls::watch(|_| (false, false));
-        let seen = calls::seen();
+        syscalls::watch(|_| (false, false));
+        let seen = syscalls::seen();
         let on_stack = |pointer: u64| pointer == top;
         let began: Vec<_> = seen.iter().filter(|seen| on_stack(seen.regs[19])).collect();
         let numbers: Vec<_> = began
@@ -236,7 +236,7 @@ const SA_RESTORER: u64 = 0x0400_0000;
 #[test]
 fn a_signal_handler_returns_through_a_hook() {
     in_a_child(|| {
-        calls::reset(Mode::Look, 0);
+        syscalls::reset(Mode::Look, 0);
         let mut hooks = Hooks::new(Pool::new(1 << 16));
         // xor eax, eax; or al, 15; syscall: nobody takes that for a restorer.
         let restorer = b"\x31\xc0\x0c\x0f\x0f\x05\x0f\x1f\x00\x0f\x0b";
@@ -251,11 +251,11 @@ fn a_signal_handler_returns_through_a_hook() {
         // SAFETY: the kernel's own structure; the handler only counts.
         let result = unsafe { libc::syscall(libc::SYS_rt_sigaction, libc::SIGUSR1, &action, 0, 8) };
         assert_eq!(result, 0);
-        calls::watch_all();
+        syscalls::watch_all();
         // SAFETY: a signal to this thread, which has a handler.
         unsafe { libc::raise(libc::SIGUSR1) };
         assert_eq!(HANDLED.load(Relaxed), 1);
-        assert_eq!(calls::numbers(), [(libc::SYS_rt_sigreturn as u64, false)]);
+        assert_eq!(syscalls::numbers(), [(libc::SYS_rt_sigreturn as u64, false)]);
     });
 }
 
@@ -278,10 +278,10 @@ fn wait_for_read(thread: i32) {
 fn a_signal_interrupts_or_restarts_a_call() {
     in_children(|way, hooks| {
         let function = hooked(hooks, way, &code(way, libc::SYS_read, returns));
-        calls::watch_all();
+        syscalls::watch_all();
         for (flags, result) in [(0, -4), (libc::SA_RESTART, 1)] {
-            calls::reset(Mode::Look, 0);
-            calls::watch_all();
+            syscalls::reset(Mode::Look, 0);
+            syscalls::watch_all();
             let ends = pipe();
             // SAFETY: a handler that only counts; a thread that is alive until it is joined; one byte.
             unsafe {
@@ -305,8 +305,8 @@ fn a_signal_interrupts_or_restarts_a_call() {
                 assert_eq!(libc::write(ends[1], (&raw const flags).cast(), 1), 1);
                 assert_eq!(reader.join().unwrap(), result);
             }
-            let exit = calls::seen()[1];
-            assert_eq!(calls::numbers(), [(0, false), (0, true)]);
+            let exit = syscalls::seen()[1];
+            assert_eq!(syscalls::numbers(), [(0, false), (0, true)]);
             assert_eq!(exit.result() as i64, result);
         }
     });
@@ -321,13 +321,13 @@ fn a_call_that_sleeps_is_taken_into_the_hook() {
         let function = as_function(start);
         let place = hooks.pool.push(&[0; 1024]);
         let ends = pipe();
-        calls::watch_all();
+        syscalls::watch_all();
         // SAFETY: the child leaves by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let mut bytes = [0u8; 2];
             let first = function(libc::SYS_read, ends[0] as u64, bytes.as_mut_ptr() as u64, 1);
-            let seen = calls::numbers();
+            let seen = syscalls::numbers();
             let second = function(libc::SYS_read, ends[0] as u64, bytes.as_mut_ptr() as u64, 1);
             // Of a call whose number is not known, no exit without an entry.
             let woken: &[_] = if way == Way::Dynamic {
@@ -337,7 +337,7 @@ fn a_call_that_sleeps_is_taken_into_the_hook() {
             };
             let is_right = (first, second) == (1, 1)
                 && seen == woken
-                && calls::numbers()[seen.len()..] == [(0, false), (0, true)];
+                && syscalls::numbers()[seen.len()..] == [(0, false), (0, true)];
             // SAFETY: the end of the child.
             unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
         }
