@@ -4,7 +4,7 @@ use beeline_codegen::{Engine, Interpreter, Moment, Program as Loaded};
 use beeline_fuzz::{Random, reduce::reduce};
 use beeline_isa::Insn;
 use beeline_isa::opcode::{PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
-use beeline_verifier::follow::{self, Follower};
+use beeline_verifier::oracle::{self, Follower};
 use beeline_verifier::program::Map;
 
 use crate::case::{Case, Judge};
@@ -90,7 +90,7 @@ impl Trials {
     /// Does a path that was left out do what is refused?
     fn path_fault(&mut self, case: &Case) -> Option<String> {
         let outcome = self.judge.with_program(case, &is_helper, |program| {
-            follow::every_path(program, MOST_ON_ALL_PATHS)
+            oracle::every_path(program, MOST_ON_ALL_PATHS)
         });
         match outcome {
             Some(Some(outcome)) => {
@@ -131,7 +131,7 @@ impl Trials {
         let (world, figures) = (&mut self.world, &mut self.figures);
         let own_context = &mut self.context;
         let outcome = self.judge.with_program(case, &is_helper, |program| {
-            let flow = follow::flow(program).ok()?;
+            let flow = oracle::flow(program).ok()?;
             let mut random = Random::new(!seed);
             (0..FOLLOWED).find_map(|_| {
                 world.fill(&numbers, &mut random);
@@ -145,7 +145,7 @@ impl Trials {
                         return Err(String::from("followed for too long"));
                     }
                     follower
-                        .come_to(&follow::Moment {
+                        .come_to(&oracle::Moment {
                             insn: at.insn,
                             registers: at.registers,
                             depth: at.depth,

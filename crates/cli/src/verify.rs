@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use beeline_btf::Joined;
 use beeline_object::{AttachTarget, Kernel, Object, Program, RunningKernel};
 use beeline_verifier::program::Kind;
-use beeline_verifier::verdict::Facts;
+use beeline_verifier::verdict::ProgramSummary;
 use clap::{ArgAction, Args, ValueEnum};
 
 use crate::prog::file::select;

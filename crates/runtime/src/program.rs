@@ -7,7 +7,7 @@ use beeline_codegen::Code;
 use beeline_isa::{Insn, Op};
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
 use beeline_verifier::types::KernelTypes;
-use beeline_verifier::verdict::{Facts, MapUse};
+use beeline_verifier::verdict::{ProgramSummary, MapUse};
 
 use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
 use crate::budget::{Budget, Charge};

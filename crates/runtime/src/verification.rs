@@ -12,7 +12,7 @@ use beeline_isa::{Imm64, Insn, Op, opcode};
 use beeline_uapi::{Errno, ProgramType};
 use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
-use beeline_verifier::verdict::{Facts, LogLevel, MapUse, Verdict};
+use beeline_verifier::verdict::{ProgramSummary, LogLevel, MapUse, Verdict};
 use beeline_verifier::{Flow, MOST_LOG, Reject, function_starts, verify_with_room};
 
 use crate::backend::{LoadError, ProgramSpec, VerifierLog};
@@ -27,7 +27,7 @@ pub struct Accepted {
     /// Its instructions but for those that no path reaches.
     pub insns: Vec<Insn>,
     /// What it does.
-    pub facts: Facts,
+    pub facts: ProgramSummary,
     /// What the tool is told.
     pub log: VerifierLog,
     /// Is all there that it uses? If not, there is no code for it.
@@ -96,9 +96,9 @@ pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     let flow = Flow::of(&insns).map_err(refuse)?;
     check_place(&insns, None).map_err(refuse)?;
     let functions = flow.functions().iter();
-    let mut facts = Facts {
+    let mut facts = ProgramSummary {
         reads_context: true,
-        ..Facts::default()
+        ..ProgramSummary::default()
     };
     for (index, op) in functions.flat_map(|&function| flow.reachable_ops(function)) {
         match op {
@@ -262,7 +262,7 @@ fn check_place(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<(), Rejec
 }
 
 /// What is behind a map's address here is not what the kernel's types say.
-fn check_map_structure(insns: &[Insn], facts: &Facts) -> Result<(), Reject> {
+fn check_map_structure(insns: &[Insn], facts: &ProgramSummary) -> Result<(), Reject> {
     match facts.map_structure {
         None => Ok(()),
         Some(index) => Err(Reject::insn(
@@ -348,9 +348,9 @@ mod tests {
     fn structures_of_maps_are_not_here() {
         let insns = [R0_IS_0, END].concat();
         let insns: Vec<Insn> = Insn::decode_all(&insns).expect("two").collect();
-        let reads = |map_structure| Facts {
+        let reads = |map_structure| ProgramSummary {
             map_structure,
-            ..Facts::default()
+            ..ProgramSummary::default()
         };
         assert!(check_map_structure(&insns, &reads(None)).is_ok());
         let refused = check_map_structure(&insns, &reads(Some(1)));

@@ -19,7 +19,7 @@ pub use reject::{E2BIG, EACCES, EBADF, EINVAL, ENOENT, ENOMEM, ENOTSUPP, EPROTO,
 pub use resolve::{Unresolved, resolve};
 
 pub mod context;
-pub mod follow;
+pub mod oracle;
 pub mod helpers;
 pub mod program;
 pub mod scalar;
@@ -29,6 +29,6 @@ pub mod verdict;
 
 mod state;
 mod verify;
-mod walk;
+mod explore;
 
 pub use verify::{MOST_LOG, function_starts, verify, verify_with_room};

@@ -7,7 +7,7 @@ use crate::program::Program;
 use crate::reject::{EINVAL, Reject};
 use crate::types::FunctionArg;
 use crate::verify::shape;
-use crate::walk::changes_packet;
+use crate::explore::changes_packet;
 
 /// May `program`, whose shape is `flow`, take the place of the function of `target` that it names?
 pub(crate) fn check(

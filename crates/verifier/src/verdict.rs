@@ -8,7 +8,7 @@ use crate::reject::Reject;
 #[derive(Debug, Clone)]
 pub struct Verdict {
     /// Accepted, with what the program does; or refused.
-    pub result: Result<Facts, Refusal>,
+    pub result: Result<ProgramSummary, Refusal>,
     /// What the kernel would have written into the log buffer at the level asked for; ends with the line
     /// `processed N insns ...` unless the level is 0.
     pub log: String,
@@ -114,7 +114,7 @@ impl fmt::Display for Effort {
 
 /// What an accepted program does.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Facts {
+pub struct ProgramSummary {
     /// Numbers of the helpers that some path calls, ascending.
     pub helpers: Vec<u32>,
     /// Kernel functions that some path calls, by BTF id, ascending.

@@ -9,7 +9,7 @@ use crate::program::Program;
 use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, ERANGE, Reject};
 use crate::types::{ProgramTypes, Returns};
 use crate::verdict::{LogLevel, MapUse, Verdict};
-use crate::walk::Walk;
+use crate::explore::Explorer;
 use crate::{modules, replace};
 
 /// Judges a program as the kernel does: may it run?
@@ -52,7 +52,7 @@ pub(crate) fn verify_within(
         Err(reject) => return Verdict::refused(reject, level),
     };
     let program = &as_its_target(program);
-    let mut walk = Walk::new(program, &flow, level, room);
+    let mut walk = Explorer::new(program, &flow, level, room);
     walk.most_insns = most.unwrap_or(walk.most_insns);
     walk.print_shape();
     let result = walk.program();

@@ -10,7 +10,7 @@ use beeline_isa::{Insn, imm64, opcode::*};
 use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program, SLEEPABLE};
 use beeline_verifier::types::KernelTypes;
-use beeline_verifier::verdict::{Facts, LogLevel};
+use beeline_verifier::verdict::{ProgramSummary, LogLevel};
 use beeline_verifier::verify;
 
 const VALUE_BYTES: u32 = 64;
@@ -23,7 +23,7 @@ fn ours(insns: &[Insn]) -> Result<(), String> {
     facts(insns, None).map(|_| ())
 }
 
-fn facts(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<Facts, String> {
+fn facts(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<ProgramSummary, String> {
     let map = Map {
         id: 1,
         map_type: MapType::ARRAY,

@@ -3,7 +3,7 @@
 use beeline_isa::{Insn, imm64, opcode::*};
 use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{Kind, Map, Program};
-use beeline_verifier::verdict::{Facts, LogLevel, MapUse, Verdict};
+use beeline_verifier::verdict::{ProgramSummary, LogLevel, MapUse, Verdict};
 use beeline_verifier::{Flow, Unresolved, resolve, verify};
 use proptest::prelude::*;
 
@@ -74,17 +74,17 @@ fn verdict(insns: &[Insn], level: u32) -> Verdict {
     verify(&program, LogLevel(level))
 }
 
-fn facts(insns: &[Insn]) -> Facts {
+fn facts(insns: &[Insn]) -> ProgramSummary {
     let Verdict { result, log, .. } = verdict(insns, LogLevel::PATH);
     result.unwrap_or_else(|_| panic!("{log}"))
 }
 
 #[test]
 fn the_smallest_program_uses_nothing() {
-    let nothing = Facts {
+    let nothing = ProgramSummary {
         stack_bytes: vec![0],
         frame_depth: 1,
-        ..Facts::default()
+        ..ProgramSummary::default()
     };
     assert_eq!(facts(&[mov(0, 0), END]), nothing);
 }

@@ -45,10 +45,10 @@ pub fn bytecode(data: &[u8]) {
 /// Gets a verdict, and code of what is accepted.
 pub fn judge(program: &Program<'_>) {
     let _ = function_starts(program.insns);
-    if follow::verify_shortly(program, MOST).result.is_err() {
+    if oracle::verify_shortly(program, MOST).result.is_err() {
         return;
     }
-    let _ = follow::every_path(program, MOST_ON_ALL_PATHS);
+    let _ = oracle::every_path(program, MOST_ON_ALL_PATHS);
     let indexes: Vec<(i32, u32)> = program.maps.iter().map(|(fd, _)| *fd).zip(0..).collect();
     let Ok(resolved) = resolve(program.insns, &indexes) else {
         return;

@@ -3,7 +3,7 @@
 use beeline_isa::helper;
 use beeline_object::{AttachTarget, Line, Object, Program};
 use beeline_uapi::{MapType, ProgramType};
-use beeline_verifier::verdict::Facts;
+use beeline_verifier::verdict::ProgramSummary;
 use serde_json::{Value, json};
 
 use super::hints::hint;

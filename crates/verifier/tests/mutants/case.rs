@@ -11,11 +11,11 @@ use beeline_isa::opcode::{PSEUDO_FUNC, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Insn, Listing, Op};
 use beeline_kernel::{MapSpec, ProgramSpec, create_map, freeze, load_program, load_types, update};
 use beeline_uapi::MapType;
-use beeline_verifier::follow::verify_shortly;
+use beeline_verifier::oracle::verify_shortly;
 use beeline_verifier::function_starts;
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
-use beeline_verifier::verdict::{Facts, LogLevel};
+use beeline_verifier::verdict::{ProgramSummary, LogLevel};
 
 /// A program to be judged.
 #[derive(Debug, Clone)]
@@ -144,7 +144,7 @@ impl Judge {
         case: &Case,
         helpers: &dyn Fn(u32) -> bool,
         most: u32,
-    ) -> Result<Option<Facts>, String> {
+    ) -> Result<Option<ProgramSummary>, String> {
         let verify = |program: &Program<'_>| verify_shortly(program, most).result.ok();
         let accepts = || self.with(case, Some(helpers), verify).ok().flatten();
         catch_unwind(AssertUnwindSafe(accepts))

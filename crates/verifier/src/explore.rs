@@ -1,0 +1,608 @@
+//! The walk: every path of a program is followed with what is known of its registers and stack, until it ends, comes to a
+//! state that was found good before, or does something that it must not (`do_check` and its neighbours in
+//! `kernel/bpf/verifier.c`, Linux 6.18, for a user with all capabilities).
+//!
+//! | part | job |
+//! | --- | --- |
+//! | [`shape`] | where states are kept, which registers an instruction's successors read, which instructions form loops |
+//! | [`step`] | one instruction |
+//! | [`alu`], [`branch`], [`memory`], [`stack`], [`context`] | arithmetic, comparisons, loads and stores |
+//! | [`call`], [`depth`], [`exit`] | calls of the program's own functions, their stack, returns |
+//! | [`helper`], [`arguments`], [`maps`], [`callback`], [`kernel_call`] | calls of helpers and of the kernel's functions |
+//! | [`references`], [`locks`], [`dynptr`] | what has to be given back, and what only helpers may touch |
+//! | [`visited`], [`equal`], [`loops`] | is this state covered by an earlier one? |
+//! | [`precision`] | which numbers mattered |
+//! | [`alive`] | which stack slots are read later |
+//! | [`print`] | the log |
+//! | [`follow`] | paths without pruning, for tests |
+
+mod liveness;
+mod alu;
+mod arguments;
+mod branch;
+mod call;
+mod callback;
+mod context;
+mod depth;
+mod dynptr;
+mod equal;
+mod exit;
+mod oracle;
+mod helper;
+mod kernel_call;
+mod locks;
+mod log_text;
+mod loops;
+mod maps;
+mod memory;
+mod precision;
+mod print;
+mod print_all;
+mod references;
+mod shape;
+mod stack;
+mod step;
+mod visited;
+mod weight;
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use beeline_isa::{Insn, Op};
+
+use crate::flow::{Flow, Function};
+use crate::program::{Map, Program};
+use crate::reject::{E2BIG, EFAULT, EINVAL};
+use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, StateId, Step};
+use crate::types::FunctionArg;
+use crate::verdict::{Effort, ProgramSummary, LogLevel, MapUse, Refusal};
+
+use liveness::StackLiveness;
+pub(crate) use call::changes_packet;
+pub(crate) use oracle::Run;
+use loops::Loops;
+use print::Log;
+use shape::Shape;
+
+/// `BPF_COMPLEXITY_LIMIT_INSNS`.
+const MOST_INSNS: u32 = 1_000_000;
+/// `BPF_COMPLEXITY_LIMIT_JMP_SEQ`.
+const MOST_PENDING: usize = 8192;
+
+/// A rule was broken: the error number and the log's line.
+#[derive(Debug)]
+pub(crate) struct No {
+    errno: i32,
+    why: String,
+}
+
+pub(crate) type Check<T = ()> = Result<T, No>;
+
+pub(crate) fn no<T>(errno: i32, why: impl Into<String>) -> Check<T> {
+    Err(No {
+        errno,
+        why: why.into(),
+    })
+}
+
+/// Where the walk goes on after an instruction.
+pub(crate) enum Next {
+    /// With this instruction.
+    Insn(usize),
+    /// Nowhere: this path is at its end.
+    End,
+}
+
+/// A path to be followed later.
+struct Pending {
+    state: State,
+    insn: usize,
+    previous: usize,
+    /// How long the log was.
+    log: usize,
+    /// Bytes of the state.
+    weight: usize,
+}
+
+/// A state that later ones are compared with.
+pub(crate) struct ExploredState {
+    pub state: State,
+    pub hits: u32,
+    pub misses: u32,
+    /// Bytes of the state when it was kept.
+    pub weight: usize,
+    /// Not compared with any more; goes when no path needs it.
+    pub retired: bool,
+}
+
+/// What was learnt about an instruction on any path.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Seen {
+    pub reached: bool,
+    /// The kind of memory that it accesses (`aux->ptr_type`).
+    pub pointer: Option<PointerKind>,
+}
+
+/// Which accesses one instruction may not mix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PointerKind {
+    Plain,
+    Context,
+    Socket(crate::context::SocketKind),
+    Btf(crate::state::Flags),
+    Arena,
+}
+
+/// What paths do, for [`crate::verdict::ProgramSummary`].
+#[derive(Debug, Default)]
+pub(crate) struct Deeds {
+    pub helpers: BTreeSet<u32>,
+    pub kernel_functions: BTreeSet<u32>,
+    pub context: BTreeSet<(u32, u32, bool)>,
+    pub uses_context: bool,
+    pub per_cpu: bool,
+    pub map_structure: Option<usize>,
+}
+
+/// A global function, as its callers see it; found out once.
+#[derive(Debug, Clone, Copy, Default)]
+struct Global {
+    changes_packet: Option<bool>,
+    might_sleep: Option<bool>,
+}
+
+pub(crate) struct Explorer<'a> {
+    pub program: &'a Program<'a>,
+    pub flow: &'a Flow,
+    shape: Shape,
+    /// The state of the path that is followed now.
+    cur: State,
+    insn: usize,
+    previous: Option<usize>,
+    /// The history's entry of the current instruction.
+    step: Option<usize>,
+    pending: Vec<Pending>,
+    kept: Vec<Option<Box<ExploredState>>>,
+    free: Vec<StateId>,
+    /// ExploredState states by instruction, the oldest first.
+    explored: Vec<Vec<StateId>>,
+    loops: Loops,
+    alive: StackLiveness,
+    seen: Vec<Seen>,
+    /// Bytes of stack, by function.
+    stack_bytes: Vec<u32>,
+    /// Global functions that were called and are to be walked by themselves.
+    called: Vec<bool>,
+    /// What was found out about functions when they were called.
+    globals: Vec<Global>,
+    /// Where the context has objects that the program owns, and the references that it has to them.
+    owned_arguments: Vec<(u32, u32)>,
+    /// Functions that are callbacks of timers and the like.
+    async_callbacks: Vec<bool>,
+    ids: u32,
+    jumps: u32,
+    /// `jumps` and instructions when a state was last kept.
+    jumps_kept: u32,
+    insns_kept: u32,
+    live_states: u32,
+    /// Bytes of all states that are kept or put off.
+    states: usize,
+    /// Bytes that the walk may have.
+    granted: usize,
+    effort: Effort,
+    /// Instructions that may be looked at.
+    pub most_insns: u32,
+    deeds: Deeds,
+    log: Log,
+    /// Does any instruction name an arena? Found out when it is first asked.
+    has_arena: std::cell::OnceCell<bool>,
+}
+
+impl<'a> Explorer<'a> {
+    /// `room` is for how many bytes of log.
+    pub(crate) fn new(
+        program: &'a Program<'a>,
+        flow: &'a Flow,
+        level: LogLevel,
+        room: usize,
+    ) -> Self {
+        let functions = flow.functions().len();
+        Self {
+            program,
+            flow,
+            shape: Shape::of(flow, program),
+            cur: State::new(Frame::new(None, 0, 0)),
+            insn: 0,
+            previous: None,
+            step: None,
+            pending: Vec::new(),
+            kept: Vec::new(),
+            free: Vec::new(),
+            explored: vec![Vec::new(); flow.len()],
+            loops: Loops::default(),
+            alive: StackLiveness::default(),
+            seen: vec![Seen::default(); flow.len()],
+            stack_bytes: vec![0; functions],
+            called: vec![false; functions],
+            globals: vec![Global::default(); functions],
+            owned_arguments: Vec::new(),
+            async_callbacks: vec![false; functions],
+            ids: 0,
+            jumps: 0,
+            jumps_kept: 0,
+            insns_kept: 0,
+            live_states: 0,
+            states: 0,
+            granted: 0,
+            effort: Effort::default(),
+            most_insns: MOST_INSNS,
+            deeds: Deeds::default(),
+            log: Log::new(level, room),
+            has_arena: std::cell::OnceCell::new(),
+        }
+    }
+
+    /// The whole program: its entry, then each global function that something calls.
+    pub(crate) fn program(&mut self) -> Result<(), Refusal> {
+        let outcome = self.every_function();
+        outcome.map_err(|no| self.refusal(no))
+    }
+
+    fn every_function(&mut self) -> Check {
+        self.check_maps_suit()?;
+        self.function(0)?;
+        if let Some(callback) = self.exception_callback() {
+            self.called[callback] = true;
+        }
+        let mut done = vec![false; self.called.len()];
+        while let Some(next) = (1..done.len()).find(|&at| self.called[at] && !done[at]) {
+            done[next] = true;
+            self.function(next)?;
+            let name = self.function_name(next);
+            self.log.global_is_safe(next, name);
+        }
+        self.check_stack_depth()
+    }
+
+    /// One function with all that its context or its parameters may be (`do_check_common`).
+    fn function(&mut self, number: usize) -> Check {
+        let start = self.flow.functions()[number].start;
+        let mut frame = Frame::new(None, number, 0);
+        self.entry_registers(number, &mut frame)?;
+        self.kept.clear();
+        self.free.clear();
+        self.explored.iter_mut().for_each(Vec::clear);
+        self.loops.clear();
+        self.alive.clear();
+        self.pending.clear();
+        self.live_states = 0;
+        self.states = 0;
+        self.cur = State::new(frame);
+        self.cur.in_sleepable = self.program.kind.is_sleepable();
+        self.cur.insn = start;
+        self.cur.first_insn = start;
+        self.insn = start;
+        self.previous = None;
+        if number == 0 {
+            self.own_arguments();
+        }
+        self.log.print_state = true;
+        self.enter_instance();
+        let outcome = self.paths();
+        if outcome.is_ok() && !self.log.level.all() {
+            self.log.forget_paths();
+        }
+        outcome
+    }
+
+    fn entry_registers(&mut self, number: usize, frame: &mut Frame) -> Check {
+        use crate::state::{DynptrKind, Flags, Type};
+        let types = self.program.types;
+        let start = self.flow.functions()[number].start;
+        let described = types.and_then(|types| types.function(start));
+        let by_types = number != 0 || self.program.target.is_some();
+        let Some(described) = described.filter(|_| by_types) else {
+            frame.regs[1] = Reg::pointer(Type::Context);
+            return Ok(());
+        };
+        let args = match &described.args {
+            Ok(args) => args,
+            Err((errno, why)) => return no(*errno, why.clone()),
+        };
+        if self.exception_callback() == Some(number) && args[..] != [FunctionArg::Scalar] {
+            let why = "exception cb only supports single integer argument";
+            return no(EINVAL, why);
+        }
+        for (number, arg) in (1..).zip(args) {
+            let id = self.fresh_id();
+            let or_null = |reg: Reg, or_null: bool| {
+                if or_null {
+                    Reg {
+                        id,
+                        ..reg.flagged(Flags::MAYBE_NULL)
+                    }
+                } else {
+                    reg
+                }
+            };
+            let reg = match *arg {
+                FunctionArg::Scalar => Reg::UNKNOWN,
+                FunctionArg::Context => Reg::pointer(Type::Context),
+                FunctionArg::Mem {
+                    bytes,
+                    or_null: null,
+                } => or_null(Reg::pointer(Type::Mem(bytes)), null),
+                FunctionArg::Dynptr => Reg {
+                    id,
+                    ..Reg::pointer(Type::Dynptr(DynptrKind::Any))
+                },
+                FunctionArg::Arena => Reg::pointer(Type::Arena),
+                FunctionArg::UntrustedMem => Reg::pointer(Type::Mem(0))
+                    .flagged(Flags::RDONLY)
+                    .flagged(Flags::UNTRUSTED),
+                FunctionArg::Btf {
+                    btf_id,
+                    or_null: null,
+                    trusted,
+                } => or_null(
+                    Reg::pointer(Type::Btf(btf_id)).flagged(if trusted {
+                        Flags::TRUSTED
+                    } else {
+                        Flags::UNTRUSTED
+                    }),
+                    null,
+                ),
+            };
+            frame.regs[number] = reg;
+        }
+        Ok(())
+    }
+
+    /// The program begins with references to objects in its context.
+    fn own_arguments(&mut self) {
+        let kernel = self.program.kernel;
+        let owned = kernel.map_or_else(Vec::new, |it| it.owned_arguments(&self.program.kind));
+        for offset in owned {
+            let id = self.fresh_id();
+            self.cur
+                .hold(HeldKind::Object, id, self.insn, LockPlace::None);
+            self.owned_arguments.push((offset, id));
+        }
+    }
+
+    /// Follows paths until there are none left (`do_check`).
+    fn paths(&mut self) -> Check {
+        loop {
+            self.step = None;
+            self.effort.insns_processed += 1;
+            if self.effort.insns_processed > self.most_insns {
+                let processed = self.effort.insns_processed;
+                return no(
+                    E2BIG,
+                    format!("BPF program is too large. Processed {processed} insn"),
+                );
+            }
+            self.check_weight()?;
+            self.cur.last_insn = self.previous;
+            self.cur.insn = self.insn;
+            if self.shape.at(self.insn).prune && self.is_visited()? {
+                self.log.safe(self.previous, self.insn);
+                if !self.next_path()? {
+                    return Ok(());
+                }
+                continue;
+            }
+            if self.shape.at(self.insn).jump {
+                self.remember(|_| ());
+            }
+            let Some(op) = self.flow.op(self.insn) else {
+                return no(EFAULT, format!("invalid insn idx {}", self.insn));
+            };
+            self.print_before();
+            self.seen[self.insn].reached = true;
+            self.alive.begin(self.insn);
+            let here = self.insn;
+            let next = match self.flow.odd(here) {
+                Some(odd) => self.odd_instruction(odd)?,
+                None => self.instruction(op)?,
+            };
+            self.alive.commit(here);
+            self.previous = Some(here);
+            match next {
+                Next::Insn(next) => self.insn = next,
+                Next::End => {
+                    if !self.next_path()? {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the current path, and takes up the one that was put off last. `false` if there is none.
+    fn next_path(&mut self) -> Check<bool> {
+        self.update_alive();
+        self.path_ended()?;
+        let Some(pending) = self.pending.pop() else {
+            return Ok(false);
+        };
+        if !self.log.level.all() {
+            self.log.back_to(pending.log);
+        }
+        self.states -= pending.weight;
+        self.cur = pending.state;
+        self.insn = pending.insn;
+        self.previous = Some(pending.previous);
+        self.log.print_state = true;
+        self.enter_instance();
+        Ok(true)
+    }
+
+    /// Puts off a path that goes on from the current state at another instruction (`push_stack`).
+    fn put_off(&mut self, insn: usize) -> Check<&mut State> {
+        let mut state = self.cur.clone();
+        state.branches = 1;
+        if let Some(parent) = state.parent {
+            self.kept_mut(parent).branches += 1;
+        }
+        self.push(insn, state, "The sequence of {} jumps is too complex.")
+    }
+
+    /// A path that begins at `insn` with nothing before it (`push_async_cb`).
+    fn put_off_alone(&mut self, insn: usize, frame: Frame) -> Check<&mut State> {
+        let mut state = State::new(frame);
+        state.branches = 1;
+        self.push(
+            insn,
+            state,
+            "The sequence of {} jumps is too complex for async cb.",
+        )
+    }
+
+    fn push(&mut self, insn: usize, state: State, too_many: &str) -> Check<&mut State> {
+        let weight = state.weight();
+        self.states += weight;
+        self.pending.push(Pending {
+            state,
+            weight,
+            insn,
+            previous: self.insn,
+            log: self.log.len(),
+        });
+        if self.pending.len() > MOST_PENDING {
+            let pending = self.pending.len().to_string();
+            return no(E2BIG, too_many.replace("{}", &pending));
+        }
+        match self.pending.last_mut() {
+            Some(pending) => Ok(&mut pending.state),
+            None => no(EFAULT, "no path was put off"),
+        }
+    }
+
+    fn kept(&self, id: StateId) -> &State {
+        match &self.kept[id as usize] {
+            Some(kept) => &kept.state,
+            None => unreachable!("a state that paths come from is kept"),
+        }
+    }
+
+    fn kept_mut(&mut self, id: StateId) -> &mut State {
+        match &mut self.kept[id as usize] {
+            Some(kept) => &mut kept.state,
+            None => unreachable!("a state that paths come from is kept"),
+        }
+    }
+
+    /// The history's entry for the current instruction, made if need be (`push_jmp_history`).
+    fn remember(&mut self, note: impl FnOnce(&mut Step)) {
+        let history = Rc::make_mut(&mut self.cur.history);
+        let at = match self.step {
+            Some(at) => at,
+            None => {
+                history.push(Step {
+                    insn: self.insn,
+                    previous: self.previous,
+                    stack: None,
+                    dst_is_stack: false,
+                    src_is_stack: false,
+                    linked: Linked::default(),
+                });
+                history.len() - 1
+            }
+        };
+        self.step = Some(at);
+        if let Some(step) = history.get_mut(at) {
+            note(step);
+        }
+    }
+
+    fn fresh_id(&mut self) -> u32 {
+        self.ids += 1;
+        self.ids
+    }
+
+    /// What a map's number stands for.
+    fn map(&self, id: MapId) -> &'a Map {
+        let (_, map) = self.program.maps[usize::from(id.index)];
+        match &map.inner {
+            Some(inner) if id.inner => inner,
+            _ => map,
+        }
+    }
+
+    fn function_name(&self, number: usize) -> &'a str {
+        let start = self.flow.functions()[number].start;
+        let types = self.program.types;
+        types
+            .and_then(|types| types.function(start))
+            .map_or("", |function| function.name.as_str())
+    }
+
+    /// The function that runs when the program throws, if it has one of its own.
+    fn exception_callback(&self) -> Option<usize> {
+        let start = self.program.types?.exception_start()?;
+        self.flow.function_at(start)
+    }
+
+    /// Is a function verified by itself?
+    fn is_global(&self, number: usize) -> bool {
+        let start = self.flow.functions()[number].start;
+        let types = self.program.types;
+        number != 0
+            && types
+                .and_then(|types| types.function(start))
+                .is_some_and(|function| function.global)
+    }
+
+    fn insn_at(&self, index: usize) -> Insn {
+        self.program.insns.get(index).copied().unwrap_or_default()
+    }
+
+    fn op_at(&self, index: usize) -> Option<Op> {
+        self.flow.op(index)
+    }
+
+    fn refusal(&mut self, no: No) -> Refusal {
+        let state = self.state_text();
+        self.log.line(&no.why);
+        let last = no.why.lines().next_back();
+        Refusal {
+            errno: no.errno,
+            reason: last.unwrap_or_default().to_owned(),
+            insn: Some(self.insn),
+            state,
+        }
+    }
+
+    pub(crate) fn effort(&self) -> Effort {
+        self.effort
+    }
+
+    /// What was learnt of a program that was accepted.
+    pub(crate) fn facts(&self, maps: Vec<MapUse>) -> ProgramSummary {
+        let reached = |function: &&Function| self.seen[function.start].reached;
+        let dead = self.seen.iter().enumerate();
+        ProgramSummary {
+            helpers: self.deeds.helpers.iter().copied().collect(),
+            kernel_functions: self.deeds.kernel_functions.iter().copied().collect(),
+            maps,
+            context: self.deeds.context.iter().copied().collect(),
+            reads_context: self.deeds.uses_context,
+            stack_bytes: self.stack_bytes.clone(),
+            calls_subprograms: self.flow.functions().iter().filter(reached).count() > 1,
+            frame_depth: self.flow.frame_depth().unwrap_or(1),
+            per_cpu: self.deeds.per_cpu,
+            map_structure: self.deeds.map_structure,
+            dead: dead
+                .filter(|(at, seen)| !seen.reached && self.flow.op(*at).is_some())
+                .map(|(at, _)| at)
+                .collect(),
+        }
+    }
+}
+
+/// CPUs that the kernel counts, which bounds what `bpf_get_smp_processor_id` gives.
+fn cpus() -> u32 {
+    let count = std::thread::available_parallelism();
+    count.map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,613 @@
+//! What helpers are given (`check_func_arg`, `check_reg_type`, `check_helper_mem_access`).
+
+use beeline_uapi::MapType;
+
+use super::alu::MOST_OFFSET;
+use super::helper::{KPTR_XCHG, Meta};
+use super::memory::By;
+use super::print::type_name;
+use super::stack::Range;
+use super::{Check, Explorer, no};
+use crate::context::SocketKind;
+use crate::helpers::{Arg, Dynptr, Helper};
+use crate::program::Map;
+use crate::reject::{EACCES, EINVAL};
+use crate::state::{Byte, Flags, Reg, Type, place};
+
+/// `BPF_MAP_TYPE_BLOOM_FILTER`.
+const MAP_PEEK_ELEM: u32 = 89;
+
+impl Explorer<'_> {
+    pub(super) fn check_argument(
+        &mut self,
+        number: u8,
+        arg: Arg,
+        helper: &Helper,
+        meta: &mut Meta,
+    ) -> Check {
+        self.read_reg(number)?;
+        let reg = *self.cur.reg(number);
+        if arg == Arg::Any {
+            return Ok(());
+        }
+        if reg.is_packet()
+            && !crate::context::packet::may_pass(&self.program.kind, meta.packet_access)
+        {
+            return no(EACCES, "helper access to the packet is not allowed");
+        }
+        let arg = self.resolved(arg, meta);
+        let null = reg.is_null() && accepts_null(arg);
+        if !null {
+            self.check_type(number, &reg, arg, meta)?;
+            self.check_offset(number, &reg, arg)?;
+        }
+        self.note_release(number, &reg, arg, meta)?;
+        if reg.ref_id != 0 && arg != Arg::KptrXchgDest {
+            if meta.ref_id != 0 {
+                return no(
+                    EACCES,
+                    format!(
+                        "more than one arg with ref_obj_id R{number} {} {}",
+                        reg.ref_id, meta.ref_id
+                    ),
+                );
+            }
+            meta.ref_id = reg.ref_id;
+        }
+        self.check_content(number, &reg, arg, helper, meta)
+    }
+
+    /// A value of a map of sockets is a socket (`resolve_map_arg_type`).
+    fn resolved(&self, arg: Arg, meta: &Meta) -> Arg {
+        let is_value = matches!(arg, Arg::Value | Arg::ValueOrNull | Arg::UninitValue);
+        let map_type = meta.map.map(|map| self.map(map).map_type);
+        match map_type {
+            Some(MapType::SOCKMAP | MapType::SOCKHASH) if is_value => Arg::BtfSockCommon {
+                release: false,
+                or_null: false,
+            },
+            Some(MapType::BLOOM_FILTER) if is_value && meta.id == MAP_PEEK_ELEM => Arg::Value,
+            _ => arg,
+        }
+    }
+
+    /// What is behind the argument.
+    fn check_content(
+        &mut self,
+        number: u8,
+        reg: &Reg,
+        arg: Arg,
+        helper: &Helper,
+        meta: &mut Meta,
+    ) -> Check {
+        match arg {
+            Arg::Map => return self.note_map(reg, meta),
+            Arg::Key => {
+                let map = self.known_map(meta)?;
+                let (bytes, is_array) = (
+                    map.key_size,
+                    matches!(map.map_type, MapType::ARRAY | MapType::PERCPU_ARRAY),
+                );
+                self.helper_memory(number, bytes, false, false, false)?;
+                if is_array {
+                    meta.key = self.constant_key(reg, bytes)?;
+                }
+            }
+            Arg::Value | Arg::ValueOrNull if reg.is_null() => {}
+            Arg::Value | Arg::ValueOrNull => {
+                let bytes = self.known_map(meta)?.value_size;
+                self.helper_memory(number, bytes, false, false, false)?;
+            }
+            Arg::UninitValue => {
+                let bytes = self.known_map(meta)?.value_size;
+                if self.helper_memory(number, bytes, true, false, true)? {
+                    meta.raw = Some((number, 0, bytes as i32));
+                }
+            }
+            Arg::Mem {
+                write,
+                uninit,
+                fixed: Some(bytes),
+                aligned,
+                ..
+            } => {
+                if self.helper_memory(number, bytes, write, false, uninit)? {
+                    meta.raw = Some((number, 0, bytes as i32));
+                }
+                if aligned {
+                    self.check_aligned(number, reg, bytes)?;
+                }
+            }
+            Arg::Size | Arg::SizeOrZero => {
+                let memory = helper.args.get(usize::from(number) - 2).copied();
+                let (write, uninit) = match memory {
+                    Some(Arg::Mem { write, uninit, .. }) => (write, uninit),
+                    _ => (false, false),
+                };
+                return self.check_size(number, write, arg == Arg::SizeOrZero, uninit, meta);
+            }
+            Arg::AllocSizeOrZero => {
+                let Some(bytes) = reg.constant() else {
+                    return no(EACCES, format!("R{number} is not a known constant'"));
+                };
+                meta.bytes = bytes as u32;
+                self.mark_precise(number)?;
+            }
+            Arg::SpinLock => self.spin_lock(number, meta.id)?,
+            Arg::Timer => self.check_timer(number, reg, meta)?,
+            Arg::Func => {
+                if let Type::Func(function) = reg.kind {
+                    meta.function = Some(function as usize);
+                }
+            }
+            Arg::ConstStr => self.constant_text(number, reg).map(|_| ())?,
+            Arg::Dynptr(wanted) => self.dynptr_argument(number, reg, wanted, meta)?,
+            Arg::KptrXchgDest => self.exchanged_field(number, reg, meta)?,
+            Arg::PerCpuBtf => {
+                if let Type::Btf(btf_id) = reg.kind {
+                    meta.btf_id = btf_id;
+                    meta.of_program = reg.flags.has(Flags::RCU);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn known_map(&self, meta: &Meta) -> Check<&Map> {
+        match meta.map {
+            Some(map) => Ok(self.map(map)),
+            None => no(EACCES, "invalid map_ptr to access map->key"),
+        }
+    }
+
+    fn note_map(&self, reg: &Reg, meta: &mut Meta) -> Check {
+        let Type::Map(map) = reg.kind else {
+            return Ok(());
+        };
+        if let Some(timer) = meta.map
+            && timer != map
+        {
+            return no(
+                EINVAL,
+                format!(
+                    "timer pointer in R1 map_uid={} doesn't match map pointer in R2 map_uid={}",
+                    timer.unique, map.unique
+                ),
+            );
+        }
+        meta.map = Some(map);
+        Ok(())
+    }
+
+    /// `check_mem_size_reg`: the memory before it is checked for the most that it may be.
+    pub(super) fn check_size(
+        &mut self,
+        number: u8,
+        write: bool,
+        zero_allowed: bool,
+        uninit: bool,
+        meta: &mut Meta,
+    ) -> Check {
+        let var = self.cur.reg(number).var;
+        meta.most = var.umax;
+        if var.smin < 0 {
+            return no(
+                EACCES,
+                format!("R{number} min value is negative, either use unsigned or 'var &= const'"),
+            );
+        }
+        if var.umin == 0 && !zero_allowed {
+            return no(
+                EACCES,
+                format!(
+                    "R{number} invalid zero-sized read: u64=[{},{}]",
+                    var.umin, var.umax
+                ),
+            );
+        }
+        if var.umax >= MOST_OFFSET as u64 {
+            return no(
+                EACCES,
+                format!(
+                    "R{number} unbounded memory access, use 'var &= const' or 'if (var < const)'"
+                ),
+            );
+        }
+        // Only part of it may be written where the size is not known.
+        let uninit = uninit && var.constant().is_some();
+        let bytes = var.umax as u32;
+        let memory = number - 1;
+        if self.helper_memory(memory, bytes, write, zero_allowed, uninit)? {
+            meta.raw = Some((memory, 0, bytes as i32));
+        }
+        self.mark_precise(number)
+    }
+
+    /// `check_helper_mem_access`. `true`: the bytes are to be marked as written when the helper is done.
+    pub(super) fn helper_memory(
+        &mut self,
+        number: u8,
+        bytes: u32,
+        write: bool,
+        zero_allowed: bool,
+        uninit: bool,
+    ) -> Check<bool> {
+        let reg = *self.cur.reg(number);
+        let size = i32::try_from(bytes).unwrap_or(i32::MAX);
+        match reg.kind {
+            Type::Packet | Type::PacketMeta => {
+                self.check_packet(number, 0, size, zero_allowed)?;
+            }
+            Type::MapKey(map) => {
+                if write {
+                    return self.refuse_write(number, &reg);
+                }
+                let limit = self.map(map).key_size;
+                self.check_region(number, reg.off, size, limit, false, "map key, key_size")?;
+            }
+            Type::MapValue(map) => {
+                self.deeds.per_cpu |= self.map(map).map_type.is_per_cpu();
+                self.check_map_rights(&reg, number, reg.off, size, write)?;
+                self.check_value(number, reg.off, size, zero_allowed, By::Helper)?;
+            }
+            Type::Mem(limit) => {
+                if write && reg.flags.has(Flags::RDONLY) {
+                    return self.refuse_write(number, &reg);
+                }
+                self.check_region(
+                    number,
+                    reg.off,
+                    size,
+                    limit,
+                    zero_allowed,
+                    "memory, mem_size",
+                )?;
+            }
+            Type::Buffer => {
+                if write && reg.flags.has(Flags::RDONLY) {
+                    return self.refuse_write(number, &reg);
+                }
+                self.check_buffer(&reg, number, reg.off, size, "rdwr")?;
+            }
+            Type::Stack(_) => {
+                return self.check_stack_range(Range {
+                    base: number,
+                    off: reg.off,
+                    size,
+                    zero_allowed,
+                    write,
+                    raw: uninit,
+                });
+            }
+            Type::Btf(_) => self.check_structure_read(number, &reg, size)?,
+            _ if zero_allowed && bytes == 0 && reg.is_null() => {}
+            _ => {
+                let name = type_name(&reg);
+                return no(EACCES, format!("R{number} type={name} expected=fp"));
+            }
+        }
+        Ok(false)
+    }
+
+    /// `check_reg_type`.
+    fn check_type(&mut self, number: u8, reg: &Reg, arg: Arg, meta: &mut Meta) -> Check {
+        if !suits(reg, arg, number, meta.id) {
+            let have = type_name(reg);
+            let wanted = expected(arg);
+            return no(EACCES, format!("R{number} type={have} expected={wanted}"));
+        }
+        let Type::Btf(_) = reg.kind else {
+            return Ok(());
+        };
+        match arg {
+            Arg::Btf { name, or_null } => {
+                self.check_not_null(number, reg, or_null)?;
+                let kernel = self.program.kernel;
+                let Some(wanted) = kernel.and_then(|kernel| kernel.structure(name)) else {
+                    return no(EACCES, format!("in-kernel BTF has no struct {name}"));
+                };
+                self.check_structure(number, reg, wanted, false)
+            }
+            Arg::BtfSockCommon { or_null, .. } => {
+                self.check_not_null(number, reg, or_null)?;
+                let kernel = self.program.kernel;
+                let Some(wanted) = kernel.and_then(|kernel| kernel.structure("sock_common")) else {
+                    return no(EACCES, "in-kernel BTF has no struct sock_common");
+                };
+                self.check_structure(number, reg, wanted, false)
+            }
+            Arg::KptrXchgSource => self.check_exchange(number, reg, meta),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_not_null(&self, number: u8, reg: &Reg, or_null: bool) -> Check {
+        if reg.may_be_null() && !or_null {
+            return no(
+                EACCES,
+                format!("Possibly NULL pointer passed to helper arg{number}"),
+            );
+        }
+        Ok(())
+    }
+
+    /// A pointer to a structure of the kernel is one to `wanted`.
+    pub(super) fn check_structure(
+        &self,
+        number: u8,
+        reg: &Reg,
+        wanted: u32,
+        strict: bool,
+    ) -> Check {
+        let (Type::Btf(have), Some(kernel)) = (reg.kind, self.program.kernel) else {
+            return Ok(());
+        };
+        if kernel.matches(have, reg.off, wanted, strict) {
+            return Ok(());
+        }
+        no(
+            EACCES,
+            format!(
+                "R{number} is of type {} but {} is expected",
+                kernel.name(have),
+                kernel.name(wanted)
+            ),
+        )
+    }
+
+    /// `check_func_arg_reg_off`.
+    fn check_offset(&self, number: u8, reg: &Reg, arg: Arg) -> Check {
+        if is_release(arg) {
+            let is_dynptr = matches!(arg, Arg::Dynptr(_)) && matches!(reg.kind, Type::Stack(_));
+            if is_dynptr {
+                return Ok(());
+            }
+            if reg.off != 0 {
+                return no(
+                    EINVAL,
+                    format!(
+                        "R{number} must have zero offset when passed to release func or trusted arg to kfunc"
+                    ),
+                );
+            }
+            return self.check_no_offset(reg, number, false);
+        }
+        match reg.kind {
+            Type::Stack(_)
+            | Type::Packet
+            | Type::PacketMeta
+            | Type::MapKey(_)
+            | Type::MapValue(_)
+            | Type::Mem(_)
+            | Type::Buffer
+            | Type::Arena
+            | Type::Scalar => Ok(()),
+            Type::Btf(_) => self.check_no_offset(reg, number, true),
+            _ => self.check_no_offset(reg, number, false),
+        }
+    }
+
+    /// `__check_ptr_off_reg`.
+    pub(super) fn check_no_offset(&self, reg: &Reg, number: u8, fixed_allowed: bool) -> Check {
+        let name = type_name(reg);
+        if reg.off < 0 {
+            return no(
+                EACCES,
+                format!(
+                    "negative offset {name} ptr R{number} off={} disallowed",
+                    reg.off
+                ),
+            );
+        }
+        if !fixed_allowed && reg.off != 0 {
+            return no(
+                EACCES,
+                format!(
+                    "dereference of modified {name} ptr R{number} off={} disallowed",
+                    reg.off
+                ),
+            );
+        }
+        if reg.var.constant() != Some(0) {
+            return no(
+                EACCES,
+                format!("variable {name} access var_off={} disallowed", reg.var.bits),
+            );
+        }
+        Ok(())
+    }
+
+    fn note_release(&mut self, number: u8, reg: &Reg, arg: Arg, meta: &mut Meta) -> Check {
+        if !is_release(arg) {
+            return Ok(());
+        }
+        if let Arg::Dynptr(_) = arg {
+            if !matches!(reg.kind, Type::Stack(_)) {
+                return no(EINVAL, "cannot release unowned const bpf_dynptr");
+            }
+            let acquired = self
+                .dynptr_slot(reg)
+                .and_then(|(frame, slot)| self.cur.frames[frame].stack.get(slot))
+                .is_some_and(|slot| slot.reg.ref_id != 0);
+            if !acquired {
+                return no(EINVAL, format!("arg {number} is an unacquired reference"));
+            }
+        } else if reg.ref_id == 0 && !reg.is_null() {
+            return no(
+                EINVAL,
+                format!("R{number} must be referenced when passed to release function"),
+            );
+        }
+        meta.release = Some(number);
+        Ok(())
+    }
+
+    /// The key's number, if it is a constant on the stack (`get_constant_map_key`).
+    fn constant_key(&mut self, reg: &Reg, bytes: u32) -> Check<Option<u64>> {
+        let (Type::Stack(_), Some(variable)) = (reg.kind, reg.var.constant()) else {
+            return Ok(None);
+        };
+        let at = reg.off.wrapping_add(variable as i32);
+        if bytes == 0 || bytes > 8 || at >= 0 {
+            return Ok(None);
+        }
+        let frame = Self::frame_of(reg);
+        let (slot, first) = place(at);
+        let Some(content) = self.cur.frames[frame].stack.get(slot).copied() else {
+            return Ok(None);
+        };
+        let zeros = (0..bytes as i32)
+            .all(|byte| self.cur.frames[frame].byte(at + byte) == Some(Byte::Zero));
+        if zeros {
+            return Ok(Some(0));
+        }
+        let spilled = content
+            .bytes
+            .iter()
+            .filter(|&&byte| byte == Byte::Spill)
+            .count();
+        if first != 0 || !content.is_spilled_scalar() || spilled != bytes as usize {
+            return Ok(None);
+        }
+        let Some(key) = content.reg.var.constant() else {
+            return Ok(None);
+        };
+        self.mark_slot_precise(frame, slot);
+        Ok(Some(key))
+    }
+
+    fn check_aligned(&self, number: u8, reg: &Reg, bytes: u32) -> Check {
+        let at = reg.var.bits.add(crate::scalar::Tnum::known(
+            i64::from(reg.off).cast_unsigned(),
+        ));
+        if at.is_aligned(bytes.into()) {
+            return Ok(());
+        }
+        no(
+            EACCES,
+            format!(
+                "misaligned access off {}+{}+0 size {bytes} (R{number})",
+                reg.var.bits, reg.off
+            ),
+        )
+    }
+}
+
+fn accepts_null(arg: Arg) -> bool {
+    match arg {
+        Arg::ContextOrNull | Arg::ValueOrNull | Arg::KptrXchgSource => true,
+        Arg::Mem { or_null, .. }
+        | Arg::Socket { or_null }
+        | Arg::BtfSockCommon { or_null, .. }
+        | Arg::Btf { or_null, .. }
+        | Arg::Stack { or_null } => or_null,
+        _ => false,
+    }
+}
+
+/// Is it given back (`OBJ_RELEASE`)?
+fn is_release(arg: Arg) -> bool {
+    matches!(
+        arg,
+        Arg::RingbufMem
+            | Arg::KptrXchgSource
+            | Arg::BtfSockCommon { release: true, .. }
+            | Arg::Dynptr(Dynptr::ReleaseRingbuf)
+    )
+}
+
+/// The types that an argument takes (`compatible_reg_types`).
+fn suits(reg: &Reg, arg: Arg, number: u8, helper: u32) -> bool {
+    let mut flags = reg.flags;
+    let read_only = matches!(
+        arg,
+        Arg::Mem {
+            write: false,
+            uninit: false,
+            ..
+        }
+    );
+    if read_only {
+        flags = flags.without(Flags::RDONLY);
+    }
+    if accepts_null(arg) {
+        flags = flags.without(Flags::MAYBE_NULL);
+    }
+    if helper == KPTR_XCHG && number == 2 {
+        flags = flags.without(Flags::ALLOC).without(Flags::PERCPU);
+    }
+    flags = flags.without(Flags::DYNPTR_SLICE);
+    let plain = flags == Flags::NONE;
+    match arg {
+        Arg::Any => true,
+        Arg::Context | Arg::ContextOrNull => reg.kind == Type::Context && plain,
+        Arg::Map => matches!(reg.kind, Type::Map(_)) && plain,
+        Arg::Key | Arg::Value | Arg::ValueOrNull | Arg::UninitValue | Arg::Mem { .. } => {
+            match reg.kind {
+                Type::Stack(_)
+                | Type::Packet
+                | Type::PacketMeta
+                | Type::MapKey(_)
+                | Type::MapValue(_)
+                | Type::Buffer => plain,
+                Type::Mem(_) => plain || flags == Flags::RINGBUF,
+                Type::Btf(_) => read_only && flags == Flags::TRUSTED,
+                _ => false,
+            }
+        }
+        Arg::Size | Arg::SizeOrZero | Arg::AllocSizeOrZero => reg.is_scalar(),
+        Arg::SpinLock => {
+            matches!(reg.kind, Type::MapValue(_)) && plain || reg.is_allocated_object()
+        }
+        Arg::SockCommon => matches!(reg.kind, Type::Socket(_)) && plain,
+        Arg::Socket { .. } => reg.kind == Type::Socket(SocketKind::Socket) && plain,
+        Arg::BtfSockCommon { .. } => {
+            matches!(reg.kind, Type::Socket(_)) && plain
+                || matches!(reg.kind, Type::Btf(_)) && (plain || flags == Flags::TRUSTED)
+        }
+        Arg::Btf { .. } | Arg::KptrXchgSource => {
+            matches!(reg.kind, Type::Btf(_))
+                && (plain || flags == Flags::TRUSTED || flags == Flags::RCU)
+        }
+        Arg::PerCpuBtf => {
+            let trust = Flags(flags.0 & !Flags::PERCPU.0);
+            matches!(reg.kind, Type::Btf(_))
+                && flags.has(Flags::PERCPU)
+                && [Flags::NONE, Flags::RCU, Flags::TRUSTED].contains(&trust)
+        }
+        Arg::RingbufMem => matches!(reg.kind, Type::Mem(_)) && flags == Flags::RINGBUF,
+        Arg::Func => matches!(reg.kind, Type::Func(_)),
+        Arg::Stack { .. } => matches!(reg.kind, Type::Stack(_)),
+        Arg::ConstStr | Arg::Timer => matches!(reg.kind, Type::MapValue(_)) && plain,
+        Arg::KptrXchgDest => {
+            matches!(reg.kind, Type::MapValue(_)) && plain || reg.is_allocated_object()
+        }
+        Arg::Dynptr(_) => matches!(reg.kind, Type::Stack(_) | Type::Dynptr(_)),
+    }
+}
+
+/// How the log lists them.
+fn expected(arg: Arg) -> &'static str {
+    match arg {
+        Arg::Any => "scalar",
+        Arg::Context | Arg::ContextOrNull => "ctx",
+        Arg::Map => "map_ptr",
+        Arg::Key | Arg::Value | Arg::ValueOrNull | Arg::UninitValue | Arg::Mem { .. } => {
+            "fp, pkt, pkt_meta, map_key, map_value, mem, ringbuf_mem, buf, trusted_ptr_"
+        }
+        Arg::Size | Arg::SizeOrZero | Arg::AllocSizeOrZero => "scalar",
+        Arg::SpinLock => "map_value, ptr_",
+        Arg::SockCommon => "sock_common, sock, tcp_sock, xdp_sock",
+        Arg::Socket { .. } => "sock",
+        Arg::BtfSockCommon { .. } => "sock_common, sock, tcp_sock, xdp_sock, ptr_, trusted_ptr_",
+        Arg::Btf { .. } | Arg::KptrXchgSource => "ptr_, trusted_ptr_, rcu_ptr_",
+        Arg::PerCpuBtf => "percpu_ptr_, percpu_rcu_ptr_, percpu_trusted_ptr_",
+        Arg::RingbufMem => "ringbuf_mem",
+        Arg::Func => "func",
+        Arg::Stack { .. } => "fp",
+        Arg::ConstStr | Arg::Timer => "map_value",
+        Arg::KptrXchgDest => "map_value, ptr_",
+        Arg::Dynptr(_) => "fp, dynptr_ptr",
+    }
+}

@@ -1,0 +1,504 @@
+//! Comparisons: which way they go, and what each way tells (`check_cond_jmp_op`).
+
+use beeline_isa::{Cond, FRAME_POINTER, Operand};
+use beeline_uapi::MapType;
+
+use super::shape::target;
+use super::{Check, Next, Explorer};
+use crate::program::Map;
+use crate::scalar::Scalar;
+use crate::state::{
+    ADD_CONST, ADD_CONST_NARROW, AT_PKT_END, BEYOND_PKT_END, Flags, HeldKind, Linked, LinkedPlace,
+    MapId, Reg, State, Type,
+};
+
+/// `MAX_PACKET_OFF`.
+const MOST_PACKET: i64 = 0xffff;
+
+/// A comparison.
+#[derive(Clone, Copy)]
+struct Test {
+    cond: Cond,
+    wide: bool,
+    dst: u8,
+    src: Operand,
+}
+
+impl Explorer<'_> {
+    pub(super) fn branch(
+        &mut self,
+        cond: Cond,
+        wide: bool,
+        dst: u8,
+        src: Operand,
+        off: i16,
+    ) -> Check<Next> {
+        let test = Test {
+            cond,
+            wide,
+            dst,
+            src,
+        };
+        self.jumps += 1;
+        self.read_reg(dst)?;
+        if let Operand::Reg(src) = src {
+            self.read_reg(src)?;
+        }
+        let left = *self.cur.reg(dst);
+        let right = self.right(test);
+        let (dst_is_stack, src_is_stack) = (is_stack(&left), is_stack(&right));
+        if dst_is_stack || src_is_stack {
+            self.remember(|step| {
+                step.dst_is_stack = dst_is_stack;
+                step.src_is_stack = src_is_stack;
+            });
+        }
+        let taken = target(self.insn, off.into());
+        if let Some(holds) = decide(test, &left, &right) {
+            if !left.is_pointer() {
+                self.mark_precise(dst)?;
+            }
+            if let (Operand::Reg(src), false) = (src, right.is_pointer()) {
+                self.mark_precise(src)?;
+            }
+            self.print_after();
+            return Ok(Next::Insn(if holds { taken } else { self.insn + 1 }));
+        }
+        self.both_ways(test, taken)?;
+        self.print_after();
+        Ok(Next::Insn(self.insn + 1))
+    }
+
+    fn right(&self, test: Test) -> Reg {
+        match test.src {
+            Operand::Reg(src) => *self.cur.reg(src),
+            Operand::Imm(imm) => Reg::known(i64::from(imm).cast_unsigned()),
+        }
+    }
+
+    /// Puts off the way where the condition holds, and goes on where it does not.
+    fn both_ways(&mut self, test: Test, taken: usize) -> Check {
+        let left = *self.cur.reg(test.dst);
+        let right = self.right(test);
+        let mut linked = Linked::default();
+        if let Operand::Reg(_) = test.src {
+            self.collect_linked(&right, &mut linked);
+        }
+        self.collect_linked(&left, &mut linked);
+        if linked.len() > 1 {
+            self.remember(|step| step.linked = linked);
+        }
+        self.put_off(taken)?;
+        let Some(mut other) = self.pending.pop() else {
+            return Ok(());
+        };
+        let rules = Rules { test, linked };
+        rules.learn(&mut other.state, &left, &right, true);
+        rules.learn(&mut self.cur, &left, &right, false);
+        self.learn_of_pointers(test, &mut other.state);
+        self.pending.push(other);
+        Ok(())
+    }
+
+    /// What a comparison tells of pointers: that they are null or not, or how far a packet goes.
+    fn learn_of_pointers(&mut self, test: Test, other: &mut State) {
+        let left = *self.cur.reg(test.dst);
+        let right = self.right(test);
+        let equality = matches!(test.cond, Cond::Equal | Cond::NotEqual);
+        let is_structure = |reg: &Reg| matches!(reg.kind, Type::Btf(_));
+        if let Operand::Reg(src) = test.src
+            && test.wide
+            && equality
+            && left.is_pointer()
+            && right.is_pointer()
+            && left.may_be_null() != right.may_be_null()
+            && !is_structure(&left)
+            && !is_structure(&right)
+        {
+            let number = if right.may_be_null() { src } else { test.dst };
+            let mut reg = *self.cur.reg(number);
+            self.not_null(&mut reg);
+            let state = match test.cond {
+                Cond::Equal => &mut *other,
+                _ => &mut self.cur,
+            };
+            *state.reg_mut(number) = reg;
+        }
+        let with_null = test.wide && test.src == Operand::Imm(0) && equality;
+        if with_null && left.may_be_null() {
+            let null_if_not = test.cond == Cond::NotEqual;
+            let mut this = self.take_state();
+            self.null_or_not(&mut this, test.dst, null_if_not);
+            self.null_or_not(other, test.dst, !null_if_not);
+            self.cur = this;
+        } else if let (Operand::Reg(src), true) = (test.src, test.wide) {
+            learn_of_packets(&mut self.cur, other, test.cond, test.dst, src);
+        }
+    }
+
+    /// Every register that came from the same place is null, or is not (`mark_ptr_or_null_regs`).
+    fn null_or_not(&self, state: &mut State, number: u8, is_null: bool) {
+        let reg = *state.reg(number);
+        let id = reg.id;
+        if reg.ref_id != 0 && reg.ref_id == id && is_null {
+            state.drop_held(HeldKind::Object, id);
+        }
+        state.for_each_reg(|reg| {
+            if !reg.may_be_null() || reg.id != id {
+                return;
+            }
+            if is_null {
+                *reg = Reg {
+                    precise: reg.precise,
+                    ..Reg::known(0)
+                };
+                return;
+            }
+            self.not_null(reg);
+            if !self.may_point_to_lock(reg) {
+                reg.id = 0;
+            }
+        });
+    }
+
+    /// `mark_ptr_not_null_reg`.
+    pub(super) fn not_null(&self, reg: &mut Reg) {
+        use crate::context::SocketKind;
+        if let Type::MapValue(id) = reg.kind {
+            let map = self.map(id);
+            if map.inner.is_some() && !id.inner {
+                let unique = if has_timer(map.inner.as_deref()) {
+                    reg.id
+                } else {
+                    0
+                };
+                reg.kind = Type::Map(MapId {
+                    inner: true,
+                    unique,
+                    ..id
+                });
+            } else {
+                match map.map_type {
+                    MapType::XSKMAP => reg.kind = Type::Socket(SocketKind::Xdp),
+                    MapType::SOCKMAP | MapType::SOCKHASH => {
+                        reg.kind = Type::Socket(SocketKind::Socket);
+                        // The kernel's register still says which map it came from, and is compared with that.
+                        reg.range = i32::from(id.index) + 1;
+                    }
+                    _ => {}
+                }
+            }
+        }
+        reg.flags = reg.flags.without(Flags::MAYBE_NULL);
+    }
+
+    /// `reg_may_point_to_spin_lock`.
+    fn may_point_to_lock(&self, reg: &Reg) -> bool {
+        use crate::program::{FieldKind, MapField};
+        let is_lock = |field: &MapField| {
+            matches!(
+                field.kind,
+                FieldKind::SpinLock | FieldKind::ResilientSpinLock
+            )
+        };
+        match reg.kind {
+            Type::MapValue(id) => self.map(id).fields.iter().any(is_lock),
+            Type::Btf(_) => self.fields_behind(reg).iter().any(is_lock),
+            _ => false,
+        }
+    }
+
+    /// Every place that holds the same number, or one that is a constant more (`collect_linked_regs`).
+    fn collect_linked(&self, reg: &Reg, linked: &mut Linked) {
+        if !reg.is_scalar() || reg.id == 0 {
+            return;
+        }
+        let same = |other: &Reg| other.is_scalar() && (other.id ^ reg.id) & !ADD_CONST == 0;
+        for (number, frame) in self.cur.frames.iter().enumerate().rev() {
+            let live = self.shape.at(self.cur.insn_of(number)).live;
+            for register in 0..FRAME_POINTER {
+                if live & 1 << register != 0 && same(&frame.regs[usize::from(register)]) {
+                    linked.push(LinkedPlace {
+                        frame: number as u8,
+                        number: register,
+                        is_slot: false,
+                    });
+                }
+            }
+            for (slot, content) in frame.stack.iter().enumerate() {
+                if content.is_spilled_scalar() && same(&content.reg) {
+                    linked.push(LinkedPlace {
+                        frame: number as u8,
+                        number: slot as u8,
+                        is_slot: true,
+                    });
+                }
+            }
+        }
+    }
+
+    pub(super) fn may_goto(&mut self, off: i16) -> Check<Next> {
+        self.jumps += 1;
+        let next = self.insn + 1;
+        // The state that was just kept is this turn's.
+        let kept = self
+            .cur
+            .parent
+            .map_or(0, |parent| self.kept(parent).dfs_depth);
+        let earlier = self.earlier_turn(self.insn, kept);
+        let earlier = earlier.map(|id| self.kept(id).clone());
+        let queued = self.put_off(next)?;
+        queued.may_goto_depth += 1;
+        if let Some(earlier) = earlier {
+            super::equal::widen(&earlier, queued);
+        }
+        Ok(Next::Insn(target(self.insn, off.into())))
+    }
+}
+
+fn has_timer(map: Option<&Map>) -> bool {
+    use crate::program::FieldKind::{TaskWork, Timer, Workqueue};
+    map.is_some_and(|map| {
+        map.fields
+            .iter()
+            .any(|field| matches!(field.kind, Timer | Workqueue | TaskWork))
+    })
+}
+
+fn is_stack(reg: &Reg) -> bool {
+    matches!(reg.kind, Type::Stack(_))
+}
+
+/// Does the condition always hold, or never (`is_branch_taken`)?
+fn decide(test: Test, left: &Reg, right: &Reg) -> Option<bool> {
+    if left.is_packet_or_end() && right.is_packet_or_end() && test.wide {
+        return decide_packets(test.cond, left, right);
+    }
+    if !left.is_pointer() && !right.is_pointer() {
+        return Scalar::decide(test.cond, test.wide, &left.var, &right.var);
+    }
+    let constant = |reg: &Reg| {
+        if !reg.is_scalar() {
+            None
+        } else if test.wide {
+            reg.var.constant()
+        } else {
+            reg.var.constant32().map(u64::from)
+        }
+    };
+    let (pointer, value) = match (constant(right), constant(left)) {
+        (Some(value), _) => (left, value),
+        (None, Some(value)) => (right, value),
+        (None, None) => return None,
+    };
+    if value != 0 || !pointer.is_not_null() {
+        return None;
+    }
+    match test.cond {
+        Cond::Equal => Some(false),
+        Cond::NotEqual => Some(true),
+        _ => None,
+    }
+}
+
+/// `is_pkt_ptr_branch_taken`: only what an earlier comparison with the end has told.
+fn decide_packets(cond: Cond, left: &Reg, right: &Reg) -> Option<bool> {
+    let (packet, cond) = match (left.kind, right.kind) {
+        (_, Type::PacketEnd) => (left, cond),
+        (Type::PacketEnd, _) => (right, flipped(cond)),
+        _ => return None,
+    };
+    match (cond, packet.range) {
+        (Cond::LessEqual | Cond::Greater, BEYOND_PKT_END) => Some(cond == Cond::Greater),
+        (Cond::Less | Cond::GreaterEqual, BEYOND_PKT_END | AT_PKT_END) => {
+            Some(cond == Cond::GreaterEqual)
+        }
+        _ => None,
+    }
+}
+
+/// The condition for exchanged operands.
+fn flipped(cond: Cond) -> Cond {
+    match cond {
+        Cond::Greater => Cond::Less,
+        Cond::Less => Cond::Greater,
+        Cond::GreaterEqual => Cond::LessEqual,
+        Cond::LessEqual => Cond::GreaterEqual,
+        Cond::SignedGreater => Cond::SignedLess,
+        Cond::SignedLess => Cond::SignedGreater,
+        Cond::SignedGreaterEqual => Cond::SignedLessEqual,
+        Cond::SignedLessEqual => Cond::SignedGreaterEqual,
+        same => same,
+    }
+}
+
+struct Rules {
+    test: Test,
+    linked: Linked,
+}
+
+impl Rules {
+    /// What a way tells of numbers, and so of those that equal them (`reg_set_min_max`, `sync_linked_regs`).
+    fn learn(&self, state: &mut State, left: &Reg, right: &Reg, holds: bool) {
+        let Test {
+            cond,
+            wide,
+            dst,
+            src,
+        } = self.test;
+        if !left.is_scalar() || !right.is_scalar() {
+            return;
+        }
+        if src == Operand::Reg(dst) {
+            let reg = state.reg_mut(dst);
+            reg.var.refine_same(cond, wide, holds);
+            if reg.var.contradiction().is_some() {
+                reg.var.forget_bounds();
+            }
+            return;
+        }
+        let (mut left, mut right) = (*left, *right);
+        Scalar::refine(cond, wide, holds, &mut left.var, &mut right.var);
+        for var in [&mut left.var, &mut right.var] {
+            if var.contradiction().is_some() {
+                var.forget_bounds();
+            }
+        }
+        *state.reg_mut(dst) = left;
+        if let Operand::Reg(src) = src {
+            *state.reg_mut(src) = right;
+            if right.id != 0 {
+                self.share(state, &right, src);
+            }
+        }
+        let left = *state.reg(dst);
+        if left.id != 0 {
+            self.share(state, &left, dst);
+        }
+    }
+
+    fn share(&self, state: &mut State, known: &Reg, number: u8) {
+        let depth = state.depth();
+        for place in self.linked.iter() {
+            let itself =
+                usize::from(place.frame) == depth && !place.is_slot && place.number == number;
+            let Some(frame) = state.frames.get_mut(usize::from(place.frame)) else {
+                continue;
+            };
+            let reg = if place.is_slot {
+                match frame.stack.get_mut(usize::from(place.number)) {
+                    Some(slot) => &mut slot.reg,
+                    None => continue,
+                }
+            } else {
+                &mut frame.regs[usize::from(place.number)]
+            };
+            if itself || !reg.is_scalar() || (reg.id ^ known.id) & !ADD_CONST != 0 {
+                continue;
+            }
+            // What was added in 32 bits and what was in 64 say nothing of each other.
+            if (reg.id ^ known.id) & ADD_CONST == ADD_CONST {
+                continue;
+            }
+            let both_plain = (reg.id | known.id) & ADD_CONST == 0;
+            if both_plain || reg.off == known.off {
+                *reg = *known;
+            } else {
+                let (off, id) = (reg.off, reg.id);
+                let delta = i64::from(off) - i64::from(known.off);
+                let var = known.var.plus(delta);
+                let narrow = (id | known.id) & ADD_CONST_NARROW != 0;
+                *reg = Reg {
+                    off,
+                    id,
+                    var: if narrow { var.zero_extended() } else { var },
+                    ..*known
+                };
+            }
+        }
+    }
+}
+
+/// `try_match_pkt_pointers`: how many bytes a comparison with the packet's end shows to be there.
+fn learn_of_packets(this: &mut State, other: &mut State, cond: Cond, dst: u8, src: u8) {
+    let (left, right) = (*this.reg(dst), *this.reg(src));
+    let comparable = |packet: &Reg, end: &Reg| {
+        matches!(
+            (packet.kind, end.kind),
+            (Type::Packet, Type::PacketEnd) | (Type::PacketMeta, Type::Packet)
+        ) && (packet.kind == Type::Packet || is_packet_start(end))
+    };
+    // `this` is where the condition does not hold.
+    if comparable(&left, &right) {
+        match cond {
+            Cond::Greater => {
+                extend(this, &left, false);
+                compared(other, dst, true);
+            }
+            Cond::Less => {
+                extend(other, &left, true);
+                compared(this, dst, false);
+            }
+            Cond::GreaterEqual => {
+                extend(this, &left, true);
+                compared(other, dst, false);
+            }
+            Cond::LessEqual => {
+                extend(other, &left, false);
+                compared(this, dst, true);
+            }
+            _ => {}
+        }
+    } else if comparable(&right, &left) {
+        match cond {
+            Cond::Greater => {
+                extend(other, &right, true);
+                compared(this, src, false);
+            }
+            Cond::Less => {
+                extend(this, &right, false);
+                compared(other, src, true);
+            }
+            Cond::GreaterEqual => {
+                extend(other, &right, false);
+                compared(this, src, true);
+            }
+            Cond::LessEqual => {
+                extend(this, &right, true);
+                compared(other, src, false);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// `reg_is_init_pkt_pointer`: the packet's very beginning, which ends the metadata.
+fn is_packet_start(reg: &Reg) -> bool {
+    reg.off == 0 && reg.id == 0 && reg.var.constant() == Some(0)
+}
+
+/// The bytes up to `at` are there, for every pointer of the same base (`find_good_pkt_pointers`).
+fn extend(state: &mut State, at: &Reg, open: bool) {
+    let at = *at;
+    if at.off < 0 || (at.off == 0 && open) {
+        return;
+    }
+    if at.var.umax > MOST_PACKET as u64 || i64::from(at.off) + at.var.umax as i64 > MOST_PACKET {
+        return;
+    }
+    // Where it is less than the end, the byte that it points to is there too.
+    let range = at.off + i32::from(open);
+    state.for_each_reg(|reg| {
+        if reg.kind == at.kind && reg.id == at.id {
+            reg.range = reg.range.max(range);
+        }
+    });
+}
+
+/// `mark_pkt_end`: the pointer is beyond the end, or beyond or at it.
+fn compared(state: &mut State, number: u8, beyond: bool) {
+    let reg = state.reg_mut(number);
+    if reg.kind == Type::Packet {
+        reg.range = if beyond { BEYOND_PKT_END } else { AT_PKT_END };
+    }
+}

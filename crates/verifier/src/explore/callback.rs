@@ -1,0 +1,160 @@
+//! Functions that helpers call: in their own course (`bpf_loop`, `bpf_for_each_map_elem` ...), or later (timers).
+//!
+//! A helper's call is walked as often as it takes: each time the callback is put off as a further path that comes back to the call,
+//! until its states are alike (`push_callback_call`).
+
+use beeline_isa::Op;
+
+use super::{Check, Explorer, no};
+use crate::program::Program;
+use crate::reject::EINVAL;
+use crate::state::{DynptrKind, Flags, Frame, MapId, Reg, Type};
+
+pub(super) const FOR_EACH_MAP_ELEM: u32 = 164;
+pub(super) const TIMER_SET_CALLBACK: u32 = 170;
+pub(super) const FIND_VMA: u32 = 180;
+pub(super) const LOOP: u32 = 181;
+pub(super) const USER_RINGBUF_DRAIN: u32 = 209;
+
+/// Does this call functions of the program in its own course?
+pub(super) fn is_synchronous(program: &Program<'_>, op: &Op) -> bool {
+    match op {
+        Op::CallHelper { id } => {
+            matches!(
+                *id,
+                FOR_EACH_MAP_ELEM | FIND_VMA | LOOP | USER_RINGBUF_DRAIN
+            )
+        }
+        Op::CallKernel { btf_id } => super::kernel_call::calls_back(program, *btf_id),
+        _ => false,
+    }
+}
+
+/// Does this have a function of the program called later?
+pub(super) fn is_asynchronous(program: &Program<'_>, op: &Op) -> bool {
+    match op {
+        Op::CallHelper { id } => *id == TIMER_SET_CALLBACK,
+        Op::CallKernel { btf_id } => super::kernel_call::calls_back_later(program, *btf_id),
+        _ => false,
+    }
+}
+
+/// What a callback gets, and may return.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Callback {
+    /// r1 to r5.
+    pub args: [Reg; 5],
+    pub returns: (i64, i64),
+}
+
+impl Callback {
+    fn of(args: &[Reg], returns: (i64, i64)) -> Self {
+        let mut all = [Reg::UNINIT; 5];
+        all[..args.len()].copy_from_slice(args);
+        Self { args: all, returns }
+    }
+}
+
+impl Explorer<'_> {
+    /// A helper that takes a function was called; `function` is that one, `map` the map that it was given, if any.
+    pub(super) fn call_back(&mut self, helper: u32, function: usize, map: Option<MapId>) -> Check {
+        let regs = self.cur.frame().regs;
+        let number = Reg::UNKNOWN;
+        let map = map.unwrap_or(MapId {
+            index: 0,
+            inner: false,
+            unique: 0,
+        });
+        match helper {
+            LOOP => {
+                self.mark_precise(1)?;
+                let done = u64::from(self.cur.frame().callback_depth) >= regs[1].var.umax;
+                if done {
+                    self.cur.frame_mut().callback_depth = 0;
+                    return Ok(());
+                }
+                self.put_off_callback(function, Callback::of(&[number, regs[3]], (0, 1)))
+            }
+            FOR_EACH_MAP_ELEM => {
+                let args = [
+                    Reg::pointer(Type::Map(map)),
+                    Reg::pointer(Type::MapKey(map)),
+                    Reg::pointer(Type::MapValue(map)),
+                    regs[3],
+                ];
+                self.put_off_callback(function, Callback::of(&args, (0, 1)))
+            }
+            FIND_VMA => {
+                let task = regs[1];
+                let area = self.structure("vm_area_struct");
+                let args = [task, Reg::pointer(Type::Btf(area)), regs[4]];
+                self.put_off_callback(function, Callback::of(&args, (0, 1)))
+            }
+            USER_RINGBUF_DRAIN => {
+                let id = self.fresh_id();
+                let record = Reg {
+                    id,
+                    ..Reg::pointer(Type::Dynptr(DynptrKind::Local)).flagged(Flags::RDONLY)
+                };
+                self.put_off_callback(function, Callback::of(&[record, regs[3]], (0, 1)))
+            }
+            TIMER_SET_CALLBACK => {
+                let args = [
+                    Reg::pointer(Type::Map(timer_map(&regs[1]))),
+                    Reg::pointer(Type::MapKey(timer_map(&regs[1]))),
+                    Reg::pointer(Type::MapValue(timer_map(&regs[1]))),
+                ];
+                self.put_off_asynchronous(function, Callback::of(&args, (0, 0)))
+            }
+            _ => no(EINVAL, "kernel subsystem misconfigured verifier"),
+        }
+    }
+
+    pub(super) fn put_off_callback(&mut self, function: usize, callback: Callback) -> Check {
+        let start = self.flow.functions()[function].start;
+        let insn = self.insn;
+        self.cur.frame_mut().callback_depth += 1;
+        let state = self.put_off(start)?;
+        super::call::enter(state, function, insn)?;
+        state.callback_unroll_depth += 1;
+        let frame = state.frame_mut();
+        frame.regs[1..=5].copy_from_slice(&callback.args);
+        frame.in_callback = true;
+        frame.callback_returns = callback.returns;
+        self.cur.frame_mut().callback_depth = 0;
+        Ok(())
+    }
+
+    /// `push_async_cb`: nothing is known of the time when it runs, and the paths before it are done without it.
+    pub(super) fn put_off_asynchronous(&mut self, function: usize, callback: Callback) -> Check {
+        self.async_callbacks[function] = true;
+        let start = self.flow.functions()[function].start;
+        let mut frame = Frame::new(None, function, 0);
+        frame.regs[1..=5].copy_from_slice(&callback.args);
+        frame.in_callback = true;
+        frame.in_async_callback = true;
+        frame.async_entry = self.cur.frame().async_entry + 1;
+        frame.callback_returns = callback.returns;
+        self.put_off_alone(start, frame)?;
+        Ok(())
+    }
+
+    fn structure(&self, name: &str) -> u32 {
+        let kernel = self.program.kernel;
+        kernel
+            .and_then(|kernel| kernel.structure(name))
+            .unwrap_or(0)
+    }
+}
+
+/// The map whose value a timer stands in.
+fn timer_map(reg: &Reg) -> MapId {
+    match reg.kind {
+        Type::MapValue(map) | Type::Map(map) => map,
+        _ => MapId {
+            index: 0,
+            inner: false,
+            unique: 0,
+        },
+    }
+}

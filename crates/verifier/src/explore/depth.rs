@@ -1,0 +1,178 @@
+//! The stack of every chain of calls (`check_max_stack_depth`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use beeline_isa::Op;
+use beeline_uapi::ProgramType;
+
+use super::{Check, Explorer, no};
+use crate::flow::MAX_FRAMES;
+use crate::reject::{E2BIG, EACCES, EINVAL};
+
+/// `MAX_BPF_STACK`.
+const MOST: u32 = 512;
+/// `BPF_PRIV_STACK_MIN_SIZE`: a function with as much gets a stack of its own where there is such.
+const WORTH_OWN_STACK: u32 = 64;
+/// Above a function that makes a tail call there may be less than this.
+const MOST_ABOVE_TAIL_CALL: u32 = 256;
+const TAIL_CALL: Op = Op::CallHelper { id: 12 };
+
+impl Explorer<'_> {
+    /// Chain by chain, all of one length at once: of a function matters how much may be above it at the most.
+    pub(super) fn check_stack_depth(&self) -> Check {
+        let functions = self.flow.functions().len();
+        self.check_callbacks_do_not_throw()?;
+        self.check_exceptions_are_not_called()?;
+        let tail_calls: Vec<bool> = (0..functions).map(|it| self.has_tail_call(it)).collect();
+        let private = !tail_calls.contains(&true) && has_private_stack(self.program.kind.prog_type);
+        let callees: Vec<BTreeSet<usize>> = (0..functions).map(|it| self.callees(it)).collect();
+        let exception_callback = self.exception_callback();
+        if exception_callback.is_some_and(|it| self.reaches_tail_call(it)) {
+            return no(EINVAL, "cannot tail call within exception cb");
+        }
+        let starts = (0..functions)
+            .filter(|&it| it == 0 || self.async_callbacks[it] || exception_callback == Some(it));
+        let mut chains: BTreeMap<usize, u32> = starts.map(|start| (start, 0)).collect();
+        for frames in 1.. {
+            let mut longer = BTreeMap::new();
+            for (&function, &above) in &chains {
+                if function != 0 && tail_calls[function] && above >= MOST_ABOVE_TAIL_CALL {
+                    return no(
+                        EACCES,
+                        format!(
+                            "tail_calls are not allowed when call stack of previous frames is {above} bytes. Too large"
+                        ),
+                    );
+                }
+                let depth = self.depth_with(function, above, frames, private)?;
+                for &callee in &callees[function] {
+                    let deepest = longer.entry(callee).or_insert(0);
+                    *deepest = depth.max(*deepest);
+                }
+            }
+            if longer.is_empty() {
+                break;
+            }
+            if frames >= MAX_FRAMES {
+                return no(
+                    E2BIG,
+                    format!("the call stack of {} frames is too deep !", frames),
+                );
+            }
+            chains = longer;
+        }
+        Ok(())
+    }
+
+    /// Nothing that a callback calls throws: it would go through the helper that called back.
+    fn check_callbacks_do_not_throw(&self) -> Check {
+        let functions = 0..self.flow.functions().len();
+        let mut open: Vec<usize> = functions
+            .flat_map(|function| self.flow.reachable_ops(self.flow.functions()[function]))
+            .filter(|(_, op)| !matches!(op, Op::CallLocal { .. }))
+            .filter_map(|(index, _)| self.flow.function_at(self.flow.callee(index)?))
+            .chain(self.exception_callback())
+            .collect();
+        let mut seen = BTreeSet::new();
+        while let Some(function) = open.pop() {
+            if !seen.insert(function) {
+                continue;
+            }
+            let mut ops = self.flow.reachable_ops(self.flow.functions()[function]);
+            let throw = ops.find(|(_, op)| super::kernel_call::throws(self.program, op));
+            if let Some((insn, _)) = throw {
+                return no(
+                    EINVAL,
+                    format!(
+                        "bpf_throw kfunc (insn {insn}) cannot be called from callback subprog {function}"
+                    ),
+                );
+            }
+            open.extend(self.callees(function));
+        }
+        Ok(())
+    }
+
+    /// What runs when the program throws is not called.
+    fn check_exceptions_are_not_called(&self) -> Check {
+        let Some(types) = self.program.types else {
+            return Ok(());
+        };
+        let mut ops = (0..self.flow.functions().len())
+            .flat_map(|function| self.flow.reachable_ops(self.flow.functions()[function]));
+        let is_call = |insn: usize| {
+            let callee = self.flow.callee(insn);
+            callee.is_some_and(|start| types.is_exception_callback(start))
+        };
+        match ops.find(|&(insn, _)| is_call(insn)) {
+            Some((insn, _)) => no(
+                EINVAL,
+                format!("insn {insn} cannot call exception cb directly"),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn reaches_tail_call(&self, function: usize) -> bool {
+        let (mut open, mut seen) = (vec![function], BTreeSet::new());
+        while let Some(function) = open.pop() {
+            if self.has_tail_call(function) {
+                return true;
+            }
+            if seen.insert(function) {
+                open.extend(self.callees(function));
+            }
+        }
+        false
+    }
+
+    /// The stack with a function's own.
+    fn depth_with(&self, function: usize, above: u32, frames: usize, private: bool) -> Check<u32> {
+        let own = self.stack_bytes[function].next_multiple_of(16);
+        if private && own >= WORTH_OWN_STACK {
+            if own <= MOST {
+                return Ok(above);
+            }
+            return no(
+                EACCES,
+                format!("stack size of subprog {function} is {own}. Too large"),
+            );
+        }
+        let depth = above + own;
+        if depth <= MOST {
+            return Ok(depth);
+        }
+        no(
+            EACCES,
+            format!("combined stack size of {frames} calls is {depth}. Too large"),
+        )
+    }
+
+    /// What a function calls, itself or through a helper; callbacks that run later are not on its stack.
+    fn callees(&self, function: usize) -> BTreeSet<usize> {
+        let ops = self.flow.reachable_ops(self.flow.functions()[function]);
+        ops.filter_map(|(index, op)| {
+            let callee = self.flow.function_at(self.flow.callee(index)?)?;
+            let called = matches!(op, Op::CallLocal { .. });
+            (called || !self.async_callbacks[callee]).then_some(callee)
+        })
+        .collect()
+    }
+
+    fn has_tail_call(&self, function: usize) -> bool {
+        let mut ops = self.flow.reachable_ops(self.flow.functions()[function]);
+        ops.any(|(_, op)| op == TAIL_CALL)
+    }
+}
+
+/// Types whose functions get stacks of their own on x86-64 (`bpf_enable_priv_stack`).
+fn has_private_stack(prog_type: ProgramType) -> bool {
+    matches!(
+        prog_type,
+        ProgramType::KPROBE
+            | ProgramType::TRACEPOINT
+            | ProgramType::PERF_EVENT
+            | ProgramType::RAW_TRACEPOINT
+            | ProgramType::RAW_TRACEPOINT_WRITABLE
+    )
+}

@@ -1,0 +1,515 @@
+//! Calls of helpers (`check_helper_call`).
+
+use beeline_uapi::MapType;
+
+use super::memory::RDONLY_PROG;
+use super::{Check, Next, Explorer, no};
+use crate::context::SocketKind;
+use crate::helpers::{Helper, Missing, Ret, helper};
+use crate::reject::{EACCES, EINVAL};
+use crate::scalar::Scalar;
+use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, MapId, Reg, Type};
+
+/// Numbers of helpers that have rules of their own.
+mod id {
+    pub(super) const MAP_LOOKUP_ELEM: u32 = 1;
+    pub(super) const MAP_UPDATE_ELEM: u32 = 2;
+    pub(super) const MAP_DELETE_ELEM: u32 = 3;
+    pub(super) const GET_SMP_PROCESSOR_ID: u32 = 8;
+    pub(super) const TAIL_CALL: u32 = 12;
+    pub(super) const PROBE_READ_STR: u32 = 45;
+    pub(super) const GET_STACK: u32 = 67;
+    pub(super) const GET_LOCAL_STORAGE: u32 = 81;
+    pub(super) const SK_LOOKUP_TCP: u32 = 84;
+    pub(super) const SK_LOOKUP_UDP: u32 = 85;
+    pub(super) const MAP_PUSH_ELEM: u32 = 87;
+    pub(super) const MAP_POP_ELEM: u32 = 88;
+    pub(super) const SK_FULLSOCK: u32 = 95;
+    pub(super) const TCP_SOCK: u32 = 96;
+    pub(super) const SKC_LOOKUP_TCP: u32 = 99;
+    pub(super) const PROBE_READ_USER_STR: u32 = 114;
+    pub(super) const PROBE_READ_KERNEL_STR: u32 = 115;
+    pub(super) const RINGBUF_RESERVE: u32 = 131;
+    pub(super) const SKC_TO_TCP6_SOCK: u32 = 136;
+    pub(super) const SKC_TO_TCP_SOCK: u32 = 137;
+    pub(super) const SKC_TO_TCP_TIMEWAIT_SOCK: u32 = 138;
+    pub(super) const SKC_TO_TCP_REQUEST_SOCK: u32 = 139;
+    pub(super) const SKC_TO_UDP6_SOCK: u32 = 140;
+    pub(super) const GET_TASK_STACK: u32 = 141;
+    pub(super) const GET_FUNC_IP: u32 = 173;
+    pub(in super::super) const SNPRINTF: u32 = 165;
+    pub(in super::super) const KPTR_XCHG: u32 = 194;
+    pub(super) const SKC_TO_UNIX_SOCK: u32 = 178;
+    pub(super) const SKC_TO_MPTCP_SOCK: u32 = 196;
+    pub(super) const DYNPTR_FROM_MEM: u32 = 197;
+    pub(super) const DYNPTR_WRITE: u32 = 202;
+    pub(super) const DYNPTR_DATA: u32 = 203;
+}
+
+pub(super) use id::{KPTR_XCHG, SNPRINTF};
+
+/// What the arguments of a call tell (`struct bpf_call_arg_meta`).
+#[derive(Debug, Default)]
+pub(super) struct Meta {
+    pub id: u32,
+    pub packet_access: bool,
+    pub map: Option<MapId>,
+    /// The key, if it is a constant.
+    pub key: Option<u64>,
+    /// Memory that the helper initialises: register, offset and bytes.
+    pub raw: Option<(u8, i32, i32)>,
+    /// The bound of the last size.
+    pub most: u64,
+    /// Of memory that is reserved.
+    pub bytes: u32,
+    /// The reference among the arguments.
+    pub ref_id: u32,
+    /// The register that is given back.
+    pub release: Option<u8>,
+    pub function: Option<usize>,
+    /// A structure, by BTF id, of which the result is one.
+    pub btf_id: u32,
+    /// It is one of the program's own types: an object of which each CPU has its own.
+    pub of_program: bool,
+    /// What a dynptr's data belongs to.
+    pub dynptr_id: u32,
+    pub dynptr: Option<DynptrKind>,
+    /// The field that `kptr_xchg` exchanges.
+    pub field: Option<crate::program::FieldKind>,
+}
+
+impl Explorer<'_> {
+    pub(super) fn call_helper(&mut self, number: u32) -> Check<Next> {
+        let helper = self.find_helper(number)?;
+        let mut meta = Meta {
+            id: number,
+            packet_access: helper.packet_access,
+            ..Meta::default()
+        };
+        for (register, arg) in (1_u8..).zip(helper.args) {
+            self.check_argument(register, *arg, helper, &mut meta)?;
+        }
+        if let Some(map) = meta.map {
+            self.check_may_change(map, number)?;
+            self.check_map_suits(map, number)?;
+            if number == id::TAIL_CALL {
+                self.note_constant_index(map)?;
+            }
+        }
+        if let Some((register, off, bytes)) = meta.raw {
+            self.mark_written(register, off, bytes)?;
+        }
+        self.release_argument(helper, &meta)?;
+        let changes_packet = self.special_rules(&mut meta)? || helper.changes_packet;
+        let depth = self.cur.depth();
+        self.forget_caller_saved(depth);
+        self.set_result(helper, &meta)?;
+        self.deeds.helpers.insert(number);
+        if number == id::TAIL_CALL {
+            // Where the call fails nothing has changed; else all may have, and the called program's end is this function's.
+            return self.return_early(Reg::UNKNOWN, true);
+        }
+        if changes_packet {
+            self.forget_packet_pointers();
+        }
+        Ok(Next::Insn(self.insn + 1))
+    }
+
+    /// A map that programs may only read is not changed by helpers either (`record_func_map`).
+    fn check_may_change(&self, map: MapId, number: u32) -> Check {
+        let changes = [
+            id::MAP_UPDATE_ELEM,
+            id::MAP_DELETE_ELEM,
+            id::MAP_PUSH_ELEM,
+            id::MAP_POP_ELEM,
+        ];
+        if changes.contains(&number) && self.map(map).flags & RDONLY_PROG != 0 {
+            return no(EACCES, "write into map forbidden");
+        }
+        Ok(())
+    }
+
+    /// A tail call by a constant becomes a jump, so other numbers are no more of the same (`record_func_key`).
+    fn note_constant_index(&mut self, map: MapId) -> Check {
+        let index = self.cur.reg(3).var.constant();
+        let is_element = |index: u64| index < u64::from(self.map(map).max_entries);
+        if index.is_some_and(is_element) {
+            self.mark_precise(3)?;
+        }
+        Ok(())
+    }
+
+    fn find_helper(&self, number: u32) -> Check<&'static Helper> {
+        let name = beeline_isa::helper::name(number).unwrap_or("unknown");
+        let served = self.program.helpers.is_none_or(|serves| serves(number));
+        let found = match helper(number, &self.program.kind, self.target_name()) {
+            Ok(found) if served => found,
+            Err(Missing::Unknown) => {
+                return no(
+                    EINVAL,
+                    format!("invalid func unknown#{}", number.cast_signed()),
+                );
+            }
+            Err(Missing::NotAtThisTarget) => {
+                return no(EINVAL, "helper call is not allowed in probe");
+            }
+            Ok(_) | Err(Missing::NotForThisType) => {
+                return no(
+                    EINVAL,
+                    format!("program of this type cannot use helper bpf_{name}#{number}"),
+                );
+            }
+        };
+        if found.gpl_only && !self.program.gpl {
+            return no(
+                EINVAL,
+                "cannot call GPL-restricted function from non-GPL compatible program",
+            );
+        }
+        if found.might_sleep {
+            let state = &self.cur;
+            let why = if !state.in_sleepable {
+                "helper call might sleep in a non-sleepable prog".to_owned()
+            } else if state.rcu > 0 {
+                format!("sleepable helper bpf_{name}#{number} in rcu_read_lock region")
+            } else if state.preempt > 0 {
+                format!("sleepable helper bpf_{name}#{number} in non-preemptible region")
+            } else if state.irq_id != 0 {
+                format!("sleepable helper bpf_{name}#{number} in IRQ-disabled region")
+            } else {
+                return self.allowed_under_lock(found);
+            };
+            return no(EINVAL, why);
+        }
+        self.allowed_under_lock(found)
+    }
+
+    /// The function or structure that the program attaches to.
+    pub(super) fn target_name(&self) -> Option<&str> {
+        let target = self.program.kind.attach_btf_id;
+        let kernel = self.program.kernel.filter(|_| target != 0)?;
+        kernel
+            .function_name(target)
+            .or_else(|| Some(kernel.name(target)))
+    }
+
+    /// What was handed over is not the program's any more.
+    fn release_argument(&mut self, helper: &Helper, meta: &Meta) -> Check {
+        let Some(register) = meta.release else {
+            return Ok(());
+        };
+        let is_dynptr = matches!(
+            helper.args.get(usize::from(register) - 1),
+            Some(crate::helpers::Arg::Dynptr(_))
+        );
+        let reg = *self.cur.reg(register);
+        let released = if is_dynptr {
+            self.release_dynptr(&reg)?;
+            true
+        } else if meta.id == id::KPTR_XCHG && meta.ref_id != 0 {
+            self.hand_over(meta.ref_id)
+        } else if meta.ref_id != 0 {
+            self.release(meta.ref_id)
+        } else {
+            reg.is_null()
+        };
+        if released {
+            return Ok(());
+        }
+        let name = beeline_isa::helper::name(helper.id).unwrap_or("unknown");
+        no(
+            EINVAL,
+            format!(
+                "func bpf_{name}#{} reference has not been acquired before",
+                helper.id
+            ),
+        )
+    }
+
+    /// What single helpers ask for, or do. `true` if packet pointers are void afterwards.
+    fn special_rules(&mut self, meta: &mut Meta) -> Check<bool> {
+        use super::callback as back;
+        match meta.id {
+            id::TAIL_CALL => self.check_nothing_is_held(true, "tail_call")?,
+            id::GET_FUNC_IP => self.check_func_ip()?,
+            id::GET_LOCAL_STORAGE if !self.cur.reg(2).is_null() => {
+                return no(EINVAL, "get_local_storage() doesn't support non-zero flags");
+            }
+            back::FOR_EACH_MAP_ELEM
+            | back::FIND_VMA
+            | back::LOOP
+            | back::USER_RINGBUF_DRAIN
+            | back::TIMER_SET_CALLBACK => {
+                let function = meta.function.unwrap_or(0);
+                self.call_back(meta.id, function, meta.map)?;
+            }
+            id::SNPRINTF => self.check_format()?,
+            id::DYNPTR_FROM_MEM => {
+                let reg = *self.cur.reg(1);
+                if !matches!(reg.kind, Type::MapValue(_)) {
+                    let name = super::print::type_name(&reg);
+                    return no(
+                        EACCES,
+                        format!("Unsupported reg type {name} for bpf_dynptr_from_mem data"),
+                    );
+                }
+            }
+            id::DYNPTR_WRITE => {
+                return Ok(matches!(
+                    meta.dynptr,
+                    Some(DynptrKind::Skb | DynptrKind::SkbMeta)
+                ));
+            }
+            _ => {}
+        }
+        Ok(false)
+    }
+
+    fn check_func_ip(&self) -> Check {
+        use beeline_uapi::{AttachType, ProgramType};
+        let kind = &self.program.kind;
+        let why = match kind.prog_type {
+            ProgramType::KPROBE => return Ok(()),
+            ProgramType::TRACING => match kind.attach_type {
+                AttachType::TRACE_FENTRY | AttachType::TRACE_FEXIT | AttachType::MODIFY_RETURN => {
+                    return Ok(());
+                }
+                _ => "func bpf_get_func_ip#173 supported only for fentry/fexit/fmod_ret programs"
+                    .to_owned(),
+            },
+            other => format!("func bpf_get_func_ip#173 not supported for program type {other}"),
+        };
+        no(crate::reject::ENOTSUPP, why)
+    }
+
+    fn set_result(&mut self, helper: &Helper, meta: &Meta) -> Check {
+        let flagged = |kind: Type, or_null: bool| {
+            Reg::pointer(kind).flagged(if or_null {
+                Flags::MAYBE_NULL
+            } else {
+                Flags::NONE
+            })
+        };
+        let mut result = match helper.ret {
+            Ret::Integer => Reg::UNKNOWN,
+            Ret::Void => Reg::UNINIT,
+            Ret::Value { or_null } => self.value_result(meta, or_null),
+            Ret::SocketOrNull => flagged(Type::Socket(SocketKind::Socket), true),
+            Ret::SockCommonOrNull => flagged(Type::Socket(SocketKind::Common), true),
+            Ret::TcpSockOrNull => flagged(Type::Socket(SocketKind::Tcp), true),
+            Ret::RingbufMemOrNull => flagged(Type::Mem(meta.bytes), true).flagged(Flags::RINGBUF),
+            Ret::DynptrMemOrNull => flagged(Type::Mem(meta.bytes), true),
+            Ret::Btf {
+                name,
+                or_null,
+                trusted,
+            } => {
+                let kernel = self.program.kernel;
+                let Some(btf_id) = kernel.and_then(|kernel| kernel.structure(name)) else {
+                    return no(EINVAL, format!("in-kernel BTF has no struct {name}"));
+                };
+                let reg = flagged(Type::Btf(btf_id), or_null);
+                if trusted {
+                    reg.flagged(Flags::TRUSTED)
+                } else {
+                    reg
+                }
+            }
+            Ret::MemOrBtf { or_null } => self.per_cpu_result(meta, or_null)?,
+            Ret::KptrOrNull => self.exchanged_result(meta),
+        };
+        if result.may_be_null() {
+            result.id = self.fresh_id();
+        }
+        if matches!(meta.id, id::DYNPTR_DATA) {
+            result.ref_id = meta.ref_id;
+            // Slices go with their dynptr: it is told by this.
+            result.range = meta.dynptr_id.cast_signed();
+        } else if is_cast(meta.id) {
+            result.ref_id = meta.ref_id;
+        } else if self.acquires(meta) {
+            let id = self.fresh_id();
+            self.cur
+                .hold(HeldKind::Object, id, self.insn, LockPlace::None);
+            result.id = id;
+            result.ref_id = id;
+        }
+        if helper.ret == Ret::Integer {
+            refine_result(&mut result, meta);
+        }
+        *self.cur.reg_mut(0) = result;
+        Ok(())
+    }
+
+    fn value_result(&mut self, meta: &Meta, or_null: bool) -> Reg {
+        let Some(id) = meta.map else {
+            return Reg::UNKNOWN;
+        };
+        let map = self.map(id);
+        let is_array = matches!(map.map_type, MapType::ARRAY | MapType::PERCPU_ARRAY);
+        let is_there = meta.id == id::MAP_LOOKUP_ELEM
+            && is_array
+            && meta.key.is_some_and(|key| key < map.max_entries.into());
+        let or_null = or_null && !is_there;
+        let mut reg = Reg::pointer(Type::MapValue(id));
+        if or_null {
+            reg = reg.flagged(Flags::MAYBE_NULL);
+        } else if super::locks::has_lock(map) {
+            reg.id = self.fresh_id();
+        }
+        reg
+    }
+
+    fn per_cpu_result(&mut self, meta: &Meta, or_null: bool) -> Check<Reg> {
+        let flags = if or_null {
+            Flags::MAYBE_NULL
+        } else {
+            Flags::NONE
+        };
+        if meta.of_program {
+            let own = Flags::ALLOC.with(Flags::RCU);
+            return Ok(Reg::pointer(Type::Btf(meta.btf_id)).flagged(own));
+        }
+        let Some(kernel) = self.program.kernel else {
+            return no(EINVAL, "Helper has invalid btf_id in R1");
+        };
+        let is_structure = kernel.structure(kernel.name(meta.btf_id)) == Some(meta.btf_id);
+        Ok(match kernel.size(meta.btf_id) {
+            _ if is_structure => Reg::pointer(Type::Btf(meta.btf_id)).flagged(flags),
+            Some(bytes) => Reg::pointer(Type::Mem(bytes)).flagged(flags.with(Flags::RDONLY)),
+            None => return no(EINVAL, "unable to resolve the size of type"),
+        })
+    }
+
+    fn exchanged_result(&mut self, meta: &Meta) -> Reg {
+        use crate::program::FieldKind;
+        let (btf_id, flags) = match meta.field {
+            Some(FieldKind::OwnedPointer { btf_id, local }) => {
+                (btf_id, if local { Flags::ALLOC } else { Flags::TRUSTED })
+            }
+            Some(FieldKind::PerCpuPointer(btf_id)) => (btf_id, Flags::ALLOC.with(Flags::PERCPU)),
+            _ => (0, Flags::NONE),
+        };
+        Reg::pointer(Type::Btf(btf_id)).flagged(flags.with(Flags::MAYBE_NULL))
+    }
+
+    /// `is_acquire_function`.
+    fn acquires(&self, meta: &Meta) -> bool {
+        match meta.id {
+            id::SK_LOOKUP_TCP
+            | id::SK_LOOKUP_UDP
+            | id::SKC_LOOKUP_TCP
+            | id::RINGBUF_RESERVE
+            | id::KPTR_XCHG => true,
+            id::MAP_LOOKUP_ELEM => meta.map.is_some_and(|map| {
+                matches!(self.map(map).map_type, MapType::SOCKMAP | MapType::SOCKHASH)
+            }),
+            _ => false,
+        }
+    }
+}
+
+/// `is_ptr_cast_function`: the result is what the argument is, by another name.
+fn is_cast(number: u32) -> bool {
+    matches!(
+        number,
+        id::TCP_SOCK
+            | id::SK_FULLSOCK
+            | id::SKC_TO_TCP_SOCK
+            | id::SKC_TO_TCP6_SOCK
+            | id::SKC_TO_UDP6_SOCK
+            | id::SKC_TO_MPTCP_SOCK
+            | id::SKC_TO_TCP_TIMEWAIT_SOCK
+            | id::SKC_TO_TCP_REQUEST_SOCK
+            | id::SKC_TO_UNIX_SOCK
+    )
+}
+
+/// Bounds of results that follow from the arguments (`do_refine_retval_range`).
+fn refine_result(result: &mut Reg, meta: &Meta) {
+    const MOST_ERRNO: i64 = 4095;
+    let var: &mut Scalar = &mut result.var;
+    match meta.id {
+        id::GET_STACK
+        | id::GET_TASK_STACK
+        | id::PROBE_READ_STR
+        | id::PROBE_READ_KERNEL_STR
+        | id::PROBE_READ_USER_STR => {
+            var.smax = meta.most.cast_signed();
+            var.smax32 = meta.most as i32;
+            var.smin = -MOST_ERRNO;
+            var.smin32 = -MOST_ERRNO as i32;
+        }
+        id::GET_SMP_PROCESSOR_ID => {
+            let last = super::cpus() - 1;
+            var.umax = last.into();
+            var.umax32 = last;
+            var.smax = last.into();
+            var.smax32 = last.cast_signed();
+            var.umin = 0;
+            var.umin32 = 0;
+            var.smin = 0;
+            var.smin32 = 0;
+        }
+        _ => return,
+    }
+    var.sync();
+}
+
+#[cfg(test)]
+mod tests {
+    use beeline_isa::helper::name;
+
+    use super::id;
+
+    #[test]
+    fn numbers_are_those_of_the_names() {
+        let known = [
+            (id::MAP_LOOKUP_ELEM, "map_lookup_elem"),
+            (id::GET_SMP_PROCESSOR_ID, "get_smp_processor_id"),
+            (id::TAIL_CALL, "tail_call"),
+            (id::PROBE_READ_STR, "probe_read_str"),
+            (id::GET_STACK, "get_stack"),
+            (id::GET_LOCAL_STORAGE, "get_local_storage"),
+            (id::SK_LOOKUP_TCP, "sk_lookup_tcp"),
+            (id::SK_LOOKUP_UDP, "sk_lookup_udp"),
+            (id::SK_FULLSOCK, "sk_fullsock"),
+            (id::TCP_SOCK, "tcp_sock"),
+            (id::SKC_LOOKUP_TCP, "skc_lookup_tcp"),
+            (id::PROBE_READ_USER_STR, "probe_read_user_str"),
+            (id::PROBE_READ_KERNEL_STR, "probe_read_kernel_str"),
+            (id::RINGBUF_RESERVE, "ringbuf_reserve"),
+            (id::SKC_TO_TCP6_SOCK, "skc_to_tcp6_sock"),
+            (id::SKC_TO_TCP_SOCK, "skc_to_tcp_sock"),
+            (id::SKC_TO_TCP_TIMEWAIT_SOCK, "skc_to_tcp_timewait_sock"),
+            (id::SKC_TO_TCP_REQUEST_SOCK, "skc_to_tcp_request_sock"),
+            (id::SKC_TO_UDP6_SOCK, "skc_to_udp6_sock"),
+            (id::GET_FUNC_IP, "get_func_ip"),
+            (id::GET_TASK_STACK, "get_task_stack"),
+            (id::SNPRINTF, "snprintf"),
+            (id::KPTR_XCHG, "kptr_xchg"),
+            (id::SKC_TO_UNIX_SOCK, "skc_to_unix_sock"),
+            (id::SKC_TO_MPTCP_SOCK, "skc_to_mptcp_sock"),
+            (id::DYNPTR_FROM_MEM, "dynptr_from_mem"),
+            (id::DYNPTR_WRITE, "dynptr_write"),
+            (id::DYNPTR_DATA, "dynptr_data"),
+            (
+                super::super::callback::FOR_EACH_MAP_ELEM,
+                "for_each_map_elem",
+            ),
+            (super::super::callback::FIND_VMA, "find_vma"),
+            (super::super::callback::LOOP, "loop"),
+            (
+                super::super::callback::TIMER_SET_CALLBACK,
+                "timer_set_callback",
+            ),
+            (
+                super::super::callback::USER_RINGBUF_DRAIN,
+                "user_ringbuf_drain",
+            ),
+        ];
+        for (number, expected) in known {
+            assert_eq!(name(number), Some(expected));
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! Is there anything new in a state? States are kept at some instructions, and a path that comes there in a state that is
+//! covered by one of them need not be followed any further (`is_state_visited`).
+
+use super::equal::{Alike, states_equal};
+use super::{Check, ExploredState, Explorer, no};
+use crate::program::TEST_STATE_FREQ;
+use crate::reject::EINVAL;
+use crate::state::{Object, Reg, Slot, State, StateId};
+
+/// More history than this is not followed back.
+const LONG_HISTORY: usize = 40;
+
+impl Explorer<'_> {
+    /// `true` if the current path need not be followed.
+    pub(super) fn is_visited(&mut self) -> Check<bool> {
+        let checkpoint = self.shape.at(self.insn).checkpoint;
+        let forced = self.program.kind.flags & TEST_STATE_FREQ != 0
+            || checkpoint
+            || self.cur.history.len() > LONG_HISTORY;
+        let jumps = self.jumps - self.jumps_kept;
+        let insns = self.effort.insns_processed - self.insns_kept;
+        let mut add = forced || jumps >= 2 && insns >= 8;
+        let mut candidates = std::mem::take(&mut self.explored[self.insn]);
+        let found = self.look_through(&mut candidates, forced, checkpoint, &mut add);
+        self.explored[self.insn] = candidates;
+        match found? {
+            Some((id, in_loop)) => {
+                self.hit(id, in_loop)?;
+                Ok(true)
+            }
+            None => {
+                if add {
+                    self.keep();
+                }
+                Ok(false)
+            }
+        }
+    }
+
+    /// The newest state that covers the current one, and whether that is in a loop. States that are not worth it are given up.
+    fn look_through(
+        &mut self,
+        candidates: &mut Vec<StateId>,
+        forced: bool,
+        checkpoint: bool,
+        add: &mut bool,
+    ) -> Check<Option<(StateId, bool)>> {
+        let callsite = self.cur.frame().callsite;
+        let mut states = 0;
+        let mut given_up = false;
+        let mut found = None;
+        for &id in candidates.iter().rev() {
+            if self.kept(id).frame().callsite != callsite {
+                continue;
+            }
+            states += 1;
+            self.clean(id);
+            if let Some(in_loop) = self.compare(id, forced, add)? {
+                found = Some((id, in_loop));
+                break;
+            }
+            given_up |= self.missed(id, *add, checkpoint);
+        }
+        self.effort.max_states_per_insn = self.effort.max_states_per_insn.max(states);
+        if given_up {
+            let retired = |id: StateId| {
+                self.kept[id as usize]
+                    .as_ref()
+                    .is_none_or(|kept| kept.retired)
+            };
+            candidates.retain(|&id| !retired(id));
+        }
+        Ok(found)
+    }
+
+    /// Is the current state covered by a kept one? `Some(true)`: the kept one is not yet known to be good, but the current
+    /// one is a further turn of the same loop.
+    fn compare(&mut self, id: StateId, forced: bool, add: &mut bool) -> Check<Option<bool>> {
+        let old = self.kept(id);
+        if old.branches == 0 {
+            let in_loop = self.is_incomplete(id);
+            // The kernel does not take calls of callbacks for loops here, and looks less closely; but what mattered is not known
+            // in them either.
+            let alike = match in_loop {
+                true if self.only_calls_back(old) => Alike::Enclosed,
+                true => Alike::Within,
+                false => Alike::Covered,
+            };
+            return Ok(self.is_like(id, alike).then_some(in_loop));
+        }
+        let place = self.shape.at(self.insn);
+        let frame = old.frame();
+        let another_async =
+            frame.in_async_callback && frame.async_entry != self.cur.frame().async_entry;
+        let is_next = self
+            .op_at(self.insn)
+            .is_some_and(|op| super::kernel_call::is_next(self.program, &op));
+        let is_may_goto = matches!(self.op_at(self.insn), Some(beeline_isa::Op::MayGoto { .. }));
+        if another_async {
+            // Not a loop, and not known to be good either.
+        } else if is_next {
+            if self.is_like(id, Alike::Within) && self.iterator_is_active() {
+                return Ok(Some(true));
+            }
+        } else if place.calls_back {
+            if self.is_like(id, Alike::Within) {
+                return Ok(Some(true));
+            }
+        } else {
+            if is_may_goto
+                && old.may_goto_depth != self.cur.may_goto_depth
+                && self.is_like(id, Alike::Within)
+            {
+                return Ok(Some(true));
+            }
+            let old = self.kept(id);
+            if may_loop(old, &self.cur)
+                && old.may_goto_depth == self.cur.may_goto_depth
+                && old.callback_unroll_depth == self.cur.callback_unroll_depth
+                && !iterators_differ(old, &self.cur)
+                && self.is_like(id, Alike::Exactly)
+            {
+                return no(
+                    EINVAL,
+                    format!("infinite loop detected at insn {}", self.insn),
+                );
+            }
+        }
+        let jumps = self.jumps - self.jumps_kept;
+        let insns = self.effort.insns_processed - self.insns_kept;
+        if !forced && jumps < 20 && insns < 100 {
+            *add = false;
+        }
+        Ok(None)
+    }
+
+    fn is_like(&self, id: StateId, alike: Alike) -> bool {
+        let live = |insn| self.shape.at(insn).live;
+        states_equal(self.program, self.kept(id), &self.cur, live, alike)
+    }
+
+    /// The iterator that r1 points to has not come to its end.
+    fn iterator_is_active(&self) -> bool {
+        let reg = self.cur.reg(1);
+        let Some(off) = reg.var.constant() else {
+            return false;
+        };
+        let at = reg.off.wrapping_add(off as i32);
+        if at >= 0 {
+            return false;
+        }
+        let (slot, _) = crate::state::place(at);
+        let frame = &self.cur.frames[Self::frame_of(reg)];
+        frame
+            .stack
+            .get(slot)
+            .is_some_and(|slot| matches!(slot.object, Object::Iter { active: true, .. }))
+    }
+
+    fn hit(&mut self, id: StateId, in_loop: bool) -> Check {
+        if let Some(kept) = &mut self.kept[id as usize] {
+            kept.hits += 1;
+        }
+        if self.shape.at(self.insn).jump {
+            self.remember(|_| ());
+        }
+        let cur = self.take_state();
+        let (cur, outcome) = self.take_over_precision(id, cur);
+        self.cur = cur;
+        outcome?;
+        if in_loop {
+            self.add_way_back(id);
+        }
+        Ok(())
+    }
+
+    /// States that are often compared with and never equal are given up: `true` for such a one.
+    fn missed(&mut self, id: StateId, add: bool, checkpoint: bool) -> bool {
+        let Some(kept) = &mut self.kept[id as usize] else {
+            return false;
+        };
+        kept.misses += u32::from(add);
+        let patience = if checkpoint && kept.state.branches > 0 {
+            64
+        } else {
+            3
+        };
+        kept.retired = kept.misses > kept.hits * patience + patience;
+        let retired = kept.retired;
+        if retired {
+            self.drop_retired(id);
+        }
+        retired
+    }
+
+    /// A retired state goes when no path comes from it any more.
+    pub(super) fn drop_retired(&mut self, id: StateId) {
+        let done = self.kept[id as usize]
+            .as_ref()
+            .is_some_and(|kept| kept.retired && kept.state.branches == 0);
+        if done && !self.is_incomplete(id) {
+            let gone = self.kept[id as usize].take();
+            self.states -= gone.map_or(0, |kept| kept.weight);
+            self.free.push(id);
+            self.live_states -= 1;
+        }
+    }
+
+    fn keep(&mut self) {
+        self.effort.total_states += 1;
+        self.live_states += 1;
+        self.effort.peak_states = self.effort.peak_states.max(self.live_states);
+        self.jumps_kept = self.jumps;
+        self.insns_kept = self.effort.insns_processed;
+        self.cur.for_each_reg(|reg| reg.precise = false);
+        let state = self.cur.clone();
+        let dfs_depth = state.dfs_depth;
+        let weight = state.weight();
+        self.states += weight;
+        let kept = Box::new(ExploredState {
+            state,
+            weight,
+            hits: 0,
+            misses: 0,
+            retired: false,
+        });
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.kept[id as usize] = Some(kept);
+                id
+            }
+            None => {
+                self.kept.push(Some(kept));
+                self.kept.len() as StateId - 1
+            }
+        };
+        self.enter_loop(id);
+        self.explored[self.insn].push(id);
+        self.cur.parent = Some(id);
+        self.cur.first_insn = self.insn;
+        self.cur.dfs_depth = dfs_depth + 1;
+        self.cur.history = std::rc::Rc::default();
+    }
+
+    /// The current path ends; states that all paths have come back from are done (`update_branch_counts`).
+    pub(super) fn path_ended(&mut self) -> Check {
+        let mut next = self.cur.parent;
+        while let Some(id) = next {
+            let state = self.kept_mut(id);
+            state.branches -= 1;
+            if state.branches > 0 {
+                break;
+            }
+            next = state.parent;
+            self.leave_loop(id)?;
+            self.drop_retired(id);
+        }
+        Ok(())
+    }
+
+    /// Drops from a done state what no path from it reads, so that more states are covered by it (`clean_live_states`).
+    fn clean(&mut self, id: StateId) {
+        let state = self.kept(id);
+        if state.branches > 0 || state.cleaned || self.is_incomplete(id) {
+            return;
+        }
+        let state = self.kept(id);
+        let frames: Vec<_> = state
+            .frames
+            .iter()
+            .map(|frame| (frame.callsite, frame.function))
+            .collect();
+        let insns: Vec<_> = (0..frames.len())
+            .map(|frame| state.insn_of(frame))
+            .collect();
+        let chain = self.chain(&frames);
+        self.update_chain(&chain);
+        let live: Vec<_> = insns.iter().map(|&insn| self.shape.at(insn).live).collect();
+        let alive: Vec<_> = (0..frames.len())
+            .map(|frame| self.slots_alive(&chain, &insns, frame))
+            .collect();
+        let state = self.kept_mut(id);
+        state.cleaned = true;
+        for ((frame, live), alive) in state.frames.iter_mut().zip(live).zip(alive) {
+            for (number, reg) in frame.regs.iter_mut().enumerate().take(10) {
+                if live & 1 << number == 0 {
+                    *reg = Reg::UNINIT;
+                }
+            }
+            for (number, slot) in frame.stack.iter_mut().enumerate() {
+                if alive & 1 << number == 0 {
+                    *slot = Slot::INVALID;
+                }
+            }
+        }
+    }
+
+    /// An earlier turn of the loop that the current path is in, at this instruction, with fewer than `depth` kept states
+    /// before it (`find_prev_entry`).
+    pub(super) fn earlier_turn(&self, insn: usize, depth: u32) -> Option<StateId> {
+        let callsites = |state: &State| {
+            state
+                .frames
+                .iter()
+                .map(|frame| frame.callsite)
+                .collect::<Vec<_>>()
+        };
+        let own = callsites(&self.cur);
+        let candidates = self.explored.get(insn)?;
+        candidates.iter().rev().copied().find(|&id| {
+            let state = self.kept(id);
+            state.branches > 0 && state.dfs_depth < depth && callsites(state) == own
+        })
+    }
+
+    /// The current state, to be put back.
+    pub(super) fn take_state(&mut self) -> State {
+        let frame = crate::state::Frame::new(None, 0, 0);
+        std::mem::replace(&mut self.cur, State::new(frame))
+    }
+}
+
+/// `states_maybe_looping`: a quick look.
+fn may_loop(old: &State, new: &State) -> bool {
+    old.frames.len() == new.frames.len()
+        && old.frame().regs[..10]
+            .iter()
+            .zip(&new.frame().regs[..10])
+            .all(|(old, new)| {
+                old.kind == new.kind
+                    && old.flags == new.flags
+                    && old.off == new.off
+                    && old.var == new.var
+            })
+}
+
+/// An iterator has moved on in between (`iter_active_depths_differ`).
+fn iterators_differ(old: &State, new: &State) -> bool {
+    old.frames.iter().zip(&new.frames).any(|(old, new)| {
+        old.stack.iter().zip(&new.stack).any(|(old, new)| {
+            matches!(
+                (old.object, new.object),
+                (
+                    Object::Iter { depth: old, active: true, .. },
+                    Object::Iter { depth: new, active: true, .. },
+                ) if old != new
+            )
+        })
+    })
+}
