@@ -10,8 +10,8 @@
 //!
 //! Nothing in here is read back by Beeline for its own memory safety, save to restore an orphan, and then it is checked.
 
-pub mod syscalls;
 mod sites;
+pub mod syscalls;
 
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Acquire};

@@ -15,7 +15,6 @@
 extern crate std;
 
 pub mod abi;
-pub mod syscalls;
 pub mod enter;
 pub mod fast_path;
 pub mod helpers;
@@ -26,4 +25,5 @@ pub mod returns;
 mod room;
 pub mod signals;
 mod sys;
+pub mod syscalls;
 pub mod unwinding;

@@ -84,7 +84,7 @@ struct Judgement {
     insns_processed: u32,
     microseconds: u128,
     /// What an accepted program does, where that is known.
-    facts: Option<Facts>,
+    facts: Option<ProgramSummary>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -14,8 +14,8 @@
 //! uses is zero when it begins.
 
 mod arguments;
-mod helper_calls;
 mod frames;
+mod helper_calls;
 mod machine;
 mod memory;
 mod steps;

@@ -14,7 +14,6 @@
 //! process that enforces indirect-branch tracking must not be hooked; and with a shadow stack a displaced call
 //! (which pushes its original return address and jumps) would be refused by the processor.
 
-mod syscalls;
 mod exits;
 mod flags;
 mod guard;
@@ -23,12 +22,9 @@ mod patch;
 mod plan;
 mod relocate;
 mod survey;
+mod syscalls;
 mod trampoline;
 
-pub use syscalls::{
-    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, LONGEST_FUNCTION,
-    Unhookable, UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
-};
 pub use exits::{Exit, Exits, exits};
 pub use flags::Flags;
 pub use guard::{Guard, Trap};
@@ -37,6 +33,10 @@ pub use patch::{INT3, JUMP_LEN, ReachError, jump_patch, reach};
 pub use plan::{Function, Kind, Plan, PlanError, Reason, plan, plan_among, plan_system_call};
 pub use relocate::{RelocateError, branches_sometimes};
 pub use survey::{UnwinderExit, unwinder_exits};
+pub use syscalls::{
+    CallForm, CallPatch, CallPlan, CallSites, CallSpec, CallStub, CommonCode, LONGEST_FUNCTION,
+    Unhookable, UnhookableCall, WATCHED, WATCHED_COMPACTLY, WATCHED_LEN,
+};
 pub use trampoline::{
     Direct, EmitError, Full, PT_REGS_LEN, Registers, SystemCall, Trampoline, TrampolineSpec,
     displaced, emit,

@@ -3,11 +3,11 @@
 //! Both go by what stands in the process itself, its [`Manifest`] and what that leads to, so a Beeline that has never
 //! seen the process can do it. What is read there is checked before it is acted on.
 
-mod syscalls;
 mod find;
 mod layers;
 mod returns;
 mod sites;
+mod syscalls;
 mod witnesses;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,7 +7,7 @@ use beeline_codegen::Code;
 use beeline_isa::{Insn, Op};
 use beeline_uapi::{AttachType, Errno, HelperId, ProgramType};
 use beeline_verifier::types::KernelTypes;
-use beeline_verifier::verdict::{ProgramSummary, MapUse};
+use beeline_verifier::verdict::{MapUse, ProgramSummary};
 
 use crate::backend::{Id, LoadError, ProgramSpec, VerifierLog};
 use crate::budget::{Budget, Charge};
@@ -140,7 +140,7 @@ pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
 }
 
 impl Needs {
-    fn of(facts: &Facts, code: &Code) -> Self {
+    fn of(facts: &ProgramSummary, code: &Code) -> Self {
         let calls = |helpers: &[HelperId]| helpers.iter().any(|id| facts.helpers.contains(&id.0));
         // Of programs that it may tail-call, now or later, nothing is known but that they run in its place.
         let tail_calls = calls(&[HelperId::TAIL_CALL]);
@@ -164,7 +164,7 @@ impl Needs {
 }
 
 /// The words of its context that the program reads, bit n for word n; the last bit stands for all that are further behind.
-fn words_read(facts: &Facts) -> u32 {
+fn words_read(facts: &ProgramSummary) -> u32 {
     const WORD: u32 = 8;
     let parts = facts.context.iter().filter(|(_, size, _)| *size > 0);
     let words = parts.flat_map(|&(offset, size, _)| {
@@ -174,7 +174,7 @@ fn words_read(facts: &Facts) -> u32 {
     words.fold(0, |mask, word| mask | 1 << word.min(u32::BITS - 1))
 }
 
-fn context_end(facts: &Facts) -> u32 {
+fn context_end(facts: &ProgramSummary) -> u32 {
     let parts = facts.context.iter();
     let ends = parts.map(|&(offset, size, _)| offset.saturating_add(size));
     ends.max().unwrap_or(0)

@@ -11,11 +11,11 @@ use beeline_inject::Unblocked;
 use beeline_verifier::types::KernelTypes;
 
 use crate::agent::Agent;
-use crate::syscalls::CallFiles;
 use crate::cgroup::Cgroups;
 use crate::link::Files;
 use crate::liveness::{Liveness, SessionId};
 use crate::memory::Memory;
+use crate::syscalls::CallFiles;
 use crate::tasks::TaskLayout;
 
 /// See the module.

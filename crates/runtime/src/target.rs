@@ -4,7 +4,6 @@
 //! written into a pool that only Beeline writes. A stop then stores the patch and no more. The first one also
 //! maps the agent, the session page, a pool and the program's maps.
 
-mod syscalls;
 mod handlers;
 mod home;
 mod mapping;
@@ -12,6 +11,7 @@ mod mend;
 mod pads;
 mod planning;
 mod sites;
+mod syscalls;
 mod unwinding;
 mod upkeep;
 mod witnesses;
@@ -38,12 +38,12 @@ use crate::program::{Needs, Program};
 use crate::retry_open;
 use crate::shared::Shared;
 use crate::trampoline_pool::Pool;
-use syscalls::{Calls, Late};
-pub use syscalls::{SlippedCall, Wanted, WhyUnseen, code_files, is_process_event};
 pub use home::Home;
 use home::{MANIFEST_START, manifest_start};
 pub use mapping::{OURS, mapping};
 use pads::{Cover, Landing, Pads};
+use syscalls::{Calls, Late};
+pub use syscalls::{SlippedCall, Wanted, WhyUnseen, code_files, is_process_event};
 
 /// One link's share in one site, as the runtime asks for it.
 #[derive(Debug)]

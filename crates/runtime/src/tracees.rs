@@ -1,6 +1,5 @@
 //! The processes that a session reaches into: finding them, attaching, noticing their end, and leaving them.
 
-mod syscalls;
 mod candidates;
 mod confined;
 mod descendants;
@@ -14,6 +13,7 @@ mod rights;
 mod rounds;
 mod serve_upcalls;
 mod starts;
+mod syscalls;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

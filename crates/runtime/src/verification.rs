@@ -12,7 +12,7 @@ use beeline_isa::{Imm64, Insn, Op, opcode};
 use beeline_uapi::{Errno, ProgramType};
 use beeline_verifier::program::{self, Kind, Map, is_gpl_compatible};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
-use beeline_verifier::verdict::{ProgramSummary, LogLevel, MapUse, Verdict};
+use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
 use beeline_verifier::{Flow, MOST_LOG, Reject, function_starts, verify_with_room};
 
 use crate::backend::{LoadError, ProgramSpec, VerifierLog};

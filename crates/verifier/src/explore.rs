@@ -16,7 +16,6 @@
 //! | [`print`] | the log |
 //! | [`follow`] | paths without pruning, for tests |
 
-mod liveness;
 mod alu;
 mod arguments;
 mod branch;
@@ -27,14 +26,15 @@ mod depth;
 mod dynptr;
 mod equal;
 mod exit;
-mod oracle;
 mod helper;
 mod kernel_call;
+mod liveness;
 mod locks;
 mod log_text;
 mod loops;
 mod maps;
 mod memory;
+mod oracle;
 mod precision;
 mod print;
 mod print_all;
@@ -55,12 +55,12 @@ use crate::program::{Map, Program};
 use crate::reject::{E2BIG, EFAULT, EINVAL};
 use crate::state::{Frame, HeldKind, Linked, LockPlace, MapId, Reg, State, StateId, Step};
 use crate::types::FunctionArg;
-use crate::verdict::{Effort, ProgramSummary, LogLevel, MapUse, Refusal};
+use crate::verdict::{Effort, LogLevel, MapUse, ProgramSummary, Refusal};
 
-use liveness::StackLiveness;
 pub(crate) use call::changes_packet;
-pub(crate) use oracle::Run;
+use liveness::StackLiveness;
 use loops::Loops;
+pub(crate) use oracle::Run;
 use print::Log;
 use shape::Shape;
 

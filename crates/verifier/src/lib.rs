@@ -19,16 +19,16 @@ pub use reject::{E2BIG, EACCES, EBADF, EINVAL, ENOENT, ENOMEM, ENOTSUPP, EPROTO,
 pub use resolve::{Unresolved, resolve};
 
 pub mod context;
-pub mod oracle;
 pub mod helpers;
+pub mod oracle;
 pub mod program;
 pub mod scalar;
 mod tnum;
 pub mod types;
 pub mod verdict;
 
+mod explore;
 mod state;
 mod verify;
-mod explore;
 
 pub use verify::{MOST_LOG, function_starts, verify, verify_with_room};

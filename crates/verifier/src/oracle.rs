@@ -6,12 +6,12 @@
 
 use std::fmt;
 
+use crate::explore::{Explorer, Run};
 use crate::flow::Flow;
 use crate::program::Program;
 use crate::reject::Reject;
 use crate::verdict::{LogLevel, Verdict};
 use crate::verify::{shape, verify_within};
-use crate::explore::{Run, Explorer};
 
 /// A run, just before an instruction.
 #[derive(Debug, Clone, Copy)]

@@ -2,12 +2,12 @@
 
 use beeline_uapi::{AttachType, ProgramType};
 
+use crate::explore::changes_packet;
 use crate::flow::Flow;
 use crate::program::Program;
 use crate::reject::{EINVAL, Reject};
 use crate::types::FunctionArg;
 use crate::verify::shape;
-use crate::explore::changes_packet;
 
 /// May `program`, whose shape is `flow`, take the place of the function of `target` that it names?
 pub(crate) fn check(

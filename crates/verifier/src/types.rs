@@ -30,7 +30,7 @@ mod program;
 mod prototype;
 mod replace;
 mod table;
-mod explore;
+mod walk;
 mod writes;
 
 pub use arguments::FunctionArg;

@@ -4,12 +4,12 @@ use beeline_isa::{Imm64, Insn, Op};
 use beeline_uapi::{MapType, ProgramType};
 
 use crate::context::attach;
+use crate::explore::Explorer;
 use crate::flow::{Flow, Odd};
 use crate::program::Program;
 use crate::reject::{EBADF, EINVAL, ENOTSUPP, EPROTO, ERANGE, Reject};
 use crate::types::{ProgramTypes, Returns};
 use crate::verdict::{LogLevel, MapUse, Verdict};
-use crate::explore::Explorer;
 use crate::{modules, replace};
 
 /// Judges a program as the kernel does: may it run?

@@ -10,7 +10,7 @@ use beeline_isa::{Insn, imm64, opcode::*};
 use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program, SLEEPABLE};
 use beeline_verifier::types::KernelTypes;
-use beeline_verifier::verdict::{ProgramSummary, LogLevel};
+use beeline_verifier::verdict::{LogLevel, ProgramSummary};
 use beeline_verifier::verify;
 
 const VALUE_BYTES: u32 = 64;

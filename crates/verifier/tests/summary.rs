@@ -3,7 +3,7 @@
 use beeline_isa::{Insn, imm64, opcode::*};
 use beeline_uapi::{MapType, ProgramType};
 use beeline_verifier::program::{Kind, Map, Program};
-use beeline_verifier::verdict::{ProgramSummary, LogLevel, MapUse, Verdict};
+use beeline_verifier::verdict::{LogLevel, MapUse, ProgramSummary, Verdict};
 use beeline_verifier::{Flow, Unresolved, resolve, verify};
 use proptest::prelude::*;
 

@@ -3,7 +3,7 @@
 
 #[cfg(target_os = "none")]
 mod freestanding {
-    use beeline_agent::{syscalls, enter, fast_path, helpers, natives, signals, unwinding};
+    use beeline_agent::{enter, fast_path, helpers, natives, signals, syscalls, unwinding};
 
     // The blob starts with the offsets of its entry points, in the order of `beeline_agent::abi::EntryPoints`.
     core::arch::global_asm!(

@@ -223,7 +223,7 @@ fn word(verdict: Verdict) -> &'static str {
     }
 }
 
-fn print_facts(judged: &Judged<'_>, facts: &Facts) {
+fn print_facts(judged: &Judged<'_>, facts: &ProgramSummary) {
     let list = |what: &str, items: Vec<String>| {
         if !items.is_empty() {
             println!("  {what}: {}", items.join(", "));
@@ -248,12 +248,12 @@ fn print_facts(judged: &Judged<'_>, facts: &Facts) {
     }
 }
 
-fn helpers(facts: &Facts) -> Vec<String> {
+fn helpers(facts: &ProgramSummary) -> Vec<String> {
     let name = |id: &u32| helper::name(*id).map_or_else(|| format!("#{id}"), str::to_owned);
     facts.helpers.iter().map(name).collect()
 }
 
-fn maps(object: &Object, facts: &Facts) -> Vec<String> {
+fn maps(object: &Object, facts: &ProgramSummary) -> Vec<String> {
     let name = |fd: i32| {
         let map = object.maps.get(usize::try_from(fd).ok()?)?;
         Some(map.name.clone())

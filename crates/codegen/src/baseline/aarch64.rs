@@ -2,9 +2,9 @@
 
 mod arithmetic;
 mod assembler;
-mod helper_calls;
 mod emit;
 mod frame;
+mod helper_calls;
 mod immediate;
 mod inline;
 mod memory;
@@ -18,9 +18,9 @@ use crate::code::{Code, Error, InsnAt};
 use crate::engine::Program;
 use crate::registers::RegisterSet;
 use assembler::{Assembler, TooFar};
-use helper_calls::CALLBACK_BYTES;
 use emit::Emitter;
 use frame::Frame;
+use helper_calls::CALLBACK_BYTES;
 use registers::CALLER_SAVED;
 
 pub(super) fn compile(program: &Program<'_>) -> Result<Code, Error> {

@@ -2,11 +2,11 @@
 
 mod align;
 mod arithmetic;
-mod helper_calls;
 mod copying;
 mod emit;
 mod frame;
 mod fuse;
+mod helper_calls;
 mod inline;
 mod memory;
 mod postpone;
@@ -28,9 +28,9 @@ use crate::decision::Decisions;
 use crate::engine::Program;
 use crate::registers::RegisterSet;
 use align::Assembled;
-use helper_calls::CALLBACK_BYTES;
 use emit::Emitter;
 use frame::Frame;
+use helper_calls::CALLBACK_BYTES;
 use registers::CALLER_SAVED;
 
 impl From<IcedError> for Error {

@@ -8,8 +8,8 @@ use beeline_isa::abi::Run;
 use beeline_isa::{Atomic, FRAME_POINTER, MAY_GOTO_LIMIT};
 use beeline_verifier::MAX_FRAMES;
 
-use super::helper_calls::Held;
 use super::frames::never_written;
+use super::helper_calls::Held;
 use super::memory::{FRAME_BYTES, Memory};
 use super::steps::{Code, Step, fetching};
 use super::words::Word;

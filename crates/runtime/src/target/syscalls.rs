@@ -28,12 +28,12 @@ use beeline_uapi::AttachType;
 
 use super::{Hold, Target};
 use crate::backend::{Argument, CallContext, Edge, Function, Id};
-use crate::syscalls::{FileCalls, Part};
 use crate::detach::{Presence, presences, presences_among};
 use crate::error::{Error, os};
 use crate::link::CallLink;
 use crate::liveness::SessionId;
 use crate::map::MapObject;
+use crate::syscalls::{FileCalls, Part};
 use crate::vdso;
 use beside::Beside;
 pub(super) use late::Late;

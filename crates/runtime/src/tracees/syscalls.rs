@@ -8,10 +8,10 @@ use std::time::Instant;
 use beeline_inject::Process;
 
 use super::{Tracees, is_part_of_us, lock, unless_changed};
-use crate::syscalls::LONGEST_LOOK;
 use crate::error::Error;
 use crate::link::{CallLink, Uprobe};
 use crate::scope::Scope;
+use crate::syscalls::LONGEST_LOOK;
 use crate::target::{Hold, SlippedCall, Target, Wanted, WhyUnseen, code_files};
 
 /// Of the processes that are to be followed, one in so many is looked at again each second.

@@ -39,7 +39,7 @@ enum Packet {
     /// Read.
     Read,
     /// Read, but hand to no helper.
-    ExploredState,
+    Kept,
     /// No packet is behind it, but the value of a socket's option.
     Buffer,
 }

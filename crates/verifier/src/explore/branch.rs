@@ -4,7 +4,7 @@ use beeline_isa::{Cond, FRAME_POINTER, Operand};
 use beeline_uapi::MapType;
 
 use super::shape::target;
-use super::{Check, Next, Explorer};
+use super::{Check, Explorer, Next};
 use crate::program::Map;
 use crate::scalar::Scalar;
 use crate::state::{

@@ -2,7 +2,7 @@
 
 use beeline_isa::Op;
 
-use super::{Check, Next, Explorer, kernel_call, no};
+use super::{Check, Explorer, Next, kernel_call, no};
 use crate::flow::{Flow, MAX_FRAMES};
 use crate::program::Program;
 use crate::reject::{E2BIG, EINVAL};

@@ -3,7 +3,7 @@
 use beeline_uapi::{AttachType, ProgramType};
 
 use super::print::type_name;
-use super::{Check, Next, Explorer, no};
+use super::{Check, Explorer, Next, no};
 use crate::context::returns::{Returns, not_a_number, out_of_range, returns};
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{HeldKind, Reg, Type};

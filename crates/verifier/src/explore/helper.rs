@@ -3,7 +3,7 @@
 use beeline_uapi::MapType;
 
 use super::memory::RDONLY_PROG;
-use super::{Check, Next, Explorer, no};
+use super::{Check, Explorer, Next, no};
 use crate::context::SocketKind;
 use crate::helpers::{Helper, Missing, Ret, helper};
 use crate::reject::{EACCES, EINVAL};

@@ -18,7 +18,7 @@ mod work;
 
 use beeline_isa::Op;
 
-use super::{Check, Next, Explorer, no};
+use super::{Check, Explorer, Next, no};
 use crate::program::{MapField, Program};
 use crate::reject::{EACCES, EFAULT, EINVAL};
 use crate::state::{DynptrKind, MapId};

@@ -3,7 +3,7 @@
 
 use beeline_isa::{FRAME_POINTER, Op};
 
-use super::{Check, Next, Pending, Explorer, callback, no};
+use super::{Check, Explorer, Next, Pending, callback, no};
 use crate::oracle::Moment;
 use crate::reject::E2BIG;
 use crate::state::{Byte, Frame, Reg, State, Type};

@@ -4,7 +4,7 @@ use beeline_isa::{Atomic, FRAME_POINTER, Imm64, Op, Operand, Size};
 use beeline_uapi::MapType;
 
 use super::memory::Access;
-use super::{Check, Next, PointerKind, Explorer, no};
+use super::{Check, Explorer, Next, PointerKind, no};
 use crate::flow::{Odd, undefined};
 use crate::program::Map;
 use crate::reject::{EACCES, EINVAL};

@@ -11,11 +11,11 @@ use beeline_isa::opcode::{PSEUDO_FUNC, PSEUDO_MAP_FD, PSEUDO_MAP_VALUE};
 use beeline_isa::{Insn, Listing, Op};
 use beeline_kernel::{MapSpec, ProgramSpec, create_map, freeze, load_program, load_types, update};
 use beeline_uapi::MapType;
-use beeline_verifier::oracle::verify_shortly;
 use beeline_verifier::function_starts;
+use beeline_verifier::oracle::verify_shortly;
 use beeline_verifier::program::{Kind, Map, Program};
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
-use beeline_verifier::verdict::{ProgramSummary, LogLevel};
+use beeline_verifier::verdict::{LogLevel, ProgramSummary};
 
 /// A program to be judged.
 #[derive(Debug, Clone)]

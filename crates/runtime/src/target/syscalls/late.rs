@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use beeline_inject::{Process, Region};
 
 use super::{Target, key};
-use crate::syscalls::{FileCalls, Planned};
 use crate::link::file_id;
+use crate::syscalls::{FileCalls, Planned};
 use crate::vdso;
 
 /// How long a process stands still for code to be looked through.

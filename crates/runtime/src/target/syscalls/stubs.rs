@@ -12,10 +12,10 @@ use beeline_inject::{Region, Stopped};
 
 use super::super::TRAMPOLINE_BYTES;
 use super::{STUB_ALIGN, Target, reach_of};
-use crate::syscalls::{FileCalls, Layout, Part, StubSet};
 use crate::error::{Error, os};
 use crate::memory::PAGE;
 use crate::patch::{self, CodePatch};
+use crate::syscalls::{FileCalls, Layout, Part, StubSet};
 use crate::trampoline_pool::Pool;
 use crate::vdso;
 

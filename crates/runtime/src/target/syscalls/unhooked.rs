@@ -3,8 +3,8 @@
 use beeline_hook::Unhookable;
 
 use super::{Attached, Target};
-use crate::syscalls::FileCalls;
 use crate::proc;
+use crate::syscalls::FileCalls;
 use beeline_inject::Region;
 
 /// Instructions that are not hooked in the code that has been looked through, by what they are for. Bytes that may as well

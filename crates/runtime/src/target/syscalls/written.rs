@@ -10,8 +10,8 @@ use beeline_agent::abi::syscalls::Unhookable;
 use beeline_inject::Region;
 
 use super::{Target, key};
-use crate::syscalls::FileCalls;
 use crate::liveness::PREFIX;
+use crate::syscalls::FileCalls;
 use crate::vdso;
 
 /// What a target has of such code.
