@@ -7,9 +7,9 @@ use std::os::fd::FromRawFd;
 
 use beeline_hook::{CallForm, CallPlan};
 
-use support::syscalls::{self, Hooks, Mode};
 use support::child::in_a_child;
 use support::elf::Library;
+use support::syscalls::{self, Hooks, Mode};
 
 fn with_libc(test: impl FnOnce(&[CallPlan])) {
     let Some(library) = Library::find("libc.so.6") else {

@@ -6,9 +6,9 @@ use beeline_hook::{CallForm, WATCHED, WATCHED_COMPACTLY};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use support::syscalls::{self, Hooks, Mode, TURN};
 use support::memory::Pool;
 use support::state::State;
+use support::syscalls::{self, Hooks, Mode, TURN};
 
 type Write = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 

@@ -10,9 +10,9 @@ use beeline_hook::{CallForm, CallSites, Function};
 use iced_x86::IcedError;
 use iced_x86::code_asm::*;
 
-use support::syscalls::{self, Hooks, Mode};
 use support::child::in_a_child;
 use support::memory::Pool;
+use support::syscalls::{self, Hooks, Mode};
 
 /// How the call's number gets into its register, and what is behind the call.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -255,7 +255,10 @@ fn a_signal_handler_returns_through_a_hook() {
         // SAFETY: a signal to this thread, which has a handler.
         unsafe { libc::raise(libc::SIGUSR1) };
         assert_eq!(HANDLED.load(Relaxed), 1);
-        assert_eq!(syscalls::numbers(), [(libc::SYS_rt_sigreturn as u64, false)]);
+        assert_eq!(
+            syscalls::numbers(),
+            [(libc::SYS_rt_sigreturn as u64, false)]
+        );
     });
 }
 

@@ -4,7 +4,7 @@ use beeline_codegen::{Baseline, Compiler, Machine};
 use beeline_fuzz::world::{CONSTANTS, MAPS, contents};
 use beeline_isa::{Insn, Listing};
 use beeline_uapi::{MapType, ProgramType};
-use beeline_verifier::follow;
+use beeline_verifier::oracle;
 use beeline_verifier::program::{FieldKind, Kind, Map, MapField, Program};
 use beeline_verifier::{function_starts, resolve};
 

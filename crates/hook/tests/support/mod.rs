@@ -1,11 +1,11 @@
 //! What several tests need: memory to run code in, a hook that keeps books, registers to compare.
 #![allow(dead_code)] // no test uses all of it
 
-pub mod syscalls;
 pub mod child;
 pub mod elf;
 pub mod hook;
 pub mod memory;
 pub mod same;
 pub mod state;
+pub mod syscalls;
 pub mod workload;

@@ -21,7 +21,7 @@ use beeline_agent::abi::syscalls::{
     CALL_NUMBERS, CONTEXT_MODIFY, CONTEXT_PROBE, CONTEXT_RAW, CONTEXT_TRACEPOINT, ENTER, EXIT,
     WATCHED, WATCHED_COMPACTLY,
 };
-use beeline_agent::abi::{self, calls};
+use beeline_agent::abi::{self, syscalls};
 use beeline_hook::CommonCode;
 use beeline_inject::{Region, Stopped};
 use beeline_uapi::AttachType;
