@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::Builder;
 
 use anyhow::Context;
-use beeline_supervisor::{Connection, Options, Sharing, Tool};
+use beeline_supervisor::{Options, Tool};
+use beeline_vm_frontend::{Connection, Guest, Sharing};
 use beeline_vm_memory::{GuestMemory, Part, wait_for_the_end};
 use beeline_vm_protocol::address::Address;
 use beeline_vm_protocol::channel::Channel;
@@ -101,9 +102,10 @@ pub fn run(tool: &[OsString], address: &Address, place: &Where) -> anyhow::Resul
             return Ok(ExitCode::from(error.exit_code()));
         }
     };
+    let guest = Guest::new(connection, sharing).context("the tool cannot be served")?;
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     run::hand_signals_to(pid, started.stopper()?)?;
-    let status = fallback::with_fallback(started)?.serve_in(connection, sharing)?;
+    let status = fallback::with_fallback(started)?.serve(guest)?;
     match LOST.load(Relaxed) {
         true => Ok(ExitCode::FAILURE),
         false => Ok(exit_code(status)),

@@ -58,7 +58,8 @@ pub fn run(
     let pid = Pid::from_raw(started.pid()).context("the tool has no process")?;
     hand_signals_to(pid, started.stopper()?)?;
     runtime.set_tool(started.pid());
-    let status = fallback::with_fallback(started)?.serve(runtime.clone());
+    let tool = fallback::with_fallback(started)?;
+    let status = beeline_bpf_syscall::serve(tool, runtime.clone());
     runtime.close();
     Ok(exit_code(status?))
 }

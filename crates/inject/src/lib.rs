@@ -37,6 +37,7 @@ mod loader;
 mod masks;
 mod proc;
 mod process;
+pub mod procfs;
 mod ptrace;
 mod regions;
 mod remote;

@@ -30,7 +30,6 @@ mod opens;
 mod parallel;
 mod patch;
 mod private;
-pub mod proc;
 mod program;
 mod retry_open;
 mod rights;
@@ -53,6 +52,7 @@ mod vdso;
 mod verification;
 
 pub use beeline_btf as btf;
+pub use beeline_inject::procfs as proc;
 pub use budget::{Budget, Charge};
 pub use error::Error;
 pub use liveness::SessionId;

@@ -1,11 +1,12 @@
 //! The session's own BPF file system: what the tool finds at `/sys/fs/bpf`, whether or not the machine has one there and
 //! whatever is in it. It begins empty and ends with the session, and the objects pinned in it with it.
 //!
-//! It is a directory of the user's, private to the session, in which a pinned object is an empty file. The door
+//! It is a directory of the user's, private to the session, in which a pinned object is an empty file. The supervisor
 //! answers the system calls that name a path under `/sys/fs/bpf` by the same ones on that directory ([`calls`]), also where the path
 //! is relative to a directory there that the tool has opened, which is the real one.
 
 mod calls;
+mod pin;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -18,6 +19,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 
 use beeline_uapi::Errno;
 
+use crate::call::Call;
 use crate::scratch::Scratch;
 
 /// Where the tool sees it.
@@ -29,19 +31,41 @@ const EPERM: Errno = Errno(libc::EPERM);
 const EEXIST: Errno = Errno(libc::EEXIST);
 const EACCES: Errno = Errno(libc::EACCES);
 
-/// Who has such a file system.
-pub(crate) trait HasBpfFs {
+/// An owner of such a file system.
+pub trait HasBpfFs {
     /// What is pinned in it, with all that keeps it alive.
     type Pinned: Clone;
 
+    /// Its file system.
     fn bpffs(&self) -> &BpfFs<Self::Pinned>;
 
     /// What a thread's descriptor stands for, if it is of a kind that can be pinned.
     fn to_be_pinned(&self, tid: i32, fd: i32) -> Option<Self::Pinned>;
 }
 
+/// A system call that may name something in the file system.
+pub struct BpfFsCall<'a, D> {
+    owner: &'a D,
+    call: &'a Call<'a>,
+}
+
+impl<'a, D: HasBpfFs> BpfFsCall<'a, D> {
+    /// A call to an owner of such a file system.
+    pub fn new(owner: &'a D, call: &'a Call<'a>) -> Self {
+        Self { owner, call }
+    }
+}
+
+impl<'a, D> std::ops::Deref for BpfFsCall<'a, D> {
+    type Target = Call<'a>;
+
+    fn deref(&self) -> &Call<'a> {
+        self.call
+    }
+}
+
 /// The file system, of objects of one kind or another. It is made when it is first looked at.
-pub(crate) struct BpfFs<P> {
+pub struct BpfFs<P> {
     tree: OnceLock<Option<Scratch>>,
     /// By inode.
     pins: Mutex<HashMap<u64, Pin<P>>>,
@@ -63,14 +87,16 @@ impl<P> Default for BpfFs<P> {
 }
 
 /// A path in the file system: the directory that it is in, and its last name. The root's own name is `.`.
-pub(crate) struct Place {
-    pub(crate) directory: OwnedFd,
-    pub(crate) name: PathBuf,
+pub struct Place {
+    /// The directory.
+    pub directory: OwnedFd,
+    /// The last name.
+    pub name: PathBuf,
 }
 
 impl<P: Clone> BpfFs<P> {
     /// The path below the root, if an absolute path of the tool's leads into this file system.
-    pub(crate) fn inside(&self, path: &[u8]) -> Option<PathBuf> {
+    pub fn inside(&self, path: &[u8]) -> Option<PathBuf> {
         let path = lexically_normal(Path::new(OsStr::from_bytes(path)));
         let own = self.tree.get().and_then(Option::as_ref);
         path.strip_prefix(MOUNT)
@@ -81,7 +107,7 @@ impl<P: Clone> BpfFs<P> {
 
     /// Finds the directory of a path below the root. Names with a dot are EPERM, as in the kernel, which keeps them for
     /// itself.
-    pub(crate) fn place(&self, inside: &Path) -> Result<Place, Errno> {
+    pub fn place(&self, inside: &Path) -> Result<Place, Errno> {
         let tree = self
             .tree
             .get_or_init(|| Scratch::new(NAME))
@@ -113,7 +139,7 @@ impl<P: Clone> BpfFs<P> {
     }
 
     /// Gives an object a name. EEXIST if there is one.
-    pub(crate) fn pin(&self, inside: &Path, object: P) -> Result<(), Errno> {
+    pub fn pin(&self, inside: &Path, object: P) -> Result<(), Errno> {
         let place = self.place(inside)?;
         if place.name == Path::new(".") {
             return Err(EEXIST);
@@ -128,7 +154,7 @@ impl<P: Clone> BpfFs<P> {
     }
 
     /// The object with a name. EACCES if the name is a directory's.
-    pub(crate) fn get(&self, inside: &Path) -> Result<P, Errno> {
+    pub fn get(&self, inside: &Path) -> Result<P, Errno> {
         let place = self.place(inside)?;
         let stat = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
@@ -138,14 +164,15 @@ impl<P: Clone> BpfFs<P> {
     }
 
     /// Removes a name, and lets the object go.
-    pub(crate) fn unlink(&self, inside: &Path, flags: AtFlags) -> Result<(), Errno> {
+    pub fn unlink(&self, inside: &Path, flags: AtFlags) -> Result<(), Errno> {
         let place = self.place(inside)?;
         rustix::fs::unlinkat(&place.directory, &place.name, flags).map_err(errno)?;
         self.forget_unnamed();
         Ok(())
     }
 
-    pub(crate) fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Result<(), Errno> {
+    /// `renameat2` within the file system.
+    pub fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Result<(), Errno> {
         let (from, to) = (self.place(from)?, self.place(to)?);
         rustix::fs::renameat_with(&from.directory, &from.name, &to.directory, &to.name, flags)
             .map_err(errno)?;
@@ -154,7 +181,7 @@ impl<P: Clone> BpfFs<P> {
     }
 
     /// Opens a directory. Pinned objects are not for reading: EIO, as in the kernel.
-    pub(crate) fn open(&self, inside: &Path, flags: u64) -> Result<OwnedFd, Errno> {
+    pub fn open(&self, inside: &Path, flags: u64) -> Result<OwnedFd, Errno> {
         let place = self.place(inside)?;
         let kept = libc::O_DIRECTORY | libc::O_PATH | libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let found = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW);
@@ -175,13 +202,13 @@ impl<P: Clone> BpfFs<P> {
     }
 
     /// Objects with a name.
-    pub(crate) fn pinned(&self) -> Vec<P> {
+    pub fn pinned(&self) -> Vec<P> {
         self.forget_unnamed();
         self.pins().values().map(|pin| pin.object.clone()).collect()
     }
 
     /// Lets go of all.
-    pub(crate) fn clear(&self) -> Vec<P> {
+    pub fn clear(&self) -> Vec<P> {
         let pins = std::mem::take(&mut *self.pins());
         pins.into_values().map(|pin| pin.object).collect()
     }
@@ -207,7 +234,7 @@ impl<P: Clone> BpfFs<P> {
 }
 
 /// Without `.`, `..` and doubled slashes.
-pub(crate) fn lexically_normal(path: &Path) -> PathBuf {
+pub fn lexically_normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {
         match component {

@@ -1,43 +1,49 @@
-//! One system call of the tool, and what every handler needs of it: its process, its descriptors, its paths.
+//! One system call of the tool: its process, its descriptors, its paths.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use beeline_runtime::proc;
+use beeline_inject::procfs;
 use beeline_uapi::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::local::Door;
 use crate::memory::Memory;
 use crate::notify::{Listener, Reply};
 
 const ENOENT: Errno = Errno(libc::ENOENT);
 
-pub(crate) type Answer = Result<Reply, Errno>;
+/// The directory argument of calls that have none: the tool's own directory.
+pub const HERE: u64 = libc::AT_FDCWD as u64;
 
-/// One call of the tool. The handlers are its methods, in a module for each group of system calls. `D` is what answers: the [`Door`], or
-/// a guest.
-pub(crate) struct Call<'a, D = Door> {
-    pub(crate) door: &'a D,
-    pub(crate) memory: Memory<'a>,
-    pub(crate) listener: &'a Listener,
+/// The reply to a call, or the errno that it fails with.
+pub type Answer = Result<Reply, Errno>;
+
+/// One system call of the tool.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// The memory of the calling thread.
+    pub memory: Memory<'a>,
+    /// The listener that the call has come from.
+    pub listener: &'a Listener,
     /// The kernel's cookie for the call.
-    pub(crate) id: u64,
-    pub(crate) tid: i32,
-    pub(crate) args: [u64; 6],
+    pub id: u64,
+    /// The calling thread.
+    pub tid: i32,
+    /// The arguments, not to be trusted.
+    pub args: [u64; 6],
     /// See [`Self::let_others_lead`].
-    pub(crate) let_lead: &'a dyn Fn(),
+    pub let_lead: &'a dyn Fn(),
 }
 
-impl<D> Call<'_, D> {
+impl Call<'_> {
     /// To be called before the call waits for anything: another thread takes the tool's next call, if none does yet.
-    pub(crate) fn let_others_lead(&self) {
+    pub fn let_others_lead(&self) {
         (self.let_lead)();
     }
 
     /// Is a descriptor of the tool's closed on `execve`?
-    pub(crate) fn closes_on_exec(&self, fd: i32) -> bool {
+    pub fn closes_on_exec(&self, fd: i32) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid));
         let text = text.unwrap_or_default();
         let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
@@ -46,7 +52,7 @@ impl<D> Call<'_, D> {
     }
 
     /// One of the tool's open files.
-    pub(crate) fn tool_file(&self, fd: i32) -> Result<OwnedFd, Errno> {
+    pub fn tool_file(&self, fd: i32) -> Result<OwnedFd, Errno> {
         let process = Pid::from_raw(self.process()?).ok_or(Errno(libc::ESRCH))?;
         let pidfd = pidfd_open(process, PidfdFlags::empty())
             .map_err(|error| Errno(error.raw_os_error()))?;
@@ -55,15 +61,15 @@ impl<D> Call<'_, D> {
     }
 
     /// The process of the calling thread.
-    pub(crate) fn process(&self) -> Result<i32, Errno> {
-        let status = proc::status(self.tid).map_err(|_| Errno(libc::ESRCH))?;
+    pub fn process(&self) -> Result<i32, Errno> {
+        let status = procfs::status(self.tid).map_err(|_| Errno(libc::ESRCH))?;
         let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
         line.and_then(|number| number.trim().parse().ok())
             .ok_or(Errno(libc::ESRCH))
     }
 
     /// The number in a path `/proc/self/DIRECTORY/NUMBER`, however the tool names itself.
-    pub(crate) fn own_descriptor(&self, path: &[u8], directory: &str) -> Option<i32> {
+    pub fn own_descriptor(&self, path: &[u8], directory: &str) -> Option<i32> {
         let path = std::str::from_utf8(path).ok()?;
         let (process, rest) = path.strip_prefix("/proc/")?.split_once('/')?;
         let number = rest.strip_prefix(directory)?.strip_prefix('/')?;
@@ -75,7 +81,7 @@ impl<D> Call<'_, D> {
     }
 
     /// Writes a structure as the kernel has it.
-    pub(crate) fn write_struct<T>(&self, buffer: u64, value: &T) -> Answer {
+    pub fn write_struct<T>(&self, buffer: u64, value: &T) -> Answer {
         // SAFETY: a structure that the kernel filled, padding included, as plain bytes.
         let bytes = unsafe {
             std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>())
@@ -85,7 +91,7 @@ impl<D> Call<'_, D> {
     }
 
     /// The absolute path that a path of the tool's stands for, given the directory that it is relative to.
-    pub(crate) fn absolute(&self, directory: i32, path: &[u8]) -> Result<PathBuf, Errno> {
+    pub fn absolute(&self, directory: i32, path: &[u8]) -> Result<PathBuf, Errno> {
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
         if path.is_absolute() {
             return Ok(path.to_owned());
@@ -99,7 +105,7 @@ impl<D> Call<'_, D> {
     }
 
     /// A path of the tool's, which may be relative to its directory or name the tool itself.
-    pub(crate) fn path_as_seen_here(&self, path: Vec<u8>) -> Result<PathBuf, Errno> {
+    pub fn path_as_seen_here(&self, path: Vec<u8>) -> Result<PathBuf, Errno> {
         let path = PathBuf::from(std::ffi::OsString::from_vec(path));
         if path.as_os_str().is_empty() {
             return Err(ENOENT);
@@ -121,7 +127,7 @@ impl<D> Call<'_, D> {
     }
 
     /// `struct statfs` as the kernel's file systems in memory fill it.
-    pub(crate) fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
+    pub fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
         const PAGE: u64 = 4096;
         const NAME_MAX: u64 = 255;
         // Type, block size, ..., longest name, fragment size, ...
@@ -136,7 +142,7 @@ impl<D> Call<'_, D> {
     }
 
     /// The answer of `readlink`: as much of the text as there is room for.
-    pub(crate) fn write_link(&self, text: &str, buffer: u64, size: u64) -> Answer {
+    pub fn write_link(&self, text: &str, buffer: u64, size: u64) -> Answer {
         if (size as i32) <= 0 {
             return Err(Errno(libc::EINVAL));
         }
@@ -144,15 +150,5 @@ impl<D> Call<'_, D> {
         let text = text.get(..size as usize).unwrap_or(text);
         self.memory.write(buffer, text)?;
         Ok(Reply::Value(text.len() as i64))
-    }
-}
-
-impl Call<'_> {
-    /// `execve`. Whatever comes of it, the program begins.
-    pub(crate) fn run_program(&self) -> Answer {
-        if let Ok(pid) = self.process() {
-            self.door.backend.begins_program(pid);
-        }
-        Ok(Reply::Continue)
     }
 }

@@ -1,4 +1,4 @@
-//! Which system calls of the tool come to the door: a classic BPF program for seccomp.
+//! Which system calls of the tool come to the supervisor: a classic BPF program for seccomp.
 //!
 //! The filter sees numbers only, so it sorts coarsely; handlers let through (`Continue`) what turns
 //! out not to be theirs. The native x86-64 calls are sorted by a chain of blocks, one for each
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn ebpf_calls_come_to_the_door_and_others_do_not() {
+    fn ebpf_calls_come_to_the_supervisor_and_others_do_not() {
         for nr in [
             libc::SYS_bpf,
             libc::SYS_perf_event_open,
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_that_begin_come_to_the_door_but_for_a_guests() {
+    fn programs_that_begin_come_to_the_supervisor_but_for_a_guests() {
         let options = Options {
             is_for_guest: true,
             ..Options::default()
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_values_come_to_the_door_of_a_guest() {
+    fn reads_of_values_come_to_the_supervisor_of_a_guest() {
         let options = Options {
             is_for_guest: true,
             ..Options::default()

@@ -10,7 +10,7 @@ const COUNTED: usize = 256;
 
 /// Calls by thread and instruction.
 #[derive(Default)]
-pub(crate) struct HotSites(Mutex<HashMap<(i32, u64), Count>>);
+pub struct HotSites(Mutex<HashMap<(i32, u64), Count>>);
 
 struct Count {
     left: u32,
@@ -20,7 +20,7 @@ struct Count {
 
 impl HotSites {
     /// Counts a map operation; `true` each time that there have been many.
-    pub(crate) fn count(&self, tid: i32, ip: u64) -> bool {
+    pub fn count(&self, tid: i32, ip: u64) -> bool {
         let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if calls.len() >= COUNTED {
             calls.clear();

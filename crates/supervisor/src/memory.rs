@@ -13,7 +13,7 @@ const PAGE: u64 = 4096;
 /// The memory of the thread that made one call. Every access ends with a check that the call still
 /// waits, so never is another process's memory taken for the tool's when a thread id is used again.
 #[derive(Clone, Copy)]
-pub(crate) struct Memory<'a>(Of<'a>);
+pub struct Memory<'a>(Of<'a>);
 
 /// Whose memory it is.
 #[derive(Clone, Copy)]
@@ -27,12 +27,13 @@ enum Of<'a> {
 }
 
 impl<'a> Memory<'a> {
-    pub(crate) fn new(listener: &'a Listener, request: &'a Request) -> Self {
+    /// The memory of the thread that makes a call.
+    pub fn new(listener: &'a Listener, request: &'a Request) -> Self {
         Memory(Of::Thread { listener, request })
     }
 
     /// By what it can be written later, while the call still waits; `None` of nobody.
-    pub(crate) fn of_call(&self) -> Option<(Listener, Request)> {
+    pub fn of_call(&self) -> Option<(Listener, Request)> {
         match self.0 {
             Of::Thread { listener, request } => Some((listener.clone(), *request)),
             Of::Nobody { .. } => None,
@@ -41,7 +42,7 @@ impl<'a> Memory<'a> {
 
     /// Can bytes be written there without waiting for anybody but the kernel? Pages of files, pages that are not there, and those whose
     /// writes somebody watches, may be somebody's to bring.
-    pub(crate) fn is_ready(&self, address: u64, len: usize) -> bool {
+    pub fn is_ready(&self, address: u64, len: usize) -> bool {
         match self.0 {
             Of::Thread { request, .. } => are_plain(request.tid, address, len).unwrap_or(false),
             Of::Nobody { .. } => true,
@@ -49,12 +50,12 @@ impl<'a> Memory<'a> {
     }
 
     /// For [`crate::fuzz_api`].
-    pub(crate) fn of_nobody(start: u64, bytes: &'a [u8]) -> Self {
+    pub fn of_nobody(start: u64, bytes: &'a [u8]) -> Self {
         Memory(Of::Nobody { start, bytes })
     }
 
     /// Fills `buffer` from `address`, or EFAULT.
-    pub(crate) fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Errno> {
+    pub fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Errno> {
         if buffer.is_empty() {
             return Ok(());
         }
@@ -75,13 +76,14 @@ impl<'a> Memory<'a> {
     }
 
     /// `len` bytes from `address`. The caller has bounded `len`.
-    pub(crate) fn bytes(&self, address: u64, len: usize) -> Result<Vec<u8>, Errno> {
+    pub fn bytes(&self, address: u64, len: usize) -> Result<Vec<u8>, Errno> {
         let mut buffer = vec![0; len];
         self.read(address, &mut buffer)?;
         Ok(buffer)
     }
 
-    pub(crate) fn read_u32(&self, address: u64) -> Result<u32, Errno> {
+    /// Reads 32 bits. EFAULT where there is no such memory.
+    pub fn read_u32(&self, address: u64) -> Result<u32, Errno> {
         let mut buffer = [0; 4];
         self.read(address, &mut buffer)?;
         Ok(u32::from_ne_bytes(buffer))
@@ -89,7 +91,7 @@ impl<'a> Memory<'a> {
 
     /// The bytes before the first NUL, at most `limit`; a longer string is cut there. Never reads
     /// into a page behind the string's.
-    pub(crate) fn string(&self, address: u64, limit: usize) -> Result<Vec<u8>, Errno> {
+    pub fn string(&self, address: u64, limit: usize) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
         while text.len() < limit {
             let at = address
@@ -109,7 +111,7 @@ impl<'a> Memory<'a> {
     }
 
     /// Writes `bytes` to `address`, or EFAULT.
-    pub(crate) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -125,7 +127,8 @@ impl<'a> Memory<'a> {
         }
     }
 
-    pub(crate) fn write_u32(&self, address: u64, value: u32) -> Result<(), Errno> {
+    /// Writes 32 bits. EFAULT where there is no such memory.
+    pub fn write_u32(&self, address: u64, value: u32) -> Result<(), Errno> {
         self.write(address, &value.to_ne_bytes())
     }
 }

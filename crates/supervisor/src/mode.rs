@@ -13,22 +13,25 @@ const BPF_F_WRONLY: u32 = 1 << 4;
 
 /// For system calls; programs may read and write all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Mode {
-    pub(crate) read: bool,
-    pub(crate) write: bool,
+pub struct Mode {
+    /// Elements may be read.
+    pub read: bool,
+    /// Elements may be changed.
+    pub write: bool,
 }
 
 impl Mode {
     /// Those of `BPF_MAP_CREATE` that are for the descriptor it gives.
-    pub(crate) const FLAGS: u32 = BPF_F_RDONLY | BPF_F_WRONLY;
+    pub const FLAGS: u32 = BPF_F_RDONLY | BPF_F_WRONLY;
 
-    pub(crate) const BOTH: Mode = Mode {
+    /// All is allowed.
+    pub const BOTH: Mode = Mode {
         read: true,
         write: true,
     };
 
     /// From the flags of commands that give descriptors. EINVAL for any other flag, and for both.
-    pub(crate) fn of_flags(flags: u32) -> Result<Mode, Errno> {
+    pub fn of_flags(flags: u32) -> Result<Mode, Errno> {
         match flags {
             0 => Ok(Mode::BOTH),
             BPF_F_RDONLY => Ok(Mode {
@@ -44,12 +47,12 @@ impl Mode {
     }
 
     /// From the flags of `BPF_MAP_CREATE`, which has others too.
-    pub(crate) fn of_map_flags(flags: u32) -> Result<Mode, Errno> {
+    pub fn of_map_flags(flags: u32) -> Result<Mode, Errno> {
         Mode::of_flags(flags & Mode::FLAGS)
     }
 
     /// The mode of a descriptor, from what `lstat` says of its link in `/proc/TID/fd`.
-    pub(crate) fn of_link(permissions: u32) -> Mode {
+    pub fn of_link(permissions: u32) -> Mode {
         Mode {
             read: permissions & libc::S_IRUSR != 0,
             write: permissions & libc::S_IWUSR != 0,
@@ -57,17 +60,17 @@ impl Mode {
     }
 
     /// EPERM if reading is not allowed.
-    pub(crate) fn may_read(self) -> Result<(), Errno> {
+    pub fn may_read(self) -> Result<(), Errno> {
         self.read.then_some(()).ok_or(Errno(libc::EPERM))
     }
 
     /// EPERM if writing is not allowed.
-    pub(crate) fn may_write(self) -> Result<(), Errno> {
+    pub fn may_write(self) -> Result<(), Errno> {
         self.write.then_some(()).ok_or(Errno(libc::EPERM))
     }
 
     /// The same memory file, opened in this mode.
-    pub(crate) fn open(self, file: OwnedFd) -> Result<OwnedFd, Errno> {
+    pub fn open(self, file: OwnedFd) -> Result<OwnedFd, Errno> {
         let access = match self {
             Mode::BOTH => return Ok(file),
             Mode { read: true, .. } => OFlags::RDONLY,

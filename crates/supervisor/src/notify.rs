@@ -8,29 +8,29 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use beeline_runtime::proc;
+use beeline_inject::procfs;
 use beeline_uapi::Errno;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 /// A system call of the tool that waits for its answer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Request {
+pub struct Request {
     /// The kernel's cookie for this call.
-    pub(crate) id: u64,
+    pub id: u64,
     /// The calling thread.
-    pub(crate) tid: i32,
+    pub tid: i32,
     /// System call number, x86-64's.
-    pub(crate) nr: i64,
+    pub nr: i64,
     /// The instruction after the one that made the call.
-    pub(crate) ip: u64,
+    pub ip: u64,
     /// The arguments, not to be trusted.
-    pub(crate) args: [u64; 6],
+    pub args: [u64; 6],
 }
 
 impl Request {
     /// The process that the thread belongs to; the thread's own number if it is gone.
-    pub(crate) fn process(&self) -> i32 {
-        let status = proc::status(self.tid);
+    pub fn process(&self) -> i32 {
+        let status = procfs::status(self.tid);
         let status = status.unwrap_or_default();
         let mut lines = status.lines();
         lines
@@ -56,7 +56,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// What the tool gets for a call.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub enum Reply {
     /// The call returns this.
     Value(i64),
     /// The call returns a new descriptor of this file.
@@ -66,7 +66,7 @@ pub(crate) enum Reply {
         /// Closed on `execve`.
         cloexec: bool,
     },
-    /// The kernel makes the call as if there were no door.
+    /// The kernel makes the call as if there were no supervisor.
     Continue,
     /// The call has been answered already.
     Answered,
@@ -74,7 +74,7 @@ pub(crate) enum Reply {
 
 /// The descriptor that seccomp gave for the filter, and its copies.
 #[derive(Debug, Clone)]
-pub(crate) struct Listener {
+pub struct Listener {
     fd: Arc<OwnedFd>,
     /// Where the last call's cookie is written, for who takes over should this process be killed.
     last: Option<Arc<File>>,
@@ -87,7 +87,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+    /// Listens at a descriptor that seccomp(2) has given. Errors: this process has no descriptors left.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let mut sizes = libc::seccomp_notif_sizes {
             seccomp_notif: 0,
             seccomp_notif_resp: 0,
@@ -119,7 +120,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The tool sleeps until it is answered, so the door may take its CPU at once (Linux 6.6 on;
+    /// The tool sleeps until it is answered, so the supervisor may take its CPU at once (Linux 6.6 on;
     /// else nothing changes).
     fn wake_on_the_same_cpu(&self) {
         const SYNC_WAKE_UP: libc::c_ulong = 1;
@@ -134,7 +135,7 @@ impl Listener {
     }
 
     /// Writes the cookie of each call that is taken to a file, before the call is looked at: 8 bytes.
-    pub(crate) fn write_last_to(&mut self, file: File) {
+    pub fn write_last_to(&mut self, file: File) {
         let file = self.last.insert(Arc::new(file));
         if let Some(first) = &*lock(&self.first) {
             first.write_to(file);
@@ -143,7 +144,7 @@ impl Listener {
 
     /// Has the kernel run the program that is the first under the filter, until `begun` hangs up, which says that it has begun, or
     /// cannot. A call that it makes itself meanwhile waits for [`Self::receive`].
-    pub(crate) fn let_begin(&self, begun: BorrowedFd<'_>) {
+    pub fn let_begin(&self, begun: BorrowedFd<'_>) {
         loop {
             let mut ready = [
                 PollFd::new(&*self.fd, PollFlags::IN),
@@ -173,7 +174,7 @@ impl Listener {
 
     /// Has the kernel make the calls that somebody else has taken until the one with this cookie, and not answered. Cookies rise by
     /// one.
-    pub(crate) fn let_pass_until(&self, last: u64) {
+    pub fn let_pass_until(&self, last: u64) {
         const TAKEN_AT_ONCE: u64 = 1 << 20;
         // It may have been killed before it could write.
         let last = last.wrapping_add(1);
@@ -183,32 +184,32 @@ impl Listener {
     }
 
     /// What makes [`Self::receive`] end when 8 bytes are written to it, in a signal handler if need be.
-    pub(crate) fn stopper(&self) -> io::Result<OwnedFd> {
+    pub fn stopper(&self) -> io::Result<OwnedFd> {
         self.stop.try_clone()
     }
 
     /// Makes [`Self::receive`] end.
-    pub(crate) fn stop(&self) {
+    pub fn stop(&self) {
         // Fails only when it is readable enough.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 
     /// Waits for [`Self::stop`]; false if nobody has said so in time.
-    pub(crate) fn is_stopped_within(&self, time: Duration) -> bool {
+    pub fn is_stopped_within(&self, time: Duration) -> bool {
         let time = Timespec::try_from(time).ok();
         let mut stop = [PollFd::new(&*self.stop, PollFlags::IN)];
         poll(&mut stop, time.as_ref()).is_ok_and(|ready| ready > 0)
     }
 
     /// Is there still a process under the filter?
-    pub(crate) fn has_callers(&self) -> bool {
+    pub fn has_callers(&self) -> bool {
         let mut fd = [PollFd::new(&*self.fd, PollFlags::empty())];
         let now = Timespec::default();
         poll(&mut fd, Some(&now)).is_ok() && !fd[0].revents().contains(PollFlags::HUP)
     }
 
     /// Waits for the hang-up of `lifeline`; false if no process is left under the filter before.
-    pub(crate) fn waits_for_hang_up(&self, lifeline: &OwnedFd) -> io::Result<bool> {
+    pub fn waits_for_hang_up(&self, lifeline: &OwnedFd) -> io::Result<bool> {
         loop {
             let mut ready = [
                 PollFd::new(&*self.fd, PollFlags::empty()),
@@ -228,12 +229,12 @@ impl Listener {
     }
 
     /// The kernel's descriptor, for another process.
-    pub(crate) fn share(&self) -> io::Result<OwnedFd> {
+    pub fn share(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }
 
     /// Waits for the next call; `None` when no process is left under the filter, or after [`Self::stop`].
-    pub(crate) fn receive(&self) -> Option<Request> {
+    pub fn receive(&self) -> Option<Request> {
         if let Some(first) = lock(&self.first).take() {
             return Some(first);
         }
@@ -289,7 +290,7 @@ impl Listener {
 
     /// Is the call still waiting? Until it is seen to be after reading the thread's memory, what
     /// was read may be another's.
-    pub(crate) fn waits(&self, id: u64) -> bool {
+    pub fn waits(&self, id: u64) -> bool {
         // SAFETY: ID_VALID reads one u64.
         unsafe {
             libc::ioctl(
@@ -301,7 +302,7 @@ impl Listener {
     }
 
     /// Answers a call; `false` if the caller is not there any more to take it.
-    pub(crate) fn answer(&self, id: u64, reply: Result<Reply, Errno>) -> bool {
+    pub fn answer(&self, id: u64, reply: Result<Reply, Errno>) -> bool {
         match reply {
             Ok(Reply::Answered) => true,
             Ok(Reply::Value(value)) => self.send(id, value, 0, 0),
@@ -340,7 +341,7 @@ impl Listener {
     }
 
     /// Puts a file in the place of a descriptor of the tool, whose call goes on waiting.
-    pub(crate) fn replace(
+    pub fn replace(
         &self,
         id: u64,
         fd: i32,

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use beeline_runtime::proc::Stat;
+use beeline_inject::procfs::Stat;
 
 /// Processes that are remembered to have made eBPF calls.
 const MOST_TOOLS: usize = 1024;

@@ -9,14 +9,16 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 /// A directory; it and all in it go with this.
-pub(crate) struct Scratch {
-    pub(crate) root: OwnedFd,
-    pub(crate) path: PathBuf,
+pub struct Scratch {
+    /// The directory, open.
+    pub root: OwnedFd,
+    /// Its path.
+    pub path: PathBuf,
 }
 
 impl Scratch {
     /// One whose name begins so, in memory where possible. `None` if there is no place where the user may write.
-    pub(crate) fn new(name: &str) -> Option<Self> {
+    pub fn new(name: &str) -> Option<Self> {
         let runtime_directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let places = [
             runtime_directory.filter(|path| path.is_absolute()),

@@ -2,9 +2,9 @@
 //!
 //! One thread at a time leads: it waits for the next call, then lets another lead while it answers.
 //! There is always one that leads, made when needed, so a call that takes long (attaching to many
-//! processes) holds up no other; not even those that the door itself causes when a target is a
+//! processes) holds up no other; not even those that the supervisor itself causes when a target is a
 //! child of the tool. Changing threads costs more than all else, though. Most calls name a file that
-//! is none of the door's: the leader sends those on to the kernel itself. And a call that may be
+//! is none of the supervisor's: the leader sends those on to the kernel itself. And a call that may be
 //! answered at once is answered by the leader, who lets another lead only if it comes to wait.
 
 use std::cell::Cell;
@@ -36,18 +36,17 @@ const MOST_CALLERS: usize = 1024;
 /// Threads kept for the next call; more come and go with need.
 const SPARE_THREADS: usize = 2;
 
-/// Who answers a tool's calls.
-pub(crate) trait Answers: Sync + Sized {
-    /// The answer to a call of this number. May be asked by several threads at a time.
-    fn answer(call: &Call<'_, Self>, nr: i64) -> Answer;
+/// The answers to a tool's calls.
+pub trait Answers: Sync + Sized {
+    /// The answer to a call of this number. Several threads may ask at a time.
+    fn answer(&self, call: &Call<'_>, nr: i64) -> Answer;
 
-    /// Is it one of the calls that are made often, and none of ours? A look that waits for nothing but the page that the
-    /// path is in.
-    fn is_plainly_kernels(call: &Call<'_, Self>, nr: i64) -> bool;
+    /// True for a call that is made often and is none of ours. Waits for nothing but the page that the path is in.
+    fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool;
 
-    /// May the answer to such a call be there at once? It is begun by the thread that leads, and has to
+    /// True if the answer to such a call may be there at once. The thread that leads begins it, and has to
     /// [let others lead](Call::let_others_lead) before it waits for anything but the tool's memory.
-    fn is_short(request: &Request) -> bool;
+    fn is_short(&self, request: &Request) -> bool;
 
     /// Gives the tool its answer. `let_lead` is to be called before anything is waited for behind that, as in
     /// [`Call::let_others_lead`].
@@ -69,10 +68,10 @@ pub(crate) trait Answers: Sync + Sized {
     fn clear(&self);
 }
 
-/// The threads of the door.
+/// The threads of the supervisor.
 pub(crate) struct Server<D> {
     listener: Listener,
-    door: D,
+    answers: D,
     /// The tool's process.
     tool: i32,
     /// It has made eBPF calls itself, and not only started who does.
@@ -88,11 +87,11 @@ pub(crate) struct Server<D> {
 }
 
 impl<D: Answers> Server<D> {
-    pub(crate) fn new(listener: Listener, door: D, tool: i32) -> Self {
+    pub(crate) fn new(listener: Listener, answers: D, tool: i32) -> Self {
         allow_many_files();
         Server {
             listener,
-            door,
+            answers,
             tool,
             tool_has_called: AtomicBool::new(false),
             callers: Mutex::default(),
@@ -107,7 +106,7 @@ impl<D: Answers> Server<D> {
     pub(crate) fn run(&self, fallback: Option<&Fallback>) {
         std::thread::scope(|outer| {
             let reaper = Builder::new().name("beeline-reaper".into());
-            let reaper = reaper.spawn_scoped(outer, || self.door.tend());
+            let reaper = reaper.spawn_scoped(outer, || self.answers.tend());
             std::thread::scope(|scope| self.work(scope));
             // Before anything is done that those who are left may be stopped for: some wait for an answer.
             if let Some(fallback) = fallback
@@ -116,17 +115,18 @@ impl<D: Answers> Server<D> {
                 fallback();
             }
             self.listener.stop();
-            self.door.stop();
+            self.answers.stop();
             // Without a reaper, or if it panicked, objects stay until here; no harm to the tool.
             let _ = reaper.map(|thread| thread.join());
         });
-        self.door.clear();
+        self.answers.clear();
     }
 
     /// The tool has ended: no more calls are taken as soon as nobody whom it has started uses the session. If the tool was only
     /// the one who started who does, a script say, they may use it later.
     pub(crate) fn end_with_its_use(&self) {
-        let is_in_use = || !self.tool_has_called.load(Ordering::Acquire) || self.door.is_in_use();
+        let is_in_use =
+            || !self.tool_has_called.load(Ordering::Acquire) || self.answers.is_in_use();
         while is_in_use() && !self.listener.is_stopped_within(LOOK_FOR_USE) {}
         self.listener.stop();
     }
@@ -149,7 +149,7 @@ impl<D: Answers> Server<D> {
             self.tool_has_called.store(true, Ordering::Release);
         }
         self.tools.found(process);
-        self.door.found_tool(process);
+        self.answers.found_tool(process);
     }
 
     /// The answer to a process that asks if it is root.
@@ -190,7 +190,7 @@ impl<D: Answers> Server<D> {
     fn add_worker<'scope, 'env>(&'scope self, scope: &'scope Scope<'scope, 'env>) {
         self.free.fetch_add(1, Ordering::AcqRel);
         let started = Builder::new()
-            .name("beeline-door".into())
+            .name("beeline-calls".into())
             .spawn_scoped(scope, move || self.work(scope));
         if started.is_err() {
             // No threads to be had: the next call waits until this one is answered.
@@ -207,7 +207,7 @@ impl<D: Answers> Server<D> {
                 continue;
             }
             let call = self.call(&request, &|| ());
-            let look = || D::is_plainly_kernels(&call, request.nr);
+            let look = || self.answers.is_plainly_kernels(&call, request.nr);
             if !catch_unwind(AssertUnwindSafe(look)).unwrap_or(false) {
                 return Some(request);
             }
@@ -215,9 +215,8 @@ impl<D: Answers> Server<D> {
         }
     }
 
-    fn call<'a>(&'a self, request: &'a Request, let_lead: &'a dyn Fn()) -> Call<'a, D> {
+    fn call<'a>(&'a self, request: &'a Request, let_lead: &'a dyn Fn()) -> Call<'a> {
         Call {
-            door: &self.door,
             memory: Memory::new(&self.listener, request),
             listener: &self.listener,
             id: request.id,
@@ -244,14 +243,14 @@ impl<D: Answers> Server<D> {
         };
         self.note_who_calls(request);
         let call = self.call(request, &let_lead);
-        if !D::is_short(request) {
+        if !self.answers.is_short(request) {
             call.let_others_lead();
         }
-        // A fault in the door or the backend fails the call, and must not leave the tool waiting
+        // A fault in a handler or the backend fails the call, and must not leave the tool waiting
         // for ever.
-        let answer = catch_unwind(AssertUnwindSafe(|| D::answer(&call, request.nr)))
+        let answer = catch_unwind(AssertUnwindSafe(|| self.answers.answer(&call, request.nr)))
             .unwrap_or(Err(Errno(libc::EIO)));
-        self.door
+        self.answers
             .deliver(&self.listener, request, answer, &let_lead);
         lead.take()
     }
@@ -260,7 +259,7 @@ impl<D: Answers> Server<D> {
 /// The right to wait for the next call.
 type Lead<'a> = MutexGuard<'a, ()>;
 
-/// The door holds a descriptor for each object of the tool, and the usual soft limit of 1024 is
+/// The supervisor holds a descriptor for each object of the tool, and the usual soft limit of 1024 is
 /// soon reached by one that attaches by wildcard. The tool runs already, and keeps the limit that
 /// it was started with.
 fn allow_many_files() {

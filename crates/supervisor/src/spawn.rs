@@ -13,30 +13,26 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
-use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use beeline_inject::is_of_too_many_files;
-use beeline_runtime::backend::Backend;
 use libc::sock_filter;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::guest::{Connection, Guest, Sharing};
-use crate::local::Door;
 use crate::notify::{Listener, Reply};
 use crate::server::{Answers, Fallback, Server};
 use crate::{Error, Options, filter};
 
-/// A tool that runs under the door.
+/// A tool that runs under the supervisor.
 ///
 /// It has been started when [`Tool::spawn`] returns, and waits at its first system call for the
-/// door, until [`Tool::serve`]; dropped before that, it is killed. It shares Beeline's standard files, process group and terminal:
+/// supervisor, until [`Tool::serve`]; dropped before that, it is killed. It shares Beeline's standard files, process group and terminal:
 /// Ctrl-C reaches it directly, so the caller has only to outlive it (ignore SIGINT), and to pass on
 /// other signals to [`Tool::pid`]. If Beeline dies, the tool gets SIGTERM; and if nobody [lets pass](let_pass) what would come
-/// to the door, these calls fail with ENOSYS.
+/// to the supervisor, these calls fail with ENOSYS.
 pub struct Tool {
     /// First, as it is to end before the listener is closed.
     unserved: Unserved,
@@ -46,7 +42,7 @@ pub struct Tool {
     fallback: Option<Box<Fallback>>,
 }
 
-/// A tool that waits at its first call. Ends it when dropped: without a door its calls would fail, and it would speak of that.
+/// A tool that waits at its first call. Ends it when dropped: without a supervisor its calls would fail, and it would speak of that.
 struct Unserved(i32);
 
 impl Drop for Unserved {
@@ -113,7 +109,7 @@ impl Tool {
     }
 
     /// Children that outlive a tool which has made eBPF calls itself, and use nothing of the session, are left to somebody else, who is
-    /// to [`let_pass`] their calls: without the door these would fail. `fallback` is called for that when no more calls are
+    /// to [`let_pass`] their calls: without the supervisor these would fail. `fallback` is called for that when no more calls are
     /// taken here. Without this they are served on, as are those of a script that has only started who makes such calls.
     ///
     /// `last` is given what is taken here, so that nobody has to wait for ever if this process is killed.
@@ -133,28 +129,11 @@ impl Tool {
         self.listener.stopper()
     }
 
-    /// Answers the eBPF calls of the tool and its children from `backend` until the last of them
+    /// Has `answers` answer the eBPF calls of the tool and its children until the last of them
     /// has ended, or been [left to somebody else](Self::leave_to); then releases all they still had, and says how the tool
     /// itself ended.
-    pub fn serve(self, backend: Arc<dyn Backend>) -> Result<ExitStatus, Error> {
-        let door = Door::new(backend).map_err(Error::system("preparing to serve the tool"))?;
-        self.serve_by(door)
-    }
-
-    /// The same in the kernel of a guest, which the tool takes for its own. The connection is closed at the end. With `sharing` what
-    /// the tool maps is the guest's own memory.
-    pub fn serve_in(
-        self,
-        guest: Arc<Connection>,
-        sharing: Option<Arc<Sharing>>,
-    ) -> Result<ExitStatus, Error> {
-        let guest =
-            Guest::new(guest, sharing).map_err(Error::system("preparing to serve the tool"))?;
-        self.serve_by(guest)
-    }
-
-    fn serve_by(self, door: impl Answers) -> Result<ExitStatus, Error> {
-        let server = Server::new(self.listener, door, self.pid);
+    pub fn serve(self, answers: impl Answers) -> Result<ExitStatus, Error> {
+        let server = Server::new(self.listener, answers, self.pid);
         let (keeper, fallback, unserved) = (self.keeper, self.fallback.as_deref(), self.unserved);
         let wait = || {
             let ended = keeper.join();
@@ -354,7 +333,7 @@ fn install(filter: &[sock_filter]) -> io::Result<RawFd> {
 
 fn seccomp(program: &libc::sock_fprog) -> io::Result<RawFd> {
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    // A call that the door has begun to serve is not to be broken off and begun again by every
+    // A call that the supervisor has begun to serve is not to be broken off and begun again by every
     // signal (Linux 5.19 on).
     let steadily = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     let mut error = io::Error::from_raw_os_error(libc::EINVAL);

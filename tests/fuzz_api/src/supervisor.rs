@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use beeline_supervisor::fuzz_api::Tool;
+use beeline_bpf_syscall::fuzz_api::Tool;
 use beeline_uapi::{AttachType, Command, Errno, MapType, ProgramType};
 use rustix::io::fcntl_dupfd_cloexec;
 

@@ -8,10 +8,9 @@ use rustix::fs::{Access, AtFlags, Mode, RenameFlags, StatxFlags};
 
 use beeline_uapi::Errno;
 
-use super::{HasBpfFs, Place, errno};
-use crate::call::{Answer, Call};
+use super::{BpfFsCall, HasBpfFs, Place, errno};
+use crate::call::{Answer, Call, HERE};
 use crate::notify::Reply;
-use crate::paths::HERE;
 
 /// Of `linux/magic.h`.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
@@ -19,28 +18,28 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 const EXDEV: Errno = Errno(libc::EXDEV);
 const EINVAL: Errno = Errno(libc::EINVAL);
 
-impl<D: HasBpfFs> Call<'_, D> {
+impl<D: HasBpfFs> BpfFsCall<'_, D> {
     /// The path at an address, below the root of the BPF file system; `None` for all paths that are not in it.
-    pub(crate) fn inside(&self, directory: u64, path: u64) -> Option<PathBuf> {
+    pub fn inside(&self, directory: u64, path: u64) -> Option<PathBuf> {
         let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
         self.inside_of(directory, &path)
     }
 
     /// As [`Self::inside`], of a path that has been read.
-    pub(crate) fn inside_of(&self, directory: u64, path: &[u8]) -> Option<PathBuf> {
+    pub fn inside_of(&self, directory: u64, path: &[u8]) -> Option<PathBuf> {
         if path.is_empty() {
             return None;
         }
         let path = self.absolute(directory as i32, path).ok()?;
-        self.door.bpffs().inside(path.as_os_str().as_bytes())
+        self.owner.bpffs().inside(path.as_os_str().as_bytes())
     }
 
     /// `mkdir(path, mode)`.
-    pub(crate) fn mkdir(&self, at: u64, path: u64, mode: u64) -> Answer {
+    pub fn mkdir(&self, at: u64, path: u64, mode: u64) -> Answer {
         let Some(inside) = self.inside(at, path) else {
             return Ok(Reply::Continue);
         };
-        let place = self.door.bpffs().place(&inside)?;
+        let place = self.owner.bpffs().place(&inside)?;
         let mode = Mode::from_bits_truncate(mode as u32);
         rustix::fs::mkdirat(&place.directory, &place.name, mode).map_err(|error| match error {
             // The root's name here.
@@ -51,28 +50,28 @@ impl<D: HasBpfFs> Call<'_, D> {
     }
 
     /// `unlink(path)` and `rmdir(path)`, also relative to a descriptor of a directory there: the object is to go at once.
-    pub(crate) fn unlink(&self, at: u64, path: u64, flags: u64) -> Answer {
+    pub fn unlink(&self, at: u64, path: u64, flags: u64) -> Answer {
         let path = self.memory.string(path, libc::PATH_MAX as usize);
         let path = path.and_then(|path| match path.is_empty() {
             true => Err(Errno(libc::ENOENT)),
             false => self.absolute(at as i32, &path),
         });
-        let inside = |path: PathBuf| self.door.bpffs().inside(path.as_os_str().as_bytes());
+        let inside = |path: PathBuf| self.owner.bpffs().inside(path.as_os_str().as_bytes());
         let Some(inside) = path.ok().and_then(inside) else {
             return Ok(Reply::Continue);
         };
         let flags = AtFlags::from_bits_truncate(flags as u32);
-        self.door.bpffs().unlink(&inside, flags)?;
+        self.owner.bpffs().unlink(&inside, flags)?;
         Ok(Reply::Value(0))
     }
 
     /// `rename(from, to)`.
-    pub(crate) fn rename(&self, from: (u64, u64), to: (u64, u64), flags: u64) -> Answer {
+    pub fn rename(&self, from: (u64, u64), to: (u64, u64), flags: u64) -> Answer {
         match (self.inside(from.0, from.1), self.inside(to.0, to.1)) {
             (None, None) => Ok(Reply::Continue),
             (Some(from), Some(to)) => {
                 let flags = RenameFlags::from_bits_truncate(flags as u32);
-                self.door.bpffs().rename(&from, &to, flags)?;
+                self.owner.bpffs().rename(&from, &to, flags)?;
                 Ok(Reply::Value(0))
             }
             _ => Err(EXDEV),
@@ -80,21 +79,21 @@ impl<D: HasBpfFs> Call<'_, D> {
     }
 
     /// `getxattr(path, name, ..)` and `listxattr(path, ..)`: files there have no attributes.
-    pub(crate) fn xattr(&self, path: u64, answer: Result<i64, Errno>) -> Answer {
+    pub fn xattr(&self, path: u64, answer: Result<i64, Errno>) -> Answer {
         let Some(inside) = self.inside(HERE, path) else {
             return Ok(Reply::Continue);
         };
-        let place = self.door.bpffs().place(&inside)?;
+        let place = self.owner.bpffs().place(&inside)?;
         rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
         answer.map(Reply::Value)
     }
 
     /// `fstatfs(descriptor, buffer)` of a directory there.
-    pub(crate) fn fstatfs(&self, fd: u64, buffer: u64) -> Answer {
+    pub fn fstatfs(&self, fd: u64, buffer: u64) -> Answer {
         let link = std::fs::read_link(format!("/proc/{}/fd/{}", self.tid, fd as i32));
         let inside = link.is_ok_and(|to| {
-            self.door
+            self.owner
                 .bpffs()
                 .inside(to.as_os_str().as_bytes())
                 .is_some()
@@ -107,17 +106,17 @@ impl<D: HasBpfFs> Call<'_, D> {
     }
 
     /// `statfs(path, buffer)`: how tools know a BPF file system.
-    pub(crate) fn statfs_inside(&self, inside: &Path, buffer: u64) -> Answer {
-        let place = self.door.bpffs().place(inside)?;
+    pub fn statfs_inside(&self, inside: &Path, buffer: u64) -> Answer {
+        let place = self.owner.bpffs().place(inside)?;
         rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
         self.write_statfs(buffer, BPF_FS_MAGIC)
     }
 }
 
-impl<D> Call<'_, D> {
+impl Call<'_> {
     /// `access(path, mode)`.
-    pub(crate) fn access_place(&self, place: &Place, mode: u64) -> Answer {
+    pub fn access_place(&self, place: &Place, mode: u64) -> Answer {
         let mode = Access::from_bits(mode as u32).ok_or(EINVAL)?;
         rustix::fs::accessat(&place.directory, &place.name, mode, AtFlags::empty())
             .map_err(errno)?;
@@ -125,14 +124,14 @@ impl<D> Call<'_, D> {
     }
 
     /// `stat(path, buffer)`. There are no symbolic links to follow.
-    pub(crate) fn stat_place(&self, place: &Place, buffer: u64) -> Answer {
+    pub fn stat_place(&self, place: &Place, buffer: u64) -> Answer {
         let stat = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
         self.write_struct(buffer, &stat)
     }
 
     /// `statx(.., path, flags, mask, buffer)`.
-    pub(crate) fn statx_place(&self, place: &Place, mask: u64, buffer: u64) -> Answer {
+    pub fn statx_place(&self, place: &Place, mask: u64, buffer: u64) -> Answer {
         let mask = StatxFlags::from_bits_retain(mask as u32);
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         let statx = rustix::fs::statx(&place.directory, &place.name, flags, mask).map_err(errno)?;

@@ -1,0 +1,339 @@
+//! Typed views of `union bpf_attr`, a structure for each command.
+
+use beeline_supervisor::attr::BpfAttr;
+use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
+
+/// `BPF_MAP_CREATE`.
+#[derive(Debug)]
+pub(crate) struct MapCreate {
+    pub(crate) map_type: MapType,
+    pub(crate) key_size: u32,
+    pub(crate) value_size: u32,
+    pub(crate) max_entries: u32,
+    pub(crate) flags: u32,
+    pub(crate) numa_node: u32,
+    /// Of a map of maps.
+    pub(crate) inner_map_fd: i32,
+    /// Or the error that a wrong one is, which others come before.
+    pub(crate) name: Result<String, Errno>,
+    pub(crate) ifindex: u32,
+    pub(crate) btf_fd: i32,
+    pub(crate) btf_key_type: u32,
+    pub(crate) btf_value_type: u32,
+    pub(crate) btf_vmlinux_value_type: u32,
+    pub(crate) extra: u64,
+    pub(crate) token_fd: i32,
+    /// There is a digest of the one program that may use the map.
+    pub(crate) exclusive: bool,
+}
+
+impl MapCreate {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(92)?;
+        Ok(MapCreate {
+            map_type: MapType(attr.u32(0)),
+            key_size: attr.u32(4),
+            value_size: attr.u32(8),
+            max_entries: attr.u32(12),
+            flags: attr.u32(16),
+            numa_node: attr.u32(24),
+            inner_map_fd: attr.i32(20),
+            name: attr.name(28),
+            ifindex: attr.u32(44),
+            btf_fd: attr.i32(48),
+            btf_key_type: attr.u32(52),
+            btf_value_type: attr.u32(56),
+            btf_vmlinux_value_type: attr.u32(60),
+            extra: attr.u64(64),
+            token_fd: attr.i32(76),
+            exclusive: attr.u64(80) != 0 || attr.u32(88) != 0,
+        })
+    }
+}
+
+/// The commands on one element of a map; the ends of their fields differ.
+#[derive(Debug)]
+pub(crate) struct Element {
+    pub(crate) map_fd: i32,
+    /// Address.
+    pub(crate) key: u64,
+    /// Address of the value, or of the next key.
+    pub(crate) value: u64,
+    pub(crate) flags: u64,
+}
+
+impl Element {
+    /// `end` is the end of the command's last field.
+    pub(crate) fn parse(attr: &BpfAttr, end: usize) -> Result<Self, Errno> {
+        attr.ends_at(end)?;
+        Ok(Element {
+            map_fd: attr.i32(0),
+            key: attr.u64(8),
+            value: attr.u64(16),
+            flags: attr.u64(24),
+        })
+    }
+}
+
+/// The commands on many elements of a map.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    /// Address of the cursor to go on from; 0 to begin.
+    pub(crate) from: u64,
+    /// Address for the cursor to go on from next time.
+    pub(crate) to: u64,
+    /// Address.
+    pub(crate) keys: u64,
+    /// Address.
+    pub(crate) values: u64,
+    pub(crate) count: u32,
+    pub(crate) map_fd: i32,
+    pub(crate) element_flags: u64,
+    pub(crate) flags: u64,
+}
+
+impl Batch {
+    /// Where [`Self::count`] is in the attribute, for writing it back.
+    pub(crate) const COUNT: u64 = 32;
+
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(56)?;
+        Ok(Batch {
+            from: attr.u64(0),
+            to: attr.u64(8),
+            keys: attr.u64(16),
+            values: attr.u64(24),
+            count: attr.u32(32),
+            map_fd: attr.i32(36),
+            element_flags: attr.u64(40),
+            flags: attr.u64(48),
+        })
+    }
+}
+
+/// `BPF_PROG_LOAD`.
+#[derive(Debug)]
+pub(crate) struct ProgLoad {
+    pub(crate) prog_type: ProgramType,
+    pub(crate) insn_count: u32,
+    /// Address.
+    pub(crate) insns: u64,
+    /// Address.
+    pub(crate) license: u64,
+    pub(crate) log: Log,
+    pub(crate) name: String,
+    pub(crate) flags: u32,
+    pub(crate) expected_attach_type: AttachType,
+    /// A type in the kernel's BTF, or in that of `attach_fd`.
+    pub(crate) attach_btf_id: u32,
+    /// A program or BTF; 0 for none.
+    pub(crate) attach_fd: i32,
+    /// Relocations that are left to the kernel.
+    pub(crate) relocations: u32,
+    pub(crate) btf_fd: i32,
+    /// `struct bpf_func_info`, for which `btf_fd` is needed.
+    pub(crate) func_info: Records,
+    /// `struct bpf_line_info`, likewise.
+    pub(crate) line_info: Records,
+    /// Address of descriptors; 0 for none.
+    pub(crate) fd_array: u64,
+    /// Entries of `fd_array` that the program keeps alive, used or not.
+    pub(crate) fd_array_count: u32,
+}
+
+/// An array in the tool's memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Records {
+    /// Bytes of one.
+    pub(crate) size: u32,
+    pub(crate) address: u64,
+    pub(crate) count: u32,
+}
+
+/// Where a verifier's log goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Log {
+    pub(crate) level: u32,
+    pub(crate) size: u32,
+    /// Address; 0 for none.
+    pub(crate) buffer: u64,
+}
+
+impl ProgLoad {
+    /// Where the length of the whole log is written back.
+    pub(crate) const LOG_TRUE_SIZE: usize = 140;
+
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(152)?;
+        Ok(ProgLoad {
+            prog_type: ProgramType(attr.u32(0)),
+            insn_count: attr.u32(4),
+            insns: attr.u64(8),
+            license: attr.u64(16),
+            log: Log {
+                level: attr.u32(24),
+                size: attr.u32(28),
+                buffer: attr.u64(32),
+            },
+            flags: attr.u32(44),
+            name: attr.name(48)?,
+            expected_attach_type: AttachType(attr.u32(68)),
+            attach_btf_id: attr.u32(108),
+            attach_fd: attr.i32(112),
+            relocations: attr.u32(116),
+            btf_fd: attr.i32(72),
+            func_info: Records {
+                size: attr.u32(76),
+                address: attr.u64(80),
+                count: attr.u32(88),
+            },
+            line_info: Records {
+                size: attr.u32(92),
+                address: attr.u64(96),
+                count: attr.u32(104),
+            },
+            fd_array: attr.u64(120),
+            fd_array_count: attr.u32(148),
+        })
+    }
+}
+
+/// `BPF_PROG_TEST_RUN`.
+#[derive(Debug)]
+pub(crate) struct TestRun {
+    pub(crate) prog_fd: i32,
+    pub(crate) context_len: u32,
+    /// Address.
+    pub(crate) context: u64,
+    /// Packet data, an output context, repetitions: what programs without a packet do not take.
+    pub(crate) has_packet: bool,
+    pub(crate) flags: u32,
+    pub(crate) cpu: u32,
+}
+
+impl TestRun {
+    /// Where the program's result is written back.
+    pub(crate) const RETVAL: u64 = 4;
+
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(76)?;
+        let data = attr.u32(8) != 0 || attr.u32(12) != 0 || attr.u64(16) != 0 || attr.u64(24) != 0;
+        let repeated = attr.u32(32) != 0 || attr.u32(36) != 0 || attr.u32(72) != 0;
+        let context_out = attr.u32(44) != 0 || attr.u64(56) != 0;
+        Ok(TestRun {
+            prog_fd: attr.i32(0),
+            context_len: attr.u32(40),
+            context: attr.u64(48),
+            has_packet: data || repeated || context_out,
+            flags: attr.u32(64),
+            cpu: attr.u32(68),
+        })
+    }
+}
+
+/// `BPF_BTF_LOAD`.
+#[derive(Debug)]
+pub(crate) struct BtfLoad {
+    /// Address.
+    pub(crate) data: u64,
+    pub(crate) size: u32,
+}
+
+impl BtfLoad {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(40)?;
+        Ok(BtfLoad {
+            data: attr.u64(0),
+            size: attr.u32(16),
+        })
+    }
+}
+
+/// `BPF_LINK_CREATE`.
+#[derive(Debug)]
+pub(crate) struct LinkCreate {
+    pub(crate) prog_fd: i32,
+    pub(crate) target_fd: i32,
+    pub(crate) attach_type: AttachType,
+    pub(crate) flags: u32,
+    /// Of a perf event link.
+    pub(crate) cookie: u64,
+    /// Of a tracing program, in the same place.
+    pub(crate) target_btf_id: u32,
+    /// Of a tracing program.
+    pub(crate) tracing_cookie: u64,
+}
+
+impl LinkCreate {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(64)?;
+        Ok(LinkCreate {
+            prog_fd: attr.i32(0),
+            target_fd: attr.i32(4),
+            attach_type: AttachType(attr.u32(8)),
+            flags: attr.u32(12),
+            cookie: attr.u64(16),
+            target_btf_id: attr.u32(16),
+            tracing_cookie: attr.u64(24),
+        })
+    }
+}
+
+/// `BPF_RAW_TRACEPOINT_OPEN`.
+#[derive(Debug)]
+pub(crate) struct RawTracepointOpen {
+    /// Address; 0 for programs that were loaded for their place.
+    pub(crate) name: u64,
+    pub(crate) prog_fd: i32,
+    pub(crate) cookie: u64,
+}
+
+impl RawTracepointOpen {
+    pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
+        attr.ends_at(24)?;
+        Ok(RawTracepointOpen {
+            name: attr.u64(0),
+            prog_fd: attr.i32(8),
+            cookie: attr.u64(16),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EINVAL: Errno = Errno(libc::EINVAL);
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_a_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
+            if let Ok(attr) = BpfAttr::parse(&bytes) {
+                let _ = MapCreate::parse(&attr);
+                let _ = Element::parse(&attr, 32);
+                let _ = Batch::parse(&attr);
+                let _ = ProgLoad::parse(&attr);
+                let _ = TestRun::parse(&attr);
+                let _ = BtfLoad::parse(&attr);
+                let _ = LinkCreate::parse(&attr);
+                let _ = RawTracepointOpen::parse(&attr);
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_checked() {
+        let with_name = |name: &[u8]| {
+            let mut bytes = vec![0; 80];
+            bytes[28..28 + name.len()].copy_from_slice(name);
+            BpfAttr::parse(&bytes)
+                .and_then(|attr| MapCreate::parse(&attr))
+                .and_then(|map| map.name)
+        };
+        assert_eq!(with_name(b"AT_x.rodata").unwrap(), "AT_x.rodata");
+        assert_eq!(with_name(b"a b"), Err(EINVAL));
+        assert_eq!(with_name(b"sixteen_bytes_16"), Err(EINVAL));
+    }
+}

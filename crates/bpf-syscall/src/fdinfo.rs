@@ -1,0 +1,125 @@
+//! `/proc/self/fdinfo/N` of an object's descriptor, from which tools read what older kernels had no command for.
+
+use std::fmt::Write;
+
+use beeline_runtime::backend::Info;
+use beeline_uapi::Errno;
+
+use crate::local::Handler;
+use crate::objects::{
+    LINK_TYPE_PERF_EVENT, LINK_TYPE_RAW_TRACEPOINT, LINK_TYPE_TRACING, Link, LinkTo, Map, Object,
+    Program,
+};
+use crate::tracepoints::Tracepoint;
+
+const PAGE: u64 = 4096;
+
+impl Handler<'_> {
+    /// The text, if the path is that of an object of the tool's: the kernel's lines on the file, and behind them
+    /// those on the object.
+    pub(crate) fn fdinfo(&self, path: &[u8]) -> Option<String> {
+        let fd = self.own_descriptor(path, "fdinfo")?;
+        let object = self.local.fds.find(self.tid, fd).ok()??;
+        let of_file = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid)).ok()?;
+        let mut text = of_file;
+        match object {
+            Object::Map(map) => self.map_lines(&map, &mut text).ok()?,
+            Object::Program(program) => self.program_lines(&program, &mut text).ok()?,
+            Object::Link(link) => self.link_lines(&link, &mut text).ok()?,
+            Object::Btf(btf) => lines(&mut text, &[("btf_id", btf.id.to_string())]),
+            Object::Event(_) | Object::Ring(_) => {}
+        }
+        Some(text)
+    }
+
+    fn map_lines(&self, map: &Map, text: &mut String) -> Result<(), Errno> {
+        let spec = &map.spec;
+        let memory = self.local.backend.memory(map.held.id)?;
+        let bytes = rustix::fs::fstat(memory).map_or(0, |stat| stat.st_size as u64);
+        lines(
+            text,
+            &[
+                ("map_type", spec.map_type.to_string()),
+                ("key_size", spec.key_size.to_string()),
+                ("value_size", spec.value_size.to_string()),
+                ("max_entries", spec.max_entries.to_string()),
+                ("map_flags", format!("{:#x}", spec.flags)),
+                ("map_extra", format!("{:#x}", spec.map_extra)),
+                ("memlock", bytes.to_string()),
+                ("map_id", map.held.id.0.to_string()),
+                ("frozen", u32::from(map.is_frozen()).to_string()),
+            ],
+        );
+        Ok(())
+    }
+
+    fn program_lines(&self, program: &Program, text: &mut String) -> Result<(), Errno> {
+        let Info::Program { xlated, .. } = self.local.backend.info(program.held.id)? else {
+            return Err(Errno(libc::EINVAL));
+        };
+        let insns = xlated.len() as u64;
+        lines(
+            text,
+            &[
+                ("prog_type", program.prog_type.to_string()),
+                ("prog_jited", "1".into()),
+                ("prog_tag", self.tag(program)?),
+                ("memlock", insns.next_multiple_of(PAGE).to_string()),
+                ("prog_id", program.held.id.0.to_string()),
+                ("run_time_ns", "0".into()),
+                ("run_cnt", "0".into()),
+                ("recursion_misses", "0".into()),
+                ("verified_insns", (insns / 8).to_string()),
+            ],
+        );
+        Ok(())
+    }
+
+    fn link_lines(&self, link: &Link, text: &mut String) -> Result<(), Errno> {
+        lines(
+            text,
+            &[
+                ("link_type", link_type_name(link.link_type()).into()),
+                ("link_id", link.id.to_string()),
+                ("prog_tag", self.tag(&link.program)?),
+                ("prog_id", link.program.held.id.0.to_string()),
+            ],
+        );
+        let (point, is_event) = match &link.to {
+            LinkTo::Event(event) => (event.point(), true),
+            LinkTo::Place { point, .. } => (point, false),
+        };
+        let tracepoint = Tracepoint::of_point(point).or_else(|| Tracepoint::of_raw(point));
+        if let Some(tracepoint) = tracepoint {
+            lines(text, &[("tp_name", tracepoint.name())]);
+            if is_event {
+                lines(text, &[("event_type", "tracepoint".into())]);
+            }
+            lines(text, &[("cookie", link.cookie.to_string())]);
+        }
+        Ok(())
+    }
+
+    fn tag(&self, program: &Program) -> Result<String, Errno> {
+        match self.local.backend.info(program.held.id)? {
+            Info::Program { tag, .. } => Ok(tag.iter().map(|byte| format!("{byte:02x}")).collect()),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+}
+
+fn link_type_name(link_type: u32) -> &'static str {
+    match link_type {
+        LINK_TYPE_RAW_TRACEPOINT => "raw_tracepoint",
+        LINK_TYPE_TRACING => "tracing",
+        LINK_TYPE_PERF_EVENT => "perf",
+        _ => "unknown",
+    }
+}
+
+fn lines(text: &mut String, lines: &[(&str, String)]) {
+    for (name, value) in lines {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{name}:\t{value}");
+    }
+}

@@ -1,0 +1,454 @@
+//! Which object a descriptor of the tool stands for, and when the tool has none left.
+//!
+//! The tool gets real descriptors, and the table knows their files by device and inode, so that one
+//! that was duplicated, inherited or sent to another process is recognised wherever it turns up.
+//! There are two kinds:
+//!
+//! - The file of a map or a perf ring is its memory, for the tool to map. Nobody tells when it is closed, so
+//!   [`sweep`](crate::sweep) looks for it now and then. While a tool waits for a ring with `poll`, its descriptor is
+//!   the ring's eventfd instead ([`wait`](crate::wait)).
+//! - Any other object has an *anchor*: one end of a socket pair. The door keeps the other, whose hang-up tells that the last
+//!   descriptor is closed, everywhere.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use beeline_runtime::Charge;
+use beeline_supervisor::keys::{Key, anchor, errno, eventfd_number, key_of, key_of_descriptor};
+use beeline_uapi::Errno;
+use rustix::event::epoll;
+
+use crate::elements::Use;
+use crate::objects::{Btf, Event, Map, Object, Program, Ring};
+use beeline_supervisor::Mode;
+
+const EBADF: Errno = Errno(libc::EBADF);
+const EINVAL: Errno = Errno(libc::EINVAL);
+
+/// What the table knows of a file.
+struct Entry {
+    object: Object,
+    hold: Hold,
+    _use: Use,
+}
+
+impl Entry {
+    fn new(object: Object, hold: Hold) -> Self {
+        let _use = Use::of(&object);
+        Entry { object, hold, _use }
+    }
+}
+
+impl Entry {
+    fn waiter(&self) -> Option<u32> {
+        match self.hold {
+            Hold::Memory { waiter, .. } => waiter,
+            Hold::Anchor { .. } => None,
+        }
+    }
+}
+
+/// See [`Descriptors::transit`].
+pub(crate) struct Transit<'a>(&'a AtomicUsize);
+
+impl Drop for Transit<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// How the tool's hold on an object is known.
+enum Hold {
+    /// By the hang-up of our end of the anchor, kept open here. `is_first`: the object came with it, and was not opened by it later.
+    Anchor {
+        _end: OwnedFd,
+        is_first: bool,
+        _charge: Charge,
+    },
+    /// By looking. `installed`: the tool was given it. `waiter`: the number of the eventfd that some of its
+    /// descriptors are.
+    Memory {
+        installed: bool,
+        waiter: Option<u32>,
+    },
+}
+
+/// The table.
+pub(crate) struct Descriptors {
+    entries: Mutex<HashMap<Key, Entry>>,
+    /// Watches our ends of the anchors; each event's data is the inode of the tool's end.
+    hangups: OwnedFd,
+    /// Held while objects are dropped whose anchors hung up.
+    reaping: Mutex<()>,
+    /// Descriptors that the tool may have already, and of which there still is a copy here.
+    in_transit: AtomicUsize,
+    /// The device of all sockets.
+    sockets: u64,
+    /// The file that all eventfds are to `stat`.
+    anonymous: Key,
+    /// Tools wait for some rings by `poll`.
+    has_waiters: AtomicBool,
+    /// There are rings to wait for.
+    has_rings: AtomicBool,
+    /// Numbers for objects that the backend does not number: BTF, events, links.
+    last_number: AtomicU32,
+    /// Has a number, and is there without a descriptor.
+    kernels_btf: Option<Object>,
+}
+
+impl Descriptors {
+    pub(crate) fn new() -> io::Result<Self> {
+        let hangups = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let (socket, _) = anchor()?;
+        let sockets = key_of(&socket)?.device;
+        let anonymous = key_of(&hangups)?;
+        Ok(Descriptors {
+            entries: Mutex::default(),
+            hangups,
+            reaping: Mutex::default(),
+            in_transit: AtomicUsize::new(0),
+            sockets,
+            anonymous,
+            has_waiters: AtomicBool::new(false),
+            has_rings: AtomicBool::new(false),
+            last_number: AtomicU32::new(Btf::KERNELS),
+            kernels_btf: Btf::of_kernel().map(|btf| Object::Btf(Arc::new(btf))),
+        })
+    }
+
+    pub(crate) fn new_number(&self) -> u32 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A descriptor for an object without memory, its first or another.
+    pub(crate) fn add_anchored(
+        &self,
+        object: Object,
+        is_first: bool,
+        charge: Charge,
+    ) -> Result<OwnedFd, Errno> {
+        let (ours, file) = anchor().map_err(errno)?;
+        let key = key_of(&file).map_err(errno)?;
+        let mut entries = self.lock();
+        // A hang-up is always reported; nothing is before the tool's end is closed, so the entry is
+        // there in time.
+        epoll::add(
+            &self.hangups,
+            &ours,
+            epoll::EventData::new_u64(key.inode),
+            epoll::EventFlags::empty(),
+        )
+        .map_err(|error| Errno(error.raw_os_error()))?;
+        let hold = Hold::Anchor {
+            _end: ours,
+            is_first,
+            _charge: charge,
+        };
+        entries.insert(key, Entry::new(object, hold));
+        Ok(file)
+    }
+
+    /// The descriptor of an object that has memory.
+    pub(crate) fn add_memory(&self, object: Object, file: OwnedFd) -> Result<OwnedFd, Errno> {
+        let key = key_of(&file).map_err(errno)?;
+        if object.wakeup().is_some() {
+            self.has_rings.store(true, Ordering::Release);
+        }
+        self.lock().entry(key).or_insert_with(|| {
+            let hold = Hold::Memory {
+                installed: false,
+                waiter: None,
+            };
+            Entry::new(object, hold)
+        });
+        Ok(file)
+    }
+
+    /// The tool got the descriptor, or not. What it did not get, and has no other descriptor of,
+    /// goes.
+    pub(crate) fn installed(&self, key: Key, got: bool) {
+        let mut entries = self.lock();
+        let Some(Entry {
+            hold: Hold::Memory { installed, .. },
+            ..
+        }) = entries.get_mut(&key)
+        else {
+            return; // The anchor hangs up by itself.
+        };
+        if got {
+            *installed = true;
+        } else if !*installed {
+            let gone = entries.remove(&key);
+            drop(entries);
+            drop(gone);
+        }
+    }
+
+    /// The object behind a descriptor of a thread: EBADF if it has no such descriptor, `None` if it
+    /// is another's file.
+    pub(crate) fn find(&self, tid: i32, fd: i32) -> Result<Option<Object>, Errno> {
+        let key = key_of_descriptor(tid, fd)?;
+        if key == self.anonymous && self.has_waiters.load(Ordering::Acquire) {
+            return Ok(self.waiter_of(tid, fd).map(|(_, object)| object));
+        }
+        Ok(self.lock().get(&key).map(|entry| entry.object.clone()))
+    }
+
+    /// Did the object come with a descriptor of a thread's? The kernel has another name for a link's others.
+    pub(crate) fn is_first(&self, tid: i32, fd: i32) -> bool {
+        let key = key_of_descriptor(tid, fd);
+        let is_other = |entry: &Entry| {
+            matches!(
+                entry.hold,
+                Hold::Anchor {
+                    is_first: false,
+                    ..
+                }
+            )
+        };
+        !key.is_ok_and(|key| self.lock().get(&key).is_some_and(is_other))
+    }
+
+    /// Were there ever rings to wait for?
+    pub(crate) fn has_rings(&self) -> bool {
+        self.has_rings.load(Ordering::Acquire)
+    }
+
+    /// Some descriptors of the object with this memory are this eventfd from now on.
+    pub(crate) fn set_waiter(&self, memory: Key, eventfd: &OwnedFd) -> Result<(), Errno> {
+        let number = eventfd_number("self", eventfd.as_raw_fd()).ok_or(Errno(libc::EIO))?;
+        if let Some(Entry {
+            hold: Hold::Memory { waiter, .. },
+            ..
+        }) = self.lock().get_mut(&memory)
+        {
+            *waiter = Some(number);
+        }
+        self.has_waiters.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// The object that a descriptor waits for, if it is such an eventfd, and the key of its memory.
+    pub(crate) fn waiter_of(&self, tid: i32, fd: i32) -> Option<(Key, Object)> {
+        let number = eventfd_number(&tid.to_string(), fd)?;
+        let entries = self.lock();
+        let mut entries = entries.iter();
+        let found = entries.find(|(_, entry)| entry.waiter() == Some(number));
+        found.map(|(key, entry)| (*key, entry.object.clone()))
+    }
+
+    /// The eventfds that stand for memory files, by their numbers.
+    pub(crate) fn waiters(&self) -> HashMap<u32, Key> {
+        let entries = self.lock();
+        let waiters = entries.iter();
+        waiters
+            .filter_map(|(key, entry)| Some((entry.waiter()?, *key)))
+            .collect()
+    }
+
+    pub(crate) fn map(&self, tid: i32, fd: i32) -> Result<Arc<Map>, Errno> {
+        match self.find(tid, fd)? {
+            Some(Object::Map(map)) => Ok(map),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// A map, and what this descriptor is good for now: nobody writes to a frozen one.
+    pub(crate) fn map_and_mode(&self, tid: i32, fd: i32) -> Result<(Arc<Map>, Mode), Errno> {
+        let map = self.map(tid, fd)?;
+        let mut mode = self.mode(tid, fd)?;
+        mode.write &= !map.is_frozen();
+        Ok((map, mode))
+    }
+
+    /// How a descriptor was opened.
+    pub(crate) fn mode(&self, tid: i32, fd: i32) -> Result<Mode, Errno> {
+        rustix::fs::lstat(format!("/proc/{tid}/fd/{fd}"))
+            .map(|link| Mode::of_link(link.st_mode))
+            .map_err(|_| EBADF)
+    }
+
+    pub(crate) fn program(&self, tid: i32, fd: i32) -> Result<Arc<Program>, Errno> {
+        match self.find(tid, fd)? {
+            Some(Object::Program(program)) => Ok(program),
+            _ => Err(EINVAL),
+        }
+    }
+
+    pub(crate) fn kernels_btf(&self) -> Option<&Arc<Btf>> {
+        match &self.kernels_btf {
+            Some(Object::Btf(btf)) => Some(btf),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn btf(&self, tid: i32, fd: i32) -> Result<Arc<Btf>, Errno> {
+        match self.find(tid, fd)? {
+            Some(Object::Btf(btf)) => Ok(btf),
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// For links and perf arrays: what is no perf event is a bad descriptor to the kernel.
+    pub(crate) fn event(&self, tid: i32, fd: i32) -> Result<Arc<Event>, Errno> {
+        match self.find(tid, fd)? {
+            Some(Object::Event(event)) => Ok(event),
+            Some(Object::Ring(_)) => Err(EINVAL),
+            _ => Err(EBADF),
+        }
+    }
+
+    pub(crate) fn ring(&self, tid: i32, fd: i32) -> Result<Arc<Ring>, Errno> {
+        match self.find(tid, fd)? {
+            Some(Object::Ring(ring)) => Ok(ring),
+            Some(Object::Event(_)) => Err(EINVAL),
+            _ => Err(EBADF),
+        }
+    }
+
+    /// The object with the smallest number that `number` gives, and that is greater than `after`, among those with a
+    /// descriptor and `others`.
+    pub(crate) fn next(
+        &self,
+        after: u32,
+        others: &[Object],
+        number: impl Fn(&Object) -> Option<u32>,
+    ) -> Option<(u32, Object)> {
+        let entries = self.lock();
+        let objects = entries.values().map(|entry| &entry.object).chain(others);
+        let numbered = objects
+            .chain(&self.kernels_btf)
+            .filter_map(|object| Some((number(object)?, object)));
+        let next = numbered
+            .filter(|&(id, _)| id > after)
+            .min_by_key(|&(id, _)| id);
+        next.map(|(id, object)| (id, object.clone()))
+    }
+
+    /// Waits until anchors hang up or `wake` is readable; forgets the objects of the former.
+    /// `false` if it was `wake`.
+    pub(crate) fn reap(&self, wake: impl AsFd) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut ready = [
+            PollFd::new(&self.hangups, PollFlags::IN),
+            PollFd::new(&wake, PollFlags::IN),
+        ];
+        match poll(&mut ready, None) {
+            Err(rustix::io::Errno::INTR) => return Ok(true),
+            result => result?,
+        };
+        if !ready[1].revents().is_empty() {
+            return Ok(false);
+        }
+        self.reap_closed()?;
+        Ok(true)
+    }
+
+    /// Forgets the objects whose anchors have hung up. When it returns they are gone, whoever found them closed.
+    pub(crate) fn reap_closed(&self) -> io::Result<()> {
+        let _one = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = Vec::with_capacity(64);
+        let now = rustix::event::Timespec::default();
+        loop {
+            events.clear();
+            match epoll::wait(
+                &self.hangups,
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&now),
+            ) {
+                Err(rustix::io::Errno::INTR) => continue,
+                result => result?,
+            };
+            if events.is_empty() {
+                return Ok(());
+            }
+            for event in &events {
+                self.forget(Key {
+                    device: self.sockets,
+                    inode: event.data.u64(),
+                });
+            }
+        }
+    }
+
+    /// A descriptor goes to the tool, and its copy here is closed before this is dropped.
+    pub(crate) fn transit(&self) -> Transit<'_> {
+        self.in_transit.fetch_add(1, Ordering::AcqRel);
+        Transit(&self.in_transit)
+    }
+
+    /// Tries to take a place that something may have which the tool has closed just now: its errors are believed only
+    /// when all that is closed is gone.
+    pub(crate) fn after_closes<T>(&self, take: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        const TRIES: u32 = 100;
+        const PAUSE: Duration = Duration::from_millis(1);
+        let is_taken = |errno| matches!(errno, Errno(libc::EEXIST | libc::EBUSY | libc::E2BIG));
+        let mut taken = take();
+        for _ in 0..TRIES {
+            if !taken.as_ref().is_err_and(|&errno| is_taken(errno)) {
+                break;
+            }
+            // While there is a copy of a descriptor here, its object does not look closed.
+            let is_quiet = self.in_transit.load(Ordering::Acquire) == 0;
+            self.reap_closed().map_err(errno)?;
+            taken = take();
+            if is_quiet {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        taken
+    }
+
+    /// Drops the tool's hold on an object. Our end of the anchor closes, and leaves the epoll set
+    /// with that.
+    pub(crate) fn forget(&self, key: Key) {
+        let gone = self.lock().remove(&key);
+        // Not under the lock: detaching takes its time.
+        drop(gone);
+    }
+
+    /// Are there objects whose anchors have not hung up?
+    pub(crate) fn has_anchored(&self) -> bool {
+        let is_anchored = |entry: &Entry| matches!(entry.hold, Hold::Anchor { .. });
+        self.lock().values().any(is_anchored)
+    }
+
+    /// The memory files that the tool was given.
+    pub(crate) fn memory_files(&self) -> Vec<Key> {
+        let given = |entry: &Entry| {
+            matches!(
+                entry.hold,
+                Hold::Memory {
+                    installed: true,
+                    ..
+                }
+            )
+        };
+        self.lock()
+            .iter()
+            .filter(|(_, entry)| given(entry))
+            .map(|(key, _)| *key)
+            .collect()
+    }
+
+    /// Drops everything, with the objects that the tool had pinned: links and events first, so that nothing fires into
+    /// what goes after.
+    pub(crate) fn clear(&self, pinned: Vec<Object>) {
+        let entries = std::mem::take(&mut *self.lock());
+        let objects = entries.into_values().map(|entry| entry.object);
+        let attached = |object: &Object| matches!(object, Object::Link(_) | Object::Event(_));
+        let (first, then): (Vec<_>, Vec<_>) = objects.chain(pinned).partition(attached);
+        drop(first);
+        drop(then);
+    }
+
+    /// Each change of the table is a single one, so it is whole whenever the lock is free.
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,85 @@
+//! The handlers of a tool's calls, for fuzzing: the calls of a tool whose memory is bytes at hand, and whose descriptors are
+//! this process's own.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use beeline_runtime::backend::Backend;
+use beeline_uapi::Errno;
+
+use crate::local::Local;
+use beeline_supervisor::bpffs::BpfFs;
+use beeline_supervisor::keys::key_of;
+use beeline_supervisor::{Answers, Call, Listener, Memory, Reply};
+
+/// A tool that does not run, and the handlers of its calls.
+pub struct Tool {
+    local: Local,
+    /// Has no calls.
+    listener: Listener,
+}
+
+impl Tool {
+    /// Where the tool's memory begins.
+    pub const MEMORY: u64 = 0x10000;
+
+    /// One that this backend serves.
+    pub fn new(backend: Arc<dyn Backend>) -> io::Result<Self> {
+        Ok(Self {
+            local: Local::new(backend)?,
+            listener: Listener::new(File::open("/dev/null")?.into())?,
+        })
+    }
+
+    /// Makes a call of this number with `memory` at [`Self::MEMORY`]. The descriptor that it gives is closed again.
+    pub fn call(&self, number: i64, arguments: [u64; 6], memory: &[u8]) -> Result<(), Errno> {
+        let answer = self.answer(number, arguments, memory);
+        let done = answer.map(|file| {
+            let key = file.as_ref().and_then(|file| key_of(file).ok());
+            drop(file);
+            if let Some(key) = key {
+                self.local.fds.installed(key, false);
+            }
+        });
+        // Failing here means that the object stays until the next call.
+        let _ = self.local.fds.reap_closed();
+        done
+    }
+
+    /// Lets everything go that was pinned, with its names.
+    pub fn unpin_all(&mut self) {
+        self.local.bpffs = BpfFs::default();
+    }
+
+    /// Makes such a call, and gives the descriptor that the tool would get, which stays good.
+    pub fn open(&self, number: i64, arguments: [u64; 6], memory: &[u8]) -> Result<OwnedFd, Errno> {
+        let file = self.answer(number, arguments, memory)?;
+        let file = file.ok_or(Errno(libc::EINVAL))?;
+        if let Ok(key) = key_of(&file) {
+            self.local.fds.installed(key, true);
+        }
+        Ok(file)
+    }
+
+    fn answer(
+        &self,
+        number: i64,
+        arguments: [u64; 6],
+        memory: &[u8],
+    ) -> Result<Option<OwnedFd>, Errno> {
+        let call = Call {
+            memory: Memory::of_nobody(Self::MEMORY, memory),
+            listener: &self.listener,
+            id: 0,
+            tid: rustix::thread::gettid().as_raw_nonzero().get(),
+            args: arguments,
+            let_lead: &|| (),
+        };
+        match self.local.answer(&call, number)? {
+            Reply::Descriptor { file, .. } => Ok(Some(file)),
+            Reply::Value(_) | Reply::Continue | Reply::Answered => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! `BPF_OBJ_GET_INFO_BY_FD`: what an object is.
+
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Info};
+use beeline_uapi::Errno;
+
+use crate::local::Handler;
+use crate::objects::{Btf, Link, LinkTo, Map, Object, Program};
+use crate::syscalls::SystemCall;
+use crate::tracepoints::Tracepoint;
+use beeline_supervisor::Answer;
+use beeline_supervisor::Reply;
+use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+
+/// Bytes of the kernel's answers (`linux/bpf.h`, Linux 6.18).
+const MAP_INFO: usize = 104;
+/// The last of them are no field, and must be zero.
+const MAP_INFO_PADDING: usize = 4;
+const PROG_INFO: usize = 232;
+const BTF_INFO: usize = 32;
+const LINK_INFO: usize = 64;
+
+// `enum bpf_perf_event_type`.
+const PERF_EVENT_UPROBE: u32 = 1;
+const PERF_EVENT_URETPROBE: u32 = 2;
+const PERF_EVENT_KPROBE: u32 = 3;
+const PERF_EVENT_KRETPROBE: u32 = 4;
+const PERF_EVENT_TRACEPOINT: u32 = 5;
+const PERF_EVENT_EVENT: u32 = 6;
+
+/// An answer. It begins as what the tool passed, since some fields are the addresses of buffers to
+/// fill and the room in them.
+struct Answered {
+    bytes: Vec<u8>,
+}
+
+impl Answered {
+    fn put(&mut self, offset: usize, field: &[u8]) {
+        for (to, from) in self.bytes.iter_mut().skip(offset).zip(field) {
+            *to = *from;
+        }
+    }
+
+    fn put_u32(&mut self, offset: usize, value: u32) {
+        self.put(offset, &value.to_ne_bytes());
+    }
+
+    fn put_u64(&mut self, offset: usize, value: u64) {
+        self.put(offset, &value.to_ne_bytes());
+    }
+
+    /// A name of at most 15 bytes in its field of 16.
+    fn put_name(&mut self, offset: usize, name: &str) {
+        let mut field = [0; 16];
+        for (to, from) in field.iter_mut().take(15).zip(name.bytes()) {
+            *to = from;
+        }
+        self.put(offset, &field);
+    }
+
+    fn u32(&self, offset: usize) -> u32 {
+        u32_at(&self.bytes, offset)
+    }
+
+    fn u64(&self, offset: usize) -> u64 {
+        u64_at(&self.bytes, offset)
+    }
+}
+
+impl Handler<'_> {
+    pub(crate) fn info_by_fd(&self, attr: &BpfAttr) -> Answer {
+        attr.ends_at(16)?;
+        let (fd, room, address) = (attr.i32(0), attr.u32(4) as usize, attr.u64(8));
+        // This command alone says EBADFD.
+        let found = self.local.fds.find(self.tid, fd);
+        let object = found.map_err(|_| Errno(libc::EBADFD))?.ok_or(EINVAL)?;
+        let (known, padding) = match &object {
+            Object::Map(_) => (MAP_INFO, MAP_INFO_PADDING),
+            Object::Program(_) => (PROG_INFO, 0),
+            Object::Btf(_) => (BTF_INFO, 0),
+            Object::Link(_) => (LINK_INFO, 0),
+            Object::Event(_) | Object::Ring(_) => return Err(EINVAL),
+        };
+        if room > ATTR_LIMIT {
+            return Err(Errno(libc::E2BIG));
+        }
+        let mut passed = self.memory.bytes(address, room)?;
+        let fields_end = known - padding;
+        if passed.iter().skip(fields_end).any(|&byte| byte != 0) {
+            return Err(Errno(libc::E2BIG));
+        }
+        passed.resize(known, 0);
+        let mut info = Answered { bytes: passed };
+        match &object {
+            Object::Map(map) => map_info(map, &mut info)?,
+            Object::Program(program) => self.program_info(program, &mut info)?,
+            Object::Btf(btf) => self.btf_info(btf, &mut info)?,
+            Object::Link(link) => self.link_info(link, &mut info)?,
+            Object::Event(_) | Object::Ring(_) => return Err(EINVAL),
+        }
+        info.bytes.truncate(room);
+        self.memory.write(address, &info.bytes)?;
+        self.write_back(4, info.bytes.len() as u32)?;
+        Ok(Reply::Value(0))
+    }
+
+    /// Fills the buffer that two fields of the answer tell of: its room, in items of `item` bytes, and its
+    /// address. The first then says how many there are in all.
+    fn fill(
+        &self,
+        info: &mut Answered,
+        (count_at, address_at): (usize, usize),
+        item: usize,
+        data: &[u8],
+    ) -> Result<(), Errno> {
+        let room = (info.u32(count_at) as usize).saturating_mul(item);
+        info.put_u32(count_at, (data.len() / item) as u32);
+        let given = data.get(..room).unwrap_or(data);
+        self.memory.write(info.u64(address_at), given)
+    }
+
+    /// `struct bpf_prog_info`.
+    fn program_info(&self, program: &Program, info: &mut Answered) -> Result<(), Errno> {
+        const GPL_COMPATIBLE: u32 = 1;
+        let Info::Program {
+            name,
+            tag,
+            jited,
+            xlated,
+            maps,
+            ..
+        } = self.local.backend.info(program.held.id)?
+        else {
+            return Err(EINVAL);
+        };
+        info.put_u32(0, program.prog_type.0);
+        info.put_u32(4, program.held.id.0);
+        info.put(8, &tag);
+        info.put_u64(40, program.loaded);
+        info.put_u32(48, program.uid);
+        info.put_name(64, &name);
+        info.put_u32(84, if program.gpl { GPL_COMPATIBLE } else { 0 });
+        info.put_u32(128, program.btf.as_ref().map_or(0, |btf| btf.id));
+        // Not counted: time, runs, and runs that were not to be.
+        info.put(192, &[0; 24]);
+        info.put_u32(216, (xlated.len() / 8) as u32);
+        info.put_u64(220, 0);
+
+        let ids: Vec<u8> = maps.iter().flat_map(|map| map.0.to_ne_bytes()).collect();
+        self.fill(info, (52, 56), 4, &ids)?;
+        check_record_sizes(info)?;
+        self.fill(info, (20, 32), 1, &xlated)?;
+        self.fill(info, (16, 24), 1, &jited)?;
+        // One function. Its address is another in each process.
+        self.fill(info, (104, 112), 8, &[0; 8])?;
+        self.fill(info, (108, 120), 4, &(jited.len() as u32).to_ne_bytes())?;
+        self.fill(info, (144, 136), FUNC_INFO, &program.func_info)?;
+        self.fill(info, (148, 152), LINE_INFO, &program.line_info)?;
+        self.fill(info, (168, 160), 8, &[])?;
+        self.fill(info, (180, 184), 8, &tag)
+    }
+
+    /// `struct bpf_btf_info`.
+    fn btf_info(&self, btf: &Btf, info: &mut Answered) -> Result<(), Errno> {
+        self.fill(info, (8, 0), 1, btf.data())?;
+        info.put_u32(12, btf.id);
+        let (name, room) = (info.u64(16), info.u32(24) as usize);
+        if (name == 0) != (room == 0) {
+            return Err(EINVAL);
+        }
+        let own = btf.name().as_bytes();
+        info.put_u32(24, own.len() as u32);
+        info.put_u32(28, u32::from(!own.is_empty()));
+        if name != 0 {
+            let mut text = own.get(..room - 1).unwrap_or(own).to_vec();
+            text.push(0);
+            self.memory.write(name, &text)?;
+            if own.len() >= room {
+                return Err(Errno(libc::ENOSPC));
+            }
+        }
+        Ok(())
+    }
+
+    /// `struct bpf_link_info`.
+    fn link_info(&self, link: &Link, info: &mut Answered) -> Result<(), Errno> {
+        info.put_u32(0, link.link_type());
+        info.put_u32(4, link.id);
+        info.put_u32(8, link.program.held.id.0);
+        match &link.to {
+            LinkTo::Event(event) => self.event_link_info(event.point(), link.cookie, info),
+            LinkTo::Place { point, .. } => match Tracepoint::of_raw(point) {
+                Some(tracepoint) => {
+                    info.put_u64(32, link.cookie);
+                    self.name_into(info, (16, 24), tracepoint.name().as_bytes())
+                }
+                None => {
+                    info.put_u32(16, link.program.expected_attach_type.0);
+                    info.put_u32(20, Btf::KERNELS);
+                    info.put_u32(24, link.program.attach_btf_id);
+                    info.put_u64(32, link.cookie);
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    /// What `struct bpf_link_info` says of a perf event.
+    fn event_link_info(
+        &self,
+        point: &AttachPoint,
+        cookie: u64,
+        info: &mut Answered,
+    ) -> Result<(), Errno> {
+        const SOFTWARE_CPU_CLOCK: (u32, u64) = (1, 0);
+        match point {
+            AttachPoint::Timer { .. } => {
+                let (kind, config) = SOFTWARE_CPU_CLOCK;
+                info.put_u32(16, PERF_EVENT_EVENT);
+                info.put_u64(24, config);
+                info.put_u32(32, kind);
+                info.put_u64(40, cookie);
+                Ok(())
+            }
+            AttachPoint::Uprobe {
+                path,
+                offset,
+                retprobe,
+                ..
+            } => {
+                info.put_u32(36, *offset as u32);
+                info.put_u64(40, cookie);
+                info.put_u64(48, 0);
+                let kind = if *retprobe {
+                    PERF_EVENT_URETPROBE
+                } else {
+                    PERF_EVENT_UPROBE
+                };
+                info.put_u32(16, kind);
+                self.name_into(info, (24, 32), path.as_os_str().as_encoded_bytes())
+            }
+            AttachPoint::SystemCall {
+                number,
+                edge,
+                context,
+                ..
+            } => {
+                if let Some(tracepoint) = Tracepoint::of_point(point) {
+                    info.put_u32(16, PERF_EVENT_TRACEPOINT);
+                    info.put_u64(40, cookie);
+                    return self.name_into(info, (24, 32), tracepoint.name().as_bytes());
+                }
+                info.put_u32(
+                    16,
+                    match edge {
+                        Edge::Enter => PERF_EVENT_KPROBE,
+                        Edge::Exit => PERF_EVENT_KRETPROBE,
+                    },
+                );
+                // At the function's start; its address is nobody's business; no run was missed.
+                info.put_u32(36, 0);
+                info.put(40, &[0; 16]);
+                info.put_u64(56, cookie);
+                let call = number.and_then(SystemCall::by_number).ok_or(EINVAL)?;
+                let function = match context {
+                    CallContext::FunctionProbe(function) => function.name.to_owned(),
+                    _ => call.function(),
+                };
+                self.name_into(info, (24, 32), function.as_bytes())
+            }
+        }
+    }
+
+    /// A name, into the buffer whose address and room two fields of the answer tell. One that does not fit is cut, and
+    /// ENOSPC.
+    fn name_into(
+        &self,
+        info: &mut Answered,
+        (address_at, room_at): (usize, usize),
+        name: &[u8],
+    ) -> Result<(), Errno> {
+        let (address, room) = (info.u64(address_at), info.u32(room_at) as usize);
+        if (address == 0) != (room == 0) {
+            return Err(EINVAL);
+        }
+        info.put_u32(room_at, name.len() as u32 + 1);
+        if address == 0 {
+            return Ok(());
+        }
+        let mut text = name.get(..room - 1).unwrap_or(name).to_vec();
+        text.push(0);
+        self.memory.write(address, &text)?;
+        if name.len() < room {
+            Ok(())
+        } else {
+            Err(Errno(libc::ENOSPC))
+        }
+    }
+}
+
+/// Bytes of `struct bpf_func_info` and `struct bpf_line_info`.
+pub(crate) const FUNC_INFO: usize = 8;
+pub(crate) const LINE_INFO: usize = 16;
+
+/// The tool must know the sizes of the records that it has room for; then it is told them.
+fn check_record_sizes(info: &mut Answered) -> Result<(), Errno> {
+    const JITED_LINE_INFO: usize = 8;
+    for (count_at, size_at, size) in [
+        (144, 132, FUNC_INFO),
+        (148, 172, LINE_INFO),
+        (168, 176, JITED_LINE_INFO),
+    ] {
+        let (count, given) = (info.u32(count_at), info.u32(size_at));
+        if (count != 0 || given != 0) && given != size as u32 {
+            return Err(EINVAL);
+        }
+        info.put_u32(size_at, size as u32);
+    }
+    Ok(())
+}
+
+/// `struct bpf_map_info`. As in the kernel, what a map does not have stays as the tool passed it.
+fn map_info(map: &Map, info: &mut Answered) -> Result<(), Errno> {
+    // A digest of the contents, which only maps of signed programs have.
+    if info.u64(88) != 0 || info.u32(96) != 0 {
+        return Err(EINVAL);
+    }
+    let spec = &map.spec;
+    let fields = [
+        spec.map_type.0,
+        map.held.id.0,
+        spec.key_size,
+        spec.value_size,
+        spec.max_entries,
+        spec.flags,
+    ];
+    for (n, field) in fields.into_iter().enumerate() {
+        info.put_u32(4 * n, field);
+    }
+    info.put_name(24, &spec.name);
+    info.put_u32(44, 0);
+    if let Some((btf, key, value)) = &map.btf {
+        info.put_u32(64, btf.id);
+        info.put_u32(68, *key);
+        info.put_u32(72, *value);
+    }
+    info.put_u64(80, spec.map_extra);
+    Ok(())
+}

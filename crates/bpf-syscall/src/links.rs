@@ -1,0 +1,199 @@
+//! `BPF_LINK_CREATE` and `BPF_RAW_TRACEPOINT_OPEN`: programs attached for as long as a descriptor lives.
+
+use std::sync::Arc;
+
+use beeline_btf::Btf;
+use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
+use beeline_uapi::{AttachType, Errno, ProgramType};
+
+use crate::attr::{LinkCreate, RawTracepointOpen};
+use crate::functions;
+use crate::local::Handler;
+use crate::objects::{Event, Link, LinkTo, Object, Program, attach};
+use crate::syscalls::SystemCall;
+use crate::sysfs::printable;
+use crate::tracepoints::Tracepoint;
+use beeline_supervisor::Answer;
+use beeline_supervisor::attr::BpfAttr;
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+const ENOENT: Errno = Errno(libc::ENOENT);
+
+/// Programs that attach to functions of the kernel, or of other programs.
+const KERNELS_OWN: [ProgramType; 2] = [ProgramType::EXT, ProgramType::LSM];
+
+/// Types of programs that are attached to perf events.
+const OF_EVENTS: [ProgramType; 3] = [
+    ProgramType::KPROBE,
+    ProgramType::TRACEPOINT,
+    ProgramType::PERF_EVENT,
+];
+
+/// Bytes of context of both raw tracepoints on system calls: two words.
+const RAW_CONTEXT: u32 = 16;
+
+impl Handler<'_> {
+    pub(crate) fn link_create(&self, attr: &BpfAttr) -> Answer {
+        let wanted = LinkCreate::parse(attr)?;
+        let program = self.local.fds.program(self.tid, wanted.prog_fd)?;
+        match wanted.attach_type {
+            AttachType::PERF_EVENT
+                if wanted.flags == 0 && OF_EVENTS.contains(&program.prog_type) =>
+            {
+                self.link_event(program, &wanted)
+            }
+            kind @ (AttachType::TRACE_RAW_TP
+            | AttachType::TRACE_FENTRY
+            | AttachType::TRACE_FEXIT
+            | AttachType::MODIFY_RETURN)
+                if program.prog_type == ProgramType::TRACING
+                    && program.expected_attach_type == kind =>
+            {
+                let names_other_target = wanted.target_fd != 0 || wanted.target_btf_id != 0;
+                if kind != AttachType::TRACE_RAW_TP && names_other_target {
+                    return Err(EINVAL);
+                }
+                self.link_traced(program, wanted.tracing_cookie)
+            }
+            // Also for links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for them
+            // conclude that this kernel has none, and use one event for each probe.
+            _ => Err(EINVAL),
+        }
+    }
+
+    fn link_event(&self, program: Arc<Program>, wanted: &LinkCreate) -> Answer {
+        let event = self.local.fds.event(self.tid, wanted.target_fd)?;
+        self.set_program(&event, &program, wanted.cookie)?;
+        let link = Link {
+            id: self.local.fds.new_number(),
+            to: LinkTo::Event(event),
+            program,
+            cookie: wanted.cookie,
+        };
+        self.descriptor(Object::Link(Arc::new(link)))
+    }
+
+    pub(crate) fn raw_tracepoint_open(&self, attr: &BpfAttr) -> Answer {
+        let wanted = RawTracepointOpen::parse(attr)?;
+        let program = self.local.fds.program(self.tid, wanted.prog_fd)?;
+        match program.prog_type {
+            kind if kind == ProgramType::TRACING || KERNELS_OWN.contains(&kind) => {
+                // What they attach to was said when they were loaded.
+                if wanted.name != 0 {
+                    return Err(EINVAL);
+                }
+                self.link_traced(program, wanted.cookie)
+            }
+            ProgramType::RAW_TRACEPOINT => {
+                const LONGEST: usize = 127;
+                let name = printable(Ok(self.memory.string(wanted.name, LONGEST)?));
+                self.link_raw_tracepoint(program, &name, wanted.cookie)
+            }
+            _ => Err(EINVAL),
+        }
+    }
+
+    /// A program whose type in the kernel's BTF says what it attaches to.
+    fn link_traced(&self, program: Arc<Program>, cookie: u64) -> Answer {
+        let Some(name) = self.attach_name(&program) else {
+            return self.refuse_link("kernel tracing programs");
+        };
+        let (edge, kind) = match program.expected_attach_type {
+            AttachType::TRACE_RAW_TP => {
+                let name = name.strip_prefix("btf_trace_").unwrap_or(&name);
+                return self.link_raw_tracepoint(program, name, cookie);
+            }
+            AttachType::TRACE_FENTRY => (Edge::Enter, "fentry"),
+            AttachType::MODIFY_RETURN => (Edge::Enter, "fmod_ret"),
+            AttachType::TRACE_FEXIT => (Edge::Exit, "fexit"),
+            _ => return self.refuse_link("kernel tracing programs"),
+        };
+        let at = |number, context| AttachPoint::SystemCall {
+            number: Some(number),
+            edge,
+            context,
+            cookie: 0,
+        };
+        if let Some(call) = SystemCall::of_function(&name) {
+            let point = at(call.number, CallContext::Trampoline);
+            return self.link_places(program, vec![point], cookie);
+        }
+        let points: Vec<_> = functions::leading_to(&name)
+            .into_iter()
+            // Nobody may change what they return.
+            .filter(|_| program.expected_attach_type != AttachType::MODIFY_RETURN)
+            .map(|one| at(one.number, CallContext::FunctionTrampoline(one.function)))
+            .collect();
+        if points.is_empty() {
+            return self.refuse_link(&format!("{kind}:{name}{}", functions::advice(&name)));
+        }
+        self.link_places(program, points, cookie)
+    }
+
+    /// ENOENT for all tracepoints but those on all system calls; EINVAL if the program looks beyond the tracepoint's arguments.
+    fn link_raw_tracepoint(&self, program: Arc<Program>, name: &str, cookie: u64) -> Answer {
+        let Some(tracepoint) = Tracepoint::named("raw_syscalls", name) else {
+            return self.refuse_link(&format!("rawtracepoint:{name}"));
+        };
+        if program.prog_type == ProgramType::RAW_TRACEPOINT && program.context_end() > RAW_CONTEXT {
+            return Err(EINVAL);
+        }
+        let point = AttachPoint::SystemCall {
+            number: None,
+            edge: tracepoint.edge,
+            context: CallContext::RawTracepoint,
+            cookie: 0,
+        };
+        self.link_places(program, vec![point], cookie)
+    }
+
+    /// Links a program to a place, or to several of the same kind that belong together.
+    fn link_places(&self, program: Arc<Program>, points: Vec<AttachPoint>, cookie: u64) -> Answer {
+        let point = points.first().cloned().ok_or(EINVAL)?;
+        self.local.backend.attach_check(&point)?;
+        let take = || self.local.claims.claim(program.held.id, &point);
+        let claim = self.local.fds.after_closes(take)?;
+        let attach = |point| attach(&self.local.backend, &program, point, cookie);
+        let held = points.iter().map(attach).collect::<Result<_, _>>()?;
+        let to = LinkTo::Place {
+            point,
+            _held: held,
+            _claim: claim,
+        };
+        let link = Link {
+            id: self.local.fds.new_number(),
+            to,
+            program,
+            cookie,
+        };
+        self.descriptor(Object::Link(Arc::new(link)))
+    }
+
+    /// [`Event::set_program`], once what the tool has closed before is out of the way.
+    pub(crate) fn set_program(
+        &self,
+        event: &Event,
+        program: &Arc<Program>,
+        cookie: u64,
+    ) -> Result<(), Errno> {
+        let take = || event.set_program(program, cookie);
+        match event.point() {
+            AttachPoint::SystemCall { .. } => self.local.fds.after_closes(take),
+            // No other event is in its way.
+            _ => take(),
+        }
+    }
+
+    /// The name of the type in the kernel's BTF that a program was loaded for.
+    fn attach_name(&self, program: &Program) -> Option<String> {
+        let kernel = self.local.fds.kernels_btf()?;
+        let types = Btf::parse(kernel.data())?;
+        let name = types.get(program.attach_btf_id)?.name;
+        Some(String::from_utf8_lossy(name).into_owned())
+    }
+
+    fn refuse_link(&self, what: &str) -> Answer {
+        self.local.backend.unsupported(what);
+        Err(ENOENT)
+    }
+}

@@ -1,0 +1,221 @@
+//! A tool's calls, answered by a [`Backend`] on this machine.
+
+use std::io;
+use std::ops::Deref;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use beeline_inject::with_remedy;
+use beeline_runtime::backend::Backend;
+use beeline_supervisor::bpffs::{BpfFs, BpfFsCall};
+use beeline_supervisor::keys::key_of;
+use beeline_supervisor::{Answer, Answers, Call, HERE, HotSites, Listener, Reply, Request};
+use beeline_uapi::Errno;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::claims::Claims;
+use crate::elements::Members;
+use crate::fds::Descriptors;
+use crate::pin::Pinned;
+use crate::sysfs::EventTypes;
+use crate::tracefs::TraceFs;
+use crate::tracepoints::KernelIds;
+
+/// The state that all calls of one tool share.
+pub struct Local {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) fds: Descriptors,
+    pub(crate) bpffs: BpfFs<Pinned>,
+    pub(crate) event_types: EventTypes,
+    pub(crate) tracefs: TraceFs,
+    pub(crate) tracepoint_ids: KernelIds,
+    pub(crate) claims: Arc<Claims>,
+    /// Objects in maps.
+    pub(crate) members: Members,
+    /// Wakes the thread that releases objects.
+    pub(crate) reaper: OwnedFd,
+    /// Memory files given to the tool since the last look for closed ones.
+    pub(crate) unswept: AtomicU64,
+    /// The tool and its children are gone.
+    pub(crate) done: AtomicBool,
+    pub(crate) hot_sites: HotSites,
+}
+
+impl Local {
+    /// Prepares to answer from a backend.
+    ///
+    /// # Errors
+    /// This process has no descriptors left.
+    pub fn new(backend: Arc<dyn Backend>) -> io::Result<Self> {
+        Ok(Local {
+            backend,
+            fds: Descriptors::new()?,
+            bpffs: BpfFs::default(),
+            event_types: EventTypes::read(),
+            tracefs: TraceFs::default(),
+            tracepoint_ids: KernelIds::default(),
+            claims: Arc::default(),
+            members: Members::default(),
+            reaper: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            unswept: AtomicU64::new(0),
+            done: AtomicBool::new(false),
+            hot_sites: HotSites::default(),
+        })
+    }
+
+    /// Makes the reaper look at what it has to do.
+    pub(crate) fn wake_reaper(&self) {
+        // Fails only when the count is full, and then the reaper wakes anyway.
+        let _ = rustix::io::write(&self.reaper, &1u64.to_ne_bytes());
+    }
+}
+
+impl Answers for Local {
+    fn answer(&self, call: &Call<'_>, nr: i64) -> Answer {
+        let call = &Handler { local: self, call };
+        let [a, b, c, d, e, _] = call.args;
+        match nr {
+            libc::SYS_bpf => call.bpf(),
+            libc::SYS_perf_event_open => call.with_room(|| call.perf_event_open()),
+            libc::SYS_ioctl => call.with_room(|| call.ioctl()),
+            libc::SYS_mmap => call.with_room(|| call.mmap()),
+            libc::SYS_epoll_ctl => call.epoll_ctl(),
+            libc::SYS_poll | libc::SYS_ppoll => call.poll(a, b),
+            libc::SYS_select | libc::SYS_pselect6 => call.select(a, b),
+            libc::SYS_openat => call.open(a, b, c),
+            libc::SYS_open => call.open(HERE, a, b),
+            libc::SYS_mkdirat => call.files().mkdir(a, b, c),
+            libc::SYS_mkdir => call.files().mkdir(HERE, a, b),
+            libc::SYS_unlinkat => call.files().unlink(a, b, c),
+            libc::SYS_unlink => call.files().unlink(HERE, a, 0),
+            libc::SYS_rmdir => call.files().unlink(HERE, a, libc::AT_REMOVEDIR as u64),
+            libc::SYS_rename => call.files().rename((HERE, a), (HERE, b), 0),
+            libc::SYS_renameat => call.files().rename((a, b), (c, d), 0),
+            libc::SYS_renameat2 => call.files().rename((a, b), (c, d), e),
+            libc::SYS_faccessat | libc::SYS_faccessat2 => call.access(a, b, c),
+            libc::SYS_access => call.access(HERE, a, b),
+            libc::SYS_stat | libc::SYS_lstat => call.stat(HERE, a, b),
+            libc::SYS_newfstatat => call.stat(a, b, c),
+            libc::SYS_statx => call.statx(a, b, d, e),
+            libc::SYS_getxattr | libc::SYS_lgetxattr => {
+                call.files().xattr(a, Err(Errno(libc::EOPNOTSUPP)))
+            }
+            libc::SYS_listxattr | libc::SYS_llistxattr => call.files().xattr(a, Ok(0)),
+            libc::SYS_statfs => call.statfs(a, b),
+            libc::SYS_fstatfs => call.files().fstatfs(a, b),
+            libc::SYS_readlink => call.readlink(a, b, c),
+            libc::SYS_readlinkat => call.readlink(b, c, d),
+            libc::SYS_execve | libc::SYS_execveat => call.run_program(),
+            _ => Err(Errno(libc::ENOSYS)),
+        }
+    }
+
+    fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool {
+        let call = &Handler { local: self, call };
+        let [a, b, ..] = call.args;
+        match nr {
+            libc::SYS_openat
+            | libc::SYS_newfstatat
+            | libc::SYS_statx
+            | libc::SYS_faccessat
+            | libc::SYS_faccessat2
+            | libc::SYS_readlinkat => call.is_elsewhere(a, b),
+            libc::SYS_open
+            | libc::SYS_stat
+            | libc::SYS_lstat
+            | libc::SYS_access
+            | libc::SYS_readlink => call.is_elsewhere(HERE, a),
+            libc::SYS_poll | libc::SYS_ppoll | libc::SYS_select | libc::SYS_pselect6 => {
+                !self.fds.has_rings()
+            }
+            libc::SYS_execve | libc::SYS_execveat => !self.backend.follows_programs(),
+            _ => false,
+        }
+    }
+
+    /// Any other call may wait: for the targets it stops, say, whose own calls may come here.
+    fn is_short(&self, _: &Request) -> bool {
+        false
+    }
+
+    fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, _: &dyn Fn()) {
+        let installing = match &answer {
+            Ok(Reply::Descriptor { file, .. }) => key_of(file).ok(),
+            _ => None,
+        };
+        // The tool cannot know that it is our files that are too many.
+        if matches!(answer, Err(Errno(libc::EMFILE))) {
+            let why = with_remedy(&io::Error::from_raw_os_error(libc::EMFILE));
+            self.backend
+                .unsupported(&format!("a call of the tool's was refused: {why}"));
+        }
+        let is_often = is_map_operation(request) && self.hot_sites.count(request.tid, request.ip);
+        let transit = installing.map(|_| self.fds.transit());
+        let taken = listener.answer(request.id, answer);
+        drop(transit);
+        if let Some(key) = installing {
+            self.fds.installed(key, taken);
+        }
+        if is_often {
+            self.backend.shorten(request.process(), request.ip);
+        }
+    }
+
+    fn found_tool(&self, pid: i32) {
+        self.backend.found_tool(pid);
+    }
+
+    fn is_in_use(&self) -> bool {
+        self.has_users()
+    }
+
+    fn tend(&self) {
+        self.reap();
+    }
+
+    fn stop(&self) {
+        self.done.store(true, Ordering::Release);
+        self.wake_reaper();
+    }
+
+    fn clear(&self) {
+        let pinned = self.bpffs.clear();
+        self.fds
+            .clear(pinned.into_iter().map(|pin| pin.object).collect());
+    }
+}
+
+/// A call, and the state that its handlers work on. The handlers are its methods, in a module for each group of system calls.
+pub(crate) struct Handler<'a> {
+    pub(crate) local: &'a Local,
+    call: &'a Call<'a>,
+}
+
+impl Handler<'_> {
+    /// The same call, for what it may name in the BPF file system.
+    pub(crate) fn files(&self) -> BpfFsCall<'_, Local> {
+        BpfFsCall::new(self.local, self.call)
+    }
+
+    /// `execve`. Whatever comes of it, the program begins.
+    fn run_program(&self) -> Answer {
+        if let Ok(pid) = self.process() {
+            self.local.backend.begins_program(pid);
+        }
+        Ok(Reply::Continue)
+    }
+}
+
+impl<'a> Deref for Handler<'a> {
+    type Target = Call<'a>;
+
+    fn deref(&self) -> &Call<'a> {
+        self.call
+    }
+}
+
+/// Is it a command on elements of a map?
+fn is_map_operation(request: &Request) -> bool {
+    request.nr == libc::SYS_bpf && matches!(request.args[0], 1..=4 | 21 | 24..=27)
+}

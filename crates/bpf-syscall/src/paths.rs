@@ -1,0 +1,92 @@
+//! System calls that name a file: those under `/sys/fs/bpf` are answered from the session's own BPF file system
+//! ([`crate::bpffs`]), those to tracepoints on system calls from the session's own tracefs where the kernel's cannot be read
+//! ([`crate::tracefs`]), and the links in `/proc/PID/fd` say what the tool's descriptors are to it. The kernel makes all others.
+
+use beeline_uapi::Errno;
+
+use crate::local::Handler;
+use crate::objects::Object;
+use beeline_supervisor::Answer;
+use beeline_supervisor::bpffs::Place;
+use beeline_supervisor::{HERE, Reply};
+
+/// Of `linux/magic.h`.
+const TRACE_FS_MAGIC: u64 = 0x7472_6163;
+
+impl Handler<'_> {
+    /// Does a path lead to nothing that any handler looks at? What cannot be read leads nowhere.
+    pub(crate) fn is_elsewhere(&self, directory: u64, path: u64) -> bool {
+        const ANSWERED: [&[u8]; 2] = [b"/sys/", b"/proc/"];
+        let Ok(path) = self.memory.string(path, libc::PATH_MAX as usize) else {
+            return true;
+        };
+        !ANSWERED.iter().any(|start| path.starts_with(start))
+            && self.files().inside_of(directory, &path).is_none()
+    }
+
+    /// Where a path leads that is answered here, in the BPF file system or in tracefs; `None` for all others.
+    fn served(&self, directory: u64, path: u64) -> Option<Result<Place, Errno>> {
+        let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
+        match self.files().inside_of(directory, &path) {
+            Some(inside) => Some(self.local.bpffs.place(&inside)),
+            None => self.local.tracefs.place(&path).map(Ok),
+        }
+    }
+
+    /// `access(path, mode)`.
+    pub(crate) fn access(&self, at: u64, path: u64, mode: u64) -> Answer {
+        let Some(place) = self.served(at, path) else {
+            return Ok(Reply::Continue);
+        };
+        self.access_place(&place?, mode)
+    }
+
+    /// `stat(path, buffer)`. There are no symbolic links to follow.
+    pub(crate) fn stat(&self, at: u64, path: u64, buffer: u64) -> Answer {
+        let Some(place) = self.served(at, path) else {
+            return Ok(Reply::Continue);
+        };
+        self.stat_place(&place?, buffer)
+    }
+
+    /// `statx(.., path, flags, mask, buffer)`.
+    pub(crate) fn statx(&self, at: u64, path: u64, mask: u64, buffer: u64) -> Answer {
+        let Some(place) = self.served(at, path) else {
+            return Ok(Reply::Continue);
+        };
+        self.statx_place(&place?, mask, buffer)
+    }
+
+    /// `statfs(path, buffer)`: how tools know a BPF file system, and tracefs.
+    pub(crate) fn statfs(&self, path: u64, buffer: u64) -> Answer {
+        if let Some(inside) = self.files().inside(HERE, path) {
+            return self.files().statfs_inside(&inside, buffer);
+        }
+        let path = self.memory.string(path, libc::PATH_MAX as usize);
+        let place = path.ok().and_then(|path| self.local.tracefs.place(&path));
+        match place {
+            Some(_) => self.write_statfs(buffer, TRACE_FS_MAGIC),
+            None => Ok(Reply::Continue),
+        }
+    }
+
+    /// `readlink(path, buffer, size)` of the tool's own descriptors: what tools know an object's kind by.
+    pub(crate) fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
+        const LONGEST: usize = 64;
+        let path = self.memory.string(path, LONGEST).unwrap_or_default();
+        let fd = self.own_descriptor(&path, "fd");
+        let object = fd.and_then(|fd| Some((fd, self.local.fds.find(self.tid, fd).ok()??)));
+        let Some((fd, object)) = object else {
+            return Ok(Reply::Continue);
+        };
+        let kind = match object {
+            Object::Map(_) => "anon_inode:bpf-map",
+            Object::Program(_) => "anon_inode:bpf-prog",
+            Object::Link(_) if self.local.fds.is_first(self.tid, fd) => "anon_inode:bpf_link",
+            Object::Link(_) => "anon_inode:bpf-link",
+            Object::Btf(_) => "anon_inode:btf",
+            Object::Event(_) | Object::Ring(_) => "anon_inode:[perf_event]",
+        };
+        self.write_link(kind, buffer, size)
+    }
+}

@@ -1,0 +1,217 @@
+//! Releasing what the tool has closed: anchors that hang up, and memory files that no process has
+//! any more.
+//!
+//! The close of a memory file cannot be seen, so after every so many new ones /proc is searched.
+//! One look is not atomic (a descriptor may move between processes behind its back), so a file is
+//! gone only when two looks in a row miss it.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use beeline_runtime::proc;
+
+use crate::local::Local;
+use beeline_supervisor::keys::{Key, eventfd_number};
+
+/// New memory files between two searches.
+const SWEEP_AFTER: u64 = 64;
+/// Between the two looks of a search.
+const SECOND_LOOK: Duration = Duration::from_millis(50);
+
+impl Local {
+    /// The reaper's work, until it is done and woken.
+    pub(crate) fn reap(&self) {
+        while !self.done.load(Ordering::Acquire) {
+            match self.fds.reap(&self.reaper) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let mut count = [0; 8];
+                    // Sets the count back to 0; it is not blocking and the value does not matter.
+                    let _ = rustix::io::read(&self.reaper, &mut count);
+                    self.sweep_if_due();
+                }
+                Err(error) => {
+                    eprintln!(
+                        "beeline: cannot watch for closed objects: {error}; they stay until the tool ends"
+                    );
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Counts a new memory file.
+    pub(crate) fn count_memory_file(&self) {
+        if self.unswept.fetch_add(1, Ordering::Relaxed) + 1 >= SWEEP_AFTER {
+            self.wake_reaper();
+        }
+    }
+
+    fn sweep_if_due(&self) {
+        if self.unswept.load(Ordering::Relaxed) < SWEEP_AFTER {
+            return;
+        }
+        self.sweep();
+    }
+
+    /// Releases all that the tool has closed so far.
+    pub(crate) fn release_closed(&self) {
+        // What cannot be asked for now is released by the reaper, or at the end. Programs first, which hold maps.
+        let _ = self.fds.reap_closed();
+        self.sweep();
+    }
+
+    fn sweep(&self) {
+        self.unswept.store(0, Ordering::Relaxed);
+        let candidates: HashSet<Key> = self.fds.memory_files().into_iter().collect();
+        let missing = not_in_use(candidates, &self.fds.waiters());
+        if missing.is_empty() {
+            return;
+        }
+        std::thread::sleep(SECOND_LOOK);
+        for key in not_in_use(missing, &self.fds.waiters()) {
+            self.fds.forget(key);
+        }
+    }
+
+    /// Has any process a descriptor of the session's? Who has only memory of maps mapped may be a target.
+    pub(crate) fn has_users(&self) -> bool {
+        if self.fds.reap_closed().is_err() || self.fds.has_anchored() {
+            return true;
+        }
+        let files: HashSet<Key> = self.fds.memory_files().into_iter().collect();
+        let count = files.len();
+        let is_open = || {
+            let mut files = files.clone();
+            for process in others() {
+                remove_open(&process, &mut files, &self.fds.waiters());
+            }
+            files.len() < count
+        };
+        !files.is_empty()
+            && (is_open() || {
+                std::thread::sleep(SECOND_LOOK);
+                is_open()
+            })
+    }
+}
+
+/// Those of `files` that no process but this has open or mapped. Processes that may not be looked
+/// into are none of the tool's: the door could not read their memory either.
+fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<Key> {
+    for process in others() {
+        remove_open(&process, &mut files, waiters);
+        remove_mapped(&process, &mut files);
+        if files.is_empty() {
+            break;
+        }
+    }
+    files
+}
+
+/// The directories of all processes but this one.
+fn others() -> impl Iterator<Item = PathBuf> {
+    let own = std::process::id().to_string();
+    let is_other = move |process: &fs::DirEntry| {
+        let name = process.file_name();
+        name.as_encoded_bytes().iter().all(u8::is_ascii_digit) && name != *own
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.filter(is_other).map(|process| process.path())
+}
+
+fn remove_open(process: &Path, files: &mut HashSet<Key>, waiters: &HashMap<u32, Key>) {
+    let Ok(descriptors) = fs::read_dir(process.join("fd")) else {
+        return;
+    };
+    for descriptor in descriptors.flatten() {
+        let path = descriptor.path();
+        // By name first: asking for the inode of a file on a dead network file system would wait
+        // for it.
+        let Ok(link) = fs::read_link(&path) else {
+            continue;
+        };
+        let link = link.as_os_str().as_encoded_bytes();
+        if link.starts_with(b"/memfd:") {
+            if let Ok(file) = fs::metadata(&path) {
+                files.remove(&Key {
+                    device: file.dev(),
+                    inode: file.ino(),
+                });
+            }
+        } else if !waiters.is_empty() && link == b"anon_inode:[eventfd]" {
+            let key = waiting_for(process, &descriptor.file_name(), waiters);
+            key.map(|key| files.remove(&key));
+        }
+    }
+}
+
+/// The memory file that an eventfd stands for.
+fn waiting_for(process: &Path, fd: &OsStr, waiters: &HashMap<u32, Key>) -> Option<Key> {
+    let number = eventfd_number(process.file_name()?.to_str()?, fd.to_str()?.parse().ok()?)?;
+    waiters.get(&number).copied()
+}
+
+fn remove_mapped(process: &Path, files: &mut HashSet<Key>) {
+    let Ok(maps) = proc::text(process.join("maps")) else {
+        return;
+    };
+    for key in maps.lines().filter_map(mapped_file) {
+        files.remove(&key);
+    }
+}
+
+/// Has the process of a thread mapped a file to write to it?
+pub(crate) fn is_mapped_writable(tid: i32, file: Key) -> bool {
+    let maps = proc::text(format!("/proc/{tid}/maps")).unwrap_or_default();
+    maps.lines().any(|line| {
+        let permissions = line.split_ascii_whitespace().nth(1).unwrap_or_default();
+        permissions.contains('w') && mapped_file(line) == Some(file)
+    })
+}
+
+/// The file in a line of `/proc/PID/maps`: `start-end perms offset major:minor inode path`. What is mapped for a fast path
+/// is not the tool's.
+fn mapped_file(line: &str) -> Option<Key> {
+    let start = u64::from_str_radix(line.split_once('-')?.0, 16).ok()?;
+    if beeline_runtime::fast_path::WINDOW.contains(&start) {
+        return None;
+    }
+    let mut fields = line.split_ascii_whitespace().skip(3);
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let inode = fields.next()?.parse().ok()?;
+    let (major, minor) = (
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+    );
+    Some(Key {
+        device: libc::makedev(major, minor),
+        inode,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_maps_names_its_file() {
+        let line = "7f2c6a000000-7f2c6a001000 rw-s 00001000 00:01 1027 /memfd:map (deleted)";
+        assert_eq!(
+            mapped_file(line),
+            Some(Key {
+                device: libc::makedev(0, 1),
+                inode: 1027
+            })
+        );
+        let for_a_fast_path = line.replace("7f2c6a", "2bee00");
+        assert_eq!(mapped_file(&for_a_fast_path), None);
+        assert_eq!(mapped_file("7f2c6a000000-7f2c6a001000 rw-p"), None);
+        assert_eq!(mapped_file(""), None);
+    }
+}

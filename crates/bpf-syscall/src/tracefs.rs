@@ -1,0 +1,198 @@
+//! What the tool finds in tracefs where it cannot read the kernel's: without root, or where it is not mounted.
+//!
+//! If the kernel's is mounted in another of its usual places, that is it. Otherwise it is a directory of the session's own
+//! that holds the tracepoints and functions which are served, with numbers of our own, and nothing else; each event is written when it is
+//! first looked at.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{Access, AtFlags, Mode, OFlags};
+
+use crate::functions;
+use crate::syscalls::SystemCall;
+use crate::tracepoints::{GROUPS, Tracepoint};
+use beeline_supervisor::Scratch;
+use beeline_supervisor::bpffs::{Place, lexically_normal};
+
+/// Where tools look for it.
+pub(crate) const MOUNTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
+/// How the names of the directories begin.
+const NAME: &str = "beeline-tracefs-";
+/// By this is known whether the kernel's can be read.
+const WITNESS: &str = "events/raw_syscalls/sys_enter/id";
+
+/// It is made when it is first looked at.
+#[derive(Default)]
+pub(crate) struct TraceFs {
+    tree: OnceLock<Option<Scratch>>,
+    /// Held while something is written there.
+    writing: Mutex<()>,
+}
+
+/// Where functions that can be probed are listed.
+const FUNCTIONS: &str = "available_filter_functions";
+
+/// Can the kernel's tracefs be read at this place?
+pub(crate) fn is_readable(mount: &str) -> bool {
+    rustix::fs::access(Path::new(mount).join(WITNESS), Access::READ_OK).is_ok()
+}
+
+impl TraceFs {
+    /// Where an absolute path of the tool's leads; `None` for all that the kernel has an answer to, and for what is not
+    /// served.
+    pub(crate) fn place(&self, path: &[u8]) -> Option<Place> {
+        let path = lexically_normal(Path::new(OsStr::from_bytes(path)));
+        let (mount, inside) = MOUNTS
+            .into_iter()
+            .find_map(|mount| Some((mount, path.strip_prefix(mount).ok()?)))?;
+        // A kernel that cannot trace functions may refuse to say which there are.
+        let is_there = |mount: &&str| match inside == Path::new(FUNCTIONS) {
+            true => fs::File::open(Path::new(mount).join(FUNCTIONS)).is_ok(),
+            false => is_readable(mount),
+        };
+        if is_there(&mount) {
+            return None;
+        }
+        let root = match MOUNTS.into_iter().find(is_there) {
+            Some(kernels) => PathBuf::from(kernels),
+            None => {
+                let tree = self.tree.get_or_init(|| Scratch::new(NAME)).as_ref()?;
+                self.write(&tree.path, inside).ok()?;
+                tree.path.clone()
+            }
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(root, flags, Mode::empty()).ok()?;
+        let name = match inside.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => inside,
+        };
+        rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+        Some(Place {
+            directory,
+            name: name.into(),
+        })
+    }
+
+    /// Opens a file or directory to read.
+    pub(crate) fn open(&self, path: &[u8], flags: u64) -> Option<rustix::io::Result<OwnedFd>> {
+        if flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64 {
+            return None;
+        }
+        let place = self.place(path)?;
+        let kept = libc::O_DIRECTORY | libc::O_PATH | libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let flags = OFlags::from_bits_retain(flags as u32 & kept as u32) | OFlags::CLOEXEC;
+        Some(rustix::fs::openat(
+            &place.directory,
+            &place.name,
+            flags,
+            Mode::empty(),
+        ))
+    }
+
+    /// Writes what a path below the root leads to, and what is above it.
+    fn write(&self, root: &Path, inside: &Path) -> io::Result<()> {
+        let _lock = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = root.join("events");
+        if !events.exists() {
+            write_root(root)?;
+        }
+        let Ok(below) = inside.strip_prefix("events") else {
+            return Ok(());
+        };
+        let mut names = below.iter().filter_map(OsStr::to_str);
+        match (names.next(), names.next()) {
+            (Some(group), Some(name)) => Tracepoint::named(group, name)
+                .map_or(Ok(()), |tracepoint| write_event(&events, tracepoint)),
+            (Some(group), None) => Tracepoint::of_group(group)
+                .into_iter()
+                .try_for_each(|tracepoint| write_event(&events, tracepoint)),
+            (None, _) => Ok(()),
+        }
+    }
+}
+
+/// The lists of events and of functions that can be probed, and a directory for each group.
+fn write_root(root: &Path) -> io::Result<()> {
+    let all = GROUPS.into_iter().flat_map(Tracepoint::of_group);
+    let lines = all.map(|tracepoint| format!("{}:{}\n", tracepoint.group(), tracepoint.name()));
+    write_file(&root.join("available_events"), &lines.collect::<String>())?;
+    let entries = SystemCall::all().iter().map(|call| call.function() + "\n");
+    let others = functions::names().map(|name| format!("{name}\n"));
+    write_file(
+        &root.join(FUNCTIONS),
+        &entries.chain(others).collect::<String>(),
+    )?;
+    for group in GROUPS {
+        fs::create_dir_all(root.join("events").join(group))?;
+    }
+    Ok(())
+}
+
+fn write_event(events: &Path, tracepoint: Tracepoint) -> io::Result<()> {
+    let directory = events.join(tracepoint.group()).join(tracepoint.name());
+    let (id, format) = (directory.join("id"), directory.join("format"));
+    // The last that is written.
+    if format.exists() {
+        return Ok(());
+    }
+    fs::create_dir_all(directory)?;
+    let number = tracepoint.own_id();
+    write_file(&id, &format!("{number}\n"))?;
+    write_file(&format, &tracepoint.format(number))
+}
+
+fn write_file(path: &Path, text: &str) -> io::Result<()> {
+    const READ_ONLY: u32 = 0o444;
+    fs::write(path, text)?;
+    fs::set_permissions(path, Permissions::from_mode(READ_ONLY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_looked_at_is_written() {
+        let (fs, tree) = (TraceFs::default(), Scratch::new(NAME).unwrap());
+        let write = |inside: &str| fs.write(&tree.path, Path::new(inside)).unwrap();
+        let entries = |inside: &str| fs::read_dir(tree.path.join(inside)).unwrap().count();
+        write("");
+        assert_eq!(entries("events/syscalls"), 0);
+        let listed = fs::read_to_string(tree.path.join("available_events")).unwrap();
+        write("events/syscalls/sys_enter_read/format");
+        write("events/syscalls/none/format");
+        write("events/none");
+        assert_eq!(entries("events/syscalls"), 1);
+        write("events/syscalls");
+        write("events/raw_syscalls");
+        let written = entries("events/syscalls") + entries("events/raw_syscalls");
+        assert_eq!(written, listed.lines().count());
+        let read = Tracepoint::named("syscalls", "sys_enter_read").unwrap();
+        let of_event = |file| tree.path.join("events/syscalls/sys_enter_read").join(file);
+        let text = |file| fs::read_to_string(of_event(file)).unwrap();
+        assert_eq!(text("id"), format!("{}\n", read.own_id()));
+        assert_eq!(text("format"), read.format(read.own_id()));
+    }
+
+    #[test]
+    fn paths_outside_are_the_kernels() {
+        let fs = TraceFs::default();
+        for path in [
+            "/sys/kernel",
+            "/sys/kernel/tracingx/events",
+            "/etc/passwd",
+            "events",
+        ] {
+            assert!(fs.place(path.as_bytes()).is_none(), "{path}");
+        }
+        assert!(fs.tree.get().is_none());
+    }
+}

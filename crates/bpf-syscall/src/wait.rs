@@ -1,0 +1,218 @@
+//! Mapping and waiting: `mmap`, `epoll_ctl`, `poll` and `select` on maps and perf rings.
+//!
+//! A ring's descriptor is its memory, and memory cannot be waited for. An epoll set gets the ring's eventfd instead,
+//! once. With `poll` and `select` the tool shows its descriptors at each call; before the kernel makes the call, the
+//! eventfd takes the memory's place under the same number, readable if the ring has something to read. The kernel does the
+//! waiting, so signals and time-outs are as ever. Should the tool map the descriptor again, it is the memory again.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use beeline_uapi::{Errno, MapType};
+
+use crate::local::Handler;
+use crate::map::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG, is_ring_buffer};
+use crate::objects::{Map, Object, Ring};
+use beeline_supervisor::Answer;
+use beeline_supervisor::Mode;
+use beeline_supervisor::Reply;
+use beeline_supervisor::keys::{errno, key_of};
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+const ENOTSUPP: Errno = Errno::ENOTSUPP;
+const PAGE: u64 = 4096;
+
+impl Handler<'_> {
+    /// `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a file. The kernel maps:
+    /// the descriptor is the memory itself. Only what the kernel would refuse of a map or ring is
+    /// refused.
+    pub(crate) fn mmap(&self) -> Answer {
+        let [_, length, protection, _, fd, offset] = self.args;
+        self.make_mappable(fd as i32)?;
+        match self.local.fds.find(self.tid, fd as i32) {
+            Ok(Some(Object::Map(map))) => {
+                let writes = protection & libc::PROT_WRITE as u64 != 0;
+                let mode = self.local.fds.mode(self.tid, fd as i32)?;
+                // Otherwise the kernel says EACCES, before it looks at what is to be mapped.
+                if mode.read && (mode.write || !writes) {
+                    may_map(&map, length, writes, offset)?;
+                    // To the kernel a mapping that can never be written to is not shared.
+                    if !mode.write {
+                        return Err(EINVAL);
+                    }
+                }
+            }
+            Ok(Some(Object::Ring(ring))) => self.size_ring(&ring, length, offset)?,
+            _ => {}
+        }
+        Ok(Reply::Continue)
+    }
+
+    /// The tool's mapping of a perf event decides the ring's size: a control page and 2^n of data.
+    fn size_ring(&self, ring: &Ring, length: u64, offset: u64) -> Result<(), Errno> {
+        let pages = (length / PAGE)
+            .checked_sub(1)
+            .and_then(|pages| u32::try_from(pages).ok())
+            .ok_or(EINVAL)?;
+        if offset != 0 || !length.is_multiple_of(PAGE) || !pages.is_power_of_two() {
+            return Err(EINVAL);
+        }
+        ring.set_pages(pages, || {
+            self.local.backend.perf_ring_resize(ring.held.id, pages)
+        })
+    }
+
+    /// `epoll_ctl(epoll, operation, descriptor, event)`. A memory file cannot be waited for, so the object's
+    /// eventfd goes into the tool's own epoll set, which then wakes the tool without the door.
+    pub(crate) fn epoll_ctl(&self) -> Answer {
+        let [epoll, operation, fd, event, ..] = self.args;
+        let object = self.local.fds.find(self.tid, fd as i32);
+        let Ok(Some(object)) = object else {
+            return Ok(Reply::Continue);
+        };
+        let Some((id, wakeup)) = object.wakeup() else {
+            return Ok(Reply::Continue);
+        };
+        let mut event = match operation as i32 {
+            libc::EPOLL_CTL_DEL => libc::epoll_event { events: 0, u64: 0 },
+            _ => self.epoll_event(event)?,
+        };
+        let wakeup = wakeup.get(&*self.local.backend, id)?;
+        let epoll = self.tool_file(epoll as i32)?;
+        // SAFETY: both descriptors are open here, and the event is one, exclusively borrowed.
+        let result = unsafe {
+            libc::epoll_ctl(
+                epoll.as_raw_fd(),
+                operation as i32,
+                wakeup.as_raw_fd(),
+                &raw mut event,
+            )
+        };
+        if result < 0 {
+            Err(errno(io::Error::last_os_error()))
+        } else {
+            Ok(Reply::Value(0))
+        }
+    }
+
+    /// The tool's `struct epoll_event` (packed: u32 events, u64 data), made edge-triggered as
+    /// nobody reads the eventfd back. If it was ever written before it is added, it reports at
+    /// once.
+    fn epoll_event(&self, address: u64) -> Result<libc::epoll_event, Errno> {
+        let mut bytes = [0; 12];
+        self.memory.read(address, &mut bytes)?;
+        let events = beeline_supervisor::attr::u32_at(&bytes, 0) | libc::EPOLLET as u32;
+        Ok(libc::epoll_event {
+            events,
+            u64: beeline_supervisor::attr::u64_at(&bytes, 4),
+        })
+    }
+
+    /// `poll(fds, count, ..)` and `ppoll`: the kernel waits.
+    pub(crate) fn poll(&self, fds: u64, count: u64) -> Answer {
+        const POLLFD: usize = 8;
+        const MOST: u64 = 1 << 16;
+        if !self.local.fds.has_rings() || count > MOST {
+            return Ok(Reply::Continue);
+        }
+        // What is wrong with the array, the kernel says.
+        let entries = self.memory.bytes(fds, count as usize * POLLFD);
+        for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
+            self.make_waitable(beeline_supervisor::attr::u32_at(entry, 0) as i32)?;
+        }
+        Ok(Reply::Continue)
+    }
+
+    /// `select(count, readable, ..)` and `pselect6`: the same with a bit for each descriptor.
+    pub(crate) fn select(&self, count: u64, readable: u64) -> Answer {
+        const MOST: u64 = 1 << 16;
+        if !self.local.fds.has_rings() || count > MOST || readable == 0 {
+            return Ok(Reply::Continue);
+        }
+        let bytes = count.div_ceil(64) as usize * 8;
+        let set = self.memory.bytes(readable, bytes).unwrap_or_default();
+        for fd in 0..count as usize {
+            if set
+                .get(fd / 8)
+                .is_some_and(|byte| byte >> (fd % 8) & 1 != 0)
+            {
+                self.make_waitable(fd as i32)?;
+            }
+        }
+        Ok(Reply::Continue)
+    }
+
+    /// If the descriptor is a ring's: makes it the eventfd, readable or not as the ring is.
+    fn make_waitable(&self, fd: i32) -> Result<(), Errno> {
+        let Ok(Some(object)) = self.local.fds.find(self.tid, fd) else {
+            return Ok(());
+        };
+        let Some((id, wakeup)) = object.wakeup() else {
+            return Ok(());
+        };
+        let wakeup = wakeup.get(&*self.local.backend, id)?;
+        let is_memory = self.local.fds.waiter_of(self.tid, fd).is_none();
+        if is_memory && self.local.fds.mode(self.tid, fd)? == Mode::BOTH {
+            let memory = key_of(&self.local.backend.memory(id)?).map_err(errno)?;
+            self.local.fds.set_waiter(memory, wakeup)?;
+            let cloexec = self.closes_on_exec(fd);
+            self.listener
+                .replace(self.id, fd, wakeup.as_fd(), cloexec)?;
+        }
+        // In this order: what comes in between is found by the look, or has written the eventfd again.
+        let mut count = [0; 8];
+        let _ = rustix::io::read(wakeup, &mut count); // Not blocking, and the count does not matter.
+        if self.local.backend.readable(id)? {
+            let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes()); // Fails when it is readable enough.
+        }
+        Ok(())
+    }
+
+    /// If the descriptor is a ring's eventfd: makes it the memory again.
+    fn make_mappable(&self, fd: i32) -> Result<(), Errno> {
+        if !self.local.fds.has_rings() {
+            return Ok(());
+        }
+        let Some((_, object)) = self.local.fds.waiter_of(self.tid, fd) else {
+            return Ok(());
+        };
+        let Some((id, _)) = object.wakeup() else {
+            return Ok(());
+        };
+        let memory = self.local.backend.memory(id)?;
+        let cloexec = self.closes_on_exec(fd);
+        self.listener.replace(self.id, fd, memory.as_fd(), cloexec)
+    }
+}
+
+/// As the kernel: ring buffers and mappable arrays only, no more than there is, and no writing to what is
+/// frozen, constant for programs, or another's side of a ring.
+fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errno> {
+    let spec = &map.spec;
+    let ring = is_ring_buffer(spec.map_type);
+    if !ring && spec.map_type != MapType::ARRAY {
+        return Err(ENOTSUPP);
+    }
+    if writes && map.is_frozen() {
+        return Err(Errno(libc::EPERM));
+    }
+    if writes && spec.flags & BPF_F_RDONLY_PROG != 0 {
+        return Err(Errno(libc::EACCES));
+    }
+    let end = offset.saturating_add(length.div_ceil(PAGE).saturating_mul(PAGE));
+    if spec.map_type == MapType::RINGBUF {
+        if writes && (offset != 0 || length > PAGE) {
+            return Err(Errno(libc::EPERM));
+        }
+        let whole = 2 * PAGE + 2 * u64::from(spec.max_entries);
+        return if end <= whole { Ok(()) } else { Err(EINVAL) };
+    }
+    if ring {
+        return Ok(());
+    }
+    let values = u64::from(spec.max_entries) * u64::from(spec.value_size).next_multiple_of(8);
+    if spec.flags & BPF_F_MMAPABLE == 0 || end > values.next_multiple_of(PAGE) {
+        return Err(EINVAL);
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! `BPF_OBJ_PIN` and `BPF_OBJ_GET`: giving an object a name in the BPF file system, and finding it by that.
+
+use std::path::{Path, PathBuf};
+
+use beeline_uapi::Errno;
+
+use super::{BpfFsCall, HasBpfFs};
+use crate::attr::BpfAttr;
+use crate::call::Answer;
+use crate::keys::errno;
+use crate::mode::Mode;
+use crate::notify::Reply;
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+const ENOENT: Errno = Errno(libc::ENOENT);
+/// The path is relative to the descriptor in the attribute.
+const BPF_F_PATH_FD: u32 = 1 << 14;
+
+/// Where a path leads.
+enum Named {
+    /// Into the BPF file system, to this path below its root.
+    Inside(PathBuf),
+    /// Elsewhere.
+    Outside(PathBuf),
+}
+
+impl<D: HasBpfFs> BpfFsCall<'_, D> {
+    /// The errors are in the kernel's order: the attribute, the object, the path.
+    pub fn obj_pin(&self, attr: &BpfAttr) -> Answer {
+        let flags = attr.ends_at(20)?.u32(12);
+        if flags & !BPF_F_PATH_FD != 0 {
+            return Err(EINVAL);
+        }
+        let path_at = relative_to(attr, flags)?;
+        let object = self.owner.to_be_pinned(self.tid, attr.i32(8));
+        let object = object.ok_or(EINVAL)?;
+        match self.named(path_at, attr.u64(0))? {
+            Named::Inside(path) => self.owner.bpffs().pin(&path, object)?,
+            Named::Outside(path) => return Err(why_not_pinned(&path)),
+        }
+        Ok(Reply::Value(0))
+    }
+
+    /// What `BPF_OBJ_GET` names, and what may be done with it by the descriptor that it gives.
+    pub fn pinned(&self, attr: &BpfAttr) -> Result<(D::Pinned, Mode), Errno> {
+        let flags = attr.ends_at(20)?.u32(12);
+        if attr.u32(8) != 0 {
+            return Err(EINVAL);
+        }
+        let path_at = relative_to(attr, flags)?;
+        let mode = Mode::of_flags(flags & !BPF_F_PATH_FD)?;
+        match self.named(path_at, attr.u64(0))? {
+            Named::Inside(path) => Ok((self.owner.bpffs().get(&path)?, mode)),
+            Named::Outside(path) => Err(why_not_found(&path)),
+        }
+    }
+
+    fn named(&self, directory: i32, path: u64) -> Result<Named, Errno> {
+        const LONGEST: usize = libc::PATH_MAX as usize;
+        let path = self.memory.string(path, LONGEST)?;
+        match path.len() {
+            0 => return Err(ENOENT),
+            LONGEST => return Err(Errno(libc::ENAMETOOLONG)),
+            _ => {}
+        }
+        let path = self.absolute(directory, &path)?;
+        let inside = self
+            .owner
+            .bpffs()
+            .inside(path.as_os_str().as_encoded_bytes());
+        Ok(match inside {
+            Some(inside) => Named::Inside(inside),
+            None => Named::Outside(path),
+        })
+    }
+}
+
+/// The descriptor that the path is relative to, which is only allowed with its flag.
+fn relative_to(attr: &BpfAttr, flags: u32) -> Result<i32, Errno> {
+    let fd = attr.i32(16);
+    match flags & BPF_F_PATH_FD {
+        0 if fd != 0 => Err(EINVAL),
+        0 => Ok(libc::AT_FDCWD),
+        _ => Ok(fd),
+    }
+}
+
+/// No BPF file system: EPERM, unless the path itself is wrong.
+fn why_not_pinned(path: &Path) -> Errno {
+    match (path.symlink_metadata(), path.parent().map(Path::metadata)) {
+        (Ok(_), _) => Errno(libc::EEXIST),
+        (Err(_), Some(Ok(parent))) if !parent.is_dir() => Errno(libc::ENOTDIR),
+        (Err(_), Some(Ok(_))) => Errno(libc::EPERM),
+        (Err(error), _) => errno(error),
+    }
+}
+
+/// Other files are no objects: EACCES.
+fn why_not_found(path: &Path) -> Errno {
+    match path.metadata() {
+        Ok(_) => Errno(libc::EACCES),
+        Err(error) => errno(error),
+    }
+}

@@ -1,0 +1,207 @@
+//! The connection to a guest's proxy, as a tool's calls see it: an answer or an errno, and its reason on the user's screen.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use beeline_uapi::Errno;
+use beeline_vm_protocol::channel::Channel;
+use beeline_vm_protocol::client::{Client, Failure, GreetError};
+use beeline_vm_protocol::lookup_channel::LookupChannel;
+use beeline_vm_protocol::messages::Welcome;
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+
+use crate::Error;
+
+/// What the tool gets for a call when there is no guest any more.
+pub(super) const LOST: Errno = Errno(libc::ENOTCONN);
+
+/// A proxy that was greeted. Everything that it holds for us goes with the connection.
+pub struct Connection {
+    client: Arc<Client>,
+    say: Box<dyn Fn(&str) + Send + Sync>,
+    /// What is said once only.
+    said: Mutex<HashSet<String>>,
+    at_loss: AtLoss,
+}
+
+/// How much is said of what is not carried out.
+const MOST_SAID: usize = 100;
+
+/// What is to be done at once when the guest is lost.
+type AtLoss = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+/// Takes what the guest says of rings and arrays, in the order in which it comes. Nothing else is received meanwhile: it must not wait
+/// for the guest.
+pub(super) type Hear = Box<dyn Fn(&Connection, Said) + Send>;
+
+impl Connection {
+    /// Greets the proxy at the other end; `tool` is the command line, for the guest's log. `say` tells the user a line. `lost` is called
+    /// if the connection ends before [`Self::close`], with the reason.
+    pub fn greet(
+        channel: Channel,
+        tool: &str,
+        say: Box<dyn Fn(&str) + Send + Sync>,
+        lost: Box<dyn Fn(&str) + Send + Sync>,
+    ) -> Result<Arc<Self>, Error> {
+        let at_loss = AtLoss::default();
+        let first = Arc::clone(&at_loss);
+        let lost = move |why: &str| {
+            let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(first) = first {
+                first();
+            }
+            lost(why);
+        };
+        let client = Client::greet(channel, tool, Box::new(lost)).map_err(|error| match error {
+            GreetError::Thread(error) => Error::Thread(error),
+            error => Error::Guest(error.to_string()),
+        })?;
+        Ok(Arc::new(Self {
+            client,
+            say,
+            said: Mutex::default(),
+            at_loss,
+        }))
+    }
+
+    /// What the proxy said of its kernel.
+    pub fn welcome(&self) -> &Welcome {
+        self.client.welcome()
+    }
+
+    /// Can there be another connection to the guest?
+    pub(super) fn may_join(&self) -> bool {
+        self.client.may_join()
+    }
+
+    /// Another connection to the guest, for look-ups with what this one has. Errors: those of [`Client::join`].
+    pub(super) fn join(&self) -> std::io::Result<LookupChannel> {
+        self.client.join()
+    }
+
+    /// Ends it, when what was released is gone in the guest.
+    pub fn close(&self) {
+        if !self.client.close() {
+            self.say("the guest is still detaching what the tool has left");
+        }
+    }
+
+    /// The guest is lost, if it was not known.
+    pub fn lose(&self, why: &str) {
+        self.client.lose(why);
+    }
+
+    /// To be done before anybody is told that the guest is lost.
+    pub(super) fn set_at_loss(&self, at_loss: Box<dyn FnOnce() + Send>) {
+        *self.at_loss.lock().unwrap_or_else(PoisonError::into_inner) = Some(at_loss);
+    }
+
+    /// Sends a request and waits for its answer. A refusal is its errno, and its reason is told the user. ENOTCONN if the guest is lost.
+    pub(super) fn ask(&self, request: Asked) -> Result<Said, Errno> {
+        self.client
+            .ask(request)
+            .map_err(|failure| errno_of(failure, |line| self.say(&line)))
+    }
+
+    /// As [`Self::ask`], but nobody waits for the answer: `then` is called with it by the thread that receives it, and must not wait for
+    /// the guest. `before_waiting` is called if the line is not free.
+    pub(super) fn ask_then(
+        self: &Arc<Self>,
+        request: Asked,
+        then: impl FnOnce(Result<Said, Errno>) + Send + 'static,
+        before_waiting: &dyn Fn(),
+    ) {
+        let this = Arc::clone(self);
+        let then = move |answer: Result<Said, Failure>| {
+            let say = |line| this.say_aside(line);
+            then(answer.map_err(|failure| errno_of(failure, say)));
+        };
+        self.client
+            .ask_then(request, Box::new(then), before_waiting);
+    }
+
+    /// Sends a request whose answer does not matter.
+    pub(super) fn tell(&self, request: Asked) {
+        self.client.tell(request);
+    }
+
+    /// Tells the user.
+    pub(super) fn say(&self, line: &str) {
+        (self.say)(line);
+    }
+
+    /// As [`Self::say_once`], without waiting for whoever reads what is told.
+    pub(super) fn say_aside(self: &Arc<Self>, line: String) {
+        if let Some(count) = self.is_new(&line) {
+            let this = Arc::clone(self);
+            let says = std::thread::Builder::new().name("beeline-says".into());
+            // Without a thread it is not told.
+            let _ = says.spawn(move || this.say_new(&line, count));
+        }
+    }
+
+    /// Tells the user what may come again and again, but no more than [`MOST_SAID`] lines of it: numbers in them are the tool's.
+    pub(super) fn say_once(&self, line: &str) {
+        if let Some(count) = self.is_new(line) {
+            self.say_new(line, count);
+        }
+    }
+
+    /// How many such lines there are with this one; `None` if it was said, or too many others were.
+    fn is_new(&self, line: &str) -> Option<usize> {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = said.len() < MOST_SAID && said.insert(line.to_owned());
+        is_new.then_some(said.len())
+    }
+
+    fn say_new(&self, line: &str, count: usize) {
+        self.say(line);
+        if count == MOST_SAID {
+            self.say("what else is not carried out in guests is not said any more");
+        }
+    }
+
+    /// Whom to tell from now on what the guest says of rings and arrays; what it said before nobody wanted.
+    pub(super) fn heard_by(self: &Arc<Self>, hear: Hear) {
+        let this = Arc::downgrade(self);
+        self.client.heard_by(Box::new(move |said| {
+            if let Some(this) = this.upgrade() {
+                hear(&this, said);
+            }
+        }));
+    }
+}
+
+fn errno_of(failure: Failure, say: impl FnOnce(String)) -> Errno {
+    match failure {
+        Failure::Refused(refused) => {
+            if !refused.why.is_empty() {
+                say(format!("the guest: {}", refused.why));
+            }
+            Errno(refused.errno as i32)
+        }
+        Failure::Lost => LOST,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake;
+
+    #[test]
+    fn what_comes_again_and_again_is_said_once_and_not_for_ever() {
+        let guest = fake::guest(|_| None);
+        for number in [1, 1, 2] {
+            guest.connection.say_once(&format!("command {number}"));
+        }
+        assert_eq!(*guest.said.lock().unwrap(), ["command 1", "command 2"]);
+        for number in 3..10_000 {
+            guest.connection.say_once(&format!("command {number}"));
+        }
+        let said = guest.said.lock().unwrap();
+        assert_eq!(said.len(), MOST_SAID + 1);
+        assert!(said[MOST_SAID].contains("not said any more"));
+    }
+}

@@ -1,0 +1,191 @@
+//! `perf_event_open`, and `ioctl` on what it gives.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use beeline_uapi::Errno;
+use beeline_vm_protocol::info::Kind;
+use beeline_vm_protocol::layout::{long_at, number_at, put_long, put_number};
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
+
+use object::{Object as _, ReadCache};
+
+use crate::Handler;
+use crate::commands::EPROTO;
+use crate::objects::Object;
+use beeline_supervisor::Answer;
+use beeline_supervisor::Reply;
+use beeline_supervisor::attr::PerfAttr;
+
+const EINVAL: Errno = Errno(libc::EINVAL);
+const EFAULT: Errno = Errno(libc::EFAULT);
+
+/// Where `struct perf_event_attr` has what is looked at here.
+const TYPE: usize = 0;
+const CONFIG: usize = 8;
+const CONFIG1: usize = 56;
+
+/// `PERF_TYPE_HARDWARE`, `PERF_TYPE_SOFTWARE`, `PERF_TYPE_HW_CACHE` and `PERF_TYPE_RAW`.
+const COUNTERS: [u32; 4] = [0, PERF_TYPE_SOFTWARE, 3, 4];
+const PERF_TYPE_SOFTWARE: u32 = 1;
+/// The first type that the kernel assigns as it boots: those before it are in the ABI.
+const PERF_TYPE_MAX: u32 = 6;
+const PERF_COUNT_SW_BPF_OUTPUT: u64 = 10;
+const PERF_FLAG_FD_CLOEXEC: u64 = 8;
+/// The longest name of a function or path of a file.
+const NAME: usize = 4096;
+
+/// The commands of perf events whose argument is not a plain number, `linux/perf_event.h`.
+mod ioc {
+    pub(super) const PERIOD: u32 = 0x4008_2404;
+    pub(super) const SET_OUTPUT: u32 = 0x2405;
+    pub(super) const SET_FILTER: u32 = 0x4008_2406;
+    pub(super) const ID: u32 = 0x8008_2407;
+    pub(super) const SET_BPF: u32 = 0x4004_2408;
+    pub(super) const QUERY_BPF: u32 = 0xc008_240a;
+    pub(super) const MODIFY_ATTRIBUTES: u32 = 0x4008_240b;
+}
+
+/// Does such an event wake its reader for each record, and keep what that has not read?
+fn wakes_for_each(attr: &[u8]) -> bool {
+    /// Bits of the word behind `read_format`: `watermark` and `write_backward`.
+    const OTHERWISE: u64 = 1 << 14 | 1 << 27;
+    const FLAGS: usize = 40;
+    const WAKEUP_EVENTS: usize = 48;
+    long_at(attr, FLAGS) & OTHERWISE == 0 && number_at(attr, WAKEUP_EVENTS) == 1
+}
+
+impl Handler<'_> {
+    /// `perf_event_open(attr, pid, cpu, group, flags)`.
+    pub(super) fn perf_event_open(&self) -> Answer {
+        let [address, pid, cpu, group, flags, _] = self.args;
+        let mut attr = self.event_attr(address)?;
+        let (kind, config) = (number_at(&attr, TYPE), long_at(&attr, CONFIG));
+        let is_ring = kind == PERF_TYPE_SOFTWARE && config == PERF_COUNT_SW_BPF_OUTPUT;
+        let wakes_for_each = wakes_for_each(&attr);
+        if pid as i32 == 0 && COUNTERS.contains(&kind) && !is_ring {
+            let connection = &self.guest.connection;
+            connection.say_once(
+                "perf_event_open of the tool itself (pid 0): it is no process of the guest's, and nothing of it can be counted there",
+            );
+            return Err(Errno(libc::ESRCH));
+        }
+        let name = self.probe_name(&mut attr)?;
+        let build_id = match name.starts_with('/') {
+            true => self.build_id(&name).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let group = match group as i32 {
+            -1 => 0,
+            fd => self.object(fd)?.handle,
+        };
+        let request = PerfEventOpen {
+            attr,
+            name,
+            pid: pid as i32,
+            cpu: cpu as i32,
+            group,
+            flags: flags & !PERF_FLAG_FD_CLOEXEC,
+            build_id,
+        };
+        let handle = match self.guest.ask(Asked::PerfEventOpen(request))? {
+            Said::Opened(opened) if opened.handle != 0 => opened.handle,
+            _ => return Err(EPROTO),
+        };
+        let mut event = Object::new(&self.guest.connection, handle, Kind::Event);
+        event.is_ring = is_ring;
+        event.wakes_for_each = wakes_for_each;
+        Ok(Reply::Descriptor {
+            file: self.guest.objects.add(Arc::new(event))?,
+            cloexec: flags & PERF_FLAG_FD_CLOEXEC != 0,
+        })
+    }
+
+    fn event_attr(&self, address: u64) -> Result<Vec<u8>, Errno> {
+        let size_at = address.checked_add(PerfAttr::SIZE_AT).ok_or(EFAULT)?;
+        let size = self.memory.read_u32(size_at)?;
+        let size = match size {
+            0 => PerfAttr::SIZE_VER0,
+            size => size,
+        };
+        if !(PerfAttr::SIZE_VER0..=PerfAttr::SIZE).contains(&size) {
+            // Tells the tool the size that is known here.
+            self.memory.write_u32(size_at, PerfAttr::SIZE)?;
+            return Err(Errno(libc::E2BIG));
+        }
+        let mut attr = self.memory.bytes(address, size as usize)?;
+        put_number(&mut attr, PerfAttr::SIZE_AT as usize, size);
+        Ok(attr)
+    }
+
+    /// The function or file that a probe's attribute points to.
+    fn probe_name(&self, attr: &mut [u8]) -> Result<String, Errno> {
+        let address = long_at(attr, CONFIG1);
+        if number_at(attr, TYPE) < PERF_TYPE_MAX || address == 0 {
+            return Ok(String::new());
+        }
+        put_long(attr, CONFIG1, 0);
+        let name = self.memory.string(address, NAME)?;
+        String::from_utf8(name).map_err(|_| EINVAL)
+    }
+
+    /// By which the guest sees that its file is the one whose offsets the tool has read here; `None` if this one has none.
+    fn build_id(&self, path: &str) -> Option<Vec<u8>> {
+        let path = self.path_as_seen_here(path.into()).ok()?;
+        let file = ReadCache::new(File::open(path).ok()?);
+        let elf = object::File::parse(&file).ok()?;
+        Some(elf.build_id().ok()??.to_vec())
+    }
+
+    /// `ioctl(descriptor, command, argument)` with a command of perf events.
+    pub(super) fn ioctl(&self) -> Answer {
+        let [fd, command, argument, ..] = self.args;
+        let command = command as u32;
+        let Ok(Some(event)) = self.guest.objects.find(self.tid, fd as i32) else {
+            return Ok(Reply::Continue);
+        };
+        let mut request = PerfEventControl {
+            handle: event.handle,
+            command,
+            argument,
+            text: String::new(),
+        };
+        match command {
+            ioc::ID => request.argument = 0,
+            ioc::PERIOD => {
+                let period = self.memory.bytes(argument, 8)?;
+                request.argument = long_at(&period, 0);
+            }
+            ioc::SET_BPF => request.argument = self.handle_of(argument as u32)?.into(),
+            ioc::SET_OUTPUT => {
+                request.argument = match argument as i32 {
+                    -1 => 0,
+                    fd => self.handle_of(fd as u32)?.into(),
+                }
+            }
+            ioc::SET_FILTER => {
+                let text = self.memory.string(argument, NAME)?;
+                request.text = String::from_utf8(text).map_err(|_| EINVAL)?;
+                request.argument = 0;
+            }
+            ioc::QUERY_BPF | ioc::MODIFY_ATTRIBUTES => {
+                let connection = &self.guest.connection;
+                connection.say(&format!(
+                    "perf ioctl {command:#x}: not carried out in guests"
+                ));
+                return Err(EINVAL);
+            }
+            _ => {}
+        }
+        match self.guest.ask(Asked::PerfEventControl(request))? {
+            Said::Done(_) => {}
+            Said::EventNumber(number) if command == ioc::ID => {
+                self.memory.write(argument, &number.number.to_ne_bytes())?;
+            }
+            _ => return Err(EPROTO),
+        }
+        Ok(Reply::Value(0))
+    }
+}

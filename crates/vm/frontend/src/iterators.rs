@@ -1,0 +1,274 @@
+//! What a tool reads from descriptors of objects: what an iterator writes, and `/proc/self/fdinfo/N`.
+//!
+//! Reading is between the tool and the kernel of this machine. So an iterator's content is sent through its anchor: that begins when the
+//! iterator is made, and goes on as far as the tool reads. Where it fails in the guest, and where that is lost, the tool's read fails behind
+//! what was sent.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::Builder;
+
+use beeline_uapi::{Command, Errno};
+use beeline_vm_protocol::info::Kind;
+use beeline_vm_protocol::layout::{number_at, put_number};
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{Bpf, Describe, Read};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
+
+use crate::Handler;
+use crate::commands::EPROTO;
+use crate::connection::{Connection, LOST};
+use crate::objects::Object;
+use beeline_supervisor::bpffs::HasBpfFs;
+use beeline_supervisor::keys::{errno, key_of};
+
+/// Where `struct bpf_link_info` has the link's type, and that of iterators.
+const LINK_TYPE: usize = 0;
+const ITERATOR: u32 = 4;
+const ONLY_PATH: u64 = libc::O_PATH as u64;
+
+impl Handler<'_> {
+    /// A descriptor that gives what the iterator writes.
+    pub(super) fn stream(&self, iterator: Object) -> Result<OwnedFd, Errno> {
+        let iterator = Arc::new(iterator);
+        let objects = Arc::clone(&self.guest.objects);
+        let file = objects.add(Arc::clone(&iterator))?;
+        let into = objects.end_of(&file)?;
+        let key = key_of(&file).map_err(errno)?;
+        fail_if_closed(&file)?;
+        let connection = Arc::clone(&self.guest.connection);
+        let carry = move || {
+            if carry_all(&connection, &iterator, &into) {
+                return end(&into);
+            }
+            objects.forget(key);
+        };
+        let thread = Builder::new().name("beeline-iterator".into());
+        thread.spawn(carry).map_err(errno)?;
+        Ok(file)
+    }
+
+    /// Opens a pinned name: of an iterator's link, to read what it writes; else as the file system has it.
+    pub(super) fn open_pinned(&self, inside: &Path, flags: u64) -> Result<OwnedFd, Errno> {
+        let link = self.guest.bpffs().get(inside).ok();
+        let link = link.filter(|object| object.kind == Kind::Link && flags & ONLY_PATH == 0);
+        if let Some(link) = link
+            && number_at(&self.info(link.handle, LINK_TYPE + 4)?, LINK_TYPE) == ITERATOR
+        {
+            return self.iterate(link.handle);
+        }
+        self.guest.bpffs().open(inside, flags)
+    }
+
+    /// Runs an iterator, as `BPF_ITER_CREATE` does.
+    fn iterate(&self, link: u32) -> Result<OwnedFd, Errno> {
+        let mut attr = vec![0; 8];
+        put_number(&mut attr, 0, link);
+        let done = self.ask_bpf(Bpf {
+            command: Command::ITER_CREATE.0,
+            attr,
+            ..Bpf::default()
+        })?;
+        match (done.errno, done.handle) {
+            (0, 0) => Err(EPROTO),
+            (0, handle) => self.stream(Object::new(&self.guest.connection, handle, Kind::Other)),
+            (errno, _) => Err(Errno(errno as i32)),
+        }
+    }
+
+    /// The text of `/proc/self/fdinfo/N`, if N is an object of the guest's.
+    pub(super) fn fdinfo(&self, path: &[u8]) -> Option<String> {
+        let fd = self.own_descriptor(path, "fdinfo")?;
+        let object = self.guest.objects.find(self.tid, fd).ok()??;
+        let of_file = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid)).ok()?;
+        let request = Asked::Describe(Describe {
+            handle: object.handle,
+        });
+        match self.guest.connection.ask(request).ok()? {
+            Said::Described(of_object) => Some(of_file + &of_object.text),
+            _ => None,
+        }
+    }
+}
+
+/// Makes closing the other end of an anchor an error, ECONNRESET, for who reads this one: that is so where something is left unread
+/// there. No other error can be had from a socket.
+fn fail_if_closed(file: &OwnedFd) -> Result<(), Errno> {
+    let sent = send(file, &[0], SendFlags::NOSIGNAL);
+    sent.map(drop).map_err(|error| Errno(error.raw_os_error()))
+}
+
+/// Tells the tool that it has all when it has read what was sent.
+fn end(into: &OwnedFd) {
+    // The byte that would make it an error. It is there, and if the tool has closed its end, nobody reads.
+    let _ = rustix::io::read(into, &mut [0]);
+    let _ = shutdown(into, Shutdown::Write);
+}
+
+/// Sends all that an iterator writes; `false` if something is missing, of which the user is told.
+fn carry_all(connection: &Connection, iterator: &Object, into: &OwnedFd) -> bool {
+    match carry(connection, iterator, into) {
+        Ok(()) => true,
+        Err(_) if is_closed(into) => true,
+        // The user knows if the guest was lost, and at the session's end nobody reads.
+        Err(LOST) => false,
+        Err(error) => {
+            let reason = std::io::Error::from_raw_os_error(error.0);
+            connection.say(&format!("an iterator's content ends too early: {reason}"));
+            false
+        }
+    }
+}
+
+/// Sends what an iterator writes, until the tool closes its end.
+fn carry(connection: &Connection, iterator: &Object, into: &OwnedFd) -> Result<(), Errno> {
+    loop {
+        let request = Asked::Read(Read {
+            handle: iterator.handle,
+            ..Read::default()
+        });
+        let Said::Content(content) = connection.ask(request)? else {
+            return Err(EPROTO);
+        };
+        let mut left = content.data.as_slice();
+        while !left.is_empty() {
+            match send(into, left, SendFlags::NOSIGNAL) {
+                Ok(count) => left = left.get(count..).unwrap_or_default(),
+                Err(rustix::io::Errno::INTR) => {}
+                // Nobody reads it any more.
+                Err(_) => return Ok(()),
+            }
+        }
+        // While an iterator's program writes nothing, contents are empty, and nothing is sent by which a closed end would show.
+        if content.end || content.data.is_empty() && is_closed(into) {
+            return Ok(());
+        }
+    }
+}
+
+/// Has the tool closed its end?
+fn is_closed(into: &OwnedFd) -> bool {
+    // That it is closed is always told.
+    let mut ready = [PollFd::new(into, PollFlags::empty())];
+    poll(&mut ready, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+
+    use beeline_vm_protocol::messages::{Content, Refused};
+
+    use super::*;
+    use crate::fake;
+    use beeline_supervisor::keys::anchor;
+
+    /// Closes the tool's end, and waits until that is seen here: processes that other tests start have a copy of it for a moment.
+    fn close(file: &Mutex<Option<OwnedFd>>, into: &OwnedFd) {
+        drop(file.lock().unwrap().take());
+        let mut ready = [PollFd::new(into, PollFlags::empty())];
+        poll(&mut ready, None).unwrap();
+    }
+
+    #[test]
+    fn a_closed_iterator_without_content_is_noticed() {
+        // It is closed while the guest says again and again that there is nothing yet.
+        const MOST: usize = 100;
+        let (into, file) = anchor().unwrap();
+        let (file, ours) = (Mutex::new(Some(file)), into.try_clone().unwrap());
+        let (asked, asks) = channel();
+        let mut left = MOST;
+        let guest = fake::guest(move |_| {
+            close(&file, &ours);
+            asked.send(()).unwrap();
+            left -= 1;
+            Some(Said::Content(Content {
+                data: vec![],
+                end: left == 0,
+            }))
+        });
+        let iterator = Object::new(&guest.connection, 7, Kind::Other);
+        assert_eq!(carry(&guest.connection, &iterator, &into), Ok(()));
+        assert_eq!(asks.try_iter().count(), 1);
+    }
+
+    #[test]
+    fn all_is_carried_whatever_is_empty_between() {
+        let (into, file) = anchor().unwrap();
+        let mut contents = ["", "one", "", "two", ""].into_iter();
+        let guest = fake::guest(move |_| {
+            Some(Said::Content(Content {
+                data: contents.next()?.into(),
+                end: contents.len() == 0,
+            }))
+        });
+        let iterator = Object::new(&guest.connection, 7, Kind::Other);
+        fail_if_closed(&file).unwrap();
+        assert!(carry_all(&guest.connection, &iterator, &into));
+        end(&into);
+        drop(into);
+        let text = std::io::read_to_string(File::from(file)).unwrap();
+        assert_eq!(text, "onetwo");
+        assert!(guest.said.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_missing_is_an_error_behind_what_is_there() {
+        let refused = Some(Said::Refused(Refused {
+            errno: libc::E2BIG as u32,
+            ..Refused::default()
+        }));
+        for error in [refused, None] {
+            let (into, file) = anchor().unwrap();
+            let content = Said::Content(Content {
+                data: b"text".into(),
+                end: false,
+            });
+            let mut answers = [Some(content), error].into_iter();
+            let guest = fake::guest(move |_| answers.next()?);
+            let iterator = Object::new(&guest.connection, 7, Kind::Other);
+            fail_if_closed(&file).unwrap();
+            assert!(!carry_all(&guest.connection, &iterator, &into));
+            drop(into);
+            let mut text = Vec::new();
+            let error = std::io::Read::read_to_end(&mut File::from(file), &mut text);
+            assert_eq!(text, b"text");
+            assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
+        }
+    }
+
+    /// What the user is told when the guest answers so, of an iterator that the tool closes before or not.
+    fn told(answer: Option<Said>, closes: bool) -> Vec<String> {
+        let (into, file) = anchor().unwrap();
+        let (file, ours) = (Arc::new(Mutex::new(Some(file))), into.try_clone().unwrap());
+        // Else it is closed with the guest.
+        let _kept = Arc::clone(&file);
+        let guest = fake::guest(move |_| {
+            if closes {
+                close(&file, &ours);
+            }
+            answer.clone()
+        });
+        let iterator = Object::new(&guest.connection, 7, Kind::Other);
+        carry_all(&guest.connection, &iterator, &into);
+        let said = guest.said.lock().unwrap();
+        said.clone()
+    }
+
+    #[test]
+    fn only_what_a_reader_misses_is_told() {
+        let refused = Some(Said::Refused(Refused {
+            errno: libc::EIO as u32,
+            ..Refused::default()
+        }));
+        let line = "an iterator's content ends too early: Input/output error (os error 5)";
+        assert_eq!(told(refused.clone(), false), [line]);
+        assert!(told(refused, true).is_empty());
+        assert!(told(None, false).is_empty());
+    }
+}

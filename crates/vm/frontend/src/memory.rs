@@ -1,0 +1,408 @@
+//! Memory that stands for a ring or an array of the guest's: a memory file, or the guest's own pages over it.
+//!
+//! The file has the layout of the kernel's, so that libraries read it as ever.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use beeline_uapi::Errno;
+use beeline_vm_memory::Place;
+use beeline_vm_protocol::layout::put_long;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, OFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::closing::open_again;
+use crate::commands::EPROTO;
+use crate::polling::Sleeper;
+use crate::sharing::part;
+
+pub(super) const PAGE: usize = 4096;
+/// Room of the file for what only the kernel's layout has: the positions' pages of a ring buffer.
+pub(super) const RING_HEAD: usize = 2 * PAGE;
+
+/// How the file is laid out, and kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// `BPF_MAP_TYPE_RINGBUF`: a page with the consumer's position, one with the producer's, so many bytes of data, and the same again.
+    Ring { data: usize },
+    /// A perf ring: the control page (`struct perf_event_mmap_page`), then so many bytes of data.
+    Perf { data: usize },
+    /// An array's values.
+    Array { bytes: usize },
+}
+
+impl Shape {
+    /// Bytes of the file.
+    pub(super) fn len(self) -> usize {
+        match self {
+            Shape::Ring { data } => RING_HEAD + 2 * data,
+            Shape::Perf { data } => PAGE + data,
+            Shape::Array { bytes } => bytes.next_multiple_of(PAGE),
+        }
+    }
+
+    /// Offsets of the positions that the tool and the producer write, in the units of the ring.
+    fn positions(self) -> (usize, usize) {
+        // `data_tail` and `data_head` of the control page.
+        const TAIL: usize = 1032;
+        const HEAD: usize = 1024;
+        match self {
+            Shape::Ring { .. } => (0, PAGE),
+            Shape::Perf { .. } => (TAIL, HEAD),
+            Shape::Array { .. } => (0, 0),
+        }
+    }
+
+    /// What the guest has to be told of its size: pages of data of a perf ring.
+    pub(super) fn pages(self) -> u32 {
+        match self {
+            Shape::Perf { data } => (data / PAGE) as u32,
+            Shape::Ring { .. } | Shape::Array { .. } => 0,
+        }
+    }
+
+    pub(super) fn data(self) -> usize {
+        match self {
+            Shape::Ring { data } | Shape::Perf { data } => data,
+            Shape::Array { bytes } => bytes,
+        }
+    }
+}
+
+/// A memory file that stands for memory of the guest's.
+pub(super) struct Memory {
+    pub(super) file: OwnedFd,
+    /// The guest's pages, as the tool's mapping of all of it has them; of those that have positions our own mapping has them too.
+    pub(super) shared: Option<Vec<Place>>,
+    /// Of such: the guest tells when there is something to read.
+    pub(super) is_watched: Mutex<bool>,
+    /// Of such: what is known of who waits for it here.
+    pub(super) sleeper: Sleeper,
+    /// Wakes the tool; never read back.
+    pub(super) wakeup: OwnedFd,
+    pub(super) shape: Shape,
+    pub(super) handle: u32,
+    /// Of the pipe that takes the file's place in `poll` and `select`: the end that is written to. The tool alone has the other.
+    pub(super) pipe: OnceLock<OwnedFd>,
+    start: *mut u8,
+    state: Mutex<State>,
+}
+
+// SAFETY: `start` is a mapping that lives as long as the value; all accesses through it are atomic or made under `state`'s lock.
+unsafe impl Send for Memory {}
+// SAFETY: likewise.
+unsafe impl Sync for Memory {}
+
+/// What only the thread that fills the file knows.
+struct State {
+    /// The producer's position; what the file says may have been overwritten by the tool.
+    head: u64,
+    /// The consumer's position up to which the guest was given credit.
+    credited: u64,
+    /// Of an array: what the guest and the file had both.
+    common: Vec<u8>,
+}
+
+/// Bytes of an array that have not changed are sent between others where there are fewer than of a number that programs count with.
+const NUMBER: usize = 4;
+
+impl Memory {
+    pub(super) fn new(handle: u32, shape: Shape) -> Result<Self, Errno> {
+        let len = shape.len();
+        let failed = |error: rustix::io::Errno| Errno(error.raw_os_error());
+        let file =
+            rustix::fs::memfd_create("beeline-guest", MemfdFlags::CLOEXEC).map_err(failed)?;
+        rustix::fs::ftruncate(&file, len as u64).map_err(failed)?;
+        let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice; it is as long as the file, which nobody makes shorter.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                access,
+                MapFlags::SHARED,
+                file.as_fd(),
+                0,
+            )
+        };
+        let memory = Self {
+            file,
+            shared: None,
+            is_watched: Mutex::new(false),
+            sleeper: Sleeper::default(),
+            wakeup,
+            shape,
+            handle,
+            pipe: OnceLock::new(),
+            start: start.map_err(failed)?.cast(),
+            state: Mutex::new(State {
+                head: 0,
+                credited: 0,
+                common: Vec::new(),
+            }),
+        };
+        if let Shape::Perf { data } = shape {
+            // `data_offset` and `data_size`.
+            let mut place = [0; 16];
+            put_long(&mut place, 0, PAGE as u64);
+            put_long(&mut place, 8, data as u64);
+            memory.write(1040, &place);
+        }
+        Ok(memory)
+    }
+
+    /// Has the guest's own pages in place of the file's.
+    pub(super) fn share(&mut self, places: Vec<Place>) -> Result<(), Errno> {
+        let positions = match self.shape {
+            Shape::Ring { .. } => RING_HEAD,
+            Shape::Perf { .. } => PAGE,
+            Shape::Array { .. } => 0,
+        };
+        let mut at = 0;
+        for place in part(&places, 0, positions as u64) {
+            let len = place.len as usize;
+            // SAFETY: over a part of our own mapping, to which nobody refers yet; the file is as long as the guest's memory.
+            unsafe {
+                mmap(
+                    self.start.add(at).cast(),
+                    len,
+                    ProtFlags::READ,
+                    MapFlags::SHARED | MapFlags::FIXED,
+                    place.file(false),
+                    place.offset,
+                )
+            }
+            .map_err(|error| Errno(error.raw_os_error()))?;
+            at += len;
+        }
+        self.shared = Some(places);
+        Ok(())
+    }
+
+    /// Nothing of the guest's is looked at any more: there is nothing to read.
+    pub(super) fn unshare(&self) {
+        let Some(places) = &self.shared else { return };
+        let _state = self.lock();
+        let len = places.iter().map(|place| place.len as usize).sum();
+        // SAFETY: over our own mapping, which is no shorter; who reads a position meanwhile finds the one or the other.
+        let _ = unsafe {
+            rustix::mm::mmap_anonymous(
+                self.start.cast(),
+                self.shape.len().min(len),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED,
+            )
+        };
+    }
+
+    pub(super) fn is_array(&self) -> bool {
+        matches!(self.shape, Shape::Array { .. })
+    }
+
+    /// Copies into the file; what does not fit is left out.
+    fn write(&self, at: usize, bytes: &[u8]) {
+        let room = self.shape.len().saturating_sub(at);
+        let len = bytes.len().min(room);
+        // SAFETY: `at + len` is inside the mapping. The tool may read meanwhile, in another process; it reads no record before the
+        // position behind it is stored.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), len) };
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len.min(self.shape.len().saturating_sub(at))];
+        // SAFETY: inside the mapping. The tool may write meanwhile, in another process: then the bytes are some of either.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start.add(at), bytes.as_mut_ptr(), bytes.len());
+        };
+        bytes
+    }
+
+    fn position(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: 8 bytes of the mapping at a multiple of 8, used as an atomic by both sides.
+        unsafe { &*self.start.add(at).cast() }
+    }
+
+    /// Bytes that the tool has not read; what it says of that is not believed beyond what was written.
+    fn unread(&self, state: &State) -> u64 {
+        let (consumed, written) = self.positions();
+        let head = match self.shared {
+            Some(_) => written,
+            None => state.head,
+        };
+        head.saturating_sub(consumed)
+    }
+
+    /// The consumer's position and the producer's, as the memory has them.
+    pub(super) fn positions(&self) -> (u64, u64) {
+        let (consumed, written) = self.shape.positions();
+        let load = |at| self.position(at).load(Ordering::Acquire);
+        (load(consumed), load(written))
+    }
+
+    /// The end of a pipe that is readable when there is something to read, once [`Self::settle_pipe`] was called.
+    pub(super) fn pipe(&self) -> Result<OwnedFd, Errno> {
+        if self.pipe.get().is_none() {
+            let flags = PipeFlags::CLOEXEC | PipeFlags::NONBLOCK;
+            let ends = pipe_with(flags).map_err(|error| Errno(error.raw_os_error()))?;
+            self.pipe.get_or_init(|| ends.1);
+        }
+        let writer = self.pipe.get().ok_or(Errno(libc::EIO))?;
+        open_again(writer, OFlags::RDONLY | OFlags::NONBLOCK)
+    }
+
+    /// Makes the pipe readable or not, as the ring is.
+    pub(super) fn settle_pipe(&self) {
+        let state = self.lock();
+        let (Some(writer), Ok(reader)) = (self.pipe.get(), self.pipe()) else {
+            return;
+        };
+        // Neither waits: an empty pipe is what is wanted, and a full one is readable.
+        let _ = rustix::io::read(reader, &mut [0; 4096]);
+        if self.unread(&state) > 0 {
+            let _ = rustix::io::write(writer, &[0]);
+        }
+    }
+
+    /// Appends records, and wakes the tool. EPROTO if there are more than credit was given for.
+    pub(super) fn append(&self, records: &[u8]) -> Result<(), Errno> {
+        if self.shared.is_some() {
+            return Err(EPROTO);
+        }
+        let mut state = self.lock();
+        let size = self.shape.data();
+        if self.unread(&state) + records.len() as u64 > size as u64 {
+            return Err(EPROTO);
+        }
+        let start = (state.head % size as u64) as usize;
+        let (head, tail) = records.split_at(records.len().min(size - start));
+        match self.shape {
+            Shape::Ring { .. } => {
+                // Both copies of the data, so that a record that goes over the end is in one piece.
+                for copy in [RING_HEAD, RING_HEAD + size] {
+                    self.write(copy + start, head);
+                    self.write(copy, tail);
+                }
+            }
+            Shape::Perf { .. } => {
+                self.write(PAGE + start, head);
+                self.write(PAGE, tail);
+            }
+            Shape::Array { .. } => return Err(EPROTO),
+        }
+        state.head += records.len() as u64;
+        let at = self.shape.positions().1;
+        self.position(at).store(state.head, Ordering::Release);
+        self.wake();
+        Ok(())
+    }
+
+    /// Takes all records out of a ring buffer that is read here and not by the tool.
+    pub(super) fn drain(&self) -> Vec<u8> {
+        let state = self.lock();
+        let unread = self.unread(&state);
+        let start = (state.head - unread) % self.shape.data() as u64;
+        // What goes over the end is in one piece, as all is there twice.
+        let records = self.read(RING_HEAD + start as usize, unread as usize);
+        let (consumed, _) = self.shape.positions();
+        self.position(consumed).store(state.head, Ordering::Release);
+        records
+    }
+
+    /// There is something to read.
+    pub(super) fn wake(&self) {
+        // These fail only when they are readable enough.
+        let _ = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
+        if let Some(writer) = self.pipe.get() {
+            let _ = rustix::io::write(writer, &[0]);
+        }
+    }
+
+    /// May the tool do something with it that nobody tells?
+    pub(super) fn is_to_be_looked_after(&self) -> bool {
+        if self.shared.is_some() {
+            return false;
+        }
+        matches!(self.shape, Shape::Array { .. }) || self.unread(&self.lock()) > 0
+    }
+
+    /// Bytes that the tool has read since this was asked last.
+    pub(super) fn newly_read(&self) -> u64 {
+        let mut state = self.lock();
+        let consumed = state.head - self.unread(&state);
+        let new = consumed.saturating_sub(state.credited);
+        state.credited = consumed;
+        new
+    }
+
+    /// Of an array that is sent: so many bytes, both here and in the guest as they are at first.
+    pub(super) fn begin_in_common(&self, bytes: usize) {
+        self.lock().common = vec![0; bytes];
+    }
+
+    /// Takes over what has changed in the guest: whole words, and only those, as the tool may have written to what lies between. Of a
+    /// word that the tool has written to as well, the bytes.
+    pub(super) fn change(&self, offset: usize, bytes: &[u8]) {
+        const WORD: usize = 8;
+        let mut state = self.lock();
+        let Some(common) = offset
+            .checked_add(bytes.len())
+            .and_then(|end| state.common.get_mut(offset..end))
+        else {
+            return;
+        };
+        let words = bytes.chunks(WORD).zip(common.chunks_mut(WORD));
+        for (number, (new, old)) in words.enumerate() {
+            if new == old {
+                continue;
+            }
+            let at = offset + number * WORD;
+            if self.read(at, old.len()) == old {
+                self.write(at, new);
+            } else {
+                let bytes = new.iter().zip(&*old).enumerate();
+                for (byte, (new, _)) in bytes.filter(|(_, (new, old))| new != old) {
+                    self.write(at + byte, &[*new]);
+                }
+            }
+            old.copy_from_slice(new);
+        }
+    }
+
+    /// What the tool has changed: from where on, and to what. Nothing else, as programs may have changed what lies between.
+    pub(super) fn changed(&self) -> Vec<(usize, Vec<u8>)> {
+        let mut state = self.lock();
+        let now = self.read(0, state.common.len());
+        if now == state.common {
+            return Vec::new();
+        }
+        let bytes = now.iter().zip(&state.common).enumerate();
+        let differing = bytes.filter(|(_, (now, common))| now != common);
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for (at, _) in differing {
+            match runs.last_mut() {
+                Some(run) if at - run.end < NUMBER => run.end = at + 1,
+                _ => runs.push(at..at + 1),
+            }
+        }
+        let changed = runs.into_iter().map(|run| (run.start, now[run].to_vec()));
+        let changed = changed.collect();
+        state.common = now;
+        changed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that was made for this value, which nothing else refers to.
+        let _ = unsafe { munmap(self.start.cast(), self.shape.len()) };
+    }
+}

@@ -1,0 +1,322 @@
+//! Going through a map: the next keys and their values are fetched many at a time, so that a tool that asks for one after the other
+//! does not wait for the guest at each.
+//!
+//! A value that was fetched is given once, and only for a moment: what a tool reads is never older than that. Keys that the tool deletes
+//! on its way stay known as steps to go on from, and are none to come to. A tool that takes many steps takes them in its own process, once it
+//! has a fast path ([`beeline_runtime::fast_path::Prefetch`]): what was fetched is shown there.
+
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+
+use beeline_runtime::fast_path::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
+use beeline_uapi::{Command, Errno};
+use beeline_vm_protocol::layout::{changes_elements, long_at, number_at};
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{self, Walked};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::Handler;
+use crate::changes::Change;
+use crate::commands::EPROTO;
+use crate::objects::Object;
+use beeline_supervisor::Reply;
+use beeline_supervisor::keys::key_of_descriptor;
+
+const ENOENT: Errno = Errno(libc::ENOENT);
+/// Elements fetched at the first step of a walk, which may be its only one, and at later ones, or where an earlier walk went on.
+const FIRST_FETCH: u32 = 16;
+const FETCH: u32 = STEPS as u32;
+
+/// Where a tool is when it goes through a map.
+#[derive(Default)]
+pub(super) struct Walk {
+    /// Of all steps.
+    keys: Vec<u8>,
+    values: Vec<u8>,
+    /// For each step [`FREE`], [`GIVEN`] or [`DELETED`], as far as is known here.
+    given: Vec<u8>,
+    lens: Lens,
+    /// The step that was given last.
+    at: usize,
+    /// The last step is the map's last.
+    is_whole: bool,
+    /// In nanoseconds of `CLOCK_MONOTONIC`.
+    fetched: u64,
+    /// [`Changes::era`](crate::changes::Changes::era) before it was fetched.
+    era: u64,
+    /// The tool's processes may take steps themselves.
+    is_shown: bool,
+    /// The tool has wanted more than is fetched at a first step, the last time that it went through the map.
+    went_on: bool,
+}
+
+/// Bytes of a key, and of a value.
+#[derive(Clone, Copy, Default)]
+struct Lens {
+    key: usize,
+    value: usize,
+}
+
+impl Walk {
+    /// Error: the guest's keys and values are not as long as the map's, or not as many.
+    fn new(walked: Walked, lens: Lens) -> Result<Self, Errno> {
+        let steps = walked.keys.len() / lens.key.max(1);
+        let is_whole = |bytes: &[u8], len: usize| steps.checked_mul(len) == Some(bytes.len());
+        if !is_whole(&walked.keys, lens.key) || !is_whole(&walked.values, lens.value) {
+            return Err(EPROTO);
+        }
+        Ok(Self {
+            given: vec![FREE; steps],
+            keys: walked.keys,
+            values: walked.values,
+            lens,
+            is_whole: walked.end,
+            fetched: now(),
+            ..Self::default()
+        })
+    }
+
+    fn is_fresh(&self) -> bool {
+        now().saturating_sub(self.fetched) < FRESH
+    }
+
+    fn key(&self, step: usize) -> Option<&[u8]> {
+        self.keys.chunks_exact(self.lens.key.max(1)).nth(step)
+    }
+
+    /// The step with a key; most often that which was given last, or the one before.
+    fn find(&self, key: &[u8]) -> Option<usize> {
+        let near = self.at.saturating_sub(1)..self.given.len().min(self.at + 2);
+        let is_it = |step: &usize| self.key(*step) == Some(key);
+        near.into_iter()
+            .find(is_it)
+            .or_else(|| (0..self.given.len()).find(is_it))
+    }
+}
+
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Handler<'_> {
+    /// Answers a command on a map from what was fetched, and fetches more. `None` if it has to be carried out as it is.
+    pub(super) fn walk(
+        &self,
+        command: Command,
+        map: &Arc<Object>,
+        attr: &[u8],
+    ) -> Result<Option<Reply>, Errno> {
+        let Some(facts) = map.facts else {
+            return Ok(None);
+        };
+        if !facts.is_gone_through() {
+            return Ok(None);
+        }
+        let key_len = facts.key_size as usize;
+        let value_len = facts.value_len(self.guest.welcome().possible_cpus);
+        let (key, value) = (long_at(attr, 8), long_at(attr, 16));
+        let read_key = || self.memory.bytes(key, key_len);
+        match command {
+            Command::MAP_GET_NEXT_KEY => {
+                let after = match key {
+                    0 => None,
+                    _ => Some(read_key()?),
+                };
+                let lens = Lens {
+                    key: key_len,
+                    value: value_len,
+                };
+                let fd = number_at(attr, 0) as i32;
+                let next = self.next_key(map, fd, after, lens)?;
+                self.memory.write(value, &next)?;
+                Ok(Some(Reply::Value(0)))
+            }
+            // Most look-ups are no part of a walk: for these the key is not read here.
+            Command::MAP_LOOKUP_ELEM if long_at(attr, 24) == 0 && self.walk_of(map).is_fresh() => {
+                let Some(found) = self.take_value(map, &read_key()?, GIVEN) else {
+                    return Ok(None);
+                };
+                self.memory.write(value, &found)?;
+                Ok(Some(Reply::Value(0)))
+            }
+            Command::MAP_UPDATE_ELEM if facts.is_hash() => {
+                // As if it were given: it may be another one now.
+                self.take_value(map, &read_key()?, GIVEN);
+                Ok(None)
+            }
+            Command::MAP_DELETE_ELEM | Command::MAP_LOOKUP_AND_DELETE_ELEM if facts.is_hash() => {
+                self.take_value(map, &read_key()?, DELETED);
+                Ok(None)
+            }
+            // Of a trie an element may be changed by another key as well.
+            Command::MAP_UPDATE_ELEM | Command::MAP_DELETE_ELEM => {
+                self.give_no_more(map);
+                Ok(None)
+            }
+            _ if changes_elements(command) => {
+                self.forget(map, &mut self.walk_of(map));
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// A change that is about to be asked for; none if the command is not for one.
+    pub(super) fn begin_change(&self, command: Command) -> Option<Change> {
+        let change = changes_elements(command).then(|| self.guest.changes.begin())?;
+        if self.guest.changes.have_names() {
+            self.guest.prefetch.hide_all();
+        }
+        Some(change)
+    }
+
+    /// Programs that the tool has run change maps as well.
+    pub(super) fn begin_run(&self) -> Change {
+        let change = self.guest.changes.begin_run();
+        self.guest.prefetch.hide_all();
+        change
+    }
+
+    /// A value that was fetched, if it is still good; nobody gets it again, for the reason that the mark says.
+    fn take_value(&self, map: &Object, key: &[u8], mark: u8) -> Option<Vec<u8>> {
+        let mut walk = self.walk_of(map);
+        if !walk.is_fresh() {
+            return None;
+        }
+        let step = walk.find(key)?;
+        let before = std::mem::replace(&mut walk.given[step], mark);
+        // Whoever takes steps in the tool looks there only.
+        let is_shown = walk.is_shown;
+        let was_taken = is_shown && !self.guest.prefetch.mark(map.handle.into(), step, mark);
+        let len = walk.lens.value;
+        let value = walk.values.get(step * len..(step + 1) * len)?;
+        let is_good = before == FREE && !was_taken && self.is_of_this_era(&walk);
+        is_good.then(|| value.to_vec())
+    }
+
+    /// None of the values of a walk is given any more; its keys are.
+    pub(super) fn give_no_more(&self, map: &Object) {
+        let mut walk = self.walk_of(map);
+        if walk.is_shown {
+            self.guest.prefetch.hide(map.handle.into());
+            walk.is_shown = false;
+        }
+        walk.given.fill(GIVEN);
+    }
+
+    fn next_key(
+        &self,
+        map: &Arc<Object>,
+        fd: i32,
+        after: Option<Vec<u8>>,
+        lens: Lens,
+    ) -> Result<Vec<u8>, Errno> {
+        let mut walk = self.walk_of(map);
+        if let Some(after) = &after
+            && walk.is_fresh()
+            && let Some(step) = walk.find(after)
+        {
+            let mut behind = step + 1..walk.given.len();
+            let next = behind.find(|step| walk.given[*step] != DELETED);
+            if let Some((next, key)) = next.and_then(|next| Some((next, walk.key(next)?))) {
+                let key = key.to_vec();
+                walk.at = next;
+                self.show_walk(map, fd, &mut walk);
+                return Ok(key);
+            }
+            if walk.is_whole {
+                return Err(ENOENT);
+            }
+        }
+        // Who deletes each first key takes no other step.
+        let step = walk.at.max(self.guest.prefetch.step_of(map.handle.into()));
+        walk.went_on = match after {
+            Some(_) => true,
+            None => walk.went_on && step + 1 >= FIRST_FETCH as usize,
+        };
+        let most = match walk.went_on {
+            false => FIRST_FETCH,
+            true => FETCH,
+        };
+        let room = BYTES / (lens.key + lens.value).max(1);
+        let request = messages::Walk {
+            handle: map.handle,
+            after: after.unwrap_or_default(),
+            count: most.min(room.max(1) as u32),
+        };
+        self.forget(map, &mut walk);
+        // In this order: a change that begins between both is of a later era.
+        let era = self.guest.changes.era();
+        let is_doubtful = self.guest.changes.are_under_way();
+        let walked = match self.ask_at_once(Asked::Walk(request))? {
+            Said::Walked(walked) => walked,
+            _ => return Err(EPROTO),
+        };
+        *walk = Walk {
+            era,
+            went_on: walk.went_on,
+            ..Walk::new(walked, lens)?
+        };
+        if is_doubtful {
+            walk.given.fill(GIVEN);
+        }
+        self.show_walk(map, fd, &mut walk);
+        walk.key(0).map(<[u8]>::to_vec).ok_or(ENOENT)
+    }
+
+    /// May values that were fetched still be given? Not if any map has been changed since by another name.
+    fn is_of_this_era(&self, walk: &Walk) -> bool {
+        walk.era == self.guest.changes.era()
+    }
+
+    /// Nothing of it is given any more.
+    fn forget(&self, map: &Object, walk: &mut Walk) {
+        if walk.is_shown {
+            self.guest.prefetch.hide(map.handle.into());
+        }
+        *walk = Walk {
+            went_on: walk.went_on,
+            ..Walk::default()
+        };
+    }
+
+    /// Lets the tool's processes take the steps from here on, if any can and they do not already.
+    fn show_walk(&self, map: &Arc<Object>, fd: i32, walk: &mut Walk) {
+        let board = &self.guest.prefetch;
+        if walk.is_shown || !board.is_open() || !self.is_of_this_era(walk) {
+            return;
+        }
+        // The number may be another map's by now.
+        let file = key_of_descriptor(self.tid, fd).ok();
+        let Some(file) = file.filter(|file| self.guest.objects.is_of(file, map)) else {
+            return;
+        };
+        let fetched = Fetched {
+            file: (file.device, file.inode),
+            at: walk.fetched,
+            keys: &walk.keys,
+            values: &walk.values,
+            given: &walk.given,
+            is_whole: walk.is_whole,
+            step: walk.at,
+        };
+        walk.is_shown = board.show(map.handle.into(), &fetched);
+        // Whoever changes a map by another name hides what he finds shown.
+        if walk.is_shown && !self.is_of_this_era(walk) {
+            self.guest.prefetch.hide(map.handle.into());
+        }
+    }
+
+    /// A map's walk, of which another thread may be asking for more.
+    fn walk_of<'m>(&self, map: &'m Object) -> MutexGuard<'m, Walk> {
+        match map.walk.try_lock() {
+            Ok(walk) => walk,
+            Err(TryLockError::Poisoned(walk)) => walk.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.let_others_lead();
+                map.walk.lock().unwrap_or_else(PoisonError::into_inner)
+            }
+        }
+    }
+}

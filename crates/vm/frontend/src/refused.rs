@@ -1,0 +1,127 @@
+//! What is not carried out in a guest, and why: the tool gets an errno, the user a line.
+
+use beeline_uapi::{AttachType, Command, Errno};
+use beeline_vm_protocol::layout::number_at;
+
+use crate::Handler;
+use beeline_supervisor::Answer;
+
+const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+
+/// Offsets of attach types: of `BPF_LINK_CREATE`, of `BPF_PROG_ATTACH` and `BPF_PROG_DETACH`, and of `BPF_PROG_QUERY`.
+const OF_LINK: usize = 8;
+const OF_PROGRAM: usize = 8;
+const OF_QUERY: usize = 4;
+/// Where `BPF_MAP_CREATE` and `BPF_PROG_LOAD` name the network device that is to carry the object.
+const MAP_IFINDEX: usize = 44;
+const PROG_IFINDEX: usize = 64;
+
+/// What a program is attached to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Cgroup,
+    Device,
+    Other,
+}
+
+fn target(attach_type: AttachType) -> Target {
+    let name = attach_type.name().unwrap_or_default();
+    let begins = |with: &[&str]| with.iter().any(|with| name.starts_with(with));
+    if begins(&["BPF_CGROUP_"]) || attach_type == AttachType::LSM_CGROUP {
+        Target::Cgroup
+    } else if begins(&["BPF_TCX_", "BPF_NETKIT_"]) || attach_type == AttachType::XDP {
+        Target::Device
+    } else {
+        Target::Other
+    }
+}
+
+impl Handler<'_> {
+    /// A command, or a link of an attach type, that the wire has no table for. The kernel says EINVAL to what it does not know; it
+    /// does know what is attached to a cgroup or a device of this machine's, which the guest has none of.
+    pub(super) fn not_carried_out(&self, command: Command, attr: &[u8]) -> Answer {
+        let connection = &self.guest.connection;
+        let (what, at) = match command {
+            Command::LINK_CREATE => ("a link to", OF_LINK),
+            Command::PROG_ATTACH => ("attaching a program to", OF_PROGRAM),
+            Command::PROG_DETACH => ("detaching a program from", OF_PROGRAM),
+            Command::PROG_QUERY => ("asking for the programs of", OF_QUERY),
+            _ => {
+                connection.say_once(&format!(
+                    "bpf command {}: not carried out in guests",
+                    command.0
+                ));
+                return Err(Errno(libc::EINVAL));
+            }
+        };
+        let attach_type = AttachType(number_at(attr, at));
+        match target(attach_type) {
+            Target::Cgroup => connection.say_once(&format!(
+                "{what} a cgroup: its descriptor is of this machine's, which the guest knows nothing of; not carried out in guests"
+            )),
+            Target::Device => connection.say_once(&format!(
+                "{what} a network device: its number is of this machine's, another's in the guest; not carried out in guests"
+            )),
+            Target::Other => {
+                connection.say_once(&format!(
+                    "{what} what attach type {attach_type} is for: not carried out in guests"
+                ));
+                return Err(Errno(libc::EINVAL));
+            }
+        }
+        Err(EOPNOTSUPP)
+    }
+
+    /// EOPNOTSUPP for an object that is to be carried by a network device, which is named by its number on this machine.
+    pub(super) fn names_nothing_of_this_machine(
+        &self,
+        command: Command,
+        attr: &[u8],
+    ) -> Result<(), Errno> {
+        let device = match command {
+            Command::MAP_CREATE => number_at(attr, MAP_IFINDEX),
+            Command::PROG_LOAD => number_at(attr, PROG_IFINDEX),
+            _ => 0,
+        };
+        if device == 0 {
+            return Ok(());
+        }
+        let connection = &self.guest.connection;
+        connection.say_once(
+            "an object for a network device: its number is of this machine's, another's in the guest; not carried out in guests",
+        );
+        Err(EOPNOTSUPP)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attach_types_are_the_kernels() {
+        let all = |target| {
+            let all = (0..64).map(AttachType);
+            all.filter(move |&kind| super::target(kind) == target)
+        };
+        assert_eq!(
+            all(Target::Device).collect::<Vec<_>>(),
+            [
+                AttachType::XDP,
+                AttachType::TCX_INGRESS,
+                AttachType::TCX_EGRESS,
+                AttachType::NETKIT_PRIMARY,
+                AttachType::NETKIT_PEER,
+            ]
+        );
+        assert_eq!(all(Target::Cgroup).count(), 29);
+        for other in [
+            AttachType::TRACE_ITER,
+            AttachType::PERF_EVENT,
+            AttachType::SK_LOOKUP,
+            AttachType::NETFILTER,
+        ] {
+            assert_eq!(target(other), Target::Other);
+        }
+    }
+}

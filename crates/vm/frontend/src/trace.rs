@@ -1,0 +1,586 @@
+//! `trace_pipe`: what programs print by `bpf_trace_printk`.
+//!
+//! The guest's own `trace_pipe` gives each line to one reader, and is left alone. Each line is an event of a raw tracepoint as well: a
+//! reader here has a program of ours there, as the guest's policy allows it, and the lines are put together from its records as the kernel
+//! does it. (A perf event of the tracepoint would not do: the kernel drops what programs at other tracepoints print.) LookupChannels from before the
+//! pipe was opened are not there. Those for which there was no room while nobody read are counted, and told as the kernel does it: before
+//! the next line of their CPU. The kernel loses the oldest lines, so there is always a next one; here the last ones are lost, so what has
+//! been counted is asked for when no more lines come.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::Builder;
+
+use beeline_uapi::{Command, Errno, MapType, ProgramType};
+use beeline_vm_protocol::info::Kind;
+use beeline_vm_protocol::layout::{MapFacts, long_at, number_at, put_number};
+use beeline_vm_protocol::messages::guest_message::Body as Said;
+use beeline_vm_protocol::messages::host_message::Body as Asked;
+use beeline_vm_protocol::messages::{Bpf, Part};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::net::{SendFlags, send};
+
+use crate::Handler;
+use crate::commands::EPROTO;
+use crate::connection::Connection;
+use crate::memory::{Memory, Shape};
+use crate::objects::Object;
+use beeline_supervisor::Answer;
+use beeline_supervisor::Reply;
+use beeline_supervisor::keys::{anchor, errno};
+
+/// Bytes of records that wait to be read: of some 3900 lines in the guest, and as many here.
+const DATA: usize = 4 << 20;
+const TRACEPOINT: &[u8] = b"bpf_trace_printk\0";
+
+/// The kernel has no more CPUs.
+const MOST_CPUS: u32 = 8192;
+
+/// Without a line for so long, it is asked if others were lost behind the last one.
+const QUIET: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
+/// A record: the time, the thread, the CPU, the thread's name, how many lines of this CPU there was no room for until now, and the text.
+mod record {
+    pub(super) const TIME: usize = 0;
+    pub(super) const THREAD: usize = 8;
+    pub(super) const CPU: usize = 12;
+    pub(super) const NAME: usize = 16;
+    pub(super) const LOST: usize = 32;
+    pub(super) const TEXT: usize = 40;
+    /// The kernel prints no longer text.
+    pub(super) const LONGEST: usize = 1024;
+    pub(super) const LEN: usize = TEXT + LONGEST;
+}
+
+/// What makes lines in the guest, for as long as this is there.
+struct Source {
+    memory: Arc<Memory>,
+    connection: Arc<Connection>,
+    /// How many lines of each CPU there was no room for.
+    counts: Object,
+    _made: [Object; 3],
+}
+
+impl Source {
+    /// How many lines each CPU has lost until now; nothing if the guest does not say.
+    fn lost(&self) -> Vec<u64> {
+        const KEY: u32 = 8;
+        const VALUES: u32 = 16;
+        const COUNT: usize = size_of::<u64>();
+        let mut attr = vec![0; 32];
+        put_number(&mut attr, 0, self.counts.handle);
+        let cpus = self.connection.welcome().possible_cpus.min(MOST_CPUS);
+        let values = Part {
+            at: VALUES,
+            data: Vec::new(),
+            room: cpus * COUNT as u32,
+        };
+        let request = Asked::Bpf(Bpf {
+            command: Command::MAP_LOOKUP_ELEM.0,
+            attr,
+            parts: vec![given(KEY, vec![0; 4]), values],
+            ..Bpf::default()
+        });
+        let Ok(Said::BpfDone(done)) = self.connection.ask(request) else {
+            return Vec::new();
+        };
+        let values = done.parts.into_iter().find(|part| part.at == VALUES);
+        let values = values.map_or(Vec::new(), |part| part.data);
+        let counts = values.as_chunks::<COUNT>().0.iter();
+        counts.map(|count| u64::from_ne_bytes(*count)).collect()
+    }
+}
+
+impl Handler<'_> {
+    /// A descriptor that gives lines as `trace_pipe` does.
+    pub(super) fn open_trace_pipe(&self, flags: u64) -> Answer {
+        let source = self.trace()?;
+        let (into, file) = anchor().map_err(errno)?;
+        if flags & libc::O_NONBLOCK as u64 != 0 {
+            fcntl_setfl(&file, OFlags::NONBLOCK).map_err(|error| Errno(error.raw_os_error()))?;
+        }
+        let thread = Builder::new().name("beeline-trace".into());
+        thread.spawn(move || carry(&source, &into)).map_err(errno)?;
+        Ok(Reply::Descriptor {
+            file,
+            cloexec: flags & libc::O_CLOEXEC as u64 != 0,
+        })
+    }
+
+    fn trace(&self) -> Result<Source, Errno> {
+        let mut attr = vec![0; 72];
+        put_number(&mut attr, 0, MapType::RINGBUF.0);
+        put_number(&mut attr, 12, DATA as u32);
+        let facts = MapFacts::of_attr(&attr);
+        let mut ring = self.make(Command::MAP_CREATE, attr, vec![], Kind::Map)?;
+        ring.facts = Some(facts);
+
+        let mut attr = vec![0; 72];
+        for (at, number) in [(0, MapType::PERCPU_ARRAY.0), (4, 4), (8, 8), (12, 1)] {
+            put_number(&mut attr, at, number);
+        }
+        let counts = self.make(Command::MAP_CREATE, attr, vec![], Kind::Map)?;
+
+        let insns = program(ring.handle, counts.handle);
+        let mut attr = vec![0; 72];
+        put_number(&mut attr, 0, ProgramType::RAW_TRACEPOINT.0);
+        put_number(&mut attr, 4, insns.len() as u32);
+        if let Some(name) = attr.get_mut(48..62) {
+            name.copy_from_slice(b"beeline_printk");
+        }
+        let parts = vec![given(8, insns.concat()), given(16, b"GPL\0".to_vec())];
+        let program = self.make(Command::PROG_LOAD, attr, parts, Kind::Program)?;
+
+        let mut attr = vec![0; 16];
+        put_number(&mut attr, 8, program.handle);
+        let parts = vec![given(0, TRACEPOINT.to_vec())];
+        let link = self.make(Command::RAW_TRACEPOINT_OPEN, attr, parts, Kind::Link)?;
+
+        let connection = &self.guest.connection;
+        let shape = Shape::Ring { data: DATA };
+        Ok(Source {
+            memory: self.guest.rings.memory(connection, None, &ring, shape)?,
+            connection: Arc::clone(connection),
+            counts,
+            _made: [link, program, ring],
+        })
+    }
+
+    /// Has the guest make an object.
+    fn make(
+        &self,
+        command: Command,
+        attr: Vec<u8>,
+        parts: Vec<Part>,
+        kind: Kind,
+    ) -> Result<Object, Errno> {
+        let done = self.ask_bpf(Bpf {
+            command: command.0,
+            attr,
+            parts,
+            ..Bpf::default()
+        })?;
+        match (done.errno, done.handle) {
+            (0, 0) => Err(EPROTO),
+            (0, handle) => Ok(Object::new(&self.guest.connection, handle, kind)),
+            (errno, _) => {
+                let connection = &self.guest.connection;
+                connection.say("the guest's kernel does not tell what programs print");
+                Err(Errno(errno as i32))
+            }
+        }
+    }
+}
+
+fn given(at: u32, data: Vec<u8>) -> Part {
+    Part { at, data, room: 0 }
+}
+
+/// Codes of instructions.
+mod codes {
+    pub(super) const LOAD: u8 = 0x79;
+    pub(super) const ADDRESS: u8 = 0x18;
+    pub(super) const SET: u8 = 0xb7;
+    pub(super) const COPY: u8 = 0xbf;
+    pub(super) const ADD: u8 = 0x07;
+    pub(super) const STORE: u8 = 0x7b;
+    pub(super) const STORE_HALF: u8 = 0x63;
+    pub(super) const STORE_NUMBER: u8 = 0x62;
+    pub(super) const IF_ZERO: u8 = 0x15;
+    pub(super) const GO: u8 = 0x05;
+    pub(super) const CALL: u8 = 0x85;
+    pub(super) const EXIT: u8 = 0x95;
+}
+
+/// Numbers of helpers.
+mod helpers {
+    pub(super) const LOOK_UP: i32 = 1;
+    pub(super) const TIME: i32 = 5;
+    pub(super) const CPU: i32 = 8;
+    pub(super) const THREAD: i32 = 14;
+    pub(super) const NAME: i32 = 16;
+    pub(super) const READ_TEXT: i32 = 115;
+    pub(super) const RESERVE: i32 = 131;
+    pub(super) const SUBMIT: i32 = 132;
+}
+
+/// An instruction: its code, the registers, the offset, and the number.
+fn insn(code: u8, to: u8, from: u8, offset: i16, number: i32) -> [u8; 8] {
+    let mut bytes = [code, from << 4 | to, 0, 0, 0, 0, 0, 0];
+    bytes[2..4].copy_from_slice(&offset.to_ne_bytes());
+    bytes[4..].copy_from_slice(&number.to_ne_bytes());
+    bytes
+}
+
+/// The program that makes a record of each line; its context begins with the line's address. Where there is no room it counts, in
+/// the element of this CPU's; nothing interrupts it there that runs it again.
+fn program(ring: u32, counts: u32) -> Vec<[u8; 8]> {
+    use codes::*;
+    use helpers::*;
+    // Registers: 6 the line's address, 7 the record, 8 the count.
+    let call = |helper| insn(CALL, 0, 0, 0, helper);
+    let set = |to, number: usize| insn(SET, to, 0, 0, number as i32);
+    let store = |code, from, offset: usize| insn(code, 7, from, offset as i16, 0);
+    let part = |offset: usize| [insn(COPY, 1, 7, 0, 0), insn(ADD, 1, 0, 0, offset as i32)];
+    let address = |map: u32| [insn(ADDRESS, 1, 1, 0, map as i32), [0; 8]];
+    let find = [
+        &[insn(LOAD, 6, 1, 0, 0), insn(STORE_NUMBER, 10, 0, -4, 0)][..],
+        &[insn(COPY, 2, 10, 0, 0), insn(ADD, 2, 0, 0, -4)],
+        &address(counts),
+        &[call(LOOK_UP)],
+    ];
+    let reserve = [
+        &[insn(COPY, 8, 0, 0, 0)][..],
+        &address(ring),
+        &[set(2, record::LEN), set(3, 0), call(RESERVE)],
+    ];
+    let fill = [
+        &[
+            insn(COPY, 7, 0, 0, 0),
+            call(TIME),
+            store(STORE, 0, record::TIME),
+        ][..],
+        &[call(THREAD), store(STORE_HALF, 0, record::THREAD)],
+        &[call(CPU), store(STORE_HALF, 0, record::CPU)],
+        &[insn(LOAD, 1, 8, 0, 0), store(STORE, 1, record::LOST)],
+        &part(record::NAME),
+        &[set(2, record::LOST - record::NAME), call(NAME)],
+        &part(record::TEXT),
+        &[
+            set(2, record::LONGEST),
+            insn(COPY, 3, 6, 0, 0),
+            call(READ_TEXT),
+        ],
+        &[insn(COPY, 1, 7, 0, 0), set(2, 0), call(SUBMIT)],
+    ];
+    let count = [
+        insn(LOAD, 1, 8, 0, 0),
+        insn(ADD, 1, 0, 0, 1),
+        insn(STORE, 8, 1, 0, 0),
+    ];
+    let (find, reserve, fill) = (find.concat(), reserve.concat(), fill.concat());
+    let over = |insns: &[[u8; 8]]| insns.len() as i16;
+    let jump_over = |code, count| insn(code, 0, 0, count, 0);
+    [
+        &find[..],
+        // To the end.
+        &[jump_over(
+            IF_ZERO,
+            over(&reserve) + 1 + over(&fill) + 1 + over(&count),
+        )],
+        &reserve,
+        &[jump_over(IF_ZERO, over(&fill) + 1)],
+        &fill,
+        &[jump_over(GO, over(&count))],
+        &count,
+        &[set(0, 0), insn(EXIT, 0, 0, 0, 0)],
+    ]
+    .concat()
+}
+
+/// Sends lines until the tool closes its end.
+fn carry(source: &Source, into: &OwnedFd) {
+    let mut lost = HashMap::new();
+    // Have lines come since it was asked what was lost?
+    let mut has_news = false;
+    loop {
+        let mut ready = [
+            PollFd::new(&source.memory.wakeup, PollFlags::IN),
+            // That it is closed is always told.
+            PollFd::new(into, PollFlags::empty()),
+        ];
+        let text = match poll(&mut ready, has_news.then_some(&QUIET)) {
+            Err(_) => continue,
+            Ok(0) => {
+                has_news = false;
+                losses(&source.lost(), &mut lost)
+            }
+            Ok(_) if !ready[1].revents().is_empty() => return,
+            Ok(_) => {
+                has_news = true;
+                let _ = rustix::io::read(&source.memory.wakeup, &mut [0; 8]);
+                lines(&source.memory.drain(), &mut lost)
+            }
+        };
+        if send_all(into, &text).is_err() {
+            return;
+        }
+    }
+}
+
+fn send_all(into: &OwnedFd, mut text: &[u8]) -> rustix::io::Result<()> {
+    while !text.is_empty() {
+        match send(into, text, SendFlags::NOSIGNAL) {
+            Ok(count) => text = text.get(count..).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// What the records of a ring buffer say. `told`: how many lines of each CPU are known to be lost.
+fn lines(mut records: &[u8], told: &mut HashMap<u32, u64>) -> Vec<u8> {
+    const HEADER: usize = 8;
+    // The upper two bits say if it is being written or was given up; such are not sent.
+    const LENGTH: u32 = (1 << 30) - 1;
+    let mut lines = Vec::new();
+    while records.len() >= HEADER {
+        let len = (number_at(records, 0) & LENGTH) as usize;
+        let whole = (HEADER + len).next_multiple_of(8);
+        let Some((record, rest)) = records.split_at_checked(whole) else {
+            break;
+        };
+        records = rest;
+        if len == record::LEN {
+            let record = &record[HEADER..];
+            let (cpu, lost) = (
+                number_at(record, record::CPU),
+                long_at(record, record::LOST),
+            );
+            lines.extend(loss(cpu, lost, told).bytes());
+            lines.extend(line(record).bytes());
+        }
+    }
+    lines
+}
+
+/// What is to be told of so many lost lines of each CPU, if that has not been.
+fn losses(lost: &[u64], told: &mut HashMap<u32, u64>) -> Vec<u8> {
+    let each = lost.iter().zip(0..);
+    let each = each.map(|(&lost, cpu)| loss(cpu, lost, told));
+    each.collect::<String>().into_bytes()
+}
+
+/// What the kernel prints before a line if others of its CPU were lost since that CPU's last.
+fn loss(cpu: u32, lost: u64, told: &mut HashMap<u32, u64>) -> String {
+    if lost == 0 || cpu >= MOST_CPUS {
+        return String::new();
+    }
+    let told = told.entry(cpu).or_default();
+    match lost.saturating_sub(*told) {
+        0 => String::new(),
+        new => {
+            *told = lost;
+            format!("CPU:{cpu} [LOST {new} EVENTS]\n")
+        }
+    }
+}
+
+/// One line as the kernel prints it, but for what the CPU was about, of which nothing is known.
+fn line(record: &[u8]) -> String {
+    const SECOND: u64 = 1_000_000_000;
+    let time = long_at(record, record::TIME);
+    let (seconds, micros) = (time / SECOND, time % SECOND / 1000);
+    let thread = number_at(record, record::THREAD);
+    let cpu = number_at(record, record::CPU);
+    let name = text_of(record.get(record::NAME..record::LOST));
+    let text = text_of(record.get(record::TEXT..));
+    format!(
+        "{name:>16}-{thread:<7} [{cpu:03}] ..... {seconds:5}.{micros:06}: bpf_trace_printk: {text}\n"
+    )
+}
+
+/// Up to the zero that ends it.
+fn text_of(bytes: Option<&[u8]>) -> String {
+    let bytes = bytes.unwrap_or_default();
+    let end = bytes.iter().position(|byte| *byte == 0);
+    String::from_utf8_lossy(bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default())
+        .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, FromRawFd};
+
+    use beeline_vm_protocol::layout::put_long;
+
+    use super::*;
+
+    fn printed(text: &str) -> Vec<u8> {
+        printed_on(3, 0, text)
+    }
+
+    fn printed_on(cpu: u32, lost: u64, text: &str) -> Vec<u8> {
+        let mut bytes = (record::LEN as u64).to_ne_bytes().to_vec();
+        bytes.extend(12_345_678_901u64.to_ne_bytes());
+        bytes.extend(77u32.to_ne_bytes());
+        bytes.extend(cpu.to_ne_bytes());
+        bytes.extend(b"a task\0\0\0\0\0\0\0\0\0\0");
+        bytes.extend(lost.to_ne_bytes());
+        bytes.extend(text.as_bytes());
+        bytes.resize(8 + record::LEN, 0);
+        bytes
+    }
+
+    #[test]
+    fn records_become_lines_as_the_kernel_has_them() {
+        let records = [printed("one"), printed("two")].concat();
+        let lines = lines(&records, &mut HashMap::new());
+        assert_eq!(
+            String::from_utf8(lines).unwrap(),
+            "          a task-77      [003] .....    12.345678: bpf_trace_printk: one\n\
+             \x20         a task-77      [003] .....    12.345678: bpf_trace_printk: two\n"
+        );
+    }
+
+    #[test]
+    fn what_is_cut_off_is_left_out() {
+        let whole = printed("text");
+        for end in 0..whole.len() {
+            assert!(lines(&whole[..end], &mut HashMap::new()).is_empty());
+        }
+        assert!(lines(&[0; 64], &mut HashMap::new()).is_empty());
+        assert!(lines(&[0xff; 64], &mut HashMap::new()).is_empty());
+    }
+
+    #[test]
+    fn each_loss_is_told_once_before_the_next_line_of_its_cpu() {
+        let records = [
+            (0, 0),
+            (0, 2),
+            (1, 0),
+            (0, 2),
+            (1, 7),
+            (0, 3),
+            (MOST_CPUS, 1),
+        ];
+        let mut told = HashMap::new();
+        let text: Vec<u8> = records
+            .iter()
+            .flat_map(|&(cpu, lost)| lines(&printed_on(cpu, lost, "x"), &mut told))
+            .collect();
+        let text = String::from_utf8(text).unwrap();
+        let told = text.lines().map(|line| match line.starts_with("CPU:") {
+            true => line,
+            false => "line",
+        });
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            [
+                "line",
+                "CPU:0 [LOST 2 EVENTS]",
+                "line",
+                "line",
+                "line",
+                "CPU:1 [LOST 7 EVENTS]",
+                "line",
+                "CPU:0 [LOST 1 EVENTS]",
+                "line",
+                "line",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_lost_behind_the_last_line_is_told_as_well() {
+        let mut told = HashMap::new();
+        assert!(losses(&[0, 0], &mut told).is_empty());
+        let line = lines(&printed_on(1, 3, "x"), &mut told);
+        assert!(line.starts_with(b"CPU:1 [LOST 3 EVENTS]\n"));
+        let text = losses(&[4, 5], &mut told);
+        let expected = "CPU:0 [LOST 4 EVENTS]\nCPU:1 [LOST 2 EVENTS]\n";
+        assert_eq!(String::from_utf8(text).unwrap(), expected);
+        // Nor is it told again by a line that was printed before it was asked.
+        let line = lines(&printed_on(0, 2, "x"), &mut told);
+        assert!(!String::from_utf8(line).unwrap().contains("LOST"));
+        assert!(losses(&[4, 5], &mut told).is_empty());
+    }
+
+    fn bpf(command: Command, attr: &mut [u8]) -> i32 {
+        // SAFETY: an attribute of its own length; what it points to lives as long.
+        let result = unsafe {
+            libc::syscall(libc::SYS_bpf, command.0, attr.as_mut_ptr(), attr.len()) as i32
+        };
+        let error = std::io::Error::last_os_error();
+        assert!(result >= 0, "command {command}: {error}");
+        result
+    }
+
+    fn map(kind: u32, key: u32, value: u32, entries: u32) -> OwnedFd {
+        let mut attr = vec![0; 72];
+        for (at, number) in [(0, kind), (4, key), (8, value), (12, entries)] {
+            put_number(&mut attr, at, number);
+        }
+        // SAFETY: a new descriptor.
+        unsafe { OwnedFd::from_raw_fd(bpf(Command::MAP_CREATE, &mut attr)) }
+    }
+
+    #[test]
+    fn the_kernel_runs_the_program_and_what_has_no_room_is_counted() {
+        const ON_CPU: u32 = 1;
+        const PAGE: usize = 4096;
+        const ROOM: usize = PAGE / (record::LEN + 8);
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: it takes root to load programs");
+        }
+        let (ring, counts) = (
+            map(MapType::RINGBUF.0, 0, 0, PAGE as u32),
+            map(MapType::PERCPU_ARRAY.0, 4, 8, 1),
+        );
+        let insns = program(ring.as_raw_fd() as u32, counts.as_raw_fd() as u32).concat();
+        let mut attr = vec![0; 72];
+        put_number(&mut attr, 0, ProgramType::RAW_TRACEPOINT.0);
+        put_number(&mut attr, 4, insns.len() as u32 / 8);
+        put_long(&mut attr, 8, insns.as_ptr() as u64);
+        put_long(&mut attr, 16, c"GPL".as_ptr() as u64);
+        // SAFETY: a new descriptor.
+        let program = unsafe { OwnedFd::from_raw_fd(bpf(Command::PROG_LOAD, &mut attr)) };
+        // No line is there: its text is empty.
+        let context = [0u64; 1];
+        let run = || {
+            let mut attr = vec![0; 80];
+            put_number(&mut attr, 0, program.as_raw_fd() as u32);
+            put_number(&mut attr, 40, 8);
+            put_long(&mut attr, 48, context.as_ptr() as u64);
+            put_number(&mut attr, 64, ON_CPU);
+            bpf(Command::PROG_TEST_RUN, &mut attr);
+        };
+        for _ in 0..ROOM + 2 {
+            run();
+        }
+        // SAFETY: the ring's pages, which stay mapped: the consumer's position, the producer's, and the data.
+        let (consumer, rest) = unsafe {
+            let map = |flags, len, at| {
+                let none = std::ptr::null_mut();
+                let shared = libc::MAP_SHARED;
+                let address = libc::mmap(none, len, flags, shared, ring.as_raw_fd(), at as i64);
+                assert_ne!(address, libc::MAP_FAILED);
+                address.cast::<u8>()
+            };
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            (map(both, PAGE, 0), map(libc::PROT_READ, 3 * PAGE, PAGE))
+        };
+        let read = |at: usize, len: usize| {
+            // SAFETY: inside the three pages; nobody writes there now.
+            unsafe { std::slice::from_raw_parts(rest.add(at), len) }.to_vec()
+        };
+        let written = || long_at(&read(0, 8), 0) as usize;
+        let mut told = HashMap::new();
+        let text = |from, told: &mut _| {
+            let text = lines(&read(PAGE + from, written() - from), told);
+            String::from_utf8(text).unwrap()
+        };
+        let all = text(0, &mut told);
+        assert_eq!(all.lines().count(), ROOM, "{all}");
+        assert!(
+            all.lines()
+                .all(|line| line.ends_with(": bpf_trace_printk: "))
+        );
+        let from = written();
+        // SAFETY: the consumer's position.
+        unsafe { consumer.cast::<u64>().write_volatile(from as u64) };
+        run();
+        let more = text(from, &mut told);
+        assert!(more.starts_with("CPU:0 [LOST 2 EVENTS]\n"), "{more}");
+        assert!(
+            more.contains("[000]") && more.lines().count() == 2,
+            "{more}"
+        );
+    }
+}

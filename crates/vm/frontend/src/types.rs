@@ -1,0 +1,122 @@
+//! What the guest has said of its kernel's types (BTF objects). They never change, and tools ask for those of the kernel itself, which are
+//! some megabytes, more than once: each answer crosses the wire once.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use beeline_uapi::Errno;
+use beeline_vm_protocol::content;
+use beeline_vm_protocol::layout::INSIDE;
+use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
+
+use crate::Handler;
+use crate::commands::EPROTO;
+
+/// The number of the kernel's own types, which it makes before all others.
+const OF_KERNEL: u32 = 1;
+/// What these are kept as.
+const TYPES: &str = "types";
+/// Bytes of all answers that are kept.
+const MOST: usize = 64 << 20;
+
+/// Answers, by the number of a BTF object and what was asked of it.
+#[derive(Default)]
+pub(crate) struct Types(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    answers: HashMap<(u32, Vec<u8>), BpfDone>,
+    bytes: usize,
+}
+
+impl Types {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Handler<'_> {
+    /// Asks for information on a BTF object, once for each way to ask. `id`: the guest's number of it, which is no other's as long
+    /// as there is any descriptor of it, and again only when four thousand million others have been made.
+    pub(super) fn ask_types(&self, id: u32, message: Bpf) -> Result<BpfDone, Errno> {
+        let key = (id, asked(&message));
+        if let Some(answer) = self.guest.types.lock().answers.get(&key) {
+            return Ok(answer.clone());
+        }
+        let answer = self.ask_for_other_types(id, message)?;
+        let bytes = answer.parts.iter().map(|part| part.data.len()).sum();
+        let mut kept = self.guest.types.lock();
+        if answer.errno == 0 && kept.bytes.saturating_add(bytes) <= MOST {
+            kept.bytes += bytes;
+            kept.answers.insert(key, answer.clone());
+        }
+        Ok(answer)
+    }
+
+    /// Asks for types that are not what was kept, if these are large.
+    fn ask_for_other_types(&self, id: u32, mut message: Bpf) -> Result<BpfDone, Errno> {
+        let is_large = |part: &&Part| {
+            id == OF_KERNEL && part.at == INSIDE && part.room as usize >= content::WORTHWHILE
+        };
+        let large = message.parts.iter().find(is_large);
+        let Some(room) = large.map(|part| part.room as usize) else {
+            return self.ask_bpf(message);
+        };
+        let guess = self.guest.kept.guess(TYPES);
+        let guess = guess.filter(|guess| guess.content.len() <= room);
+        message.held = guess.as_ref().map_or(Vec::new(), |guess| guess.sum.into());
+        let mut answer = self.ask_bpf(message)?;
+        match (answer.same, guess) {
+            (true, Some(guess)) => answer.parts.push(Part {
+                at: INSIDE,
+                data: guess.content,
+                room: 0,
+            }),
+            (true, None) => return Err(EPROTO),
+            (false, _) => {
+                let types = answer.parts.iter().find(|part| part.at == INSIDE);
+                if let Some(types) = types.filter(|_| answer.errno == 0) {
+                    self.guest.kept.keep(TYPES, &types.data);
+                }
+            }
+        }
+        Ok(answer)
+    }
+}
+
+/// All of a request but the handle.
+fn asked(message: &Bpf) -> Vec<u8> {
+    const HANDLE: usize = 4;
+    let mut bytes = message.attr.get(HANDLE..).unwrap_or_default().to_vec();
+    for part in &message.parts {
+        bytes.extend(part.at.to_ne_bytes());
+        bytes.extend(part.room.to_ne_bytes());
+        bytes.extend((part.data.len() as u64).to_ne_bytes());
+        bytes.extend(&part.data);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use beeline_vm_protocol::messages::Part;
+
+    #[test]
+    fn requests_differ_by_all_but_the_handle() {
+        let request = |handle: u8, room, data: &[u8]| Bpf {
+            attr: vec![handle, 0, 0, 0, 24, 0, 0, 0],
+            parts: vec![Part {
+                at: 8,
+                data: data.to_vec(),
+                room,
+            }],
+            ..Bpf::default()
+        };
+        let one = asked(&request(1, 24, &[7; 24]));
+        assert_eq!(one, asked(&request(2, 24, &[7; 24])));
+        for other in [request(1, 23, &[7; 24]), request(1, 24, &[7; 23])] {
+            assert_ne!(one, asked(&other));
+        }
+    }
+}
