@@ -193,7 +193,7 @@ fn btf_id(object: &Object) -> Option<u32> {
 }
 
 /// The header of `struct btf_header`, and that both sections are within the data. What the types
-/// say is between the tool and those who show them; the door only keeps them.
+/// say is between the tool and those who show them; the supervisor only keeps them.
 fn check_btf(data: &[u8]) -> Result<(), Errno> {
     const MAGIC_AND_VERSION: [u8; 4] = [0x9f, 0xeb, 1, 0];
     const HEADER: u32 = 24;

@@ -7,7 +7,7 @@
 //! - The file of a map or a perf ring is its memory, for the tool to map. Nobody tells when it is closed, so
 //!   [`sweep`](crate::sweep) looks for it now and then. While a tool waits for a ring with `poll`, its descriptor is
 //!   the ring's eventfd instead ([`wait`](crate::wait)).
-//! - Any other object has an *anchor*: one end of a socket pair. The door keeps the other, whose hang-up tells that the last
+//! - Any other object has an *anchor*: one end of a socket pair. The supervisor keeps the other, whose hang-up tells that the last
 //!   descriptor is closed, everywhere.
 
 use std::collections::HashMap;

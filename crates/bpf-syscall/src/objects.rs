@@ -111,7 +111,7 @@ impl Program {
 }
 
 pub(crate) struct Btf {
-    /// The door's own number; the backend knows no BTF.
+    /// The supervisor's own number; the backend knows no BTF.
     pub(crate) id: u32,
     source: BtfSource,
     /// Of what a tool has loaded.
@@ -220,7 +220,7 @@ impl Wakeup {
 
 /// A link: while it lives, its program runs.
 pub(crate) struct Link {
-    /// The door's own number: an event that is disabled has no link in the backend.
+    /// The supervisor's own number: an event that is disabled has no link in the backend.
     pub(crate) id: u32,
     pub(crate) to: LinkTo,
     pub(crate) program: Arc<Program>,
@@ -267,7 +267,7 @@ impl Drop for Link {
 /// A perf event with a place to attach to. Attached in the backend while it has a program, and is enabled or one of the
 /// kernel's: there programs run whether or not their event is enabled, as that is about the event's own records.
 pub(crate) struct Event {
-    /// The door's own number, what `PERF_EVENT_IOC_ID` gives.
+    /// The supervisor's own number, what `PERF_EVENT_IOC_ID` gives.
     pub(crate) id: u32,
     backend: Arc<dyn Backend>,
     claims: Arc<Claims>,

@@ -102,7 +102,7 @@ impl Local {
 }
 
 /// Those of `files` that no process but this has open or mapped. Processes that may not be looked
-/// into are none of the tool's: the door could not read their memory either.
+/// into are none of the tool's: the supervisor could not read their memory either.
 fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<Key> {
     for process in others() {
         remove_open(&process, &mut files, waiters);

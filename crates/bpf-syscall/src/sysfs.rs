@@ -111,12 +111,12 @@ fn is_trace_pipe(path: &[u8], flags: u64) -> bool {
         && std::str::from_utf8(path).ok().and_then(in_tracefs) == Some("trace_pipe")
 }
 
-/// What a tool reads from a file that the door answers for.
+/// What a tool reads from a file that the supervisor answers for.
 fn content(path: &[u8], types: &EventTypes) -> Option<String> {
     let path = std::str::from_utf8(path)
         .ok()
         .filter(|path| path.starts_with("/sys/"))?;
-    // Tools look here for probes to remove. Those of the door are not in it, and the kernel's are
+    // Tools look here for probes to remove. Those of the supervisor are not in it, and the kernel's are
     // none of the tool's.
     if let Some("uprobe_events" | "kprobe_events") = in_tracefs(path) {
         return Some(String::new());

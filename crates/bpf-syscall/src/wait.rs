@@ -63,7 +63,7 @@ impl Handler<'_> {
     }
 
     /// `epoll_ctl(epoll, operation, descriptor, event)`. A memory file cannot be waited for, so the object's
-    /// eventfd goes into the tool's own epoll set, which then wakes the tool without the door.
+    /// eventfd goes into the tool's own epoll set, which then wakes the tool without the supervisor.
     pub(crate) fn epoll_ctl(&self) -> Answer {
         let [epoll, operation, fd, event, ..] = self.args;
         let object = self.local.fds.find(self.tid, fd as i32);

@@ -588,7 +588,7 @@ fn garbage() {
         E2BIG
     );
     assert_eq!(bpf(Command::MAP_CREATE, &mut Attr::zero(5000)), E2BIG);
-    // SAFETY: a bad address, read by the door only.
+    // SAFETY: a bad address, read by the supervisor only.
     let bad = unsafe { libc::syscall(libc::SYS_bpf, Command::MAP_CREATE.0, 8, 64) };
     assert_eq!(result(bad), EFAULT);
     for _ in 0..200 {

@@ -64,7 +64,7 @@ fn a_signal_reaches_the_tool() {
 
 #[test]
 fn children_that_outlive_the_tool_are_served() {
-    let file = std::env::temp_dir().join(format!("beeline-door-{}", std::process::id()));
+    let file = std::env::temp_dir().join(format!("beeline-test-{}", std::process::id()));
     let script = format!("(sleep 0.3; echo late > {0}) & exit 3", file.display());
     assert_eq!(shell(&script, &Options::default()).unwrap().code(), Some(3));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "late\n");

@@ -227,7 +227,7 @@ fn programs_on_tracepoints_run_while_their_event_is_disabled() {
     on_kernel("disabled_events");
 }
 
-/// On the kernel the program counts; under the door's backend in memory nothing does.
+/// On the kernel the program counts; under the supervisor's backend in memory nothing does.
 fn disabled_events() {
     let map = map_create(MapType::ARRAY, 4, 8, 1, 0, "count");
     let add_one = [

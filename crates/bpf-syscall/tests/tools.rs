@@ -1,4 +1,4 @@
-//! Debian's own tools under the door, up to where their programs are attached: they must find every
+//! Debian's own tools under the supervisor, up to where their programs are attached: they must find every
 //! call answered as they expect, and take no detour to the kernel.
 
 mod common;

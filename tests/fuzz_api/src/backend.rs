@@ -1,4 +1,4 @@
-//! What stands behind the door for [`crate::tool_calls`]: objects without anything in them. It holds the door to its promises.
+//! What stands behind the supervisor for [`crate::tool_calls`]: objects without anything in them. It holds the supervisor to its promises.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -1,5 +1,5 @@
 //! A backend in memory that remembers what was asked of it, the raw system calls of a tool, and the
-//! way to bring the two together: a test runs its own program again under the door, as the tool.
+//! way to bring the two together: a test runs its own program again under the supervisor, as the tool.
 //! There the test
 //! `tool` plays the scene that is named in the environment, and its assertions are the child's exit code.
 
@@ -28,11 +28,11 @@ pub fn command(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
-/// One test at a time starts processes: what one forks while the door of another makes a descriptor has a copy of it until it
+/// One test at a time starts processes: what one forks while the supervisor of another makes a descriptor has a copy of it until it
 /// runs its own program, and that the tool has closed it is not seen before.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Plays a scene under the door; its assertions must hold, and everything must be released at the
+/// Plays a scene under the supervisor; its assertions must hold, and everything must be released at the
 /// end.
 pub fn play(scene: &str) -> Arc<Fake> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +66,7 @@ pub fn play(scene: &str) -> Arc<Fake> {
 
 const ON_KERNEL: &str = "BEELINE_DOOR_ON_KERNEL";
 
-/// Plays a scene without a door, so that the kernel answers: its assertions must hold there as well. Skipped where it
+/// Plays a scene without a supervisor, so that the kernel answers: its assertions must hold there as well. Skipped where it
 /// cannot be: without root.
 pub fn on_kernel(scene: &str) {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

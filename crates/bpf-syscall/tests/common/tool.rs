@@ -52,7 +52,7 @@ impl Attr {
 
 pub fn bpf(command: Command, attr: &mut Attr) -> i64 {
     // SAFETY: the attribute and its length; other addresses in it are of live buffers or bad on
-    // purpose, and read by the door.
+    // purpose, and read by the supervisor.
     result(unsafe { libc::syscall(libc::SYS_bpf, command.0, attr.0.as_mut_ptr(), attr.0.len()) })
 }
 

@@ -1,6 +1,6 @@
 //! What a tool asks of a descriptor itself: `read(2)` of a perf event's values, and `BPF_TASK_FD_QUERY`.
 //!
-//! Reading is between the tool and the kernel of this machine, but for reads of so many bytes as values have: those come to the door
+//! Reading is between the tool and the kernel of this machine, but for reads of so many bytes as values have: those come to the supervisor
 //! (see [`crate::filter`]). To other reads a descriptor of an object's that nothing is read from is at its end ([`super::objects`]).
 
 use std::path::Path;

@@ -13,7 +13,7 @@ use beeline_vm_protocol::messages::{Done, GuestMessage, HostMessage, Welcome};
 
 use crate::connection::Connection;
 
-/// The guest, as the door sees it.
+/// The guest, as the supervisor sees it.
 pub(super) struct Fake {
     pub(super) connection: Arc<Connection>,
     /// What the user was told.

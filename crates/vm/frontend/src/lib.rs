@@ -218,7 +218,7 @@ impl Answers for Guest {
         let is_often = || self.hot_sites.count(request.tid, request.ip) && self.may_be_stopped();
         if (is_step && is_often()) || self.lookup_channels.take_due(request) {
             let_lead();
-            // The door goes on answering where there can be no fast path.
+            // The supervisor goes on answering where there can be no fast path.
             if let Ok(true) = self.prefetch.open(request.process(), request.ip) {
                 self.lookup_channels.has_fast_path(request.tid);
             }

@@ -1,8 +1,8 @@
-//! Look-up channels: further connections to the guest, by which the tool's processes look elements up without the way through the door.
+//! Look-up channels: further connections to the guest, by which the tool's processes look elements up without the way through the supervisor.
 //!
 //! A process that looks up often gets a fast path, as it does for prefetch, and then the socket of a channel, at a number so high that the tool's own
 //! files do not come there. What its fast path does with it is [`beeline_runtime::fast_path`]'s. Where something is in the way the process
-//! stays with the door.
+//! stays with the supervisor.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -211,7 +211,7 @@ impl Handler<'_> {
     }
 }
 
-/// May a thread of the tool's be forbidden what channels need, by a filter of its own? The door's is one of those that it has.
+/// May a thread of the tool's be forbidden what channels need, by a filter of its own? The supervisor's is one of those that it has.
 fn has_filters(process: i32) -> bool {
     let of_file = |path: &Path| -> Option<u32> {
         let status = proc::text(path).ok()?;

@@ -30,7 +30,7 @@ use crate::memory::{Memory, PAGE, RING_HEAD, Shape};
 use beeline_supervisor::Answer;
 use beeline_supervisor::Reply;
 
-/// `MAP_NORESERVE`: what is mapped with it does not come to the door ([`crate::filter`]).
+/// `MAP_NORESERVE`: what is mapped with it does not come to the supervisor ([`crate::filter`]).
 const OURS: MapFlags = MapFlags::NORESERVE;
 /// Each takes 14 us or so to be mapped, and a process has 65,530 mappings at the most.
 const MOST_PLACES: usize = 4096;
