@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use beeline_supervisor::attr::{BpfAttr, u32_at};
+use beeline_supervisor::{Answer, Mode, Reply};
 use beeline_uapi::{Errno, MapType};
 
 use crate::attr::Batch;
@@ -12,10 +14,6 @@ use crate::elements::holds_objects;
 use crate::local::Handler;
 use crate::map::{BPF_F_LOCK, check_lock_flag, is_hash};
 use crate::objects::Map;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Mode;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::{BpfAttr, u32_at};
 
 const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const EINVAL: Errno = Errno(libc::EINVAL);

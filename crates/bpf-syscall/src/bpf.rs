@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
+use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
+use beeline_supervisor::{Answer, Mode, Reply};
 use beeline_uapi::{Command, Errno};
 
 use crate::attr::BtfLoad;
 use crate::local::Handler;
 use crate::objects::{Btf, Object};
-use beeline_supervisor::Answer;
-use beeline_supervisor::Mode;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);

@@ -6,12 +6,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use beeline_runtime::backend::ObjectRef;
+use beeline_supervisor::attr::u32_at;
 use beeline_uapi::{Errno, MapType};
 
 use crate::attr::MapCreate;
 use crate::local::Handler;
-use beeline_supervisor::attr::u32_at;
-
 use crate::objects::{Map, Object, Program};
 
 const EBADF: Errno = Errno(libc::EBADF);

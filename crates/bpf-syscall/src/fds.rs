@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use beeline_runtime::Charge;
+use beeline_supervisor::Mode;
 use beeline_supervisor::keys::{Key, anchor, errno, eventfd_number, key_of, key_of_descriptor};
 use beeline_uapi::Errno;
 use rustix::event::epoll;
 
 use crate::elements::Use;
 use crate::objects::{Btf, Event, Map, Object, Program, Ring};
-use beeline_supervisor::Mode;
 
 const EBADF: Errno = Errno(libc::EBADF);
 const EINVAL: Errno = Errno(libc::EINVAL);

@@ -7,12 +7,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use beeline_runtime::backend::Backend;
-use beeline_uapi::Errno;
-
-use crate::local::Local;
 use beeline_supervisor::bpffs::BpfFs;
 use beeline_supervisor::keys::key_of;
 use beeline_supervisor::{Answers, Call, Listener, Memory, Reply};
+use beeline_uapi::Errno;
+
+use crate::local::Local;
 
 /// A tool that does not run, and the handlers of its calls.
 pub struct Tool {

@@ -1,15 +1,14 @@
 //! `BPF_OBJ_GET_INFO_BY_FD`: what an object is.
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Info};
+use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
+use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
 
 use crate::local::Handler;
 use crate::objects::{Btf, Link, LinkTo, Map, Object, Program};
 use crate::syscalls::SystemCall;
 use crate::tracepoints::Tracepoint;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 

@@ -9,6 +9,8 @@
 //! from it and, where the tool may not read the kernel's, the files that describe them (`tracefs`,
 //! `kallsyms`).
 
+#![forbid(unsafe_code)]
+
 mod attr;
 mod batch;
 mod bpf;

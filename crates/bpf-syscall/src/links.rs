@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use beeline_btf::Btf;
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
+use beeline_supervisor::Answer;
+use beeline_supervisor::attr::BpfAttr;
 use beeline_uapi::{AttachType, Errno, ProgramType};
 
 use crate::attr::{LinkCreate, RawTracepointOpen};
@@ -13,8 +15,6 @@ use crate::objects::{Event, Link, LinkTo, Object, Program, attach};
 use crate::syscalls::SystemCall;
 use crate::sysfs::printable;
 use crate::tracepoints::Tracepoint;
-use beeline_supervisor::Answer;
-use beeline_supervisor::attr::BpfAttr;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);

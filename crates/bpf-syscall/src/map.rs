@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use beeline_runtime::backend::{MapSpec, SpecialFields, ValueType};
+use beeline_supervisor::attr::BpfAttr;
+use beeline_supervisor::keys::{errno, key_of};
+use beeline_supervisor::{Answer, Mode, Reply};
 use beeline_uapi::{Errno, MapType};
 
 use crate::attr::{Element, MapCreate};
@@ -13,11 +16,6 @@ use crate::local::Handler;
 use crate::objects::{Btf, Held, Map, Object};
 use crate::sweep::is_mapped_writable;
 use crate::value;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Mode;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::BpfAttr;
-use beeline_supervisor::keys::{errno, key_of};
 
 const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const EINVAL: Errno = Errno(libc::EINVAL);

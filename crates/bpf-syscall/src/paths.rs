@@ -2,13 +2,12 @@
 //! ([`crate::bpffs`]), those to tracepoints on system calls from the session's own tracefs where the kernel's cannot be read
 //! ([`crate::tracefs`]), and the links in `/proc/PID/fd` say what the tool's descriptors are to it. The kernel makes all others.
 
+use beeline_supervisor::bpffs::Place;
+use beeline_supervisor::{Answer, HERE, Reply};
 use beeline_uapi::Errno;
 
 use crate::local::Handler;
 use crate::objects::Object;
-use beeline_supervisor::Answer;
-use beeline_supervisor::bpffs::Place;
-use beeline_supervisor::{HERE, Reply};
 
 /// Of `linux/magic.h`.
 const TRACE_FS_MAGIC: u64 = 0x7472_6163;

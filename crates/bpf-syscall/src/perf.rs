@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
+use beeline_supervisor::attr::{PerfAttr, Sampling};
+use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
 
 use crate::functions::{self, Leading};
@@ -14,9 +16,6 @@ use crate::syscalls::SystemCall;
 use crate::sysfs::printable;
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::Tracepoint;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::{PerfAttr, Sampling};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);

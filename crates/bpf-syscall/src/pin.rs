@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
+use beeline_supervisor::attr::BpfAttr;
+use beeline_supervisor::bpffs::{BpfFs, HasBpfFs};
+use beeline_supervisor::{Answer, Mode};
 use beeline_uapi::Errno;
 
 use crate::elements::Use;
 use crate::local::Handler;
 use crate::local::Local;
 use crate::objects::Object;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Mode;
-use beeline_supervisor::attr::BpfAttr;
-use beeline_supervisor::bpffs::{BpfFs, HasBpfFs};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 

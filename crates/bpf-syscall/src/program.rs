@@ -5,16 +5,14 @@ use std::sync::Arc;
 use beeline_runtime::backend::{
     Id, LoadError, Loaded, ProgramSpec, ProgramTypes, VerifierLog, is_gpl_compatible,
 };
+use beeline_supervisor::attr::{BpfAttr, u32_at};
+use beeline_supervisor::{Answer, Memory, Reply};
 use beeline_uapi::{Errno, ProgramType};
 
 use crate::attr::{Log, ProgLoad, Records, TestRun};
 use crate::info::{FUNC_INFO, LINE_INFO};
 use crate::local::Handler;
 use crate::objects::{Btf, Held, Object, Program};
-use beeline_supervisor::Answer;
-use beeline_supervisor::Memory;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::{BpfAttr, u32_at};
 
 const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const EINVAL: Errno = Errno(libc::EINVAL);

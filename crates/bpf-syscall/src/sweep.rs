@@ -14,9 +14,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use beeline_runtime::proc;
+use beeline_supervisor::keys::{Key, eventfd_number};
 
 use crate::local::Local;
-use beeline_supervisor::keys::{Key, eventfd_number};
 
 /// New memory files between two searches.
 const SWEEP_AFTER: u64 = 64;

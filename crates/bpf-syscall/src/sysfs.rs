@@ -3,15 +3,14 @@
 use std::fs;
 use std::path::Path;
 
+use beeline_supervisor::keys::memory_file;
+use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
 
 use crate::kallsyms::kallsyms;
 use crate::local::Handler;
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::Tracepoint;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Reply;
-use beeline_supervisor::keys::memory_file;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 

@@ -13,13 +13,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use beeline_supervisor::Scratch;
+use beeline_supervisor::bpffs::{Place, lexically_normal};
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
 use crate::functions;
 use crate::syscalls::SystemCall;
 use crate::tracepoints::{GROUPS, Tracepoint};
-use beeline_supervisor::Scratch;
-use beeline_supervisor::bpffs::{Place, lexically_normal};
 
 /// Where tools look for it.
 pub(crate) const MOUNTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];

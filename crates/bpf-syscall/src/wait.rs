@@ -5,18 +5,17 @@
 //! eventfd takes the memory's place under the same number, readable if the ring has something to read. The kernel does the
 //! waiting, so signals and time-outs are as ever. Should the tool map the descriptor again, it is the memory again.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 
+use beeline_supervisor::attr::{u32_at, u64_at};
+use beeline_supervisor::keys::{errno, key_of};
+use beeline_supervisor::{Answer, Mode, Reply};
 use beeline_uapi::{Errno, MapType};
+use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::local::Handler;
 use crate::map::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG, is_ring_buffer};
 use crate::objects::{Map, Object, Ring};
-use beeline_supervisor::Answer;
-use beeline_supervisor::Mode;
-use beeline_supervisor::Reply;
-use beeline_supervisor::keys::{errno, key_of};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOTSUPP: Errno = Errno::ENOTSUPP;
@@ -73,39 +72,31 @@ impl Handler<'_> {
         let Some((id, wakeup)) = object.wakeup() else {
             return Ok(Reply::Continue);
         };
-        let mut event = match operation as i32 {
-            libc::EPOLL_CTL_DEL => libc::epoll_event { events: 0, u64: 0 },
+        let operation = operation as i32;
+        let (data, flags) = match operation {
+            libc::EPOLL_CTL_DEL => (EventData::new_u64(0), EventFlags::empty()),
             _ => self.epoll_event(event)?,
         };
-        let wakeup = wakeup.get(&*self.local.backend, id)?;
+        let eventfd = wakeup.get(&*self.local.backend, id)?;
         let epoll = self.tool_file(epoll as i32)?;
-        // SAFETY: both descriptors are open here, and the event is one, exclusively borrowed.
-        let result = unsafe {
-            libc::epoll_ctl(
-                epoll.as_raw_fd(),
-                operation as i32,
-                wakeup.as_raw_fd(),
-                &raw mut event,
-            )
+        let done = match operation {
+            libc::EPOLL_CTL_ADD => epoll::add(epoll, eventfd, data, flags),
+            libc::EPOLL_CTL_MOD => epoll::modify(epoll, eventfd, data, flags),
+            libc::EPOLL_CTL_DEL => epoll::delete(epoll, eventfd),
+            _ => return Err(EINVAL),
         };
-        if result < 0 {
-            Err(errno(io::Error::last_os_error()))
-        } else {
-            Ok(Reply::Value(0))
-        }
+        done.map_err(|error| Errno(error.raw_os_error()))?;
+        Ok(Reply::Value(0))
     }
 
     /// The tool's `struct epoll_event` (packed: u32 events, u64 data), made edge-triggered as
     /// nobody reads the eventfd back. If it was ever written before it is added, it reports at
     /// once.
-    fn epoll_event(&self, address: u64) -> Result<libc::epoll_event, Errno> {
+    fn epoll_event(&self, address: u64) -> Result<(EventData, EventFlags), Errno> {
         let mut bytes = [0; 12];
         self.memory.read(address, &mut bytes)?;
-        let events = beeline_supervisor::attr::u32_at(&bytes, 0) | libc::EPOLLET as u32;
-        Ok(libc::epoll_event {
-            events,
-            u64: beeline_supervisor::attr::u64_at(&bytes, 4),
-        })
+        let events = EventFlags::from_bits_retain(u32_at(&bytes, 0)) | EventFlags::ET;
+        Ok((EventData::new_u64(u64_at(&bytes, 4)), events))
     }
 
     /// `poll(fds, count, ..)` and `ppoll`: the kernel waits.
@@ -118,7 +109,7 @@ impl Handler<'_> {
         // What is wrong with the array, the kernel says.
         let entries = self.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
-            self.make_waitable(beeline_supervisor::attr::u32_at(entry, 0) as i32)?;
+            self.make_waitable(u32_at(entry, 0) as i32)?;
         }
         Ok(Reply::Continue)
     }

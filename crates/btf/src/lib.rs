@@ -6,6 +6,8 @@
 //!
 //! The format is that of `Documentation/bpf/btf.rst`.
 
+#![forbid(unsafe_code)]
+
 use std::borrow::Cow;
 use std::ops::Range;
 

@@ -14,6 +14,8 @@
 //! process that enforces indirect-branch tracking must not be hooked; and with a shadow stack a displaced call
 //! (which pushes its original return address and jumps) would be refused by the processor.
 
+#![forbid(unsafe_code)]
+
 mod exits;
 mod flags;
 mod guard;

@@ -9,6 +9,8 @@
 //! and maps of the `.struct_ops` sections (their programs are there). What is nowhere defined
 //! makes only those programs unusable that cannot do without it ([`Object::absent`]).
 
+#![forbid(unsafe_code)]
+
 mod attach;
 mod co_re;
 mod elf;

@@ -7,6 +7,8 @@
 //! [`Flow`] is what it learns about the shape of a program; the compiler starts from the same. [`resolve`] turns the
 //! map descriptors of an accepted program into the indexes that compiled code uses.
 
+#![forbid(unsafe_code)]
+
 mod flow;
 mod frame;
 mod modules;

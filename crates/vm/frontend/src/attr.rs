@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use beeline_supervisor::Memory;
 use beeline_uapi::{AttachType, Command, Errno, MapType};
 use beeline_vm_protocol::info::{INFO_BYTES, Kind, buffers};
 use beeline_vm_protocol::instructions::{array_len, replace_objects};
@@ -14,7 +15,6 @@ use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 
 use crate::Handler;
 use crate::objects::Object;
-use beeline_supervisor::Memory;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const EBADF: Errno = Errno(libc::EBADF);

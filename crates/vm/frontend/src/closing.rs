@@ -2,10 +2,9 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use beeline_uapi::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
-
-use beeline_uapi::Errno;
 
 use crate::memory::Memory;
 

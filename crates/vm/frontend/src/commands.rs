@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
+use beeline_supervisor::{Answer, Mode, Reply};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::info::{Kind, link_types};
 use beeline_vm_protocol::layout::{
@@ -14,10 +16,6 @@ use beeline_vm_protocol::messages::{Bpf, BpfDone, Part};
 use crate::Handler;
 use crate::attr::Taken;
 use crate::objects::Object;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Mode;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr};
 
 /// What the other side may not say.
 pub(super) const EPROTO: Errno = Errno(libc::EPROTO);

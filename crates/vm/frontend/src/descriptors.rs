@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::number_at;
@@ -16,8 +17,6 @@ use beeline_vm_protocol::messages::host_message::Body as Asked;
 use crate::Handler;
 use crate::commands::EPROTO;
 use crate::objects::Object;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Reply;
 
 const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const EINVAL: Errno = Errno(libc::EINVAL);

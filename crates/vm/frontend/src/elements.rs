@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use beeline_supervisor::{Answer, Memory, Reply};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::{Layout, long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -17,9 +18,6 @@ use crate::attr::Taken;
 use crate::commands::{EPROTO, value_of};
 use crate::connection::Connection;
 use crate::objects::Object;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Memory;
-use beeline_supervisor::Reply;
 
 /// Bytes of an attribute with a map, a key and a value; what follows, flags first, can ask for more than a value.
 const LOOK_UP: usize = 24;

@@ -3,21 +3,19 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use beeline_supervisor::attr::PerfAttr;
+use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{long_at, number_at, put_long, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
 use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
-
 use object::{Object as _, ReadCache};
 
 use crate::Handler;
 use crate::commands::EPROTO;
 use crate::objects::Object;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::PerfAttr;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const EFAULT: Errno = Errno(libc::EFAULT);

@@ -10,6 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use beeline_supervisor::bpffs::HasBpfFs;
+use beeline_supervisor::keys::{errno, memory_file};
+use beeline_supervisor::{Answer, HERE, Reply, Scratch};
 use beeline_uapi::Errno;
 use beeline_vm_protocol::content;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -19,12 +22,6 @@ use rustix::fs::{FileType, Mode, OFlags, RawMode};
 
 use crate::Handler;
 use crate::commands::EPROTO;
-use beeline_supervisor::Answer;
-use beeline_supervisor::HERE;
-use beeline_supervisor::Reply;
-use beeline_supervisor::Scratch;
-use beeline_supervisor::bpffs::HasBpfFs;
-use beeline_supervisor::keys::{errno, memory_file};
 
 /// Bytes of a file; no kernel has a larger one, and a guest must not fill our memory.
 const LARGEST: usize = 64 << 20;

@@ -9,6 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::Builder;
 
+use beeline_supervisor::bpffs::HasBpfFs;
+use beeline_supervisor::keys::{errno, key_of};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{number_at, put_number};
@@ -22,8 +24,6 @@ use crate::Handler;
 use crate::commands::EPROTO;
 use crate::connection::{Connection, LOST};
 use crate::objects::Object;
-use beeline_supervisor::bpffs::HasBpfFs;
-use beeline_supervisor::keys::{errno, key_of};
 
 /// Where `struct bpf_link_info` has the link's type, and that of iterators.
 const LINK_TYPE: usize = 0;

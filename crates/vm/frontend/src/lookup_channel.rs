@@ -12,13 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use beeline_runtime::fast_path::{KEY, MapByChannel, Prefetch, VALUE};
 use beeline_runtime::proc;
+use beeline_supervisor::keys::{key_of, key_of_descriptor};
+use beeline_supervisor::{HotSites, Request};
 use beeline_vm_protocol::lookup_channel::LookupChannel;
 
 use crate::Handler;
 use crate::objects::Object;
-use beeline_supervisor::HotSites;
-use beeline_supervisor::Request;
-use beeline_supervisor::keys::{key_of, key_of_descriptor};
 
 /// The highest number for a channel. New files get the lowest number that is free, so few tools ever come there; each fork copies a table up to
 /// the highest.

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
+use beeline_supervisor::Mode;
+use beeline_supervisor::keys::{Key, anchor, errno, key_of, key_of_descriptor};
 use beeline_uapi::Errno;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::MapFacts;
@@ -18,8 +20,6 @@ use crate::connection::Connection;
 use crate::memory::Memory;
 use crate::prefetch::Walk;
 use crate::sharing::Sharing;
-use beeline_supervisor::Mode;
-use beeline_supervisor::keys::{Key, anchor, errno, key_of, key_of_descriptor};
 
 /// Between two looks at memory that the tool may have closed.
 const LOOK: Timespec = Timespec {

@@ -5,6 +5,9 @@
 
 use std::sync::Arc;
 
+use beeline_supervisor::attr::BpfAttr;
+use beeline_supervisor::bpffs::{BpfFs, HasBpfFs};
+use beeline_supervisor::{Answer, Mode, Reply};
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{number_at, put_number};
@@ -13,11 +16,6 @@ use beeline_vm_protocol::messages::Bpf;
 use crate::commands::EPROTO;
 use crate::objects::Object;
 use crate::{Guest, Handler};
-use beeline_supervisor::Answer;
-use beeline_supervisor::Mode;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::BpfAttr;
-use beeline_supervisor::bpffs::{BpfFs, HasBpfFs};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 /// Where `struct bpf_map_info` and `struct bpf_link_info` have the object's number.

@@ -8,6 +8,8 @@
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use beeline_runtime::fast_path::{BYTES, DELETED, FREE, FRESH, Fetched, GIVEN, STEPS};
+use beeline_supervisor::Reply;
+use beeline_supervisor::keys::key_of_descriptor;
 use beeline_uapi::{Command, Errno};
 use beeline_vm_protocol::layout::{changes_elements, long_at, number_at};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -19,8 +21,6 @@ use crate::Handler;
 use crate::changes::Change;
 use crate::commands::EPROTO;
 use crate::objects::Object;
-use beeline_supervisor::Reply;
-use beeline_supervisor::keys::key_of_descriptor;
 
 const ENOENT: Errno = Errno(libc::ENOENT);
 /// Elements fetched at the first step of a walk, which may be its only one, and at later ones, or where an earlier walk went on.

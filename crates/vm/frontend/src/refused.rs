@@ -1,10 +1,10 @@
 //! What is not carried out in a guest, and why: the tool gets an errno, the user a line.
 
+use beeline_supervisor::Answer;
 use beeline_uapi::{AttachType, Command, Errno};
 use beeline_vm_protocol::layout::number_at;
 
 use crate::Handler;
-use beeline_supervisor::Answer;
 
 const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::Duration;
 
+use beeline_supervisor::keys::errno;
 use beeline_uapi::Errno;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
@@ -31,7 +32,6 @@ use crate::memory::{Memory, Shape};
 use crate::objects::Object;
 use crate::polling::poll;
 use crate::sharing::Sharing;
-use beeline_supervisor::keys::errno;
 
 /// Between two looks at what the tool has read or written.
 const LOOK: Duration = Duration::from_millis(10);

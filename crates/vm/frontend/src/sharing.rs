@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use beeline_inject::{MapFlags, Mapping, Options, Process, ProtFlags, Region, Seccomp, Stopped};
+use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
 use beeline_vm_memory::{GuestMemory, Place};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -27,8 +28,6 @@ use crate::Error;
 use crate::Handler;
 use crate::connection::Connection;
 use crate::memory::{Memory, PAGE, RING_HEAD, Shape};
-use beeline_supervisor::Answer;
-use beeline_supervisor::Reply;
 
 /// `MAP_NORESERVE`: what is mapped with it does not come to the supervisor ([`crate::filter`]).
 const OURS: MapFlags = MapFlags::NORESERVE;

@@ -2,7 +2,7 @@
 //!
 //! The guest's own `trace_pipe` gives each line to one reader, and is left alone. Each line is an event of a raw tracepoint as well: a
 //! reader here has a program of ours there, as the guest's policy allows it, and the lines are put together from its records as the kernel
-//! does it. (A perf event of the tracepoint would not do: the kernel drops what programs at other tracepoints print.) LookupChannels from before the
+//! does it. (A perf event of the tracepoint would not do: the kernel drops what programs at other tracepoints print.) Lines from before the
 //! pipe was opened are not there. Those for which there was no room while nobody read are counted, and told as the kernel does it: before
 //! the next line of their CPU. The kernel loses the oldest lines, so there is always a next one; here the last ones are lost, so what has
 //! been counted is asked for when no more lines come.
@@ -12,6 +12,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::Builder;
 
+use beeline_supervisor::keys::{anchor, errno};
+use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::{Command, Errno, MapType, ProgramType};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{MapFacts, long_at, number_at, put_number};
@@ -27,9 +29,6 @@ use crate::commands::EPROTO;
 use crate::connection::Connection;
 use crate::memory::{Memory, Shape};
 use crate::objects::Object;
-use beeline_supervisor::Answer;
-use beeline_supervisor::Reply;
-use beeline_supervisor::keys::{anchor, errno};
 
 /// Bytes of records that wait to be read: of some 3900 lines in the guest, and as many here.
 const DATA: usize = 4 << 20;

@@ -8,16 +8,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use beeline_supervisor::attr::{u32_at, u64_at};
+use beeline_supervisor::keys::{errno, key_of, key_of_descriptor};
+use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
 
 use crate::memory::{Memory, Shape};
 use crate::objects::{Hold, Object};
 use crate::sharing::Sharing;
 use crate::{Guest, Handler};
-use beeline_supervisor::Answer;
-use beeline_supervisor::Reply;
-use beeline_supervisor::attr::{u32_at, u64_at};
-use beeline_supervisor::keys::{errno, key_of, key_of_descriptor};
 
 const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const EINVAL: Errno = Errno(libc::EINVAL);

@@ -28,6 +28,8 @@
 //!
 //! Not here: programs for packets, sockets and cgroups (they are attached to descriptors of the guest's), iterators, USDT, pinning.
 
+#![forbid(unsafe_code)]
+
 mod attach;
 pub mod decode;
 mod error;

@@ -7,6 +7,8 @@
 //!
 //! Nothing here maps or reads the memory: [`GuestMemory::places`] says where pages are.
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod memory;
 mod part;

@@ -7,6 +7,8 @@
 //! What answers is not trusted: lines have a longest length, everything has a time limit, and what makes no sense is an error. After an
 //! [`Error`] other than [`Error::Refused`] the connection is of no use any more.
 
+#![forbid(unsafe_code)]
+
 mod lines;
 mod vcpus;
 

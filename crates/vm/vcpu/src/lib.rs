@@ -9,6 +9,8 @@
 //! A guest cannot make the host spin: it is looked at [`PACE`] at most, whatever happens in it. What a guest says can be a lie; the worst
 //! of it is pins that the operator allows.
 
+#![forbid(unsafe_code)]
+
 pub mod cpus;
 pub mod policy;
 mod program;
