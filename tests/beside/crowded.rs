@@ -1,8 +1,8 @@
 //! Where there is no room for all that guards a jump, and a breakpoint would kill a thread: the jump stands what it can.
 
-use beeline_e2e::{Turn, need};
+use beeline_e2e::{PATIENCE, Turn, need, until};
 
-use crate::setting::{JUMP, Place, Setting, first_byte};
+use crate::setting::{JUMP, Place, Setting, code_at, first_byte};
 
 /// Three pushes of two bytes: the last one begins at the jump's last byte.
 const FUNCTION: &str = "b_push_r15";
@@ -32,4 +32,37 @@ fn a_jump_that_is_guarded_in_part_stands_kernel_uprobes() {
         assert!(ended.stdout.contains(&count), "+{step}: {ended:?}");
         setting.finish();
     }
+}
+
+/// `lea eax, [rdi + 1]; add eax, esi`. The jump would stand all kernel uprobes only if its last byte were the second one's of the `add`.
+const TWO: &str = "b_lea_add";
+/// Where the `add` begins.
+const ADD: u64 = 3;
+
+#[test]
+fn a_kernel_uprobe_inside_a_jump_may_go_before_one_at_the_site() {
+    let _turn = Turn::take();
+    let mut setting = need!(Setting::new());
+    setting.fill();
+    let mut functions = setting.functions.iter();
+    let (_, offset) = *functions.find(|(name, _)| name == TWO).expect("one");
+    let (pid, program) = (setting.target.pid(), setting.program.clone());
+    let code = || code_at::<5>(pid, &program, offset);
+    let file = code();
+    let ours = setting.ours(&format!("uprobe:{{prog}}:{TWO} {{ @ = count(); }}"));
+    assert_eq!(code()[0], JUMP);
+    setting.run();
+    let outer = setting.attach_kernel_at(offset, Place::Entry);
+    assert!(outer.is_some(), "the kernel takes it");
+    // A breakpoint takes the jump's place, which leaves the instructions behind it whole.
+    assert!(until(PATIENCE, || code()[4] == file[4]), "{:x?}", code());
+    setting.go_on();
+    let inner = setting.attach_kernel_at(offset + ADD, Place::Entry);
+    let inner = inner.expect("the kernel takes it");
+    setting.go_on();
+    setting.kernel.tell(&format!("off {inner}"));
+    setting.go_on();
+    setting.stop();
+    ours.interrupt();
+    setting.finish();
 }

@@ -182,6 +182,12 @@ impl Setting {
         self.before.threads += 1;
     }
 
+    /// Takes the room for some of what guards jumps.
+    pub fn fill(&mut self) {
+        assert_eq!(self.target.tell("fill"), "filled");
+        self.before = Footprint::of(self.target.pid());
+    }
+
     /// Takes the room for some of what guards jumps, and has a thread block SIGTRAP, so that no breakpoint may serve.
     pub fn crowd(&mut self) {
         assert_eq!(self.target.tell("crowd"), "crowded");
@@ -291,7 +297,7 @@ pub fn first_byte(pid: u32, file: &Path, offset: u64) -> u8 {
 }
 
 /// The bytes in a process's code at an offset in a file.
-fn code_at<const LEN: usize>(pid: u32, file: &Path, offset: u64) -> [u8; LEN] {
+pub fn code_at<const LEN: usize>(pid: u32, file: &Path, offset: u64) -> [u8; LEN] {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
     let hex = |text: &str| u64::from_str_radix(text, 16).expect("a hexadecimal number");
     let address = maps.lines().find_map(|line| {

@@ -3,8 +3,9 @@
  * It says "ready". "calls N": each thread calls every function N times; the answer is "right TOTAL", the calls of each function so far,
  * or "wrong" and what was. "start" (answer "running") has the threads go on until "stop", which answers as "calls" does. "turns" is
  * the calls of each function so far, of threads that run. "phase N" (answer "phase") calls b_phase(N). "list" is the names in a line.
- * "block" (answer "blocking"): a thread blocks all signals from now on. "crowd" (answer "crowded"): one does so in a call with a mask of
- * its own, and the memory is taken that a jump at a function leads to whose last byte is an int3. At end of file it exits with code 7.
+ * "block" (answer "blocking"): a thread blocks all signals from now on. "fill" (answer "filled"): the memory is taken that a jump leads to
+ * whose last byte is that of "add eax, esi". "crowd" (answer "crowded"): the memory is taken that a jump at a function leads to whose
+ * last byte is an int3, and a thread blocks all signals in a call with a mask of its own. At end of file it exits with code 7.
  *
  * A result depends on all six arguments, and registers that a callee must keep hold known values. What an instruction adds to memory
  * shows that it ran exactly once. */
@@ -39,6 +40,7 @@ typedef long (*function)(long, long, long, long, long, long);
     X(mov_eax_edi, "mov eax, edi; add rax, rsi; ret", (uint32_t)a + b) \
     X(mov_edi_esi, "mov edi, esi; SUM; ret", (uint32_t)b + 2 * b + 4 * c + 8 * d + e + f) \
     X(test_edi, "test edi, edi; mov r11d, 1; mov eax, 2; cmove r11d, eax; SUM; add rax, r11; ret", S + ((int)a == 0 ? 2 : 1)) \
+    X(lea_add, "lea eax, [rdi + 1]; add eax, esi; add rax, rdx; ret", (uint32_t)(a + 1 + b) + c) \
     X(xor_eax, "xor eax, eax; add rax, rdi; add rax, rsi; ret", a + b) \
     X(looped, "xor eax, eax; 1: add rax, rsi; add rax, 1; cmp rax, 0; js 1b; ret", b + 1) \
     X(inner_loop, "mov al, 3; 1: add rdi, 2; dec al; jnz 1b; SUM; ret", S + 6) \
@@ -240,17 +242,14 @@ static void block(void)
     pthread_barrier_wait(&blocking);
 }
 
-static void crowd(void)
+/* Takes the memory that jumps lead to whose displacement's highest byte is this. */
+static void take(unsigned highest)
 {
-    /* The last byte is the highest of the jump's distance; around it what differs in the lower ones. */
-    char *from = (char *)(((uintptr_t)b_common & -4096) + (int)0xcc000000 - (1 << 20));
+    char *from = (char *)(((uintptr_t)b_common & -4096) + (int)(highest << 24) - (1 << 20));
     if (mmap(from, (1 << 24) + (2 << 20), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED) {
         perror("mmap");
         exit(1);
     }
-    is_held_by_call = 1;
-    block();
-    puts("crowded");
 }
 
 int main(void)
@@ -286,8 +285,14 @@ int main(void)
         } else if (strncmp(line, "block", 5) == 0) {
             block();
             puts("blocking");
+        } else if (strncmp(line, "fill", 4) == 0) {
+            take(0xf0);
+            puts("filled");
         } else if (strncmp(line, "crowd", 5) == 0) {
-            crowd();
+            take(0xcc);
+            is_held_by_call = 1;
+            block();
+            puts("crowded");
         } else if (strncmp(line, "list", 4) == 0) {
             for (int i = 0; i < FUNCTION_COUNT; i++)
                 printf("%s%c", functions[i].name, i + 1 < FUNCTION_COUNT ? ' ' : '\n');

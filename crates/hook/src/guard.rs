@@ -28,6 +28,9 @@ pub struct Guard {
     /// Offsets of further instructions whose first bytes are part of the displacement, with the file's byte there: a
     /// kernel uprobe puts `int3` there, and puts the file's byte back.
     pub inner: Vec<(usize, u8)>,
+    /// Two kernel uprobes, one at the site and one further inside, do no harm either when the latter has gone: what it has put back is
+    /// a whole instruction of the file's, or leads to an `int3`.
+    pub stands_two: bool,
 }
 
 /// An `int3` that a thread comes to which went through a site beside a kernel uprobe.
@@ -173,8 +176,14 @@ pub(crate) fn guards(window: &[Displaced], padding: &[Displaced], live: Live) ->
         0..JUMP_LEN => short(first, &code),
         _ => long(first, &code, live).into_iter().collect(),
     };
-    let whole = ways.first().map(|way| whole(way, &code));
-    ways.splice(0..0, whole.unwrap_or_default());
+    let whole = ways
+        .first()
+        .map(|way| whole(way, &code))
+        .unwrap_or_default();
+    if let Some(way) = ways.first_mut() {
+        way.stands_two = whole.is_empty();
+    }
+    ways.splice(0..0, whole);
     ways.iter_mut().for_each(|way| trap_further(way, window));
     ways.dedup();
     ways
@@ -209,6 +218,7 @@ fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
             tail,
             traps: Vec::new(),
             inner: inner(code),
+            stands_two: false,
         };
         return if relocate::is_call(&first.instruction) {
             Vec::new()
@@ -231,6 +241,7 @@ fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
         tail: tail.clone(),
         traps: vec![trap(len + 1)],
         inner: inner(code),
+        stands_two: false,
     };
     let mut ways = vec![deepened(&plain), plain];
     // The last byte says how far away the jump leads, and there may be no room where an int3 leads. A prefix in front of one will do.
@@ -244,6 +255,7 @@ fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
                 tail: tail.clone(),
                 traps: vec![trap(len + 2)],
                 inner: inner(code),
+                stands_two: false,
             }
         }));
     }
@@ -344,6 +356,7 @@ fn long(first: &Displaced, code: &[Displaced], live: Live) -> Option<Guard> {
         tail,
         traps,
         inner: Vec::new(),
+        stands_two: false,
     })
 }
 
@@ -382,6 +395,7 @@ fn whole(guard: &Guard, code: &[Displaced]) -> Vec<Guard> {
     if whole == *guard {
         return Vec::new();
     }
+    whole.stands_two = true;
     let mut ways = vec![whole.clone()];
     // As where the int3 behind the first instruction is the last byte: there may be no room, and a second prefix will do.
     if ends_behind_prefix && !whole.tail.is_empty() {

@@ -236,6 +236,7 @@ impl Presence {
             return Ok(false);
         }
         self.unmap(stopped)?;
+        tracing::info!(pid = self.pid, session = %self.session, sites = self.sites.len(), "left a process");
         Ok(true)
     }
 

@@ -451,7 +451,8 @@ impl Backend for Runtime {
             &self.engines,
             (destructive, &self.budget),
         );
-        let (mut program, log) = loaded.inspect_err(|_| {
+        let (mut program, log) = loaded.inspect_err(|error| {
+            tracing::info!(name = spec.name, kind = %spec.prog_type, errno = error.errno.0, "rejected a program");
             for what in program::forbidden(&spec.insns).filter(|_| !destructive) {
                 self.unsupported(what);
             }
@@ -469,6 +470,14 @@ impl Backend for Runtime {
                 "the current task: /sys/kernel/btf/vmlinux does not say how this kernel lays it out",
             );
         }
+        tracing::info!(
+            name = program.name,
+            kind = %program.prog_type,
+            instructions = spec.insns.len(),
+            engine = program.code().engine,
+            bytes = program.code().code.bytes.len(),
+            "loaded a program"
+        );
         let program = Arc::new(program);
         if self.engines.is_to_be_improved(program.code())
             && let Ok(charge) = self.budget.charge(tier_up::JOB)

@@ -98,6 +98,7 @@ impl Worker {
             runner.renew(program.clone());
         }
         let (name, time) = (&program.name, start.elapsed());
+        tracing::info!(name, engine, ?time, "replaced a program's code");
         self.engines.tell(&format!(
             "program {name}: code of {engine} after {time:.1?}"
         ));
@@ -105,6 +106,7 @@ impl Worker {
 
     fn keep(&self, program: &Program, why: &str) {
         let (name, engine) = (&program.name, &program.first().engine);
+        tracing::info!(name, engine, why, "kept a program's code");
         self.engines
             .tell(&format!("program {name} keeps the code of {engine}: {why}"));
     }

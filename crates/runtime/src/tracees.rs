@@ -534,9 +534,10 @@ impl Tracees {
 
     fn target(&self, process: &Process) -> Arc<Mutex<Target>> {
         let mut targets = lock(&self.targets);
-        let target = targets
-            .entry(process.pid())
-            .or_insert_with(|| self.tag(self.new_target(process)));
+        let target = targets.entry(process.pid()).or_insert_with(|| {
+            tracing::info!(pid = process.pid(), "new target");
+            self.tag(self.new_target(process))
+        });
         target.clone()
     }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 
 use beeline_agent::abi::{self, Site, TRAP_LEVELS};
-use beeline_hook::Kind;
+use beeline_hook::{Kind, Reason};
 use beeline_inject::Region;
 
 use super::{Body, Hold, Hooked, NATIVE, Request, Target};
@@ -182,7 +182,7 @@ impl Target {
         }
         for address in unguarded {
             // What fails is tried again.
-            let _ = self.demote(address, &mut Hold::Brief);
+            let _ = self.demote(address, Reason::Unguarded, &mut Hold::Brief);
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use beeline_agent::abi::{Control, Site};
-use beeline_hook::Kind;
+use beeline_hook::{Kind, Reason};
 
 use super::{Hold, Hooked, Target};
 use crate::detach::Layers;
@@ -116,6 +116,15 @@ impl Looked {
     }
 }
 
+/// Jumps that are to become breakpoints.
+#[derive(Default)]
+struct Found {
+    /// A kernel uprobe is inside of them, and none at the site.
+    inside: Vec<u64>,
+    /// One is at the site, and another one inside would be too much.
+    fragile: Vec<u64>,
+}
+
 /// Are there kernel uprobes inside of a site's bytes, and none at the site itself? With one there a thread comes to the others in the
 /// kernel's hands.
 fn is_only_inside(site: &Range<u64>, probed: &BTreeSet<u64>) -> bool {
@@ -140,10 +149,13 @@ impl Target {
             return Ok(());
         }
         self.neighbours.is_uncovered = false;
-        let inside = self.store_again()?;
+        let found = self.store_again()?;
         self.neighbours.seen = disturbances;
-        for address in inside {
-            self.demote(address, &mut Hold::Brief)?;
+        for address in found.inside {
+            self.demote(address, Reason::AnotherProbe, &mut Hold::Brief)?;
+        }
+        for address in found.fragile {
+            self.demote(address, Reason::Unguarded, &mut Hold::Brief)?;
         }
         Ok(())
     }
@@ -176,7 +188,8 @@ impl Target {
         let probed = probed.unwrap_or_default();
         let jumps = ranges.into_iter().filter(|one| !blind.contains(&one.start));
         for jump in jumps.filter(|jump| is_only_inside(jump, &probed)) {
-            if self.demote(jump.start, &mut Hold::Brief).is_err() {
+            let reason = Reason::AnotherProbe;
+            if self.demote(jump.start, reason, &mut Hold::Brief).is_err() {
                 self.witnesses.forget(jump.start);
                 self.neighbours.has_failed = true;
             }
@@ -225,11 +238,24 @@ impl Target {
         at.is_some_and(|at| self.process.read_memory(at, &mut word).is_ok()) && word != [0; 4]
     }
 
-    /// Stores the patches again that kernel uprobes have left incomplete. Gives the sites that kernel uprobes are inside of.
-    fn store_again(&mut self) -> Result<Vec<u64>, Error> {
+    /// Is a site hooked by a jump that would lead a thread astray if, beside a kernel uprobe at the site, another one inside the jump
+    /// went?
+    fn is_fragile(&self, address: u64) -> bool {
+        let site = self.sites.get(&address);
+        site.is_some_and(|site| {
+            let landing = site.landing.as_ref();
+            let stands = landing.is_some_and(|one| one.is_whole && one.guard.stands_two);
+            matches!(site.plan.kind, Kind::Jump) && site.beneath.is_none() && !stands
+        })
+    }
+
+    /// Stores the patches again that kernel uprobes have left incomplete. Gives the jumps that are to become breakpoints.
+    fn store_again(&mut self) -> Result<Found, Error> {
         let disturbed_at = self.disturbed_at();
         let sites = self.patches(|_| true)?;
-        let (mut inside, mut whole) = (Vec::new(), Vec::new());
+        let fragile = self.sites.keys().copied();
+        let fragile: BTreeSet<u64> = fragile.filter(|at| self.is_fragile(*at)).collect();
+        let (mut found, mut whole) = (Found::default(), Vec::new());
         let mut is_beside = false;
         Hold::Brief.with(&self.process, |stopped| {
             self.check_same(stopped)?;
@@ -254,10 +280,13 @@ impl Target {
             let mut code = Vec::new();
             for site in &mixed {
                 if is_only_inside(&site.range(), &probed) {
-                    inside.push(site.address);
+                    found.inside.push(site.address);
                     continue;
                 }
-                is_beside |= probed.contains(&site.address);
+                if probed.contains(&site.address) {
+                    is_beside = true;
+                    found.fragile.extend(fragile.get(&site.address));
+                }
                 if patch::is_covered(site.address, &site.now, &site.patch, &probed) {
                     // A debugger's, which brings our byte back.
                     is_beside = true;
@@ -275,6 +304,10 @@ impl Target {
                 } = site;
                 code.push((*address, beside(*address, now, patch, original, &probed)));
             }
+            if !code.is_empty() {
+                let pid = stopped.process().pid();
+                tracing::debug!(pid, sites = code.len(), is_beside, "stored patches again");
+            }
             stopped.write_code(code)?;
             // As long as there is one beside us nobody need say so again: it is looked at now and then.
             if let Some(at) = disturbed_at.filter(|_| !is_beside) {
@@ -284,7 +317,7 @@ impl Target {
         })?;
         self.neighbours.looked = is_beside.then(Instant::now);
         self.neighbours.told.retain(|told| !whole.contains(told));
-        Ok(inside)
+        Ok(found)
     }
 
     /// Some of the sites, and what was stored there.
@@ -377,10 +410,17 @@ impl Target {
     }
 
     /// Has a site hooked by a breakpoint in place of a jump.
-    pub(super) fn demote(&mut self, address: u64, hold: &mut Hold<'_>) -> Result<(), Error> {
+    pub(super) fn demote(
+        &mut self,
+        address: u64,
+        reason: Reason,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
         match self.sites.get(&address) {
             Some(site) if matches!(site.plan.kind, Kind::Jump) => {
-                self.make_breakpoint(address, hold)
+                let pid = self.process.pid();
+                tracing::debug!(pid, address = %format_args!("{address:#x}"), "a jump becomes a breakpoint");
+                self.make_breakpoint(address, reason, hold)
             }
             _ => Ok(()),
         }

@@ -128,11 +128,16 @@ impl Target {
             return Ok(());
         }
         let at = *at;
-        self.make_breakpoint(at, hold)
+        self.make_breakpoint(at, Reason::AnotherProbe, hold)
     }
 
     /// A site that is hooked by a jump is hooked by a breakpoint.
-    pub(super) fn make_breakpoint(&mut self, at: u64, hold: &mut Hold<'_>) -> Result<(), Error> {
+    pub(super) fn make_breakpoint(
+        &mut self,
+        at: u64,
+        reason: Reason,
+        hold: &mut Hold<'_>,
+    ) -> Result<(), Error> {
         self.check_trap_unblocked(hold)?;
         self.catch(&[libc::SIGTRAP], hold)?;
         let Some(mut site) = self.sites.remove(&at) else {
@@ -141,7 +146,7 @@ impl Target {
         let (old, plan) = (site.record, site.plan.clone());
         let landing = site.landing.take();
         let was_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
-        site.plan = plan.clone().into_breakpoint(Reason::AnotherProbe);
+        site.plan = plan.clone().into_breakpoint(reason);
         site.direct = false;
         let done = self.bytes_of(old).and_then(|(bytes, level)| {
             self.place_record(&site.plan, bytes, site.beneath.as_ref(), level)
@@ -296,8 +301,33 @@ impl Target {
             self.set_breakpoint(site.record, 0);
         }
         stored?;
+        self.log_hook(request, &site);
         self.sites.insert(request.address, site);
         Ok(())
+    }
+
+    fn log_hook(&self, request: &Request<'_>, site: &Hooked) {
+        let place = request.place;
+        let (hook, why) = match &site.plan.kind {
+            Kind::Jump => ("jump", String::new()),
+            Kind::Breakpoint { reason } => ("breakpoint", reason.to_string()),
+        };
+        let guard = match &site.landing {
+            Some(landing) if landing.is_whole => "whole",
+            Some(_) => "in part",
+            None => "none",
+        };
+        tracing::debug!(
+            pid = self.process.pid(),
+            address = %format_args!("{:#x}", request.address),
+            place = %format_args!("{}+{:#x}", place.path.display(), place.offset),
+            is_return = request.retprobe,
+            hook,
+            why,
+            guard,
+            layer = site.beneath.as_ref().map_or(0, |below| below.layer),
+            "hooked a site"
+        );
     }
 
     /// Has a site's record say that it is an exit, if a program is to run as its function returns there.

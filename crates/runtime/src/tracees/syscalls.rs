@@ -108,6 +108,11 @@ impl Tracees {
         }
         let mut target = lock(&target);
         unless_changed(|| target.hook_calls(wanted, hold))?;
+        tracing::info!(
+            pid = process.pid(),
+            is_new = !is_known,
+            "hooked system calls"
+        );
         self.tell_late_code(&mut target);
         // Of a process that has ended meanwhile nothing could be read.
         if !wanted.links.is_empty()
