@@ -27,7 +27,14 @@ impl Handler<'_> {
             return Err(Errno(libc::E2BIG));
         }
         let attr = &BpfAttr::parse(&self.memory.bytes(address, size)?)?;
-        match Command(command as u32) {
+        let command = Command(command as u32);
+        let answer = self.carry_out(command, attr);
+        tracing::trace!(tid = self.tid, %command, failed = ?answer.as_ref().err(), "bpf");
+        answer
+    }
+
+    fn carry_out(&self, command: Command, attr: &BpfAttr) -> Answer {
+        match command {
             Command::MAP_CREATE => self.with_room(|| self.map_create(attr)),
             Command::MAP_LOOKUP_ELEM => self.map_lookup(attr),
             Command::MAP_LOOKUP_AND_DELETE_ELEM => self.map_lookup_and_delete(attr),

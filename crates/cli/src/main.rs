@@ -8,6 +8,7 @@ mod fallback;
 mod fatal;
 mod guest;
 mod inject;
+mod log;
 mod memory;
 mod prog;
 mod ps;
@@ -100,7 +101,12 @@ enum Command {
 
 fn main() -> ExitCode {
     memory::reserve_little();
-    let outcome = match Arguments::parse().command {
+    let arguments = Arguments::parse();
+    if let Err(why) = log::start() {
+        say(&why);
+        return ExitCode::FAILURE;
+    }
+    let outcome = match arguments.command {
         Command::Run {
             all,
             pid,
