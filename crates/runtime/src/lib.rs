@@ -1,11 +1,13 @@
-//! The objects of eBPF and their lifetimes: maps, programs, links and the targets they reach into.
+//! eBPF objects and their lifetimes: maps, programs, links and the targets they reach into.
 //!
-//! [`Runtime`] is one session. It implements [`backend::Backend`], the interface that the door speaks to. Programs
-//! are verified ([`verification`]), compiled ([`engines`]) and placed into targets ([`target`]) together with the agent; what a
-//! process needs to be given back as it was stands in the process itself ([`leave`]), so that `beeline detach` works
-//! also when the session is gone.
+//! [`Runtime`] is one session. It implements [`backend::Backend`], the interface that the
+//! supervisor calls. Programs are verified ([`verification`]), compiled ([`engines`]) and placed
+//! into targets ([`target`]) together with the agent. Everything needed to restore a process is
+//! stored in that process itself ([`detach`]), so `beeline detach` works even after the session is
+//! gone.
 //!
-//! The crate does not print: what the user should know goes to the [`Report`] that a session is given.
+//! The crate does not print: it passes messages for the user to the [`Report`] that a session is
+//! given.
 
 mod agent;
 pub mod backend;

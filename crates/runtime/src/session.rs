@@ -1,4 +1,5 @@
-//! The user-space runtime behind the door: one session's objects, and the processes they reach into.
+//! The user-space runtime behind the supervisor: one session's objects, and the processes they
+//! reach into.
 
 mod attach;
 
@@ -30,13 +31,16 @@ use crate::tier_up::{self, TierUp};
 use crate::trace::Trace;
 use crate::tracees::Tracees;
 
-/// Things that are not served of which the user is told: a tool that asks at random finds no end of them.
+/// The most unsupported requests that the user is told of. A tool that makes random requests would
+/// otherwise produce messages without end.
 const MOST_TOLD: usize = 1000;
 
-/// Tells the user something; the argument is one line without an end.
+/// Tells the user something. The argument is one line without a line ending.
 pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// A session. Dropping it restores every process.
+/// A session.
+///
+/// Dropping it restores every process.
 pub struct Runtime {
     objects: Mutex<Objects>,
     next_id: AtomicU32,
@@ -49,7 +53,7 @@ pub struct Runtime {
     runner: Arc<Runner>,
     engines: Arc<Engines>,
     tier_up: TierUp,
-    /// Made when a program prints or a tool reads.
+    /// Created when a program first prints or a tool first reads.
     trace: Mutex<Option<Arc<Trace>>>,
     // Dropped before the session page that it sleeps on.
     notifier: Notifier,
@@ -63,7 +67,7 @@ struct Objects {
     programs: HashMap<Id, Arc<Program>>,
     links: HashMap<Id, (Link, Charge)>,
     rings: HashMap<Id, Arc<Ring>>,
-    /// Our ids of cgroups, by the kernel's.
+    /// Beeline's ids of cgroups, keyed by the kernel's.
     cgroups: HashMap<u64, Id>,
 }
 
@@ -84,7 +88,7 @@ impl Runtime {
         }
         let shared =
             Arc::new(Shared::new(command, cpus).map_err(os("creating the session's memory"))?);
-        // SAFETY: `shared` is kept by this runtime, which drops the notifier first.
+        // SAFETY: this runtime keeps `shared` alive and drops the notifier first.
         let notifier =
             unsafe { Notifier::start(shared.page()) }.map_err(os("starting a thread"))?;
         let tool = Arc::new(AtomicI32::new(0));
@@ -115,7 +119,11 @@ impl Runtime {
         }))
     }
 
-    /// Runs a program in this process, for its result. Errors: also [`Error::Fault`] of a checked run.
+    /// Runs a program in this process and returns its result.
+    ///
+    /// # Errors
+    ///
+    /// A checked run can also fail with [`Error::Fault`].
     pub fn test_run(&self, program: Id, run: TestRun) -> Result<TestResult, Error> {
         let program = self.program(program).map_err(|_| Error::Runner)?;
         if !run.checked {
@@ -124,7 +132,7 @@ impl Runtime {
         self.runner.once(program, run)
     }
 
-    /// May its code run?
+    /// Fails unless the program's code may run.
     fn check_runs(&self, program: &Program) -> Result<(), Error> {
         if !self.engines.are_verified() {
             return Err(Error::Unverified);
@@ -135,29 +143,34 @@ impl Runtime {
         Ok(())
     }
 
-    /// What a program's code is made from, and its code now.
+    /// Returns the source of a program's code, and the code that it has now.
     pub fn compiled(&self, program: Id) -> Result<(Arc<Source>, Arc<Compiled>), Errno> {
         let program = self.program(program)?;
         Ok((program.source.clone(), program.code().clone()))
     }
 
-    /// The tool has been started.
+    /// Records that the tool has been started.
     pub fn set_tool(&self, pid: i32) {
         self.tracees.tool_started(pid);
         self.tool.store(pid, SeqCst);
     }
 
-    /// Programs that are loaded from now on may change what calls do, and write into the processes that they run in.
+    /// Allows destructive programs: those loaded from now on may change the results of calls and
+    /// write into the processes that they run in.
     pub fn allow_destructive(&self) {
         self.destructive.store(true, SeqCst);
     }
 
-    /// The tool's objects may take so many bytes, where otherwise it is [half of what there is](budget::available).
+    /// Limits the memory that the tool's objects may take.
+    ///
+    /// The default is [half of what is available](budget::available).
     pub fn limit_memory(&self, bytes: u64) {
         self.budget.set_limit(bytes);
     }
 
-    /// Detaches everything: every process is as it was when this returns. Errors have been reported.
+    /// Detaches everything. When this returns, every process is restored.
+    ///
+    /// Errors have been reported by then.
     pub fn close(&self) {
         self.engines.stop();
         self.tracees.close();
@@ -213,7 +226,7 @@ impl Runtime {
             .ok_or(Errno(libc::EBADF))
     }
 
-    /// What an element is to name.
+    /// Resolves the object that a map element is to name.
     fn object(&self, object: ObjectRef) -> Result<Object, Errno> {
         Ok(match object {
             ObjectRef::Map(id) => Object::Map(self.map(id)?),
@@ -237,7 +250,7 @@ impl Runtime {
             .ok_or(Errno(libc::EBADF))
     }
 
-    /// Tells the user about an error that the tool only gets a number for.
+    /// Tells the user about an error for which the tool only gets a number.
     fn refuse(&self, error: &Error) -> Errno {
         (self.report)(&error.to_string());
         error.errno()
@@ -392,7 +405,7 @@ impl Backend for Runtime {
 
     fn perf_ring_resize(&self, ring: Id, pages: u32) -> Result<(), Errno> {
         self.ring(ring)?.resize(pages)?;
-        // Arrays that it was put into before can have it now.
+        // Arrays that the ring was put into earlier can have it now.
         let maps: Vec<_> = self.objects().maps.values().cloned().collect();
         for map in maps {
             if map.rings().iter().flatten().any(|held| held.id == ring) {
@@ -495,7 +508,7 @@ impl Backend for Runtime {
     }
 
     fn program_test_run(&self, program: Id, context: &[u8]) -> Result<u64, Errno> {
-        // As much as a raw tracepoint can have: twelve arguments.
+        // Room for the twelve arguments that a raw tracepoint can have.
         let mut argument = vec![0; 12 * 8];
         if context.len() > argument.len() {
             return Err(Errno(libc::E2BIG));
@@ -546,7 +559,7 @@ impl Backend for Runtime {
     }
 
     fn shorten(&self, pid: i32, ip: u64) {
-        // The door goes on answering what has no fast path.
+        // The supervisor keeps answering calls that have no fast path.
         let _ = self.tracees.open_fast_path(pid, ip, &self.fast_paths);
     }
 
@@ -614,7 +627,7 @@ impl Backend for Runtime {
     }
 }
 
-/// The kernel's count of possible CPUs, from a list such as `0-3,8`.
+/// Returns the kernel's number of possible CPUs, read from a list such as `0-3,8`.
 fn possible_cpus() -> std::io::Result<u32> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let last = list
@@ -630,6 +643,6 @@ fn possible_cpus() -> std::io::Result<u32> {
 /// `HWCAP2_FSGSBASE`: the kernel lets user space read the thread pointer.
 fn has_fsgsbase() -> bool {
     const HWCAP2_FSGSBASE: u64 = 2;
-    // SAFETY: reads the auxiliary vector.
+    // SAFETY: `getauxval` only reads the auxiliary vector.
     unsafe { libc::getauxval(libc::AT_HWCAP2) & HWCAP2_FSGSBASE != 0 }
 }

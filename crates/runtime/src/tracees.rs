@@ -1,4 +1,5 @@
-//! The processes that a session reaches into: finding them, attaching, noticing their end, and leaving them.
+//! The processes that a session reaches into: finding them, attaching to them, noticing their end,
+//! and leaving them.
 
 mod candidates;
 mod confined;
@@ -49,7 +50,7 @@ use leftovers::Cleared;
 use openers::Openers;
 use process_table::ProcessTable;
 
-/// A target, and what it is known by.
+/// A target, with what is needed without locking it.
 #[derive(Clone)]
 struct Tagged {
     target: Weak<Mutex<Target>>,
@@ -57,85 +58,94 @@ struct Tagged {
     home: Arc<OnceLock<Home>>,
 }
 
-/// See the module.
+/// See the module documentation.
 pub struct Tracees {
     shared: Arc<Shared>,
     scope: Scope,
     tool: Arc<AtomicI32>,
-    /// What the tool has started.
+    /// The processes that the tool has started.
     descendants: Descendants,
-    /// Seccomp filters that the tool was started under, of which the last is the door's.
+    /// The number of seccomp filters that the tool was started under. The last is the supervisor's.
     filters: OnceLock<u32>,
     report: Report,
     next_owner: AtomicU32,
     links: Mutex<BTreeMap<Id, Arc<Uprobe>>>,
     calls: Mutex<BTreeMap<Id, Arc<CallLink>>>,
     targets: Mutex<BTreeMap<i32, Arc<Mutex<Target>>>>,
-    /// All targets by their tags, for those who ask: a target may be at work that waits for who asks.
+    /// All targets by tag, for processes that make an upcall. A target may be locked by work that
+    /// waits for the very process that asks, so it is found without its lock.
     tags: Mutex<BTreeMap<u32, Tagged>>,
-    /// Targets that have ended, or run another program now, and since when: children that they forked may yet ask to be
-    /// made targets.
+    /// Targets that have ended or have run another program, and since when. Children that they
+    /// forked may still ask to be made targets.
     departed: Mutex<Vec<(Instant, Arc<Mutex<Target>>)>>,
-    /// Processes that are about to run another program; to be set when one cannot, or nobody waits for it any more.
+    /// Processes that are about to run another program. The flag is set when a process cannot, or
+    /// when nobody waits for it any more.
     execs: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
-    /// Processes that went on unseen when they forked or ran another program: how many, and why the last did.
+    /// The number of processes that were lost from sight when they forked or ran another program,
+    /// and why the last one was.
     lost: Mutex<(u64, String)>,
-    /// Since when a process that asked is being served.
+    /// Since when the current upcall is being served.
     serving: Mutex<Option<Instant>>,
-    /// Processes that are followed until their libraries are mapped; to be set when nobody waits for that any more.
+    /// Processes that are followed until their libraries are mapped. The flag is set when nobody
+    /// waits for that any more.
     starting: Mutex<BTreeMap<i32, Arc<AtomicBool>>>,
-    /// Held while one is made one of those.
+    /// Held while a process is added to `starting`.
     seizing: Mutex<()>,
-    /// Whose locks are freed when a process dies.
+    /// Maps that have locks to free when a process dies.
     maps: Mutex<Vec<Weak<MapObject>>>,
     rings: Mutex<Vec<Weak<Ring>>>,
     stop: AtomicBool,
-    /// The user has been told that there are too many files for all processes to be traced.
+    /// True once the user has been told that too few open files are allowed for all processes to be
+    /// traced.
     is_short_of_files: AtomicBool,
-    /// The user has been told of a process whose system calls are not hooked.
+    /// True once the user has been told of a process without hooked system calls.
     has_told: AtomicBool,
-    /// The user has been told of a process that is not followed.
+    /// True once the user has been told of a process that is not followed.
     has_told_unfollowed: AtomicBool,
-    /// Programs of whose processes he has been told that they are not traced, by name.
+    /// Names of programs that the user has been told are not traced.
     untraceable: Mutex<BTreeSet<String>>,
-    /// Programs of whose instructions that are not hooked the user has been told, by name and number.
+    /// Programs, by name and number of unhooked instructions, that the user has been told have such
+    /// instructions.
     unhooked: Mutex<BTreeSet<(String, usize)>>,
-    /// The same of files whose code had not been looked through when it was mapped.
+    /// The same for files with code that had not been scanned when it was mapped.
     late: Mutex<BTreeSet<String>>,
-    /// Instructions of which he has been told that their calls slip through.
+    /// Instructions that the user has been told let calls slip through.
     slipped: Mutex<BTreeSet<String>>,
     watcher: Mutex<Option<JoinHandle<()>>>,
     upcall_server: Mutex<Option<JoinHandle<()>>>,
-    /// Says when a process that holds things in shared memory has died, by its owner's tag.
+    /// Reports the death of a process that holds things in shared memory, by its owner tag.
     deaths: Mutex<Option<Deaths>>,
-    /// Owners that have ended, as has been told since the last round.
+    /// Owners that have been reported dead since the last round.
     ended: Mutex<BTreeSet<u32>>,
-    /// Owners of the dead whose things could not all be freed yet.
+    /// Dead owners that still hold things that could not be freed yet.
     dead: Mutex<Vec<u32>>,
     /// Threads that wait for a process to be loaded.
     followers: Mutex<Vec<JoinHandle<()>>>,
     /// Threads that wait for a process to run another program.
     exec_waiters: Arc<Followers>,
-    /// Threads that look at programs before they are run, which may be where a look takes for ever.
+    /// Threads that look at programs before they are run. They are separate because a look may take
+    /// forever.
     lookers: Arc<Followers>,
-    /// Programs of which the user has been told that they are not followed.
+    /// Programs that the user has been told are not followed.
     privileged: Mutex<BTreeSet<PathBuf>>,
-    /// Processes that were let go as they are about to be under a seccomp filter, and when.
+    /// Processes that were let go because they are about to be under a seccomp filter, and when.
     confined: Mutex<BTreeMap<i32, Instant>>,
-    /// Programs of which the user has been told that they were, by name; false if something is left in them.
+    /// Programs that the user has been told were let go for a filter, by name. False if something
+    /// is left in them.
     confining: Mutex<BTreeSet<(String, bool)>>,
     /// Processes that the session was taken out of, and when they started.
     dismissed: Mutex<BTreeMap<i32, Option<u64>>>,
     processes: Mutex<ProcessTable>,
     openers: Mutex<Openers>,
-    /// What the user has been told of processes that he had named with others, and that are left out.
+    /// Messages the user has seen about processes that were named together with others and are left
+    /// out.
     left_out: Mutex<BTreeSet<(i32, String)>>,
-    /// What could not be attached, so that it is told once and tried seldom.
+    /// Attachments that failed, so that each is reported once and retried seldom.
     failures: Mutex<BTreeMap<(i32, Id), Instant>>,
-    /// What killed sessions had left.
+    /// The outcome of clearing what killed sessions had left.
     cleared: Mutex<Cleared>,
-    /// Held while a process is looked at that is no target yet, and while something is taken out of one: whoever does the same
-    /// in the meantime finds it done.
+    /// Held while a process that is no target yet is examined, and while something is taken out of
+    /// one. A second thread that wants to do the same then finds it done.
     making: Mutex<()>,
 }
 
@@ -220,7 +230,8 @@ impl Tracees {
         let outcome = match self.named(link) {
             true => self.each_named(&pids, |pid| self.attach_process(pid, link)),
             false => {
-                // Among all processes there are always some that may not be touched or that end just now.
+                // Among all processes there are always some that may not be touched or that are
+                // just ending.
                 for pid in &pids {
                     if let Err(error) = self.attach_process(*pid, link) {
                         self.note_left_out(&error);
@@ -233,7 +244,7 @@ impl Tracees {
         outcome.inspect_err(|_| self.detach(link))
     }
 
-    /// Tells the user, once of each program, that a process is not traced in which there is something to be traced.
+    /// Tells the user, once per program, that a process with something to trace is not traced.
     fn note_untraceable(&self, pid: i32, link: &Uprobe, error: &Error) {
         use beeline_inject::Error::{Seccomp, ThirtyTwoBit};
         let is_lasting = matches!(error, Error::Inject(Seccomp { .. } | ThirtyTwoBit { .. }));
@@ -250,7 +261,7 @@ impl Tracees {
         }
     }
 
-    /// Tells the user, once, that processes are left out which he could have traced.
+    /// Tells the user, once, that processes are left out that could have been traced.
     fn note_left_out(&self, error: &Error) {
         if error.is_of_too_many_files() && !self.is_short_of_files.swap(true, SeqCst) {
             (self.report)(&format!(
@@ -269,7 +280,7 @@ impl Tracees {
         self.forget_reachable();
     }
 
-    /// What could be reached before may be out of reach now.
+    /// Notes that some objects may have become unreachable.
     fn forget_reachable(&self) {
         self.shared.removals.fetch_add(1, SeqCst);
     }
@@ -278,18 +289,21 @@ impl Tracees {
         lock(&self.targets).values().cloned().collect()
     }
 
-    /// A perf event array has other elements now.
+    /// Updates every target after a perf event array has changed.
     pub fn rings_changed(&self, map: Id) {
         self.tell(|target| target.rings_changed(map));
     }
 
-    /// A map of objects gets another element, which every process that has the map has to know first. One that cannot be
-    /// given it finds the element empty.
+    /// Announces a new element of a map of objects to every process that has the map.
+    ///
+    /// The processes must know the object before the element is stored. A process that cannot be
+    /// given the object finds the element empty.
     pub fn object_added(&self, map: Id, object: &Object) {
         self.tell(|target| target.object_added(map, object));
     }
 
-    /// Has a program's best code run everywhere from now on; `failed` is told where it does not.
+    /// Switches every target to a program's best code from now on. Each failure is passed to
+    /// `failed`.
     pub fn renew(&self, program: &Program, failed: &dyn Fn(Error)) {
         for target in self.all_targets() {
             if let Err(error) = lock(&target).renew(program) {
@@ -298,7 +312,7 @@ impl Tracees {
         }
     }
 
-    /// Does something in every process; what fails is reported.
+    /// Makes a change in every process and reports failures.
     fn tell(&self, change: impl Fn(&mut Target) -> Result<(), Error>) {
         for target in self.all_targets() {
             let outcome = retry_open::patiently(|| change(&mut lock(&target)));
@@ -324,7 +338,8 @@ impl Tracees {
         rings.push(Arc::downgrade(ring));
     }
 
-    /// Attaches a link to one process, if that maps the file now; otherwise it is looked at again later.
+    /// Attaches a link to one process if that maps the file now. Otherwise a later round looks at
+    /// it again.
     fn attach_process(self: &Arc<Self>, pid: i32, link: &Arc<Uprobe>) -> Result<(), Error> {
         if self.follows_start(pid)? {
             return Ok(());
@@ -333,14 +348,14 @@ impl Tracees {
             return Ok(());
         }
         let process = self.known_or_open(pid)?;
-        // It may load the file for a moment.
+        // It may load the file only for a moment.
         if self.named(link) {
             self.follow_named(&process);
         }
         self.attach_to(&process, link, &mut Hold::Brief)
     }
 
-    /// Has a process that was named say what it loads.
+    /// Makes a process that was named report what it loads.
     fn follow_named(&self, process: &Process) {
         let wanted = self.wanted_of_calls(process.pid());
         if wanted.follows
@@ -351,7 +366,10 @@ impl Tracees {
         }
     }
 
-    /// A process that we trace already may be held by another thread of ours just now, and then looks taken.
+    /// Returns a known process, or opens it.
+    ///
+    /// A process that is traced already may just now be held by another thread of Beeline, and
+    /// would then look taken.
     fn known_or_open(&self, pid: i32) -> Result<Process, Error> {
         let known = lock(&self.targets).get(&pid).cloned();
         if let Some(target) = known {
@@ -365,7 +383,7 @@ impl Tracees {
         self.open(pid)
     }
 
-    /// May this process be traced?
+    /// Fails unless this process may be traced.
     pub fn check(&self, pid: i32) -> Result<(), Error> {
         self.open(pid).map(drop)
     }
@@ -375,15 +393,17 @@ impl Tracees {
         self.descendants.add_tool(pid);
     }
 
-    /// The tool has been started, and is under no filter of its own yet.
+    /// Records that the tool has been started and is under no filter of its own yet.
     pub fn tool_started(&self, tool: i32) {
         if let Some(filters) = seccomp_filters(tool) {
             let _ = self.filters.set(filters);
         }
     }
 
-    /// Opens a process. What the tool has started is under the door's own filter, which lets pass what we do; with one more
-    /// of its own it is refused.
+    /// Opens a process.
+    ///
+    /// Descendants of the tool are under the supervisor's filter, which lets Beeline's calls pass.
+    /// A descendant with a further filter of its own is refused.
     fn open(&self, pid: i32) -> Result<Process, Error> {
         self.check_if_confining(pid)?;
         self.check_if_dismissed(pid)?;
@@ -410,7 +430,7 @@ impl Tracees {
         if addresses.is_empty() {
             return Ok(());
         }
-        // What stays of others is laid over.
+        // Leftovers of other sessions are patched over.
         let (Some(target), _) = self.make_target(process) else {
             return Ok(());
         };
@@ -439,7 +459,8 @@ impl Tracees {
                 place,
             };
             unless_changed(|| {
-                // A call that a patch of ours lies over cannot be hooked any more. If it cannot be now, that is told elsewhere.
+                // A system call that a patch of Beeline's overlaps cannot be hooked any more, so
+                // hook calls first. A failure is reported elsewhere.
                 if target.hooks_calls() {
                     let _ = target.hook_calls(&wanted, hold);
                 }
@@ -457,7 +478,7 @@ impl Tracees {
         Ok(())
     }
 
-    /// Attaches links to a process of one thread in one stop, as far as that can be.
+    /// Attaches as many links as possible to a single-threaded process in one stop.
     fn attach_together(&self, target: &mut Target, links: &[&Arc<Uprobe>]) {
         let process = target.process().clone();
         let attach = |stopped: &mut Stopped| {
@@ -469,13 +490,13 @@ impl Tracees {
                 let _ = self.attach_at(target, link, &addresses, &mut Hold::Held(stopped));
             }
         };
-        // Other threads would stand still for what is looked at and written meanwhile.
+        // Other threads would have to stand still while Beeline looks and writes.
         if process.is_single() {
             let _ = process.stopped(attach);
         }
     }
 
-    /// Attaches every link that concerns a process to what it maps now.
+    /// Attaches every link that concerns a process to the files that it maps now.
     fn attach_all_to(&self, process: &Process, stopped: &mut Stopped) -> Result<(), Error> {
         for link in self.links() {
             if link.pid.is_none_or(|only| only == process.pid()) {
@@ -490,16 +511,17 @@ impl Tracees {
         Ok(())
     }
 
-    /// The links that concern functions.
+    /// Returns the links to functions.
     fn links(&self) -> Vec<Arc<Uprobe>> {
         lock(&self.links).values().cloned().collect()
     }
 
-    /// The target that a process is, or is from now on. Before that what killed sessions left is taken out of it; the error is
-    /// [`Self::clear_dead`]'s.
+    /// Returns the target for a process, and makes one if needed. What killed sessions left in the
+    /// process is taken out first; the error is that of [`Self::clear_dead`].
     ///
-    /// A child that was forked from a target has its patched code, and nothing behind it: it begins anew. `None` if this is
-    /// not the time for it: it will ask to be made a target, or has its parent's memory.
+    /// A child that was forked from a target has that target's patched code but nothing behind it,
+    /// so it begins anew. The result is `None` if it is too early for that: the process will ask to
+    /// be made a target, or shares its parent's memory.
     fn make_target(&self, process: &Process) -> (Option<Arc<Mutex<Target>>>, Result<(), Error>) {
         let known = || lock(&self.targets).get(&process.pid()).cloned();
         if let Some(target) = known() {
@@ -518,7 +540,7 @@ impl Tracees {
         let is_time = inherited.all(|presence| {
             let is_abandoned = presence.is_abandoned(process, has_others);
             if is_abandoned {
-                // If it cannot be, attaching says why.
+                // If the removal fails, attaching says why.
                 let _ = presence.remove(process);
             }
             is_abandoned
@@ -541,7 +563,7 @@ impl Tracees {
         target.clone()
     }
 
-    /// Has those who ask find a target by its tag.
+    /// Registers a target by its tag, so that upcalls find it.
     fn tag(&self, target: Target) -> Arc<Mutex<Target>> {
         let (owner, home) = (target.owner(), target.home());
         let process = target.process().clone();
@@ -562,7 +584,8 @@ impl Tracees {
         Target::new(process.clone(), owner, self.shared.clone())
     }
 
-    /// A tag for what a process holds in shared memory, which is freed when it dies.
+    /// Allocates a tag for what a process holds in shared memory. It is freed when the process
+    /// dies.
     fn new_owner(&self, process: &Process) -> u32 {
         let owner = self.next_owner.fetch_add(1, SeqCst);
         if let Some(deaths) = &*lock(&self.deaths) {
@@ -577,14 +600,17 @@ impl Tracees {
         fast_paths.open(&process, || self.new_owner(&process), ip, &self.shared)
     }
 
-    /// A process has died: what others may be waiting for is freed at once, the rest in the next round.
+    /// Handles the death of a process: frees at once what others may be waiting for, and leaves the
+    /// rest to the next round.
     fn died(&self, owner: u32) {
         if !self.free(owner) {
             lock(&self.dead).push(owner);
         }
     }
 
-    /// Frees what a dead process held; false if somebody alive keeps a lock that this needs: to be tried again.
+    /// Frees what a dead process held.
+    ///
+    /// Returns false if a live process keeps a lock that this needs; it has to be tried again.
     fn free(&self, owner: u32) -> bool {
         let caller = MapObject::caller();
         let mut is_done = true;
@@ -594,7 +620,7 @@ impl Tracees {
         for ring in lock(&self.rings).iter().filter_map(Weak::upgrade) {
             ring.release(&|tag| tag == owner);
         }
-        // A slot's next user writes over what the maps know of the dead one.
+        // The next user of a slot overwrites what the maps know of the dead one.
         if is_done {
             for lease in &self.shared.page().leases {
                 let _ = lease.owner.compare_exchange(owner, 0, SeqCst, SeqCst);
@@ -604,7 +630,7 @@ impl Tracees {
     }
 }
 
-/// What the thread that learns of deaths calls.
+/// Returns the callback for the thread that learns of deaths.
 fn told_to(tracees: Weak<Tracees>) -> impl Fn(u32) + Send + 'static {
     move |owner| {
         if let Some(tracees) = tracees.upgrade() {
@@ -614,12 +640,12 @@ fn told_to(tracees: Weak<Tracees>) -> impl Fn(u32) + Send + 'static {
     }
 }
 
-/// The file that a process runs; none if it has ended.
+/// Returns the file that a process runs, or `None` if the process has ended.
 fn program(pid: i32) -> Option<PathBuf> {
     std::fs::read_link(format!("/proc/{pid}/exe")).ok()
 }
 
-/// How many seccomp filters a process is under.
+/// Returns the number of seccomp filters that a process is under.
 fn seccomp_filters(pid: i32) -> Option<u32> {
     let status = proc::status(pid).ok()?;
     status
@@ -630,7 +656,8 @@ fn seccomp_filters(pid: i32) -> Option<u32> {
         .ok()
 }
 
-/// Does what is planned for a process; again, if another session has come or gone since it was planned.
+/// Attempts a planned change to a process, and retries if another session has come or gone since
+/// the plan was made.
 fn unless_changed(mut attempt: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
     // Another session that attaches changes a process several times: its memory, then its code.
     const TRIES: usize = 20;

@@ -12,14 +12,15 @@ use crate::link::{CallLink, FilePlace, Link, Uprobe};
 use crate::program::Program;
 
 impl Runtime {
-    /// Attaches a program; the link is not listed yet.
+    /// Attaches a program. The link is not listed yet.
     pub(super) fn attach_link(
         &self,
         id: Id,
         program: Arc<Program>,
         point: &AttachPoint,
     ) -> Result<Link, Errno> {
-        // Only system calls have a result that can be made up before they are made (`kprobe_override`).
+        // Only system calls have a result that can be made up before they are made
+        // (`kprobe_override`).
         let makes_results = matches!(
             point,
             AttachPoint::SystemCall {
@@ -80,7 +81,7 @@ impl Runtime {
         Ok(Link::Uprobe(uprobe))
     }
 
-    /// The exits of a function whose return address must stay as it is.
+    /// Returns the exits of a function with a return address that must stay as it is.
     fn exits_of(&self, place: &FilePlace) -> Result<Vec<FilePlace>, Errno> {
         let exits = self.shared.files.exits(place);
         let (exits, jumps) = exits.map_err(|error| self.refuse(&error))?;
@@ -106,7 +107,7 @@ impl Runtime {
         Ok(Link::Call(call))
     }
 
-    /// The place in a file that an attach point names, if a program can be attached there.
+    /// Returns the place in a file that an attach point names, if a program can be attached there.
     pub(super) fn place_of(&self, point: &AttachPoint) -> Result<Option<FilePlace>, Errno> {
         match point {
             AttachPoint::Uprobe {

@@ -1,4 +1,4 @@
-//! Which processes a link may concern.
+//! The choice of processes that a link may concern.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -13,18 +13,20 @@ use crate::proc::{self, parent};
 use crate::scope::Scope;
 
 impl Tracees {
-    /// Is the process that the link concerns one that the user named?
+    /// True if the link concerns a process that the user named.
     pub(super) fn named(&self, link: &Uprobe) -> bool {
         link.pid.is_some() || self.is_narrow()
     }
 
-    /// Has the user named the processes that the session may reach?
+    /// True if the user has named the processes that the session may reach.
     pub(super) fn is_narrow(&self) -> bool {
         self.scope != Scope::All
     }
 
-    /// Does something with processes that were named. Of several those where it fails are left out, and told; it is an error if it
-    /// fails in all.
+    /// Does something with each named process.
+    ///
+    /// If there are several, those that fail are left out and reported. It is an error if all of
+    /// them fail.
     pub(super) fn each_named(
         &self,
         pids: &[i32],
@@ -49,7 +51,7 @@ impl Tracees {
         Ok(())
     }
 
-    /// Tells the user of a process that he has named with others; the same once.
+    /// Tells the user, once per message, of a process that was named together with others.
     pub(super) fn tell_left_out(&self, pid: i32, error: &Error) {
         let why = error.to_string();
         if lock(&self.left_out).insert((pid, why.clone())) {
@@ -57,7 +59,7 @@ impl Tracees {
         }
     }
 
-    /// The processes that a link may concern; `only` is the one that it names itself.
+    /// Returns the processes that a link may concern. `only` is the one that the link itself names.
     pub(super) fn candidates_now(&self, only: Option<i32>) -> Vec<i32> {
         if only.is_none() && self.looks_around() {
             lock(&self.processes).list();
@@ -65,7 +67,7 @@ impl Tracees {
         self.candidates(only)
     }
 
-    /// The same, of those that were there at the last look.
+    /// The same, for the processes that were there at the last look.
     pub(super) fn candidates(&self, only: Option<i32>) -> Vec<i32> {
         let (own, tool) = (std::process::id() as i32, self.tool.load(SeqCst));
         let tools = self.descendants.tools();
@@ -83,13 +85,13 @@ impl Tracees {
         found
     }
 
-    /// Does it matter which processes there are?
+    /// True if the session depends on which processes exist.
     pub(super) fn looks_around(&self) -> bool {
         !matches!(self.scope, Scope::Processes(_))
     }
 }
 
-/// How the user is told of a process that he has named with others, and that is left out.
+/// Formats the message about a process that was named together with others and is left out.
 pub fn left_out(pid: i32, why: &str) -> String {
     let comm = proc::text(format!("/proc/{pid}/comm")).unwrap_or_default();
     let name = match comm.trim() {
@@ -99,8 +101,11 @@ pub fn left_out(pid: i32, why: &str) -> String {
     format!("process {pid}{name} is left out: {why}")
 }
 
-/// Have we started it beside the tool: a compiler, or what is about to become one? Not every child of ours is that: to the
-/// first process of a container come all whose parents have ended.
+/// True for a process that Beeline has started beside the tool: a compiler, or a process about to
+/// become one.
+///
+/// Not every child of Beeline is one: the first process of a container adopts all processes that
+/// have lost their parents.
 pub(super) fn is_part_of_us(pid: i32) -> bool {
     let own = std::process::id() as i32;
     let is_compiler = |file: &PathBuf| {

@@ -1,4 +1,5 @@
-//! Processes that put themselves under a seccomp filter: it may kill them for a system call of ours, so they are let go before.
+//! Processes that put themselves under a seccomp filter. The filter may kill them for a system call
+//! of Beeline's, so they are let go before it is installed.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -17,14 +18,17 @@ use crate::error::Error;
 use crate::liveness::SessionId;
 use crate::target::Target;
 
-/// How long a process that was let go gets to install its filter. From then on the kernel says that it is under one.
+/// The time that a process that was let go gets to install its filter. After that the kernel says
+/// that it is under one.
 const LEFT_ALONE: Duration = Duration::from_secs(1);
-/// Bytes of a `syscall` instruction.
+/// The length of a `syscall` instruction in bytes.
 const SYSCALL_LEN: u64 = 2;
 
 impl Tracees {
-    /// Lets a process go whose filter would not let our own calls pass. The thread that asks makes its call anew then, where nothing of
-    /// ours is any more.
+    /// Lets a process go if its filter would not let Beeline's own calls pass.
+    ///
+    /// The thread that asks then makes its call again, at an address where nothing of Beeline's is
+    /// left.
     pub(super) fn before_filter(&self, pid: i32, target: &Arc<Mutex<Target>>, request: &Request) {
         let process = lock(target).process().clone();
         if process.pid() != pid || self.check_if_confining(pid).is_err() {
@@ -53,7 +57,7 @@ impl Tracees {
         }
     }
 
-    /// Fails for a process that was let go for that a moment ago.
+    /// Fails for a process that was let go for a filter a moment ago.
     pub(super) fn check_if_confining(&self, pid: i32) -> Result<(), Error> {
         let mut confined = lock(&self.confined);
         confined.retain(|_, since| since.elapsed() < LEFT_ALONE);
@@ -74,7 +78,7 @@ impl Tracees {
         let tid = thread_that_asks(process, request)?;
         let own = SessionId::own();
         let outcome = {
-            // Nobody else attaches to it meanwhile.
+            // The lock keeps others from attaching to it meanwhile.
             let _target = lock(target);
             let present = detach::presences(process)?;
             let mut ours = present.iter().filter(|presence| presence.session == own);
@@ -88,18 +92,19 @@ impl Tracees {
     }
 }
 
-/// The registers of a call that a thread says it is about to make. What it says counts for itself only.
+/// Returns the registers of a call that a thread says it is about to make. The claim affects only
+/// that thread.
 fn registers_at(process: &Process, address: u64) -> Option<PtRegs> {
     let mut bytes = [0; size_of::<PtRegs>()];
     process.read_memory(address, &mut bytes).ok()?;
-    // SAFETY: numbers only, for which all bytes are good.
+    // SAFETY: `PtRegs` consists of integers, for which any bytes are valid.
     Some(unsafe { bytes.as_ptr().cast::<PtRegs>().read_unaligned() })
 }
 
-/// Would the filter that this call installs harm a process that does something for us?
+/// True if the filter that this call installs would harm a process that does something for Beeline.
 fn harms_us(process: &Process, regs: &PtRegs) -> bool {
     let is_prctl = regs.orig_ax == libc::SYS_prctl as u64;
-    // `prctl` counts the modes from 1 on, as the kernel names them; `seccomp` has operations.
+    // `prctl` counts the modes from 1, as the kernel names them; `seccomp` has operations.
     let (is_strict, filter) = match is_prctl {
         true => (regs.si == u64::from(libc::SECCOMP_MODE_STRICT), regs.dx),
         false => (regs.di == u64::from(libc::SECCOMP_SET_MODE_STRICT), regs.dx),
@@ -108,7 +113,8 @@ fn harms_us(process: &Process, regs: &PtRegs) -> bool {
         || confine::filter_at(process, filter).is_some_and(|filter| !confine::lets_us_pass(&filter))
 }
 
-/// The registers of a thread that is to make a call which it has begun: at the instruction.
+/// Returns the registers for a thread that is to make again a call that it has begun: it stands at
+/// the instruction.
 fn before_call(now: &user_regs_struct, call: &PtRegs) -> user_regs_struct {
     user_regs_struct {
         r15: call.r15,
@@ -126,7 +132,7 @@ fn before_call(now: &user_regs_struct, call: &PtRegs) -> user_regs_struct {
         rdx: call.dx,
         rsi: call.si,
         rdi: call.di,
-        // No call is to be made once more.
+        // The kernel is not to restart a call.
         orig_rax: u64::MAX,
         rip: call.ip.wrapping_sub(SYSCALL_LEN),
         rsp: call.sp,

@@ -1,6 +1,9 @@
-//! What the tool has started, and what that has started since. A process stays a descendant when its parent has ended, as a
-//! daemon's has: it is known from when it was forked or first looked at. Some descendants make eBPF calls: tools, that something else has
-//! started, as `timeout` does.
+//! The tool's descendants: the processes that it has started, and those that they have started
+//! since.
+//!
+//! A process stays a descendant after its parent has ended, as with a daemon. It is known from the
+//! moment it is forked or first looked at. Some descendants make eBPF calls: they are tools that
+//! something else has started, as `timeout` does.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -8,27 +11,28 @@ use std::sync::Mutex;
 use super::lock;
 use crate::proc::{Stat, start_time};
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Descendants {
-    /// When each member started, in clock ticks since boot: a number is used again.
+    /// The start time of each member in clock ticks since boot, because process ids are reused.
     members: Mutex<BTreeMap<i32, u64>>,
-    /// Those that make eBPF calls, likewise.
+    /// The members that make eBPF calls, likewise.
     tools: Mutex<BTreeMap<i32, u64>>,
-    /// Who has become a member since it was last asked.
+    /// Processes that have become members since this list was last taken.
     new: Mutex<Vec<i32>>,
 }
 
-/// Process trees are shallow; the bound keeps a race with a parent's end from going round.
+/// Process trees are shallow; the bound keeps a race with a parent's end from looping.
 const DEEPEST: usize = 64;
 
 impl Descendants {
-    /// Is `pid` a descendant of `ancestor`, or has it been found to be one before?
+    /// True if `pid` is a descendant of `ancestor`, or has been found to be one before.
     pub fn has(&self, pid: i32, ancestor: i32) -> bool {
         self.is_member(pid, ancestor) == Some(true)
     }
 
-    /// As [`Self::has`]; nothing if it, or one that it descends from, cannot be looked at, or has just ended.
+    /// As [`Self::has`], but `None` if the process or one of its ancestors cannot be looked at or
+    /// has just ended.
     pub fn is_member(&self, pid: i32, ancestor: i32) -> Option<bool> {
         let mut line = Vec::new();
         let mut current = pid;
@@ -57,7 +61,7 @@ impl Descendants {
         lock(&self.members).extend(line);
     }
 
-    /// `parent`, which may have ended since, has forked `child`.
+    /// Records that `parent`, which may have ended since, has forked `child`.
     pub fn inherit(&self, child: i32, parent: i32) {
         let mut members = lock(&self.members);
         if members.contains_key(&parent)
@@ -68,12 +72,12 @@ impl Descendants {
         }
     }
 
-    /// Who has become a member since this was last called.
+    /// Returns the processes that have become members since the last call.
     pub fn take_new(&self) -> Vec<i32> {
         std::mem::take(&mut lock(&self.new))
     }
 
-    /// A process that is known to be a descendant makes eBPF calls.
+    /// Records that a known descendant makes eBPF calls.
     pub fn add_tool(&self, pid: i32) {
         if let Some(start) = start_time(pid) {
             self.admit(vec![(pid, start)]);
@@ -81,19 +85,19 @@ impl Descendants {
         }
     }
 
-    /// Those that make eBPF calls.
+    /// Returns the members that make eBPF calls.
     pub fn tools(&self) -> Vec<i32> {
         let tools = lock(&self.tools);
         let there = tools.iter().filter(|(pid, start)| lives(**pid, **start));
         there.map(|(pid, _)| *pid).collect()
     }
 
-    /// All that are known.
+    /// Returns all known members.
     pub fn members(&self) -> Vec<i32> {
         lock(&self.members).keys().copied().collect()
     }
 
-    /// Forgets who has ended, but for those who may have children yet that nobody has seen.
+    /// Forgets processes that have ended, except those that may have children not seen yet.
     pub fn forget_ended(&self, is_remembered: impl Fn(i32) -> bool) {
         lock(&self.members).retain(|pid, start| lives(*pid, *start) || is_remembered(*pid));
         lock(&self.tools).retain(|pid, start| lives(*pid, *start));
@@ -143,7 +147,7 @@ mod tests {
         assert!(!strangers.has(orphan, me), "nobody knows its parent");
         descendants.forget_ended(|_| false);
         assert!(descendants.has(orphan, me));
-        // SAFETY: `sleep`, which this test has started and nobody has waited for.
+        // SAFETY: the pid is that of `sleep`, which this test started and nobody has waited for.
         unsafe { libc::kill(orphan, libc::SIGKILL) };
         while Stat::of(orphan).is_some_and(|stat| !stat.has_ended()) {
             std::thread::yield_now();

@@ -1,4 +1,5 @@
-//! Processes that `beeline detach` has taken a session out of while it runs: it leaves them alone.
+//! Processes that `beeline detach` has taken a running session out of. The session leaves them
+//! alone.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -7,14 +8,14 @@ use crate::error::Error;
 use crate::proc::{start_time, text};
 
 impl Tracees {
-    /// Is this a process that the session was taken out of, or is being?
+    /// True if the session was taken out of this process, or is being taken out.
     pub(super) fn is_dismissed(&self, pid: i32) -> bool {
         self.note_dismissals();
         let since = lock(&self.dismissed).get(&pid).copied();
         since.is_some_and(|since| since == start_time(pid))
     }
 
-    /// Fails for such a process.
+    /// Fails for a process that the session was taken out of.
     pub(super) fn check_if_dismissed(&self, pid: i32) -> Result<(), Error> {
         match self.is_dismissed(pid) {
             true => Err(Error::Target {
@@ -25,15 +26,15 @@ impl Tracees {
         }
     }
 
-    /// Forgets those that have ended.
+    /// Forgets processes that have ended.
     pub(super) fn forget_dismissed(&self) {
         lock(&self.dismissed).retain(|pid, since| *since == start_time(*pid));
     }
 
-    /// Keeps in mind, and tells, what the session has been told of.
+    /// Records the dismissals that have been posted to the session, and tells the user.
     pub(super) fn note_dismissals(&self) {
         for slot in &self.shared.page().dismissed {
-            // Mostly there is nothing, and the page is not to be written to.
+            // Mostly there is nothing; the page should not be written to then.
             if slot.load(SeqCst) == 0 {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The end of a session: every process is left as it was, and what went wrong meanwhile is told.
+//! The end of a session: every process is restored, and whatever went wrong is reported.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -10,15 +10,15 @@ use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
 
-/// Looks for what a session has left behind.
+/// The number of times that the session looks for what it has left behind.
 const LOOKS: usize = 8;
-/// How long our threads are waited for: one may be looking through the code of a big program,
+/// The longest wait for Beeline's threads. One may be scanning the code of a big program.
 const LONGEST: Duration = Duration::from_secs(20);
-/// and how often.
+/// The pause between two checks whether a thread has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl Tracees {
-    /// Leaves every process as it was, and their children that inherited our memory.
+    /// Restores every process, including children that inherited Beeline's memory.
     pub fn close(&self) {
         if self.stop.swap(true, SeqCst) {
             return;
@@ -83,7 +83,7 @@ impl Tracees {
         }
     }
 
-    /// Nobody is waited for any more.
+    /// Gives up every wait for a process.
     fn give_up_all(&self) {
         for waits in [&self.execs, &self.starting] {
             let waits = lock(waits);
@@ -93,15 +93,18 @@ impl Tracees {
         }
     }
 
-    /// For a wait that has been noted: as [`Self::give_up_all`], if that has been done.
+    /// Gives up a wait that has just been registered, if the session ends. See
+    /// [`Self::give_up_all`].
     pub(super) fn give_up_at_the_end(&self, given_up: &AtomicBool) {
         if self.stop.load(SeqCst) {
             given_up.store(true, SeqCst);
         }
     }
 
-    /// Waits for one of our threads. Each of its waits for a target has an end; should the kernel keep it in yet another, it
-    /// ends with us.
+    /// Waits for one of Beeline's threads.
+    ///
+    /// Each wait of such a thread for a target has an end. Should the kernel keep it in another
+    /// wait, it ends with Beeline.
     fn join(&self, thread: JoinHandle<()>, deadline: Instant) {
         while !thread.is_finished() {
             if Instant::now() > deadline {
@@ -117,12 +120,12 @@ impl Tracees {
         let _ = thread.join();
     }
 
-    /// Leaves every process, forked children too; and takes out sessions that ended while ours lay over what they had
-    /// hooked.
+    /// Leaves every process and its forked children. Also takes out sessions that ended while this
+    /// session's patches lay over what they had hooked.
     fn detach_all(&self) {
         let own = SessionId::own();
         let (mut failed, mut told) = (BTreeSet::new(), BTreeSet::new());
-        // A process that forks meanwhile leaves a child that is found by the next look.
+        // A process that forks meanwhile leaves a child, which the next look finds.
         for _ in 0..LOOKS {
             let mut found = detach::everywhere();
             let ours: BTreeSet<i32> = found
@@ -155,7 +158,8 @@ impl Tracees {
                 }
             }
         }
-        // Once more what could not be looked at, or was not left for a reason that may have gone.
+        // Retry processes that could not be looked at, or that were not left for a reason that may
+        // have gone.
         for pid in detach::holders(own).difference(&told) {
             if let Err(error) = detach::detach_own(*pid, own) {
                 self.tell_why_not_left(*pid, &error);
@@ -163,8 +167,9 @@ impl Tracees {
         }
     }
 
-    /// Has the threads block SIGTRAP again that did so when the session came. A process that cannot be held any more has ended, or
-    /// goes on well without.
+    /// Makes the threads block SIGTRAP again that did so when the session came.
+    ///
+    /// A process that cannot be held any more has ended, or goes on well without this.
     fn block_traps_again(&self, pid: i32) {
         let unblocked = self.shared.take_unblocked(pid);
         if unblocked.is_empty() {

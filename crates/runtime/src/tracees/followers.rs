@@ -1,7 +1,8 @@
 //! Threads that each follow a process to its next program, and then the next process.
 //!
-//! What a thread traces is its own, and a process may take long to get there, so each needs one for itself. Starting a
-//! thread costs more than most of what it does.
+//! A tracee belongs to the thread that traces it, and a process may take long to get to its next
+//! program, so each process needs a thread of its own. The threads are kept because starting one
+//! costs more than most of what it does.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -13,21 +14,21 @@ use super::lock;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// What is to be done, and by what the thread that does it is reached for more.
+/// Work for a thread, and the channel by which that thread gets its next work.
 struct Job {
     work: Work,
     sender: Sender<Job>,
 }
 
-/// Those threads.
+/// The threads that follow processes.
 #[derive(Debug)]
 pub(super) struct Followers {
-    /// How those are reached that have nothing to do; nothing when no more is to be done.
+    /// The channels of idle threads. `None` when no more work is to be done.
     idle: Mutex<Option<Vec<Sender<Job>>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The most threads that are kept with nothing to do.
+/// The most idle threads that are kept.
 const MOST_IDLE: usize = 8;
 
 impl Default for Followers {
@@ -40,7 +41,8 @@ impl Default for Followers {
 }
 
 impl Followers {
-    /// Has one of the threads do this, which may leave it holding what it traces.
+    /// Runs `work` on one of the threads. The thread may still hold what it traces when `work`
+    /// returns.
     pub fn follow(self: &Arc<Self>, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut work: Work = Box::new(work);
         while let Some(sender) = self.idle() {
@@ -50,7 +52,7 @@ impl Followers {
             };
             match sender.send(job) {
                 Ok(()) => return Ok(()),
-                // It has panicked.
+                // The thread has panicked.
                 Err(SendError(job)) => work = job.work,
             }
         }
@@ -63,7 +65,7 @@ impl Followers {
         let thread = std::thread::Builder::new()
             .name("beeline-exec".into())
             .spawn(move || all.work(&jobs))?;
-        // The thread has just been started, and takes what is sent.
+        // The thread has just been started and takes what is sent.
         let _ = sender.send(job);
         let mut threads = lock(&self.threads);
         threads.retain(|thread| !thread.is_finished());
@@ -71,7 +73,7 @@ impl Followers {
         Ok(())
     }
 
-    /// Has the threads end when all is done that has been begun, and gives them.
+    /// Makes the threads end when all work that has begun is done, and returns them.
     pub fn end(&self) -> Vec<JoinHandle<()>> {
         *lock(&self.idle) = None;
         std::mem::take(&mut *lock(&self.threads))

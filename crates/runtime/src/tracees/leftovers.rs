@@ -1,4 +1,5 @@
-//! What killed sessions have left in processes: it is taken out before anything of this session comes there.
+//! Leftovers of killed sessions. They are taken out of a process before anything of this session is
+//! put there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,29 +11,32 @@ use crate::detach::{Presence, presences};
 use crate::error::Error;
 use crate::liveness::SessionId;
 
-/// How long something that could not be taken out is left alone.
+/// How long leftovers that could not be taken out are left alone.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// What has come of it.
+/// The outcome of the clearing so far.
 #[derive(Default)]
 pub(super) struct Cleared {
-    /// What the user has not been told of yet: processes, each with the session that was there and its tool.
+    /// Cleared processes that the user has not been told of yet, each with the session that was
+    /// there and its tool.
     untold: Vec<(i32, SessionId, String)>,
-    /// How many of those there were at the last look.
+    /// The length of `untold` at the last look.
     seen: usize,
-    /// What could not be taken out: when it was tried, and why.
+    /// Leftovers that could not be taken out: when it was tried, and why it failed.
     failures: BTreeMap<(i32, SessionId), (Instant, String)>,
 }
 
 impl Tracees {
-    /// Takes out of a process what killed sessions have left there. The error is of one that stays and has hooked system calls,
-    /// which are for one session at a time; probes are laid over whatever else stays.
+    /// Takes out of a process what killed sessions have left there.
+    ///
+    /// The error is that of a session that stays and has hooked system calls, which only one
+    /// session at a time can do. Probes are laid over whatever else stays.
     pub(super) fn clear_dead(&self, process: &Process) -> Result<(), Error> {
         let _alone = lock(&self.making);
         self.clear_all(process, &presences(process)?)
     }
 
-    /// As [`Self::clear_dead`], among these, for who does it alone.
+    /// As [`Self::clear_dead`], for the given presences. The caller holds `making`.
     pub(super) fn clear_all(&self, process: &Process, present: &[Presence]) -> Result<(), Error> {
         let mut outcome = Ok(());
         for dead in present.iter().filter(|one| !one.is_live) {
@@ -77,7 +81,9 @@ impl Tracees {
         }
     }
 
-    /// Tells the user what was cleared, if there was nothing more since the last look, or will be: for all processes in one line.
+    /// Tells the user, in one line for all processes, what was cleared.
+    ///
+    /// It waits until a look finds nothing more, or until `is_last`.
     pub(super) fn tell_cleared(&self, is_last: bool) {
         let mut cleared = lock(&self.cleared);
         let count = cleared.untold.len();

@@ -1,5 +1,7 @@
-//! Processes that are no targets yet and open a file in which functions are probed: as root, the kernel holds them until they are targets. So
-//! what a program does that lives for a moment, and a library that is loaded for one, is seen from the first instruction on.
+//! Processes that are no targets yet and open a file in which functions are probed.
+//!
+//! If Beeline is root, the kernel holds such processes until they are targets. A session then sees
+//! short-lived programs and libraries from their first instruction on.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,23 +21,24 @@ use crate::retry_open;
 use crate::scope::Scope;
 use crate::target::Hold;
 
-/// How long an open is held at most,
+/// The longest time that an open is held.
 const LONGEST: Duration = Duration::from_millis(200);
-/// and how long a program is then waited for that is to be run.
+/// The longest wait for a process that is to run a program, after its open is let go.
 const LONGEST_EXEC: Duration = Duration::from_secs(1);
-/// Between two looks at those that are held, and at whether somebody has stopped us.
+/// The interval at which held opens, and a possible stop of Beeline, are checked.
 const LOOK: Duration = Duration::from_millis(20);
-/// Descriptors that are left to others: each open that is held takes one, and fails if there is none.
+/// Descriptors that are left for other uses. Each held open takes a descriptor and fails if there
+/// is none.
 const DESCRIPTORS_LEFT: u64 = 512;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct Openers {
     gate: Option<Gate>,
-    /// As long as opens are held: should Beeline be stopped, it first lets them pass.
+    /// Present while opens are held: if Beeline is stopped, it first lets them pass.
     holding: Option<Held>,
     thread: Option<JoinHandle<()>>,
-    /// It could not be done, and the user knows.
+    /// True once holding has failed; the user knows.
     has_failed: bool,
 }
 
@@ -43,12 +46,13 @@ pub(super) struct Openers {
 struct Waiting {
     since: Instant,
     open: Weak<HeldOpen>,
-    /// To be set when its program is not waited for any more.
+    /// Set when its program is not waited for any more.
     given_up: Arc<AtomicBool>,
 }
 
 impl Waiting {
-    /// Lets it go on if it has waited for too long; false if there is nothing more to be done.
+    /// Lets the process go on if it has waited too long. Returns false if nothing more is to be
+    /// done.
     fn look(&self) -> bool {
         let waited = self.since.elapsed();
         let is_over = waited > LONGEST || holds().are_to_end();
@@ -63,7 +67,8 @@ impl Waiting {
 }
 
 impl Tracees {
-    /// Holds those who open the files that are sought in all processes now, and no others.
+    /// Holds processes that open one of the files that are now sought in all processes, and no
+    /// others.
     pub(super) fn hold_openers(self: &Arc<Self>) {
         let links = self.links();
         let is_sought =
@@ -80,7 +85,8 @@ impl Tracees {
         }
     }
 
-    /// An error is given once; from then on nothing is held.
+    /// Sets the files whose opens are held. An error is returned once; from then on nothing is
+    /// held.
     fn hold_opens_of(self: &Arc<Self>, files: &BTreeMap<Inode, &Path>) -> std::io::Result<()> {
         let mut openers = lock(&self.openers);
         let is_idle = files.is_empty() && openers.gate.is_none();
@@ -124,13 +130,16 @@ impl Tracees {
         Ok(())
     }
 
-    /// At the session's end nobody is held any more when the thread has ended that this gives.
+    /// Stops holding opens at the session's end. When the returned thread has ended, no process is
+    /// held any more.
     pub(super) fn let_openers_pass(&self) -> Option<JoinHandle<()>> {
         std::mem::take(&mut *lock(&self.openers)).thread
     }
 
-    /// Until the session ends: has those who are held become targets. This thread opens no file that may be probed, and waits for no
-    /// lock under which another one may.
+    /// Makes held processes targets until the session ends.
+    ///
+    /// This thread opens no file that may be probed, and takes no lock under which another thread
+    /// may open one.
     fn attend_openers(self: &Arc<Self>, opens: &Opens) {
         let own = std::process::id() as i32;
         let mut waiting = Vec::<Waiting>::new();
@@ -147,7 +156,7 @@ impl Tracees {
             .for_each(|one| one.given_up.store(true, SeqCst));
     }
 
-    /// Has another thread see to one who is held.
+    /// Hands one held open to another thread.
     fn attend_open(self: &Arc<Self>, pid: i32, open: HeldOpen) -> Option<Waiting> {
         let open = Arc::new(open);
         let waiting = Waiting {
@@ -157,7 +166,7 @@ impl Tracees {
         };
         let (tracees, given_up) = (self.clone(), waiting.given_up.clone());
         let work = move || {
-            // If it may not be traced, that is told when it maps the file.
+            // If the process may not be traced, that is reported when it maps the file.
             let _ = match (tracees.is_to_come(pid), open.is_exec()) {
                 (false, _) => Ok(()),
                 (true, true) => tracees.follow_opener(pid, &open, given_up),
@@ -168,7 +177,7 @@ impl Tracees {
         Some(waiting)
     }
 
-    /// Is a process one that is to be a target, and is not yet, nor about to be?
+    /// True if a process is to be a target, and is neither one yet nor about to be.
     fn is_to_come(&self, pid: i32) -> bool {
         let tool = self.tool.load(SeqCst);
         let is_ours = pid == std::process::id() as i32
@@ -182,11 +191,12 @@ impl Tracees {
             return false;
         }
         let target = lock(&self.targets).get(&pid).cloned();
-        // One that is being worked on tells what it maps, or is about to.
+        // A target that is being worked on reports what it maps, or is about to.
         target.is_none_or(|target| target.try_lock().is_ok_and(|target| !target.follows()))
     }
 
-    /// Makes a process a target that says what it maps from now on, if it opens the file to map it.
+    /// Makes a process a target that reports what it maps from now on, if it opens the file to map
+    /// it.
     fn come_to_opener(self: &Arc<Self>, pid: i32, open: Arc<HeldOpen>) -> Result<(), Error> {
         if !is_loading(pid, open.tid()) {
             return Ok(());
@@ -228,7 +238,8 @@ impl Tracees {
     }
 }
 
-/// Is a thread that waits in an open in its process's loader, and not in a program that reads the file?
+/// True if a thread waits in an open of its process's loader, and not of a program that reads the
+/// file.
 fn is_loading(pid: i32, tid: i32) -> bool {
     let Some(ip) = proc::ip_in_call(pid, tid) else {
         return false;
@@ -239,7 +250,7 @@ fn is_loading(pid: i32, tid: i32) -> bool {
     name.is_some_and(|name| name.as_encoded_bytes().starts_with(b"ld"))
 }
 
-/// The kernel gives us the lowest number that is free.
+/// The kernel hands out the lowest number that is free.
 fn are_descriptors_left() -> bool {
     use rustix::process::{Resource, getrlimit};
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

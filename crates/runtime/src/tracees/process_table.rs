@@ -1,7 +1,9 @@
-//! All processes of the machine, as they are looked at time and again: who is new, who runs another program, and who is of the tool's family.
+//! The table of all processes of the machine, refreshed time and again: which are new, which run
+//! another program, and which are the tool's descendants.
 //!
-//! There may be thousands, most of which sleep for days. So of a process that is not new the program is read at one look in ten only, what
-//! is known of its descent is kept, and on a machine with very many the looks are further apart.
+//! There may be thousands of processes, and most of them sleep for days. So the program of a
+//! process that is not new is read in only one look out of ten, known descents are kept, and on a
+//! machine with very many processes the looks are further apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,34 +15,37 @@ use rustix::time::{ClockId, clock_gettime};
 use super::program;
 use crate::proc::start_time;
 
-/// How long a process is new, and looked at each time: it may yet run another program, and load its libraries.
+/// How long a process counts as new and is examined at each look. It may yet run another program
+/// and load its libraries.
 pub(super) const YOUTH: Duration = Duration::from_secs(2);
-/// Of older processes one in so many is looked at each time.
+/// One in this many older processes is examined at each look.
 const TURNS: u32 = 10;
-/// Looks take at most one part in so many of a CPU's time,
+/// Looks take at most one part in this many of a CPU's time.
 const SHARE: u32 = 20;
-/// but are no further apart than this.
+/// The longest pause between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(super) struct ProcessTable {
     known: BTreeMap<i32, Entry>,
     looks: u32,
     /// When the last look began, and how long to wait from then on.
     last: Option<(Instant, Duration)>,
-    /// The tool whose family it is of which is known who belongs to it, and the others that make eBPF calls.
+    /// The tool that the known descents refer to, and the other descendants that make eBPF calls.
     tools: (i32, Vec<i32>),
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Of its directory in `/proc`. Another process with the same number has another one, and the kernel may give a process a new one.
+    /// The inode of its directory in `/proc`. Another process with the same number has another
+    /// inode, and the kernel may give a process a new one.
     inode: u64,
-    /// In clock ticks since boot. Nothing if it could not be read, or has not been yet.
+    /// Start time in clock ticks since boot. `None` if it could not be read or has not been read
+    /// yet.
     start: Option<u64>,
     program: Program,
-    /// When it was first seen with its program.
+    /// When the process was first seen with its program.
     since: Instant,
     is_descendant: Option<bool>,
 }
@@ -48,12 +53,13 @@ struct Entry {
 #[derive(Debug, PartialEq, Eq)]
 enum Program {
     NotRead,
-    /// It has none if it is a thread of the kernel's, or may not be looked at.
+    /// The program's path. `None` for a kernel thread or a process that may not be examined.
     Read(Option<PathBuf>),
 }
 
 impl ProcessTable {
-    /// Looks who is there, unless that was done a moment ago, as moments are with so many of them; false then.
+    /// Refreshes the table and returns true, unless it was refreshed a moment ago. The more
+    /// processes there are, the longer that moment is.
     pub fn look(&mut self) -> bool {
         let begin = Instant::now();
         let is_early = |(last, pause): (Instant, Duration)| begin.duration_since(last) < pause;
@@ -75,24 +81,24 @@ impl ProcessTable {
         true
     }
 
-    /// All of them.
+    /// Returns the ids of all processes.
     pub fn pids(&self) -> Vec<i32> {
         self.known.keys().copied().collect()
     }
 
-    /// Those that are new, or have begun to run another program, since a moment.
+    /// Returns the processes that were recently new or began to run another program.
     pub fn young(&self) -> BTreeSet<i32> {
         let now = Instant::now();
         let young = self.known.iter().filter(|(_, one)| one.is_young(now));
         young.map(|(pid, _)| *pid).collect()
     }
 
-    /// These have been found to run other programs, which may be of the same names.
+    /// Marks processes that were found to run other programs, possibly with the same names.
     pub fn renew(&mut self, pids: &[i32]) {
         self.change(pids, |entry| entry.since = Instant::now());
     }
 
-    /// Whether these are descendants is to be asked anew.
+    /// Forgets whether these processes are descendants, so that it is asked anew.
     pub fn doubt(&mut self, pids: &[i32]) {
         self.change(pids, |entry| entry.is_descendant = None);
     }
@@ -103,8 +109,10 @@ impl ProcessTable {
         }
     }
 
-    /// All that are descendants of a tool, as `is_descendant` says of those of whom it is not known yet. The others that make eBPF calls may
-    /// make members of whom nobody knew.
+    /// Returns all descendants of a tool. `is_descendant` decides for processes that are not known
+    /// yet.
+    ///
+    /// The other descendants that make eBPF calls may make members that nobody knew of.
     pub fn descendants(
         &mut self,
         (tool, others): (i32, &[i32]),
@@ -126,7 +134,7 @@ impl ProcessTable {
         found
     }
 
-    /// Finds who has come and who is gone.
+    /// Finds processes that have come or gone.
     pub fn list(&mut self) {
         let now = Instant::now();
         let (entries, is_whole) = entries();
@@ -174,13 +182,14 @@ impl Entry {
     }
 }
 
-/// Of this thread.
+/// Returns the CPU time of this thread.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// The processes in `/proc`, with their directories' inodes; and whether that is all of them.
+/// Returns the processes in `/proc` with the inodes of their directories, and true if the list is
+/// complete.
 fn entries() -> (BTreeMap<i32, u64>, bool) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut found = BTreeMap::new();
@@ -256,7 +265,7 @@ mod tests {
         let mut table = ProcessTable::default();
         table.list();
         let me = std::process::id() as i32;
-        // Of others, as processes come all the time, nothing is known.
+        // Nothing is known of the other processes, since new ones come all the time.
         let asked = Cell::new(0);
         let is_descendant = |pid| {
             asked.set(asked.get() + u32::from(pid == me));
@@ -273,7 +282,7 @@ mod tests {
         // There is another tool.
         assert_eq!(descendants(&mut table, &[2]), 1);
         assert_eq!(descendants(&mut table, &[2]), 0);
-        // The number is another process's.
+        // The number belongs to another process.
         table.known.get_mut(&me).unwrap().inode ^= 1;
         table.list();
         assert_eq!(descendants(&mut table, &[2]), 1);

@@ -1,4 +1,5 @@
-//! Programs that gain rights when they are run: the kernel gives them none while their process is traced, so they are not followed.
+//! Programs that gain rights when they are run. The kernel grants none to a traced process, so
+//! these are not followed.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,12 +13,14 @@ use beeline_inject::Process;
 use super::{Tracees, lock};
 use crate::rights::{self, Called};
 
-/// How long a look at a program may take: its file may be on a server that does not answer.
+/// The longest look at a program. Its file may be on a server that does not answer.
 const LONGEST: Duration = Duration::from_millis(500);
 
 impl Tracees {
-    /// Would the program that a process is about to run have rights without us that it does not have if it is followed? What the process says
-    /// of it need not be true, or not for long: at worst the program runs without rights, or is not followed.
+    /// True if the program that a process is about to run would lose rights by being followed.
+    ///
+    /// What the process says of the program need not be true, or not for long. At worst the program
+    /// runs without rights, or is not followed.
     pub(super) fn gains_rights(
         self: &Arc<Self>,
         process: &Process,

@@ -1,4 +1,5 @@
-//! Looking around, ten times a second: for processes that have ended, for new ones, and for what targets need now and then.
+//! The periodic rounds, ten times a second: they look for processes that have ended, for new ones,
+//! and for whatever targets need now and then.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::SeqCst;
@@ -18,17 +19,19 @@ use crate::scope::Scope;
 use crate::target::Hold;
 use crate::target::Target;
 
-/// How often processes are looked at: for their end, and for new ones that a link is to tracees.
+/// The interval at which processes are checked for their end, and at which new ones are sought.
 const ROUND: Duration = Duration::from_millis(100);
-/// Every so many rounds it is looked for threads that have ended, and for those that sleep in a call that nobody has seen.
+/// The number of rounds between two searches for threads that have ended and for threads that sleep
+/// in a call that nobody has seen.
 const SECOND: u32 = 10;
 /// How long a process that could not be attached to is left alone.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long a target that has ended is remembered: a child that it forked asks at its first instruction.
+/// How long a target that has ended is remembered. A child that it forked makes its upcall at its
+/// first instruction.
 const REMEMBERED: Duration = Duration::from_secs(2);
 
 impl Tracees {
-    /// Until the session ends: looks for processes that have died, and for new ones.
+    /// Looks for new processes and for processes that have died, until the session ends.
     pub(super) fn watch(self: &Arc<Self>) {
         let mut round = 0u32;
         while !self.stop.load(SeqCst) {
@@ -74,14 +77,14 @@ impl Tracees {
         }
     }
 
-    /// Looks which processes there are. Returns those that are new, and whether it was time to look.
+    /// Refreshes the process table. Returns the new processes, and true if it was time to look.
     fn look_around(&self) -> (BTreeSet<i32>, bool) {
         let mut processes = lock(&self.processes);
         let has_looked = processes.look();
         (processes.young(), has_looked)
     }
 
-    /// Has whoever starts a process know what is sought in those that come.
+    /// Publishes what is sought, for the code that starts processes.
     pub(super) fn say_what_is_sought(&self) {
         let (mut sought, is_wide) = (0, self.scope == Scope::All);
         if is_wide && !lock(&self.calls).is_empty() {
@@ -93,8 +96,10 @@ impl Tracees {
         self.shared.page().seeks.store(sought, SeqCst);
     }
 
-    /// The processes that a link may still have to be attached to. Of all processes that is only young ones: what an
-    /// old one loads later is found only if it is one that was named.
+    /// Returns the processes that a link may still have to be attached to.
+    ///
+    /// If the scope is all processes, only young ones are returned: what an old process loads later
+    /// is found only if it was named.
     fn wanting(&self, links: &[Arc<Uprobe>], young: &BTreeSet<i32>) -> BTreeSet<i32> {
         let of_link = |link: &Arc<Uprobe>| {
             let named = self.named(link);
@@ -103,7 +108,7 @@ impl Tracees {
                 .filter(move |pid| named || young.contains(pid))
         };
         match self.scope {
-            // All the same for every link that does not name a process itself.
+            // The same processes for every link that does not name a process itself.
             Scope::All => {
                 let mut rest = links.iter().filter(|link| link.pid.is_none());
                 let named = links.iter().filter_map(|link| link.pid);
@@ -122,7 +127,7 @@ impl Tracees {
         }
     }
 
-    /// Looks whether a process maps files by now, or anew, that links are to be attached in.
+    /// Attaches links to files that a process has mapped since the last look.
     pub(super) fn revisit(self: &Arc<Self>, pid: i32, links: &[Arc<Uprobe>]) {
         let concerns = |link: &&Arc<Uprobe>| {
             link.pid.is_none_or(|only| only == pid) && !self.has_failed_lately(pid, link.id)
@@ -136,7 +141,7 @@ impl Tracees {
             let mut target = lock(target);
             target.forget_unmapped();
             if let Ok(regions) = target.process().regions() {
-                // The common case by far, and it costs nothing: all that is there is hooked.
+                // By far the most common case, and it is cheap: everything that is there is hooked.
                 let is_missing = |target: &Target, link: &Uprobe| {
                     let mut addresses = link.addresses(&regions).into_iter();
                     addresses.any(|(address, _)| !target.runs_at(address, link.id))
@@ -156,12 +161,14 @@ impl Tracees {
         }
     }
 
-    /// Attaches a link to a process that may map the file by now. What fails is told once, for a process that was named.
+    /// Attaches a link to a process that may map the file by now. A failure is reported once, if
+    /// the process was named.
     fn try_again(self: &Arc<Self>, pid: i32, link: &Arc<Uprobe>) {
         let Err(error) = self.attach_process(pid, link) else {
             return;
         };
-        // Who holds it attaches what there is itself; and at the end code is as it was.
+        // The thread that holds the process attaches what there is; and at the session's end code
+        // is restored.
         if self.stop.load(SeqCst) || retry_open::is_held_by_us(&error) || !maps_file_of(link, pid) {
             return;
         }
@@ -182,8 +189,9 @@ impl Tracees {
         since.is_some_and(|since| since.elapsed() < PAUSE)
     }
 
-    /// Restores code that runs no program any more, notices processes that have moved to another cgroup, and unmaps maps that
-    /// are out of reach; tells the rest who they are.
+    /// Restores code that runs no program any more, notices processes that have moved to another
+    /// cgroup, unmaps maps that are out of reach, and refreshes the identity of the remaining
+    /// targets.
     fn tidy(&self) {
         for target in self.all_targets() {
             let mut target = lock(&target);
@@ -200,13 +208,13 @@ impl Tracees {
         let is_gone = |tid: u32| !std::path::Path::new(&format!("/proc/{tid}")).exists();
         for map in lock(&self.maps).iter().filter_map(Weak::upgrade) {
             if map.here().spec().kind() == Some(Kind::TaskStorage) {
-                // Who finds a lock taken for long tries again in the next round.
+                // If a lock stays taken for long, the next round tries again.
                 let _ = map.here().forget_tasks(&is_gone, &MapObject::caller());
             }
         }
     }
 
-    /// A child may yet say that it was forked from a target that has ended since.
+    /// A child may yet report that it was forked from a target that has ended since.
     fn forget_descendants(&self) {
         let tags = lock(&self.tags);
         let known = tags.values().filter(|one| one.target.strong_count() > 0);
@@ -215,8 +223,11 @@ impl Tracees {
         self.descendants.forget_ended(|pid| known.contains(&pid));
     }
 
-    /// Forgets processes that have ended or run another program now, and frees what they held in shared memory. Of ends we are told,
-    /// which is overheard if the target is at work just then; one of all processes that is not new is looked at once a second, and before
+    /// Forgets processes that have ended or run another program now, and frees what they held in
+    /// shared memory.
+    ///
+    /// Deaths are reported, but a report is missed if the target is being worked on at that moment.
+    /// If the scope is all processes, a process that is not new is checked once a second and before
     /// it is attached to.
     fn bury(&self, round: u32) {
         let ended = std::mem::take(&mut *lock(&self.ended));
@@ -225,7 +236,8 @@ impl Tracees {
         let is_gone = |pid: i32, target: &Target| {
             let is_its_turn = pid.unsigned_abs() % SECOND == round % SECOND;
             let owner = target.owner();
-            // Who ran a program when he ran another one may have left a lock.
+            // A process that was running an eBPF program when it ran another executable may have
+            // left a lock.
             let is_due =
                 is_its_turn || target.age() < YOUTH || self.is_narrow() || at_work.contains(&owner);
             ended.contains(&owner) || is_due && target.is_gone()
@@ -254,7 +266,7 @@ impl Tracees {
         gone.into_iter().for_each(|target| self.remember(target));
     }
 
-    /// These run other programs now, if they have not ended: nothing is known of them any more.
+    /// Forgets everything about processes that run other programs now, unless they have ended.
     fn is_new_again(&self, pids: &[i32]) {
         if !pids.is_empty() {
             lock(&self.failures).retain(|(pid, _), _| !pids.contains(pid));
@@ -262,7 +274,7 @@ impl Tracees {
         }
     }
 
-    /// As [`Self::bury`], of a target that has been found to be gone.
+    /// As [`Self::bury`], for a target that has been found to be gone.
     pub(super) fn bury_one(&self, pid: i32, target: Arc<Mutex<Target>>) {
         let mut targets = lock(&self.targets);
         let is_it = |known: &Arc<_>| Arc::ptr_eq(known, &target);
@@ -277,13 +289,14 @@ impl Tracees {
         self.remember(target);
     }
 
-    /// Keeps a target that is no more, for its children's sake.
+    /// Keeps a departed target for its children's sake.
     pub(super) fn remember(&self, target: Arc<Mutex<Target>>) {
         lock(&self.departed).push((Instant::now(), target));
     }
 }
 
-/// Does a process map the file that a link is of? It may have ended meanwhile, or have unmapped it: nobody misses anything then.
+/// True if a process maps the file that a link refers to. A process that has ended or unmapped the
+/// file meanwhile misses nothing.
 pub(super) fn maps_file_of(link: &Uprobe, pid: i32) -> bool {
     let regions = beeline_inject::regions_of(pid).unwrap_or_default();
     !link.addresses(&regions).is_empty()

@@ -1,4 +1,5 @@
-//! Answering targets that ask: a thread that sleeps on the session's word for it, and does what each of them waits for.
+//! The thread that answers upcalls. It sleeps on a word in the session page and does what each
+//! asking target waits for.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -22,30 +23,31 @@ use crate::proc::{all_processes, own_pid};
 use crate::retry_open;
 use crate::target::{Hold, Target};
 
-/// Who asks may be killed before he has woken us.
+/// The interval between two looks without a wake-up: a process that asks may be killed before it
+/// wakes Beeline.
 const LOOK_AGAIN: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
-/// Well within the time that is waited for an answer.
+/// The interval of the pulse, well within the time that a target waits for an answer.
 const PULSE: Duration = Duration::from_millis(250);
-/// How long one request may keep the others waiting.
+/// The longest time that one request may keep the others waiting.
 const LONGEST: Duration = Duration::from_secs(20);
-/// How long an answer waits for whoever asked, before he is taken for dead.
+/// How long an answer is kept for the thread that asked before it is taken for dead.
 const KEPT: Duration = Duration::from_secs(10);
-/// How long it may take to let a process go that has not run another program,
+/// How long it may take to let go of a process that has not run another program.
 const LETTING_GO: Duration = Duration::from_millis(500);
-/// and how often it is looked for that.
+/// The interval at which that is checked.
 const LOOK_IF_LET_GO: Duration = Duration::from_micros(50);
-/// The same of all that are held.
+/// The interval at which all held processes are checked.
 const LOOK_IF_FREE: Duration = Duration::from_millis(2);
-/// So many looks a process that has stopped itself does not get to do.
+/// A process that has stopped itself does not get to do this many looks.
 const LOOKS_AT_REST: u32 = 250;
 
 impl Tracees {
-    /// Until the session ends.
+    /// Serves upcalls until the session ends.
     pub(super) fn serve_upcalls(self: &Arc<Self>) {
-        // Without it those who ask are less patient.
+        // Without the pulse, targets that wait are less patient.
         let pulse = std::thread::Builder::new().name("beeline-pulse".into());
         let pulse = pulse.spawn({
             let tracees = self.clone();
@@ -65,17 +67,17 @@ impl Tracees {
             match ended {
                 Ok(Ok(thread)) => {
                     holding = Holding::Elsewhere;
-                    // What it traced it lets go of a moment after it can be joined.
+                    // The thread lets go of what it traced a moment after it can be joined.
                     while Path::new(&format!("/proc/self/task/{thread}")).exists() {
                         std::thread::yield_now();
                     }
                 }
-                // It has panicked.
+                // The thread has panicked.
                 Ok(Err(_)) => break,
                 Err(_) => std::thread::sleep(PULSE),
             }
         }
-        // From here on nobody waits for us.
+        // From here on nobody waits for Beeline.
         let page = self.shared.page();
         page.deaf.store(ENDING, SeqCst);
         *lock(&self.serving) = None;
@@ -91,8 +93,10 @@ impl Tracees {
         }
     }
 
-    /// Until the session ends, or a thread could not be let go of that this one held: only when this one has ended, can the
-    /// same be tried again. `first` is how those who ask first are held.
+    /// Answers upcalls until the session ends, or until a thread that this one held could not be
+    /// let go of. That can be tried again only after this thread has ended.
+    ///
+    /// `first` says how the first processes that ask are held.
     fn attend_until_it_must_end(
         self: &Arc<Self>,
         answered: &mut [Option<Instant>; REQUESTS],
@@ -120,13 +124,16 @@ impl Tracees {
         }
     }
 
-    /// Somebody has stopped Beeline, and it goes on only to let go of all: nobody new is held or waits for it, and who has not run
-    /// another program soon goes on without us. Returns when Beeline is to go on.
+    /// Lets go of all processes because somebody has stopped Beeline. Returns when Beeline is to go
+    /// on.
+    ///
+    /// Meanwhile no new process is held or waits for Beeline, and a process that does not run its
+    /// new program soon goes on without Beeline.
     fn let_go_and_stop(&self, page: &Session) {
         page.deaf.store(DEAF, SeqCst);
         let (since, mut awake) = (Instant::now(), 0);
         while holds().are_to_end() && !self.stop.load(SeqCst) {
-            // It was overheard that somebody has had us go on.
+            // The signal that made Beeline go on was missed.
             if holds().rests() && awake > LOOKS_AT_REST {
                 holds().go_on();
             }
@@ -143,8 +150,8 @@ impl Tracees {
         }
     }
 
-    /// Until the session ends: has those who ask know that one of them is being served, if that takes long. A big
-    /// program's code takes seconds to be looked through, the first time.
+    /// Tells waiting targets, until the session ends, that one of them is being served, if that
+    /// takes long. Scanning a big program's code for the first time takes seconds.
     fn pulse(&self) {
         while !self.stop.load(SeqCst) {
             std::thread::park_timeout(PULSE);
@@ -185,8 +192,10 @@ impl Tracees {
         }
     }
 
-    /// Does what is asked for. What fails leaves the process as it is: what it mapped is looked at again in the next round,
-    /// what could not be followed is counted.
+    /// Carries out a request.
+    ///
+    /// A failure leaves the process as it is: the next round looks again at what it mapped, and a
+    /// process that could not be followed is counted.
     fn serve(self: &Arc<Self>, request: &Request) {
         let (own, owner) = (request.pid.load(SeqCst), request.owner.load(SeqCst));
         let Some((pid, target)) = self.who_asks(own as i32, owner) else {
@@ -198,7 +207,7 @@ impl Tracees {
             self.descendants.inherit(pid, parent);
         }
         match request.kind.load(SeqCst) {
-            // It goes on as a copy that is nobody's.
+            // The child goes on as a copy that belongs to nobody.
             UPCALL_FORK if !self.follows_children() => {}
             UPCALL_FORK => match self.adopt(pid, &target) {
                 // It is tried again.
@@ -217,7 +226,8 @@ impl Tracees {
             UPCALL_CODE if lock(&self.targets).contains_key(&pid) => {
                 {
                     let mut target = lock(&target);
-                    // Before the calls of what is there instead are hooked: a jump is like another.
+                    // This comes before the calls of the new code are hooked, because one jump
+                    // looks like another.
                     target.forget_unmapped();
                     target.expect_written_code();
                 }
@@ -228,8 +238,9 @@ impl Tracees {
         }
     }
 
-    /// Counts a process that was lost from sight, unless it has ended, which may be why. It may have been let go, and ended since, where
-    /// we were short of something.
+    /// Counts a process that was lost from sight, unless it has ended, which may be the reason. The
+    /// process may have been let go because Beeline was short of something, and may have ended
+    /// since.
     pub(super) fn followed(&self, pid: i32, outcome: Result<(), Error>) {
         if let Err(error) = outcome
             && (error.is_shortage() || program(pid).is_some())
@@ -239,8 +250,10 @@ impl Tracees {
         }
     }
 
-    /// The process that names itself by a number of its own pid namespace, and the target that it is, or is a child of.
-    /// Nobody is believed: it has to have that target's own memory mapped.
+    /// Returns the process that names itself by a number of its own pid namespace, and the target
+    /// that it is or is a child of.
+    ///
+    /// The claim is not trusted: the process must have that target's own memory mapped.
     fn who_asks(&self, own: i32, owner: u32) -> Option<(i32, Arc<Mutex<Target>>)> {
         let Tagged {
             target,
@@ -259,8 +272,10 @@ impl Tracees {
         Some((pid, target))
     }
 
-    /// A process that asks under a target's tag. If it is the target it has been opened before; only if it is confined it
-    /// matters whether it has been since.
+    /// Opens a process that asks under a target's tag.
+    ///
+    /// If it is the target, it has been opened before, and only a confined process has to be
+    /// checked again.
     fn open_again(&self, pid: i32, owner: u32) -> Result<Process, Error> {
         let known = self.tagged(owner).map(|tagged| tagged.process);
         match known.filter(|process| process.pid() == pid) {
@@ -269,7 +284,8 @@ impl Tracees {
         }
     }
 
-    /// A target by its tag, be it alive or not. It is not locked: it may be at work, and wait for a child that asks.
+    /// Returns a target by its tag, alive or not. The target is not locked, since it may be at work
+    /// and wait for a child that asks.
     pub(super) fn tagged(&self, owner: u32) -> Option<Tagged> {
         lock(&self.tags).get(&owner).cloned()
     }
@@ -286,7 +302,7 @@ impl Tracees {
             pid,
             why: "its parent has got more since it was forked".into(),
         })?;
-        // What names a process is not for its children.
+        // Links that name a process are not for its children.
         let names = |link: &&Arc<Uprobe>| link.pid.is_some_and(|only| only != pid);
         self.links()
             .iter()
@@ -296,12 +312,15 @@ impl Tracees {
         Ok(())
     }
 
-    /// Follows a process that waits to run another program, until it has: its system calls are hooked before the
-    /// first of the program's instructions. Not if that program gains rights: it would not get them.
+    /// Follows a process that waits to run another program until it has. Its system calls are
+    /// hooked before the first of the program's instructions.
+    ///
+    /// A program that gains rights is not followed, because it would not get them.
     fn follow_exec(self: &Arc<Self>, process: Process, request: &Request) -> Result<(), Error> {
         let pid = process.pid();
         let tid = thread_that_asks(&process, request)?;
-        // It has asked before, and has run nothing: a signal has led it elsewhere, or it has lied.
+        // It has asked before and has run nothing: a signal has led it elsewhere, or its request
+        // was false.
         self.give_up_exec(pid);
         if self.gains_rights(&process, tid, request) {
             return Ok(());
@@ -312,12 +331,13 @@ impl Tracees {
         let tracees = self.clone();
         let (seized, is_seized) = sync_channel(1);
         let follow = move || {
-            // It may not be let go of yet after an attempt that failed: a program is looked for in one directory after
-            // another.
+            // An attempt that failed may not have let go of it yet: a program is looked for in one
+            // directory after another.
             let seize = || Ok(Watched::seize_from_here(&process, tid)?);
             let watched = match retry_open::past_all_but_starter(seize) {
                 Ok(watched) => watched,
-                // Who has started it stops it behind its `execve`, and waits for us to find it.
+                // The process's starter stops it behind its `execve` and waits for Beeline to find
+                // it.
                 Err(error) if retry_open::is_held_by_starter(&error) => {
                     lock(&tracees.execs).retain(|_, other| !Arc::ptr_eq(other, &given_up));
                     let _ = seized.send(Ok(()));
@@ -345,8 +365,10 @@ impl Tracees {
         is_seized.recv().unwrap_or(Ok(()))
     }
 
-    /// It could not run the other program. When this returns it is not held any more, and can be followed anew: who looks
-    /// for a program in many directories tries the next one at once.
+    /// Gives up on a process that could not run the other program.
+    ///
+    /// When this returns, the process is not held any more and can be followed anew. A process that
+    /// looks for a program in many directories tries the next one at once.
     fn give_up_exec(&self, pid: i32) {
         let Some(given_up) = lock(&self.execs).get(&pid).cloned() else {
             return;
@@ -364,13 +386,14 @@ impl Tracees {
         }
     }
 
-    /// Nothing is left of what was there; the process stands before the first instruction of its new program.
+    /// Handles a completed `execve`: nothing of the old target is left, and the process stands
+    /// before the first instruction of its new program.
     pub(super) fn has_run_exec(
         &self,
         process: &Process,
         stopped: &mut Stopped,
     ) -> Result<(), Error> {
-        // In one step: whoever else looks at the process finds that it is taken care of.
+        // In one step: any other thread that looks at the process finds that it is taken care of.
         let old = self.insert_target(self.new_target(process));
         if let Some(old) = old {
             let owner = lock(&old).owner();
@@ -388,16 +411,16 @@ impl Tracees {
     }
 }
 
-/// By whom those who ask are held.
+/// The thread that holds processes that ask.
 #[derive(Debug, Clone, Copy)]
 enum Holding {
-    /// By the thread that answers, which saves it to hand things over.
+    /// The thread that answers, which saves handing things over.
     Here,
-    /// By a thread of their own.
+    /// A thread of their own.
     Elsewhere,
 }
 
-/// The thread of a process that a request is from, by the number that it has for itself.
+/// Returns the thread that a request is from, found by the number that the thread has for itself.
 pub(super) fn thread_that_asks(process: &Process, request: &Request) -> Result<i32, Error> {
     let (pid, own) = (process.pid(), request.tid.load(SeqCst) as i32);
     let thread = match process.is_single() {

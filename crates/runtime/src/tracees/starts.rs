@@ -1,4 +1,5 @@
-//! Programs that the tool starts itself: held before their first instruction, and once more when their libraries are mapped.
+//! Programs that the tool starts itself. They are held before their first instruction, and again
+//! when their libraries are mapped.
 
 use std::collections::btree_map::Entry;
 use std::ops::ControlFlow;
@@ -15,15 +16,16 @@ use crate::proc::stack_start;
 use crate::target::Hold;
 
 impl Tracees {
-    /// Are programs followed that the tool starts?
+    /// True if programs that the tool starts are followed.
     pub fn follows_programs(&self) -> bool {
         let is_for_all = |link: &Arc<Uprobe>| link.pid.is_none();
         self.looks_around()
             && (!lock(&self.calls).is_empty() || lock(&self.links).values().any(is_for_all))
     }
 
-    /// A process that the tool has started waits to run another program: a copy of the tool is followed from here on, and
-    /// goes on unseen if it cannot be.
+    /// Handles a process that the tool has started and that waits to run another program.
+    ///
+    /// A copy of the tool is followed from here on. If it cannot be followed, it goes on unseen.
     pub fn begins_program(self: &Arc<Self>, pid: i32) {
         if self.follows_programs() {
             let outcome = self.follows_start(pid);
@@ -31,8 +33,9 @@ impl Tracees {
         }
     }
 
-    /// A child of a tool that is still a copy of the tool will run another program: it is followed to there, and
-    /// stopped when that program's libraries are mapped and none of its code has run.
+    /// Follows a child of a tool that is still a copy of the tool to the program that it will run.
+    ///
+    /// It is stopped when that program's libraries are mapped and none of its code has run.
     pub(super) fn follows_start(self: &Arc<Self>, pid: i32) -> Result<bool, Error> {
         let tool = self.tool.load(SeqCst);
         let tools = self.descendants.tools();
@@ -44,7 +47,7 @@ impl Tracees {
         if tool == 0 || is_tool || !is_copy() || !self.descendants.has(pid, tool) {
             return Ok(lock(&self.starting).contains_key(&pid));
         }
-        // Who is told that it is followed may let it run the program.
+        // A caller that is told that the process is followed may let it run the program.
         let _alone = lock(&self.seizing);
         let given_up = Arc::new(AtomicBool::new(false));
         match lock(&self.starting).entry(pid) {
@@ -64,8 +67,8 @@ impl Tracees {
         Ok(true)
     }
 
-    /// Follows a process on a thread of its own until its program is loaded, and attaches every link then. Not one that was
-    /// quicker, and runs the program already.
+    /// Follows a process on a thread of its own until its program is loaded, and attaches every
+    /// link then. A process that was quicker and already runs the program is not followed.
     fn follow(
         self: &Arc<Self>,
         pid: i32,
@@ -121,8 +124,8 @@ impl Tracees {
     }
 }
 
-/// Is a process, which descends from another, still the copy that `fork` made? Both run one file, and no `exec` has laid
-/// out a stack of its own.
+/// True if a process that descends from another is still the copy that `fork` made: both run one
+/// file, and no `exec` has laid out a new stack.
 fn is_copy_of(pid: i32, tool: i32) -> bool {
     program(pid).is_some_and(|path| Some(path) == program(tool))
         && stack_start(pid) == stack_start(tool)

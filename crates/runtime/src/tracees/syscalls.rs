@@ -14,9 +14,9 @@ use crate::scope::Scope;
 use crate::syscalls::LONGEST_LOOK;
 use crate::target::{Hold, SlippedCall, Target, Wanted, WhyUnseen, code_files};
 
-/// Of the processes that are to be followed, one in so many is looked at again each second.
+/// One in this many of the processes that are to be followed is looked at again each second.
 const SELDOM: u32 = 4;
-/// Places that the user is told of.
+/// The most places that the user is told of.
 const SLIPPED_TOLD: usize = 16;
 
 impl Tracees {
@@ -37,7 +37,8 @@ impl Tracees {
         outcome.inspect_err(|_| self.detach_call(link))
     }
 
-    /// Among all processes there are always some that may not be touched or that end just now; what a user can mend is told.
+    /// Reports a failure to hook calls if the user can mend it. Among all processes there are
+    /// always some that may not be touched or that are just ending.
     fn note_unhooked(&self, error: &Error) {
         self.note_left_out(error);
         if let Error::Target { .. } = error
@@ -57,7 +58,8 @@ impl Tracees {
         self.forget_reachable();
     }
 
-    /// As [`Self::hook_calls`], when all of its code has been looked through: nobody who is held waits for that.
+    /// As [`Self::hook_calls`], once all code of the process has been scanned, so that no process
+    /// is held during the scan.
     fn hook_planned_calls(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
         if let Ok(process) = self.known_or_open(pid) {
             self.plan_calls(&process);
@@ -65,7 +67,7 @@ impl Tracees {
         self.hook_calls(pid)
     }
 
-    /// Waits until the code of a process has been looked through for system calls.
+    /// Waits until the code of a process has been scanned for system calls.
     pub(super) fn plan_calls(&self, process: &Process) {
         if let Ok(regions) = process.regions() {
             let until = Instant::now() + LONGEST_LOOK;
@@ -74,7 +76,7 @@ impl Tracees {
         }
     }
 
-    /// Has the system calls of one process do what is wanted.
+    /// Hooks the system calls of one process as wanted.
     pub(super) fn hook_calls(self: &Arc<Self>, pid: i32) -> Result<(), Error> {
         let wanted = self.wanted_of_calls(pid);
         if wanted.is_empty() || self.is_dismissed(pid) || self.follows_start(pid)? {
@@ -102,7 +104,8 @@ impl Tracees {
             return Ok(());
         };
         cleared?;
-        // A session may have been killed since we came here for other things. In a process that is held, a program has just begun.
+        // A session may have been killed since Beeline came here for other things. In a process
+        // that is held, a program has just begun.
         if is_known && matches!(hold, Hold::Brief) && !lock(&target).hooks_calls() {
             self.clear_dead(process)?;
         }
@@ -114,7 +117,7 @@ impl Tracees {
             "hooked system calls"
         );
         self.tell_late_code(&mut target);
-        // Of a process that has ended meanwhile nothing could be read.
+        // Nothing could be read from a process that has ended meanwhile.
         if !wanted.links.is_empty()
             && let Some((name, count)) = target.news_of_unhooked()
             && !target.is_gone()
@@ -124,8 +127,8 @@ impl Tracees {
         Ok(())
     }
 
-    /// Tells the user that `count` instructions are not hooked which may make calls that programs here wait for; of each program
-    /// once, however many processes run it.
+    /// Tells the user that `count` instructions are not hooked that may make calls that programs
+    /// wait for. This is reported once per program, however many processes run it.
     fn tell_unhooked(&self, pid: i32, name: String, count: usize) {
         let noun = if count == 1 {
             "instruction"
@@ -140,7 +143,7 @@ impl Tracees {
         }
     }
 
-    /// Tells the user of files whose calls are not seen, or not yet.
+    /// Tells the user of files with calls that are not seen, or not yet.
     fn tell_late_code(&self, target: &mut Target) {
         let Some((name, news)) = target.news_of_late_code() else {
             return;
@@ -164,7 +167,8 @@ impl Tracees {
         }
     }
 
-    /// Tells the user of calls that programs here wait for and did not see: of each place once, and of the first places only.
+    /// Tells the user of calls that programs wait for and did not see: once per place, and only for
+    /// the first places.
     pub(super) fn look_for_slipped_calls(&self) {
         for target in self.all_targets() {
             let mut target = lock(&target);
@@ -198,7 +202,7 @@ impl Tracees {
         };
         for pid in candidates {
             let is_unknown = || !lock(&self.targets).contains_key(&pid);
-            // What cannot be hooked now may be later; a process that was named is not kept waiting.
+            // What cannot be hooked now may be later. A process that was named is not kept waiting.
             if young.contains(&pid) || self.is_narrow() || is_second && is_unknown() {
                 let _ = self
                     .hook_calls(pid)
@@ -207,7 +211,7 @@ impl Tracees {
         }
     }
 
-    /// Hooks what had not been looked through when it was mapped.
+    /// Hooks code that had not been scanned when it was mapped.
     pub(super) fn hook_late_code(self: &Arc<Self>) {
         for target in self.all_targets() {
             let Ok(target) = target.try_lock() else {
@@ -223,19 +227,19 @@ impl Tracees {
         }
     }
 
-    /// Are the calls of any process hooked?
+    /// True if the calls of any process are hooked.
     pub(super) fn hooks_calls(&self) -> bool {
         !lock(&self.calls).is_empty() || self.follows_family()
     }
 
-    /// What a tool starts itself is followed for the sake of functions that are probed, too: it is short, and what the children do
-    /// that it makes is counted.
+    /// True if programs that a tool starts are followed for probed functions too. Such a program is
+    /// short-lived, and the work of its children is counted.
     fn follows_family(&self) -> bool {
         let is_for_all = |link: &Arc<Uprobe>| link.pid.is_none();
         !matches!(self.scope, Scope::Processes(_)) && lock(&self.links).values().any(is_for_all)
     }
 
-    /// What is wanted of the calls of a process of the scope.
+    /// Returns what is wanted of the calls of a process of the scope.
     pub(super) fn wanted_of_calls(&self, pid: i32) -> Wanted {
         Wanted {
             links: lock(&self.calls).values().cloned().collect(),
@@ -243,7 +247,8 @@ impl Tracees {
         }
     }
 
-    /// Has Beeline to know when a process splits, runs another program or loads a library, for the sake of functions that are probed?
+    /// True if Beeline has to know when a process forks, runs another program or loads a library,
+    /// for the sake of probed functions.
     fn is_followed(&self, pid: i32) -> bool {
         let tool = self.tool.load(SeqCst);
         if pid == tool || self.descendants.tools().contains(&pid) {
@@ -260,13 +265,13 @@ impl Tracees {
         links.any(|link| link.pid.map_or_else(is_in_scope, |only| only == pid))
     }
 
-    /// Are children of processes of the scope traced as they are?
+    /// True if children of processes of the scope are traced as their parents are.
     pub(super) fn follows_children(&self) -> bool {
         !lock(&self.calls).is_empty() || self.follows_family()
     }
 
-    /// Has the calls of a process hooked that is followed for the sake of functions, if they are not yet. It goes without if
-    /// that cannot be, which is told.
+    /// Hooks the calls of a process that is followed for the sake of functions, if they are not
+    /// hooked yet. If that fails, the process goes without, and the failure is reported.
     pub(super) fn follow_for_functions(
         &self,
         target: &mut Target,
@@ -293,14 +298,15 @@ impl Tracees {
         }
     }
 
-    /// Notices processes whose calls another session has taken over, and takes them back when it has ended.
+    /// Notices processes with calls that another session has taken over, and takes them back when
+    /// that session has ended.
     pub(super) fn look_for_taken_calls(&self, round: u32) {
         for target in self.all_targets() {
             let Ok(mut target) = target.try_lock() else {
                 continue;
             };
             let pid = target.process().pid();
-            // As seldom as all that is looked for in vain.
+            // This is as rare as every search that mostly finds nothing.
             let is_its_turn = pid.unsigned_abs() % SELDOM == round % SELDOM;
             if !is_its_turn || target.waits_for_child() {
                 continue;
