@@ -1,8 +1,8 @@
 //! One traced process: what is mapped into it, and its hooked sites.
 //!
-//! Everything that can be is prepared while the process runs: function bodies are read, plans made, trampolines
-//! written into a pool that only Beeline writes. A stop then stores the patch and no more. The first one also
-//! maps the agent, the session page, a pool and the program's maps.
+//! As much as possible is prepared while the process runs: Beeline reads function bodies, makes
+//! plans and writes trampolines into a pool that only Beeline writes. A stop then only stores the
+//! patch. The first stop also maps the agent, the session page, a pool and the program's maps.
 
 mod handlers;
 mod home;
@@ -50,26 +50,26 @@ pub use syscalls::{SlippedCall, Wanted, WhyUnseen, code_files, is_process_event}
 pub struct Request<'a> {
     /// The link.
     pub link: Id,
-    /// What is run.
+    /// The code to run.
     pub body: Body<'a>,
-    /// For `bpf_get_attach_cookie`.
+    /// The value for `bpf_get_attach_cookie`.
     pub cookie: u64,
-    /// Run at the return.
+    /// True to run at the return.
     pub retprobe: bool,
     /// The address to hook.
     pub address: u64,
-    /// The file's place that is mapped there.
+    /// The place in the file that is mapped there.
     pub place: &'a FilePlace,
 }
 
-/// What a link runs.
+/// The code that a link runs.
 #[derive(Debug, Clone, Copy)]
 pub enum Body<'a> {
     /// A tool's program.
     Program(&'a Program),
     /// A function of the agent, at this offset in it.
     Native(u64),
-    /// The same for one that is [`abi::ALWAYS`].
+    /// The same for a function that is [`abi::ALWAYS`].
     Always(u64),
 }
 
@@ -100,22 +100,22 @@ impl Body<'_> {
     }
 }
 
-/// What stands for the agent's own links, which no tool can name.
+/// The id of the agent's own links, which no tool can name.
 const NATIVE: Id = Id(0);
-/// The same for those that see unwinders.
+/// The id of the agent's links that watch unwinders.
 const UNWINDING: Id = Id(u32::MAX);
 
-/// Who holds the process while it is changed.
+/// The way the process is held while it is changed.
 #[derive(Debug)]
 pub enum Hold<'a> {
-    /// Nobody: it is stopped for each change and runs between them.
+    /// It is stopped for each change and runs between them.
     Brief,
-    /// The caller, who has it stopped all along.
+    /// The caller has it stopped all along.
     Held(&'a mut Stopped),
 }
 
 impl Hold<'_> {
-    /// What is mapped into the process.
+    /// Returns what is mapped into the process.
     fn regions(&self, process: &Process) -> Result<Arc<[Region]>, Error> {
         match self {
             Self::Held(stopped) => Ok(stopped.regions()?),
@@ -154,25 +154,25 @@ pub struct Target {
     owner: u32,
     shared: Arc<Shared>,
     environment: Option<Environment>,
-    /// Its private memory says what programs have to find there.
+    /// True once its private memory holds what programs have to find there.
     is_filled: bool,
     home: Arc<OnceLock<Home>>,
     /// Pools near sites that the home pool is too far from.
     far_pools: Vec<Pool>,
-    /// Where the jumps at its sites lead to, once there are some.
+    /// The places that the jumps at its sites lead to, once there are some.
     pads: Option<Pads>,
     neighbours: mend::Neighbours,
     witnesses: witnesses::Witnesses,
     sites: BTreeMap<u64, Hooked>,
     calls: Option<Calls>,
     late: Late,
-    /// [`Shared::removals`] when it was last looked for maps out of reach.
+    /// The value of [`Shared::removals`] at the last search for maps out of reach.
     removals: u64,
     /// When it became a target.
     since: Instant,
-    /// Times that ids were looked for, and one.
+    /// One more than the number of times that ids were looked for.
     looks: u32,
-    /// There is or was a return probe.
+    /// True if there is or was a return probe.
     watches_returns: bool,
     /// The number of mappings of code when unwinders were last looked for.
     texts_with_unwinding: usize,
@@ -184,17 +184,18 @@ struct Hooked {
     /// The [`Site`], in the home pool.
     record: u64,
     plan: Plan,
-    /// Where its jump leads to; nothing for a breakpoint, and for a jump that cannot be guarded at all.
+    /// The pads that its jump leads to. `None` for a breakpoint, and for a jump that cannot be
+    /// guarded at all.
     landing: Option<Landing>,
-    /// Another session's patch, which its own lies over.
+    /// Another session's patch that this one lies over.
     beneath: Option<Beneath>,
-    /// In the file it begins with a branch that is taken sometimes.
+    /// True if it begins, in the file, with a conditional branch.
     branches: bool,
     entry: Vec<Attached>,
     returns: Vec<Attached>,
-    /// Its trampoline runs one program without the agent.
+    /// True if its trampoline runs one program without the agent.
     direct: bool,
-    /// Its trampoline shows all registers; others are quicker.
+    /// True if its trampoline shows all registers; other trampolines are quicker.
     shows_registers: bool,
 }
 
@@ -203,7 +204,7 @@ struct Attached {
     id: Id,
     /// The [`abi::Link`].
     link: u64,
-    /// What its program starts from.
+    /// The maps that its program refers to directly.
     maps: Vec<Arc<MapObject>>,
 }
 
@@ -212,7 +213,7 @@ impl Hooked {
         self.entry.is_empty() && self.returns.is_empty()
     }
 
-    /// Do hits beside a kernel uprobe go by unseen, or some of them?
+    /// True if all or some hits beside a kernel uprobe go unseen.
     fn is_blind_beside_kernel(&self) -> bool {
         if self.branches {
             return true;
@@ -241,7 +242,9 @@ impl Hooked {
 }
 
 impl Target {
-    /// A process that may be traced; it is not touched yet. `owner` marks what it holds in shared memory.
+    /// Creates a target for a process that may be traced. The process is not touched yet.
+    ///
+    /// `owner` marks what the process holds in shared memory.
     pub fn new(process: Process, owner: u32, shared: Arc<Shared>) -> Self {
         Self {
             process,
@@ -265,23 +268,26 @@ impl Target {
         }
     }
 
-    /// The process.
+    /// Returns the process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// What marks its locks and slots in shared memory.
+    /// Returns the tag that marks its locks and slots in shared memory.
     pub fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// What it is known by in memory, once it has a pool. Can be looked at while the target is at work.
+    /// Returns the pool by which it is recognized in memory, once it has one. It can be read while
+    /// the target is at work.
     pub fn home(&self) -> Arc<OnceLock<Home>> {
         self.home.clone()
     }
 
-    /// A forked child of this target, which waits in the agent to be made one itself: it has a copy of all that is private
-    /// here, and gets pools of its own at the places of these. `None` if something was mapped here since it was forked.
+    /// Creates a target for a forked child of this one, which waits in the agent to become one.
+    ///
+    /// The child has a copy of all private memory, and gets pools of its own at the places of
+    /// these. Returns `None` if something was mapped here since the fork.
     pub fn fork(&self, process: &Process, owner: u32) -> Result<Option<Self>, Error> {
         let Some(environment) = &self.environment else {
             return Ok(None);
@@ -335,8 +341,10 @@ impl Target {
         Ok(Some(child))
     }
 
-    /// Maps the pools of a forked child over whatever is at their places. A C library whose own `fork` was not used, or
-    /// that has not come to it yet, has the parent's thread's id in the child's memory.
+    /// Maps the pools of a forked child over whatever is at their places.
+    ///
+    /// If the C library's own `fork` was not used, or has not got that far yet, the child's memory
+    /// still has the thread id of its parent's thread.
     fn replace_pools(&mut self) -> Result<(), Error> {
         let pads = self.pads.iter().flat_map(Pads::replaced);
         let pools = self.pools().map(mapping::replaced);
@@ -349,7 +357,8 @@ impl Target {
         let replace = |stopped: &mut Stopped| {
             let tid_offset = find_tid_offset(process, stopped);
             let mut words = [0; MANIFEST_START];
-            // Up to the owner, which is the parent: it may run another program by now.
+            // The words up to and including the owner, which is the parent. The process may run
+            // another program by now.
             let is_copy = stopped.read(home, &mut words).is_ok() && words[..12] == expected[..12];
             let outcome = match is_copy {
                 true => stopped
@@ -367,12 +376,12 @@ impl Target {
         outcome.map(drop)
     }
 
-    /// Does this link's program run at this address?
+    /// True if this link's program runs at this address.
     pub fn runs_at(&self, address: u64, link: Id) -> bool {
         self.sites.get(&address).is_some_and(|site| site.runs(link))
     }
 
-    /// Has it ended, or does it run another program now?
+    /// True if the process has ended or runs another program now.
     pub fn is_gone(&self) -> bool {
         let Some(environment) = &self.environment else {
             return !self.process.is_alive();
@@ -383,14 +392,16 @@ impl Target {
             .read_memory(environment.home.base(), &mut magic);
         match read {
             Ok(()) => u64::from_ne_bytes(magic) != abi::MANIFEST_MAGIC,
-            // That says nothing of it.
+            // This error says nothing about the process.
             Err(error) if error.is_of_too_many_files() => false,
             Err(_) => true,
         }
     }
 
-    /// Refuses a process that has run another program since, where nothing of ours is. To be asked when it is stopped, and
-    /// before anything is stored that leads to a pool.
+    /// Refuses a process that has run another program since, which has nothing of Beeline's.
+    ///
+    /// It must be called while the process is stopped and before anything is stored that leads to a
+    /// pool.
     fn check_same(&self, stopped: &Stopped) -> Result<(), Error> {
         let Some(environment) = &self.environment else {
             return Ok(());
@@ -462,8 +473,10 @@ impl Target {
         }
     }
 
-    /// Ends a link's part: its program is not started any more when this returns. Nothing is stopped for that; a site
-    /// that is left without programs is restored by [`Self::restore_idle`].
+    /// Ends a link's part. When this returns, its program is not started any more.
+    ///
+    /// Nothing is stopped for that. [`Self::restore_idle`] restores a site that is left without
+    /// programs.
     pub fn detach(&mut self, link: Id) {
         let touched: Vec<u64> = self
             .sites
@@ -482,7 +495,7 @@ impl Target {
                 .filter(|attached| attached.id == link)
             {
                 if let Some(environment) = &self.environment {
-                    // SAFETY: placed as a `Link`.
+                    // SAFETY: the address is that of a `Link` that was placed in the home pool.
                     unsafe { environment.home.get::<abi::Link>(attached.link) }
                         .enabled
                         .store(0, Release);
@@ -518,13 +531,15 @@ impl Target {
             })
     }
 
-    /// How long it has been a target.
+    /// Returns how long it has been a target.
     pub fn age(&self) -> Duration {
         self.since.elapsed()
     }
 
-    /// Has a program's links run its best code from now on. A trampoline that calls the program itself goes on with the
-    /// older code: such a program has no effect.
+    /// Makes a program's links run its best code from now on.
+    ///
+    /// A trampoline that calls the program itself goes on with the older code; such a program has
+    /// no effect.
     pub fn renew(&mut self, program: &Program) -> Result<(), Error> {
         match &mut self.environment {
             Some(environment) => environment.renew(program),
@@ -532,7 +547,7 @@ impl Target {
         }
     }
 
-    /// A perf event array that may be used here has other elements now.
+    /// Updates the rings of a perf event array that has changed and that may be used here.
     pub fn rings_changed(&mut self, map: Id) -> Result<(), Error> {
         match &self.environment {
             Some(environment) if environment.has_map(map) => self.map_rings(map, &mut Hold::Brief),
@@ -576,5 +591,5 @@ impl Target {
     }
 }
 
-/// More than any trampoline takes.
+/// An upper bound for the size of a trampoline.
 const TRAMPOLINE_BYTES: usize = 4096;

@@ -49,9 +49,12 @@ impl Target {
         Ok(())
     }
 
-    /// The level of this session's handler for SIGTRAP that is called before those of other sessions: they keep to themselves what
-    /// comes to a patch of both. Handlers that are installed stay in their order, as a thread may be on its way from one to the
-    /// next; so a further one is installed if need be. `None`: there are as many as there may be.
+    /// Returns the level of this session's handler for SIGTRAP that is called before the handlers
+    /// of other sessions, which keep to themselves what comes to a patch of both.
+    ///
+    /// Installed handlers stay in their order, because a thread may be on its way from one to the
+    /// next, so a further handler is installed if need be. Returns `None` if there are already as
+    /// many as there may be.
     pub(super) fn level_over_others(&mut self, hold: &mut Hold<'_>) -> Result<Option<u32>, Error> {
         self.catch(&[libc::SIGTRAP], hold)?;
         let environment = self.environment()?;
@@ -77,8 +80,11 @@ impl Target {
         })
     }
 
-    /// Watches the C library's `sigaction`, so that the target can install handlers without taking the agent's away.
-    /// Where there is none (Go, for one) the target's handlers are those it had when it was attached to.
+    /// Watches the C library's `sigaction`, so that the target can install handlers without taking
+    /// the agent's away.
+    ///
+    /// In a process without that function (Go, for example) the target's handlers are those that it
+    /// had when it was attached to.
     fn keep_handlers(&mut self, hold: &mut Hold<'_>) {
         if self.sites.values().any(|site| site.runs(NATIVE)) {
             return;
@@ -97,12 +103,12 @@ impl Target {
                     self.hook_native((address, &place), (NATIVE, body), hold);
                 }
             }
-            // In the first file that has it.
+            // It is hooked in the first file that has it.
             return;
         }
     }
 
-    /// The files that code is mapped of, as we find them.
+    /// Returns the paths, as Beeline finds them, of the files that code is mapped from.
     pub(super) fn texts(&self, regions: &[Region]) -> Vec<PathBuf> {
         let root = format!("/proc/{}/root", self.process.pid());
         let texts = regions
@@ -115,8 +121,10 @@ impl Target {
             .collect()
     }
 
-    /// Attaches one of the agent's own links, if that can be by a jump. A breakpoint could not change the arguments, and kills
-    /// a thread that blocks SIGTRAP; then, and on failure, all stays as it is.
+    /// Attaches one of the agent's own links, if a jump can do it.
+    ///
+    /// A breakpoint could not change the arguments, and it kills a thread that blocks SIGTRAP. In
+    /// that case, and on failure, nothing changes.
     pub(super) fn hook_native(
         &mut self,
         (address, place): (u64, &FilePlace),
@@ -143,9 +151,11 @@ impl Target {
         }
     }
 
-    /// A thread that blocks SIGTRAP would be killed by a breakpoint, so it has it blocked no more, if that can be.
+    /// Makes threads that block SIGTRAP stop blocking it, if possible. A breakpoint would kill
+    /// them.
     pub(super) fn check_trap_unblocked(&self, hold: &mut Hold<'_>) -> Result<(), Error> {
-        // Held by us it is not held by another session, whose calls are made with all signals blocked.
+        // While Beeline holds it, no other session does; another session's calls are made with all
+        // signals blocked.
         let blocking = hold.with(&self.process, |stopped| {
             stopped.restore_threads()?;
             let unblocked = stopped.unblock(libc::SIGTRAP)?;
@@ -164,7 +174,8 @@ impl Target {
         patch::thread_blocking(self.process.pid(), libc::SIGTRAP)
     }
 
-    /// Has sites be breakpoints that could not be when they were hooked, as a thread blocked SIGTRAP: it may have been for a moment.
+    /// Turns jumps into breakpoints at sites where a breakpoint was not possible when they were
+    /// hooked because a thread blocked SIGTRAP. The thread may have done so for a moment only.
     pub(super) fn settle_unguarded(&mut self) {
         let unguarded = self
             .sites
@@ -186,7 +197,7 @@ impl Target {
         }
     }
 
-    /// Is a site hooked by a jump that some kernel uprobe would make lead astray?
+    /// True if a site is hooked by a jump that some kernel uprobe would make lead astray.
     fn is_unguarded(&self, site: &Hooked) -> bool {
         let is_bare = matches!(site.plan.kind, Kind::Jump)
             && site
@@ -198,14 +209,14 @@ impl Target {
         // Over a system call's jump a breakpoint is no better.
         is_bare
             && self.environment.as_ref().is_some_and(|environment| {
-                // SAFETY: placed as a `Site`.
+                // SAFETY: the record was placed in the home pool as a `Site`.
                 let record = unsafe { environment.home.get::<Site>(site.record) };
                 let Stored { original, file, .. } = Stored::of(record);
                 original == file
             })
     }
 
-    /// Replaces one entry of the breakpoint table; false if `old` is not in it.
+    /// Replaces one entry of the breakpoint table. Returns false if `old` is not in it.
     pub(super) fn set_breakpoint(&self, old: u64, new: u64) -> bool {
         let Some(environment) = &self.environment else {
             return false;
@@ -219,7 +230,7 @@ impl Target {
     }
 }
 
-/// The first handler for a signal.
+/// Returns the first handler for a signal.
 fn first(signal: i32) -> Handler {
     Handler { signal, level: 0 }
 }

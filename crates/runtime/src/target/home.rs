@@ -1,4 +1,4 @@
-//! What a target is known by in memory.
+//! The pool by which a target is recognized in memory.
 
 use beeline_agent::abi;
 use beeline_inject::{Process, Region, Stopped};
@@ -6,7 +6,7 @@ use beeline_inject::{Process, Region, Stopped};
 use crate::environment::Environment;
 use crate::liveness::SessionId;
 
-/// The pool by which whoever asks for something shows that it is a target, or a child of one.
+/// The pool by which a process that makes an upcall shows that it is a target, or a child of one.
 #[derive(Debug)]
 pub struct Home {
     base: u64,
@@ -21,8 +21,8 @@ impl Home {
         }
     }
 
-    /// Does a process have this pool at its place: is it the target, a copy that `fork` made, or a child that shares its
-    /// memory?
+    /// True if a process has this pool at its place: it is the target, a copy that `fork` made, or
+    /// a child that shares its memory.
     pub fn is_mapped_by(&self, pid: i32) -> bool {
         let Ok(regions) = beeline_inject::regions_of(pid) else {
             return false;
@@ -32,7 +32,8 @@ impl Home {
         regions.iter().any(is_home)
     }
 
-    /// Has the target it still, which is the one with this tag? That costs less to find out.
+    /// True if the target, the process with this tag, still has the pool. This check is cheaper
+    /// than [`Self::is_mapped_by`].
     pub fn is_of(&self, process: &Process, owner: u32) -> bool {
         let own = SessionId::own();
         let mut words = [0; MANIFEST_START];
@@ -42,7 +43,7 @@ impl Home {
 }
 
 impl Environment {
-    /// Is it this that a stopped process has at its place?
+    /// True if a stopped process has this pool at its place.
     pub(super) fn is_in(&self, stopped: &Stopped) -> bool {
         let ours = self.manifest();
         let mut words = [0; MANIFEST_START];
@@ -51,7 +52,7 @@ impl Environment {
     }
 }
 
-/// The bytes that a manifest starts with, of a session and an owner.
+/// Returns the bytes that a manifest of a session and an owner starts with.
 pub(super) fn manifest_start(magic: u64, session: u32, owner: u32) -> [u8; MANIFEST_START] {
     let mut bytes = [0; MANIFEST_START];
     bytes[..8].copy_from_slice(&magic.to_ne_bytes());
@@ -59,5 +60,5 @@ pub(super) fn manifest_start(magic: u64, session: u32, owner: u32) -> [u8; MANIF
     bytes[12..].copy_from_slice(&owner.to_ne_bytes());
     bytes
 }
-/// How many.
+/// The number of those bytes.
 pub(super) const MANIFEST_START: usize = 16;

@@ -1,4 +1,4 @@
-//! What is mapped into a target, and when.
+//! Mapping memory into a target and unmapping it.
 
 use std::fs::File;
 use std::ops::RangeInclusive;
@@ -24,7 +24,7 @@ use crate::ring::Ring;
 use crate::trampoline_pool::{ARENA_BYTES, Pool};
 
 impl Target {
-    /// [`Self::map_what_is_missing`] for a site.
+    /// Calls [`Self::map_what_is_missing`] for a site.
     pub(super) fn map_for(
         &mut self,
         plan: &Plan,
@@ -37,13 +37,15 @@ impl Target {
         self.map_what_is_missing(reach, maps, hold)
     }
 
-    /// Is no memory that a jump reaches free? The site is hooked by a breakpoint then, whose trampoline may be anywhere.
+    /// True if no memory within reach of a jump is free. The site is then hooked by a breakpoint,
+    /// with a trampoline that may be anywhere.
     pub(super) fn has_no_room_for(&self, plan: &Plan, hold: &mut Hold<'_>) -> Result<bool, Error> {
         let reach = plan.reach().filter(|_| matches!(plan.kind, Kind::Jump));
         reach.map_or(Ok(false), |reach| self.has_no_room_within(&reach, hold))
     }
 
-    /// Is there no trampoline's room within `reach`, nor memory where it could be made?
+    /// True if there is neither room for a trampoline within `reach` nor memory where it could be
+    /// made.
     pub(super) fn has_no_room_within(
         &self,
         reach: &RangeInclusive<u64>,
@@ -59,14 +61,14 @@ impl Target {
         Ok(gap.is_none())
     }
 
-    /// Is there a pool within `reach`, with room for a trampoline?
+    /// True if there is a pool within `reach` with room for a trampoline.
     fn has_pool(&self, reach: &RangeInclusive<u64>) -> bool {
         self.pools()
             .any(|pool| pool.room() > TRAMPOLINE_BYTES && reach.contains(&pool.next(64)))
     }
 
-    /// Maps the agent, a pool within reach of a place that is to be hooked and the program's maps, as far as they are
-    /// missing, in one stop.
+    /// Maps in one stop whatever is missing of the agent, a pool within reach of a place that is to
+    /// be hooked, and the program's maps.
     pub(super) fn map_what_is_missing(
         &mut self,
         reach: RangeInclusive<u64>,
@@ -125,7 +127,7 @@ impl Target {
                 None => stopped.map_files(&mappings),
             };
             let placed = placed.map_err(|error| misplaced(error, &mappings))?;
-            // Not before, as it could come to lie where the pool is to be.
+            // It is not mapped earlier, as it could end up where the pool is to be.
             let private = match first {
                 true => Some((
                     Private::map(stopped, shared.cpus)?,
@@ -171,7 +173,8 @@ impl Target {
         self.take_in(&new, placed)
     }
 
-    /// Has programs run there. Tried again when something is to be hooked, where it has failed.
+    /// Fills the private memory, so that programs can run there. After a failure it is tried again
+    /// when something is to be hooked.
     fn fill_private(&mut self, memory: &File) -> Result<(), Error> {
         let Some(environment) = &self.environment else {
             return Ok(());
@@ -186,7 +189,8 @@ impl Target {
         Ok(())
     }
 
-    /// What of some maps, and of all that can be reached through them, this process does not have.
+    /// Returns which of some maps, and of all that can be reached through them, this process does
+    /// not have.
     fn unknown(&self, maps: &[Arc<MapObject>]) -> Reachable {
         Reachable::from_maps(maps, |map| self.has_map(map))
     }
@@ -219,13 +223,14 @@ impl Target {
         self.take_in(&new, placed.into_iter())
     }
 
-    /// May programs here come upon fewer maps than when it was last looked?
+    /// True if programs here may reach fewer maps than at the last look.
     pub(super) fn is_to_unmap(&self) -> bool {
         self.environment.is_some() && self.shared.removals.load(SeqCst) != self.removals
     }
 
-    /// Unmaps the maps that programs here cannot come upon any more, when there are many. They cannot be in use by any
-    /// program that runs without a slot, as none of those uses maps.
+    /// Unmaps maps that programs here cannot reach any more, when there are many.
+    ///
+    /// A program that runs without a slot cannot be using them, as no such program uses maps.
     pub(super) fn unmap_out_of_reach(&mut self) -> Result<(), Error> {
         if !self.is_to_unmap() {
             return Ok(());
@@ -253,7 +258,7 @@ impl Target {
         let is_done = Hold::Brief.with(&self.process, |stopped| {
             let mut leases = shared.page().leases.iter();
             let in_use = leases.any(|lease| lease.owner.load(SeqCst) == owner);
-            // What another program has at these places is its own.
+            // If another program runs now, what it has at these places is its own.
             if in_use || !environment.is_in(stopped) {
                 return Ok(false);
             }
@@ -269,8 +274,8 @@ impl Target {
         Ok(())
     }
 
-    /// Makes maps known that have been mapped, with their rings, at addresses in the order of [`NewMaps::mappings`]; then
-    /// the objects that are elements of them.
+    /// Records maps that have been mapped, with their rings, at addresses in the order of
+    /// [`NewMaps::mappings`]; then the objects that are elements of them.
     fn take_in(
         &mut self,
         new: &NewMaps,
@@ -291,7 +296,7 @@ impl Target {
         self.environment_mut()?.place_objects(&new.reachable)
     }
 
-    /// Maps the rings of a perf event array that are new, and publishes them all.
+    /// Maps the new rings of a perf event array, and publishes all of its rings.
     pub(super) fn map_rings(&mut self, map: Id, hold: &mut Hold<'_>) -> Result<(), Error> {
         let missing = self.environment()?.missing_rings(map);
         let mut placed = Vec::new();
@@ -318,7 +323,8 @@ impl Target {
     }
 }
 
-/// Why files could not be mapped: if something has been mapped there since it was looked for room, that is to be done again.
+/// Classifies a failure to map files. If something has been mapped there since room was looked for,
+/// the search has to be repeated.
 pub(super) fn misplaced(error: beeline_inject::Error, mappings: &[Mapping<'_>]) -> Error {
     match error {
         beeline_inject::Error::Syscall { pid, errno, .. } if errno == Errno::EXIST => {
@@ -330,7 +336,7 @@ pub(super) fn misplaced(error: beeline_inject::Error, mappings: &[Mapping<'_>]) 
     }
 }
 
-/// Maps that are to be mapped into a process, and their perf rings: all in one go.
+/// Maps that are to be mapped into a process together with their perf rings, in one go.
 struct NewMaps {
     reachable: Reachable,
     rings: Vec<NewRing>,
@@ -373,18 +379,19 @@ impl NewMaps {
     }
 }
 
-/// Maps out of reach, or their bytes, that are worth a stop.
+/// The number of unreachable maps that is worth a stop; likewise for their bytes.
 const MANY_MAPS: usize = 16;
 const MANY_BYTES: u64 = 16 << 20;
 
 pub(super) const READ_EXECUTE: ProtFlags = ProtFlags::READ.union(ProtFlags::EXEC);
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Shared, with a mark that means nothing for memory files: by it the door's filter tells what is mapped into a child
-/// of the tool from what the child maps itself.
+/// The flags of Beeline's mappings: shared, with a mark that means nothing for memory files. By
+/// that mark the supervisor's filter distinguishes what is mapped into a child of the tool from
+/// what the child maps itself.
 pub const OURS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
 
-/// A whole file, anywhere.
+/// Describes a mapping of a whole file, anywhere.
 pub fn mapping(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> Mapping<'_> {
     Mapping {
         file,
@@ -396,7 +403,7 @@ pub fn mapping(file: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> Mappi
     }
 }
 
-/// A pool at its place, whatever is there now.
+/// Describes a mapping of a pool at its place, over whatever is there now.
 pub(super) fn replaced(pool: &Pool) -> Mapping<'_> {
     Mapping {
         address: pool.base(),

@@ -1,8 +1,10 @@
-//! Mending what kernel uprobes have made of sites, and staying out of their way.
+//! Mending sites that kernel uprobes have changed, and staying out of the way of those uprobes.
 //!
-//! A thread that comes to one of a site's traps ([`beeline_agent::abi::SiteTrap`]) says so, and the site is looked at. Without a kernel
-//! uprobe there any more the patch is stored again. With one at the site itself both are served as it is, by the trap. With one inside
-//! alone the site becomes a breakpoint, so that the kernel sees its instruction run where it is.
+//! A thread that reaches one of a site's traps ([`beeline_agent::abi::SiteTrap`]) says so, and
+//! Beeline looks at the site. If there is no kernel uprobe any more, the patch is stored again. If
+//! there is one at the site itself, the trap serves both as they are. If there are only uprobes
+//! further inside, the site becomes a breakpoint, so that the kernel sees its instruction run where
+//! it is.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -19,13 +21,13 @@ use crate::error::Error;
 use crate::patch;
 use crate::uprobes::{Stored, Text, beside, kernel_uprobes};
 
-/// The pause between looks at sites beside kernel uprobes, as those go without a word.
+/// The pause between looks at sites beside kernel uprobes, as those go without notice.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The pause between looks for kernel uprobes that no thread tells of.
+/// The pause between looks for kernel uprobes that no thread reports.
 const WATCHED: Duration = Duration::from_secs(1);
 
-/// The same where the last look has failed.
+/// The same after a look that has failed.
 const FAILED: Duration = Duration::from_secs(10);
 
 /// The state of the looks for kernel uprobes at the sites of a target.
@@ -35,26 +37,27 @@ pub(super) struct Neighbours {
     seen: u64,
     /// When it was looked at, if some site was not as it was left.
     looked: Option<Instant>,
-    /// When it was last looked for kernel uprobes that no thread tells of.
+    /// When kernel uprobes that no thread reports were last looked for.
     watched: Option<Instant>,
-    /// That look has failed.
+    /// True if that look has failed.
     has_failed: bool,
-    /// Sites that are blinded and have been told of.
+    /// Blinded sites that have been reported.
     told: BTreeSet<u64>,
-    /// Of a site that is blinded the kernel has put the file's byte back.
+    /// True if the kernel has put back the file's byte of a blinded site.
     is_uncovered: bool,
-    /// When it was last tried to have unguarded jumps be breakpoints,
+    /// When turning unguarded jumps into breakpoints was last tried.
     settled: Option<Instant>,
-    /// and after how long it is tried again.
+    /// The pause before it is tried again.
     settling: Duration,
-    /// When threads were last waited for in vain that block SIGTRAP.
+    /// When Beeline last waited in vain for threads that block SIGTRAP.
     blocked: Option<Instant>,
-    /// When it was last looked for threads that have begun to block it.
+    /// When threads that have begun to block it were last looked for.
     unblocked: Option<Instant>,
 }
 
 impl Neighbours {
-    /// Is it time to try unguarded jumps? If so, the next time is twice as long after it as before.
+    /// Returns whether it is time to try unguarded jumps. If so, the pause before the next try is
+    /// doubled.
     pub fn try_settling(&mut self) -> bool {
         let is_due = self
             .settled
@@ -66,22 +69,23 @@ impl Neighbours {
         is_due
     }
 
-    /// There is a new jump that is not guarded.
+    /// Notes a new jump that is not guarded.
     fn begin_settling(&mut self) {
         self.settled = None;
         self.settling = SOON;
     }
 }
 
-/// Unguarded jumps are tried again after so long at first.
+/// The first pause before unguarded jumps are tried again.
 const SOON: Duration = Duration::from_millis(50);
-/// A thread that starts another one blocks all signals for a moment: how long one that does and sleeps is waited for,
+/// The longest wait for a sleeping thread that blocks SIGTRAP. A thread that starts another one
+/// blocks all signals for a moment.
 const ASLEEP: Duration = Duration::from_millis(20);
-/// or one that runs, as on a busy machine that takes a moment longer,
+/// The longest wait for a running thread that does so: on a busy machine it takes a moment longer.
 const RUNNING: Duration = Duration::from_millis(500);
-/// how long between looks,
+/// The pause between looks.
 const MOMENT: Duration = Duration::from_millis(2);
-/// and how often it is tried to have the process stand still while none does.
+/// The number of attempts to have the process stand still while no thread blocks it.
 const TRIES: u32 = 5;
 
 /// A site as it is now.
@@ -108,7 +112,7 @@ impl Looked {
         Text::of(&self.now, stored)
     }
 
-    /// Does the file's first byte stand where the patch has another?
+    /// True if the file's first byte stands where the patch has another.
     fn is_uncovered(&self) -> bool {
         self.now.first() == self.file.first()
             && self.now.first() != self.patch.first()
@@ -132,7 +136,8 @@ fn is_only_inside(site: &Range<u64>, probed: &BTreeSet<u64>) -> bool {
 }
 
 impl Target {
-    /// Looks at the sites if a thread says that somebody has changed one, and mends what can be mended.
+    /// Looks at the sites if a thread reports that one has been changed, and mends what can be
+    /// mended.
     pub(super) fn mend(&mut self) -> Result<(), Error> {
         let disturbances = self.shared.page().disturbed.load(SeqCst);
         let is_again = self
@@ -144,7 +149,8 @@ impl Target {
             self.neighbours.seen = disturbances;
             return Ok(());
         }
-        // Its thread cannot be stopped until the child has run another program, and that may wait for us.
+        // Its thread cannot be stopped until the child has run another program, and the child may
+        // be waiting for Beeline.
         if self.waits_for_child() {
             return Ok(());
         }
@@ -160,8 +166,11 @@ impl Target {
         Ok(())
     }
 
-    /// Looks for kernel uprobes that no thread tells of: at sites where ours see nothing beside them, because an instruction leads
-    /// elsewhere or nothing behind it can be caught, or where they have been until now; and inside of jumps. Gives what is new, for people.
+    /// Looks for kernel uprobes that no thread reports, and returns what is new as text for people.
+    ///
+    /// It looks inside jumps and at sites where Beeline sees nothing beside such uprobes: because
+    /// an instruction leads elsewhere, because nothing behind it can be caught, or because there
+    /// have been uprobes until now.
     pub(super) fn blinded(&mut self) -> Vec<String> {
         let pause = if self.neighbours.has_failed {
             FAILED
@@ -183,7 +192,7 @@ impl Target {
             }
         }
         let probed = self.new_kernel_uprobes(&ranges);
-        // What fails is tried again.
+        // A failure is tried again.
         self.neighbours.has_failed = probed.is_err();
         let probed = probed.unwrap_or_default();
         let jumps = ranges.into_iter().filter(|one| !blind.contains(&one.start));
@@ -207,7 +216,8 @@ impl Target {
         new.map(say).collect()
     }
 
-    /// Has the kernel put a byte of the file's back at a site where no thread tells of it? The target is not stopped for that.
+    /// Returns whether the kernel has put back a byte of the file at a site where no thread reports
+    /// it. The target is not stopped for that.
     fn is_any_uncovered(&self) -> bool {
         let blind = |site: &Hooked| site.is_blind_beside_kernel();
         let mut sites = self.patches(blind).unwrap_or_default();
@@ -219,7 +229,7 @@ impl Target {
         let both = sites.iter_mut().zip(now);
         both.for_each(|(site, (_, now))| site.now = now);
         sites.retain(Looked::is_uncovered);
-        // The session whose patch lies over ours mends it.
+        // A session with a patch over this one mends it.
         !sites.is_empty()
             && Layers::of(&self.process).is_ok_and(|layers| {
                 let mut sites = sites.iter();
@@ -261,14 +271,14 @@ impl Target {
             self.check_same(stopped)?;
             let mut mixed = Vec::new();
             for mut site in sites {
-                // What cannot be read has been unmapped.
+                // Memory that cannot be read has been unmapped.
                 let is_read = stopped.read(site.address, &mut site.now).is_ok();
                 if is_read && site.text() == Text::Mixed {
                     mixed.push(site);
                 }
             }
             if !mixed.is_empty() {
-                // The session whose patch lies over ours mends it.
+                // A session with a patch over this one mends it.
                 let layers = Layers::of(stopped.process())?;
                 mixed.retain(|site| !layers.is_under(site.address, site.layer));
             }
@@ -288,7 +298,7 @@ impl Target {
                     found.fragile.extend(fragile.get(&site.address));
                 }
                 if patch::is_covered(site.address, &site.now, &site.patch, &probed) {
-                    // A debugger's, which brings our byte back.
+                    // A debugger's breakpoint, which will bring this session's byte back.
                     is_beside = true;
                     continue;
                 }
@@ -309,7 +319,8 @@ impl Target {
                 tracing::debug!(pid, sites = code.len(), is_beside, "stored patches again");
             }
             stopped.write_code(code)?;
-            // As long as there is one beside us nobody need say so again: it is looked at now and then.
+            // As long as there is one beside this session, no thread needs to report it again: it
+            // is looked at now and then.
             if let Some(at) = disturbed_at.filter(|_| !is_beside) {
                 stopped.write(at, &0u32.to_ne_bytes())?;
             }
@@ -320,12 +331,12 @@ impl Target {
         Ok(found)
     }
 
-    /// Some of the sites, and what was stored there.
+    /// Returns the wanted sites with the bytes that were stored there.
     fn patches(&self, wanted: impl Fn(&Hooked) -> bool) -> Result<Vec<Looked>, Error> {
         let environment = self.environment()?;
         let sites = self.sites.iter().filter(|(_, site)| wanted(site));
         let sites = sites.map(|(address, site)| {
-            // SAFETY: placed as a `Site`.
+            // SAFETY: the record was placed in the home pool as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };
             let stored = Stored::of(record);
             Looked {
@@ -340,7 +351,8 @@ impl Target {
         Ok(sites.collect())
     }
 
-    /// May a site be hooked by a breakpoint? If not there is soon going to be a jump that is not guarded.
+    /// True if a site may be hooked by a breakpoint. If not, there is soon going to be an unguarded
+    /// jump.
     pub(super) fn may_break(&mut self, hold: &mut Hold<'_>) -> bool {
         let may = self.await_trap_unblocked(hold).is_ok();
         if !may {
@@ -349,8 +361,8 @@ impl Target {
         may
     }
 
-    /// As [`Self::check_trap_unblocked`], but threads that block SIGTRAP for a moment only are waited for, if the process may go on
-    /// meanwhile.
+    /// As [`Self::check_trap_unblocked`], but waits for threads that block SIGTRAP only for a
+    /// moment, if the process may go on meanwhile.
     pub(super) fn await_trap_unblocked(&mut self, hold: &mut Hold<'_>) -> Result<(), Error> {
         let is_vain = |since: Instant| since.elapsed() < AGAIN;
         let mut outcome = self.check_trap_unblocked(hold);
@@ -365,14 +377,15 @@ impl Target {
                 self.neighbours.blocked = Some(Instant::now());
                 return self.check_trap_unblocked(hold);
             }
-            // Another one may do so just when all are held.
+            // Another thread may do so just when all are held.
             outcome = self.check_trap_unblocked(hold);
         }
         outcome
     }
 
-    /// Looks for threads that have come to block SIGTRAP since it was hooked by a breakpoint, or since kernel uprobes make threads trap in
-    /// jumps: they would be killed there. One that runs may do so for a moment only.
+    /// Looks for threads that have come to block SIGTRAP since a site became a breakpoint, or since
+    /// kernel uprobes make threads trap in jumps. They would be killed there. A running thread may
+    /// block it for a moment only.
     pub(super) fn unblock_late(&mut self) {
         let is_breakpoint = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
         let is_at_risk = self.neighbours.looked.is_some() || self.sites.values().any(is_breakpoint);
@@ -393,7 +406,7 @@ impl Target {
         }
     }
 
-    /// Waits until no thread blocks SIGTRAP; false if one seems to do so for good.
+    /// Waits until no thread blocks SIGTRAP. Returns false if one seems to do so for good.
     fn wait_for_unblocking(&self) -> bool {
         let since = Instant::now();
         while let Some(blocking) = self.thread_blocking_traps() {

@@ -1,8 +1,9 @@
 //! Landing pads: the places that the jumps at sites lead to.
 //!
-//! A guarded jump ([`beeline_hook::Guard`]) cannot lead anywhere, as part of its displacement stands for something else. So it leads to a
-//! *pad*, a jump at a place that suits, which leads on to the trampoline. All pads of a target are in one memory file, which is
-//! mapped wherever pads are needed; only pages with pads in them take memory.
+//! A guarded jump ([`beeline_hook::Guard`]) cannot lead just anywhere, because part of its
+//! displacement stands for something else. So it leads to a *pad*, a jump at a suitable place,
+//! which leads on to the trampoline. All pads of a target are in one memory file, which is mapped
+//! wherever pads are needed; only pages with pads in them take memory.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -26,11 +27,12 @@ use crate::trampoline_pool::ARENA_BYTES;
 #[derive(Debug)]
 pub(super) struct Pads {
     file: Memory,
-    /// Where the file is mapped.
+    /// The addresses where the file is mapped.
     bases: Vec<u64>,
     /// The jumps, by their offsets in the file.
     taken: BTreeMap<u64, [u8; JUMP_LEN]>,
-    /// The pads of each site that there ever was. They are the site's for good: a thread may be about to run one.
+    /// The pads of each site that there ever was. They belong to the site for good, as a thread may
+    /// be about to run one.
     known: BTreeMap<u64, Landing>,
 }
 
@@ -40,25 +42,27 @@ pub(super) struct Landing {
     pub guard: Guard,
     /// The pad that the jump leads to.
     pub pad: u64,
-    /// Those that it leads to while there is a kernel uprobe inside it, or was.
+    /// The pads that it leads to while there is or was a kernel uprobe inside it.
     others: Vec<u64>,
-    /// All of those were to be had.
+    /// True if all of those could be placed.
     pub is_whole: bool,
 }
 
-/// The kernel uprobes that a jump has to stand; others it stands as far as there is room for the pads.
+/// The kernel uprobes that a jump must withstand. It withstands others as far as there is room for
+/// the pads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cover {
     /// At each instruction that it lies over.
     Whole,
-    /// At each that does not begin at its last byte: an `int3` there leads far away.
+    /// At each instruction that does not begin at its last byte: an `int3` there leads far away.
     Near,
-    /// At the first one.
+    /// At the first instruction.
     Start,
 }
 
 impl Cover {
-    /// Is a pad needed where a changed jump leads to that else leads to the other one?
+    /// True if a pad is needed at `changed`, the target of a changed jump that otherwise leads to
+    /// `pad`.
     fn needs(self, changed: u64, pad: u64) -> bool {
         match self {
             Cover::Whole => true,
@@ -74,7 +78,7 @@ impl Landing {
         std::iter::once(self.pad).chain(self.others.iter().copied())
     }
 
-    /// From where a trampoline can be reached.
+    /// Returns the addresses from which a trampoline can be reached.
     pub fn reach(&self, from: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
         let narrowed = |(low, high): (u64, u64), pad| {
             let near = reach(pad);
@@ -85,14 +89,15 @@ impl Landing {
     }
 }
 
-/// Bytes of a pad.
+/// The size of a pad in bytes.
 const PAD: u64 = JUMP_LEN as u64;
-/// Left free at the start of the file, for the manifest.
+/// Bytes left free at the start of the file, for the manifest.
 const HEAD: u64 = PAGE as u64;
 const LEN: u64 = ARENA_BYTES as u64;
-/// The distance by which mappings around addresses that are needed together begin further from one another.
+/// The least distance between the starts of mappings around addresses that are needed together.
 const SHIFT: u64 = 32 * PAGE as u64;
-/// Places that are tried for one guard in one mapping, if what else is needed cannot be had with them.
+/// The number of places that are tried for one guard in one mapping, if what else is needed does
+/// not fit with them.
 const TRIES: usize = 8;
 
 impl Pads {
@@ -118,7 +123,7 @@ impl Pads {
         Ok(file)
     }
 
-    /// The same for a forked child, in a file of its own.
+    /// Creates the same pads for a forked child, in a file of its own.
     pub fn fork(&self) -> std::io::Result<Self> {
         let file = Self::file()?;
         // SAFETY: both mappings are longer, and nobody else has the new one yet.
@@ -138,7 +143,7 @@ impl Pads {
         Ok(copy)
     }
 
-    /// The file at its places, whatever is there now.
+    /// Returns mappings of the file at its places, over whatever is there now.
     pub fn replaced(&self) -> impl Iterator<Item = Mapping<'_>> {
         self.bases.iter().map(|base| Mapping {
             address: *base,
@@ -147,22 +152,22 @@ impl Pads {
         })
     }
 
-    /// Where the file is mapped.
+    /// Returns the addresses where the file is mapped.
     pub fn bases(&self) -> impl Iterator<Item = u64> {
         self.bases.iter().copied()
     }
 
     fn store(&self, offset: u64, jump: &[u8; JUMP_LEN]) {
         assert!(offset + PAD <= LEN, "a pad outside its file");
-        // SAFETY: inside the mapping, which nobody here has a reference into; the target comes here by jumps that are stored later, or
-        // is stopped.
+        // SAFETY: the place is inside the mapping, and this process has no references into it. The
+        // target gets here through jumps that are stored later, or is stopped.
         unsafe {
             let place = self.file.base().add(offset as usize);
             place.copy_from_nonoverlapping(jump.as_ptr(), jump.len());
         }
     }
 
-    /// The offset in the file of a place that is mapped.
+    /// Returns the offset in the file of a mapped address.
     fn offset(&self, address: u64) -> Option<u64> {
         offset_among(self.bases.iter(), address)
     }
@@ -182,7 +187,7 @@ struct Draft {
     taken: Vec<u64>,
 }
 
-/// Looks for places for the pads of one site.
+/// A search for places for the pads of one site.
 struct Search<'a> {
     target: &'a Target,
     regions: &'a [Region],
@@ -221,7 +226,7 @@ impl Search<'_> {
         self.target.pads.as_ref()
     }
 
-    /// A pad in one mapping, with all others that it needs.
+    /// Finds a pad in one mapping together with all others that it needs.
     fn within(
         &self,
         guard: &Guard,
@@ -256,7 +261,8 @@ impl Search<'_> {
         Ok(None)
     }
 
-    /// Takes the places of further pads of a site, as far as they can be had. Nothing if one of them is needed.
+    /// Takes the places of further pads of a site as far as they are available. Returns `None` if
+    /// one that is needed is not.
     fn others(
         &self,
         pad: u64,
@@ -293,7 +299,7 @@ impl Search<'_> {
         Ok(is_taken)
     }
 
-    /// Takes the place of a pad, if it is mapped or going to be, and free.
+    /// Takes the place of a pad if it is free and is mapped or going to be.
     fn take(&self, pad: u64, draft: &mut Draft) -> bool {
         let mapped = self.pads().and_then(|pads| pads.offset(pad));
         let Some(offset) = mapped.or_else(|| offset_among(draft.bases.iter(), pad)) else {
@@ -310,8 +316,10 @@ impl Search<'_> {
         true
     }
 
-    /// Where the file can be mapped so that the address lies in it, each time at another offset: addresses that are needed together
-    /// often differ in their last byte alone.
+    /// Returns where the file can be mapped so that it contains the address.
+    ///
+    /// The offset differs each time, because addresses that are needed together often differ in
+    /// their last byte alone.
     fn base_around(&self, address: u64, draft: &Draft) -> Result<Option<u64>, Error> {
         let mapped = self.pads().map_or(0, |pads| pads.bases.len()) + draft.bases.len();
         let shift = (mapped as u64 * SHIFT) % (LEN / 2);
@@ -320,7 +328,7 @@ impl Search<'_> {
         self.gap(low..=high, draft)
     }
 
-    /// Where the file can be mapped near the site.
+    /// Returns where the file can be mapped near the site.
     fn base_near(&self, draft: &Draft) -> Result<Option<u64>, Error> {
         self.gap(reach(self.plan.site), draft)
     }
@@ -342,7 +350,9 @@ impl Search<'_> {
 }
 
 impl Target {
-    /// Finds places for the pads of a jump, and maps what is missing. Nothing if there is no room: the jump cannot be guarded then.
+    /// Finds places for the pads of a jump, and maps what is missing.
+    ///
+    /// Returns `None` if there is no room; the jump cannot be guarded then.
     pub(super) fn find_landing(
         &mut self,
         plan: &Plan,
@@ -395,7 +405,7 @@ impl Target {
         drop(mappings);
         if let Some(pads) = &mut self.pads {
             pads.bases.extend(&draft.bases);
-            // Nobody comes to them yet.
+            // No thread gets there yet.
             let reserved = draft
                 .taken
                 .into_iter()
@@ -406,8 +416,9 @@ impl Target {
         Ok(Some(landing))
     }
 
-    /// Has the pads of a site lead to a trampoline. The process must be stopped. Those that only a changed jump leads to have it told that
-    /// the site is to be looked at.
+    /// Makes the pads of a site lead to a trampoline. The process must be stopped.
+    ///
+    /// The pads that only a changed jump leads to also report that the site should be looked at.
     pub(super) fn aim(&mut self, landing: &Landing, trampoline: u64) -> Result<(), Error> {
         let pid = self.process.pid();
         let notice = match landing.others.is_empty() {
@@ -437,7 +448,8 @@ impl Target {
         Ok(())
     }
 
-    /// Code near a trampoline that leads there and says that a site is not as it was left.
+    /// Writes code near a trampoline that reports that a site is not as it was left, and then leads
+    /// to the trampoline.
     fn write_notice(&mut self, trampoline: u64) -> Result<u64, Error> {
         let environment = self.environment()?;
         let flag = environment.private.control() + offset_of!(abi::Control, disturbed) as u64;

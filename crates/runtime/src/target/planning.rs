@@ -1,4 +1,5 @@
-//! How a site is to be hooked: the code around it without this session, what lies there of others, and what guards it.
+//! Planning a site: the code around it without this session, other sessions' patches there, and
+//! what guards it.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +17,7 @@ use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 #[derive(Debug, Clone)]
 pub(super) struct Planned {
     pub plan: Plan,
-    /// The code that is there, with other sessions' patches, and the same of the file.
+    /// The code that is there, including other sessions' patches, and the same bytes of the file.
     pub original: [u8; abi::ORIGINAL_BYTES],
     pub file: [u8; abi::ORIGINAL_BYTES],
     /// Another session's patch at the site.
@@ -31,14 +32,14 @@ pub(super) struct Planned {
 struct Current {
     start: u64,
     code: Vec<u8>,
-    /// Where in it kernel uprobes are.
+    /// The addresses of kernel uprobes in it.
     probed: BTreeSet<u64>,
     /// Another session's patch at the site.
     beneath: Option<Beneath>,
 }
 
 impl Target {
-    /// Plans a new site beside those that there are.
+    /// Plans a new site beside the existing ones.
     pub(super) fn plan_apart(
         &self,
         request: &Request<'_>,
@@ -53,7 +54,7 @@ impl Target {
         Ok(planned)
     }
 
-    /// How a new site is to be hooked, and what is there now.
+    /// Plans a new site, and returns the plan with the code that is there now.
     pub(super) fn plan(
         &self,
         request: &Request<'_>,
@@ -78,7 +79,8 @@ impl Target {
             Some(below) if below.is_breakpoint => plan(file)?.into_breakpoint(Reason::AnotherProbe),
             Some(below) => plan(&code)?.over(plan(file)?, &below.patch),
         };
-        // An event at a kernel uprobe further inside is the kernel's only if the instruction is run where it is.
+        // An event at a kernel uprobe further inside is the kernel's only if the instruction is run
+        // where it is.
         let inside = plan.site + 1..plan.site + plan.window_len as u64;
         if probed.range(inside).next().is_some() {
             plan = plan.into_breakpoint(Reason::AnotherProbe);
@@ -100,9 +102,11 @@ impl Target {
         })
     }
 
-    /// The function around the site, as it would be without us. That is what stands in the file, but for the jumps of
-    /// other sessions and those at system calls: those are moved like any other instruction.
-    /// And where in it kernel uprobes are.
+    /// Returns the function around the site as it would be without this session, and the kernel
+    /// uprobes in it.
+    ///
+    /// That is the file's content, except for the jumps of other sessions and those at system
+    /// calls, which are moved like any other instruction.
     fn current_code(&self, request: &Request<'_>, hold: &mut Hold<'_>) -> Result<Current, Error> {
         let (start, file) = request.place.function_at(request.address);
         let mut code = file.to_vec();
@@ -115,7 +119,7 @@ impl Target {
         let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
         let calls = self.calls.iter();
         for (address, stored) in calls.flat_map(|calls| calls.patched.range(from..end)) {
-            // It has been unmapped since, and mapped anew.
+            // It has since been unmapped, and mapped anew.
             if now == code && !holds(&now, start, *address, stored.bytes()) {
                 let pid = self.process.pid();
                 let address = *address;
@@ -149,7 +153,8 @@ impl Target {
         let theirs: Vec<_> = probed.iter().map(|address| theirs(*address)).collect();
         let is_strange = |(i, (now, expected)): (usize, (&u8, &u8))| {
             let address = start + i as u64;
-            // What the kernel has put back in another session's patch that session mends, or it comes back with ours.
+            // Bytes that the kernel has put back in another session's patch are mended by that
+            // session, or come back with this one's.
             let is_put_back = beneath.is_some() && Some(now) == file.get(i);
             now != expected && !is_put_back && !theirs.iter().any(|range| range.contains(&address))
         };
@@ -173,12 +178,12 @@ impl Target {
         }
     }
 
-    /// Puts back what our patches of sites have taken the place of, in a copy of the code at `start`.
+    /// Undoes this session's site patches in a copy of the code at `start`.
     pub(super) fn uncover(&self, start: u64, now: &mut [u8]) -> Result<(), Error> {
         let end = start + now.len() as u64;
         let from = start.saturating_sub(abi::ORIGINAL_BYTES as u64);
         for (address, site) in self.sites.range(from..end) {
-            // SAFETY: placed as a `Site`.
+            // SAFETY: the record was placed in the home pool as a `Site`.
             let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
             let stored = Stored::of(record);
             let Stored {
@@ -199,8 +204,11 @@ impl Target {
         Ok(())
     }
 
-    /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its jump, and has the agent handle
-    /// breakpoints. What cannot be guarded is hooked by a breakpoint, or guarded as far as it can be where that would do more harm.
+    /// Makes sure that a kernel uprobe upon a site does no harm: finds places for the pads of its
+    /// jump, and makes the agent handle breakpoints.
+    ///
+    /// A site that cannot be guarded is hooked by a breakpoint, or guarded as far as possible where
+    /// a breakpoint would do more harm.
     pub(super) fn guarded(
         &mut self,
         planned: &mut Planned,
@@ -209,7 +217,7 @@ impl Target {
     ) -> Result<Option<Landing>, Error> {
         let plan = planned.plan.clone();
         let is_jump = matches!(plan.kind, Kind::Jump);
-        // Over a system call's jump, of whichever session, nothing can be guarded.
+        // Over a system call's jump, of any session, nothing can be guarded.
         let is_others = is_jump && planned.beneath.is_none() && !request.place.holds(&plan);
         if planned.beneath.is_some() {
             match self.level_over_others(hold)? {
@@ -230,7 +238,7 @@ impl Target {
         Ok(landing)
     }
 
-    /// Where a jump is to lead to, if it is to be one.
+    /// Returns where a site's jump is to lead, if it is to be a jump.
     fn land(
         &mut self,
         planned: &mut Planned,
@@ -251,7 +259,8 @@ impl Target {
         }
     }
 
-    /// Pads for a jump, and memory for a trampoline near them. Nothing if there is no room.
+    /// Finds pads for a jump, and memory for a trampoline near them. Returns `None` if there is no
+    /// room.
     fn landed(
         &mut self,
         plan: &Plan,
@@ -271,7 +280,8 @@ impl Target {
         }
     }
 
-    /// A session below, whose handler is called first, keeps the traps to itself: hits beside a kernel uprobe are not seen then.
+    /// Gives up the traps if a session below has a handler that is called first and keeps them to
+    /// itself. Hits beside a kernel uprobe are not seen then.
     fn yield_traps(&self, planned: &mut Planned) -> Result<(), Error> {
         let Some(below) = &mut planned.beneath else {
             return Ok(());
@@ -287,7 +297,7 @@ impl Target {
     }
 }
 
-/// Do these bytes stand at `address`, as far as the code at `start` shows?
+/// True if these bytes stand at `address`, as far as the code at `start` shows.
 fn holds(code: &[u8], start: u64, address: u64, bytes: &[u8]) -> bool {
     let at = |address: u64| {
         let offset = address.checked_sub(start)?;
@@ -309,5 +319,5 @@ fn overlay(code: &mut [u8], start: u64, address: u64, bytes: &[u8]) {
     }
 }
 
-/// Bytes of a call that the kernel has made of a `nop`.
+/// The length of a call that the kernel has made of a `nop`.
 const CALL_LEN: u64 = 5;

@@ -1,4 +1,5 @@
-//! How a planned site is hooked: its trampoline written, patched, and what runs there published; and how it is changed later.
+//! Hooking a planned site and changing it later: writing its trampoline, storing its patch and
+//! publishing what runs there.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -16,7 +17,7 @@ use crate::patch;
 use crate::uprobes::{Stored, Text, beside};
 
 impl Hooked {
-    /// Where its trampoline may be.
+    /// Returns where its trampoline may be.
     fn reach(&self) -> Option<RangeInclusive<u64>> {
         let reach = self.plan.reach()?;
         match &self.landing {
@@ -25,7 +26,7 @@ impl Hooked {
         }
     }
 
-    /// Where threads trap beside a kernel uprobe, and go on.
+    /// Returns where threads trap beside a kernel uprobe, and where they go on.
     fn traps(&self, trampoline: &Trampoline) -> [SiteTrap; abi::SITE_TRAPS] {
         if let Some(beneath) = &self.beneath {
             return beneath.traps;
@@ -48,7 +49,8 @@ impl Hooked {
     }
 }
 
-/// Words of `struct pt_regs`, bit n for word n, as registers have numbers in instructions.
+/// Returns the words of `struct pt_regs` that hold these registers: bit n for word n. The registers
+/// are numbered as in instructions.
 fn words_of(registers: Registers) -> u32 {
     /// rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
     const WORDS: [u32; 16] = [10, 11, 12, 5, 19, 4, 13, 14, 9, 8, 7, 6, 3, 2, 1, 0];
@@ -58,14 +60,14 @@ fn words_of(registers: Registers) -> u32 {
 }
 
 impl Target {
-    /// Forgets the sites whose code has been unmapped since, or replaced by other code.
+    /// Forgets sites with code that has since been unmapped or replaced.
     pub fn forget_unmapped(&mut self) {
         let Some(environment) = &self.environment else {
             return;
         };
         let calls = self.calls.as_ref().map(|calls| &*calls.patched);
         let is_there = |address: &u64, site: &Hooked| {
-            // SAFETY: placed as a `Site`.
+            // SAFETY: the record was placed in the home pool as a `Site`.
             let record = unsafe { environment.home.get::<Site>(site.record) };
             let stored = Stored::of(record);
             let mut now = vec![0; stored.len()];
@@ -83,7 +85,7 @@ impl Target {
             match now[0] {
                 // A kernel uprobe may be at the site.
                 INT3 if is_as_patched() => true,
-                // Another session's jump may lie upon ours.
+                // Another session's jump may lie upon this one.
                 first if first == stored.patch[0] && !is_call() => true,
                 _ => Text::of(&now, stored) != Text::Other,
             }
@@ -93,7 +95,8 @@ impl Target {
         let mut gone: Vec<_> = gone
             .map(|(address, site)| (*address, site.record))
             .collect();
-        // Beside a kernel uprobe nothing of ours may be to be seen below another session's patch; that session may be about to go.
+        // Beside a kernel uprobe nothing of this session may be visible below another session's
+        // patch, and that session may be about to go.
         for _ in 0..LOOKS {
             if gone.is_empty() {
                 return;
@@ -111,14 +114,14 @@ impl Target {
             self.set_breakpoint(record, 0);
             self.sites.remove(&address);
             if let Some(environment) = &self.environment {
-                // SAFETY: placed as a `Site`.
+                // SAFETY: the record was placed in the home pool as a `Site`.
                 let record = unsafe { environment.home.get::<Site>(record) };
                 record.patched.store(0, SeqCst);
             }
         }
     }
 
-    /// A site whose jump reaches over `address` is hooked by a breakpoint instead.
+    /// Turns a site with a jump that reaches over `address` into a breakpoint.
     pub(super) fn make_room(&mut self, address: u64, hold: &mut Hold<'_>) -> Result<(), Error> {
         let Some((at, site)) = self.sites.range(..address).next_back() else {
             return Ok(());
@@ -162,7 +165,7 @@ impl Target {
             hold.with(&self.process, |stopped| {
                 self.check_same(stopped)?;
                 let layers = Layers::of(stopped.process())?;
-                // SAFETY: placed as a `Site`.
+                // SAFETY: the record was placed in the home pool as a `Site`.
                 let old = unsafe { self.environment()?.home.get::<Site>(old) };
                 patch::restore(stopped, at, old, &layers)?;
                 if old.patched.load(SeqCst) != 0 {
@@ -179,14 +182,14 @@ impl Target {
         outcome
     }
 
-    /// The code at a site, and the level of the handler that serves it.
+    /// Returns the code at a site, and the level of the handler that serves it.
     fn bytes_of(&self, record: u64) -> Result<(Bytes, u32), Error> {
-        // SAFETY: placed as a `Site`.
+        // SAFETY: the record was placed in the home pool as a `Site`.
         let record = unsafe { self.environment()?.home.get::<Site>(record) };
         Ok(((record.original, record.file), record.level))
     }
 
-    /// Has a site that is hooked lead to another trampoline.
+    /// Makes a hooked site lead to another trampoline.
     fn redirect(
         &mut self,
         site: &Hooked,
@@ -200,7 +203,7 @@ impl Target {
                 self.patch(stopped, site, trampoline)
             });
         };
-        // Only where the pads lead to changes. Nobody is halfway through one: it is one instruction.
+        // Only the pads change. No thread is halfway through one, since a pad is one instruction.
         let process = self.process.clone();
         hold.with(&process, |stopped| {
             self.check_same(stopped)?;
@@ -222,15 +225,15 @@ impl Target {
         let showed_registers = site.shows_registers;
         site.shows_registers |= request.body.needs().reads_context;
         if outcome.is_ok() && (site.direct || site.shows_registers != showed_registers) {
-            // The direct trampoline knows its one program only, and the agent runs no program that looks at registers
-            // which its trampoline does not show.
+            // The direct trampoline knows only its one program, and the agent runs no program that
+            // looks at registers which its trampoline does not show.
             outcome = self
                 .write_trampoline(&site, None)
                 .and_then(|(trampoline, at)| self.redirect(&site, &trampoline, at, hold));
             site.direct &= outcome.is_err();
         }
         if outcome.is_err() {
-            // What its trampoline does not serve is not attached, and may be tried again.
+            // A program that its trampoline does not serve is not attached, and may be tried again.
             site.shows_registers = showed_registers;
             site.list(request.retprobe).pop();
             let _ = self.publish(&site);
@@ -335,7 +338,8 @@ impl Target {
         let Some(flags) = request.place.exit_flags().filter(|_| request.retprobe) else {
             return Ok(());
         };
-        // SAFETY: placed as a `Site`. Without programs for the return nobody looks at what changes.
+        // SAFETY: the record was placed as a `Site`. Without programs for the return nobody looks
+        // at what changes.
         unsafe {
             self.environment_mut()?
                 .home
@@ -379,7 +383,7 @@ impl Target {
             traps: Default::default(),
         };
         let site = environment.home.value(site).map_err(os("filling a pool"))?;
-        // Listed before it is patched: a patch that nobody could find must never be.
+        // It is listed before it is patched: there must never be a patch that nobody could find.
         environment
             .manifest()
             .first_site
@@ -387,7 +391,8 @@ impl Target {
         Ok(site)
     }
 
-    /// Writes a site's trampoline into a pool near it; the patch that leads there goes into the record.
+    /// Writes a site's trampoline into a pool near it, and the patch that leads there into the
+    /// record.
     fn write_trampoline(
         &mut self,
         site: &Hooked,
@@ -432,8 +437,8 @@ impl Target {
         };
         let passes_on = matches!(&site.beneath, Some(below) if below.is_breakpoint);
         let traps = site.traps(&trampoline);
-        // SAFETY: placed as a `Site`; what changes here is only read by threads that came through a patch, and an
-        // older trampoline of the site leads to the same kind of places.
+        // SAFETY: the record was placed as a `Site`. Only threads that came through a patch read
+        // what changes here, and an older trampoline of the site leads to the same kind of places.
         unsafe {
             self.environment_mut()?
                 .home
@@ -451,21 +456,21 @@ impl Target {
         Ok((trampoline, at))
     }
 
-    /// Is the code that a new site's patch goes over what was looked at when it was planned? Another session may have come there
-    /// since, or gone.
+    /// Fails unless the code that a new site's patch goes over is what it was when the site was
+    /// planned. Another session may have come or gone since.
     fn check_original(
         &self,
         stopped: &Stopped,
         site: &Hooked,
         probed: &BTreeSet<u64>,
     ) -> Result<(), Error> {
-        // SAFETY: placed as a `Site`.
+        // SAFETY: the record was placed in the home pool as a `Site`.
         let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
         let Stored { original, file, .. } = Stored::of(record);
         let mut now = vec![0; original.len()];
         let is_read = stopped.read(record.address, &mut now).is_ok();
         let expected = beside(record.address, &now, original, original, probed);
-        // What the kernel has put back in another session's patch comes back with ours.
+        // Bytes that the kernel has put back in another session's patch come back with this one's.
         let below = Stored {
             patch: original,
             original: file,
@@ -489,12 +494,12 @@ impl Target {
         site: &Hooked,
         trampoline: &Trampoline,
     ) -> Result<(), Error> {
-        // SAFETY: placed as a `Site`.
+        // SAFETY: the record was placed in the home pool as a `Site`.
         let record = unsafe { self.environment()?.home.get::<Site>(site.record) };
         patch::apply(stopped, &site.plan, record, &trampoline.resume_map)
     }
 
-    /// Publishes which programs run at a site: from the next hit on these and no others.
+    /// Publishes which programs run at a site. From the next hit on, exactly these run.
     pub(super) fn publish(&mut self, site: &Hooked) -> Result<(), Error> {
         let links = |attached: &[Attached]| {
             attached
@@ -505,7 +510,7 @@ impl Target {
         let environment = self.environment_mut()?;
         let entry = environment.place_list(&links(&site.entry))?;
         let returns = environment.place_list(&links(&site.returns))?;
-        // SAFETY: placed as a `Site`.
+        // SAFETY: the record was placed in the home pool as a `Site`.
         let record = unsafe { environment.home.get::<Site>(site.record) };
         record.entry.store(entry as usize, Release);
         record.returns.store(returns as usize, Release);
@@ -516,7 +521,7 @@ impl Target {
 /// The code at a site without this session's patch, and the file's.
 type Bytes = ([u8; abi::ORIGINAL_BYTES], [u8; abi::ORIGINAL_BYTES]);
 
-/// Bytes that a site's patch overwrites.
+/// Returns the number of bytes that a site's patch overwrites.
 fn patch_len(plan: &Plan, beneath: Option<&Beneath>) -> usize {
     match (&plan.kind, beneath) {
         (Kind::Jump, _) => plan.window_len,
@@ -525,7 +530,8 @@ fn patch_len(plan: &Plan, beneath: Option<&Beneath>) -> usize {
     }
 }
 
-/// A breakpoint over another session's patch, which stays behind it: by that it is known.
+/// Returns a breakpoint over another session's patch. The rest of that patch stays behind it, which
+/// identifies it.
 fn breakpoint_over(patch: &[u8]) -> Vec<u8> {
     let mut bytes = patch.to_vec();
     if let Some(first) = bytes.first_mut() {
@@ -534,7 +540,7 @@ fn breakpoint_over(patch: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Looks at sites that seem to be gone, while other sessions come and go.
+/// The number of looks at sites that seem to be gone, while other sessions come and go.
 const LOOKS: usize = 2;
 const PUSH_RBP: u8 = 0x55;
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];

@@ -1,5 +1,5 @@
-//! System calls of a target: every `syscall` instruction in its files' code leads to a stub, and what runs there is said by
-//! a table.
+//! System calls of a target. Every `syscall` instruction in the code of its files leads to a stub,
+//! and a table says what runs there.
 
 mod beside;
 mod late;
@@ -45,23 +45,24 @@ use stubs::{Stored, store, unhookable_in};
 use unhooked::Unhooked;
 use written::Written;
 
-/// What is wanted of a target's system calls.
+/// The wishes for a target's system calls.
 #[derive(Debug, Default)]
 pub struct Wanted {
     /// The programs that run there.
     pub links: Vec<Arc<CallLink>>,
-    /// Beeline itself is told when the process splits, runs another program, or maps code. Where programs run it always is.
+    /// True if Beeline itself is told when the process forks, runs another program, or maps code.
+    /// Where programs run it always is.
     pub follows: bool,
 }
 
 impl Wanted {
-    /// Are the calls left alone?
+    /// True if the calls are left alone.
     pub fn is_empty(&self) -> bool {
         self.links.is_empty() && !self.follows
     }
 }
 
-/// What a target has of system calls.
+/// A target's state of system calls.
 #[derive(Debug, Clone)]
 pub struct Calls {
     /// The [`syscalls::Calls`], in the home pool.
@@ -69,24 +70,25 @@ pub struct Calls {
     links: Vec<Attached>,
     /// See [`Wanted::follows`].
     follows: bool,
-    /// All calls are, and not only those that Beeline itself has to know of.
+    /// True if all calls are hooked, and not only those that Beeline itself has to know of.
     hooks_all: bool,
     /// Code of which only [`Part::ProcessEvents`] is hooked, as in `seen`.
     partial: BTreeSet<(u64, u64, u64)>,
-    /// Code that has been looked through: where it is mapped, and from where in which file.
+    /// Code that has been scanned: where it is mapped, and from where in which file.
     seen: BTreeSet<(u64, u64, u64)>,
-    /// In each pool the code that all stubs there share, by the pool's address.
+    /// The code that all stubs in a pool share, by the pool's address.
     common: Vec<(u64, CommonCode)>,
-    /// What was stored in the code, by its address. Shared with forked children, most of which run another program next.
+    /// The patches stored in the code, by address. Shared with forked children, most of which run
+    /// another program next.
     pub(super) patched: Arc<BTreeMap<u64, Stored>>,
-    /// Of code that was written at run time.
+    /// The state of code that was written at run time.
     written: Written,
-    /// There is code of a file with calls that are not hooked.
+    /// True if code of a file has calls that are not hooked.
     has_unhooked: bool,
     unhooked: Unhooked,
     slipped: Slipped,
     beside: Beside,
-    /// When it was last looked, code was not what it was expected to be.
+    /// True if code was not as expected at the last look.
     is_doubtful: bool,
 }
 
@@ -98,14 +100,15 @@ struct Attached {
 }
 
 impl Calls {
-    /// What the programs start from.
+    /// Returns the maps that the programs refer to directly.
     pub fn maps(&self) -> impl Iterator<Item = &Arc<MapObject>> {
         self.links.iter().flat_map(|one| &one.link.program.maps)
     }
 }
 
 impl Target {
-    /// Has system calls do what is wanted, and hooks what is not hooked yet. The process runs on whatever happens.
+    /// Makes system calls do what is wanted, and hooks what is not hooked yet. The process runs on
+    /// whatever happens.
     pub fn hook_calls(&mut self, wanted: &Wanted, hold: &mut Hold<'_>) -> Result<(), Error> {
         let regions = hold.regions(&self.process)?;
         let hooks_all = self.calls.as_ref().is_some_and(|calls| calls.hooks_all);
@@ -138,7 +141,7 @@ impl Target {
         if let Some(calls) = &mut self.calls {
             calls.slipped.forget_code();
         }
-        // Code that comes changes nothing in the tables, and may come often.
+        // New code changes nothing in the tables, and may come often.
         if self.calls.is_none() || !missing.is_empty() || follows {
             let calls = self.lay_out_calls()?;
             calls.follows |= follows;
@@ -168,19 +171,20 @@ impl Target {
         Ok(())
     }
 
-    /// Has it its system calls hooked?
+    /// True if its system calls are hooked.
     pub fn hooks_calls(&self) -> bool {
         self.calls.is_some()
     }
 
-    /// Ends a link's part: its program is not started any more when this returns. The stubs stay, and see by the table that
-    /// nobody listens.
+    /// Ends a link's part. When this returns, its program is not started any more.
+    ///
+    /// The stubs stay, and see by the table that nobody listens.
     pub fn detach_call(&mut self, link: Id) {
         let (Some(environment), Some(calls)) = (&self.environment, &mut self.calls) else {
             return;
         };
         for one in calls.links.iter().filter(|one| one.link.id == link) {
-            // SAFETY: placed as a `Link`.
+            // SAFETY: the record was placed in the home pool as a `Link`.
             let record = unsafe { environment.home.get::<abi::Link>(one.place) };
             record.enabled.store(0, Release);
         }
@@ -192,12 +196,13 @@ impl Target {
         let _ = self.publish_calls();
     }
 
-    /// Is Beeline told when the process splits, runs another program, or maps code?
+    /// True if Beeline is told when the process forks, runs another program, or maps code.
     pub fn follows(&self) -> bool {
         self.calls.as_ref().is_some_and(|calls| calls.follows)
     }
 
-    /// Has another session taken out what was hooked here for Beeline's own sake? That is told once.
+    /// True if another session has taken out what was hooked here for Beeline's own sake. It is
+    /// reported once.
     pub fn has_given_way(&mut self) -> bool {
         let Some(calls) = self.calls.as_mut().filter(|calls| calls.follows) else {
             return false;
@@ -213,12 +218,13 @@ impl Target {
         is_gone
     }
 
-    /// Has another session hooked calls here?
+    /// True if another session has hooked calls here.
     fn is_hooked_by(&self, other: &Presence) -> bool {
         other.session != SessionId::own() && other.hooks_calls(&self.process)
     }
 
-    /// Takes out what other sessions have hooked of calls for their own sake only. False if there is nothing of that.
+    /// Takes out calls that other sessions have hooked for their own sake only. Returns false if
+    /// there are none.
     pub fn have_others_give_way(
         &self,
         regions: &[Region],
@@ -240,8 +246,10 @@ impl Target {
         })
     }
 
-    /// Two sessions at one `syscall` instruction would hide each other's calls. One that has hooked them for its own sake only
-    /// gives way to one that has programs there.
+    /// Fails or makes others give way if another session has hooked calls.
+    ///
+    /// Two sessions at one `syscall` instruction would hide each other's calls. A session that has
+    /// hooked them for its own sake only gives way to one that has programs there.
     fn make_alone(
         &self,
         regions: &[Region],
@@ -262,7 +270,7 @@ impl Target {
         })
     }
 
-    /// The links that do not run here yet.
+    /// Returns the links that do not run here yet.
     fn missing_links<'a>(&self, links: &'a [Arc<CallLink>]) -> Vec<&'a Arc<CallLink>> {
         let known = |link: &Arc<CallLink>| {
             let calls = self.calls.iter().flat_map(|calls| &calls.links);
@@ -271,7 +279,7 @@ impl Target {
         links.iter().filter(|link| !known(link)).collect()
     }
 
-    /// Forgets code that was hooked and is not there any more, or is there anew.
+    /// Forgets code that was hooked and is not there any more, or has been mapped anew.
     fn forget_unmapped_calls(&mut self, regions: &[Region]) {
         let Some(mut calls) = self.calls.take() else {
             return;
@@ -309,7 +317,7 @@ impl Target {
         self.calls = Some(calls);
     }
 
-    /// Code that has not been looked through yet.
+    /// Returns code that has not been scanned yet.
     fn unseen_code(
         &mut self,
         regions: &[Region],
@@ -349,15 +357,17 @@ impl Target {
         })
     }
 
-    /// The calls of the file that a mapping is of, if they are known; nothing if it has been replaced or removed since.
+    /// Returns the calls of the file that a mapping is of, if they are known. `None` if the file
+    /// has been replaced or removed since.
     fn calls_of_file(&self, region: &Region) -> Option<Arc<FileCalls>> {
         let path = path_of(&self.process, region);
         let calls = &self.shared.calls;
         calls.of(&path, region.inode, Instant::now()).ready()
     }
 
-    /// Where the first pool may be: near the first code that is to be hooked. A program has mostly none itself, and is far
-    /// from its libraries, which have.
+    /// Returns where the first pool may be: near the first code that is to be hooked.
+    ///
+    /// A program mostly has no calls itself, and is far from its libraries, which have.
     fn home_reach(&self, fresh: &[(Region, Arc<FileCalls>)]) -> Result<RangeInclusive<u64>, Error> {
         if let Some(environment) = &self.environment {
             let base = environment.home.base();
@@ -382,7 +392,7 @@ impl Target {
             .home
             .zeroed::<syscalls::Calls>(1)
             .map_err(os("filling a pool"))?;
-        // SAFETY: all zero is a good table, and nothing in the target knows of it yet.
+        // SAFETY: all zeros are a valid table, and nothing in the target knows of it yet.
         unsafe {
             environment.home.change::<syscalls::Calls>(record, |table| {
                 (table.target, table.child) = (target as *const _, child as *const _);
@@ -430,7 +440,7 @@ impl Target {
         Ok(())
     }
 
-    /// Publishes which programs run at which calls: from the next call on these and no others.
+    /// Publishes which programs run at which calls. From the next call on, exactly these run.
     fn publish_calls(&mut self) -> Result<(), Error> {
         let Some(here) = self.calls.take() else {
             return Ok(());
@@ -454,7 +464,7 @@ impl Target {
             }
             let all = places.remove(&None).unwrap_or_default();
             let environment = self.environment_mut()?;
-            // SAFETY: placed as a `Calls`.
+            // SAFETY: the record was placed in the home pool as a `Calls`.
             let old = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
             let old_all = old.all[index].load(Relaxed);
             let old_each: Vec<_> = old.each[index]
@@ -473,7 +483,7 @@ impl Target {
                 true => &[][..],
                 false => PROCESS_EVENTS[index],
             };
-            // SAFETY: placed as a `Calls`.
+            // SAFETY: the record was placed in the home pool as a `Calls`.
             let table = unsafe { environment.home.get::<syscalls::Calls>(here.record) };
             table.all[index].store(common as usize, Release);
             for (word, list) in table.each[index].iter().zip(&lists) {
@@ -496,7 +506,8 @@ impl Target {
         Ok(())
     }
 
-    /// Hooks the calls of one mapping of a file. All is prepared while the process runs; one stop stores the patches.
+    /// Hooks the calls of one mapping of a file. Everything is prepared while the process runs; one
+    /// stop stores the patches.
     fn hook_region(
         &mut self,
         region: &Region,
@@ -519,7 +530,7 @@ impl Target {
             let stubs = self.write_stubs(region, file, part, &mut unhookable)?;
             missing = hookable - stubs.set.count;
             if missing > 0 {
-                // What has come over them since may be another session's.
+                // Patches over them since then may be another session's.
                 self.make_alone(&hold.regions(&self.process)?, false, hold)?;
             }
             let before = self.list_patches(&stubs, &unhookable)?;
@@ -552,7 +563,7 @@ impl Target {
         Ok(())
     }
 
-    /// The calls of a mapping that are to be hooked now.
+    /// Returns the calls of a mapping that are to be hooked now.
     fn part_of(&self, region: &Region) -> Part {
         let is_of_file = region.inode != 0 || vdso::is_at(region);
         match &self.calls {
@@ -569,7 +580,7 @@ impl Target {
             .ok_or_else(|| self.error("its system calls are not hooked"))
     }
 
-    /// Has the process, which stands before the first instruction of a program that it has just begun, run the programs
+    /// Makes a process that stands before the first instruction of its new program run the programs
     /// behind `execve` first.
     pub fn begin_behind_exec(&mut self, stopped: &mut Stopped) -> Result<(), Error> {
         let Some(thread) = stopped.threads().first() else {
@@ -601,8 +612,9 @@ impl Target {
 
 const STUB_ALIGN: usize = 16;
 
-/// Calls that the agent looks at for Beeline's own sake, before and behind: those by which processes split, run another
-/// program, map code, put themselves under a seccomp filter, or become another user or name.
+/// Calls that the agent watches for Beeline's own sake, before and behind: those by which processes
+/// fork, run another program, map code, put themselves under a seccomp filter, or become another
+/// user or name.
 const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     &[
         libc::SYS_execve,
@@ -643,19 +655,19 @@ const PROCESS_EVENTS: [&[libc::c_long]; 2] = [
     ],
 ];
 
-/// Is it one of [`PROCESS_EVENTS`]?
+/// True if it is one of [`PROCESS_EVENTS`].
 pub fn is_process_event(number: u32) -> bool {
     PROCESS_EVENTS
         .iter()
         .any(|all| all.contains(&number.into()))
 }
 
-/// Calls that must not be watched compactly, besides [`PROCESS_EVENTS`]: one that is made without a frame, and one by which the agent
-/// itself may come.
+/// Calls that must not be watched compactly, besides [`PROCESS_EVENTS`]: one that is made without a
+/// frame, and one by which the agent itself may come.
 const NEVER_BRIEF: [usize; 2] = [SIGRETURN, libc::SYS_clock_gettime as usize];
 const SIGRETURN: usize = libc::SYS_rt_sigreturn as usize;
 
-/// What of [`abi::Link::context`] says where a function's arguments come from.
+/// Packs where a function's arguments come from, for [`abi::Link::context`].
 fn packed(function: &Function) -> usize {
     let bits = |argument: &Argument| match *argument {
         Argument::Zero => syscalls::ARGUMENT_ZERO,
@@ -673,12 +685,12 @@ fn packed(function: &Function) -> usize {
     })
 }
 
-/// What names a mapping of a file's code.
+/// Returns the key of a mapping of a file's code.
 fn key(region: &Region) -> (u64, u64, u64) {
     (region.start, region.inode, region.offset)
 }
 
-/// Where a pool may start that all of a mapping reaches.
+/// Returns where a pool may start so that all of a mapping reaches it.
 fn reach_of(region: &Region) -> RangeInclusive<u64> {
     let (low, _) = beeline_hook::reach(region.end).into_inner();
     let (_, high) = beeline_hook::reach(region.start).into_inner();

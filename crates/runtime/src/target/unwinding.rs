@@ -1,4 +1,5 @@
-//! Links that keep unwinders from watched returns: the agent's own in the C library, and in the unwinder.
+//! Links that keep unwinders from watched returns: the agent's own, in the C library and in the
+//! unwinder.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -8,11 +9,12 @@ use beeline_inject::Region;
 
 use super::{Body, Hold, Target, UNWINDING};
 
-/// The functions by which an unwinder asks the C library, before it looks at a return address.
+/// The functions by which an unwinder asks the C library before it looks at a return address.
 const ASKED: [&str; 2] = ["_dl_find_object", "dl_iterate_phdr"];
-/// The function that it asks before, if it is part of the program: static ones have told it at their start what they consist of.
+/// The function that it asks before, if it is part of the program. Static programs have registered
+/// their parts with it at their start.
 const ASKED_WITHIN: &str = "_Unwind_Find_FDE";
-/// Its own functions, by which it is called.
+/// The unwinder's own entry functions.
 const ENTRIES: [&str; 5] = [
     "_Unwind_RaiseException",
     "_Unwind_Resume",
@@ -20,11 +22,12 @@ const ENTRIES: [&str; 5] = [
     "_Unwind_ForcedUnwind",
     "_Unwind_Backtrace",
 ];
-/// The names of the files that have these, but for programs that have them in themselves.
+/// The names of the files that have these functions. Programs may also contain them themselves.
 const LIBRARIES: [&str; 5] = ["libc.", "libc-", "ld-musl", "libgcc_s.", "libunwind."];
 
 impl Target {
-    /// Hooks what unwinders do, as long as returns are watched: what is mapped of that, and has not been before.
+    /// Hooks unwinders as long as returns are watched: those that are mapped and have not been
+    /// hooked before.
     pub fn keep_unwinding(&mut self, regions: &[Region], hold: &mut Hold<'_>) {
         if !self.watches_returns {
             return;
@@ -37,7 +40,8 @@ impl Target {
         self.texts_with_unwinding = texts.len();
         for path in texts {
             let name = name_of(&path);
-            // To read a file takes its time: others have been read if somebody looks at their functions.
+            // Reading a file takes time. Other files have been read if their functions are of
+            // interest.
             let is_library = LIBRARIES.iter().any(|library| name.starts_with(library));
             if is_library || self.shared.files.knows(&path) {
                 self.keep_unwinding_by(&path, is_library, regions, hold);

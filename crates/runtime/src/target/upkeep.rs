@@ -1,4 +1,4 @@
-//! What a target needs now and then.
+//! Periodic upkeep of a target.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,19 +13,22 @@ use crate::error::Error;
 use crate::patch;
 use crate::private::find_tid_offset;
 
-/// How long a new program is given to set its threads up before they are looked at, for each time.
+/// The time that a new program gets to set up its threads before they are looked at, for each look.
 const SETTLED: Duration = Duration::from_millis(200);
-/// Times that they are looked at: some never keep their ids.
+/// The number of looks: some threads never keep their ids.
 const LOOKS: u32 = 3;
 
 impl Target {
-    /// Does what is to be done now and then for which it has to be stopped. What fails is tried again, and told at the session's end.
-    /// Gives what is to be told.
+    /// Does the periodic work for which the target has to be stopped. Returns what the user should
+    /// be told.
+    ///
+    /// A failure is tried again, and reported at the session's end.
     pub fn tidy(&mut self) -> Vec<String> {
         let is_due = self.is_to_unmap()
             || self.is_to_look_for_ids()
             || self.sites.values().any(Hooked::is_idle);
-        // Its thread cannot be stopped until the child has run another program, and that may wait for us.
+        // Its thread cannot be stopped until the child has run another program, and the child may
+        // be waiting for Beeline.
         if is_due && !self.waits_for_child() {
             let _ = self.restore_idle();
             let _ = self.unmap_out_of_reach();
@@ -39,14 +42,15 @@ impl Target {
         told
     }
 
-    /// Restores the sites that run no program any more, all in one stop.
+    /// Restores, in one stop, all sites that run no program any more.
     fn restore_idle(&mut self) -> Result<(), Error> {
         let idle = self.sites.iter().filter(|(_, site)| site.is_idle());
         let mut idle: Vec<(u64, u64)> = idle.map(|(at, site)| (*at, site.record)).collect();
         if idle.is_empty() {
             return Ok(());
         }
-        // What another session's patch lies over is not stopped for time and again.
+        // The process is not stopped time and again for a site that another session's patch lies
+        // over.
         let layers_now = Layers::of(&self.process)?;
         idle.retain(|(address, place)| !self.is_under(*address, *place, &layers_now));
         if idle.is_empty() {
@@ -56,16 +60,16 @@ impl Target {
         Hold::Brief.with(&self.process, |stopped| {
             let layers = Layers::of(stopped.process())?;
             for (address, place) in &idle {
-                // SAFETY: placed as a `Site`.
+                // SAFETY: the record was placed in the home pool as a `Site`.
                 let record = unsafe { environment.home.get::<Site>(*place) };
                 patch::restore(stopped, *address, record, &layers)?;
             }
             Ok(())
         })?;
         for (address, place) in idle {
-            // SAFETY: placed as a `Site`.
+            // SAFETY: the record was placed in the home pool as a `Site`.
             let record = unsafe { self.environment()?.home.get::<Site>(place) };
-            // Under somebody's breakpoint it stays, and is tried again.
+            // Under another party's breakpoint it stays, and is tried again.
             if record.patched.load(SeqCst) == 0 {
                 self.set_breakpoint(place, 0);
                 self.sites.remove(&address);
@@ -74,18 +78,18 @@ impl Target {
         Ok(())
     }
 
-    /// Does another session's patch lie over that of a site?
+    /// True if another session's patch lies over that of a site.
     pub(super) fn is_under(&self, address: u64, record: u64, layers: &Layers) -> bool {
         let Some(environment) = &self.environment else {
             return false;
         };
-        // SAFETY: placed as a `Site`.
+        // SAFETY: the record was placed in the home pool as a `Site`.
         let own = unsafe { environment.home.get::<Site>(record) }.layer;
         layers.is_under(address, own)
     }
 
-    /// Looks where threads keep their ids, if that was not to be seen yet: a program that has just begun has no thread
-    /// pointer.
+    /// Looks for where threads keep their ids, if that was not visible yet. A program that has just
+    /// begun has no thread pointer.
     fn look_for_ids(&mut self) -> Result<(), Error> {
         if !self.is_to_look_for_ids() {
             return Ok(());
@@ -114,7 +118,8 @@ impl Target {
             && self.since.elapsed() > SETTLED * self.looks
     }
 
-    /// Has it a child that shares its memory, for which the thread that made it may wait (`vfork`)?
+    /// True if it has a child that shares its memory, and the thread that made the child may wait
+    /// for it (`vfork`).
     pub fn waits_for_child(&self) -> bool {
         let Some(environment) = &self.environment else {
             return false;
@@ -124,7 +129,7 @@ impl Target {
         self.process.read_memory(place, &mut children).is_ok() && children != [0; 4]
     }
 
-    /// Brings up to date what programs see as their task.
+    /// Updates what programs see as their task.
     pub fn update_task(&mut self) -> Result<(), Error> {
         let is_due = |environment: &Environment| environment.is_task_due();
         // After an `execve` the addresses are another program's.
@@ -140,7 +145,7 @@ impl Target {
         }
     }
 
-    /// Tells programs which cgroups they run in, if any asks.
+    /// Tells programs which cgroups they run in, if any program asks.
     pub fn refresh_cgroups(&mut self) -> Result<(), Error> {
         match &mut self.environment {
             Some(environment) => {

@@ -1,10 +1,13 @@
-//! Witnesses: pages of code that are mapped into a target once more, and stay as the kernel has them.
+//! Witnesses: pages of code that are mapped into a target once more, and stay as the kernel has
+//! them.
 //!
-//! A kernel uprobe inside of a jump may store the byte that the jump has there itself, so the patched code does not tell that there is one.
-//! But the kernel stores the same in every private mapping of the file that might be executed, when it is mapped and when the uprobe comes.
-//! A witness is such a mapping. It is read without stopping anybody, and only if it has changed, or there is none yet, the target is
-//! stopped and it is mapped anew: a mapping that has just been made shows all uprobes that are meant for the process and no others, such as
-//! those whose `int3` a forked child has a copy of.
+//! A kernel uprobe inside a jump may store the very byte that the jump has there itself, so the
+//! patched code does not show it. But the kernel stores the same byte in every private mapping of
+//! the file that might be executed, when the file is mapped and when the uprobe comes. A witness is
+//! such a mapping. It is read without stopping any thread. Only if it has changed, or there is none
+//! yet, is the target stopped and the witness mapped anew. A fresh mapping shows all uprobes that
+//! are meant for the process and no others, such as those that a forked child only has a copied
+//! `int3` of.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -22,7 +25,8 @@ use crate::error::{Error, os};
 use crate::memory::PAGE;
 use crate::uprobes::{open_mapped, stored_by_kernel};
 
-/// Bytes between a target's program and the witnesses, as long as there is room: what is nearer is left to trampolines and the heap.
+/// Bytes between a target's program and the witnesses, as long as there is room. What is nearer is
+/// left to trampolines and the heap.
 const APART: u64 = 512 << 20;
 /// Witnesses lie above a program that is lower than this, as bad pointers lead below it.
 const LOW: u64 = 4 << 30;
@@ -33,7 +37,7 @@ pub(super) struct Witnesses {
     mapped: Vec<Mapped>,
     /// The parts that are looked at, by where they are in the code.
     watched: BTreeMap<u64, Watched>,
-    /// Places in files that cannot be opened any more: nothing can be known of them.
+    /// Places in files that cannot be opened any more. Nothing can be known of them.
     unknown: BTreeSet<u64>,
 }
 
@@ -49,7 +53,7 @@ struct Mapped {
 /// A part of a witness.
 #[derive(Debug, Clone)]
 struct Watched {
-    /// Where.
+    /// Its address.
     at: u64,
     /// The bytes that were there at the last look.
     seen: Vec<u8>,
@@ -64,12 +68,12 @@ struct Part {
 }
 
 impl Part {
-    /// The offset in the file of an address in the code.
+    /// Returns the offset in the file of an address in the code.
     fn offset_of(&self, address: u64) -> u64 {
         address - self.region.start + self.region.offset
     }
 
-    /// Its witness, at an address if there is room; 0 for anywhere.
+    /// Describes its witness, at an address if there is room; 0 stands for anywhere.
     fn mapping(&self, address: u64) -> Mapping<'_> {
         Mapping {
             file: self.file.as_fd(),
@@ -94,8 +98,8 @@ impl Part {
 }
 
 impl Witnesses {
-    /// Those of some ranges of code, each in one mapping, whose witnesses have changed since they were last looked at, or that have none.
-    /// The process is not stopped for that.
+    /// Returns the ranges, of code in one mapping each, that have no witness or one that has
+    /// changed since the last look. The process is not stopped for that.
     fn doubtful(&self, process: &Process, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         let known = |range: &Range<u64>| {
             let watched = self.watched.get(&range.start);
@@ -120,13 +124,15 @@ impl Witnesses {
         doubtful.map(|(range, _)| range.clone()).collect()
     }
 
-    /// Has a range that starts here looked at anew.
+    /// Forgets a range that starts here, so that it is looked at anew.
     pub fn forget(&mut self, start: u64) {
         self.watched.remove(&start);
     }
 
-    /// Takes out what has to be mapped anew for some ranges to be seen rightly, and what nobody needs any more; gives that, and the ranges
-    /// with those that were seen by the same witnesses.
+    /// Takes out witnesses that have to be mapped anew for some ranges to be seen rightly, and
+    /// those that nobody needs any more.
+    ///
+    /// Returns them, and the ranges with those that were seen by the same witnesses.
     fn taken_out(
         &mut self,
         doubtful: &[Range<u64>],
@@ -155,10 +161,12 @@ impl Witnesses {
 }
 
 impl Target {
-    /// The addresses within ranges of code, in ascending order, that kernel uprobes are at, as far as that may have changed since it was
-    /// last asked for the same ranges.
+    /// Returns the addresses of kernel uprobes within ranges of code, in ascending order, as far as
+    /// they may have changed since the last call for the same ranges.
     ///
-    /// Errors: those of mapping files into a process.
+    /// # Errors
+    ///
+    /// Those of mapping files into a process.
     pub(super) fn new_kernel_uprobes(
         &mut self,
         ranges: &[Range<u64>],
@@ -185,7 +193,7 @@ impl Target {
             let wishes = beside_program(process, &regions, &parts)?;
             map(stopped, environment, witnesses, (&parts, &wishes), &anew)
         });
-        // Those that could not be unmapped are taken out the next time.
+        // Witnesses that could not be unmapped are taken out the next time.
         self.witnesses.mapped.append(&mut stale);
         found
     }
@@ -199,7 +207,7 @@ fn unmap(
 ) -> Result<(), Error> {
     let regions = stopped.regions()?;
     while let Some(record) = stale.last().map(|mapped| mapped.record) {
-        // SAFETY: placed as a `Witness`.
+        // SAFETY: the record was placed in the home pool as a `Witness`.
         let witness = unsafe { environment.home.get::<abi::Witness>(record) };
         if let Some(there) = still_there(witness, &regions) {
             stopped.munmap(there.start, there.end - there.start)?;
@@ -211,7 +219,8 @@ fn unmap(
     Ok(())
 }
 
-/// The pages of some ranges of code, together where they lie side by side in one mapping; and the ranges' starts for which there is no file.
+/// Returns the pages of some ranges of code, joined where they lie side by side in one mapping, and
+/// the starts of ranges for which there is no file.
 fn parts_of(pid: i32, regions: &[Region], ranges: &[Range<u64>]) -> (Vec<Part>, Vec<u64>) {
     let (mut parts, mut unknown) = (Vec::<Part>::new(), Vec::new());
     for range in ranges {
@@ -245,8 +254,11 @@ fn parts_of(pid: i32, regions: &[Region], ranges: &[Range<u64>]) -> (Vec<Part>, 
     (parts, unknown)
 }
 
-/// Where the witnesses of these parts are to be, 0 for anywhere: beside the program, as the kernel puts nothing there unasked. It would put a
-/// witness where the target has just unmapped something, and a program that reads through a pointer to that would find the witness there.
+/// Returns where the witnesses of these parts should be, or 0 for anywhere: beside the program,
+/// where the kernel puts nothing unasked.
+///
+/// The kernel itself would put a witness where the target has just unmapped something, and a
+/// program that reads through a pointer to that would find the witness there.
 fn beside_program(
     process: &Process,
     regions: &[Region],
@@ -260,7 +272,7 @@ fn beside_program(
     let mut distance = APART;
     let wish = |part: &Part| {
         let len = part.code.end - part.code.start;
-        // None of them is mapped yet, and no two are to be at the same address.
+        // None of them is mapped yet, and no two should be at the same address.
         distance += len + PAGE as u64;
         let middle = match program.start < LOW {
             true => program.start + distance,
@@ -272,7 +284,8 @@ fn beside_program(
     parts.iter().map(wish).collect()
 }
 
-/// Maps witnesses of these parts of files, where each is to be, and looks at the ranges in them: gives where kernel uprobes are.
+/// Maps witnesses of these parts of files at the wished places, looks at the ranges in them, and
+/// returns where kernel uprobes are.
 fn map(
     stopped: &mut Stopped,
     environment: &mut Environment,
@@ -289,7 +302,8 @@ fn map(
         .zip(wishes)
         .map(|(part, wish)| part.mapping(*wish))
         .collect();
-    // Listed first: should we be killed, or this fail, whoever clears up finds those that are mapped by then.
+    // They are listed first: if Beeline is killed or this fails, a later clean-up finds those that
+    // are mapped by then.
     let mut records = Vec::new();
     for (part, wish) in parts.iter().zip(wishes) {
         let record = environment.place_witness(|next| part.record(*wish, next))?;
@@ -301,7 +315,7 @@ fn map(
     }
     let placed = stopped.map_files_through(environment.private.scratch(), &mappings)?;
     for ((part, record), at) in parts.iter().zip(records).zip(placed) {
-        // SAFETY: placed as a `Witness`.
+        // SAFETY: the record was placed in the home pool as a `Witness`.
         let witness = unsafe { environment.home.get::<abi::Witness>(record) };
         witness.address.store(at as usize, SeqCst);
         let code = &part.code;
@@ -318,7 +332,7 @@ fn map(
     Ok(found)
 }
 
-/// The pages that a range lies in.
+/// Returns the pages that a range lies in.
 fn pages_of(range: &Range<u64>) -> Range<u64> {
     let page = PAGE as u64;
     range.start / page * page..range.end.next_multiple_of(page)

@@ -11,7 +11,7 @@ use crate::detach::{Presence, presences};
 use crate::error::Error;
 use crate::liveness::SessionId;
 
-/// How long leftovers that could not be taken out are left alone.
+/// The pause before leftovers that could not be taken out are tried again.
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// The outcome of the clearing so far.

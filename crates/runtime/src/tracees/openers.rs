@@ -85,7 +85,7 @@ impl Tracees {
         }
     }
 
-    /// Sets the files whose opens are held. An error is returned once; from then on nothing is
+    /// Sets the files for which opens are held. An error is returned once; from then on nothing is
     /// held.
     fn hold_opens_of(self: &Arc<Self>, files: &BTreeMap<Inode, &Path>) -> std::io::Result<()> {
         let mut openers = lock(&self.openers);

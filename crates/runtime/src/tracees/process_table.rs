@@ -15,8 +15,8 @@ use rustix::time::{ClockId, clock_gettime};
 use super::program;
 use crate::proc::start_time;
 
-/// How long a process counts as new and is examined at each look. It may yet run another program
-/// and load its libraries.
+/// The time for which a process counts as new and is examined at each look. It may yet run another
+/// program and load its libraries.
 pub(super) const YOUTH: Duration = Duration::from_secs(2);
 /// One in this many older processes is examined at each look.
 const TURNS: u32 = 10;

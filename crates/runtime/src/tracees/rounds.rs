@@ -24,10 +24,10 @@ const ROUND: Duration = Duration::from_millis(100);
 /// The number of rounds between two searches for threads that have ended and for threads that sleep
 /// in a call that nobody has seen.
 const SECOND: u32 = 10;
-/// How long a process that could not be attached to is left alone.
+/// The pause before a process that could not be attached to is tried again.
 const PAUSE: Duration = Duration::from_secs(5);
-/// How long a target that has ended is remembered. A child that it forked makes its upcall at its
-/// first instruction.
+/// The time for which a target that has ended is remembered. A child that it forked makes its
+/// upcall at its first instruction.
 const REMEMBERED: Duration = Duration::from_secs(2);
 
 impl Tracees {

@@ -33,9 +33,9 @@ const LOOK_AGAIN: Timespec = Timespec {
 const PULSE: Duration = Duration::from_millis(250);
 /// The longest time that one request may keep the others waiting.
 const LONGEST: Duration = Duration::from_secs(20);
-/// How long an answer is kept for the thread that asked before it is taken for dead.
+/// The time for which an answer is kept before the thread that asked is taken for dead.
 const KEPT: Duration = Duration::from_secs(10);
-/// How long it may take to let go of a process that has not run another program.
+/// The longest time in which a process that has not run another program is let go.
 const LETTING_GO: Duration = Duration::from_millis(500);
 /// The interval at which that is checked.
 const LOOK_IF_LET_GO: Duration = Duration::from_micros(50);

@@ -1,8 +1,10 @@
 //! Kernel uprobes at the jumps of system calls.
 //!
-//! The kernel runs the file's instruction, which moves the call's number, and goes on at the call itself. So the call is made, and its
-//! return is seen, but not its entry. When the kernel's uprobe goes, the file's first byte stays, and the number is wrong until the stub
-//! corrects it (`beeline_hook::CallPlan::emit`) or the jump is whole again. No thread tells of either, so it is looked now and then.
+//! The kernel runs the file's instruction, which moves the call's number, and goes on at the call
+//! itself. So the call is made and its return is seen, but its entry is not. When the kernel's
+//! uprobe goes, the file's first byte stays, and the number is wrong until the stub corrects it
+//! (`beeline_hook::CallPlan::emit`) or the jump is whole again. No thread reports either, so
+//! Beeline looks now and then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -21,13 +23,13 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// The pause between looks while there is one.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What is known of kernel uprobes there.
+/// The state of the looks for kernel uprobes there.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Beside {
     looked: Option<Instant>,
-    /// There was one at the last look.
+    /// True if there was one at the last look.
     is_there: bool,
-    /// Places that were told of.
+    /// Places that have been reported.
     told: BTreeSet<u64>,
 }
 
@@ -39,7 +41,8 @@ impl Beside {
 }
 
 impl Target {
-    /// Makes jumps whole that a kernel uprobe was at. Gives where there is one now, for people, each once.
+    /// Restores jumps that had a kernel uprobe. Returns, as text for people, where there is one
+    /// now, each once.
     pub(in crate::target) fn mend_calls(&mut self) -> Vec<String> {
         let Some(calls) = self.calls.as_mut().filter(|calls| calls.beside.is_due()) else {
             return Vec::new();
@@ -50,7 +53,7 @@ impl Target {
         if touched.is_empty() || self.waits_for_child() {
             return Vec::new();
         }
-        // What fails is tried again.
+        // A failure is tried again.
         let probed = self.make_whole(&touched).unwrap_or_default();
         let pid = self.process.pid();
         let Some(calls) = &mut self.calls else {
@@ -69,7 +72,8 @@ impl Target {
         new.map(say).collect()
     }
 
-    /// Stores the first bytes of those jumps again that no kernel uprobe is at any more. Gives the others.
+    /// Stores again the first bytes of jumps that have no kernel uprobe any more. Returns the other
+    /// jumps.
     fn make_whole(&self, touched: &[u64]) -> Result<BTreeSet<u64>, Error> {
         let Some(calls) = &self.calls else {
             return Ok(BTreeSet::new());
@@ -95,7 +99,7 @@ impl Target {
     }
 }
 
-/// The patches that stand there but for their first bytes.
+/// Returns the patches that stand there except for their first bytes.
 fn touched(process: &Process, patched: &BTreeMap<u64, Stored>) -> Vec<u64> {
     let places: Vec<_> = patched.iter().collect();
     let is_together = |one: &(&u64, &Stored), next: &(&u64, &Stored)| {
@@ -114,7 +118,7 @@ fn touched(process: &Process, patched: &BTreeMap<u64, Stored>) -> Vec<u64> {
     for (together, (start, now)) in together.iter().zip(&pieces) {
         for (address, stored) in *together {
             let from = (**address - start) as usize;
-            // What cannot be read has been unmapped.
+            // Memory that cannot be read has been unmapped.
             let now = now.get(from..from + stored.bytes().len());
             if now.is_some_and(|now| stored.lacks_first(now)) {
                 touched.push(**address);

@@ -1,5 +1,5 @@
-//! Code of files that are still being looked through: a process does not wait for that but a moment, and its calls there are hooked
-//! when they are known.
+//! Code of files that are still being scanned. A process waits for that only a moment, and its
+//! calls there are hooked when they are known.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use crate::link::file_id;
 use crate::syscalls::{FileCalls, Planned};
 use crate::vdso;
 
-/// How long a process stands still for code to be looked through.
+/// The longest time that a process stands still for a scan.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What of a process has not been looked through yet.
+/// A process's code that has not been scanned yet.
 #[derive(Debug, Clone, Default)]
 pub(in super::super) struct Late {
     /// Mappings, see [`key`].
@@ -25,29 +25,29 @@ pub(in super::super) struct Late {
     news: BTreeMap<PathBuf, WhyUnseen>,
 }
 
-/// Why the calls of a file are not seen.
+/// The reason why the calls of a file are not seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhyUnseen {
-    /// It is still being looked through.
+    /// The file is still being scanned.
     Late,
-    /// It is too much code.
+    /// There is too much code.
     GivenUp,
 }
 
 impl Target {
-    /// Is there code that has not been looked through yet?
+    /// True if there is code that has not been scanned yet.
     pub fn has_late_code(&self) -> bool {
         !self.late.regions.is_empty()
     }
 
-    /// The process's name, and files with its code whose calls are not seen: of each file once.
+    /// Returns the process's name and the files with code whose calls are not seen, each file once.
     pub fn news_of_late_code(&mut self) -> Option<(String, BTreeMap<PathBuf, WhyUnseen>)> {
         let news = std::mem::take(&mut self.late.news);
         (!news.is_empty()).then(|| (self.name(), news))
     }
 
-    /// Sorts mappings of files by what is known of their calls: those that are known, and those that cannot be. Waits a moment
-    /// for those that are asked for the first time.
+    /// Sorts mappings of files into those with known calls and those for which they cannot be
+    /// known. Waits a moment for files that are asked for the first time.
     pub(super) fn look_through(
         &mut self,
         regions: Vec<&Region>,
@@ -87,7 +87,7 @@ impl Target {
     }
 }
 
-/// The files, with their inodes, that mappings are of.
+/// Returns the files that mappings are of, with their inodes.
 fn files_of<'a>(
     process: &Process,
     regions: impl Iterator<Item = &'a Region>,
@@ -98,18 +98,19 @@ fn files_of<'a>(
     files.into_iter().collect()
 }
 
-/// The files with code that a process has mapped and could write to itself, with their inodes.
+/// Returns the files with code that a process has mapped and could write to itself, with their
+/// inodes.
 pub fn code_files(process: &Process, regions: &[Region]) -> Vec<(PathBuf, u64)> {
     files_of(process, regions.iter().filter(|one| is_code_of_file(one)))
 }
 
-/// Is it code of a file, and no other process sees what is changed in it?
+/// True if it is code of a file and no other process sees changes in it.
 pub(super) fn is_code_of_file(region: &Region) -> bool {
     let is_code = region.permissions.execute && !region.permissions.shared;
     is_code && region.inode != 0 && !vdso::is_at(region)
 }
 
-/// Where the file that a mapping is of can be found, unless it has been replaced since.
+/// Returns where the file of a mapping can be found, unless it has been replaced since.
 pub(super) fn path_of(process: &Process, region: &Region) -> PathBuf {
     let pid = process.pid();
     let root = PathBuf::from(format!("/proc/{pid}/root"));
@@ -117,7 +118,7 @@ pub(super) fn path_of(process: &Process, region: &Region) -> PathBuf {
     if file_id(&path).is_ok_and(|id| id.1 == region.inode) {
         return path;
     }
-    // A file that has no name any more is still there, for root.
+    // Root can still get at a file that has no name any more.
     let (start, end) = (region.start, region.end);
     PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{end:x}"))
 }

@@ -1,7 +1,9 @@
-//! System calls that slip through: made by an instruction that is neither hooked nor known to be one.
+//! System calls that slip through: made by an instruction that is neither hooked nor known to make
+//! calls.
 //!
-//! No look at code finds all of it: memory that stays writable is not looked through, and in a stripped program bytes may be
-//! an instruction or data. But a thread that sleeps in a call shows which instruction made it, without being stopped.
+//! No scan of code finds all of them: memory that stays writable is not scanned, and in a stripped
+//! program bytes may be an instruction or data. But a thread that sleeps in a call shows which
+//! instruction made it, without being stopped.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,47 +18,49 @@ use super::{Target, key};
 use crate::syscalls::{FileCalls, Part};
 use crate::vdso;
 
-/// What a target has of such calls.
+/// A target's state of such calls.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Slipped {
-    /// How many threads have been looked at; who is next follows from it.
+    /// The number of threads that have been looked at, which determines the next one.
     looks: usize,
-    /// Instructions by which threads sleep, and that are hooked or told of by other means: most threads sleep by one of these.
+    /// Instructions that threads sleep behind and that are hooked or reported by other means. Most
+    /// threads sleep behind one of these.
     known: BTreeSet<u64>,
-    /// Those that were told of.
+    /// Those that have been reported.
     told: BTreeSet<u64>,
 }
 
 impl Slipped {
-    /// There is other code than before.
+    /// Forgets the known instructions, because the code has changed.
     pub fn forget_code(&mut self) {
         self.known.clear();
     }
 }
 
-/// A call that no program has seen, though one waits for it.
+/// A call that no program has seen though one waits for it.
 #[derive(Debug)]
 pub struct SlippedCall {
     /// The process's name.
     pub name: String,
-    /// Where the instruction is: a file and the offset there, or an address.
+    /// The place of the instruction: a file and the offset there, or an address.
     pub place: String,
     /// The call's number.
     pub number: i64,
 }
 
-/// Threads that are looked at each time: some microseconds each.
+/// The number of threads that are looked at each time. Each takes some microseconds.
 const THREADS: usize = 16;
-/// Instructions that are told of in the life of a process: code that is written anew may be anywhere each time.
+/// The most instructions that are reported in the life of a process: code that is written anew may
+/// be anywhere each time.
 const LIMIT: usize = 256;
 
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
 impl Target {
-    /// Looks by what instructions some of the threads that sleep now have called the kernel; gives those of which nobody
-    /// knew, each once, and lists them in the process.
+    /// Looks at the instructions by which some of the sleeping threads have called the kernel.
+    /// Returns those that nobody knew of, each once, and lists them in the process.
     pub fn look_for_slipped_calls(&mut self) -> Vec<SlippedCall> {
-        // Where only functions are probed nobody waits for calls.
+        // Where only functions are probed, nobody waits for calls.
         let is_waited_for = self
             .calls
             .as_ref()
@@ -77,7 +81,8 @@ impl Target {
             .collect()
     }
 
-    /// Threads that sleep in calls which programs wait for, made by what looks like instructions that are not hooked.
+    /// Returns threads that sleep in calls which programs wait for, made by what look like unhooked
+    /// instructions.
     fn some_sleepers(&mut self) -> Vec<Asleep> {
         let Some(calls) = &mut self.calls else {
             return Vec::new();
@@ -89,7 +94,7 @@ impl Target {
         let (links, slipped) = (&calls.links, &calls.slipped);
         let is_waited_for = |asleep: &Asleep| {
             let mut numbers = links.iter().map(|one| one.link.number);
-            // Which call goes on after a stop that number does not tell.
+            // That number does not say which call goes on after a stop.
             asleep.number != libc::SYS_restart_syscall
                 && numbers
                     .any(|number| number.is_none_or(|number| i64::from(number) == asleep.number))
@@ -117,7 +122,7 @@ impl Target {
         }
         let calls = self.calls.as_ref()?;
         let is_seen = calls.seen.contains(&key(region));
-        // Code that has just come is looked through in a moment.
+        // Code that has just come will be scanned in a moment.
         let is_settled = is_seen || calls.written.leaves_alone(region);
         if !is_settled || calls.slipped.told.len() >= LIMIT {
             return None;
@@ -141,7 +146,7 @@ impl Target {
         }
         if !is_listed {
             let why = "it was found in a sleeping thread only: nothing tells that there is code";
-            // Without room it is told nevertheless.
+            // Without room it is reported nevertheless.
             let _ = self.list(Listed::unhookable(&[spared_one(call, why)]));
         }
         Some(SlippedCall {
@@ -151,7 +156,7 @@ impl Target {
         })
     }
 
-    /// Does a jump stand over it, or right before or behind it?
+    /// True if a jump stands over it, or right before or behind it.
     fn is_patched(&self, call: u64) -> bool {
         let patched = self.calls.iter().flat_map(|calls| {
             calls
@@ -163,7 +168,8 @@ impl Target {
             .any(|(site, stored)| site + stored.bytes().len() as u64 >= call)
     }
 
-    /// What is known of a mapping's calls. A file may be gone by now: what is in memory is not what it held.
+    /// Returns what is known of a mapping's calls. The file may be gone by now, and what is in
+    /// memory is not what it held.
     fn calls_known_in(&self, region: &Region) -> Option<Arc<FileCalls>> {
         match region.inode {
             0 => self.calls_without_file(region),
@@ -175,18 +181,19 @@ impl Target {
     }
 }
 
-/// What is known of a `syscall` instruction.
+/// Knowledge about a `syscall` instruction.
 enum Known {
     Hooked,
-    /// It cannot be hooked, which the user has been told.
+    /// It cannot be hooked, and the user has been told.
     Told,
-    /// It may be data, was thought.
+    /// It was thought to be possibly data.
     Doubtful,
     Not,
 }
 
 fn known_as(call: u64, region: &Region, file: &FileCalls) -> Known {
-    // Where the instruction itself is left alone who sleeps may have called before it was hooked.
+    // Where the instruction itself is left alone, the sleeping thread may have called before it was
+    // hooked.
     if file
         .within(region, Part::All)
         .iter()

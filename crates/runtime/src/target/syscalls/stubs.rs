@@ -22,35 +22,36 @@ use crate::vdso;
 /// Stubs that stand in a process.
 pub(super) struct Placed {
     pub set: Arc<StubSet>,
-    /// How much higher everything is than the set says.
+    /// The offset to add to every address of the set.
     bias: u64,
 }
 
 impl Placed {
-    /// The patches, and where they go.
+    /// Returns the patches, and where they go.
     fn patches(&self) -> impl Iterator<Item = (u64, &CallPatch)> {
         let patches = self.set.patches.iter();
         patches.map(|patch| (patch.site.wrapping_add(self.bias), patch))
     }
 
-    /// The patches when they are stored.
+    /// Returns the patches as they are stored.
     pub fn stored(&self) -> impl Iterator<Item = (u64, Stored)> {
         let patches = self.patches().enumerate();
         patches.map(|(index, (site, _))| (site, Stored(self.set.clone(), index)))
     }
 }
 
-/// What was stored over code: a patch, by its place in the set.
+/// A patch that was stored over code, by its place in the set.
 #[derive(Debug, Clone)]
 pub struct Stored(Arc<StubSet>, usize);
 
 impl Stored {
-    /// The bytes that stand there now.
+    /// Returns the bytes that stand there now.
     pub fn bytes(&self) -> &[u8] {
         &self.0.patches[self.1].bytes
     }
 
-    /// Does all of it stand there but for the first byte: that is a breakpoint, or what was there before?
+    /// True if all of it stands there except for the first byte, which is a breakpoint or what was
+    /// there before.
     pub fn lacks_first(&self, now: &[u8]) -> bool {
         let patch = &self.0.patches[self.1];
         match (now, &*patch.bytes, &*patch.original) {
@@ -93,7 +94,7 @@ impl Target {
         Ok(Placed { set, bias: 0 })
     }
 
-    /// A pool near a mapping's code, and how everything lies around it.
+    /// Returns a pool near a mapping's code, and the layout of everything around it.
     fn layout(&mut self, region: &Region, part: Part) -> Result<Option<(u64, Layout)>, Error> {
         let reach = reach_of(region);
         let near =
@@ -117,8 +118,10 @@ impl Target {
         }))
     }
 
-    /// Writes the stubs of another process, whose layout is that of this one. `None` if there is no room, or the code is not
-    /// what it was there; that is looked at now only if it has been so before, as [`store`] does it in any case.
+    /// Writes the stubs of another process with the same layout as this one.
+    ///
+    /// Returns `None` if there is no room, or the code is not what it was there. The code is
+    /// compared here only if it has differed before, as [`store`] compares it in any case.
     fn write_again(&mut self, base: u64, set: Arc<StubSet>) -> Result<Option<Placed>, Error> {
         let bias = base.wrapping_sub(set.pool);
         let placed = Placed { set, bias };
@@ -147,7 +150,7 @@ impl Target {
         Ok(Some(placed))
     }
 
-    /// Writes a stub for each plan; gives them with their addresses.
+    /// Writes a stub for each plan, and returns the stubs with their addresses.
     fn write_anew(
         &mut self,
         plans: &[CallPlan],
@@ -173,7 +176,7 @@ impl Target {
         Ok(stubs)
     }
 
-    /// Writes a stub into a pool near it; `None` if there is none near enough.
+    /// Writes a stub into a pool near it. Returns `None` if there is none near enough.
     fn write_stub(&mut self, plan: &CallPlan) -> Result<Option<(u64, CallStub)>, Error> {
         let Some(reach) = plan.reach() else {
             return Ok(None);
@@ -200,7 +203,7 @@ impl Target {
         Ok(Some((at, stub)))
     }
 
-    /// The code that all stubs of one pool share.
+    /// Returns the code that all stubs of one pool share.
     pub(super) fn common_code(&mut self, base: u64) -> Result<CommonCode, Error> {
         let known = self.calls.iter().flat_map(|calls| &calls.common);
         if let Some((_, common)) = known.into_iter().find(|(pool, _)| *pool == base) {
@@ -231,7 +234,8 @@ impl Target {
         Ok(common)
     }
 
-    /// Lists what is going to be patched: a patch that nobody could find must never be. Gives the list as it was before.
+    /// Lists what is going to be patched: there must never be a patch that nobody could find.
+    /// Returns the list as it was before.
     pub(super) fn list_patches(
         &mut self,
         stubs: &Placed,
@@ -264,7 +268,8 @@ impl Target {
         })
     }
 
-    /// Puts something before what is listed of the process's system calls. Gives the list as it was before.
+    /// Prepends something to the list of the process's system calls. Returns the list as it was
+    /// before.
     pub(super) fn list(&mut self, listed: Listed<'_>) -> Result<usize, Error> {
         let environment = self.environment_mut()?;
         let home = &mut environment.home;
@@ -291,7 +296,7 @@ impl Target {
     }
 }
 
-/// What one list of a process's system calls says, all of it in one mapping.
+/// The content of one list of a process's system calls, all of it in one mapping.
 #[derive(Debug, Default)]
 pub(super) struct Listed<'a> {
     /// `syscall` instructions that lead to a stub.
@@ -302,7 +307,7 @@ pub(super) struct Listed<'a> {
 }
 
 impl<'a> Listed<'a> {
-    /// Instructions that are not hooked.
+    /// Lists instructions that are not hooked.
     pub fn unhookable(unhookable: &'a [Unhookable]) -> Self {
         Self {
             unhookable,
@@ -311,7 +316,8 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// The stubs of one mapping together, of which `plans` were to be written into the pool that is `around`.
+/// Collects the stubs of one mapping. `plans` is the number of those that were to be written into
+/// the pool that is `around`.
 fn set_of(stubs: Vec<(u64, CallStub)>, plans: usize, around: Option<(u64, Layout)>) -> StubSet {
     let (pool, layout) = around.unzip();
     let pool = pool.unwrap_or_default();
@@ -333,7 +339,7 @@ fn set_of(stubs: Vec<(u64, CallStub)>, plans: usize, around: Option<(u64, Layout
             set.addresses.extend(addresses.map(|place| behind + place));
             set.bytes.extend(stub.bytes);
         } else {
-            // In another pool.
+            // A stub is in another pool.
             set.layout = None;
         }
         set.patches.extend(stub.patches);
@@ -348,7 +354,7 @@ pub(super) fn store(stopped: &mut Stopped, stubs: &Placed) -> Result<(), Error> 
     places.sort_by_key(|(site, _)| *site);
     let pages = || places.chunk_by(is_together);
     let mut pieces: Vec<_> = pages().map(piece).collect();
-    // What cannot be read is not what it is expected to be.
+    // Memory that cannot be read is not what it is expected to be.
     let _ = stopped.read_all(&mut pieces);
     for (piece, places) in pieces.iter_mut().zip(pages()) {
         patch_piece(piece, places).map_err(|address| Error::Changed {
@@ -373,7 +379,7 @@ pub(super) fn store(stopped: &mut Stopped, stubs: &Placed) -> Result<(), Error> 
     })
 }
 
-/// Do they lie in one page? Then they are read, and written, together.
+/// True if both lie in one page. They are then read, and written, together.
 fn is_together((one, patch): &(u64, &CallPatch), (next, other): &(u64, &CallPatch)) -> bool {
     let pages = |site: u64, patch: &CallPatch| {
         let last = site + patch.original.len().saturating_sub(1) as u64;
@@ -383,7 +389,7 @@ fn is_together((one, patch): &(u64, &CallPatch), (next, other): &(u64, &CallPatc
     first == last && pages(*next, other) == (first, last)
 }
 
-/// Room for what is at some places of one page, which are in rising order.
+/// Returns room for the bytes at some places of one page, which are in ascending order.
 fn piece(places: &[(u64, &CallPatch)]) -> (u64, Vec<u8>) {
     let start = places.first().map_or(0, |(site, _)| *site);
     let ends = places
@@ -393,8 +399,10 @@ fn piece(places: &[(u64, &CallPatch)]) -> (u64, Vec<u8>) {
     (start, vec![0; (end - start) as usize])
 }
 
-/// Makes of what is there what is to be stored. The error is a place where it is not what it is expected to be: until it was
-/// stopped the process ran, and may have mapped something else.
+/// Turns the bytes that are there into those to be stored.
+///
+/// The error is a place with unexpected bytes: until it was stopped the process ran, and may have
+/// mapped something else.
 fn patch_piece(
     (start, code): &mut (u64, Vec<u8>),
     places: &[(u64, &CallPatch)],
@@ -409,8 +417,8 @@ fn patch_piece(
     Ok(())
 }
 
-/// In the vDSO `beeline_inject` takes the first bytes that look like a `syscall` for one. With one jump in some thousand its
-/// distance does.
+/// Leaves out stubs with jumps that look like a `syscall`. In the vDSO `beeline_inject` uses the
+/// first bytes that look like one, and with one jump in some thousand its distance does.
 fn spare_feigning(stubs: &mut Vec<(u64, CallStub)>, unhookable: &mut Vec<Unhookable>) {
     stubs.retain(|(_, stub)| {
         let feigns = stub.feigns_a_call();
@@ -422,7 +430,7 @@ fn spare_feigning(stubs: &mut Vec<(u64, CallStub)>, unhookable: &mut Vec<Unhooka
     });
 }
 
-/// The calls of a mapping that the file's code does not let us hook.
+/// Returns the calls of a mapping that cannot be hooked because of the file's code.
 pub(super) fn unhookable_in(region: &Region, file: &FileCalls) -> Vec<Unhookable> {
     let unhookable = file.unhookable_within(region);
     unhookable
@@ -456,7 +464,8 @@ fn as_record((site, patch): (u64, &CallPatch)) -> Patch {
     }
 }
 
-/// The memory of a process, read ahead: of some hundred places that follow each other closely, few are read by themselves.
+/// The memory of a process, read ahead. Of some hundred places that follow each other closely, few
+/// need a read of their own.
 struct ProcessCode {
     memory: File,
     start: u64,
@@ -474,11 +483,11 @@ impl ProcessCode {
         }
     }
 
-    /// Does the process have these bytes there?
+    /// True if the process has these bytes there.
     fn holds(&mut self, start: u64, bytes: &[u8]) -> bool {
         if self.known(start, bytes.len()).is_none() {
             self.ahead.resize(Self::AHEAD, 0);
-            // Fewer are read where the mapping ends.
+            // A read is shorter where the mapping ends.
             let read = self.memory.read_at(&mut self.ahead, start).unwrap_or(0);
             self.ahead.truncate(read);
             self.start = start;

@@ -1,4 +1,5 @@
-//! How many `syscall` instructions of a process could not be hooked, so that the user is told once.
+//! The number of `syscall` instructions of a process that could not be hooked, so that the user is
+//! told once.
 
 use beeline_hook::Unhookable;
 
@@ -7,22 +8,22 @@ use crate::proc;
 use crate::syscalls::FileCalls;
 use beeline_inject::Region;
 
-/// Instructions that are not hooked in the code that has been looked through, by what they are for. Bytes that may as well
-/// be data are none.
+/// Unhooked instructions in the code that has been scanned, by what they are for. Bytes that may as
+/// well be data do not count.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Unhooked {
     /// Returns from signal handlers.
     restorers: usize,
     /// The last calls of threads that have given their stacks away.
     ends: usize,
-    /// Nobody knows what.
+    /// Those of unknown purpose.
     others: usize,
-    /// The user knows.
+    /// True once the user has been told.
     is_told: bool,
 }
 
 impl Unhooked {
-    /// Those of a mapping, and `more` of it that were found later.
+    /// Adds those of a mapping, and `more` of it that were found later.
     pub fn add(&mut self, region: &Region, file: &FileCalls, more: usize) {
         self.others += more;
         for (_, unhookable) in file.unhookable_within(region) {
@@ -35,12 +36,12 @@ impl Unhooked {
         }
     }
 
-    /// More of a mapping of which it was looked before.
+    /// Adds more of a mapping that was looked at before.
     pub fn add_more(&mut self, more: usize) {
         self.others += more;
     }
 
-    /// How many may make a call that one of the programs waits for.
+    /// Returns how many of them may make a call that one of the programs waits for.
     fn concerning(&self, links: &[Attached]) -> usize {
         let are_seen = |numbers: &[libc::c_long]| {
             let mut links = links.iter().map(|one| one.link.number);
@@ -58,8 +59,8 @@ impl Unhooked {
 }
 
 impl Target {
-    /// The process's name, and how many instructions are not hooked which may make calls that the programs here wait for: once in
-    /// its life, if there are any.
+    /// Returns the process's name, and the number of unhooked instructions that may make calls
+    /// which the programs here wait for. Returns them once in the process's life, if there are any.
     pub fn news_of_unhooked(&mut self) -> Option<(String, usize)> {
         let calls = self.calls.as_mut()?;
         let count = calls.unhooked.concerning(&calls.links);
@@ -69,7 +70,8 @@ impl Target {
         Some((self.name(), count))
     }
 
-    /// The process's name, which it chooses itself: nothing in it controls a terminal.
+    /// Returns the process's name. The process chooses it, so characters that control a terminal
+    /// are replaced.
     pub(crate) fn name(&self) -> String {
         let name = proc::text(format!("/proc/{}/comm", self.process.pid()));
         let name = name.unwrap_or_default();

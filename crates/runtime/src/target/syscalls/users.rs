@@ -1,4 +1,5 @@
-//! Whether the agent may remember who threads are: asking the kernel takes two system calls.
+//! The agent's permission to remember the identity of threads. Asking the kernel takes two system
+//! calls.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::LazyLock;
@@ -12,8 +13,10 @@ use crate::environment::Environment;
 use crate::liveness::PREFIX;
 
 impl Target {
-    /// Has the agent remember who threads are, or not: only if it is sure to see every call by which one becomes another
-    /// user. To be called whenever there may be other code than before, and before that runs.
+    /// Allows or forbids the agent to remember the identity of threads. It may only if it is sure
+    /// to see every call by which one becomes another user.
+    ///
+    /// Call this whenever there may be other code than before, and before that code runs.
     pub(in super::super) fn say_if_users_are_seen(&self, regions: &[Region]) {
         let (Some(environment), Some(calls)) = (&self.environment, &self.calls) else {
             return;
@@ -35,25 +38,26 @@ impl Target {
     }
 }
 
-/// From now on the kernel is asked each time.
+/// Makes the agent ask the kernel each time from now on.
 pub(super) fn let_agent_forget(environment: &Environment) {
     let flags = &environment.record().flags;
     flags.fetch_and(!abi::USERS_SEEN, SeqCst);
 }
 
-/// Our own code, and the kernel's.
+/// True for Beeline's own code, and the kernel's.
 fn makes_no_such_calls(region: &Region) -> bool {
     let name = region.path.to_string_lossy();
     name.starts_with(PREFIX) || ["[vdso]", "[vsyscall]"].contains(&name.as_ref())
 }
 
-/// Is it in our user namespace? In another one somebody else can change who its users are, by writing its maps.
+/// True if it is in Beeline's user namespace. In another one, somebody else can change the identity
+/// of its users by writing its maps.
 fn has_our_users(pid: i32) -> bool {
     static OURS: LazyLock<Option<[u64; 2]>> = LazyLock::new(|| user_namespace("self"));
     OURS.is_some() && user_namespace(&pid.to_string()) == *OURS
 }
 
-/// Device and inode.
+/// Returns device and inode.
 fn user_namespace(process: &str) -> Option<[u64; 2]> {
     let file = std::fs::metadata(format!("/proc/{process}/ns/user")).ok()?;
     Some([file.dev(), file.ino()])

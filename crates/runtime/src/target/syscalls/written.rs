@@ -1,7 +1,7 @@
-//! Code that no file holds: written at run time, or of a file that is gone.
+//! Code that no file holds: it was written at run time, or its file is gone.
 //!
-//! It is looked through when it becomes executable. Code in memory that can still be written is left alone: what is hooked
-//! there may be written over, or copied, at any time.
+//! It is scanned when it becomes executable. Code in memory that can still be written is left
+//! alone: a hook there may be written over, or copied, at any time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use crate::liveness::PREFIX;
 use crate::syscalls::FileCalls;
 use crate::vdso;
 
-/// What a target has of such code.
+/// A target's state of such code.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Written {
-    /// It has said that there may be new code where old code was.
+    /// True if the process has reported that there may be new code where old code was.
     is_expected: bool,
-    /// How often a call was hooked.
+    /// The number of calls that were hooked.
     hooked: usize,
-    /// Calls that are listed as not hooked, by their addresses.
+    /// Calls that are listed as not hooked, by address.
     listed: BTreeSet<u64>,
 }
 
 impl Written {
-    /// Nothing more of it is hooked.
+    /// True if no more of it is hooked.
     fn is_full(&self) -> bool {
         self.hooked.max(self.listed.len()) > LIMIT
     }
 
-    /// Is this memory of no file, in which code comes and goes without being looked at?
+    /// True for memory of no file in which code comes and goes without being scanned.
     pub fn leaves_alone(&self, region: &Region) -> bool {
         let is_large = region.end - region.start > LARGEST;
         let is_written = region.inode == 0 && (region.permissions.write || is_large);
@@ -39,28 +39,30 @@ impl Written {
     }
 }
 
-/// Memory whose calls are not the program's own.
+/// True for memory with calls that are not the program's own.
 pub(super) fn is_kernels_or_ours(region: &Region) -> bool {
     let name = region.path.to_string_lossy();
     name.starts_with(PREFIX) || name.starts_with("[vsyscall]")
 }
 
-/// The largest mapping that is looked through,
+/// The largest mapping that is scanned.
 const LARGEST: u64 = 64 << 20;
-/// and the largest that is looked through again each time that something becomes executable.
+/// The largest mapping that is scanned again each time that something becomes executable.
 const LARGEST_AGAIN: u64 = 1 << 20;
-/// Calls that are hooked, or listed, in the life of a process: each takes some memory that is not given back.
+/// The most calls that are hooked, or listed, in the life of a process: each takes some memory that
+/// is not given back.
 const LIMIT: usize = 2048;
 
 impl Target {
-    /// The process has made memory executable: the next look is at code that has been looked at, too.
+    /// Notes that the process has made memory executable. The next scan includes code that was
+    /// scanned before.
     pub fn expect_written_code(&mut self) {
         if let Some(calls) = &mut self.calls {
             calls.written.is_expected = true;
         }
     }
 
-    /// Adds those of the mappings that hold calls; all but our own have been looked through then.
+    /// Adds those of the mappings that hold calls. All but Beeline's own have been scanned then.
     pub(super) fn add_without_file(
         &mut self,
         regions: Vec<Region>,
@@ -103,7 +105,7 @@ impl Target {
             .map(|()| Arc::new(FileCalls::of_memory(region, &bytes)))
     }
 
-    /// Counts what has been hooked in code without a file; what is not hooked there is listed once.
+    /// Counts what has been hooked in code without a file. What is not hooked there is listed once.
     pub(super) fn count_written(
         &mut self,
         region: &Region,
