@@ -1,10 +1,11 @@
-//! What `/proc` says of processes. A process is free to give itself any name, so none of it need be UTF-8.
+//! Facts about processes from `/proc`. A process is free to give itself any name, so none of them
+//! need be UTF-8.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// All process ids there are.
+/// Returns all process ids.
 pub fn all_processes() -> Vec<i32> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -15,7 +16,8 @@ pub fn all_processes() -> Vec<i32> {
         .collect()
 }
 
-/// All of a file. The kernel says 0 when it is asked for its length, so whoever goes by that reads it bit by bit.
+/// Reads all of a file. The kernel reports a length of 0, so a reader that relies on the length
+/// would read it bit by bit.
 pub fn text(path: impl AsRef<Path>) -> io::Result<String> {
     const USUAL: usize = 16 << 10;
     let mut bytes = Vec::with_capacity(USUAL);
@@ -28,12 +30,12 @@ fn lossy(bytes: Vec<u8>) -> String {
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// A process's `status`.
+/// Returns a process's `status`.
 pub fn status(pid: i32) -> io::Result<String> {
     text(format!("/proc/{pid}/status"))
 }
 
-/// Its number in its own, innermost pid namespace.
+/// Returns its number in its own, innermost pid namespace.
 pub fn own_pid(pid: i32) -> i32 {
     let own = |status: String| {
         let mut lines = status.lines();
@@ -43,7 +45,7 @@ pub fn own_pid(pid: i32) -> i32 {
     status(pid).ok().and_then(own).unwrap_or(pid)
 }
 
-/// The process that a thread belongs to.
+/// Returns the process that a thread belongs to.
 pub fn process_of(tid: i32) -> Option<i32> {
     let status = status(tid).ok()?;
     let mut lines = status.lines();
@@ -51,9 +53,10 @@ pub fn process_of(tid: i32) -> Option<i32> {
     line.trim().parse().ok()
 }
 
-/// Where a thread goes on that sleeps in a system call, or is about to. `None` if it is running, or may not be looked at.
+/// Returns where a thread goes on that sleeps in a system call, or is about to. `None` if it is
+/// running, or may not be looked at.
 pub fn ip_in_call(pid: i32, tid: i32) -> Option<u64> {
-    /// Looks at one that has yet to fall asleep.
+    /// The number of looks at a thread that has yet to fall asleep.
     const LOOKS: usize = 100;
     for _ in 0..LOOKS {
         let call = text(format!("/proc/{pid}/task/{tid}/syscall")).ok()?;
@@ -70,9 +73,10 @@ pub fn ip_in_call(pid: i32, tid: i32) -> Option<u64> {
 pub struct Stat(String);
 
 impl Stat {
-    /// `None` if it has ended, and its parent knows.
+    /// Returns `None` if the process has ended and has been waited for.
     pub fn of(pid: i32) -> Option<Self> {
-        // It is given whole to whoever has room, and its 52 numbers and the name need no more.
+        // The kernel gives it whole to a reader with enough room, and its 52 numbers and the name
+        // need no more.
         const LONGEST: usize = 2048;
         let mut bytes = vec![0; LONGEST];
         let len = File::open(format!("/proc/{pid}/stat"))
@@ -82,7 +86,8 @@ impl Stat {
         Some(Self(lossy(bytes)))
     }
 
-    /// A field behind the name, counted from 1 as in proc_pid_stat(5). The name may itself hold spaces and parentheses.
+    /// Returns a field behind the name, counted from 1 as in proc_pid_stat(5). The name may itself
+    /// hold spaces and parentheses.
     pub fn field(&self, number: usize) -> Option<&str> {
         const STATE: usize = 3;
         let (_, rest) = self.0.rsplit_once(')')?;
@@ -94,22 +99,23 @@ impl Stat {
         self.field(number)?.parse().ok()
     }
 
-    /// Who has started it, or has taken it on.
+    /// Returns the process that has started it, or has adopted it.
     pub fn parent(&self) -> Option<i32> {
         self.number(4)
     }
 
-    /// When it started, in clock ticks since boot: with its id, a name that is not used again.
+    /// Returns its start time in clock ticks since boot. Together with the id this is a name that
+    /// is not reused.
     pub fn start_time(&self) -> Option<u64> {
         self.number(22)
     }
 
-    /// Where its stack began, which each `exec` chooses anew.
+    /// Returns where its stack began, which each `exec` chooses anew.
     pub fn stack_start(&self) -> Option<u64> {
         self.number(28)
     }
 
-    /// Has it ended, and its parent may not know yet?
+    /// True if it has ended, even if its parent does not know yet.
     pub fn has_ended(&self) -> bool {
         matches!(self.field(3), None | Some("Z" | "X"))
     }
@@ -159,7 +165,7 @@ mod tests {
     #[test]
     fn fields_are_those_of_the_manual() {
         let stat = Stat::of(std::process::id() as i32).unwrap();
-        // SAFETY: asks for a number.
+        // SAFETY: `getppid` only returns a number.
         assert_eq!(stat.parent(), Some(unsafe { libc::getppid() }));
         // startcode, endcode, startstack: a program lies below its stack.
         let code = stat.number::<u64>(26);

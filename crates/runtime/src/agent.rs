@@ -13,7 +13,7 @@ use crate::memory::{Executable, pages, sealed};
 /// The freestanding blob, built by this crate's build script.
 static BLOB: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bin"));
 
-/// The blob in a sealed memory file, and what it says about itself.
+/// The blob in a sealed memory file, and the tables that it contains.
 #[derive(Debug)]
 pub struct Agent {
     file: File,
@@ -28,10 +28,11 @@ impl Agent {
     pub fn new() -> io::Result<Self> {
         let file = sealed(&SessionId::own().name("agent"), BLOB)?;
         let here = Executable::map(file.as_fd(), BLOB.len())?;
-        // SAFETY: the blob starts with its table of entry points; the build script links it so.
+        // SAFETY: the build script links the blob so that it starts with its table of entry points.
         let points = unsafe { here.base().cast::<EntryPoints>().read_unaligned() };
         let mut helpers = Box::new([0; HELPER_SLOTS]);
-        // SAFETY: the table says where this function of the blob is; it fills a table of HELPER_SLOTS addresses.
+        // SAFETY: the table says where this function of the blob is; the function fills a table of
+        // `HELPER_SLOTS` addresses.
         unsafe {
             let fill: unsafe extern "sysv64" fn(*mut usize) =
                 std::mem::transmute(here.base().add(points.helpers as usize));
@@ -45,27 +46,27 @@ impl Agent {
         })
     }
 
-    /// The file to map.
+    /// Returns the file to map.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Bytes to map.
+    /// Returns the number of bytes to map.
     pub fn len(&self) -> usize {
         pages(BLOB.len())
     }
 
-    /// Where it is mapped here.
+    /// Returns the address where it is mapped in Beeline.
     pub fn here(&self) -> u64 {
         self.here.base() as u64
     }
 
-    /// Offsets of the entry points.
+    /// Returns the offsets of the entry points.
     pub fn points(&self) -> &EntryPoints {
         &self.points
     }
 
-    /// Helper addresses for an address space that has the agent at `base`.
+    /// Returns the helper addresses for an address space that has the agent at `base`.
     pub fn helpers_at(&self, base: u64) -> [usize; HELPER_SLOTS] {
         let here = self.here() as usize;
         self.helpers.map(|address| {

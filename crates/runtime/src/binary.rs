@@ -1,4 +1,4 @@
-//! What an ELF file says about a place in its text: where it is mapped, and in which function it lies.
+//! ELF files: where a place in the text is mapped, and the function that contains it.
 
 mod go;
 mod mapped;
@@ -17,27 +17,28 @@ use crate::parallel::both;
 
 type Sections<'data> = SectionTable<'data, elf::FileHeader64<Endianness>>;
 
-/// A place this far behind the last function that the file names is taken for the start of one that it does not.
+/// A place this far behind the last function that the file names is taken for the start of an
+/// unnamed one.
 const UNKNOWN_LENGTH: u64 = 4096;
 
-/// A file of so many bytes is worth another thread.
+/// The size in bytes from which a file is worth another thread.
 const LARGE: usize = 4 << 20;
 
 /// An ELF file's executable segments and functions.
 #[derive(Debug)]
 pub struct Binary {
     segments: Vec<Segment>,
-    /// Those that are not executable.
+    /// The segments that are not executable.
     others: Vec<Segment>,
     /// End by start of every function, in the file's virtual addresses.
     functions: BTreeMap<u64, u64>,
-    /// End by start of what symbols say is data among the code, likewise.
+    /// End by start of the ranges that symbols mark as data among the code, likewise.
     data: BTreeMap<u64, u64>,
-    /// Where sections of code end, likewise.
+    /// The ends of sections of code, likewise.
     section_ends: BTreeSet<u64>,
-    /// Where [`WANTED`] functions are, in the file's virtual addresses.
+    /// The addresses of [`WANTED`] functions, in the file's virtual addresses.
     wanted: BTreeMap<&'static str, u64>,
-    /// Where [`RETURNING_TWICE`] functions are, likewise.
+    /// The addresses of [`RETURNING_TWICE`] functions, likewise.
     returning_twice: BTreeSet<u64>,
     /// See [`Self::restorers`].
     restorers: Vec<u64>,
@@ -70,7 +71,7 @@ const WANTED: [&str; 9] = [
     "_Unwind_Backtrace",
 ];
 
-/// An executable segment whose ends are numbers.
+/// An executable segment, with its ends as plain numbers.
 #[derive(Debug)]
 struct Segment {
     offset: u64,
@@ -95,12 +96,12 @@ impl Segment {
         self.address..self.address + self.len
     }
 
-    /// The file offset of an address from the segment's start to its end.
+    /// Returns the file offset of an address from the segment's start to its end.
     fn to_offset(&self, address: u64) -> u64 {
         address - self.address + self.offset
     }
 
-    /// The address of a file offset, likewise.
+    /// Returns the address of a file offset, likewise.
     fn to_address(&self, offset: u64) -> u64 {
         offset - self.offset + self.address
     }
@@ -114,12 +115,16 @@ pub struct Place {
 }
 
 impl Binary {
-    /// Reads a file's headers and symbols. An error says what is wrong with it.
+    /// Reads a file's headers and symbols.
+    ///
+    /// # Errors
+    ///
+    /// The error says what is wrong with the file.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         Self::parse_with(bytes, true)
     }
 
-    /// As [`Self::parse`], without the names of symbols: no function is known by its.
+    /// As [`Self::parse`], without the names of symbols: no function is known by its name.
     pub fn parse_nameless(bytes: &[u8]) -> Result<Self, String> {
         Self::parse_with(bytes, false)
     }
@@ -174,10 +179,10 @@ impl Binary {
         };
         binary.restorers = named.restorers;
         let mut functions = named.functions;
-        // Two parts that are in order each are soon in order together, and soon in the tree then.
+        // Two parts that are sorted each are quickly sorted together, and then quickly in the tree.
         functions.extend(symbols);
         functions.sort();
-        // Of those that start at one place the longest counts, which is the last here.
+        // Of several that start at one place the longest counts, which is the last here.
         binary.functions = functions.into_iter().collect();
         let functions = &binary.functions;
         let is_code = |start: u64, end: u64| functions.range(start..end).next().is_some();
@@ -187,8 +192,8 @@ impl Binary {
         Ok(binary)
     }
 
-    /// The functions that symbols name, in order: their first addresses and those behind their last. What they are called is looked at if
-    /// `names` is set.
+    /// Returns the functions that symbols name, sorted: the start and end address of each. Names
+    /// are looked at only if `names` is set.
     fn symbols(
         &mut self,
         bytes: &[u8],
@@ -232,7 +237,11 @@ impl Binary {
         functions
     }
 
-    /// Where a file offset lies; an error says why a probe cannot be there.
+    /// Returns the surroundings of a file offset.
+    ///
+    /// # Errors
+    ///
+    /// The error says why a probe cannot be there.
     pub fn place(&self, offset: u64) -> Result<Place, String> {
         let segment = self
             .segment(offset)
@@ -247,7 +256,8 @@ impl Binary {
             address - start < UNKNOWN_LENGTH && self.end_of_code(start, None, segment) > address
         };
         let function = match self.functions.range(segment.address..=address).next_back() {
-            // Hand-written assembly often has no size, or the wrong one: it reaches to the next function.
+            // Hand-written assembly often has no size, or a wrong one: it reaches to the next
+            // function.
             Some((start, end)) if is_near(*start) || address < *end => *start..next,
             _ => address..next.min(address.saturating_add(UNKNOWN_LENGTH)),
         };
@@ -256,7 +266,8 @@ impl Binary {
         })
     }
 
-    /// Where code that goes on at an address ends: at the next function, or with its section or segment.
+    /// Returns where code that goes on at an address ends: at the next function, or with its
+    /// section or segment.
     fn end_of_code(&self, address: u64, next: Option<u64>, segment: &Segment) -> u64 {
         let behind = (Bound::Excluded(address), Bound::Unbounded);
         let section_end = self.section_ends.range(behind).next().copied();
@@ -275,30 +286,30 @@ impl Binary {
             .find(|segment| segment.offsets().contains(&offset))
     }
 
-    /// Does the function at this file offset return more often than it is called?
+    /// True if the function at this file offset returns more often than it is called.
     pub fn returns_twice(&self, offset: u64) -> bool {
         self.segment(offset)
             .is_some_and(|segment| self.returning_twice.contains(&segment.to_address(offset)))
     }
 
-    /// Is it a Go program? Its stacks move, and with them the return addresses on them.
+    /// True for a Go program. Its stacks move, and with them the return addresses on them.
     pub fn moves_stacks(&self) -> bool {
         self.is_go
     }
 
-    /// May its functions be called with only some hundred bytes of stack left? Go's run on stacks of a few kilobytes, and of code
-    /// without names nobody knows.
+    /// True if its functions may be called with only some hundred bytes of stack left. Go's run on
+    /// stacks of a few kilobytes, and for code without names this is unknown.
     pub fn has_small_stacks(&self) -> bool {
         self.is_go || self.unnamed_code().next().is_some()
     }
 
-    /// The file's own addresses at which its unwind information has code that signal handlers return to, which begins there
-    /// or a byte behind.
+    /// Returns the addresses, in the file's own terms, at which its unwind information has code
+    /// that signal handlers return to. That code begins there or a byte behind.
     pub fn restorers(&self) -> &[u64] {
         &self.restorers
     }
 
-    /// The file offset of a [`WANTED`] function.
+    /// Returns the file offset of a [`WANTED`] function.
     pub fn wanted(&self, name: &str) -> Option<u64> {
         let address = *self.wanted.get(name)?;
         let segment = self
@@ -308,14 +319,14 @@ impl Binary {
         Some(segment.to_offset(address))
     }
 
-    /// The file offsets of the executable segment around one of them.
+    /// Returns the file offsets of the executable segment around one of them.
     pub fn code_around(&self, offset: u64) -> Option<Range<u64>> {
         let mut parts = self.segments.iter().map(Segment::offsets);
         parts.find(|part| part.contains(&offset))
     }
 
-    /// The file's own address of the start of a part of it that is mapped for code: whole pages, so it may begin before the
-    /// code does.
+    /// Returns the file's own address of the start of a part of it that is mapped for code. Whole
+    /// pages are mapped, so it may begin before the code does.
     pub fn address_of(&self, mapped: &Range<u64>) -> Option<u64> {
         let overlaps =
             |offsets: Range<u64>| offsets.start < mapped.end && mapped.start < offsets.end;
@@ -329,27 +340,28 @@ impl Binary {
         )
     }
 
-    /// Where in the file the bytes from one of its own addresses on are, as far as they are mapped together.
+    /// Returns the file offsets of the bytes from one of its own addresses on, as far as they are
+    /// mapped together.
     pub fn offsets_from(&self, address: u64) -> Option<Range<u64>> {
         let mut segments = self.segments.iter().chain(&self.others);
         let segment = segments.find(|segment| segment.addresses().contains(&address))?;
         Some(segment.to_offset(address)..segment.offsets().end)
     }
 
-    /// The executable segments in which no function is known, by the file's own addresses: it has been stripped of all that
-    /// would say so.
+    /// Returns the executable segments in which no function is known, by the file's own addresses:
+    /// the file has been stripped of everything that names them.
     pub fn unnamed_code(&self) -> impl Iterator<Item = Range<u64>> {
         let segments = self.segments.iter().map(Segment::addresses);
         segments.filter(|range| self.functions.range(range.clone()).next().is_none())
     }
 
-    /// What symbols say is data among the code: end by start, by the file's own addresses. None of it overlaps with a function's
-    /// start.
+    /// Returns the ranges that symbols mark as data among the code: end by start, by the file's own
+    /// addresses. None of them overlaps with a function's start.
     pub fn data(&self) -> &BTreeMap<u64, u64> {
         &self.data
     }
 
-    /// Every function that the file names, as file offsets, each up to the next one.
+    /// Returns every function that the file names, as file offsets, each up to the next one.
     pub fn functions(&self) -> Vec<Range<u64>> {
         self.functions_by(|segment, address| segment.to_offset(address))
     }
@@ -370,7 +382,7 @@ impl Binary {
             let nexts = starts.iter().skip(1).copied().map(Some).chain([None]);
             let range = |(start, next): (&u64, Option<u64>)| {
                 let end = self.end_of_code(*start, next, segment);
-                // What is behind it is others' then, which nobody names.
+                // The code behind it then belongs to functions that nothing names.
                 let own_end = match self.functions.get(start) {
                     Some(own) if end - start > LONGEST_FUNCTION as u64 && own > start => {
                         end.min(*own)
@@ -398,7 +410,7 @@ mod tests {
         std::fs::read("/bin/sh").expect("every system has a shell")
     }
 
-    /// What the linker has put behind a section is no code of its last function.
+    /// Bytes that the linker has put behind a section are no code of its last function.
     #[test]
     fn functions_end_with_their_section() {
         let binary = Binary::parse(&shell()).unwrap();
@@ -431,7 +443,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-        /// Headers, tables and unwind information are anybody's bytes.
+        /// Headers, tables and unwind information can be arbitrary bytes.
         #[test]
         fn a_spoiled_file_gives_an_answer(
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..40),

@@ -1,9 +1,10 @@
-//! How much memory a tool's objects may take, all together.
+//! The memory budget of a tool's objects, all together.
 //!
-//! Each object holds a [`Charge`] for as long as it lives. It is made before the memory is taken, and for all that the object may come to
-//! need: a map counts as it would be when full, also where its elements take memory one by one. Programs fill maps in
-//! the traced processes, without asking anybody, and there a page that is not to be had is a crash. So the time to say
-//! no is when a map is made; the kernel does the same where it takes memory in advance.
+//! Each object holds a [`Charge`] for as long as it lives. The charge is made before the memory is
+//! taken, for all that the object may come to need: a map counts as if it were full, even if its
+//! elements take memory one by one. Programs fill maps in the traced processes without asking, and
+//! a page that is not available there is a crash. So the time to refuse is when a map is made. The
+//! kernel does the same where it takes memory in advance.
 
 mod available;
 
@@ -14,7 +15,7 @@ use beeline_uapi::Errno;
 
 pub use available::available;
 
-/// What a session's objects may take; copies are of the same ledger.
+/// The budget of a session's objects. Clones share one ledger.
 #[derive(Debug, Clone)]
 pub struct Budget(Arc<Ledger>);
 
@@ -22,18 +23,18 @@ pub struct Budget(Arc<Ledger>);
 struct Ledger {
     limit: AtomicU64,
     used: AtomicU64,
-    /// The last that was asked for and not given, and what else was in use then.
+    /// The last amount that was asked for and refused, and the amount in use then.
     refused: AtomicU64,
     beside: AtomicU64,
     has_told: AtomicBool,
-    /// What was given back since the allocator was last told to do so as well.
+    /// The amount given back since the allocator was last told to give memory back as well.
     given: AtomicU64,
 }
 
-/// Bytes that may be given back before.
+/// Bytes that may be given back before the allocator is told.
 const TRIM_AFTER: u64 = 64 << 20;
 
-/// A part of the budget, given back when it is dropped. The default is a charge on nobody.
+/// A part of the budget, given back when it is dropped. The default charges no budget.
 #[derive(Debug, Default)]
 pub struct Charge {
     budget: Option<Budget>,
@@ -41,19 +42,23 @@ pub struct Charge {
 }
 
 impl Budget {
-    /// So many bytes.
+    /// Creates a budget of this many bytes.
     pub fn new(limit: u64) -> Self {
         let budget = Self(Arc::default());
         budget.set_limit(limit);
         budget
     }
 
-    /// From now on so many; what is charged stays.
+    /// Changes the limit. What is charged stays.
     pub fn set_limit(&self, limit: u64) {
         self.0.limit.store(limit, Relaxed);
     }
 
-    /// Takes a part. `ENOMEM` if that is more than is left.
+    /// Takes a part of the budget.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if that is more than is left.
     pub fn charge(&self, bytes: u64) -> Result<Charge, Errno> {
         self.take(bytes, 0)?;
         Ok(Charge {
@@ -62,7 +67,8 @@ impl Budget {
         })
     }
 
-    /// What the user is told when the tool is refused something: once, and only if it was for want of this.
+    /// Returns the message to the user when the tool is refused something: once, and only if the
+    /// budget was the reason.
     pub fn shortage(&self) -> Option<String> {
         let ledger = &self.0;
         let refused = ledger.refused.swap(0, Relaxed);
@@ -82,13 +88,14 @@ impl Budget {
         self.0.used.fetch_sub(bytes, Relaxed);
         if self.0.given.fetch_add(bytes, Relaxed) + bytes > TRIM_AFTER {
             self.0.given.store(0, Relaxed);
-            // Else it keeps what is free, in each of its arenas, and what is taken meanwhile as a file comes on top of that.
-            // SAFETY: it only gives free pages back.
+            // Otherwise the allocator keeps what is free in each of its arenas, and memory files
+            // that are created meanwhile come on top of that. SAFETY: `malloc_trim` only gives free
+            // pages back.
             unsafe { libc::malloc_trim(0) };
         }
     }
 
-    /// Takes so many for what has some already.
+    /// Takes this many bytes for an object that already has some.
     fn take(&self, bytes: u64, already: u64) -> Result<(), Errno> {
         let limit = self.0.limit.load(Relaxed);
         let more = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
@@ -101,7 +108,7 @@ impl Budget {
     }
 }
 
-/// Without a limit.
+/// No limit.
 impl Default for Budget {
     fn default() -> Self {
         Self::new(u64::MAX)
@@ -109,12 +116,16 @@ impl Default for Budget {
 }
 
 impl Charge {
-    /// Bytes of it.
+    /// Returns its bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Makes it larger, or smaller. `ENOMEM` leaves it as it is.
+    /// Makes it larger or smaller.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` leaves it as it is.
     pub fn resize(&mut self, bytes: u64) -> Result<(), Errno> {
         if let Some(budget) = &self.budget {
             match bytes.checked_sub(self.bytes) {
@@ -129,7 +140,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        // To give back needs nothing.
+        // Giving back cannot fail.
         let _ = self.resize(0);
     }
 }

@@ -1,8 +1,8 @@
-//! Which cgroups a process is in, as the helpers that ask for it want to know: the kernel's ids of the version 2
-//! hierarchy, from the root down. An id is the inode number of the cgroup's directory.
+//! The cgroups of a process, as the helpers that ask for them need: the kernel's ids of the version
+//! 2 hierarchy, from the root down. An id is the inode number of the cgroup's directory.
 //!
-//! All threads of a process count as being where the process is; and where a cgroup namespace hides the upper part of the
-//! hierarchy, the namespace's root counts as the root.
+//! All threads of a process count as being where the process is. If a cgroup namespace hides the
+//! upper part of the hierarchy, the namespace's root counts as the root.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use crate::proc;
 
-/// The id of the hierarchy's root, which also is where everybody is if the hierarchy is not mounted.
+/// The id of the hierarchy's root. Every process is there if the hierarchy is not mounted.
 const ROOT: u64 = 1;
 
 /// The version 2 hierarchy as the session knows it.
@@ -23,17 +23,18 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// A program asks for cgroups: from now on targets are told theirs.
+    /// Notes that a program asks for cgroups: from now on targets are told theirs.
     pub fn want(&self) {
         self.wanted.store(true, SeqCst);
     }
 
-    /// Does any program ask?
+    /// True if any program asks.
     pub fn are_wanted(&self) -> bool {
         self.wanted.load(SeqCst)
     }
 
-    /// The ids of a cgroup and all above it, the root's first. `None` if it has been removed.
+    /// Returns the ids of a cgroup and all above it, the root's first. `None` if it has been
+    /// removed.
     pub fn ids(&self, path: &str) -> Option<Vec<u64>> {
         let Some(mount) = self.mount.get_or_init(mount_point) else {
             return Some(vec![ROOT]);
@@ -41,7 +42,7 @@ impl Cgroups {
         let mut directory = mount.clone();
         let mut ids = vec![inode(&directory)?];
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            // Outside of our own namespace there is nothing to look at.
+            // Outside of Beeline's own namespace there is nothing to look at.
             if name == ".." {
                 return Some(vec![ROOT]);
             }
@@ -52,7 +53,8 @@ impl Cgroups {
     }
 }
 
-/// The path of a process's cgroup in the version 2 hierarchy; the root's if there is no such hierarchy.
+/// Returns the path of a process's cgroup in the version 2 hierarchy, or the root's if there is no
+/// such hierarchy.
 pub fn path_of(pid: i32) -> Option<String> {
     let lines = proc::text(format!("/proc/{pid}/cgroup")).ok()?;
     let path = lines.lines().find_map(|line| line.strip_prefix("0::"));
@@ -67,7 +69,8 @@ fn mount_point() -> Option<PathBuf> {
     parse_mounts(&proc::text("/proc/self/mountinfo").ok()?)
 }
 
-/// Where the whole hierarchy is mounted, by lines of `ID PARENT DEVICE ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE ...`.
+/// Returns where the whole hierarchy is mounted, from lines of `ID PARENT DEVICE ROOT POINT OPTIONS
+/// [TAGS...] - TYPE SOURCE ...`.
 fn parse_mounts(lines: &str) -> Option<PathBuf> {
     lines.lines().find_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;

@@ -1,4 +1,5 @@
-//! What a seccomp filter lets a thread do, found without running it: which of Beeline's own system calls it would harm.
+//! Analysis of a seccomp filter without running it: which of Beeline's own system calls it would
+//! harm.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +14,13 @@ pub struct Instruction {
     value: u32,
 }
 
-/// Bytes of one.
+/// The size of an instruction in bytes.
 const LEN: usize = 8;
 /// `BPF_MAXINSNS`: the kernel takes no filter that is longer.
 const MOST: usize = 4096;
 
-/// The calls that Beeline makes in a target: those of its agent, and those that it runs there to attach and to leave.
+/// The calls that Beeline makes in a target: those of its agent, and those that it runs there to
+/// attach and to leave.
 const OWN_CALLS: &[libc::c_long] = &[
     libc::SYS_clock_getres,
     libc::SYS_clock_gettime,
@@ -50,7 +52,8 @@ const OWN_CALLS: &[libc::c_long] = &[
     libc::SYS_socket,
 ];
 
-/// The filter that a process is about to install, by the address of its `struct sock_fprog`; `None` if the kernel would not take it either.
+/// Returns the filter that a process is about to install, given the address of its `struct
+/// sock_fprog`. `None` if the kernel would not take it either.
 pub fn filter_at(process: &Process, address: u64) -> Option<Vec<Instruction>> {
     let mut head = [0; 16];
     process.read_memory(address, &mut head).ok()?;
@@ -70,7 +73,8 @@ pub fn filter_at(process: &Process, address: u64) -> Option<Vec<Instruction>> {
     Some(instructions.collect())
 }
 
-/// Does it let all calls pass that Beeline makes in a target, whatever their arguments are and wherever they are made?
+/// True if it lets all calls pass that Beeline makes in a target, whatever their arguments are and
+/// wherever they are made.
 pub fn lets_us_pass(filter: &[Instruction]) -> bool {
     let numbers = OWN_CALLS.iter().map(|number| *number as u32);
     numbers.into_iter().all(|number| lets_pass(filter, number))
@@ -84,7 +88,7 @@ struct State {
 }
 
 impl State {
-    /// What is known wherever one comes from.
+    /// Returns what is known regardless of which of the two ways is taken.
     fn joined(self, other: Self) -> Self {
         Self {
             a: self.a.filter(|_| self.a == other.a),
@@ -93,7 +97,8 @@ impl State {
     }
 }
 
-/// Does every way through the filter that a call with this number can take end by letting it pass? What is not understood does not.
+/// True if every way through the filter that a call with this number can take ends by letting it
+/// pass. An instruction that is not understood does not.
 fn lets_pass(filter: &[Instruction], number: u32) -> bool {
     // Branches lead forwards only, so all ways to an instruction are known when its turn comes.
     let mut waiting = BTreeMap::from([(0, State::default())]);
@@ -115,14 +120,14 @@ fn lets_pass(filter: &[Instruction], number: u32) -> bool {
     true
 }
 
-/// Where a filter goes on.
+/// The continuation of a filter after an instruction.
 enum Step {
     On,
-    /// Over so many instructions, one or the other.
+    /// Skips one of these numbers of instructions.
     Jump(Vec<usize>),
     /// The call is made.
     Passes,
-    /// It is not, or that is not known.
+    /// The call is not made, or that is not known.
     Other,
 }
 
@@ -197,7 +202,7 @@ impl Instruction {
     }
 }
 
-/// The result of an operation of a filter, where that is known.
+/// Returns the result of an operation of a filter, where that is known.
 fn computed(operation: u32, a: Option<u32>, b: Option<u32>) -> Option<u32> {
     let (a, b) = a.zip(b)?;
     Some(match operation {
@@ -269,7 +274,7 @@ mod tests {
         }
     }
 
-    /// Some of its arguments may be ours.
+    /// Some of its arguments may be Beeline's.
     #[test]
     fn what_depends_on_arguments_is_taken_for_forbidden() {
         let filter = [load(FIRST_ARGUMENT), is(0, 1, 0), end(ALLOW), end(ERRNO)];
@@ -278,7 +283,7 @@ mod tests {
         assert!(lets_us_pass(&either));
     }
 
-    /// Ways that meet know of a register only what both do.
+    /// Where ways meet, a register is known only as far as both agree.
     #[test]
     fn ways_that_meet_forget_where_they_differ() {
         let set = |value| instruction(BPF_LD, value, 0, 0);

@@ -1,7 +1,7 @@
-//! Who is told when a process dies: a thread that waits for all of them at once.
+//! Notification of process deaths: one thread waits for all processes at once.
 //!
-//! What a dead process held in shared memory keeps others waiting until it is freed, so this is not left to the next round
-//! of looking around.
+//! What a dead process held in shared memory keeps others waiting until it is freed, so this is not
+//! left to the next round.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,11 +24,11 @@ struct Watched {
     epoll: OwnedFd,
     /// Ends the thread.
     end: OwnedFd,
-    /// By the number that stands for each; they keep the process's descriptor open.
+    /// The processes by number. They keep the process's descriptor open.
     processes: Mutex<HashMap<u32, Process>>,
 }
 
-/// Stands for the end itself: no owner's number.
+/// Stands for the end itself; no owner has this number.
 const END: u64 = u64::MAX;
 
 impl Deaths {
@@ -52,8 +52,9 @@ impl Deaths {
         })
     }
 
-    /// Watches a process under a number of its own, and if it has been watched under another one, under that no more. If that
-    /// cannot be, its end is found in some other way, later.
+    /// Watches a process under a number of its own, and no more under a number that it had before.
+    ///
+    /// If that fails, its end is found in some other way, later.
     pub fn watch(&self, process: &Process, number: u32) {
         let mut processes = self.shared.lock();
         let is_other = |other: &Process| other.pidfd().as_raw_fd() != process.pidfd().as_raw_fd();
@@ -87,7 +88,7 @@ impl Watched {
                     Ok(number) => {
                         let mut processes = self.lock();
                         if let Some(process) = processes.remove(&number) {
-                            // Locked, as it may be watched anew just now.
+                            // Under the lock, as it may just be being watched anew.
                             let _ = epoll::delete(&self.epoll, process.pidfd());
                         }
                         drop(processes);
@@ -106,12 +107,12 @@ impl Watched {
     }
 }
 
-/// Has this thread run before all ordinary ones, where that is allowed: others wait for what it frees, some of them busily,
-/// and it never has much to do.
+/// Makes this thread run before all ordinary ones, where that is allowed: others wait for what it
+/// frees, some of them busily, and it never has much to do.
 fn come_first() {
     const LOWEST: libc::sched_param = libc::sched_param { sched_priority: 1 };
     let policy = libc::SCHED_RR | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: reads the parameter; concerns the calling thread alone.
+    // SAFETY: the call reads the parameter and concerns the calling thread alone.
     unsafe { libc::sched_setscheduler(0, policy, &LOWEST) };
 }
 

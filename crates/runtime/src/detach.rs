@@ -1,7 +1,9 @@
-//! Giving a process back as it was: the way out of a session, and the cleaning up after one that was killed.
+//! Restoring a process: the end of a session in it, and the clean-up after a session that was
+//! killed.
 //!
-//! Both go by what stands in the process itself, its [`Manifest`] and what that leads to, so a Beeline that has never
-//! seen the process can do it. What is read there is checked before it is acted on.
+//! Both rely on what is stored in the process itself, its [`Manifest`] and what that leads to, so a
+//! Beeline that has never seen the process can do it. Everything that is read there is checked
+//! before it is acted on.
 
 mod find;
 mod layers;
@@ -46,47 +48,50 @@ pub struct Presence {
     pub pid: i32,
     /// The session.
     pub session: SessionId,
-    /// Is that Beeline still running?
+    /// True if the session's Beeline is still running.
     pub is_live: bool,
-    /// Those of its sites that are restored for good, whatever stands there now.
+    /// The sites that are restored for good, whatever stands there now.
     restored: Restored,
-    /// Do its records say which sites are patched? A forked child shares its parent's, until it is taken on.
+    /// True if its records say which sites are patched. A forked child shares its parent's records
+    /// until it is adopted.
     is_listed: bool,
     /// The tool's command line.
     pub tool: String,
-    /// What is hooked now.
+    /// The sites that are hooked now.
     pub sites: Vec<SiteFacts>,
-    /// All that the session has ever hooked, newest first. A forked child shares the list and not the code, so what
-    /// is hooked is to be seen in the code alone.
+    /// All sites that the session has ever hooked, newest first. A forked child shares the list but
+    /// not the code, so only the code shows what is hooked.
     records: Vec<SiteFacts>,
-    /// What was done for system calls.
+    /// The changes that were made for system calls.
     pub calls: CallFacts,
     /// Everything that is mapped for the session.
     pub mappings: Vec<Region>,
     /// Its private memory, if that is there.
     private: Option<Range<u64>>,
-    /// All zero if the session was killed before it had written one, and so before it had hooked anything.
+    /// All zero if the session was killed before it had written one, and so before it had hooked
+    /// anything.
     manifest: Manifest,
-    /// The pool that the manifest stands in; 0 without one.
+    /// The pool that holds the manifest; 0 without one.
     home: u64,
 }
 
-/// Times that threads inside a program are given a millisecond to come out.
+/// The number of milliseconds that threads inside a program get to come out.
 const PATIENCE: u32 = 2_000;
 const JUMP: u8 = 0xe9;
 const INT3: u8 = beeline_hook::INT3;
 
-/// How a place looks that is hooked.
+/// The appearance of a place that is hooked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Hook {
     /// As the session left it.
     Ours,
-    /// Somebody else's breakpoint lies upon it, or did: the kernel's, or one that will bring our patch back.
+    /// Another party's breakpoint lies upon it, or did: the kernel's, or one that will bring this
+    /// session's patch back.
     Covered,
 }
 
 impl Presence {
-    /// The file, and the offset in it, that an address in the process belongs to.
+    /// Returns the file, and the offset in it, that an address in the process belongs to.
     pub fn place_of(&self, address: u64) -> Option<String> {
         let regions = open(self.pid).ok()?.regions().ok()?;
         let region = regions.iter().find(|region| region.contains(address))?;
@@ -97,12 +102,14 @@ impl Presence {
         ))
     }
 
-    /// Is this what a forked child has inherited, and nobody will come for? A child in which system calls are hooked asks for
-    /// it, and is an orphan only if there was no answer; and what runs programs is somebody's.
-    /// With `has_others` what it would ask by may have been taken out since by another session.
+    /// True if this is what a forked child has inherited, and nobody will come for it.
+    ///
+    /// A child with hooked system calls makes an upcall for that, and is an orphan only if there
+    /// was no answer. A child that runs programs belongs to a session. With `has_others`, another
+    /// session may have taken out what the child would make its upcall by.
     pub(crate) fn is_abandoned(&self, process: &Process, has_others: bool) -> bool {
         let place = self.manifest.private as u64;
-        // SAFETY: numbers only.
+        // SAFETY: `Control` consists of integers, for which any bytes are valid.
         let Ok(control) = (unsafe { read::<Control>(process, place) }) else {
             return false;
         };
@@ -111,12 +118,12 @@ impl Presence {
         control.pid.load(Relaxed) == 0 && !asks
     }
 
-    /// [`Self::remove`] for whoever has not opened the process.
+    /// Calls [`Self::remove`] for a process that the caller has not opened.
     pub fn detach(&self) -> Result<bool, Error> {
         self.remove(&open(self.pid)?)
     }
 
-    /// As [`Self::detach`], for good: a session that lives leaves the process alone from now on.
+    /// As [`Self::detach`], but for good: a live session leaves the process alone from now on.
     pub fn dismiss(&self) -> Result<bool, Error> {
         self.remove_by(&open(self.pid)?, |stopped| {
             self.announce_dismissal(stopped)?;
@@ -124,7 +131,8 @@ impl Presence {
         })
     }
 
-    /// [`Self::detach`] for what a killed session has left, as long as it is that. False if there is nothing of it any more.
+    /// As [`Self::detach`], for what a killed session has left, as long as it is that. Returns
+    /// false if nothing of it is left any more.
     pub fn detach_if_dead(&self) -> Result<bool, Error> {
         let outcome = open(self.pid).and_then(|process| self.clear(&process));
         match outcome {
@@ -133,19 +141,24 @@ impl Presence {
         }
     }
 
-    /// Restores the process: its code, its signal handlers, the return addresses that lead to us; and unmaps
-    /// everything once no thread is inside. It is stopped for moments only. False if somebody else has done it meanwhile.
+    /// Restores the process: its code, its signal handlers and the return addresses that lead to
+    /// Beeline. Unmaps everything once no thread is inside.
+    ///
+    /// The process is stopped for moments only. Returns false if somebody else has done it
+    /// meanwhile.
     pub(crate) fn remove(&self, process: &Process) -> Result<bool, Error> {
         self.remove_if(process, |_| true)
     }
 
-    /// [`Self::remove`] for what a killed session has left, as long as it is that.
+    /// As [`Self::remove`], for what a killed session has left, as long as it is that.
     pub(crate) fn clear(&self, process: &Process) -> Result<bool, Error> {
         self.remove_if(process, |now| !now.is_live)
     }
 
-    /// [`Self::remove`] while a thread waits in our code. It goes on with other registers, in the same stop by whose end nothing of ours is
-    /// there any more, or cannot be taken away.
+    /// As [`Self::remove`], while a thread waits in Beeline's code.
+    ///
+    /// The thread goes on with other registers. They are set in the stop at the end of which
+    /// nothing of Beeline's is there any more, or cannot be taken away.
     pub(crate) fn remove_around(
         &self,
         process: &Process,
@@ -187,14 +200,14 @@ impl Presence {
         Err(self.error("its code is restored, but a thread does not come out of a program; `beeline detach` it later"))
     }
 
-    /// One attempt of [`Self::remove_if`]; nothing if a thread is inside.
+    /// Makes one attempt of [`Self::remove_if`]. Returns `None` if a thread is inside.
     fn remove_now(
         &self,
         stopped: &mut Stopped,
         may: fn(&Presence) -> bool,
     ) -> Result<Option<bool>, Error> {
-        // Another Beeline may be at the same, or have come to stay. What is there now does not change while the process
-        // is held.
+        // Another Beeline may be doing the same, or have come to stay. The presences found now do
+        // not change while the process is held.
         let mut present = presences(stopped.process())?;
         let mut places = present.iter().map(|one| (one.session, one.home));
         let Some(at) = places.position(|place| place == (self.session, self.home)) else {
@@ -207,9 +220,10 @@ impl Presence {
         Ok(now.take_out(stopped, &present)?.then_some(true))
     }
 
-    /// One attempt of [`Self::remove`], beside what other sessions have there; false if a thread is inside.
+    /// Makes one attempt of [`Self::remove`] beside what other sessions have there. Returns false
+    /// if a thread is inside.
     fn take_out(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
-        // What cannot be read from here on is not mapped any more.
+        // From here on, memory that cannot be read is not mapped any more.
         stopped.check_readable()?;
         let under = self.lies_under(others);
         let probed = self.restore_code(stopped, &under, others)?;
@@ -240,20 +254,21 @@ impl Presence {
         Ok(true)
     }
 
-    /// The places that are hooked now, by what their code says; each once.
+    /// Returns the places that are hooked now according to their code, each once.
     fn hooked(&self, read: impl Fn(u64, &mut [u8]) -> bool) -> Vec<(&SiteFacts, Hook)> {
         let mut found: BTreeMap<u64, (usize, &SiteFacts, Hook)> = BTreeMap::new();
         for site in &self.records {
             let mut now = vec![0; site.patch.len()];
-            // What cannot be read has been unmapped.
+            // Memory that cannot be read has been unmapped.
             if !read(site.address, &mut now) {
                 continue;
             }
             let Some(hook) = self.hook_of(site, &now) else {
                 continue;
             };
-            // A kernel uprobe upon a jump looks like a breakpoint that was to take the jump's place: the record of which more
-            // is there is the right one, and of equal ones the newest.
+            // A kernel uprobe upon a jump looks like a breakpoint that was to take the jump's
+            // place. The right record is the one with more of its bytes there, and among equal ones
+            // the newest.
             let evidence = site.bytes_left_at(&now);
             let known = found.get(&site.address);
             if known.is_none_or(|(other, ..)| evidence > *other) {
@@ -264,9 +279,10 @@ impl Presence {
         found.map(|(_, site, hook)| (site, hook)).collect()
     }
 
-    /// How a site of ours is hooked where these bytes are.
+    /// Returns how a site of this session is hooked, given the bytes there.
     fn hook_of(&self, site: &SiteFacts, now: &[u8]) -> Option<Hook> {
-        // A jump to our own memory is ours whatever the records say. All else may be somebody else's.
+        // A jump to this session's own memory is its own whatever the records say. All else may be
+        // somebody else's.
         let is_off = self.restored.contains(site) || self.is_listed && !site.is_patched;
         match now.first() {
             Some(&JUMP) if !site.is_breakpoint && self.jumps_here(site.address, now) => {
@@ -283,7 +299,7 @@ impl Presence {
         }
     }
 
-    /// Does the code at `address` jump to a trampoline of ours?
+    /// True if the code at `address` jumps to a trampoline of this session.
     fn jumps_here(&self, address: u64, code: &[u8]) -> bool {
         let Some(distance) = code.get(1..5).and_then(|bytes| bytes.try_into().ok()) else {
             return false;
@@ -296,8 +312,10 @@ impl Presence {
             .any(|mapping| mapping.permissions.execute && mapping.contains(to))
     }
 
-    /// Puts back what the code was. Kernel uprobes upon it stay; so does our patch `under` another session's, and under a breakpoint of
-    /// somebody else's, who will put the patch's first byte back. Gives the places of those uprobes.
+    /// Restores the code and returns the places of kernel uprobes upon it.
+    ///
+    /// The uprobes stay. So does this session's patch `under` another session's, and under another
+    /// party's breakpoint, whose removal will put the patch's first byte back.
     fn restore_code(
         &self,
         stopped: &mut Stopped,
@@ -336,10 +354,11 @@ impl Presence {
         Ok(probed)
     }
 
-    /// Does anybody still lead to our trampolines, or mean to, by a breakpoint upon a jump of ours?
+    /// True if anything still leads to this session's trampolines, or will, by a breakpoint upon
+    /// one of its jumps.
     fn is_covered(&self, stopped: &Stopped, probed: &BTreeSet<u64>) -> bool {
         let read = |address: u64, into: &mut [u8]| stopped.read(address, into).is_ok();
-        // Where only kernel uprobes are left, nothing leads to us.
+        // Where only kernel uprobes are left, nothing leads to the session.
         let is_restored = |site: &SiteFacts| {
             let (mut now, original) = (vec![0; site.original.len()], &site.original);
             read(site.address, &mut now)
@@ -351,7 +370,8 @@ impl Presence {
             || self.is_call_patched(stopped)
     }
 
-    /// Is the jump of a site there but for its first byte, whatever the records say of it?
+    /// True if the jump of a site is there except for its first byte, whatever the records say of
+    /// it.
     fn leads_here(&self, site: &SiteFacts, read: impl Fn(u64, &mut [u8]) -> bool) -> bool {
         let mut now = vec![0; site.patch.len()];
         !site.is_breakpoint
@@ -361,15 +381,15 @@ impl Presence {
             && self.jumps_here(site.address, &now)
     }
 
-    /// Has the programs run no more.
+    /// Stops the programs from running.
     fn silence(&self, stopped: &mut Stopped) -> Result<(), Error> {
         let pid = self.manifest.private as u64 + offset_of!(Control, pid) as u64;
         Ok(stopped.write(pid, &[0; 4])?)
     }
 
-    /// Tells a session that it is to come back no more.
+    /// Tells a session not to come back.
     fn announce_dismissal(&self, stopped: &mut Stopped) -> Result<(), Error> {
-        // What a forked child has is its parent's, until it is taken on.
+        // A forked child has its parent's page until it is adopted.
         let page = self.mappings.iter().find(|mapping| is_page(mapping));
         let Some(page) = page.filter(|_| self.is_live && self.is_listed) else {
             return Ok(());
@@ -388,7 +408,7 @@ impl Presence {
         Ok(stopped.write(place + 4 * free as u64, &owner)?)
     }
 
-    /// Is no thread in our code, or about to return to it?
+    /// True if no thread is in this session's code, or about to return to it.
     fn is_clear(&self, stopped: &Stopped) -> Result<bool, Error> {
         Ok(!self.holds_a_slot(stopped)
             && !self.shares_its_memory(stopped)
@@ -396,8 +416,10 @@ impl Presence {
             && is_nobody_in(stopped, &self.code(|_| true), &[])?)
     }
 
-    /// Does a thread run a program of another session's, on that one's stack? It may have come there by a handler of ours, to which it
-    /// returns, and which is not seen from that stack.
+    /// True if a thread runs a program of another session, on that session's stack.
+    ///
+    /// It may have got there through a handler of this session, to which it returns. That is not
+    /// visible from that stack.
     fn may_be_under_a_program(&self, stopped: &Stopped, others: &[Presence]) -> bool {
         let is_in_one = |sp: u64| {
             let private = others.iter().filter_map(|other| other.private.as_ref());
@@ -408,14 +430,15 @@ impl Presence {
             && threads.any(|thread| is_in_one(thread.registers().rsp))
     }
 
-    /// The code of ours in the process that is in such mappings.
+    /// Returns this session's code in the wanted mappings of the process.
     fn code(&self, is_meant: impl Fn(&Region) -> bool) -> Vec<Range<u64>> {
         let mappings = self.mappings.iter();
         let code = mappings.filter(|mapping| mapping.permissions.execute && is_meant(mapping));
         code.map(|mapping| mapping.start..mapping.end).collect()
     }
 
-    /// A thread that runs a program may be elsewhere at the moment (in the vDSO, in the kernel), but holds a slot.
+    /// True if a thread holds a slot. A thread that runs a program may be elsewhere at the moment
+    /// (in the vDSO, in the kernel), but holds a slot.
     fn holds_a_slot(&self, stopped: &Stopped) -> bool {
         let Some(page) = self.mappings.iter().find(|mapping| is_page(mapping)) else {
             return false;
@@ -442,8 +465,11 @@ impl Presence {
             .any(|lease| lease[..4] == self.manifest.owner.to_ne_bytes())
     }
 
-    /// A parent that waits for a child which has its memory is not among the threads that are held. The count of such
-    /// children says only that there may be one: a call that was under way when the code was restored is not counted down.
+    /// True if a child may share the process's memory.
+    ///
+    /// A parent that waits for such a child is not among the threads that are held. The count of
+    /// such children only says that there may be one: a call that was under way when the code was
+    /// restored is not counted down.
     fn shares_its_memory(&self, stopped: &Stopped) -> bool {
         let mut children = [0; 4];
         let place = self.manifest.private as u64 + offset_of!(Control, children) as u64;
@@ -455,7 +481,7 @@ impl Presence {
         others.any(|other| has_same_memory(self.pid, other))
     }
 
-    /// A thread that was stopped between a breakpoint and its signal.
+    /// True if a thread was stopped between a breakpoint and its signal.
     fn awaits_a_trap(&self) -> bool {
         const SIGTRAP: usize = 5;
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid))
@@ -471,12 +497,14 @@ impl Presence {
             })
     }
 
-    /// Takes our signal handlers away; false if a thread may be about to be led to one.
+    /// Removes this session's signal handlers. Returns false if a thread may be about to be led to
+    /// one.
     fn restore_handlers(&self, stopped: &mut Stopped, others: &[Presence]) -> Result<bool, Error> {
         if self.private.is_none() {
             return Ok(true);
         }
-        // Others' handlers, which may have read that ours is next, are in their agents. System calls are made in their pools.
+        // Handlers of other sessions, which may have read that this session's is next, are in their
+        // agents. System calls are made in their pools.
         let is_agent = |mapping: &Region| is_a(mapping, "-agent");
         let handlers = others.iter().flat_map(|other| other.code(is_agent));
         let (handlers, restorers): (Vec<_>, Vec<_>) = (
@@ -505,8 +533,10 @@ impl Presence {
         Ok(true)
     }
 
-    /// Unmaps everything. The manifest goes last, so that whoever comes after a Beeline that was killed here finds the rest; and
-    /// before it the session page, by which he knows that it was.
+    /// Unmaps everything.
+    ///
+    /// The manifest goes last, so that if Beeline is killed here, the next one finds the rest. The
+    /// session page goes just before it, because it shows that Beeline was killed.
     fn unmap(&self, stopped: &mut Stopped) -> Result<(), Error> {
         let order = |mapping: &&Region| match mapping {
             home if home.start == self.home => 3,
@@ -531,7 +561,8 @@ impl Presence {
     }
 }
 
-/// Is no thread in this code, about to return to it from a signal handler, or in a handler with one of these restorers?
+/// True if no thread is in this code, about to return to it from a signal handler, or in a handler
+/// with one of these restorers.
 fn is_nobody_in(
     stopped: &Stopped,
     code: &[Range<u64>],
@@ -552,11 +583,11 @@ fn is_nobody_in(
     }))
 }
 
-/// Have two processes one memory? Also where the kernel does not tell.
+/// True if two processes share one memory, or if the kernel does not tell.
 fn has_same_memory(one: i32, other: i32) -> bool {
-    /// Of `linux/kcmp.h`.
+    /// From `linux/kcmp.h`.
     const KCMP_VM: u64 = 1;
-    // SAFETY: compares; takes numbers only.
+    // SAFETY: `kcmp` only compares, and takes only integers.
     let compared = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
     match compared {
         -1 => std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS),
@@ -567,14 +598,15 @@ fn has_same_memory(one: i32, other: i32) -> bool {
 /// Copies a value out of a process.
 ///
 /// # Safety
-/// Any bytes must be a good `T`, as long as its pointers are not followed.
+///
+/// Any bytes must be a valid `T`, as long as its pointers are not followed.
 unsafe fn read<T>(process: &Process, address: u64) -> Result<T, Error> {
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: the value's own bytes, initialised to zero.
+    // SAFETY: the slice covers exactly the value's own bytes, which are initialised to zero.
     let bytes =
         unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast::<u8>(), size_of::<T>()) };
     process.read_memory(address, bytes)?;
-    // SAFETY: the caller's promise.
+    // SAFETY: all bytes are initialised, and the caller promises that any bytes are a valid `T`.
     Ok(unsafe { value.assume_init() })
 }
 
@@ -601,7 +633,8 @@ mod tests {
         }
     }
 
-    /// What a session left that was killed as it was about to make a breakpoint of a jump.
+    /// Returns what a session left that was killed as it was about to replace a jump by a
+    /// breakpoint.
     fn killed() -> Presence {
         let session = SessionId { pid: 1, start: 1 };
         Presence {
@@ -616,7 +649,7 @@ mod tests {
             calls: CallFacts::default(),
             mappings: Vec::new(),
             private: None,
-            // SAFETY: integers and bytes only.
+            // SAFETY: a manifest consists of integers and bytes, for which zeros are valid.
             manifest: unsafe { MaybeUninit::zeroed().assume_init() },
             home: 0,
         }

@@ -1,8 +1,9 @@
-//! Who compiles programs, and when.
+//! The engines of a session, and the choice of when each compiles a program.
 //!
-//! The baseline compiler takes microseconds, so its code is attached at once. An optimizing one may take much longer and runs
-//! in a process of its own: its code takes the place of the other when it is there ([`crate::tier_up`]), and is kept on
-//! disk, so that the next start has it at once. Each distinct program is compiled once in a session.
+//! The baseline compiler takes microseconds, so its code is attached at once. An optimizing
+//! compiler may take much longer and runs in a process of its own. Its code replaces the baseline
+//! code when it is there ([`crate::tier_up`]), and is kept on disk, so that the next start has it
+//! at once. Each distinct program is compiled once in a session.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -21,7 +22,7 @@ use crate::session::Report;
 /// The machine that programs run on.
 const MACHINE: Machine = Machine::X86_64;
 
-/// Which engine's code programs are to run.
+/// The choice of the engine that makes the code of programs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Choice {
     /// The baseline compiler's at once, and the optimizer's as soon as it is there.
@@ -31,7 +32,8 @@ pub enum Choice {
     Baseline,
     /// The optimizer's, which is waited for.
     Optimized,
-    /// The interpreter runs them, which checks every access: programs need not be verified, and are attached nowhere.
+    /// The interpreter runs programs and checks every access. Programs need not be verified, and
+    /// are attached nowhere.
     Interpreter,
 }
 
@@ -46,21 +48,21 @@ pub struct Engines {
     ahead: Option<Aot>,
     report: Report,
     budget: Budget,
-    /// Report also what only some want to know.
+    /// Also report what is of interest to some users only.
     is_verbose: bool,
     has_failed: AtomicBool,
     baseline: Mutex<Made>,
     optimized: Mutex<Made>,
 }
 
-/// Bytes of code that no program has any more and that are kept for the next one like it.
+/// The most bytes of unused code that are kept for the next program like it.
 const MOST_UNUSED: usize = 16 << 20;
 
-/// Code that was made, by the program that it was made from. What no program has any more goes when there is much.
+/// Compiled code, by the program that it was made from. Unused code goes when there is much of it.
 #[derive(Default)]
 struct Made {
     code: HashMap<Digest, Arc<Compiled>>,
-    /// Bytes of it since what is unused was last thrown away.
+    /// Bytes added since unused code was last thrown away.
     added: usize,
 }
 
@@ -79,24 +81,24 @@ impl Made {
     }
 }
 
-/// A program's code, and whose it is.
+/// A program's code, and the engine that made it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Compiled {
     /// The engine's name.
     pub engine: String,
-    /// Was it made ahead of time, and came in a file?
+    /// True if it was made ahead of time, and came in a file.
     pub is_ahead: bool,
     /// The code.
     pub code: Code,
 }
 
 impl Compiled {
-    /// Bytes of memory, about.
+    /// Returns its approximate size in memory.
     pub(crate) fn size(&self) -> usize {
         size_of::<Self>() + self.code.bytes.len() + size_of_val(self.code.insns.as_slice())
     }
 
-    /// Of a program that cannot run here.
+    /// Returns the code of a program that cannot run here.
     pub(crate) fn none() -> Self {
         Self {
             engine: String::new(),
@@ -112,7 +114,7 @@ impl Compiled {
     }
 }
 
-/// What code is made from.
+/// The source that code is made from.
 #[derive(Debug)]
 pub struct Source {
     insns: Vec<Insn>,
@@ -121,7 +123,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Resolved instructions over maps of these shapes.
+    /// Creates a source of resolved instructions over maps of these shapes.
     pub fn new(insns: Vec<Insn>, maps: Vec<MapShape>) -> Self {
         let digest = Digest::of_program(&program(&insns, &maps));
         Self {
@@ -131,24 +133,24 @@ impl Source {
         }
     }
 
-    /// Bytes of memory, about.
+    /// Returns its approximate size in memory.
     pub(crate) fn size(&self) -> usize {
         size_of_val(&*self.insns) + size_of_val(&*self.maps)
     }
 
-    /// As engines are given it.
+    /// Returns the program as engines are given it.
     pub fn program(&self) -> Program<'_> {
         program(&self.insns, &self.maps)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn digest(&self) -> Digest {
         self.digest
     }
 }
 
 impl Engines {
-    /// The baseline compiler alone, until there are others.
+    /// Creates the engines with the baseline compiler alone, until others are added.
     pub fn new(choice: Choice, report: Report) -> Self {
         Self {
             choice,
@@ -164,7 +166,7 @@ impl Engines {
         }
     }
 
-    /// With a compiler for [`Choice::Auto`] and [`Choice::Optimized`].
+    /// Adds a compiler for [`Choice::Auto`] and [`Choice::Optimized`].
     pub fn with_optimizer(self, optimizer: Optimizer) -> Self {
         Self {
             optimizer: Some(optimizer),
@@ -172,7 +174,7 @@ impl Engines {
         }
     }
 
-    /// With a place where the optimizer's code is kept.
+    /// Adds a place where the optimizer's code is kept.
     pub fn with_store(self, store: CodeStore) -> Self {
         Self {
             store: Some(store),
@@ -180,7 +182,7 @@ impl Engines {
         }
     }
 
-    /// With code made ahead of time, which is taken for the programs that it was made from.
+    /// Adds code made ahead of time, which is used for the programs that it was made from.
     pub fn with_aot(self, aot: Aot) -> Result<Self, Unusable> {
         aot.check(&helper_table())?;
         Ok(Self {
@@ -189,22 +191,22 @@ impl Engines {
         })
     }
 
-    /// Reporting what is compiled when.
+    /// Reports what is compiled when.
     pub fn verbose(self, is_verbose: bool) -> Self {
         Self { is_verbose, ..self }
     }
 
-    /// Charging what an optimizer takes while it is at work.
+    /// Charges the memory that an optimizer takes while it is at work.
     pub(crate) fn with_budget(self, budget: Budget) -> Self {
         Self { budget, ..self }
     }
 
-    /// Are programs to be verified before they run?
+    /// True if programs are to be verified before they run.
     pub fn are_verified(&self) -> bool {
         self.choice != Choice::Interpreter
     }
 
-    /// The code to begin with.
+    /// Returns the code to begin with.
     pub(crate) fn first(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
         if let Some(ahead) = self.ahead.as_ref().and_then(|aot| aot.find(&source.digest)) {
             return Ok(Arc::new(Compiled {
@@ -232,7 +234,7 @@ impl Engines {
         }
     }
 
-    /// Will better code than this come?
+    /// True if better code than this will come.
     pub(crate) fn is_to_be_improved(&self, first: &Compiled) -> bool {
         let Some(optimizer) = &self.optimizer else {
             return false;
@@ -242,13 +244,13 @@ impl Engines {
             && optimizer.name() != first.engine
     }
 
-    /// The optimizer's code, however long it takes.
+    /// Returns the optimizer's code, however long it takes.
     pub(crate) fn optimized(&self, source: &Source) -> Result<Arc<Compiled>, Error> {
         let optimizer = self.optimizer.as_deref().ok_or(Error::NoCodeForMachine)?;
         if let Some(kept) = self.kept(source, optimizer) {
             return Ok(kept);
         }
-        // Whoever wants the same program meanwhile waits here, and finds it.
+        // A thread that wants the same program meanwhile waits here, and finds it.
         let mut made = lock(&self.optimized);
         if let Some(known) = made.get(&source.digest) {
             return Ok(known.clone());
@@ -258,7 +260,7 @@ impl Engines {
             Error::Worker(format!("there is no memory left for {}", optimizer.name()))
         })?;
         let compiled = compile(optimizer, source)?;
-        // If another optimizer was installed meanwhile, whose code it is cannot be told.
+        // If another optimizer was installed meanwhile, the origin of the code is unknown.
         if let Some((store, name)) = place
             && self.place_of(source, optimizer).map(|place| place.1) == Some(name)
             && let Err(error) = store.put(&name, &compiled.code)
@@ -269,14 +271,14 @@ impl Engines {
         Ok(compiled)
     }
 
-    /// The session ends: nothing is to be compiled any more.
+    /// Stops all compilation at the session's end.
     pub(crate) fn stop(&self) {
         if let Some(optimizer) = &self.optimizer {
             optimizer.stop();
         }
     }
 
-    /// Says something to whoever wants to know.
+    /// Reports something in verbose mode.
     pub(crate) fn tell(&self, what: &str) {
         if self.is_verbose {
             (self.report)(what);
@@ -292,13 +294,13 @@ impl Engines {
         Ok(compiled)
     }
 
-    /// The optimizer's code, if it was made before: here, or in another session.
+    /// Returns the optimizer's code if it was made before: here, or in another session.
     fn kept(
         &self,
         source: &Source,
         optimizer: &(dyn Compiler + Send + Sync),
     ) -> Option<Arc<Compiled>> {
-        // Not waited for: it is held for as long as a program is compiled.
+        // Does not wait for the lock: it is held for as long as a program is compiled.
         let mut made = self.optimized.try_lock().ok()?;
         if let Some(known) = made.get(&source.digest) {
             return Some(known.clone());
@@ -313,7 +315,7 @@ impl Engines {
         Some(compiled)
     }
 
-    /// Where the optimizer's code of a program is kept, if it is.
+    /// Returns where the optimizer's code of a program is kept, if it is.
     fn place_of(
         &self,
         source: &Source,
@@ -325,12 +327,13 @@ impl Engines {
     }
 }
 
-/// Bytes that an optimizer takes for a program, about: LLVM by itself, and by the instruction.
+/// Returns the approximate number of bytes that an optimizer takes for a program: LLVM by itself,
+/// and per instruction.
 fn bytes_to_optimize(source: &Source) -> u64 {
     (64 << 20) + (2 << 10) * source.insns.len() as u64
 }
 
-/// A program as all engines are given it.
+/// Returns a program as all engines are given it.
 fn program<'a>(insns: &'a [Insn], maps: &'a [MapShape]) -> Program<'a> {
     Program {
         insns,
@@ -339,7 +342,7 @@ fn program<'a>(insns: &'a [Insn], maps: &'a [MapShape]) -> Program<'a> {
     }
 }
 
-/// What code made ahead of time has to have been made for.
+/// Returns the digest that code made ahead of time must have been made for.
 pub fn helper_table() -> Digest {
     Digest::of_helpers(
         helpers::ALL
@@ -356,7 +359,7 @@ fn compile(compiler: &(impl Compiler + ?Sized), source: &Source) -> Result<Arc<C
     }))
 }
 
-/// Only whole entries are added.
+/// A panic cannot leave it inconsistent, as only whole entries are added.
 fn lock(made: &Mutex<Made>) -> MutexGuard<'_, Made> {
     made.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -367,7 +370,8 @@ mod tests {
 
     use super::*;
 
-    /// Another is installed over it with every program that it compiles, unless it is settled.
+    /// Another compiler is installed over it with every program that it compiles, unless it is
+    /// settled.
     struct Replaced {
         is_settled: bool,
         version: AtomicU32,
@@ -390,7 +394,7 @@ mod tests {
         }
     }
 
-    /// `r0 = number; exit` behind many others of the kind.
+    /// Returns `r0 = number; exit` behind many others of the kind.
     fn long_source(number: i32) -> Source {
         const LENGTH: usize = 4000;
         let mut bytes = Vec::new();
@@ -423,7 +427,7 @@ mod tests {
             1000 * in_use.size() > 2 * MOST_UNUSED,
             "too little was made"
         );
-        // What a program has is found.
+        // Code that a program uses is found.
         assert!(Arc::ptr_eq(&in_use, &engines.first(&used).expect("code")));
     }
 

@@ -1,7 +1,8 @@
-//! What programs need around them in one address space: the target's record, maps, links, all in a pool.
+//! The environment of programs in one address space: the target's record, maps and links, all in a
+//! pool.
 //!
-//! The same for a traced process, where the pool is mapped read-execute, and for Beeline itself, where timer
-//! programs and test runs are executed.
+//! It is the same for a traced process, where the pool is mapped read-execute, and for Beeline
+//! itself, which executes timer programs and test runs.
 
 mod objects;
 
@@ -36,11 +37,11 @@ pub struct Environment {
     pub home: Pool,
     /// The [`abi::Target`].
     pub target: u64,
-    /// The one that stands for children which share the target's memory.
+    /// The record that stands for children which share the target's memory.
     pub child: u64,
     /// The agent.
     pub agent: u64,
-    /// The first of the signal handlers' stubs, and what they return to the kernel by.
+    /// The first of the signal handlers' stubs, and the code by which they return to the kernel.
     pub handler: u64,
     /// See `handler`.
     pub restorer: u64,
@@ -57,9 +58,10 @@ pub struct Environment {
     links: HashMap<Id, Vec<u64>>,
     /// The [`abi::Link`]s of programs that are tail-called.
     next_programs: HashMap<Id, u64>,
-    /// What is in the [`abi::ObjectTable`].
+    /// The content of the [`abi::ObjectTable`].
     objects: HashMap<u64, u64>,
-    /// The [`abi::CgroupPath`]s that have been published, so that moving to and fro takes no memory.
+    /// The [`abi::CgroupPath`]s that have been published, so that moving to and fro takes no
+    /// memory.
     cgroups: HashMap<Vec<u64>, u64>,
     /// The path of the cgroup that programs were last told of; empty before that.
     cgroup: String,
@@ -69,14 +71,14 @@ pub struct Environment {
 #[derive(Debug, Clone)]
 struct PlacedMap {
     map: Arc<MapObject>,
-    /// Where it is mapped.
+    /// The address where it is mapped.
     base: u64,
     /// The [`abi::MapHandle`].
     handle: u64,
     values: u64,
     /// A perf event array's [`abi::RingSlot`]s.
     slots: u64,
-    /// Where its rings are mapped, by their id.
+    /// The addresses of its rings, by their id.
     rings: HashMap<Id, u64>,
 }
 
@@ -142,13 +144,13 @@ impl Environment {
         let handler = home.array(&stubs).map_err(os("filling a pool"))?;
         let restorer = home.bytes(&restorer, 16).map_err(os("filling a pool"))?;
         let base = home.base();
-        // SAFETY: placed above as a `Manifest`, which the target itself does not read.
+        // SAFETY: a `Manifest` was placed there above, and the target itself does not read it.
         unsafe {
             home.change::<abi::Manifest>(base, |manifest| manifest.handler = handler as usize);
         }
-        // Last, as whoever comes after a Beeline that was killed goes by it.
+        // Last, because this marks the manifest as complete for a clean-up after a killed Beeline.
         fence(SeqCst);
-        // SAFETY: as above.
+        // SAFETY: a `Manifest` was placed there above, and the target itself does not read it.
         unsafe {
             home.change::<abi::Manifest>(base, |manifest| manifest.magic = abi::MANIFEST_MAGIC)
         };
@@ -173,8 +175,8 @@ impl Environment {
         })
     }
 
-    /// What a forked child has of it, in a pool of its own that is to be mapped over the parent's. `write` stores into the
-    /// child's private memory.
+    /// Copies it for a forked child, into a pool of its own that is to be mapped over the parent's.
+    /// `write` stores into the child's private memory.
     pub fn fork(
         &self,
         shared: &Shared,
@@ -184,7 +186,8 @@ impl Environment {
     ) -> Result<Self, Error> {
         let mut home = self.home.copy().map_err(os("creating a pool"))?;
         let base = home.base();
-        // SAFETY: placed as a `Manifest` and as `Target`s in what was copied, which is mapped nowhere yet.
+        // SAFETY: the copied pool has a `Manifest` and `Target`s at these places, and is mapped
+        // nowhere yet.
         unsafe {
             home.change::<abi::Manifest>(base, |manifest| manifest.owner = owner);
             for record in [self.target, self.child] {
@@ -216,36 +219,39 @@ impl Environment {
         })
     }
 
-    /// Where the maps and rings are mapped that programs here may come upon.
+    /// Returns the addresses of the maps and rings that programs here may reach.
     pub fn bases(&self) -> impl Iterator<Item = u64> {
         let maps = self.maps.values();
         maps.flat_map(|placed| std::iter::once(placed.base).chain(placed.rings.values().copied()))
     }
 
-    /// The manifest, to be changed by its atomics.
+    /// Returns the manifest, to be changed by its atomics.
     pub fn manifest(&self) -> &abi::Manifest {
-        // SAFETY: every home pool starts with one.
+        // SAFETY: every home pool starts with a manifest.
         unsafe { self.home.get(self.home.base()) }
     }
 
-    /// Says where threads keep their ids. No slot may be held meanwhile, as it is held in the name that a thread has.
+    /// Sets where threads keep their ids. No slot may be held meanwhile, as it is held in the name
+    /// that a thread has.
     pub fn set_tid_offset(&mut self, offset: i32) {
         let target = self.target;
-        // SAFETY: placed by `new`; a word that threads find old or new.
+        // SAFETY: `new` placed the record. Threads find either the old or the new value of the
+        // word.
         unsafe {
             self.home
                 .change::<abi::Target>(target, |target| target.tid_offset = offset);
         }
     }
 
-    /// Lists a witness that is about to be mapped; `record` gives its record, with this next one. Gives the record's place.
+    /// Lists a witness that is about to be mapped, and returns the record's place. `record` makes
+    /// its record, given the next one.
     pub fn place_witness(
         &mut self,
         record: impl FnOnce(usize) -> abi::Witness,
     ) -> Result<u64, Error> {
         if let Some(place) = self.free_witnesses.pop() {
-            // SAFETY: placed as a `Witness`, which the target does not read. Who finds it half written takes it for none, as nothing
-            // of it is mapped.
+            // SAFETY: a `Witness` was placed there, and the target does not read it. A reader that
+            // finds it half written takes it for none, as nothing of it is mapped.
             unsafe {
                 self.home.change::<abi::Witness>(place, |free| {
                     *free = record(free.next);
@@ -260,27 +266,31 @@ impl Environment {
         Ok(place)
     }
 
-    /// The target's record and that of its children, likewise.
+    /// Returns the target's record and that of its children, likewise.
     pub fn records(&self) -> [&abi::Target; 2] {
-        // SAFETY: placed by `new`.
+        // SAFETY: `new` placed both records.
         [self.target, self.child].map(|record| unsafe { self.home.get(record) })
     }
 
-    /// The target's record, to be changed by its atomics.
+    /// Returns the target's record, to be changed by its atomics.
     pub fn record(&self) -> &abi::Target {
-        // SAFETY: placed by `new`.
+        // SAFETY: `new` placed the record.
         unsafe { self.home.get(self.target) }
     }
 
-    /// From now on programs may be reached on stacks with some hundred bytes left: they get their slots'.
+    /// Makes programs run on their slots' stacks from now on, because they may be reached on stacks
+    /// with some hundred bytes left.
     pub fn expect_small_stacks(&self) {
         for target in self.records() {
             target.flags.fetch_and(!abi::ROOMY_STACKS, SeqCst);
         }
     }
 
-    /// Lets programs see process `pid` as their task, from now on; `write` stores into private memory. Nothing if the
-    /// kernel does not say how a task looks: programs get a null pointer then.
+    /// Lets programs see process `pid` as their task from now on. `write` stores into private
+    /// memory.
+    ///
+    /// Does nothing if the kernel does not say what a task looks like. Programs get a null pointer
+    /// then.
     pub fn show_task(
         &mut self,
         shared: &Shared,
@@ -300,12 +310,12 @@ impl Environment {
         Ok(())
     }
 
-    /// Do programs see the task, and is it time to look whether it is up to date?
+    /// True if programs see the task, and it is time to check that it is up to date.
     pub fn is_task_due(&self) -> bool {
         self.tasks.as_ref().is_some_and(Tasks::is_due)
     }
 
-    /// Brings the task up to date, if programs see it.
+    /// Updates the task, if programs see it.
     pub fn update_task(
         &mut self,
         shared: &Shared,
@@ -317,7 +327,7 @@ impl Environment {
         }
     }
 
-    /// Is the map known here?
+    /// True if the map is known here.
     pub fn has_map(&self, map: Id) -> bool {
         self.maps.contains_key(&map)
     }
@@ -353,7 +363,7 @@ impl Environment {
         Ok(())
     }
 
-    /// The rings of a perf event array that are not mapped here yet.
+    /// Returns the rings of a perf event array that are not mapped here yet.
     pub fn missing_rings(&self, map: Id) -> Vec<Arc<Ring>> {
         let Some(placed) = self.maps.get(&map) else {
             return Vec::new();
@@ -367,7 +377,8 @@ impl Environment {
             .collect()
     }
 
-    /// Publishes a perf event array's elements; `mapped` are rings mapped since the last call.
+    /// Publishes a perf event array's elements. `mapped` are rings that have been mapped since the
+    /// last call.
     pub fn publish_rings(&mut self, map: Id, mapped: impl IntoIterator<Item = (Id, u64)>) {
         let Some(placed) = self.maps.get_mut(&map) else {
             return;
@@ -390,13 +401,13 @@ impl Environment {
         }
     }
 
-    /// A program's best code that there is room for, and its address here.
+    /// Returns a program's best code that there is room for, and its address here.
     pub fn place_program(&mut self, program: &Program) -> Result<(Arc<Compiled>, u64), Error> {
         self.place_code(program.code())
             .or_else(|_| self.place_code(program.first()))
     }
 
-    /// Code, and its address here; placed once.
+    /// Places code once, and returns it with its address here.
     fn place_code(&mut self, code: &Arc<Compiled>) -> Result<(Arc<Compiled>, u64), Error> {
         let mut known = self
             .codes
@@ -413,15 +424,15 @@ impl Environment {
         Ok((code.clone(), at))
     }
 
-    /// Has a program's links run its best code from now on. Nothing is stopped for that: who is inside the older code
-    /// leaves it in his own time.
+    /// Makes a program's links run its best code from now on. Nothing is stopped for that: a thread
+    /// inside the older code leaves it in its own time.
     pub fn renew(&mut self, program: &Program) -> Result<(), Error> {
         if !self.links.contains_key(&program.id) {
             return Ok(());
         }
         let (code, at) = self.place_code(program.code())?;
         for link in self.links.get(&program.id).into_iter().flatten() {
-            // SAFETY: placed by `place_link`.
+            // SAFETY: `place_link` placed a `Link` there.
             let link = unsafe { self.home.get::<abi::Link>(*link) };
             link.entry.store(at as usize, Release);
             link.engine.store(word_of(&code.engine), Release);
@@ -429,8 +440,8 @@ impl Environment {
         Ok(())
     }
 
-    /// Places an [`abi::Link`] for a program whose maps are all known. `context` is what it gets as its context:
-    /// [`abi::Link::context`].
+    /// Places an [`abi::Link`] for a program with maps that are all known. `context` selects the
+    /// program's context: [`abi::Link::context`].
     pub fn place_link(
         &mut self,
         program: &Program,
@@ -489,7 +500,7 @@ impl Environment {
         self.home.value(link).map_err(os("filling a pool"))
     }
 
-    /// A link that needs all there is and has no maps.
+    /// Returns a link that needs everything and has no maps.
     fn bare_link(&self, code: u64) -> abi::Link {
         abi::Link {
             entry: AtomicUsize::new(code as usize),
@@ -515,19 +526,19 @@ impl Environment {
         }
     }
 
-    /// What [`Self::place_list`] has placed.
+    /// Returns a list that [`Self::place_list`] has placed.
     fn list_at(&self, list: usize) -> &[u64] {
         if list == 0 {
             return &[];
         }
-        // SAFETY: the runtime's own list, which is its length, what is needed, and as many words as it says.
+        // SAFETY: the runtime placed the list: its length, its needs, and as many words as it says.
         unsafe {
             let head = self.home.get::<abi::LinkList>(list as u64);
             std::slice::from_raw_parts(core::ptr::from_ref(head).add(1).cast(), head.count)
         }
     }
 
-    /// Places a list of links, if it differs from `old`, which was placed earlier; 0 for none.
+    /// Places a list of links if it differs from `old`, which was placed earlier; 0 for none.
     pub fn place_list_anew(&mut self, links: &[u64], old: usize) -> Result<u64, Error> {
         match self.list_at(old) == links {
             true => Ok(old as u64),
@@ -535,9 +546,9 @@ impl Environment {
         }
     }
 
-    /// Does any of a list's programs need all registers?
+    /// True if any of a list's programs needs all registers.
     pub fn needs_registers(&self, list: u64) -> bool {
-        // SAFETY: placed by `place_list`.
+        // SAFETY: `place_list` placed the list.
         list != 0
             && unsafe { self.home.get::<abi::LinkList>(list) }.needs & abi::NEEDS_REGISTERS != 0
     }
@@ -547,7 +558,7 @@ impl Environment {
         if links.is_empty() {
             return Ok(0);
         }
-        // SAFETY: placed by `place_link`.
+        // SAFETY: `place_link` placed a `Link` there.
         let needs = |link: &u64| unsafe { self.home.get::<abi::Link>(*link) }.needs;
         let head = [
             links.len(),
@@ -559,12 +570,13 @@ impl Environment {
     }
 }
 
-/// The device and inode of a process's pid namespace; zeros, which no namespace has, if they are not to be had.
+/// Returns the device and inode of a process's pid namespace, or zeros, which no namespace has, if
+/// they cannot be found.
 pub fn pid_namespace(pid: i32) -> [u64; 2] {
     std::fs::metadata(format!("/proc/{pid}/ns/pid")).map_or([0; 2], |file| [file.dev(), file.ino()])
 }
 
-/// What [`abi::Link::needs`] says of a program with this [`abi::Link::context`].
+/// Returns [`abi::Link::needs`] of a program with this [`abi::Link::context`].
 fn needs(program: &Program, context: usize) -> usize {
     let registers = match context {
         CONTEXT_TRACEPOINT => program.needs.walks_stack,
@@ -579,7 +591,7 @@ fn needs(program: &Program, context: usize) -> usize {
 /// [`abi::Link::engine`] of the agent's own functions.
 pub const AGENT: &str = "agent";
 
-/// The first eight bytes of a name as [`abi::Link::engine`] holds them.
+/// Returns the first eight bytes of a name as [`abi::Link::engine`] holds them.
 fn word_of(name: &str) -> u64 {
     let mut word = [0; 8];
     word.iter_mut()
@@ -588,13 +600,14 @@ fn word_of(name: &str) -> u64 {
     u64::from_ne_bytes(word)
 }
 
-/// Has the machine the instruction `rdpid`? (CPUID leaf 7, ECX bit 22; Intel SDM volume 2.)
+/// True if the machine has the instruction `rdpid` (CPUID leaf 7, ECX bit 22; Intel SDM volume 2).
 fn has_rdpid() -> bool {
     let leaves = std::arch::x86_64::__cpuid(0).eax;
     leaves >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ecx >> 22 & 1 != 0
 }
 
-/// The start of a pool: with the private memory for a target's first, without for one more.
+/// Returns the start of a pool: with the private memory for a target's first pool, without for a
+/// further one.
 pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manifest {
     let (private, owner) = target.unzip();
     let line = shared
@@ -633,8 +646,8 @@ mod tests {
     use beeline_codegen::{Baseline, Compiler, Machine};
     use iced_x86::{Code, Decoder, OpKind};
 
-    /// The agent must recognise every load that the compiler writes, for every pair of registers: one that it does not is a
-    /// fault of the target.
+    /// The agent must recognise every load that the compiler writes, for every pair of registers. A
+    /// load that it does not recognise is a fault of the target.
     #[test]
     fn all_loads_of_programs_are_known_to_the_agent() {
         let (mut program, exit) = (Vec::new(), [0x95, 0, 0, 0, 0, 0, 0, 0]);

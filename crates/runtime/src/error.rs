@@ -1,4 +1,4 @@
-//! What can go wrong, in words for the user.
+//! The runtime's errors, in words for the user.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use beeline_inject::{is_of_too_many_files, with_remedy};
 use beeline_uapi::Errno;
 
-/// An error of the runtime. Each names the thing, says why, and is also an errno for the tool.
+/// An error of the runtime. Each names the thing, says why, and maps to an errno for the tool.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file cannot be read.
@@ -14,7 +14,7 @@ pub enum Error {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A file is no program or library that can be probed, or the place in it cannot be.
@@ -22,7 +22,7 @@ pub enum Error {
     Binary {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// The place cannot be hooked.
@@ -32,7 +32,7 @@ pub enum Error {
         path: PathBuf,
         /// Byte offset in it.
         offset: u64,
-        /// Why.
+        /// The reason.
         why: String,
     },
     /// A process cannot be traced.
@@ -43,29 +43,30 @@ pub enum Error {
     Target {
         /// The process.
         pid: i32,
-        /// What, and what to do.
+        /// The defect, and the remedy.
         why: String,
     },
-    /// Somebody has changed a process while something was being prepared for it: another session, say.
+    /// A process was changed, by another session for example, while something was being prepared
+    /// for it.
     #[error("process {pid}: what it has at {address:#x} has changed just now")]
     Changed {
         /// The process.
         pid: i32,
-        /// Where.
+        /// The address.
         address: u64,
     },
     /// The thread that runs programs here is gone, or had no slot free in time.
     #[error("Beeline could not run a program in its own process")]
     Runner,
-    /// A program has no code, as it uses what is in the kernel only.
+    /// A program has no code, as it uses things that exist in the kernel only.
     #[error(
         "the program uses packets, sockets or functions of the kernel, which are not there in user space"
     )]
     NoCode,
-    /// The session's programs are not verified, so code of theirs must not run.
+    /// The session's programs are not verified, so their code must not run.
     #[error("programs that nobody has verified run in the interpreter only")]
     Unverified,
-    /// A program that was run with every access checked did what it must not.
+    /// A program that was run with every access checked did something that it must not.
     #[error("the program was ended at {0}")]
     Fault(beeline_codegen::Fault),
     /// An engine does not take a program.
@@ -74,7 +75,7 @@ pub enum Error {
     /// This machine lacks something.
     #[error("{0}")]
     Machine(
-        /// What.
+        /// The missing feature.
         &'static str,
     ),
     /// The limit of address space is too low.
@@ -87,18 +88,18 @@ pub enum Error {
         /// KiB.
         least: u64,
     },
-    /// A system call of our own failed.
+    /// A system call of Beeline's own failed.
     #[error("{what}: {}", with_remedy(source))]
     Os {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Has Beeline, or the machine, as many files open as it may?
+    /// True if Beeline, or the machine, has as many files open as it may.
     pub fn is_of_too_many_files(&self) -> bool {
         match self {
             Self::Open { source, .. } | Self::Os { source, .. } => is_of_too_many_files(source),
@@ -107,7 +108,8 @@ impl Error {
         }
     }
 
-    /// Is something of Beeline's or the machine's in the way, rather than what the process is? Then it may be gone at the next try.
+    /// True if the obstacle is Beeline's or the machine's, rather than the nature of the process.
+    /// It may be gone at the next try.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             Self::Open { .. } | Self::Os { .. } => true,
@@ -116,7 +118,7 @@ impl Error {
         }
     }
 
-    /// Does Beeline or the machine lack memory, room, files or threads?
+    /// True if Beeline or the machine lacks memory, room, files or threads.
     pub(crate) fn is_shortage(&self) -> bool {
         const LACKING: [i32; 6] = [
             libc::ENOMEM,
@@ -129,7 +131,7 @@ impl Error {
         self.may_pass() && LACKING.contains(&self.errno().0)
     }
 
-    /// The errno that the tool is given.
+    /// Returns the errno that the tool is given.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Open { source, .. } | Self::Os { source, .. } => {
@@ -157,7 +159,7 @@ impl Error {
     }
 }
 
-/// Says what was being done when a system call of our own failed.
+/// Returns a function that adds what was being done to the error of a system call of Beeline's own.
 pub fn os(what: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::Os { what, source }
 }

@@ -1,9 +1,11 @@
-//! Fast paths: the tool's processes do their own map operations, without the way through the door.
+//! Fast paths: the tool's processes do their own map operations without going through the
+//! supervisor.
 //!
-//! A process gets one when it has asked the door often from one `syscall` instruction. A jump over that instruction
-//! leads to [`beeline_agent::fast_path`], which knows the session's maps from a directory that this module keeps, and maps
-//! their files by the tool's own descriptors. Whatever stands in the way of it (a tracer, code that is not the
-//! file's, no room) leaves the process with the door, which answers everything.
+//! A process gets one when it has often asked the supervisor from one `syscall` instruction. A jump
+//! over that instruction leads to [`beeline_agent::fast_path`], which knows the session's maps from
+//! a directory that this module keeps, and maps their files by the tool's own descriptors. If
+//! anything stands in the way (a tracer, code that is not the file's, no room), the process stays
+//! with the supervisor, which answers everything.
 
 mod hooks;
 mod lookup_channel;
@@ -39,7 +41,7 @@ pub struct FastPaths {
 }
 
 impl FastPaths {
-    /// An empty directory.
+    /// Creates an empty directory.
     pub fn new() -> std::io::Result<Self> {
         let name = SessionId::own().name("directory");
         let directory = Memory::new(&name, size_of::<Directory>())?;
@@ -50,7 +52,7 @@ impl FastPaths {
         })
     }
 
-    /// Lists a map, if its operations are nothing but the map's own.
+    /// Lists a map, if its operations involve nothing but the map itself.
     pub fn list(&self, map: &MapObject) {
         let is_plain = matches!(
             map.here().spec().kind(),
@@ -66,29 +68,30 @@ impl FastPaths {
         let Some(entry) = self.entry(map.id.0).filter(|_| is_plain) else {
             return;
         };
-        // SAFETY: the entry is in this value's memory, and nobody reads its handle while its state is 0.
+        // SAFETY: the entry is in this value's memory, and nobody reads its handle while its state
+        // is 0.
         unsafe {
             (&raw const (*entry).map).cast_mut().write(map.at(0));
             (*entry).state.store(SERVED, Release);
         }
     }
 
-    /// The tool may not change the map any more.
+    /// Notes that the tool may not change the map any more.
     pub fn freeze(&self, map: u32) {
         if let Some(entry) = self.listed(map) {
             entry.state.fetch_or(FROZEN, Release);
         }
     }
 
-    /// The map is gone.
+    /// Notes that the map is gone.
     pub fn unlist(&self, map: u32) {
         if let Some(entry) = self.listed(map) {
             entry.state.store(0, Release);
         }
     }
 
-    /// Gives a process of the tool its fast path at the `syscall` instruction before `ip`, if that can be. `owner` makes
-    /// the tag of what it holds in shared memory.
+    /// Gives a process of the tool its fast path at the `syscall` instruction before `ip`, if
+    /// possible. `owner` makes the tag of what it holds in shared memory.
     pub fn open(
         &self,
         process: &Process,
@@ -121,19 +124,19 @@ impl FastPaths {
     }
 
     fn listed(&self, map: u32) -> Option<&Listed> {
-        // SAFETY: in this value's memory, which was made of a directory's size; all but the facts of an entry that is
-        // not in use are atomics.
+        // SAFETY: the entry is in this value's memory, which has a directory's size. Except for the
+        // facts of an entry that is not in use, everything in it is atomic.
         self.entry(map).map(|entry| unsafe { &*entry })
     }
 
     fn entry(&self, map: u32) -> Option<*const Listed> {
         let first = self.directory.base().cast::<Listed>();
-        // SAFETY: an entry's place in the directory.
+        // SAFETY: the index was checked, so the result is an entry's place in the directory.
         ((map as usize) < LISTED).then(|| unsafe { first.add(map as usize) }.cast_const())
     }
 }
 
-/// Gives a new descriptor of a map's file the position by which a fast path knows it.
+/// Sets the position of a new descriptor of a map's file by which a fast path recognizes it.
 pub fn name_descriptor(file: &OwnedFd, map: &MapObject) {
     let access = map.access();
     let bits = if access.reads { READS } else { 0 } | if access.writes { WRITES } else { 0 };

@@ -27,9 +27,10 @@ pub struct Uprobe {
     pub program: Arc<Program>,
     /// The place.
     pub place: FilePlace,
-    /// Run at the return.
+    /// True to run at the return.
     pub retprobe: bool,
-    /// Where the program runs if it is to run at the return and return addresses must stay as they are: the function's exits.
+    /// The function's exits, where the program runs if it is to run at the return and return
+    /// addresses must stay as they are.
     pub exits: Option<Vec<FilePlace>>,
     /// Only this process.
     pub pid: Option<i32>,
@@ -38,7 +39,7 @@ pub struct Uprobe {
 }
 
 impl Uprobe {
-    /// The places at which the program runs.
+    /// Returns the places at which the program runs.
     pub fn places(&self) -> &[FilePlace] {
         match &self.exits {
             Some(exits) => exits,
@@ -46,7 +47,7 @@ impl Uprobe {
         }
     }
 
-    /// The addresses at which a process has these.
+    /// Returns the addresses at which a process has these places.
     pub fn addresses(&self, regions: &[Region]) -> Vec<(u64, &FilePlace)> {
         let places = self.places().iter();
         let addresses = places.map(|place| (place.addresses(regions), place));
@@ -63,7 +64,7 @@ pub struct FilePlace {
     pub path: PathBuf,
     /// Bytes from the start of the file.
     pub offset: u64,
-    /// As an exit of its function, if it was found as one.
+    /// Set if it was found as an exit of its function.
     exit: Option<Exit>,
     /// The function around it: its file offset, and its bytes.
     function: (u64, Vec<u8>),
@@ -118,7 +119,7 @@ pub struct Files(Mutex<HashMap<FileId, Arc<ProbedFile>>>);
 /// Device, inode, and the time of the last change in seconds and nanoseconds.
 pub type FileId = (u64, u64, i64, i64);
 
-/// What identifies the contents of a file now.
+/// Returns what identifies the contents of a file now.
 pub fn file_id(path: &Path) -> Result<FileId, Error> {
     let facts = fs::metadata(path).map_err(|source| Error::Open {
         path: path.into(),
@@ -128,7 +129,11 @@ pub fn file_id(path: &Path) -> Result<FileId, Error> {
 }
 
 impl Files {
-    /// Looks a place up. Errors name the file and say why a probe cannot be there.
+    /// Looks up a place.
+    ///
+    /// # Errors
+    ///
+    /// The error names the file and says why a probe cannot be there.
     pub fn place(&self, path: &Path, offset: u64) -> Result<FilePlace, Error> {
         let file = self.file(path)?;
         let why = |why| Error::Site {
@@ -152,7 +157,8 @@ impl Files {
         })
     }
 
-    /// The exits of the function that begins at a place, and the file offsets at which it jumps to others.
+    /// Returns the exits of the function that begins at a place, and the file offsets at which it
+    /// jumps to others.
     pub fn exits(&self, place: &FilePlace) -> Result<(Vec<FilePlace>, Vec<u64>), Error> {
         let (start, code) = (place.function.0, &place.function.1);
         let why = |why: &str| Error::Site {
@@ -180,13 +186,13 @@ impl Files {
         Ok((returns?, found.jumps))
     }
 
-    /// Where a function that Beeline itself looks for is, if the file has it.
+    /// Returns the place of a function that Beeline itself looks for, if the file has it.
     pub fn wanted(&self, path: &Path, name: &str) -> Option<FilePlace> {
         let offset = self.file(path).ok()?.binary.wanted(name)?;
         self.place(path, offset).ok()
     }
 
-    /// Has the file been read?
+    /// True if the file has been read.
     pub fn knows(&self, path: &Path) -> bool {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         file_id(path).is_ok_and(|id| known.contains_key(&id))
@@ -205,7 +211,7 @@ impl Files {
 }
 
 impl FilePlace {
-    /// The addresses at which a process has this place mapped executable.
+    /// Returns the addresses at which a process has this place mapped executable.
     pub fn addresses(&self, regions: &[Region]) -> Vec<u64> {
         regions
             .iter()
@@ -221,18 +227,20 @@ impl FilePlace {
             .collect()
     }
 
-    /// Device and inode of the file.
+    /// Returns device and inode of the file.
     pub fn inode(&self) -> (u64, u64) {
         (self.file.device, self.file.inode)
     }
 
-    /// The function around the place, for a process that has the place at `address`: its start, and its bytes.
+    /// Returns the start and the bytes of the function around the place, for a process that has the
+    /// place at `address`.
     pub fn function_at(&self, address: u64) -> (u64, &[u8]) {
         let (start, code) = &self.function;
         (address - (self.offset - start), code)
     }
 
-    /// Where the same part of the file has these bytes, for a process that has the place at `address`.
+    /// Returns where the same part of the file has these bytes, for a process that has the place at
+    /// `address`.
     pub fn find_beside(&self, address: u64, bytes: &[u8]) -> Option<u64> {
         let part = self.file.binary.code_around(self.offset)?;
         let code = self
@@ -243,7 +251,8 @@ impl FilePlace {
         Some(address - self.offset + part.start + found as u64)
     }
 
-    /// Are the instructions that a plan for the place displaces the file's own, and not somebody's patch?
+    /// True if the instructions that a plan for the place displaces are the file's own, and not a
+    /// patch.
     pub fn holds(&self, plan: &Plan) -> bool {
         let (start, code) = self.function_at(plan.site);
         let mut rest = &code[(plan.site - start) as usize..];
@@ -254,12 +263,12 @@ impl FilePlace {
         })
     }
 
-    /// Does the function there return more often than it is called?
+    /// True if the function there returns more often than it is called.
     pub fn returns_twice(&self) -> bool {
         self.file.binary.returns_twice(self.offset)
     }
 
-    /// Its [`abi::Site::flags`] as an exit.
+    /// Returns its [`abi::Site::flags`] as an exit.
     pub fn exit_flags(&self) -> Option<u64> {
         let exit = self.exit?;
         let distance = u32::try_from(self.offset - self.function.0).ok()?;
@@ -280,7 +289,7 @@ impl FilePlace {
         self.file.binary.has_small_stacks()
     }
 
-    /// Branches from other functions, for a process that has the place at `address`.
+    /// Returns branches from other functions, for a process that has the place at `address`.
     pub fn incoming_at(&self, address: u64) -> Incoming {
         self.file
             .incoming
@@ -313,13 +322,13 @@ pub struct CallLink {
     pub number: Option<u32>,
     /// Run before or after the call.
     pub edge: Edge,
-    /// What the program gets.
+    /// The context that the program gets.
     pub context: CallContext,
     /// For `bpf_get_attach_cookie`.
     pub cookie: u64,
 }
 
-/// What is behind a link's id.
+/// The attachment behind a link's id.
 #[derive(Debug, Clone)]
 pub enum Link {
     /// In processes.
@@ -331,7 +340,7 @@ pub enum Link {
 }
 
 impl Link {
-    /// Its program.
+    /// Returns its program.
     pub fn program(&self) -> &Arc<Program> {
         match self {
             Self::Uprobe(uprobe) => &uprobe.program,

@@ -1,8 +1,9 @@
-//! Which session something belongs to, and whether that session's Beeline still runs.
+//! The session that something belongs to, and whether that session's Beeline still runs.
 //!
-//! The process's number says neither: it is used again, and names another process in another pid namespace. So whatever a
-//! session maps has the time of its start in its name, too; and as long as it runs it holds a lock on the file of its session
-//! page. The kernel takes the lock away when the process dies, however it does (a zombie holds none), and lists it for
+//! The process's number tells neither: it is reused, and names another process in another pid
+//! namespace. So the name of whatever a session maps also contains the time of the session's start,
+//! and while the session runs it holds a lock on the file of its session page. The kernel removes
+//! the lock when the process dies, however it dies (a zombie holds none), and lists it for
 //! everybody.
 
 use std::fmt::{Display, Formatter};
@@ -16,20 +17,20 @@ use rustix::fs::makedev;
 use crate::memory::Memory;
 use crate::proc::{self, Stat, start_time};
 
-/// What the names of memory files begin with, in `/proc/PID/maps`.
+/// The prefix of memory file names in `/proc/PID/maps`.
 pub const PREFIX: &str = "/memfd:beeline-";
 
-/// A session; no other one has the same.
+/// The identity of a session, unique to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionId {
-    /// Its process, as that sees itself.
+    /// Its process, by the number that the process sees itself.
     pub pid: i32,
-    /// When that started, in clock ticks since boot.
+    /// Start time of the process in clock ticks since boot.
     pub start: u64,
 }
 
 impl SessionId {
-    /// This process's.
+    /// Returns this process's.
     pub fn own() -> Self {
         static OWN: OnceLock<SessionId> = OnceLock::new();
         *OWN.get_or_init(|| {
@@ -39,12 +40,12 @@ impl SessionId {
         })
     }
 
-    /// The name of a memory file of this session's.
+    /// Returns the name of a memory file of this session.
     pub fn name(self, kind: &str) -> String {
         format!("{}-{}-{kind}", self.pid, self.start)
     }
 
-    /// The session that a mapping belongs to.
+    /// Returns the session that a mapping belongs to.
     pub fn of(region: &Region) -> Option<Self> {
         let name = region.path.to_str()?.strip_prefix(PREFIX)?;
         let mut parts = name.splitn(3, '-');
@@ -52,16 +53,18 @@ impl SessionId {
         parts.next().map(|_| Self { pid, start })
     }
 
-    /// Is its Beeline still running? `page` is where its session page is mapped. Something of a session without one is only seen
-    /// where a Beeline was killed, or holds the process at the moment: it maps the page together with the first pool, and
-    /// unmaps it last of all but that.
+    /// True if its Beeline is still running. `page` is where its session page is mapped.
+    ///
+    /// Something of a session without a page is only seen if Beeline was killed, or holds the
+    /// process at the moment: it maps the page together with the first pool, and unmaps it last of
+    /// all but that pool.
     pub fn is_alive(self, page: Option<&Region>) -> bool {
-        // Where locks cannot be looked at nobody is said to be dead.
+        // Where locks cannot be looked at, no session counts as dead.
         let is_locked = |page: &Region| is_locked(page).unwrap_or(true);
         self.is_running() || page.is_some_and(is_locked)
     }
 
-    /// Is it a process of our own pid namespace, that has not ended?
+    /// True if it is a process of Beeline's own pid namespace that has not ended.
     fn is_running(self) -> bool {
         let stat = Stat::of(self.pid).filter(|stat| !stat.has_ended());
         stat.is_some_and(|stat| stat.start_time() == Some(self.start))
@@ -77,13 +80,13 @@ impl Display for SessionId {
 /// A session's sign of life, for as long as its process runs.
 #[derive(Debug)]
 pub struct Liveness {
-    /// Nobody else has it, nor does any mapping: the lock ends with the last of those.
+    /// Nothing else has it, nor does any mapping: the lock ends with the last of those.
     _lock: OwnedFd,
 }
 
 impl Liveness {
-    /// Locks the session page's file. Not for the process, as `flock` does: only a lock of the open file is listed in every pid
-    /// namespace.
+    /// Locks the session page's file. The lock belongs to the open file and not to the process or
+    /// `flock`'s owner: only such a lock is listed in every pid namespace.
     pub fn begin(session: &Memory) -> io::Result<Self> {
         let file = session.reopen()?;
         let whole = libc::flock {
@@ -102,10 +105,12 @@ impl Liveness {
     }
 }
 
-/// The list is read in pieces, and a lock that goes while it is read moves those behind it forward, so that one may be missed.
+/// The number of times that the list of locks is read. It is read in pieces, and when a lock goes
+/// meanwhile, those behind it move forward, so that one may be missed.
 const LOOKS: usize = 3;
 
-/// Does somebody hold such a lock on the file that is mapped there? `None` if the kernel does not show its locks.
+/// Returns whether somebody holds such a lock on the file that is mapped there. `None` if the
+/// kernel does not show its locks.
 fn is_locked(mapped: &Region) -> Option<bool> {
     for _ in 0..LOOKS {
         let locks = proc::text("/proc/locks").ok()?;
@@ -120,8 +125,8 @@ fn is_locked(mapped: &Region) -> Option<bool> {
     Some(false)
 }
 
-/// The device and inode of the file that a line of `/proc/locks` is of, if the lock is an open file's: `1: OFDLCK ADVISORY WRITE
-/// -1 00:01:2055 0 EOF`.
+/// Returns the device and inode of the file that a line of `/proc/locks` is of, if the lock is an
+/// open file's: `1: OFDLCK ADVISORY WRITE -1 00:01:2055 0 EOF`.
 fn locked_file(line: &str) -> Option<(u64, u64)> {
     let mut fields = line.split_whitespace().skip(1);
     fields.next().filter(|kind| *kind == "OFDLCK")?;

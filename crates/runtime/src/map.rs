@@ -1,4 +1,5 @@
-//! A map as the runtime keeps it: its memory file, mapped here, and what only the tool's side needs.
+//! A map as the runtime keeps it: its memory file, mapped here, and what only the tool's side
+//! needs.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,7 +24,7 @@ use crate::notifier::{Source, wakeup_fd};
 use crate::objects::{self, Elements, Object, ProgramKind};
 use crate::ring::Ring;
 
-/// The owner's tag of Beeline itself in a map's locks; targets' begin above it.
+/// The owner's tag of Beeline itself in a map's locks; targets' tags begin above it.
 pub const RUNTIME_OWNER: u32 = 1;
 
 /// A map.
@@ -31,7 +32,7 @@ pub const RUNTIME_OWNER: u32 = 1;
 pub struct MapObject {
     /// Its id.
     pub id: Id,
-    /// As it was asked for.
+    /// The tool's request for it.
     pub spec: MapSpec,
     /// Its file.
     pub memory: Memory,
@@ -42,18 +43,18 @@ pub struct MapObject {
     rings: Mutex<Vec<Option<Arc<Ring>>>>,
     /// The elements of a map of objects.
     pub elements: Elements,
-    /// Which programs a program array takes.
+    /// The kind of programs that a program array takes.
     pub programs: ProgramKind,
-    /// What the inner maps of a map of maps have to be like.
+    /// The shape that the inner maps of a map of maps must have.
     inner: Option<MapSpec>,
     /// For a ring buffer: what the tool waits on, and one more than the position at which it was
-    /// last woken; for a user ring buffer, the position itself.
+    /// last woken. For a user ring buffer: the position itself.
     wakeup: OwnedFd,
     seen: AtomicU64,
     _charge: Charge,
 }
 
-/// What a tool may do to a map's elements.
+/// The tool's rights to a map's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
     /// Look-ups.
@@ -116,18 +117,19 @@ impl MapObject {
         })
     }
 
-    /// The handle for use here.
+    /// Returns the handle for use here.
     pub fn here(&self) -> &Map {
         &self.map
     }
 
-    /// The handle for a process that has the file mapped at `base`.
+    /// Returns the handle for a process that has the file mapped at `base`.
     pub fn at(&self, base: u64) -> Map {
-        // SAFETY: the caller hands it to that process.
+        // SAFETY: the handle is only used in the process that has the file mapped at `base`; the
+        // caller hands it to that process.
         unsafe { self.map.rebased(base as *mut u8) }
     }
 
-    /// Who we are in the map's locks, on behalf of the tool.
+    /// Returns Beeline's identity in the map's locks, on behalf of the tool.
     pub fn caller() -> Caller {
         Caller {
             owner: RUNTIME_OWNER,
@@ -140,12 +142,12 @@ impl MapObject {
         }
     }
 
-    /// What a compiler may know of it.
+    /// Returns what a compiler may know of it.
     pub fn shape(&self) -> MapShape {
         shape_of(&self.map)
     }
 
-    /// As the verifier is told of it.
+    /// Returns what the verifier is told of it.
     pub fn as_verified(&self, kernel: Option<&KernelTypes>) -> program::Map {
         let inner = self.inner.as_ref();
         program::Map {
@@ -156,7 +158,7 @@ impl MapObject {
         }
     }
 
-    /// The value of an array of one element that nobody changes any more.
+    /// Returns the value of an array of one element that nobody changes any more.
     fn constant(&self) -> Option<Vec<u8>> {
         let is_one = self.map.spec().kind() == Some(Kind::Array) && self.spec.max_entries == 1;
         let is_constant = self.spec.flags & flags::RDONLY_PROG != 0 && self.frozen.load(SeqCst);
@@ -169,7 +171,7 @@ impl MapObject {
         read.ok().map(|()| value)
     }
 
-    /// No more changes by the tool.
+    /// Stops further changes by the tool.
     pub fn freeze(&self) -> Result<(), Errno> {
         if self.frozen.swap(true, SeqCst) {
             Err(Errno(libc::EBUSY))
@@ -178,7 +180,7 @@ impl MapObject {
         }
     }
 
-    /// May the tool still change it?
+    /// Fails if the tool may not change it any more.
     pub fn check_thawed(&self) -> Result<(), Errno> {
         if self.frozen.load(SeqCst) {
             Err(Errno(libc::EPERM))
@@ -187,7 +189,7 @@ impl MapObject {
         }
     }
 
-    /// How many rings a perf event array can hold; 0 for other maps.
+    /// Returns the number of rings that a perf event array can hold; 0 for other maps.
     pub fn ring_elements(&self) -> usize {
         self.rings
             .lock()
@@ -195,7 +197,7 @@ impl MapObject {
             .len()
     }
 
-    /// A perf event array's elements.
+    /// Returns a perf event array's elements.
     pub fn rings(&self) -> Vec<Option<Arc<Ring>>> {
         self.rings
             .lock()
@@ -214,7 +216,7 @@ impl MapObject {
         Ok(())
     }
 
-    /// May the tool read it and change it, by its flags?
+    /// Returns whether the tool may read it and change it, by its flags.
     pub fn access(&self) -> Access {
         Access {
             reads: self.spec.flags & flags::WRONLY == 0,
@@ -222,22 +224,22 @@ impl MapObject {
         }
     }
 
-    /// Has it, as a ring buffer, something to read?
+    /// True if it is a ring buffer that has something to read.
     pub fn is_readable(&self) -> bool {
         ring::Ring::of(&self.map).is_some_and(|ring| ring.readable().is_some())
     }
 
-    /// Are its elements objects?
+    /// True if its elements are objects.
     pub fn holds_objects(&self) -> bool {
         self.map.spec().kind().is_some_and(Kind::holds_objects)
     }
 
-    /// Is it a program array?
+    /// True if it is a program array.
     pub fn is_program_array(&self) -> bool {
         self.map.spec().kind() == Some(Kind::ProgArray)
     }
 
-    /// May this object be an element? `EINVAL` if not.
+    /// Fails with `EINVAL` if this object may not be an element.
     pub fn admit(&self, object: &Object) -> Result<(), Errno> {
         match (self.map.spec().kind(), object, &self.inner) {
             (Some(Kind::ProgArray), Object::Program(program), _) => self.programs.admit(program),
@@ -251,7 +253,7 @@ impl MapObject {
         }
     }
 
-    /// Is it a ring buffer, of programs' records or of the tool's samples?
+    /// True if it is a ring buffer, of programs' records or of the tool's samples.
     pub fn is_ring_buffer(&self) -> bool {
         matches!(
             self.map.spec().kind(),
@@ -270,7 +272,8 @@ impl Source for MapObject {
         let Some(ring) = ring::Ring::of(&self.map) else {
             return false;
         };
-        // Once for each position that the tool has got to: what is finished behind it is read with it.
+        // Once for each position that the tool has got to: whatever is finished behind it is read
+        // with it.
         let Some(position) = ring.readable() else {
             return false;
         };
@@ -284,17 +287,18 @@ impl Source for MapObject {
     fn wake(&self) {
         let _ = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
         if UserRing::of(&self.map).is_some() {
-            // This tool waits for room to write, of which it is the read that tells.
+            // This tool waits for room to write, which becomes known by the read.
             let _ = rustix::io::read(&self.wakeup, &mut [0; 8]);
         }
     }
 }
 
-/// Bytes that a map takes when it is full, here and in the kernel.
+/// Returns the bytes that a map takes when it is full, here and in the kernel.
 fn bytes_of(layout: &Layout, kind: Option<Kind>) -> u64 {
-    /// The objects that stand for it, its files, and what the kernel has of them.
+    /// The objects that stand for it, its files, and the kernel's part of them.
     const ITSELF: u64 = 8 << 10;
-    /// What is known of an element that is an object: by the door, by this crate, and by each other's tables.
+    /// The records of an element that is an object: the supervisor's, this crate's, and the tables
+    /// that connect them.
     const OBJECT: u64 = 256;
     let of_element = match kind {
         Some(Kind::PerfEventArray) => size_of::<Option<Arc<Ring>>>() as u64,
@@ -308,7 +312,7 @@ fn out_of_memory(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::ENOMEM))
 }
 
-/// A map of which no more is known.
+/// Describes a map of which no more is known.
 fn as_verified(spec: &MapSpec, kernel: Option<&KernelTypes>) -> program::Map {
     let fields = |value: &ValueType| ProgramTypes::map_fields(&value.btf, value.id, kernel);
     program::Map {
@@ -325,7 +329,7 @@ fn as_verified(spec: &MapSpec, kernel: Option<&KernelTypes>) -> program::Map {
     }
 }
 
-/// What a compiler may know of a map.
+/// Returns what a compiler may know of a map.
 pub fn shape_of(map: &Map) -> MapShape {
     let layout = map.layout();
     let below_2g = |bytes| u32::try_from(bytes).ok().filter(|bytes| *bytes >> 31 == 0);

@@ -1,4 +1,4 @@
-//! Memory files: what is shared with tools and targets, each object in its own.
+//! Memory files, which are shared with tools and targets. Each object has its own.
 
 use std::fs::File;
 use std::io;
@@ -24,14 +24,16 @@ pub struct Memory {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone and is plain memory; what is shared in it is accessed by
-// atomics or under the rules of its owner.
+// SAFETY: the mapping belongs to this value alone and is plain memory; what is shared in it is
+// accessed by atomics or under the rules of its owner.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: the mapping is plain memory; what is shared in it is accessed by atomics or under the
+// rules of its owner.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Creates a zeroed file of `len` bytes (rounded up to pages), named `beeline-<name>` in `/proc/PID/maps`.
+    /// Creates a zeroed file of `len` bytes (rounded up to pages), named `beeline-<name>` in
+    /// `/proc/PID/maps`.
     pub fn new(name: &str, len: usize) -> io::Result<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create(format!("beeline-{name}"), flags)?;
@@ -41,7 +43,7 @@ impl Memory {
         Ok(Self { file, base, len })
     }
 
-    /// Takes the first `len` bytes of another one.
+    /// Takes over the first `len` bytes of another file.
     pub fn take_from(&self, other: &Self, len: usize) -> io::Result<()> {
         rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(0))?;
         let mut from = 0;
@@ -54,7 +56,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Has the kernel make ready what is going to be written, if it is more than some pages: quicker than page by page.
+    /// Asks the kernel to populate what is going to be written, if it is more than some pages. That
+    /// is quicker than faulting page by page.
     pub fn populate(&self, start: usize, len: usize) {
         const MANY: usize = 4 * PAGE;
         let (first, end) = (start & !(PAGE - 1), pages(start + len));
@@ -62,7 +65,8 @@ impl Memory {
             return;
         }
         let advice = rustix::mm::Advice::LinuxPopulateWrite;
-        // SAFETY: within the mapping, whose content this leaves alone. A kernel that does not know it (before 5.14) does nothing.
+        // SAFETY: the range is within the mapping, and the call does not change its content. A
+        // kernel that does not know this advice (before 5.14) does nothing.
         let _ = unsafe { rustix::mm::madvise(self.base().add(first).cast(), end - first, advice) };
     }
 
@@ -74,44 +78,46 @@ impl Memory {
         )?)
     }
 
-    /// Forbids any change of size, and any new writable mapping: from now on only this value writes.
+    /// Forbids any change of size, and any new writable mapping: from now on only this value
+    /// writes.
     pub fn seal_for_others(&self) -> io::Result<()> {
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         Ok(rustix::fs::fcntl_add_seals(&self.file, seals)?)
     }
 
-    /// Gives the file another length; the mapping here moves with it.
+    /// Gives the file another length. The mapping here moves with it.
     pub fn resize(&mut self, len: usize) -> io::Result<()> {
         let len = pages(len.max(1));
         rustix::fs::ftruncate(&self.file, len as u64)?;
         let base = Self::map(self.file.as_fd(), len)?;
-        // SAFETY: the old mapping is this value's own and nobody holds a reference into it: `&mut self`.
+        // SAFETY: the old mapping is this value's own, and because of `&mut self` nobody holds a
+        // reference into it.
         unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len)? };
         (self.base, self.len) = (base, len);
         Ok(())
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// Where it is mapped here.
+    /// Returns where it is mapped here.
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 
-    /// Bytes, whole pages.
+    /// Returns its length in bytes: whole pages.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Another descriptor of the file.
+    /// Returns another descriptor of the file.
     pub fn share(&self) -> io::Result<OwnedFd> {
         self.file.try_clone()
     }
 
-    /// The file opened anew: with a position of its own.
+    /// Opens the file anew, with a position of its own.
     pub fn reopen(&self) -> io::Result<OwnedFd> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -149,9 +155,9 @@ pub struct Executable {
     len: usize,
 }
 
-// SAFETY: read-only code.
+// SAFETY: the mapping is read-only code.
 unsafe impl Send for Executable {}
-// SAFETY: read-only code.
+// SAFETY: the mapping is read-only code.
 unsafe impl Sync for Executable {}
 
 impl Executable {
@@ -175,7 +181,7 @@ impl Executable {
         })
     }
 
-    /// The first byte.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> *const u8 {
         self.base.as_ptr()
     }
@@ -188,7 +194,7 @@ impl Drop for Executable {
     }
 }
 
-/// A file's bytes in a new sealed memory file.
+/// Puts a file's bytes into a new sealed memory file.
 pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = File::from(rustix::fs::memfd_create(format!("beeline-{name}"), flags)?);

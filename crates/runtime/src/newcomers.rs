@@ -1,4 +1,5 @@
-//! Sessions that look for processes that come, as whoever starts one sees them: what they seek, and how often they have looked.
+//! Sessions that look for new processes, as seen by the code that starts a process: what they seek,
+//! and how often they have looked.
 
 use std::mem::offset_of;
 
@@ -9,7 +10,7 @@ use crate::detach;
 use crate::liveness::SessionId;
 use crate::proc::all_processes;
 
-/// A session that runs, by its page in its own process.
+/// A running session, by its page in its own process.
 #[derive(Debug)]
 pub struct Seeker {
     process: Process,
@@ -17,7 +18,7 @@ pub struct Seeker {
 }
 
 impl Seeker {
-    /// All whose memory we may read.
+    /// Returns all sessions with memory that this process may read.
     pub fn all() -> Vec<Self> {
         all_processes().into_iter().filter_map(Self::of).collect()
     }
@@ -36,27 +37,27 @@ impl Seeker {
         Some(Self { process, page })
     }
 
-    /// Does it hook the system calls of processes that come?
+    /// True if it hooks the system calls of new processes.
     pub fn seeks_calls(&self) -> bool {
         self.word(offset_of!(Session, seeks)) & SEEKS_CALLS != 0
     }
 
-    /// Does it hook functions in processes that come?
+    /// True if it hooks functions in new processes.
     pub fn seeks_functions(&self) -> bool {
         self.word(offset_of!(Session, seeks)) & SEEKS_FUNCTIONS != 0
     }
 
-    /// How often it has looked, and done what there was to be done. It overflows.
+    /// Returns how often it has looked and done what there was to be done. The count wraps around.
     pub fn looks(&self) -> u32 {
         self.word(offset_of!(Session, looks))
     }
 
-    /// Has it ended?
+    /// True if it has ended.
     pub fn has_ended(&self) -> bool {
         !self.process.is_alive()
     }
 
-    /// 0 of one that has ended, which seeks nothing.
+    /// Returns 0 for a session that has ended, which seeks nothing.
     fn word(&self, offset: usize) -> u32 {
         let mut word = [0; 4];
         let read = self

@@ -1,5 +1,5 @@
-//! Waking the tool: one thread sleeps on the session's doorbell, which targets ring without holding a descriptor,
-//! and writes the eventfd of each ring that has something new.
+//! Waking the tool. One thread sleeps on the session's doorbell, which targets ring without holding
+//! a descriptor, and writes the eventfd of each ring that has something new.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,11 +13,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
-/// Something a tool can wait for.
+/// Something that a tool can wait for.
 pub trait Source: Send + Sync {
-    /// Has anything been published since the last call?
+    /// Returns whether anything has been published since the last call.
     fn news(&self) -> bool;
-    /// The descriptor that the tool waits on.
+    /// Returns the descriptor that the tool waits on.
     fn wakeup(&self) -> &OwnedFd;
     /// Wakes a tool that waits for something to read.
     fn wake(&self) {
@@ -26,22 +26,24 @@ pub trait Source: Send + Sync {
     }
 }
 
-/// An eventfd for a [`Source`].
+/// Creates an eventfd for a [`Source`].
 pub fn wakeup_fd() -> io::Result<OwnedFd> {
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }
 
-/// A target can be killed after it has taken the bell and before it has rung it.
+/// The interval of looks without the bell: a target can be killed after it has taken the bell and
+/// before it has rung it.
 const LOOK_AGAIN: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
 
-/// Where one record was published others mostly follow. As long as some do they are looked for this often, and whoever
-/// publishes need not ring: that is a system call for each record, and a wake-up of the tool.
+/// The interval of looks while there are records. Where one was published others mostly follow, and
+/// meanwhile publishers need not ring, which would cost a system call for each record and a wake-up
+/// of the tool.
 const LINGER: Duration = Duration::from_micros(100);
-/// Times that the processor is let go on before the last look: a record that was being published when it was asked to ring
-/// has become visible by then.
+/// The number of times that the processor is yielded before the last look. A record that was being
+/// published when ringing was requested has become visible by then.
 const SETTLING: u32 = 100;
 
 /// The thread and what it watches.
@@ -61,13 +63,14 @@ struct SessionPage(*const Session);
 
 // SAFETY: the page is shared memory of atomics.
 unsafe impl Send for SessionPage {}
-// SAFETY: as above.
+// SAFETY: the page is shared memory of atomics.
 unsafe impl Sync for SessionPage {}
 
 impl Notifier {
     /// Starts the thread.
     ///
     /// # Safety
+    ///
     /// The session's page must outlive the notifier.
     pub unsafe fn start(session: *const Session) -> io::Result<Self> {
         let shared = Arc::new(Shared {
@@ -100,7 +103,7 @@ impl Notifier {
 
 impl Shared {
     fn session(&self) -> &Session {
-        // SAFETY: promised to `Notifier::start`.
+        // SAFETY: the caller of `Notifier::start` promised that the page outlives the notifier.
         unsafe { &*self.session.0 }
     }
 
@@ -111,7 +114,8 @@ impl Shared {
                 std::thread::sleep(LINGER);
             }
             let seen = session.doorbell.load(SeqCst);
-            // From here on whoever publishes also rings; what was published before is found by one of these looks.
+            // From here on every publisher also rings; what was published before is found by one of
+            // these looks.
             session.waiting.store(1, SeqCst);
             let has_news = self.notify() != 0 || {
                 (0..SETTLING).for_each(|_| std::hint::spin_loop());
@@ -130,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Wakes the tool for each source with news; gives their number.
+    /// Wakes the tool for each source with news, and returns their number.
     fn notify(&self) -> usize {
         let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
         sources.retain(|source| source.strong_count() > 0);

@@ -1,10 +1,12 @@
-//! Objects as elements of maps: programs to tail-call, inner maps, cgroups; and all that can be reached through them.
+//! Objects as elements of maps: programs to tail-call, inner maps, cgroups; and everything that can
+//! be reached through them.
 //!
-//! In shared memory an element is its object's id. What the id stands for is known here, by [`Elements`], and in every
-//! process that has the map, by the table of [`crate::environment`]. An element is set in three steps: it is noted here as
-//! coming; every process that has the map gets the object, with what can be reached through it; and then only the id is
-//! stored in shared memory. A process that gets the map meanwhile finds the object here. So no program comes upon an id
-//! that its process does not know.
+//! In shared memory an element is its object's id. The meaning of the id is known here, by
+//! [`Elements`], and in every process that has the map, by the table of [`crate::environment`]. An
+//! element is set in three steps. It is noted here as coming; every process that has the map gets
+//! the object, with everything that can be reached through it; only then is the id stored in shared
+//! memory. A process that gets the map meanwhile finds the object here. So no program comes upon an
+//! id that its process does not know.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,24 +18,24 @@ use crate::backend::{Id, MapSpec};
 use crate::map::MapObject;
 use crate::program::Program;
 
-/// What an element names.
+/// The object that an element names.
 #[derive(Debug, Clone)]
 pub enum Object {
-    /// Of a map of maps.
+    /// In a map of maps.
     Map(Arc<MapObject>),
-    /// Of a program array.
+    /// In a program array.
     Program(Arc<Program>),
-    /// Of a cgroup array.
+    /// In a cgroup array.
     Cgroup {
-        /// In the session.
+        /// Its id in the session.
         id: Id,
-        /// The kernel's, of 64 bits.
+        /// The kernel's id, of 64 bits.
         kernel_id: u64,
     },
 }
 
 impl Object {
-    /// Its id in the session, which is what stands in shared memory.
+    /// Returns its id in the session, which is what stands in shared memory.
     pub fn id(&self) -> Id {
         match self {
             Self::Map(map) => map.id,
@@ -59,7 +61,8 @@ struct Held {
 }
 
 impl Elements {
-    /// Sets one. `announce` brings the object to every process that has the map, `store` puts its id into shared memory.
+    /// Sets an element. `announce` brings the object to every process that has the map, and `store`
+    /// puts its id into shared memory.
     pub fn set(
         &self,
         key: &[u8],
@@ -79,13 +82,15 @@ impl Elements {
                 Err(_) => None,
             }
         };
-        // Not under the lock: it may be the last of a program, and that of more maps.
+        // Not under the lock: it may be the last reference to a program, and thereby to more maps.
         drop(replaced);
         stored
     }
 
-    /// Removes one; `store` takes its id out of shared memory. Processes keep what they have mapped until it is worth a stop
-    /// to unmap it ([`crate::target::Target::unmap_out_of_reach`]).
+    /// Removes an element; `store` takes its id out of shared memory.
+    ///
+    /// Processes keep what they have mapped until it is worth a stop to unmap it
+    /// ([`crate::target::Target::unmap_out_of_reach`]).
     pub fn remove(
         &self,
         key: &[u8],
@@ -98,19 +103,23 @@ impl Elements {
         Ok(())
     }
 
-    /// All of them, with one that is coming.
+    /// Returns all of them, including one that is coming.
     fn all(&self) -> Vec<Object> {
         let held = lock(&self.held);
         held.by_key.values().chain(&held.coming).cloned().collect()
     }
 }
 
-/// Which programs an array takes: those that could run in each other's place.
+/// The kind of programs that an array takes: those that could run in each other's place.
 #[derive(Debug, Default)]
 pub struct ProgramKind(Mutex<Option<(ProgramType, AttachType)>>);
 
 impl ProgramKind {
-    /// The first program, be it one that uses the array or one that is put into it, decides; `EINVAL` for others.
+    /// Admits a program. The first one, which may use the array or be put into it, decides.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a program of another kind.
     pub fn admit(&self, program: &Program) -> Result<(), Errno> {
         let kind = (program.prog_type, program.expected_attach_type);
         let mut decided = lock(&self.0);
@@ -122,7 +131,7 @@ impl ProgramKind {
     }
 }
 
-/// Can a map be the inner map of maps of maps? The errors are the kernel's.
+/// Fails, with the kernel's errors, if a map cannot be the inner map of maps of maps.
 pub fn check_inner(map: &MapObject) -> Result<(), Errno> {
     match map.here().spec().kind() {
         Some(Kind::ArrayOfMaps | Kind::HashOfMaps) => Err(Errno(libc::EINVAL)),
@@ -131,7 +140,7 @@ pub fn check_inner(map: &MapObject) -> Result<(), Errno> {
     }
 }
 
-/// Is a map so like the one that a map of maps was created with that programs cannot tell?
+/// True if programs cannot distinguish a map from the one that a map of maps was created with.
 pub fn alike(template: &MapSpec, map: &MapSpec) -> bool {
     // Access flags belong to a descriptor.
     let lasting = |spec: &MapSpec| spec.flags & !(flags::RDONLY | flags::WRONLY);
@@ -144,7 +153,7 @@ pub fn alike(template: &MapSpec, map: &MapSpec) -> bool {
         && (!fixed_size || template.max_entries == map.max_entries)
 }
 
-/// What a process must be given before programs can use some maps.
+/// The objects that a process must be given before programs can use some maps.
 #[derive(Debug, Default)]
 pub struct Reachable {
     /// Maps, each once.
@@ -154,14 +163,15 @@ pub struct Reachable {
 }
 
 impl Reachable {
-    /// From some maps, but for what `known` says the process has: that came with all that was behind it.
+    /// Finds what can be reached from some maps, except for what `known` says the process has. A
+    /// known map came with everything behind it.
     pub fn from_maps(maps: &[Arc<MapObject>], known: impl Fn(Id) -> bool) -> Self {
         let mut reachable = Self::default();
         reachable.follow(maps.to_vec(), known);
         reachable
     }
 
-    /// From a new element of a map that the process has.
+    /// Finds what can be reached from a new element of a map that the process has.
     pub fn from_element(map: Id, object: &Object, known: impl Fn(Id) -> bool) -> Self {
         let mut reachable = Self {
             elements: vec![(map, object.clone())],
@@ -171,7 +181,7 @@ impl Reachable {
         reachable
     }
 
-    /// Does a program among the elements look at the current task?
+    /// True if a program among the elements looks at the current task.
     pub fn looks_at_task(&self) -> bool {
         self.elements
             .iter()
@@ -179,7 +189,7 @@ impl Reachable {
     }
 
     fn follow(&mut self, mut ahead: Vec<Arc<MapObject>>, known: impl Fn(Id) -> bool) {
-        // Programs and the arrays that they are in may go round in a circle.
+        // Programs and the arrays that they are in may form cycles.
         let mut seen = HashSet::new();
         while let Some(map) = ahead.pop() {
             if known(map.id) || !seen.insert(map.id) {
@@ -194,7 +204,7 @@ impl Reachable {
     }
 }
 
-/// The maps directly behind an object.
+/// Returns the maps directly behind an object.
 fn behind(object: &Object) -> Vec<Arc<MapObject>> {
     match object {
         Object::Map(map) => vec![map.clone()],
@@ -203,7 +213,8 @@ fn behind(object: &Object) -> Vec<Arc<MapObject>> {
     }
 }
 
-/// Each change under the locks here is a single one, so what they protect is whole whenever they are free.
+/// Each change under the locks here is a single one, so what they protect is consistent whenever
+/// they are free.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,5 @@
-//! Opens of files that the kernel holds until they are let pass: the permission events of fanotify(7).
+//! Opens of files that the kernel holds until they are let pass: the permission events of
+//! fanotify(7).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,11 +22,12 @@ use rustix::fs::{Mode, OFlags, open};
 /// Device and inode of a file.
 pub type Inode = (u64, u64);
 
-/// Files whose opens are held, by whomever. Dropped, or should this process end, it holds no more.
+/// Files for which opens by any process are held. When this is dropped, or this process ends,
+/// nothing more is held.
 #[derive(Debug)]
 pub struct Gate {
     group: Arc<Fanotify>,
-    /// By the descriptors under which they are marked, which read nothing.
+    /// The descriptors under which they are marked, which read nothing.
     marked: BTreeMap<Inode, OwnedFd>,
 }
 
@@ -33,7 +35,11 @@ pub struct Gate {
 const HELD: MaskFlags = MaskFlags::FAN_OPEN_PERM.union(MaskFlags::FAN_OPEN_EXEC_PERM);
 
 impl Gate {
-    /// One that holds nothing yet. Errors: EPERM without CAP_SYS_ADMIN, ENOSYS or EINVAL where the kernel has no such events.
+    /// Creates a gate that holds nothing yet.
+    ///
+    /// # Errors
+    ///
+    /// EPERM without CAP_SYS_ADMIN, ENOSYS or EINVAL where the kernel has no such events.
     pub fn new() -> io::Result<Self> {
         let flags = InitFlags::FAN_CLASS_CONTENT
             | InitFlags::FAN_CLOEXEC
@@ -47,12 +53,13 @@ impl Gate {
         })
     }
 
-    /// Where the opens come.
+    /// Returns the receiver of the held opens.
     pub fn opens(&self) -> Opens {
         Opens(self.group.clone())
     }
 
-    /// Holds the opens of these files, and of no others. One that has been replaced meanwhile, or deleted, is left out.
+    /// Holds the opens of these files, and of no others. A file that has been replaced or deleted
+    /// meanwhile is left out.
     pub fn hold(&mut self, files: &BTreeMap<Inode, &Path>) -> io::Result<()> {
         let group = &self.group;
         let gone = self
@@ -78,7 +85,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Is no file's open held?
+    /// True if no file's open is held.
     pub fn is_open(&self) -> bool {
         self.marked.is_empty()
     }
@@ -86,7 +93,7 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // Nothing else lets go of the files as long as somebody waits for opens.
+        // Nothing else lets go of the files as long as a thread waits for opens.
         let here = rustix::fs::CWD;
         let (flush, nothing) = (MarkFlags::FAN_MARK_FLUSH, MaskFlags::empty());
         let _ = self.group.mark(flush, nothing, here, None::<&str>);
@@ -104,7 +111,7 @@ fn mark(group: &Fanotify, change: MarkFlags, file: &OwnedFd) -> io::Result<()> {
 pub struct Opens(Arc<Fanotify>);
 
 impl Opens {
-    /// Those that are held now. Waits for the first, not longer than this.
+    /// Returns those that are held now. Waits for the first, but not longer than this.
     pub fn next(&self, patience: Duration) -> Vec<HeldOpen> {
         let patience = Timespec::try_from(patience).unwrap_or_default();
         let mut group = [PollFd::new(&*self.0, PollFlags::IN)];
@@ -130,17 +137,17 @@ pub struct HeldOpen {
 }
 
 impl HeldOpen {
-    /// The thread that waits, as our pid namespace numbers it; 0 if that does not.
+    /// Returns the waiting thread, by its number in this pid namespace; 0 if it has none there.
     pub fn tid(&self) -> i32 {
         self.event.pid()
     }
 
-    /// Is the file opened by `execve`, to be run?
+    /// True if the file is opened by `execve`, to be run.
     pub fn is_exec(&self) -> bool {
         self.event.mask().contains(MaskFlags::FAN_OPEN_EXEC_PERM)
     }
 
-    /// Lets it pass, now.
+    /// Lets it pass now.
     pub fn pass(&self) {
         if self.has_passed.swap(true, SeqCst) {
             return;

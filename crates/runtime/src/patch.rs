@@ -17,20 +17,20 @@ use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 /// Bytes that are stored over code.
 #[derive(Debug, Clone)]
 pub struct CodePatch<'a> {
-    /// Where the first goes.
+    /// The address of the first.
     pub site: u64,
-    /// What is stored.
+    /// The bytes to store.
     pub bytes: &'a [u8],
-    /// Where no thread may be when they are there.
+    /// The range where no thread may be when they are there.
     pub inside: Range<u64>,
-    /// Where the instructions that were there are now: original addresses, and others,
+    /// The new places of the instructions that were there: original addresses, and others.
     pub resume_map: &'a [(u64, u64)],
-    /// all of them so much too low.
+    /// The amount by which all of those are too low.
     pub bias: u64,
 }
 
-/// Stores a site's patch. Threads that are inside the patched bytes, or will be when a signal handler returns, are
-/// set to the moved instructions.
+/// Stores a site's patch. Threads that are inside the patched bytes, or will be when a signal
+/// handler returns, are set to the moved instructions.
 pub fn apply(
     stopped: &mut Stopped,
     plan: &Plan,
@@ -54,7 +54,7 @@ pub fn apply(
         original,
         &breakpoints(plan.site, &now, original),
     );
-    // Of another session's patch below all but the first byte may stay.
+    // All but the first byte of another session's patch below may stay.
     let mut both = bytes.iter().zip(&now);
     let changed = both
         .rposition(|(new, now)| new != now)
@@ -78,9 +78,11 @@ pub fn store(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Err
     Ok(stopped.write_code(code.collect())?)
 }
 
-/// Sets threads that are inside the bytes which are going to be patched, or will be when a signal handler returns, to the moved
-/// instructions. To be done first of all: those do the same with and without the patch, so it does not matter if Beeline dies
-/// before the last one is stored.
+/// Moves threads that are inside the bytes which are going to be patched, or will be when a signal
+/// handler returns, to the moved instructions.
+///
+/// This comes first of all. The moved instructions do the same with and without the patch, so it
+/// does not matter if Beeline dies before the last one is stored.
 pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<(), Error> {
     let pid = stopped.process().pid();
     let moved = |ip: u64| {
@@ -97,7 +99,8 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
     let mut threads = Vec::new();
     for (tid, ip) in inside {
         let to = match stopped.awaits_trap(tid)? {
-            // The breakpoint has gone meanwhile: the handler of its signal leads it back to the first byte, whatever is there.
+            // The breakpoint has gone meanwhile: the handler of its signal leads the thread back to
+            // the first byte, whatever is there.
             true if patches.iter().any(|patch| patch.site + 1 == ip) => continue,
             true => None,
             false => moved(ip),
@@ -113,11 +116,12 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
     let mut frames = Vec::new();
     if !ranges.is_empty() {
         for frame in signal_frames(stopped, &ranges)? {
-            // The handler leads it to what it has not run yet, by where the breakpoint was.
+            // The handler leads the thread to what it has not run yet, by where the breakpoint was.
             if frame.is_of_breakpoint {
                 continue;
             }
-            // What only looks like a frame need not name an instruction's start, and is left alone.
+            // Something that only looks like a frame need not name an instruction's start, and is
+            // left alone.
             frames.extend(moved(frame.ip).map(|ip| (frame.saved_at, ip.to_ne_bytes().to_vec())));
         }
     }
@@ -127,7 +131,7 @@ pub fn move_threads(stopped: &mut Stopped, patches: &[CodePatch<'_>]) -> Result<
     Ok(stopped.write_all(frames)?)
 }
 
-/// A patch that is about to go, by what its site's record says.
+/// A patch that is about to go, as its site's record describes it.
 #[derive(Debug, Clone, Copy)]
 pub struct Going<'a> {
     /// The site.
@@ -139,7 +143,7 @@ pub struct Going<'a> {
 }
 
 impl<'a> Going<'a> {
-    /// By a site's record.
+    /// Describes it by a site's record.
     pub fn of(record: &'a Site) -> Self {
         Self {
             address: record.address,
@@ -148,13 +152,15 @@ impl<'a> Going<'a> {
         }
     }
 
-    /// The breakpoints at which a thread has run something else than the site's first instruction, which it is to run yet: where each
-    /// is, where the thread is to go on, and by how much its stack pointer is too low.
+    /// Returns the breakpoints that a thread reaches when it has run something else than the site's
+    /// first instruction, which it has yet to run: where each is, where the thread is to go on, and
+    /// by how much its stack pointer is too low.
     fn detours(self) -> impl Iterator<Item = (u64, u64, u64)> + 'a {
         let is_early = move |trap: &&SiteTrap| trap.resume > PASSES_ON && trap.resume == self.body;
         self.traps.iter().filter(is_early).map(move |trap| {
             let offset = u64::from(trap.behind) - 1;
-            // Behind the whole instruction it may have come in the kernel's hands, and a probe at the site has counted it.
+            // Behind the whole instruction the thread may have come in the kernel's hands, and a
+            // probe at the site has counted it.
             let is_within = offset < JUMP_LEN as u64;
             let to = if is_within { self.address } else { self.body };
             (
@@ -166,8 +172,10 @@ impl<'a> Going<'a> {
     }
 }
 
-/// Sends threads back that are on a detour in patches which are about to go: a kernel uprobe has put the first byte back, and they are
-/// at the breakpoint which the changed instruction leads to. What stands there next is in the middle of an instruction.
+/// Sends threads back that are on a detour in patches which are about to go.
+///
+/// A kernel uprobe has put the first byte back, and such a thread is at the breakpoint that the
+/// changed instruction leads to. What will stand there next is in the middle of an instruction.
 pub fn lead_back<'a>(
     stopped: &mut Stopped,
     going: impl Iterator<Item = Going<'a>>,
@@ -202,7 +210,7 @@ pub fn lead_back<'a>(
     Ok(stopped.write_all(words)?)
 }
 
-/// The places of code where a breakpoint, or a call of the kernel's, stands that is none of the file's.
+/// Returns the places of code with a breakpoint, or a call of the kernel's, that is not the file's.
 pub fn breakpoints(address: u64, now: &[u8], original: &[u8]) -> BTreeSet<u64> {
     let both = (address..).zip(now.iter().zip(original));
     let is_one = |(_, (now, original)): &(u64, (&u8, &u8))| now != original && **now == INT3;
@@ -211,8 +219,10 @@ pub fn breakpoints(address: u64, now: &[u8], original: &[u8]) -> BTreeSet<u64> {
     found.chain(call).collect()
 }
 
-/// Puts a site's original bytes back, and leaves kernel uprobes there alone. If another session's patch lies over it, as
-/// [`Layers`] say, or somebody's breakpoint that will bring it back, it stays, and stays listed.
+/// Restores a site's original bytes, and leaves kernel uprobes there alone.
+///
+/// The patch stays, and stays listed, if another session's patch lies over it, as [`Layers`] say,
+/// or another party's breakpoint that will bring it back.
 pub fn restore(
     stopped: &mut Stopped,
     address: u64,
@@ -234,7 +244,8 @@ pub fn restore(
     }
     if Text::of(&now, stored) != Text::Other {
         let place = address..address + stored.len() as u64;
-        // Where that cannot be known, as the file is gone, a breakpoint over a jump is taken for somebody else's.
+        // Where that cannot be known, because the file is gone, a breakpoint over a jump is taken
+        // for somebody else's.
         let probed = kernel_uprobes(stopped, std::slice::from_ref(&place)).unwrap_or_default();
         if is_covered(address, &now, patch, &probed) {
             return Ok(());
@@ -251,14 +262,17 @@ pub fn restore(
     Ok(())
 }
 
-/// Does a breakpoint lie upon a jump that is not the kernel's? Whoever takes it away brings the jump's first byte back.
+/// True if a breakpoint that is not the kernel's lies upon a jump. Its removal brings the jump's
+/// first byte back.
 pub fn is_covered(address: u64, now: &[u8], patch: &[u8], probed: &BTreeSet<u64>) -> bool {
     now.first() == Some(&INT3) && patch.first() != Some(&INT3) && !probed.contains(&address)
 }
 
-/// Code for the pool at `at` that says that a site is not as it was left, and goes on at `to`: it stores 1 at `flag`, and adds 1 at
-/// `count`, where threads that do so at once may count as one. It changes no register, no flags and nothing in the red zone. `None` if
-/// `to` is too far.
+/// Returns code for the pool at `at` that reports that a site is not as it was left, and goes on at
+/// `to`.
+///
+/// It stores 1 at `flag`, and adds 1 at `count`, where threads that do so at once may count as one.
+/// It changes no register, no flags and nothing in the red zone. Returns `None` if `to` is too far.
 pub fn notice_stub(at: u64, flag: u64, count: u64, to: u64) -> Option<Vec<u8>> {
     let mut stub = vec![0x48, 0x8d, 0x64, 0x24, 0x80]; // lea rsp, [rsp-128]
     stub.extend([0x50, 0x51]); // push rax; push rcx
@@ -282,11 +296,12 @@ pub fn notice_stub(at: u64, flag: u64, count: u64, to: u64) -> Option<Vec<u8>> {
 pub struct Blocking {
     /// Its number.
     pub tid: i32,
-    /// It runs, or would if there were a processor for it: it may not block the signal for long.
+    /// True if it runs, or would if there were a processor for it: it may not block the signal for
+    /// long.
     pub is_running: bool,
 }
 
-/// A thread of the process that has the signal blocked.
+/// Returns a thread of the process that has the signal blocked.
 pub fn thread_blocking(pid: i32, signal: i32) -> Option<Blocking> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     threads.flatten().find_map(|thread| {

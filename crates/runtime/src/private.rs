@@ -11,17 +11,19 @@ use crate::error::{Error, os};
 use crate::memory::{PAGE, pages};
 use crate::tasks;
 
-/// Bytes of a slot's stack. Programs need a few kilobytes; a signal that arrives while one runs has the target's
-/// own handler run here too. Only what is touched takes memory.
+/// Bytes of a slot's stack. Programs need a few kilobytes, but if a signal arrives while one runs,
+/// the target's own handler runs here too. Only what is touched takes memory.
 const STACK: usize = 256 << 10;
 
-/// Where on the page of saved signal actions that room begins: they, and what `patch` needs to change them, take little.
+/// The offset of the scratch room on the page of saved signal actions. The actions, and what
+/// `patch` needs to change them, take little.
 const SCRATCH: u64 = 2048;
 const _: () = assert!(size_of::<Signals>() + 128 <= SCRATCH as usize);
 const _: () = assert!(SCRATCH as usize + Stopped::SCRATCH <= PAGE);
 
-/// Addresses of the region's parts: the control page (wiped in a forked child), the page of saved signal
-/// actions, the return table, the bits of restored sites, the slots, the synthetic tasks, and for each slot a guard page and a stack.
+/// Addresses of the region's parts: the control page (wiped in a forked child), the page of saved
+/// signal actions, the return table, the bits of restored sites, the slots, the synthetic tasks,
+/// and for each slot a guard page and a stack.
 #[derive(Debug, Clone, Copy)]
 pub struct Private {
     /// First byte.
@@ -35,7 +37,7 @@ pub struct Private {
 }
 
 impl Private {
-    /// The parts of a region at `base`.
+    /// Returns the parts of a region at `base`.
     pub fn layout(base: u64, cpus: u32) -> Self {
         let returns = base + 2 * PAGE as u64;
         let restored = returns + pages(size_of::<ReturnTable>()) as u64;
@@ -71,8 +73,8 @@ impl Private {
         Ok(this)
     }
 
-    /// Is the region of `len` bytes that was mapped at `base` still there, and filled? By the first slot, which nothing else
-    /// looks like. `read` gives the word at an address.
+    /// True if the region of `len` bytes that was mapped at `base` is still there, and filled. The
+    /// first slot tells, as nothing else looks like it. `read` returns the word at an address.
     pub fn is_at(base: u64, len: u64, read: impl FnOnce(u64) -> Option<u64>) -> bool {
         let (slots, end) = (Self::layout(base, 1).slots, base.wrapping_add(len));
         let top = read(slots + offset_of!(Slot, stack_top) as u64);
@@ -82,8 +84,8 @@ impl Private {
         top.is_some_and(is_top)
     }
 
-    /// Has `write` store what the agent expects to find in a process of the first number, and in its own pid namespace of the
-    /// second. The last store lets programs run.
+    /// Has `write` store what the agent expects to find in a process of the first number, and in
+    /// its own pid namespace of the second. The last store lets programs run.
     pub fn fill(
         &self,
         (pid, own): (i32, i32),
@@ -115,7 +117,7 @@ impl Private {
         )
     }
 
-    /// As [`Self::fill`], for a forked child, whose copy of its parent's slots nobody holds.
+    /// As [`Self::fill`], for a forked child with a copy of its parent's slots, which nobody holds.
     pub fn refill(
         &self,
         (pid, own): (i32, i32),
@@ -131,37 +133,39 @@ impl Private {
         self.fill((pid, own), cpus, write)
     }
 
-    /// The [`Control`].
+    /// Returns the [`Control`].
     pub fn control(&self) -> u64 {
         self.base
     }
 
-    /// The [`Signals`](beeline_agent::abi::Signals), on a page of their own.
+    /// Returns the [`Signals`](beeline_agent::abi::Signals), on a page of their own.
     pub fn signals(&self) -> u64 {
         self.base + PAGE as u64
     }
 
-    /// Room to have files mapped through, behind those.
+    /// Returns room to have files mapped through, behind those.
     pub fn scratch(&self) -> u64 {
         self.signals() + SCRATCH
     }
 
-    /// The [`ReturnTable`].
+    /// Returns the [`ReturnTable`].
     pub fn returns(&self) -> u64 {
         self.base + 2 * PAGE as u64
     }
 
-    /// A bit for each site that there ever was, oldest first: its patch has been taken away for good, as the session left.
+    /// Returns the bits of restored sites: one for each site that there ever was, oldest first. A
+    /// set bit means that the patch was taken away for good as the session left.
     pub fn restored(&self) -> u64 {
         self.restored
     }
 
-    /// The [`Slot`]s.
+    /// Returns the [`Slot`]s.
     pub fn slots(&self) -> u64 {
         self.slots
     }
 
-    /// Room for [`tasks`]; untouched, and so without memory, unless a program asks for its task.
+    /// Returns room for [`tasks`]; untouched, and so without memory, unless a program asks for its
+    /// task.
     pub fn tasks(&self) -> u64 {
         self.tasks
     }
@@ -171,7 +175,8 @@ impl Private {
     }
 }
 
-/// Offsets from the thread pointer at which C libraries for x86-64 keep the thread's id: glibc since 2.11, musl.
+/// Offsets from the thread pointer at which C libraries for x86-64 keep the thread's id: glibc
+/// since 2.11, musl.
 const TID_OFFSETS: [i32; 2] = [0x2d0, 0x30];
 
 /// Finds where every thread keeps its own id, if the C library is one that does.

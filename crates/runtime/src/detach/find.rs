@@ -16,7 +16,7 @@ use crate::private::Private;
 use crate::proc::{self, all_processes, own_pid, start_time};
 use crate::retry_open;
 
-/// All processes that a session is present in, so far as we may look.
+/// Returns all processes that a session is present in, as far as Beeline may look.
 pub fn everywhere() -> Vec<Presence> {
     let present = |pid| presences(&open(pid).ok()?).ok();
     all_processes()
@@ -27,7 +27,8 @@ pub fn everywhere() -> Vec<Presence> {
         .collect()
 }
 
-/// Processes that a session has something in, also those that cannot be opened now.
+/// Returns the processes that a session has something in, including those that cannot be opened
+/// now.
 pub(crate) fn holders(session: SessionId) -> BTreeSet<i32> {
     let name = format!("{PREFIX}{}", session.name("trampolines"));
     let holds =
@@ -47,7 +48,11 @@ pub(crate) fn detach_own(pid: i32, session: SessionId) -> Result<(), Error> {
     own.try_for_each(|presence| presence.detach().map(drop))
 }
 
-/// The sessions that are present in a process. Errors say why it may not be looked at.
+/// Returns the sessions that are present in a process.
+///
+/// # Errors
+///
+/// The error says why the process may not be looked at.
 pub fn in_process(pid: i32) -> Result<Vec<Presence>, Error> {
     presences(&open(pid)?)
 }
@@ -57,19 +62,19 @@ pub(crate) fn open(pid: i32) -> Result<Process, Error> {
     retry_open::open(pid, Seccomp::Trust)
 }
 
-/// A quick look, before a process is opened.
+/// Takes a quick look before a process is opened.
 pub(crate) fn maps_ours(pid: i32) -> bool {
     proc::text(format!("/proc/{pid}/maps")).is_ok_and(|maps| {
         maps.contains(PREFIX) && (maps.contains("-trampolines") || maps.contains("-session"))
     })
 }
 
-/// The sessions that are present in an open process.
+/// Returns the sessions that are present in an open process.
 pub(crate) fn presences(process: &Process) -> Result<Vec<Presence>, Error> {
     presences_among(process, &process.regions()?)
 }
 
-/// As [`presences`], by what is known to be mapped.
+/// As [`presences`], given what is mapped.
 pub(crate) fn presences_among(
     process: &Process,
     regions: &[Region],
@@ -82,7 +87,7 @@ pub(crate) fn presences_among(
             continue;
         };
         unfinished.insert(session);
-        // SAFETY: a manifest is integers and bytes only.
+        // SAFETY: a manifest consists of integers and bytes, for which any bytes are valid.
         let Ok(manifest) = (unsafe { read::<Manifest>(process, region.start) }) else {
             continue;
         };
@@ -100,14 +105,15 @@ pub(crate) fn presences_among(
     }
     unfinished.retain(|session| is_unfinished(process, *session, regions, &found));
     for session in unfinished {
-        // SAFETY: integers and bytes only.
+        // SAFETY: a manifest consists of integers and bytes, for which zeros are valid.
         let none = unsafe { MaybeUninit::<Manifest>::zeroed().assume_init() };
         found.push(presence(process, regions, session, (0, none)));
     }
     Ok(found)
 }
 
-/// Has a session begun to map things here, and was killed before it said so in a manifest? Nothing is hooked then.
+/// True if a session has begun to map things here, and was killed before it said so in a manifest.
+/// Nothing is hooked then.
 fn is_unfinished(
     process: &Process,
     session: SessionId,
@@ -118,8 +124,8 @@ fn is_unfinished(
     let mut of_session = regions
         .iter()
         .filter(|one| SessionId::of(one) == Some(session));
-    // What a tool's own calls are made quicker by has no manifest and is in use; and what begins otherwise than with nothing is of
-    // another version of Beeline.
+    // Fast paths of a tool have no manifest and are in use. A pool that does not begin with zeros
+    // is of another version of Beeline.
     let is_in_use = |region: &Region| {
         let mut magic = [0; 8];
         let is_read = process.read_memory(region.start, &mut magic).is_ok();
@@ -128,7 +134,7 @@ fn is_unfinished(
     !is_known && !of_session.any(is_in_use) && !is_alive(session, regions)
 }
 
-/// What is known of a session that is present in a process, by its manifest and where that is.
+/// Describes a session that is present in a process, by its manifest and the manifest's address.
 fn presence(
     process: &Process,
     regions: &[Region],
@@ -171,19 +177,19 @@ fn presence(
     presence
 }
 
-/// Is the session's Beeline still running?
+/// True if the session's Beeline is still running.
 fn is_alive(session: SessionId, regions: &[Region]) -> bool {
     let mut pages = regions.iter().filter(|one| is_page(one));
     session.is_alive(pages.find(|one| SessionId::of(one) == Some(session)))
 }
 
-/// Is the process the session's own?
+/// True if the process is the session's own.
 pub(crate) fn is_session(pid: i32, session: SessionId) -> bool {
     start_time(pid) == Some(session.start) && own_pid(pid) == session.pid
 }
 
-/// The private memory, if it is still there. Otherwise a Beeline that died while it left has unmapped it, and something else may be
-/// there by now.
+/// Returns the private memory, if it is still there. Otherwise a Beeline that died while leaving
+/// has unmapped it, and something else may be there by now.
 fn private_of(process: &Process, manifest: &Manifest) -> Option<Range<u64>> {
     let (start, len) = (manifest.private as u64, manifest.private_len as u64);
     let end = start.checked_add(len)?;
@@ -195,7 +201,7 @@ fn private_of(process: &Process, manifest: &Manifest) -> Option<Range<u64>> {
     Private::is_at(start, len, read).then_some(start..end)
 }
 
-/// Is it this kind of memory file?
+/// True if the region is this kind of memory file.
 pub(super) fn is_a(region: &Region, kind: &str) -> bool {
     region
         .path
@@ -203,7 +209,7 @@ pub(super) fn is_a(region: &Region, kind: &str) -> bool {
         .is_some_and(|path| path.trim_end_matches(" (deleted)").ends_with(kind))
 }
 
-/// Is it a session page?
+/// True if the region is a session page.
 pub(crate) fn is_page(region: &Region) -> bool {
     is_a(region, "-session")
 }

@@ -1,4 +1,5 @@
-//! Several sessions at one place: the patch of each lies over that of the one before, and comes off before it.
+//! Several sessions at one place: the patch of each lies over that of the one before, and comes off
+//! before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,16 +16,16 @@ use crate::uprobes::Stored;
 pub(crate) struct Beneath {
     /// The number of patches below the new one.
     pub layer: u32,
-    /// It is a breakpoint.
+    /// True if it is a breakpoint.
     pub is_breakpoint: bool,
     /// The stored bytes.
     pub patch: Vec<u8>,
-    /// The same traps, for the session that lies over it.
+    /// The traps of that patch, for the session that lies over it.
     pub traps: [SiteTrap; beeline_agent::abi::SITE_TRAPS],
 }
 
 impl Beneath {
-    /// The uppermost patch of these sessions at an address, if there is one.
+    /// Returns the uppermost patch of these sessions at an address, if there is one.
     pub fn at(others: &[Presence], address: u64) -> Option<Self> {
         let sites = others.iter().flat_map(|other| &other.sites);
         let there = sites.filter(|site| site.address == address);
@@ -42,15 +43,17 @@ impl Beneath {
 }
 
 impl Presence {
-    /// The layer of the patch at an address that is not taken back yet.
+    /// Returns the layer of the patch at an address that is not taken back yet.
     fn layer_at(&self, address: u64) -> Option<u32> {
         let mut records = self.records.iter();
         let is_it = |site: &&SiteFacts| site.address == address && site.is_patched;
         records.find(is_it).map(|site| site.layer)
     }
 
-    /// The places where another session's patch lies over ours. That it does is seen in the code: who has left it, and cannot go
-    /// yet, has not changed its records.
+    /// Returns the places where another session's patch lies over this one's.
+    ///
+    /// The code shows whether it does: a session that has left such a place, and cannot go yet, has
+    /// not changed its records.
     pub(super) fn lies_under(&self, others: &[Presence]) -> BTreeSet<u64> {
         let above = others.iter().flat_map(|other| &other.sites);
         let is_under = |site: &&SiteFacts| {
@@ -66,14 +69,16 @@ impl Presence {
 pub(crate) struct Layers {
     /// The layer of the uppermost one at an address.
     uppermost: BTreeMap<u64, u32>,
-    /// All that there ever were, of the sessions that are there.
+    /// All patches that there ever were, of the sessions that are there.
     known: BTreeMap<u64, Vec<Vec<u8>>>,
 }
 
 impl Layers {
-    /// Those in a process now.
+    /// Reads those in a process now.
     ///
-    /// Errors: it cannot be read.
+    /// # Errors
+    ///
+    /// The process cannot be read.
     pub fn of(process: &Process) -> Result<Self, Error> {
         let own = SessionId::own();
         let mut others = presences(process)?;
@@ -81,7 +86,7 @@ impl Layers {
         Ok(Self::among(&others))
     }
 
-    /// Those of these sessions.
+    /// Returns the patches of these sessions.
     pub fn among(others: &[Presence]) -> Self {
         let mut this = Self::default();
         for other in others {
@@ -97,18 +102,19 @@ impl Layers {
         this
     }
 
-    /// Does another session's patch lie over one of this layer?
+    /// True if another session's patch lies over one of this layer.
     pub fn is_under(&self, address: u64, layer: u32) -> bool {
         let uppermost = self.uppermost.get(&address);
         uppermost.is_some_and(|uppermost| *uppermost > layer)
     }
 
-    /// The bytes to be put back in the place of a patch: what was there, or the file's bytes if that leads to a session that has gone.
+    /// Returns the bytes that replace a patch: what was there before, or the file's bytes if that
+    /// leads to a session that has gone.
     pub fn underneath<'a>(&self, site: &'a SiteFacts) -> &'a [u8] {
         self.below(site.address, site.layer, site.stored())
     }
 
-    /// The same for a site of our own.
+    /// The same for a site of this session.
     pub fn below<'a>(&self, address: u64, layer: u32, stored: Stored<'a>) -> &'a [u8] {
         let is_it = |patch: &Vec<u8>| patch.iter().zip(stored.original).all(|(a, b)| a == b);
         let is_there = || {

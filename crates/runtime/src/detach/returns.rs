@@ -1,4 +1,4 @@
-//! The return addresses that a session has changed on threads' stacks, put back as it leaves.
+//! Restoring the return addresses that a session has changed on threads' stacks.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -19,8 +19,8 @@ struct Watched {
 }
 
 impl Presence {
-    /// Puts back the return addresses that calls in progress have on their stacks, or that another session has
-    /// saved from there.
+    /// Restores the return addresses that calls in progress have on their stacks, or that another
+    /// session has saved from there.
     pub(super) fn restore_returns(
         &self,
         stopped: &mut Stopped,
@@ -56,7 +56,7 @@ impl Presence {
         Ok(())
     }
 
-    /// The return table, by stack slot.
+    /// Returns the return table by stack slot.
     fn watched_returns(&self, stopped: &Stopped) -> Result<BTreeMap<u64, Vec<Watched>>, Error> {
         let mut table = vec![0u8; size_of::<ReturnTable>()];
         stopped.read(self.manifest.returns as u64, &mut table)?;

@@ -1,4 +1,4 @@
-//! What a stranger can read of the places that a session has hooked.
+//! Reading the places that a session has hooked, without knowing that session.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -17,41 +17,42 @@ use crate::patch::Going;
 use crate::private::Private;
 use crate::uprobes::Stored;
 
-/// More programs than this, at one site or at all, are taken for garbage.
+/// The most programs at one site, and in all. More than this is taken for garbage.
 const MAX_PROGRAMS: usize = 1 << 10;
 const MAX_PROGRAMS_AT_ALL: usize = 1 << 16;
-/// More sites than this in a list that was read from a process are taken for garbage.
+/// The most sites in a list that was read from a process. More than this is taken for garbage.
 pub(crate) const MAX_SITES: usize = 1 << 16;
 
 /// A place that a session has hooked at some time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SiteFacts {
-    /// Where.
+    /// Its address.
     pub address: u64,
-    /// By a breakpoint, not by a jump.
+    /// True for a breakpoint, false for a jump.
     pub is_breakpoint: bool,
-    /// What was there before.
+    /// The bytes that were there before.
     pub original: Vec<u8>,
-    /// What was put there.
+    /// The bytes that were put there.
     pub patch: Vec<u8>,
     /// The file's bytes there, which kernel uprobes put back.
     pub(super) file: Vec<u8>,
-    /// The patch has not been taken back.
+    /// True if the patch has not been taken back.
     pub(super) is_patched: bool,
-    /// Sites that were hooked before.
+    /// The number of sites that were hooked before.
     pub(super) number: usize,
     /// The number of other sessions' patches below this one.
     pub(crate) layer: u32,
-    /// Where threads trap beside a kernel uprobe.
+    /// The places where threads trap beside a kernel uprobe.
     pub(super) traps: [SiteTrap; SITE_TRAPS],
     /// The moved instructions; see [`Site::body`].
     pub(super) body: u64,
-    /// What runs there: first at the entry, then at the return.
+    /// The programs that run there: first those at the entry, then those at the return.
     pub programs: Vec<ProgramFacts>,
 }
 
 impl SiteFacts {
-    /// Is our breakpoint there, and not a kernel uprobe's alone? That is seen by what else the patch stored, if it did.
+    /// True if this session's breakpoint is there, and not only a kernel uprobe. Other bytes that
+    /// the patch stored tell, if it stored any.
     pub(super) fn is_broken_at(&self, now: &[u8]) -> bool {
         let mut further = self.patch.iter().zip(&self.file).skip(1);
         self.is_breakpoint
@@ -59,14 +60,14 @@ impl SiteFacts {
             && (further.all(|(patch, file)| patch == file) || self.bytes_left_at(now) > 0)
     }
 
-    /// The number of bytes there, behind the first one, that the patch stored.
+    /// Returns the number of bytes there, behind the first one, that the patch stored.
     pub(super) fn bytes_left_at(&self, now: &[u8]) -> usize {
         let further = self.patch.iter().zip(&self.file).zip(now).skip(1);
         let is_left = |((patch, file), now): &((&u8, &u8), &u8)| patch != file && patch == now;
         further.filter(is_left).count()
     }
 
-    /// The patch, as one that is about to go.
+    /// Returns the patch as one that is about to go.
     pub(super) fn going(&self) -> Going<'_> {
         Going {
             address: self.address,
@@ -75,7 +76,7 @@ impl SiteFacts {
         }
     }
 
-    /// The bytes by which text there is told.
+    /// Returns the bytes by which the code there is recognized.
     pub(crate) fn stored(&self) -> Stored<'_> {
         Stored {
             patch: &self.patch,
@@ -90,7 +91,7 @@ impl SiteFacts {
 pub struct ProgramFacts {
     /// The name given at load.
     pub name: String,
-    /// Whose code it runs: `baseline`, `llvm`.
+    /// The engine that made its code: `baseline`, `llvm`.
     pub engine: String,
 }
 
@@ -104,7 +105,7 @@ pub(super) fn records(
     let mut left = MAX_PROGRAMS_AT_ALL;
     let mut next = manifest.first_site.load(Relaxed) as u64;
     while found.len() < MAX_SITES && mappings.iter().any(|mapping| mapping.contains(next)) {
-        // SAFETY: a site is integers, bytes and addresses that are not followed here.
+        // SAFETY: a site consists of integers, bytes and addresses that are not followed here.
         let Ok(site) = (unsafe { read::<Site>(process, next) }) else {
             break;
         };
@@ -125,7 +126,8 @@ pub(super) fn records(
                 .flat_map(|list| programs(process, list.load(Relaxed) as u64, &mut left))
                 .collect(),
         });
-        // Each site is placed behind the ones before it, so a list that turns back is none of ours.
+        // Each site is placed behind the ones before it, so a list that turns back is not
+        // Beeline's.
         if site.next as u64 >= next {
             break;
         }
@@ -136,12 +138,13 @@ pub(super) fn records(
     found
 }
 
-/// Which of a session's sites have been restored for good, a bit for each; see [`Private::restored`].
+/// The sites of a session that have been restored for good, one bit for each; see
+/// [`Private::restored`].
 #[derive(Debug, Default)]
 pub(super) struct Restored(Vec<u8>);
 
 impl Restored {
-    /// Those of so many sites in a process, whose private memory begins at an address.
+    /// Reads the bits of this many sites of a process with private memory at an address.
     pub fn read(process: &Process, private: u64, sites: usize) -> Self {
         let mut bits = vec![0; sites.div_ceil(8)];
         let place = Private::layout(private, 1).restored();
@@ -156,7 +159,7 @@ impl Restored {
         byte.is_some_and(|byte| byte >> (site.number % 8) & 1 != 0)
     }
 
-    /// Adds the sites, for whoever looks next.
+    /// Adds sites, for the next Beeline that looks.
     pub fn add<'a>(
         &self,
         stopped: &mut Stopped,
@@ -176,36 +179,37 @@ impl Restored {
     }
 }
 
-/// What a session has done to a process's code for its system calls.
+/// The changes that a session has made to a process's code for its system calls.
 #[derive(Debug, Default)]
 pub struct CallFacts {
     /// Jumps that were stored at some time.
     pub patches: Vec<Patch>,
     /// Calls that are made elsewhere than in the code.
     pub moves: Vec<Move>,
-    /// `syscall` instructions that lead to a stub, or did.
+    /// The number of `syscall` instructions that lead to a stub, or did.
     pub hooked: usize,
-    /// Those that are not hooked: their addresses, and why.
+    /// The unhooked ones: their addresses, and why.
     pub unhookable: Vec<(u64, String)>,
-    /// Where they are.
+    /// The mappings that they are in.
     pub mappings: Vec<MappedCalls>,
-    /// Executable memory that is not looked through for them, and why.
+    /// Executable memory that is not scanned for them, and why.
     pub unseen: Vec<(Range<u64>, &'static str)>,
 }
 
 /// The `syscall` instructions of a file, or of other memory of one name, in a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappedCalls {
-    /// As `/proc/PID/maps` has it: a path, `[vdso]`, or nothing for memory that was written at run time.
+    /// As in `/proc/PID/maps`: a path, `[vdso]`, or nothing for memory that was written at run
+    /// time.
     pub name: PathBuf,
-    /// Those that lead to a stub, or did.
+    /// The number of those that lead to a stub, or did.
     pub hooked: usize,
-    /// Those that are not hooked.
+    /// The number of those that are not hooked.
     pub unhookable: usize,
 }
 
 impl CallFacts {
-    /// Counts what one list says, all of whose calls are in one mapping, at `address`.
+    /// Counts the content of one list with all calls in one mapping, at `address`.
     fn count(&mut self, regions: &[Region], address: u64, hooked: usize, unhookable: usize) {
         self.hooked += hooked;
         let Some(region) = regions.iter().find(|region| region.contains(address)) else {
@@ -226,7 +230,7 @@ impl CallFacts {
     }
 }
 
-/// Where calls may be made that nobody has looked for.
+/// Returns where calls may be made that nobody has looked for.
 fn unseen(regions: &[Region]) -> Vec<(Range<u64>, &'static str)> {
     let why = |region: &Region| match region.permissions {
         _ if !region.permissions.execute || region.path.starts_with("[vsyscall]") => None,
@@ -253,16 +257,17 @@ pub(super) fn call_records(
     let mut found = CallFacts::default();
     let mut next = manifest.first_patches.load(Relaxed) as u64;
     while found.patches.len() < MAX_SITES && is_ours(next) {
-        // SAFETY: numbers only.
+        // SAFETY: the type consists of integers, for which any bytes are valid.
         let Ok(head) = (unsafe { read::<Patches>(process, next) }) else {
             break;
         };
-        // SAFETY: numbers and bytes only, as is what follows.
+        // SAFETY: `Patch`, `Move` and `Unhookable` consist of integers and bytes, for which any
+        // bytes are valid.
         let patches: Vec<Patch> = unsafe { read_array(process, head.patches, head.patch_count) };
-        // SAFETY: as above.
+        // SAFETY: any bytes are a valid `Move`.
         let moves = unsafe { read_array(process, head.moves, head.move_count) };
         found.moves.extend::<Vec<Move>>(moves);
-        // SAFETY: as above.
+        // SAFETY: any bytes are a valid `Unhookable`.
         let unhookable: Vec<Unhookable> =
             unsafe { read_array(process, head.unhookable, head.unhookable_count) };
         let first = patches.first().map(|patch| patch.address);
@@ -273,7 +278,8 @@ pub(super) fn call_records(
             .iter()
             .map(|one| (one.address, text_of(&one.why)));
         found.unhookable.extend(unhookable);
-        // Each is placed behind the ones before it, so a list that turns back is none of ours.
+        // Each list is placed behind the ones before it, so a list that turns back is not
+        // Beeline's.
         if head.next as u64 >= next {
             break;
         }
@@ -285,39 +291,40 @@ pub(super) fn call_records(
     found
 }
 
-/// Copies an array out of a process; nothing of one that is not all there.
+/// Copies an array out of a process. Returns nothing of an array that is not all there.
 ///
 /// # Safety
-/// As [`read`].
+///
+/// As for [`read`].
 unsafe fn read_array<T: Copy>(process: &Process, address: usize, count: usize) -> Vec<T> {
     let count = count.min(MAX_SITES);
     let mut values = vec![MaybeUninit::<T>::zeroed(); count];
-    // SAFETY: the values' own bytes, initialised to zero.
+    // SAFETY: the slice covers exactly the values' own bytes, which are initialised to zero.
     let bytes = unsafe {
         std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), count * size_of::<T>())
     };
     if process.read_memory(address as u64, bytes).is_err() {
         return Vec::new();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: all bytes are initialised, and the caller promises that any bytes are a valid `T`.
     let good = |value: MaybeUninit<T>| unsafe { value.assume_init() };
     values.into_iter().map(good).collect()
 }
 
-/// The tool's programs of a [`LinkList`], as far as it makes sense.
+/// Reads the tool's programs of a [`LinkList`], as far as it makes sense.
 fn programs(process: &Process, list: u64, left: &mut usize) -> Vec<ProgramFacts> {
     if list == 0 {
         return Vec::new();
     }
-    // SAFETY: two numbers.
+    // SAFETY: a `LinkList` head consists of two integers, for which any bytes are valid.
     let head = unsafe { read::<LinkList>(process, list) }.ok();
     let count = head.map_or(0, |head| head.count.min(MAX_PROGRAMS).min(*left));
     *left -= count;
     let links = (0..count as u64).filter_map(|index| {
         let place = list + size_of::<LinkList>() as u64 + index * 8;
-        // SAFETY: a number.
+        // SAFETY: any bytes are a valid `u64`.
         let link = unsafe { read::<u64>(process, place) }.ok()?;
-        // SAFETY: a link is numbers, bytes and addresses that are not followed here.
+        // SAFETY: a link consists of integers, bytes and addresses that are not followed here.
         unsafe { read::<Link>(process, link) }.ok()
     });
     let is_tools = |link: &Link| link.enabled.load(Relaxed) != 0 && engine_of(link) != AGENT;
@@ -334,8 +341,8 @@ fn engine_of(link: &Link) -> String {
     text_of(&link.engine.load(Relaxed).to_ne_bytes())
 }
 
-/// What stands before the first NUL. The process chooses it, and people see it in their terminals: nothing in it controls
-/// those.
+/// Returns the text before the first NUL. The process chooses it and people see it in their
+/// terminals, so characters that control a terminal are replaced.
 pub(super) fn text_of(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).replace(char::is_control, "\u{fffd}")

@@ -1,4 +1,4 @@
-//! Giving a process its system calls back.
+//! Restoring a process's system calls.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,19 +11,19 @@ use super::{INT3, JUMP, Presence};
 use crate::error::Error;
 use crate::uprobes::{beside, kernel_uprobes};
 
-/// Bytes of a `syscall` instruction, which a restarted call goes back by.
+/// The length of a `syscall` instruction. The kernel moves back by it to restart a call.
 const SYSCALL_LEN: u64 = 2;
 
-/// What is between the jumps of one page is there, and read with them.
+/// The page size. What lies between the jumps of one page is mapped, and is read with them.
 const PAGE: u64 = 4096;
 
 impl Presence {
-    /// The jumps that are in the process's code for its system calls now, with what stands there: also those whose first byte a kernel
-    /// uprobe has changed.
+    /// Returns the jumps that are now in the process's code for its system calls, with the bytes
+    /// there. A jump with a first byte that a kernel uprobe has changed is included.
     fn patched_calls(&self, stopped: &Stopped) -> Vec<(&Patch, [u8; 5])> {
         let mut patches: Vec<&Patch> = self.calls.patches.iter().collect();
         patches.sort_by_key(|patch| patch.address);
-        // A process has hundreds, and waits meanwhile.
+        // A process has hundreds of them, and waits meanwhile.
         let together = patches.chunk_by(|one, next| one.address / PAGE == next.address / PAGE);
         let patched = together.flat_map(|patches| {
             let code = code_of(stopped, patches);
@@ -36,17 +36,17 @@ impl Presence {
         patched.collect()
     }
 
-    /// Is a jump still there?
+    /// True if a jump is still there.
     pub(super) fn is_call_patched(&self, stopped: &Stopped) -> bool {
         !self.patched_calls(stopped).is_empty()
     }
 
-    /// May what is hooked of calls be taken out by a session that has programs there?
+    /// True if a session that has programs on system calls may take out this session's hooks.
     pub(crate) fn gives_way(&self) -> bool {
         self.is_live && self.calls.hooked > 0 && self.manifest.gives_way.load(Relaxed) != 0
     }
 
-    /// Are calls hooked? Where they give way that is to be seen in the code alone.
+    /// True if calls are hooked. If the session gives way, only the code shows it.
     pub(crate) fn hooks_calls(&self, process: &Process) -> bool {
         let is_patched = |patch: &Patch| {
             let mut now = [0; 5];
@@ -57,13 +57,15 @@ impl Presence {
         self.calls.hooked > 0 && (!may_be_gone || self.calls.patches.iter().any(is_patched))
     }
 
-    /// Has such a session's calls be as if they had never been hooked. It finds that out itself.
+    /// Makes the calls of such a session be as if they had never been hooked. The session finds
+    /// that out itself.
     pub(crate) fn give_way(&self, stopped: &mut Stopped) -> Result<(), Error> {
         self.restore_calls(stopped)?;
         self.bring_back(stopped)
     }
 
-    /// Puts back what the code was around system calls. Kernel uprobes there stay; so does a jump under somebody else's breakpoint.
+    /// Restores the code around system calls. Kernel uprobes there stay; so does a jump under
+    /// another party's breakpoint.
     pub(super) fn restore_calls(&self, stopped: &mut Stopped) -> Result<(), Error> {
         let patched = self.patched_calls(stopped);
         let is_disturbed = |(_, now): &&(&Patch, [u8; 5])| now[0] != JUMP;
@@ -85,8 +87,8 @@ impl Presence {
         Ok(stopped.write_code(code.collect())?)
     }
 
-    /// Sends threads that wait in a call which is made elsewhere than in the code back to the code, and those that will
-    /// return into such a one from a signal handler.
+    /// Sends threads back to the code that wait in a call which is made elsewhere, and threads that
+    /// will return into such a call from a signal handler.
     pub(super) fn bring_back(&self, stopped: &mut Stopped) -> Result<(), Error> {
         for thread in stopped.threads().to_vec() {
             let (ip, sp) = (thread.ip(), thread.registers().rsp);
@@ -97,7 +99,8 @@ impl Presence {
         let moves = self.calls.moves.iter();
         let around = moves.map(|one| one.moved - SYSCALL_LEN..one.moved + 1);
         for frame in signal_frames(stopped, &around.collect::<Vec<_>>())? {
-            // In what the kernel saves the stack pointer stands before the instruction pointer.
+            // In the kernel's saved state the stack pointer comes right before the instruction
+            // pointer.
             let sp_at = frame.saved_at - 8;
             let mut sp = [0; 8];
             stopped.read(sp_at, &mut sp)?;
@@ -109,7 +112,8 @@ impl Presence {
         Ok(())
     }
 
-    /// Where in the code a thread is that stands behind a moved call, or at one, and its stack pointer there.
+    /// Returns where in the code a thread belongs that stands at or behind a moved call, and its
+    /// stack pointer there.
     fn home_of(&self, stopped: &Stopped, ip: u64, sp: u64) -> Option<(u64, u64)> {
         let of = |one: &&Move| ip == one.moved || ip + SYSCALL_LEN == one.moved;
         let one = self.calls.moves.iter().find(of)?;
@@ -128,7 +132,8 @@ impl Presence {
     }
 }
 
-/// What is where jumps were stored, in ascending order within one page; zeros where nothing can be read any more.
+/// Returns the bytes at stored jumps, which are in ascending order within one page. Where nothing
+/// can be read any more they are zeros.
 fn code_of(stopped: &Stopped, patches: &[&Patch]) -> Vec<[u8; 5]> {
     let (Some(first), Some(last)) = (patches.first(), patches.last()) else {
         return Vec::new();

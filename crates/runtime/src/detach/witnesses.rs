@@ -8,7 +8,8 @@ use beeline_inject::{Process, Region};
 use super::{MAX_SITES, read};
 use crate::memory::PAGE;
 
-/// Follows the list of them, as far as it makes sense. Left out are those that the process has unmapped, or has put something else over.
+/// Follows the list of witnesses, as far as it makes sense. It leaves out those that the process
+/// has unmapped, or has put something else over.
 pub(super) fn witnesses(
     process: &Process,
     manifest: &Manifest,
@@ -18,12 +19,13 @@ pub(super) fn witnesses(
     let mut found = Vec::new();
     let mut next = manifest.first_witness.load(Relaxed) as u64;
     while found.len() < MAX_SITES && mappings.iter().any(|mapping| mapping.contains(next)) {
-        // SAFETY: numbers only.
+        // SAFETY: the type consists of integers, for which any bytes are valid.
         let Ok(witness) = (unsafe { read::<Witness>(process, next) }) else {
             break;
         };
         found.extend(still_there(&witness, regions));
-        // Each is placed behind the ones before it, so a list that turns back is none of ours.
+        // Each witness is placed behind the ones before it, so a list that turns back is not
+        // Beeline's.
         if witness.next as u64 >= next {
             break;
         }
@@ -32,8 +34,8 @@ pub(super) fn witnesses(
     found
 }
 
-/// The memory of a witness, if it is still mapped: the same pages of the same file, private and to be read only. The kernel may have made
-/// one mapping of it and its neighbours.
+/// Returns the memory of a witness, if it is still mapped: the same pages of the same file, private
+/// and read-only. The kernel may have merged it with its neighbours.
 pub(crate) fn still_there(witness: &Witness, regions: &[Region]) -> Option<Region> {
     let (start, len) = (witness.address.load(Relaxed) as u64, witness.len as u64);
     let end = start.checked_add(len)?;

@@ -40,7 +40,7 @@ impl Target {
         !self.late.regions.is_empty()
     }
 
-    /// Returns the process's name and the files with code whose calls are not seen, each file once.
+    /// Returns the process's name and the files with code that makes unseen calls, each file once.
     pub fn news_of_late_code(&mut self) -> Option<(String, BTreeMap<PathBuf, WhyUnseen>)> {
         let news = std::mem::take(&mut self.late.news);
         (!news.is_empty()).then(|| (self.name(), news))
