@@ -315,7 +315,7 @@ impl Presence {
     /// Restores the code and returns the places of kernel uprobes upon it.
     ///
     /// The uprobes stay. So does this session's patch `under` another session's, and under another
-    /// party's breakpoint, whose removal will put the patch's first byte back.
+    /// party's breakpoint: removing that breakpoint puts the patch's first byte back.
     fn restore_code(
         &self,
         stopped: &mut Stopped,

@@ -85,8 +85,10 @@ pub struct Liveness {
 }
 
 impl Liveness {
-    /// Locks the session page's file. The lock belongs to the open file and not to the process or
-    /// `flock`'s owner: only such a lock is listed in every pid namespace.
+    /// Locks the session page's file.
+    ///
+    /// It locks the open file, not the process as `flock` would: only a lock of the open file is
+    /// listed in every pid namespace.
     pub fn begin(session: &Memory) -> io::Result<Self> {
         let file = session.reopen()?;
         let whole = libc::flock {

@@ -30,15 +30,15 @@ pub struct Program {
     pub tag: [u8; 8],
     /// Its instructions as the system calls show them: maps by their ids.
     pub shown: Vec<u8>,
-    /// What its code is made from.
+    /// The source of its code.
     pub source: Arc<Source>,
     /// The code that it was loaded with.
     first: Arc<Compiled>,
-    /// What came later.
+    /// Better code that came later.
     better: OnceLock<Arc<Compiled>>,
-    /// Its maps; compiled code names them by their place here.
+    /// Its maps. Compiled code names them by their place here.
     pub maps: Vec<Arc<MapObject>>,
-    /// What it needs of whoever runs it.
+    /// Its needs when it is run.
     pub needs: Needs,
     /// Bytes from its context's start to the last that some path of it looks at.
     pub context_end: u32,
@@ -50,16 +50,16 @@ pub struct Program {
     charge: Mutex<Charge>,
 }
 
-/// What a program needs.
+/// The needs of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// It calls helpers or uses maps.
     pub environment: bool,
-    /// It has to run in a leased slot: for its environment, or for the stack there.
+    /// It has to run in a leased slot, for its environment or for the stack there.
     pub slot: bool,
     /// It looks at its context.
     pub reads_context: bool,
-    /// Words of that which it may read: bit n for word n.
+    /// Words of its context that it may read: bit n for word n.
     pub registers: u32,
     /// It looks at the stack, which is found by the registers.
     pub walks_stack: bool,
@@ -75,12 +75,13 @@ pub struct Needs {
     pub overrides: bool,
 }
 
-/// Bytes of stack that a program may take from the target: a goroutine has some 800 left, the trampoline takes half.
+/// Bytes of stack that a program may take from the target. A goroutine has some 800 left, and the
+/// trampoline takes half.
 const BORROWED_STACK: u32 = 128;
-/// Bytes of stack that a program may take of its slot's, which helpers and signal handlers use too.
+/// Bytes that a program may take of its slot's stack, which helpers and signal handlers use too.
 const SLOT_STACK: u32 = 64 << 10;
 
-/// Helpers that read the target's memory, or give an address that a program reads from by itself.
+/// Helpers that read the target's memory, or return an address that a program reads from by itself.
 const READERS: [HelperId; 13] = [
     HelperId::PROBE_READ,
     HelperId::TRACE_PRINTK,
@@ -96,7 +97,7 @@ const READERS: [HelperId; 13] = [
     HelperId::SNPRINTF,
     HelperId::TRACE_VPRINTK,
 ];
-/// Helpers that look at the stack of whoever is traced.
+/// Helpers that look at the traced thread's stack.
 const WALKERS: [HelperId; 2] = [HelperId::GET_STACKID, HelperId::GET_STACK];
 /// Helpers that ask for the target's cgroups.
 const CGROUPS: [HelperId; 3] = [
@@ -104,7 +105,7 @@ const CGROUPS: [HelperId; 3] = [
     HelperId::GET_CURRENT_CGROUP_ID,
     HelperId::GET_CURRENT_ANCESTOR_CGROUP_ID,
 ];
-/// Helpers that give the current task, or take one.
+/// Helpers that return the current task, or take one.
 const TASK: [HelperId; 4] = [
     HelperId::GET_CURRENT_TASK,
     HelperId::TASK_STORAGE_GET,
@@ -114,8 +115,8 @@ const TASK: [HelperId; 4] = [
 /// Helpers that print to the trace pipe.
 const PRINTERS: [HelperId; 2] = [HelperId::TRACE_PRINTK, HelperId::TRACE_VPRINTK];
 
-/// Helpers that change the traced process: for sessions whose user has said so. A kernel that is locked down refuses them
-/// too.
+/// Helpers that change the traced process: for sessions that the user has allowed to. A kernel that
+/// is locked down refuses them too.
 const FORBIDDEN: [(HelperId, &str); 2] = [
     (
         HelperId::PROBE_WRITE_USER,
@@ -127,7 +128,7 @@ const FORBIDDEN: [(HelperId, &str); 2] = [
     ),
 ];
 
-/// What a program that was refused wanted to do and may not.
+/// Returns the forbidden actions of a program that was refused.
 pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
     let calls = |wanted: HelperId| {
         let mut insns = Insn::decode_all(insns).into_iter().flatten();
@@ -142,7 +143,8 @@ pub fn forbidden(insns: &[u8]) -> impl Iterator<Item = &'static str> {
 impl Needs {
     fn of(facts: &ProgramSummary, code: &Code) -> Self {
         let calls = |helpers: &[HelperId]| helpers.iter().any(|id| facts.helpers.contains(&id.0));
-        // Of programs that it may tail-call, now or later, nothing is known but that they run in its place.
+        // Nothing is known of programs that it may tail-call, now or later, except that they run in
+        // its place.
         let tail_calls = calls(&[HelperId::TAIL_CALL]);
         Self {
             environment: code.uses_run,
@@ -163,7 +165,8 @@ impl Needs {
     }
 }
 
-/// The words of its context that the program reads, bit n for word n; the last bit stands for all that are further behind.
+/// Returns the words of its context that the program reads, bit n for word n. The last bit stands
+/// for all words further behind.
 fn words_read(facts: &ProgramSummary) -> u32 {
     const WORD: u32 = 8;
     let parts = facts.context.iter().filter(|(_, size, _)| *size > 0);
@@ -181,8 +184,11 @@ fn context_end(facts: &ProgramSummary) -> u32 {
 }
 
 impl Program {
-    /// Verifies and compiles. `maps` are those that the spec's descriptors name, `kernel` are the types of the kernel's that
-    /// it may look at. What it takes is charged, as long as it is loaded what that takes.
+    /// Verifies and compiles a program.
+    ///
+    /// `maps` are those that the spec's descriptors name; `kernel` are the kernel's types that it
+    /// may look at. The memory that this takes is charged, and the memory of the program for as
+    /// long as it is loaded.
     pub fn load(
         id: Id,
         spec: &ProgramSpec,
@@ -248,23 +254,26 @@ impl Program {
         Ok((program, log))
     }
 
-    /// Has it code? A program that needs what is in the kernel only has none.
+    /// True if it has code. A program that needs things which exist in the kernel only has none.
     pub fn runs(&self) -> bool {
         !self.first.code.bytes.is_empty()
     }
 
-    /// The best code that there is.
+    /// Returns the best code that there is.
     pub fn code(&self) -> &Arc<Compiled> {
         self.better.get().unwrap_or(&self.first)
     }
 
-    /// The code that it was loaded with, which can run wherever the best finds no room.
+    /// Returns the code that it was loaded with, which can run wherever the best finds no room.
     pub fn first(&self) -> &Arc<Compiled> {
         &self.first
     }
 
-    /// Whoever places the program from now on takes this code. An error says why it cannot be used where the first code
-    /// runs already.
+    /// Replaces the code for targets in which the program is placed from now on.
+    ///
+    /// # Errors
+    ///
+    /// The error says why the code cannot be used where the first code runs already.
     pub fn improve(&self, better: Arc<Compiled>) -> Result<(), &'static str> {
         check_stack(&better.code)?;
         if better.code.uses_run && !self.needs.environment {
@@ -282,7 +291,8 @@ impl Program {
         Ok(())
     }
 
-    /// Bytes that it takes as it was loaded, also in places that keep something for each program.
+    /// Returns the bytes that it takes as it was loaded, including places that keep something for
+    /// each program.
     fn bytes(&self) -> u64 {
         const ITSELF: usize = 8 << 10;
         let bytes = ITSELF + self.shown.len() + self.source.size() + self.first.size();
@@ -307,7 +317,8 @@ impl Program {
             .push(map);
     }
 
-    /// Every map of the tool's that it keeps alive: those that it uses, then those bound to it.
+    /// Returns every map of the tool that it keeps alive: those that it uses, then those bound to
+    /// it.
     pub fn map_ids(&self) -> Vec<Id> {
         let used = self.maps.iter().map(|map| map.id);
         let mut ids: Vec<Id> = used.filter(|id| self.trace != Some(*id)).collect();
@@ -325,12 +336,13 @@ impl Program {
     }
 }
 
-/// Bytes that it takes to verify and compile a program, but for states of its paths.
+/// Returns the bytes that it takes to verify and compile a program, except for the states of its
+/// paths.
 fn bytes_to_load(spec: &ProgramSpec, maps: &Maps) -> u64 {
     const ITSELF: usize = 64 << 10;
-    /// Of the 8 bytes of an instruction: what is known of it, and its code.
+    /// Bytes for each of the 8 bytes of an instruction: the verifier's facts, and the code.
     const OF_BYTE: usize = 48;
-    /// Of the type information: a copy and indexes, for one that is looked at.
+    /// Bytes for each byte of type information: a copy and indexes, for one that is looked at.
     const OF_TYPES: usize = 3;
     let of_maps = maps.values().filter_map(|map| map.spec.value_type.as_ref());
     let of_maps = of_maps.map(|value| value.btf.len()).max();
@@ -342,7 +354,7 @@ fn bytes_to_load(spec: &ProgramSpec, maps: &Maps) -> u64 {
     bytes as u64
 }
 
-/// Can a slot's stack hold its frames?
+/// Fails unless a slot's stack can hold its frames.
 fn check_stack(code: &Code) -> Result<(), &'static str> {
     match code.stack_bytes {
         0..=SLOT_STACK => Ok(()),
@@ -350,7 +362,8 @@ fn check_stack(code: &Code) -> Result<(), &'static str> {
     }
 }
 
-/// The maps that a program uses, each once, and for each of its descriptors the place of its map among them.
+/// The maps that a program uses, each once, and for each of its descriptors the place of its map
+/// among them.
 type Numbered = (Vec<Arc<MapObject>>, Vec<(i32, u32)>);
 
 fn numbered(uses: &[MapUse], maps: &Maps) -> Result<Numbered, LoadError> {
@@ -371,7 +384,7 @@ fn numbered(uses: &[MapUse], maps: &Maps) -> Result<Numbered, LoadError> {
     Ok((used, indexes))
 }
 
-/// The instructions with each map's descriptor replaced by its id.
+/// Returns the instructions with each map's descriptor replaced by its id.
 fn with_map_ids(insns: &[u8], maps: &Maps) -> Vec<u8> {
     let mut shown = insns.to_vec();
     crate::tag::each_map_load(&mut shown, |first, _| {

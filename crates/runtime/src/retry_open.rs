@@ -1,4 +1,5 @@
-//! Opening and stopping a process that another Beeline, or another thread of this one, may hold for a moment.
+//! Opening and stopping a process that another Beeline, or another thread of this one, may hold for
+//! a moment.
 
 use std::time::Duration;
 
@@ -6,43 +7,49 @@ use beeline_inject::{Options, Process, STARTER, Seccomp};
 
 use crate::error::Error;
 
-/// Times that whoever holds it is given a millisecond to let it go.
+/// The number of milliseconds that the holder gets to let it go.
 const PATIENCE: u32 = 2_000;
 
-/// Opens a process. Errors say why it may not be traced.
+/// Opens a process.
+///
+/// # Errors
+///
+/// The error says why it may not be traced.
 pub fn open(pid: i32, seccomp: Seccomp) -> Result<Process, Error> {
     patiently(|| Ok(Process::open_with(pid, Options { seccomp })?))
 }
 
-/// Does what needs a process that nobody else holds; again, if that is a Beeline. Between the attempts nothing is locked
-/// that the holder may wait for.
+/// Attempts something that needs a process that nothing else holds, and retries if a Beeline holds
+/// it. Between the attempts nothing is locked that the holder may wait for.
 pub fn patiently<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     while_held(|_, _| true, attempt)
 }
 
-/// As [`patiently`], if that is the Beeline of another session, which waits for nothing here.
+/// As [`patiently`], if the holder is the Beeline of another session, which waits for nothing here.
 pub fn past_others<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     let own = std::process::id() as i32;
     while_held(|holder, _| holder != own, attempt)
 }
 
-/// As [`patiently`], if that is not who has started the process: he traces it until it runs its program.
+/// As [`patiently`], unless the holder has started the process: it traces the process until that
+/// runs its program.
 pub fn past_all_but_starter<T>(attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     while_held(|_, thread| thread != STARTER, attempt)
 }
 
-/// Could it not be done because `beeline start` holds the process?
+/// True if it failed because `beeline start` holds the process.
 pub fn is_held_by_starter(error: &Error) -> bool {
     matches!(error, Error::Inject(beeline_inject::Error::Traced { thread, .. }) if thread == STARTER)
 }
 
-/// Could it not be done because another thread of this Beeline holds the process?
+/// True if it failed because another thread of this Beeline holds the process.
 pub fn is_held_by_us(error: &Error) -> bool {
     let own = std::process::id() as i32;
     matches!(error, Error::Inject(beeline_inject::Error::Traced { tracer, .. }) if *tracer == own)
 }
 
-/// `is_waited_for` is asked of a Beeline by its number and the name of the thread that holds the process.
+/// `is_waited_for` is called for a Beeline, with its number and the name of the thread that holds
+/// the process.
 fn while_held<T>(
     is_waited_for: impl Fn(i32, &str) -> bool,
     mut attempt: impl FnMut() -> Result<T, Error>,
@@ -61,7 +68,7 @@ fn while_held<T>(
     attempt()
 }
 
-/// May this process be traced?
+/// Fails unless this process may be traced.
 pub fn check(pid: i32) -> Result<(), Error> {
     open(pid, Seccomp::Refuse).map(drop)
 }

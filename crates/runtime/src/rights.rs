@@ -1,4 +1,5 @@
-//! Which programs have more rights than whoever runs them: as the kernel decides it in `execve`, of files that may change meanwhile.
+//! Programs that gain rights when they are run, as the kernel decides in `execve`, for files that
+//! may change meanwhile.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -16,7 +17,7 @@ use rustix::fs::{
 
 use crate::proc;
 
-/// What `execve` or `execveat` is called with.
+/// The arguments of `execve` or `execveat`.
 #[derive(Debug)]
 pub struct Called {
     /// A descriptor, or `AT_FDCWD`.
@@ -27,7 +28,7 @@ pub struct Called {
     pub flags: u32,
 }
 
-/// Does the kernel give a program that we trace all rights that it has?
+/// True if the kernel gives a program that Beeline traces all rights that it has.
 pub fn traces_with_rights() -> bool {
     const CAP_SYS_PTRACE: u64 = 19;
     static TRACES: LazyLock<bool> = LazyLock::new(|| {
@@ -38,7 +39,8 @@ pub fn traces_with_rights() -> bool {
     *TRACES
 }
 
-/// The program, or its interpreter, that gains rights when a thread makes this call; nothing if none does, or that cannot be found out.
+/// Returns the program, or its interpreter, that gains rights when a thread makes this call. `None`
+/// if none does, or if that cannot be found out.
 pub fn gained(process: &Process, tid: i32, called: &Called) -> Option<PathBuf> {
     let task = format!("/proc/{}/task/{tid}", process.pid());
     let credentials = Credentials::of(&proc::text(format!("{task}/status")).ok()?)?;
@@ -54,7 +56,7 @@ pub fn gained(process: &Process, tid: i32, called: &Called) -> Option<PathBuf> {
     let mut name = path;
     for _ in 0..=INTERPRETERS {
         match interpreter(&file) {
-            // Of a script only the interpreter's rights count.
+            // For a script only the interpreter's rights count.
             Some(interpreter) => {
                 file = open_as(&task, libc::AT_FDCWD, &interpreter)?;
                 name = interpreter;
@@ -65,10 +67,10 @@ pub fn gained(process: &Process, tid: i32, called: &Called) -> Option<PathBuf> {
     None
 }
 
-/// Scripts whose interpreters are scripts: so many the kernel follows.
+/// The number of nested scripts as interpreters that the kernel follows.
 const INTERPRETERS: usize = 5;
 
-/// Who a thread is, in our own user namespace.
+/// The identity of a thread, in Beeline's own user namespace.
 #[derive(Debug)]
 struct Credentials {
     user: u32,
@@ -78,7 +80,7 @@ struct Credentials {
 }
 
 impl Credentials {
-    /// Of a thread's `status`.
+    /// Reads it from a thread's `status`.
     fn of(status: &str) -> Option<Self> {
         // Real, effective, saved, of the file system.
         let effective = |name: &str| line(status, name)?.split_whitespace().nth(1)?.parse().ok();
@@ -106,7 +108,7 @@ impl Credentials {
             || mode.contains(Mode::SGID | Mode::XGRP) && stat.st_gid != self.group
     }
 
-    /// Has the file capabilities that the thread has not?
+    /// True if the file has capabilities that the thread lacks.
     fn lacks(&self, file: &OwnedFd) -> bool {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let mut bytes = [0; 24];
@@ -115,13 +117,13 @@ impl Credentials {
     }
 }
 
-/// What a `struct vfs_cap_data` permits.
+/// Returns what a `struct vfs_cap_data` permits.
 fn permitted_by(data: &[u8]) -> u64 {
     let word = |at: usize| {
         let bytes = data.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
         u64::from(u32::from_le_bytes(bytes.unwrap_or_default()))
     };
-    /// Of the first revision, with one word only.
+    /// The first revision, with one word only.
     const REVISION_1: u64 = 0x0100_0000;
     const REVISION: u64 = 0xff00_0000;
     match word(0) & REVISION {
@@ -130,13 +132,13 @@ fn permitted_by(data: &[u8]) -> u64 {
     }
 }
 
-/// The path that stands at an address of a process.
+/// Reads the path at an address of a process.
 fn read_path(process: &Process, address: u64) -> Option<PathBuf> {
     const PAGE: u64 = 4096;
     const LONGEST: usize = libc::PATH_MAX as usize;
     let (mut path, mut at) = (Vec::new(), address);
     while path.len() < LONGEST {
-        // What is behind it need not be mapped.
+        // The page behind it need not be mapped.
         let mut bytes = vec![0; (PAGE - at % PAGE) as usize];
         process.read_memory(at, &mut bytes).ok()?;
         if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
@@ -151,7 +153,7 @@ fn read_path(process: &Process, address: u64) -> Option<PathBuf> {
 
 /// Opens a file by its path as a thread sees it.
 fn open_as(task: &str, directory: i32, path: &Path) -> Option<OwnedFd> {
-    // To us this is another process.
+    // To Beeline this is another process.
     if let Ok(own) = path.strip_prefix("/proc/self") {
         let process = task.split("/task/").next()?;
         return opened(&Path::new(process).join(own));
@@ -188,9 +190,10 @@ fn is_same(one: &Path, other: &Path) -> bool {
     look(one).is_some_and(|one| look(other) == Some(one))
 }
 
-/// The interpreter that a script names in its first line. What may not be read is taken for none.
+/// Returns the interpreter that a script names in its first line. A file that may not be read
+/// counts as having none.
 fn interpreter(file: &OwnedFd) -> Option<PathBuf> {
-    /// So much of a file the kernel looks at.
+    /// The number of bytes of a file that the kernel looks at.
     const HEAD: u64 = 256;
     let stat = fstat(file).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -216,7 +219,7 @@ fn named_by(head: &[u8]) -> Option<PathBuf> {
     (!name.is_empty()).then(|| PathBuf::from(OsStr::from_bytes(name)))
 }
 
-/// The file's name from the root on, where the kernel tells.
+/// Returns the file's name from the root on, where the kernel tells.
 fn full_name(file: &OwnedFd, name: PathBuf) -> PathBuf {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or(name)
 }

@@ -15,9 +15,10 @@ use crate::liveness::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 
-/// Where the control page keeps how far records have been written (`struct perf_event_mmap_page`).
+/// The offset in the control page of the position up to which records have been written (`struct
+/// perf_event_mmap_page`).
 const DATA_HEAD: usize = 1024;
-/// And how far the tool has read.
+/// The offset of the position up to which the tool has read.
 const DATA_TAIL: usize = 1032;
 /// The tool is woken for every record, as the tools ask for.
 const WAKEUP_EVENTS: u32 = 1;
@@ -39,7 +40,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring of one page; the tool says how many it wants when it maps it.
+    /// Creates a ring of one page. The tool says how many it wants when it maps it.
     pub fn new(id: Id, cpu: u32, budget: &Budget) -> Result<Self, Errno> {
         let charge = budget.charge(bytes_of(file_len(1)?))?;
         let name = SessionId::own().name(&format!("ring-{cpu}"));
@@ -59,8 +60,10 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Gives it `pages` data pages: the tool is about to map it. Nobody else maps it before; from then on its size is
-    /// what it is, and another one is `EINVAL`, as in the kernel.
+    /// Gives it `pages` data pages, because the tool is about to map it.
+    ///
+    /// Nothing maps it before. From then on its size is fixed, and another size is `EINVAL`, as in
+    /// the kernel.
     pub fn resize(&self, pages: u32) -> Result<(), Errno> {
         let len = file_len(pages)?;
         let mut memory = self.memory();
@@ -80,7 +83,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Has the tool said how large it is to be?
+    /// True if the tool has chosen its size.
     pub fn is_sized(&self) -> bool {
         self.sized.load(SeqCst)
     }
@@ -93,33 +96,33 @@ impl Ring {
         }
     }
 
-    /// Data pages.
+    /// Returns the number of data pages.
     pub fn pages(&self) -> u32 {
         self.pages.load(Relaxed)
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     pub fn len(&self) -> usize {
         self.memory().len()
     }
 
-    /// Where it is mapped here.
+    /// Returns the address where it is mapped in Beeline.
     pub fn here(&self) -> u64 {
         self.memory().base() as u64
     }
 
-    /// Another descriptor of the file.
+    /// Returns another descriptor of the file.
     pub fn share(&self) -> io::Result<OwnedFd> {
         self.memory().share()
     }
 
-    /// Has it something to read?
+    /// True if it has something to read.
     pub fn is_readable(&self) -> bool {
         let memory = self.memory();
         position(&memory, DATA_HEAD) != position(&memory, DATA_TAIL)
     }
 
-    /// Frees what a process held that has died.
+    /// Frees what dead processes held.
     pub fn release(&self, dead: &dyn Fn(u32) -> bool) {
         if let Some(ring) = self.handle(&self.memory()) {
             ring.release(dead);
@@ -127,7 +130,7 @@ impl Ring {
     }
 
     fn set_up(&self, memory: &Memory, pages: u32) {
-        // SAFETY: the file has room for so many pages, and is mapped at the memory's base.
+        // SAFETY: the file has room for this many pages, and is mapped at the memory's base.
         if let Ok(ring) = unsafe { perf::Ring::attach(pages, memory.base()) } {
             ring.init(self.id.0.into(), WAKEUP_EVENTS);
             ring.enable(self.enabled.load(Relaxed));
@@ -135,7 +138,8 @@ impl Ring {
     }
 
     fn handle(&self, memory: &Memory) -> Option<perf::Ring> {
-        // SAFETY: as in `set_up`; callers hold the lock, so the memory stays.
+        // SAFETY: the file has room for this many pages, and is mapped at the memory's base.
+        // Callers hold the lock, so the memory stays.
         unsafe { perf::Ring::attach(self.pages(), memory.base()) }.ok()
     }
 
@@ -155,9 +159,9 @@ impl Source for Ring {
     }
 }
 
-/// One of the two positions in the control page.
+/// Returns one of the two positions in the control page.
 fn position(memory: &Memory, at: usize) -> u64 {
-    // SAFETY: inside the control page, aligned; the word is only ever accessed atomically.
+    // SAFETY: the word is inside the control page, aligned, and only ever accessed atomically.
     unsafe { &*memory.base().add(at).cast::<AtomicU64>() }.load(Relaxed)
 }
 
@@ -165,7 +169,7 @@ fn file_len(pages: u32) -> Result<usize, Errno> {
     perf::Ring::file_len(pages).map(|len| len as usize)
 }
 
-/// Bytes that a ring takes, with the objects that stand for it and its files.
+/// Returns the bytes that a ring takes, with the objects that stand for it and its files.
 fn bytes_of(file_len: usize) -> u64 {
     const ITSELF: u64 = 8 << 10;
     ITSELF + file_len as u64

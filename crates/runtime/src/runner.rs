@@ -1,5 +1,5 @@
-//! Programs that run in Beeline itself: at the ticks of a timer, and in test runs. One thread runs them all, under
-//! the name and the number of the tool, which is whom they concern.
+//! Programs that run in Beeline itself: at the ticks of a timer, and in test runs. One thread runs
+//! them all, under the name and the number of the tool that they concern.
 
 mod checked;
 mod faults;
@@ -35,7 +35,8 @@ use crate::trampoline_pool::Pool;
 use checked::Checked;
 
 thread_local! {
-    /// What the agent reads as the thread's id: at a fixed distance from the thread pointer, as a C library's is.
+    /// The thread's id as the agent reads it: at a fixed distance from the thread pointer, like a C
+    /// library's.
     static THREAD_ID: AtomicU32 = const { AtomicU32::new(0) };
 }
 
@@ -46,29 +47,31 @@ pub struct Runner {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How a program is to be run for its result.
+/// The parameters of a run for a program's result.
 #[derive(Debug, Clone, Default)]
 pub struct TestRun {
-    /// What r1 points to. Behind it are some zeros, but for a checked program.
+    /// The bytes that r1 points to. Some zeros follow them, except for a checked program.
     pub context: Vec<u8>,
-    /// Runs, one after the other on the same context; at least one.
+    /// The number of runs, one after the other on the same context; at least one.
     pub repeat: u32,
-    /// In the interpreter, which ends it at the first access that it must not do.
+    /// True to run in the interpreter, which ends the program at the first access that it must not
+    /// make.
     pub checked: bool,
 }
 
-/// What came of it.
+/// The result of such a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TestResult {
     /// r0 of the last run.
     pub value: u64,
-    /// The time of a run on the average.
+    /// The average time of a run.
     pub duration: Duration,
     /// The context as the program left it.
     pub context: Vec<u8>,
 }
 
-/// Bytes of zeros behind a context: compiled programs were written for one of a known size, which may be larger.
+/// Bytes of zeros behind a context: compiled programs were written for one of a known size, which
+/// may be larger.
 const BEHIND: usize = 4096;
 
 enum Job {
@@ -133,7 +136,7 @@ impl Runner {
         });
     }
 
-    /// Ends a timer; when this returns its program does not run any more.
+    /// Ends a timer. When this returns, its program does not run any more.
     pub fn cancel(&self, link: Id) {
         let (done, wait) = channel();
         self.send(Job::Stop { link, done });
@@ -151,17 +154,17 @@ impl Runner {
         wait.recv().unwrap_or(Err(Error::Runner))
     }
 
-    /// A perf event array has other elements now.
+    /// Updates the elements of a perf event array that has changed.
     pub fn rings_changed(&self, map: Id) {
         self.send(Job::Rings { map });
     }
 
-    /// The program has better code now.
+    /// Notes that the program has better code now.
     pub fn renew(&self, program: Arc<Program>) {
         self.send(Job::Renew { program });
     }
 
-    /// A map of objects gets another element; when this returns it is known here.
+    /// Adds an element of a map of objects. When this returns, it is known here.
     pub fn object_added(&self, map: Id, object: Object) {
         let (done, wait) = channel();
         self.send(Job::Object { map, object, done });
@@ -170,7 +173,8 @@ impl Runner {
 
     fn send(&self, job: Job) {
         if let Some(jobs) = &self.jobs {
-            // Whoever waits for an answer learns that the thread is gone from the closed answer channel.
+            // A thread that waits for an answer learns from the closed answer channel that the
+            // runner is gone.
             let _ = jobs.send(job);
         }
     }
@@ -202,7 +206,7 @@ struct Timer {
 struct Here {
     environment: Environment,
     links: HashMap<Id, Linked>,
-    /// [`Shared::removals`] when it was last looked for maps out of reach.
+    /// The value of [`Shared::removals`] at the last search for maps out of reach.
     removals: u64,
     _code: Executable,
     _private: PrivateMemory,
@@ -211,7 +215,7 @@ struct Here {
 /// A program's link here.
 struct Linked {
     place: u64,
-    /// What the program starts from.
+    /// The maps that the program refers to directly.
     maps: Vec<Arc<MapObject>>,
 }
 
@@ -239,8 +243,8 @@ impl State {
                 program,
                 period,
             } => {
-                // The same steps were taken when the program was checked for the attachment; what can fail
-                // now is memory, and then the timer does not start.
+                // The same steps were taken when the program was checked for the attachment. Only
+                // memory can be short now, and then the timer does not start.
                 let shared = self.shared.clone();
                 let place = self.here().and_then(|here| here.link(&program, &shared));
                 if let Ok(place) = place {
@@ -290,7 +294,7 @@ impl State {
                 {
                     let known = |map| here.environment.has_map(map);
                     let reachable = Reachable::from_element(map, &object, known);
-                    // What can fail is memory; then the element reads as empty here.
+                    // Only memory can be short; then the element reads as empty here.
                     let _ = here.take_in(&reachable, &self.shared);
                     // This thread runs all programs here, and none just now.
                     here.forget_out_of_reach(self.shared.removals.load(SeqCst));
@@ -302,7 +306,8 @@ impl State {
 
     fn tick(&mut self) {
         let now = Instant::now();
-        // `struct bpf_perf_event_data`: registers, sample period, address. There is nobody interrupted to show.
+        // `struct bpf_perf_event_data`: registers, sample period, address. No interrupted thread
+        // can be shown.
         let argument = (PtRegs::default(), [0u64; 2]);
         if let Some(here) = &mut self.here {
             // The tool may be gone, and then they stay what they were.
@@ -313,7 +318,7 @@ impl State {
         for timer in self.timers.values_mut().filter(|timer| timer.next <= now) {
             timer.next += timer.period;
             if timer.next < now {
-                // Late by more than a period: as in the kernel, what was missed is not made up for.
+                // Late by more than a period: as in the kernel, missed ticks are not made up for.
                 timer.next = now + timer.period;
             }
             if let Some(here) = &self.here
@@ -335,7 +340,7 @@ impl State {
     }
 }
 
-/// Removed elements that make it worth to look for maps out of reach.
+/// The number of removed elements that makes a search for maps out of reach worthwhile.
 const MANY_REMOVALS: u64 = 64;
 
 impl Here {
@@ -368,7 +373,7 @@ impl Here {
         })
     }
 
-    /// The place of a program's link, made once.
+    /// Returns the place of a program's link, made once.
     fn link(&mut self, program: &Program, shared: &Shared) -> Result<u64, Error> {
         if let Some(link) = self.links.get(&program.id) {
             return Ok(link.place);
@@ -384,7 +389,7 @@ impl Here {
         Ok(link)
     }
 
-    /// Lets go of maps that programs cannot come upon any more, now and then.
+    /// Lets go, now and then, of maps that programs cannot reach any more.
     fn forget_out_of_reach(&mut self, removals: u64) {
         if removals < self.removals + MANY_REMOVALS {
             return;
@@ -398,7 +403,7 @@ impl Here {
         self.environment.forget_out_of_reach(&reachable);
     }
 
-    /// Makes maps known, which all are mapped here, and the objects that are elements of them.
+    /// Makes maps known, which are all mapped here, and the objects that are elements of them.
     fn take_in(&mut self, reachable: &Reachable, shared: &Shared) -> Result<(), Error> {
         for map in &reachable.maps {
             self.environment.place_map(map, map.memory.base() as u64)?;
@@ -452,8 +457,8 @@ impl Here {
     }
 
     fn call(&self, link: u64, argument: *const u8) -> Result<u64, Error> {
-        // SAFETY: the environment is laid out for this process, the link was placed in it, and the argument is
-        // what its program's type asks for.
+        // SAFETY: the environment is laid out for this process, the link was placed in it, and the
+        // argument is what its program's type asks for.
         let result = unsafe {
             let link = self.environment.home.get::<Link>(link);
             enter::run_here(self.environment.record(), link, argument)
@@ -491,15 +496,16 @@ impl PrivateMemory {
 
 impl Drop for PrivateMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and the environment that uses it is gone.
+        // SAFETY: `new` mapped the region, and the environment that uses it is gone.
         let _ = unsafe { rustix::mm::munmap(self.0.base as *mut _, self.0.len as usize) };
     }
 }
 
-/// The distance of [`THREAD_ID`] from the thread pointer.
+/// Returns the distance of [`THREAD_ID`] from the thread pointer.
 fn tid_offset() -> i32 {
     let pointer: u64;
-    // SAFETY: reads the thread pointer, which by the x86-64 TLS convention is the first word it points to.
+    // SAFETY: this only reads the thread pointer, which by the x86-64 TLS convention is the first
+    // word it points to.
     unsafe {
         std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(nostack, readonly, preserves_flags))
     };

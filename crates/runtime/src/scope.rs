@@ -1,7 +1,8 @@
-//! Which processes a session may reach when its tool asks for all of them.
+//! The processes that a session may reach when its tool asks for all of them.
 //!
-//! Many tools open a probe for every process and filter afterwards, or (bpftrace 0.17 with `-p`) not at all.
-//! Reaching into every process that maps a library is not what somebody wants who named one.
+//! Many tools open a probe for every process and filter afterwards, or (bpftrace 0.17 with `-p`)
+//! not at all. A user who named one process does not want Beeline to reach into every process that
+//! maps a library.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,20 +11,20 @@ use crate::error::Error;
 use crate::retry_open;
 use crate::tracees::left_out;
 
-/// The answer to "every process".
+/// The meaning of "every process".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
-    /// All that we may trace, but for ourselves and the tool.
+    /// All processes that Beeline may trace, except itself and the tool.
     All,
     /// These only.
     Processes(Vec<i32>),
-    /// What the tool starts.
+    /// The processes that the tool starts.
     Children,
 }
 
 impl Scope {
-    /// Takes the scope from the tool's own command line: `-p PID` (or `--pid`) names a process, and for bpftrace
-    /// `-c` a command.
+    /// Takes the scope from the tool's own command line: `-p PID` (or `--pid`) names a process, and
+    /// for bpftrace `-c` a command.
     pub fn of_command(command: &[OsString]) -> Self {
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         let mut pids = Vec::new();
@@ -50,7 +51,8 @@ impl Scope {
     }
 }
 
-/// Of processes that were named those that may be traced; the others are told. An error if there are none.
+/// Returns those of the named processes that may be traced, and reports the others. It is an error
+/// if there are none.
 pub fn traceable(pids: Vec<i32>, report: impl Fn(&str)) -> Result<Vec<i32>, Error> {
     let (mut found, mut failed) = (Vec::new(), Vec::new());
     for pid in pids {

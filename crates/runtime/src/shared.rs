@@ -1,4 +1,4 @@
-//! What all targets of a session share.
+//! The state that all targets of a session share.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ use crate::memory::Memory;
 use crate::syscalls::CallFiles;
 use crate::tasks::TaskLayout;
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Shared {
     /// The agent.
@@ -26,20 +26,20 @@ pub struct Shared {
     /// Holds a [`Session`].
     pub session: Memory,
     _liveness: Liveness,
-    /// CPUs that per-CPU values are kept for.
+    /// The number of CPUs that per-CPU values are kept for.
     pub cpus: u32,
     /// The tool's command line.
     pub tool: Vec<OsString>,
     /// Files that probes are placed in.
     pub files: Files,
-    /// Files whose system calls are hooked.
+    /// Files with hooked system calls.
     pub calls: CallFiles,
-    /// What targets are to be told of theirs.
+    /// The cgroups that targets are told of.
     pub cgroups: Cgroups,
-    /// How often an element of a map of objects was removed or replaced, or a link detached: what could be reached before
-    /// may be out of reach.
+    /// The number of times that an element of a map of objects was removed or replaced, or a link
+    /// detached. Each may put something out of reach.
     pub removals: AtomicU64,
-    /// By process, threads that are to block SIGTRAP again when the session leaves.
+    /// Threads by process that are to block SIGTRAP again when the session leaves.
     unblocked: Mutex<BTreeMap<i32, Vec<Unblocked>>>,
     /// See [`Self::task_layout`].
     task_layout: OnceLock<Option<TaskLayout>>,
@@ -69,7 +69,7 @@ impl Shared {
         })
     }
 
-    /// Notes threads of a process that no longer block SIGTRAP, as breakpoints need.
+    /// Notes threads of a process that no longer block SIGTRAP, because breakpoints need that.
     pub fn note_unblocked(&self, pid: i32, threads: Vec<Unblocked>) {
         if !threads.is_empty() {
             let mut unblocked = self.unblocked();
@@ -77,7 +77,7 @@ impl Shared {
         }
     }
 
-    /// Takes what [`Self::note_unblocked`] has noted of a process.
+    /// Takes the threads that [`Self::note_unblocked`] has noted for a process.
     pub fn take_unblocked(&self, pid: i32) -> Vec<Unblocked> {
         self.unblocked().remove(&pid).unwrap_or_default()
     }
@@ -87,21 +87,22 @@ impl Shared {
         unblocked.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the running kernel lays out a task; `None` if it does not say. Read when it is first asked for.
+    /// Returns the layout of a task in the running kernel, or `None` if the kernel does not
+    /// describe it. It is read at the first call.
     pub fn task_layout(&self) -> Option<&TaskLayout> {
         self.task_layout.get_or_init(TaskLayout::of_kernel).as_ref()
     }
 
-    /// The running kernel's structures, which programs may look at; `None` if it does not describe them. Read when they are
-    /// first asked for.
+    /// Returns the running kernel's structures, which programs may look at, or `None` if the kernel
+    /// does not describe them. They are read at the first call.
     pub fn kernel_types(&self) -> Option<&KernelTypes> {
         let read = || KernelTypes::new(std::fs::read("/sys/kernel/btf/vmlinux").ok()?);
         self.kernel_types.get_or_init(read).as_ref()
     }
 
-    /// The session page, mapped here.
+    /// Returns the session page, mapped here.
     pub fn page(&self) -> &Session {
-        // SAFETY: the file was made of its size, zeroed, and is all atomics.
+        // SAFETY: the file has the size of a `Session`, was zeroed, and holds only atomics.
         unsafe { &*self.session.base().cast::<Session>() }
     }
 }

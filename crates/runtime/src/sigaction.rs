@@ -1,4 +1,5 @@
-//! The agent's signal handlers in a stopped process: installed over what is there, and taken away again.
+//! The agent's signal handlers in a stopped process: installed over existing handlers, and removed
+//! again.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::SeqCst;
@@ -15,14 +16,14 @@ use crate::error::Error;
 /// One of a session's handlers in a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handler {
-    /// For this signal.
+    /// The signal that it handles.
     pub signal: i32,
-    /// Of this level; see [`TRAP_LEVELS`].
+    /// Its level; see [`TRAP_LEVELS`].
     pub level: u32,
 }
 
 impl Handler {
-    /// All that a session can have, the one before those that may lie under it.
+    /// Returns all handlers that a session can have, each before those that may lie under it.
     pub fn all() -> impl Iterator<Item = Self> {
         let of_signals = SIGNALS.map(|signal| signal as i32);
         let further = (1..TRAP_LEVELS as u32).rev().map(|level| Self {
@@ -32,7 +33,7 @@ impl Handler {
         further.chain(of_signals.map(|signal| Self { signal, level: 0 }))
     }
 
-    /// Its bit in [`Manifest::handlers`](beeline_agent::abi::Manifest::handlers).
+    /// Returns its bit in [`Manifest::handlers`](beeline_agent::abi::Manifest::handlers).
     pub fn bit(self) -> usize {
         self.index().map_or(0, |index| 1 << index)
     }
@@ -41,28 +42,30 @@ impl Handler {
         saved_at(self.signal as u32, self.level)
     }
 
-    /// Its address, by that of the first.
+    /// Returns its address, given that of the first.
     fn address(self, first: u64) -> u64 {
         first + u64::from(self.level) * size_of::<HandlerStub>() as u64
     }
 
-    /// Where the action is kept that it has come over.
+    /// Returns where the action that it replaces is kept.
     fn saved(self, signals: u64) -> u64 {
         let index = self.index().unwrap_or_default();
         signals + (offset_of!(Signals, saved) + index * size_of::<SignalAction>()) as u64
     }
 }
 
-/// Code for the pool: the entries of the handlers of all levels, and what they return to the kernel by. `handler` is the agent's, `signals` the target's.
+/// Returns code for the pool: the entries of the handlers of all levels, and the code by which they
+/// return to the kernel. `handler` is the agent's, `signals` the target's.
 pub fn stubs(handler: u64, target: u64, signals: u64) -> (Vec<HandlerStub>, Vec<u8>) {
     let stub = |level| HandlerStub::new(handler, target, signals, level);
     ((0..TRAP_LEVELS as u32).map(stub).collect(), RESTORER.into())
 }
 
-/// `mov rax, rt_sigreturn; syscall`: what handlers return to the kernel by, here and in every C library, as unwinders look for it.
+/// `mov rax, rt_sigreturn; syscall`: the code by which handlers return to the kernel, here and in
+/// every C library, as unwinders look for it.
 pub const RESTORER: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
 
-/// Says what the target's own handlers return to, if it installs them by its C library.
+/// Records what the target's own handlers return to, if it installs them by its C library.
 pub fn know_libc_restorer(
     process: &Process,
     environment: &Environment,
@@ -72,8 +75,11 @@ pub fn know_libc_restorer(
     Ok(process.write_memory(place, &restorer.to_ne_bytes())?)
 }
 
-/// Makes one of the agent's handlers the one that the kernel calls, and keeps the action that was there. The manifest says so before it
-/// is so, as nobody could leave a process otherwise whose handler was installed by a Beeline that died then.
+/// Makes one of the agent's handlers the one that the kernel calls, and keeps the action that was
+/// there.
+///
+/// The manifest is changed first. Otherwise nobody could leave a process with a handler that was
+/// installed by a Beeline that died just then.
 pub fn install(
     stopped: &mut Stopped,
     handler: Handler,
@@ -103,7 +109,7 @@ pub fn install(
     set(stopped, handler.signal, scratch)
 }
 
-/// Is this handler the one that the kernel calls?
+/// True if the kernel calls this handler.
 pub fn is_installed(
     stopped: &mut Stopped,
     handler: Handler,
@@ -113,19 +119,22 @@ pub fn is_installed(
     Ok(now.handler == handler.address(environment.handler))
 }
 
-/// The outcome of taking a handler away.
+/// The outcome of removing a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
-    /// Nobody calls it any more.
+    /// Nothing calls it any more.
     Done,
-    /// A thread may be about to.
+    /// A thread may be about to call it.
     Busy,
-    /// Somebody has put another handler over it meanwhile, which may call it: it has to stay.
+    /// Another handler was put over it meanwhile and may call it: it has to stay.
     Covered,
 }
 
-/// Has the kernel, or the session whose handler was put over this one, call what it has come over. `first` is the address of ours,
-/// `signals` where the kept actions are; `is_quiet` says if no thread is in any session's handler.
+/// Removes a handler: the kernel, or the session with a handler over this one, then calls the
+/// action that this one replaced.
+///
+/// `first` is the address of this session's first handler, `signals` where the kept actions are.
+/// `is_quiet` says whether no thread is in any session's handler.
 pub fn remove(
     stopped: &mut Stopped,
     handler: Handler,
@@ -138,7 +147,7 @@ pub fn remove(
     let mut removed = [0; 8];
     stopped.read(list, &mut removed)?;
     let removed = u64::from_ne_bytes(removed);
-    // Another one had to stay, and it is tried again.
+    // Another handler had to stay, and it is tried again.
     if removed & handler.bit() as u64 != 0 {
         return Ok(Removal::Done);
     }
@@ -155,8 +164,9 @@ pub fn remove(
         let below = read_action(stopped, saved)?;
         write_action(stopped, place, &below)?;
     } else if is_live || now != read_action(stopped, saved)? {
-        // What is there is the target's own also if ours was not installed yet, or was removed already, when a Beeline died. Of one
-        // that lives it is the process that has put its own there once more.
+        // The action there is the target's own also if a Beeline died before its handler was
+        // installed, or after it was removed. If the session is alive, the process has put its own
+        // action there again.
         return Ok(Removal::Covered);
     }
     let removed = removed | handler.bit() as u64;
@@ -164,9 +174,10 @@ pub fn remove(
     Ok(Removal::Done)
 }
 
-/// Where another session keeps `handler` as what its own has come over, by way of the sessions that are called from `now` on.
+/// Returns where another session keeps `handler` as the action that its own handler replaced. The
+/// search follows the sessions that are called from `now` on.
 fn kept_at(stopped: &Stopped, signal: i32, now: SignalAction, handler: u64) -> Option<u64> {
-    /// Handlers of all sessions for one signal; more are taken for a circle.
+    /// The most handlers of all sessions for one signal. More are taken for a cycle.
     const MOST: u32 = 64;
     let mut called = now;
     for _ in 0..MOST {
@@ -179,7 +190,8 @@ fn kept_at(stopped: &Stopped, signal: i32, now: SignalAction, handler: u64) -> O
     None
 }
 
-/// Where the session keeps what its handler at this address has come over, if it is a session's.
+/// Returns where the session keeps the action that its handler at this address replaced, if it is a
+/// session's handler.
 fn saved_by(stopped: &Stopped, signal: i32, handler: u64) -> Option<u64> {
     let word = |field: usize| {
         let mut word = [0; 8];
@@ -195,7 +207,7 @@ fn saved_by(stopped: &Stopped, signal: i32, handler: u64) -> Option<u64> {
     Some(handler.saved(word(offset_of!(HandlerStub, signals))?))
 }
 
-/// The action that the kernel has for a signal.
+/// Returns the action that the kernel has for a signal.
 fn current(stopped: &mut Stopped, signal: i32, signals: u64) -> Result<SignalAction, Error> {
     let scratch = scratch(signals);
     stopped.syscall(
@@ -214,7 +226,7 @@ fn set(stopped: &mut Stopped, signal: i32, at: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Room for a system call's argument, behind the [`Signals`].
+/// Returns room for a system call's argument, behind the [`Signals`].
 fn scratch(signals: u64) -> u64 {
     signals + size_of::<Signals>().next_multiple_of(64) as u64
 }

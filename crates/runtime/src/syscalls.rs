@@ -1,4 +1,4 @@
-//! The system calls of files: where their code makes them, found once for a file.
+//! The system calls of files: the places in their code that make them, found once per file.
 
 mod files;
 
@@ -19,22 +19,25 @@ use crate::target::is_process_event;
 use crate::vdso;
 pub use files::{CallFiles, Planned};
 
-/// What a file's code does to call the kernel, by the file's own addresses; or a mapping's, where nobody knows its functions.
+/// The system calls in a file's code, by the file's own addresses. Where a mapping's functions are
+/// unknown, by the mapping's addresses.
 #[derive(Debug)]
 pub struct FileCalls {
     sites: CallSites,
-    /// `None`: the addresses are those of the mapping.
+    /// `None` if the addresses are those of the mapping.
     binary: Option<Binary>,
-    /// What was written for some of its mappings: mostly the next process has all at the same distances.
+    /// The stubs that were written for some of its mappings. Mostly the next process has everything
+    /// at the same distances.
     written: Mutex<VecDeque<Arc<StubSet>>>,
-    /// It was looked through for [`LONGEST_LOOK`], and none were found by then.
+    /// True if it was scanned for [`LONGEST_LOOK`] without a result.
     is_given_up: bool,
 }
 
-/// How long a file's code is looked through, at the most. A browser's takes seconds.
+/// The longest time that a file's code is scanned. A browser's takes seconds.
 pub const LONGEST_LOOK: Duration = Duration::from_secs(30);
 
-/// Ways in which a file's code and what belongs to it may lie around a pool, of which the stubs are remembered.
+/// The number of layouts of a file's code and what belongs to it around a pool for which the stubs
+/// are remembered.
 const LAYOUTS: usize = 8;
 
 /// Calls of a mapping that are hooked together.
@@ -42,7 +45,7 @@ const LAYOUTS: usize = 8;
 pub enum Part {
     /// All of them.
     All,
-    /// Those that Beeline itself has to know of, and those of which nobody knows which they are.
+    /// Those that Beeline itself has to know of, and those with unknown numbers.
     ProcessEvents,
     /// All others.
     Rest,
@@ -59,11 +62,11 @@ impl Part {
     }
 }
 
-/// How everything lies that stubs know of: what is equal but for the pool's own address has the same stubs, all of whose
-/// addresses differ as much as the pools'.
+/// The relative positions of everything that stubs refer to. Two layouts that differ only in the
+/// pool's address have the same stubs, with addresses that all differ as much as the pools'.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// Of which calls the stubs are.
+    /// The calls that the stubs are for.
     pub part: Part,
     /// Offset in the file and length of the mapping.
     pub mapping: (u64, u64),
@@ -71,7 +74,7 @@ pub struct Layout {
     pub code: u64,
     /// From the pool to the first stub.
     pub stubs: u64,
-    /// From the pool to what stubs hand to the agent.
+    /// From the pool to the descriptor that stubs hand to the agent.
     pub descriptor: u64,
     /// From the pool to the parts of the common code.
     pub common: [u64; 6],
@@ -84,15 +87,15 @@ pub struct StubSet {
     pub layout: Option<Layout>,
     /// The pool's address.
     pub pool: u64,
-    /// What stands there.
+    /// The bytes that stand there.
     pub bytes: Vec<u8>,
     /// See [`CallStub::addresses`](beeline_hook::CallStub::addresses).
     pub addresses: Vec<usize>,
-    /// What leads there.
+    /// The patches that lead there.
     pub patches: Vec<CallPatch>,
     /// See [`CallStub::moves`](beeline_hook::CallStub::moves).
     pub moves: Vec<(u64, u64)>,
-    /// How many.
+    /// The number of stubs.
     pub count: usize,
 }
 
@@ -119,9 +122,10 @@ impl FileCalls {
         })
     }
 
-    /// Of the kernel's vDSO. What it cannot answer itself it asks the kernel by system calls of its own.
+    /// Finds the calls of the kernel's vDSO. What the vDSO cannot answer itself, it asks the kernel
+    /// by system calls of its own.
     ///
-    /// The instructions stay where they are: [`beeline_inject`] has a process make calls by them.
+    /// The instructions stay where they are: [`beeline_inject`] makes calls in a process by them.
     fn of_vdso(bytes: &[u8]) -> Option<Self> {
         let binary = Binary::parse(bytes).ok()?;
         let code = vdso::code(bytes)?;
@@ -140,8 +144,8 @@ impl FileCalls {
         })
     }
 
-    /// Of the bytes that a mapping has now: fewer of its calls can be hooked than of a file's, as it is not known where
-    /// functions begin.
+    /// Finds the calls in the bytes that a mapping has now. Fewer of them can be hooked than of a
+    /// file's, as the starts of functions are not known.
     pub fn of_memory(region: &Region, bytes: &[u8]) -> Self {
         Self {
             is_given_up: false,
@@ -151,7 +155,7 @@ impl FileCalls {
         }
     }
 
-    /// The stubs that were written for such a layout.
+    /// Returns the stubs that were written for such a layout.
     pub fn written(&self, layout: &Layout) -> Option<Arc<StubSet>> {
         let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sets = written.iter();
@@ -159,7 +163,7 @@ impl FileCalls {
             .cloned()
     }
 
-    /// Remembers them.
+    /// Remembers written stubs.
     pub fn remember(&self, set: &Arc<StubSet>) {
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         written.retain(|known| known.layout != set.layout);
@@ -167,18 +171,18 @@ impl FileCalls {
         written.push_front(set.clone());
     }
 
-    /// Is there no call in it?
+    /// True if there is no call in it.
     pub fn is_empty(&self) -> bool {
         self.sites.plans.is_empty() && self.sites.unhookable.is_empty()
     }
 
-    /// Was it too much code to be looked through?
+    /// True if it was too much code to be scanned.
     pub fn is_given_up(&self) -> bool {
         self.is_given_up
     }
 
-    /// May there be calls in a mapping which are not hooked, other than those that only end a thread or a signal handler, and what is
-    /// data?
+    /// True if a mapping may have unhooked calls. Calls that only end a thread or a signal handler
+    /// do not count, nor does data.
     pub fn may_have_unhooked(&self, region: &Region) -> bool {
         let is_harmless = |unhookable: &UnhookableCall| {
             matches!(
@@ -196,12 +200,13 @@ impl FileCalls {
                 .all(|(_, unhookable)| is_harmless(unhookable))
     }
 
-    /// See [`Binary::has_small_stacks`]; nor is it known of code that is in no file.
+    /// See [`Binary::has_small_stacks`]. It is unknown for code that is in no file.
     pub fn has_small_stacks(&self) -> bool {
         self.binary.as_ref().is_none_or(Binary::has_small_stacks)
     }
 
-    /// How much higher than the file says a mapping of it is; and which of the file's addresses it maps.
+    /// Returns the difference between a mapping's addresses and the file's, and the range of the
+    /// file's addresses that it maps.
     fn place(&self, region: &Region) -> Option<(u64, Range<u64>)> {
         let Some(binary) = &self.binary else {
             return Some((0, region.start..region.end));
@@ -213,7 +218,7 @@ impl FileCalls {
         Some((bias, start..start.checked_add(len)?))
     }
 
-    /// How many calls in a mapping of the file can be hooked?
+    /// Returns the number of calls in a mapping of the file that can be hooked.
     pub fn hookable_within(&self, region: &Region, part: Part) -> usize {
         self.place(region).map_or(0, |(_, mapped)| {
             let plans = self.sites.plans.iter();
@@ -222,7 +227,7 @@ impl FileCalls {
         })
     }
 
-    /// The plans for a mapping of the file, at the addresses there.
+    /// Returns the plans for a mapping of the file, at the addresses there.
     pub fn within(&self, region: &Region, part: Part) -> Vec<CallPlan> {
         let Some((bias, mapped)) = self.place(region) else {
             return Vec::new();
@@ -234,7 +239,7 @@ impl FileCalls {
             .collect()
     }
 
-    /// The calls of a mapping that cannot be hooked, with their addresses there.
+    /// Returns the calls of a mapping that cannot be hooked, with their addresses there.
     pub fn unhookable_within(&self, region: &Region) -> Vec<(u64, &UnhookableCall)> {
         let Some((bias, mapped)) = self.place(region) else {
             return Vec::new();
@@ -247,8 +252,9 @@ impl FileCalls {
     }
 }
 
-/// The calls of a file's functions, by where they are in memory; `None` if they were not found by then. `bytes` are the file's, with its
-/// code; `data` gives those of any part from an offset on.
+/// Returns the calls of a file's functions, by where they are in memory; `None` if they were not
+/// found in time. `bytes` are the file's, with its code; `data` returns those of any part from an
+/// offset on.
 fn sites_of<'a>(
     binary: &Binary,
     ranges: Vec<Range<u64>>,
@@ -282,14 +288,15 @@ fn sites_of<'a>(
     Some(sites)
 }
 
-/// Bytes that are enough to know a restorer of signal frames by.
+/// The number of bytes that identify a restorer of signal frames.
 const RESTORER: u64 = 9;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// On the kernels that the tests run on there is none that could not be hooked, and injected calls still find one.
+    /// On the kernels that the tests run on there is none that could not be hooked, and injected
+    /// calls still find one.
     #[test]
     fn all_calls_of_the_vdso_are_hooked_and_stay() {
         let bytes = vdso::own().expect("a vDSO");

@@ -1,7 +1,8 @@
-//! A program's tag: eight bytes of a digest of its instructions, the same that the running kernel gives.
+//! A program's tag: eight bytes of a digest of its instructions, the same that the running kernel
+//! computes.
 //!
-//! The kernel digests the instructions as the tool passed them, with the descriptors of maps zeroed, since those
-//! differ from run to run. Up to 6.17 it used SHA-1, from 6.18 on SHA-256.
+//! The kernel digests the instructions as the tool passed them, with the descriptors of maps
+//! zeroed, since those differ from run to run. Up to 6.17 it used SHA-1, from 6.18 on SHA-256.
 
 use std::sync::OnceLock;
 
@@ -9,11 +10,12 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 const INSN: usize = 8;
-/// `BPF_LD | BPF_IMM | BPF_DW`, and the two sources of its constant (`BPF_PSEUDO_MAP_FD`, `_VALUE`) that are maps.
+/// `BPF_LD | BPF_IMM | BPF_DW`, and the two sources of its constant (`BPF_PSEUDO_MAP_FD`, `_VALUE`)
+/// that are maps.
 const LD_IMM64: u8 = 0x18;
 const MAP_SOURCES: [u8; 2] = [1, 2];
 
-/// The tag of a program of raw instructions.
+/// Returns the tag of a program of raw instructions.
 pub fn of(insns: &[u8]) -> [u8; 8] {
     let mut plain = insns.to_vec();
     each_map_load(&mut plain, |first, second| {
@@ -28,7 +30,8 @@ pub fn of(insns: &[u8]) -> [u8; 8] {
     }
 }
 
-/// Calls `change` with both constants of each instruction that loads a map or an address in its value.
+/// Calls `change` with both constants of each instruction that loads a map or an address in its
+/// value.
 pub fn each_map_load(insns: &mut [u8], mut change: impl FnMut(&mut [u8], &mut [u8])) {
     let mut rest = insns;
     while let Some((insn, after)) = rest.split_at_mut_checked(INSN) {
@@ -64,7 +67,7 @@ fn kernel_uses_sha256() -> bool {
     version(&release).is_none_or(|version| version >= (6, 18))
 }
 
-/// Major and minor of a release such as `6.1.0-30-amd64`.
+/// Returns major and minor of a release such as `6.1.0-30-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(['.', '-']);
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))

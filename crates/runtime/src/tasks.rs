@@ -1,12 +1,14 @@
-//! The synthetic `struct task_struct` that `bpf_get_current_task` and `bpf_get_current_task_btf` lead to.
+//! The synthetic `struct task_struct` that `bpf_get_current_task` and `bpf_get_current_task_btf`
+//! lead to.
 //!
-//! Tools look at the current task by offsets that they took from the running kernel's BTF, so that is what it is laid out
-//! by. The main thread has a task of its own; other threads find themselves in a copy that belongs to the slot they run
-//! in, in which the agent stores their id and name at each call. What belongs to the process, and its ancestors up to the first, is written here, from what `/proc` says, and
-//! kept up to date ([`Tasks::update`]). Every other field is zero.
+//! Tools look at the current task by offsets that they took from the running kernel's BTF, so the
+//! task is laid out by the same BTF. The main thread has a task of its own. Other threads find
+//! themselves in a copy that belongs to the slot they run in; the agent stores their id and name
+//! there at each call. This module writes what belongs to the process, and to its ancestors up to
+//! the first, from `/proc`, and keeps it up to date ([`Tasks::update`]). Every other field is zero.
 //!
-//! What that means for programs: a thread's task has another address each time, and times of start are the process's, to
-//! a hundredth of a second.
+//! For programs this means that a thread's task has another address each time, and that times of
+//! start are the process's, to a hundredth of a second.
 
 mod facts;
 
@@ -23,12 +25,12 @@ use facts::{Facts, NAMESPACES, Sign};
 const PROCESS_ROOM: u64 = 192 << 10;
 /// Room for one copy.
 const COPY_ROOM: u64 = 32 << 10;
-/// How often a process is looked at for changes.
+/// The interval at which a process is checked for changes.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Ancestors that are followed.
+/// The number of ancestors that are followed.
 const ANCESTORS: usize = 8;
 
-/// Bytes of address space that tasks may take in a target.
+/// Returns the bytes of address space that tasks may take in a target.
 pub const fn room(cpus: u32) -> u64 {
     PROCESS_ROOM + COPY_ROOM * cpus as u64
 }
@@ -122,7 +124,7 @@ const SHAPES: [(&str, &[&str]); 17] = [
 ];
 const INUM: &[&str] = &["ns.inum"];
 
-/// In a task's `flags`: forked, and runs what its maker ran.
+/// In a task's `flags`: it was forked, and still runs its parent's program.
 const PF_FORKNOEXEC: u64 = 0x40;
 
 /// Fields of a copy that the agent stores.
@@ -149,7 +151,7 @@ const NAMESPACE_SHAPES: [(&str, &str); NAMESPACES.len()] = [
     ("user_namespace", ""),
 ];
 
-/// Where the running kernel keeps what is filled.
+/// The offsets, in the running kernel, of the fields that are filled.
 #[derive(Debug)]
 pub struct TaskLayout {
     sizes: HashMap<&'static str, u32>,
@@ -157,13 +159,13 @@ pub struct TaskLayout {
 }
 
 impl TaskLayout {
-    /// Reads the kernel's BTF; `None` where there is none.
+    /// Reads the kernel's BTF. `None` if there is none.
     pub fn of_kernel() -> Option<Self> {
         let data = std::fs::read("/sys/kernel/btf/vmlinux").ok()?;
         Self::from_btf(&Btf::parse(&data)?)
     }
 
-    /// `None` if the kernel's task does not have what the agent fills, or is too large.
+    /// Returns `None` if the kernel's task lacks a field that the agent fills, or is too large.
     fn from_btf(btf: &Btf<'_>) -> Option<Self> {
         let ids = btf.find(SHAPES.map(|(name, _)| (kind::STRUCT, name)));
         let mut this = Self {
@@ -173,7 +175,7 @@ impl TaskLayout {
         for ((name, fields), id) in SHAPES.into_iter().zip(ids) {
             let Some(size) = btf.size(id) else { continue };
             this.sizes.insert(name, size);
-            // A field that this kernel does not have, no tool asks for.
+            // No tool asks for a field that this kernel does not have.
             let found = fields
                 .iter()
                 .filter_map(|path| Some(((name, *path), btf.field(id, path)?)));
@@ -201,14 +203,14 @@ impl TaskLayout {
         self.fields.get(&(structure, path)).copied()
     }
 
-    /// Bytes of a `struct pid` with numbers for so many namespaces.
+    /// Returns the size of a `struct pid` with numbers for this many namespaces.
     fn pid_bytes(&self, levels: usize) -> Option<u64> {
         let upid = u64::from(*self.sizes.get("upid")?);
         Some((self.size("pid")? + upid * levels as u64).next_multiple_of(64))
     }
 }
 
-/// Nested pid namespaces (the kernel's `MAX_PID_NS_LEVEL`, and the first).
+/// The most nested pid namespaces (the kernel's `MAX_PID_NS_LEVEL`, and the first).
 const MOST_LEVELS: usize = 33;
 
 /// The tasks of one target.
@@ -217,17 +219,17 @@ pub struct Tasks {
     base: u64,
     cpus: u32,
     pid: u32,
-    /// What is there now: the process's part, then a copy.
+    /// The bytes that are there now: the process's part, then a copy.
     written: [Vec<u8>; 2],
-    /// What the process was like when that was written.
+    /// The process's sign when those were written.
     sign: Sign,
-    /// When that was last compared.
+    /// When the sign was last compared.
     looked: Instant,
 }
 
 impl Tasks {
-    /// Lays out a process's tasks at `base`, where there is [`room`], by storing through `write`. Gives what the agent has
-    /// to know, too.
+    /// Lays out a process's tasks at `base`, where there is [`room`], by storing through `write`.
+    /// Also returns what the agent has to know.
     pub fn place(
         task_layout: &TaskLayout,
         base: u64,
@@ -271,7 +273,7 @@ impl Tasks {
         Ok((this, layout))
     }
 
-    /// The tasks of a forked child, which has a copy of these: stores what differs.
+    /// Creates the tasks of a forked child, which has a copy of these, and stores the differences.
     pub fn fork(
         &self,
         task_layout: &TaskLayout,
@@ -291,12 +293,13 @@ impl Tasks {
         Ok(child)
     }
 
-    /// Is it time to look whether something has changed?
+    /// True if it is time to check for changes.
     pub fn is_due(&self) -> bool {
         self.looked.elapsed() >= PERIOD
     }
 
-    /// Stores what has changed since, if it is time to look: the process may have another parent now, or another user.
+    /// Stores what has changed since, if it is time to check: the process may have another parent
+    /// now, or another user.
     pub fn update(
         &mut self,
         task_layout: &TaskLayout,
@@ -315,8 +318,8 @@ impl Tasks {
         self.store(process, copy, write)
     }
 
-    /// Stores the words that are not there yet. A program that reads meanwhile may see some of the old and some of the new,
-    /// as in the kernel.
+    /// Stores the words that are not there yet. A program that reads meanwhile may see a mixture of
+    /// old and new words, as in the kernel.
     fn store(
         &mut self,
         process: Vec<u8>,
@@ -336,8 +339,9 @@ impl Tasks {
         Ok(())
     }
 
-    /// The process's part, which begins with the main thread's task; and a copy of that for a slot, with its
-    /// `struct pid` behind it, where what the agent stores is left empty.
+    /// Builds the process's part, which begins with the main thread's task, and a copy of that for
+    /// a slot, with its `struct pid` behind it. Fields of the copy that the agent stores are left
+    /// empty.
     fn build(&self, task_layout: &TaskLayout) -> [Vec<u8>; 2] {
         let mut builder = Builder {
             task_layout,
@@ -358,7 +362,7 @@ impl Tasks {
                 copy[field.offset as usize..][..field.size as usize].fill(0);
             }
         }
-        // What differs between the main thread and others, whatever they do.
+        // The constant differences between the main thread and others.
         let mut thread = Builder {
             base: 0,
             bytes: copy,
@@ -371,7 +375,7 @@ impl Tasks {
     }
 }
 
-/// The runs of eight-byte words that differ.
+/// Returns the runs of eight-byte words that differ.
 fn changes<'a>(old: &'a [u8], new: &'a [u8]) -> impl Iterator<Item = (u64, &'a [u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -394,7 +398,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// A process, its parent, and so on. Gives the address of the process's `struct pid`.
+    /// Adds a process, its parent, and so on. Returns the address of the process's `struct pid`.
     fn family(&mut self, facts: &Facts) -> Option<u64> {
         let (mut child, pid) = self.task(facts)?;
         let mut next = facts.parent;
@@ -410,7 +414,7 @@ impl Builder<'_> {
             self.set_parent(child, parent);
             (child, next) = (parent, facts.parent);
         }
-        // The idle task is its own parent; elsewhere it is as far as we look.
+        // The idle task is its own parent; so is the last ancestor that is followed.
         self.set_parent(child, child);
         Some(pid)
     }
@@ -420,7 +424,8 @@ impl Builder<'_> {
         self.set(task, "task_struct", "parent", parent);
     }
 
-    /// A main thread's task. Gives its address and that of its `struct pid`, which follows it.
+    /// Adds a main thread's task. Returns its address and that of its `struct pid`, which follows
+    /// it.
     fn task(&mut self, facts: &Facts) -> Option<(u64, u64)> {
         let task = self.object("task_struct")?;
         let pid = self.pid(facts)?;
@@ -517,7 +522,7 @@ impl Builder<'_> {
         Some(cred)
     }
 
-    /// None for a kernel thread, which has no memory of its own.
+    /// Returns `None` for a kernel thread, which has no memory of its own.
     fn memory(&mut self, facts: &Facts) -> Option<u64> {
         facts.memory.iter().any(|(_, at)| *at != 0).then_some(())?;
         let memory = self.object("mm_struct")?;
@@ -540,7 +545,8 @@ impl Builder<'_> {
         Some(set)
     }
 
-    /// Room for a structure, zeroed. None if the kernel has no such structure, or all room is taken.
+    /// Reserves room for a structure, zeroed. `None` if the kernel has no such structure, or all
+    /// room is taken.
     fn object(&mut self, structure: &str) -> Option<u64> {
         self.room(self.task_layout.size(structure)?)
     }
@@ -589,18 +595,20 @@ impl Builder<'_> {
     }
 }
 
-/// Nanoseconds that the machine has been suspended: what the two clocks of start times differ by.
+/// Returns the nanoseconds that the machine has been suspended: the difference between the two
+/// clocks of start times.
 fn suspended() -> u64 {
     let [boot, monotonic] = [libc::CLOCK_BOOTTIME, libc::CLOCK_MONOTONIC].map(|clock| {
         let mut time = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // SAFETY: fills the structure.
+        // SAFETY: `clock_gettime` fills the structure.
         unsafe { libc::clock_gettime(clock, &raw mut time) };
         (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64
     });
-    // They are read one after the other; what a machine that never slept shows is that.
+    // They are read one after the other, so even a machine that never slept shows a small
+    // difference.
     let difference = boot.saturating_sub(monotonic);
     if difference < 1_000_000 {
         0

@@ -1,8 +1,9 @@
-//! Better code for programs that run already.
+//! Tier-up: better code for programs that run already.
 //!
-//! A thread of its own has the optimizer compile what was loaded. Its code is then placed beside the other in each process
-//! that runs the program, and one word per link is changed, by which the next call finds it. Nobody is stopped, no call is
-//! lost, and a thread that is inside the older code finds it whole until Beeline leaves the process.
+//! A thread of its own has the optimizer compile the loaded programs. The new code is then placed
+//! beside the old in each process that runs the program, and one word per link is changed, by which
+//! the next call finds it. Nothing is stopped, no call is lost, and a thread inside the older code
+//! finds it whole until Beeline leaves the process.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Weak};
@@ -18,7 +19,7 @@ use crate::tracees::Tracees;
 /// The thread's front. The thread is not waited for at the end, as an optimizer may hang.
 pub struct TierUp(Sender<Job>);
 
-/// A program that waits for the thread. It may be gone by then, but for its place in memory.
+/// A program that waits for the thread. It may be gone by then, except for its place in memory.
 struct Job {
     program: Weak<Program>,
     _charge: Charge,
@@ -27,7 +28,7 @@ struct Job {
 /// Bytes of a program's place, and of the job's.
 pub const JOB: u64 = 2 * (size_of::<Program>() + size_of::<Job>()) as u64;
 
-/// What the thread works with; it keeps nothing of the session alive.
+/// The objects that the thread works with. It keeps nothing of the session alive.
 struct Worker {
     engines: Arc<Engines>,
     tracees: Weak<Tracees>,
@@ -54,7 +55,7 @@ impl TierUp {
         Ok(Self(jobs))
     }
 
-    /// The program's code is to be replaced by better. The charge is of a [`JOB`].
+    /// Queues the program for better code. The charge is for a [`JOB`].
     pub fn improve(&self, program: &Arc<Program>, charge: Charge) {
         // Without the thread it keeps the code that it has.
         let _ = self.0.send(Job {
@@ -70,7 +71,7 @@ impl Worker {
             if self.tracees.strong_count() == 0 {
                 return;
             }
-            // Not held while it is compiled: the tool may let go of it.
+            // The program is not held while it is compiled, since the tool may let go of it.
             let Some(source) = program.upgrade().map(|program| program.source.clone()) else {
                 continue;
             };

@@ -1,8 +1,10 @@
-//! The trace pipe: lines that programs print with `bpf_trace_printk`, from the processes to whoever reads them.
+//! The trace pipe: it carries lines that programs print with `bpf_trace_printk` from the processes
+//! to the readers.
 //!
-//! Lines lie in a ring buffer that every process with a printing program maps. Without a reader they stay there, like
-//! in the kernel's trace buffer; when it is full, new ones are dropped and counted. A tool that opens `trace_pipe`
-//! gets a pipe, which one thread fills as far as it has room. As in the kernel a line comes out once, whoever reads.
+//! Lines lie in a ring buffer that every process with a printing program maps. Without a reader
+//! they stay there, as in the kernel's trace buffer; when it is full, new ones are dropped and
+//! counted. A tool that opens `trace_pipe` gets a pipe, which one thread fills as far as it has
+//! room. As in the kernel, a line comes out once, whichever reader gets it.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -23,9 +25,9 @@ use crate::budget::Budget;
 use crate::map::MapObject;
 use crate::notifier::{Notifier, Source, wakeup_fd};
 
-/// Bytes of the buffer: about as much as the kernel's has for one CPU.
+/// The size of the buffer in bytes: about as much as the kernel's has for one CPU.
 const BYTES: u32 = 1 << 20;
-/// What the kernel says of a program at a user-space probe: interrupts on, and no preemption.
+/// The kernel's flags for a program at a user-space probe: interrupts on, and no preemption.
 const FLAGS: &str = "...11";
 
 /// The trace buffer of a session.
@@ -34,7 +36,7 @@ pub struct Trace {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What the thread works on.
+/// The state that the thread works on.
 struct Shared {
     map: Arc<MapObject>,
     /// Pipes that tools read from.
@@ -45,7 +47,7 @@ struct Shared {
 }
 
 impl Trace {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn new(id: Id, cpus: u32, budget: &Budget) -> Result<Self, Errno> {
         let spec = MapSpec {
             map_type: MapType::RINGBUF,
@@ -71,12 +73,12 @@ impl Trace {
         })
     }
 
-    /// Its memory: the map that printing programs need.
+    /// Returns its memory: the map that printing programs need.
     pub fn map(&self) -> &Arc<MapObject> {
         &self.shared.map
     }
 
-    /// A new pipe that lines come out of.
+    /// Returns a new pipe that lines come out of.
     pub fn open(&self, notifier: &Notifier) -> Result<OwnedFd, Errno> {
         let (reader, writer) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|error| Errno(error.raw_os_error()))?;
@@ -96,7 +98,8 @@ impl Trace {
         Ok(reader)
     }
 
-    /// Ends the pipes. Gives the lines that nobody has read and those that found no room.
+    /// Ends the pipes. Returns the number of lines that nobody has read and of those that found no
+    /// room.
     pub fn close(&self) -> (u64, u64) {
         self.shared.stop.store(true, SeqCst);
         self.shared.wake();
@@ -121,10 +124,10 @@ impl Trace {
     }
 }
 
-/// Why lines do not come out just now.
+/// The reason why lines do not come out just now.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Wait {
-    /// There are none, or nobody reads.
+    /// There are none, or there is no reader.
     ForLines,
     /// The pipes are full.
     ForRoom,
@@ -136,7 +139,7 @@ impl Shared {
             let wait = self.pump();
             self.sleep(wait);
         }
-        // What is there when a session ends may still be read.
+        // Lines that are there when a session ends may still be read.
         self.pump();
     }
 
@@ -149,7 +152,8 @@ impl Shared {
         while !pipes.is_empty()
             && let Some(record) = ring.next_record()
         {
-            // SAFETY: the map is mapped here as long as `self`, and a finished record stays until it is consumed.
+            // SAFETY: the map is mapped here as long as `self`, and a finished record stays until
+            // it is consumed.
             let line = unsafe { line(&record) };
             if !hand_over(&mut pipes, &line) {
                 return match pipes.is_empty() {
@@ -162,7 +166,7 @@ impl Shared {
         Wait::ForLines
     }
 
-    /// Waits until there may be something to do; forgets pipes whose readers are gone.
+    /// Waits until there may be something to do, and forgets pipes without readers.
     fn sleep(&self, wait: Wait) {
         let pipes: Vec<OwnedFd> = self
             .pipes()
@@ -206,7 +210,8 @@ impl Shared {
     }
 }
 
-/// Writes a line into the first pipe that has room; false if there is none. Forgets pipes that nobody reads.
+/// Writes a line into the first pipe that has room. Returns false if there is none. Forgets pipes
+/// without readers.
 fn hand_over(pipes: &mut Vec<OwnedFd>, line: &[u8]) -> bool {
     let mut taken = false;
     pipes.retain(|pipe| {
@@ -230,17 +235,21 @@ fn is_deserted(pipe: &OwnedFd) -> bool {
     poll(&mut wait, Some(&now)).is_ok() && wait[0].revents().contains(PollFlags::ERR)
 }
 
-/// A record as the kernel shows it. What processes write is not to be trusted: a record may be shorter than a line's
-/// header, and then has no text.
+/// Formats a record as the kernel shows it.
+///
+/// Data that processes write cannot be trusted: a record may be shorter than a line's header, and
+/// then has no text.
 ///
 /// # Safety
+///
 /// The record's bytes must be readable.
 unsafe fn line(record: &Record) -> Vec<u8> {
     const HEADER: usize = size_of::<TraceLine>();
     let mut bytes = vec![0; record.len.max(HEADER)];
-    // SAFETY: the caller's promise. Another process may write meanwhile, and then the line is garbled.
+    // SAFETY: the caller promises that the record's bytes are readable. Another process may write
+    // meanwhile, and then the line is garbled.
     unsafe { std::ptr::copy(record.data, bytes.as_mut_ptr(), record.len) };
-    // SAFETY: there are so many bytes, and any are a good header.
+    // SAFETY: there are enough bytes, and any bytes are a valid header.
     let head = unsafe { bytes.as_ptr().cast::<TraceLine>().read_unaligned() };
     let comm = String::from_utf8_lossy(until_zero(&head.comm)).into_owned();
     let micros = head.time / 1000;
@@ -251,7 +260,7 @@ unsafe fn line(record: &Record) -> Vec<u8> {
         "{comm:>16}-{:<7} [{:03}] {FLAGS} {seconds:>5}.{micros:06}: bpf_trace_printk: ",
         head.tid, head.cpu
     );
-    // Memory does not fail.
+    // Writing to memory does not fail.
     let _ = written;
     let text = until_zero(&bytes[HEADER..]);
     line.extend(&text[..text.len().min(LONGEST_TEXT)]);
@@ -259,7 +268,7 @@ unsafe fn line(record: &Record) -> Vec<u8> {
     line
 }
 
-/// Bytes of a line's text, as in the kernel.
+/// The longest text of a line in bytes, as in the kernel.
 const LONGEST_TEXT: usize = 1023;
 
 fn until_zero(bytes: &[u8]) -> &[u8] {
@@ -312,7 +321,7 @@ mod tests {
                 cpu: 3,
                 comm: *b"a task\0garbage..",
             };
-            // SAFETY: plain integers without padding.
+            // SAFETY: the structure consists of plain integers without padding.
             let head: [u8; size_of::<TraceLine>()] = unsafe { std::mem::transmute(head) };
             self.print(&[&head[..], text.as_bytes(), b"\0"].concat());
         }

@@ -1,7 +1,8 @@
-//! Kernel uprobes beside ours: which there are in a process, and what they make of a patched site.
+//! Kernel uprobes beside Beeline's: which ones a process has, and how they change a patched site.
 //!
-//! The kernel stores its `int3` in every private mapping of a file that might run, as soon as it is mapped, for the uprobes that
-//! are meant for the process (`uprobe_mmap`). So a second mapping of the same page, which nobody patches, says which there are.
+//! The kernel stores its `int3` in every private mapping of a file that might run, as soon as it is
+//! mapped, for the uprobes that are meant for the process (`uprobe_mmap`). So a second mapping of
+//! the same page, which nobody patches, shows the uprobes.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,9 +18,12 @@ use beeline_inject::{MapFlags, Mapping, ProtFlags, Region, Stopped};
 use crate::error::{Error, os};
 use crate::memory::PAGE;
 
-/// The addresses within `ranges`, which are in files that the process maps, that kernel uprobes are at.
+/// Returns the addresses of kernel uprobes within `ranges`, which are in files that the process
+/// maps.
 ///
-/// Errors: a file cannot be opened any more, or not be mapped.
+/// # Errors
+///
+/// A file cannot be opened any more, or cannot be mapped.
 pub fn kernel_uprobes(
     stopped: &mut Stopped,
     ranges: &[Range<u64>],
@@ -38,7 +42,7 @@ pub fn kernel_uprobes(
     Ok(found)
 }
 
-/// The same for one region; the ranges ascend and begin in it.
+/// The same for one region. The ranges ascend and begin in it.
 fn uprobes_in(
     stopped: &mut Stopped,
     region: &Region,
@@ -81,7 +85,8 @@ fn uprobes_in(
     outcome.map(|()| found)
 }
 
-/// Where in the bytes `seen`, which are mapped of a file from an offset on, kernel uprobes have stored theirs.
+/// Returns where in the bytes `seen`, which are mapped from a file at an offset, kernel uprobes
+/// have stored theirs.
 pub fn stored_by_kernel<'a>(
     file: &File,
     offset: u64,
@@ -108,7 +113,8 @@ fn read_as_far(file: &File, mut into: &mut [u8], mut offset: u64) -> std::io::Re
     Ok(())
 }
 
-/// The file that a region maps, if it is still there, or if the kernel gives out what is mapped.
+/// Opens the file that a region maps, if it is still there, or if the kernel gives out what is
+/// mapped.
 pub fn open_mapped(pid: i32, region: &Region) -> Option<File> {
     let is_it = |file: &File| {
         file.metadata()
@@ -121,30 +127,32 @@ pub fn open_mapped(pid: i32, region: &Region) -> Option<File> {
     files.find_map(|path| File::open(path).ok().filter(is_it))
 }
 
-/// The text where a site was patched.
+/// The state of the code where a site was patched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Text {
     /// The patch.
     Patched,
-    /// The patch, and at instructions' starts what a kernel uprobe, or a debugger, has put there or put back.
+    /// The patch, with bytes at the starts of instructions that a kernel uprobe, or a debugger, has
+    /// put there or put back.
     Mixed,
     /// Nothing of the patch.
     Other,
 }
 
-/// The bytes by which text at a site is told; all are as long.
+/// The bytes that identify the code at a site. All have the same length.
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a> {
-    /// What was put there.
+    /// The bytes that were put there.
     pub patch: &'a [u8],
-    /// What was there before.
+    /// The bytes that were there before.
     pub original: &'a [u8],
-    /// What the file holds: other than what was there before where another session's patch is.
+    /// The file's bytes. They differ from those that were there before if another session's patch
+    /// is there.
     pub file: &'a [u8],
 }
 
 impl<'a> Stored<'a> {
-    /// By a site's record.
+    /// Takes them from a site's record.
     pub fn of(record: &'a Site) -> Self {
         let len = record.original_len as usize;
         Self {
@@ -154,7 +162,7 @@ impl<'a> Stored<'a> {
         }
     }
 
-    /// Bytes of the patch.
+    /// Returns the length of the patch.
     pub fn len(&self) -> usize {
         self.patch.len()
     }
@@ -165,7 +173,7 @@ const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const CALL: u8 = 0xe8;
 
 impl Text {
-    /// Tells by what stands there now.
+    /// Classifies the code that stands there now.
     pub fn of(now: &[u8], stored: Stored<'_>) -> Self {
         let Stored {
             patch,
@@ -199,12 +207,13 @@ impl Text {
     }
 }
 
-/// Has the kernel turned the instruction there into a call of its own?
+/// True if the kernel has turned the instruction there into a call of its own.
 pub fn is_call_of_kernels(now: &[u8], original: &[u8]) -> bool {
     now.first() == Some(&CALL) && original.starts_with(&NOP5)
 }
 
-/// `bytes` for the code at `address`, where `now` stands; what belongs to kernel uprobes stays.
+/// Merges `bytes` for the code at `address` with the bytes `now` there: those that belong to kernel
+/// uprobes stay.
 pub fn beside(
     address: u64,
     now: &[u8],
@@ -214,7 +223,7 @@ pub fn beside(
 ) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for (at, (byte, now)) in (address..).zip(bytes.iter_mut().zip(now)) {
-        // One that is known and not stored yet the kernel is going to store.
+        // The kernel is going to store one that is known and not stored yet.
         if probed.contains(&at) && *now == INT3 {
             *byte = *now;
         }

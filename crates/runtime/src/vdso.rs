@@ -11,15 +11,15 @@ use crate::error::{Error, os};
 
 const NAME: &str = "__vdso_clock_gettime";
 
-/// How `/proc/PID/maps` calls it.
+/// Its name in `/proc/PID/maps`.
 const MAPPED_AS: &str = "[vdso]";
 
-/// Is it the mapping of the vDSO?
+/// True if it is the mapping of the vDSO.
 pub fn is_at(region: &Region) -> bool {
     region.path.as_os_str() == MAPPED_AS
 }
 
-/// The one of this process: all that is mapped, whose start is the ELF file.
+/// Returns this process's vDSO: all that is mapped, which starts with the ELF file.
 pub fn own() -> Option<Vec<u8>> {
     let regions = beeline_inject::regions_of(std::process::id() as i32).ok()?;
     let region = regions.iter().find(|region| is_at(region))?;
@@ -29,7 +29,8 @@ pub fn own() -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Where the target can call `clock_gettime` without a system call; `None` if it has no vDSO. `memory` is the target's.
+/// Returns where the target can call `clock_gettime` without a system call, or `None` if it has no
+/// vDSO. `memory` is the target's.
 pub fn clock_gettime(memory: &File, regions: &[Region]) -> Result<Option<u64>, Error> {
     let Some(vdso) = regions.iter().find(|region| is_at(region)) else {
         return Ok(None);
@@ -40,14 +41,15 @@ pub fn clock_gettime(memory: &File, regions: &[Region]) -> Result<Option<u64>, E
     Ok(offset(&bytes).map(|offset| vdso.start + offset))
 }
 
-/// Where its code is; what lies behind that in the same mapping are tables for the kernel.
+/// Returns the range of its code. What lies behind that in the same mapping are tables for the
+/// kernel.
 pub fn code(elf: &[u8]) -> Option<Range<u64>> {
     let elf = object::File::parse(elf).ok()?;
     let text = elf.section_by_name(".text")?;
     Some(text.address()..text.address().checked_add(text.size())?)
 }
 
-/// The function's offset from the start of the vDSO, which is linked at address 0.
+/// Returns the function's offset from the start of the vDSO, which is linked at address 0.
 fn offset(elf: &[u8]) -> Option<u64> {
     let elf = object::File::parse(elf).ok()?;
     elf.dynamic_symbols()
@@ -62,8 +64,8 @@ mod tests {
 
     use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory};
 
-    /// The agent saves no vector register, so nothing that it calls may touch one. (Others of the vDSO's functions
-    /// do: getrandom's cipher.)
+    /// The agent saves no vector register, so nothing that it calls may touch one. (Other functions
+    /// of the vDSO do: getrandom's cipher.)
     #[test]
     fn the_clock_uses_general_registers_only() {
         let bytes = own().expect("a vDSO");
@@ -81,8 +83,8 @@ mod tests {
         }
     }
 
-    /// The instructions that a function may come to, by branches and calls too. The vDSO is linked at 0, so that an
-    /// offset in it is an address.
+    /// Returns the instructions that a function may reach, through branches and calls too. The vDSO
+    /// is linked at 0, so an offset in it is an address.
     fn reachable(code: &[u8], entry: u64) -> Vec<Instruction> {
         let (mut seen, mut found, mut starts) = (BTreeSet::new(), Vec::new(), vec![entry]);
         while let Some(start) = starts.pop() {

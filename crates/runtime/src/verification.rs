@@ -1,8 +1,10 @@
-//! Programs are judged before anything else is done with them.
+//! Verification of programs, before anything else is done with them.
 //!
-//! What the verifier takes may still be more than can run in user space: the kernel's functions and variables are not
-//! there, nor its own structures of maps, nor are packets and sockets. Programs of types that are attached nowhere here may use those, as nothing comes of
-//! it; others are refused. Whatever is refused, the tool gets the kernel's errno and a log in the kernel's manner.
+//! A program that the verifier accepts may still need more than user space has: the kernel's
+//! functions and variables are not there, nor its own structures of maps, nor packets and sockets.
+//! Programs of types that are attached nowhere here may use those, as nothing comes of it; other
+//! programs are refused. For each refusal the tool gets the kernel's errno and a log in the
+//! kernel's manner.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,13 +26,13 @@ pub type Maps = HashMap<i32, Arc<MapObject>>;
 /// A program that may run.
 #[derive(Debug)]
 pub struct Accepted {
-    /// Its instructions but for those that no path reaches.
+    /// Its instructions, except for those that no path reaches.
     pub insns: Vec<Insn>,
-    /// What it does.
+    /// The summary of what it does.
     pub facts: ProgramSummary,
-    /// What the tool is told.
+    /// The log for the tool.
     pub log: VerifierLog,
-    /// Is all there that it uses? If not, there is no code for it.
+    /// True if everything that it uses exists. If not, there is no code for it.
     pub runs: bool,
 }
 
@@ -46,8 +48,10 @@ const HERE: [ProgramType; 8] = [
     ProgramType::SYSCALL,
 ];
 
-/// Judges a program as the kernel would whose types these are; one that lets programs change who is traced, if `destructive`
-/// says so. `memory` says if so many bytes may be taken for the states of its paths.
+/// Verifies a program as the kernel with these types would. Programs that change the traced process
+/// are accepted if `destructive` is set.
+///
+/// `memory` returns whether this many bytes may be taken for the states of its paths.
 pub fn judge(
     spec: &ProgramSpec,
     maps: &Maps,
@@ -89,7 +93,8 @@ pub fn judge(
     }
 }
 
-/// Takes any program that has a shape and calls helpers that are there: for the interpreter, which checks what it does.
+/// Accepts any program that is well formed and calls helpers that exist. It is for the interpreter,
+/// which checks what the program does.
 pub fn trust_nothing(spec: &ProgramSpec) -> Result<Accepted, LoadError> {
     let insns = decode(spec)?;
     let refuse = |reject| refused(reject, spec.log_level, VerifierLog::default());
@@ -178,7 +183,7 @@ fn verdict(
     verify_with_room(&program, level, spec.log_room.unwrap_or(MOST_LOG))
 }
 
-/// None for a program without types.
+/// Returns `None` for a program without types.
 fn types(
     spec: &ProgramSpec,
     kind: &Kind,
@@ -195,8 +200,8 @@ fn types(
         .map_err(|(errno, why)| Reject::program(errno, why))
 }
 
-/// The program without what no path reaches, which need not be good: ends stand in its place, and a branch that goes one way
-/// only becomes a jump.
+/// Returns the program without the instructions that no path reaches, which need not be valid.
+/// Exits stand in their place, and a branch that goes one way only becomes a jump.
 fn alive(insns: &[Insn], dead: &[usize]) -> Vec<Insn> {
     const END: Insn = Insn {
         code: opcode::JMP | opcode::EXIT,
@@ -236,7 +241,7 @@ fn alive(insns: &[Insn], dead: &[usize]) -> Vec<Insn> {
     alive
 }
 
-/// What there is in the kernel only.
+/// Refuses what exists in the kernel only.
 fn check_place(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<(), Reject> {
     let flow = Flow::of(insns)?;
     let functions = flow.functions().iter();
@@ -261,7 +266,8 @@ fn check_place(insns: &[Insn], kernel: Option<&KernelTypes>) -> Result<(), Rejec
     Ok(())
 }
 
-/// What is behind a map's address here is not what the kernel's types say.
+/// Refuses access through a map's address: what is behind it here is not what the kernel's types
+/// say.
 fn check_map_structure(insns: &[Insn], facts: &ProgramSummary) -> Result<(), Reject> {
     match facts.map_structure {
         None => Ok(()),
@@ -274,7 +280,7 @@ fn check_map_structure(insns: &[Insn], facts: &ProgramSummary) -> Result<(), Rej
     }
 }
 
-/// A refusal after what the log says already.
+/// Creates a refusal, appended to what the log says already.
 fn refused(reject: Reject, level: u32, mut log: VerifierLog) -> LoadError {
     if level != 0 {
         log.text += &reject.log;
@@ -324,7 +330,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_attached_here_may_use_what_is_not_here() {
-        // bpf_xdp_adjust_head, of which the context is the first argument.
+        // bpf_xdp_adjust_head, which takes the context as its first argument.
         let r2_is_0 = [0xb7, 2, 0, 0, 0, 0, 0, 0];
         let program = [r2_is_0, call(44), R0_IS_0, END];
         let accepted = judged(ProgramType::XDP, &program).expect("a good program");

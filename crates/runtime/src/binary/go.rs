@@ -1,4 +1,5 @@
-//! The table by which a Go program's own runtime finds functions, which is there also where all else has been stripped.
+//! The table by which a Go program's own runtime finds functions. It is there even if everything
+//! else has been stripped.
 //!
 //! Its layout, since Go 1.18, is that of `pcHeader` and `functab` in Go's `runtime/symtab.go`.
 
@@ -9,35 +10,37 @@ use object::read::elf::SectionHeader;
 
 use super::Sections;
 
-/// What the Go linker, and no other, puts into programs, stripped ones too: the table of functions that its runtime needs.
+/// The section names of the table of functions that Go's runtime needs. The Go linker, and no
+/// other, puts it into programs, stripped ones too.
 pub const SECTIONS: [&[u8]; 2] = [b".gopclntab", b".data.rel.ro.gopclntab"];
 
 /// The header's first word, since Go 1.20 and since Go 1.18.
 const MAGIC: [u32; 2] = [0xffff_fff1, 0xffff_fff0];
-/// Bytes of the header that are looked at.
+/// The number of bytes of the header that are looked at.
 pub const HEADER: usize = 72;
-/// Bytes of the header before its words.
+/// The number of bytes of the header before its words.
 const WORDS: usize = 8;
-// Which of them say what.
+// The indexes of the words in use.
 const COUNT: usize = 0;
 const TEXT: usize = 2;
 const TABLE: usize = 7;
-/// Bytes of an entry: where a function begins, and where it is described, as 32-bit offsets.
+/// Bytes of an entry: the start of a function and its description, as 32-bit offsets.
 const ENTRY: u64 = 8;
-/// Code is padded to so much at its end.
+/// The alignment to which the end of the code is padded.
 const PADDING: u64 = 64;
 
-/// Where the table is and what it is relative to.
+/// The position of the table, and the address that it is relative to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     /// The address of the first function; 0 where the header does not say.
     text: u64,
-    /// The entries, as offsets in the section. Behind the last is half an entry more: where the code ends.
+    /// The entries, as offsets in the section. Behind the last is half an entry more: the end of
+    /// the code.
     pub entries: Range<u64>,
 }
 
 impl Table {
-    /// By the first [`HEADER`] bytes of the section; `None` if it is of another kind.
+    /// Reads the first [`HEADER`] bytes of the section. `None` if it is of another kind.
     pub fn of(header: &[u8]) -> Option<Self> {
         let magic = u32::from_le_bytes(*header.first_chunk()?);
         let word = |index: usize| {
@@ -53,8 +56,10 @@ impl Table {
     }
 }
 
-/// The functions that it names, rising, by their first addresses and those behind their last. None where they are not
-/// certain: one instruction that is taken for where it is not would spoil the program.
+/// Returns the functions that it names, in ascending order: the start and end address of each.
+///
+/// It returns none if they are not certain: one instruction taken to be at a wrong place would
+/// spoil the program.
 pub fn functions(
     bytes: &[u8],
     sections: &Sections<'_>,

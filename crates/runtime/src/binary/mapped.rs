@@ -1,10 +1,11 @@
-//! A file mapped to be read, which nobody can change or cut off as long as it is.
+//! A file mapped for reading that cannot be changed or truncated meanwhile.
 //!
-//! A file that becomes shorter while it is mapped ends whoever reads what is gone. So it is leased first (`F_SETLEASE` in
-//! fcntl(2)): who wants to open it for writing, or to cut it off, waits until the lease is given back, up to
-//! `/proc/sys/fs/lease-break-time` (45 s), a thousand times what it is held for. That cannot be done where somebody has the file
-//! open for writing, where it is another user's and we have no CAP_LEASE, and it is not done on file systems that
-//! change by more hands than this kernel's.
+//! If a file becomes shorter while it is mapped, a reader of the missing part is killed. So the
+//! file is leased first (`F_SETLEASE` in fcntl(2)): a process that wants to open it for writing, or
+//! to truncate it, waits until the lease is given back, up to `/proc/sys/fs/lease-break-time` (45
+//! s), a thousand times what it is held for. A lease is not possible if the file is open for
+//! writing, or belongs to another user and Beeline has no CAP_LEASE. It is not attempted on file
+//! systems that change by more hands than this kernel's.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -21,11 +22,11 @@ pub struct Mapped {
     file: File,
 }
 
-/// Magic numbers of file systems (`linux/magic.h`) whose files nobody changes but by calls on this machine: ext2 to
-/// ext4, XFS, Btrfs, F2FS, tmpfs.
+/// Magic numbers (`linux/magic.h`) of file systems with files that change only by calls on this
+/// machine: ext2 to ext4, XFS, Btrfs, F2FS, tmpfs.
 const LOCAL: [u32; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
 
-/// In `asm-generic/fcntl.h`: which signal a file's news is told by.
+/// From `asm-generic/fcntl.h`: sets the signal that announces a file's news.
 const F_SETSIG: libc::c_int = 10;
 
 impl Mapped {
@@ -35,14 +36,14 @@ impl Mapped {
         if len == 0 || !LOCAL.contains(&(kind as u32)) {
             return None;
         }
-        // A description of its own: the lease belongs to that.
+        // The file needs a description of its own, because the lease belongs to that.
         let own = format!("/proc/self/fd/{}", file.as_raw_fd());
         let file = File::open(own).ok()?;
         let set = |what, value: libc::c_int| {
-            // SAFETY: takes and gives numbers only.
+            // SAFETY: this `fcntl` takes and returns integers only.
             unsafe { libc::fcntl(file.as_raw_fd(), what, value) == 0 }
         };
-        // Who waits for us is told of by a signal; one that does nothing.
+        // A signal says that a process waits for the lease; choose one that does nothing.
         if !set(F_SETSIG, libc::SIGURG) || !set(libc::F_SETLEASE, libc::F_RDLCK) {
             return None;
         }
@@ -50,7 +51,7 @@ impl Mapped {
         if file.metadata().ok()?.len() < len as u64 {
             return None;
         }
-        // SAFETY: fresh memory of the kernel's choice.
+        // SAFETY: this maps fresh memory of the kernel's choice.
         let start = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -68,13 +69,14 @@ impl Mapped {
         })
     }
 
-    /// What is mapped.
+    /// Returns the mapped bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped readable until `self` is dropped; the lease keeps the file from changing and from becoming shorter.
+        // SAFETY: the bytes are mapped readable until `self` is dropped; the lease keeps the file
+        // from changing and from becoming shorter.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// Has a part of it at hand before it is read, which is quicker than one page after the other.
+    /// Populates a part of it before it is read, which is quicker than one page after the other.
     pub fn prepare(&self, start: usize, end: usize) {
         const PAGE: usize = 4096;
         let first = start / PAGE * PAGE;
@@ -82,17 +84,18 @@ impl Mapped {
             return;
         };
         let place = self.start.as_ptr().wrapping_add(first).cast();
-        // SAFETY: pages of our own mapping, which are read and nothing else. Where the advice is not taken all is as before.
+        // SAFETY: these are pages of this value's own mapping, which are only read. If the advice
+        // is not taken, nothing changes.
         let _ = unsafe { rustix::mm::madvise(place, len, Advice::LinuxPopulateRead) };
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, to which no reference is left.
+        // SAFETY: this is the value's own mapping, and no reference to it is left.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         // By itself it would end with the last descriptor, and a child may have got one meanwhile.
-        // SAFETY: takes and gives numbers only.
+        // SAFETY: this `fcntl` takes and returns integers only.
         let _ = unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
     }
 }
@@ -124,7 +127,8 @@ mod tests {
         assert!(Mapped::of(&file, 8).is_none());
         drop(writer);
         assert!(Mapped::of(&file, 9).is_none());
-        // A child that another test begins may have the writer's descriptor until it runs its program.
+        // A child that another test begins may have the writer's descriptor until it runs its
+        // program.
         let begun = std::time::Instant::now();
         let mapped = std::iter::repeat_with(|| Mapped::of(&file, 8)).find(|mapped| {
             std::thread::yield_now();

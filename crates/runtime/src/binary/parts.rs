@@ -1,4 +1,5 @@
-//! Reading of an ELF file only what is looked at: of a big program that is half, and the rest takes no memory either.
+//! Partial reading of an ELF file: only what is looked at. Of a big program that is half, and the
+//! rest takes no memory either.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -16,35 +17,38 @@ use super::mapped::Mapped;
 
 type Header = elf::FileHeader64<Endianness>;
 
-/// A file of which headers, executable segments, symbols without their names, and unwind information have been read.
+/// A file with its headers, executable segments, symbols without their names, and unwind
+/// information read.
 #[derive(Debug)]
 pub struct Parts {
     file: File,
     bytes: Bytes,
-    /// What has been asked for besides, each from a multiple of [`CHUNK`] on.
+    /// Other parts that have been asked for, each from a multiple of [`CHUNK`] on.
     others: Vec<OnceCell<Vec<u8>>>,
 }
 
-/// As many as the file has.
+/// As many bytes as the file has.
 #[derive(Debug)]
 enum Bytes {
     /// All of them.
     Mapped(Mapped),
-    /// Zero where nothing was read. To fill fresh memory takes several times as long as to look through it.
+    /// Zero where nothing was read. Filling fresh memory takes several times as long as looking
+    /// through it.
     Copied(Vec<u8>),
 }
 
-/// Bytes that are read of the rest at once,
+/// The number of bytes of the rest that are read at once.
 const CHUNK: usize = 64 << 10;
-/// and how many more: as much lies together behind each place. A `switch` of 4,096 cases has a table of this length.
+/// The number of further bytes that are read, so that as much lies together behind each place. A
+/// `switch` of 4,096 cases has a table of this length.
 const BEHIND: usize = 16 << 10;
 
 impl Parts {
-    /// Reads the parts. What its headers say of places that are not in the file is passed over.
+    /// Reads the parts. Parts that its headers place outside the file are ignored.
     pub fn read(file: File) -> io::Result<Self> {
         let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let mapped = Mapped::of(&file, len).map(Bytes::Mapped);
-        // Memory that nobody touches is not there.
+        // Untouched memory is not allocated.
         let bytes = mapped.unwrap_or_else(|| Bytes::Copied(vec![0; len]));
         Self::read_into(file, bytes)
     }
@@ -68,7 +72,7 @@ impl Parts {
         Ok(parts)
     }
 
-    /// The file, as far as it was read; zeros elsewhere, or what is there.
+    /// Returns the file as far as it was read. Elsewhere there are zeros, or the file's own bytes.
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Mapped(mapped) => mapped.bytes(),
@@ -76,7 +80,7 @@ impl Parts {
         }
     }
 
-    /// The file's bytes from an offset on, some of them at least, whatever was read.
+    /// Returns the file's bytes from an offset on, some of them at least, whatever was read.
     pub fn data(&self, offset: u64) -> Option<&[u8]> {
         let offset = usize::try_from(offset).ok()?;
         if let Bytes::Mapped(mapped) = &self.bytes {
@@ -92,7 +96,8 @@ impl Parts {
         chunk.get(offset - start..)
     }
 
-    /// Most of a big file is filled page by page otherwise, each with a fault.
+    /// Asks for large pages. Otherwise most of a big file is filled page by page, each with a
+    /// fault.
     fn prefer_large_pages(&mut self) {
         const LARGE: usize = 2 << 20;
         let Bytes::Copied(bytes) = &mut self.bytes else {
@@ -104,8 +109,8 @@ impl Parts {
         };
         let len = aligned.len() / LARGE * LARGE;
         let place = aligned.as_mut_ptr().cast();
-        // SAFETY: whole large pages of our own memory, whose content does not depend on the advice. It is advice: where it
-        // is not taken all is as before.
+        // SAFETY: these are whole large pages of this value's own memory, and their content does
+        // not depend on the advice. If it is not taken, nothing changes.
         let _ = unsafe { rustix::mm::madvise(place, len, rustix::mm::Advice::LinuxHugepage) };
     }
 
@@ -123,13 +128,13 @@ impl Parts {
         };
         let part = &mut bytes[range.start as usize..end as usize];
         match self.file.read_exact_at(part, range.start) {
-            // It has become shorter: what is not there is zero.
+            // It has become shorter: the missing part is zero.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
             other => other,
         }
     }
 
-    /// Where the tables of segments and sections are.
+    /// Returns where the tables of segments and sections are.
     fn tables(&self) -> Vec<Range<u64>> {
         let Ok(header) = Header::parse(self.bytes()) else {
             return Vec::new();
@@ -152,7 +157,7 @@ impl Parts {
         ]
     }
 
-    /// What [`super::Binary::parse`] looks at.
+    /// Returns the parts that [`super::Binary::parse`] looks at.
     fn wanted(&mut self) -> Vec<Range<u64>> {
         let mut wanted = Vec::new();
         let Ok(header) = Header::parse(self.bytes()) else {
@@ -172,7 +177,8 @@ impl Parts {
         let sections = header
             .section_headers(endian, self.bytes())
             .unwrap_or_default();
-        // Where functions are is wanted, not what they are called; but it is by names that sections are found.
+        // The positions of functions are wanted, not their names; but sections are found by their
+        // names.
         let tables = sections
             .iter()
             .filter(|section| matches!(section.sh_type(endian), elf::SHT_SYMTAB | elf::SHT_DYNSYM));
@@ -194,7 +200,7 @@ impl Parts {
         wanted
     }
 
-    /// Where a Go program's table of functions is, and the header that says so.
+    /// Returns where a Go program's table of functions is, and the header that says so.
     fn go_table(&self, header: &Header, endian: Endianness) -> Option<[Range<u64>; 2]> {
         let mut names = go::SECTIONS.iter();
         let section = names.find_map(|name| self.named(header, endian, name))?;
@@ -207,7 +213,7 @@ impl Parts {
         ])
     }
 
-    /// Where a section of this name is; its name is read for that.
+    /// Returns where a section of this name is. Its name is read for that.
     fn named(&self, header: &Header, endian: Endianness, name: &[u8]) -> Option<Range<u64>> {
         let sections = header.section_headers(endian, self.bytes()).ok()?;
         let index = header.shstrndx(endian, self.bytes()).ok()?;

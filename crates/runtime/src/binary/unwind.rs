@@ -1,4 +1,4 @@
-//! Unwind information names functions also where symbols have been stripped.
+//! Unwind information, which names functions even where symbols have been stripped.
 
 use gimli::{
     BaseAddresses, CieOrFde, CommonInformationEntry, EhFrame, LittleEndian, UnwindSection,
@@ -8,16 +8,16 @@ use object::read::elf::SectionHeader;
 
 use super::Sections;
 
-/// What it names.
+/// The content of the unwind information.
 #[derive(Debug, Default)]
 pub struct Named {
-    /// Functions, by their first addresses and those behind their last; rising, each first address once.
+    /// Functions, by start and end address; in ascending order, each start once.
     pub functions: Vec<(u64, u64)>,
-    /// Where code is described that signal handlers return to: its first address, or the one before.
+    /// The code that signal handlers return to: its first address, or the one before.
     pub restorers: Vec<u64>,
 }
 
-/// Reads it. What does not make sense in it is passed over: it only sharpens the picture.
+/// Reads it. Parts that make no sense are ignored: they would only sharpen the picture.
 pub fn named(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> Named {
     let section = sections.section_by_name(endian, b".eh_frame");
     let data = section.and_then(|(_, section)| Some((section, section.data(endian, bytes).ok()?)));
@@ -66,7 +66,8 @@ pub fn named(bytes: &[u8], sections: &Sections<'_>, endian: Endianness) -> Named
     }
 }
 
-/// One entry spans the whole procedure linkage table; a function has no other inside.
+/// Drops entries that contain others. One entry spans the whole procedure linkage table; a function
+/// has no other inside.
 fn without_holders(functions: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     let starts = functions.iter().skip(1).map(|(start, _)| Some(*start));
     let nexts: Vec<_> = starts.chain([None]).collect();

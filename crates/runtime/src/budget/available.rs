@@ -1,4 +1,4 @@
-//! How much memory a session may count on.
+//! The amount of memory that a session may count on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,16 +8,20 @@ use rustix::process::{Resource, getrlimit};
 use crate::error::Error;
 use crate::proc;
 
-/// Address space that a session takes by itself: threads, the kernel's types, what allocators reserve.
+/// Address space that a session takes by itself: threads, the kernel's types, what allocators
+/// reserve.
 const OWN: u64 = 160 << 20;
 /// Bytes with which a tool can begin.
 const LEAST: u64 = 16 << 20;
 
-/// Half of the memory that this process may take by the machine's, its cgroups' and its own limit (`ulimit -v`): the other half is for
-/// the processes that are traced, and for all else.
+/// Returns half of the memory that this process may take.
+///
+/// The machine's, its cgroups' and its own limit (`ulimit -v`) count. The other half is for the
+/// processes that are traced, and for all else.
 ///
 /// # Errors
-/// [`Error::AddressSpace`] where that limit is too low for a session.
+///
+/// [`Error::AddressSpace`] if that limit is too low for a session.
 pub fn available() -> Result<u64, Error> {
     let limits = [memory_of_the_machine(), of_cgroups(), of_address_space()?];
     Ok(limits.into_iter().flatten().min().unwrap_or(u64::MAX) / 2)
@@ -27,7 +31,8 @@ fn memory_of_the_machine() -> Option<u64> {
     kilobytes(&proc::text("/proc/meminfo").ok()?, "MemTotal:")
 }
 
-/// What a session leaves of it: other than the other limits it counts what is reserved, and never used.
+/// Returns what a session leaves of the address space limit. Unlike the other limits, it counts
+/// what is reserved and never used.
 fn of_address_space() -> Result<Option<u64>, Error> {
     let Some(limit) = getrlimit(Resource::As).current else {
         return Ok(None);
@@ -43,25 +48,26 @@ fn of_address_space() -> Result<Option<u64>, Error> {
     }
 }
 
-/// The number in a line `NAME 123 kB`, in bytes.
+/// Returns the number in a line `NAME 123 kB`, in bytes.
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let number: u64 = line.split_ascii_whitespace().next()?.parse().ok()?;
     number.checked_mul(1024)
 }
 
-/// The least that a cgroup of this process allows, of either version.
+/// Returns the least that a cgroup of this process allows, of either version.
 fn of_cgroups() -> Option<u64> {
     let mounts = proc::text("/proc/self/mountinfo").ok()?;
     let cgroups = proc::text("/proc/self/cgroup").ok()?;
     let limits = limit_files(&mounts, &cgroups).into_iter();
-    // Without a limit there is a word in it, or a number beyond all memory.
+    // Without a limit the file holds a word, or a number beyond all memory.
     limits
         .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
         .min()
 }
 
-/// The files in which limits stand, from the process's cgroups up to where their hierarchies are mounted.
+/// Returns the files that hold limits, from the process's cgroups up to where their hierarchies are
+/// mounted.
 fn limit_files(mounts: &str, cgroups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     // ID PARENT DEVICE ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE OPTIONS

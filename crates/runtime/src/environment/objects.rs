@@ -1,4 +1,4 @@
-//! What programs find behind ids: the table of objects, and the target's cgroups.
+//! The objects that programs find behind ids: the table of objects, and the target's cgroups.
 
 use std::collections::HashSet;
 use std::mem::size_of;
@@ -14,11 +14,11 @@ use crate::error::{Error, os};
 use crate::objects::{Object, Reachable};
 use crate::program::Program;
 
-/// Entries of the first table.
+/// The number of entries of the first table.
 const SMALLEST_TABLE: usize = 16;
 
 impl Environment {
-    /// Makes elements known whose maps, and the maps behind them, have been placed.
+    /// Makes elements known. Their maps, and the maps behind them, must have been placed.
     pub fn place_objects(&mut self, reachable: &Reachable) -> Result<(), Error> {
         for (map, object) in &reachable.elements {
             let name = objects::name(map.0, object.id().0);
@@ -35,7 +35,8 @@ impl Environment {
         Ok(())
     }
 
-    /// The link of a program that is tail-called, placed once. What is the attachment's own it takes from the caller.
+    /// Returns the link of a program that is tail-called, placed once. It takes what belongs to the
+    /// attachment from the caller.
     fn place_next_program(&mut self, program: &Program) -> Result<u64, Error> {
         if let Some(link) = self.next_programs.get(&program.id) {
             return Ok(*link);
@@ -51,7 +52,7 @@ impl Environment {
         let table = self.record().objects.load(Relaxed) as u64;
         let len = match table {
             0 => 0,
-            // SAFETY: placed below.
+            // SAFETY: the code below placed the table.
             table => unsafe { self.home.get::<abi::ObjectTable>(table) }.mask + 1,
         };
         if 2 * self.objects.len() <= len {
@@ -89,7 +90,8 @@ impl Environment {
         Ok(table)
     }
 
-    /// Fills the first free entry of a table of `len` entries; its name last, as programs may be searching.
+    /// Fills the first free entry of a table of `len` entries. The name is stored last, as programs
+    /// may be searching.
     fn enter(&self, table: u64, len: usize, name: u64, value: u64) {
         let mask = len - 1;
         let mut place = objects::home(name, mask);
@@ -106,19 +108,19 @@ impl Environment {
 
     fn entry(&self, table: u64, place: usize) -> &abi::ObjectEntry {
         let at = size_of::<abi::ObjectTable>() + place * size_of::<abi::ObjectEntry>();
-        // SAFETY: one of the entries that `new_table` placed behind the table's head.
+        // SAFETY: this is one of the entries that `new_table` placed behind the table's head.
         unsafe { self.home.get(table + at as u64) }
     }
 
-    /// What is mapped here of maps that programs cannot come upon any more, as addresses and bytes. Perf event arrays stay,
-    /// with their rings.
+    /// Returns the addresses and sizes of what is mapped here of maps that programs cannot reach
+    /// any more. Perf event arrays stay, with their rings.
     pub fn out_of_reach(&self, reachable: &Reachable) -> Vec<(u64, u64)> {
         self.unreachable_maps(reachable)
             .map(|placed| (placed.base, placed.map.memory.len() as u64))
             .collect()
     }
 
-    /// Forgets these maps, and elements that are none any more. To be called while no program runs here.
+    /// Forgets these maps, and former elements. Call it while no program runs here.
     pub fn forget_out_of_reach(&mut self, reachable: &Reachable) {
         let gone: Vec<_> = self
             .unreachable_maps(reachable)
@@ -152,7 +154,7 @@ impl Environment {
         if table == 0 {
             return;
         }
-        // SAFETY: placed by `new_table`.
+        // SAFETY: `new_table` placed the table.
         let len = unsafe { self.home.get::<abi::ObjectTable>(table) }.mask + 1;
         for place in 0..len {
             self.entry(table, place).name.store(0, Release);
@@ -162,17 +164,19 @@ impl Environment {
         }
     }
 
-    /// A place for a map's handle: a free one, if there is any.
+    /// Returns a place for a map's handle: a free one, if there is any.
     pub(super) fn place_handle(&mut self, handle: abi::MapHandle) -> Result<u64, Error> {
         let Some(place) = self.free_handles.pop() else {
             return self.home.value(handle).map_err(os("filling a pool"));
         };
-        // SAFETY: the place of a handle that was freed while no program ran here, so none knows it.
+        // SAFETY: this is the place of a handle that was freed while no program ran here, so none
+        // knows it.
         unsafe { self.home.change(place, |free| *free = handle) };
         Ok(place)
     }
 
-    /// Tells programs which cgroups a process is in, if any program asks and they are others than last time.
+    /// Tells programs which cgroups a process is in, if any program asks and they have changed
+    /// since the last time.
     pub fn refresh_cgroups(&mut self, cgroups: &Cgroups, pid: i32) -> Result<(), Error> {
         if !cgroups.are_wanted() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Putting a jump over an instruction by which a tool calls `bpf`, and what that jump leads to.
+//! The jumps over instructions by which a tool calls `bpf`, and the code that those jumps lead to.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -22,42 +22,45 @@ use crate::trampoline_pool::{ARENA_BYTES, Pool};
 /// The processes of a tool that have fast paths, or could not be given any.
 #[derive(Debug, Default)]
 pub(super) struct Hooks {
-    /// Processes that were looked at, by id; each with its start time, and what was made of its sites.
+    /// Processes that were looked at, by id: the start time of each, and the outcome at its sites.
     processes: Mutex<HashMap<i32, Visited>>,
 }
 
-/// What jumps lead to.
+/// The code that jumps lead to.
 pub(super) struct Code<'a> {
     pub agent: &'a Agent,
     /// The function's offset in the agent.
     pub function: u64,
     pub files: &'a Files,
-    /// What the tool's processes share, and what they may do to it.
+    /// The memory that the tool's processes share, with their rights to it.
     pub shared: &'a [(&'a Memory, ProtFlags)],
-    /// Bytes of what each has for itself, which begins as zeros.
+    /// The size in bytes of the memory that each process has for itself, which begins as zeros.
     pub private_len: usize,
 }
 
-/// What is written to a process's own memory, by its offset there, once what is shared is mapped.
+/// The bytes that are written to a process's own memory, by offset, once the shared memory is
+/// mapped.
 pub(super) type Fill = Vec<(usize, Vec<u8>)>;
 
 #[derive(Debug)]
 struct Visited {
     started: Option<u64>,
-    /// What it runs.
+    /// The program that it runs.
     program: PathBuf,
     /// Instructions that were tried.
     tried: HashSet<u64>,
-    /// Code in the process, which lasts as long as it.
+    /// Code in the process, which lasts as long as the process.
     pools: Vec<Pool>,
 }
 
-/// Instructions of one process that are tried. A function or two make all the calls of a tool.
+/// The most instructions of one process that are tried. A function or two make all the calls of a
+/// tool.
 const TRIES: usize = 8;
 
 impl Hooks {
-    /// Puts a jump over the `syscall` instruction before `ip`, if that can be and has not been tried in vain. `fill` is given the addresses
-    /// of what is shared. Is there a jump in the process now?
+    /// Puts a jump over the `syscall` instruction before `ip`, if possible and if it has not been
+    /// tried in vain. `fill` is given the addresses of the shared memory. Returns whether there is
+    /// a jump in the process now.
     pub fn open(
         &self,
         process: &Process,
@@ -76,14 +79,14 @@ impl Hooks {
         let new = || Visited::new(start_time(process.pid()), program.clone());
         let visited = processes.entry(process.pid()).or_insert_with(new);
         if visited.program != program {
-            // Nothing is left of what was there.
+            // Nothing is left of the earlier program.
             *visited = new();
         }
-        // What comes from our own code has been declined there.
+        // A call from Beeline's own code has been declined there.
         let is_ours = visited.pools.iter().any(|pool| pool.holds(site));
         if !is_ours && visited.tried.len() < TRIES && visited.tried.insert(site) {
             let hooked = hook(process, site, code, fill);
-            // What is in the way of a stop may not be there the next time.
+            // An obstacle to a stop may not be there the next time.
             if let Err(Error::Inject(_)) = hooked {
                 visited.tried.remove(&site);
             }
@@ -163,7 +166,7 @@ fn hook(
     Ok(pool)
 }
 
-/// How the instruction can be jumped over.
+/// Returns the plan for a jump over the instruction.
 fn plan(process: &Process, site: u64, files: &Files) -> Result<Plan, Error> {
     let fail = |why: String| failed(process, why);
     let regions = process.regions()?;
@@ -196,7 +199,7 @@ fn plan(process: &Process, site: u64, files: &Files) -> Result<Plan, Error> {
     }
 }
 
-/// Memory that a forked child has anew, and empty.
+/// Maps memory that a forked child gets anew, and empty.
 fn private_memory(stopped: &mut Stopped, len: usize, fill: Fill) -> Result<u64, Error> {
     let len = pages(len) as u64;
     let protection = ProtFlags::READ | ProtFlags::WRITE;

@@ -1,4 +1,5 @@
-//! What a guest's door says of channels on the board: whose socket is where, and which maps can be looked up by them.
+//! Look-up channels on the board, as the supervisor of a guest's tool lists them: which process
+//! each socket belongs to, and which maps can be looked up through them.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,15 +12,15 @@ use super::prefetch::changed;
 use crate::memory::Memory;
 use crate::proc::{stack_start, start_time};
 
-/// Whose the places of maps are.
+/// The maps that the places on the board belong to.
 #[derive(Debug, Default)]
 pub(super) struct Listing(Mutex<Listed>);
 
-/// The programs of processes to which places of channels belong.
+/// The programs of processes that places of channels belong to.
 #[derive(Debug, Default)]
 pub(super) struct Owners(Mutex<[Option<Program>; CHANNELS]>);
 
-/// What a process runs: `exec` closes channels, and chooses anew where the stack begins.
+/// The program of a process: `exec` closes channels, and chooses anew where the stack begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Program {
     pid: i32,
@@ -28,7 +29,7 @@ struct Program {
 }
 
 impl Program {
-    /// `None` if the process is gone.
+    /// Returns `None` if the process is gone.
     fn of(pid: i32) -> Option<Self> {
         Some(Self {
             pid,
@@ -43,14 +44,14 @@ fn is_alive(owner: Option<Program>) -> bool {
 }
 
 impl Owners {
-    /// The place that belongs to a process.
+    /// Returns the place that belongs to a process.
     pub(super) fn place_of(&self, pid: i32) -> Option<usize> {
         let owner = Program::of(pid)?;
         let owners = self.lock();
         owners.iter().position(|known| *known == Some(owner))
     }
 
-    /// Does a place belong to a process that is still there?
+    /// True if a place belongs to a process that is still there.
     pub(super) fn is_owned(&self, index: usize) -> bool {
         is_alive(self.lock().get(index).copied().flatten())
     }
@@ -82,22 +83,23 @@ impl Default for Listed {
 pub struct MapByChannel {
     /// Device and inode of the tool's descriptor.
     pub file: (u64, u64),
-    /// By which the guest knows it.
+    /// The guest's handle for it.
     pub handle: u32,
-    /// Bytes of a key, [`KEY`] at the most.
+    /// Bytes of a key, at most [`KEY`].
     pub key_len: usize,
-    /// Bytes of a value, as the tool gets it; [`VALUE`] at the most.
+    /// Bytes of a value as the tool gets it, at most [`VALUE`].
     pub value_len: usize,
 }
 
-/// The places of channels and of what they are for: a board and its marks.
+/// The places of channels and of the maps that they are for: a board and its marks.
 pub(super) struct Places<'a> {
     pub(super) board: &'a Memory,
     pub(super) marks: &'a Memory,
 }
 
 impl Places<'_> {
-    /// Lists a map, if it is not, in place of that which was listed first. Was it not?
+    /// Lists a map if it is not listed, in place of the one that was listed first. Returns whether
+    /// it was new.
     pub(super) fn list(&self, listing: &Listing, map: &MapByChannel) -> bool {
         let mut listed = listing.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = !listed.files.contains(&map.file);
@@ -110,7 +112,7 @@ impl Places<'_> {
         is_new
     }
 
-    /// The file is closed everywhere, and its inode may become another one's.
+    /// Removes a map. The file is closed everywhere, and its inode may become another one's.
     pub(super) fn unlist(&self, listing: &Listing, file: (u64, u64)) {
         let mut listed = listing.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = listed.files.iter().position(|known| *known == file);
@@ -137,7 +139,8 @@ impl Places<'_> {
         });
     }
 
-    /// The process to which a place belongs has a channel from now on: a descriptor, and the file that it stands for.
+    /// Gives a channel to the process that a place belongs to: a descriptor, and the file that it
+    /// stands for.
     pub(super) fn give(&self, index: usize, fd: u32, file: (u64, u64)) {
         let place = &self.sockets()[index];
         place.fd.store(fd, Relaxed);
@@ -149,7 +152,7 @@ impl Places<'_> {
         self.sockets()[index].inode.load(Relaxed) != 0
     }
 
-    /// The place that belongs to a process, which gets one if there is one left.
+    /// Returns the place that belongs to a process. The process gets one if there is one left.
     pub(super) fn take(&self, owners: &Owners, pid: i32) -> Option<usize> {
         let owner = Program::of(pid)?;
         let mut owners = owners.lock();
@@ -172,12 +175,14 @@ impl Places<'_> {
     }
 
     fn uses(&self) -> &[ChannelUse; CHANNELS] {
-        // SAFETY: the file was made of that size, and all of it is atomics, for which zero is good.
+        // SAFETY: the file has the size of `Marks`, and all of it is atomics, for which zero is
+        // valid.
         &unsafe { &*self.marks.base().cast::<Marks>() }.channels
     }
 
     fn board(&self) -> &Board {
-        // SAFETY: likewise, but for bytes that no reference is made to.
+        // SAFETY: the file has the size of a `Board`. All of it is atomics, for which zero is
+        // valid, except for bytes that no reference is made to.
         unsafe { &*self.board.base().cast::<Board>() }
     }
 }

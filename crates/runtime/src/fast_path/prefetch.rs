@@ -1,4 +1,5 @@
-//! The board on which a guest's door shows what it has fetched, and the processes of the tool that look at it.
+//! The board on which the supervisor of a guest's tool shows what it has prefetched, and the
+//! processes of the tool that look at it.
 
 use std::mem::offset_of;
 use std::sync::atomic::{
@@ -25,14 +26,15 @@ use crate::memory::Memory;
 use crate::proc::own_pid;
 use crate::vdso;
 
-/// Iterations of a tool through a guest's maps, and the channels to it; and its processes' fast paths to both.
+/// Iterations of a tool through a guest's maps, the channels to the guest, and the fast paths of
+/// the tool's processes to both.
 #[derive(Debug)]
 pub struct Prefetch {
     /// Holds a [`Board`], which only this value writes.
     board: Memory,
     /// Holds [`Marks`].
     marks: Memory,
-    /// Whose each of the board's walks is, and when it was shown.
+    /// The walk in each of the board's places, and when it was shown.
     shown: Mutex<[Shown; ITERATIONS]>,
     listing: Listing,
     owners: Owners,
@@ -49,27 +51,27 @@ struct Shown {
     since: u64,
 }
 
-/// What is shown of a walk.
+/// The shown part of a walk.
 #[derive(Debug)]
 pub struct Fetched<'a> {
     /// Device and inode of the tool's descriptor.
     pub file: (u64, u64),
     /// In nanoseconds of `CLOCK_MONOTONIC`.
     pub at: u64,
-    /// Of all steps.
+    /// The keys of all steps.
     pub keys: &'a [u8],
     /// Likewise.
     pub values: &'a [u8],
     /// For each step [`FREE`], [`GIVEN`] or [`DELETED`].
     pub given: &'a [u8],
-    /// The last step is the map's last.
+    /// True if the last step is the map's last.
     pub is_whole: bool,
     /// The step that was looked at last.
     pub step: usize,
 }
 
 impl Prefetch {
-    /// An empty board.
+    /// Creates an empty board.
     pub fn new() -> std::io::Result<Self> {
         let name = |kind| SessionId::own().name(kind);
         let board = Memory::new(&name("prefetch"), size_of::<Board>())?;
@@ -89,18 +91,20 @@ impl Prefetch {
         })
     }
 
-    /// Gives a process of the tool a fast path at the `syscall` instruction before `ip`. What goes wrong leaves it with the door. Has the process
-    /// one now?
+    /// Gives a process of the tool a fast path at the `syscall` instruction before `ip`.
+    ///
+    /// A failure leaves the process with the supervisor. Returns whether the process has a fast
+    /// path now.
     pub fn open(&self, pid: i32, ip: u64) -> Result<bool, Error> {
         let agent = self.agent.get_or_init(|| Agent::new().ok()).as_ref();
         let agent = agent.ok_or_else(|| Error::Target {
             pid,
             why: "there is no memory for what it would run".into(),
         })?;
-        // It is under the door's own filter, which lets pass what is done here.
+        // It is under the supervisor's own filter, which lets pass what is done here.
         let seccomp = Seccomp::Trust;
         let process = Process::open_with(pid, Options { seccomp })?;
-        // Its clock would say another time than ours.
+        // With another time namespace its clock would differ from Beeline's.
         let clocks = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/time")).ok();
         if clocks(&pid.to_string()) != clocks("self") {
             let why = "it has clocks of its own".into();
@@ -153,13 +157,13 @@ impl Prefetch {
         Ok(is_open)
     }
 
-    /// Does any process look at the board?
+    /// True if any process looks at the board.
     pub fn is_open(&self) -> bool {
         self.is_open.load(Acquire)
     }
 
-    /// Shows what was fetched of a walk, in place of what was shown of it before, or of the walk that was shown longest ago. `false` if
-    /// there is no room for as much.
+    /// Shows the prefetched part of a walk, in place of what was shown of it before, or of the walk
+    /// that was shown longest ago. Returns `false` if there is not enough room.
     pub fn show(&self, walk: u64, fetched: &Fetched<'_>) -> bool {
         let steps = fetched.given.len();
         if steps == 0 || steps > STEPS || fetched.keys.len() + fetched.values.len() > BYTES {
@@ -198,8 +202,8 @@ impl Prefetch {
             }
             let bytes = place.bytes.0.get().cast::<u8>();
             let (keys, values) = (fetched.keys, fetched.values);
-            // SAFETY: both fit into the bytes, one behind the other; no reference to them exists, and the tool's processes take what
-            // they read meanwhile for nothing.
+            // SAFETY: both fit into the bytes, one behind the other. No reference to them exists,
+            // and the tool's processes discard what they read meanwhile.
             unsafe {
                 std::ptr::copy_nonoverlapping(keys.as_ptr(), bytes, keys.len());
                 let behind = bytes.add(keys.len());
@@ -209,20 +213,21 @@ impl Prefetch {
         true
     }
 
-    /// Marks a step of a walk, whose value others are not to give any more. `false` if they may have, or nobody knows.
+    /// Marks a step of a walk, so that nothing else returns its value any more. Returns `false` if
+    /// that may have happened, or is unknown.
     pub fn mark(&self, walk: u64, step: usize, mark: u8) -> bool {
         let shown = self.shown();
         let flag = place_of(&shown, walk).and_then(|index| self.marks(index).given.get(step));
         flag.is_some_and(|flag| flag.swap(mark, AcqRel) == FREE)
     }
 
-    /// The step of a walk that was looked at last, as far as it is shown; 0 if it is not.
+    /// Returns the step of a walk that was looked at last, as far as it is shown; 0 if it is not.
     pub fn step_of(&self, walk: u64) -> usize {
         let place = place_of(&self.shown(), walk);
         place.map_or(0, |index| self.marks(index).at.load(Relaxed) as usize)
     }
 
-    /// Nothing of a walk is shown any more.
+    /// Hides a walk.
     pub fn hide(&self, walk: u64) {
         let mut shown = self.shown();
         if let Some(index) = place_of(&shown, walk) {
@@ -235,38 +240,40 @@ impl Prefetch {
         }
     }
 
-    /// Nothing is shown any more.
+    /// Hides all walks.
     pub fn hide_all(&self) {
         let walks: Vec<u64> = self.shown().iter().map(|shown| shown.walk).collect();
         walks.into_iter().for_each(|walk| self.hide(walk));
     }
 
-    /// Lets a map be looked up by channels from now on; `false` if it could be before.
+    /// Lets a map be looked up by channels from now on. Returns `false` if it could be before.
     pub fn list(&self, map: &MapByChannel) -> bool {
         self.places().list(&self.listing, map)
     }
 
-    /// The file, by its device and inode, stands for no map any more.
+    /// Notes that the file, given by device and inode, stands for no map any more.
     pub fn unlist(&self, file: (u64, u64)) {
         self.places().unlist(&self.listing, file);
     }
 
-    /// Which channel is for a process with a fast path; `None` if others had them all when it got that.
+    /// Returns the channel of a process with a fast path, or `None` if all were taken when the
+    /// process got that.
     pub fn channel_of(&self, pid: i32) -> Option<usize> {
         self.owners.place_of(pid)
     }
 
-    /// Is the process still there, and runs the same program, that a channel is for?
+    /// True if the process that a channel is for is still there, and runs the same program.
     pub fn is_owned(&self, channel: usize) -> bool {
         self.owners.is_owned(channel)
     }
 
-    /// Has the process whose channel that is been given it?
+    /// True if the channel has been given to the process that it is for.
     pub fn is_given(&self, channel: usize) -> bool {
         self.places().is_given(channel)
     }
 
-    /// The process whose channel that is can use it from now on: by a descriptor of its own, of a file with that device and inode.
+    /// Lets the process that a channel is for use it from now on, by a descriptor of its own, of a
+    /// file with that device and inode.
     pub fn give_channel(&self, channel: usize, fd: u32, file: (u64, u64)) {
         self.places().give(channel, fd, file);
     }
@@ -279,13 +286,14 @@ impl Prefetch {
     }
 
     fn walk(&self, index: usize) -> &Walk {
-        // SAFETY: the file was made of a board's size, and all of it is atomics, for which zero is good, and bytes that no reference is
-        // made to.
+        // SAFETY: the file has the size of a `Board`. All of it is atomics, for which zero is
+        // valid, and bytes that no reference is made to.
         &unsafe { &*self.board.base().cast::<Board>() }.walks[index]
     }
 
     fn marks(&self, index: usize) -> &IterationMarks {
-        // SAFETY: as above.
+        // SAFETY: the file has the size of `Marks`, and all of it is atomics, for which zero is
+        // valid.
         &unsafe { &*self.marks.base().cast::<Marks>() }.walks[index]
     }
 
@@ -294,13 +302,14 @@ impl Prefetch {
     }
 }
 
-/// Where on the board a walk is.
+/// Returns the place of a walk on the board.
 fn place_of(shown: &[Shown; ITERATIONS], walk: u64) -> Option<usize> {
     let mut places = shown.iter();
     places.position(|shown| shown.walk == walk && shown.since > 0)
 }
 
-/// Whoever reads meanwhile finds another version behind it.
+/// Changes something under a version: a process that reads meanwhile finds another version
+/// afterwards.
 pub(super) fn changed(version: &AtomicU32, work: impl FnOnce()) {
     let before = version.load(Relaxed);
     version.store(before.wrapping_add(1), Relaxed);

@@ -1,4 +1,4 @@
-//! Programs that run here by the interpreter: it takes the place of their code for the while.
+//! Programs that run here in the interpreter, which takes the place of their code meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -14,18 +14,18 @@ use crate::error::Error;
 /// A program that the interpreter has made ready.
 pub struct Checked {
     program: Box<dyn Runnable>,
-    /// Of its context.
+    /// The size of its context.
     bytes: usize,
     fault: RefCell<Option<Fault>>,
 }
 
 thread_local! {
-    /// What [`interpret`] is to run.
+    /// The program that [`interpret`] is to run.
     static CURRENT: Cell<*const Checked> = const { Cell::new(ptr::null()) };
 }
 
 impl Checked {
-    /// Makes a program ready that may reach so many bytes of context.
+    /// Makes a program ready that may reach this many bytes of context.
     pub fn new(source: &Source, bytes: usize) -> Result<Self, Error> {
         Ok(Self {
             program: Interpreter::default().load(&source.program())?,
@@ -34,7 +34,8 @@ impl Checked {
         })
     }
 
-    /// Does something while a link leads to the interpreter. A program that tail-calls leaves for the next one's code.
+    /// Does something while a link leads to the interpreter. A program that tail-calls leaves for
+    /// the next one's code.
     pub fn instead<T>(&self, link: &Link, work: impl FnOnce() -> T) -> Result<T, Error> {
         let entry = interpret as *const () as usize;
         let before = link.entry.swap(entry, SeqCst);
@@ -51,7 +52,7 @@ impl Checked {
 
 /// Stands for a program's code, in the runner's thread only.
 unsafe extern "sysv64" fn interpret(context: *const u8, run: *const Run) -> u64 {
-    // SAFETY: set while `instead` works, which keeps what it points to.
+    // SAFETY: `CURRENT` is only set while `instead` works, which keeps what it points to alive.
     let Some(checked) = (unsafe { CURRENT.get().as_ref() }) else {
         return 0;
     };
@@ -59,7 +60,8 @@ unsafe extern "sysv64" fn interpret(context: *const u8, run: *const Run) -> u64 
         start: context.cast_mut(),
         bytes: checked.bytes,
     };
-    // SAFETY: the agent enters code with a whole `Run`, and with the context that the runner was given.
+    // SAFETY: the agent enters code with a whole `Run`, and with the context that the runner was
+    // given.
     let result = unsafe { checked.program.run(context, &*run) };
     result.unwrap_or_else(|fault| {
         checked.fault.borrow_mut().get_or_insert(fault);

@@ -1,5 +1,5 @@
-//! The files of a session whose system calls are known, or are being looked for by threads of their own: whoever needs them says how
-//! long it can wait.
+//! The files of a session with known system calls, and those that threads are still scanning. Each
+//! caller says how long it can wait.
 
 use std::collections::HashMap;
 use std::num::NonZero;
@@ -12,7 +12,7 @@ use super::FileCalls;
 use crate::link::{FileId, file_id};
 use crate::vdso;
 
-/// Threads that look through files, at the most: the machine has other work.
+/// The most threads that scan files: the machine has other work.
 const MOST_THREADS: usize = 4;
 
 /// The files of a session, by what identifies their contents.
@@ -22,18 +22,18 @@ pub struct CallFiles {
     vdso: OnceLock<Option<Arc<FileCalls>>>,
 }
 
-/// What is known of a file's calls.
+/// The state of a file's calls.
 #[derive(Debug, Clone)]
 pub enum Planned {
-    /// All.
+    /// All are known.
     Ready(Arc<FileCalls>),
-    /// It is still being looked through.
+    /// The file is still being scanned.
     Late,
-    /// Nothing: it cannot be read, or another file is at that path now.
+    /// Nothing is known: the file cannot be read, or another file is at that path now.
     Unknown,
 }
 
-/// What the session shares with the threads that look through files.
+/// The state that the session shares with the threads that scan files.
 #[derive(Debug, Default)]
 struct Shelf {
     known: Mutex<HashMap<FileId, Arc<Known>>>,
@@ -47,7 +47,7 @@ struct Queue {
     threads: usize,
 }
 
-/// A file's calls, when it has been looked through.
+/// A file's calls, when it has been scanned.
 #[derive(Debug)]
 struct Known {
     planned: Mutex<Planned>,
@@ -55,7 +55,8 @@ struct Known {
 }
 
 impl CallFiles {
-    /// Has files looked through, each given with its inode, several at a time, and waits for that until then.
+    /// Has files scanned, each given with its inode, several at a time, and waits for that until
+    /// the given time.
     pub fn plan(&self, files: &[(PathBuf, u64)], until: Instant) {
         let files = files.iter().filter_map(|(path, inode)| {
             let id = file_id(path).ok().filter(|id| id.1 == *inode)?;
@@ -72,7 +73,8 @@ impl CallFiles {
         }
     }
 
-    /// The calls of a file, which must be the one with this inode; waits for them until then.
+    /// Returns the calls of a file, which must be the one with this inode. Waits for them until the
+    /// given time.
     pub fn of(&self, path: &Path, inode: u64, until: Instant) -> Planned {
         let Some(id) = file_id(path).ok().filter(|id| id.1 == inode) else {
             return Planned::Unknown;
@@ -82,7 +84,8 @@ impl CallFiles {
         known.wait(until)
     }
 
-    /// The calls of a file that has been looked through and may be gone since, by its device and inode; `None` if there were several.
+    /// Returns the calls of a file that has been scanned and may be gone since, by its device and
+    /// inode; `None` if there were several.
     pub fn known(&self, device: u64, inode: u64) -> Option<Arc<FileCalls>> {
         let known = self.shelf.known();
         let is_it = |file: &FileId| (file.0, file.1) == (device, inode);
@@ -91,7 +94,8 @@ impl CallFiles {
         found.and_then(|(_, known)| known.planned().ready())
     }
 
-    /// The calls of the vDSO, by our own copy of it, which nobody has hooked; `None` if there is none.
+    /// Returns the calls of the vDSO, from Beeline's own copy of it, which nobody has hooked;
+    /// `None` if there is none.
     pub fn of_vdso(&self) -> Option<Arc<FileCalls>> {
         let read = || FileCalls::of_vdso(&vdso::own()?).map(Arc::new);
         self.vdso.get_or_init(read).clone()
@@ -99,7 +103,7 @@ impl CallFiles {
 }
 
 impl Planned {
-    /// The calls, if they are known.
+    /// Returns the calls, if they are known.
     pub fn ready(&self) -> Option<Arc<FileCalls>> {
         match self {
             Self::Ready(file) => Some(file.clone()),
@@ -117,7 +121,8 @@ impl Shelf {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known of the file at a path; if nobody has asked for it yet, it is to be looked through.
+    /// Returns what is known of the file at a path. If it has not been asked for yet, it is queued
+    /// to be scanned.
     fn known_or_new(&self, path: &Path, id: FileId) -> Arc<Known> {
         let mut all = self.known();
         if let Some(known) = all.get(&id) {
@@ -137,14 +142,15 @@ impl Shelf {
         known
     }
 
-    /// Has threads at work, as many as there are files and as are good; without any the caller does it all.
+    /// Keeps as many threads at work as there are files and as are useful. Without any thread the
+    /// caller does all the work.
     fn have_planned(self: &Arc<Self>) {
         let mut queue = self.queue();
         let waiting = queue.waiting.len();
         if waiting == 0 {
             return;
         }
-        // For this several files are read.
+        // This many threads make it worth reading several files.
         let most = available_parallelism().map_or(1, NonZero::get);
         while queue.threads < waiting.min(most).min(MOST_THREADS) {
             let shelf = self.clone();
@@ -161,7 +167,7 @@ impl Shelf {
         }
     }
 
-    /// Looks through what waits, until there is nothing.
+    /// Scans what waits, until there is nothing.
     fn work(&self) {
         loop {
             let mut queue = self.queue();
@@ -170,7 +176,7 @@ impl Shelf {
                 return;
             };
             drop(queue);
-            // A file that nobody has thought of is not waited for again and again.
+            // A panic over an unexpected file must not make callers wait for it again and again.
             let read = std::panic::catch_unwind(|| {
                 let file = FileCalls::read(&path).ok();
                 // It may have been replaced meanwhile.
@@ -178,7 +184,7 @@ impl Shelf {
             });
             let file = read.ok().flatten();
             if file.is_none() {
-                // The next one who asks tries again.
+                // The next caller tries again.
                 self.known().remove(&id);
             }
             let planned = file.map_or(Planned::Unknown, |file| Planned::Ready(Arc::new(file)));
@@ -193,7 +199,7 @@ impl Known {
         self.planned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is known when it is done, or at that time.
+    /// Returns what is known when the scan is done, or at the given time.
     fn wait(&self, until: Instant) -> Planned {
         let rest = until.saturating_duration_since(Instant::now());
         let is_late = |planned: &mut Planned| matches!(planned, Planned::Late);

@@ -1,4 +1,4 @@
-//! What `/proc` tells of a process.
+//! Facts about a process from `/proc`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -18,7 +18,7 @@ pub const NAMESPACES: [&str; 9] = [
     "user",
 ];
 
-/// A process. What may not be read is 0 or missing.
+/// A process. Facts that may not be read are 0 or missing.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     pub pid: u32,
@@ -38,7 +38,7 @@ pub struct Facts {
     pub uids: [u64; 4],
     /// As `uids`.
     pub gids: [u64; 4],
-    /// Who logged in.
+    /// The user that logged in.
     pub loginuid: Option<u64>,
     /// Its numbers in each pid namespace, the outermost first.
     pub numbers: Vec<u32>,
@@ -51,11 +51,11 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Of a process; `None` if it has ended.
+    /// Reads the facts of a process; `None` if it has ended.
     pub fn of(pid: u32) -> Option<Self> {
         let stat = Stat::of(pid as i32)?;
         let field = |number: usize| -> u64 {
-            // Some are negative: as the kernel's fields, they are cut to size later.
+            // Some are negative: like the kernel's fields, they are cut to size later.
             let word = stat.field(number).unwrap_or("0");
             word.parse()
                 .unwrap_or_else(|_| word.parse::<i64>().unwrap_or(0) as u64)
@@ -101,7 +101,7 @@ impl Facts {
         })
     }
 
-    /// The idle task, which is the first process's parent.
+    /// Returns the idle task, which is the first process's parent.
     pub fn idle() -> Self {
         Self {
             comm: b"swapper/0".to_vec(),
@@ -111,7 +111,7 @@ impl Facts {
     }
 }
 
-/// What tells cheaply that the rest is to be read again.
+/// A cheap sign that the rest has to be read again.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sign {
     parent: Option<String>,
@@ -121,7 +121,7 @@ pub struct Sign {
 }
 
 impl Sign {
-    /// Of a process.
+    /// Reads the sign of a process.
     pub fn of(pid: u32) -> Self {
         let status = proc::status(pid as i32).unwrap_or_default();
         let parent = words(&status, "PPid:").next().map(str::to_owned);
@@ -145,9 +145,9 @@ fn comm(pid: u32) -> Vec<u8> {
     comm
 }
 
-/// Nanoseconds of a clock tick in `/proc`.
+/// Returns the nanoseconds of a clock tick in `/proc`.
 fn tick() -> u64 {
-    // SAFETY: asks for a number.
+    // SAFETY: `sysconf` only returns a number.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     1_000_000_000 / u64::try_from(ticks).unwrap_or(100).max(1)
 }
@@ -166,14 +166,14 @@ fn read_number(path: &str) -> Option<u64> {
     proc::text(path).ok()?.trim().parse().ok()
 }
 
-/// The number in a link such as `mnt:[4026531841]`.
+/// Returns the number in a link such as `mnt:[4026531841]`.
 fn namespace(pid: u32, name: &str) -> Option<u32> {
     let link = fs::read_link(format!("/proc/{pid}/ns/{name}")).ok()?;
     let (_, number) = link.to_str()?.split_once(":[")?;
     number.strip_suffix(']')?.parse().ok()
 }
 
-/// Of the unified hierarchy. A cgroup's id is its directory's inode number.
+/// Returns the cgroup in the unified hierarchy. A cgroup's id is its directory's inode number.
 fn cgroup(pid: u32) -> Option<(u64, Vec<u8>)> {
     let list = proc::text(format!("/proc/{pid}/cgroup")).ok()?;
     let path = list.lines().find_map(|line| line.strip_prefix("0::"))?;
