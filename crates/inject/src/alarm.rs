@@ -1,8 +1,8 @@
-//! Waits in the kernel that a target may draw out as long as it likes: an alarm ends them.
+//! Alarms that end waits in the kernel which a target may draw out as long as it likes.
 //!
-//! A thread in `execve` keeps whoever would trace its process waiting until the program is loaded, which may take for ever (a file on a
-//! dead server, another thread that does not end). The kernel takes that wait up anew after each signal, so the signal's handler has to
-//! lead the thread past it.
+//! A thread in `execve` keeps any tracer of its process waiting until the program is loaded, which
+//! may take forever (a file on a dead server, another thread that does not end). The kernel resumes
+//! that wait after each signal, so the signal's handler has to lead the thread past it.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -15,10 +15,11 @@ use libc::{c_int, itimerspec, siginfo_t, timer_t, timespec};
 
 /// The longest that a wait may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
-/// The alarm goes off again and again: it may have come just before the wait.
+/// The alarm goes off again and again, since the first one may have come just before the wait.
 const AGAIN: Duration = Duration::from_millis(50);
 
-// beeline_inject_seize(tid, options): PTRACE_SEIZE, with the kernel's own result. Nothing but its one call may be between the labels.
+// beeline_inject_seize(tid, options): PTRACE_SEIZE, with the kernel's own result. Nothing but its
+// one call may be between the labels.
 std::arch::global_asm!(
     ".pushsection .text.beeline_inject_seize, \"ax\", @progbits",
     ".balign 16",
@@ -49,14 +50,20 @@ unsafe extern "C" {
 }
 
 thread_local! {
-    /// The thread's own timer, once it has needed one; nothing where the kernel gives none.
+    /// The thread's own timer, once it has needed one. The inner value is `None` if the kernel
+    /// gives none.
     static TIMER: RefCell<Option<Option<Timer>>> = const { RefCell::new(None) };
 }
 
-/// `PTRACE_SEIZE`. EINTR if it takes longer than [`PATIENCE`]; then nothing has been seized.
+/// `PTRACE_SEIZE`.
+///
+/// # Errors
+///
+/// EINTR if it takes longer than [`PATIENCE`]; then nothing has been seized.
 pub(crate) fn seize(tid: i32, options: c_int) -> io::Result<()> {
     let result = within_patience(|| {
-        // SAFETY: a system call that takes numbers only. The handler may lead past it, with the registers of one that has failed.
+        // SAFETY: this system call takes integers only. The handler may lead past it, with the
+        // registers of one that has failed.
         unsafe { beeline_inject_seize(tid.into(), options.into()) }
     });
     match result {
@@ -65,7 +72,8 @@ pub(crate) fn seize(tid: i32, options: c_int) -> io::Result<()> {
     }
 }
 
-/// Does what may wait in the kernel: interrupted when [`PATIENCE`] is over, and again and again from then on.
+/// Runs `wait`, which may wait in the kernel. It is interrupted when [`PATIENCE`] is over, and
+/// again and again from then on.
 pub(crate) fn within_patience<R>(wait: impl FnOnce() -> R) -> R {
     TIMER.with_borrow_mut(|timer| {
         let timer = timer.get_or_insert_with(|| Timer::new().ok());
@@ -80,25 +88,26 @@ pub(crate) fn within_patience<R>(wait: impl FnOnce() -> R) -> R {
     })
 }
 
-/// A timer of the calling thread's.
+/// A timer of the calling thread.
 struct Timer(timer_t);
 
 impl Timer {
     fn new() -> io::Result<Self> {
-        // SAFETY: the structure is integers and a pointer that is not looked at, for all of which zero is good.
+        // SAFETY: the structure consists of integers and a pointer that is not looked at, for all
+        // of which zero is valid.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = signal()?;
         event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_nonzero().get();
         let mut timer = null_mut();
-        // SAFETY: both are live, and of the types that the call takes.
+        // SAFETY: both references are live, and of the types that the call takes.
         match unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) } {
             0 => Ok(Self(timer)),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Zero: not at all.
+    /// Sets the timer. Zero disarms it.
     fn set(&self, first: Duration, again: Duration) {
         let time = |duration: Duration| timespec {
             tv_sec: duration.as_secs() as i64,
@@ -108,29 +117,30 @@ impl Timer {
             it_interval: time(again),
             it_value: time(first),
         };
-        // SAFETY: the timer is our own, and the times are live. It cannot fail then.
+        // SAFETY: the timer is this value's own, and the times are live. The call cannot fail then.
         unsafe { libc::timer_settime(self.0, 0, &times, null_mut()) };
     }
 }
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: our own, which nothing refers to any more.
+        // SAFETY: the timer is this value's own, and nothing refers to it any more.
         unsafe { libc::timer_delete(self.0) };
     }
 }
 
-/// The signal that alarms come as, with a handler for it.
+/// Returns the signal that alarms come as, with a handler installed for it.
 fn signal() -> io::Result<c_int> {
     static HANDLED: OnceLock<Result<c_int, c_int>> = OnceLock::new();
     let handled = HANDLED.get_or_init(|| {
         let signal = libc::SIGRTMIN();
         let handler: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) = pass_by;
-        // SAFETY: an action is integers, for which zero is good; the handler does what a handler may.
+        // SAFETY: an action consists of integers, for which zero is valid. The handler is
+        // async-signal-safe.
         let set = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
-            // Without SA_RESTART: other waits end by it, too.
+            // Without SA_RESTART, so that other waits end too.
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigaction(signal, &action, null_mut())
         };
@@ -144,9 +154,11 @@ fn signal() -> io::Result<c_int> {
     handled.map_err(io::Error::from_raw_os_error)
 }
 
-/// Leads a thread that is about to make the call of [`beeline_inject_seize`], or to take it up anew, past it.
+/// Leads a thread past the call of [`beeline_inject_seize`] if it is about to make it, or to resume
+/// it.
 extern "C" fn pass_by(_: c_int, _: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes the context that the thread goes on with; nobody else has a reference to it.
+    // SAFETY: the kernel passes the context that the thread goes on with; nobody else has a
+    // reference to it.
     let Some(context) = (unsafe { context.cast::<libc::ucontext_t>().as_mut() }) else {
         return;
     };
@@ -166,7 +178,7 @@ mod tests {
     #[test]
     fn a_wait_ends_by_the_alarm() {
         let since = std::time::Instant::now();
-        // SAFETY: waits for nothing but a signal.
+        // SAFETY: `pause` only waits for a signal.
         let interrupted = within_patience(|| unsafe { libc::pause() });
         assert_eq!(interrupted, -1);
         assert!(since.elapsed() >= PATIENCE && since.elapsed() < 2 * PATIENCE);

@@ -1,11 +1,11 @@
-//! Why something could not be done, and what to do about it.
+//! Errors of this crate: each says why something could not be done, and what to do about it.
 
 use std::io;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-/// Anything that goes wrong here. Whatever it is, the target has been let go and runs as before.
+/// An error of this crate. In every case the target has been let go and runs as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,12 +21,12 @@ pub enum Error {
         /// The target.
         pid: i32,
     },
-    /// The kernel does not let us trace it.
+    /// The kernel does not let Beeline trace it.
     #[error("process {pid} may not be traced: {why}")]
     NotPermitted {
         /// The target.
         pid: i32,
-        /// Which rule forbids it.
+        /// The rule that forbids it.
         why: Refusal,
     },
     /// It runs 32-bit code.
@@ -49,7 +49,7 @@ pub enum Error {
         /// The target.
         pid: i32,
     },
-    /// A process has one tracer at most.
+    /// A process can have only one tracer.
     #[error(
         "process {pid} is already traced by {comm} (process {tracer}): end that tracer, then try again"
     )]
@@ -60,7 +60,7 @@ pub enum Error {
         tracer: i32,
         /// The tracer's name.
         comm: String,
-        /// That of its thread which traces.
+        /// The name of its thread that traces.
         thread: String,
     },
     /// A seccomp filter may kill the target for a system call that it would not make itself.
@@ -82,10 +82,10 @@ pub enum Error {
         tid: i32,
         /// The state letter in `/proc/PID/stat`.
         state: char,
-        /// How long it was given.
+        /// The time that it was given.
         seconds: u64,
     },
-    /// The process stands still until somebody lets its control group go on.
+    /// The process stands still until its control group is thawed.
     #[error("process {pid} is frozen by its control group {}: thaw that first", group.display())]
     Frozen {
         /// The target.
@@ -117,7 +117,7 @@ pub enum Error {
         address: u64,
         /// Bytes asked for.
         len: usize,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A system call run in the target failed.
@@ -127,7 +127,7 @@ pub enum Error {
         pid: i32,
         /// `__NR_*`.
         number: i64,
-        /// What it returned.
+        /// The error number that it returned.
         errno: Errno,
     },
     /// The target's thread got a signal instead of a result.
@@ -147,7 +147,7 @@ pub enum Error {
     NoAgent {
         /// The target.
         pid: i32,
-        /// What is missing.
+        /// The missing part.
         why: &'static str,
     },
     /// Fewer descriptors arrived than were sent.
@@ -157,9 +157,9 @@ pub enum Error {
     DescriptorLimit {
         /// The target.
         pid: i32,
-        /// How many arrived.
+        /// The number that arrived.
         got: usize,
-        /// How many it was sent.
+        /// The number that was sent.
         sent: usize,
     },
     /// A mapping did not go where it had to.
@@ -171,7 +171,7 @@ pub enum Error {
         pid: i32,
         /// As asked for.
         wanted: u64,
-        /// Where the kernel put it (it has been unmapped again).
+        /// The address where the kernel put it (it has been unmapped again).
         got: u64,
     },
     /// A file that describes the target does not make sense, or cannot be read.
@@ -181,7 +181,7 @@ pub enum Error {
         pid: i32,
         /// For example "read maps".
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A ptrace request failed that should not.
@@ -191,21 +191,22 @@ pub enum Error {
         request: &'static str,
         /// The thread.
         tid: i32,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The thread that traces could not be started, or a socket not be made: this process is short of something.
+    /// The thread that traces could not be started, or a socket could not be made: this process is
+    /// short of something.
     #[error("Beeline cannot {what}: {}", with_remedy(source))]
     Local {
-        /// What it tried.
+        /// The attempted action.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// What a system call run in the target returned, if that is what this is.
+    /// Returns the error number of a system call run in the target, if this is such an error.
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Syscall { errno, .. } => Some(*errno),
@@ -213,8 +214,8 @@ impl Error {
         }
     }
 
-    /// What the kernel said where something of ours failed, or of the target's at our hands; nothing where it is what the target is
-    /// that stands in the way.
+    /// Returns the kernel's error if something of Beeline's failed, or something that it did in the
+    /// target. `None` if the nature of the target stands in the way.
     pub fn cause(&self) -> Option<Errno> {
         match self {
             Self::Inspect { source, .. }
@@ -225,7 +226,7 @@ impl Error {
         }
     }
 
-    /// Has this process, or the machine, as many files open as it may?
+    /// True if this process, or the machine, has as many files open as it may.
     pub fn is_of_too_many_files(&self) -> bool {
         match self {
             Self::Inspect { source, .. } | Self::Local { source, .. } => {
@@ -241,7 +242,7 @@ pub fn is_of_too_many_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// The kernel's words for an error, and the remedy where something of ours is at its limit.
+/// Returns the kernel's words for an error, and the remedy if a limit of Beeline's is reached.
 pub fn with_remedy(error: &io::Error) -> String {
     let remedy = match error.raw_os_error() {
         Some(libc::EMFILE) => "; Beeline may have no more files open: raise the limit (ulimit -n)",
@@ -259,7 +260,7 @@ pub fn with_remedy(error: &io::Error) -> String {
     format!("{error}{remedy}")
 }
 
-/// The kernel's words for an access that failed, and what is wrong if it is the address.
+/// Returns the kernel's words for an access that failed, and what is wrong if it is the address.
 fn of_memory(error: &io::Error) -> String {
     match error.raw_os_error() {
         None | Some(libc::EIO | libc::EFAULT) => {
@@ -269,18 +270,18 @@ fn of_memory(error: &io::Error) -> String {
     }
 }
 
-/// Which rule of the kernel forbids tracing a process.
+/// The kernel's rule that forbids tracing a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It belongs to somebody else.
+    /// It belongs to another user.
     #[error(
         "it belongs to user {owner} and Beeline runs as user {us}; run Beeline as that user or with CAP_SYS_PTRACE"
     )]
     OtherUser {
         /// Its real user id.
         owner: u32,
-        /// Our effective user id.
+        /// Beeline's effective user id.
         us: u32,
     },
     /// It has made itself non-dumpable, or has run a set-uid program.
@@ -296,7 +297,7 @@ pub enum Refusal {
         /// The value of the setting.
         scope: u32,
     },
-    /// None of the rules that we know.
+    /// No rule that Beeline knows.
     #[error(
         "the kernel says EPERM (a security module, a user namespace, or more capabilities than ours); run Beeline as root in the host's namespace"
     )]

@@ -1,7 +1,8 @@
-//! Mapping our files into the target, which sees neither paths nor descriptors of them.
+//! Mapping Beeline's files into the target, which sees neither paths nor descriptors of them.
 //!
-//! The target makes a pair of sockets, we take one end of it from outside, send the descriptors through, and
-//! have the target receive, map and close them. All in memory that is mapped for the purpose, or that we are given.
+//! The target makes a pair of sockets, and Beeline takes one end of it from outside. It sends the
+//! descriptors through, and has the target receive, map and close them. All of this happens in
+//! memory that is mapped for the purpose, or that the caller provides.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -23,27 +24,27 @@ pub struct Mapping<'a> {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// What the target may do with it.
+    /// The target's rights to it.
     pub protection: ProtFlags,
-    /// Shared or private, and what to make of `address`.
+    /// Shared or private, and the treatment of `address`.
     pub flags: MapFlags,
-    /// Where; 0 for anywhere. A wish, unless `flags` has `FIXED_NOREPLACE` or `FIXED`.
+    /// The address; 0 for anywhere. A hint, unless `flags` has `FIXED_NOREPLACE` or `FIXED`.
     pub address: u64,
 }
 
-/// Some [`Mapping`]s with descriptors of their own, one for each file, so that they can go to the thread that traces, and to the
-/// target in one message.
+/// Some [`Mapping`]s with descriptors of their own, one for each file, so that they can go to the
+/// thread that traces, and to the target in one message.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     files: Vec<OwnedFd>,
-    /// Of which descriptor here each is.
+    /// The caller's descriptor that each of them was made from.
     known: Vec<i32>,
     parcels: Vec<Parcel>,
 }
 
 #[derive(Debug)]
 struct Parcel {
-    /// Which of the batch's.
+    /// The index of the file in the batch.
     file: usize,
     offset: u64,
     len: u64,
@@ -52,7 +53,7 @@ struct Parcel {
     address: u64,
 }
 
-/// What is to be mapped, in messages that are not too long.
+/// Splits mappings into messages that are not too long.
 pub(crate) fn parcels_of(mappings: &[Mapping<'_>]) -> Result<Vec<Batch>, Error> {
     let mut batches = vec![Batch::default()];
     for mapping in mappings {
@@ -101,7 +102,7 @@ impl Batch {
 /// The most descriptors that one message may carry (`SCM_MAX_FD`).
 const MOST_FILES: usize = 253;
 
-// What lies where in the scratch memory.
+// The layout of the scratch memory.
 const PAIR: u64 = 0;
 const MSGHDR: u64 = 16;
 const IOVEC: u64 = 80;
@@ -110,7 +111,7 @@ const CONTROL: u64 = 128;
 /// `CMSG_LEN(0)`: bytes of a control message's head.
 const CMSG_HEAD: usize = 16;
 const CONTROL_LEN: usize = CMSG_HEAD + MOST_FILES * size_of::<i32>() + 4;
-/// Bytes of it.
+/// The size of the scratch memory in bytes.
 pub(crate) const SCRATCH: usize = CONTROL as usize + CONTROL_LEN;
 const _: () = assert!(SCRATCH <= PAGE as usize);
 /// From the head of the message to that of the control message.
@@ -119,14 +120,15 @@ const HEADS_LEN: usize = CONTROL as usize + CMSG_HEAD - MSGHDR as usize;
 /// Descriptors that a target needs beside those that it is sent.
 const PAIR_OF_SOCKETS: usize = 2;
 
-/// Does the target have as many files open as it may?
+/// True if the target has as many files open as it may.
 fn is_at_limit(error: &Error) -> bool {
     let is_short = |error: &Error| error.errno() == Some(rustix::io::Errno::MFILE);
     matches!(error, Error::DescriptorLimit { .. }) || is_short(error)
 }
 
 impl Session {
-    /// Maps all of them or none; gives their addresses. `scratch` is memory for it, of [`SCRATCH`] bytes.
+    /// Maps all of them or none, and returns their addresses. `scratch` is memory for it, of
+    /// [`SCRATCH`] bytes.
     pub fn map_files(
         &mut self,
         batches: &[Batch],
@@ -142,7 +144,8 @@ impl Session {
                 let parcels = batches.iter().flat_map(|batch| &batch.parcels);
                 let fresh = |(_, parcel): &(_, &Parcel)| !parcel.flags.contains(MapFlags::FIXED);
                 for (&address, parcel) in placed.iter().zip(parcels).filter(fresh) {
-                    // What was there before is in use. Should this fail as well, the first error is the one to tell.
+                    // The memory that was there before is in use. Should this fail as well, the
+                    // first error is the one to report.
                     let _ = self.unmap(address, parcel.len);
                 }
                 return Err(error);
@@ -185,7 +188,7 @@ impl Session {
             offset,
         ];
         let got = self.call(libc::SYS_mmap, arguments)?;
-        // A kernel before 4.17 takes FIXED_NOREPLACE for a wish.
+        // A kernel before 4.17 takes FIXED_NOREPLACE for a hint.
         if flags.contains(MapFlags::FIXED_NOREPLACE) && got != wanted {
             self.unmap(got, len)?;
             return Err(Error::Misplaced {
@@ -250,8 +253,8 @@ impl Session {
         outcome.and(closed)
     }
 
-    /// Sends the files into one end of the target's socket pair and has it receive them at the other. Gives their
-    /// numbers there.
+    /// Sends the files into one end of the target's socket pair and has it receive them at the
+    /// other. Returns their numbers there.
     fn receive(
         &mut self,
         scratch: u64,
@@ -295,7 +298,7 @@ impl Session {
         Ok(received)
     }
 
-    /// The descriptors in the control message that the target has received.
+    /// Returns the descriptors in the control message that the target has received.
     fn received(&mut self, scratch: u64) -> Result<Vec<i32>, Error> {
         let mut control = [0; CONTROL_LEN];
         self.read(scratch + CONTROL, &mut control)?;
@@ -334,8 +337,8 @@ impl Session {
         Ok(())
     }
 
-    /// Closes all of them in the target, whatever becomes of one: those that follow each other, as new ones mostly do, by one
-    /// call.
+    /// Closes all of them in the target, even if one fails. Consecutive ones, as new descriptors
+    /// mostly are, are closed by one call.
     fn close_all(&mut self, files: &mut [i32]) -> Result<(), Error> {
         files.sort_unstable();
         let close = |run: &[i32]| {
@@ -355,8 +358,8 @@ impl Session {
     }
 }
 
-/// A `struct msghdr` for one byte of payload and as much control data as fits, the `struct iovec` for the payload, and zeroes up
-/// to where the control message is told of.
+/// Returns a `struct msghdr` for one byte of payload and as much control data as fits, the `struct
+/// iovec` for the payload, and zeroes up to the control message.
 fn heads(scratch: u64) -> [u8; HEADS_LEN] {
     // name, its length, iovec, their count, control, its length, flags
     let header: [u8; 56] = words([

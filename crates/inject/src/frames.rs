@@ -1,7 +1,7 @@
 //! Interrupted code that a signal handler will return into.
 //!
-//! A thread that is held in a signal handler has two places: where it is, and where it was when the signal came,
-//! which the kernel has saved on its stack. Patching must mind both.
+//! A thread that is held in a signal handler has two places: where it is, and where it was when the
+//! signal came, which the kernel has saved on its stack. Patching must mind both.
 
 use std::ops::Range;
 
@@ -16,35 +16,39 @@ use crate::{Error, Stopped};
 pub struct SignalFrame {
     /// The thread.
     pub tid: i32,
-    /// Where the thread will go on after the handler.
+    /// The address where the thread will go on after the handler.
     pub ip: u64,
-    /// Where that address is kept: write another there to send the thread elsewhere.
+    /// The location of that address: write another address there to send the thread elsewhere.
     pub saved_at: u64,
-    /// Where its stack pointer is kept, and what that is; nothing for a thread that comes from a call of Beeline's.
+    /// The location and the value of its stack pointer. `None` for a thread that comes from a call
+    /// of Beeline's.
     pub sp: Option<(u64, u64)>,
-    /// What the handler returns to: code that makes the `rt_sigreturn` call.
+    /// The address that the handler returns to: code that makes the `rt_sigreturn` call.
     pub restorer: u64,
-    /// The signal is SIGTRAP for an `int3`, which stands before `ip`. Its handler has not decided yet where the thread goes on.
+    /// True if the signal is SIGTRAP for an `int3`, which stands before `ip`. Its handler has not
+    /// decided yet where the thread goes on.
     pub is_of_breakpoint: bool,
 }
 
-/// From the start of a signal frame, where the restorer's address is, to the saved instruction pointer: that address,
-/// then of `struct ucontext` flags, link, stack (3 words) and 16 registers.
+/// From the start of a signal frame, where the restorer's address is, to the saved instruction
+/// pointer: that address, then of `struct ucontext` flags, link, stack (3 words) and 16 registers.
 const RESTORER_TO_IP: u64 = 8 * (1 + 2 + 3 + 16);
-/// From the saved instruction pointer to the signal's `siginfo_t`, of which the first three words are number, errno and code: that
-/// pointer, the rest of `struct sigcontext` (256 bytes in all) and the signal mask.
+/// From the saved instruction pointer to the signal's `siginfo_t`, which starts with the three
+/// words number, errno and code: that pointer, the rest of `struct sigcontext` (256 bytes in all)
+/// and the signal mask.
 const IP_TO_INFO: u64 = 256 - 8 * 16 + 8;
 
-/// Bytes of stack that are looked through, from the stack pointer up.
+/// Bytes of stack that are searched, from the stack pointer up.
 const REACH: u64 = 256 << 10;
-/// Frames upon frames that are followed from stack to stack, before we take them for garbage.
+/// The most frames upon frames that are followed from stack to stack. More are taken for garbage.
 const DEPTH: usize = 16;
 
-/// Finds the signal frames on all threads' stacks by which a thread will return into one of `ranges`, be it by
-/// the saved address or by the restorer.
+/// Finds the signal frames on all threads' stacks by which a thread will return into one of
+/// `ranges`, by the saved address or by the restorer.
 ///
-/// It goes by the look of what the kernel saves, so a stale frame, or data that look like one, can be among them.
-/// A handler on an alternate stack leads on to the stack that it interrupted.
+/// It recognizes what the kernel saves by its appearance, so a stale frame, or data that look like
+/// one, can be among the results. A handler on an alternate stack leads on to the stack that it
+/// interrupted.
 pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<SignalFrame>, Error> {
     let regions = stopped.regions()?;
     let mut found: Vec<SignalFrame> = Vec::new();
@@ -77,7 +81,8 @@ pub fn signal_frames(stopped: &Stopped, ranges: &[Range<u64>]) -> Result<Vec<Sig
     Ok(found)
 }
 
-/// Where a thread goes on that returns to an address on the way home, and where that is kept.
+/// Returns where a thread goes on that returns to an address on the way home, and where that is
+/// kept.
 fn arrival(read: &impl Fn(u64, &mut [u8]) -> bool, ip: u64) -> Option<(u64, u64)> {
     let cell = restore_stub::cell_around(ip)?;
     let mut bytes = [0; restore_stub::CELL as usize];
@@ -88,7 +93,8 @@ fn arrival(read: &impl Fn(u64, &mut [u8]) -> bool, ip: u64) -> Option<(u64, u64)
     ))
 }
 
-/// Every frame on a stack from `sp` up, and on the stacks that these lead to. `read` says whether it could.
+/// Returns every frame on a stack from `sp` up, and on the stacks that these lead to. `read`
+/// returns whether it succeeded.
 pub(crate) fn reached_from(
     read: &impl Fn(u64, &mut [u8]) -> bool,
     regions: &[Region],
@@ -110,7 +116,7 @@ pub(crate) fn reached_from(
     found
 }
 
-/// Every frame between `sp` and the end of its mapping, or of our reach.
+/// Returns every frame between `sp` and the end of its mapping, or of the reach.
 fn frames_from(read: &impl Fn(u64, &mut [u8]) -> bool, regions: &[Region], sp: u64) -> Vec<Saved> {
     let start = sp & !7;
     let Some(region) = regions.iter().find(|region| region.contains(start)) else {
@@ -118,7 +124,8 @@ fn frames_from(read: &impl Fn(u64, &mut [u8]) -> bool, regions: &[Region], sp: u
     };
     let len = (region.end - start).min(REACH);
     let mut stack = vec![0; len as usize];
-    // A stack that cannot be read (a guard page, a vanished mapping) holds no frame that the thread could use.
+    // A stack that cannot be read (a guard page, a vanished mapping) holds no frame that the thread
+    // could use.
     if !read(start, &mut stack) {
         return Vec::new();
     }
@@ -142,12 +149,14 @@ fn frames_from(read: &impl Fn(u64, &mut [u8]) -> bool, regions: &[Region], sp: u
     frames.collect()
 }
 
-/// Words from what a frame says of the thread's alternate stack (address, flags, length) to the saved stack pointer: behind the
-/// former stand 15 more registers.
+/// Words from the thread's alternate stack in a frame (address, flags, length) to the saved stack
+/// pointer: behind the former stand 15 more registers.
 const ALTERNATE_TO_SP: usize = 3 + 15;
 
-/// Is a frame on an alternate stack on which this stack pointer is not? A thread that has left it, or another's: such a stack may be
-/// next to any other, as those of Go are, and keeps its last frame.
+/// True if a frame is on an alternate stack that this stack pointer is not on.
+///
+/// The thread has left that stack, or it is another thread's: an alternate stack may be next to any
+/// other stack, as Go's are, and keeps its last frame.
 fn is_elsewhere(frame: u64, sp: u64, alternate: &[u64]) -> bool {
     let &[start, _, len] = alternate else {
         return false;
@@ -156,11 +165,11 @@ fn is_elsewhere(frame: u64, sp: u64, alternate: &[u64]) -> bool {
     is_inside(frame) && !is_inside(sp)
 }
 
-/// The part of the kernel's `struct sigcontext_64` that tells a frame: rsp, rip, eflags, and cs, gs, fs, ss as
-/// four halves of 16 bits.
+/// The part of the kernel's `struct sigcontext_64` that identifies a frame: rsp, rip, eflags, and
+/// cs, gs, fs, ss as four halves of 16 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Saved {
-    /// Where the instruction pointer stands.
+    /// The address of the instruction pointer.
     pub at: u64,
     sp: u64,
     pub ip: u64,
@@ -170,7 +179,8 @@ impl Saved {
     fn recognise(at: u64, [sp, ip, flags, selectors]: [u64; 4]) -> Option<Self> {
         const CS: u64 = 0x33;
         const SS: u64 = 0x2b;
-        // Bit 1 is always set; bits 3, 5, 15 and all above 21 never are, and user code cannot be without interrupts (9).
+        // Bit 1 is always set; bits 3, 5, 15 and all above 21 never are, and user code cannot be
+        // without interrupts (9).
         const ALWAYS: u64 = 1 << 1 | 1 << 9;
         const NEVER: u64 = 1 << 3 | 1 << 5 | 1 << 15 | !((1 << 22) - 1);
         let code = selectors & 0xffff == CS;

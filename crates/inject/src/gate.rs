@@ -1,5 +1,5 @@
-//! Where in a target threads make system calls for us: a cell with a way home, see [`home`], or else a `syscall` instruction of the
-//! target's own.
+//! The place in a target where threads make system calls for Beeline: a cell with a way home, see
+//! [`home`], or else a `syscall` instruction of the target's own.
 
 use std::ops::Range;
 
@@ -14,29 +14,32 @@ use crate::restore_stub::{self, BorrowedThread, CELL, SYSCALL_LEN};
 use crate::session::{Session, State};
 use crate::{Error, Region};
 
-/// Through which `syscall` instruction threads of a target are sent.
+/// The `syscall` instruction that threads of a target are sent through.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gate {
     /// That instruction.
     pub syscall: u64,
-    /// The cell that it is in. Without one, a thread is lost if we die while it is borrowed.
+    /// The cell that contains it. Without one, a thread is lost if Beeline dies while the thread is
+    /// borrowed.
     pub cell: Option<u64>,
-    /// The cell is filled.
+    /// True if the cell is filled.
     is_written: bool,
 }
 
 impl Gate {
-    /// Where a thread stands when it has made a call; from here on, if there is nobody to stop it, it finds its way home.
+    /// Returns where a thread stands when it has made a call. From here on, if nothing stops it, it
+    /// finds its way home.
     pub fn behind(&self) -> u64 {
         self.syscall + SYSCALL_LEN
     }
 }
 
-/// Whose zeroes are looked at first: small, in every process, and private to it when it is written.
+/// The mapping with the zeroes that are looked at first: small, in every process, and private to it
+/// when it is written.
 const VDSO: &str = "[vdso]";
 
 impl Session {
-    /// The gate.
+    /// Returns the gate.
     pub fn gate(&mut self) -> Result<Gate, Error> {
         if let Some(gate) = self.gate {
             return Ok(gate);
@@ -58,7 +61,7 @@ impl Session {
         Ok(gate)
     }
 
-    /// Writes what a borrowed thread becomes if we die.
+    /// Writes the way home of a borrowed thread, which it takes if Beeline dies.
     pub fn write_way_home(&mut self, at: usize) -> Result<(), Error> {
         let tracee = &self.tracees[at];
         let (Some(borrowed), Some(gate)) = (&tracee.borrowed, self.gate) else {
@@ -73,7 +76,7 @@ impl Session {
             call_mask: borrowed.call_mask,
             dispatch: borrowed.dispatch,
             sequence: borrowed.sequence.and_then(|sequence| sequence.anew),
-            // Under the other option nobody with a filter is borrowed.
+            // Under the other option no thread with a filter is borrowed.
             is_confined: !self.process.refuses_seccomp(),
         });
         self.gate = Some(Gate {
@@ -83,7 +86,7 @@ impl Session {
         self.write(cell, &bytes)
     }
 
-    /// Takes the cell away, when nobody is borrowed any more.
+    /// Removes the cell when no thread is borrowed any more.
     pub fn clear_gate(&mut self) -> Result<(), Error> {
         let Some(gate) = self.gate.filter(|gate| gate.is_written) else {
             return Ok(());
@@ -100,10 +103,11 @@ impl Session {
         gate.cell.map_or(Ok(()), |cell| self.write(cell, &ZEROES))
     }
 
-    /// A cell that nothing uses. One that a Beeline has left behind which was killed is as good when no thread can be in it, and then
-    /// is taken away with ours.
+    /// Finds a cell that nothing uses.
     ///
-    /// Only who holds all threads gets one: nobody else can then be at work in the same zeroes.
+    /// A cell that a killed Beeline has left behind is as good if no thread can be in it, and is
+    /// then removed together with this one. Only a session that holds all threads gets a cell,
+    /// because nobody else can then be at work in the same zeroes.
     fn find_cell(&mut self, regions: &[Region]) -> Option<u64> {
         if !self.is_whole {
             return None;
@@ -126,7 +130,7 @@ impl Session {
         })
     }
 
-    /// The cells between the last byte of a segment of code and the end of its page.
+    /// Returns the cells between the last byte of a segment of code and the end of its page.
     fn tail(&mut self, region: &Region, regions: &[Region]) -> Option<Range<u64>> {
         const HEADERS: usize = 4096;
         let is_start = |one: &&Region| {
@@ -158,12 +162,13 @@ impl Session {
         tails.find(|tail| tail.start < tail.end)
     }
 
-    /// Is nobody in a cell that was left behind, or about to return to it from a signal handler?
+    /// True if no thread is in a cell that was left behind, or about to return to it from a signal
+    /// handler.
     fn is_left(&mut self, cell: u64, regions: &[Region]) -> bool {
         let range = cell..cell + CELL;
         let held = self.tracees.iter().filter(|one| one.state == State::Held);
         let stacks: Vec<u64> = held.clone().map(|one| one.regs.rsp).collect();
-        // A borrowed one is not where its registers belong.
+        // A borrowed thread is not where its registers belong.
         let is_inside = |tid| ptrace::registers(tid).is_ok_and(|regs| range.contains(&regs.rip));
         let mut tids = held.map(|one| one.tid);
         if tids.any(is_inside) {
@@ -180,13 +185,14 @@ impl Session {
         })
     }
 
-    /// The address of a `syscall` instruction in the target.
+    /// Returns the address of a `syscall` instruction in the target.
     fn find_syscall(&mut self, regions: &[Region]) -> Result<u64, Error> {
         let mut code: Vec<_> = regions
             .iter()
             .filter(|region| region.permissions.execute && region.permissions.read)
             .collect();
-        // The vDSO is small and always has one; libc and the program are for systems that boot without it.
+        // The vDSO is small and always has one; libc and the program are for systems that boot
+        // without it.
         code.sort_by_key(|region| (region.path.as_os_str() != VDSO, region.end - region.start));
         let found = code
             .into_iter()
@@ -213,7 +219,7 @@ impl Session {
             {
                 return Some(start + at as u64);
             }
-            // One across two chunks is missed, which costs nothing: there are others.
+            // An instruction across two chunks is missed, which costs nothing: there are others.
             start += CHUNK;
         }
         None
@@ -222,7 +228,7 @@ impl Session {
 
 const ZEROES: [u8; CELL as usize] = [0; CELL as usize];
 
-/// Private code that nobody writes, of a file or the vDSO.
+/// True for private code of a file or the vDSO that nobody writes.
 fn is_code_of_file(region: &Region) -> bool {
     let permissions = region.permissions;
     let is_code =

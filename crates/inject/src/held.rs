@@ -1,4 +1,4 @@
-//! What a target that is held is asked again and again, and says the same.
+//! Cached answers of a held target that cannot change.
 
 use std::fs::File;
 use std::io;
@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::{Error, Process, Region};
 
-/// Shared by the thread that holds a target and whoever has it work there.
+/// Shared by the thread that holds a target and the thread that has it work there.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     /// Opening it costs more than using it.
     memory: OnceLock<File>,
-    /// All threads are held, so what is mapped stays until we change it.
+    /// All threads are held, so what is mapped stays until Beeline changes it.
     is_whole: AtomicBool,
-    /// What is mapped, if it has been asked for since it last changed.
+    /// The mapped regions, if they have been asked for since they last changed.
     regions: Mutex<Option<Arc<[Region]>>>,
 }
 
 impl Held {
-    /// The target's memory.
+    /// Returns the target's memory.
     pub fn memory(&self, process: &Process) -> Result<&File, Error> {
         match self.memory.get() {
             Some(memory) => Ok(memory),
@@ -30,7 +30,7 @@ impl Held {
         }
     }
 
-    /// What is mapped into the target.
+    /// Returns what is mapped into the target.
     pub fn regions(&self, process: &Process) -> Result<Arc<[Region]>, Error> {
         let mut known = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(regions) = &*known {
@@ -43,19 +43,22 @@ impl Held {
         Ok(regions)
     }
 
-    /// No thread of the target runs any more.
+    /// Notes that no thread of the target runs any more.
     pub fn is_whole(&self) {
         self.is_whole.store(true, SeqCst);
     }
 
-    /// What is mapped changes, or has changed.
+    /// Notes that what is mapped changes, or has changed.
     pub fn forget_regions(&self) {
         *self.regions.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// Does once more what has failed: for a page of the target's that is not there the kernel may have had no memory just then, of which it
-/// says what it says of an address that is not mapped. What is begun with a target that is held is not to end half done for that.
+/// Retries an access that has failed.
+///
+/// If a page of the target is not present and the kernel has no memory for it just then, the error
+/// is the same as for an address that is not mapped. Work on a held target must not end half done
+/// for that.
 pub(crate) fn twice<T>(mut access: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     access().or_else(|_| access())
 }

@@ -1,7 +1,8 @@
-//! The number of threads of targets that Beeline holds, where a process beside it sees it.
+//! The number of threads of targets that Beeline holds, visible to a process beside it.
 //!
-//! A thread that is held goes on only when Beeline lets it, and one that asks something waits for the answer. Should Beeline be stopped
-//! (by SIGSTOP, Ctrl-Z), the process beside it has it go on once more: until nobody is held or waits for it, and then it stops itself.
+//! A held thread goes on only when Beeline lets it, and a thread that makes an upcall waits for the
+//! answer. If Beeline is stopped (by SIGSTOP, Ctrl-Z), the process beside it makes it go on once
+//! more, until no thread is held or waits for it. Then Beeline stops itself.
 
 use std::fs::File;
 use std::io;
@@ -18,26 +19,27 @@ use rustix::process::{
 
 use crate::proc::state_and_flags;
 
-/// See the module. In memory that both processes have, which is zero at first.
+/// See the module documentation. It lies in memory that both processes share, which is zero at
+/// first.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Holds {
     /// Threads that are held, or will be as soon as they come to where they are expected.
     held: AtomicU32,
-    /// Beeline, as it sees itself.
+    /// Beeline's process id as it sees itself.
     pid: AtomicU32,
-    /// 1: it has been stopped, and goes on only until nobody is held.
+    /// 1: it has been stopped, and goes on only until no thread is held.
     stops: AtomicU32,
     /// 1: it has stopped itself, or is about to.
     rests: AtomicU32,
 }
 
-/// Between two looks at Beeline.
+/// The interval between two looks at Beeline.
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
-/// Where the counts are in their file.
+/// The offset of the counts in their file.
 const OFFSET: u64 = 4096;
 
 static ALONE: Holds = Holds {
@@ -48,22 +50,24 @@ static ALONE: Holds = Holds {
 };
 static SHARED: OnceLock<&Holds> = OnceLock::new();
 
-/// This process's own, seen by nobody else before [`Holds::share`].
+/// Returns this process's own counts, which no other process sees before [`Holds::share`].
 pub fn holds() -> &'static Holds {
     SHARED.get().copied().unwrap_or(&ALONE)
 }
 
 impl Holds {
-    /// From now on what this process holds is counted in a memory file, behind its first page. To be done before anything is held.
+    /// Counts what this process holds in a memory file from now on, behind its first page. Call it
+    /// before anything is held.
     pub fn share(file: &File) -> io::Result<()> {
         let own = Self::map(file)?;
         own.pid.store(getpid().as_raw_pid().unsigned_abs(), SeqCst);
-        // Who comes second finds it done.
+        // A second caller finds it done.
         let _ = SHARED.set(own);
         Ok(())
     }
 
-    /// Until the parent of this process ends, whose counts are in a file: has it go on when it is stopped.
+    /// Watches the parent of this process, with counts in a file, until it ends: makes it go on
+    /// when it is stopped.
     pub fn watch(file: &File) -> io::Result<()> {
         let counts = Self::map(file)?;
         let parent = getppid().map_or(0, Pid::as_raw_pid);
@@ -80,7 +84,7 @@ impl Holds {
                 continue;
             }
             counts.stops.store(1, SeqCst);
-            // If somebody else has it go on from now on, it is told.
+            // A SIGCONT from another process is noticed from now on.
             match is_stopped(&stat) {
                 true => pidfd_send_signal(&process, Signal::CONT)?,
                 false => counts.stops.store(0, SeqCst),
@@ -89,27 +93,29 @@ impl Holds {
         Ok(())
     }
 
-    /// Has this Beeline been stopped? Then it is to let go of all, and hold nobody new.
+    /// True if this Beeline has been stopped. Then it must let go of all threads and hold no new
+    /// one.
     pub fn are_to_end(&self) -> bool {
         self.stops.load(SeqCst) != 0 || self.rests()
     }
 
-    /// Has it stopped itself since, and nobody has had it go on yet?
+    /// True if it has stopped itself since, and nothing has made it go on yet.
     pub fn rests(&self) -> bool {
         self.rests.load(SeqCst) != 0
     }
 
-    /// Stops this process if it has been stopped and holds nobody.
+    /// Stops this process if it has been stopped and holds no thread.
     pub fn stop_if_none(&self) {
         if self.stops.load(SeqCst) != 0 && self.held.load(SeqCst) == 0 {
             self.rests.store(1, SeqCst);
             self.stops.store(0, SeqCst);
-            // We may send ourselves anything. Our threads stop one after the other, this one maybe when it has returned from here.
+            // A process may send itself anything. Its threads stop one after the other, this one
+            // maybe when it has returned from here.
             let _ = kill_process(getpid(), Signal::STOP);
         }
     }
 
-    /// Somebody wants this process to go on. A signal handler may call this.
+    /// Notes that this process should go on. A signal handler may call this.
     pub fn go_on(&self) {
         self.stops.store(0, SeqCst);
         self.rests.store(0, SeqCst);
@@ -120,7 +126,8 @@ impl Holds {
             file.set_len(2 * OFFSET)?;
         }
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: fresh memory, which is never unmapped. All bytes are good for it, and it is only reached as atomics.
+        // SAFETY: this is fresh memory, which is never unmapped. All bytes are valid for it, and it
+        // is only reached as atomics.
         unsafe {
             let place = mmap(
                 std::ptr::null_mut(),
@@ -150,7 +157,7 @@ fn is_stopped(stat: &File) -> bool {
 pub struct Hold(&'static Holds);
 
 impl Hold {
-    /// Counts it.
+    /// Counts a thread.
     pub fn begin() -> Self {
         let holds = holds();
         holds.held.fetch_add(1, SeqCst);

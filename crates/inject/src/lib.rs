@@ -1,25 +1,31 @@
-//! Stop a target, run system calls in it, map memory into it, patch it, and let it go as if nothing had been.
+//! Stops a target, runs system calls in it, maps memory into it, patches it, and lets it go as if
+//! nothing had happened.
 //!
-//! [`Process::open`] names a target and says why it may not be touched, if so. [`Process::stop`] holds all of
-//! its threads and gives a [`Stopped`], the only thing through which a target is changed: registers, text, new
-//! mappings of files that Beeline made. Dropping it, on whatever path, puts every register, signal mask and
-//! descriptor back and lets the target run. [`Watched`] is for targets that Beeline starts itself: it stops
-//! them when their libraries are mapped and none of their code has run.
+//! [`Process::open`] names a target, or says why it may not be touched. [`Process::stop`] holds all
+//! of its threads and returns a [`Stopped`], the only thing through which a target is changed:
+//! registers, text, new mappings of files that Beeline made. Dropping it, on any path, puts every
+//! register, signal mask and descriptor back and lets the target run. [`Watched`] is for targets
+//! that Beeline starts itself: it stops them when their libraries are mapped and none of their code
+//! has run.
 //!
-//! What a target can notice: time, and nothing else. No byte of its code is changed to run a system call (that
-//! is made from bytes of a code page that nothing uses, and which are put back), its stack is not written, signals are neither lost
-//! nor seen twice, and a system call that the stop interrupted goes on. One exception: a timed wait
-//! that the kernel itself cannot continue (`epoll_wait`, see [`Stopped`]) starts its timeout anew.
+//! A target can notice the time that passes, and nothing else. No byte of its code is changed to
+//! run a system call: the call is made from bytes of a code page that nothing uses, and which are
+//! put back. Its stack is not written, signals are neither lost nor seen twice, and a system call
+//! that the stop interrupted goes on. There is one exception: a timed wait that the kernel itself
+//! cannot continue (`epoll_wait`, see [`Stopped`]) starts its timeout anew.
 //!
-//! The same holds if Beeline is killed at whatever instruction: threads that are borrowed at that moment find their way home by
-//! themselves (`home`), and what is changed in a target is changed in steps of which each leaves it whole.
+//! The same holds if Beeline is killed at any instruction. Threads that are borrowed at that moment
+//! find their way home by themselves (`home`), and a target is changed in steps that each leave it
+//! whole.
 //!
-//! What this crate does not do: choose what to patch (the `hook` crate) or what to map (the runtime).
+//! This crate does not choose what to patch (the `hook` crate does) or what to map (the runtime
+//! does).
 //!
-//! **For who embeds it.** The kernel reports a tracee's stops to any thread of the tracing process that waits
-//! for it, whatever it waits for. So while a child of this process is stopped or watched nothing may wait for it
-//! (`Child::wait`, `Child::try_wait`, `waitpid(-1)`): wait for [`Process::pidfd`] to become readable first.
-//! This crate itself waits for the threads of its targets only, and never takes an exit status.
+//! **For embedders.** The kernel reports a tracee's stops to any thread of the tracing process that
+//! waits for it, whatever it waits for. So while a child of this process is stopped or watched,
+//! nothing may wait for it (`Child::wait`, `Child::try_wait`, `waitpid(-1)`): wait for
+//! [`Process::pidfd`] to become readable first. This crate itself waits only for the threads of its
+//! targets, and never takes an exit status.
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!(

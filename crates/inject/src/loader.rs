@@ -1,7 +1,7 @@
-//! Where a program's dynamic loader says that the libraries are mapped.
+//! The places where a program's dynamic loader says that the libraries are mapped.
 //!
-//! By an old agreement with debuggers a loader keeps a `struct r_debug` and calls an empty function whenever the list of
-//! libraries has changed, `_dl_debug_state` with glibc and musl alike.
+//! By an old agreement with debuggers a loader keeps a `struct r_debug` and calls an empty function
+//! whenever the list of libraries has changed: `_dl_debug_state`, with glibc and musl alike.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,17 +13,18 @@ use object::{NativeEndian, Object, ObjectSymbol, ReadCache};
 
 use crate::{Error, Process};
 
-/// Where to wait for a program's libraries.
+/// The place to wait for a program's libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rendezvous {
     /// An instruction that is run when the libraries may have been mapped.
     pub address: u64,
-    /// Where an `int` is 0 exactly if they all have been (`r_state`, `RT_CONSISTENT`), if it takes that to know.
+    /// The address of an `int` that is 0 exactly if they all have been mapped (`r_state`,
+    /// `RT_CONSISTENT`), if that has to be checked.
     pub state: Option<u64>,
 }
 
-/// Finds it for a process that has just run `execve`. `None` if the program has no loader: all there will be is
-/// mapped already.
+/// Finds the place for a process that has just run `execve`. `None` if the program has no loader:
+/// everything is mapped already.
 pub(crate) fn find(process: &Process) -> Result<Option<Rendezvous>, Error> {
     let bad = |what: &str, error: object::Error| {
         process.inspect_error(what, std::io::Error::other(error))
@@ -48,8 +49,8 @@ pub(crate) fn find(process: &Process) -> Result<Option<Rendezvous>, Error> {
         .map_err(|error| bad("parse the loader", error))?;
     let base = auxv.get(AT_BASE);
     let found = debug_state(elf.dynamic_symbols().chain(elf.symbols()), base);
-    // A loader without the function: the program's first instruction is the next best. Constructors of libraries
-    // have run by then.
+    // For a loader without the function, the program's first instruction is the next best.
+    // Constructors of libraries have run by then.
     let entry = Rendezvous {
         address: auxv.get(AT_ENTRY),
         state: None,
@@ -91,16 +92,16 @@ fn interpreter(
     Ok(None)
 }
 
-/// Where the loader is mapped; of the kernel's auxvec.h.
+/// The entry with the loader's address; from the kernel's auxvec.h.
 const AT_BASE: u64 = 7;
-/// The program's first instruction.
+/// The entry with the program's first instruction.
 const AT_ENTRY: u64 = 9;
 
 /// `/proc/PID/auxv`: pairs of words.
 struct Auxv(Vec<u8>);
 
 impl Auxv {
-    /// An entry's value, 0 if it is not there.
+    /// Returns an entry's value, 0 if it is not there.
     fn get(&self, key: u64) -> u64 {
         let words: Vec<u64> = self
             .0

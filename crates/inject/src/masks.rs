@@ -7,15 +7,18 @@ use crate::{Error, Stopped, ptrace};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unblocked {
     tid: i32,
-    /// What it blocks now.
+    /// The mask that it has now.
     mask: u64,
 }
 
 impl Stopped {
-    /// Has the threads that block `signal` do so no more. A thread that waits in a call with a mask of its own (`sigsuspend`,
-    /// `ppoll`) is left as it is, and so is one for which the signal is pending. Gives the threads that were changed.
+    /// Unblocks `signal` in the threads that block it, and returns those threads.
+    ///
+    /// A thread that waits in a call with a mask of its own (`sigsuspend`, `ppoll`) is left as it
+    /// is, and so is one for which the signal is pending.
     ///
     /// # Errors
+    ///
     /// [`Error::Exited`] if the target has been killed.
     pub fn unblock(&mut self, signal: i32) -> Result<Vec<Unblocked>, Error> {
         self.run(move |session| {
@@ -42,9 +45,11 @@ impl Stopped {
         })
     }
 
-    /// Has threads that [`Self::unblock`] has changed block `signal` again, unless they have changed what they block themselves.
+    /// Blocks `signal` again in threads that [`Self::unblock`] has changed, unless they have
+    /// changed their mask themselves.
     ///
     /// # Errors
+    ///
     /// [`Error::Exited`] if the target has been killed.
     pub fn block_again(&mut self, signal: i32, unblocked: Vec<Unblocked>) -> Result<(), Error> {
         self.run(move |session| {

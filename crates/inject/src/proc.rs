@@ -1,4 +1,4 @@
-//! What `/proc/PID` says about a process or one of its threads.
+//! Facts from `/proc/PID` about a process or one of its threads.
 
 use std::path::PathBuf;
 
@@ -19,14 +19,14 @@ pub(crate) struct Status {
     pub seccomp: u32,
     /// Signals that are ignored, bit n-1 for signal n.
     pub ignored: u64,
-    /// Signals that are blocked now, in a call with a mask of its own by that mask.
+    /// Signals that are blocked now. In a call with a mask of its own, that mask counts.
     pub blocked: u64,
-    /// Signals that the thread, or the process, has yet to be told of.
+    /// Signals that are pending for the thread or the process.
     pub pending: u64,
 }
 
 impl Status {
-    /// Reads the file's text; an unknown or odd line is skipped.
+    /// Reads the file's text. An unknown or odd line is skipped.
     pub fn parse(text: &[u8]) -> Self {
         let mut status = Self::default();
         for line in String::from_utf8_lossy(text).lines() {
@@ -55,7 +55,7 @@ impl Status {
         status
     }
 
-    /// A zombie, or about to become one: its memory is gone.
+    /// True for a zombie, or a process about to become one: its memory is gone.
     pub fn is_dead(&self) -> bool {
         is_dead(self.state)
     }
@@ -66,13 +66,14 @@ impl Status {
 pub struct Asleep {
     /// The call's number.
     pub number: i64,
-    /// The instruction behind that by which it called.
+    /// The address behind the instruction that made the call.
     pub ip: u64,
 }
 
 impl Asleep {
-    /// Of the file's text: the call's number, six arguments, the stack pointer and the instruction pointer. Nothing if the thread
-    /// runs, or sleeps for another reason, which shows as the call -1.
+    /// Reads the file's text: the call's number, six arguments, the stack pointer and the
+    /// instruction pointer. `None` if the thread runs, or sleeps for another reason, which shows as
+    /// the call -1.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let mut words = text.split_ascii_whitespace();
@@ -82,19 +83,19 @@ impl Asleep {
         Some(Self { number, ip })
     }
 
-    /// Where the `syscall` instruction is, if it was one.
+    /// Returns the address of the `syscall` instruction, if it was one.
     pub fn call(&self) -> u64 {
         self.ip.wrapping_sub(2)
     }
 }
 
-/// Whether a state letter means that the thread will never run again.
+/// True if a state letter means that the thread will never run again.
 pub(crate) fn is_dead(state: char) -> bool {
     matches!(state, 'Z' | 'X' | 'x')
 }
 
-/// State letter and `PF_*` flags of `/proc/PID/stat`. The name in it may hold anything, blanks and brackets too,
-/// so the fields are counted from the last bracket.
+/// Returns the state letter and `PF_*` flags of `/proc/PID/stat`. The name in it may hold anything,
+/// including blanks and brackets, so the fields are counted from the last bracket.
 pub(crate) fn state_and_flags(stat: &[u8]) -> Option<(char, u64)> {
     let text = String::from_utf8_lossy(stat);
     let state = field(&text, 3)?.chars().next()?;
@@ -102,21 +103,23 @@ pub(crate) fn state_and_flags(stat: &[u8]) -> Option<(char, u64)> {
     Some((state, flags))
 }
 
-/// How many threads the process of `/proc/PID/stat` has, of which the start is enough; nothing if it has ended.
+/// Returns the number of threads of the process of `/proc/PID/stat`, whose start is enough; `None`
+/// if it has ended.
 pub(crate) fn thread_count(stat: &[u8]) -> Option<usize> {
     let text = String::from_utf8_lossy(stat);
-    // What comes next is there, so the number is whole.
+    // The next field is there, so the number is whole.
     field(&text, 21)?;
     field(&text, 20)?.parse().ok().filter(|count| *count > 0)
 }
 
-/// Where the heap of the process begins that `/proc/PID/stat` is of; nothing where the kernel does not tell us.
+/// Returns where the heap of the process of `/proc/PID/stat` begins; `None` where the kernel does
+/// not tell.
 pub(crate) fn heap_start(stat: &[u8]) -> Option<u64> {
     let start = field(&String::from_utf8_lossy(stat), 47)?.parse().ok()?;
     (start != 0).then_some(start)
 }
 
-/// A field of `/proc/PID/stat` behind the name, counted from 1 as in proc_pid_stat(5).
+/// Returns a field of `/proc/PID/stat` behind the name, counted from 1 as in proc_pid_stat(5).
 fn field(stat: &str, number: usize) -> Option<&str> {
     const STATE: usize = 3;
     let (_, rest) = stat.rsplit_once(')')?;
@@ -126,8 +129,8 @@ fn field(stat: &str, number: usize) -> Option<&str> {
 /// `PF_KTHREAD` of the kernel's `sched.h`, as shown in `/proc/PID/stat`.
 pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
 
-/// The control group that holds a process frozen, if one does, by its path in its hierarchy; see `cgroup-v1/freezer-subsystem.rst` and
-/// `cgroup.events` in `cgroup-v2.rst`.
+/// Returns the control group that holds a process frozen, if one does, by its path in its
+/// hierarchy; see `cgroup-v1/freezer-subsystem.rst` and `cgroup.events` in `cgroup-v2.rst`.
 pub(crate) fn frozen_group(pid: i32) -> Option<PathBuf> {
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     groups.lines().find_map(|line| {
@@ -144,7 +147,7 @@ pub(crate) fn frozen_group(pid: i32) -> Option<PathBuf> {
     })
 }
 
-/// Where control groups are mounted.
+/// The mount point of control groups.
 const MOUNTED: &str = "/sys/fs/cgroup";
 
 #[cfg(test)]

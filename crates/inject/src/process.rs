@@ -21,8 +21,10 @@ use crate::ptrace;
 use crate::regions::{self, Region};
 use crate::{Error, Refusal, Stopped};
 
-/// A process that Beeline has found it may trace. Cheap to clone; holds descriptors that name this process
-/// and no later one of the same number.
+/// A process that Beeline may trace.
+///
+/// It is cheap to clone. It holds descriptors that name this process and no later one of the same
+/// number.
 #[derive(Debug, Clone)]
 pub struct Process(Arc<Inner>);
 
@@ -30,57 +32,60 @@ pub struct Process(Arc<Inner>);
 struct Inner {
     pid: i32,
     pidfd: OwnedFd,
-    /// `/proc/PID`: goes stale with the process, so what is read through it is never another's.
+    /// `/proc/PID`. It goes stale with the process, so what is read through it is never another's.
     dir: OwnedFd,
-    /// The first thread's `stat`, once it has been asked for its state: that is asked before all else, and opening the file
-    /// costs more than reading it.
+    /// The first thread's `stat`, once it has been asked for its state. That is asked before all
+    /// else, and opening the file costs more than reading it.
     stat: OnceLock<File>,
     /// Its number in its own pid namespace, which is the same all its life.
     own: OnceLock<i32>,
     options: Options,
 }
 
-/// How a process is treated.
+/// Options for the treatment of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
-    /// What to do about a target under seccomp.
+    /// The treatment of a target under seccomp.
     pub seccomp: Seccomp,
 }
 
-/// What to do about a target under seccomp, which might be killed for a system call that Beeline runs in it.
+/// The treatment of a target under seccomp, which might be killed for a system call that Beeline
+/// runs in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Seccomp {
     /// Leave it alone: [`Error::Seccomp`].
     #[default]
     Refuse,
-    /// Suspend its filters while it is stopped. That takes CAP_SYS_ADMIN: without it stopping gives
-    /// [`Error::Seccomp`].
+    /// Suspend its filters while it is stopped. This takes CAP_SYS_ADMIN: without it, stopping
+    /// gives [`Error::Seccomp`].
     Suspend,
     /// Leave its filters at work: they are known to let pass what Beeline does.
     Trust,
 }
 
 impl Process {
-    /// Looks at a process with the default [`Options`]. It is not stopped and notices nothing.
+    /// Opens a process with the default [`Options`]. It is not stopped and notices nothing.
     ///
-    /// Errors: those by which [`Error`] names a process that cannot be traced.
+    /// # Errors
+    ///
+    /// The variants of [`Error`] that name a process that cannot be traced.
     pub fn open(pid: i32) -> Result<Self, Error> {
         Self::open_with(pid, Options::default())
     }
 
-    /// Looks at a process.
+    /// Opens a process.
     pub fn open_with(pid: i32, options: Options) -> Result<Self, Error> {
         let process = Self::find(pid, options)?;
         process.check()?;
         Ok(process)
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn pid(&self) -> i32 {
         self.0.pid
     }
 
-    /// Its number in its own, innermost pid namespace.
+    /// Returns its number in its own, innermost pid namespace.
     pub fn own_pid(&self) -> i32 {
         let read = || self.thread_status(self.pid()).ok()?.own;
         match self.0.own.get() {
@@ -89,31 +94,33 @@ impl Process {
         }
     }
 
-    /// Is its first thread under seccomp? It may have come under it since it was opened.
+    /// Returns whether its first thread is under seccomp. It may have come under it since it was
+    /// opened.
     pub fn is_confined(&self) -> Result<bool, Error> {
         Ok(self.thread_status(self.pid())?.seccomp != 0)
     }
 
-    /// Readable (POLLIN) once the process has ended.
+    /// Returns its pidfd, which is readable (POLLIN) once the process has ended.
     pub fn pidfd(&self) -> BorrowedFd<'_> {
         self.0.pidfd.as_fd()
     }
 
-    /// Whether it has not ended yet. A zombie has.
+    /// True if it has not ended yet. A zombie has.
     pub fn is_alive(&self) -> bool {
         let mut fds = [PollFd::new(&self.0.pidfd, PollFlags::IN)];
-        // While we hold its threads they do not quite go away, and the pidfd waits for that; their state tells.
+        // While Beeline holds its threads they do not quite go away, and the pidfd waits for that;
+        // their state tells.
         poll(&mut fds, Some(&Timespec::default())) == Ok(0) && self.has_living_thread()
     }
 
-    /// The highest number of its open descriptors.
+    /// Returns the highest number of its open descriptors.
     pub(crate) fn highest_descriptor(&self) -> Option<u64> {
         let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).ok()?;
         let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
         Some(entries.flatten().filter_map(number).max().unwrap_or(0))
     }
 
-    /// Its limit of open files.
+    /// Returns its limit of open files.
     pub(crate) fn descriptor_limit(&self) -> Option<Rlimit> {
         let limits = String::from_utf8(self.read_file("limits").ok()?).ok()?;
         let line = limits
@@ -126,12 +133,13 @@ impl Process {
         })
     }
 
-    /// Takes a descriptor of the target's.
+    /// Takes a descriptor of the target.
     pub(crate) fn take_descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
         let flags = PidfdGetfdFlags::empty();
         match self.living_thread() {
             Some(tid) if tid != self.pid() => {
-                // The first thread, which the pidfd stands for, has no descriptors any more once it has ended.
+                // The first thread, which the pidfd stands for, has no descriptors any more once it
+                // has ended.
                 let thread = Pid::from_raw(tid).ok_or(io::ErrorKind::NotFound)?;
                 Ok(pidfd_getfd(pidfd_open(thread, PIDFD_THREAD)?, fd, flags)?)
             }
@@ -145,7 +153,7 @@ impl Process {
         (0..LOOKS).any(|_| self.living_thread().is_some())
     }
 
-    /// The first of its threads that has not ended.
+    /// Returns the first of its threads that has not ended.
     fn living_thread(&self) -> Option<i32> {
         let lives = |&tid: &i32| !is_dead(self.thread_state(tid));
         match is_dead(self.first_state()) {
@@ -154,23 +162,24 @@ impl Process {
         }
     }
 
-    /// The state letter of its first thread, `X` if it is gone.
+    /// Returns the state letter of its first thread, `X` if it is gone.
     fn first_state(&self) -> char {
         let state = self.first_stat(state_and_flags).flatten();
         state.map_or('X', |(state, _)| state)
     }
 
-    /// Has it one thread only?
+    /// True if it has only one thread.
     pub fn is_single(&self) -> bool {
         self.thread_count() == Some(1)
     }
 
-    /// How many threads it has, those included that have ended and are not cleared away; nothing if it has ended itself.
+    /// Returns the number of its threads, including those that have ended and are not cleared away;
+    /// `None` if the process has ended.
     pub(crate) fn thread_count(&self) -> Option<usize> {
         self.first_stat(proc::thread_count).flatten()
     }
 
-    /// What is read from its first thread's `stat`.
+    /// Parses its first thread's `stat`.
     fn first_stat<R>(&self, parse: impl FnOnce(&[u8]) -> R) -> Option<R> {
         const LONGEST: usize = 1024;
         let mut start = [0; LONGEST];
@@ -188,24 +197,25 @@ impl Process {
         Ok(self.0.stat.get_or_init(|| stat.into()))
     }
 
-    /// What is mapped into it, in ascending order. Unless it is stopped this may change at any moment.
+    /// Returns what is mapped into it, in ascending order. Unless it is stopped this may change at
+    /// any moment.
     pub fn regions(&self) -> Result<Vec<Region>, Error> {
         Ok(regions::parse(&self.read_file("maps")?))
     }
 
-    /// Finds room for `len` bytes (rounded up to pages) that lies entirely within `near`, as close to the middle
-    /// of `near` as can be. Keeps a page off every mapping, clear of where the stack and the heap will grow, and above
-    /// `vm.mmap_min_addr`.
+    /// Finds room for `len` bytes (rounded up to pages) that lies entirely within `near`, as close
+    /// to the middle of `near` as possible.
     ///
-    /// `None` if there is no such room. Nothing is reserved: map it with [`MapFlags::FIXED_NOREPLACE`] while the
-    /// target is stopped.
+    /// The room keeps a page off every mapping, is clear of where the stack and the heap will grow,
+    /// and lies above `vm.mmap_min_addr`. Returns `None` if there is no such room. Nothing is
+    /// reserved: map it with [`MapFlags::FIXED_NOREPLACE`] while the target is stopped.
     ///
     /// [`MapFlags::FIXED_NOREPLACE`]: crate::MapFlags::FIXED_NOREPLACE
     pub fn find_gap(&self, near: RangeInclusive<u64>, len: u64) -> Result<Option<u64>, Error> {
         self.find_gap_among(&self.regions()?, near, len)
     }
 
-    /// As [`Self::find_gap`], by what is known to be mapped.
+    /// As [`Self::find_gap`], given what is mapped.
     pub fn find_gap_among(
         &self,
         regions: &[Region],
@@ -220,17 +230,22 @@ impl Process {
         Ok(regions::find_gap(regions, heap.unwrap_or(0), near, len))
     }
 
-    /// Reads the target's memory. Errors: [`Error::Memory`] if not all of it is mapped.
+    /// Reads the target's memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`] if not all of it is mapped.
     pub fn read_memory(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         match self.read_at_once(&mut [(address, &mut *into)]) {
             1 => Ok(()),
-            // What may be executed but not read, say, is read by other means; and those tell why it cannot be.
+            // Memory that may be executed but not read, for example, is read by other means, which
+            // also tell why a read fails.
             _ => self.read_from(&self.memory()?, address, into),
         }
     }
 
-    /// Reads what these pieces are long, of the target's memory from where each is on: in one system call if all can be read. Those that
-    /// cannot are left empty.
+    /// Reads pieces of the target's memory, each of the given length from the given address on: in
+    /// one system call if all can be read. Those that cannot are left empty.
     pub fn read_pieces(&self, pieces: &mut [(u64, Vec<u8>)]) {
         let mut done = 0;
         while done < pieces.len() {
@@ -244,10 +259,11 @@ impl Process {
         }
     }
 
-    /// Reads as many of the pieces as go in one system call, and gives how many those are. Nothing is opened for that.
+    /// Reads as many of the pieces as go in one system call, and returns their number. Nothing is
+    /// opened for that.
     fn read_at_once<B: AsMut<[u8]>>(&self, pieces: &mut [(u64, B)]) -> usize {
         let done = ptrace::read_pieces(self.pid(), pieces);
-        // As long as it has not ended the number is its own.
+        // As long as it has not ended, the number is its own.
         let mut fds = [PollFd::new(&self.0.pidfd, PollFlags::IN)];
         match done > 0 && poll(&mut fds, Some(&Timespec::default())) == Ok(0) {
             true => done,
@@ -266,11 +282,14 @@ impl Process {
         outcome.map_err(|source| self.memory_error("read", address, len, source))
     }
 
-    /// Writes the target's memory, read-only and executable pages included. In a private mapping the target gets its
-    /// own copy of the page. While the target runs it may see the bytes change one by one: to patch code use
-    /// [`Stopped::write`].
+    /// Writes the target's memory, read-only and executable pages included.
     ///
-    /// Errors: [`Error::Memory`] if not all of it is mapped, or mapped shared and read-only.
+    /// In a private mapping the target gets its own copy of the page. While the target runs it may
+    /// see the bytes change one by one: to patch code use [`Stopped::write`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`] if not all of it is mapped, or it is mapped shared and read-only.
     pub fn write_memory(&self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         let memory = self.memory()?;
         let outcome = twice(|| memory.write_all_at(bytes, address));
@@ -279,16 +298,20 @@ impl Process {
 
     /// Stops all threads of the process. They go on when the [`Stopped`] is dropped.
     ///
-    /// Errors: [`Error::Stuck`] if a thread cannot be stopped within two seconds, [`Error::Exited`], and those of
-    /// [`Process::open`], whose reasons may have come up since.
+    /// # Errors
+    ///
+    /// [`Error::Stuck`] if a thread cannot be stopped within two seconds, [`Error::Exited`], and
+    /// those of [`Process::open`], as their reasons may have come up since.
     pub fn stop(&self) -> Result<Stopped, Error> {
         Stopped::new(self)
     }
 
-    /// Stops all threads of the process for as long as `work` takes. Quicker than [`Self::stop`]: the thread that holds them
-    /// does the work, too.
+    /// Stops all threads of the process for as long as `work` takes. It is quicker than
+    /// [`Self::stop`], because the thread that holds them also does the work.
     ///
-    /// Errors: those of [`Self::stop`].
+    /// # Errors
+    ///
+    /// Those of [`Self::stop`].
     pub fn stopped<R: Send>(
         &self,
         work: impl FnOnce(&mut Stopped) -> R + Send,
@@ -296,11 +319,16 @@ impl Process {
         Stopped::within(self, work)
     }
 
-    /// Stops one thread behind the system call that it waits in for `release`, as one does whose call is reported to a seccomp
-    /// listener. `release` is called, in a thread of ours, when the thread has been asked to stop, so it gets nowhere else; what its
-    /// call returns is in its registers. All others run on: nothing may be done that they must not see half done.
+    /// Stops one thread behind the system call in which it waits for `release`. A call that is
+    /// reported to a seccomp listener is an example.
     ///
-    /// Errors: as for [`Self::stop`]; those that come before `release` is called leave the thread where it is.
+    /// `release` is called, in a thread of Beeline's, when the thread has been asked to stop, so it
+    /// gets nowhere else; the result of its call is in its registers. All other threads run on, so
+    /// nothing may be done that they must not see half done.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::stop`]. Errors before `release` is called leave the thread where it is.
     pub fn stop_behind_call(
         &self,
         tid: i32,
@@ -309,10 +337,15 @@ impl Process {
         Stopped::releasing(self, tid, release)
     }
 
-    /// Stops all threads, of which one waits in a system call for `release`, as one does whose open is held by a fanotify group. `release`
-    /// is called, in a thread of ours, when all have been asked to stop, so none gets farther than to the end of its call.
+    /// Stops all threads while one of them waits in a system call for `release`. An open that is
+    /// held by a fanotify group is an example.
     ///
-    /// Errors: as for [`Self::stop`]; if they come before `release` would be called it is dropped.
+    /// `release` is called, in a thread of Beeline's, when all have been asked to stop, so none
+    /// gets farther than to the end of its call.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::stop`]. If an error comes before `release` would be called, it is dropped.
     pub fn stop_releasing(
         &self,
         release: impl FnOnce() + Send + 'static,
@@ -320,21 +353,24 @@ impl Process {
         Stopped::releasing_all(self, release)
     }
 
-    /// Its memory as it is now, to be read at many places: after an `execve` the file is of no more use.
+    /// Opens its memory as it is now, to be read at many places. After an `execve` the file is of
+    /// no more use.
     ///
-    /// Errors: [`Error::Exited`], and those of [`Process::open`], whose reasons may have come up since.
+    /// # Errors
+    ///
+    /// [`Error::Exited`], and those of [`Process::open`], as their reasons may have come up since.
     pub fn memory(&self) -> Result<File, Error> {
         self.open_file("mem", OFlags::RDWR)
             .map_err(|source| self.inspect_error("open the memory", source))
     }
 
-    /// The file that holds the target's program, open for reading.
+    /// Opens the file that holds the target's program for reading.
     pub(crate) fn program(&self) -> Result<File, Error> {
         self.open_file("exe", OFlags::RDONLY)
             .map_err(|source| self.inspect_error("open the program", source))
     }
 
-    /// A file by its absolute path as the target sees it, open for reading.
+    /// Opens a file for reading by its absolute path as the target sees it.
     pub(crate) fn open_in_root(&self, path: &Path) -> Result<File, Error> {
         let open = || {
             let root = rustix::fs::openat(
@@ -356,7 +392,7 @@ impl Process {
             .map_err(|errno| self.inspect_error(&format!("open {}", path.display()), errno.into()))
     }
 
-    /// The numbers of its threads, zombies included.
+    /// Returns the numbers of its threads, zombies included.
     pub fn thread_ids(&self) -> Result<Vec<i32>, Error> {
         // Not through `inspect_error`, which asks for the threads itself.
         self.list_threads().map_err(|errno| match errno {
@@ -369,7 +405,8 @@ impl Process {
         })
     }
 
-    /// The system call that one of its threads sleeps in; nothing if it does not, or that cannot be read.
+    /// Returns the system call that one of its threads sleeps in; `None` if it does not, or that
+    /// cannot be read.
     pub fn asleep(&self, tid: i32) -> Option<Asleep> {
         Asleep::parse(&self.read_raw(&format!("task/{tid}/syscall")).ok()?)
     }
@@ -393,7 +430,7 @@ impl Process {
         Ok(ids)
     }
 
-    /// The state letter of one of its threads, `X` if it is gone.
+    /// Returns the state letter of one of its threads, `X` if it is gone.
     pub(crate) fn thread_state(&self, tid: i32) -> char {
         let stat = self.read_raw(&format!("task/{tid}/stat"));
         stat.ok()
@@ -401,7 +438,7 @@ impl Process {
             .map_or('X', |(state, _)| state)
     }
 
-    /// What `status` says of one of its threads.
+    /// Returns the `status` of one of its threads.
     pub(crate) fn thread_status(&self, tid: i32) -> Result<Status, Error> {
         let name = format!("task/{tid}/status");
         let text = self
@@ -410,12 +447,12 @@ impl Process {
         Ok(Status::parse(&text))
     }
 
-    /// Whether a process under seccomp is left alone.
+    /// True if a process under seccomp is left alone.
     pub(crate) fn refuses_seccomp(&self) -> bool {
         self.0.options.seccomp == Seccomp::Refuse
     }
 
-    /// Whether seccomp is to be suspended.
+    /// True if seccomp is to be suspended.
     pub(crate) fn suspends_seccomp(&self) -> bool {
         self.0.options.seccomp == Seccomp::Suspend
     }
@@ -426,8 +463,8 @@ impl Process {
         read().map_err(|source| self.inspect_error(&format!("read {name}"), source))
     }
 
-    /// Opens a file of `/proc/PID`, or of a thread that still has what the process had if the first thread has
-    /// ended before the others.
+    /// Opens a file of `/proc/PID`. If the first thread has ended before the others, the file of a
+    /// remaining thread is opened, which still has what the process had.
     fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
         match self.living_thread() {
             Some(tid) if tid != self.pid() => self.open_raw(&format!("task/{tid}/{name}"), flags),
@@ -474,7 +511,7 @@ impl Process {
     }
 }
 
-/// Finding a process, and finding out whether and why not it can be traced.
+/// Finding a process, and finding out whether it can be traced, and if not, why.
 impl Process {
     fn find(pid: i32, options: Options) -> Result<Self, Error> {
         if u32::try_from(pid) == Ok(std::process::id()) {
@@ -507,7 +544,8 @@ impl Process {
         if let Err(error) = process.stat() {
             return Err(failed(error, Error::Exited { pid }));
         }
-        // While the process that the pidfd names lives the number is its own, so the directory is too.
+        // While the process that the pidfd names lives the number is its own, so the directory is
+        // too.
         if process.is_alive() {
             Ok(process)
         } else {
@@ -530,7 +568,8 @@ impl Process {
             let _ = self.0.own.set(own);
         }
         self.check_tracer(&status)?;
-        // The kernel asks of who opens this file what it asks of a tracer, and the target does not notice.
+        // The kernel demands the same for opening this file as for tracing, and the target does not
+        // notice.
         if let Err(error) = self.open_file("mem", OFlags::RDWR) {
             return Err(self.refusal(&status, error));
         }
@@ -541,10 +580,11 @@ impl Process {
         Ok(())
     }
 
-    /// An error if the program is not a 64-bit one.
+    /// Fails if the program is not a 64-bit one.
     pub(crate) fn check_class(&self) -> Result<(), Error> {
         let program = match self.open_file("exe", OFlags::RDONLY) {
-            // We may trace the process but not read its file. No 32-bit thread will be used, see `Session::agent`.
+            // Beeline may trace the process but not read its file. No 32-bit thread will be used,
+            // see `Session::agent`.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
             other => other.map_err(|source| self.inspect_error("open the program", source))?,
         };
@@ -558,12 +598,12 @@ impl Process {
         }
     }
 
-    /// An error if somebody traces it already.
+    /// Fails if the process is traced already.
     fn check_tracer(&self, status: &Status) -> Result<(), Error> {
         if status.tracer == 0 {
             return Ok(());
         }
-        // It is a thread; who is to be ended is its process.
+        // This is a thread; the process is what has to be ended.
         let thread = std::fs::read(format!("/proc/{}/status", status.tracer)).unwrap_or_default();
         let (pid, tracer) = (
             self.pid(),
@@ -604,7 +644,7 @@ impl Process {
         self.refusal(&status, source)
     }
 
-    /// One of its threads does not stop, or cannot be asked to.
+    /// Returns the error for one of its threads that does not stop, or cannot be asked to.
     pub(crate) fn stuck(&self, tid: i32) -> Error {
         if let Some(group) = proc::frozen_group(self.pid()) {
             let pid = self.pid();
@@ -655,11 +695,12 @@ const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u3
 /// The magic number of ELF and the class byte for 64 bits.
 const ELF64: &[u8; 5] = b"\x7fELF\x02";
 
-/// All of a file of `/proc`, which says 0 when it is asked for its length.
+/// Reads all of a file of `/proc`, which reports a length of 0.
 pub(crate) fn read_all(file: File) -> io::Result<Vec<u8>> {
     const USUAL: usize = 16 << 10;
     let mut bytes = Vec::with_capacity(USUAL);
-    // A `Take` reads without asking for the length, and with room from the start without looking if there is anything.
+    // A `Take` reads without asking for the length, and, with room from the start, without probing
+    // for more.
     file.take(u64::MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -1,4 +1,4 @@
-//! The kernel's `ptrace` and `waitid`, one typed function for each request that we make.
+//! The kernel's `ptrace` and `waitid`, with one typed function for each request that Beeline makes.
 //!
 //! Every function here must be called on the thread that seized the tracee.
 
@@ -12,12 +12,14 @@ use rustix::thread::sched_yield;
 
 use crate::{Error, alarm};
 
-/// `PTRACE_O_SUSPEND_SECCOMP`: the tracee's seccomp filters sleep while it is seized so.
+/// `PTRACE_O_SUSPEND_SECCOMP`: the tracee's seccomp filters sleep while it is seized with this
+/// option.
 pub(crate) const SUSPEND_SECCOMP: c_int = libc::PTRACE_O_SUSPEND_SECCOMP;
 /// Stop at the end of each `execve`.
 pub(crate) const TRACE_EXEC: c_int = libc::PTRACE_O_TRACEEXEC;
 
-// Of the kernel's linux/ptrace.h, absent from the libc crate or typed differently across its versions.
+// From the kernel's linux/ptrace.h, absent from the libc crate or typed differently across its
+// versions.
 const SET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4210;
 const GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;
 const GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
@@ -25,7 +27,7 @@ const GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
 /// Bytes of the kernel's `sigset_t`.
 const SIGSET_LEN: usize = 8;
 
-/// How a stopped tracee goes on.
+/// The way a stopped tracee goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Go {
     /// Until something happens to it.
@@ -36,12 +38,13 @@ pub(crate) enum Go {
     OneStep,
 }
 
-/// What a wait for one tracee came to.
+/// The outcome of a wait for one tracee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Nothing has happened yet.
     None,
-    /// Held on its way back to user space, as by [`interrupt`]. `group`: job control has stopped the process.
+    /// Held on its way back to user space, as by [`interrupt`]. `group`: job control has stopped
+    /// the process.
     Trap { group: bool },
     /// Entering or leaving a system call.
     Syscall,
@@ -75,18 +78,26 @@ struct RseqConfiguration {
     pad: u32,
 }
 
-/// Makes this thread the tracer of `tid`, which goes on running. Errors: ESRCH, EPERM; EINTR if its process has been in `execve` for
-/// all of [`alarm::PATIENCE`].
+/// Makes this thread the tracer of `tid`, which goes on running.
+///
+/// # Errors
+///
+/// ESRCH, EPERM; EINTR if its process has been in `execve` for all of [`alarm::PATIENCE`].
 pub(crate) fn seize(tid: pid_t, options: c_int) -> io::Result<()> {
     alarm::seize(tid, options | libc::PTRACE_O_TRACESYSGOOD)
 }
 
-/// Asks a seized thread, running or not, to trap before it next runs user code. ESRCH if it has ended, or is just ending.
+/// Asks a seized thread, running or not, to trap before it next runs user code.
+///
+/// # Errors
+///
+/// ESRCH if it has ended, or is just ending.
 pub(crate) fn interrupt(tid: pid_t) -> Result<(), Error> {
     // SAFETY: PTRACE_INTERRUPT takes neither address nor data.
     let asked = unsafe { request(libc::PTRACE_INTERRUPT, tid, 0, 0) };
     let asked = asked.map_err(|error| match error.raw_os_error() {
-        // Of a thread that has given up its signals, on its way out, while it still has its number.
+        // Comes from a thread on its way out that has given up its signals but still has its
+        // number.
         Some(libc::EIO) => io::Error::from_raw_os_error(libc::ESRCH),
         _ => error,
     });
@@ -116,7 +127,7 @@ pub(crate) fn detach(tid: pid_t, signal: c_int) -> Result<(), Error> {
     unsafe { request(libc::PTRACE_DETACH, tid, 0, signal as usize) }.map_err(named("DETACH", tid))
 }
 
-/// The general registers of a stopped thread.
+/// Returns the general registers of a stopped thread.
 pub(crate) fn registers(tid: pid_t) -> Result<user_regs_struct, Error> {
     let mut regs = MaybeUninit::<user_regs_struct>::uninit();
     // SAFETY: PTRACE_GETREGS writes one `user_regs_struct` to data, which is room for one.
@@ -140,10 +151,11 @@ pub(crate) fn set_registers(tid: pid_t, regs: &user_regs_struct) -> Result<(), E
     .map_err(named("SETREGS", tid))
 }
 
-/// The signals that a stopped thread blocks, bit n-1 for signal n.
+/// Returns the signals that a stopped thread blocks, bit n-1 for signal n.
 pub(crate) fn signal_mask(tid: pid_t) -> Result<u64, Error> {
     let mut mask = 0u64;
-    // SAFETY: PTRACE_GETSIGMASK writes as many bytes as its address says, 8, to data, which is a u64.
+    // SAFETY: PTRACE_GETSIGMASK writes as many bytes as its address says, 8, to data, which is a
+    // u64.
     unsafe {
         request(
             libc::PTRACE_GETSIGMASK,
@@ -158,7 +170,8 @@ pub(crate) fn signal_mask(tid: pid_t) -> Result<u64, Error> {
 
 /// Sets the signals that a stopped thread blocks.
 pub(crate) fn set_signal_mask(tid: pid_t, mask: u64) -> Result<(), Error> {
-    // SAFETY: PTRACE_SETSIGMASK reads as many bytes as its address says, 8, at data, which is a u64.
+    // SAFETY: PTRACE_SETSIGMASK reads as many bytes as its address says, 8, at data, which is a
+    // u64.
     unsafe {
         request(
             libc::PTRACE_SETSIGMASK,
@@ -170,7 +183,8 @@ pub(crate) fn set_signal_mask(tid: pid_t, mask: u64) -> Result<(), Error> {
     .map_err(named("SETSIGMASK", tid))
 }
 
-/// Is a signal queued for a stopped thread that the kernel has raised for what the thread itself did?
+/// Returns whether a signal is queued for a stopped thread that the kernel has raised for what the
+/// thread itself did.
 pub(crate) fn awaits_fault(tid: pid_t, signal: c_int) -> Result<bool, Error> {
     awaits_one_of(tid, &[signal])
 }
@@ -182,13 +196,14 @@ fn awaits_one_of(tid: pid_t, signals: &[c_int]) -> Result<bool, Error> {
         nr: 1,
     };
     loop {
-        // Of no signal's number as long as none is copied.
+        // It holds no signal's number as long as none is copied.
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         let (args, data) = (&raw const next as usize, info.as_mut_ptr() as usize);
-        // SAFETY: PTRACE_PEEKSIGINFO reads its arguments at address and writes one `siginfo_t` to data, which is room for one.
+        // SAFETY: PTRACE_PEEKSIGINFO reads its arguments at address and writes one `siginfo_t` to
+        // data, which is room for one.
         unsafe { request(libc::PTRACE_PEEKSIGINFO, tid, args, data) }
             .map_err(named("PEEKSIGINFO", tid))?;
-        // SAFETY: numbers, which are zero or the kernel's.
+        // SAFETY: the structure consists of integers, which are zero or the kernel's.
         let info = unsafe { info.assume_init() };
         match info.si_signo {
             0 => return Ok(false),
@@ -198,7 +213,8 @@ fn awaits_one_of(tid: pid_t, signals: &[c_int]) -> Result<bool, Error> {
     }
 }
 
-/// Has a thread done what the kernel raises a signal for, and has not been told yet?
+/// Returns whether the kernel has raised a signal for what a thread did, and the thread has not
+/// been told yet.
 pub(crate) fn awaits_any_fault(tid: pid_t) -> Result<bool, Error> {
     const FAULTS: [c_int; 5] = [
         libc::SIGTRAP,
@@ -210,17 +226,19 @@ pub(crate) fn awaits_any_fault(tid: pid_t) -> Result<bool, Error> {
     awaits_one_of(tid, &FAULTS)
 }
 
-/// Where a stopped thread's `struct rseq` is, if it has registered one and the kernel tells (5.13 and later).
+/// Returns where a stopped thread's `struct rseq` is, if it has registered one and the kernel tells
+/// (5.13 and later).
 pub(crate) fn rseq_area(tid: pid_t) -> Option<u64> {
     let mut rseq = RseqConfiguration::default();
     let len = size_of::<RseqConfiguration>();
-    // SAFETY: this request writes at most as many bytes as its address says to data, which has that many. It
-    // returns a count, so any answer but -1 is a success.
+    // SAFETY: this request writes at most as many bytes as its address says to data, which has that
+    // many. It returns a count, so any answer but -1 is a success.
     unsafe { request(GET_RSEQ_CONFIGURATION, tid, len, &raw mut rseq as usize) }.ok()?;
     (rseq.pointer != 0).then_some(rseq.pointer)
 }
 
-/// How a stopped thread's system calls are dispatched to itself, if the kernel tells (6.4 and later).
+/// Returns the configuration by which a stopped thread's system calls are dispatched to itself, if
+/// the kernel tells (6.4 and later).
 pub(crate) fn syscall_dispatch(tid: pid_t) -> Option<SyscallDispatch> {
     let mut config = SyscallDispatch::default();
     let len = size_of::<SyscallDispatch>();
@@ -237,7 +255,7 @@ pub(crate) fn syscall_dispatch(tid: pid_t) -> Option<SyscallDispatch> {
     Some(config)
 }
 
-/// Sets what [`syscall_dispatch`] gives.
+/// Sets what [`syscall_dispatch`] returns.
 pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &SyscallDispatch) -> Result<(), Error> {
     let data = std::ptr::from_ref(config) as usize;
     // SAFETY: this request reads as many bytes as its address says at data, which has that many.
@@ -252,13 +270,18 @@ pub(crate) fn set_syscall_dispatch(tid: pid_t, config: &SyscallDispatch) -> Resu
     .map_err(named("SET_SYSCALL_USER_DISPATCH_CONFIG", tid))
 }
 
-/// Waits until something happens to `tid`. What has is only looked at, here and in [`poll`]: an end belongs to the parent, which may be
-/// this very process; and a stop from which a signal is about to be delivered must not be taken, as the kernel then forgets the signal
-/// should we die before we have passed it on.
+/// Waits until something happens to `tid`.
+///
+/// The event is only looked at, here and in [`poll`]. An end belongs to the parent, which may be
+/// this very process. A stop from which a signal is about to be delivered must not be taken either:
+/// the kernel would forget the signal if Beeline died before passing it on.
+///
+/// # Errors
 ///
 /// An error if nothing has happened for [`alarm::PATIENCE`].
 pub(crate) fn wait(tid: pid_t) -> Result<Event, Error> {
-    /// Looks before it is slept for: mostly it is a matter of microseconds, less than the alarm takes.
+    /// The number of looks before sleeping: mostly it is a matter of microseconds, less than the
+    /// alarm takes.
     const LOOKS: usize = 20;
     let flags = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
     for _ in 0..LOOKS {
@@ -270,7 +293,7 @@ pub(crate) fn wait(tid: pid_t) -> Result<Event, Error> {
     taken(tid, alarm::within_patience(|| wait_with(tid, flags))?)
 }
 
-/// Takes an `execve`, of which the kernel asks that: by it a tracee may have got another's number.
+/// Takes an `execve`, as the kernel requires: by it a tracee may have got another thread's number.
 fn taken(tid: pid_t, event: Event) -> Result<Event, Error> {
     match event {
         Event::Exec => wait_with(tid, libc::WSTOPPED | libc::WNOHANG),
@@ -278,31 +301,33 @@ fn taken(tid: pid_t, event: Event) -> Result<Event, Error> {
     }
 }
 
-/// What has happened to `tid`, if anything has.
+/// Returns what has happened to `tid`, if anything has.
 pub(crate) fn poll(tid: pid_t) -> Result<Event, Error> {
     match poll_stop(tid)? {
         Event::None => match wait_with(tid, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG)? {
             Event::Gone => Ok(Event::Gone),
-            // It has stopped meanwhile: the kernel shows a tracee's stop even if only its end is asked for.
+            // It has stopped meanwhile: the kernel shows a tracee's stop even if only its end is
+            // asked for.
             _ => poll_stop(tid),
         },
         event => Ok(event),
     }
 }
 
-/// Clears away a tracee that has ended. For threads only: the status of a process is its parent's. Any thread of
-/// the tracing process may do this.
+/// Clears away a tracee that has ended. It is for threads only, as the status of a process belongs
+/// to its parent. Any thread of the tracing process may call it.
 pub(crate) fn reap(tid: pid_t) {
     // Looked at first: a wait for the end takes a stop as well.
     let ended =
         wait_id(tid, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG).map(|info| event_of(&info));
     if let Ok(Event::Gone) = ended {
-        // Should somebody else be faster there is nothing to do.
+        // If something else was faster there is nothing to do.
         let _ = wait_id(tid, libc::WEXITED | libc::WNOHANG);
     }
 }
 
-/// Reads pieces of a process's memory, as many as go in one call; gives how many it has read. Any thread may do this.
+/// Reads pieces of a process's memory, as many as go in one call, and returns how many it has read.
+/// Any thread may call it.
 pub(crate) fn read_pieces<B: AsMut<[u8]>>(tid: pid_t, pieces: &mut [(u64, B)]) -> usize {
     /// `IOV_MAX`.
     const MOST: usize = 1024;
@@ -319,11 +344,11 @@ pub(crate) fn read_pieces<B: AsMut<[u8]>>(tid: pid_t, pieces: &mut [(u64, B)]) -
         there.push(vector(*address as *mut c_void, bytes.len()));
     }
     let count = here.len() as libc::c_ulong;
-    // SAFETY: each of the vectors here is the whole of a slice that is ours to write. Those there are another process's
-    // addresses, which are only read, and may be anything.
+    // SAFETY: each of the vectors here is the whole of a slice that this function may write. Those
+    // there are another process's addresses, which are only read, and may be anything.
     let read =
         unsafe { libc::process_vm_readv(tid, here.as_ptr(), count, there.as_ptr(), count, 0) };
-    // It stops at the first that cannot be read, maybe in its midst.
+    // It stops at the first piece that cannot be read, maybe in the middle of it.
     let mut rest = usize::try_from(read).unwrap_or(0);
     let is_read = |piece: &&libc::iovec| {
         let left = rest.checked_sub(piece.iov_len);
@@ -354,7 +379,8 @@ fn wait_id(tid: pid_t, flags: c_int) -> io::Result<libc::siginfo_t> {
     loop {
         // SAFETY: `info` is room for one siginfo_t, which waitid fills or leaves.
         if unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), flags) } == 0 {
-            // SAFETY: zeroes are a valid siginfo_t, and waitid has written a valid one over them if anything.
+            // SAFETY: zeroes are a valid siginfo_t, and waitid has written a valid one over them if
+            // anything.
             return Ok(unsafe { info.assume_init() });
         }
         let error = io::Error::last_os_error();
@@ -395,11 +421,15 @@ fn named(request: &'static str, tid: pid_t) -> impl FnOnce(io::Error) -> Error {
     }
 }
 
+/// Makes a `ptrace` request.
+///
 /// # Safety
-/// `address` and `data` must be what `what` asks for: where it reads or writes memory through one of
-/// them, that memory must be valid for as many bytes as the request is documented to touch.
+///
+/// `address` and `data` must be what `what` asks for: where it reads or writes memory through one
+/// of them, that memory must be valid for as many bytes as the request is documented to touch.
 unsafe fn request(what: c_uint, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: the caller has seen to the two pointers; the rest are numbers.
+    // SAFETY: the caller promises that the two pointers are what the request asks for; the rest are
+    // integers.
     let result = unsafe { libc::ptrace(what, tid, address as *mut c_void, data as *mut c_void) };
     if result == -1 {
         Err(io::Error::last_os_error())

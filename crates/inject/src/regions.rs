@@ -8,16 +8,18 @@ use std::os::unix::ffi::OsStringExt;
 
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
-/// First address that user space can never have, less the guard page below it.
+/// The first address that user space can never have, less the guard page below it.
 const TOP: u64 = 0x7fff_ffff_f000;
-/// Left free below the main stack, which grows down: what the kernel itself keeps free there at the least.
+/// Left free below the main stack, which grows down: the least that the kernel itself keeps free
+/// there.
 const STACK_ROOM: u64 = 128 << 20;
-/// Left free above the heap, which `brk` grows up. An allocator that hits its end takes `mmap` instead.
+/// Left free above the heap, which `brk` grows up. An allocator that hits its end uses `mmap`
+/// instead.
 const HEAP_ROOM: u64 = 256 << 20;
 /// Left free beside every other mapping, so that a run-away access still faults.
 const GUARD: u64 = PAGE;
 
-/// What may be done with a region.
+/// The access permissions of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Permissions {
     /// It may be read.
@@ -37,7 +39,7 @@ pub struct Region {
     pub start: u64,
     /// One past the last byte.
     pub end: u64,
-    /// What may be done with it.
+    /// Its access permissions.
     pub permissions: Permissions,
     /// Byte offset in the file.
     pub offset: u64,
@@ -45,12 +47,13 @@ pub struct Region {
     pub device: u64,
     /// Inode of the file; 0 for none.
     pub inode: u64,
-    /// Path as the target sees it, `[stack]` and the like, or empty. A removed file's ends in ` (deleted)`.
+    /// Path as the target sees it, `[stack]` and the like, or empty. A removed file's ends in `
+    /// (deleted)`.
     pub path: PathBuf,
 }
 
 impl Region {
-    /// Whether `address` lies in it.
+    /// True if `address` lies in it.
     pub fn contains(&self, address: u64) -> bool {
         self.start <= address && address < self.end
     }
@@ -85,7 +88,8 @@ impl Region {
     }
 }
 
-/// What a process has mapped, without opening it; as [`Process::regions`](crate::Process::regions).
+/// Returns what a process has mapped, without opening it; as
+/// [`Process::regions`](crate::Process::regions).
 pub fn regions_of(pid: i32) -> std::io::Result<Vec<Region>> {
     let read = |path: String| crate::process::read_all(std::fs::File::open(path)?);
     let maps = read(format!("/proc/{pid}/maps"))?;
@@ -102,8 +106,8 @@ pub fn regions_of(pid: i32) -> std::io::Result<Vec<Region>> {
     Ok(Vec::new())
 }
 
-/// Reads `/proc/PID/maps`. A line that makes no sense is skipped: it can only come from a kernel that we do
-/// not know, and whatever it describes is then not used.
+/// Reads `/proc/PID/maps`. A line that makes no sense is skipped: it can only come from an unknown
+/// kernel, and what it describes is then not used.
 pub(crate) fn parse(text: &[u8]) -> Vec<Region> {
     text.split(|&byte| byte == b'\n')
         .filter_map(Region::parse)
@@ -126,9 +130,12 @@ fn unescape(name: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Finds room for `len` bytes (rounded up to pages) that lies entirely within `near`, as close to the middle
-/// of `near` as can be. Keeps a page off every mapping, clear of where the stack and the heap, which begins at
-/// `heap`, will grow, and above `vm.mmap_min_addr`. `None` if there is no such room.
+/// Finds room for `len` bytes (rounded up to pages) that lies entirely within `near`, as close to
+/// the middle of `near` as possible.
+///
+/// The room keeps a page off every mapping, is clear of where the stack and the heap, which begins
+/// at `heap`, will grow, and lies above `vm.mmap_min_addr`. Returns `None` if there is no such
+/// room.
 pub(crate) fn find_gap(
     regions: &[Region],
     heap: u64,
@@ -164,7 +171,7 @@ fn find_gap_above(
         }
     };
     let mut free = lowest;
-    // A heap that nothing has been taken from yet is no mapping, and is going to grow nevertheless.
+    // A heap that nothing has been taken from yet is no mapping, but is going to grow nevertheless.
     let empty_heap = (heap, heap, HEAP_ROOM, GUARD);
     let taken = regions.iter().map(|region| {
         let name = region.path.as_os_str();
@@ -182,7 +189,8 @@ fn find_gap_above(
     best
 }
 
-/// What an unprivileged process may map at the lowest: `vm.mmap_min_addr` as it was at first, 64 KiB if that cannot be read.
+/// Returns the lowest address that an unprivileged process may map: `vm.mmap_min_addr` as it was at
+/// first, 64 KiB if that cannot be read.
 fn lowest_address() -> u64 {
     const USUAL: u64 = 64 << 10;
     static LOWEST: LazyLock<u64> = LazyLock::new(|| {

@@ -1,11 +1,12 @@
 //! System calls run by a held thread of the target.
 //!
-//! The thread is sent through a `syscall` instruction where nothing of the target's is, see [`gate`](crate::gate), with a stop before and
-//! one behind it. No code changes, nothing is written to its stack, and it never runs an instruction besides. While it does so all
-//! its signals are blocked, so they stay pending and are delivered when it is let go.
+//! The thread is sent through a `syscall` instruction where nothing of the target's is, see
+//! [`gate`](crate::gate), with a stop before and one behind it. No code changes, nothing is written
+//! to its stack, and it runs no other instruction. Meanwhile all its signals are blocked, so they
+//! stay pending and are delivered when it is let go.
 //!
-//! Should we be killed meanwhile the thread finds its way [`home`]. So what it has lent is given back in such an order
-//! that it is right, or on its way to be right, between any two steps.
+//! If Beeline is killed meanwhile the thread finds its way [`home`]. So what it has lent is given
+//! back in such an order that between any two steps it is right, or on its way to be right.
 
 use libc::{c_int, user_regs_struct};
 use rustix::io::Errno;
@@ -15,7 +16,7 @@ use crate::ptrace::{self, Event, Go, SyscallDispatch};
 use crate::restore_stub::{NO_CALL, SYSCALL_LEN};
 use crate::session::{Session, State, is_esrch};
 
-/// What a thread that has run system calls for us gets back, besides its registers.
+/// The state that a borrowed thread gets back after its system calls, besides its registers.
 #[derive(Debug)]
 pub(crate) struct Borrowed {
     pub mask: u64,
@@ -25,17 +26,17 @@ pub(crate) struct Borrowed {
     pub sequence: Option<Sequence>,
     /// Set if the thread has its system calls sent to itself as signals.
     pub dispatch: Option<SyscallDispatch>,
-    /// It may be somewhere else than where its registers belong.
+    /// True if it may be somewhere else than where its registers belong.
     away: bool,
 }
 
-/// What says that a thread may be in a restartable sequence.
+/// The sign that a thread may be in a restartable sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sequence {
-    /// Address and value of the thread's pointer to it. The kernel clears it when the thread passes elsewhere; without it a
-    /// sequence that was interrupted would not be started anew.
+    /// Address and value of the thread's pointer to it. The kernel clears it when the thread passes
+    /// elsewhere; without it an interrupted sequence would not be started anew.
     pointer: (u64, u64),
-    /// Where it begins anew, if the thread is inside.
+    /// The address where it begins anew, if the thread is inside.
     pub anew: Option<u64>,
 }
 
@@ -54,7 +55,7 @@ const RSEQ_CS: u64 = 8;
 const TRAP_FLAG: u64 = 1 << 8;
 
 impl Session {
-    /// Runs a system call and gives what it returns, negative error numbers included.
+    /// Runs a system call and returns its result, including negative error numbers.
     pub fn call_raw(&mut self, number: i64, arguments: [u64; 6]) -> Result<i64, Error> {
         self.run_call(number, arguments).map_err(|error| {
             if is_esrch(&error) {
@@ -126,7 +127,8 @@ impl Session {
             match ptrace::wait(tid)? {
                 Event::Syscall => return Ok(()),
                 Event::Gone => return Err(self.lost(at)),
-                // It cannot be blocked. Delivered now it stops the process when we let go of it.
+                // It cannot be blocked. Delivered now, it stops the process when Beeline lets go of
+                // it.
                 Event::Signal(libc::SIGSTOP) => signal = libc::SIGSTOP,
                 Event::Signal(signal) => {
                     return Err(Error::Intercepted {
@@ -159,7 +161,7 @@ impl Session {
         }
         let tracee = &self.tracees[at];
         let (tid, own) = (tracee.tid, tracee.regs);
-        // Each of these is what the way home does as well, so it may be followed from between any two of them.
+        // The way home does each of these as well, so it may be taken from between any two of them.
         if let Some(Sequence { pointer, .. }) = borrowed.sequence {
             self.write(pointer.0, &pointer.1.to_ne_bytes())?;
         }
@@ -176,9 +178,10 @@ impl Session {
 
     /// Brings a thread that is to repeat a call like `sigsuspend` to the entry of that call.
     ///
-    /// Such a call waits with a signal mask of its own, which is lost by now. Let go from here the thread sets it
-    /// again before it looks at any signal; from anywhere else it would first get those that the call holds
-    /// back, or get outside of the call those that are to end it.
+    /// Such a call waits with a signal mask of its own, which is lost by now. Let go from here, the
+    /// thread sets it again before it looks at any signal. From anywhere else it would first get
+    /// the signals that the call holds back, or get outside of the call the signals that are to end
+    /// it.
     fn enter_again(&mut self, at: usize, mask: u64) -> Result<(), Error> {
         let (tid, own) = (self.tracees[at].tid, self.tracees[at].regs);
         let number = own.orig_rax;
@@ -203,8 +206,8 @@ impl Session {
         ptrace::set_signal_mask(tid, mask)
     }
 
-    /// Brings the thread from behind the `syscall` to the point on its way to user space where it was first
-    /// held. Only there does the kernel, when it goes on, restart the call that it was in.
+    /// Brings the thread from behind the `syscall` to the point on its way to user space where it
+    /// was first held. Only from there does the kernel restart the call that it was in.
     fn return_to_trap(&mut self, at: usize) -> Result<(), Error> {
         let tid = self.tracees[at].tid;
         let mut signal = 0;
@@ -230,13 +233,14 @@ impl Session {
         }
     }
 
-    /// The thread has been killed under our hands.
+    /// Returns the error for a thread that has been killed while it was worked on.
     fn lost(&mut self, at: usize) -> Error {
         self.tracees[at].end();
         self.exited()
     }
 
-    /// Readies a thread for running system calls: signals out of the way, and what that disturbs noted.
+    /// Readies a thread for running system calls: gets signals out of the way, and notes what that
+    /// disturbs.
     fn borrow(&mut self, at: usize) -> Result<(), Error> {
         let tid = self.tracees[at].tid;
         if let Some(borrowed) = &mut self.tracees[at].borrowed {
@@ -262,7 +266,8 @@ impl Session {
         });
         self.write_way_home(at)?;
         if self.gate.is_some_and(|gate| gate.cell.is_some()) {
-            // First of all, so that there is no moment in which it would go on elsewhere with what is changed next.
+            // This comes first, so that the thread would never go on elsewhere with what is changed
+            // next.
             let regs = user_regs_struct {
                 rip: self.gate()?.behind(),
                 orig_rax: NO_CALL,
@@ -280,7 +285,8 @@ impl Session {
         let mut value = [0; 8];
         self.read(address, &mut value).ok()?;
         let place = u64::from_ne_bytes(value);
-        // Of `struct rseq_cs`: two halves of a word that do not matter, the start, its length, and where it begins anew.
+        // The fields of `struct rseq_cs`: two halves of a word that do not matter, the start, its
+        // length, and where it begins anew.
         let mut words = [[0; 8]; 4];
         if place == 0 || self.read(place, words.as_flattened_mut()).is_err() {
             return None;
@@ -292,8 +298,11 @@ impl Session {
         })
     }
 
-    /// The thread that runs our system calls: the one that already has, or else the first that can. Not one, if there is another, that
-    /// has faulted and has not been told of it: should we die, it would be told in the middle of the way home.
+    /// Returns the thread that runs Beeline's system calls: the one that already has, or else the
+    /// first that can.
+    ///
+    /// A thread that has faulted and has not been told of it is avoided, if there is another: if
+    /// Beeline died, it would be told in the middle of the way home.
     fn agent(&self) -> Result<usize, Error> {
         let pid = self.process.pid();
         let able = |tracee: &&crate::session::Tracee| {

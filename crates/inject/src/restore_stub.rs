@@ -1,22 +1,28 @@
-//! The way home: code by which a thread that runs a system call for us becomes itself again should we die meanwhile.
+//! The restore stub, a borrowed thread's way home: code by which a thread that runs a system call
+//! for Beeline becomes itself again if Beeline dies meanwhile.
 //!
-//! When a tracer is killed the kernel lets its tracees run with whatever registers they have. So the `syscall` instruction that a
-//! thread is sent through is one that we write, and behind it stand instructions that give the thread back its signal mask and its
-//! registers and jump to where it was. While we live the thread is stopped behind the `syscall` and never gets there.
+//! When a tracer is killed, the kernel lets its tracees run with whatever registers they have. So
+//! Beeline writes the `syscall` instruction that a thread is sent through. Behind it stand
+//! instructions that give the thread back its signal mask and its registers and jump to where it
+//! was. While Beeline lives, the thread is stopped behind the `syscall` and never gets there.
 //!
-//! Code and values are one *cell* of [`CELL`] bytes, written by one write within one page, so it is there whole or not at all. Its place
-//! are bytes that nothing uses: zeroes between the last byte of a segment of code and the end of its page, first of all those of
-//! the vDSO. That takes no memory of the target, no system call that would itself need a way home, and none of any thread's stack
-//! (a goroutine's has no room to spare). The zeroes are put back when the process is let go.
+//! Code and values are one *cell* of [`CELL`] bytes, written by one write within one page, so it is
+//! there whole or not at all. Its place are bytes that nothing uses: zeroes between the last byte
+//! of a segment of code and the end of its page, first of all those of the vDSO. That takes no
+//! memory of the target, no system call that would itself need a way home, and none of any thread's
+//! stack (a goroutine's has no room to spare). The zeroes are put back when the process is let go.
 //!
-//! **Why it is safe at every instruction.** None of the instructions writes memory, none changes the flags (which are the thread's
-//! own all along, as `syscall` keeps them) and the stack pointer is always the thread's own, so a signal handler may run
-//! in between. Vector registers, thread pointer and segments are never touched.
+//! **Why it is safe at every instruction.** None of the instructions writes memory, and none
+//! changes the flags (which are the thread's own all along, as `syscall` keeps them). The stack
+//! pointer is always the thread's own, so a signal handler may run in between. Vector registers,
+//! thread pointer and segments are never touched.
 //!
-//! **A thread that was inside a system call** makes it anew, as the kernel would have it do: by its number, or by `restart_syscall`,
-//! which keeps the deadline. If a signal handler has to run first, calls that the kernel never continues behind one give EINTR
-//! as always; to know this, the signals are let through by a `ppoll` on nothing, which says EINTR if there was one. Of a call that
-//! goes on or not by what the handler asked for (`SA_RESTART`), as `read` does, that cannot be known, and it goes on.
+//! **A thread that was inside a system call** makes it anew, as the kernel would have it do: by its
+//! number, or by `restart_syscall`, which keeps the deadline. If a signal handler has to run first,
+//! calls that the kernel never continues behind one give EINTR as always. To know this, the signals
+//! are let through by a `ppoll` on nothing, which says EINTR if there was one. For a call that goes
+//! on or not depending on the handler's flags (`SA_RESTART`), as `read` does, that cannot be known,
+//! and it goes on.
 
 use std::mem::{offset_of, size_of};
 
@@ -24,7 +30,7 @@ use libc::user_regs_struct;
 
 use crate::ptrace::SyscallDispatch;
 
-/// Bytes of a cell, and what its address is a multiple of, so that it lies within one page.
+/// Bytes of a cell. Its address is a multiple of this, so that it lies within one page.
 pub(crate) const CELL: u64 = 512;
 
 /// Bytes of a `syscall` instruction.
@@ -33,17 +39,18 @@ pub(crate) const SYSCALL_LEN: u64 = 2;
 /// Set by the kernel where no system call is to be restarted.
 pub(crate) const NO_CALL: u64 = u64::MAX;
 
-// What the kernel leaves in `rax`, negated, while an interrupted call waits to be made anew; of its errno.h.
+// The kernel's values in `rax`, negated, while an interrupted call waits to be made anew; from its
+// errno.h.
 /// The call anew, or EINTR if a handler without `SA_RESTART` runs.
 const ERESTARTSYS: i64 = -512;
 /// The call anew.
 const ERESTARTNOINTR: i64 = -513;
 /// The call anew, or EINTR if a handler runs.
 pub(crate) const ERESTARTNOHAND: i64 = -514;
-/// As that, but what is made anew is `restart_syscall`.
+/// Likewise, but `restart_syscall` is what is made anew.
 const ERESTART_RESTARTBLOCK: i64 = -516;
 
-/// Is a thread with these registers going to make its interrupted system call anew?
+/// True if a thread with these registers is going to make its interrupted system call anew.
 pub(crate) fn restarts(regs: &user_regs_struct) -> bool {
     const RESTARTS: [i64; 4] = [
         ERESTARTSYS,
@@ -54,11 +61,11 @@ pub(crate) fn restarts(regs: &user_regs_struct) -> bool {
     regs.orig_rax as i64 >= 0 && RESTARTS.contains(&(regs.rax as i64))
 }
 
-/// What a thread is given back. The code of the cell follows.
+/// The values that a thread is given back. The code of the cell follows.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Values {
-    /// Its registers, those that a call for us or the way home changes.
+    /// Its registers that a call for Beeline or the way home changes.
     rdi: u64,
     rsi: u64,
     rdx: u64,
@@ -69,12 +76,12 @@ pub(crate) struct Values {
     rcx: u64,
     r12: u64,
     rsp: u64,
-    /// Where it goes on, with what in `rax`, if its call (should it be in one) is made anew.
+    /// Where it goes on, with this value in `rax`, if its call (should it be in one) is made anew.
     rip: u64,
     rax: u64,
     /// Where it goes on, with EINTR in `rax`, if its call ends.
     behind: u64,
-    /// What it was held with.
+    /// The `rax` that it was held with.
     held_rax: u64,
     held_orig_rax: u64,
     mask: u64,
@@ -86,14 +93,15 @@ pub(crate) struct Values {
     nothing: [u64; 2],
 }
 
-/// Where the code begins: the `syscall`.
+/// The offset of the code: the `syscall`.
 const CODE: u64 = size_of::<Values>() as u64;
 const WORDS: usize = size_of::<Values>() / 8;
 
-/// Of the kernel's linux/prctl.h.
+/// From the kernel's linux/prctl.h.
 const PR_SET_SYSCALL_USER_DISPATCH: i32 = 59;
 
-/// Where in a cell the address stands at which the thread goes on; before it, its stack pointer there.
+/// The offset in a cell of the address at which the thread goes on; before it, its stack pointer
+/// there.
 pub(crate) const IP: u64 = offset_of!(Values, rip) as u64;
 const _: () = assert!(offset_of!(Values, rsp) + 8 == offset_of!(Values, rip));
 
@@ -106,10 +114,10 @@ std::arch::global_asm!(
     ".hidden beeline_restore_split, beeline_restore_leaves, beeline_restore_ends, beeline_restore_end",
     "beeline_restore_values:",
     ".zero {code}",
-    // The call for us.
+    // The call for Beeline.
     "beeline_restore_code:",
     "syscall",
-    // From here on we are dead. Let signals through, if it matters whether there are any.
+    // From here on Beeline is dead. Let signals through, if it matters whether there are any.
     "mov r12d, 1",
     "mov rcx, [rip + beeline_restore_values + {gives_up}]",
     "jrcxz beeline_restore_decided",
@@ -205,20 +213,21 @@ unsafe extern "C" {
     static beeline_restore_end: u8;
 }
 
-/// The code of a cell.
+/// Returns the code of a cell.
 fn code() -> &'static [u8] {
     let start = &raw const beeline_restore_code;
     let len = (&raw const beeline_restore_end).addr() - start.addr();
-    // SAFETY: the assembler has laid out the bytes from the one symbol to the other, and nothing changes them.
+    // SAFETY: the assembler has laid out the bytes from the one symbol to the other, and nothing
+    // changes them.
     unsafe { std::slice::from_raw_parts(start, len) }
 }
 
-/// Where in a cell one of the symbols is.
+/// Returns the offset of one of the symbols in a cell.
 fn place(symbol: *const u8) -> u64 {
     CODE + (symbol.addr() - (&raw const beeline_restore_code).addr()) as u64
 }
 
-/// The address of a cell's `syscall` instruction.
+/// Returns the address of a cell's `syscall` instruction.
 pub(crate) fn gate(cell: u64) -> u64 {
     cell + CODE
 }
@@ -226,21 +235,22 @@ pub(crate) fn gate(cell: u64) -> u64 {
 /// A thread that calls are about to be run in.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BorrowedThread<'a> {
-    /// What it goes on with.
+    /// The registers that it goes on with.
     pub regs: &'a user_regs_struct,
     /// The signals that it blocks.
     pub mask: u64,
-    /// Those that it blocks besides while it waits in a call that takes a mask of its own.
+    /// The signals that it blocks besides while it waits in a call that takes a mask of its own.
     pub call_mask: Option<u64>,
-    /// How its system calls are sent to itself, if they are.
+    /// The dispatch of its system calls to itself, if it has one.
     pub dispatch: Option<SyscallDispatch>,
-    /// Where the restartable sequence that it is in begins anew: as it was held inside, it cannot go on there.
+    /// The address where the restartable sequence that it is in begins anew: as it was held inside,
+    /// it cannot go on there.
     pub sequence: Option<u64>,
-    /// A filter may refuse it a call for which there is no need.
+    /// True if a filter may refuse it a call for which there is no need.
     pub is_confined: bool,
 }
 
-/// The bytes of a cell.
+/// Returns the bytes of a cell.
 pub(crate) fn cell(thread: &BorrowedThread<'_>) -> Vec<u8> {
     let regs = thread.regs;
     let call = (regs.orig_rax as i64 >= 0).then_some(regs.rax as i64);
@@ -279,13 +289,14 @@ pub(crate) fn cell(thread: &BorrowedThread<'_>) -> Vec<u8> {
     bytes
 }
 
-/// The cell that an address may be in: where the cell would begin. To be looked at with [`left_behind`].
+/// Returns where a cell would begin that an address may be in. Check it with [`left_behind`].
 pub(crate) fn cell_around(ip: u64) -> Option<u64> {
     let code = place(&raw const beeline_restore_code)..place(&raw const beeline_restore_end);
     code.contains(&(ip % CELL)).then_some(ip - ip % CELL)
 }
 
-/// What a cell holds that a Beeline has left behind which was killed; nothing if these bytes are something else.
+/// Returns the values of a cell that a killed Beeline has left behind; `None` if these bytes are
+/// something else.
 pub(crate) fn left_behind(bytes: &[u8]) -> Option<Values> {
     let (values, rest) = bytes.split_first_chunk::<{ CODE as usize }>()?;
     rest.starts_with(code()).then(|| Values::of(values))
@@ -298,13 +309,13 @@ pub(crate) struct Arrival {
     pub regs: user_regs_struct,
     /// The signals that it blocks, if it still has to be given them.
     pub mask: Option<u64>,
-    /// How its system calls are sent to itself.
+    /// The dispatch of its system calls to itself.
     pub dispatch: Option<SyscallDispatch>,
 }
 
 impl Values {
     fn to_bytes(self) -> Vec<u8> {
-        // SAFETY: numbers of 8 bytes each, with nothing between them.
+        // SAFETY: the structure consists of integers of 8 bytes each, with nothing between them.
         let words: [u64; WORDS] = unsafe { std::mem::transmute(self) };
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }
@@ -314,21 +325,23 @@ impl Values {
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_ne_bytes(*bytes);
         }
-        // SAFETY: numbers of 8 bytes each, for which any bytes are a value.
+        // SAFETY: the structure consists of integers of 8 bytes each, for which any bytes are a
+        // value.
         unsafe { std::mem::transmute::<[u64; WORDS], Self>(words) }
     }
 
-    /// Where the thread goes on.
+    /// Returns where the thread goes on.
     pub fn ip(&self) -> u64 {
         self.rip
     }
 
-    /// What becomes of a thread of which this is the cell, at `cell`, and which has these registers there.
+    /// Returns the state in which a thread arrives, given that this is its cell, at `cell`, and
+    /// that it has these registers there.
     pub fn arrival(&self, cell: u64, regs: &user_regs_struct) -> Arrival {
         let at = regs.rip.wrapping_sub(cell);
         let is_masked = at >= place(&raw const beeline_restore_masked);
         let interrupted = -i64::from(libc::EINTR) as u64;
-        // Which way it goes stands in rax, then in r12, then in rcx, then in where it is.
+        // Its way is decided by rax, then by r12, then by rcx, then by where it is.
         let ends = match at {
             _ if at == place(&raw const beeline_restore_asked) => regs.rax == interrupted,
             _ if at < place(&raw const beeline_restore_decided) => false,

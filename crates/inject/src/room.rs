@@ -1,10 +1,11 @@
-//! Room for descriptors in a target that has as many open as it may: its limit is raised for as long as we need some.
+//! Room for descriptors in a target that has as many open as it may: its limit is raised for as
+//! long as Beeline needs some.
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::Process;
 
-/// A raised limit of open files. Dropping it sets the limit to what it was.
+/// A raised limit of open files. Dropping it restores the limit.
 #[derive(Debug)]
 pub(crate) struct Room {
     process: Process,
@@ -12,8 +13,10 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// Lets a process, all of which is held, have some more files open than it has now. `None` if we may not, or the machine's own
-    /// limit (`fs.nr_open`) does not allow it.
+    /// Lets a process that is held as a whole have some more files open than it has now.
+    ///
+    /// Returns `None` if Beeline may not do this, or the machine's own limit (`fs.nr_open`) does
+    /// not allow it.
     pub fn make(process: &Process, more: u64) -> Option<Self> {
         let highest = process.highest_descriptor()?;
         let before = set(process, None)?;
@@ -37,7 +40,7 @@ impl Drop for Room {
     }
 }
 
-/// Sets the limit, or sets what it is already. Gives what it was.
+/// Sets the limit, or to what it is already. Returns what it was.
 fn set(process: &Process, limit: Option<Rlimit>) -> Option<Rlimit> {
     let pid = Pid::from_raw(process.pid())?;
     let limit = match limit {

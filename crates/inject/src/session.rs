@@ -1,4 +1,4 @@
-//! A target whose threads are held, as seen by the thread that holds them.
+//! A target with held threads, as seen by the thread that holds them.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -18,25 +18,28 @@ use crate::remote::Borrowed;
 use crate::restore_stub::{self, ERESTARTNOHAND, left_behind};
 use crate::{Error, Process, Refusal, worker};
 
-/// How long the others are held for a thread that cannot stop now because it sleeps in the kernel.
+/// The longest time that the others are held for a thread that cannot stop now because it sleeps in
+/// the kernel.
 const HOLD: Duration = Duration::from_millis(50);
-/// A thread that has not stopped after so many looks is asked about, and again after as many.
+/// The number of looks after which the state of a thread that has not stopped is checked, and
+/// checked again after as many.
 const SLEEPS: u32 = 64;
 
-/// Holds threads of one process. Must stay on the thread that made it. Dropping it lets them all go.
+/// Holds threads of one process. It must stay on the thread that made it. Dropping it lets them all
+/// go.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub process: Process,
     pub tracees: Vec<Tracee>,
     /// When the first thread was asked to stop.
     pub since: Instant,
-    /// All threads of the process are held.
+    /// True if all threads of the process are held.
     pub is_whole: bool,
-    /// Through which threads make system calls for us, once it has been looked for.
+    /// The gate through which threads make system calls for Beeline, once it has been looked for.
     pub gate: Option<Gate>,
-    /// What is known of the target.
+    /// Cached facts about the target.
     pub held: Arc<Held>,
-    /// Nobody waits any more for what the process was let run for.
+    /// Set when nobody waits any more for what the process was let run for.
     pub given_up: Arc<AtomicBool>,
 }
 
@@ -45,11 +48,12 @@ pub(crate) struct Session {
 pub(crate) struct Tracee {
     pub tid: i32,
     pub state: State,
-    /// What the thread will go on with. Unless it is borrowed the kernel has the same.
+    /// The registers that the thread will go on with. Unless it is borrowed the kernel has the
+    /// same.
     pub regs: user_regs_struct,
-    /// What else is to be put back, if system calls have been run in this thread.
+    /// Other state to put back, if system calls have been run in this thread.
     pub borrowed: Option<Borrowed>,
-    /// Counts it; nothing while it is not known whether it will ever come to where it is held.
+    /// Counts it; `None` while it is not known whether it will ever come to where it is held.
     pub hold: Option<Hold>,
 }
 
@@ -66,19 +70,21 @@ pub(crate) enum State {
 impl Session {
     /// Stops every thread of the process.
     ///
-    /// If this fails the caller's thread must end: a thread of the target that would not stop can be let go of in
-    /// no other way.
+    /// If this fails the caller's thread must end: that is the only way to let go of a thread of
+    /// the target that would not stop.
     pub fn stop(process: &Process) -> Result<Self, Error> {
         Self::stop_all(process, || {})
     }
 
-    /// The same where one of them sleeps in the kernel until `release` is called: once all that are known have been asked to stop.
+    /// As [`Self::stop`], while one of the threads sleeps in the kernel until `release` is called.
+    /// It is called once all known threads have been asked to stop.
     pub fn stop_all(process: &Process, release: impl FnOnce()) -> Result<Self, Error> {
         let mut release = Some(release);
         let mut session = Self::of(process, Vec::new());
         let deadline = session.since + PATIENCE;
-        // A thread that runs can make another at any moment. When all that are known are held and two looks
-        // show no other there is none: the second is for one that the first missed because a thread ended during it.
+        // A running thread can make another at any moment. When all known threads are held and two
+        // looks show no other, there is none: the second look is for one that the first missed
+        // because a thread ended during it.
         let (mut quiet, mut refusals) = (0, 0);
         while quiet < 2 {
             let fresh = session.seize_unknown(&mut refusals)?;
@@ -110,14 +116,17 @@ impl Session {
         Ok(session)
     }
 
-    /// Then there is no other, and as none runs none comes.
+    /// True if as many threads are held as there are. Then there is no other, and as none runs none
+    /// comes.
     fn holds_as_many_as_there_are(&self) -> bool {
         let all_are_held = self.tracees.iter().all(|one| one.state == State::Held);
         all_are_held && self.process.thread_count() == Some(self.tracees.len())
     }
 
-    /// Stops one thread of a process, which sleeps in the kernel until `release` is called: once it has been asked to stop. As for
-    /// [`Self::stop`], if this fails the caller's thread must end.
+    /// Stops one thread of a process, which sleeps in the kernel until `release` is called. It is
+    /// called once the thread has been asked to stop.
+    ///
+    /// As for [`Self::stop`], if this fails the caller's thread must end.
     pub fn stop_one(process: &Process, tid: i32, release: impl FnOnce()) -> Result<Self, Error> {
         let mut session = Self::seize_running(process, tid, seccomp_option(process))?;
         session.ask(0)?;
@@ -132,7 +141,7 @@ impl Session {
         }
     }
 
-    /// Seizes one thread of a process that runs and leaves it running.
+    /// Seizes one thread of a running process and leaves it running.
     pub fn seize_running(process: &Process, tid: i32, options: c_int) -> Result<Self, Error> {
         let tracee = Tracee::new(tid);
         ptrace::seize(tid, options | seccomp_option(process))
@@ -152,7 +161,7 @@ impl Session {
         }
     }
 
-    /// After `execve`: nothing is where it was.
+    /// Forgets the old program after `execve`: nothing is where it was.
     pub fn forget_image(&mut self) {
         self.gate = None;
         self.held = Arc::default();
@@ -166,8 +175,8 @@ impl Session {
         outcome.map_err(|source| self.process.memory_error("read", address, len, source))
     }
 
-    /// Writes the target's memory, read-only pages included. This thread must do it: kernels can be told to
-    /// let no one but the tracer write those.
+    /// Writes the target's memory, read-only pages included. This thread must do it: kernels can be
+    /// configured to let only the tracer write those.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         let memory = self.held.memory(&self.process)?;
         let outcome = twice(|| memory.write_all_at(bytes, address));
@@ -177,7 +186,7 @@ impl Session {
         })
     }
 
-    /// Writes pieces at rising addresses, with what is between them as it is.
+    /// Writes pieces at ascending addresses, and leaves what is between them as it is.
     pub fn write_together(&mut self, pieces: &[(u64, Vec<u8>)]) -> Result<(), Error> {
         let [(start, first), others @ ..] = pieces else {
             return Ok(());
@@ -214,7 +223,7 @@ impl Session {
             are_home &= restored.is_ok() || self.tracees[at].state == State::Gone;
             outcome = outcome.and(restored);
         }
-        // One that could not be put back goes home by itself.
+        // A thread that could not be put back goes home by itself.
         if are_home {
             outcome = outcome.and(self.clear_gate());
         }
@@ -247,29 +256,32 @@ impl Session {
             return Ok(());
         };
         match ptrace::detach(tracee.tid, 0) {
-            // A thread that is killed while it is held may end before we let go of it.
+            // A thread that is killed while it is held may end before it is let go.
             Err(error) if is_esrch(&error) => tracee.end(),
             other => other?,
         }
         Ok(())
     }
 
-    /// Seizes all threads that are not yet, and asks them to stop. Returns whether there were any.
+    /// Seizes all threads that are not seized yet, and asks them to stop. Returns whether there
+    /// were any.
     fn seize_unknown(&mut self, refusals: &mut u32) -> Result<bool, Error> {
         let options = seccomp_option(&self.process);
         let mut fresh = false;
-        // The number of one that is gone may be another's by now: `execve` gives its thread that of the first.
+        // The number of one that is gone may be another's by now: `execve` gives its thread that of
+        // the first.
         self.tracees.retain(|tracee| tracee.state != State::Gone);
         for tid in self.process.thread_ids()? {
             if self.tracees.iter().any(|tracee| tracee.tid == tid) {
                 continue;
             }
-            // Counted first: we may be stopped at any moment.
+            // Counted first: Beeline may be stopped at any moment.
             let tracee = Tracee::new(tid);
             match ptrace::seize(tid, options) {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
-                // So the kernel answers for a thread that has ended but is still listed: it needs no stopping.
+                // The kernel answers like this for a thread that has ended but is still listed: it
+                // needs no stopping.
                 Err(_) if crate::proc::is_dead(self.process.thread_state(tid)) => continue,
                 // Seized already, under another number: it has run `execve`.
                 Err(_) if self.is_ours(tid) => {}
@@ -296,8 +308,10 @@ impl Session {
             .is_ok_and(|status| status.tracer == us)
     }
 
-    /// An error if a thread may not be traced. The kernel also refuses one that is just ending or in `execve`, so a
-    /// refusal that has no reason is believed only when it has been repeated.
+    /// Fails if a thread may not be traced.
+    ///
+    /// The kernel also refuses a thread that is just ending or in `execve`, so a refusal without a
+    /// reason is believed only when it has been repeated.
     fn refused(&self, tid: i32, error: io::Error, refusals: &mut u32) -> Result<(), Error> {
         const BELIEVE: u32 = 50;
         *refusals += 1;
@@ -344,20 +358,22 @@ impl Session {
             idle = if moved { 0 } else { idle + 1 };
             if idle >= SLEEPS && idle.is_multiple_of(SLEEPS) {
                 self.check_patience(at, deadline)?;
-                // It may be no longer ours: another thread has run `execve` and taken its number. Asking tells.
+                // It may not be traced any more: another thread has run `execve` and taken its
+                // number. Asking tells.
                 self.ask(at)?;
             }
             pause(idle);
         }
     }
 
-    /// An error if it is no use to wait for a thread, or not for now.
+    /// Fails if waiting for a thread is no use, or not for now.
     fn check_patience(&self, at: usize, deadline: Instant) -> Result<(), Error> {
         let now = Instant::now();
         if now < self.since + HOLD {
             return Ok(());
         }
-        // One that is merely slow to get a processor is worth holding the others for, one in deep sleep is not.
+        // It is worth holding the others for a thread that is merely slow to get a processor, but
+        // not for one in deep sleep.
         let tid = self.tracees[at].tid;
         match self.process.stuck(tid) {
             Error::Stuck { state, .. } if now < deadline && state != 'D' => Ok(()),
@@ -365,8 +381,8 @@ impl Session {
         }
     }
 
-    /// Looks whether a running thread has stopped, and lets it on if it was not yet for us. Returns whether
-    /// anything has happened.
+    /// Checks whether a running thread has stopped, and lets it on if the stop was not the one
+    /// asked for. Returns whether anything has happened.
     fn advance(&mut self, at: usize) -> Result<bool, Error> {
         let tid = self.tracees[at].tid;
         match ptrace::poll(tid)? {
@@ -379,11 +395,12 @@ impl Session {
             }
             Event::Trap { .. } => {
                 self.tracees[at].state = State::Held;
-                // At once: a wait that the kernel gives up is mended by it.
+                // At once, because it mends a wait that the kernel gives up.
                 self.note_registers_of(at)?;
             }
-            // Let the kernel deliver it, as it would have: it builds the handler's frame, or stops or ends the
-            // process, and traps before the first instruction of the handler. The stop for the signal has used up our request.
+            // Let the kernel deliver it, as it would have: it builds the handler's frame, or stops
+            // or ends the process, and traps before the first instruction of the handler. The stop
+            // for the signal has used up the request.
             Event::Signal(signal) => self.ask_again(at, signal)?,
             Event::Syscall | Event::Exec => self.ask_again(at, 0)?,
         }
@@ -402,8 +419,8 @@ impl Session {
 
     /// Reads the registers of all held threads. Returns whether all were still held.
     ///
-    /// A thread may be on the move again although we saw it held: `execve` in one thread ends all others and
-    /// takes over the number of the first.
+    /// A thread may be on the move again although it was seen held: `execve` in one thread ends all
+    /// others and takes over the number of the first.
     pub fn note_registers(&mut self) -> Result<bool, Error> {
         let mut settled = true;
         for at in 0..self.tracees.len() {
@@ -416,7 +433,7 @@ impl Session {
         Ok(settled)
     }
 
-    /// As [`Self::note_registers`], of one.
+    /// As [`Self::note_registers`], for one thread.
     fn note_registers_of(&mut self, at: usize) -> Result<bool, Error> {
         let tracee = &mut self.tracees[at];
         let noted = ptrace::registers(tracee.tid).and_then(|regs| {
@@ -430,7 +447,7 @@ impl Session {
         }
     }
 
-    /// Changes what a held thread goes on with. That holds at once, also if we die now.
+    /// Changes what a held thread goes on with. The change holds at once, even if Beeline dies now.
     pub fn change(
         &mut self,
         at: usize,
@@ -444,8 +461,11 @@ impl Session {
         }
     }
 
-    /// Takes threads that are on their way home, as another Beeline has died, to where that leads. To be done when all is at rest: the
-    /// memory that is read for it must be that of the program which is held.
+    /// Takes threads that are on their way home, because another Beeline has died, to where that
+    /// leads.
+    ///
+    /// Call it when all is at rest: the memory that is read for it must be that of the program
+    /// which is held.
     pub fn bring_all_home(&mut self) -> Result<(), Error> {
         (0..self.tracees.len()).try_for_each(|at| self.bring_home(at))
     }
@@ -458,7 +478,7 @@ impl Session {
             return Ok(());
         };
         let mut bytes = [0; restore_stub::CELL as usize];
-        // What cannot be read is not ours.
+        // Memory that cannot be read is no cell.
         let _ = self.read(cell, &mut bytes);
         let Some(values) = left_behind(&bytes) else {
             return Ok(());
@@ -479,20 +499,22 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Whatever could not be put back or let go has ended, or is let go by the kernel when this thread ends.
+        // Whatever could not be put back or let go has ended, or is let go by the kernel when this
+        // thread ends.
         let _ = self.let_go();
     }
 }
 
 impl Tracee {
-    /// It has ended. Its parent is told, and can wait for it, only when nobody traces it any more.
+    /// Notes that it has ended. Its parent is told, and can wait for it, only when nobody traces it
+    /// any more.
     pub fn end(&mut self) {
         self.state = State::Gone;
         worker::hold_on();
     }
 
     fn new(tid: i32) -> Self {
-        // SAFETY: the registers are plain integers, for which zeroes are a value.
+        // SAFETY: the registers are plain integers, for which zeroes are valid.
         let regs = unsafe { std::mem::zeroed() };
         Self {
             tid,
@@ -503,15 +525,18 @@ impl Tracee {
         }
     }
 
-    /// Whether it is to repeat a call that blocks other signals while it waits than are blocked otherwise.
+    /// True if it is to repeat a call that blocks other signals while it waits than are blocked
+    /// otherwise.
     pub fn waits_with_other_mask(&self) -> bool {
         let call = self.regs.orig_rax as c_long;
         self.regs.rax as i64 == ERESTARTNOHAND && WAIT_WITH_MASK.contains(&call)
     }
 
-    /// Some system calls answer a stop with EINTR where nothing but a signal handler should make them: epoll_wait
-    /// and a few others (signal(7) lists them). Has one done so, then ask the kernel to decide as it does for all others: EINTR if a
-    /// handler runs now, and the call anew if none does.
+    /// Mends a call that answers a stop with EINTR although only a signal handler should cause
+    /// that: epoll_wait and a few others (signal(7) lists them).
+    ///
+    /// The kernel is asked to decide as it does for all others: EINTR if a handler runs now, and
+    /// the call anew if none does.
     fn mend_interrupted_call(&mut self) -> Result<(), Error> {
         let call = self.regs.orig_rax as c_long;
         if self.regs.rax as i64 == -i64::from(libc::EINTR) && GIVE_UP_WHEN_STOPPED.contains(&call) {
@@ -522,8 +547,8 @@ impl Tracee {
     }
 }
 
-/// Calls that the kernel does not continue after a stop, and that have done nothing when they say EINTR.
-/// The socket calls among them only with a timeout set.
+/// Calls that the kernel does not continue after a stop, and that have done nothing when they say
+/// EINTR. For the socket calls among them this holds only with a timeout set.
 const GIVE_UP_WHEN_STOPPED: &[c_long] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -555,7 +580,7 @@ const WAIT_WITH_MASK: &[c_long] = &[
     SYS_IO_PGETEVENTS,
 ];
 
-/// Of the kernel's table of x86-64 calls; the libc crate lacks it here.
+/// From the kernel's table of x86-64 calls; the libc crate lacks it here.
 const SYS_IO_PGETEVENTS: c_long = 333;
 
 fn seccomp_option(process: &Process) -> c_int {
@@ -571,8 +596,8 @@ pub(crate) fn is_esrch(error: &Error) -> bool {
     matches!(error, Error::Ptrace { source, .. } if source.raw_os_error() == Some(libc::ESRCH))
 }
 
-/// Waits a little, the longer the longer nothing has happened: most threads stop within microseconds, and while
-/// we wait the target does.
+/// Waits a little, the longer the longer nothing has happened: most threads stop within
+/// microseconds, and the target stands still meanwhile.
 fn pause(idle: u32) {
     match idle {
         0..50 => sched_yield(),

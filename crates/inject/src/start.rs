@@ -13,17 +13,20 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Error, Loaded, Options, Process, Seccomp, Watched};
 
-/// The name of the thread that traces a program which is being started by [`start_stopped`] or [`run_to_libraries`]. It lets the
-/// program go by itself, whatever a session does, so nobody need wait for that.
+/// The name of the thread that traces a program which is being started by [`start_stopped`] or
+/// [`run_to_libraries`]. It lets the program go by itself, whatever a session does, so nobody needs
+/// to wait for that.
 pub const STARTER: &str = "beeline-starter";
 
-/// Starts a program and leaves it stopped, as by SIGSTOP, before its first instruction; SIGCONT lets it begin. Nobody
-/// traces it then. The second result says why the program could not be held; then it runs already.
+/// Starts a program and leaves it stopped, as by SIGSTOP, before its first instruction; SIGCONT
+/// lets it begin.
 ///
-/// As it was traced while it was started, a set-uid program gets no more rights than the caller has.
+/// Nobody traces it then. The second result says why the program could not be held; then it runs
+/// already. As it was traced while it was started, a set-uid program gets no more rights than the
+/// caller has.
 pub fn start_stopped(mut command: Command) -> io::Result<(Child, Result<(), Error>)> {
     let (mut here, there) = UnixStream::pair()?;
-    // SAFETY: system calls only, which a child may make between `fork` and `exec`.
+    // SAFETY: the closure makes only system calls that a child may make between `fork` and `exec`.
     unsafe {
         command.pre_exec(move || {
             let mut child = &there;
@@ -32,23 +35,25 @@ pub fn start_stopped(mut command: Command) -> io::Result<(Child, Result<(), Erro
             child.read(&mut [0]).map(drop)
         });
     }
-    // Not traced by the thread that starts it: that one waits for the `execve`, and a signal stops who is traced before.
+    // Another thread than the one that starts it must trace it: that one waits for the `execve`,
+    // and a signal stops a traced process before that.
     let tracer = thread::Builder::new().name(STARTER.into());
     let tracer = tracer.spawn(move || {
         let mut pid = [0; 4];
         match here.read_exact(&mut pid) {
             Ok(()) => {
                 let held = hold_until_exec(i32::from_ne_bytes(pid), &here);
-                // If it could not be held it waits still. It has a copy of this end, so that the line does not end by itself.
+                // If it could not be held, it still waits. It has a copy of this end, so the line
+                // does not end by itself.
                 let _ = here.shutdown(Shutdown::Both);
                 held
             }
-            // There is no child; who has started it is told why.
+            // There is no child; the caller is told why.
             Err(_) => Ok(()),
         }
     })?;
     let child = command.spawn();
-    // With it the child's end of the line.
+    // With it goes the child's end of the line.
     drop(command);
     let held = tracer.join().unwrap_or_else(|_| Err(no_tracer()));
     Ok((child?, held))
@@ -69,14 +74,14 @@ fn hold_until_exec(pid: i32, mut line: &UnixStream) -> Result<(), Error> {
     }
 }
 
-/// Has a program that [`start_stopped`] has stopped run its loader, and stops it anew when its libraries are mapped and no other code
-/// of its has run.
+/// Makes a program that [`start_stopped`] has stopped run its loader, and stops it again when its
+/// libraries are mapped and no other code of its has run.
 pub fn run_to_libraries(pid: i32) -> Result<(), Error> {
     let tracer = thread::Builder::new().name(STARTER.into());
     let tracer = tracer.spawn(move || {
         let process = open(pid)?;
         let watched = Watched::seize_from_here(&process, pid)?;
-        // Who is stopped by job control comes to no other place. It may have ended.
+        // A process that job control has stopped gets to no other place. It may have ended.
         let go_on = move || {
             let _ = signal(pid, Signal::CONT);
         };
@@ -95,7 +100,7 @@ fn signal(pid: i32, signal: Signal) -> rustix::io::Result<()> {
     Pid::from_raw(pid).map_or(Ok(()), |pid| kill_process(pid, signal))
 }
 
-/// It is our own child, and makes no call but its own.
+/// It is a child of this process, and makes no call but its own.
 fn open(pid: i32) -> Result<Process, Error> {
     let seccomp = Seccomp::Trust;
     Process::open_with(pid, Options { seccomp })

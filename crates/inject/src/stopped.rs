@@ -1,4 +1,4 @@
-//! A target whose threads are all held.
+//! A target with all of its threads held.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,18 +14,20 @@ use crate::session::{Session, State, Tracee};
 use crate::worker::{self, Worker};
 use crate::{Error, Mapping, Process, Region};
 
-/// A process all of whose threads are held, or one by [`Process::stop_behind_call`]. Dropping it lets them go on, each where and as it was.
+/// A process with all threads held, or one held by [`Process::stop_behind_call`]. Dropping it lets
+/// them go on, each where and as it was.
 ///
-/// A thread of ours does the tracing and lives as long as this, so a `Stopped` may move between
-/// threads. If Beeline dies the kernel lets the target go, and each thread goes on where and as it was, or as one of the methods here that
-/// has returned has set it.
+/// A thread of Beeline's does the tracing and lives as long as this value, so a `Stopped` may move
+/// between threads. If Beeline dies the kernel lets the target go, and each thread goes on where
+/// and as it was, or as a method here that has returned has set it.
 ///
-/// **Waits that start anew.** A thread held in `epoll_wait`, `semtimedop`, `sigtimedwait`, `io_getevents`,
-/// `io_uring_enter`, or in a socket call with a timeout would see EINTR, as after any stop by job control. It is made to
-/// repeat the call instead, so a timeout given to it counts from the end of the stop. All other calls the
-/// kernel continues by itself: `nanosleep`, `poll` and `futex` with their old deadline, `select` and `ppoll` with the time
-/// that was left. Should Beeline be killed after it has asked a thread in such a wait to stop and before it has seen
-/// that it has, some microseconds, the wait says EINTR as it does after SIGSTOP and SIGCONT.
+/// **Waits that start anew.** A thread held in `epoll_wait`, `semtimedop`, `sigtimedwait`,
+/// `io_getevents`, `io_uring_enter`, or in a socket call with a timeout would see EINTR, as after
+/// any stop by job control. It is made to repeat the call instead, so a timeout given to it counts
+/// from the end of the stop. All other calls the kernel continues by itself: `nanosleep`, `poll`
+/// and `futex` with their old deadline, `select` and `ppoll` with the time that was left. If
+/// Beeline is killed between asking a thread in such a wait to stop and seeing that it has, which
+/// takes some microseconds, the wait says EINTR as it does after SIGSTOP and SIGCONT.
 #[derive(Debug)]
 pub struct Stopped {
     process: Process,
@@ -36,7 +38,7 @@ pub struct Stopped {
 
 const PAGE: u64 = 4096;
 
-/// Between two tries to stop a target.
+/// The pause between two tries to stop a target.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// A held thread.
@@ -47,29 +49,30 @@ pub struct Thread {
 }
 
 impl Thread {
-    /// Its number, as in `gettid`.
+    /// Returns its number, as in `gettid`.
     pub fn tid(&self) -> i32 {
         self.tid
     }
 
-    /// The registers that it goes on with.
+    /// Returns the registers that it goes on with.
     pub fn registers(&self) -> &user_regs_struct {
         &self.registers
     }
 
-    /// Address of the instruction that it goes on with; but see [`Thread::restarts`].
+    /// Returns the address of the instruction that it goes on with; but see [`Thread::restarts`].
     pub fn ip(&self) -> u64 {
         self.registers.rip
     }
 
-    /// Its thread pointer.
+    /// Returns its thread pointer.
     pub fn fs_base(&self) -> u64 {
         self.registers.fs_base
     }
 
-    /// Whether it was held within a system call that is going to be made once more. If so [`Thread::ip`] is behind the
-    /// `syscall` instruction, and the thread goes on two bytes earlier, on that instruction; the same is true
-    /// of an address set with [`Stopped::set_ip`].
+    /// True if it was held within a system call that is going to be made once more.
+    ///
+    /// If so, [`Thread::ip`] is behind the `syscall` instruction, and the thread goes on two bytes
+    /// earlier, on that instruction. The same is true of an address set with [`Stopped::set_ip`].
     pub fn restarts(&self) -> bool {
         crate::restore_stub::restarts(&self.registers)
     }
@@ -99,11 +102,11 @@ impl Stopped {
                 let mut stopped = Self::here(process, session);
                 stopped.refresh();
                 let result = work.take().map(|work| work(&mut stopped));
-                // If it was killed meanwhile, the next who asks is told.
+                // If it was killed meanwhile, the next operation says so.
                 let _ = stopped.resume();
                 result.ok_or(Error::Exited { pid: process.pid() })
             };
-            // Another thread of it could be in `execve`, and have to be cleared the way for.
+            // Another thread of it could be in `execve`, and wait to be cleared the way for.
             if worker::traces_here() && process.is_single() {
                 return make().and_then(on_it);
             }
@@ -113,7 +116,8 @@ impl Stopped {
         })
     }
 
-    /// Threads that the calling thread holds, which has to do all that is done with them: none that outlives its work.
+    /// Wraps threads that the calling thread holds, which has to do all work on them. None outlives
+    /// its work.
     pub(crate) fn here(process: &Process, session: Session) -> Self {
         Self {
             process: process.clone(),
@@ -123,7 +127,8 @@ impl Stopped {
         }
     }
 
-    /// One thread only, that sleeps in the kernel until `release` is called, in a thread of ours.
+    /// Stops one thread only, which sleeps in the kernel until `release` is called, in a thread of
+    /// Beeline's.
     pub(crate) fn releasing(
         process: &Process,
         tid: i32,
@@ -136,7 +141,8 @@ impl Stopped {
         Ok(stopped)
     }
 
-    /// All threads, of which one sleeps in the kernel until `release` is called, in a thread of ours.
+    /// Stops all threads, one of which sleeps in the kernel until `release` is called, in a thread
+    /// of Beeline's.
     pub(crate) fn releasing_all(
         process: &Process,
         release: impl FnOnce() + Send + 'static,
@@ -160,7 +166,7 @@ impl Stopped {
         })
     }
 
-    /// Takes note of the threads that are held now.
+    /// Notes the threads that are held now.
     pub(crate) fn refresh(&mut self) {
         (self.held, self.threads) = self.run(|session| {
             let held = session
@@ -183,35 +189,38 @@ impl Stopped {
         self.worker.run(work)
     }
 
-    /// The process.
+    /// Returns the process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Its threads, all of them but those that have ended.
+    /// Returns its threads, all of them except those that have ended.
     pub fn threads(&self) -> &[Thread] {
         &self.threads
     }
 
-    /// What is mapped into it. It cannot change but by the methods here.
+    /// Returns what is mapped into it, which only the methods here can change.
     pub fn regions(&self) -> Result<Arc<[Region]>, Error> {
         self.held.regions(&self.process)
     }
 
-    /// How long the target has been held.
+    /// Returns how long the target has been held.
     pub fn held_for(&mut self) -> Duration {
         self.run(|session| session.since.elapsed())
     }
 
-    /// Lets the target go, and says how long it was held. Dropping does the same and says nothing.
+    /// Lets the target go, and returns how long it was held. Dropping does the same without a
+    /// result.
     ///
-    /// Errors: [`Error::Exited`] if it has been killed in the meantime.
+    /// # Errors
+    ///
+    /// [`Error::Exited`] if it has been killed in the meantime.
     pub fn resume(mut self) -> Result<Duration, Error> {
         self.run(Session::let_go)
     }
 
-    /// Makes a thread go on at `ip`. If the thread [restarts](Thread::restarts) a call, `ip` is the address behind
-    /// a `syscall` instruction.
+    /// Makes a thread go on at `ip`. If the thread [restarts](Thread::restarts) a call, `ip` is the
+    /// address behind a `syscall` instruction.
     pub fn set_ip(&mut self, tid: i32, ip: u64) -> Result<(), Error> {
         let sp = self.thread(tid)?.registers.rsp;
         self.send(tid, ip, sp)
@@ -224,17 +233,19 @@ impl Stopped {
         })
     }
 
-    /// Has a thread go on with these registers. Those with an `orig_rax` that is no system call's have it go on exactly at their `rip`.
+    /// Makes a thread go on with these registers. If `orig_rax` is no system call's number, it goes
+    /// on exactly at `rip`.
     pub fn set_registers(&mut self, tid: i32, to: user_regs_struct) -> Result<(), Error> {
         self.change(tid, move |registers| *registers = to)
     }
 
-    /// Sets what the system call returns that a thread was held behind.
+    /// Sets the result of the system call that a thread was held behind.
     pub fn set_result(&mut self, tid: i32, value: u64) -> Result<(), Error> {
         self.change(tid, move |registers| registers.rax = value)
     }
 
-    /// Has a thread come to a breakpoint of which it has not been told yet? It will be, with SIGTRAP, when it goes on.
+    /// Returns whether a thread has come to a breakpoint and has not been told yet. It will be,
+    /// with SIGTRAP, when it goes on.
     pub fn awaits_trap(&mut self, tid: i32) -> Result<bool, Error> {
         self.run(move |_| ptrace::awaits_fault(tid, libc::SIGTRAP))
     }
@@ -267,36 +278,53 @@ impl Stopped {
         }
     }
 
-    /// Makes sure that the target's memory can be read where there is some. Errors: it cannot be opened.
+    /// Makes sure that the target's memory can be read where there is some.
+    ///
+    /// # Errors
+    ///
+    /// The memory cannot be opened.
     pub fn check_readable(&self) -> Result<(), Error> {
         self.held.memory(&self.process).map(drop)
     }
 
-    /// Reads the target's memory. Errors: [`Error::Memory`].
+    /// Reads the target's memory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`].
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Error> {
         let memory = self.held.memory(&self.process)?;
         self.process.read_from(memory, address, into)
     }
 
-    /// Reads what these pieces are long, of the target's memory from where each is on; quicker than one by one.
-    /// Errors: [`Error::Memory`].
+    /// Reads pieces of the target's memory, each of the given length from the given address on. It
+    /// is quicker than reading them one by one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`].
     pub fn read_all(&self, pieces: &mut [(u64, Vec<u8>)]) -> Result<(), Error> {
         let held = self.threads.first().map(Thread::tid);
         let done = held.map_or(0, |tid| ptrace::read_pieces(tid, pieces));
-        // What may be executed but not read, say, is read by other means.
+        // Memory that may be executed but not read, for example, is read by other means.
         pieces[done..]
             .iter_mut()
             .try_for_each(|(address, into)| self.read(*address, into))
     }
 
-    /// Writes the target's memory, code included. A page of a private mapping becomes the target's own.
-    /// Errors: [`Error::Memory`].
+    /// Writes the target's memory, code included. A page of a private mapping becomes the target's
+    /// own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`].
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Error> {
         let bytes = bytes.to_vec();
         self.run(move |session| session.write(address, &bytes))
     }
 
-    /// As [`Self::write`], for many places at once, which is much quicker. What stands before one that fails is written.
+    /// As [`Self::write`], for many places at once, which is much quicker. Pieces before one that
+    /// fails are written.
     pub fn write_all(&mut self, pieces: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
         self.run(move |session| {
             let mut pieces = pieces.iter();
@@ -304,8 +332,8 @@ impl Stopped {
         })
     }
 
-    /// As [`Self::write_all`], for code, which nobody writes but us while the target is held: places of one page are written
-    /// together, with what is between them as it is.
+    /// As [`Self::write_all`], for code, which only Beeline writes while the target is held. Places
+    /// of one page are written together, with the bytes between them as they are.
     pub fn write_code(&mut self, mut pieces: Vec<(u64, Vec<u8>)>) -> Result<(), Error> {
         pieces.sort_by_key(|(address, _)| *address);
         self.run(move |session| {
@@ -323,17 +351,21 @@ impl Stopped {
         })
     }
 
-    /// Runs a system call in one of the target's threads and gives its result. It must be one that returns, and soon:
-    /// the target is held as long. Not one that the kernel continues with `restart_syscall`, as `nanosleep`: it would take the place of
-    /// one that the thread was held in.
+    /// Runs a system call in one of the target's threads and returns its result.
     ///
-    /// Errors: [`Error::Syscall`] with the error number that it returned; [`Error::Seccomp`], [`Error::NoAgent`]
-    /// if no thread can make one.
+    /// The call must return soon, as the target is held for so long. It must not be one that the
+    /// kernel continues with `restart_syscall`, as `nanosleep`: it would replace the one that the
+    /// thread was held in.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Syscall`] with the error number that it returned; [`Error::Seccomp`] or
+    /// [`Error::NoAgent`] if no thread can make one.
     pub fn syscall(&mut self, number: i64, arguments: [u64; 6]) -> Result<u64, Error> {
         self.run(move |session| session.call(number, arguments))
     }
 
-    /// Has threads that made calls here as they were before: they block all signals meanwhile.
+    /// Restores threads that made calls here, as they block all signals meanwhile.
     pub fn restore_threads(&mut self) -> Result<(), Error> {
         self.run(|session| (0..session.tracees.len()).try_for_each(|at| session.restore(at)))
     }
@@ -347,10 +379,12 @@ impl Stopped {
         })
     }
 
-    /// Maps files that are open here into the target: all of them, or if there is an error none. Gives their
-    /// addresses. The target is left with no descriptor.
+    /// Maps files that are open here into the target, and returns their addresses. All of them are
+    /// mapped, or none if there is an error. No descriptor is left in the target.
     ///
-    /// Errors: [`Error::DescriptorLimit`], [`Error::Misplaced`], and [`Error::Syscall`] from `socketpair`,
+    /// # Errors
+    ///
+    /// [`Error::DescriptorLimit`], [`Error::Misplaced`], and [`Error::Syscall`] from `socketpair`,
     /// `recvmsg` or `mmap`.
     pub fn map_files(&mut self, mappings: &[Mapping<'_>]) -> Result<Vec<u64>, Error> {
         let batches = parcels_of(mappings)?;
@@ -360,8 +394,8 @@ impl Stopped {
     /// Bytes that [`Self::map_files_through`] needs.
     pub const SCRATCH: usize = files::SCRATCH;
 
-    /// As [`Self::map_files`], and quicker, through [`Self::SCRATCH`] bytes of the target's memory that it can write and nobody
-    /// uses. What is in them is lost.
+    /// As [`Self::map_files`], and quicker, through [`Self::SCRATCH`] bytes of the target's memory
+    /// that it can write and nobody uses. Their content is lost.
     pub fn map_files_through(
         &mut self,
         scratch: u64,
@@ -371,7 +405,8 @@ impl Stopped {
         self.run(move |session| session.map_files(&batches, Some(scratch)))
     }
 
-    /// Maps `len` bytes of fresh private memory. `flags` says what to make of `address`; 0 is anywhere.
+    /// Maps `len` bytes of fresh private memory. `flags` says how `address` is treated; 0 is
+    /// anywhere.
     pub fn mmap_anonymous(
         &mut self,
         len: u64,
@@ -396,13 +431,13 @@ impl Stopped {
     }
 }
 
-/// Stops a process, once more where a thread that sleeps in the kernel wakes up soon (mostly it is a vfork): another try
-/// finds it awake. All have been let go in between.
+/// Stops a process, and retries if a thread sleeps in the kernel and wakes up soon (mostly it is a
+/// vfork): another try finds it awake. All threads have been let go in between.
 fn until_not_stuck<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R, Error> {
     let begun = Instant::now();
     loop {
         match attempt() {
-            // We would wait for ourselves.
+            // This thread would wait for itself.
             Err(error) if worker::must_end() => return Err(error),
             Err(Error::Stuck { .. }) if begun.elapsed() < PATIENCE => std::thread::sleep(AGAIN),
             outcome => return outcome,
@@ -410,8 +445,11 @@ fn until_not_stuck<R>(mut attempt: impl FnMut() -> Result<R, Error>) -> Result<R
     }
 }
 
-/// A thread in `execve` waits until the others have ended and been cleared away, and the kernel lets us seize no
-/// thread meanwhile. So while the tracing thread waits there, another must clear away what it has seized.
+/// Returns a function that clears away what has ended while the process is being stopped.
+///
+/// A thread in `execve` waits until the others have ended and been cleared away, and the kernel
+/// lets Beeline seize no thread meanwhile. So while the tracing thread waits there, another must
+/// clear away what it has seized.
 fn clearing(process: &Process) -> impl FnMut() {
     || {
         let threads = process.thread_ids().unwrap_or_default();

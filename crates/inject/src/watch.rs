@@ -1,4 +1,5 @@
-//! Stopping a program that is being started, when its libraries are mapped and none of its code has run.
+//! Stopping a program that is being started, when its libraries are mapped and none of its code has
+//! run.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -16,13 +17,14 @@ use crate::restore_stub::NO_CALL;
 use crate::session::{Session, State};
 use crate::{Error, MapFlags, Process, ProtFlags, Stopped};
 
-/// A process that is going to run `execve`, followed until its new program is ready to be worked on.
+/// A process that is going to run `execve`, followed until its new program is ready to be worked
+/// on.
 ///
 /// Being traced, a set-uid program gets no more rights than Beeline could give it.
 #[derive(Debug)]
 pub struct Watched(Stopped);
 
-/// What became of a [`Watched`] process.
+/// The outcome for a [`Watched`] process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loaded<R> {
     /// It was stopped with its libraries mapped, and this is what the callback returned.
@@ -32,10 +34,14 @@ pub enum Loaded<R> {
 }
 
 impl Watched {
-    /// Begins to follow a process which has not run its `execve` yet; best one that waits for Beeline to let it.
-    /// `tid` is the thread that will run it, which ends all others of the process. It runs on.
+    /// Begins to follow a process that has not run its `execve` yet, preferably one that waits for
+    /// Beeline to let it. It runs on.
     ///
-    /// Errors: those of [`Process::open`].
+    /// `tid` is the thread that will run `execve`, which ends all others of the process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Process::open`].
     pub fn seize(process: &Process, tid: i32) -> Result<Self, Error> {
         let of = process.clone();
         let make = move || {
@@ -47,19 +53,22 @@ impl Watched {
         Ok(Self(Stopped::around(process, make)?))
     }
 
-    /// As [`Self::seize`], by the calling thread itself: all else that is done with the process must be done by that thread,
-    /// and quicker so. It must be one that ends afterwards.
+    /// As [`Self::seize`], by the calling thread itself. That thread must do everything else with
+    /// the process, which is quicker, and must end afterwards.
     pub fn seize_from_here(process: &Process, tid: i32) -> Result<Self, Error> {
         let session = Session::seize_running(process, tid, ptrace::TRACE_EXEC)?;
         Ok(Self(Stopped::here(process, session)))
     }
 
-    /// Lets it run its `execve`, stops it before the new program's first instruction, and calls back. Then the process is
-    /// let go for good; as it is, if it was given up before it has run one.
+    /// Lets it run its `execve`, stops it before the new program's first instruction, and calls
+    /// back.
     ///
-    /// Waits as long as it takes. Signals that the process gets are passed on.
+    /// Then the process is let go for good. If it was given up before it has run one, it is let go
+    /// as it is. This waits as long as it takes. Signals that the process gets are passed on.
     ///
-    /// Errors: [`Error::ThirtyTwoBit`] and others on account of the new program, which runs on then.
+    /// # Errors
+    ///
+    /// [`Error::ThirtyTwoBit`] and others on account of the new program, which runs on then.
     pub fn run_until_exec<R>(
         mut self,
         given_up: &Arc<AtomicBool>,
@@ -75,12 +84,15 @@ impl Watched {
         Ok(Loaded::Ready(callback(&mut self.0)))
     }
 
-    /// Lets it run its `execve` and its loader, stops it when the libraries are mapped but no constructor has run
-    /// (a static program: at its first instruction), and calls back. Then the process is let go for good.
+    /// Lets it run its `execve` and its loader, stops it when the libraries are mapped but no
+    /// constructor has run (a static program: at its first instruction), and calls back.
     ///
-    /// Waits as long as it takes. Signals that the process gets are passed on.
+    /// Then the process is let go for good. This waits as long as it takes. Signals that the
+    /// process gets are passed on.
     ///
-    /// Errors: [`Error::ThirtyTwoBit`] and others on account of the new program, which runs on then.
+    /// # Errors
+    ///
+    /// [`Error::ThirtyTwoBit`] and others on account of the new program, which runs on then.
     pub fn run_until_loaded<R>(
         self,
         callback: impl FnOnce(&mut Stopped) -> R,
@@ -89,8 +101,9 @@ impl Watched {
         self.run_through_start(&never, |_| ControlFlow::Continue(()), callback)
     }
 
-    /// As [`Self::run_until_loaded`], for a process that stands before the first instruction of its program already, stopped
-    /// by job control. `held` is called when it does not depend on that any more: a SIGCONT takes effect then.
+    /// As [`Self::run_until_loaded`], for a process that stands before the first instruction of its
+    /// program already, stopped by job control. `held` is called when it does not depend on that
+    /// any more: a SIGCONT takes effect then.
     pub fn run_on_until_loaded<R>(
         mut self,
         held: impl FnOnce() + Send + 'static,
@@ -110,8 +123,9 @@ impl Watched {
         Ok(Loaded::Ready(loaded(&mut self.0)))
     }
 
-    /// As [`Self::run_until_loaded`], and stops it before the new program's first instruction too: that is what
-    /// `begun` is called for. If it gives a result the process is let go there; as it is, when it is given up.
+    /// As [`Self::run_until_loaded`], and also stops it before the new program's first instruction,
+    /// to call `begun`. If `begun` returns a result, the process is let go there. If the process is
+    /// given up, it is let go as it is.
     pub fn run_through_start<R>(
         mut self,
         given_up: &Arc<AtomicBool>,
@@ -138,21 +152,21 @@ impl Watched {
     }
 }
 
-/// Between two looks whether a process has come to where it was let run to, or was given up: it takes some hundred microseconds, and
-/// waits for us there.
+/// The interval of looks whether a process has come to where it was let run to, or was given up. It
+/// takes some hundred microseconds, and waits for Beeline there.
 const LOOK_AGAIN: Duration = Duration::from_micros(25);
-/// The same when it has taken [`LONG`]: somebody keeps it waiting.
+/// The interval when it has taken [`LONG`]: something keeps it waiting.
 const LOOK_LATER: Duration = Duration::from_micros(200);
 const LONG: Duration = Duration::from_millis(5);
-/// The same when it has taken [`VERY_LONG`].
+/// The interval when it has taken [`VERY_LONG`].
 const LOOK_MUCH_LATER: Duration = Duration::from_millis(1);
 const VERY_LONG: Duration = Duration::from_secs(2);
 
-/// What `int3` is made of.
+/// The byte of `int3`.
 const BREAKPOINT: u8 = 0xcc;
 
-/// Stands for an empty function: asks for the process's id, by which we see it, and gives all registers back. Should we be killed, the
-/// function does nothing still.
+/// Replaces an empty function: asks for the process's id, which makes it visible, and gives all
+/// registers back. If Beeline is killed, the function still does nothing.
 #[rustfmt::skip]
 const PASSED: [u8; 16] = [
     0x51,                   // push rcx
@@ -165,10 +179,10 @@ const PASSED: [u8; 16] = [
     0x59,                   // pop rcx
     0xc3,                   // ret
 ];
-/// How far behind its start a thread is seen in it.
+/// The offset from its start at which a thread in it is seen.
 const SEEN_AT: u64 = 11;
 
-/// How a program is stopped at an address.
+/// The way a program is stopped at an address.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     address: u64,
@@ -178,7 +192,7 @@ struct Mark {
 }
 
 impl Mark {
-    /// How the program goes on until it comes there.
+    /// Returns the way the program goes on until it gets there.
     fn pace(&self) -> Go {
         match self.len {
             1 => Go::On,
@@ -186,7 +200,7 @@ impl Mark {
         }
     }
 
-    /// Has a thread here run a part of what stands there for so long?
+    /// True if a thread here has run a part of the mark.
     fn is_inside(&self, ip: u64) -> bool {
         (self.address + 1..self.address + self.len as u64).contains(&ip)
     }
@@ -199,11 +213,11 @@ impl Mark {
     }
 }
 
-/// Is this an empty function, with nothing but padding up to the next one?
+/// True if this is an empty function, with nothing but padding up to the next one.
 fn is_empty_function(address: u64, code: &[u8; PASSED.len()]) -> bool {
     const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
     const RET: u8 = 0xc3;
-    /// What instructions that do nothing are made of, and what is never run.
+    /// Bytes of instructions that do nothing, and of what is never run.
     const PADDING: [u8; 10] = [0x66, 0x2e, 0x0f, 0x1f, 0x84, 0x80, 0x40, 0x44, 0x90, 0xcc];
     let body = code.strip_prefix(&ENDBR64).unwrap_or(code);
     let is_padding = |byte: &u8| *byte == 0 || PADDING.contains(byte);
@@ -216,7 +230,7 @@ fn is_empty_function(address: u64, code: &[u8; PASSED.len()]) -> bool {
 /// The one thread that is followed.
 const ONLY: usize = 0;
 
-/// Where a process that is being started is held.
+/// The place where a process that is being started is held.
 enum Reached {
     /// Before its program's first instruction.
     Exec,
@@ -227,7 +241,7 @@ enum Reached {
 }
 
 impl Session {
-    /// False if the process was given up, and is held where it is.
+    /// Returns false if the process was given up, and is held where it is.
     fn run_until_exec(&mut self, given_up: Arc<AtomicBool>) -> Result<bool, Error> {
         self.given_up = given_up;
         loop {
@@ -242,8 +256,8 @@ impl Session {
         Ok(false)
     }
 
-    /// The next thing that happens to the running process; none when it is given up. If it was asked to stop, it is given until
-    /// [`PATIENCE`] is over.
+    /// Returns the next event of the running process; none when it is given up. If it was asked to
+    /// stop, it gets until [`PATIENCE`] is over.
     fn next_event(&self, asked: Option<Instant>) -> Result<Event, Error> {
         let (tid, since) = (self.tid(), Instant::now());
         loop {
@@ -265,20 +279,23 @@ impl Session {
         }
     }
 
-    /// By `execve` a thread gets the number of the process's first one, and its own is no more. True if the thread may have;
-    /// if it has just ended, the next look at the first one tells that it is none of ours.
+    /// Takes over the first thread's number: by `execve` a thread gets that number, and its own is
+    /// no more.
+    ///
+    /// Returns true if the thread may have done so. If it has just ended, the next look at the
+    /// first one tells that it is not traced.
     fn takes_first_number(&mut self) -> bool {
         let pid = self.process.pid();
         let Some(tracee) = self.tracees.get_mut(ONLY).filter(|one| one.tid != pid) else {
             return false;
         };
-        // One that has ended the process would wait for, to end itself.
+        // The process would wait for one that has ended, to end itself.
         ptrace::reap(tracee.tid);
         tracee.tid = pid;
         true
     }
 
-    /// Lets the process go on with what has stopped it, as it would without us.
+    /// Lets the process go on with what has stopped it, as it would without Beeline.
     fn pass_on(&mut self, event: Event, how: Go) -> Result<(), Error> {
         let signal = match event {
             Event::Gone => return Err(self.ended()),
@@ -311,7 +328,8 @@ impl Session {
         Ok(Reached::Exec)
     }
 
-    /// From the new program's first instruction to where its libraries are mapped, or to that of one more program.
+    /// Runs from the new program's first instruction to where its libraries are mapped, or to the
+    /// first instruction of one more program.
     fn run_until_loaded(&mut self) -> Result<Reached, Error> {
         let Some(rendezvous) = loader::find(&self.process)? else {
             return Ok(Reached::Mark);
@@ -325,7 +343,7 @@ impl Session {
     /// Runs a held process until its loader has mapped all libraries, and holds it there.
     fn run_loader(&mut self, rendezvous: Rendezvous) -> Result<Reached, Error> {
         let tid = self.tid();
-        // Who has made calls for us here blocks all signals until it is as it was.
+        // A thread that has made calls for Beeline here blocks all signals until it is restored.
         self.restore(ONLY)?;
         let mask = ptrace::signal_mask(tid)?;
         let ignored = self.process.thread_status(tid)?.ignored & bit(libc::SIGTRAP) != 0;
@@ -334,7 +352,8 @@ impl Session {
                 Reached::Mark => {}
                 other => return Ok(other),
             }
-            // A trap that is blocked or ignored the kernel forces upon the thread, and so changes both.
+            // The kernel forces a trap that is blocked or ignored upon the thread, and so changes
+            // both.
             self.hold()?;
             ptrace::set_signal_mask(tid, mask)?;
             if ignored {
@@ -348,12 +367,13 @@ impl Session {
         }
     }
 
-    /// Brings the thread, which is held where the mark was, past it: out of the function if that is empty.
+    /// Brings the thread, which is held where the mark was, past it: out of the function if that is
+    /// empty.
     fn leave_mark(&mut self, address: u64) -> Result<(), Error> {
         if self.mark(address)?.len == 1 {
             return self.step();
         }
-        // Not by a step: the trap of one that we do not live to see would end the program.
+        // Not by a step: if Beeline did not live to see its trap, that would end the program.
         self.restore(ONLY)?;
         let mut regs = ptrace::registers(self.tid())?;
         let mut caller = [0; 8];
@@ -374,7 +394,7 @@ impl Session {
         Ok(state == [0; 4])
     }
 
-    /// Runs a held process to `address`, which is marked for just so long, and leaves it before that
+    /// Runs a held process to `address`, which is marked only meanwhile, and leaves it before that
     /// instruction, in the stop for the mark.
     fn run_to_mark(&mut self, address: u64) -> Result<Reached, Error> {
         let mark = self.mark(address)?;
@@ -382,7 +402,7 @@ impl Session {
         let reached = self
             .go_held(mark.pace())
             .and_then(|()| self.run_to(Some(&mark)));
-        // First, as in the midst of the mark there may be no instruction without it.
+        // This comes first: in the middle of the mark there may be no instruction without it.
         if let Ok(Reached::Mark) = reached {
             self.go_back_to(&mark)?;
         }
@@ -396,7 +416,8 @@ impl Session {
         reached
     }
 
-    /// A breakpoint kills the program if we are killed while it is there, so it is for where nothing else can be.
+    /// Marks an address. A breakpoint kills the program if Beeline is killed while it is there, so
+    /// it is for where nothing else can be.
     fn mark(&mut self, address: u64) -> Result<Mark, Error> {
         let mut original = [0; PASSED.len()];
         let is_read = self.read(address, &mut original).is_ok();
@@ -428,8 +449,10 @@ impl Session {
         ptrace::set_registers(tid, &regs)
     }
 
-    /// Waits until the running process has run `execve`, or come to the mark. What else stops it
-    /// is as it would be without us. Given up, it is held where it is, which is not inside of the mark.
+    /// Waits until the running process has run `execve`, or come to the mark.
+    ///
+    /// Any other stop is handled as it would be without Beeline. If the process is given up, it is
+    /// held where it is, which is not inside the mark.
     fn run_to(&mut self, mark: Option<&Mark>) -> Result<Reached, Error> {
         let tid = self.tid();
         let mut asked = None;
@@ -471,7 +494,7 @@ impl Session {
         }
     }
 
-    /// It stands on its way to user space.
+    /// Notes that it stands on its way to user space.
     fn note_held(&mut self) -> Result<(), Error> {
         if let Some(tracee) = self.tracees.get_mut(ONLY) {
             tracee.state = State::Held;
@@ -479,12 +502,13 @@ impl Session {
         self.note_registers().map(drop)
     }
 
-    /// Brings the stopped process to its way back to user space, where system calls can be run in it.
+    /// Brings the stopped process to its way back to user space, where system calls can be run in
+    /// it.
     fn hold(&mut self) -> Result<(), Error> {
         self.hold_after(|session| session.ask_again(ONLY, 0))
     }
 
-    /// As [`Self::hold`], for one that runs, for all we know. It may be about to get a signal.
+    /// As [`Self::hold`], for a process that may be running. It may be about to get a signal.
     fn hold_running(&mut self) -> Result<(), Error> {
         self.hold_after(|session| session.ask(ONLY))
     }
@@ -518,7 +542,7 @@ impl Session {
         ptrace::resume(self.tid(), how, 0)
     }
 
-    /// Has the held process run one instruction.
+    /// Makes the held process run one instruction.
     fn step(&mut self) -> Result<(), Error> {
         let tid = self.tid();
         self.restore(ONLY)?;
@@ -543,7 +567,8 @@ impl Session {
             MapFlags::PRIVATE,
             0,
         )?;
-        // The kernel's struct sigaction begins with the handler; all else in it is 0, as the page is.
+        // The kernel's struct sigaction begins with the handler; all else in it is 0, as the page
+        // is.
         let outcome = self
             .write(scratch, &libc::SIG_IGN.to_ne_bytes())
             .and_then(|()| {
@@ -572,7 +597,7 @@ impl Session {
     }
 }
 
-/// A signal's bit in a set of signals.
+/// Returns a signal's bit in a set of signals.
 fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }

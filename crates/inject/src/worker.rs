@@ -1,12 +1,14 @@
 //! A thread that owns a value and works on it when asked.
 //!
-//! The kernel ties a tracee to the one thread that seized it, and lets go of every tracee, in whatever state, when
-//! that thread ends. A session therefore lives on a thread of its own: its owner may move between threads, and
-//! neither a panic nor a tracee that will not stop can leave the target held.
+//! The kernel ties a tracee to the one thread that seized it, and lets go of every tracee, in
+//! whatever state, when that thread ends. A session therefore lives on a thread of its own: its
+//! owner may move between threads, and neither a panic nor a tracee that will not stop can leave
+//! the target held.
 //!
-//! Handing work to another thread and waiting for it costs two switches, which are most of the price of a short stop. So
-//! work that is known beforehand is done by a thread of its own altogether ([`within`]), with nothing handed over; or, with
-//! none to start either, by a thread that says it may ([`trace_here`]), and which ends when it could not let go.
+//! Handing work to another thread and waiting for it costs two switches, which are most of the
+//! price of a short stop. So work that is known beforehand is done by one thread of its own
+//! ([`within`]), with nothing handed over. It can even be done without starting one, by a thread
+//! that says it may ([`trace_here`]) and that ends if it could not let go.
 
 use std::cell::Cell;
 use std::io;
@@ -16,20 +18,24 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channe
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often `meanwhile` is called while a worker starts.
+/// The interval at which `meanwhile` is called while a worker starts.
 const MEANWHILE: Duration = Duration::from_millis(20);
 
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
 
 thread_local! {
-    /// The thread may do the work of [`within`] itself.
+    /// True if the thread may do the work of [`within`] itself.
     static IS_TRACER: Cell<bool> = const { Cell::new(false) };
-    /// It traces a thread of some target that it could not let go of, be it one that has ended.
+    /// True if it traces a thread of some target that it could not let go of, even one that has
+    /// ended.
     static HOLDS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// As long as `work` takes, a process of one thread for which it calls [`Process::stopped`](crate::Process::stopped) is held by
-/// the calling thread itself, with none started for it. That has to end soon when afterwards [`must_end`] says so.
+/// Lets the calling thread hold targets itself while `work` runs.
+///
+/// A process of one thread for which `work` calls [`Process::stopped`](crate::Process::stopped) is
+/// then held without starting another thread. The calling thread has to end soon if [`must_end`]
+/// says so afterwards.
 pub fn trace_here<R>(work: impl FnOnce() -> R) -> R {
     let was = IS_TRACER.replace(true);
     let result = work();
@@ -37,18 +43,18 @@ pub fn trace_here<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Must the calling thread end? The kernel lets go only then of a target's thread that did not stop in time, and hands one that has
-/// ended while it was traced to its parent.
+/// True if the calling thread must end. Only then does the kernel let go of a target's thread that
+/// did not stop in time, and hand one that has ended while it was traced to its parent.
 pub fn must_end() -> bool {
     HOLDS_ON.get()
 }
 
-/// The calling thread must end.
+/// Notes that the calling thread must end.
 pub(crate) fn hold_on() {
     HOLDS_ON.set(true);
 }
 
-/// May the calling thread hold a target itself?
+/// True if the calling thread may hold a target itself.
 pub(crate) fn traces_here() -> bool {
     IS_TRACER.get() && !HOLDS_ON.get()
 }
@@ -62,15 +68,18 @@ pub(crate) enum Worker<S> {
     Here(S),
 }
 
-/// A thread that owns an `S`. Dropping it drops the `S` there, and returns when the thread has ended.
+/// A thread that owns an `S`. Dropping it drops the `S` there, and returns when the thread has
+/// ended.
 #[derive(Debug)]
 pub(crate) struct Hands<S> {
     jobs: Option<Sender<Job<S>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Has a thread of its own make a value and do all the work on it, and waits until it has ended. Until the value is made
-/// `meanwhile` is called now and then. A panic there comes out here.
+/// Starts a thread that makes a value and does all the work on it, and waits until the thread has
+/// ended.
+///
+/// Until the value is made `meanwhile` is called now and then. A panic there comes out here.
 pub(crate) fn within<S, R: Send, E: Send>(
     make: impl FnOnce() -> Result<S, E> + Send,
     mut meanwhile: impl FnMut(),
@@ -95,8 +104,8 @@ fn named_thread() -> std::thread::Builder {
 }
 
 impl<S: 'static> Worker<S> {
-    /// Starts the thread and makes the value there, calling `meanwhile` now and then as long as that takes. If it
-    /// fails the thread has ended before this returns.
+    /// Starts the thread and makes the value there, calling `meanwhile` now and then as long as
+    /// that takes. If it fails the thread has ended before this returns.
     pub fn start<E: Send + 'static>(
         make: impl FnOnce() -> Result<S, E> + Send + 'static,
         mut meanwhile: impl FnMut(),
@@ -132,7 +141,8 @@ impl<S: 'static> Worker<S> {
         }
     }
 
-    /// Runs `work` on the value and waits for what it returns. A panic in it ends the thread and comes out here.
+    /// Runs `work` on the value and waits for what it returns. A panic in it ends the thread and
+    /// comes out here.
     pub fn run<R: Send + 'static>(&mut self, work: impl FnOnce(&mut S) -> R + Send + 'static) -> R {
         match self {
             Self::Elsewhere(hands) => hands.run(work),
@@ -149,7 +159,8 @@ impl<S: 'static> Hands<S> {
                 move |value| match catch_unwind(AssertUnwindSafe(|| work(value))) {
                     Ok(result) => answer(&done, result),
                     Err(panic) => {
-                        // The owner is to see the panic only after the thread has ended: `done` goes first, then we do.
+                        // The owner must see the panic only after the thread has ended: `done` goes
+                        // first, then the thread.
                         drop(done);
                         resume_unwind(panic)
                     }
@@ -172,7 +183,7 @@ fn rethrow() -> ! {
 }
 
 fn answer<T>(to: &SyncSender<T>, value: T) {
-    // The other side waits for this; if it is gone nobody wants to know.
+    // The other side waits for this; if it is gone nobody needs the value.
     let _ = to.send(value);
 }
 
@@ -180,7 +191,7 @@ impl<S> Drop for Hands<S> {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported already, by the panic hook and to whoever asked.
+            // A panic there has been reported already, by the panic hook and to the caller.
             let _ = thread.join();
         }
     }

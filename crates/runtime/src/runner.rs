@@ -282,7 +282,7 @@ impl State {
             }
             Job::Renew { program } => {
                 if let Some(here) = &mut self.here {
-                    // What can fail is memory; then it runs on as it is.
+                    // Only memory can be short; then it runs on as it is.
                     let _ = here.environment.renew(&program);
                 }
             }

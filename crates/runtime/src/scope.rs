@@ -1,8 +1,8 @@
 //! The processes that a session may reach when its tool asks for all of them.
 //!
 //! Many tools open a probe for every process and filter afterwards, or (bpftrace 0.17 with `-p`)
-//! not at all. A user who named one process does not want Beeline to reach into every process that
-//! maps a library.
+//! not at all. If the user named one process, Beeline must not reach into every process that maps a
+//! library.
 
 use std::ffi::OsString;
 use std::path::Path;

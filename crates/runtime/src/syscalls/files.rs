@@ -150,7 +150,7 @@ impl Shelf {
         if waiting == 0 {
             return;
         }
-        // This many threads make it worth reading several files.
+        // This call reads several files, so it is made only if something waits.
         let most = available_parallelism().map_or(1, NonZero::get);
         while queue.threads < waiting.min(most).min(MOST_THREADS) {
             let shelf = self.clone();
