@@ -1,14 +1,17 @@
 //! The structures that the runtime lays out for the agent, in the target's address space.
 //!
-//! Three kinds of memory, by who may change it:
+//! There are three kinds of memory, which differ in their writers:
 //!
-//! - the **pool** (read and execute only in the target, written by Beeline alone): [`Target`], [`Site`],
-//!   [`LinkList`], [`Link`], [`MapHandle`], [`RingSlot`], [`ObjectTable`], [`CgroupPath`] and the trampolines. What can change while the target
-//!   runs is a single word that Beeline stores atomically.
-//! - **private** memory of the target: [`Control`], [`crate::returns::ReturnTable`], the [`Slot`]s and their stacks.
+//! - the **pool** (read and execute only in the target, written by Beeline alone): [`Target`],
+//!   [`Site`], [`LinkList`], [`Link`], [`MapHandle`], [`RingSlot`], [`ObjectTable`], [`CgroupPath`]
+//!   and the trampolines. Whatever can change while the target runs is a single word that Beeline
+//!   stores atomically.
+//! - **private** memory of the target: [`Control`], [`crate::returns::ReturnTable`], the [`Slot`]s
+//!   and their stacks.
 //! - the **session** page, shared by all targets of one session: [`Session`].
 //!
-//! Nothing in here is read back by Beeline for its own memory safety, save to restore an orphan, and then it is checked.
+//! Beeline's own memory safety never depends on reading any of this back. Beeline reads it only to
+//! restore an orphan, and then checks it.
 
 mod sites;
 pub mod syscalls;
@@ -21,7 +24,7 @@ use beeline_isa::abi::{self, Entry, HELPER_SLOTS, Run};
 use beeline_maps::Map;
 pub use sites::*;
 
-/// What the agent's blob starts with: offsets from its start.
+/// The start of the agent's blob: offsets from its start.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct EntryPoints {
@@ -57,7 +60,8 @@ pub struct EntryPoints {
     pub call_compact_exit: u64,
 }
 
-/// The kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`), which uprobe programs get as context.
+/// The kernel's `struct pt_regs` on x86-64 (`arch/x86/include/asm/ptrace.h`), which uprobe programs
+/// get as context.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 #[allow(missing_docs)]
@@ -103,35 +107,39 @@ pub struct Target {
     pub session: *const Session,
     /// `clock_gettime` in the target's vDSO, or 0.
     pub clock_gettime: usize,
-    /// The device and inode of its pid namespace, as `stat` on `/proc/PID/ns/pid` gives them.
+    /// The device and inode of its pid namespace, as `stat` on `/proc/PID/ns/pid` returns them.
     pub pid_namespace: [u64; 2],
     /// CPUs that per-CPU values exist for.
     pub cpus: u32,
     /// The word that marks what this target holds in shared memory; never 0.
     pub owner: u32,
-    /// Where the C library keeps a thread's id, as an offset from the thread pointer; [`TID_UNKNOWN`] if not found.
+    /// The offset from the thread pointer at which the C library keeps a thread's id;
+    /// [`TID_UNKNOWN`] if not found.
     pub tid_offset: i32,
-    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`], [`ROOMY_STACKS`].
+    /// [`FAULTS_CAUGHT`], [`TRAPS_CAUGHT`], [`HAS_RDPID`], [`IS_CHILD`], [`USERS_SEEN`],
+    /// [`ROOMY_STACKS`].
     pub flags: AtomicU32,
     /// The newest [`ObjectTable`]'s address, or 0.
     pub objects: AtomicUsize,
     /// The [`CgroupPath`]'s address, or 0 while no program has asked for it.
     pub cgroups: AtomicUsize,
-    /// The [`MapHandle`] of the session's trace buffer, a ring of [`TraceLine`]s; 0 while no program here prints.
+    /// The [`MapHandle`] of the session's trace buffer, a ring of [`TraceLine`]s; 0 while no
+    /// program here prints.
     pub trace: AtomicUsize,
-    /// The pool that this is in, with all compiled programs.
+    /// The pool that contains this, with all compiled programs.
     pub pool: usize,
-    /// Its bytes.
+    /// The pool's size in bytes.
     pub pool_len: usize,
     /// [`Tasks`]' address, or 0 as long as no program asks for its task.
     pub tasks: AtomicUsize,
-    /// Sites hooked by a breakpoint, [`BREAKPOINTS`] of them, 0 where free; looked up by the SIGTRAP handler.
+    /// Sites hooked by a breakpoint, [`BREAKPOINTS`] of them, 0 where free; looked up by the
+    /// SIGTRAP handler.
     pub breakpoints: [AtomicUsize; BREAKPOINTS],
-    /// Where the first thread's stack began; 0 if that is not known.
+    /// The address where the first thread's stack began; 0 if that is not known.
     pub stack_top: usize,
 }
 
-/// Compiled code looks at these itself.
+/// Compiled code accesses these fields itself.
 const _: () = {
     assert!(offset_of!(Context, run) == 0);
     assert!(offset_of!(Context, target) == abi::CONTEXT_TARGET);
@@ -149,34 +157,40 @@ pub const FAULTS_CAUGHT: u32 = 1;
 pub const TRAPS_CAUGHT: u32 = 2;
 /// In [`Target::flags`]: the machine has the instruction `rdpid`.
 pub const HAS_RDPID: u32 = 4;
-/// In [`Target::flags`]: this stands for children that share the target's memory, and that have ids of their own.
+/// In [`Target::flags`]: this record stands for children that share the target's memory and have
+/// ids of their own.
 pub const IS_CHILD: u32 = 8;
-/// In [`Target::flags`]: the agent sees every call by which a thread may become another user, so it may remember who one is.
+/// In [`Target::flags`]: the agent sees every call by which a thread may become another user, so it
+/// may remember a thread's user.
 pub const USERS_SEEN: u32 = 16;
-/// In [`Target::flags`]: there is no code among what is hooked that runs on stacks of some hundred bytes. Programs then have their
-/// frames on the thread's stack. That matters in handlers: on another stack the thread would seem to the kernel to have left
-/// its alternate one, and the next signal's frame would come to the top of that, over the handler that is still running.
+/// In [`Target::flags`]: no hooked code runs on stacks of some hundred bytes, so programs have
+/// their frames on the thread's stack.
+///
+/// That matters in handlers. On another stack the thread would seem to the kernel to have left its
+/// alternate one, and the next signal's frame would be put at the top of that, over the handler
+/// that is still running.
 pub const ROOMY_STACKS: u32 = 32;
 const _: () = assert!(
     (FAULTS_CAUGHT ^ TRAPS_CAUGHT ^ HAS_RDPID ^ IS_CHILD ^ USERS_SEEN ^ ROOMY_STACKS).count_ones()
         == 6,
     "each flag has a bit of its own"
 );
-/// How many sites of one target can be hooked by breakpoints.
+/// The most sites of one target that can be hooked by breakpoints.
 pub const BREAKPOINTS: usize = 256;
 
-/// Where the synthetic `struct task_struct`s are, in private memory, and where in one the agent stores what belongs to the
-/// thread. In the pool. Field offsets are bytes from a copy's start; 0 for what this kernel does not have.
+/// The addresses of the synthetic `struct task_struct`s in private memory, and the offsets at which
+/// the agent stores what belongs to the thread. In the pool. Field offsets are bytes from a copy's
+/// start; 0 for fields that this kernel does not have.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Tasks {
     /// The copy for the first slot: a `struct task_struct`, then its `struct pid`.
     pub copies: usize,
-    /// From a copy to the next slot's.
+    /// The distance from a copy to the next slot's.
     pub stride: usize,
-    /// The main thread's task, at the start of all that is laid out.
+    /// The main thread's task, at the start of everything that is laid out.
     pub leader: usize,
-    /// Where all that ends.
+    /// The end of everything that is laid out.
     pub end: usize,
     /// `pid_t`: the thread's id.
     pub pid: u32,
@@ -198,57 +212,66 @@ pub struct Tasks {
     pub number: u32,
 }
 
-/// What differs between a target and its forked children: all zero in a child.
+/// State that differs between the target and its forked children: all zero in a child.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Control {
-    /// The target's process id; 0 in a forked child, whose probes then do nothing.
+    /// The target's process id; 0 in a forked child, where probes then do nothing.
     pub pid: AtomicU32,
     /// The process id as the target itself sees it, in its own pid namespace.
     pub own_pid: u32,
-    /// How many slots have a [`Slot::lock`].
+    /// The number of slots that have a [`Slot::lock`].
     pub locks: AtomicU32,
-    /// Children that share the memory, or are about to.
+    /// The number of children that share the memory, or are about to.
     pub children: AtomicU32,
-    /// 1 in a forked child that the runtime has not taken on.
+    /// 1 in a forked child that the runtime has not adopted.
     pub orphan: AtomicU32,
-    /// Incremented with each call by which a thread may have become another user: what was known before is not any more.
+    /// Incremented with each call by which a thread may have become another user: users known
+    /// before are not known any more.
     pub users: AtomicU32,
-    /// Such calls that are under way. Not 0 again once there may be code whose calls nobody sees.
+    /// The number of such calls that are under way. It does not return to 0 once there may be code
+    /// with calls that nobody sees.
     pub user_changes: AtomicU32,
     /// Incremented with each call by which a thread has got another name.
     pub names: AtomicU32,
-    /// 1 once a thread has come to one of a site's [`SiteTrap`]s: its code is to be looked at.
+    /// 1 once a thread has come to one of a site's [`SiteTrap`]s: the target's code has to be
+    /// looked at.
     pub disturbed: AtomicU32,
 }
 
-/// The signals whose handlers the agent takes over: SIGTRAP, SIGBUS and SIGSEGV, in the order of [`Signals::saved`].
+/// The signals that the agent takes over the handlers of: SIGTRAP, SIGBUS and SIGSEGV, in the order
+/// of [`Signals::saved`].
 pub const SIGNALS: [u32; 3] = [5, 7, 11];
 
-/// The most handlers for SIGTRAP that a session has in a target: the first, and one more each time that its patch comes over that of
-/// a session whose handler is called before. A level's handler serves the sites with that [`Site::level`].
+/// The most handlers for SIGTRAP that a session has in a target: the first, and one more each time
+/// that its patch lies over that of a session with a handler that is called before. A level's
+/// handler serves the sites with that [`Site::level`].
 pub const TRAP_LEVELS: usize = 4;
 
-/// Actions that a session's handlers have come over: one for each of [`SIGNALS`], then those of SIGTRAP's further levels.
+/// The number of actions that a session's handlers replace: one for each of [`SIGNALS`], then those
+/// of SIGTRAP's further levels.
 pub const SAVED: usize = SIGNALS.len() + TRAP_LEVELS - 1;
 
-/// The actions that the agent's handlers have come over, kept while they are installed.
+/// The actions that the agent's handlers replace, kept while they are installed.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Signals {
-    /// The target's own actions as it would find them, or other sessions' handlers. See [`saved_at`].
+    /// The target's own actions as it would find them, or other sessions' handlers. See
+    /// [`saved_at`].
     pub saved: [SignalAction; SAVED],
     /// The address of the agent's handler of level 0.
     pub handler: u64,
     /// The address that it returns to.
     pub restorer: u64,
-    /// The restorer that the C library's `sigaction` gives the target's own handlers; 0 if that is not known.
+    /// The restorer that the C library's `sigaction` gives the target's own handlers; 0 if that is
+    /// not known.
     pub libc_restorer: u64,
-    /// Bit i: the handler that came over `saved[i]` has been taken away.
+    /// Bit i: the handler that replaced `saved[i]` has been removed.
     pub removed: u64,
 }
 
-/// The index in [`Signals::saved`] of what a level's handler for a signal has come over. `None`: there is no such handler.
+/// Returns the index in [`Signals::saved`] of the action that a level's handler for a signal
+/// replaces. `None` if there is no such handler.
 pub fn saved_at(signal: u32, level: u32) -> Option<usize> {
     let index = SIGNALS.iter().position(|known| *known == signal)?;
     match level as usize {
@@ -258,15 +281,16 @@ pub fn saved_at(signal: u32, level: u32) -> Option<usize> {
     }
 }
 
-/// A handler's entry in a pool, as the kernel calls it. Those of a session's levels follow each other.
+/// A handler's entry in a pool, as the kernel calls it. The entries of a session's levels follow
+/// each other.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct HandlerStub {
     /// Adds the target and the level to the kernel's three arguments.
     pub code: [u8; 32],
-    /// [`HANDLER_MAGIC`]: how other sessions know it for one.
+    /// [`HANDLER_MAGIC`], by which other sessions recognize it.
     pub magic: u64,
-    /// The [`Signals`] of the session's.
+    /// The session's [`Signals`].
     pub signals: u64,
     /// The level.
     pub level: u32,
@@ -275,8 +299,8 @@ pub struct HandlerStub {
 }
 
 impl HandlerStub {
-    /// The bytes of [`HandlerStub::code`] that are the same in all, each with its place: `movabs rcx, target; mov r8d, level;
-    /// movabs rax, handler; jmp rax`.
+    /// The bytes of [`HandlerStub::code`] that are the same in all, each with its place: `movabs
+    /// rcx, target; mov r8d, level; movabs rax, handler; jmp rax`.
     const MARKS: [(usize, u8); 8] = [
         (0, 0x48),
         (1, 0xb9),
@@ -288,7 +312,8 @@ impl HandlerStub {
         (27, 0xe0),
     ];
 
-    /// The stub of a level. `handler` is the agent's, `target` and `signals` are the target's [`Target`] and [`Signals`].
+    /// Creates the stub of a level. `handler` is the agent's, `target` and `signals` are the
+    /// target's [`Target`] and [`Signals`].
     pub fn new(handler: u64, target: u64, signals: u64, level: u32) -> Self {
         let mut code = [0xcc; 32];
         for (at, byte) in Self::MARKS {
@@ -306,21 +331,24 @@ impl HandlerStub {
         }
     }
 
-    /// Is the handler at an address a session's?
+    /// Returns whether the handler at an address is a session's.
     ///
     /// # Safety
-    /// There is code, that ends by itself.
+    ///
+    /// There must be code at the address, and it must end by itself.
     pub unsafe fn is_at(handler: *const u8) -> bool {
-        // SAFETY: each byte that fits says that there are as many more as to the next one: they are read in their order.
+        // SAFETY: each byte that fits says that there are as many more as to the next one, and they
+        // are read in their order.
         let fits = |(at, byte): &(usize, u8)| unsafe { handler.add(*at).read() } == *byte;
         let magic = offset_of!(Self, magic);
-        // SAFETY: nothing but a stub begins like that.
+        // SAFETY: only a stub begins like that, and a stub has the magic number at this offset.
         let magic = || unsafe { handler.add(magic).cast::<u64>().read_unaligned() };
         Self::MARKS.iter().all(fits) && magic() == HANDLER_MAGIC
     }
 }
 
-/// In [`HandlerStub::magic`]. To be changed with anything that [`HandlerStub`] or [`Signals`] says.
+/// In [`HandlerStub::magic`]. It must be changed with anything that [`HandlerStub`] or [`Signals`]
+/// says.
 pub const HANDLER_MAGIC: u64 = 0x3172_656c_646e_6168;
 
 /// The kernel's `struct sigaction` on x86-64.
@@ -331,13 +359,14 @@ pub struct SignalAction {
     pub handler: u64,
     /// `SA_*`.
     pub flags: u64,
-    /// What the handler returns to.
+    /// The address that the handler returns to.
     pub restorer: u64,
     /// Signals blocked meanwhile.
     pub mask: u64,
 }
 
-/// What a program has to itself while it runs: one for each CPU, leased by whoever runs there.
+/// State that a program has to itself while it runs: one for each CPU, leased by the thread that
+/// runs there.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Slot {
@@ -345,13 +374,14 @@ pub struct Slot {
     pub stack_top: usize,
     /// State of the pseudo-random generator; not 0.
     pub random: u64,
-    /// What tells the lease's holder from other threads of the target; 0 while the slot is free.
+    /// The name that distinguishes the lease's holder from other threads of the target; 0 while the
+    /// slot is free.
     pub holder: AtomicUsize,
     /// The address of the `struct bpf_spin_lock` that the running program holds or waits for, or 0.
     pub lock: AtomicUsize,
     /// Names of threads seen lately, by thread id.
     pub comms: [CommEntry; COMM_ENTRIES],
-    /// Users that threads seen lately are, likewise.
+    /// Users of threads seen lately, likewise.
     pub users: [UserEntry; COMM_ENTRIES],
     /// Pages that were readable a moment ago, by page number and tick.
     pub pages: [u64; PAGE_ENTRIES],
@@ -359,9 +389,9 @@ pub struct Slot {
     pub holes: [u64; HOLE_ENTRIES],
     /// Pages of stacks that are not alternate ones.
     pub stacks: [StackEntry; STACK_ENTRIES],
-    /// Where clocks are read to: a `struct timespec`.
+    /// The place that clocks are read to: a `struct timespec`.
     pub time: [u64; 2],
-    /// A place for a record or a stack trace being put together.
+    /// Room to put together a record or a stack trace.
     pub scratch: [u64; SCRATCH_WORDS],
 }
 
@@ -400,15 +430,15 @@ pub struct CommEntry {
     pub comm: [u8; 16],
 }
 
-/// Which user and group one thread is.
+/// The user and group of one thread.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct UserEntry {
     /// 0: empty.
     pub tid: u32,
-    /// The coarse clock's tick at which it was asked.
+    /// The coarse clock's tick at which they were asked for.
     pub tick: u32,
-    /// [`Control::users`] of that time.
+    /// [`Control::users`] at that time.
     pub users: u32,
     /// Its user, in the process's own user namespace.
     pub uid: u32,
@@ -416,7 +446,8 @@ pub struct UserEntry {
     pub gid: u32,
 }
 
-/// The session's shared page: no data of programs, only who runs where and who is to be woken.
+/// The session's shared page. It holds no data of programs, only the leases of slots and what is
+/// needed to wake processes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Session {
@@ -424,46 +455,50 @@ pub struct Session {
     pub doorbell: AtomicU32,
     /// 1 while the runtime sleeps on the doorbell.
     pub waiting: AtomicU32,
-    /// Probe hits that ran no program because no slot was free in time, or no return could be remembered.
+    /// Probe hits that ran no program because no slot was free in time, or because no return could
+    /// be remembered.
     pub missed: AtomicU64,
-    /// Changes of maps that programs wanted to make and could not, as a lock was not to be had.
+    /// Changes of maps that programs wanted to make and could not, because a lock was not
+    /// available.
     pub refused: AtomicU64,
-    /// Times that a program went on without a `bpf_spin_lock`, as its holder did not run.
+    /// Times that a program went on without a `bpf_spin_lock`, because its holder did not run.
     pub unguarded: AtomicU64,
-    /// Incremented when something was asked of the runtime, which waits on it as a futex.
+    /// Incremented with each upcall to the runtime, which waits on it as a futex.
     pub asked: AtomicU32,
     /// [`syscalls::HEARS`], [`syscalls::DEAF`] or [`syscalls::ENDING`].
     pub deaf: AtomicU32,
     /// Incremented when a [`Control::disturbed`] is set.
     pub disturbed: AtomicU64,
-    /// Threads that asked for something and went on without an answer.
+    /// Threads that made an upcall and went on without an answer.
     pub unanswered: AtomicU64,
-    /// Incremented with each answer: who waits for his own sees that somebody is at work.
+    /// Incremented with each answer: a thread that waits for its own sees that the runtime is at
+    /// work.
     pub answers: AtomicU32,
-    /// What threads ask of the runtime.
+    /// The upcalls of threads to the runtime.
     pub requests: [syscalls::Request; syscalls::REQUESTS],
-    /// Which slots are taken, by CPU; [`MAX_CPUS`] of them are laid out.
+    /// The slots that are taken, by CPU; [`MAX_CPUS`] of them are laid out.
     pub leases: [Lease; MAX_CPUS],
-    /// The work that the runtime does in processes that come: [`SEEKS_CALLS`], [`SEEKS_FUNCTIONS`].
+    /// The work that the runtime does in new processes: [`SEEKS_CALLS`], [`SEEKS_FUNCTIONS`].
     pub seeks: AtomicU32,
-    /// Incremented when the runtime has looked for processes that have come, and done that.
+    /// Incremented when the runtime has looked for new processes, and done that work.
     pub looks: AtomicU32,
-    /// Targets that `beeline detach` takes the session out of: their owners' tags, until the runtime has read them. 0: free.
+    /// Targets that `beeline detach` takes the session out of: their owner tags, until the runtime
+    /// has read them. 0: free.
     pub dismissed: [AtomicU32; DISMISSALS],
 }
 
-/// How many processes a session can be taken out of between two looks of the runtime.
+/// The most processes that a session can be taken out of between two looks of the runtime.
 pub const DISMISSALS: usize = 16;
 
-/// The runtime hooks the system calls of processes that come. In [`Session::seeks`].
+/// The runtime hooks the system calls of new processes. In [`Session::seeks`].
 pub const SEEKS_CALLS: u32 = 1;
-/// The runtime hooks functions in processes that come. In [`Session::seeks`].
+/// The runtime hooks functions in new processes. In [`Session::seeks`].
 pub const SEEKS_FUNCTIONS: u32 = 2;
 
 /// The most CPUs that a session can serve.
 pub const MAX_CPUS: usize = 1024;
 
-/// The word that says who runs on one CPU's slot: an owner, or 0. Each on its own cache line.
+/// The word that names the owner of one CPU's slot, or 0. Each is on its own cache line.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Lease {
@@ -475,26 +510,30 @@ pub struct Lease {
 #[repr(C)]
 #[derive(Debug)]
 pub struct LinkList {
-    /// How many `usize` addresses of [`Link`]s follow.
+    /// The number of `usize` addresses of [`Link`]s that follow.
     pub count: usize,
-    /// What any of the programs needs: the bits of all [`Link::needs`].
+    /// The needs of all the programs: the bits of all [`Link::needs`].
     pub needs: usize,
 }
 
-/// In [`Link::needs`]: a leased slot, for its stack or what helpers keep there. Others run on the target's stack.
+/// In [`Link::needs`]: a leased slot, for its stack or for what helpers keep there. Other programs
+/// run on the target's stack.
 pub const NEEDS_SLOT: usize = 1;
-/// In [`Link::needs`]: all registers. A program at a system call that sees a [`syscalls::Record`] needs them only for the stack.
+/// In [`Link::needs`]: all registers. A program at a system call that sees a [`syscalls::Record`]
+/// needs them only for the stack.
 pub const NEEDS_REGISTERS: usize = 2;
 
-/// In [`Link::needs`]: it is the agent's own, and runs also where no slot is free, and in forked children. It finds its target
-/// by the table of helpers, and looks at no other registers than trampolines always show.
+/// In [`Link::needs`]: it is the agent's own, and runs even where no slot is free, and in forked
+/// children. It finds its target by the table of helpers, and looks only at registers that
+/// trampolines always show.
 pub const ALWAYS: usize = 4;
 
 /// A program attached to a site. In the pool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Link {
-    /// The address of compiled code, an [`Entry`]. Better code may take its place while the link is in use.
+    /// The address of compiled code, an [`Entry`]. Better code may take its place while the link is
+    /// in use.
     pub entry: AtomicUsize,
     /// Its environment.
     pub run: Run,
@@ -504,11 +543,12 @@ pub struct Link {
     pub needs: usize,
     /// Words of [`PtRegs`] that it may look at, bit n for word n.
     pub reads: usize,
-    /// What the program gets as its context: [`syscalls::CONTEXT_REGISTERS`] or one of the others there.
+    /// The context that the program gets: [`syscalls::CONTEXT_REGISTERS`] or one of the others
+    /// there.
     pub context: usize,
     /// 0 while the link is disabled.
     pub enabled: AtomicUsize,
-    /// Whose code `entry` is, for people: up to eight characters, NUL-padded.
+    /// The engine that made the code at `entry`, for people: up to eight characters, NUL-padded.
     pub engine: AtomicU64,
     /// The program's name, for people, NUL-padded.
     pub name: [u8; NAME_BYTES],
@@ -518,15 +558,16 @@ pub struct Link {
 pub const NAME_BYTES: usize = 16;
 
 impl Link {
-    /// The code to call now.
+    /// Returns the code to call now.
     #[inline(always)]
     pub fn entry(&self) -> Entry {
-        // SAFETY: nobody but the runtime writes the pool, and it stores addresses of compiled code only.
+        // SAFETY: only the runtime writes the pool, and it stores only addresses of compiled code
+        // here.
         unsafe { core::mem::transmute::<usize, Entry>(self.entry.load(Acquire)) }
     }
 }
 
-/// What a program's map reference points to. In the pool.
+/// The target of a program's map reference. In the pool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct MapHandle {
@@ -534,17 +575,19 @@ pub struct MapHandle {
     pub map: Map,
     /// For a perf event array: `max_entries` [`RingSlot`]s; else null.
     pub rings: *const RingSlot,
-    /// The map's id in the session: by it and by an element's content [`ObjectTable`] names the element's object.
+    /// The map's id in the session. By it and by an element's content, [`ObjectTable`] names the
+    /// element's object.
     pub id: u32,
 }
 
-/// The head of a hash table of all objects that elements of maps name here: `mask + 1` [`ObjectEntry`]s follow, a power
-/// of two, some of them free; searched from [`crate::objects::home`] on. In the pool; entries are added to it, and when
-/// it is half full a greater one takes its place.
+/// The head of a hash table of all objects that elements of maps name here. `mask + 1`
+/// [`ObjectEntry`]s follow, a power of two, some of them free; a search begins at
+/// [`crate::objects::home`]. In the pool. Entries are added to it, and when it is half full a
+/// larger table replaces it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ObjectTable {
-    /// Entries less one.
+    /// The number of entries less one.
     pub mask: usize,
 }
 
@@ -554,20 +597,22 @@ pub struct ObjectTable {
 pub struct ObjectEntry {
     /// [`crate::objects::name`]; 0 while the entry is free. Stored last.
     pub name: AtomicU64,
-    /// Of an inner map the [`MapHandle`]'s address, of a program its [`Link`]'s, of a cgroup the kernel's id of it.
+    /// For an inner map the [`MapHandle`]'s address, for a program its [`Link`]'s, for a cgroup the
+    /// kernel's id of it.
     pub value: AtomicUsize,
 }
 
-/// The head of the list of cgroups that the target is in: `depth` ids follow, of 64 bits, from the root to its own. In
-/// the pool, never changed once published.
+/// The head of the list of cgroups that the target is in. `depth` ids of 64 bits follow, from the
+/// root to its own. In the pool, never changed once published.
 #[repr(C)]
 #[derive(Debug)]
 pub struct CgroupPath {
-    /// How many there are, at least 1.
+    /// The number of ids, at least 1.
     pub depth: usize,
 }
 
-/// The beginning of a record in the trace buffer: a line for the trace pipe, whose text follows and ends with a NUL.
+/// The beginning of a record in the trace buffer: a line for the trace pipe. Its text follows and
+/// ends with a NUL.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct TraceLine {
@@ -575,7 +620,7 @@ pub struct TraceLine {
     pub time: u64,
     /// The thread.
     pub tid: u32,
-    /// What its program saw as its CPU.
+    /// The CPU as its program saw it.
     pub cpu: u32,
     /// Its name, NUL-padded.
     pub comm: [u8; 16],
@@ -593,11 +638,11 @@ pub struct RingSlot {
     pub cpu: AtomicU32,
 }
 
-/// The environment of one run, in a slot's stack: what helpers are passed as their last argument.
+/// The environment of one run, in a slot's stack: helpers get it as their last argument.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Context {
-    /// What compiled code reads. Must be the first field.
+    /// The part that compiled code reads. It must be the first field.
     pub run: Run,
     /// The target.
     pub target: *const Target,
@@ -615,11 +660,12 @@ pub struct Context {
     pub cookie: u64,
     /// Tail calls of this run so far.
     pub tail_calls: u32,
-    /// To be sent when the programs are done.
+    /// Signals to be sent when the programs are done.
     pub signals: PendingSignals,
-    /// Signals that the thread blocks, and has to again when the programs are done; bit n-1 for signal n.
+    /// Signals that the thread blocks, and has to block again when the programs are done; bit n-1
+    /// for signal n.
     pub unblocked: u64,
-    /// What a program has made the result of the call that is about to be made, or nothing.
+    /// The result that a program has chosen for the call that is about to be made, if any.
     pub overridden: Overridden,
 }
 
@@ -629,7 +675,7 @@ pub struct Context {
 pub struct Overridden {
     /// 1 if there is one.
     pub is_there: u64,
-    /// It.
+    /// The result.
     pub result: u64,
 }
 

@@ -1,4 +1,4 @@
-//! From a trampoline into the programs of a site, and back.
+//! The way from a trampoline into the programs of a site, and back.
 
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -13,15 +13,17 @@ use crate::abi::{
 use crate::helpers::signal;
 use crate::{helpers, room, sys};
 
-/// A hooked address was reached. Returns 1 if the trampoline shall watch the function's return, else 0.
+/// Runs the programs of a hooked address that was reached. Returns 1 if the trampoline shall watch
+/// the function's return, else 0.
 ///
 /// # Safety
+///
 /// For trampolines only: `regs` are the registers at the site, `site` is the trampoline's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_enter(regs: *const PtRegs, site: *const Site) -> u64 {
     // SAFETY: the runtime laid the site and its target out for this trampoline.
     let (site, target) = unsafe { (&*site, &*(*site).target) };
-    // SAFETY: private memory of the target, mapped as long as the trampoline is.
+    // SAFETY: this is private memory of the target, mapped as long as the trampoline is.
     let control = unsafe { &*target.control };
     if control.pid.load(Relaxed) == 0 {
         return in_child(site, regs);
@@ -33,7 +35,8 @@ pub unsafe extern "sysv64" fn beeline_enter(regs: *const PtRegs, site: *const Si
     }
 }
 
-/// A forked child has its parent's watched returns on its stack, and nothing else of ours.
+/// Handles a hit in a forked child, which has its parent's watched returns on its stack, and
+/// nothing else of Beeline's.
 #[cold]
 #[inline(never)]
 fn in_child(site: &Site, regs: *const PtRegs) -> u64 {
@@ -44,17 +47,19 @@ fn in_child(site: &Site, regs: *const PtRegs) -> u64 {
     0
 }
 
-/// Runs those of a list that run whatever happens.
+/// Runs those programs of a list that run in any case.
 #[cold]
 fn run_natives(links: *const LinkList, regs: *const PtRegs) {
-    // SAFETY: a list is published complete and never changed; these look at what trampolines always show.
+    // SAFETY: a list is published complete and never changed; these programs look at what
+    // trampolines always show.
     for link in unsafe { links_of(links) }.filter(|link| link.needs & ALWAYS != 0) {
-        // SAFETY: a function of the agent.
+        // SAFETY: the link's code is a function of the agent.
         unsafe { link.entry()(regs.cast(), &raw const link.run) };
     }
 }
 
-/// As [`beeline_enter`], with programs to run: apart, so that a site whose returns alone are watched needs no frame.
+/// As [`beeline_enter`], with programs to run. It is a separate function, so that a site with only
+/// watched returns needs no frame.
 #[inline(never)]
 fn enter_running(
     target: &Target,
@@ -70,20 +75,23 @@ fn enter_running(
     }
 }
 
-/// A watched function returned. Gives the address to go on at.
+/// Handles the return of a watched function. Returns the address to go on at.
 ///
 /// # Safety
+///
 /// For trampolines only: `regs` are the registers after the return, `site` is the trampoline's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site) -> u64 {
     // SAFETY: as in `beeline_enter`; the trampoline's registers are writable.
     let (regs, site, target) = unsafe { (&mut *regs, &*site, &*(*site).target) };
     let key = (regs.sp as usize).wrapping_sub(8);
-    // SAFETY: private memory of the target (or its copy in a forked child), mapped as long as the trampoline is.
+    // SAFETY: this is private memory of the target (or its copy in a forked child), mapped as long
+    // as the trampoline is.
     let (control, table) = unsafe { (&*target.control, &*target.returns) };
     let Some(address) = table.take(key) else {
-        // The one way to come here is a stack slot that was copied elsewhere by the target itself. Nothing knows
-        // where it meant to return to; stop at a place that names us rather than run wild.
+        // The only way to get here is a stack slot that the target itself copied elsewhere. Nothing
+        // knows where it meant to return to; stop at a place that names Beeline rather than run
+        // wild.
         lost_return();
     };
     regs.ip = address;
@@ -99,9 +107,10 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
     if site.flags & SITE_EXIT != 0 {
         return exit(target, site, regs.cast_mut());
     }
-    // SAFETY: the trampoline's registers; at a function's entry the stack pointer is at the return address.
+    // SAFETY: these are the trampoline's registers; at a function's entry the stack pointer is at
+    // the return address.
     let (slot, address) = unsafe { ((*regs).sp as usize, *((*regs).sp as *const u64)) };
-    // SAFETY: private memory of the target, mapped as long as the trampoline is.
+    // SAFETY: this is private memory of the target, mapped as long as the trampoline is.
     if unsafe { (*target.returns).insert(slot, address, site.return_entry, owner(target)) } {
         1
     } else {
@@ -110,17 +119,17 @@ fn watch_return(target: &Target, site: &Site, regs: *const PtRegs) -> u64 {
     }
 }
 
-/// A call is about to return: runs its programs with the registers as they will be then. What the function returns is in its
-/// place already.
+/// Runs the programs of a call that is about to return, with the registers as they will be then.
+/// The function's result is in its place already.
 #[cold]
 #[inline(never)]
 fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
-    // SAFETY: whoever enters can change the registers; these are none of those that are restored. At an exit the return
-    // address lies behind the frame.
+    // SAFETY: the trampoline's registers may be changed; these are not among those that are
+    // restored. At an exit the return address lies behind the frame.
     let (regs, control) = unsafe { (&mut *regs, &*target.control) };
     let (ip, sp, bp) = (regs.ip, regs.sp, regs.bp);
     let slot = sp.wrapping_add(site.frame());
-    // SAFETY: as above.
+    // SAFETY: at an exit the return address lies behind the frame, so `slot` can be read.
     unsafe {
         regs.ip = *(slot as *const u64);
         if site.flags & SITE_POPS_FRAME_POINTER != 0 && regs.cs != 0 {
@@ -136,23 +145,23 @@ fn exit(target: &Target, site: &Site, regs: *mut PtRegs) -> u64 {
     0
 }
 
-/// Counts a hit that ran no program, or whose return is not watched.
+/// Counts a hit that ran no program, or with a return that is not watched.
 #[cold]
 pub(crate) fn miss(target: &Target) {
     miss_some(target, 1);
 }
 
-/// Counts more of them at once.
+/// Counts several such hits at once.
 #[cold]
 pub(crate) fn miss_some(target: &Target, count: u64) {
     // SAFETY: the session page is mapped as long as the trampoline is.
     unsafe { &*target.session }.missed.fetch_add(count, Relaxed);
 }
 
-/// Without a return address there is nothing to go on with.
+/// Stops the process: without a return address there is nothing to go on with.
 #[cold]
 fn lost_return() -> ! {
-    // SAFETY: ends the process by SIGILL at an address in the agent.
+    // SAFETY: this ends the process by SIGILL at an address in the agent.
     unsafe { core::arch::asm!("ud2", options(noreturn, nostack)) }
 }
 
@@ -169,14 +178,15 @@ fn run_all(
     if unsafe { (*links).needs } & NEEDS_SLOT != 0 {
         return run_leased(target, control, site, regs, links);
     }
-    // SAFETY: as above; the registers are the trampoline's.
+    // SAFETY: a list is published complete and never changed; the registers are the trampoline's.
     for link in unsafe { ready(links, regs) } {
-        // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
+        // SAFETY: the program was checked and compiled for this context, and does not look at its
+        // environment.
         unsafe { link.entry()(regs.cast(), &raw const link.run) };
     }
 }
 
-/// What [`run_links`] needs.
+/// The state that [`run_links`] needs.
 struct Job {
     context: Context,
     links: *const LinkList,
@@ -204,7 +214,8 @@ fn run_leased(
     };
     // SAFETY: the slot is leased, and the job is the function's own.
     unsafe { call_with_room(target, slot, run_links, (&raw mut job).cast()) };
-    // A child forked by a signal handler that interrupted the program has a copy of it, but not the lease.
+    // A child forked by a signal handler that interrupted the program has a copy of it, but not the
+    // lease.
     if control.pid.load(Relaxed) != 0 {
         release(target, lease, cpu);
     }
@@ -213,12 +224,16 @@ fn run_leased(
     }
 }
 
-/// Calls a function that runs programs: on the thread's stack where that has room for their frames, else on the slot's. On an
-/// alternate signal stack without room the hit is missed: the kernel would take a thread that has gone to its slot's stack to have left
-/// the alternate one, and put the next signal's frame over the handler's.
+/// Calls a function that runs programs: on the thread's stack if that has room for their frames,
+/// else on the slot's.
+///
+/// On an alternate signal stack without room the hit is missed. The kernel would take a thread that
+/// has gone to its slot's stack to have left the alternate one, and put the next signal's frame
+/// over the handler's.
 ///
 /// # Safety
-/// The slot must be leased by the caller, and the argument be what the function takes.
+///
+/// The slot must be leased by the caller, and the argument must be what the function takes.
 #[inline(always)]
 pub(crate) unsafe fn call_with_room(
     target: &Target,
@@ -227,19 +242,20 @@ pub(crate) unsafe fn call_with_room(
     argument: *mut u8,
 ) {
     if target.flags.load(Relaxed) & ROOMY_STACKS != 0 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that it has leased the slot.
         if unsafe { !room::has_room(target, slot, argument as usize) } {
             return miss(target);
         }
-        // SAFETY: likewise.
+        // SAFETY: the caller promises that the argument is what the function takes.
         unsafe { function(argument) };
     } else {
-        // SAFETY: the slot is the caller's until the lease ends, and with it its stack; the rest is the caller's promise.
+        // SAFETY: the slot is the caller's until the lease ends, and with it its stack. The caller
+        // promises that the argument is what the function takes.
         unsafe { sys::call_on_stack((*slot).stack_top, function, argument) };
     }
 }
 
-/// The context of programs that run one after the other in a leased slot.
+/// Creates the context of programs that run one after the other in a leased slot.
 #[inline(always)]
 pub(crate) fn new_context(
     target: &Target,
@@ -249,7 +265,7 @@ pub(crate) fn new_context(
     cpu: u32,
 ) -> Context {
     Context {
-        // SAFETY: pointers and a number, each replaced before a program sees it.
+        // SAFETY: these are pointers and a number, each replaced before a program sees it.
         run: unsafe { core::mem::zeroed() },
         target,
         slot,
@@ -278,45 +294,54 @@ unsafe extern "sysv64" fn run_links(job: *mut u8) {
     signal::block_again(&job.context);
 }
 
-/// The links of a list whose programs are to run: enabled, and with the registers known if they look at them.
+/// Returns the links of a list with programs that are to run: enabled, and with the registers known
+/// if they look at them.
 ///
-/// A site's first programs may have needed no registers and have a trampoline that shows none (its `cs` is 0). Calls
-/// that are under way in it when another program is attached are before that program's time.
+/// A site's first programs may have needed no registers and have a trampoline that shows none (its
+/// `cs` is 0). Calls that are under way in it when another program is attached are before that
+/// program's time.
 ///
 /// # Safety
-/// The list is a published one, and `regs` are a trampoline's.
+///
+/// The list must be a published one, and `regs` a trampoline's.
 #[inline(always)]
 unsafe fn ready<'a>(links: *const LinkList, regs: *const PtRegs) -> impl Iterator<Item = &'a Link> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the list is published and that the registers are a
+    // trampoline's.
     let (links, are_shown) = unsafe { (links_of(links), (*regs).cs != 0) };
     links.filter(move |link| are_shown || link.needs & NEEDS_REGISTERS == 0)
 }
 
-/// The links of a list that are enabled.
+/// Returns the links of a list that are enabled.
 ///
 /// # Safety
-/// The list is a published one.
+///
+/// The list must be a published one.
 #[inline(always)]
 pub(crate) unsafe fn links_of<'a>(links: *const LinkList) -> impl Iterator<Item = &'a Link> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the list is published, so it is complete.
     let count = unsafe { (*links).count };
     (0..count)
-        // SAFETY: `count` link addresses follow the list's head, each a link that outlives the list.
+        // SAFETY: `count` link addresses follow the list's head, each of a link that outlives the
+        // list.
         .map(move |i| unsafe { &**links.add(1).cast::<*const Link>().add(i) })
         .filter(|link| link.enabled.load(Relaxed) != 0)
 }
 
-/// Runs one link's program outside any target, on a context of its type's own; gives r0, or `None` if no slot was
-/// free in time.
+/// Runs one link's program outside any target, on a context of its type's own. Returns r0, or
+/// `None` if no slot was free in time.
 ///
 /// # Safety
-/// `target` and `link` must be laid out for this address space, `argument` be what the program's type asks for.
+///
+/// `target` and `link` must be laid out for this address space, and `argument` must be what the
+/// program's type asks for.
 pub unsafe fn run_here(target: &Target, link: &Link, argument: *const u8) -> Option<u64> {
     let (lease, cpu) = lease(target)?;
     // SAFETY: the runtime laid out `target.cpus` slots, and `cpu` is below that.
     let slot = unsafe { target.slots.add(cpu as usize) };
     let mut context = new_context(target, slot, core::ptr::null(), core::ptr::null(), cpu);
-    // SAFETY: the slot is leased; the rest is the caller's promise.
+    // SAFETY: the slot is leased, and the caller promises that the argument is what the program's
+    // type asks for.
     let result = unsafe { run(&mut context, link, argument) };
     signal::block_again(&context);
     release(target, lease, cpu);
@@ -326,6 +351,7 @@ pub unsafe fn run_here(target: &Target, link: &Link, argument: *const u8) -> Opt
 /// Runs one link's program on its argument.
 ///
 /// # Safety
+///
 /// The context's slot must be leased by the caller.
 pub(crate) unsafe fn run(context: &mut Context, link: &Link, argument: *const u8) -> u64 {
     context.run = Run {
@@ -333,17 +359,20 @@ pub(crate) unsafe fn run(context: &mut Context, link: &Link, argument: *const u8
         ..link.run
     };
     (context.cookie, context.tail_calls) = (link.cookie, 0);
-    // SAFETY: the caller's promise; the link's program was compiled by the runtime.
+    // SAFETY: the runtime compiled the link's program, and the caller promises that the context's
+    // slot is leased.
     let result = unsafe { link.entry()(argument, (&raw const *context).cast()) };
     helpers::release_lock(context);
     result
 }
 
-/// Spins on a taken slot before the CPU is given to somebody else.
+/// Spins on a taken slot before the CPU is given to another thread.
 const SPINS: u32 = 200;
-/// Times the CPU is given away before a hit is counted as missed: about a tenth of a second.
+/// The number of times that the CPU is yielded before a hit is counted as missed: about a tenth of
+/// a second.
 const YIELDS: u32 = 1_500;
-/// Of these, how often just to whoever is next; then for a moment, as the holder may have a lower priority.
+/// The number of those that only yield to the next thread. The others sleep for a moment, as the
+/// holder may have a lower priority.
 const SHORT_YIELDS: u32 = 20;
 
 /// Takes a free slot, the current CPU's if possible.
@@ -369,7 +398,7 @@ pub fn lease(target: &Target) -> Option<(&'static Lease, u32)> {
 #[cold]
 #[inline(never)]
 fn lease_any(target: &Target, cpu: u32) -> Option<(&'static Lease, u32)> {
-    // SAFETY: as in `lease`.
+    // SAFETY: the session page is mapped as long as the trampoline is.
     let leases = unsafe { &(*target.session).leases };
     let this = this_thread(target);
     for round in 0..SPINS + YIELDS {
@@ -380,7 +409,8 @@ fn lease_any(target: &Target, cpu: u32) -> Option<(&'static Lease, u32)> {
             if take(target, lease, index) {
                 return Some((lease, index));
             }
-            // SAFETY: below `target.cpus`.
+            // SAFETY: the index is below `target.cpus`, the number of slots that the runtime laid
+            // out.
             let holder = unsafe { &*target.slots.add(index as usize) }
                 .holder
                 .load(Relaxed);
@@ -388,8 +418,8 @@ fn lease_any(target: &Target, cpu: u32) -> Option<(&'static Lease, u32)> {
         }
         match round {
             0..SPINS => spin_loop(),
-            // A signal handler that interrupted a program of this very thread: it would wait for itself, or for
-            // other threads whose handlers wait for this one.
+            // This is a signal handler that interrupted a program of this very thread: it would
+            // wait for itself, or for other threads with handlers that wait for this one.
             _ if is_nested => return None,
             _ if round < SPINS + SHORT_YIELDS => sys::yield_cpu(),
             _ => sys::pause(),
@@ -398,7 +428,7 @@ fn lease_any(target: &Target, cpu: u32) -> Option<(&'static Lease, u32)> {
     None
 }
 
-/// Does the thread that leased the slot `cpu` hold another one, too?
+/// True if the thread that leased the slot `cpu` also holds another one.
 pub fn is_nested(target: &Target, cpu: u32) -> bool {
     let this = this_thread(target);
     (0..target.cpus).filter(|index| *index != cpu).any(|index| {
@@ -415,8 +445,8 @@ fn take(target: &Target, lease: &Lease, index: u32) -> bool {
     }
     // SAFETY: callers check the index against `target.cpus`.
     let holder = unsafe { &(*target.slots.add(index as usize)).holder };
-    // The slot's own word, which no other process can write, keeps two threads off one stack; the lease keeps the
-    // targets of a session off each other's per-CPU values.
+    // The slot's own word, which no other process can write, keeps two threads off one stack. The
+    // lease keeps the targets of a session off each other's per-CPU values.
     if holder
         .compare_exchange(0, this_thread(target), Acquire, Relaxed)
         .is_err()
@@ -438,12 +468,13 @@ fn take(target: &Target, lease: &Lease, index: u32) -> bool {
 #[inline(always)]
 pub(crate) fn release(target: &Target, lease: &Lease, index: u32) {
     lease.owner.store(0, Release);
-    // SAFETY: `take` was given the same index.
+    // SAFETY: `take` was given the same index, which is below `target.cpus`.
     unsafe { &(*target.slots.add(index as usize)).holder }.store(0, Release);
 }
 
-/// Frees the slots that a child held which shared the memory of this thread's process, and this thread's stack and thread
-/// pointer: it is gone, and if it was killed in a program they are still taken.
+/// Frees the slots of a child that shared the memory of this thread's process, and this thread's
+/// stack and thread pointer. The child is gone, and if it was killed in a program its slots are
+/// still taken.
 pub(crate) fn forget_slots_of(child: &Target) {
     let this = this_thread(child);
     // SAFETY: the session page is mapped as long as the trampoline is.
@@ -457,8 +488,8 @@ pub(crate) fn forget_slots_of(child: &Target) {
     }
 }
 
-/// A word that differs between the threads that live in a process: the thread's id if it is at hand, which is quicker
-/// than the thread pointer.
+/// Returns a word that differs between the threads that live in a process: the thread's id if it is
+/// available, which is quicker than the thread pointer.
 #[inline(always)]
 pub(crate) fn this_thread(target: &Target) -> usize {
     let name = match target.tid_offset {
@@ -466,11 +497,11 @@ pub(crate) fn this_thread(target: &Target) -> usize {
         // SAFETY: the runtime found each thread's own id at this offset.
         offset => unsafe { sys::thread_word(offset) as usize },
     };
-    // Never 0, which is nobody; and user space has addresses of 47 bits.
+    // Never 0, which stands for no thread. User space has addresses of 47 bits.
     name << 1 | 1
 }
 
-/// [`this_thread`], as watched returns know it.
+/// Returns [`this_thread`] in the form that watched returns use.
 #[inline(always)]
 pub(crate) fn owner(target: &Target) -> u32 {
     let name = this_thread(target);

@@ -1,14 +1,18 @@
-//! A tool's own map operations, done in the tool's process: what its `bpf()` would wait microseconds for.
+//! A tool's own map operations, done in the tool's process, where its `bpf()` would otherwise wait
+//! for microseconds.
 //!
-//! The runtime puts a jump over a `syscall` instruction by which a tool asks for map operations often. The trampoline
-//! there calls [`beeline_fast_path`] for `bpf` and makes the system call for whatever that declines ([`DECLINED`]): every
-//! command but the few below, every map that is not a plain one, arguments that look wrong. So an answer from here is
-//! always the one that the door would give, only sooner.
+//! The runtime puts a jump over a `syscall` instruction by which a tool often asks for map
+//! operations. The trampoline there calls [`beeline_fast_path`] for `bpf` and makes the system call
+//! for whatever that declines ([`DECLINED`]): every command but the few below, every map that is
+//! not a plain one, arguments that look wrong. So an answer from here is always the one that the
+//! supervisor would give, only sooner.
 //!
-//! Which map a descriptor stands for is asked of the kernel each time: the position of a map's file is a number that
-//! names the map ([`MAP_POSITION`]), and one `lseek` reads it. Whatever the tool does to its descriptors is thus seen.
+//! The kernel is asked each time which map a descriptor stands for: the position of a map's file is
+//! a number that names the map ([`MAP_POSITION`]), and one `lseek` reads it. So whatever the tool
+//! does to its descriptors is seen.
 //!
-//! The tool's pointers are checked once for each page, by a system call that fails where memory is missing.
+//! The tool's pointers are checked once for each page, by a system call that fails where memory is
+//! missing.
 
 mod batch;
 pub mod lookup_channel;
@@ -36,15 +40,15 @@ pub struct Directory {
     pub maps: [Listed; LISTED],
 }
 
-/// Maps with higher ids are left to the door.
+/// Maps with higher ids are left to the supervisor.
 pub const LISTED: usize = 4096;
 
 /// A map of the directory.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Listed {
-    /// [`SERVED`], and [`FROZEN`] when the tool may not change it any more. Stored after `map`; 0 when the map is gone
-    /// or is not for here.
+    /// [`SERVED`], and [`FROZEN`] when the tool may not change it any more. Stored after `map`; 0
+    /// when the map is gone or has no fast path.
     pub state: AtomicU32,
     /// A handle that is mapped nowhere; not changed while `state` is not 0.
     pub map: Map,
@@ -55,25 +59,25 @@ pub const SERVED: u32 = 1;
 /// In [`Listed::state`]: look-ups only.
 pub const FROZEN: u32 = 2;
 
-/// What one process of a tool has: private memory, all zero in a forked child.
+/// The state of one process of a tool: private memory, all zero in a forked child.
 #[repr(C)]
 #[derive(Debug)]
 pub struct FastPath {
-    /// 0 in a forked child, which goes by the door.
+    /// 0 in a forked child, which goes through the supervisor.
     pub alive: AtomicU32,
     /// The mark of this process in the maps' locks.
     pub owner: u32,
-    /// The tool's.
+    /// The tool's memory.
     pub memory: ToolMemory,
     /// Read-only.
     pub directory: *const Directory,
-    /// How much of [`WINDOW`] is taken.
+    /// The part of [`WINDOW`] that is taken.
     pub used: AtomicU64,
     /// Maps that are mapped here.
     pub known: [Known; KNOWN],
 }
 
-/// Maps that one process can have mapped here; more are left to the door.
+/// The most maps that one process can have mapped here; more are left to the supervisor.
 pub const KNOWN: usize = 64;
 
 /// A map that is mapped here.
@@ -82,24 +86,25 @@ pub const KNOWN: usize = 64;
 pub struct Known {
     /// The map's id; 0 where there is none. Stored last.
     pub id: AtomicU32,
-    /// 1 when somebody fills this entry, or has.
+    /// 1 when a thread fills this entry, or has filled it.
     pub taken: AtomicU32,
     /// The handle.
     pub map: Map,
 }
 
-/// Where maps are mapped: far from what loaders and allocators choose, so that it can be told from what the tool maps.
+/// The range where maps are mapped: far from what loaders and allocators choose, so that it can be
+/// told from what the tool maps.
 pub const WINDOW: core::ops::Range<u64> = 0x2bee_0000_0000..0x2bfe_0000_0000;
 
-/// The position of a map's file: this, plus the map's id eight bits up, plus [`READS`] and [`WRITES`] as the descriptor
-/// allows.
+/// The position of a map's file: this, plus the map's id eight bits up, plus [`READS`] and
+/// [`WRITES`] as the descriptor allows.
 pub const MAP_POSITION: u64 = 0x0bee << 48;
 /// In a position: look-ups are allowed.
 pub const READS: u64 = 1;
 /// In a position: changes are allowed.
 pub const WRITES: u64 = 2;
 
-/// The system call is to be made.
+/// The trampoline has to make the system call.
 pub const DECLINED: i64 = i64::MIN;
 
 /// `enum bpf_cmd` of `linux/bpf.h`.
@@ -115,10 +120,11 @@ mod cmd {
     pub(super) const DELETE_BATCH: u64 = 27;
 }
 
-/// `bpf(command, attribute, size)` in a process that has a fast path: the call's result, negative for an error, or
-/// [`DECLINED`].
+/// Handles `bpf(command, attribute, size)` in a process that has a fast path. Returns the call's
+/// result, negative for an error, or [`DECLINED`].
 ///
 /// # Safety
+///
 /// For trampolines only: `fast_path` is the process's own. The arguments may be anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_fast_path(
@@ -143,7 +149,7 @@ pub unsafe extern "sysv64" fn beeline_fast_path(
     result(done)
 }
 
-/// What the trampoline is told.
+/// Returns the result for the trampoline.
 fn result(done: Option<Result<(), Errno>>) -> i64 {
     match done {
         Some(Ok(())) => 0,
@@ -163,11 +169,11 @@ struct Element {
     flags: u64,
 }
 
-/// Longer keys are not iterated over here.
+/// The longest keys that are iterated over here.
 const LONGEST_KEY: usize = 128;
 
 impl FastPath {
-    /// Does what the command says. `None`: it is not for here.
+    /// Carries out the command. Returns `None` if it has no fast path.
     fn operate(&self, command: u64, element: &Element) -> Option<Result<(), Errno>> {
         let (map, writable) = self.map(element.fd)?;
         if element.unused != 0 {
@@ -193,7 +199,7 @@ impl FastPath {
                     self.memory.input(at, key_size)?,
                     copy.as_mut_ptr().cast::<u8>(),
                 );
-                // SAFETY: there is room for the longest key, and the slice is of what was copied.
+                // SAFETY: there is room for the longest key, and the slice covers what was copied.
                 Some(unsafe {
                     sys::copy(to, from.as_ptr(), key_size);
                     core::slice::from_raw_parts(to, key_size)
@@ -226,7 +232,7 @@ impl FastPath {
         })
     }
 
-    /// Who we are in the maps' locks.
+    /// Returns this process's identity in the maps' locks.
     fn caller(&self) -> Caller {
         Caller {
             owner: self.owner,
@@ -239,10 +245,10 @@ impl FastPath {
         }
     }
 
-    /// The map behind a descriptor, and whether it may be changed by it.
+    /// Returns the map behind a descriptor, and whether it may be changed by it.
     fn map(&self, fd: u32) -> Option<(&Map, bool)> {
         const SEEK_CUR: u64 = 1;
-        // SAFETY: only asks for a number.
+        // SAFETY: the call only returns a number.
         let position = unsafe { sys::syscall(nr::LSEEK, [fd.into(), 0, SEEK_CUR, 0]) } as u64;
         let named = position.wrapping_sub(MAP_POSITION);
         let (id, access) = (named >> 8, named & 0xff);
@@ -270,7 +276,8 @@ impl FastPath {
     #[inline(never)]
     fn learn(&self, id: u32, fd: u32, listed: &Listed) -> Option<&Map> {
         const READ_WRITE: u64 = 3;
-        /// Shared, at this place or nowhere, and with the mark that tells Beeline's mappings from the tool's.
+        /// Shared, at this place or nowhere, and with the mark that distinguishes Beeline's
+        /// mappings from the tool's.
         const FLAGS: u64 = 1 | 0x10_0000 | 0x4000;
         let len = listed.map.layout().len;
         let place = self
@@ -281,13 +288,14 @@ impl FastPath {
         if start + len > WINDOW.end {
             return None;
         }
-        // SAFETY: maps at a place where there is nothing.
+        // SAFETY: this maps at a place where there is nothing.
         let base = unsafe { sys::syscall6(nr::MMAP, [start, len, READ_WRITE, FLAGS, fd.into(), 0]) }
             as u64;
         if base != start {
             return None;
         }
-        // SAFETY: the entry is this thread's until its id is stored; the file was mapped whole, and stays so.
+        // SAFETY: the entry is this thread's until its id is stored; the file was mapped whole, and
+        // stays so.
         unsafe {
             let map = (&raw const place.map).cast_mut();
             sys::copy(map.cast(), (&raw const listed.map).cast(), size_of::<Map>());

@@ -1,7 +1,7 @@
-//! The helper functions: what a program can call, by the kernel's numbers.
+//! The helper functions: everything that a program can call, by the kernel's numbers.
 //!
-//! Semantics and numbers are those of `include/uapi/linux/bpf.h`; each helper takes the five argument registers
-//! and the [`Context`] of the run, and returns r0.
+//! Semantics and numbers are those of `include/uapi/linux/bpf.h`. Each helper takes the five
+//! argument registers and the [`Context`] of the run, and returns r0.
 
 mod callbacks;
 mod change;
@@ -37,7 +37,8 @@ pub struct Numbered {
     pub helper: Helper,
 }
 
-/// Declares the table of all helpers once: exported by name for the freestanding agent, listed for the runtime.
+/// Declares the table of all helpers once: exported by name for the freestanding agent, listed for
+/// the runtime.
 macro_rules! helpers {
     ($($number:literal $name:ident = $path:path;)*) => {
         /// Every helper.
@@ -46,15 +47,17 @@ macro_rules! helpers {
         /// Fills the table that programs call through, with this copy of the agent's addresses.
         ///
         /// # Safety
+        ///
         /// `table` must have room for [`HELPER_SLOTS`] addresses.
         #[unsafe(no_mangle)]
         pub unsafe extern "sysv64" fn beeline_helpers(table: *mut usize) {
             $(
                 const { assert!($number < HELPER_SLOTS) };
-                // SAFETY: the number is below HELPER_SLOTS, and the table is the caller's promise.
+                // SAFETY: the number is below `HELPER_SLOTS`, and the caller promises that the
+                // table has room for as many addresses.
                 unsafe { table.add($number).write($path as *const () as usize) };
             )*
-            // SAFETY: as above.
+            // SAFETY: the caller promises that the table has room for `HELPER_SLOTS` addresses.
             unsafe {
                 maps::put_hash_look_ups(table);
                 read::put_sized_reads(table);
@@ -132,16 +135,19 @@ helpers! {
     209 user_ringbuf_drain = callbacks::user_ringbuf_drain;
 }
 
-/// The run's context, from a helper's last argument.
+/// Returns the run's context, from a helper's last argument.
 ///
 /// # Safety
-/// `run` must be what the compiled program passed on: the first field of a [`Context`] that only this run uses.
+///
+/// `run` must be what the compiled program passed on: the first field of a [`Context`] that only
+/// this run uses.
 unsafe fn context<'a>(run: *const Run) -> &'a mut Context {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `run` is the first field of a `Context` that only this run
+    // uses.
     unsafe { &mut *run.cast::<Context>().cast_mut() }
 }
 
-/// A negative error number as r0.
+/// Returns a negative error number as r0.
 fn failed(errno: i32) -> u64 {
     i64::from(-errno) as u64
 }

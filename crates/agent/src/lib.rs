@@ -1,12 +1,16 @@
-//! What runs inside a target: the way from a trampoline into programs ([`enter`]), the helpers they call
-//! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]) and unwinders that meet them ([`unwinding`]), the signal handlers
-//! ([`signals`]) and what keeps them in place ([`natives`]), system calls ([`calls`]). And what runs inside a tool: its own map operations
-//! ([`fast_path`]).
+//! Code that runs inside a target or a tool.
 //!
-//! The crate is built twice. As a library it is part of the runtime, which lays out its structures ([`abi`]) and
-//! runs timer programs with it. As a freestanding program for `x86_64-unknown-none` it is the *agent*: one blob of
-//! position-independent code without libc, allocator, writable data, thread-local storage or any path to a panic,
-//! that never touches a vector register, and that every target maps from the same sealed file.
+//! In a target it is the way from a trampoline into programs ([`enter`]), the helpers they call
+//! ([`helpers`]), the objects that maps hold ([`objects`]), watched returns ([`returns`]) and
+//! unwinders that meet them ([`unwinding`]), the signal handlers ([`signals`]) and what keeps them
+//! in place ([`natives`]), and system calls ([`syscalls`]). In a tool it does the tool's own map
+//! operations ([`fast_path`]).
+//!
+//! The crate is built twice. As a library it is part of the runtime, which lays out its structures
+//! ([`abi`]) and runs timer programs with it. As a freestanding program for `x86_64-unknown-none`
+//! it is the *agent*: one blob of position-independent code that every target maps from the same
+//! sealed file. The agent has no libc, allocator, writable data, thread-local storage or any path
+//! to a panic, and never touches a vector register.
 #![no_std]
 // Helpers share one signature and are reached by number, not by name.
 #![allow(clippy::missing_safety_doc)]

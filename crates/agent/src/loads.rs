@@ -1,8 +1,8 @@
 //! Loads of compiled programs that faulted.
 //!
-//! A program that follows the pointers of `bpf_get_current_task_btf` reads them directly, and need not look whether one
-//! is null: where the kernel finds nothing to read, it gives zero and goes on. So does the agent's handler: it knows the
-//! few forms of a load that the compiler writes.
+//! A program that follows the pointers of `bpf_get_current_task_btf` reads them directly, and need
+//! not check for null: where the kernel finds nothing to read, it reads zero and goes on. The
+//! agent's handler does the same, as it knows the few forms of a load that the compiler writes.
 
 /// A load: its length in bytes, and the number of the register that it fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,8 +18,8 @@ pub const LONGEST: usize = 9;
 
 const TWO_BYTES: u8 = 0x0f;
 
-/// Decodes `mov`, `movzx`, `movsx` and `movsxd` from memory at a register, perhaps an index and a displacement; `None` for
-/// anything else.
+/// Decodes `mov`, `movzx`, `movsx` and `movsxd` from memory at a register, perhaps an index and a
+/// displacement; `None` for anything else.
 pub fn decode(code: &[u8; LONGEST]) -> Option<Load> {
     let mut bytes = code.iter().copied();
     let mut next = bytes.next()?;

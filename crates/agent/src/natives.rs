@@ -1,7 +1,8 @@
-//! Programs of our own, in the agent itself: attached to functions of the target that would otherwise get in the way.
+//! The agent's own programs, attached to functions of the target that would otherwise get in the
+//! way.
 //!
-//! They are entered as any program is, at a function's first instruction, and change the arguments by changing the
-//! registers that the trampoline gives back.
+//! They are entered as any program is, at a function's first instruction, and change the arguments
+//! by changing the registers that the trampoline restores.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -15,22 +16,26 @@ use crate::helpers::copy;
 use crate::signals::{SA_RESTORER, mirrored};
 use crate::sys::{self, nr};
 
-// The C library's `struct sigaction` (glibc and musl alike): between handler and flags stands a mask of 128 bytes, of
-// which the kernel knows the first 8.
+// The C library's `struct sigaction` (glibc and musl alike): between handler and flags stands a
+// mask of 128 bytes, of which the kernel knows the first 8.
 const HANDLER: u64 = 0;
 const MASK: u64 = 8;
 const FLAGS: u64 = 136;
 const RESTORER: u64 = 144;
 
-/// At the C library's `sigaction(signal, action, old)`: the target installs a handler for a signal that the agent's
-/// own handler has. The agent's stays and the target's is kept, to be handed what is not ours; the target is told what
-/// it would be told without us.
+/// Handles the C library's `sigaction(signal, action, old)`, when the target installs a handler for
+/// a signal that the agent's own handler has.
+///
+/// The agent's handler stays and the target's is kept, to be handed signals that are not the
+/// agent's. The target is told what it would be told without Beeline.
 ///
 /// # Safety
-/// For a site at that function, in a target whose handlers are installed.
+///
+/// For a site at that function, in a target with handlers installed.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run) -> u64 {
-    // SAFETY: entered as a program is: registers that the trampoline gives back, and the run of a context.
+    // SAFETY: entered as a program is: with registers that the trampoline restores, and the run of
+    // a context.
     let (regs, context) = unsafe {
         (
             &mut *regs.cast_mut().cast::<PtRegs>(),
@@ -45,16 +50,16 @@ pub unsafe extern "sysv64" fn beeline_sigaction(regs: *const u8, run: *const Run
     else {
         return 0;
     };
-    // SAFETY: private memory of the target; and a call that only returns a number.
+    // SAFETY: this is private memory of the target, and a call that only returns a number.
     let (signals, pid) = unsafe { (&mut *target.signals, sys::syscall(nr::GETPID, [0; 4])) };
-    // A child of vfork has our memory, but signal handlers of its own.
-    // SAFETY: private memory of the target.
+    // A child of vfork has the target's memory, but signal handlers of its own. SAFETY: this is
+    // private memory of the target.
     let is_ours = pid == i64::from(unsafe { (*target.control).own_pid });
-    // The kernel ends a process whose handler has nothing to return to.
+    // The kernel ends a process with a handler that has nothing to return to.
     if !is_caught(target, index) || !is_ours || signals.libc_restorer == 0 {
         return 0;
     }
-    // SAFETY: registers as the caller of `sigaction` left them; every access is checked.
+    // SAFETY: the registers are as the caller of `sigaction` left them; every access is checked.
     unsafe { exchange(context, regs, signals, index) };
     0
 }
@@ -68,20 +73,20 @@ fn is_caught(target: &Target, index: usize) -> bool {
     target.flags.load(Relaxed) & flag != 0
 }
 
-/// Does what the call asks for with the kept action, and leaves it nothing to do.
+/// Carries out the call with the kept action, and leaves the call nothing to do.
 unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signals, index: usize) {
     let signal = regs.di & 0xffff_ffff;
     let Some(own) = signals.saved.get_mut(index) else {
         return;
     };
-    // SAFETY: what this session keeps, and the number of one of `SIGNALS`.
+    // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
     let before = unsafe { *kept(context, signal as u32, own, |_| ()) };
     if regs.si != 0 {
-        // SAFETY: checked reads.
+        // SAFETY: `read_action` makes checked reads.
         let Some(mut action) = (unsafe { read_action(context, regs.si) }) else {
             return;
         };
-        // As the C library would say to the kernel, whatever its caller has there.
+        // The C library would set these for the kernel, whatever its caller has there.
         action.flags |= SA_RESTORER;
         action.restorer = signals.libc_restorer;
         let ours = SignalAction {
@@ -92,19 +97,22 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
         let mut called = SignalAction::default();
         // SAFETY: the kernel writes one action.
         unsafe { sys::syscall(nr::RT_SIGACTION, [signal, 0, (&raw mut called) as u64, 8]) };
-        // SAFETY: a checked read.
+        // SAFETY: `stub_at` makes a checked read.
         let is_sessions = unsafe { stub_at(context, called.handler) }.is_some();
         let uppermost = if is_sessions { called } else { ours };
         let like = |one: &SignalAction| mirrored(&action, one.handler, one.restorer);
         let new = like(&uppermost);
-        // SAFETY: installs the uppermost session's handler again, with the flags and the mask that the target's asks for.
+        // SAFETY: this installs the uppermost session's handler again, with the flags and the mask
+        // that the target's handler asks for.
         if unsafe { sys::syscall(nr::RT_SIGACTION, [signal, (&raw const new) as u64, 0, 8]) } != 0 {
             return;
         }
-        // SAFETY: as above. Whichever session goes first puts back what asks for the same.
+        // SAFETY: this is the action that this session keeps, and the number of one of `SIGNALS`.
+        // Whichever session goes first puts back an action that asks for the same.
         unsafe { *kept(context, signal as u32, own, |one| *one = like(one)) = action };
     }
-    // SAFETY: a checked read; what can be read here the C library would write itself in a moment.
+    // SAFETY: `read_action` makes a checked read; the C library itself would write what can be read
+    // here in a moment.
     unsafe {
         if regs.dx != 0 && read_action(context, regs.dx).is_some() {
             ((regs.dx + HANDLER) as *mut u64).write_unaligned(before.handler);
@@ -116,24 +124,27 @@ unsafe fn exchange(context: &mut Context, regs: &mut PtRegs, signals: &mut Signa
     (regs.si, regs.dx) = (0, 0);
 }
 
-/// Where the target's own action is kept: by the session whose handler is called last. `saved` is what one of them has come over;
-/// `between` is given each other session's handler on the way.
+/// Returns where the target's own action is kept: by the session with the handler that is called
+/// last. `saved` is the action that one session's handler replaces; `between` is given each other
+/// session's action on the way.
 ///
 /// # Safety
-/// `saved` is in a session's [`Signals`], for this signal.
+///
+/// `saved` must be in a session's [`Signals`], for this signal.
 unsafe fn kept(
     context: &mut Context,
     signal: u32,
     saved: *mut SignalAction,
     mut between: impl FnMut(&mut SignalAction),
 ) -> *mut SignalAction {
-    /// Handlers of all sessions for one signal; more are taken for a circle.
+    /// The most handlers of all sessions for one signal. More are taken for a cycle.
     const MOST: u32 = 64;
     let mut last = saved;
     for _ in 0..MOST {
-        // SAFETY: as the caller says, or found in a stub below: the private memory of a session that has a handler here.
+        // SAFETY: the caller promises this for the first action; the others were found in a stub
+        // below. It is private memory of a session that has a handler here.
         let action = unsafe { &mut *last };
-        // SAFETY: a checked read.
+        // SAFETY: `stub_at` makes a checked read.
         let Some(stub) = (unsafe { stub_at(context, action.handler) }) else {
             break;
         };
@@ -151,19 +162,20 @@ unsafe fn kept(
     last
 }
 
-/// The stub of a session's handler, if one is there.
+/// Returns the stub of a session's handler, if one is there.
 ///
 /// # Safety
-/// As [`copy`].
+///
+/// As for [`copy`].
 unsafe fn stub_at(context: &mut Context, at: u64) -> Option<HandlerStub> {
     let mut stub = core::mem::MaybeUninit::<HandlerStub>::zeroed();
     let (to, len) = (stub.as_mut_ptr().cast(), size_of::<HandlerStub>() as u64);
-    // SAFETY: there is room for the bytes, of which any will do.
+    // SAFETY: there is room for the bytes, and any bytes are a valid stub.
     let stub = unsafe { copy(context, to, at, len).then(|| stub.assume_init()) }?;
     (stub.magic == HANDLER_MAGIC).then_some(stub)
 }
 
-/// The C library's structure as the kernel's.
+/// Reads the C library's structure as the kernel's.
 unsafe fn read_action(context: &mut Context, at: u64) -> Option<SignalAction> {
     let mut word = |offset: u64| {
         let mut word = 0u64;

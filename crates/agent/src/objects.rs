@@ -1,35 +1,39 @@
 //! Objects that elements of maps name: inner maps, programs to tail-call, cgroups.
 //!
-//! Shared memory holds an object's id only. What an id is worth in this target stands in the target's own
-//! [`ObjectTable`], which nobody but Beeline writes, under the id *and* the map that it is an element of. So whoever
-//! scribbles into shared memory can at worst exchange elements of one map, which are alike to the programs that use them.
+//! Shared memory holds only an object's id. The object's address in this target is in the target's
+//! own [`ObjectTable`], which only Beeline writes, under the id *and* the map that it is an element
+//! of. So a process that scribbles into shared memory can at worst exchange elements of one map,
+//! which are alike to the programs that use them.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use crate::abi::{MapHandle, ObjectEntry, ObjectTable, Target};
 
-/// The name of an object that is an element of a map, both by their ids in the session. 0 is none.
+/// Returns the name of an object that is an element of a map, given the ids of both in the session.
+/// 0 is none.
 pub fn name(map: u32, object: u32) -> u64 {
     u64::from(map) << 32 | u64::from(object)
 }
 
-/// Where the search for a name begins in a table of `mask + 1` entries.
+/// Returns where the search for a name begins in a table of `mask + 1` entries.
 pub fn home(name: u64, mask: usize) -> usize {
     (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize & mask
 }
 
-/// What the element of `map` at `key` is here: [`ObjectEntry::value`]. 0 if it is empty or not there, or holds nothing that
-/// the tool has put into this map.
+/// Returns the [`ObjectEntry::value`] here of the element of `map` at `key`. 0 if it is empty or
+/// not there, or holds nothing that the tool has put into this map.
 ///
 /// # Safety
-/// `key` is readable for the map's keys' size.
+///
+/// `key` must be readable for the map's key size.
 pub unsafe fn find(target: &Target, map: &MapHandle, key: *const u8) -> usize {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the key is readable for the map's key size.
     let Some(object) = (unsafe { map.map.object(key) }) else {
         return 0;
     };
     let table = target.objects.load(Acquire) as *const ObjectTable;
-    // SAFETY: null, or a table that is published whole and stays as long as the target's pool.
+    // SAFETY: the pointer is null, or a table that is published whole and stays as long as the
+    // target's pool.
     let Some(mask) = (unsafe { table.as_ref() }).map(|table| table.mask) else {
         return 0;
     };
@@ -83,7 +87,7 @@ mod tests {
         }
     }
 
-    /// What `find` makes of one element with the content `object`.
+    /// Returns the result of `find` for one element with the content `object`.
     fn found(table: &Table, object: u32) -> usize {
         let mut page = Box::new(Page([0; PAGE as usize / 4]));
         page.0[0] = object;
@@ -103,7 +107,7 @@ mod tests {
             id: MAP,
         };
         let mut target: Box<MaybeUninit<Target>> = Box::new(MaybeUninit::zeroed());
-        // SAFETY: pointers and numbers, which may all be zero.
+        // SAFETY: the structure consists of pointers and integers, which may all be zero.
         let target = unsafe { target.assume_init_mut() };
         *target.objects.get_mut() = std::ptr::from_ref(table) as usize;
         let key = 0u32;

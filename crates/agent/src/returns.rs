@@ -1,16 +1,17 @@
-//! The returns that are being watched: where a hooked function's caller waits, by the address of the stack slot
-//! that holds its return address.
+//! Watched returns: where the callers of hooked functions wait, by the address of the stack slot
+//! that holds the return address.
 //!
-//! Such a slot's address is unique in a process as long as the call lives, whatever stack it is on, so no thread
-//! identity is needed: signal stacks, coroutines that move between threads and threads that end inside are all
-//! the same. (Who made the call is remembered, but only so that an unwinder is shown rather too much than too little.) When a
-//! watched function ends in a jump to another one, both share the slot: the second's entry stands
-//! upon the first's and is taken first. A `longjmp` leaves an entry behind; the next call that puts a return
-//! address of its own into the same slot takes it over. When there is no room, [`ReturnTable::insert`] gives up and
-//! the hit is counted as missed.
+//! Such a slot's address is unique in a process as long as the call lives, whatever stack it is on,
+//! so no thread identity is needed: signal stacks, coroutines that move between threads and threads
+//! that end inside are all the same. (The thread that made the call is remembered only so that an
+//! unwinder is shown too much rather than too little.) When a watched function ends in a jump to
+//! another one, both share the slot: the second's entry stands upon the first's and is taken first.
+//! A `longjmp` leaves an entry behind; the next call that puts a return address of its own into the
+//! same slot takes it over. When there is no room, [`ReturnTable::insert`] gives up and the hit is
+//! counted as missed.
 //!
-//! The entries of a slot are owned by the one thread whose call it is. Threads meet only when they claim an empty
-//! entry, by a compare-and-swap of its key.
+//! The entries of a slot are owned by the one thread that makes the call. Threads meet only when
+//! they claim an empty entry, by a compare-and-swap of its key.
 
 use core::ops::Range;
 use core::sync::atomic::{
@@ -26,9 +27,9 @@ use crate::sys;
 pub struct Entry {
     /// The address of the return address's stack slot; 0 where the entry is free.
     pub key: AtomicUsize,
-    /// What the slot held.
+    /// The address that the slot held.
     pub address: AtomicU64,
-    /// What the slot holds instead: the site's [`crate::abi::Site::return_entry`].
+    /// The address that the slot holds instead: the site's [`crate::abi::Site::return_entry`].
     pub hijack: AtomicU64,
     /// [`depth_of`] it, [`AWAY`], and the owner in the upper half.
     pub state: AtomicU64,
@@ -36,20 +37,22 @@ pub struct Entry {
 
 /// In [`Entry::state`]: the slot holds the caller's address again, for the sake of an unwinder.
 const AWAY: u64 = 1 << 8;
-/// Where [`Entry::state`] has who made the call.
+/// The position in [`Entry::state`] of the thread that made the call.
 const OWNER_SHIFT: u32 = 32;
 /// No thread.
 const NOBODY: u32 = 0;
 /// The mask that leaves an [`Entry::state`] without an owner.
 const OF_NOBODY: u64 = (1 << OWNER_SHIFT) - 1;
-/// Spins while another thread changes slots, before the CPU is given to somebody else.
+/// Spins while another thread changes slots, before the CPU is given to another thread.
 const SPINS: u32 = 1_000;
-/// Times the CPU is given away before it is done without the other one's leave: a second.
+/// The number of times that the CPU is yielded before this thread goes on without the other one's
+/// leave: a second.
 const YIELDS: u32 = 15_000;
-/// Of these, how often just to whoever is next.
+/// The number of those that only yield to the next thread.
 const SHORT_YIELDS: u32 = 100;
 
-/// The mask of the entry's depth in an [`Entry::state`]: 1 for a slot's first entry, one more for each that stands upon another.
+/// Returns the entry's depth from an [`Entry::state`]: 1 for a slot's first entry, one more for
+/// each that stands upon another.
 #[inline]
 pub fn depth_of(state: u64) -> u64 {
     state & (AWAY - 1)
@@ -59,11 +62,11 @@ pub fn depth_of(state: u64) -> u64 {
 const WAYS: usize = 3;
 /// Buckets, a power of two.
 const BUCKETS: usize = 1024;
-/// Buckets that a key may lie in: its home, and those after it where that is full.
+/// The number of buckets that a key may lie in: its home, and those after it where that is full.
 const PROBES: usize = 8;
 
-/// Some entries, and how many more have their home here but did not fit: as long as there are none, which is
-/// nearly always, nobody looks further.
+/// Some entries, and the number of further entries that have their home here but did not fit. While
+/// there are none, which is nearly always, nobody looks further.
 #[repr(C, align(64))]
 #[derive(Debug)]
 struct Bucket {
@@ -71,20 +74,21 @@ struct Bucket {
     spilled: AtomicUsize,
 }
 
-/// The table, zeroed at first. Private memory of a target; its pages are touched only as far as they are used.
+/// The table, zeroed at first. Private memory of a target; its pages are touched only as far as
+/// they are used.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ReturnTable {
     buckets: [Bucket; BUCKETS],
-    /// Which of them have ever been used, a bit for each.
+    /// One bit for each entry that has ever been used.
     used: [AtomicU64; BUCKETS / 64],
-    /// The owner that puts slots back or watches them again just now, or 0.
+    /// The owner that is just now putting slots back or watching them again, or 0.
     changing: AtomicU32,
 }
 
 impl ReturnTable {
-    /// Remembers that the slot at `key`, of a call that `owner` makes, held `address` and is given `hijack`. False when there
-    /// is no room.
+    /// Remembers that the slot at `key`, of a call that `owner` makes, held `address` and is given
+    /// `hijack`. Returns false when there is no room.
     #[inline(always)]
     pub fn insert(&self, key: usize, address: u64, hijack: u64, owner: u32) -> bool {
         let claimed = match self.may_have(key) {
@@ -121,7 +125,7 @@ impl ReturnTable {
         true
     }
 
-    /// Forgets the newest entry of the slot at `key`, and gives the address that the slot held.
+    /// Forgets the newest entry of the slot at `key`, and returns the address that the slot held.
     #[inline(always)]
     pub fn take(&self, key: usize) -> Option<u64> {
         let home = self.bucket(key, 0);
@@ -145,7 +149,8 @@ impl ReturnTable {
         Some(address)
     }
 
-    /// The address that the slot at `key`, which holds `now`, held before it was first changed: for a stack walk.
+    /// Returns the address that the slot at `key`, which holds `now`, held before it was first
+    /// changed: for a stack walk.
     #[inline]
     pub fn original(&self, key: usize, now: u64) -> u64 {
         match self.may_have(key) {
@@ -167,21 +172,25 @@ impl ReturnTable {
         }
     }
 
-    /// The highest slot in a range that is watched.
+    /// Returns the highest slot in a range that is watched.
     pub fn highest(&self, within: &Range<usize>) -> Option<usize> {
         let keys = self.entries().map(|entry| entry.key.load(Relaxed));
         keys.filter(|key| within.contains(key)).max()
     }
 
-    /// Gives slots the addresses that they held before they were first changed: those for which `is_wanted`, which is given the
-    /// slot and whether the call is `owner`'s, and promises that the slot can be written. Returns how many returns will not be
-    /// seen any more that may be.
+    /// Restores slots to the addresses that they held before they were first changed. Returns the
+    /// number of returns that may not be seen any more.
     ///
-    /// Entries stay, so that it does not matter if the call has returned to the trampoline in this very moment, on another
-    /// thread. Those of the owner's stack that an earlier call left below `sp` are forgotten: their calls have ended.
+    /// `is_wanted` selects the slots. It is given the slot and whether the call is `owner`'s, and
+    /// promises that the slot can be written.
     ///
-    /// The thread whose stack a slot lies on is not always known. What another thread than the call's asks for, or a second one, is nobody's
-    /// from then on and not [watched again](Self::watch_again), as the other one's unwinder may be about to read it.
+    /// Entries stay, so it does not matter if the call has returned to the trampoline at this very
+    /// moment, on another thread. Entries of the owner's stack that an earlier call left below `sp`
+    /// are forgotten: their calls have ended.
+    ///
+    /// It is not always known which thread's stack a slot lies on. A slot that another thread than
+    /// the call's asks for, or a second one, belongs to nobody from then on. It is not [watched
+    /// again](Self::watch_again), as the other thread's unwinder may be about to read it.
     pub fn put_back(&self, sp: usize, owner: u32, is_wanted: impl Fn(usize, bool) -> bool) -> u64 {
         let is_locked = self.lock(owner);
         let mut lost = 0;
@@ -213,8 +222,8 @@ impl ReturnTable {
         lost
     }
 
-    /// Watches the owner's calls again whose slots have been [put back](Self::put_back), as far as these are wanted. Returns how
-    /// many of them could not be.
+    /// Watches the owner's calls again that have been [put back](Self::put_back), as far as these
+    /// are wanted. Returns the number of those that could not be.
     pub fn watch_again(&self, owner: u32, is_wanted: impl Fn(usize) -> bool) -> u64 {
         let is_locked = self.lock(owner);
         let mut lost = 0;
@@ -237,19 +246,21 @@ impl ReturnTable {
         lost
     }
 
-    /// Replaces one of two words in a slot by the other: chosen from what the trampoline has put there last, and the caller's
-    /// address. False if another one is there: the call has ended, or not begun.
+    /// Replaces one of two words in a slot by the other. `order` chooses them from what the
+    /// trampoline has put there last, and the caller's address. Returns false if another word is
+    /// there: the call has ended, or not begun.
     fn exchange(&self, first: &Entry, key: usize, order: impl Fn(u64, u64) -> (u64, u64)) -> bool {
         let Some(last) = self.newest(key) else {
             return false;
         };
         let (old, new) = order(last.hijack.load(Relaxed), first.address.load(Relaxed));
-        // SAFETY: a word that can be written, by the promise of the callers' `is_wanted`.
+        // SAFETY: the callers' `is_wanted` promises that this is a word that can be written.
         let slot = unsafe { AtomicU64::from_ptr(key as *mut u64) };
         slot.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
     }
 
-    /// Keeps other threads from changing slots. False if that cannot be had: this one is at it already, and was interrupted.
+    /// Keeps other threads from changing slots. Returns false if that is impossible because this
+    /// thread is at it already, and was interrupted.
     fn lock(&self, owner: u32) -> bool {
         for round in 0..SPINS + YIELDS {
             match self.changing.compare_exchange(0, owner, Acquire, Relaxed) {
@@ -264,7 +275,7 @@ impl ReturnTable {
         false
     }
 
-    /// For a forked child, whose parent's other threads are not there.
+    /// Forgets the lock in a forked child, where the parent's other threads do not exist.
     pub fn forget_lock(&self) {
         self.changing.store(0, Relaxed);
     }
@@ -275,13 +286,13 @@ impl ReturnTable {
         }
     }
 
-    /// Has any call's slot been put back?
+    /// True if any call's slot has been put back.
     pub fn has_away(&self, owner: u32) -> bool {
         let mut entries = self.entries();
         entries.any(|entry| entry.is_away() && entry.is_of(owner) && entry.key.load(Relaxed) != 0)
     }
 
-    /// All that have ever been used.
+    /// Returns all entries that have ever been used.
     fn entries(&self) -> impl Iterator<Item = &Entry> {
         let words = self.used.iter().zip(self.buckets.chunks(64));
         words.flat_map(|(used, buckets)| {
@@ -301,7 +312,7 @@ impl ReturnTable {
         }
     }
 
-    /// Where each [`Entry`] lies, as an offset from the table's start.
+    /// Returns the offset of each [`Entry`] from the table's start.
     pub fn places() -> impl Iterator<Item = usize> {
         let entries = |bucket: usize| (0..WAYS).map(move |way| bucket + way * size_of::<Entry>());
         (0..BUCKETS)
@@ -309,7 +320,7 @@ impl ReturnTable {
             .flat_map(entries)
     }
 
-    /// False only where the key has no entry.
+    /// Returns false only where the key has no entry.
     #[inline]
     fn may_have(&self, key: usize) -> bool {
         let home = self.bucket(key, 0);
@@ -320,14 +331,14 @@ impl ReturnTable {
         self.of(key).max_by_key(|entry| entry.depth())
     }
 
-    /// Every entry of the key.
+    /// Returns every entry of the key.
     fn of(&self, key: usize) -> impl Iterator<Item = &Entry> {
         let spilled = self.bucket(key, 0).spilled.load(Relaxed) != 0;
         let probes = if spilled { PROBES } else { 1 };
         (0..probes).flat_map(move |distance| self.bucket(key, distance).of(key))
     }
 
-    /// Makes a free entry the key's.
+    /// Claims a free entry for the key.
     fn claim(&self, key: usize) -> Option<&Entry> {
         let home = self.bucket(key, 0);
         if let Some(entry) = home.claim(key) {
@@ -359,14 +370,14 @@ impl ReturnTable {
         }
     }
 
-    /// The bucket so many after the key's home.
+    /// Returns the bucket at this distance after the key's home.
     #[inline]
     fn bucket(&self, key: usize, distance: usize) -> &Bucket {
         &self.buckets[index_of(key, distance)]
     }
 }
 
-/// The number of the bucket so many after the key's home.
+/// Returns the number of the bucket at this distance after the key's home.
 #[inline(always)]
 fn index_of(key: usize, distance: usize) -> usize {
     // Slots are 8-byte aligned, and one call's neighbours on the stack should spread.
@@ -422,7 +433,7 @@ mod tests {
     use super::*;
 
     fn table() -> Box<ReturnTable> {
-        // SAFETY: all zeros are a good table.
+        // SAFETY: all zeros are a valid table.
         unsafe { Box::<ReturnTable>::new_zeroed().assume_init() }
     }
 
@@ -487,7 +498,7 @@ mod tests {
     #[test]
     fn slots_hold_their_callers_again_for_an_unwinder_and_are_forgotten_by_the_next() {
         let table = table();
-        // Two calls, the inner of which was jumped to by another; and one that is not watched.
+        // Two calls, where the inner one was jumped to by another; and one that is not watched.
         let stack = [200u64, 7, 300, 5];
         let key = |place: usize| stack.as_ptr_range().start.addr() + 8 * place;
         assert!(table.insert(key(0), 1, 100, 9) && table.insert(key(0), 100, 200, 9));
@@ -499,7 +510,7 @@ mod tests {
             table.put_back(key(0), 9, |key, is_own| is_own && all.contains(&key)),
             0
         );
-        // SAFETY: the array's own words.
+        // SAFETY: these are the array's own words.
         let now = |place: usize| unsafe { stack.as_ptr().add(place).read_volatile() };
         assert_eq!([now(0), now(1), now(2)], [1, 7, 300]);
         assert_eq!(table.put_back(key(0), 8, |_, is_own| is_own), 0);
@@ -510,15 +521,16 @@ mod tests {
         assert_eq!([now(0), now(1), now(2)], [200, 7, 300]);
         assert_eq!(table.put_back(key(0), 9, |_, _| true), 1);
         assert_eq!([now(0), now(2)], [1, 3]);
-        // It has been somebody else's before, and is left alone from now on; as what another one asks for as well.
+        // It belonged to another thread before, and is left alone from now on, as is one that
+        // another thread asks for as well.
         table.watch_again(8, |key| all.contains(&key));
         assert_eq!(now(2), 3);
         assert_eq!(table.put_back(key(0), 8, |_, _| true), 2);
         table.watch_again(9, |key| all.contains(&key));
         assert_eq!(now(0), 1);
-        // Somebody who has returned by the trampoline just then.
+        // A thread that has returned by the trampoline just then.
         assert_eq!(table.take(key(2)), Some(3));
-        // What has ended is forgotten.
+        // Ended calls are forgotten.
         assert!(table.insert(key(3), 4, 5, 9));
         assert_eq!(table.put_back(key(3), 9, |_, _| true), 0);
         assert_eq!(table.put_back(key(3) + 8, 9, |_, _| true), 0);
@@ -530,7 +542,7 @@ mod tests {
         let table = table();
         assert!(table.insert(0x7000, 1, 100, 1));
         let words = core::ptr::from_ref(&*table).cast::<u8>();
-        // SAFETY: places lie inside the table, whose keys are aligned words.
+        // SAFETY: places lie inside the table, and its keys are aligned words.
         let key = |place: usize| unsafe { words.add(place).cast::<usize>().read() };
         assert_eq!(
             ReturnTable::places()

@@ -1,8 +1,10 @@
-//! Is there room on the thread's stack for programs?
+//! The check whether a thread's stack has room for programs.
 //!
-//! A signal handler may run on an alternate stack with some hundred bytes left, and what lies below is somebody else's. Only the kernel
-//! knows where such a stack is. So that not every hit asks it, a thread's own stack is known by where it is: the first thread's below
-//! the place where the program's began, another's below its thread pointer. Elsewhere the page is remembered.
+//! A signal handler may run on an alternate stack with some hundred bytes left, and the memory
+//! below belongs to something else. Only the kernel knows where such a stack is. To avoid asking it
+//! at every hit, a thread's own stack is recognized by its position: the first thread's below the
+//! place where the program's began, another thread's below its thread pointer. Elsewhere the page
+//! is remembered.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -11,21 +13,22 @@ use crate::sys;
 
 /// The most bytes that programs and helpers take of a stack.
 const NEEDED: usize = 2048;
-/// Bytes below its start within which the first thread's stack is known to be that.
+/// The number of bytes below its start within which the first thread's stack is recognized.
 const FIRST_STACK: usize = 4 << 20;
-/// Bytes below its thread pointer within which another thread's is.
+/// The number of bytes below its thread pointer within which another thread's stack is recognized.
 const OTHER_STACK: usize = 64 << 10;
 const PAGE_SHIFT: u32 = 12;
 
-/// Has the thread's stack room below `sp` for programs?
+/// True if the thread's stack has room below `sp` for programs.
 ///
 /// # Safety
+///
 /// The slot must be leased by the caller.
 #[inline(always)]
 pub(crate) unsafe fn has_room(target: &Target, slot: *mut Slot, sp: usize) -> bool {
     target.stack_top.wrapping_sub(sp) < FIRST_STACK
         || sys::thread_pointer().wrapping_sub(sp) < OTHER_STACK
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that it has leased the slot.
         || has_room_elsewhere(unsafe { &mut *slot }, sp)
 }
 

@@ -1,6 +1,6 @@
-//! The agent's handlers for SIGTRAP, SIGBUS and SIGSEGV: breakpoint sites, and reads that faulted, of helpers and
-//! of programs. Whatever else
-//! arrives is the target's own affair and is handed on as if we were not there.
+//! The agent's handlers for SIGTRAP, SIGBUS and SIGSEGV. They serve breakpoint sites, and faulting
+//! reads of helpers and programs. Any other signal is the target's own affair and is handed on as
+//! if Beeline were not there.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -27,7 +27,7 @@ const SA_NODEFER: u64 = 0x4000_0000;
 const SA_RESETHAND: u64 = 0x8000_0000;
 const SIGSET_BYTES: u64 = 8;
 
-/// The kernel's `siginfo_t`, as far as we look.
+/// The kernel's `siginfo_t`, as far as the agent looks.
 #[repr(C)]
 #[derive(Debug)]
 pub struct SignalInfo {
@@ -64,9 +64,11 @@ pub struct UserContext {
     pub(crate) eflags: u64,
 }
 
-/// The handler, entered through a [`HandlerStub`](crate::abi::HandlerStub), which adds the last two arguments.
+/// The handler, entered through a [`HandlerStub`](crate::abi::HandlerStub), which adds the last two
+/// arguments.
 ///
 /// # Safety
+///
 /// For the kernel only.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_signal(
@@ -76,9 +78,10 @@ pub unsafe extern "sysv64" fn beeline_signal(
     target: *const Target,
     level: u32,
 ) {
-    // SAFETY: the kernel passes a frame that is ours to change; the stub names its own target.
+    // SAFETY: the kernel passes a frame that the handler may change; the stub names its own target.
     let (code, registers, this) = unsafe { ((*info).code, &mut *context, &*target) };
-    // A positive code: the kernel raised it for what this very thread did. That of an `int3` is one that steps and watchpoints do not have.
+    // A positive code: the kernel raised it for an action of this very thread. The code of an
+    // `int3` is one that steps and watchpoints do not have.
     if signal == SIGTRAP {
         if code == SI_KERNEL && breakpoint(this, level, registers) {
             return;
@@ -91,12 +94,12 @@ pub unsafe extern "sysv64" fn beeline_signal(
             return;
         }
     }
-    // SAFETY: the same frame, handed on.
+    // SAFETY: the same frame is handed on.
     unsafe { hand_on(signal, info, context, (this, level)) };
 }
 
-/// The action that stands in for the target's own: the agent's handler, on the stack and with the mask that the
-/// target's handler asks for, if it has one.
+/// Returns the action that stands in for the target's own: the agent's handler, on the stack and
+/// with the mask that the target's handler asks for, if it has one.
 pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction {
     let flags = match own.handler {
         SIG_DFL | SIG_IGN => SA_ONSTACK | SA_NODEFER | SA_RESTART,
@@ -110,15 +113,15 @@ pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction
     }
 }
 
-/// Lets a program's load that faulted give zero, if the thread is at one in the pool with the programs, of so many bytes.
-/// Nothing else there loads from addresses that a program has made up.
+/// Lets a program's load that faulted read zero, if the thread is at one in the pool with the
+/// programs, of `len` bytes. Nothing else there loads from addresses that a program has made up.
 pub fn skip_load(registers: &mut UserContext, pool: usize, len: usize) -> bool {
     let (address, end) = (registers.ip as usize, pool.wrapping_add(len));
     let last = address.checked_add(loads::LONGEST);
     if address < pool || last.is_none_or(|last| last > end) {
         return false;
     }
-    // SAFETY: in the pool, which is mapped as long as the handler is.
+    // SAFETY: the address is in the pool, which is mapped as long as the handler is.
     let Some(load) = loads::decode(unsafe { &*(address as *const [u8; loads::LONGEST]) }) else {
         return false;
     };
@@ -127,8 +130,10 @@ pub fn skip_load(registers: &mut UserContext, pool: usize, len: usize) -> bool {
     true
 }
 
-/// Runs the site whose breakpoint was hit. False if the handler from before ours is to say where the thread goes on: the breakpoint is
-/// none of ours, or not of ours alone.
+/// Runs the site of a breakpoint that was hit.
+///
+/// Returns false if the previous handler must say where the thread goes on: the breakpoint is not
+/// this session's, or not this session's alone.
 fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool {
     let address = registers.ip.wrapping_sub(1);
     // SAFETY: the thread has just run an instruction there.
@@ -144,11 +149,11 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
         disturbed(target);
         found
     } else if is_over_another(target, level) {
-        // Maybe that session's: it knows if the instruction begins where the `int3` is.
+        // It may be that session's, which knows if the instruction begins where the `int3` is.
         return false;
     } else {
-        // The site was restored while this thread was on its way here: what stands there now is to be run. That may be a kernel
-        // uprobe's.
+        // The site was restored while this thread was on its way here: the code that stands there
+        // now has to run. It may be a kernel uprobe's.
         if is_there() && !(level == 0 && is_last(target) && was_hooked(target, address)) {
             return false;
         }
@@ -157,7 +162,8 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
     };
     let has_gone = trap.resume == PASSES_ON && !is_there();
     if has_gone && trap.is_early != 0 {
-        // What the site begins with now is to be run, and counts it if it is ours.
+        // The instruction that the site begins with now has to run, and counts the hit if it is a
+        // patch of this session.
         registers.ip = site.address;
         registers.sp = registers.sp.wrapping_add_signed(trap.stack.into());
         return true;
@@ -165,20 +171,21 @@ fn breakpoint(target: &Target, level: u32, registers: &mut UserContext) -> bool 
     let mut regs = registers.at(site.address);
     regs.sp = regs.sp.wrapping_add_signed(trap.stack.into());
     if trap.lost != 0 && wants(site, trap.lost) {
-        // Programs that look at registers do not run with others than they were, and that is counted.
+        // Programs that look at registers do not run with changed ones, and that is counted.
         regs.cs = 0;
         miss(target);
     }
     let before = regs;
-    // SAFETY: the registers at the site, and a site that the runtime laid out.
+    // SAFETY: these are the registers at the site, and a site that the runtime laid out.
     let watch = unsafe { beeline_enter(&raw mut regs, site) } != 0;
     if watch {
-        // SAFETY: return probes are placed at function entries only, where the return address was on top.
+        // SAFETY: return probes are placed at function entries only, where the return address was
+        // on top.
         unsafe { *(regs.sp as *mut u64) = site.return_entry };
     }
     registers.take_changes(&before, &regs);
     if has_gone && !is_over_another(target, level) {
-        // The session below has gone with its trap, where the second instruction stands again.
+        // The session below has gone with its trap, and the second instruction stands there again.
         registers.ip = address;
         return true;
     }
@@ -198,41 +205,42 @@ fn find(target: &Target, level: u32, address: u64) -> Option<&Site> {
         .breakpoints
         .iter()
         .map(|place| place.load(Relaxed) as *const Site)
-        // SAFETY: null, or a site that the runtime laid out and keeps as long as the pool.
+        // SAFETY: the pointer is null, or a site that the runtime laid out and keeps as long as the
+        // pool.
         .filter_map(|site| unsafe { site.as_ref() })
         .find(|site| site.level == level && site.address == address)
 }
 
-/// All sites that there ever were, the newest first.
+/// Returns all sites that there ever were, the newest first.
 fn sites(target: &Target) -> impl Iterator<Item = &Site> {
     // SAFETY: every target's pool starts with its manifest.
     let manifest = unsafe { &*(target.pool as *const Manifest) };
-    // SAFETY: 0, or a site that the runtime laid out and keeps as long as the pool.
+    // SAFETY: the address is 0, or a site that the runtime laid out and keeps as long as the pool.
     let at = |place: usize| unsafe { (place as *const Site).as_ref() };
     let newest = at(manifest.first_site.load(Acquire));
     core::iter::successors(newest, move |site| at(site.next))
 }
 
-/// Was there ever a site of ours at an address?
+/// True if this session ever had a site at an address.
 fn was_hooked(target: &Target, address: u64) -> bool {
     sites(target).any(|site| site.address == address)
 }
 
-/// Would the kernel end the process if we had no handler for SIGTRAP?
+/// True if the kernel would end the process without a handler of this session for SIGTRAP.
 fn is_last(target: &Target) -> bool {
     matches!(below(target, 0), SIG_DFL | SIG_IGN)
 }
 
-/// Is a level's handler for SIGTRAP over one of another session's, or of this one's?
+/// True if a level's handler for SIGTRAP lies over one of another session, or of this one.
 fn is_over_another(target: &Target, level: u32) -> bool {
     match below(target, level) {
         SIG_DFL | SIG_IGN => false,
-        // SAFETY: a handler, so there is code.
+        // SAFETY: this is a handler, so there is code.
         handler => unsafe { HandlerStub::is_at(handler as *const u8) },
     }
 }
 
-/// The handler for SIGTRAP that a level's has come over.
+/// Returns the handler for SIGTRAP that a level's handler replaces.
 fn below(target: &Target, level: u32) -> u64 {
     // SAFETY: private memory of the target, mapped as long as the handler is installed.
     let signals = unsafe { &*target.signals };
@@ -240,7 +248,8 @@ fn below(target: &Target, level: u32) -> u64 {
     saved.map_or(SIG_DFL, |action| action.handler)
 }
 
-/// The newest site of a level that has a breakpoint which ends at `ip`, behind its own first byte.
+/// Returns the newest site of a level that has a breakpoint which ends at `ip`, behind its own
+/// first byte.
 fn find_trap(target: &Target, level: u32, ip: u64) -> Option<(&Site, SiteTrap)> {
     let mut of_level = sites(target).filter(|site| site.level == level);
     of_level.find_map(|site| {
@@ -251,16 +260,17 @@ fn find_trap(target: &Target, level: u32, ip: u64) -> Option<(&Site, SiteTrap)> 
     })
 }
 
-/// Does a program at the site's entry look at one of these registers?
+/// True if a program at the site's entry looks at one of these registers.
 fn wants(site: &Site, lost: u32) -> bool {
     let links = site.entry.load(Acquire) as *const LinkList;
-    // SAFETY: null, or a published list.
+    // SAFETY: the pointer is null, or a published list.
     !links.is_null() && unsafe { links_of(links) }.any(|link| link.reads & lost as usize != 0)
 }
 
-/// Has the runtime look at the code of this target.
+/// Makes the runtime look at the code of this target.
 fn disturbed(target: &Target) {
-    // SAFETY: private memory of the target and the session's page, mapped as long as the handler is installed.
+    // SAFETY: private memory of the target and the session's page, mapped as long as the handler is
+    // installed.
     let (control, session) = unsafe { (&*target.control, &*target.session) };
     if control.disturbed.swap(1, Relaxed) == 0 {
         session.disturbed.fetch_add(1, Relaxed);
@@ -270,10 +280,11 @@ fn disturbed(target: &Target) {
 impl UserContext {
     /// Sets a register by the processor's number for it.
     fn set(&mut self, register: u8, value: u64) {
-        // Where the frame has rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 ... among the sixteen words from `r8` on.
+        // The places of rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 ... in the frame, among the
+        // sixteen words from `r8` on.
         const PLACES: u64 = 0x7654_3210_89af_bced;
         let place = (PLACES >> (u32::from(register & 0xf) * 4)) & 0xf;
-        // SAFETY: below 16, and the sixteen words follow each other in this structure.
+        // SAFETY: the index is below 16, and the sixteen words follow each other in this structure.
         unsafe { (&raw mut self.r8).add(place as usize).write(value) };
     }
 
@@ -318,7 +329,7 @@ impl UserContext {
     }
 }
 
-/// Does what the action says that a level's handler has come over.
+/// Carries out the action that a level's handler replaces.
 unsafe fn hand_on(
     signal: u32,
     info: *mut SignalInfo,
@@ -332,15 +343,16 @@ unsafe fn hand_on(
         return;
     };
     let action = *saved;
-    // SAFETY: the kernel's own siginfo.
+    // SAFETY: this is the kernel's own siginfo.
     let raised_by_fault = unsafe { (*info).code } > 0;
     match action.handler {
         SIG_IGN if !raised_by_fault => {}
         // A fault cannot be ignored: the kernel takes the default action then.
         SIG_DFL | SIG_IGN => {
             let default = SignalAction::default();
-            // SAFETY: sets the default action, and raises the signal once more for it to be taken as soon as this
-            // handler returns; a fault would also repeat by itself, a trap would not.
+            // SAFETY: this sets the default action, and raises the signal once more for it to be
+            // taken as soon as this handler returns. A fault would also repeat by itself; a trap
+            // would not.
             unsafe {
                 sys::syscall(
                     nr::RT_SIGACTION,
@@ -367,8 +379,9 @@ unsafe fn hand_on(
             if action.flags & SA_RESETHAND != 0 {
                 *saved = SignalAction::default();
             }
-            // SAFETY: the target's own handler, on the same frame that the kernel would give it. The mask and the
-            // stack are as it asked for, because our action copies its flags and mask.
+            // SAFETY: this is the target's own handler, on the same frame that the kernel would
+            // give it. The mask and the stack are as it asked for, because the agent's action
+            // copies its flags and mask.
             unsafe {
                 let handler: extern "sysv64" fn(u32, *mut SignalInfo, *mut UserContext) =
                     core::mem::transmute(handler);
@@ -384,10 +397,10 @@ mod tests {
 
     use super::*;
 
-    /// Where a thread goes on that met an `int3` which is not there any more, in a target without sites whose handler has come over this
-    /// one; `None` if that one is to say.
+    /// Returns where a thread goes on that met an `int3` which is not there any more, in a target
+    /// without sites, with a handler over this one; `None` if that handler must say.
     fn goes_on(below: *const u8, trapped: &[u8; 2]) -> Option<u64> {
-        // SAFETY: all of these are numbers, addresses and pointers, for which zero is a value.
+        // SAFETY: all of these are integers, addresses and pointers, for which zero is valid.
         let (mut target, mut signals, manifest) = unsafe {
             (
                 Box::<Target>::new_zeroed().assume_init(),
@@ -399,7 +412,7 @@ mod tests {
         signals.saved[index].handler = below.addr() as u64;
         target.signals = &raw mut *signals;
         target.pool = (&raw const *manifest).expose_provenance();
-        // SAFETY: numbers.
+        // SAFETY: the structure consists of integers.
         let mut registers: UserContext = unsafe { core::mem::zeroed() };
         registers.ip = trapped[1..].as_ptr().expose_provenance() as u64;
         breakpoint(&target, 0, &mut registers).then_some(registers.ip)

@@ -1,23 +1,27 @@
-//! The few things that only the machine or the kernel can answer.
+//! The few questions that only the machine or the kernel can answer.
 
 use core::arch::asm;
 
 /// Runs a system call; the result is negative for an error.
 ///
 /// # Safety
+///
 /// The caller answers for what the call does to memory.
 pub unsafe fn syscall(number: u64, [a, b, c, d]: [u64; 4]) -> i64 {
-    // SAFETY: the caller's promise; a call with fewer arguments does not look at the rest.
+    // SAFETY: the caller answers for what the call does to memory; a call with fewer arguments does
+    // not look at the rest.
     unsafe { syscall6(number, [a, b, c, d, 0, 0]) }
 }
 
 /// As [`syscall`], with six arguments.
 ///
 /// # Safety
+///
 /// The caller answers for what the call does to memory.
 pub unsafe fn syscall6(number: u64, args: [u64; 6]) -> i64 {
     let result: i64;
-    // SAFETY: the kernel changes rax, rcx and r11 only; the rest is the caller's promise.
+    // SAFETY: the kernel changes only rax, rcx and r11; the caller answers for what the call does
+    // to memory.
     unsafe {
         asm!(
             "syscall",
@@ -36,13 +40,17 @@ pub unsafe fn syscall6(number: u64, args: [u64; 6]) -> i64 {
     result
 }
 
-/// Nanoseconds of a clock, read without a system call where that can be. `time` is a `struct timespec` to work with.
+/// Returns nanoseconds of a clock, read without a system call where possible. `time` is a `struct
+/// timespec` to work with.
 ///
 /// # Safety
-/// `clock_gettime` is the vDSO's function, or 0; it uses general registers only. `time` can be read and written.
+///
+/// `clock_gettime` must be the vDSO's function, or 0; it uses general registers only. `time` must
+/// be readable and writable.
 pub unsafe fn read_clock(clock_gettime: usize, clock: u64, time: *mut [u64; 2]) -> u64 {
     let place = time.expose_provenance() as u64;
-    // SAFETY: fills the time; the rest is the caller's promise.
+    // SAFETY: the call fills the time; the caller promises that the function is the vDSO's and that
+    // the time can be written.
     let [seconds, nanoseconds] = unsafe {
         if clock_gettime == 0 {
             syscall(nr::CLOCK_GETTIME, [clock, place, 0, 0]);
@@ -106,41 +114,43 @@ pub mod nr {
     pub const OPENAT2: u64 = 437;
 }
 
-/// Gives the CPU to whoever is next.
+/// Gives the CPU to the next thread.
 pub fn yield_cpu() {
-    // SAFETY: changes nothing.
+    // SAFETY: the call changes nothing.
     unsafe { syscall(nr::SCHED_YIELD, [0; 4]) };
 }
 
 /// Gives the CPU away for a moment (50 us).
 pub fn pause() {
     let time = [0u64, 50_000];
-    // SAFETY: sleeps, changes nothing.
+    // SAFETY: the call sleeps and changes nothing.
     unsafe { syscall(nr::NANOSLEEP, [(&raw const time) as u64, 0, 0, 0]) };
 }
 
-/// The CPU we run on. `rdpid` says that the machine has the instruction of that name.
+/// Returns the current CPU. `rdpid` says that the machine has the instruction of that name.
 #[inline(always)]
 pub fn cpu(rdpid: bool) -> u32 {
     cpu_and_node(rdpid) & 0xfff
 }
 
-/// The NUMA node of the CPU we run on.
+/// Returns the NUMA node of the current CPU.
 pub fn node(rdpid: bool) -> u32 {
     cpu_and_node(rdpid) >> 12
 }
 
 #[inline(always)]
 fn cpu_and_node(rdpid: bool) -> u32 {
-    // Both are what the kernel tells user space by (`__CPUNODE_SEG`): the CPU below, its node above.
+    // The kernel tells user space both by this number (`__CPUNODE_SEG`): the CPU in the low bits,
+    // its node above.
     let cpu_and_node: u64;
     if rdpid {
-        // SAFETY: reads a register that the kernel sets for this; the caller says that the instruction is there.
+        // SAFETY: this reads a register that the kernel sets for this; the caller says that the
+        // instruction exists.
         unsafe {
             asm!("rdpid {}", out(reg) cpu_and_node, options(nomem, nostack, preserves_flags))
         };
     } else {
-        // SAFETY: reads a segment limit; changes nothing but the flags.
+        // SAFETY: this reads a segment limit and changes nothing but the flags.
         unsafe {
             asm!("lsl {0}, {1}", out(reg) cpu_and_node, in(reg) 0x7bu64, options(nomem, nostack))
         };
@@ -148,36 +158,39 @@ fn cpu_and_node(rdpid: bool) -> u32 {
     cpu_and_node as u32
 }
 
-/// The thread pointer: unique among the threads that live in a process.
+/// Returns the thread pointer, which is unique among the threads that live in a process.
 #[inline(always)]
 pub fn thread_pointer() -> usize {
     let pointer: usize;
-    // SAFETY: reads a register; the runtime serves no machine without the instruction.
+    // SAFETY: this reads a register; the runtime supports no machine without the instruction.
     unsafe { asm!("rdfsbase {}", out(reg) pointer, options(nomem, nostack, preserves_flags)) };
     pointer
 }
 
-/// The `u32` at an offset from the thread pointer.
+/// Returns the `u32` at an offset from the thread pointer.
 ///
 /// # Safety
+///
 /// The offset must be one that was found readable in every thread.
 #[inline(always)]
 pub unsafe fn thread_word(offset: i32) -> u32 {
     let word: u32;
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that the offset is readable in every thread.
     unsafe {
         asm!("mov {0:e}, fs:[{1}]", out(reg) word, in(reg) i64::from(offset), options(nostack, readonly))
     };
     word
 }
 
-/// Copies bytes that do not overlap. Written out because the agent has no `memcpy`: a call to one would go through a
-/// table that needs relocations.
+/// Copies bytes that do not overlap. Written out because the agent has no `memcpy`: a call to one
+/// would go through a table that needs relocations.
 ///
 /// # Safety
+///
 /// `from` must be readable and `to` writable for `bytes`.
 pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: the caller's promise; the direction flag is clear in every System V function.
+    // SAFETY: the caller promises that both ranges are accessible; the direction flag is clear in
+    // every System V function.
     unsafe {
         asm!(
             "rep movsb",
@@ -192,13 +205,16 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 /// Copies bytes that may overlap, like `memmove`.
 ///
 /// # Safety
+///
 /// `from` must be readable and `to` writable for `bytes`.
 pub unsafe fn shift(to: *mut u8, from: *const u8, bytes: usize) {
     if (to as usize).wrapping_sub(from as usize) >= bytes {
-        // SAFETY: the caller's promise; going up, no byte is overwritten before it was read.
+        // SAFETY: the caller promises that both ranges are accessible. Copying upwards overwrites
+        // no byte before it was read.
         return unsafe { copy(to, from, bytes) };
     }
-    // SAFETY: as above, going down; the direction flag is clear again afterwards.
+    // SAFETY: the caller promises that both ranges are accessible. Copying downwards overwrites no
+    // byte before it was read; the direction flag is clear again afterwards.
     unsafe {
         asm!(
             "std",
@@ -215,9 +231,11 @@ pub unsafe fn shift(to: *mut u8, from: *const u8, bytes: usize) {
 /// Fills bytes with zeros.
 ///
 /// # Safety
+///
 /// `to` must be writable for `bytes`.
 pub unsafe fn zero(to: *mut u8, bytes: usize) {
-    // SAFETY: as above.
+    // SAFETY: the caller promises that the range is writable; the direction flag is clear in every
+    // System V function.
     unsafe {
         asm!(
             "rep stosb",
@@ -232,6 +250,7 @@ pub unsafe fn zero(to: *mut u8, bytes: usize) {
 /// Calls `f(argument)` with the stack pointer at `top`.
 ///
 /// # Safety
+///
 /// `top` must be 16-byte aligned, with enough writable memory below it that nobody else uses.
 #[inline(always)]
 pub unsafe fn call_on_stack(top: usize, f: unsafe extern "sysv64" fn(*mut u8), argument: *mut u8) {
@@ -260,7 +279,8 @@ struct AlternateStack {
     len: usize,
 }
 
-/// Where this thread's signal handlers run that ask for a stack of their own (`sigaltstack`), if there is such a stack.
+/// Returns the range of the stack for this thread's signal handlers that ask for one of their own
+/// (`sigaltstack`), if there is one.
 pub fn alternate_stack() -> Option<core::ops::Range<usize>> {
     const SS_DISABLE: i32 = 2;
     let mut stack = AlternateStack::default();

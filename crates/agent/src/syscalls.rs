@@ -1,8 +1,10 @@
-//! System calls: from a stub at a `syscall` instruction into the programs of that call, and back.
+//! System calls: the way from a stub at a `syscall` instruction into the programs of that call, and
+//! back.
 //!
-//! A stub comes here before the call is made and when it has returned, if [`Calls::watched`] says that somebody wants to
-//! know. What programs see are the kernel's own layouts: where a [`Record`] is enough for all programs of a call, the stub
-//! has put it together, else it is made of the registers. The agent's own system calls do not come by here.
+//! A stub comes here before the call is made and when it has returned, if [`Calls::watched`] says
+//! that something watches the call. Programs see the kernel's own layouts. Where a [`Record`] is
+//! enough for all programs of a call, the stub has put it together; otherwise it is made from the
+//! registers. The agent's own system calls do not pass here.
 
 mod function;
 mod process_events;
@@ -21,19 +23,20 @@ use crate::helpers::{signal, time};
 use crate::sys::nr;
 use seen::{Registers, Seen};
 
-/// For stubs: the call is to be made.
+/// Tells a stub to make the call.
 const MAKE: u64 = 0;
-/// For stubs: its result is there already.
+/// Tells a stub that the call's result is there already.
 const MADE: u64 = 1;
 
-/// A system call is about to be made. Returns 0 if it is to be made, with the arguments as they are in `regs` then; else
-/// its result is in `regs`.
+/// Handles a system call that is about to be made. Returns 0 if it is to be made, with the
+/// arguments as they are in `regs` then; else its result is in `regs`.
 ///
 /// # Safety
+///
 /// For stubs only: `regs` are the registers at the call, `calls` are the target's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_call_enter(regs: *mut PtRegs, calls: *const Calls) -> u64 {
-    // SAFETY: the stub's own registers, and what the runtime laid out for it.
+    // SAFETY: these are the stub's own registers, and what the runtime laid out for it.
     let Some(call) = (unsafe { Call::new(&*regs, &*calls, ENTER) }) else {
         return MAKE;
     };
@@ -42,70 +45,82 @@ pub unsafe extern "sysv64" fn beeline_call_enter(regs: *mut PtRegs, calls: *cons
         process_events::handle(&call);
         return MAKE;
     }
-    // SAFETY: as above; nobody else looks at the registers now.
+    // SAFETY: these are the stub's own registers, and the borrow of them has ended.
     unsafe { leave_unmade(regs, calls, overridden.result) };
     MADE
 }
 
-/// For whoever looks at what comes back the call has been made.
+/// Stores a call's result in place of the call and runs the programs behind it, for which the call
+/// has been made.
 ///
 /// # Safety
-/// As [`beeline_call_enter`], whose borrow of the registers has ended.
+///
+/// As for [`beeline_call_enter`]. The borrow of the registers must have ended.
 #[cold]
 #[inline(never)]
 unsafe fn leave_unmade(regs: *mut PtRegs, calls: *const Calls, result: u64) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that these are a stub's registers, and that nothing else looks at
+    // them now.
     unsafe { (*regs).ax = result };
-    // SAFETY: as above.
+    // SAFETY: the caller promises that these are a stub's registers, and what the runtime laid out
+    // for it.
     if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
         call.run_programs();
     }
 }
 
-/// A system call has returned.
+/// Handles a system call that has returned.
 ///
 /// # Safety
-/// As [`beeline_call_enter`].
+///
+/// As for [`beeline_call_enter`].
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_call_exit(regs: *mut PtRegs, calls: *const Calls) {
-    // SAFETY: as in `beeline_call_enter`.
+    // SAFETY: these are the stub's own registers, and what the runtime laid out for it.
     if let Some(call) = unsafe { Call::new(&*regs, &*calls, EXIT) } {
         process_events::handle(&call);
         call.run_programs();
     }
 }
 
-/// A system call is about to be made whose programs see a [`Record`], and that is none of Beeline's own affairs.
+/// Handles a system call that is about to be made, has programs that see a [`Record`], and is no
+/// process event.
 ///
 /// # Safety
+///
 /// For stubs only: `record` is the call's, `calls` are the target's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_call_compact_enter(
     record: *const Record,
     calls: *const Calls,
 ) {
-    // SAFETY: the stub's own record, and what the runtime laid out for it.
+    // SAFETY: this is the stub's own record, and what the runtime laid out for it.
     unsafe { run_briefly(&*record, &*calls, ENTER) }
 }
 
-/// Such a call has returned.
+/// Handles such a call that has returned.
 ///
 /// # Safety
-/// As [`beeline_call_compact_enter`].
+///
+/// As for [`beeline_call_compact_enter`].
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_call_compact_exit(
     record: *const Record,
     calls: *const Calls,
 ) {
-    // SAFETY: as in `beeline_call_compact_enter`.
+    // SAFETY: this is the stub's own record, and what the runtime laid out for it.
     unsafe { run_briefly(&*record, &*calls, EXIT) }
 }
 
+/// Runs the programs of one side of a call that see a [`Record`].
+///
 /// # Safety
+///
 /// The runtime must have laid `calls` out, with its targets.
 #[inline(always)]
 unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
-    // SAFETY: the caller's promise; the private memory is mapped as long as the stubs are.
+    // SAFETY: the caller promises that the runtime laid out the targets; the private memory is
+    // mapped as long as the stubs are.
     let (own, child) = unsafe { (&*calls.target, &*calls.child) };
     let Some(target) = process_events::whose(own, child) else {
         return;
@@ -116,17 +131,17 @@ unsafe fn run_briefly(record: &Record, calls: &Calls, edge: usize) {
     if links.needs & NEEDS_SLOT == 0 {
         run_unleased(links, &record);
     } else {
-        // SAFETY: as above.
+        // SAFETY: the private memory is mapped as long as the stubs are.
         run_leased(target, unsafe { &*own.control }, links, &record);
     }
 }
 
-/// The programs of a call.
+/// Returns the programs of a call.
 #[inline(always)]
 fn links_at(calls: &Calls, edge: usize, number: u32) -> Option<&LinkList> {
     let each = calls.each.get(edge)?.get(number as usize);
     let word = each.or_else(|| calls.all.get(edge))?;
-    // SAFETY: 0, or a list that was published complete and is kept as long as the pool.
+    // SAFETY: the word is 0, or a list that was published complete and is kept as long as the pool.
     unsafe { (word.load(Acquire) as *const LinkList).as_ref() }
 }
 
@@ -134,22 +149,24 @@ fn links_at(calls: &Calls, edge: usize, number: u32) -> Option<&LinkList> {
 struct Call<'a> {
     regs: &'a PtRegs,
     calls: &'a Calls,
-    /// Of the process that makes the call.
+    /// The process that makes the call.
     target: &'a Target,
-    /// For children that share the memory.
+    /// The record for children that share the memory.
     child: &'a Target,
     control: &'a Control,
     edge: usize,
 }
 
 impl<'a> Call<'a> {
-    /// `None` in a process that is none of the session's, and where a helper has asked the vDSO for the time and that
-    /// the kernel.
+    /// Creates a call. Returns `None` in a process that does not belong to the session, and where a
+    /// helper has asked the vDSO for the time and the vDSO asks the kernel.
     ///
     /// # Safety
+    ///
     /// The runtime must have laid `calls` out, with its targets.
     unsafe fn new(regs: &'a PtRegs, calls: &'a Calls, edge: usize) -> Option<Self> {
-        // SAFETY: the caller's promise; the private memory is mapped as long as the stubs are.
+        // SAFETY: the caller promises that the runtime laid out the targets; the private memory is
+        // mapped as long as the stubs are.
         let (own, child) = unsafe { (&*calls.target, &*calls.child) };
         let target = process_events::whose(own, child)?;
         if regs.orig_ax == nr::CLOCK_GETTIME && time::asks(regs, target) {
@@ -160,13 +177,13 @@ impl<'a> Call<'a> {
             calls,
             target,
             child,
-            // SAFETY: as above.
+            // SAFETY: the private memory is mapped as long as the stubs are.
             control: unsafe { &*own.control },
             edge,
         })
     }
 
-    /// Runs the call's programs. Gives the result that one of them has made up.
+    /// Runs the call's programs. Returns the result that one of them has made up.
     #[inline(always)]
     fn run_programs(&self) -> Overridden {
         let Some(links) = links_at(self.calls, self.edge, self.regs.orig_ax as u32) else {
@@ -185,7 +202,8 @@ impl<'a> Call<'a> {
 
 /// Runs programs that need no slot on the thread's own stack.
 ///
-/// That may be a goroutine's with some 600 bytes left: frames here are small, and what needs room stands on the slot's stack.
+/// That may be a goroutine's with some 600 bytes left: frames here are small, and larger data are
+/// on the slot's stack.
 #[inline(always)]
 fn run_unleased(links: &LinkList, seen: &impl Seen) -> Overridden {
     let mut overridden = Overridden::default();
@@ -220,7 +238,8 @@ fn run_leased<S: Seen>(
     };
     // SAFETY: the slot is leased, and the job is the function's own.
     unsafe { call_with_room(target, slot, run_links::<S>, (&raw mut job).cast()) };
-    // A child forked by a signal handler that interrupted the program has a copy of it, but not the lease.
+    // A child forked by a signal handler that interrupted the program has a copy of it, but not the
+    // lease.
     if control.pid.load(Relaxed) != 0 {
         release(target, lease, cpu);
     }
@@ -230,7 +249,7 @@ fn run_leased<S: Seen>(
     job.overridden
 }
 
-/// What [`run_links`] needs, and what has come of it. On the thread's own stack.
+/// The state that [`run_links`] needs, and its outcome. On the thread's own stack.
 struct Job<'a, S> {
     target: &'a Target,
     seen: &'a S,
@@ -265,7 +284,7 @@ unsafe extern "sysv64" fn run_links<S: Seen>(job: *mut u8) {
     (job.signals, job.overridden) = (context.signals, context.overridden);
 }
 
-/// A program that may give the call a result has ended.
+/// Notes the result of a program that may replace the call's.
 #[inline(always)]
 fn note(overridden: &mut Overridden, link: &Link, result: u64) {
     if link.context == CONTEXT_MODIFY && result != 0 {

@@ -1,13 +1,14 @@
-//! Unwinders that meet watched returns: for a C++ exception, a Rust panic, the end of a thread by `pthread_exit` or
-//! `pthread_cancel`, or a list of callers.
+//! Unwinders that meet watched returns: for a C++ exception, a Rust panic, the end of a thread by
+//! `pthread_exit` or `pthread_cancel`, or a list of callers.
 //!
-//! An unwinder goes by the return addresses on the stack, and by what the file around each of them says of it. Of a
-//! trampoline no file says anything. Whichever unwinder it is, and however late it was loaded: before it looks at any
-//! return address it asks the C library for the file of its own code. There the stack is put right: this thread's
-//! watched calls return to their callers, unseen.
+//! An unwinder follows the return addresses on the stack, and what the file around each of them
+//! says of it. No file says anything of a trampoline. Any unwinder, however late it was loaded,
+//! asks the C library for the file of its own code before it looks at any return address. At that
+//! point the stack is put right: this thread's watched calls return to their callers, unseen.
 //!
-//! When it is done, those that are still to return are watched again. That is seen at the ends of libgcc's own functions;
-//! behind other unwinders the returns of calls that were under way are not seen.
+//! When the unwinder is done, the calls that are still to return are watched again. That is noticed
+//! at the ends of libgcc's own functions; behind other unwinders the returns of calls that were
+//! under way are not seen.
 
 use core::mem::MaybeUninit;
 use core::ops::Range;
@@ -20,48 +21,55 @@ use crate::enter;
 use crate::returns::ReturnTable;
 use crate::sys::{self, nr};
 
-/// A file's code and what it calls of its own are not further apart.
+/// The most bytes between a file's code and the functions of its own that it calls.
 const SAME_FILE: u64 = 1 << 20;
-/// Words at the beginning of what unwinders hand on to their callbacks, one of which is the address that they look for.
+/// The number of words at the beginning of what unwinders hand on to their callbacks, one of which
+/// is the address that they look for.
 const HANDED_ON: usize = 3;
-/// No stack has more.
+/// An upper bound for the size of a stack.
 const FAR: usize = 1 << 36;
 const PAGE: usize = 4096;
-/// Pages that are looked at in one call.
+/// The number of pages that are checked in one call.
 const PAGES: usize = 32;
 
-/// At the C library's `_dl_find_object(address, result)`.
+/// Handles the C library's `_dl_find_object(address, result)`.
 ///
 /// # Safety
+///
 /// For a site at that function.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_find_object(regs: *const u8, run: *const Run) -> u64 {
-    // SAFETY: entered as a program is.
+    // SAFETY: entered as a program is, with the registers of the trampoline and the run of a link
+    // in a target.
     let (regs, target) = unsafe { (&*regs.cast::<PtRegs>(), target_of(run)) };
     // SAFETY: at a function's start the stack pointer is at the return address.
     let caller = unsafe { *(regs.sp as *const u64) };
-    // The first that an unwinder asks for is its own code.
+    // The first thing that an unwinder asks for is its own code.
     if caller.abs_diff(regs.di) < SAME_FILE {
         put_back(target, regs.sp as usize);
     }
     0
 }
 
-/// At the C library's `dl_iterate_phdr(callback, data)`, which unwinders use that do not know the function above. Others,
-/// who only want to know what is loaded, hand nothing on that points into their own code.
+/// Handles the C library's `dl_iterate_phdr(callback, data)`, which is used by unwinders that do
+/// not know the function above. Other callers, which only want to know what is loaded, hand nothing
+/// on that points into their own code.
 ///
 /// # Safety
+///
 /// For a site at that function.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_iterate_objects(regs: *const u8, run: *const Run) -> u64 {
-    // SAFETY: entered as a program is.
+    // SAFETY: entered as a program is, with the registers of the trampoline and the run of a link
+    // in a target.
     let (regs, target) = unsafe { (&*regs.cast::<PtRegs>(), target_of(run)) };
     let (sp, data) = (regs.sp, regs.si);
-    // An unwinder's data are the caller's variables: words of its frame, with more of the stack above.
+    // An unwinder's data are the caller's variables: words of its frame, with more of the stack
+    // above.
     if data % 8 != 0 || !(sp..sp + PAGE as u64).contains(&data) {
         return 0;
     }
-    // SAFETY: on the stack, as seen above.
+    // SAFETY: the words are on the stack, as checked above.
     let words = unsafe { *(data as *const [u64; HANDED_ON]) };
     if words.iter().any(|word| word.abs_diff(regs.di) < SAME_FILE) {
         put_back(target, sp as usize);
@@ -69,41 +77,51 @@ pub unsafe extern "sysv64" fn beeline_iterate_objects(regs: *const u8, run: *con
     0
 }
 
+/// Returns the target of a run.
+///
 /// # Safety
+///
 /// The run must be one of a link in a target.
 unsafe fn target_of<'a>(run: *const Run) -> &'a Target {
     const { assert!(core::mem::offset_of!(Target, helpers) == 0) };
-    // SAFETY: the table of helpers that a link has in a target is that target's own.
+    // SAFETY: the caller promises that the link is in a target; its table of helpers is that
+    // target's own.
     unsafe { &*(*run).helpers.cast::<Target>() }
 }
 
-/// Where an unwinder leaves to where an exception is caught: rcx has the stack pointer of there.
+/// Handles an unwinder that leaves to where an exception is caught: rcx has the stack pointer of
+/// that place.
 ///
 /// # Safety
+///
 /// For a site at such an instruction.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_landing(regs: *const u8, run: *const Run) -> u64 {
-    // SAFETY: entered as a program is.
+    // SAFETY: entered as a program is, with the registers of the trampoline and the run of a link
+    // in a target.
     let (regs, target) = unsafe { (&*regs.cast::<PtRegs>(), target_of(run)) };
     watch_again(target, regs.sp as usize, regs.cx as usize);
     0
 }
 
-/// Where an unwinder returns that has listed the callers.
+/// Handles the return of an unwinder that has listed the callers.
 ///
 /// # Safety
+///
 /// For a site in such a function.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_listed(regs: *const u8, run: *const Run) -> u64 {
-    // SAFETY: entered as a program is.
+    // SAFETY: entered as a program is, with the registers of the trampoline and the run of a link
+    // in a target.
     let (regs, target) = unsafe { (&*regs.cast::<PtRegs>(), target_of(run)) };
     watch_again(target, regs.sp as usize, regs.sp as usize);
     0
 }
 
-/// Gives all slots of this thread's stack above `sp` their callers' addresses.
+/// Restores the callers' addresses in all slots of this thread's stack above `sp`.
 fn put_back(target: &Target, sp: usize) {
-    // SAFETY: private memory of the target (or its copy in a forked child), mapped as long as the trampoline is.
+    // SAFETY: this is private memory of the target (or its copy in a forked child), mapped as long
+    // as the trampoline is.
     let table = unsafe { &*target.returns };
     let stack = Stack::around(sp, table);
     let is_wanted = |key: usize, is_own: bool| stack.has(key) || is_own && stack.is_behind(key);
@@ -115,9 +133,10 @@ fn put_back(target: &Target, sp: usize) {
     count_lost(target, lost);
 }
 
-/// A forked child's returns are nobody's.
+/// True if the target is traced. Returns of a forked child belong to nobody.
 fn is_traced(target: &Target) -> bool {
-    // SAFETY: private memory of the target (or its copy), mapped as long as the trampoline is.
+    // SAFETY: this is private memory of the target (or its copy), mapped as long as the trampoline
+    // is.
     unsafe { &*target.control }.pid.load(Relaxed) != 0
 }
 
@@ -127,9 +146,10 @@ fn count_lost(target: &Target, lost: u64) {
     }
 }
 
-/// Watches the calls again that are under way from `from` on, seen from an unwinder at `sp`.
+/// Watches again the calls that are under way from `from` on, seen from an unwinder at `sp`.
 fn watch_again(target: &Target, sp: usize, from: usize) {
-    // SAFETY: as above. In a forked child nobody is told of returns, but they work.
+    // SAFETY: this is private memory of the target (or its copy), mapped as long as the trampoline
+    // is. In a forked child nobody is told of returns, but they work.
     let table = unsafe { &*target.returns };
     let owner = enter::owner(target);
     if !table.has_away(owner) {
@@ -148,7 +168,7 @@ fn watch_again(target: &Target, sp: usize, from: usize) {
 /// The stack that a thread is on, from its stack pointer up.
 struct Stack {
     used: Range<usize>,
-    /// It is a signal handler's own.
+    /// True if it is a signal handler's own.
     is_alternate: bool,
 }
 
@@ -158,7 +178,8 @@ impl Stack {
         let thread = sys::thread_pointer();
         let end = match &alternate {
             Some(stack) => stack.end,
-            // Where C libraries put the thread's own record: at the end of its stack, but for a process's first thread.
+            // C libraries put the thread's own record at the end of its stack, except for a
+            // process's first thread.
             None if (sp..sp + FAR).contains(&thread) => thread,
             None => sp + FAR,
         };
@@ -177,16 +198,17 @@ impl Stack {
         self.used.contains(&slot)
     }
 
-    /// May the slot of a call of this thread's lie on the stack that it was on before? A handler on an alternate stack has
-    /// interrupted calls on another one, nobody says which.
+    /// True if the slot of a call of this thread may lie on the stack that it was on before. A
+    /// handler on an alternate stack has interrupted calls on another one, and nothing says which.
     fn is_behind(&self, slot: usize) -> bool {
         self.is_alternate && !self.has(slot) && readable_end(slot, slot + 8) == slot + 8
     }
 }
 
-/// `end`, or the first page below it and above `start` that cannot be read.
+/// Returns `end`, or the first page below it and above `start` that cannot be read.
 fn readable_end(start: usize, end: usize) -> usize {
-    // SAFETY: only returns a number. In a forked child, and in one of vfork, it is not the target's.
+    // SAFETY: the call only returns a number. In a forked child, and in one of vfork, it is not the
+    // target's.
     let pid = unsafe { sys::syscall(nr::GETPID, [0; 4]) } as u64;
     let mut page = start & !(PAGE - 1);
     while page < end {
@@ -195,7 +217,7 @@ fn readable_end(start: usize, end: usize) -> usize {
         let mut places = MaybeUninit::<[[usize; 2]; PAGES]>::uninit();
         let count = (end - page).div_ceil(PAGE).min(PAGES);
         for i in 0..count {
-            // SAFETY: below `PAGES`.
+            // SAFETY: the index is below `PAGES`.
             unsafe {
                 places
                     .as_mut_ptr()
@@ -205,7 +227,8 @@ fn readable_end(start: usize, end: usize) -> usize {
             };
         }
         let to = [(&raw mut bytes) as usize, count];
-        // SAFETY: the kernel writes at most `count` bytes, for which there is room, and reports what cannot be read.
+        // SAFETY: the kernel writes at most `count` bytes, for which there is room, and reports
+        // what cannot be read.
         let read = unsafe {
             sys::syscall6(
                 nr::PROCESS_VM_READV,

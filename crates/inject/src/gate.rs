@@ -1,5 +1,5 @@
 //! The place in a target where threads make system calls for Beeline: a cell with a way home, see
-//! [`home`], or else a `syscall` instruction of the target's own.
+//! [`restore_stub`](crate::restore_stub), or else a `syscall` instruction of the target's own.
 
 use std::ops::Range;
 

@@ -103,8 +103,8 @@ pub(crate) fn state_and_flags(stat: &[u8]) -> Option<(char, u64)> {
     Some((state, flags))
 }
 
-/// Returns the number of threads of the process of `/proc/PID/stat`, whose start is enough; `None`
-/// if it has ended.
+/// Returns the number of threads of the process that a `/proc/PID/stat` is of; the start of the
+/// text is enough. `None` if the process has ended.
 pub(crate) fn thread_count(stat: &[u8]) -> Option<usize> {
     let text = String::from_utf8_lossy(stat);
     // The next field is there, so the number is whole.

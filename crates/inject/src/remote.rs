@@ -5,8 +5,9 @@
 //! to its stack, and it runs no other instruction. Meanwhile all its signals are blocked, so they
 //! stay pending and are delivered when it is let go.
 //!
-//! If Beeline is killed meanwhile the thread finds its way [`home`]. So what it has lent is given
-//! back in such an order that between any two steps it is right, or on its way to be right.
+//! If Beeline is killed meanwhile the thread finds its way home, see
+//! [`restore_stub`](crate::restore_stub). So what it has lent is given back in such an order that
+//! between any two steps it is right, or on its way to be right.
 
 use libc::{c_int, user_regs_struct};
 use rustix::io::Errno;

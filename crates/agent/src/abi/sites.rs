@@ -1,4 +1,5 @@
-//! Hooked addresses, and the manifest by which a stranger finds and restores them.
+//! Hooked addresses, and the manifest by which a Beeline that knows nothing of the session finds
+//! and restores them.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
@@ -8,7 +9,7 @@ use super::Target;
 #[repr(C)]
 #[derive(Debug)]
 pub struct Site {
-    /// The target it is in.
+    /// The target that contains it.
     pub target: *const Target,
     /// The hooked address.
     pub address: u64,
@@ -16,65 +17,75 @@ pub struct Site {
     pub entry: AtomicUsize,
     /// Programs to run when the function returns: a [`LinkList`](super::LinkList)'s address, or 0.
     pub returns: AtomicUsize,
-    /// Where the hooked function returns to while its return is watched: inside the trampoline; 0 if it cannot be.
+    /// The address inside the trampoline that the hooked function returns to while its return is
+    /// watched; 0 if it cannot be watched.
     pub return_entry: u64,
-    /// Where the displaced instructions are, for a breakpoint's handler to go on at.
+    /// The address of the displaced instructions, where a breakpoint's handler goes on.
     pub body: u64,
-    /// [`SITE_FUNCTION_ENTRY`], or what [`exit_flags`] gives.
+    /// [`SITE_FUNCTION_ENTRY`], or the result of [`exit_flags`].
     pub flags: u64,
-    /// The next site's address, or 0: with [`Manifest::first_site`] a list of all, for whoever restores the target.
+    /// The next site's address, or 0: with [`Manifest::first_site`] a list of all sites, by which
+    /// the target is restored.
     pub next: usize,
     /// 0: not patched now, else [`SITE_JUMP`] or [`SITE_BREAKPOINT`].
     pub patched: AtomicU32,
-    /// Bytes of `original` that count.
+    /// The number of bytes of `original` in use.
     pub original_len: u32,
-    /// What was there before the patch.
+    /// The bytes that were there before the patch.
     pub original: [u8; ORIGINAL_BYTES],
-    /// The file's bytes, which kernel uprobes put back: other ones than `original` if that is another session's patch.
+    /// The file's bytes, which kernel uprobes put back. They differ from `original` if that is
+    /// another session's patch.
     pub file: [u8; ORIGINAL_BYTES],
     /// The number of other sessions' patches below this one.
     pub layer: u32,
-    /// Which of this session's handlers for SIGTRAP serves it; see [`TRAP_LEVELS`](super::TRAP_LEVELS).
+    /// The level of this session's handler for SIGTRAP that serves it; see
+    /// [`TRAP_LEVELS`](super::TRAP_LEVELS).
     pub level: u32,
-    /// What was put there.
+    /// The bytes that were put there.
     pub patch: [u8; ORIGINAL_BYTES],
-    /// Where threads trap beside a kernel uprobe on the same instructions.
+    /// The breakpoints at which threads trap beside a kernel uprobe on the same instructions.
     pub traps: [SiteTrap; SITE_TRAPS],
 }
 
-/// A breakpoint behind a site's first byte, which a thread comes to only if somebody else has changed that byte. The kernel's
-/// uprobes do: they run the file's instruction and go on behind it.
+/// A breakpoint behind a site's first byte, which a thread reaches only if somebody else has
+/// changed that byte. The kernel's uprobes do: they run the file's instruction and go on behind it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SiteTrap {
-    /// Where the thread goes on, among the moved instructions; 0 if there is no such breakpoint.
+    /// The address among the moved instructions at which the thread goes on; 0 if there is no such
+    /// breakpoint.
     pub resume: u64,
     /// The instruction pointer behind the breakpoint, less the site's address.
     pub behind: u32,
-    /// Words of [`PtRegs`](super::PtRegs) that are not what they were at the site any more, bit n for word n.
+    /// Words of [`PtRegs`](super::PtRegs) that differ from what they were at the site, bit n for
+    /// word n.
     pub lost: u32,
-    /// To be added to the stack pointer to have what it was at the site.
+    /// The amount to add to the stack pointer to get its value at the site.
     pub stack: i32,
-    /// Not 0: the thread has run something else than the site's first instruction, which it is to run yet.
+    /// Not 0: the thread has run something else than the site's first instruction, which it has yet
+    /// to run.
     pub is_early: u32,
 }
 
-/// In [`SiteTrap::resume`] and [`Site::body`]: the breakpoint is also one of the session whose patch is below this one. Its handler,
-/// which was there before and is called next, says where the thread goes on.
+/// In [`SiteTrap::resume`] and [`Site::body`]: the breakpoint also belongs to the session with the
+/// patch below this one. Its handler, which was there before and is called next, says where the
+/// thread goes on.
 pub const PASSES_ON: u64 = 1;
 
 /// Entries of [`Site::traps`].
 pub const SITE_TRAPS: usize = 8;
 
-/// Room for the instructions that a patch displaces: four bytes and one instruction of the greatest length.
+/// Room for the instructions that a patch displaces: four bytes and one instruction of the greatest
+/// length.
 pub const ORIGINAL_BYTES: usize = 24;
 /// In [`Site::patched`]: a jump to a trampoline.
 pub const SITE_JUMP: u32 = 1;
 /// In [`Site::patched`]: a breakpoint, handled by the agent's SIGTRAP handler.
 pub const SITE_BREAKPOINT: u32 = 2;
 
-/// What every pool starts with: all that is needed to give the target back as it was, for a Beeline that has never
-/// seen it before. Written by the session, read through `/proc/PID/mem`, and believed no further than it can be checked.
+/// The start of every pool: everything that is needed to restore the target, for a Beeline that has
+/// never seen it before. The session writes it. Readers read it through `/proc/PID/mem`, and trust
+/// it no further than they can check it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Manifest {
@@ -84,9 +95,11 @@ pub struct Manifest {
     pub session: u32,
     /// The target's [`Target::owner`].
     pub owner: u32,
-    /// 1: what is hooked of system calls is for the session's own sake only, and one that has programs there may take it out.
+    /// 1: calls are hooked for the session's own sake only, and a session that has programs there
+    /// may take them out.
     pub gives_way: AtomicU32,
-    /// The kind of this pool: 1 for the target's first, which holds the rest of this page; 0 for one more.
+    /// The kind of this pool: 1 for the target's first, which holds the rest of this page; 0 for a
+    /// further one.
     pub first: u32,
     /// The session process's start time, in clock ticks since boot (field 22 of `/proc/PID/stat`).
     pub session_start: u64,
@@ -100,7 +113,7 @@ pub struct Manifest {
     pub returns: usize,
     /// The target's [`Signals`].
     pub signals: usize,
-    /// Bit i: the handler is installed that has come over `Signals::saved[i]`.
+    /// Bit i: the handler that replaces `Signals::saved[i]` is installed.
     pub handlers: AtomicUsize,
     /// The address of the first [`HandlerStub`].
     pub handler: usize,
@@ -112,16 +125,16 @@ pub struct Manifest {
     pub tool: [u8; TOOL_BYTES],
 }
 
-/// Pages of a file's code that are mapped once more, to be read only. Nobody patches them, so they show which kernel uprobes there are. In
-/// the pool; not for the target.
+/// Pages of a file's code that are mapped once more, read-only. Nobody patches them, so they show
+/// the kernel uprobes. In the pool; not for the target.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Witness {
-    /// Where they are; 0 if they are not mapped any more.
+    /// Their address; 0 if they are not mapped any more.
     pub address: AtomicUsize,
     /// Bytes.
     pub len: usize,
-    /// Where they begin in the file.
+    /// Their offset in the file.
     pub offset: u64,
     /// The file's device, as `makedev` has it.
     pub device: u64,
@@ -136,21 +149,24 @@ pub const TOOL_BYTES: usize = 128;
 /// "beeline" and the version of this layout.
 pub const MANIFEST_MAGIC: u64 = u64::from_le_bytes(*b"beeline\x07");
 
-/// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry (`push %rbp` or
-/// `endbr64`), so the caller is found at the stack pointer and not in the frame chain.
+/// In [`Site::flags`]: the first instruction is one that the kernel takes for a function's entry
+/// (`push %rbp` or `endbr64`), so the caller is found at the stack pointer and not in the frame
+/// chain.
 pub const SITE_FUNCTION_ENTRY: u64 = 1;
 
-/// In [`Site::flags`]: a place that its function comes through as it returns. Its [`Site::returns`] run there.
+/// In [`Site::flags`]: a place that its function passes as it returns. Its [`Site::returns`] run
+/// there.
 pub const SITE_EXIT: u64 = 2;
 /// In [`Site::flags`] of such a place: the caller's frame pointer lies below the return address.
 pub const SITE_POPS_FRAME_POINTER: u64 = 4;
-/// Where [`Site::flags`] has how many bytes there are between the stack pointer and the return address,
+/// The position in [`Site::flags`] of the number of bytes between the stack pointer and the return
+/// address.
 const SITE_FRAME_SHIFT: u32 = 8;
 const SITE_FRAME_MASK: u64 = (1 << 24) - 1;
-/// and how far the site is behind its function's start.
+/// The position of the distance from the function's start to the site.
 const SITE_DISTANCE_SHIFT: u32 = 32;
 
-/// [`Site::flags`] of an exit.
+/// Returns [`Site::flags`] of an exit.
 pub fn exit_flags(distance: u32, frame: u32, pops_frame_pointer: bool) -> u64 {
     let pops = if pops_frame_pointer {
         SITE_POPS_FRAME_POINTER
@@ -162,13 +178,13 @@ pub fn exit_flags(distance: u32, frame: u32, pops_frame_pointer: bool) -> u64 {
 }
 
 impl Site {
-    /// Bytes between the stack pointer at an exit and the return address.
+    /// Returns the bytes between the stack pointer at an exit and the return address.
     #[inline]
     pub fn frame(&self) -> u64 {
         self.flags >> SITE_FRAME_SHIFT & SITE_FRAME_MASK
     }
 
-    /// The function's start, or the site's own address where it is none of its exits.
+    /// Returns the function's start, or the site's own address if it is not an exit.
     #[inline]
     pub fn function(&self) -> u64 {
         self.address.wrapping_sub(self.flags >> SITE_DISTANCE_SHIFT)

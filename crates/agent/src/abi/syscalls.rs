@@ -1,10 +1,11 @@
-//! System calls: what stubs at `syscall` instructions look at, and what the runtime is asked by those who make one.
+//! System calls: the tables that stubs at `syscall` instructions look at, and the upcalls of the
+//! threads that make the calls.
 
 use core::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
 
 use super::Target;
 
-/// Before a call is made: the index of what belongs to that side.
+/// Before a call is made: the index of the parts for that side.
 pub const ENTER: usize = 0;
 /// When it has returned, likewise.
 pub const EXIT: usize = 1;
@@ -16,45 +17,50 @@ pub const WATCHED: u8 = 1;
 /// In [`Calls::watched`]: the agent has to see a [`Record`].
 pub const WATCHED_COMPACTLY: u8 = 2;
 
-/// Numbers that have programs of their own. x86-64's calls end below (`asm/unistd_64.h`).
+/// The number of calls that can have programs of their own. x86-64's calls end below
+/// (`asm/unistd_64.h`).
 pub const CALL_NUMBERS: usize = 512;
 
 /// The system calls of one target. In the pool.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Calls {
-    /// For each side, by number: 0 while a stub need not call the agent; [`WATCHED`] or [`WATCHED_COMPACTLY`].
+    /// For each side, by number: 0 while a stub need not call the agent; [`WATCHED`] or
+    /// [`WATCHED_COMPACTLY`].
     pub watched: [[AtomicU8; WATCHED_NUMBERS]; 2],
     /// The target.
     pub target: *const Target,
-    /// What stands for the target in children that share its memory (`vfork`): [`super::IS_CHILD`].
+    /// The record that stands for the target in children that share its memory (`vfork`):
+    /// [`super::IS_CHILD`].
     pub child: *const Target,
-    /// For each side the programs that run at calls whose number is none of [`Self::each`]: a [`super::LinkList`]'s address, or 0.
+    /// For each side, the programs that run at calls with a number that [`Self::each`] does not
+    /// cover: a [`super::LinkList`]'s address, or 0.
     pub all: [AtomicUsize; 2],
-    /// For each side, by number: the programs that run at that call, those of all calls first; likewise.
+    /// For each side, by number: the programs that run at that call, those of all calls first;
+    /// likewise.
     pub each: [[AtomicUsize; CALL_NUMBERS]; 2],
 }
 
-/// What was done to a target's code for system calls at one time. In the pool, complete when it is listed, and listed before
-/// the code is changed.
+/// The changes made at one time to a target's code for system calls. In the pool, complete when it
+/// is listed, and listed before the code is changed.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Patches {
-    /// The address of the one before, or 0.
+    /// The address of the previous one, or 0.
     pub next: usize,
-    /// How many `syscall` instructions are hooked.
+    /// The number of `syscall` instructions that are hooked.
     pub calls: usize,
     /// The address of [`Patch`]es.
     pub patches: usize,
-    /// How many.
+    /// Their number.
     pub patch_count: usize,
     /// The address of [`Move`]s.
     pub moves: usize,
-    /// How many.
+    /// Their number.
     pub move_count: usize,
     /// The address of [`Unhookable`] ones.
     pub unhookable: usize,
-    /// How many.
+    /// Their number.
     pub unhookable_count: usize,
 }
 
@@ -64,7 +70,7 @@ pub struct Patches {
 pub struct Unhookable {
     /// Its address.
     pub address: u64,
-    /// Why, for people; cut, and NUL-padded.
+    /// The reason, for people; cut, and NUL-padded.
     pub why: [u8; WHY],
 }
 
@@ -75,28 +81,30 @@ pub const WHY: usize = 88;
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Patch {
-    /// Where.
+    /// Its address.
     pub address: u64,
-    /// Where it leads.
+    /// The address that it leads to.
     pub stub: u64,
     /// Bytes that it takes, with the breakpoints behind it.
     pub len: u8,
-    /// What was there.
+    /// The bytes that were there.
     pub original: [u8; ORIGINAL],
 }
 
-/// Room for what a jump overwrites: four bytes and one instruction of the greatest length, and padding.
+/// Room for what a jump overwrites: four bytes and one instruction of the greatest length, and
+/// padding.
 pub const ORIGINAL: usize = 39;
 
 /// A `syscall` instruction that stands elsewhere than in the code.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Move {
-    /// The address behind it, where a thread is that waits in the call.
+    /// The address behind it, where a thread that waits in the call is.
     pub moved: u64,
-    /// The address behind the one in the code; 0 if the thread's stack says.
+    /// The address behind the one in the code; 0 if the thread's stack says it.
     pub behind: u64,
-    /// If the stack says: the call's [`super::PtRegs`] are so many bytes above the stack pointer.
+    /// If the stack says it: the distance in bytes from the stack pointer up to the call's
+    /// [`super::PtRegs`].
     pub regs: u64,
 }
 
@@ -104,19 +112,23 @@ pub struct Move {
 pub const CONTEXT_REGISTERS: usize = 0;
 /// In [`super::Link::context`]: [`Record`].
 pub const CONTEXT_TRACEPOINT: usize = 1;
-/// In [`super::Link::context`]: the address of the call's registers, then the number (before) or the result (behind).
+/// In [`super::Link::context`]: the address of the call's registers, then the number (before) or
+/// the result (behind).
 pub const CONTEXT_RAW: usize = 2;
-/// In [`super::Link::context`]: registers of which `di` is the address of the call's, and `ax` the result.
+/// In [`super::Link::context`]: registers with `di` as the address of the call's, and `ax` as the
+/// result.
 pub const CONTEXT_PROBE: usize = 3;
 
-/// In [`super::Link::context`]: as [`CONTEXT_RAW`] behind the call, for a program whose own result, if it is not 0, is the
-/// call's, which is not made then.
+/// In [`super::Link::context`]: as [`CONTEXT_RAW`] behind the call, for a program that may replace
+/// the call. If the program's own result is not 0, it becomes the call's, and the call is not made.
 pub const CONTEXT_MODIFY: usize = 4;
 
-/// The kind of a context: the lowest byte of [`super::Link::context`]. The others are for these two.
+/// The kind of a context: the lowest byte of [`super::Link::context`]. The other bytes are for the
+/// next two kinds.
 pub const CONTEXT_KIND: usize = 0xff;
-/// A kind: registers with the arguments of a function that stands for the call, and the result in `ax`. How many
-/// arguments stands from bit [`ARGUMENT_COUNT`] on, where they come from in four bits each from [`ARGUMENTS`] on.
+/// A kind: registers with the arguments of a function that stands for the call, and the result in
+/// `ax`. The number of arguments is stored from bit [`ARGUMENT_COUNT`] on, their origins in four
+/// bits each from [`ARGUMENTS`] on.
 pub const CONTEXT_FUNCTION: usize = 5;
 /// A kind: these arguments as words, then the result.
 pub const CONTEXT_FUNCTION_WORDS: usize = 6;
@@ -124,7 +136,7 @@ pub const CONTEXT_FUNCTION_WORDS: usize = 6;
 pub const ARGUMENT_COUNT: u32 = 8;
 /// See [`CONTEXT_FUNCTION`].
 pub const ARGUMENTS: u32 = 12;
-/// An argument: zero. Those from 1 to 6 are the call's.
+/// An argument: zero. Arguments from 1 to 6 are the call's.
 pub const ARGUMENT_ZERO: usize = 0;
 /// An argument: `AT_FDCWD`.
 pub const ARGUMENT_DIRECTORY: usize = 7;
@@ -135,11 +147,12 @@ pub const ARGUMENT_OPEN_MODE: usize = 9;
 /// An argument: the address of its `struct open_how`.
 pub const ARGUMENT_OPEN_HOW: usize = 10;
 
-/// What a tracepoint's program sees of a call (`struct syscall_tp_t` of `kernel/trace/trace_syscalls.c`).
+/// The context of a tracepoint's program at a call (`struct syscall_tp_t` of
+/// `kernel/trace/trace_syscalls.c`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Record {
-    /// In the kernel a pointer that programs may not use.
+    /// In the kernel, a pointer that programs may not use.
     pub common: u64,
     /// The call's number.
     pub number: u64,
@@ -147,7 +160,7 @@ pub struct Record {
     pub values: [u64; 6],
 }
 
-/// What a thread of a target asks of the runtime, and waits for. In the session page.
+/// An upcall that a thread of a target makes to the runtime, and waits for. In the session page.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Request {
@@ -157,15 +170,17 @@ pub struct Request {
     pub kind: AtomicU32,
     /// The process, as it sees itself.
     pub pid: AtomicU32,
-    /// Its [`super::Target::owner`]: of a child, its parent's.
+    /// Its [`super::Target::owner`]. For a child, its parent's.
     pub owner: AtomicU32,
     /// The thread, as it sees itself.
     pub tid: AtomicU32,
-    /// Of [`UPCALL_EXEC`]: the directory that a relative path begins at, a descriptor or `AT_FDCWD`.
+    /// For [`UPCALL_EXEC`]: the directory that a relative path begins at, a descriptor or
+    /// `AT_FDCWD`.
     pub directory: AtomicI32,
-    /// Of [`UPCALL_EXEC`]: `AT_EMPTY_PATH` and its kin.
+    /// For [`UPCALL_EXEC`]: `AT_EMPTY_PATH` and its kin.
     pub flags: AtomicU32,
-    /// Of [`UPCALL_EXEC`]: of the path. Of [`UPCALL_CONFINE`]: of the call's [`super::PtRegs`].
+    /// For [`UPCALL_EXEC`]: the address of the path. For [`UPCALL_CONFINE`]: that of the call's
+    /// [`super::PtRegs`].
     pub address: AtomicU64,
 }
 
@@ -174,9 +189,10 @@ pub const REQUESTS: usize = 64;
 
 /// In [`super::Session::deaf`]: requests are answered.
 pub const HEARS: u32 = 0;
-/// In [`super::Session::deaf`]: somebody was not answered in time; until the runtime shows itself nobody waits.
+/// In [`super::Session::deaf`]: an upcall was not answered in time. Until the runtime shows itself
+/// nobody waits.
 pub const DEAF: u32 = 1;
-/// In [`super::Session::deaf`]: the session ends, and nothing is to be told any more.
+/// In [`super::Session::deaf`]: the session ends, and no upcall is made any more.
 pub const ENDING: u32 = 2;
 
 /// In [`Request::state`].
@@ -188,13 +204,13 @@ pub const POSTED: u32 = 2;
 /// In [`Request::state`].
 pub const ANSWERED: u32 = 3;
 
-/// In [`Request::kind`]: is about to run another program.
+/// In [`Request::kind`]: the process is about to run another program.
 pub const UPCALL_EXEC: u32 = 1;
 /// In [`Request::kind`]: that other program could not be run.
 pub const UPCALL_NO_EXEC: u32 = 2;
-/// In [`Request::kind`]: has mapped code.
+/// In [`Request::kind`]: the process has mapped code.
 pub const UPCALL_CODE: u32 = 3;
-/// In [`Request::kind`]: has been forked, and has its parent's memory.
+/// In [`Request::kind`]: the process has been forked, and has its parent's memory.
 pub const UPCALL_FORK: u32 = 4;
-/// In [`Request::kind`]: is about to put itself under a seccomp filter.
+/// In [`Request::kind`]: the process is about to put itself under a seccomp filter.
 pub const UPCALL_CONFINE: u32 = 5;

@@ -5,7 +5,8 @@
 mod freestanding {
     use beeline_agent::{enter, fast_path, helpers, natives, signals, syscalls, unwinding};
 
-    // The blob starts with the offsets of its entry points, in the order of `beeline_agent::abi::EntryPoints`.
+    // The blob starts with the offsets of its entry points, in the order of
+    // `beeline_agent::abi::EntryPoints`.
     core::arch::global_asm!(
         ".section .beeline_table, \"a\"",
         "beeline_table:",

@@ -1,5 +1,5 @@
-//! Commands on many elements at once, with the kernel's cursors: of a hash the number of the next bucket, of an array the
-//! last index.
+//! Commands on many elements at once, with the kernel's cursors: the number of the next bucket for
+//! a hash, the last index for an array.
 
 use beeline_maps::{Kind, Map};
 use beeline_uapi::Errno;
@@ -28,7 +28,7 @@ const WORD: usize = 4;
 struct Job<'m> {
     map: &'m Map,
     batch: Batch,
-    /// Where the count is given back.
+    /// The address at which the count is returned.
     count: *mut u32,
     keys_len: usize,
     values_len: usize,
@@ -79,18 +79,18 @@ impl FastPath {
             0 => None,
             at => {
                 self.memory.input(at, WORD)?;
-                // SAFETY: readable, as just seen.
+                // SAFETY: `reads` has just found the word readable.
                 Some(unsafe { (at as *const u32).read_unaligned() })
             }
         };
         let first = match from {
-            // What is no index is before the first.
+            // A cursor that is no index counts as before the first element.
             Some(index) if is_array && index >= map.spec().max_entries => 0,
             Some(index) if is_array => index.wrapping_add(1),
             Some(bucket) => bucket,
             None => 0,
         };
-        // A bucket that does not fit into an empty room is the door's to refuse.
+        // The supervisor refuses a bucket that does not fit into an empty room.
         let read = map
             .read_batch(first, keys, values, delete, &self.caller())
             .ok()?;
@@ -99,7 +99,7 @@ impl FastPath {
             (true, _) => Some(first.wrapping_add(read.count).wrapping_sub(1)),
             (false, next) => Some(next.unwrap_or(u32::MAX)),
         };
-        // SAFETY: both can be written, as was seen.
+        // SAFETY: both have been found writable.
         unsafe {
             if let Some(cursor) = cursor {
                 (batch.to as *mut u32).write_unaligned(cursor);
@@ -132,7 +132,7 @@ impl FastPath {
             }
             done = done.wrapping_add(1);
         }
-        // SAFETY: can be written, as was seen.
+        // SAFETY: the count has been found writable.
         unsafe { job.count.write_unaligned(done) };
         Some(end)
     }

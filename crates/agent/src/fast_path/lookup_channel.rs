@@ -1,8 +1,11 @@
-//! Looking up elements of a guest's maps by a connection of the tool's own: nobody else is woken on the way.
+//! Look-ups of elements of a guest's maps through a connection of the tool's own: no other process
+//! is woken on the way.
 //!
-//! The door joins the tool's session by a further connection, puts its socket into the tool at a high number, and says so on the
-//! [`Board`](super::prefetch::Board). Which file has that number is asked of the kernel each time. Requests and answers are the protocol's (`beeline_vm_protocol`: `frame` and
-//! `proto/guest.proto`), of which this knows one each: what else comes is left unread, and the channel is never used again.
+//! The supervisor joins the tool's session by a further connection, puts its socket into the tool
+//! at a high number, and says so on the [`Board`](super::prefetch::Board). The kernel is asked each
+//! time which file has that number. Requests and answers are the protocol's (`beeline_vm_protocol`:
+//! `frame` and `proto/guest.proto`). This module knows one of each. Anything else is left unread,
+//! and the channel is never used again.
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{
@@ -18,22 +21,23 @@ use super::memory::{ToolMemory, overlap};
 use super::prefetch::file_of;
 use crate::sys::{self, nr};
 
-/// Processes of a tool that have channels; more are left to the door.
+/// The most processes of a tool that have channels; more are left to the supervisor.
 pub const CHANNELS: usize = 8;
-/// Maps that are looked up by channels; of more, those that were listed first are forgotten.
+/// The most maps that are looked up by channels. When there are more, those listed first are
+/// forgotten.
 pub const LISTED: usize = 64;
-/// Bytes of the longest key and value; longer ones are left to the door.
+/// Bytes of the longest key; longer ones are left to the supervisor.
 pub const KEY: usize = 128;
-/// Likewise.
+/// Likewise for the value.
 pub const VALUE: usize = 1024;
 
-/// A map of the guest's, as the door lists it for the tool's processes.
+/// A map of the guest, as the supervisor lists it for the tool's processes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ListedMap {
-    /// Odd while the door changes what follows, and another one behind that.
+    /// Odd while the supervisor changes what follows, and different afterwards.
     pub version: AtomicU32,
-    /// By which the guest knows it.
+    /// The guest's handle for it.
     pub handle: AtomicU32,
     /// Bytes of a key.
     pub key_len: AtomicU32,
@@ -45,7 +49,7 @@ pub struct ListedMap {
     pub inode: AtomicU64,
 }
 
-/// The socket of a process, which the door says.
+/// The socket of a process, as the supervisor lists it.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Socket {
@@ -57,17 +61,18 @@ pub struct Socket {
     pub inode: AtomicU64,
 }
 
-/// What a process itself writes of its channel.
+/// The part of a channel that its process writes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ChannelUse {
-    /// 1 while a thread uses it, and for ever once something went wrong.
+    /// 1 while a thread uses it, and forever once something went wrong.
     pub busy: AtomicU32,
-    /// The last request's.
+    /// The last request's id.
     pub id: AtomicU32,
 }
 
-/// Room for a request, and then for its answer: whoever holds the channel has it. (The stack may be small.)
+/// Room for a request, and then for its answer. It belongs to the thread that holds the channel.
+/// (The stack may be small.)
 #[repr(C)]
 #[derive(Debug)]
 pub struct Room(UnsafeCell<[u8; ROOM]>);
@@ -75,18 +80,19 @@ pub struct Room(UnsafeCell<[u8; ROOM]>);
 // SAFETY: only the thread that has set `ChannelUse::busy` looks at it.
 unsafe impl Sync for Room {}
 
-/// How long an answer may take, in nanoseconds, if signals keep the socket's own limit from being reached.
+/// The longest time for an answer, in nanoseconds, in case signals keep the socket's own limit from
+/// being reached.
 const PATIENCE: u64 = 5_000_000_000;
 /// Bytes before a message.
 const HEAD: usize = 12;
-/// With the fields around a key or a value.
+/// The size of the room: with the fields around a key or a value.
 pub const ROOM: usize = HEAD + VALUE + 64;
 
-/// What a process has of channels.
+/// A process's view of its channel.
 pub(super) struct LookupChannel<'a, N> {
     /// Nanoseconds of some clock.
     pub(super) now: N,
-    /// 0 in a forked child, be it that a handler forks while the channel is in use and returns there.
+    /// 0 in a forked child, even if a handler forks while the channel is in use and returns there.
     pub(super) alive: &'a AtomicU32,
     pub(super) memory: &'a ToolMemory,
     pub(super) socket: &'a Socket,
@@ -96,7 +102,8 @@ pub(super) struct LookupChannel<'a, N> {
 }
 
 impl<N: Fn() -> u64> LookupChannel<'_, N> {
-    /// The value of a key in the map that a file stands for. `None`: it is not for here.
+    /// Looks up the value of a key in the map that a file stands for. Returns `None` if there is no
+    /// fast path for it.
     pub(super) fn look_up(&self, file: (u64, u64), element: &Element) -> Option<Result<(), Errno>> {
         let map = self.maps.iter().find_map(|map| Map::of(map, file))?;
         if overlap(element.key, map.key_len, element.value, map.value_len) {
@@ -105,7 +112,7 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
         let key = self.memory.input(element.key, map.key_len)?;
         let value = self.memory.output(element.value, map.value_len)?;
         let busy = &self.own.busy;
-        // A thread may have descriptors of its own, or the tool have closed it.
+        // A thread may have descriptors of its own, or the tool may have closed it.
         if !self.is_there() || busy.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
             return None;
         }
@@ -113,7 +120,7 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
         let room = unsafe { &mut *self.room.0.get() };
         let id = self.own.id.load(Relaxed).wrapping_add(1).max(1);
         self.own.id.store(id, Relaxed);
-        // Whatever goes wrong leaves it taken, for ever: nobody knows what comes next on it.
+        // Any failure leaves it taken forever: nobody knows what comes next on it.
         let done = match self.exchange(room, id, &map, key)? {
             Answer::Value(found) => {
                 // SAFETY: the answer has as many bytes as a value.
@@ -121,24 +128,25 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
                 Some(Ok(()))
             }
             Answer::Refused(errno) => Some(Err(Errno(errno))),
-            // The door asks again, and tells the user why.
+            // The supervisor asks again, and tells the user why.
             Answer::Explained => None,
         };
-        // It is the parent's that still uses it.
+        // In a forked child the channel is the parent's, which still uses it.
         if self.alive.load(Relaxed) != 0 {
             busy.store(0, Release);
         }
         done
     }
 
-    /// Does the number stand for the channel's socket?
+    /// True if the number stands for the channel's socket.
     fn is_there(&self) -> bool {
         let inode = self.socket.inode.load(Acquire);
         let file = (self.socket.device.load(Relaxed), inode);
         inode != 0 && file_of(self.socket.fd.load(Relaxed)) == Some(file)
     }
 
-    /// Sends a request, and waits for its answer. `None`: something went wrong, and the channel cannot be used any more.
+    /// Sends a request, and waits for its answer. Returns `None` if something went wrong and the
+    /// channel cannot be used any more.
     fn exchange<'a>(
         &self,
         room: &'a mut [u8; ROOM],
@@ -168,7 +176,7 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
         const EINTR: i64 = -4;
         let begin = (self.now)();
         loop {
-            // Handlers do what they like: close it, fork, or come again and again.
+            // Signal handlers may do anything: close it, fork, or come again and again.
             let is_late = (self.now)().saturating_sub(begin) > PATIENCE;
             if !self.is_there() || is_late || self.alive.load(Relaxed) == 0 {
                 return None;
@@ -187,7 +195,7 @@ impl<N: Fn() -> u64> LookupChannel<'_, N> {
     }
 }
 
-/// A map that was listed, as it was at one moment.
+/// A listed map, as it was at one moment.
 struct Map {
     handle: u32,
     key_len: usize,
@@ -195,9 +203,9 @@ struct Map {
 }
 
 impl Map {
-    /// `None` if it is another file's, or is being changed.
+    /// Returns `None` if it is another file's, or is being changed.
     fn of(listed: &ListedMap, file: (u64, u64)) -> Option<Self> {
-        // Nearly all are others': these are not looked at in order.
+        // Nearly all are other files', so these are skipped without reading them in order.
         if listed.inode.load(Relaxed) != file.1 {
             return None;
         }
@@ -216,18 +224,19 @@ impl Map {
     }
 }
 
-/// What came back.
+/// The guest's answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
     /// The value of the key.
     Value(&'a [u8]),
     /// `Refused`, with nothing but an errno.
     Refused(i32),
-    /// `Refused`, with words.
+    /// `Refused`, with a text.
     Explained,
 }
 
-/// Writes `HostMessage { id, look_up: LookUp { handle, key } }` in its frame; gives its length, or `None` for too long a key.
+/// Writes `HostMessage { id, look_up: LookUp { handle, key } }` in its frame. Returns its length,
+/// or `None` if the key is too long.
 pub fn request(room: &mut [u8; ROOM], id: u32, handle: u32, key: &[u8]) -> Option<usize> {
     let inner = 1 + varint_len(handle) + 1 + varint_len(key.len() as u32) + key.len();
     let mut to = Writer {
@@ -255,15 +264,16 @@ pub fn request(room: &mut [u8; ROOM], id: u32, handle: u32, key: &[u8]) -> Optio
     Some(end)
 }
 
-/// Bytes of the message behind a head, if it may be an answer.
+/// Returns the bytes of the message behind a head, if it may be an answer.
 fn length_of(head: &[u8; HEAD]) -> Option<usize> {
     let len = word_at(head, 0)?;
     let is_sound = word_at(head, 4)? == crc32(&len.to_le_bytes());
     (is_sound && len > 0 && len as usize <= ROOM - HEAD).then_some(len as usize)
 }
 
-/// Takes a frame apart that may hold `GuestMessage { id, content: Content { data, end: false } }` with so many bytes, or
-/// `{ id, refused: Refused { errno, why, rule } }`. `None` for everything else.
+/// Takes a frame apart that may hold `GuestMessage { id, content: Content { data, end: false } }`
+/// with this many bytes, or `{ id, refused: Refused { errno, why, rule } }`. Returns `None` for
+/// everything else.
 pub fn answer(frame: &[u8], id: u32, value_len: usize) -> Option<Answer<'_>> {
     let (head, message) = frame.split_first_chunk::<HEAD>()?;
     if length_of(head)? != message.len() || word_at(head, 8)? != crc32(message) {
@@ -349,7 +359,8 @@ fn word_at(head: &[u8; HEAD], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(*head.get(at..)?.first_chunk()?))
 }
 
-/// CRC-32 as in IEEE 802.3, reflected, by half bytes: a larger table would fill more of the cache than it saves.
+/// Computes CRC-32 as in IEEE 802.3, reflected, by half bytes: a larger table would fill more of
+/// the cache than it saves.
 fn crc32(bytes: &[u8]) -> u32 {
     const POLYNOMIAL: u32 = 0xedb8_8320;
     const TABLE: [u32; 16] = {
@@ -367,7 +378,7 @@ fn crc32(bytes: &[u8]) -> u32 {
         }
         table
     };
-    // Masked: it is there.
+    // The index is masked, so the entry exists.
     let step = |sum: u32| sum >> 4 ^ TABLE.get(sum as usize & 15).copied().unwrap_or(0);
     !bytes
         .iter()

@@ -1,4 +1,4 @@
-//! The tool's memory: looked at before it is used, as its pointers may be anything.
+//! The tool's memory. It is checked before it is used, as the tool's pointers may be anything.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,16 +6,16 @@ use crate::sys::{self, nr};
 
 const PAGE: u64 = 4096;
 const USER_END: u64 = 1 << 47;
-/// What `getcpu` writes.
+/// The size of what `getcpu` writes.
 const WORD: u64 = 4;
 
-/// What is known of it; all zero in the beginning.
+/// Facts about it; all zero in the beginning.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ToolMemory {
-    /// The process's id, as it sees it itself.
+    /// The process's id as it sees itself.
     pub pid: u64,
-    /// Pages that were seen to be there: the page's number twice, plus 1 if it can be written.
+    /// Pages that were found present: the page's number twice, plus 1 if it can be written.
     pages: [AtomicU64; PAGES],
 }
 
@@ -26,7 +26,8 @@ const PAGES: usize = 64;
 const LARGEST: u64 = 256;
 
 impl ToolMemory {
-    /// The attribute, if it is of the usual kind: whole, and zero where these commands have no field.
+    /// Reads the attribute, if it is of the usual kind: whole, and zero where these commands have
+    /// no field.
     pub(super) fn attribute<T: Copy>(&self, at: u64, size: u64) -> Option<T> {
         let own = size_of::<T>() as u64;
         if !(own..=LARGEST).contains(&size) || !size.is_multiple_of(8) || !self.reads(at, size) {
@@ -34,31 +35,34 @@ impl ToolMemory {
         }
         let mut offset = own;
         while offset < size {
-            // SAFETY: within the attribute, which can be read.
+            // SAFETY: the word is within the attribute, which can be read.
             if unsafe { ((at + offset) as *const u64).read_unaligned() } != 0 {
                 return None;
             }
             offset += 8;
         }
-        // SAFETY: as above; the types that are asked for are integers.
+        // SAFETY: the attribute can be read, and the types that are asked for consist of integers.
         Some(unsafe { (at as *const T).read_unaligned() })
     }
 
-    /// Bytes that the tool passes; none if they cannot be read, or are not there to be passed.
+    /// Returns bytes that the tool passes; `None` if they cannot be read, or are not there to be
+    /// passed.
     pub(super) fn input<'a>(&self, at: u64, len: usize) -> Option<&'a [u8]> {
         if at == 0 || len == 0 || !self.reads(at, len as u64) {
             return None;
         }
-        // SAFETY: readable, as far as can be known; what the tool changes meanwhile is its own affair.
+        // SAFETY: the bytes are readable, as far as can be known; what the tool changes meanwhile
+        // is its own affair.
         Some(unsafe { core::slice::from_raw_parts(at as *const u8, len) })
     }
 
-    /// Room that the tool has for an answer.
+    /// Returns the tool's room for an answer.
     pub(super) fn output<'a>(&self, at: u64, len: usize) -> Option<&'a mut [u8]> {
         if at == 0 || len < WORD as usize || !self.writes(at, len as u64) {
             return None;
         }
-        // SAFETY: as above, and writable.
+        // SAFETY: the bytes are readable and writable, as far as can be known; what the tool
+        // changes meanwhile is its own affair.
         Some(unsafe { core::slice::from_raw_parts_mut(at as *mut u8, len) })
     }
 
@@ -96,7 +100,7 @@ impl ToolMemory {
 
     #[inline]
     fn seen(&self, page: u64) -> &AtomicU64 {
-        // SAFETY: masked.
+        // SAFETY: the index is masked, so it is below `PAGES`.
         unsafe { self.pages.get_unchecked(page as usize & (PAGES - 1)) }
     }
 
@@ -104,7 +108,7 @@ impl ToolMemory {
     fn ask_to_read(&self, page: u64) -> bool {
         let mut byte = 0u8;
         let (to, from) = ([(&raw mut byte) as u64, 1], [page * PAGE, 1]);
-        // SAFETY: writes the byte.
+        // SAFETY: the kernel writes only the byte `to`.
         let read = unsafe {
             let (to, from) = ((&raw const to) as u64, (&raw const from) as u64);
             sys::syscall6(nr::PROCESS_VM_READV, [self.pid, to, 1, from, 1, 0])
@@ -115,11 +119,11 @@ impl ToolMemory {
         read == 1
     }
 
-    /// Has the kernel write a word where the answer may go, from `from` on and before `to`; what stood there stays if
-    /// there is no answer.
+    /// Makes the kernel write a word where the answer may go, from `from` on and before `to`. The
+    /// old word stays if there is no answer.
     #[cold]
     fn ask_to_write(&self, page: u64, from: u64, to: u64) -> bool {
-        // A word that lies across two pages tells of both.
+        // A word that lies across two pages shows the state of both.
         let place = from.min(to.wrapping_sub(WORD));
         if !self.reads(place, WORD) {
             return false;
@@ -140,7 +144,7 @@ impl ToolMemory {
     }
 }
 
-/// Do two stretches of memory share a byte?
+/// True if two stretches of memory share a byte.
 pub(super) fn overlap(a: u64, a_len: usize, b: u64, b_len: usize) -> bool {
     a < b.saturating_add(b_len as u64) && b < a.saturating_add(a_len as u64)
 }

@@ -1,13 +1,15 @@
-//! Going through a guest's map: steps that the door has fetched ahead are taken in the tool's process.
+//! Iterating over a guest's map: the tool's process takes steps that the supervisor has prefetched.
 //!
-//! The door writes what it has fetched to a [`Board`], which the tool's processes map read-only. As with the door itself a value is
-//! given once, which they say in [`Marks`], and whatever was fetched for a moment only ([`FRESH`]); the first step and what the board does
-//! not have are left to the door.
+//! The supervisor writes what it has prefetched to a [`Board`], which the tool's processes map
+//! read-only. As with the supervisor itself, a value is returned only once, which the processes
+//! record in [`Marks`], and prefetched data are used only for a moment ([`FRESH`]). The first step,
+//! and anything that the board does not have, is left to the supervisor.
 //!
-//! Look-ups of what is not on the board go by a [channel](super::lookup_channel) if the process has one.
+//! Look-ups of what is not on the board go through a [channel](super::lookup_channel) if the
+//! process has one.
 //!
-//! Which map a descriptor stands for is asked of the kernel each time, as for local maps, but by the file's device and inode: a
-//! guest's map is a socket to the tool.
+//! The kernel is asked each time which map a descriptor stands for, as for local maps, but by the
+//! file's device and inode: a guest's map is a socket to the tool.
 
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -25,34 +27,36 @@ use super::{Element, LONGEST_KEY, cmd, result};
 use crate::fast_path::DECLINED;
 use crate::sys::{self, nr};
 
-/// Iterations that a tool can be in at a time; more are left to the door.
+/// The most iterations that a tool can be in at a time; more are left to the supervisor.
 pub const ITERATIONS: usize = 16;
-/// Steps of a walk that are fetched at once.
+/// Steps of a walk that are prefetched at once.
 pub const STEPS: usize = 4096;
 /// Bytes of all their keys and values.
 pub const BYTES: usize = 256 << 10;
-/// The oldest that something fetched may be, in nanoseconds.
+/// The greatest age of prefetched data, in nanoseconds.
 pub const FRESH: u64 = 100_000_000;
 
-/// What the door has fetched for a tool: memory that it shares with the tool's processes.
+/// The data that the supervisor has prefetched for a tool, in memory that it shares with the tool's
+/// processes.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Board {
     /// In no order.
     pub walks: [Walk; ITERATIONS],
-    /// Maps whose elements can be looked up by channels.
+    /// Maps with elements that can be looked up by channels.
     pub maps: [ListedMap; LISTED],
     /// The channels.
     pub sockets: [Socket; CHANNELS],
 }
 
-/// Where a tool is in a map, and what comes next.
+/// A tool's position in a map, and the steps that come next.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Walk {
-    /// Odd while the door changes what follows, and another one behind that. 0 before the first time.
+    /// Odd while the supervisor changes what follows, and different afterwards. 0 before the first
+    /// time.
     pub version: AtomicU32,
-    /// How many have been fetched.
+    /// The number of prefetched steps.
     pub steps: AtomicU32,
     /// Bytes of a key.
     pub key_len: AtomicU32,
@@ -62,7 +66,7 @@ pub struct Walk {
     pub device: AtomicU64,
     /// Likewise; 0 if this is no walk.
     pub inode: AtomicU64,
-    /// When, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// The time, in nanoseconds of `CLOCK_MONOTONIC`.
     pub fetched: AtomicU64,
     /// 1 if the last step is the map's last.
     pub is_whole: AtomicU32,
@@ -70,48 +74,50 @@ pub struct Walk {
     pub bytes: Bytes,
 }
 
-/// What a tool's processes and the door tell each other of the walks on the board: memory that all of them write.
+/// Notes about the walks on the board that a tool's processes and the supervisor exchange: memory
+/// that all of them write.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Marks {
-    /// Of the walk at the same place.
+    /// For the walk at the same place.
     pub walks: [IterationMarks; ITERATIONS],
-    /// Of the channel at the same place.
+    /// For the channel at the same place.
     pub channels: [ChannelUse; CHANNELS],
 }
 
-/// Of a step: its value has not been given.
+/// For a step: its value has not been returned.
 pub const FREE: u8 = 0;
-/// Of a step: its value has been given, or may have changed since.
+/// For a step: its value has been returned, or may have changed since.
 pub const GIVEN: u8 = 1;
-/// Of a step: the tool has deleted the element. It goes on from there, but does not come there.
+/// For a step: the tool has deleted the element. It goes on from there, but does not come there.
 pub const DELETED: u8 = 2;
 
-/// Of one walk.
+/// The marks of one walk.
 #[repr(C)]
 #[derive(Debug)]
 pub struct IterationMarks {
     /// The step that was looked at last: the next is most likely near.
     pub at: AtomicU32,
-    /// For each step whether its value can be given: [`FREE`], [`GIVEN`] or [`DELETED`].
+    /// For each step, whether its value can be returned: [`FREE`], [`GIVEN`] or [`DELETED`].
     pub given: [AtomicU8; STEPS],
 }
 
-/// Bytes that the door writes while others read: what was read counts only if the version is the same as before.
+/// Bytes that the supervisor writes while others read. What was read counts only if the version is
+/// the same as before.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Bytes(pub UnsafeCell<[u8; BYTES]>);
 
-// SAFETY: only looked at by volatile reads and by copies that no reference is made to.
+// SAFETY: the bytes are only accessed by volatile reads and by copies that no reference is made to.
 unsafe impl Sync for Bytes {}
 
-/// What one process of a tool has: private memory, all zero in a forked child.
+/// The state of one process of a tool: private memory, all zero in a forked child.
 #[repr(C)]
 #[derive(Debug)]
 pub struct GuestFastPath {
-    /// 0 in a forked child, which goes by the door.
+    /// 0 in a forked child, which goes through the supervisor.
     pub alive: AtomicU32,
-    /// The tool's.
+    /// The tool's memory.
     pub memory: ToolMemory,
     /// Mapped as long as the trampoline is, as are the marks.
     pub board: *const Board,
@@ -119,16 +125,17 @@ pub struct GuestFastPath {
     pub marks: *const Marks,
     /// The vDSO's function, or 0.
     pub clock_gettime: usize,
-    /// Which of the channels is this process's; [`CHANNELS`] or more for none.
+    /// The index of this process's channel; [`CHANNELS`] or more for none.
     pub channel: u32,
-    /// For what goes by it.
+    /// Room for the messages on the channel.
     pub room: Room,
 }
 
-/// `bpf(command, attribute, size)` in a tool whose maps are in a guest: the call's result, negative for an error, or
-/// [`DECLINED`].
+/// Handles `bpf(command, attribute, size)` in a tool with maps in a guest. Returns the call's
+/// result, negative for an error, or [`DECLINED`].
 ///
 /// # Safety
+///
 /// For trampolines only: `fast_path` is the process's own. The arguments may be anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_guest_fast_path(
@@ -147,7 +154,7 @@ pub unsafe extern "sysv64" fn beeline_guest_fast_path(
 }
 
 impl GuestFastPath {
-    /// Does what the command says. `None`: it is not for here.
+    /// Carries out the command. Returns `None` if it has no fast path.
     fn step(&self, command: u64, element: &Element) -> Option<Result<(), Errno>> {
         if element.key == 0 || element.unused != 0 || element.flags != 0 {
             return None;
@@ -166,7 +173,7 @@ impl GuestFastPath {
         }
     }
 
-    /// Where a tool with that key is.
+    /// Returns the step at which a tool with that key is.
     fn step_of(&self, (device, inode): (u64, u64), element: &Element) -> Option<(View<'_>, usize)> {
         let view = self.view_of(device, inode)?;
         let key = self.memory.input(element.key, view.key_len)?;
@@ -187,13 +194,14 @@ impl GuestFastPath {
         })
     }
 
-    /// The board and its marks. `None` in a forked child, as a handler may fork and return there.
+    /// Returns the board and its marks, or `None` in a forked child, as a handler may fork and
+    /// return there.
     fn shared(&self) -> Option<(&Board, &Marks)> {
-        // SAFETY: null, or mapped as long as the trampoline is.
+        // SAFETY: the pointer is null, or mapped as long as the trampoline is.
         unsafe { self.board.as_ref().zip(self.marks.as_ref()) }
     }
 
-    /// The walk that a file stands for, if what was fetched of it is still good.
+    /// Returns the walk that a file stands for, if the prefetched data are still good.
     fn view_of(&self, device: u64, inode: u64) -> Option<View<'_>> {
         let (board, marks) = self.shared()?;
         let mut walks = board.walks.iter().zip(&marks.walks);
@@ -201,11 +209,11 @@ impl GuestFastPath {
         let view = View::of(walk, marks)?;
         let is_of_file = walk.device.load(Relaxed) == device && walk.inode.load(Relaxed) == inode;
         let fetched = walk.fetched.load(Relaxed);
-        // Lengths are another map's if the door has changed it meanwhile.
+        // Lengths are another map's if the supervisor has changed it meanwhile.
         (is_of_file && view.holds() && self.is_fresh(fetched)).then_some(view)
     }
 
-    /// Is something that was fetched then still good?
+    /// True if data that were prefetched then are still good.
     fn is_fresh(&self, then: u64) -> bool {
         self.now().checked_sub(then).is_some_and(|age| age < FRESH)
     }
@@ -214,7 +222,8 @@ impl GuestFastPath {
     fn now(&self) -> u64 {
         const MONOTONIC: u64 = 1;
         let mut time = [0_u64; 2];
-        // SAFETY: the runtime found the vDSO's function there; the time is written before it is read.
+        // SAFETY: the runtime found the vDSO's function there; the time is written before it is
+        // read.
         unsafe { sys::read_clock(self.clock_gettime, MONOTONIC, &raw mut time) }
     }
 
@@ -231,10 +240,12 @@ impl GuestFastPath {
             return None;
         }
         let out = self.memory.output(to, view.key_len)?;
-        // Many tools have the next key put where this one is, which the door still needs if this comes to nothing.
+        // Many tools have the next key put where this one is, which the supervisor still needs if
+        // this comes to nothing.
         let mut copy = MaybeUninit::<[u8; LONGEST_KEY]>::uninit();
         let copy = copy.as_mut_ptr().cast::<u8>();
-        // SAFETY: a step of the walk's, and room for the longest key; then what was copied, to as much room.
+        // SAFETY: the first copy is from a step of the walk to room for the longest key; the second
+        // is of what was copied, to as much room.
         unsafe {
             sys::copy(copy, view.key(next), view.key_len);
             if !view.holds() {
@@ -261,10 +272,12 @@ impl GuestFastPath {
         if taken.is_err() || !view.holds() {
             return None;
         }
-        // SAFETY: a step of the walk's, and the tool has as much room: the length is of this map, whatever the door does now.
+        // SAFETY: the value is a step's of the walk, and the tool has as much room: the length is
+        // of this map, whatever the supervisor does now.
         unsafe { sys::copy(out.as_mut_ptr(), view.value(step), view.value_len) };
         view.marks.at.store(step as u32, Relaxed);
-        // If the door changed it meanwhile, it looks the value up, and writes over what came of this if there still is one.
+        // If the supervisor changed it meanwhile, it looks the value up, and overwrites this one if
+        // the element still exists.
         view.holds().then_some(Ok(()))
     }
 }
@@ -280,7 +293,7 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// `None` if it is being changed.
+    /// Returns `None` if it is being changed.
     fn of(walk: &'a Walk, marks: &'a IterationMarks) -> Option<Self> {
         let version = walk.version.load(Acquire);
         let number = |word: &AtomicU32| word.load(Relaxed) as usize;
@@ -297,13 +310,14 @@ impl<'a> View<'a> {
         (version.is_multiple_of(2) && fits).then_some(view)
     }
 
-    /// Is it still what it was?
+    /// True if it has not changed since.
     fn holds(&self) -> bool {
         fence(Acquire);
         self.walk.version.load(Relaxed) == self.version
     }
 
-    /// The step with a key: often that which was looked at last, the one before, or the one behind.
+    /// Returns the step with a key: often the one looked at last, the one before, or the one
+    /// behind.
     fn find(&self, key: &[u8]) -> Option<usize> {
         let first = (self.marks.at.load(Relaxed) as usize).saturating_sub(1);
         let first = first.min(self.steps);
@@ -314,36 +328,37 @@ impl<'a> View<'a> {
     fn is_key(&self, step: usize, key: &[u8]) -> bool {
         let at = self.key(step);
         let mut bytes = key.iter().enumerate();
-        // SAFETY: a step of the walk's has as many bytes as a key, which may change while they are read.
+        // SAFETY: a step of the walk has as many bytes as a key. They may change while they are
+        // read, so the reads are volatile.
         bytes.all(|(place, byte)| unsafe { at.add(place).read_volatile() } == *byte)
     }
 
-    /// Of one of its steps.
+    /// Returns the key of one of its steps.
     fn key(&self, step: usize) -> *const u8 {
         let start = self.walk.bytes.0.get().cast::<u8>();
         // SAFETY: the keys of all steps are within the bytes.
         unsafe { start.add(step * self.key_len) }
     }
 
-    /// Of one of its steps.
+    /// Returns the value of one of its steps.
     fn value(&self, step: usize) -> *const u8 {
         let start = self.walk.bytes.0.get().cast::<u8>();
-        // SAFETY: as are the values behind them.
+        // SAFETY: the values of all steps are within the bytes, behind the keys.
         unsafe { start.add(self.steps * self.key_len + step * self.value_len) }
     }
 }
 
-/// Device and inode of a descriptor's file.
+/// Returns device and inode of a descriptor's file.
 pub(super) fn file_of(fd: u32) -> Option<(u64, u64)> {
-    /// `struct stat` in words; the first two are these.
+    /// The length of `struct stat` in words; the first two are these.
     const STAT: usize = 18;
     let mut stat = MaybeUninit::<[u64; STAT]>::uninit();
     let to = stat.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: writes one `struct stat`.
+    // SAFETY: the call writes one `struct stat`.
     if unsafe { sys::syscall(nr::FSTAT, [fd.into(), to, 0, 0]) } != 0 {
         return None;
     }
-    // SAFETY: it was written.
+    // SAFETY: the call has succeeded, so the structure was written.
     let [device, inode, ..] = unsafe { stat.assume_init() };
     (inode != 0).then_some((device, inode))
 }

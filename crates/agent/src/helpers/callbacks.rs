@@ -1,7 +1,7 @@
 //! Helpers that call back into the program.
 //!
-//! A callback's address leads to compiled code that is called as a helper is. None of these holds a lock or a reference to
-//! the run's context while the program runs in it.
+//! A callback's address leads to compiled code that is called as a helper is. None of these holds a
+//! lock or a reference to the run's context while the program runs in it.
 
 use beeline_isa::abi::{Helper, Run};
 use beeline_maps::flags;
@@ -20,11 +20,12 @@ const EINVAL: i32 = 22;
 /// The kernel's `BPF_MAX_LOOPS`.
 const MAX_LOOPS: u64 = 8 << 20;
 
-/// `bpf_loop(nr_loops, callback_fn, callback_ctx, flags)`: calls `callback_fn(index, callback_ctx)` until it returns
-/// something else than 0; gives the number of calls.
+/// `bpf_loop(nr_loops, callback_fn, callback_ctx, flags)`: calls `callback_fn(index, callback_ctx)`
+/// until it returns something else than 0, and returns the number of calls.
 ///
-/// The kernel's verifier puts the loop into the program, where it can, and then it differs from the kernel's helper: all
-/// 64 bits of the number count, and `-E2BIG` has 32 bits only. So it is here.
+/// The kernel's verifier puts the loop into the program where it can, and then it differs from the
+/// kernel's helper: all 64 bits of the number count, and `-E2BIG` has 32 bits only. This function
+/// does the same.
 pub unsafe extern "sysv64" fn loop_(
     count: u64,
     callback: u64,
@@ -42,7 +43,7 @@ pub unsafe extern "sysv64" fn loop_(
     // SAFETY: the program passes the address of one of its functions.
     let callback = unsafe { function(callback) };
     for index in 0..count {
-        // SAFETY: as above; the run is the program's own.
+        // SAFETY: the callback is one of the program's functions, and the run is the program's own.
         if unsafe { callback(index, argument, 0, 0, 0, run) } != 0 {
             return index + 1;
         }
@@ -50,8 +51,9 @@ pub unsafe extern "sysv64" fn loop_(
     count
 }
 
-/// `bpf_for_each_map_elem(map, callback_fn, callback_ctx, flags)`: calls `callback_fn(map, key, value, callback_ctx)` for
-/// every element until it returns something else than 0; gives the number of calls.
+/// `bpf_for_each_map_elem(map, callback_fn, callback_ctx, flags)`: calls `callback_fn(map, key,
+/// value, callback_ctx)` for every element until it returns something else than 0, and returns the
+/// number of calls.
 pub unsafe extern "sysv64" fn for_each_map_elem(
     map: u64,
     callback: u64,
@@ -60,7 +62,8 @@ pub unsafe extern "sysv64" fn for_each_map_elem(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: called by a program with its own run, one of its own maps and the address of one of its functions.
+    // SAFETY: called by a program with its own run, one of its own maps and the address of one of
+    // its functions.
     let (map_handle, cpu, callback) = unsafe {
         (
             &*(map as *const MapHandle),
@@ -69,7 +72,8 @@ pub unsafe extern "sysv64" fn for_each_map_elem(
         )
     };
     let called = map_handle.map.for_each(flags, cpu, |key, value| {
-        // SAFETY: as above; the key and the value are the element's.
+        // SAFETY: the callback is one of the program's functions; the key and the value are the
+        // element's.
         unsafe { callback(map, key as u64, value as u64, argument, 0, run) == 0 }
     });
     called.map_or_else(|error| failed(error.0), u64::from)
@@ -78,9 +82,11 @@ pub unsafe extern "sysv64" fn for_each_map_elem(
 /// The kernel's `BPF_MAX_USER_RINGBUF_SAMPLES`.
 const MAX_SAMPLES: u64 = 128 << 10;
 
-/// `bpf_user_ringbuf_drain(map, callback_fn, callback_ctx, flags)`: calls `callback_fn(dynptr, callback_ctx)` for every
-/// sample that the tool has finished, until it returns something else than 0; gives the number of calls. The tool, which
-/// may wait for room, is woken if anything was taken, unless the flags say otherwise.
+/// `bpf_user_ringbuf_drain(map, callback_fn, callback_ctx, flags)`: calls `callback_fn(dynptr,
+/// callback_ctx)` for every sample that the tool has finished, until it returns something else than
+/// 0, and returns the number of calls.
+///
+/// The tool may wait for room. It is woken if anything was taken, unless the flags say otherwise.
 pub unsafe extern "sysv64" fn user_ringbuf_drain(
     map: u64,
     callback: u64,
@@ -92,7 +98,8 @@ pub unsafe extern "sysv64" fn user_ringbuf_drain(
     if flags & !(flags::RB_NO_WAKEUP | flags::RB_FORCE_WAKEUP) != 0 {
         return failed(EINVAL);
     }
-    // SAFETY: called by a program with its own run, one of its own maps and the address of one of its functions.
+    // SAFETY: called by a program with its own run, one of its own maps and the address of one of
+    // its functions.
     let (map, me, callback) = unsafe {
         let map = &(*(map as *const MapHandle)).map;
         (map, caller(context(run)), function(callback))
@@ -105,18 +112,20 @@ pub unsafe extern "sysv64" fn user_ringbuf_drain(
         Err(error) => return failed(error.0),
     };
     let (moved, result) = drain_all(&drain, |sample| {
-        // SAFETY: as above; the dynptr is on this stack, and its sample stays until the callback is done.
+        // SAFETY: the callback is one of the program's functions; the dynptr is on this stack, and
+        // its sample stays until the callback is done.
         unsafe { callback((&raw const *sample) as u64, argument, 0, 0, 0, run) }
     });
     drop(drain);
     let forced = flags & flags::RB_FORCE_WAKEUP != 0;
     let wake = forced || moved && flags & flags::RB_NO_WAKEUP == 0;
-    // SAFETY: as above; nothing else uses the context now.
+    // SAFETY: the run is the program's own, and nothing else uses the context now.
     ring_doorbell(unsafe { context(run) }, wake);
     result
 }
 
-/// Shows every sample as a dynptr. Says if the ring's consumer has moved, and gives the helper's result.
+/// Shows every sample as a dynptr. Returns whether the ring's consumer has moved, and the helper's
+/// result.
 fn drain_all(drain: &Drain<'_>, mut each: impl FnMut(&Dynptr) -> u64) -> (bool, u64) {
     let (mut calls, mut moved) = (0, false);
     for _ in 0..MAX_SAMPLES {
@@ -142,9 +151,13 @@ fn drain_all(drain: &Drain<'_>, mut each: impl FnMut(&Dynptr) -> u64) -> (bool, 
     (moved, calls)
 }
 
+/// Returns the function at a callback's address.
+///
 /// # Safety
-/// `address` is one that `LD_IMM64` with `BPF_PSEUDO_FUNC` gave to the program.
+///
+/// `address` must be one that `LD_IMM64` with `BPF_PSEUDO_FUNC` gave to the program.
 unsafe fn function(address: u64) -> Helper {
-    // SAFETY: the caller's promise: a function of this type in the program's code.
+    // SAFETY: the caller promises that this is the address of a function of this type in the
+    // program's code.
     unsafe { core::mem::transmute::<usize, Helper>(address as usize) }
 }

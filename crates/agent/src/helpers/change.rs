@@ -1,4 +1,5 @@
-//! What changes who is traced; only in sessions whose user allows it.
+//! Destructive helpers, which change the traced process. They are only for sessions that the user
+//! has allowed to.
 
 use beeline_isa::abi::Run;
 
@@ -8,7 +9,8 @@ use crate::sys::{self, nr};
 
 const EFAULT: i32 = 14;
 
-/// `bpf_override_return(regs, rc)`: the call is not made, and `rc` is its result. What the last program says counts.
+/// `bpf_override_return(regs, rc)`: the call is not made, and `rc` is its result. The last
+/// program's word counts.
 pub unsafe extern "sysv64" fn override_return(
     _: u64,
     result: u64,
@@ -37,8 +39,8 @@ pub unsafe extern "sysv64" fn probe_write_user(
     let bytes = bytes & 0xffff_ffff;
     let (here, there) = ([from, bytes], [to, bytes]);
     let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    // SAFETY: asks for a number; then the kernel looks at every byte of the process's own memory that it writes. The program
-    // answers for those that it reads.
+    // SAFETY: the first call only returns a number; then the kernel checks every byte of the
+    // process's own memory that it writes. The program answers for those that it reads.
     let written = unsafe {
         let pid = sys::syscall(nr::GETPID, [0; 4]) as u64;
         sys::syscall6(nr::PROCESS_VM_WRITEV, [pid, here, 1, there, 1, 0])

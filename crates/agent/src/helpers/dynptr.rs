@@ -1,7 +1,8 @@
 //! Dynptrs: memory that a program reaches by offset and length, checked as it runs.
 //!
-//! A program keeps the sixteen bytes of a [`Dynptr`] on its stack and hands their address to helpers. Their layout is
-//! that of the kernel's `struct bpf_dynptr_kern`. Helpers that call back into a program make their own.
+//! A program keeps the sixteen bytes of a [`Dynptr`] on its stack and hands their address to
+//! helpers. Their layout is that of the kernel's `struct bpf_dynptr_kern`. Helpers that call back
+//! into a program make their own.
 
 use beeline_isa::abi::Run;
 use beeline_maps::ring;
@@ -27,11 +28,11 @@ pub struct Dynptr {
     data: u64,
     /// Bytes in the low 24 bits, the [`Kind`] in bits 28 to 30, [`READ_ONLY`].
     size: u32,
-    /// Where the dynptr begins in the data.
+    /// The offset in the data at which the dynptr begins.
     offset: u32,
 }
 
-/// What a dynptr's memory is; `enum bpf_dynptr_type`.
+/// The kind of a dynptr's memory; `enum bpf_dynptr_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -42,7 +43,7 @@ pub enum Kind {
 }
 
 impl Dynptr {
-    /// Points nowhere.
+    /// A null dynptr, which points nowhere.
     pub const NULL: Self = Self {
         data: 0,
         size: 0,
@@ -51,12 +52,14 @@ impl Dynptr {
     /// The most bytes that one can have.
     pub const MOST: u32 = SIZE_MASK;
 
-    /// `size` bytes at `data` that may be written to; `None` for more than [`Self::MOST`].
+    /// Creates a dynptr of `size` bytes at `data` that may be written to; `None` for more than
+    /// [`Self::MOST`].
     pub fn new(data: *mut u8, size: u32, kind: Kind) -> Option<Self> {
         Self::make(data as u64, size, kind as u32)
     }
 
-    /// `size` bytes at `data` that may only be read; `None` for more than [`Self::MOST`].
+    /// Creates a dynptr of `size` bytes at `data` that may only be read; `None` for more than
+    /// [`Self::MOST`].
     pub fn read_only(data: *const u8, size: u32, kind: Kind) -> Option<Self> {
         Self::make(data as u64, size, kind as u32 | READ_ONLY >> 28)
     }
@@ -72,12 +75,12 @@ impl Dynptr {
         })
     }
 
-    /// Bytes.
+    /// Returns its size in bytes.
     pub const fn bytes(&self) -> u32 {
         self.size & SIZE_MASK
     }
 
-    /// Is it null?
+    /// True if it is null.
     pub const fn is_null(&self) -> bool {
         self.data == 0
     }
@@ -86,7 +89,7 @@ impl Dynptr {
         self.size & READ_ONLY != 0
     }
 
-    /// The address of `len` bytes from `offset` on; `None` if they are not all inside.
+    /// Returns the address of `len` bytes from `offset` on; `None` if they are not all inside.
     const fn part(&self, offset: u32, len: u32) -> Option<u64> {
         let size = self.bytes();
         if len > size || offset > size - len {
@@ -117,8 +120,8 @@ pub unsafe extern "sysv64" fn dynptr_from_mem(
     result
 }
 
-/// `bpf_ringbuf_reserve_dynptr(ringbuf, size, flags, ptr)`. The program has to hand the record back even if there is
-/// none.
+/// `bpf_ringbuf_reserve_dynptr(ringbuf, size, flags, ptr)`. The program has to hand the record back
+/// even if there is none.
 pub unsafe extern "sysv64" fn ringbuf_reserve_dynptr(
     map: u64,
     size: u64,
@@ -127,7 +130,8 @@ pub unsafe extern "sysv64" fn ringbuf_reserve_dynptr(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; it answers for the dynptr's place.
+    // SAFETY: called by a program with its own run and one of its own maps; it answers for the
+    // dynptr's place.
     let (context, handle, ptr) = unsafe {
         (
             context(run),
@@ -177,12 +181,13 @@ pub unsafe extern "sysv64" fn ringbuf_discard_dynptr(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run and a dynptr of its own.
     unsafe { hand_back(ptr, true, flags, run) }
 }
 
 unsafe fn hand_back(ptr: u64, discard: bool, flags: u64, run: *const Run) -> u64 {
-    // SAFETY: the callers' promise.
+    // SAFETY: both callers are helpers that a program calls with its own run and a dynptr of its
+    // own.
     unsafe {
         let ptr = &mut *(ptr as *mut Dynptr);
         if !ptr.is_null() {
@@ -240,7 +245,8 @@ pub unsafe extern "sysv64" fn dynptr_write(
     0
 }
 
-/// `bpf_dynptr_data(ptr, offset, len)`: the address of `len` bytes that the program may read and write, or null.
+/// `bpf_dynptr_data(ptr, offset, len)`: the address of `len` bytes that the program may read and
+/// write, or null.
 pub unsafe extern "sysv64" fn dynptr_data(
     ptr: u64,
     offset: u64,

@@ -1,4 +1,4 @@
-//! Who runs: process, thread, user, name, CPU.
+//! The identity of the running thread: process, thread, user, name, CPU.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -34,7 +34,7 @@ pub unsafe extern "sysv64" fn get_numa_node_id(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: called by a program with its own run, whose target outlives it.
+    // SAFETY: called by a program with its own run; the target outlives the run.
     let flags = unsafe { &(*context(run).target).flags }.load(Relaxed);
     u64::from(sys::node(flags & HAS_RDPID != 0))
 }
@@ -47,13 +47,13 @@ pub unsafe extern "sysv64" fn get_current_pid_tgid(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run.
     let context = unsafe { context(run) };
     u64::from(tgid(context)) << 32 | u64::from(tid(context))
 }
 
-/// `bpf_get_ns_current_pid_tgid(dev, ino, nsdata, size)`: the ids in the process's own pid namespace, if that is the one
-/// named by device and inode; else `-EINVAL` and zeros.
+/// `bpf_get_ns_current_pid_tgid(dev, ino, nsdata, size)`: the ids in the process's own pid
+/// namespace, if that is the one named by device and inode; else `-EINVAL` and zeros.
 pub unsafe extern "sysv64" fn get_ns_current_pid_tgid(
     dev: u64,
     ino: u64,
@@ -65,7 +65,8 @@ pub unsafe extern "sysv64" fn get_ns_current_pid_tgid(
     /// `struct bpf_pidns_info`.
     type Ids = [u32; 2];
     let size = size as usize & 0xffff_ffff;
-    // SAFETY: called by a program with its own run, whose target outlives it; it answers for `size` bytes.
+    // SAFETY: called by a program with its own run; the target outlives the run. The program
+    // answers for `size` bytes.
     unsafe {
         let target = &*context(run).target;
         if size != size_of::<Ids>() || target.pid_namespace != [dev, ino] {
@@ -92,8 +93,11 @@ pub unsafe extern "sysv64" fn get_current_uid_gid(
     u64::from(gid) << 32 | u64::from(uid)
 }
 
-/// The thread's user and group. A process may change them at any moment, so they are only remembered where every call that
-/// does is seen; and no longer than for one tick of the coarse clock, for the sake of what nobody has thought of.
+/// Returns the thread's user and group.
+///
+/// A process may change them at any moment, so they are only remembered where every such call is
+/// seen. They are kept no longer than for one tick of the coarse clock, in case of changes that
+/// nobody has thought of.
 fn user_and_group(context: &mut Context) -> (u32, u32) {
     // SAFETY: the context's target outlives the run.
     let target = unsafe { &*context.target };
@@ -103,7 +107,7 @@ fn user_and_group(context: &mut Context) -> (u32, u32) {
     if !is_seen || target.tid_offset == TID_UNKNOWN || control.user_changes.load(Relaxed) != 0 {
         return ask_user_and_group();
     }
-    // It is a thread's own calls that change what it is, so these words need no order among threads.
+    // A thread's identity changes by its own calls, so these words need no order among threads.
     let users = control.users.load(Relaxed);
     let (tid, tick) = (tid(context), time::tick(context));
     // SAFETY: the slot is leased by this run.
@@ -113,7 +117,8 @@ fn user_and_group(context: &mut Context) -> (u32, u32) {
     };
     if (entry.tid, entry.tick, entry.users) != (tid, tick, users) {
         let (uid, gid) = ask_user_and_group();
-        // A handler that has interrupted the questions, and changed the answers, has changed `users` as well.
+        // A handler that has interrupted the questions, and changed the answers, has changed
+        // `users` as well.
         *entry = UserEntry {
             tid,
             tick,
@@ -160,7 +165,7 @@ pub unsafe extern "sysv64" fn get_current_comm(
     0
 }
 
-/// The probed address.
+/// `bpf_get_func_ip`: the probed address.
 pub unsafe extern "sysv64" fn get_func_ip(
     _: u64,
     _: u64,
@@ -171,7 +176,7 @@ pub unsafe extern "sysv64" fn get_func_ip(
 ) -> u64 {
     // SAFETY: called by a program with its own run.
     let site = unsafe { context(run) }.site;
-    // SAFETY: null, or the site that outlives the run.
+    // SAFETY: the pointer is null, or a site that outlives the run.
     unsafe { site.as_ref() }.map_or(0, |site| site.function())
 }
 
@@ -183,11 +188,11 @@ pub unsafe extern "sysv64" fn get_attach_cookie(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run.
     unsafe { context(run) }.cookie
 }
 
-/// The process's id.
+/// Returns the process's id.
 pub fn tgid(context: &Context) -> u32 {
     // SAFETY: the context's target outlives the run.
     let target = unsafe { &*context.target };
@@ -199,7 +204,7 @@ pub fn tgid(context: &Context) -> u32 {
     unsafe { &*target.control }.pid.load(Relaxed)
 }
 
-/// The calling thread's id.
+/// Returns the calling thread's id.
 pub fn tid(context: &Context) -> u32 {
     // SAFETY: the context's target outlives the run.
     match unsafe { (*context.target).tid_offset } {
@@ -210,8 +215,10 @@ pub fn tid(context: &Context) -> u32 {
     }
 }
 
-/// The calling thread's name. Where the calls that change it are not seen, or another thread does, it is one tick of the coarse clock
-/// old at most.
+/// Returns the calling thread's name.
+///
+/// Where the calls that change it are not seen, or another thread changes it, it is at most one
+/// tick of the coarse clock old.
 pub fn comm(context: &mut Context) -> [u8; COMM_LEN] {
     // SAFETY: the context's target outlives the run.
     let target = unsafe { &*context.target };

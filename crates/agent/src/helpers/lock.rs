@@ -1,10 +1,11 @@
 //! Locks in the values of maps.
 //!
-//! The kernel switches interrupts off while a program holds one. Here the holder can be interrupted: by a signal whose
-//! handler reaches a probe, and that program might wait for the very lock that its own thread holds. So a thread runs no
-//! other program while it holds a lock ([`thread_holds_one`]): as the kernel, which runs no tracing program inside another.
-//! Holders that die are the runtime's to find. A holder that is stopped, by a debugger or a signal, is waited for a fraction of
-//! a second; then the program goes on without, and that is counted.
+//! The kernel switches interrupts off while a program holds one. Here the holder can be interrupted
+//! by a signal with a handler that reaches a probe, and that program might wait for the very lock
+//! that its own thread holds. So a thread runs no other program while it holds a lock
+//! ([`thread_holds_one`]), just as the kernel runs no tracing program inside another. The runtime
+//! finds holders that die. A holder that is stopped, by a debugger or a signal, is waited for a
+//! fraction of a second. Then the program goes on without the lock, and that is counted.
 
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -32,7 +33,7 @@ pub unsafe extern "sysv64" fn spin_lock(
         // A second lock: the kernel loads no such program.
         return 0;
     }
-    // Told before it is so: a signal may come at any moment.
+    // Noted before the lock is taken, as a signal may come at any moment.
     slot.lock.store(lock as usize, Relaxed);
     control.locks.fetch_add(1, Release);
     // SAFETY: the program answers for the address, as it does to the kernel's verifier.
@@ -63,11 +64,12 @@ pub unsafe extern "sysv64" fn spin_unlock(
 
 /// Frees the lock that the run holds, if any.
 pub fn release(context: &Context) {
-    // SAFETY: the slot and the target are the run's, the control page is mapped as long as the agent runs.
+    // SAFETY: the slot and the target are the run's, the control page is mapped as long as the
+    // agent runs.
     let (slot, control) = unsafe { (&*context.slot, &*(*context.target).control) };
     let lock = slot.lock.load(Relaxed) as *mut u8;
     if !lock.is_null() {
-        // SAFETY: what `spin_lock` has taken.
+        // SAFETY: `spin_lock` has taken this lock.
         unsafe { beeline_maps::spin_unlock(lock, &maps::caller(context)) };
         forget(slot, control);
     }
@@ -78,7 +80,8 @@ fn forget(slot: &Slot, control: &Control) {
     control.locks.fetch_sub(1, Release);
 }
 
-/// Does a program that this thread is inside of hold a lock? `this` is what [`Slot::holder`] says of the thread.
+/// True if a program that this thread is inside of holds a lock. `this` is the thread's name in
+/// [`Slot::holder`].
 #[cold]
 pub fn thread_holds_one(target: &Target, this: usize) -> bool {
     (0..target.cpus).any(|cpu| {

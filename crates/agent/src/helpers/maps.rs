@@ -1,4 +1,5 @@
-//! Map look-up, update and delete; push, pop and peek. A program's map argument is a [`MapHandle`]'s address.
+//! Map look-up, update and delete; push, pop and peek. A program's map argument is a
+//! [`MapHandle`]'s address.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -29,7 +30,7 @@ pub unsafe extern "sysv64" fn map_lookup_elem(
     }
 }
 
-/// [`map_lookup_elem`] for hashes of a known kind whose keys have `KEY` bytes.
+/// [`map_lookup_elem`] for hashes of a known kind with keys of `KEY` bytes.
 unsafe extern "sysv64" fn look_up<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
     map: u64,
     key: u64,
@@ -38,24 +39,26 @@ unsafe extern "sysv64" fn look_up<const KEY: usize, const PER_CPU: bool, const L
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps, of the kind that its compiler was told; it
-    // answers for the key.
+    // SAFETY: called by a program with its own run and one of its own maps, of the kind that its
+    // compiler was told; it answers for the key.
     unsafe {
         let map = &(*(map as *const MapHandle)).map;
         map.lookup_hash::<KEY, PER_CPU, LRU>(key as *const u8, context(run).cpu) as u64
     }
 }
 
-/// Puts the look-ups for hashes where [`beeline_isa::abi::hash_lookup`] says.
+/// Puts the look-ups for hashes at the places of [`beeline_isa::abi::hash_lookup`].
 ///
 /// # Safety
+///
 /// `table` must have room for all helpers.
 pub unsafe fn put_hash_look_ups(table: *mut usize) {
     macro_rules! put {
         ($($key:literal $per_cpu:literal $lru:literal;)*) => {$(
             if let Some(place) = const { hash_lookup($key, $per_cpu, $lru) } {
                 let helper: Helper = look_up::<$key, $per_cpu, $lru>;
-                // SAFETY: the caller's promise; the place is one of the table's.
+                // SAFETY: the caller promises that the table has room for all helpers, and the
+                // place is one of the table's.
                 unsafe { table.add(place as usize).write(helper as usize) };
             }
         )*};
@@ -76,7 +79,8 @@ pub unsafe extern "sysv64" fn map_update_elem(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above, and for the value.
+    // SAFETY: called by a program with its own run and one of its own maps; it answers for the key
+    // and the value.
     let updated = unsafe {
         let caller = caller(context(run));
         (*(map as *const MapHandle)).map.update(
@@ -98,7 +102,7 @@ pub unsafe extern "sysv64" fn map_delete_elem(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run and one of its own maps; it answers for the key.
     let deleted = unsafe {
         (*(map as *const MapHandle))
             .map
@@ -108,7 +112,8 @@ pub unsafe extern "sysv64" fn map_delete_elem(
     changed(deleted, unsafe { context(run) })
 }
 
-/// The result of a change. One that was given up for want of a lock is counted, as programs seldom look.
+/// Returns the result of a change. A change that was given up for want of a lock is counted, as
+/// programs seldom look.
 fn changed(result: Result<(), Errno>, context: &Context) -> u64 {
     match result {
         Ok(()) => 0,
@@ -124,7 +129,8 @@ fn changed(result: Result<(), Errno>, context: &Context) -> u64 {
     }
 }
 
-/// `bpf_map_lookup_percpu_elem(map, key, cpu)`: the CPU's number is a slot's, as in every per-CPU map.
+/// `bpf_map_lookup_percpu_elem(map, key, cpu)`: the CPU's number is a slot's, as in every per-CPU
+/// map.
 pub unsafe extern "sysv64" fn map_lookup_percpu_elem(
     map: u64,
     key: u64,
@@ -133,7 +139,7 @@ pub unsafe extern "sysv64" fn map_lookup_percpu_elem(
     _: u64,
     _: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run and one of its own maps; it answers for the key.
     unsafe {
         (*(map as *const MapHandle))
             .map
@@ -149,7 +155,8 @@ pub unsafe extern "sysv64" fn map_push_elem(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above, and for the value.
+    // SAFETY: called by a program with its own run and one of its own maps; it answers for the
+    // value.
     let pushed = unsafe {
         (*(map as *const MapHandle))
             .map
@@ -167,7 +174,8 @@ pub unsafe extern "sysv64" fn map_pop_elem(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run and one of its own maps; it answers for the
+    // value.
     let popped = unsafe {
         (*(map as *const MapHandle))
             .map
@@ -185,7 +193,8 @@ pub unsafe extern "sysv64" fn map_peek_elem(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run and one of its own maps; it answers for the
+    // value.
     let seen = unsafe {
         (*(map as *const MapHandle))
             .map
@@ -194,11 +203,11 @@ pub unsafe extern "sysv64" fn map_peek_elem(
     seen.map_or_else(|error| failed(error.0), |()| 0)
 }
 
-/// Who works on a map, for its locks.
+/// Returns the caller of a map operation, for the map's locks.
 pub fn caller(context: &Context) -> Caller {
     // SAFETY: the context's target outlives the run.
     Caller {
-        // SAFETY: as above.
+        // SAFETY: the context's target outlives the run.
         owner: unsafe { (*context.target).owner },
         cpu: context.cpu,
         relax,
@@ -206,8 +215,10 @@ pub fn caller(context: &Context) -> Caller {
     }
 }
 
-/// Lets others run, unless this thread runs another program too: then we are inside a signal handler that interrupted
-/// that, and perhaps wait for what it holds, or for another thread's handler that waits for what ours holds.
+/// Lets other threads run, unless this thread runs another program too.
+///
+/// Then it is inside a signal handler that interrupted that program. It may be waiting for what
+/// that program holds, or for another thread's handler that waits for what this thread holds.
 fn relax(caller: &Caller) -> bool {
     // SAFETY: `caller` put the run's target there.
     if enter::is_nested(unsafe { &*(caller.context as *const Target) }, caller.cpu) {

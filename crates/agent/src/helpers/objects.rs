@@ -1,4 +1,4 @@
-//! Helpers on maps whose elements are objects: tail calls, inner maps, cgroups.
+//! Helpers on maps of objects: tail calls, inner maps, cgroups.
 
 use core::sync::atomic::Ordering::Acquire;
 
@@ -15,8 +15,9 @@ const EAGAIN: i32 = 11;
 /// The kernel's id of the default hierarchy's root.
 const ROOT_CGROUP: u64 = 1;
 
-/// `bpf_tail_call(context, map, index)`: the entry of the next program, whose tables the run has from now on; or 0, and the
-/// calling program goes on. What belongs to the attachment, as its cookie, stays.
+/// `bpf_tail_call(context, map, index)`: returns the entry of the next program, and the run has
+/// that program's tables from now on. If it returns 0, the calling program goes on. What belongs to
+/// the attachment, such as its cookie, stays.
 pub unsafe extern "sysv64" fn tail_call(
     _: u64,
     map: u64,
@@ -33,7 +34,8 @@ pub unsafe extern "sysv64" fn tail_call(
     let index = index as u32;
     // SAFETY: the key is the 4 bytes of an index; the target outlives the run.
     let link = unsafe { find(&*context.target, map, (&raw const index).cast()) } as *const Link;
-    // SAFETY: null, or a link that stays as long as the target's pool: elements of program arrays are links.
+    // SAFETY: the pointer is null, or a link that stays as long as the target's pool: elements of
+    // program arrays are links.
     let Some(link) = (unsafe { link.as_ref() }) else {
         return 0;
     };
@@ -45,10 +47,12 @@ pub unsafe extern "sysv64" fn tail_call(
     link.entry() as usize as u64
 }
 
-/// The inner map that is an element of `map`, which is no map of values: its [`MapHandle`]'s address, or 0.
+/// Returns the inner map that is an element of `map`, which is no map of values: its
+/// [`MapHandle`]'s address, or 0.
 ///
 /// # Safety
-/// `key` is readable for the map's keys' size.
+///
+/// `key` must be readable for the map's key size.
 #[cold]
 pub unsafe fn inner_map(map: &MapHandle, key: *const u8, run: *const Run) -> u64 {
     if !matches!(
@@ -57,7 +61,8 @@ pub unsafe fn inner_map(map: &MapHandle, key: *const u8, run: *const Run) -> u64
     ) {
         return 0;
     }
-    // SAFETY: the caller's promise; called by a program with its own run, which the target outlives.
+    // SAFETY: the caller promises that the key is readable. A program called with its own run,
+    // which the target outlives.
     unsafe { find(&*context(run).target, map, key) as u64 }
 }
 
@@ -70,7 +75,8 @@ pub unsafe extern "sysv64" fn current_task_under_cgroup(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: called by a program with its own run and one of its own maps; the target outlives the run.
+    // SAFETY: called by a program with its own run and one of its own maps; the target outlives the
+    // run.
     let (map, target) = unsafe { (&*(map as *const MapHandle), &*context(run).target) };
     let index = index as u32;
     if index >= map.map.spec().max_entries {
@@ -97,7 +103,8 @@ pub unsafe extern "sysv64" fn get_current_cgroup_id(
     cgroups(target).last().unwrap_or(ROOT_CGROUP)
 }
 
-/// `bpf_get_current_ancestor_cgroup_id(level)`: 0 if there is none at that level; the root is at level 0.
+/// `bpf_get_current_ancestor_cgroup_id(level)`: 0 if there is none at that level; the root is at
+/// level 0.
 pub unsafe extern "sysv64" fn get_current_ancestor_cgroup_id(
     level: u64,
     _: u64,
@@ -111,10 +118,11 @@ pub unsafe extern "sysv64" fn get_current_ancestor_cgroup_id(
     cgroups(target).nth(level as u32 as usize).unwrap_or(0)
 }
 
-/// The ids of the cgroups that the target is in, from the root to its own.
+/// Returns the ids of the cgroups that the target is in, from the root to its own.
 fn cgroups(target: &Target) -> impl Iterator<Item = u64> {
     let path = target.cgroups.load(Acquire) as *const CgroupPath;
-    // SAFETY: null, or a path that is published whole and stays as long as the target's pool.
+    // SAFETY: the pointer is null, or a path that is published whole and stays as long as the
+    // target's pool.
     let depth = unsafe { path.as_ref() }.map_or(0, |path| path.depth);
     // SAFETY: `depth` ids follow the head.
     (0..depth).map(move |level| unsafe { *path.add(1).cast::<u64>().add(level) })

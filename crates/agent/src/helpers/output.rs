@@ -134,7 +134,7 @@ pub unsafe extern "sysv64" fn ringbuf_discard(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run and a record that it reserved.
     unsafe { commit(context(run), data, true, flags) }
 }
 
@@ -155,7 +155,8 @@ pub unsafe extern "sysv64" fn ringbuf_query(
 /// Hands a record back to the ring that it lies in: one of the program's own maps.
 ///
 /// # Safety
-/// `context` must be that of the run whose program reserved the record.
+///
+/// `context` must be that of the run in which the program reserved the record.
 pub unsafe fn commit(context: &Context, data: u64, discard: bool, flags: u64) -> u64 {
     for i in 0..context.run.map_count {
         // SAFETY: the run's table has `map_count` handles.
@@ -170,7 +171,7 @@ pub unsafe fn commit(context: &Context, data: u64, discard: bool, flags: u64) ->
     0
 }
 
-/// Has the runtime wake the tool. A system call only if the runtime sleeps.
+/// Makes the runtime wake the tool. This takes a system call only if the runtime sleeps.
 pub fn ring_doorbell(context: &Context, wake: bool) {
     if !wake {
         return;
@@ -179,7 +180,7 @@ pub fn ring_doorbell(context: &Context, wake: bool) {
     let session = unsafe { &*(*context.target).session };
     if session.waiting.load(SeqCst) != 0 && session.waiting.swap(0, SeqCst) != 0 {
         session.doorbell.fetch_add(1, SeqCst);
-        // SAFETY: wakes whoever waits on the word.
+        // SAFETY: the call only wakes the thread that waits on the word.
         unsafe {
             sys::syscall(
                 nr::FUTEX,

@@ -9,10 +9,10 @@ const EINVAL: i32 = 22;
 const ERANGE: i32 = 34;
 /// In flags: the base.
 const BASE_MASK: u64 = 0x1f;
-/// Characters that a number may have behind its sign.
+/// The most characters that a number may have behind its sign.
 const LONGEST: usize = 63;
 
-/// `bpf_strtol(buf, buf_len, flags, res)`: bytes that the number takes.
+/// `bpf_strtol(buf, buf_len, flags, res)`: returns the bytes that the number takes.
 pub unsafe extern "sysv64" fn strtol(
     buf: u64,
     len: u64,
@@ -33,7 +33,8 @@ pub unsafe extern "sysv64" fn strtol(
     }
 }
 
-/// `bpf_strtoul(buf, buf_len, flags, res)`: bytes that the number takes; `-EINVAL` for one with a minus sign.
+/// `bpf_strtoul(buf, buf_len, flags, res)`: returns the bytes that the number takes, or `-EINVAL`
+/// for one with a minus sign.
 pub unsafe extern "sysv64" fn strtoul(
     buf: u64,
     len: u64,
@@ -42,7 +43,7 @@ pub unsafe extern "sysv64" fn strtoul(
     _: u64,
     _: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: the program answers for the text and for a word at `to`.
     unsafe {
         (to as *mut u64).write(0);
         let text = Text::new(buf, len);
@@ -57,7 +58,7 @@ pub unsafe extern "sysv64" fn strtoul(
 unsafe fn give(number: Result<(u64, usize), i32>, to: u64) -> u64 {
     match number {
         Ok((value, end)) => {
-            // SAFETY: the callers' promise.
+            // SAFETY: both callers pass the address of a word that the program answers for.
             unsafe { (to as *mut u64).write(value) };
             end as u64
         }
@@ -71,7 +72,10 @@ struct Text {
 }
 
 impl Text {
+    /// Wraps a text of the program's.
+    ///
     /// # Safety
+    ///
     /// `len` bytes at `at` must be readable.
     unsafe fn new(at: u64, len: u64) -> Self {
         Self {
@@ -80,10 +84,10 @@ impl Text {
         }
     }
 
-    /// The byte at a place; 0 at the end and after it.
+    /// Returns the byte at a place; 0 at the end and after it.
     fn byte(&self, i: usize) -> u8 {
         if i < self.len {
-            // SAFETY: inside.
+            // SAFETY: the index is inside the text.
             unsafe { self.at.add(i).read() }
         } else {
             0
@@ -99,7 +103,7 @@ struct Number {
 }
 
 impl Number {
-    /// As a signed one; `None` if it does not fit.
+    /// Returns it as a signed number; `None` if it does not fit.
     fn signed(&self) -> Option<u64> {
         let (value, fits) = match self.is_negative {
             true => (
@@ -159,7 +163,8 @@ fn digit(byte: u8) -> Option<u64> {
     Some(digit.into())
 }
 
-/// The base of a number, and where its digits begin: 0 takes it from the number's prefix.
+/// Returns the base of a number and the start of its digits. A base of 0 is taken from the number's
+/// prefix.
 fn base_at(text: &Text, base: u64, start: usize) -> (u64, usize) {
     let is_zero = text.byte(start) == b'0';
     let is_x = is_zero && text.byte(start + 1) | 0x20 == b'x';

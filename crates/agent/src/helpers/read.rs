@@ -1,9 +1,10 @@
 //! Reads of the target's memory that must not fault.
 //!
-//! A page that was readable a moment ago (at the same tick of the coarse clock) is read directly, any other page
-//! is first asked for by `process_vm_readv` on ourselves, which reports instead of faulting. What is left is a
-//! page that was unmapped within the last milliseconds: that fault is caught by the agent's signal handler, which
-//! goes on at [`fault_fixup`]'s answer. Without the handler every read takes the system call.
+//! A page that was readable a moment ago (at the same tick of the coarse clock) is read directly.
+//! For any other page the kernel is asked first, by `process_vm_readv` on the process itself, which
+//! reports instead of faulting. The remaining case is a page that was unmapped within the last
+//! milliseconds. The agent's signal handler catches that fault and goes on at [`fault_fixup`]'s
+//! answer. Without the handler every read takes the system call.
 
 use core::arch::{asm, global_asm};
 use core::sync::atomic::Ordering::Relaxed;
@@ -18,12 +19,13 @@ const EFAULT: i32 = 14;
 const PAGE: u64 = 4096;
 /// User space on x86-64 ends here (47 bits; with five-level paging only on request).
 const USER_END: u64 = 1 << 47;
-/// Bits of the tick beside a page's number: they come round in 19 hours.
+/// Bits of the tick beside a page's number: they wrap around in 19 hours.
 const TICK_BITS: u32 = 29;
 /// Bytes asked for at once when a string is read without the handler.
 const CHUNK: u64 = 256;
 
-// Leaf functions that leave the stack pointer alone, so one fixup serves a fault at any of their instructions.
+// Leaf functions that leave the stack pointer alone, so one fixup serves a fault at any of their
+// instructions.
 global_asm!(
     "beeline_fault_begin:",
     // (rdi: to, rsi: from, rdx: bytes) -> 0
@@ -31,7 +33,7 @@ global_asm!(
     "cmp rdx, 8",
     "jb 3f",
     "ja 2f",
-    // What programs read most: one word.
+    // One word is what programs read most.
     "mov rax, [rsi]",
     "mov [rdi], rax",
     "xor eax, eax",
@@ -57,7 +59,8 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
-    // (rdi: to, rsi: from, rdx: at most so many bytes) -> bytes copied, up to and with the terminator
+    // (rdi: to, rsi: from, rdx: at most this many bytes) -> bytes copied, up to and with the
+    // terminator
     "beeline_copy_string:",
     "xor eax, eax",
     "2:",
@@ -97,12 +100,12 @@ global_asm!(
     "ret",
 );
 
-/// The address of a label in the assembly above. (An `extern` item would be reached through a table that needs
-/// relocations, which the agent cannot have.)
+/// Returns the address of a label in the assembly above. (An `extern` item would be reached through
+/// a table that needs relocations, which the agent cannot have.)
 macro_rules! label {
     ($name:literal) => {{
         let address: u64;
-        // SAFETY: computes an address.
+        // SAFETY: this only computes an address.
         unsafe {
             asm!(concat!("lea {}, [rip + ", $name, "]"), out(reg) address, options(nomem, nostack, preserves_flags));
         }
@@ -113,23 +116,26 @@ macro_rules! label {
 /// `(to, from, bytes)`.
 type CopyFn = unsafe extern "sysv64" fn(*mut u8, u64, u64) -> i64;
 
-/// Copies; 0, or `-EFAULT` if a fault was caught.
+/// Copies. Returns 0, or `-EFAULT` if a fault was caught.
 #[inline(always)]
 unsafe fn direct_copy(to: *mut u8, from: u64, bytes: u64) -> i64 {
     let function = label!("beeline_copy");
-    // SAFETY: the label is a function of this type; memory is the caller's promise.
+    // SAFETY: the label is a function of this type; the caller promises room at `to`, and a fault
+    // at `from` is caught.
     unsafe { core::mem::transmute::<u64, CopyFn>(function)(to, from, bytes) }
 }
 
-/// Copies up to and with a terminator; bytes copied, or `-EFAULT` if a fault was caught.
+/// Copies up to and with a terminator. Returns the bytes copied, or `-EFAULT` if a fault was
+/// caught.
 #[inline(always)]
 unsafe fn direct_copy_string(to: *mut u8, from: u64, most: u64) -> i64 {
     let function = label!("beeline_copy_string");
-    // SAFETY: as above.
+    // SAFETY: the label is a function of this type; the caller promises room at `to`, and a fault
+    // at `from` is caught.
     unsafe { core::mem::transmute::<u64, CopyFn>(function)(to, from, most) }
 }
 
-/// Where a thread that faulted at `ip` goes on, if it was one of the reads here.
+/// Returns where a thread that faulted at `ip` goes on, if it was one of the reads here.
 pub fn fault_fixup(ip: u64) -> Option<u64> {
     let reads = label!("beeline_fault_begin")..label!("beeline_fault_end");
     reads.contains(&ip).then(|| label!("beeline_fault_fixup"))
@@ -145,8 +151,8 @@ pub unsafe extern "sysv64" fn probe_read(
     run: *const Run,
 ) -> u64 {
     let size = size & 0xffff_ffff;
-    // SAFETY: called by a program with its own run; the program answers for `size` bytes at `to`. A fault at `from` is
-    // caught.
+    // SAFETY: called by a program with its own run; the program answers for `size` bytes at `to`. A
+    // fault at `from` is caught.
     unsafe {
         let context = context(run);
         if is_fresh(context, from, size) && direct_copy(to as *mut u8, from, size) == 0 {
@@ -160,7 +166,8 @@ pub unsafe extern "sysv64" fn probe_read(
     failed(EFAULT)
 }
 
-/// [`probe_read`] of sizes known to the compiler, without a frame for what was readable a moment ago.
+/// [`probe_read`] of sizes known to the compiler, without a frame for memory that was readable a
+/// moment ago.
 macro_rules! sized_reads {
     ($($helper:ident = $load:literal, $type:ty;)*) => {
         $(
@@ -181,15 +188,17 @@ macro_rules! sized_reads {
             }
         )*
 
-        /// Puts the sized reads where [`beeline_isa::abi::sized_read`] says.
+        /// Puts the sized reads at the places of [`beeline_isa::abi::sized_read`].
         ///
         /// # Safety
+        ///
         /// `table` must have room for all helpers.
         pub unsafe fn put_sized_reads(table: *mut usize) {
             $(
                 if let Some(place) = const { sized_read(size_of::<$type>() as u64) } {
                     let helper: Helper = $helper;
-                    // SAFETY: the caller's promise; the place is one of the table's.
+                    // SAFETY: the caller promises that the table has room for all helpers, and the
+                    // place is one of the table's.
                     unsafe { table.add(place as usize).write(helper as usize) };
                 }
             )*
@@ -204,7 +213,8 @@ sized_reads! {
     probe_read_8 = "beeline_load_8", u64;
 }
 
-/// `bpf_probe_read_user_str(dst, size, src)`: bytes with the terminator, or `-EFAULT` and zeros.
+/// `bpf_probe_read_user_str(dst, size, src)`: returns the bytes with the terminator, or `-EFAULT`
+/// and zeros.
 pub unsafe extern "sysv64" fn probe_read_str(
     to: u64,
     size: u64,
@@ -227,16 +237,17 @@ pub unsafe extern "sysv64" fn probe_read_str(
     failed(EFAULT)
 }
 
-/// Copies `bytes` of the target's memory; false if any of them cannot be read.
+/// Copies `bytes` of the target's memory. Returns false if any of them cannot be read.
 ///
 /// # Safety
+///
 /// `to` must have room for `bytes`.
 pub unsafe fn copy(context: &mut Context, to: *mut u8, from: u64, bytes: u64) -> bool {
     if !in_user_space(from, bytes) {
         return false;
     }
     if !faults_caught(context) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `to` has room for the bytes.
         return unsafe { ask(context, to, from, bytes) };
     }
     let last = from.wrapping_add(bytes.max(1) - 1) / PAGE;
@@ -245,14 +256,15 @@ pub unsafe fn copy(context: &mut Context, to: *mut u8, from: u64, bytes: u64) ->
             return false;
         }
     }
-    // SAFETY: room is the caller's promise; a fault at `from` is caught.
+    // SAFETY: the caller promises that `to` has room for the bytes; a fault at `from` is caught.
     unsafe { direct_copy(to, from, bytes) == 0 }
 }
 
-/// Copies a frame of a stack walk; false if it cannot be read, or could not a moment ago.
+/// Copies a frame of a stack walk. Returns false if it cannot be read, or could not a moment ago.
 ///
-/// A walk through code without frame pointers ends at some number that is no address. Asking the kernel each time would
-/// cost more than the rest of the walk, so for a walk, and only for that, such a page is remembered for the tick.
+/// A walk through code without frame pointers ends at some number that is no address. Asking the
+/// kernel each time would cost more than the rest of the walk, so for walks, and only for them,
+/// such a page is remembered for the tick.
 pub fn copy_frame(context: &mut Context, frame: &mut [u64; 2], from: u64) -> bool {
     let to: *mut u8 = frame.as_mut_ptr().cast();
     // SAFETY: there is room for 16 bytes, and a fault is caught.
@@ -273,7 +285,7 @@ pub fn copy_frame(context: &mut Context, frame: &mut [u64; 2], from: u64) -> boo
     if unsafe { copy(context, to, from, 16) } {
         return true;
     }
-    // Of two pages it is not known which.
+    // If the frame spans two pages, it is not known which one is missing.
     let is_within = from % PAGE <= PAGE - 16;
     // SAFETY: the slot is leased by this run.
     if let (true, Some(hole)) = (is_within, unsafe { (*context.slot).holes.get_mut(place) }) {
@@ -282,8 +294,8 @@ pub fn copy_frame(context: &mut Context, frame: &mut [u64; 2], from: u64) -> boo
     false
 }
 
-/// Do these bytes lie in one page that this run may read directly? A page that is remembered has been checked to be in
-/// user space, and is remembered only where faults are caught.
+/// True if these bytes lie in one page that this run may read directly. A remembered page has been
+/// checked to be in user space, and is remembered only where faults are caught.
 #[inline(always)]
 fn is_fresh(context: &Context, from: u64, bytes: u64) -> bool {
     if context.tick == 0 || bytes > PAGE || from % PAGE > PAGE - bytes {
@@ -299,16 +311,18 @@ fn is_fresh(context: &Context, from: u64, bytes: u64) -> bool {
     known == Some(&page_key(page, context.tick))
 }
 
-/// What a page is remembered by.
+/// Returns the key by which a page is remembered.
 #[inline(always)]
 fn page_key(page: u64, tick: u32) -> u64 {
     page << TICK_BITS | u64::from(tick) & ((1 << TICK_BITS) - 1)
 }
 
-/// Copies a terminated string; a longer one is cut and terminated. Gives the bytes written, or `None` on a fault.
+/// Copies a terminated string; a longer one is cut and terminated. Returns the bytes written, or
+/// `None` on a fault.
 ///
 /// # Safety
-/// `to` must have room for `size` bytes, and the context's slot be leased.
+///
+/// `to` must have room for `size` bytes, and the context's slot must be leased.
 pub unsafe fn copy_string(context: &mut Context, to: *mut u8, from: u64, size: u64) -> Option<u64> {
     let mut done = 0;
     while done < size {
@@ -338,7 +352,7 @@ unsafe fn copy_string_part(
         if !readable(context, from / PAGE) {
             return None;
         }
-        // SAFETY: room is the caller's promise; a fault at `from` is caught.
+        // SAFETY: the caller promises room for `most` bytes; a fault at `from` is caught.
         let copied = unsafe { direct_copy_string(to, from, most) };
         return u64::try_from(copied).ok();
     }
@@ -362,8 +376,10 @@ fn faults_caught(context: &Context) -> bool {
     unsafe { &*context.target }.flags.load(Relaxed) & FAULTS_CAUGHT != 0
 }
 
-/// Is the page readable now, or was it a moment ago? The first page never is: that is where frame pointers lead that are
-/// none, and asking takes a system call.
+/// Returns whether the page is readable now, or was a moment ago.
+///
+/// The first page never is: values that are no frame pointers lead there, and asking takes a system
+/// call.
 #[inline(always)]
 fn readable(context: &mut Context, page: u64) -> bool {
     if page == 0 {
@@ -396,10 +412,10 @@ fn ask_page(context: &mut Context, page: u64, key: u64) -> bool {
     true
 }
 
-/// Has the kernel copy; false if it cannot.
+/// Makes the kernel copy. Returns false if it cannot.
 unsafe fn ask(context: &Context, to: *mut u8, from: u64, bytes: u64) -> bool {
     if task::holds(context, from, bytes) {
-        // SAFETY: readable, and there is room by the caller's promise.
+        // SAFETY: the bytes are readable, and the caller promises that there is room.
         unsafe { sys::copy(to, from as *const u8, bytes as usize) };
         return true;
     }

@@ -1,7 +1,9 @@
-//! Signals that programs send to the thread or process they run in, and those that they must be able to get.
+//! Signals that programs send to the thread or process they run in, and those that they must be
+//! able to get.
 //!
-//! They are noted while a program runs, and sent when all programs of the event are done and the slot is given back: in
-//! the kernel, too, a signal is taken only on the way back to the probed instruction.
+//! They are noted while a program runs, and sent when all programs of the event are done and the
+//! slot is given back. In the kernel, too, a signal is taken only on the way back to the probed
+//! instruction.
 
 use core::mem::MaybeUninit;
 
@@ -47,7 +49,7 @@ pub unsafe extern "sysv64" fn send_signal_thread(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    // SAFETY: as above.
+    // SAFETY: called by a program with its own run.
     let context = unsafe { context(run) };
     match bit(context, signal) {
         Ok(bit) => {
@@ -58,8 +60,8 @@ pub unsafe extern "sysv64" fn send_signal_thread(
     }
 }
 
-/// A signal's bit; none for 0, which sends nothing. A program that runs in Beeline itself has nobody to signal, and gets
-/// what the kernel says in one of its own threads.
+/// Returns a signal's bit, or no bit for 0, which sends nothing. A program that runs in Beeline
+/// itself has no process to signal, and gets the kernel's error for one of its own threads.
 fn bit(context: &Context, signal: u64) -> Result<u64, i32> {
     if context.regs.is_null() {
         return Err(EPERM);
@@ -84,7 +86,8 @@ pub fn send(signals: PendingSignals, pid: u32) {
         let mut info = MaybeUninit::uninit();
         fill(&mut info, i + 1);
         let (pid, signal, info) = (u64::from(pid), u64::from(i + 1), info.as_ptr() as u64);
-        // SAFETY: the kernel reads the information. What cannot be sent (a full queue) the kernel's helper loses too.
+        // SAFETY: the kernel only reads the information. A signal that cannot be sent (a full
+        // queue) is lost by the kernel's helper, too.
         unsafe {
             if signals.process >> i & 1 != 0 {
                 sys::syscall(nr::RT_SIGQUEUEINFO, [pid, signal, info, 0]);
@@ -101,15 +104,16 @@ const FAULTS: u64 = 1 << 6 | 1 << 10;
 const SIG_BLOCK: u64 = 0;
 const SIG_UNBLOCK: u64 = 1;
 
-/// From here on the program may follow null pointers. The kernel ends a process whose thread faults while it blocks the
-/// signal for that, and threads that block all signals are common.
+/// Unblocks faults, because the program may follow null pointers from here on. The kernel ends a
+/// process if a thread faults while it blocks the signal for that, and threads that block all
+/// signals are common.
 pub fn let_faults_in(context: &mut Context) {
     let mut before = 0;
     change_mask(SIG_UNBLOCK, FAULTS, &mut before);
     context.unblocked |= before & FAULTS;
 }
 
-/// What the thread blocked, it blocks again.
+/// Blocks again what the thread blocked.
 #[inline(always)]
 pub fn block_again(context: &Context) {
     if context.unblocked != 0 {
@@ -121,14 +125,15 @@ pub fn block_again(context: &Context) {
 #[inline(never)]
 fn change_mask(how: u64, signals: u64, before: &mut u64) {
     let (signals, before) = ((&raw const signals) as u64, (&raw mut *before) as u64);
-    // SAFETY: reads one mask and writes the other, each of 8 bytes.
+    // SAFETY: the call reads one mask and writes the other, each of 8 bytes.
     unsafe { sys::syscall(nr::RT_SIGPROCMASK, [how, signals, before, 8]) };
 }
 
-/// From the kernel: a process may say so of what it sends to itself.
+/// Fills in the information of a signal from the kernel: a process may claim that for a signal to
+/// itself.
 fn fill(info: &mut MaybeUninit<[u32; SIGINFO / 4]>, signal: u32) {
     let words: *mut u32 = info.as_mut_ptr().cast();
-    // SAFETY: the words lie inside.
+    // SAFETY: the words lie inside the structure.
     unsafe {
         sys::zero(words.cast(), SIGINFO);
         words.write(signal);

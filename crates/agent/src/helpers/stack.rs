@@ -15,8 +15,8 @@ const BPF_F_USER_BUILD_ID: u64 = 1 << 11;
 /// `kernel.perf_event_max_stack`'s default.
 const MAX_DEPTH: usize = 127;
 
-/// `bpf_get_stackid(ctx, map, flags)`. There is no kernel stack here: asking for one gives `-EFAULT`, as the
-/// kernel does for a task without one.
+/// `bpf_get_stackid(ctx, map, flags)`. There is no kernel stack here: asking for one gives
+/// `-EFAULT`, as the kernel does for a task without one.
 pub unsafe extern "sysv64" fn get_stackid(
     _: u64,
     map: u64,
@@ -28,10 +28,11 @@ pub unsafe extern "sysv64" fn get_stackid(
     if flags & BPF_F_USER_STACK == 0 {
         return failed(EFAULT);
     }
-    // SAFETY: called by a program with its own run; the map argument is a handle of the program's own.
+    // SAFETY: called by a program with its own run; the map argument is a handle of the program's
+    // own.
     let (context, handle) = unsafe { (context(run), &*(map as *const MapHandle)) };
     let frames = walk(context, MAX_DEPTH);
-    // SAFETY: the walk filled so many words of the leased slot's scratch.
+    // SAFETY: the walk filled this many words of the leased slot's scratch.
     let addresses = unsafe { (*context.slot).scratch.get(..frames) }.unwrap_or_default();
     match handle.map.stack_id(addresses, flags, &caller(context)) {
         Ok(id) => u64::from(id),
@@ -39,7 +40,7 @@ pub unsafe extern "sysv64" fn get_stackid(
     }
 }
 
-/// `bpf_get_stack(ctx, buf, size, flags)`: bytes written.
+/// `bpf_get_stack(ctx, buf, size, flags)`: returns the bytes written.
 pub unsafe extern "sysv64" fn get_stack(
     _: u64,
     buf: u64,
@@ -80,9 +81,11 @@ pub unsafe extern "sysv64" fn get_stack(
     }
 }
 
-/// Fills the slot's scratch with the return addresses of the user stack, innermost first; gives their number.
+/// Fills the slot's scratch with the return addresses of the user stack, innermost first, and
+/// returns their number.
 fn walk(context: &mut Context, most: usize) -> usize {
-    // SAFETY: null, or the registers and the site of this run; the target outlives it.
+    // SAFETY: each pointer is null, or leads to the registers or the site of this run; the target
+    // outlives it.
     let (Some(regs), site, returns) = (unsafe {
         (
             context.regs.as_ref(),
@@ -105,7 +108,7 @@ fn walk(context: &mut Context, most: usize) -> usize {
         true
     };
     let mut more = push(context, regs.ip);
-    // Before the frame is set up, the caller is only at the stack pointer.
+    // Before the frame is set up, only the stack pointer leads to the caller.
     let at_entry =
         site.is_some_and(|site| site.flags & SITE_FUNCTION_ENTRY != 0 && site.address == regs.ip);
     if more && at_entry {

@@ -1,5 +1,5 @@
-//! The current task: a synthetic `struct task_struct` in the target's own memory, laid out by the runtime; and the values
-//! that maps keep for tasks.
+//! The current task: a synthetic `struct task_struct` in the target's own memory, laid out by the
+//! runtime; and the values that maps keep for tasks.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -14,7 +14,8 @@ const EINVAL: i32 = 22;
 /// `BPF_LOCAL_STORAGE_GET_F_CREATE`.
 const CREATE: u64 = 1;
 
-/// `bpf_get_current_task_btf()`: as `bpf_get_current_task`, for programs that read from the address by themselves.
+/// `bpf_get_current_task_btf()`: as `bpf_get_current_task`, for programs that read from the address
+/// by themselves.
 pub unsafe extern "sysv64" fn get_current_task_btf(
     _: u64,
     _: u64,
@@ -30,8 +31,8 @@ pub unsafe extern "sysv64" fn get_current_task_btf(
     }
 }
 
-/// `bpf_get_current_task()`: the address of the slot's copy, with the thread's id and
-/// name in it; for the main thread that of its own. 0 if the kernel does not say how a task looks.
+/// `bpf_get_current_task()`: the address of the slot's copy, with the thread's id and name in it;
+/// for the main thread that of its own task. 0 if the kernel does not say what a task looks like.
 pub unsafe extern "sysv64" fn get_current_task(
     _: u64,
     _: u64,
@@ -49,16 +50,17 @@ pub unsafe extern "sysv64" fn get_current_task(
     }
 }
 
-/// The tasks here, if a program has asked for one.
+/// Returns the tasks here, if a program has asked for one.
 fn tasks(context: &Context) -> Option<&'static Tasks> {
     // SAFETY: the context's target outlives the run.
     let tasks = unsafe { &*context.target }.tasks.load(Acquire) as *const Tasks;
-    // SAFETY: null, or laid out by the runtime for as long as programs can run.
+    // SAFETY: the pointer is null, or laid out by the runtime for as long as programs can run.
     unsafe { tasks.as_ref() }
 }
 
-/// Are these bytes of a synthetic task? Then they can be read, and are in this very process, which for programs that run
-/// in Beeline itself is another than the one that they read from.
+/// True if these bytes belong to a synthetic task. Then they can be read, and are in this very
+/// process. For programs that run in Beeline itself, that is another process than the one that they
+/// read from.
 pub fn holds(context: &Context, from: u64, bytes: u64) -> bool {
     tasks(context).is_some_and(|tasks| {
         let end = from.checked_add(bytes);
@@ -66,9 +68,10 @@ pub fn holds(context: &Context, from: u64, bytes: u64) -> bool {
     })
 }
 
-/// Stores what belongs to the thread into its task; gives that one's address.
+/// Stores what belongs to the thread into its task, and returns the task's address.
 ///
 /// # Safety
+///
 /// The context's slot must be leased by the caller.
 unsafe fn fill(tasks: &Tasks, context: &mut Context) -> u64 {
     let (tid, tgid, comm) = (tid(context), tgid(context), comm(context));
@@ -82,8 +85,8 @@ unsafe fn fill(tasks: &Tasks, context: &mut Context) -> u64 {
             .wrapping_add(tasks.stride.wrapping_mul(context.cpu as usize)),
     };
     let at = |offset: u32| task.wrapping_add(offset as usize);
-    // SAFETY: the runtime checked that these fields lie in a task; a copy is private to this slot, and the main thread's
-    // task to the main thread.
+    // SAFETY: the runtime checked that these fields lie in a task; a copy is private to this slot,
+    // and the main thread's task to the main thread.
     unsafe {
         (at(tasks.comm) as *mut [u8; 16]).write_unaligned(comm);
         if is_leader {
@@ -91,7 +94,8 @@ unsafe fn fill(tasks: &Tasks, context: &mut Context) -> u64 {
         }
         (at(tasks.pid) as *mut u32).write_unaligned(tid);
         (at(tasks.tgid) as *mut u32).write_unaligned(tgid);
-        // A child that shares the target's memory is a thread's copy of a process, whose parent is the target.
+        // A child that shares the target's memory is a thread's copy of a process, and the target
+        // is its parent.
         let leader = if is_child { task } else { tasks.leader };
         (at(tasks.group_leader) as *mut usize).write_unaligned(leader);
         for parent in [tasks.real_parent, tasks.parent] {
@@ -156,12 +160,13 @@ pub unsafe extern "sysv64" fn task_storage_delete(
     deleted.map_or_else(|error| failed(error.0), |()| 0)
 }
 
-/// The id of the thread that a synthetic task stands for; none for null, or what is no task.
+/// Returns the id of the thread that a synthetic task stands for; `None` for null, or for something
+/// that is no task.
 fn thread_of(task: u64, context: &mut Context) -> Option<u32> {
     let tasks = tasks(context)?;
     let mut thread = 0u32;
     let field = task.checked_add(tasks.pid.into())?;
-    // SAFETY: there is room for 4 bytes, and what cannot be read is not.
+    // SAFETY: there is room for 4 bytes, and memory that cannot be read is not read.
     let is_read = task != 0 && unsafe { read::copy(context, (&raw mut thread).cast(), field, 4) };
     is_read.then_some(thread)
 }

@@ -1,7 +1,8 @@
 //! Text that programs format: into a buffer of their own, and lines for the trace pipe.
 //!
-//! What the formats mean, which are refused, and what a helper returns are the kernel's. Places in code print as they do
-//! there for an address without a symbol; for `%p` see [`print`].
+//! The meaning of formats, the formats that are refused and the results of helpers are the
+//! kernel's. Places in code print as they do in the kernel for an address without a symbol; for
+//! `%p` see [`print`].
 
 mod format;
 mod pack;
@@ -27,7 +28,7 @@ const LINE: usize = 1024;
 /// `MAX_BPRINTF_VARARGS`.
 const MOST_ARGUMENTS: u64 = 12;
 
-/// `bpf_trace_printk(fmt, fmt_size, ...)`: bytes of the text.
+/// `bpf_trace_printk(fmt, fmt_size, ...)`: returns the bytes of the text.
 pub unsafe extern "sysv64" fn trace_printk(
     fmt: u64,
     size: u64,
@@ -45,7 +46,7 @@ pub unsafe extern "sysv64" fn trace_printk(
     result(line)
 }
 
-/// `bpf_trace_vprintk(fmt, fmt_size, data, data_len)`: bytes of the text.
+/// `bpf_trace_vprintk(fmt, fmt_size, data, data_len)`: returns the bytes of the text.
 pub unsafe extern "sysv64" fn trace_vprintk(
     fmt: u64,
     size: u64,
@@ -55,7 +56,8 @@ pub unsafe extern "sysv64" fn trace_vprintk(
     run: *const Run,
 ) -> u64 {
     let line = count_of(data, data_len).and_then(|count| {
-        // SAFETY: called by a program with its own run, which answers for the format and the arguments.
+        // SAFETY: called by a program with its own run, which answers for the format and the
+        // arguments.
         unsafe {
             let most = size as usize & 0xffff_ffff;
             print_line(
@@ -70,7 +72,8 @@ pub unsafe extern "sysv64" fn trace_vprintk(
     result(line)
 }
 
-/// `bpf_snprintf(str, str_size, fmt, data, data_len)`: bytes that the text takes, or would take, with its terminator.
+/// `bpf_snprintf(str, str_size, fmt, data, data_len)`: returns the bytes that the text takes, or
+/// would take, with its terminator.
 pub unsafe extern "sysv64" fn snprintf(
     to: u64,
     size: u64,
@@ -80,8 +83,8 @@ pub unsafe extern "sysv64" fn snprintf(
     run: *const Run,
 ) -> u64 {
     let text = count_of(data, data_len).and_then(|count| {
-        // SAFETY: called by a program with its own run, which answers for the buffer, the arguments, and a format
-        // that ends.
+        // SAFETY: called by a program with its own run, which answers for the buffer, the
+        // arguments, and a format that ends.
         unsafe {
             let format = Format::new(fmt as *const u8, u32::MAX as usize).ok_or(EINVAL)?;
             let mut room = Room::uninit();
@@ -93,7 +96,7 @@ pub unsafe extern "sysv64" fn snprintf(
     result(text)
 }
 
-/// How many arguments there are in so many bytes.
+/// Returns the number of arguments in this many bytes.
 fn count_of(data: u64, data_len: u64) -> Result<usize, i32> {
     let len = data_len & 0xffff_ffff;
     if !len.is_multiple_of(8) || len > MOST_ARGUMENTS * 8 || (len != 0 && data == 0) {
@@ -109,8 +112,8 @@ fn result(outcome: Result<usize, i32>) -> u64 {
     }
 }
 
-/// Formats a line into the session's trace buffer. As in the kernel the program does not learn of a full one; the buffer
-/// counts what found no room.
+/// Formats a line into the session's trace buffer. As in the kernel, the program does not learn of
+/// a full buffer, which counts what found no room.
 unsafe fn print_line(
     context: &mut Context,
     fmt: *const u8,
@@ -118,17 +121,18 @@ unsafe fn print_line(
     args: *const u64,
     count: usize,
 ) -> Result<usize, i32> {
-    // SAFETY: the callers' promise.
+    // SAFETY: the callers are helpers; the program that calls them answers for the format.
     let format = unsafe { Format::new(fmt, most) }.ok_or(EINVAL)?;
     let mut room = Room::uninit();
-    // SAFETY: as above.
+    // SAFETY: the program answers for the arguments as well, and the context's slot is leased.
     let packed = unsafe { Packed::new(&mut room, context, &format, args, count)? };
     // SAFETY: nothing is written.
     let len = print::print(&format, &packed, unsafe {
         Out::new(core::ptr::null_mut(), LINE)
     });
     let room = len.min(LINE - 1) + 1;
-    // SAFETY: the context's target outlives the run, and its trace buffer's handle lies in the same pool.
+    // SAFETY: the context's target outlives the run, and its trace buffer's handle lies in the same
+    // pool.
     let handle = unsafe { ((*context.target).trace.load(Acquire) as *const MapHandle).as_ref() };
     let Some(ring) = handle.and_then(|handle| ring::Ring::of(&handle.map)) else {
         return Ok(len);

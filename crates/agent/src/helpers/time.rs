@@ -1,4 +1,4 @@
-//! Clocks, read through the target's vDSO: no system call.
+//! Clocks, read through the target's vDSO without a system call.
 
 use beeline_isa::abi::Run;
 
@@ -11,7 +11,7 @@ const MONOTONIC_COARSE: u64 = 6;
 const BOOTTIME: u64 = 7;
 const TAI: u64 = 11;
 
-/// A helper for each clock.
+/// Defines a helper for each clock.
 macro_rules! clocks {
     ($($helper:ident reads $clock:ident;)*) => {$(
         pub unsafe extern "sysv64" fn $helper(_: u64, _: u64, _: u64, _: u64, _: u64, run: *const Run) -> u64 {
@@ -28,7 +28,8 @@ clocks! {
     ktime_get_tai_ns reads TAI;
 }
 
-/// `bpf_jiffies64()`: ticks since five minutes before the low half of the counter wraps at boot, as in the kernel.
+/// `bpf_jiffies64()`: ticks since five minutes before the low half of the counter wraps at boot, as
+/// in the kernel.
 pub unsafe extern "sysv64" fn jiffies64(
     _: u64,
     _: u64,
@@ -39,7 +40,7 @@ pub unsafe extern "sysv64" fn jiffies64(
 ) -> u64 {
     let mut resolution = [0u64; 2];
     let place = (&raw mut resolution) as u64;
-    // SAFETY: fills `resolution`.
+    // SAFETY: the call fills `resolution`.
     unsafe { sys::syscall(sys::nr::CLOCK_GETRES, [MONOTONIC_COARSE, place, 0, 0]) };
     // The coarse clock moves at each tick.
     let tick = resolution[1].max(1);
@@ -49,28 +50,30 @@ pub unsafe extern "sysv64" fn jiffies64(
     (1u64 << 32).wrapping_sub(before_boot).wrapping_add(ticks)
 }
 
-/// A number that changes at every tick of the coarse clock (1 to 4 ms) and is never 0: how fresh a remembered fact is.
+/// Returns a number that changes at every tick of the coarse clock (1 to 4 ms) and is never 0: it
+/// tells how fresh a remembered fact is.
 pub fn tick(context: &mut Context) -> u32 {
     if context.tick == 0 {
         // SAFETY: the context's target is laid out by the runtime.
         let now = unsafe { read(context, MONOTONIC_COARSE) };
-        // A tick is at least a millisecond: 2^17 ns is well below that, so two ticks never share a number
-        // within a second; 12 bits are compared in the page cache.
+        // A tick is at least a millisecond: 2^17 ns is well below that, so two ticks never share a
+        // number within a second; 12 bits are compared in the page cache.
         context.tick = (now >> 17) as u32 | 1 << 31;
     }
     context.tick
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Returns nanoseconds of the monotonic clock.
 pub fn now(context: &Context) -> u64 {
     // SAFETY: the context's target is laid out by the runtime.
     unsafe { read(context, MONOTONIC) }
 }
 
-/// Is this call of `clock_gettime` the vDSO's, which [`read`] has called and which cannot tell the time itself (it depends on
-/// the machine's clock)? Programs must not run for it: they would ask for the time again.
+/// True if this call of `clock_gettime` comes from the vDSO, which [`read`] has called and which
+/// cannot tell the time itself (that depends on the machine's clock). Programs must not run for it,
+/// as they would ask for the time again.
 ///
-/// Nobody else has times put into slots.
+/// Only [`read`] has times put into slots.
 #[cold]
 pub fn asks(regs: &PtRegs, target: &Target) -> bool {
     let slots = target.slots as usize;

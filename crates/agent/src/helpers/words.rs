@@ -4,7 +4,7 @@ use beeline_isa::abi::Run;
 
 use super::context;
 
-/// xorshift64* in the slot, seeded by the runtime.
+/// `bpf_get_prandom_u32`: xorshift64* in the slot, seeded by the runtime.
 pub unsafe extern "sysv64" fn get_prandom_u32(
     _: u64,
     _: u64,

@@ -1,4 +1,4 @@
-//! What programs see that are attached to a function of the kernel's which stands for a call.
+//! The contexts of programs that are attached to a kernel function which stands for a call.
 
 use core::mem::MaybeUninit;
 
@@ -9,7 +9,7 @@ use crate::abi::syscalls::{
 };
 use crate::sys::{self, nr};
 
-/// Room for what such a program sees. Each part is filled if it is needed.
+/// Room for such a program's context. Each part is filled if it is needed.
 pub(super) struct FunctionRoom {
     regs: MaybeUninit<PtRegs>,
     /// The arguments, and the result.
@@ -88,7 +88,7 @@ const TEMPORARY: u64 = 0o20_000_000;
 const VALID: u64 = 0o37_777_703;
 const PERMISSIONS: u64 = 0o7777;
 
-/// What the kernel's entries of `open`, `openat` and `creat` make of their arguments.
+/// Returns what the kernel's entries of `open`, `openat` and `creat` make of their arguments.
 fn flags_and_mode(regs: &PtRegs) -> (u64, u64) {
     let (flags, mode) = match regs.orig_ax {
         nr::OPEN => (regs.si, regs.dx),
@@ -98,7 +98,8 @@ fn flags_and_mode(regs: &PtRegs) -> (u64, u64) {
     (u64::from(flags as u32) | LARGE_FILE, mode & 0xffff)
 }
 
-/// The call's `struct open_how`: its own, or what `build_open_how` of `fs/open.c` makes of its arguments.
+/// Returns the call's `struct open_how`: its own, or what `build_open_how` of `fs/open.c` makes of
+/// its arguments.
 fn open_how(regs: &PtRegs) -> [u64; 3] {
     if regs.orig_ax == nr::OPENAT2 {
         return copied(regs.dx, regs.r10);
@@ -113,15 +114,15 @@ fn open_how(regs: &PtRegs) -> [u64; 3] {
     [flags, if creates { mode & PERMISSIONS } else { 0 }, 0]
 }
 
-/// The process's own structure, as much as it has of it; zeros if it cannot be read.
+/// Reads the process's own structure, as much as it has of it; zeros if it cannot be read.
 fn copied(address: u64, len: u64) -> [u64; 3] {
     let mut how = [0u64; 3];
     let here = [(&raw mut how) as u64, len.min(size_of_val(&how) as u64)];
     let there = [address, here[1]];
     let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    // SAFETY: only returns a number.
+    // SAFETY: the call only returns a number.
     let pid = unsafe { sys::syscall(nr::GETPID, [0; 4]) } as u64;
-    // SAFETY: fills the array, or fails.
+    // SAFETY: the call fills the array, or fails.
     unsafe { sys::syscall6(nr::PROCESS_VM_READV, [pid, here, 1, there, 1, 0]) };
     how
 }

@@ -1,5 +1,5 @@
-//! What Beeline has to know of by itself: processes that split, run another program, map code, or become another
-//! user.
+//! Process events, which Beeline has to know of for itself: processes that fork, run another
+//! program, map code, or become another user.
 
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -22,11 +22,13 @@ const CLONE_VFORK: u64 = 0x4000;
 const CLONE_THREAD: u64 = 0x1_0000;
 const CLONE_NEWUSER: u64 = 0x1000_0000;
 
-/// The target that a call is made in, which need not be the one that the code was hooked for: a forked child becomes a
-/// target first, and a child that shares its parent's memory has a record of its own. `None`: nobody may be told of it.
+/// Returns the target that a call is made in, or `None` if nobody may be told of it.
+///
+/// It need not be the target that the code was hooked for: a forked child becomes a target first,
+/// and a child that shares its parent's memory has a record of its own.
 #[inline(always)]
 pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
-    // SAFETY: private memory of the target, mapped as long as the stubs are.
+    // SAFETY: this is private memory of the target, mapped as long as the stubs are.
     let control = unsafe { &*own.control };
     if control.pid.load(Relaxed) != 0 && control.children.load(Relaxed) == 0 {
         return Some(own);
@@ -34,16 +36,16 @@ pub(super) fn whose<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target
     upcall_for(own, child)
 }
 
-/// As [`whose`], where it is not plain.
+/// As [`whose`], for the cases that are not plain.
 #[cold]
 #[inline(never)]
 fn upcall_for<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
-    // SAFETY: as above.
+    // SAFETY: this is private memory of the target, mapped as long as the stubs are.
     let control = unsafe { &*own.control };
     if control.pid.load(Relaxed) == 0 && !is_adopted(own) {
         return None;
     }
-    // SAFETY: only returns a number.
+    // SAFETY: the call only returns a number.
     let is_child = || unsafe { sys::syscall(nr::GETPID, [0; 4]) } != i64::from(control.own_pid);
     match control.children.load(Relaxed) {
         0 => Some(own),
@@ -52,9 +54,10 @@ fn upcall_for<'a>(own: &'a Target, child: &'a Target) -> Option<&'a Target> {
     }
 }
 
-/// A forked child has a copy of everything but its own record: has the runtime give it one now?
+/// Asks the runtime to adopt a forked child, and returns whether it has. The child has a copy of
+/// everything but a record of its own.
 fn is_adopted(target: &Target) -> bool {
-    // SAFETY: as above.
+    // SAFETY: this is private memory of the target, mapped as long as the stubs are.
     let control = unsafe { &*target.control };
     if control.orphan.load(Relaxed) != 0 {
         return false;
@@ -66,7 +69,7 @@ fn is_adopted(target: &Target) -> bool {
     adopted
 }
 
-/// Beeline's own part in a call, when its programs have run.
+/// Does Beeline's own part in a call, when its programs have run.
 #[inline(always)]
 pub(super) fn handle(call: &Call<'_>) {
     match call.regs.orig_ax {
@@ -74,7 +77,7 @@ pub(super) fn handle(call: &Call<'_>) {
         nr::MMAP | nr::MPROTECT | nr::PKEY_MPROTECT if call.edge != ENTER => code(call),
         nr::CLONE | nr::VFORK | nr::CLONE3 => split(call),
         nr::RT_SIGRETURN if call.edge == ENTER => call.show_restored(),
-        // What is remembered of the thread's name is out of date before its programs behind the call run.
+        // The remembered name of the thread is out of date before its programs behind the call run.
         nr::PRCTL if call.regs.di == PR_SET_NAME => {
             call.control.names.fetch_add(1, Relaxed);
         }
@@ -98,12 +101,12 @@ fn exec(call: &Call<'_>) {
     if call.edge == ENTER {
         upcall_about(call.target, UPCALL_EXEC, &program_of(call.regs));
     } else if (call.regs.ax as i64) < 0 {
-        // Behind a call that has worked there is another program, which nobody waits for any more.
+        // Behind a call that has worked there is another program, and nobody waits for it any more.
         upcall(call.target, UPCALL_NO_EXEC);
     }
 }
 
-/// The program that `execve` or `execveat` is to run.
+/// Returns the program that `execve` or `execveat` is to run.
 fn program_of(regs: &PtRegs) -> Subject {
     const AT_FDCWD: i32 = -100;
     match regs.orig_ax {
@@ -120,8 +123,9 @@ fn program_of(regs: &PtRegs) -> Subject {
     }
 }
 
-/// A filter may kill the process for a call of ours. Whoever answers may have the thread make its call anew, when nothing of ours is
-/// there any more: this does not return then.
+/// Announces a seccomp filter, which may kill the process for a call of Beeline's. The runtime may
+/// make the thread repeat its call when nothing of Beeline's is there any more: this does not
+/// return then.
 #[cold]
 #[inline(never)]
 fn confine(call: &Call<'_>) {
@@ -147,13 +151,14 @@ fn code(call: &Call<'_>) {
     if is_file {
         upcall(call.target, UPCALL_CODE);
     } else {
-        // Nobody will look through what is going to be written there.
+        // Nobody will scan the code that is going to be written there.
         call.control.user_changes.fetch_add(1, Relaxed);
     }
 }
 
-/// What is known of who a thread is holds no longer, and while the call is made nothing is: a signal handler may run before
-/// it is seen to return. In another user namespace even others can change who it is, by writing its maps.
+/// Forgets the remembered identity of threads. While the call is made nothing is remembered, as a
+/// signal handler may run before the call is seen to return. In another user namespace even other
+/// processes can change a thread's identity, by writing the namespace's maps.
 #[cold]
 #[inline(never)]
 fn become_another(call: &Call<'_>) {
@@ -172,7 +177,8 @@ fn become_another(call: &Call<'_>) {
     }
 }
 
-/// A process that shares its memory with its parent is told from it by asking the kernel, as long as there is one.
+/// Counts children that share the process's memory. As long as there is one, the kernel is asked
+/// which of the two processes is running.
 #[cold]
 #[inline(never)]
 fn split(call: &Call<'_>) {
@@ -189,7 +195,7 @@ fn split(call: &Call<'_>) {
     if call.edge == ENTER {
         call.control.children.fetch_add(1, Relaxed);
     } else if !is_child_itself {
-        // One that was not waited for runs beside its parent from now on.
+        // A child that was not waited for runs beside its parent from now on.
         if flags & CLONE_VFORK != 0 || (regs.ax as i64) < 0 {
             call.control.children.fetch_sub(1, Relaxed);
         }
@@ -199,13 +205,13 @@ fn split(call: &Call<'_>) {
     }
 }
 
-/// A word of our own memory that may not be there; 0 then.
+/// Returns a word of this process's memory that may not be there; 0 then.
 fn word_at(pid: u32, address: u64) -> u64 {
     let mut word = 0u64;
     let here = [(&raw mut word) as u64, 8];
     let there = [address, 8];
     let (here, there) = ((&raw const here) as u64, (&raw const there) as u64);
-    // SAFETY: fills the word, or fails.
+    // SAFETY: the call fills the word, or fails.
     unsafe { sys::syscall6(nr::PROCESS_VM_READV, [pid.into(), here, 1, there, 1, 0]) };
     word
 }

@@ -1,8 +1,9 @@
-//! The return from a signal handler, which nothing of the process's own runs behind.
+//! The return from a signal handler, behind which nothing of the process's own runs.
 //!
-//! The kernel shows programs behind all calls the registers that it has restored, in no call any more: the number is -1, and the
-//! result is what the interrupted code had in rax. These stand on the stack when the call is made, so the programs run
-//! then. Those behind this call alone never run, as on the kernel, which knows it by that number.
+//! The kernel shows programs behind all calls the registers that it has restored, as in no call any
+//! more: the number is -1, and the result is what the interrupted code had in rax. These are on the
+//! stack when the call is made, so the programs run then. Programs behind this call alone never
+//! run, as on the kernel, which knows it by that number.
 
 use super::Call;
 use crate::abi::PtRegs;
@@ -10,13 +11,15 @@ use crate::abi::syscalls::EXIT;
 use crate::signals::UserContext;
 
 impl Call<'_> {
-    /// Runs the programs behind all calls for this one, which is `rt_sigreturn` and about to be made.
+    /// Runs the programs behind all calls for this one, which is `rt_sigreturn` and about to be
+    /// made.
     #[cold]
     #[inline(never)]
     pub(super) fn show_restored(&self) {
         let place = self.regs.sp as *const UserContext;
-        // SAFETY: the kernel is about to read the same from the process's own stack, and a fault here is one that it would
-        // have there: the process's handler for it is told of an address in the agent then, not in the restorer.
+        // SAFETY: the kernel is about to read the same from the process's own stack. A fault here
+        // is one that it would have there; the process's handler for it is then told of an address
+        // in the agent, not in the restorer.
         let saved = unsafe { place.read_unaligned() };
         let regs = PtRegs {
             r15: saved.r15,

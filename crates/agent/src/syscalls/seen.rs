@@ -1,4 +1,4 @@
-//! What is known of a call, and what programs see of it.
+//! The known facts of a call, and the contexts that programs see.
 
 use core::mem::MaybeUninit;
 
@@ -9,29 +9,31 @@ use crate::abi::syscalls::{
 };
 use crate::abi::{Link, NEEDS_REGISTERS, PtRegs};
 
-/// What is known of one side of a call.
+/// The known facts of one side of a call.
 pub(super) trait Seen {
-    /// Room for what programs see, on the slot's stack.
+    /// Room for contexts, on the slot's stack.
     type Room;
     /// Such room.
     const ROOM: Self::Room;
 
-    /// Is what is known enough for a program? Where it is not, the program has come while this call was on its way here:
-    /// that was before its time.
+    /// Returns whether the facts are enough for a program. If not, the program was attached while
+    /// this call was on its way here: that was before its time.
     fn is_enough(&self, link: &Link) -> bool;
 
-    /// What a link's program sees of the call, by the way that it was attached; made anew for each, in the room given.
+    /// Makes the context of a link's program, by the way that it was attached. It is made anew for
+    /// each, in the given room.
     fn show(&self, link: &Link, room: &mut Self::Room) -> *const u8;
 
-    /// Runs a program that needs no slot on the thread's own stack; gives its result.
+    /// Runs a program that needs no slot on the thread's own stack, and returns its result.
     fn run_unleased(&self, link: &Link) -> u64;
 
-    /// For [`crate::abi::Context::regs`]: not null. Only programs for which [`Self::is_enough`] look at them.
+    /// For [`crate::abi::Context::regs`]: not null. Only programs that pass [`Self::is_enough`]
+    /// look at them.
     fn registers(&self) -> *const PtRegs;
 }
 
-/// The stub's own record is what every program sees that needs no registers: those that are not attached to a tracepoint do
-/// not look at their context at all.
+/// Every program that needs no registers sees the stub's own record: programs that are not attached
+/// to a tracepoint do not look at their context at all.
 impl Seen for &Record {
     type Room = ();
     const ROOM: () = ();
@@ -48,7 +50,8 @@ impl Seen for &Record {
 
     #[inline(always)]
     fn run_unleased(&self, link: &Link) -> u64 {
-        // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
+        // SAFETY: the program was checked and compiled for this context, and does not look at its
+        // environment.
         unsafe { link.entry()(self.show(link, &mut ()), &raw const link.run) }
     }
 
@@ -64,20 +67,20 @@ pub(super) struct Registers<'a> {
     pub edge: usize,
 }
 
-/// Room for what a program sees of a call.
+/// Room for a program's context at a call.
 pub(super) struct Room {
     compact: MaybeUninit<Compact>,
     probe: MaybeUninit<PtRegs>,
     function: FunctionRoom,
 }
 
-/// What is not a probe's.
+/// The contexts other than a probe's.
 union Compact {
     record: Record,
     words: [u64; 2],
 }
 
-/// Is its program attached to a function that stands for calls?
+/// True if its program is attached to a function that stands for calls.
 #[inline(always)]
 fn is_function(link: &Link) -> bool {
     link.context & CONTEXT_KIND >= CONTEXT_FUNCTION
@@ -116,7 +119,8 @@ impl Seen for Registers<'_> {
             return self.run_probe(link);
         }
         let mut room = MaybeUninit::uninit();
-        // SAFETY: the program was checked and compiled for this context, and does not look at its environment.
+        // SAFETY: the program was checked and compiled for this context, and does not look at its
+        // environment.
         unsafe { link.entry()(self.show_compactly(link, &mut room), &raw const link.run) }
     }
 
@@ -127,12 +131,13 @@ impl Seen for Registers<'_> {
 }
 
 impl Registers<'_> {
-    /// Apart, as the registers that a probe sees take much room.
+    /// A separate function, as the registers that a probe sees take much room.
     #[cold]
     #[inline(never)]
     fn run_probe(&self, link: &Link) -> u64 {
         let mut room = MaybeUninit::uninit();
-        // SAFETY: as in `run_unleased`.
+        // SAFETY: the program was checked and compiled for this context, and does not look at its
+        // environment.
         unsafe { link.entry()(self.show_probe(&mut room), &raw const link.run) }
     }
 
@@ -142,7 +147,8 @@ impl Registers<'_> {
     fn run_function(&self, link: &Link) -> u64 {
         let mut room = FunctionRoom::EMPTY;
         let argument = function::show(self.regs, link.context, &mut room);
-        // SAFETY: as in `run_unleased`.
+        // SAFETY: the program was checked and compiled for this context, and does not look at its
+        // environment.
         unsafe { link.entry()(argument, &raw const link.run) }
     }
 
@@ -168,12 +174,12 @@ impl Registers<'_> {
             CONTEXT_MODIFY => [place as u64, 0],
             _ => return place.cast(),
         };
-        // SAFETY: as above.
+        // SAFETY: the room is the caller's, and large enough for any of a union's fields.
         unsafe { (&raw mut (*room).words).write(words) };
         room.cast()
     }
 
-    /// What a probe's program sees.
+    /// Makes the context of a probe's program.
     fn show_probe(&self, room: &mut MaybeUninit<PtRegs>) -> *const u8 {
         let regs = PtRegs {
             di: core::ptr::from_ref(self.regs) as u64,
@@ -187,7 +193,7 @@ impl Registers<'_> {
         i64::from(self.regs.orig_ax as i32) as u64
     }
 
-    /// The number before the call, the result behind it.
+    /// Returns the number before the call, the result behind it.
     fn second(&self) -> u64 {
         match self.edge {
             ENTER => self.number(),

@@ -1,7 +1,9 @@
-//! Asking the runtime: a thread that is about to do what Beeline has to know of says so, and waits a moment for it.
+//! Upcalls: a thread that is about to do something Beeline has to know of says so to the runtime,
+//! and waits a moment for an answer.
 //!
-//! Requests stand in the session page; the runtime sleeps on [`Session::asked`]. Where nobody answers in time the thread
-//! goes on, and from then on nobody waits any more until the runtime shows that it is there.
+//! Requests stand in the session page; the runtime sleeps on [`Session::asked`]. If there is no
+//! answer in time the thread goes on, and from then on no thread waits until the runtime shows that
+//! it is there.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -12,11 +14,11 @@ use crate::sys::{self, nr};
 
 const FUTEX_WAIT: u64 = 0;
 const FUTEX_WAKE: u64 = 1;
-/// Times of a tenth of a second that are waited in which nobody is answered.
+/// The number of tenths of a second without any answer after which a thread gives up.
 const PATIENCE: u32 = 10;
 const TENTH: u64 = 100_000_000;
 
-/// What is asked about, see [`Request`].
+/// The subject of an upcall, see [`Request`].
 #[derive(Default)]
 pub(super) struct Subject {
     pub directory: i32,
@@ -24,7 +26,7 @@ pub(super) struct Subject {
     pub flags: u32,
 }
 
-/// Asks, and waits for the answer. False if there was none.
+/// Makes an upcall, and waits for the answer. Returns false if there was none.
 pub(super) fn upcall(target: &Target, kind: u32) -> bool {
     upcall_about(target, kind, &Subject::default())
 }
@@ -45,7 +47,7 @@ pub(super) fn upcall_about(target: &Target, kind: u32, subject: &Subject) -> boo
         session.unanswered.fetch_add(1, Relaxed);
         return false;
     };
-    // SAFETY: these only return numbers.
+    // SAFETY: these calls only return numbers.
     let (pid, tid) = unsafe {
         (
             sys::syscall(nr::GETPID, [0; 4]),
@@ -64,14 +66,15 @@ pub(super) fn upcall_about(target: &Target, kind: u32, subject: &Subject) -> boo
     wake(&raw const session.asked);
     let answered = wait(session, request);
     if !answered {
-        // At its end it stays as it is.
+        // When the session ends, it stays as it is.
         let _ = session.deaf.compare_exchange(HEARS, DEAF, Relaxed, Relaxed);
         session.unanswered.fetch_add(1, Relaxed);
     }
     answered
 }
 
-/// Takes a request that nobody uses, when there is one: all may be in use where many processes begin at once.
+/// Takes a request that nobody uses, once there is one: all may be in use when many processes begin
+/// at once.
 fn take(session: &Session) -> Option<&Request> {
     let free = |request: &&Request| {
         let taken = request.state.compare_exchange(FREE, TAKEN, AcqRel, Relaxed);
@@ -97,7 +100,7 @@ fn wait(session: &Session, request: &Request) -> bool {
     answered
 }
 
-/// How long somebody who may be gone is waited for.
+/// The patience with a runtime that may be gone.
 struct Patience<'a> {
     session: &'a Session,
     answers: u32,
@@ -113,7 +116,8 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// To be asked before each [`sleep_while`]. As long as others are answered it is our turn yet.
+    /// True if this thread should go on waiting. Call it before each [`sleep_while`]. As long as
+    /// other threads are answered, this thread's turn is yet to come.
     fn is_left(&mut self) -> bool {
         let answers = self.session.answers.load(Relaxed);
         if answers != self.answers {
@@ -125,15 +129,15 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// Sleeps for a tenth of a second, or until the word changes and somebody says so.
+/// Sleeps for a tenth of a second, or until the word changes and its waiters are woken.
 fn sleep_while(word: &AtomicU32, value: u32) {
     let time = [0u64, TENTH];
     let (word, until) = (core::ptr::from_ref(word) as u64, (&raw const time) as u64);
-    // SAFETY: sleeps while the word is as given; nothing else happens.
+    // SAFETY: the call sleeps while the word is as given; nothing else happens.
     unsafe { sys::syscall(nr::FUTEX, [word, FUTEX_WAIT, value.into(), until]) };
 }
 
 fn wake(word: *const AtomicU32) {
-    // SAFETY: wakes whoever sleeps on the word.
+    // SAFETY: the call only wakes threads that sleep on the word.
     unsafe { sys::syscall(nr::FUTEX, [word as u64, FUTEX_WAKE, 1, 0]) };
 }

@@ -1,6 +1,6 @@
-//! The first half of formatting, as in the kernel's `bpf_bprintf_prepare`: the format is checked, and the arguments
-//! are packed in the order of its conversions. What is behind a pointer is copied now, so nothing can fault or change
-//! in the second half ([`super::print`]).
+//! The first half of formatting, as in the kernel's `bpf_bprintf_prepare`: the format is checked,
+//! and the arguments are packed in the order of its conversions. Data behind pointers are copied
+//! now, so nothing can fault or change in the second half ([`super::print`]).
 
 use core::mem::MaybeUninit;
 
@@ -14,7 +14,8 @@ const ENOSPC: i32 = 28;
 /// `MAX_BPRINTF_BIN_ARGS`.
 const ROOM: usize = 512;
 
-/// Where arguments are packed. Apart from [`Packed`], which moves: moving this would call `memcpy`.
+/// The memory for packed arguments. It is separate from [`Packed`], which moves: moving this would
+/// call `memcpy`.
 pub type Room = MaybeUninit<[u8; ROOM]>;
 
 /// The arguments of a format's conversions.
@@ -23,7 +24,7 @@ pub struct Packed<'r> {
     len: usize,
 }
 
-/// What a conversion takes.
+/// The type of a conversion's argument.
 #[derive(Clone, Copy)]
 enum Conversion {
     /// Eight bytes: `%lx`, `%p`.
@@ -44,11 +45,13 @@ impl<'r> Packed<'r> {
     /// Checks a format and packs its arguments: `count` of them at `args`.
     ///
     /// # Errors
-    /// `EINVAL` for a format that the kernel does not take or that has more conversions than arguments; `ENOSPC` if
-    /// they need more room than the kernel has.
+    ///
+    /// `EINVAL` for a format that the kernel does not take or that has more conversions than
+    /// arguments; `ENOSPC` if they need more room than the kernel has.
     ///
     /// # Safety
-    /// `count` words at `args` must be readable, and the context's slot leased.
+    ///
+    /// `count` words at `args` must be readable, and the context's slot must be leased.
     pub unsafe fn new(
         room: &'r mut Room,
         context: &mut Context,
@@ -76,7 +79,7 @@ impl<'r> Packed<'r> {
             }
             let conversion;
             (conversion, i) = conversion_at(format, i).ok_or(EINVAL)?;
-            // SAFETY: below `count`.
+            // SAFETY: the index is below `count`.
             let value = unsafe { args.add(taken).read_unaligned() };
             packed.pack(context, conversion, value)?;
             taken += 1;
@@ -112,7 +115,7 @@ impl<'r> Packed<'r> {
             return Err(ENOSPC);
         }
         for i in 0..bytes {
-            // SAFETY: below the room's end.
+            // SAFETY: the place is below the room's end.
             unsafe { self.at(start + i).write((value >> (8 * i)) as u8) };
         }
         self.len = end;
@@ -129,12 +132,12 @@ impl<'r> Packed<'r> {
         Ok(())
     }
 
-    /// What cannot be read is an empty string.
+    /// Packs a string. One that cannot be read is empty.
     fn pack_text(&mut self, context: &mut Context, from: u64) -> Result<(), i32> {
         let room = ROOM.checked_sub(self.len).filter(|room| *room > 0);
         let room = room.ok_or(ENOSPC)?;
         let to = self.at(self.len);
-        // SAFETY: there is so much room; the slot is leased.
+        // SAFETY: there is this much room, and the slot is leased.
         let copied = unsafe { read::copy_string(context, to, from, room as u64) };
         match copied {
             Some(bytes) => self.len += bytes as usize,
@@ -143,7 +146,7 @@ impl<'r> Packed<'r> {
         Ok(())
     }
 
-    /// What cannot be read is the address 0.
+    /// Packs an address. One that cannot be read is 0.
     fn pack_address(
         &mut self,
         context: &mut Context,
@@ -169,10 +172,11 @@ impl<'r> Packed<'r> {
         Ok(())
     }
 
-    /// Packs text that is made here. The kernel goes on behind what it would have taken, too, if it was cut.
+    /// Packs text that is made here. Even if it was cut, the kernel goes on behind what it would
+    /// have taken.
     fn print(&mut self, text: impl FnOnce(&mut Out)) {
         let room = ROOM.saturating_sub(self.len);
-        // SAFETY: there is so much room.
+        // SAFETY: there is this much room.
         let mut out = unsafe { Out::new(self.at(self.len), room) };
         text(&mut out);
         self.len += out.finish() + 1;
@@ -182,7 +186,7 @@ impl<'r> Packed<'r> {
         self.room.as_mut_ptr().cast::<u8>().wrapping_add(i)
     }
 
-    /// The arguments, to be taken from the first on.
+    /// Returns the arguments, to be taken from the first on.
     pub fn arguments(&self) -> Arguments<'_> {
         Arguments {
             packed: self,
@@ -191,32 +195,32 @@ impl<'r> Packed<'r> {
     }
 }
 
-/// Where taking packed arguments has got to.
+/// The position up to which packed arguments have been taken.
 pub struct Arguments<'p> {
     packed: &'p Packed<'p>,
     next: usize,
 }
 
 impl Arguments<'_> {
-    /// A number of four or eight bytes.
+    /// Returns a number of four or eight bytes.
     pub fn word(&mut self, bytes: usize) -> u64 {
         self.next = self.next.next_multiple_of(4);
         (0..bytes).fold(0, |word, i| word | u64::from(self.byte()) << (8 * i))
     }
 
-    /// The next byte; 0 after the last.
+    /// Returns the next byte; 0 after the last.
     pub fn byte(&mut self) -> u8 {
         let i = self.next;
         self.next += 1;
         if i >= self.packed.len.min(ROOM) {
             return 0;
         }
-        // SAFETY: inside the room. What padding skipped was never written, but whoever takes in the order of the
-        // format skips it too.
+        // SAFETY: the index is inside the room. Bytes that padding skipped were never written, but
+        // taking them in the order of the format skips them too.
         unsafe { self.packed.room.as_ptr().cast::<u8>().add(i).read() }
     }
 
-    /// The bytes of the string that comes next.
+    /// Returns the number of bytes of the next string.
     pub fn string_len(&self) -> usize {
         let mut ahead = Arguments {
             packed: self.packed,
@@ -227,7 +231,8 @@ impl Arguments<'_> {
     }
 }
 
-/// The conversion whose width begins at `i`, and the place behind it; `None` if the kernel has no such conversion.
+/// Returns the conversion with a width that begins at `i`, and the place behind it; `None` if the
+/// kernel has no such conversion.
 fn conversion_at(format: &Format, i: usize) -> Option<(Conversion, usize)> {
     let mut i = format.skip(i, |byte| matches!(byte, b'0' | b'+' | b'-' | b' '));
     i = format.skip(i, |byte| byte.is_ascii_digit());
@@ -248,7 +253,7 @@ fn conversion_at(format: &Format, i: usize) -> Option<(Conversion, usize)> {
         .then_some((conversion, number + 1))
 }
 
-/// What follows a `p` that stands before `i`.
+/// Returns the conversion after a `p` that stands before `i`.
 fn pointer_at(format: &Format, i: usize) -> Option<(Conversion, usize)> {
     let (first, second) = (format.byte(i), format.byte(i + 1));
     if is_boundary(first) {

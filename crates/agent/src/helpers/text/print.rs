@@ -1,4 +1,5 @@
-//! The second half of formatting, as in the kernel's `bstr_printf`: text from a checked format and packed arguments.
+//! The second half of formatting, as in the kernel's `bstr_printf`: text from a checked format and
+//! packed arguments.
 
 use super::format::{Format, is_alphanumeric};
 use super::pack::{Arguments, Packed};
@@ -11,7 +12,7 @@ const SIGNED: u8 = 16;
 /// Hexadecimal digits of a pointer.
 const POINTER_DIGITS: i32 = 16;
 
-/// Where text goes: what finds no room is counted only.
+/// The destination of text. Text that finds no room is only counted.
 pub struct Out {
     at: *mut u8,
     size: usize,
@@ -19,20 +20,22 @@ pub struct Out {
 }
 
 impl Out {
-    /// Text of at most `size` bytes with its terminator; `at` may be null, to know how long it will be.
+    /// Creates a destination for text of at most `size` bytes with its terminator; `at` may be
+    /// null, to find the length of the text.
     ///
     /// # Safety
+    ///
     /// `at` must be null or writable for `size` bytes.
     pub unsafe fn new(at: *mut u8, size: usize) -> Self {
         Self { at, size, len: 0 }
     }
 
-    /// Ends the text; gives the bytes that it has, or would have with enough room.
+    /// Ends the text. Returns the bytes that it has, or would have with enough room.
     pub fn finish(self) -> usize {
         if let Some(last) = self.size.checked_sub(1)
             && !self.at.is_null()
         {
-            // SAFETY: inside the room.
+            // SAFETY: the index is inside the room.
             unsafe { self.at.add(self.len.min(last)).write(0) };
         }
         self.len
@@ -40,7 +43,7 @@ impl Out {
 
     fn put(&mut self, byte: u8) {
         if self.len < self.size && !self.at.is_null() {
-            // SAFETY: inside the room.
+            // SAFETY: the index is inside the room.
             unsafe { self.at.add(self.len).write(byte) };
         }
         self.len = self.len.saturating_add(1);
@@ -56,14 +59,14 @@ impl Out {
     }
 }
 
-/// How one conversion is to be shown.
+/// The style of one conversion.
 struct Style {
     flags: u8,
     /// -1 if none was given.
     width: i32,
 }
 
-/// Prints; gives the bytes of the whole text.
+/// Prints, and returns the bytes of the whole text.
 pub fn print(format: &Format, packed: &Packed<'_>, mut out: Out) -> usize {
     let mut arguments = packed.arguments();
     let mut i = 0;
@@ -92,14 +95,14 @@ pub fn print(format: &Format, packed: &Packed<'_>, mut out: Out) -> usize {
                 let value = arguments.word(bytes);
                 integer(&mut out, letter, value, bytes, style);
             }
-            // A format that has been checked has no other.
+            // A format that has been checked has no other conversions.
             _ => break,
         }
     }
     out.finish()
 }
 
-/// The flags and the width that begin at `i`, and the place behind them.
+/// Returns the flags and the width that begin at `i`, and the place behind them.
 fn style_at(format: &Format, mut i: usize) -> (Style, usize) {
     let mut flags = 0;
     loop {
@@ -134,7 +137,7 @@ fn string(out: &mut Out, arguments: &mut Arguments<'_>, style: &Style) {
     padded(out, len, style, |out| take(out, arguments, len));
 }
 
-/// A string's bytes; its terminator is taken too.
+/// Takes a string's bytes and its terminator.
 fn take(out: &mut Out, arguments: &mut Arguments<'_>, len: usize) {
     for _ in 0..len {
         out.put(arguments.byte());
@@ -142,7 +145,7 @@ fn take(out: &mut Out, arguments: &mut Arguments<'_>, len: usize) {
     arguments.byte();
 }
 
-/// Text of a known length, with spaces up to the width.
+/// Prints text of a known length, with spaces up to the width.
 fn padded(out: &mut Out, len: usize, style: &Style, text: impl FnOnce(&mut Out)) {
     let padding = style.width.saturating_sub(len as i32);
     let is_left = style.flags & LEFT != 0;
@@ -151,8 +154,8 @@ fn padded(out: &mut Out, len: usize, style: &Style, text: impl FnOnce(&mut Out))
     out.fill(b' ', if is_left { padding } else { 0 });
 }
 
-/// A `p` and what follows it. The kernel prints `%p` and `%pK` hashed or restricted, to hide where it lies; here
-/// pointers are the traced process's own, and print as `%px` does.
+/// Prints a `p` and what follows it. The kernel prints `%p` and `%pK` hashed or restricted, to hide
+/// its addresses. Here pointers are the traced process's own, and print as `%px` does.
 fn pointer(out: &mut Out, letter: u8, arguments: &mut Arguments<'_>, style: &Style) {
     match letter {
         b's' | b'S' => {
@@ -161,8 +164,8 @@ fn pointer(out: &mut Out, letter: u8, arguments: &mut Arguments<'_>, style: &Sty
         }
         b'x' | b'K' => address(out, arguments.word(8), style),
         _ if !is_alphanumeric(letter) => address(out, arguments.word(8), style),
-        // Packed as text, and as in the kernel without a width. (The kernel does not take it when there is no room
-        // left, and then takes all that follows from wrong places.)
+        // Packed as text, and, as in the kernel, without a width. (The kernel does not take it when
+        // there is no room left, and then takes everything that follows from wrong places.)
         _ => {
             let len = arguments.string_len();
             take(out, arguments, len);
@@ -233,7 +236,7 @@ fn number(out: &mut Out, mut value: u64, base: u64, upper: bool, style: &Style) 
     }
 }
 
-/// How many digits a value has.
+/// Returns the number of digits of a value.
 fn digits(mut value: u64, base: u64) -> usize {
     let mut count = 1;
     while let Some(rest) = value.checked_div(base).filter(|rest| *rest != 0) {
@@ -243,7 +246,7 @@ fn digits(mut value: u64, base: u64) -> usize {
     count
 }
 
-/// The last `count` digits of a value.
+/// Prints the last `count` digits of a value.
 fn put_digits(out: &mut Out, value: u64, base: u64, count: usize, upper: bool) {
     for place in (0..count as u32).rev() {
         let shifted = value
@@ -258,14 +261,14 @@ fn put_digits(out: &mut Out, value: u64, base: u64, count: usize, upper: bool) {
     }
 }
 
-/// A place in code that no symbol is known for.
+/// Prints a place in code for which no symbol is known.
 pub fn place(out: &mut Out, value: u64) {
     out.put(b'0');
     out.put(b'x');
     put_digits(out, value, 16, digits(value, 16), false);
 }
 
-/// An IPv4 address as it lies in memory.
+/// Prints an IPv4 address as it lies in memory.
 pub fn ipv4(out: &mut Out, address: u32, leading_zeros: bool) {
     for i in 0..4 {
         let byte = u64::from(address >> (8 * i) & 0xff);
@@ -277,7 +280,7 @@ pub fn ipv4(out: &mut Out, address: u32, leading_zeros: bool) {
     }
 }
 
-/// An IPv6 address as it lies in memory.
+/// Prints an IPv6 address as it lies in memory.
 pub fn ipv6(out: &mut Out, address: [u64; 2], colons: bool) {
     for i in 0..16 {
         let half = if i < 8 { address[0] } else { address[1] };
