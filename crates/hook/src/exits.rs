@@ -1,4 +1,4 @@
-//! Where a function returns, for those whose return address must stay as it is.
+//! The exits of a function, for functions with a return address that must stay as it is.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
@@ -6,29 +6,32 @@ use crate::incoming::Incoming;
 use crate::plan::{Function, Kind, plan_among};
 use crate::survey::Survey;
 
-/// A place that a call comes through as it returns: a `ret`, or what tears the frame down before it.
+/// A place that a call passes as it returns: a `ret`, or the code before it that tears the frame
+/// down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exit {
     /// The address of the instruction to hook.
     pub site: u64,
     /// Bytes between the stack pointer there and the return address.
     pub frame: u32,
-    /// The frame pointer is the caller's only behind the site: it lies below the return address.
+    /// True if the frame pointer becomes the caller's only behind the site: it lies below the
+    /// return address.
     pub pops_frame_pointer: bool,
 }
 
-/// Where a function is left.
+/// The ways out of a function.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exits {
     /// By returning to its caller.
     pub returns: Vec<Exit>,
-    /// By jumps to other functions, which return in its stead: the addresses of the jumps.
+    /// By jumps to other functions, which return in its place: the addresses of the jumps.
     pub jumps: Vec<u64>,
     /// The first byte that is no instruction, if code may follow it.
     pub hidden: Option<u64>,
 }
 
-/// Looks through a function for its exits. Hooked are the frame's last instructions, where that can be by a jump.
+/// Finds a function's exits. The last instructions of the frame are hooked, where a jump can do
+/// that.
 pub fn exits(function: &Function, incoming: &Incoming) -> Exits {
     let survey = Survey::of(function);
     let code = function.start..function.start.saturating_add(function.code.len() as u64);
@@ -64,7 +67,8 @@ pub fn exits(function: &Function, incoming: &Incoming) -> Exits {
     exits
 }
 
-/// The exit at the first of the instructions that tear a frame down, which end with the last of these.
+/// Returns the exit at the first of the instructions that tear a frame down and end with the last
+/// of these.
 fn torn_down(before: &[Instruction]) -> Option<Exit> {
     let (last, rest) = before.split_last()?;
     let pops_frame_pointer = last.code() == Code::Pop_r64 && last.op0_register() == Register::RBP;
@@ -79,7 +83,7 @@ fn torn_down(before: &[Instruction]) -> Option<Exit> {
         && add.op1_kind() != OpKind::Memory;
     let bytes = match add.mnemonic() {
         Mnemonic::Add if is_frame => add.immediate(1) as i64,
-        // What is shorter for 128.
+        // The shorter encoding for 128.
         Mnemonic::Sub if is_frame => (add.immediate(1) as i64).checked_neg()?,
         _ => return None,
     };
@@ -91,7 +95,7 @@ fn torn_down(before: &[Instruction]) -> Option<Exit> {
     })
 }
 
-/// No frame has more bytes.
+/// An upper bound for the size of a frame.
 const FRAME_LIMIT: u32 = 1 << 24;
 
 #[cfg(test)]

@@ -1,23 +1,24 @@
-//! Which processor flags a hook has to keep.
+//! The processor flags that a hook has to keep.
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, Register, RflagsBits};
 
 use crate::plan::ends_flow;
 use crate::survey::Survey;
 
-/// What of the flags register is still wanted behind a site.
+/// The part of the flags register that is still wanted behind a site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flags {
-    /// Nothing: all is written before it is read, or the calling convention says so.
+    /// Nothing: all flags are written before they are read, or the calling convention says so.
     Dead,
-    /// The arithmetic flags: carry, parity, adjust, zero, sign, overflow. The direction flag is clear.
+    /// The arithmetic flags: carry, parity, adjust, zero, sign, overflow. The direction flag is
+    /// clear.
     Arithmetic,
     /// The arithmetic flags, and the direction flag may be set.
     All,
 }
 
 impl Flags {
-    /// Is there anything to keep?
+    /// True if there is anything to keep.
     pub fn live(self) -> bool {
         self != Self::Dead
     }
@@ -30,8 +31,8 @@ const ARITHMETIC: u32 = RflagsBits::OF
     | RflagsBits::CF
     | RflagsBits::PF;
 
-/// What has to be kept at the instruction of that index. `by_call` says that only calls lead there, and the
-/// calling convention defines no arithmetic flag and a clear direction flag for those.
+/// Returns the flags to keep at the instruction of that index. `by_call` says that only calls lead
+/// there; the calling convention then defines no arithmetic flag and a clear direction flag.
 pub(crate) fn needed(survey: &Survey, index: usize, by_call: bool) -> Flags {
     if !by_call && survey.instructions.iter().any(sets_direction) {
         return Flags::All;
@@ -53,7 +54,7 @@ fn sets_direction(instruction: &Instruction) -> bool {
     )
 }
 
-/// What of the flags register may be read behind the `syscall` of that index that was set before it.
+/// Returns the flags that may be read behind the `syscall` of that index and were set before it.
 pub(crate) fn wanted_behind_call(survey: &Survey, index: usize) -> Flags {
     if direction_may_be_set(survey, index) {
         return Flags::All;
@@ -64,11 +65,12 @@ pub(crate) fn wanted_behind_call(survey: &Survey, index: usize) -> Flags {
     }
 }
 
-/// Returns, calls and jumps to other functions end the search: the calling convention hands on no arithmetic flags.
+/// True if an arithmetic flag is wanted behind a call. Returns, calls and jumps to other functions
+/// end the search, as the calling convention hands on no arithmetic flags.
 fn arithmetic_wanted_behind_call(survey: &Survey, index: usize) -> bool {
     let mut open = ARITHMETIC;
     let mut next = index + 1;
-    // A longer way without a write is a loop that has none.
+    // A longer path without a write is a loop that has none.
     for _ in 0..survey.instructions.len() {
         let Some(instruction) = survey.instructions.get(next) else {
             return false;
@@ -101,8 +103,9 @@ fn arithmetic_wanted_behind_call(survey: &Survey, index: usize) -> bool {
     false
 }
 
-/// Is the direction flag set in the straight line that leads to the instruction of that index? The calling convention
-/// has it clear, and nobody makes a system call while it works backwards.
+/// True if the direction flag is set in the straight line that leads to the instruction of that
+/// index. The calling convention has it clear, and nobody makes a system call while working
+/// backwards.
 fn direction_may_be_set(survey: &Survey, index: usize) -> bool {
     let before = survey.instructions.get(..index).unwrap_or_default();
     before
@@ -113,8 +116,9 @@ fn direction_may_be_set(survey: &Survey, index: usize) -> bool {
         .is_some_and(|instruction| instruction.mnemonic() == Mnemonic::Std)
 }
 
-/// Is an arithmetic flag read before it is written? `undecided` is the answer where the straight line ends early:
-/// at a function's entry nothing can be wanted that no instruction there has read yet.
+/// True if an arithmetic flag is read before it is written. `undecided` is the answer where the
+/// straight line ends early: at a function's entry nothing can be wanted that no instruction there
+/// has read yet.
 fn arithmetic_live(line: &[Instruction], by_call: bool) -> bool {
     let undecided = !by_call;
     let mut open = ARITHMETIC;
@@ -135,7 +139,8 @@ fn arithmetic_live(line: &[Instruction], by_call: bool) -> bool {
     undecided
 }
 
-/// A shift by a register, or a repeated string instruction, whose count is zero leaves the flags alone.
+/// False for a shift by a register, or a repeated string instruction, which leaves the flags alone
+/// if its count is zero.
 fn always_writes(instruction: &Instruction) -> bool {
     let repeated = instruction.has_rep_prefix() || instruction.has_repne_prefix();
     let by_count = matches!(

@@ -1,14 +1,17 @@
-//! Jumps that live beside kernel uprobes, which come to the same instructions and go.
+//! Guards: jumps that live beside kernel uprobes, which come and go at the same instructions.
 //!
-//! The kernel attaches a uprobe by storing `int3` over an instruction's first byte, whatever stands there. When that is hit it runs
-//! the *file's* instruction out of line and goes on behind it, which is inside our jump. When the probe is taken away the
-//! file's first byte comes back, and the rest of our jump stays (`kernel/events/uprobes.c`: `set_swbp`, `set_orig_insn`). A `nop` of
+//! The kernel attaches a uprobe by storing `int3` over an instruction's first byte, whatever stands
+//! there. When that is hit it runs the *file's* instruction out of line and goes on behind it,
+//! which is inside Beeline's jump. When the probe is removed the file's first byte comes back, and
+//! the rest of the jump stays (`kernel/events/uprobes.c`: `set_swbp`, `set_orig_insn`). A `nop` of
 //! five bytes may become a call and come back whole (`arch_uprobe_optimize`).
 //!
-//! So the bytes behind the first one are chosen such that the processor, wherever it arrives in these states, meets an `int3` before it
-//! meets anything of ours that means something else. The first four are the jump's displacement: they decide where the
-//! jump leads, and by that where there must be memory (instruction punning, as in Chamith et al., PLDI 2017). A
-//! kernel uprobe further inside the jump changes one byte of the displacement: where the jump leads then, there must be memory, too.
+//! So the bytes behind the first one are chosen such that the processor, wherever it arrives in
+//! these states, meets an `int3` before it meets any byte of the jump that means something else.
+//! The first four are the jump's displacement. They decide where the jump leads, and so where there
+//! must be memory (instruction punning, as in Chamith et al., PLDI 2017). A kernel uprobe further
+//! inside the jump changes one byte of the displacement, so there must also be memory where the
+//! jump leads then.
 
 use iced_x86::{Code, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 
@@ -19,30 +22,30 @@ use crate::trampoline::Registers;
 /// One way to lay a jump over a site so that kernel uprobes there do no harm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
-    /// Bytes 1 to 4 of the patch, the jump's displacement; `None` where any will do.
+    /// Bytes 1 to 4 of the patch, the jump's displacement. `None` where any byte will do.
     pub fixed: [Option<u8>; 4],
     /// The bytes behind the jump, up to the end of the window.
     pub tail: Vec<u8>,
-    /// Where a thread traps, and what it has done by then: see [`Trap`].
+    /// The places where a thread traps, and what it has done by then: see [`Trap`].
     pub traps: Vec<Trap>,
-    /// Offsets of further instructions whose first bytes are part of the displacement, with the file's byte there: a
-    /// kernel uprobe puts `int3` there, and puts the file's byte back.
+    /// Offsets of further instructions with first bytes that are part of the displacement, with the
+    /// file's byte there: a kernel uprobe puts `int3` there, and later puts the file's byte back.
     pub inner: Vec<(usize, u8)>,
     /// Two kernel uprobes, one at the site and one further inside, do no harm either when the latter has gone: what it has put back is
     /// a whole instruction of the file's, or leads to an `int3`.
     pub stands_two: bool,
 }
 
-/// An `int3` that a thread comes to which went through a site beside a kernel uprobe.
+/// An `int3` that is reached by a thread that went through a site beside a kernel uprobe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trap {
     /// The instruction pointer behind the `int3`, less the site's address.
     pub behind: usize,
-    /// Offset of the displaced instruction that is to be run next: 0 or that of the second.
+    /// Offset of the displaced instruction to run next: 0 or that of the second.
     pub resume: usize,
-    /// To be added to the stack pointer to have what it was at the site.
+    /// The amount to add to the stack pointer to get its value at the site.
     pub stack: i32,
-    /// Registers that are not what they were at the site any more.
+    /// Registers that differ from what they were at the site.
     pub lost: Registers,
 }
 
@@ -50,12 +53,13 @@ pub struct Trap {
 const MANY: usize = 1 << 12;
 
 impl Guard {
-    /// Where the jump may lead so that its displacement has the fixed bytes: addresses from `low` to `high`, ascending, not more than some
-    /// thousands of them.
+    /// Returns where the jump may lead so that its displacement has the fixed bytes: addresses from
+    /// `low` to `high`, ascending, at most some thousands of them.
     pub fn targets(&self, site: u64, low: u64, high: u64) -> impl Iterator<Item = u64> {
         let end = site.wrapping_add(JUMP_LEN as u64);
         let (value, mask) = self.pattern();
-        // The fixed bytes come before the free ones but for the last: a sum on the free bits alone, with carries over the fixed ones.
+        // The fixed bytes come before the free ones, except for the last: a sum on the free bits
+        // alone, with carries over the fixed ones.
         let wanted = move |displacement: u32| displacement & mask == value;
         let first = clamp(low.wrapping_sub(end));
         let last = clamp(high.wrapping_sub(end));
@@ -73,7 +77,8 @@ impl Guard {
         .take(MANY)
     }
 
-    /// Where else the jump to `target` may lead while there are kernel uprobes inside it, or have been.
+    /// Returns where else the jump to `target` may lead while there are kernel uprobes inside it,
+    /// or have been.
     pub fn variants(&self, site: u64, target: u64) -> Vec<u64> {
         let end = site.wrapping_add(JUMP_LEN as u64);
         let displacement = target.wrapping_sub(end) as u32;
@@ -96,7 +101,7 @@ impl Guard {
         all.into_iter().map(address).collect()
     }
 
-    /// The bytes to store for a jump to `target`, which is one of [`Self::targets`].
+    /// Returns the bytes to store for a jump to `target`, which is one of [`Self::targets`].
     pub fn patch(&self, site: u64, target: u64) -> Vec<u8> {
         const JMP_REL32: u8 = 0xe9;
         let displacement = target.wrapping_sub(site.wrapping_add(JUMP_LEN as u64)) as u32;
@@ -106,8 +111,8 @@ impl Guard {
         bytes
     }
 
-    /// The same for a jump that lies over another one, `patch`, which is laid in this way: only the jump's own bytes change. `None` if
-    /// `patch` is not laid so.
+    /// The same for a jump that lies over another one, `patch`, which is laid in this way: only the
+    /// jump's own bytes change. Returns `None` if `patch` is not laid so.
     pub fn over(mut self, patch: &[u8]) -> Option<Self> {
         let (jump, tail) = patch.split_at_checked(JUMP_LEN)?;
         let mut fixed = self.fixed.iter().zip(&jump[1..]);
@@ -126,9 +131,10 @@ impl Guard {
     }
 }
 
-/// The lowest number from `from` on whose bits under `mask` are `value`.
+/// Returns the lowest number from `from` on with the bits `value` under `mask`.
 fn raise(from: i32, value: u32, mask: u32) -> Option<i32> {
-    // In the order of unsigned numbers, which is that of signed ones with the sign turned over.
+    // The order is that of unsigned numbers, which is that of signed ones with the sign bit
+    // flipped.
     const SIGN: u32 = 1 << 31;
     let flip = |number: u32| number ^ SIGN;
     let from = flip(from.cast_unsigned());
@@ -140,7 +146,8 @@ fn raise(from: i32, value: u32, mask: u32) -> Option<i32> {
         }
     };
     consider(from & !mask | value);
-    // Otherwise some free bit above the place of the difference has to be raised, and all free ones below it can be zero.
+    // Otherwise some free bit above the place of the difference has to be raised, and all free ones
+    // below it can be zero.
     for bit in (0..32).filter(|bit| mask >> bit & 1 == 0 && from >> bit & 1 == 0) {
         let above = from & !mask & !((2u64.pow(bit + 1) - 1) as u32);
         consider(above | value | 1 << bit);
@@ -162,11 +169,11 @@ pub(crate) struct Live {
     pub red_zone: bool,
 }
 
-/// All ways to guard a jump over these instructions, the best first. None if beside a kernel uprobe a thread would run what
-/// nobody wrote.
+/// Returns all ways to guard a jump over these instructions, the best first. There is none if a
+/// thread would run bytes beside a kernel uprobe that nobody wrote.
 ///
-/// `padding` stands in the window behind the instructions: a kernel uprobe may be there as well, and one that the kernel refuses
-/// leaves the file's byte.
+/// `padding` stands in the window behind the instructions. A kernel uprobe may be there as well,
+/// and one that the kernel refuses leaves the file's byte.
 pub(crate) fn guards(window: &[Displaced], padding: &[Displaced], live: Live) -> Vec<Guard> {
     let Some(first) = window.first() else {
         return Vec::new();
@@ -189,7 +196,8 @@ pub(crate) fn guards(window: &[Displaced], padding: &[Displaced], live: Live) ->
     ways
 }
 
-/// For a breakpoint whose instruction has another one behind it in the window: that one's first byte is a breakpoint as well.
+/// Returns the second trap of a breakpoint, if its instruction has another one behind it in the
+/// window: that one's first byte is a breakpoint as well.
 pub(crate) fn second_trap(first: &Displaced) -> Option<Trap> {
     let len = first.bytes.len();
     let (stack, lost) = effects(&first.instruction)?;
@@ -201,8 +209,9 @@ pub(crate) fn second_trap(first: &Displaced) -> Option<Trap> {
     })
 }
 
-/// A first instruction that is shorter than the jump: behind it, inside the displacement, stands an `int3`. All of its
-/// own bytes but the first stay as they are, so that it is whole when the first comes back.
+/// Guards for a first instruction that is shorter than the jump. An `int3` stands behind it, inside
+/// the displacement. All of its own bytes except the first stay as they are, so that it is whole
+/// when the first comes back.
 fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
     let len = first.bytes.len();
     let mut fixed = [None; 4];
@@ -244,7 +253,8 @@ fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
         stands_two: false,
     };
     let mut ways = vec![deepened(&plain), plain];
-    // The last byte says how far away the jump leads, and there may be no room where an int3 leads. A prefix in front of one will do.
+    // The last byte says how far away the jump leads, and there may be no room where an int3 leads.
+    // A prefix before an int3 will do.
     if len == JUMP_LEN - 1 && !tail.is_empty() {
         let mut tail = tail;
         tail[0] = INT3;
@@ -262,8 +272,9 @@ fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
     ways
 }
 
-/// A first instruction at least as long as the jump: when its first byte comes back, that begins another instruction, which the
-/// displacement completes; it must be one that does no harm, with an `int3` behind it.
+/// The guard for a first instruction that is at least as long as the jump. When its first byte
+/// comes back, that byte begins another instruction, which the displacement completes. This
+/// instruction must do no harm, and have an `int3` behind it.
 fn long(first: &Displaced, code: &[Displaced], live: Live) -> Option<Guard> {
     let len = first.bytes.len();
     let opcode = *first.bytes.first()?;
@@ -290,9 +301,9 @@ fn long(first: &Displaced, code: &[Displaced], live: Live) -> Option<Guard> {
     };
     let int3 = Some(INT3);
     let fixed = match opcode {
-        // What is restored is the jump.
+        // The jump itself is what is restored.
         _ if first.instruction.code() == Code::Jmp_rel32_64 => [None; 4],
-        // A prefix, whose int3 follows.
+        // A prefix, followed by the int3.
         opcode if PREFIXES.contains(&opcode) || REPEATS.contains(&opcode) => {
             traps.push(early(2, 0));
             [int3, None, None, None]
@@ -337,12 +348,13 @@ fn long(first: &Displaced, code: &[Displaced], live: Live) -> Option<Guard> {
             traps.push(early(3, 8));
             [Some(0xf0), int3, None, None]
         }
-        // mov r32, imm32; push imm32; cmp and test of eax with imm32: all do their work again, with the right number
+        // mov r32, imm32; push imm32; cmp and test of eax with imm32: all do their work again, with
+        // the right number
         0xb8..=0xbf | 0x68 | 0x3d | 0xa9 if has_second => {
             traps.iter_mut().for_each(|trap| trap.resume = 0);
             [None; 4]
         }
-        // The same with a register of their choice, and what can be done twice
+        // The same with a register of their choice, and instructions that can be done twice
         0xf7 | 0x81 | 0xc7
             if len == JUMP_LEN + 1 && has_second && is_repeatable(&first.instruction) =>
         {
@@ -360,8 +372,8 @@ fn long(first: &Displaced, code: &[Displaced], live: Live) -> Option<Guard> {
     })
 }
 
-/// With an int3 at the start of each further instruction as well: two kernel uprobes, one at the site and one behind it, bring a thread
-/// to the third.
+/// Adds an int3 at the start of each further instruction: two kernel uprobes, one at the site and
+/// one behind it, bring a thread to the third.
 fn deepened(guard: &Guard) -> Guard {
     let mut deeper = guard.clone();
     for (offset, _) in &guard.inner {
@@ -370,8 +382,9 @@ fn deepened(guard: &Guard) -> Guard {
     deeper
 }
 
-/// And so that further instructions do no harm whose first bytes alone the kernel has put back: what follows is an int3 behind a
-/// prefix, or the rest of the instruction. None if that is so anyway.
+/// Returns guards under which further instructions do no harm when the kernel has restored only
+/// their first bytes: an int3 behind a prefix follows, or the rest of the instruction. Returns none
+/// if that is so anyway.
 fn whole(guard: &Guard, code: &[Displaced]) -> Vec<Guard> {
     const LAST: usize = JUMP_LEN - 2;
     let mut whole = guard.clone();
@@ -397,7 +410,8 @@ fn whole(guard: &Guard, code: &[Displaced]) -> Vec<Guard> {
     }
     whole.stands_two = true;
     let mut ways = vec![whole.clone()];
-    // As where the int3 behind the first instruction is the last byte: there may be no room, and a second prefix will do.
+    // As where the int3 behind the first instruction is the last byte: there may be no room, and a
+    // second prefix will do.
     if ends_behind_prefix && !whole.tail.is_empty() {
         whole.tail[0] = INT3;
         ways.extend(PREFIXES.iter().map(|prefix| {
@@ -443,8 +457,8 @@ fn trap_further(guard: &mut Guard, window: &[Displaced]) {
     }
 }
 
-/// With any number in it, and then once more with the right one, does the same as once: only flags and a register that it writes anyway
-/// are changed.
+/// True if running it with any number in it, and then once more with the right one, has the effect
+/// of running it once: only flags and a register that it writes anyway are changed.
 fn is_repeatable(instruction: &Instruction) -> bool {
     matches!(
         instruction.code(),
@@ -460,7 +474,7 @@ const PREFIXES: [u8; 24] = [
 /// Likewise.
 const REPEATS: [u8; 2] = [0xf2, 0xf3];
 
-/// The bytes behind the jump: the file's, each instruction begun by an int3.
+/// Returns the bytes behind the jump: the file's, with each instruction begun by an int3.
 fn tail(code: &[Displaced]) -> Vec<u8> {
     let with_breakpoint = |one: &Displaced| {
         let mut bytes = one.bytes.to_vec();
@@ -471,7 +485,7 @@ fn tail(code: &[Displaced]) -> Vec<u8> {
     bytes.split_off(JUMP_LEN)
 }
 
-/// Where instructions begin inside the displacement.
+/// Returns where instructions begin inside the displacement.
 fn inner(code: &[Displaced]) -> Vec<(usize, u8)> {
     let mut at = 0;
     let mut found = Vec::new();
@@ -484,8 +498,8 @@ fn inner(code: &[Displaced]) -> Vec<(usize, u8)> {
     found
 }
 
-/// The number that undoes what the instruction does to the stack pointer, and the registers that it changes. `None` if
-/// the stack pointer cannot be told.
+/// Returns the number that undoes what the instruction does to the stack pointer, and the registers
+/// that it changes. `None` if the stack pointer is unknown.
 fn effects(instruction: &Instruction) -> Option<(i32, Registers)> {
     let mut factory = InstructionInfoFactory::new();
     let mut lost = Registers::NONE;

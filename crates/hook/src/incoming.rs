@@ -1,23 +1,25 @@
 //! Branches from one function to the inside of another.
 //!
-//! Compilers make them between a function's hot and cold part, and hand-written code wherever it saves a byte: several
-//! of a C library's string functions begin by jumping a few bytes into the next one.
+//! Compilers make them between a function's hot and cold part, and hand-written code wherever it
+//! saves a byte: several of a C library's string functions begin by jumping a few bytes into the
+//! next one.
 
 use iced_x86::{Decoder, DecoderOptions};
 
 use crate::plan::Function;
 use crate::relocate;
 
-/// Where code of other functions leads to the inside of a function. Made once for a file's text.
+/// The places inside functions that code of other functions leads to. Made once for a file's text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Incoming {
-    /// Rising, without duplicates: targets, and where they are named.
+    /// Ascending, without duplicates: targets, and the addresses of the instructions that name
+    /// them.
     targets: Vec<(u64, u64)>,
 }
 
 impl Incoming {
-    /// Looks through all functions of a text. That decodes everything, which takes tens of
-    /// milliseconds for each MB.
+    /// Scans all functions of a text. This decodes everything, which takes tens of milliseconds for
+    /// each MB.
     pub fn of<'a>(functions: impl IntoIterator<Item = Function<'a>>) -> Self {
         let mut targets = Vec::new();
         let mut starts = Vec::new();
@@ -36,8 +38,8 @@ impl Incoming {
         Self { targets }
     }
 
-    /// The same for the text mapped `bias` bytes higher than it was looked through (wrapping: lower is possible too).
-    /// So a file can be looked through once, at the addresses in the file.
+    /// The same for the text mapped `bias` bytes higher than it was scanned (wrapping: lower is
+    /// possible too). So a file can be scanned once, at the addresses in the file.
     pub fn shifted(&self, bias: u64) -> Self {
         let shift =
             |(target, from): &(u64, u64)| (target.wrapping_add(bias), from.wrapping_add(bias));
@@ -46,7 +48,7 @@ impl Incoming {
         Self { targets }
     }
 
-    /// The first place that names an address strictly between `start` and `start + len`.
+    /// Returns the first place that names an address strictly between `start` and `start + len`.
     pub(crate) fn inside(&self, start: u64, len: usize) -> Option<u64> {
         let next = self.targets.partition_point(|(target, _)| *target <= start);
         let (target, from) = self.targets.get(next)?;
@@ -54,14 +56,15 @@ impl Incoming {
     }
 }
 
-/// Adds the addresses that the function names outside of itself, each with the address where.
+/// Adds the addresses that the function names outside of itself, each with the address of the
+/// instruction.
 pub(crate) fn collect(function: &Function, targets: &mut Vec<(u64, u64)>) {
     let mut decoder = Decoder::with_ip(64, function.code, function.start, DecoderOptions::NONE);
     while decoder.can_decode() {
         let at = decoder.position();
         let instruction = decoder.decode();
         if instruction.is_invalid() {
-            // Data, perhaps: what is read into it can only make the answer more careful.
+            // Data, perhaps: misreading it can only make the answer more careful.
             if decoder.set_position(at + 1).is_err() {
                 return;
             }

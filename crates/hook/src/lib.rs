@@ -1,18 +1,20 @@
-//! Choose how an address is hooked, move the instructions that the hook displaces, write the trampoline.
+//! Chooses how an address is hooked, moves the instructions that the hook displaces, and writes the
+//! trampoline.
 //!
-//! Bytes and addresses go in, bytes come out; no process is touched here. A *site* is the address to hook.
-//! [`plan()`] decides whether it can take a five-byte jump or only a breakpoint, and why. [`emit`] writes the
-//! *trampoline*: code near the site that saves the registers, calls the hook, restores them, runs the displaced
-//! instructions and jumps back behind them. [`jump_patch`] and [`INT3`] are what goes over the site itself.
-//! [`displaced`] moves the instructions alone, for a signal handler that does the rest. [`Incoming`] is what a file's other functions know
-//! about a site, for [`plan_among`].
+//! Bytes and addresses go in, bytes come out; no process is touched here. A *site* is the address
+//! to hook. [`plan()`] decides whether it can take a five-byte jump or only a breakpoint, and why.
+//! [`emit`] writes the *trampoline*: code near the site that saves the registers, calls the hook,
+//! restores them, runs the displaced instructions and jumps back behind them. [`jump_patch`] and
+//! [`INT3`] are the bytes for the site itself. [`displaced`] moves only the instructions, for a
+//! signal handler that does the rest. [`Incoming`] holds what a file's other functions know about a
+//! site, for [`plan_among`].
 //!
-//! System calls are hooked as a whole: [`CallSites`] finds every `syscall` instruction of a text, and hooks both ways
-//! through it, into the kernel and back.
+//! System calls are hooked as a whole: [`CallSites`] finds every `syscall` instruction of a text,
+//! and hooks both ways through it, into the kernel and back.
 //!
-//! What a moved instruction cannot keep: `endbr64` at the site is displaced like any other instruction, so a
-//! process that enforces indirect-branch tracking must not be hooked; and with a shadow stack a displaced call
-//! (which pushes its original return address and jumps) would be refused by the processor.
+//! Two things are not preserved. `endbr64` at the site is displaced like any other instruction, so
+//! a process that enforces indirect-branch tracking must not be hooked. With a shadow stack, the
+//! processor would refuse a displaced call (which pushes its original return address and jumps).
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What is written over a site.
+//! The bytes that are written over a site.
 
 use std::ops::RangeInclusive;
 
@@ -12,10 +12,10 @@ pub const INT3: u8 = 0xcc;
 
 const JMP_REL32: u8 = 0xe9;
 
-/// How far a 32-bit displacement leads, less room for the longest trampoline.
+/// The reach of a 32-bit displacement, less room for the longest trampoline.
 const REACH: u64 = (1 << 31) - SLACK;
 
-/// More than the bytes of any trampoline: all of it reaches what its start reaches.
+/// An upper bound for the size of a trampoline: all of it reaches what its start reaches.
 pub(crate) const SLACK: u64 = 64 << 10;
 
 /// A branch or an operand does not reach its target.
@@ -26,19 +26,20 @@ pub(crate) const SLACK: u64 = 64 << 10;
 pub struct ReachError {
     /// The instruction, or the address behind it.
     pub from: u64,
-    /// What it should reach.
+    /// The address that it should reach.
     pub target: u64,
 }
 
-/// The displacement that leads from the end of an instruction to `target`.
+/// Returns the displacement that leads from the end of an instruction to `target`.
 pub(crate) fn displacement(end: u64, target: u64) -> Result<i32, ReachError> {
     i32::try_from(target.wrapping_sub(end) as i64).map_err(|_| ReachError { from: end, target })
 }
 
-/// A jump to `target` that fills the `window_len` bytes at `site`: what is left over are breakpoints, which no
-/// thread reaches as long as none was inside the window when it was patched.
+/// Returns a jump to `target` that fills the `window_len` bytes at `site`. The bytes left over are
+/// breakpoints, which no thread reaches as long as none was inside the window when it was patched.
 ///
-/// The window of a [`Kind::Jump`](crate::Kind::Jump) has room for the jump; a shorter one gives an error too.
+/// The window of a [`Kind::Jump`](crate::Kind::Jump) has room for the jump; a shorter one gives an
+/// error too.
 pub fn jump_patch(site: u64, window_len: usize, target: u64) -> Result<Vec<u8>, ReachError> {
     if window_len < JUMP_LEN {
         return Err(ReachError { from: site, target });
@@ -50,7 +51,7 @@ pub fn jump_patch(site: u64, window_len: usize, target: u64) -> Result<Vec<u8>, 
     Ok(bytes)
 }
 
-/// A jump to anywhere, which changes no register: `jmp [rip]`, and the address behind it.
+/// Returns a jump to anywhere that changes no register: `jmp [rip]`, and the address behind it.
 pub(crate) fn far_jump(target: u64) -> Vec<u8> {
     const JMP_LITERAL: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
     let mut bytes = JMP_LITERAL.to_vec();
@@ -58,8 +59,9 @@ pub(crate) fn far_jump(target: u64) -> Vec<u8> {
     bytes
 }
 
-/// Where a trampoline may start to be reached from `site` and to reach back: 2 GiB to both sides, less some room.
-/// [`Plan::reach`](crate::Plan::reach) also takes into account what the displaced instructions address.
+/// Returns where a trampoline may start to be reached from `site` and to reach back: 2 GiB to both
+/// sides, less some room. [`Plan::reach`](crate::Plan::reach) also takes into account what the
+/// displaced instructions address.
 pub fn reach(site: u64) -> RangeInclusive<u64> {
     site.saturating_sub(REACH)..=site.saturating_add(REACH)
 }

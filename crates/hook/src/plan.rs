@@ -1,4 +1,4 @@
-//! How a site is to be hooked.
+//! Plans: the decision how a site is to be hooked.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -13,53 +13,61 @@ use crate::patch::{self, JUMP_LEN};
 use crate::relocate::{self, Displaced};
 use crate::survey::Survey;
 
-/// The code that a site lies in.
+/// The code that contains a site.
 #[derive(Debug, Clone, Copy)]
 pub struct Function<'a> {
     /// Run-time address of the first byte.
     pub start: u64,
-    /// From `start` to the next symbol, so with the padding behind the function. Unpatched bytes.
+    /// The bytes from `start` to the next symbol, including the padding behind the function.
+    /// Unpatched.
     pub code: &'a [u8],
 }
 
-/// How a site is hooked. Made by [`plan()`].
+/// The way a site is hooked. Made by [`plan()`].
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The hooked address.
     pub site: u64,
-    /// Bytes from the site on that the hook stands for: at least [`JUMP_LEN`] for a jump, all of them overwritten;
-    /// the length of one or two instructions for a breakpoint, which overwrites their first bytes.
+    /// The number of bytes from the site on that the hook stands for. For a jump at least
+    /// [`JUMP_LEN`], all of them overwritten; for a breakpoint the length of one or two
+    /// instructions, with overwritten first bytes.
     pub window_len: usize,
     /// Jump or breakpoint.
     pub kind: Kind,
-    /// What of the flags register the code behind the site may still read.
+    /// The part of the flags register that the code behind the site may still read.
     pub flags: Flags,
-    /// The site is its function's first instruction, so the stack pointer is at the return address.
+    /// True if the site is its function's first instruction, so the stack pointer is at the return
+    /// address.
     pub at_start: bool,
-    /// There may be live data in the 128 bytes below the stack pointer.
+    /// True if there may be live data in the 128 bytes below the stack pointer.
     pub red_zone: bool,
-    /// For a jump: how it can be laid so that kernel uprobes upon it do no harm, the best way first. None if it cannot.
+    /// For a jump: the ways to lay it so that kernel uprobes upon it do no harm, the best first.
+    /// Empty if there is none.
     pub guards: Vec<Guard>,
-    /// For a breakpoint: what the second one, behind the first instruction, catches beside a kernel uprobe.
+    /// For a breakpoint: what the second one, behind the first instruction, catches beside a kernel
+    /// uprobe.
     pub second: Option<Trap>,
     pub(crate) window: Vec<Displaced>,
 }
 
-/// The greatest distance of a breakpoint's trampoline from its site. Any would do; this leaves enough to choose from.
+/// The greatest distance of a breakpoint's trampoline from its site. Any distance would do; this
+/// leaves enough to choose from.
 const FAR: u64 = 1 << 40;
 
 impl Plan {
-    /// The displaced instructions, decoded at their original addresses; without the padding they may be followed by.
+    /// Returns the displaced instructions, decoded at their original addresses, without padding
+    /// that may follow them.
     pub fn instructions(&self) -> impl Iterator<Item = &Instruction> {
         self.window.iter().map(|displaced| &displaced.instruction)
     }
 
-    /// The bytes of each of them, as found at the site.
+    /// Returns the bytes of each of them, as found at the site.
     pub fn displaced_bytes(&self) -> impl Iterator<Item = &[u8]> {
         self.window.iter().map(|displaced| &*displaced.bytes)
     }
 
-    /// The same site, hooked by a breakpoint: for one whose window another site lies in, or that a jump would not be safe at.
+    /// The same site, hooked by a breakpoint: for a site with another site in its window, or one
+    /// where a jump would not be safe.
     pub fn into_breakpoint(mut self, reason: Reason) -> Self {
         let is_alone = reason == Reason::AnotherProbe;
         self.window.truncate(if is_alone { 1 } else { 2 });
@@ -69,8 +77,9 @@ impl Plan {
         self
     }
 
-    /// The same site, whose first instruction is the jump of a patch which somebody has laid over the file's code, as planned for
-    /// that code alone: what the code behind the jump reads is not to be seen in it, and kernel uprobes are meant for the file's.
+    /// The same site, with the jump of somebody's patch as its first instruction, planned as for
+    /// the file's code alone. The jump does not show what the code behind it reads, and kernel
+    /// uprobes are meant for the file's code.
     pub fn over(mut self, file: Self, patch: &[u8]) -> Self {
         let guards = file.guards.into_iter();
         self.guards = guards.filter_map(|guard| guard.over(patch)).collect();
@@ -79,7 +88,7 @@ impl Plan {
         self
     }
 
-    /// The bytes to store for a breakpoint.
+    /// Returns the bytes to store for a breakpoint.
     pub fn breakpoint_patch(&self) -> Vec<u8> {
         let mut bytes = vec![patch::INT3];
         if let (Some(_), Some(first)) = (self.second, self.window.first()) {
@@ -101,9 +110,11 @@ impl Plan {
         self.window_len = self.window.iter().map(|one| one.bytes.len()).sum();
     }
 
-    /// Where a trampoline may start so that the site reaches it, and its displaced instructions reach what they
-    /// address. A breakpoint's may be far away, unless an operand is relative to the instruction. `None` if there is no such place; the
-    /// site can then only be hooked by the kernel.
+    /// Returns where a trampoline may start so that the site reaches it, and its displaced
+    /// instructions reach what they address.
+    ///
+    /// A breakpoint's trampoline may be far away, unless an operand is relative to the instruction.
+    /// Returns `None` if there is no such place; only the kernel can then hook the site.
     pub fn reach(&self) -> Option<RangeInclusive<u64>> {
         let is_near = matches!(self.kind, Kind::Jump);
         let around = match is_near {
@@ -124,24 +135,25 @@ impl Plan {
     }
 }
 
-/// What is written over the site.
+/// The kind of patch that is written over the site.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// A jump to the trampoline; see [`jump_patch`](crate::jump_patch).
     Jump,
     /// A breakpoint, [`INT3`](crate::INT3), because a jump would not be safe.
     Breakpoint {
-        /// Why not a jump.
+        /// The reason against a jump.
         reason: Reason,
     },
 }
 
-/// Why a site cannot take a jump; prints as a phrase. Offsets are bytes from the function's start.
+/// The reason why a site cannot take a jump; prints as a phrase. Offsets are bytes from the
+/// function's start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
     /// Another instruction refers to the middle of the bytes that a jump would overwrite.
     BranchInside {
-        /// Where the branch (or the instruction that takes the address) is.
+        /// The offset of the branch (or of the instruction that takes the address).
         offset: u64,
     },
     /// Another function leads to the middle of the bytes that a jump would overwrite.
@@ -153,34 +165,34 @@ pub enum Reason {
     SelfLoop,
     /// Fewer than five bytes belong to the function from the site on.
     TooShort {
-        /// Bytes there are.
+        /// The number of bytes.
         len: usize,
     },
-    /// What is behind a call would be overwritten too, and the call returns to there.
+    /// Bytes behind a call would be overwritten too, and the call returns to there.
     CallNotLast,
     /// A jump table may lead to the middle of the bytes.
     IndirectJump {
-        /// Where the jump is.
+        /// The offset of the jump.
         offset: u64,
     },
     /// The function's cold part is elsewhere, and may branch to the middle of the bytes.
     LeavesFunction {
-        /// Where the conditional branch that leaves is.
+        /// The offset of the conditional branch that leaves.
         offset: u64,
     },
     /// Bytes behind the site are not instructions, so a branch to the middle may be hidden.
     Undecodable {
-        /// Where they are.
+        /// Their offset.
         offset: u64,
     },
     /// An instruction in the window has to stay where it is.
     CannotMove {
         /// In Intel syntax.
         instruction: String,
-        /// Why, as a phrase.
+        /// The reason, as a phrase.
         why: &'static str,
     },
-    /// Somebody else's site is there; see [`Plan::into_breakpoint`].
+    /// Another party's site is there; see [`Plan::into_breakpoint`].
     AnotherProbe,
     /// Beside a kernel uprobe a thread would run bytes of the jump as something else.
     Unguarded,
@@ -239,7 +251,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Why an address cannot be hooked at all.
+/// The reason why an address cannot be hooked at all.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanError {
     /// The site is not in the function.
@@ -264,7 +276,7 @@ pub enum PlanError {
         offset: u64,
         /// In Intel syntax.
         instruction: String,
-        /// Where it starts, in bytes from the function's start.
+        /// The offset of its start, in bytes from the function's start.
         instruction_offset: u64,
     },
     /// Bytes up to and including the site do not decode.
@@ -286,15 +298,16 @@ pub enum PlanError {
         offset: u64,
         /// In Intel syntax.
         instruction: String,
-        /// Why, as a phrase.
+        /// The reason, as a phrase.
         why: &'static str,
     },
 }
 
 /// Decides how `site` is hooked.
 ///
-/// A jump is chosen only if nothing in the function can branch to the middle of the bytes it overwrites. Branches from
-/// other functions are not seen: use [`plan_among`] wherever their code is at hand.
+/// A jump is chosen only if nothing in the function can branch to the middle of the bytes it
+/// overwrites. Branches from other functions are not seen: use [`plan_among`] wherever their code
+/// is at hand.
 pub fn plan(site: u64, function: &Function) -> Result<Plan, PlanError> {
     decide(site, function, None, Role::Any)
 }
@@ -309,9 +322,9 @@ pub fn plan_among(site: u64, function: &Function, incoming: &Incoming) -> Result
 /// As [`plan_among`], for a site that is a `syscall` instruction and is to be given a
 /// [`SystemCall`](crate::SystemCall): it moves together with what follows it.
 ///
-/// The kernel sees the moved instruction's address: it comes back behind it, and when it restarts the call, to it. Only a
-/// process whose seccomp filters look at addresses, or that compares them itself as cancellable calls do, can
-/// tell the difference.
+/// The kernel sees the moved instruction's address: it comes back behind it, and when it restarts
+/// the call, to it. The difference is only visible to a process with seccomp filters that look at
+/// addresses, or to one that compares them itself as cancellable calls do.
 pub fn plan_system_call(
     site: u64,
     function: &Function,
@@ -320,7 +333,7 @@ pub fn plan_system_call(
     decide(site, function, Some(incoming), Role::SystemCall)
 }
 
-/// What a site is hooked for.
+/// The purpose that a site is hooked for.
 #[derive(Clone, Copy, PartialEq)]
 enum Role {
     Any,
@@ -348,7 +361,8 @@ fn decide(
     }
 
     let at_start = site == function.start;
-    // A loop to the function's first instruction reaches it with a frame's data below the stack pointer.
+    // A loop to the function's first instruction reaches it with a frame's data below the stack
+    // pointer.
     let entered_by_call_only = at_start && !survey.refers_to(site);
     let checked = |wanted: usize| {
         let (window, len) = fill_window(function, &survey, index, role, wanted)?;
@@ -389,7 +403,8 @@ fn decide(
     Ok(plan)
 }
 
-/// The instructions that a jump displaces, and their bytes: with those that a guard can use beyond the jump, if they are to be had.
+/// Returns the instructions that a jump displaces and their bytes, including those beyond the jump
+/// that a guard can use, if there are any.
 fn guarded_window(
     first: &Displaced,
     role: Role,
@@ -409,7 +424,7 @@ fn guarded_window(
     }
 }
 
-/// The padding that the window of a plan has behind its instructions.
+/// Returns the padding that the window of a plan has behind its instructions.
 fn padding_behind(
     function: &Function,
     survey: &Survey,
@@ -424,7 +439,7 @@ fn padding_behind(
 /// The length of a first instruction behind which there is one byte of the jump.
 const JUMP_PREFIXED: usize = JUMP_LEN - 1;
 
-/// The index of the instruction at the site.
+/// Returns the index of the instruction at the site.
 fn find_site(site: u64, function: &Function, survey: &Survey) -> Result<usize, PlanError> {
     let len = function.code.len();
     let offset = site.wrapping_sub(function.start);
@@ -463,8 +478,8 @@ fn undecodable(at: u64, function: &Function, site: u64) -> PlanError {
     }
 }
 
-/// The instructions from `index` on that fill at least `wanted` bytes, and how many bytes they and the padding behind
-/// them fill.
+/// Returns the instructions from `index` on that fill at least `wanted` bytes, and the number of
+/// bytes that they and the padding behind them fill.
 pub(crate) fn window_from(
     function: &Function,
     survey: &Survey,
@@ -490,7 +505,8 @@ fn fill_window(
             return Err(Reason::TooShort { len });
         };
         if ended {
-            // Nothing runs behind a return or a jump, so what is there has to be padding, or it is somebody else's.
+            // Nothing runs behind a return or a jump, so the bytes there must be padding, or they
+            // belong to something else.
             if !is_padding(&displaced.instruction) {
                 return Err(Reason::TooShort { len });
             }
@@ -514,7 +530,7 @@ fn fill_window(
     Ok((window, len))
 }
 
-/// Can the instruction be one of several that move?
+/// Fails unless the instruction can be one of several that move.
 pub(crate) fn check_member(instruction: &Instruction) -> Result<(), Reason> {
     relocate::movement(instruction)
         .and_then(|_| relocate::moves_with_others(instruction))
@@ -524,7 +540,7 @@ pub(crate) fn check_member(instruction: &Instruction) -> Result<(), Reason> {
         })
 }
 
-/// Does anything in the function lead to the middle of the window, or may it without being seen?
+/// Fails if anything in the function leads to the middle of the window, or may lead there unseen.
 fn check_references(
     site: u64,
     len: usize,
@@ -571,7 +587,7 @@ fn check_references(
     Ok(())
 }
 
-/// Does the processor never go on to the next instruction?
+/// True if the processor never goes on to the next instruction.
 pub(crate) fn ends_flow(instruction: &Instruction) -> bool {
     matches!(
         instruction.flow_control(),
@@ -582,10 +598,11 @@ pub(crate) fn ends_flow(instruction: &Instruction) -> bool {
     )
 }
 
-/// Functions start on such a boundary, also those without a symbol.
+/// The boundary on which functions start, including those without a symbol.
 const FUNCTION_ALIGN: u64 = 16;
 
-/// Filler between functions. One that starts at a function's alignment may be a function's patchable entry.
+/// True for filler between functions. Filler that starts at a function's alignment may be a
+/// function's patchable entry.
 pub(crate) fn is_padding(instruction: &Instruction) -> bool {
     use iced_x86::Mnemonic::{Int3, Nop};
     matches!(instruction.mnemonic(), Nop | Int3) && !instruction.ip().is_multiple_of(FUNCTION_ALIGN)

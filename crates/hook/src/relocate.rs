@@ -1,6 +1,7 @@
 //! Moving instructions to another address without changing what they do.
 //!
-//! Bytes are copied as they are wherever possible, so that redundant prefixes and odd encodings survive.
+//! Bytes are copied as they are wherever possible, so that redundant prefixes and odd encodings
+//! survive.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ pub(crate) struct Displaced {
     pub instruction: Instruction,
     /// As found there.
     pub bytes: Arc<[u8]>,
-    /// Where in `bytes` a 32-bit memory displacement is.
+    /// The offset in `bytes` of a 32-bit memory displacement.
     pub displacement: Option<usize>,
 }
 
@@ -43,7 +44,7 @@ impl Displaced {
     }
 }
 
-/// Why the displaced instructions cannot run at the chosen place.
+/// The reason why the displaced instructions cannot run at the chosen place.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RelocateError {
     /// Something they address is too far from there.
@@ -53,7 +54,7 @@ pub enum RelocateError {
         instruction: String,
         /// Its original address.
         address: u64,
-        /// From where to where.
+        /// The origin and the target.
         source: ReachError,
     },
     /// The moved form has no encoding.
@@ -63,12 +64,12 @@ pub enum RelocateError {
         instruction: String,
         /// Its original address.
         address: u64,
-        /// Why, as a phrase.
+        /// The reason, as a phrase.
         why: String,
     },
 }
 
-/// How an instruction is moved.
+/// The way an instruction is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Movement {
     /// It does not depend on where it is.
@@ -85,7 +86,7 @@ pub(crate) enum Movement {
     Transaction,
 }
 
-/// How the instruction is moved, or, as a phrase, why it cannot be.
+/// Returns the way the instruction is moved, or, as a phrase, why it cannot be.
 pub(crate) fn movement(instruction: &Instruction) -> Result<Movement, &'static str> {
     if instruction.is_privileged()
         || matches!(
@@ -154,7 +155,8 @@ fn call_movement(instruction: &Instruction) -> Result<Movement, &'static str> {
     }
 }
 
-/// May the instruction move together with neighbours? A phrase says why not: these are moved only on their own.
+/// Fails, with a phrase, if the instruction may not move together with neighbours: such an
+/// instruction is moved only on its own.
 pub(crate) fn moves_with_others(instruction: &Instruction) -> Result<(), &'static str> {
     match instruction.flow_control() {
         FlowControl::XbeginXabortXend => Err("it is part of a transaction"),
@@ -163,30 +165,32 @@ pub(crate) fn moves_with_others(instruction: &Instruction) -> Result<(), &'stati
     }
 }
 
-/// Does what [`relocate`] writes for the instruction ever reach its own end?
+/// True if the output of [`relocate`] for the instruction can ever reach its own end.
 pub(crate) fn goes_on(instruction: &Instruction) -> bool {
     !is_call(instruction) && !crate::plan::ends_flow(instruction)
 }
 
-/// A near call, direct or not.
+/// True for a near call, direct or not.
 pub(crate) fn is_call(instruction: &Instruction) -> bool {
     instruction.is_call_near() || instruction.is_call_near_indirect()
 }
 
-/// A branch within the address space's 64 bits, other than a call, whose target is in the instruction.
+/// True for a branch within the address space's 64 bits, other than a call, with its target in the
+/// instruction.
 pub(crate) fn is_direct_branch(instruction: &Instruction) -> bool {
     instruction.op_count() > 0
         && instruction.op0_kind() == OpKind::NearBranch64
         && !instruction.is_call_near()
 }
 
-/// Is the first of these instructions a branch that is taken sometimes? Not a call, and not a jump.
+/// True if the first of these instructions is a conditional branch: not a call, and not a jump.
 pub fn branches_sometimes(code: &[u8]) -> bool {
     let first = Decoder::new(64, code, DecoderOptions::NONE).decode();
     is_direct_branch(&first) && goes_on(&first)
 }
 
-/// The address that the instruction names relative to its own: a branch's or call's target, or an operand's address.
+/// Returns the address that the instruction names relative to its own: a branch's or call's target,
+/// or an operand's address.
 pub(crate) fn absolute_target(instruction: &Instruction) -> Option<u64> {
     if instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64 {
         return Some(instruction.near_branch_target());
@@ -196,13 +200,14 @@ pub(crate) fn absolute_target(instruction: &Instruction) -> Option<u64> {
         .then(|| instruction.ip_rel_memory_address())
 }
 
-/// Can it be moved to where it does not reach what it names by a displacement? What has no operand relative to it always can.
+/// True if it can be moved to where a displacement does not reach what it names. An instruction
+/// without a relative operand always can.
 pub(crate) fn leads_far(instruction: &Instruction) -> bool {
     !instruction.is_ip_rel_memory_operand()
         && !matches!(movement(instruction), Ok(Movement::Transaction))
 }
 
-/// The bytes that do at `at` what the instruction did at its own address.
+/// Returns the bytes that do at `at` what the instruction did at its own address.
 ///
 /// A call becomes the last thing that runs there: it returns to its original successor.
 pub(crate) fn relocate(displaced: &Displaced, at: u64) -> Result<Cow<'_, [u8]>, RelocateError> {
@@ -243,7 +248,7 @@ fn move_operand(displaced: &Displaced, at: u64, target: u64) -> Result<Vec<u8>, 
     Ok(bytes)
 }
 
-/// Does a near branch at `at` reach, of whatever length?
+/// True if a near branch of any length at `at` reaches.
 fn reaches(at: u64, target: u64) -> bool {
     const LONGEST: u64 = 16;
     [at, at.wrapping_add(LONGEST)]
@@ -303,7 +308,7 @@ fn move_call(call: &Instruction, at: u64) -> Result<Vec<u8>, RelocateError> {
     Ok(bytes)
 }
 
-/// The jump that goes where the call goes, when the return address is already on the stack.
+/// Returns the jump that goes where the call goes, when the return address is already on the stack.
 fn call_as_jump(call: &Instruction) -> Result<Instruction, RelocateError> {
     const PUSHED: i64 = 8;
     let mut jump = *call;

@@ -1,4 +1,4 @@
-//! A function's instructions, and what its control flow leaves open.
+//! A function's instructions, and the unknowns of its control flow.
 
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
@@ -7,16 +7,16 @@ use iced_x86::{
 use crate::plan::{Function, ends_flow};
 use crate::relocate::{self, Displaced};
 
-/// What one linear pass over a function finds.
+/// The findings of one linear pass over a function.
 #[derive(Debug)]
 pub(crate) struct Survey {
     /// From the start on, without a gap.
     pub instructions: Vec<Instruction>,
-    /// Address behind the last of them.
+    /// The address behind the last of them.
     pub end: u64,
-    /// First byte that does not decode, where code may follow it.
+    /// The first byte that does not decode, where code may follow it.
     pub hidden: Option<u64>,
-    /// The first jump whose targets are not known.
+    /// The first jump with unknown targets.
     pub indirect_jump: Option<u64>,
     /// The first conditional branch that leaves the function.
     pub leaves: Option<u64>,
@@ -38,7 +38,8 @@ impl Survey {
         while decoder.can_decode() {
             let instruction = decoder.decode();
             if instruction.is_invalid() {
-                // Behind the last return there may be tables; anywhere else the decoder has lost its way.
+                // Behind the last return there may be tables; anywhere else the decoder has lost
+                // its way.
                 if !ended || furthest >= survey.end || survey.indirect_jump.is_some() {
                     survey.hidden = Some(survey.end);
                 }
@@ -60,10 +61,11 @@ impl Survey {
         survey
     }
 
-    /// Notes what an instruction leaves open.
+    /// Notes the unknowns of an instruction.
     fn note(&mut self, instruction: &Instruction, function: std::ops::Range<u64>) {
         match instruction.flow_control() {
-            // Through a fixed slot (a tail call to an imported function) there is but one target, elsewhere.
+            // A jump through a fixed slot (a tail call to an imported function) has only one
+            // target, elsewhere.
             FlowControl::IndirectBranch if !instruction.is_ip_rel_memory_operand() => {
                 self.indirect_jump.get_or_insert(instruction.ip());
             }
@@ -76,21 +78,22 @@ impl Survey {
         }
     }
 
-    /// The index of the instruction that starts at `address`.
+    /// Returns the index of the instruction that starts at `address`.
     pub fn index_of(&self, address: u64) -> Option<usize> {
         self.instructions
             .binary_search_by_key(&address, |instruction| instruction.ip())
             .ok()
     }
 
-    /// Does an instruction branch to `address`? Calls do not count: they come with a fresh stack frame.
+    /// True if an instruction branches to `address`. Calls do not count: they come with a fresh
+    /// stack frame.
     pub fn refers_to(&self, address: u64) -> bool {
         self.instructions.iter().any(|instruction| {
             relocate::is_direct_branch(instruction) && instruction.near_branch_target() == address
         })
     }
 
-    /// The instruction of that index with its bytes; `None` behind the last.
+    /// Returns the instruction of that index with its bytes; `None` behind the last.
     pub fn displaced(&self, index: usize, function: &Function) -> Option<Displaced> {
         let instruction = *self.instructions.get(index)?;
         let offset = usize::try_from(instruction.ip().wrapping_sub(function.start)).ok()?;
@@ -109,7 +112,8 @@ impl Survey {
     }
 }
 
-/// Is it a jump to where the instruction before has taken from the stack? So unwinders go on where an exception is caught.
+/// True if it is a jump to an address that the instruction before has taken from the stack.
+/// Unwinders go on in this way where an exception is caught.
 fn returns_by_jump(before: Option<&Instruction>, jump: &Instruction) -> bool {
     before.is_some_and(|pop| {
         pop.code() == Code::Pop_r64
@@ -119,7 +123,8 @@ fn returns_by_jump(before: Option<&Instruction>, jump: &Instruction) -> bool {
     })
 }
 
-/// Where an unwinder's function leaves the stack that it has unwound, with all registers but the stack pointer set; and how.
+/// Returns where an unwinder's function leaves the stack that it has unwound, with all registers
+/// but the stack pointer set; and how.
 pub fn unwinder_exits(function: &Function) -> Vec<(u64, UnwinderExit)> {
     let instructions = Survey::of(function).instructions;
     let exit = |at: usize| {
@@ -151,7 +156,8 @@ fn is_return(instruction: &Instruction) -> bool {
 /// See [`unwinder_exits`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnwinderExit {
-    /// Where the exception is caught, or something is cleaned up: by the address in rcx of where on the stack that stands.
+    /// To where the exception is caught, or something is cleaned up: rcx has the address on the
+    /// stack of that place's address.
     Lands,
     /// To its caller.
     Returns,

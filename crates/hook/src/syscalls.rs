@@ -1,27 +1,31 @@
 //! Hooks around every `syscall` instruction of a text.
 //!
-//! [`CallSites::of`] finds the instructions of a file's functions and plans each, once, at the file's addresses.
-//! [`CallPlan::at`] takes a plan to where a process has the file. [`CommonCode::emit`] writes what all hooks of a process
-//! share; [`CallPlan::emit`] a site's own [`CallStub`], with the patches that lead to it.
+//! [`CallSites::of`] finds the instructions of a file's functions and plans each, once, at the
+//! file's addresses. [`CallPlan::at`] takes a plan to where a process has the file.
+//! [`CommonCode::emit`] writes the code that all hooks of a process share; [`CallPlan::emit`]
+//! writes a site's own [`CallStub`], with the patches that lead to it.
 //!
-//! Whoever made the hooks chooses which calls are asked about by a table of bytes ([`CallSpec::watched`]), at any time
-//! and without patching again: a call that nobody watches costs two compared bytes.
+//! A table of bytes ([`CallSpec::watched`]) chooses the calls for which the hooks ask. Its owner
+//! can change it at any time without patching again: a call that nobody watches costs two compared
+//! bytes.
 //!
 //! There are three forms:
 //!
-//! - *In place* ([`CallForm::InPlace`]): a jump over the instructions before the `syscall`, another over those behind it. The
-//!   instruction itself stays, so the kernel, seccomp filters that look at addresses, unwinders and threads
-//!   asleep in the call see nothing new. For this the call's number has to be known from the code.
-//! - *Moved* ([`CallForm::Moved`]): one jump over the `syscall` and its neighbours; the call is made from the stub.
+//! - *In place* ([`CallForm::InPlace`]): a jump over the instructions before the `syscall`, another
+//!   over those behind it. The instruction itself stays, so the kernel, seccomp filters that look
+//!   at addresses, unwinders and threads asleep in the call see nothing new. For this the call's
+//!   number has to be known from the code.
+//! - *Moved* ([`CallForm::Moved`]): one jump over the `syscall` and its neighbours; the call is
+//!   made from the stub.
+//! - *At the caller* ([`CallForm::Caller`]): a C library that compares the instruction pointer of a
+//!   thread that is to be cancelled with the addresses from a check to the `syscall` behind it
+//!   keeps all of that function. Its callers are hooked instead: a jump over the `call`, another
+//!   over the bytes behind it.
 //!
-//! - *At the caller* ([`CallForm::Caller`]): a C library that compares the instruction pointer of a thread that is to be
-//!   cancelled with the addresses from a check to the `syscall` behind it keeps all of that function. Hooked is what calls
-//!   it: a jump over the `call`, another over what is behind it.
-//!
-//! In all of them the kernel sees the stack pointer that the process has, and nothing of the hook's is on the stack, so calls that
-//! return twice or switch stacks are like any other. The exception are watched calls at a site whose number is
-//! only known when it runs: these are made from below a frame that remembers it, but for clone, vfork, clone3 and
-//! `rt_sigreturn`, which have no frame either.
+//! In all of them the kernel sees the stack pointer that the process has, and nothing of the hook's
+//! is on the stack, so calls that return twice or switch stacks are like any other. The exception
+//! is a watched call at a site where the number is only known when it runs: it is made from below a
+//! frame that remembers it. Even there, clone, vfork, clone3 and `rt_sigreturn` have no frame.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -54,16 +58,17 @@ pub use stub::{CallPatch, CallStub};
 /// The `syscall` instructions of a text. Made once for a file.
 #[derive(Debug, Clone, Default)]
 pub struct CallSites {
-    /// Those that can be hooked, by rising address.
+    /// Those that can be hooked, by ascending address.
     pub plans: Vec<CallPlan>,
     /// The others, likewise.
     pub unhookable: Vec<UnhookableCall>,
-    /// In some of the text only calls were looked for whose number is loaded by the instruction before.
+    /// True if some of the text was searched only for calls with a number that is loaded by the
+    /// instruction before.
     pub is_partial: bool,
 }
 
 impl CallSites {
-    /// Adds those of another part of the text, in which none of these is.
+    /// Adds those of another part of the text, which contains none of these.
     pub fn append(&mut self, other: Self) {
         self.plans.extend(other.plans);
         self.unhookable.extend(other.unhookable);
@@ -72,7 +77,8 @@ impl CallSites {
         self.unhookable.sort_by_key(|unhookable| unhookable.call);
     }
 
-    /// Leaves alone what a symbol says is data, given by start and end, and the calls whose hooks would reach into that.
+    /// Leaves alone ranges that a symbol marks as data, given by start and end, and calls with
+    /// hooks that would reach into them.
     pub fn spare_data(&mut self, data: &BTreeMap<u64, u64>) {
         let is_data = |start: u64, len: u64| {
             let end = start.saturating_add(len);
@@ -100,7 +106,8 @@ impl CallSites {
         self.unhookable.sort_by_key(|unhookable| unhookable.call);
     }
 
-    /// Leaves alone every call whose hook would take the instruction itself away from its place.
+    /// Leaves alone every call with a hook that would take the instruction itself away from its
+    /// place.
     pub fn keep_instructions(&mut self) {
         let (kept, displaced) = std::mem::take(&mut self.plans)
             .into_iter()
@@ -121,25 +128,26 @@ impl CallSites {
 pub struct UnhookableCall {
     /// Its address.
     pub call: u64,
-    /// Why.
+    /// The reason.
     pub why: Unhookable,
 }
 
-/// Why a `syscall` instruction is not hooked; prints as a phrase.
+/// The reason why a `syscall` instruction is not hooked; prints as a phrase.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unhookable {
-    /// It returns from a signal handler, and unwinders know the place by its bytes alone. Where they know it by unwind
-    /// information it can be hooked: [`CallSites::hook_restorers`].
+    /// It returns from a signal handler, and unwinders recognize the place by its bytes alone.
+    /// Where they recognize it by unwind information it can be hooked:
+    /// [`CallSites::hook_restorers`].
     Restorer,
-    /// The C library compares the addresses around it with the instruction pointer of a thread that is to be cancelled, and
-    /// what calls that function cannot be hooked.
+    /// The C library compares the addresses around it with the instruction pointer of a thread that
+    /// is to be cancelled, and the callers of that function cannot be hooked.
     CancellationPoint,
     /// The thread has given its stack away and only ends: there is no memory that a hook could use.
     WithoutStack,
-    /// It may be data: what is before it in its function is no code. Where the bytes right before load the number of a call
-    /// it is hooked nevertheless.
+    /// It may be data: the bytes before it in its function are no code. It is hooked nevertheless
+    /// if the bytes right before load the number of a call.
     Doubtful,
-    /// A symbol says that it is data, or its hook would reach into some.
+    /// A symbol marks it as data, or its hook would reach into data.
     Data,
     /// A hook would leave no `syscall` instruction in its place, and one is wanted there.
     Displaced,
@@ -165,30 +173,33 @@ impl fmt::Display for Unhookable {
     }
 }
 
-/// How a `syscall` instruction is hooked.
+/// The way a `syscall` instruction is hooked.
 #[derive(Debug, Clone)]
 pub struct CallPlan {
-    /// Address of the instruction. Only in the form [`CallForm::Caller`] do several plans have the same.
+    /// Address of the instruction. Only in the form [`CallForm::Caller`] can several plans have the
+    /// same.
     pub call: u64,
     /// The call's number, if the code before the instruction always sets the same.
     pub number: Option<u32>,
-    /// The code behind it reads arithmetic flags that were set before it. Only where the number is known.
+    /// True if the code behind it reads arithmetic flags that were set before it. Only where the
+    /// number is known.
     pub(crate) keeps_flags: bool,
     pub(crate) shape: Shape,
 }
 
-/// Where a hooked `syscall` instruction runs.
+/// The place where a hooked `syscall` instruction runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CallForm {
     /// Where it always did.
     InPlace,
     /// In the stub.
     Moved,
-    /// Where it always did, in a function that another one, which is hooked, calls for each system call.
+    /// Where it always did, in a function that makes all calls for others. The callers of that
+    /// function are hooked.
     Caller,
 }
 
-/// What of the text is overwritten.
+/// The parts of the text that are overwritten.
 #[derive(Debug, Clone)]
 pub(crate) enum Shape {
     InPlace {
@@ -202,16 +213,17 @@ pub(crate) enum Shape {
         before: Vec<Displaced>,
         /// The instructions behind it, if any.
         behind: Vec<Displaced>,
-        /// All the bytes, the `syscall` and padding included.
+        /// All the bytes, including the `syscall` and padding.
         start: u64,
         original: Arc<[u8]>,
-        /// The `syscall`, which is at the end and no part of the jump, stays there too, for whoever branches to it.
+        /// True if the `syscall`, which is at the end and no part of the jump, also stays there for
+        /// code that branches to it.
         stays: bool,
     },
     Caller {
         /// The one instruction that calls the function.
         entry: Window,
-        /// Starts where that ends.
+        /// Starts where `entry` ends.
         exit: Window,
     },
 }
@@ -220,7 +232,7 @@ pub(crate) enum Shape {
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     pub start: u64,
-    /// With the padding behind the last instruction.
+    /// Including the padding behind the last instruction.
     pub original: Arc<[u8]>,
     pub code: Vec<Displaced>,
 }
@@ -234,12 +246,12 @@ impl Window {
         }
     }
 
-    /// Address behind it.
+    /// Returns the address behind it.
     fn end(&self) -> u64 {
         self.start.wrapping_add(self.original.len() as u64)
     }
 
-    /// Is all that it displaces `mov eax, imm32`?
+    /// True if it displaces only `mov eax, imm32`.
     fn moves_number(&self) -> bool {
         let [only] = &*self.code else {
             return false;
@@ -255,7 +267,7 @@ fn shifted(code: &[Displaced], bias: u64) -> Vec<Displaced> {
 }
 
 impl CallPlan {
-    /// Where the instruction runs when it is hooked.
+    /// Returns where the instruction runs when it is hooked.
     pub fn form(&self) -> CallForm {
         match self.shape {
             Shape::InPlace { .. } => CallForm::InPlace,
@@ -264,7 +276,8 @@ impl CallPlan {
         }
     }
 
-    /// Is there a `syscall` instruction where it always was, though it may not be the one that runs?
+    /// True if there is a `syscall` instruction where it always was, even if it may not be the one
+    /// that runs.
     pub fn keeps_instruction(&self) -> bool {
         match self.shape {
             Shape::InPlace { .. } | Shape::Caller { .. } => true,
@@ -272,7 +285,8 @@ impl CallPlan {
         }
     }
 
-    /// The same plan for a text that is mapped `bias` bytes higher (wrapping) than it was planned at.
+    /// The same plan for a text that is mapped `bias` bytes higher (wrapping) than it was planned
+    /// at.
     pub fn at(&self, bias: u64) -> Self {
         let shape = match &self.shape {
             Shape::InPlace { entry, exit } => Shape::InPlace {
@@ -305,8 +319,8 @@ impl CallPlan {
         }
     }
 
-    /// Where the stub may start so that the site reaches it, and its displaced instructions reach what they
-    /// address. `None` if there is no such place.
+    /// Returns where the stub may start so that the site reaches it, and its displaced instructions
+    /// reach what they address; `None` if there is no such place.
     pub fn reach(&self) -> Option<RangeInclusive<u64>> {
         let (mut low, mut high) = patch::reach(self.call).into_inner();
         let windows = self.original().map(|(start, _)| start);
@@ -321,8 +335,8 @@ impl CallPlan {
         (low <= high).then_some(low..=high)
     }
 
-    /// The overwritten bytes as they were: the start and the bytes of each window. Compare them with what a process has
-    /// there before patching it.
+    /// Returns the overwritten bytes as they were: the start and the bytes of each window. Compare
+    /// them with the bytes in a process before patching it.
     pub fn original(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let (first, second) = match &self.shape {
             Shape::InPlace { entry, exit } => (

@@ -1,7 +1,7 @@
-//! The code between a site and what is to happen there.
+//! Trampolines: the code between a site and its hook.
 //!
-//! A trampoline is two pieces: the *head* calls the hook and puts the registers back as they were; the *body*
-//! is the displaced instructions, and the jump back.
+//! A trampoline is two pieces: the *head* calls the hook and puts the registers back as they were;
+//! the *body* is the displaced instructions, and the jump back.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
@@ -21,7 +21,7 @@ pub use direct::Direct;
 pub use full::{Full, PT_REGS_LEN};
 pub use registers::Registers;
 
-/// What the trampoline does before the displaced instructions run.
+/// The action of the trampoline before the displaced instructions run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TrampolineSpec {
     /// Calls a function with all registers.
@@ -32,23 +32,26 @@ pub enum TrampolineSpec {
     SystemCall(SystemCall),
 }
 
-/// Code for one address. Nothing but its bytes has to be mapped, readable and executable.
+/// Code for one address. Only its bytes have to be mapped, readable and executable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trampoline {
     /// To be placed at the address it was made for; entered at its first byte.
     pub bytes: Vec<u8>,
     /// Address of the body: enter here to go on at the site as if it were not hooked.
     pub body: u64,
-    /// Each displaced instruction's original address and its address in the body, rising; then, unless the last one
-    /// never goes on, the address behind the window and that of the jump back. For threads that are stopped at
-    /// one to be set to the other. Addresses within the body that are not listed are halfway through a moved
-    /// instruction: step such a thread until it has left.
+    /// Each displaced instruction's original address and its address in the body, ascending; then,
+    /// unless the last one never goes on, the address behind the window and that of the jump back.
+    ///
+    /// They serve to set threads that are stopped at one to the other. Addresses within the body
+    /// that are not listed are halfway through a moved instruction: step such a thread until it has
+    /// left.
     pub resume_map: Vec<(u64, u64)>,
-    /// Where a watched call returns to; in return addresses on the stack while it runs.
+    /// The address that a watched call returns to. It is in return addresses on the stack while the
+    /// call runs.
     pub return_entry: Option<u64>,
 }
 
-/// Why no trampoline was written.
+/// The reason why no trampoline was written.
 #[derive(Debug, Error)]
 pub enum EmitError {
     /// A displaced instruction cannot run there.
@@ -59,7 +62,7 @@ pub enum EmitError {
     JumpBack {
         /// The body's address.
         at: u64,
-        /// From where to where.
+        /// The origin and the target.
         source: crate::ReachError,
     },
     /// A return probe elsewhere than at a function's start.
@@ -109,7 +112,8 @@ pub fn emit(plan: &Plan, at: u64, spec: &TrampolineSpec) -> Result<Trampoline, E
     })
 }
 
-/// Writes only the body, to be placed at `at`: what a signal handler that has run the hook itself goes on at.
+/// Writes only the body, to be placed at `at`, for a signal handler that has run the hook itself
+/// and goes on there.
 pub fn displaced(plan: &Plan, at: u64) -> Result<Trampoline, EmitError> {
     const JMP_REL32: u8 = 0xe9;
     let mut bytes: Vec<u8> = Vec::new();
@@ -142,7 +146,7 @@ pub fn displaced(plan: &Plan, at: u64) -> Result<Trampoline, EmitError> {
     })
 }
 
-/// What comes before the body.
+/// The code before the body.
 struct Head {
     bytes: Vec<u8>,
     return_entry: Option<u64>,

@@ -1,4 +1,4 @@
-//! Which bytes around each `syscall` of a function are overwritten.
+//! The choice of the bytes around each `syscall` of a function that are overwritten.
 
 use std::sync::Arc;
 
@@ -17,19 +17,20 @@ use crate::plan::{self, Function, Reason, ends_flow};
 use crate::relocate::{self, Displaced};
 use crate::survey::Survey;
 
-/// Bytes on both sides of a `syscall` in which it matters what branches there.
+/// Bytes on both sides of a `syscall` that must be checked for branches to them.
 pub(super) const SENSITIVE: u64 = LOOKED_AT + 32;
 
-/// Addresses in a function that something else than the instruction before leads to.
+/// Addresses in a function that something other than the previous instruction leads to.
 pub(super) struct Targets {
-    /// Rising.
+    /// Ascending.
     addresses: Vec<u64>,
     /// An indirect jump that leads to unknown ones.
     unknown: Option<u64>,
 }
 
 impl Targets {
-    /// Those that the function's own instructions and its jumps' tables name, and `others`.
+    /// Collects those that the function's own instructions and its jumps' tables name, and
+    /// `others`.
     pub fn of(
         function: &Function,
         survey: &Survey,
@@ -58,7 +59,7 @@ impl Targets {
         self.addresses.binary_search(&address).is_ok()
     }
 
-    /// Is one of them strictly between the two addresses?
+    /// True if one of them is strictly between the two addresses.
     fn between(&self, start: u64, end: u64) -> bool {
         let next = self.addresses.partition_point(|target| *target <= start);
         self.addresses.get(next).is_some_and(|target| *target < end)
@@ -68,17 +69,18 @@ impl Targets {
 /// One way to hook a `syscall`.
 struct Choice {
     shape: Shape,
-    /// All that it overwrites is from here,
+    /// The start of everything that it overwrites.
     start: u64,
-    /// to here.
+    /// The end of it.
     end: u64,
     /// Less is better.
     cost: usize,
 }
 
 impl Choice {
-    /// Does it begin where functions are probed, at `start`, with a jump that does harm beside a kernel uprobe? Where all that is
-    /// displaced is the number's move, the stub begins anew if the number was wrong.
+    /// True if it begins where functions are probed, at `start`, with a jump that does harm beside
+    /// a kernel uprobe. If it displaces only the number's move it is not, as the stub begins anew
+    /// if the number was wrong.
     fn is_exposed(&self, start: u64) -> bool {
         let moves_number = match &self.shape {
             Shape::InPlace { entry, .. } => entry.moves_number(),
@@ -88,14 +90,15 @@ impl Choice {
     }
 }
 
-/// A call that is made elsewhere costs more than any number of displaced instructions,
+/// The cost of a call that is made elsewhere: more than any number of displaced instructions.
 const MOVED: usize = 100;
-/// a jump at a function's start that does harm beside a kernel uprobe there, more than that,
+/// The cost of a jump at a function's start that does harm beside a kernel uprobe there: more than
+/// that.
 const EXPOSED: usize = 1_000;
-/// a call that is not hooked, more than all others.
+/// The cost of a call that is not hooked: more than all others.
 const NOT_HOOKED: usize = 100_000;
 
-/// Instructions around a `syscall` that are looked at for what becomes of the stack.
+/// Instructions around a `syscall` that are checked for what they do to the stack.
 const NEAR: usize = 4;
 
 /// An instruction that makes a system call.
@@ -103,22 +106,22 @@ const NEAR: usize = 4;
 pub(super) struct Point {
     /// Its index.
     pub index: usize,
-    /// It is not a `syscall`, but calls the function that has the one at this address.
+    /// Set if it is not a `syscall`, but calls the function that has the one at this address.
     pub calls: Option<u64>,
 }
 
 /// A point of the function under consideration.
 struct Site {
-    /// Where the instruction is.
+    /// The address of the instruction.
     at: u64,
-    /// Where the `syscall` is.
+    /// The address of the `syscall`.
     call: u64,
     number: Option<u32>,
     keeps_flags: bool,
     outcome: Result<Vec<Choice>, Unhookable>,
 }
 
-/// Plans the points, rising.
+/// Plans the points, which are ascending.
 pub(super) fn plan_function(
     function: &Function,
     survey: &Survey,
@@ -153,9 +156,10 @@ pub(super) fn plan_function(
     }
 }
 
-/// The choice of each site, so that none overwrites what another does, and the sum of all costs is the least.
+/// Returns the choice of each site, so that no two overwrite the same bytes, and the sum of all
+/// costs is the least.
 fn best(sites: &[Site]) -> Vec<Option<usize>> {
-    /// A site's choice, the cost up to it, and which of the last site's led to it.
+    /// A site's choice, the cost up to it, and the choice of the previous site that led to it.
     type Step = (Option<usize>, usize, usize);
     let mut steps: Vec<Vec<Step>> = Vec::with_capacity(sites.len());
     let span = |site: &Site, choice: Option<usize>| match (&site.outcome, choice) {
@@ -241,9 +245,10 @@ impl Look<'_> {
         number::before(self.survey, index, self.targets)
     }
 
-    /// Is it one of those that are let alone?
+    /// Returns the reason if it is one of those that are left alone.
     fn unhookable(&self, index: usize, number: Option<u32>) -> Option<Unhookable> {
-        // Unwind information has the restorer start a byte early, so that its first instruction may not be seen.
+        // Unwind information has the restorer start a byte early, so its first instruction may not
+        // be seen.
         const RESTORERS: [&[u8]; 2] = [b"\x48\xc7\xc0\x0f\0\0\0", b"\xb8\x0f\0\0\0"];
         let before = self.bytes_before(index);
         match number {
@@ -258,8 +263,8 @@ impl Look<'_> {
         }
     }
 
-    /// With prefixes, which mean nothing there, the address behind it is not where stubs take it to be. No compiler writes
-    /// such.
+    /// A prefix means nothing there, but the address behind the instruction is not where stubs take
+    /// it to be. No compiler writes such code.
     fn odd_form(&self, index: usize) -> Option<Unhookable> {
         let call = &self.survey.instructions[index];
         (call.mnemonic() == Mnemonic::Syscall && call.len() as u64 != SYSCALL_LEN).then(|| {
@@ -288,7 +293,7 @@ impl Look<'_> {
             })
     }
 
-    /// The few instructions that always run before.
+    /// Returns the few instructions that always run before.
     fn near_before(&self, index: usize) -> impl Iterator<Item = (usize, &Instruction)> {
         let runs_on = |instruction: &Instruction| {
             instruction.flow_control() == FlowControl::Next
@@ -326,7 +331,7 @@ impl Look<'_> {
         })
     }
 
-    /// The window behind an instruction, which nothing else may lead to.
+    /// Returns the window behind an instruction, which nothing else may lead to.
     fn exit(&self, index: usize) -> Result<Window, Reason> {
         let start = self.survey.instructions[index].next_ip();
         if self.targets.holds(start) {
@@ -342,7 +347,7 @@ impl Look<'_> {
         number: Option<u32>,
         flags: Flags,
     ) -> Result<Vec<Choice>, Reason> {
-        // The code that makes calls of any number keeps none.
+        // The code that makes calls of any number keeps no flags.
         if flags == Flags::All || flags.live() && number.is_none() {
             return Err(Reason::FlagsWanted);
         }
@@ -367,7 +372,7 @@ impl Look<'_> {
         }
     }
 
-    /// Both windows around a call that stays.
+    /// Returns both windows around a call that stays.
     fn in_place(&self, index: usize, number: u32) -> Result<Choice, Reason> {
         let call = self.survey.instructions[index].ip();
         let behind = call.wrapping_add(SYSCALL_LEN);
@@ -391,7 +396,7 @@ impl Look<'_> {
         })
     }
 
-    /// One window, from the instruction `first` on, around a call that moves.
+    /// Returns one window, from the instruction `first` on, around a call that moves.
     fn moved(&self, first: usize, index: usize) -> Result<Choice, Reason> {
         let start = self.survey.instructions[first].ip();
         let before = self.displaced(first..index);
@@ -430,7 +435,8 @@ impl Look<'_> {
         })
     }
 
-    /// Can nothing lead to the inside of the bytes? `is_one`: they are those of one instruction, and padding.
+    /// Fails if something can lead to the inside of the bytes. `is_one`: they are those of one
+    /// instruction, and padding.
     fn check_targets(&self, start: u64, end: u64, is_one: bool) -> Result<(), Reason> {
         if self.targets.between(start, end) {
             return Err(self.branch_inside(start));
@@ -462,8 +468,8 @@ impl Look<'_> {
         }
     }
 
-    /// How far back a window may start: the first of the fewest instructions before `index` that fill it, or of those
-    /// that can be displaced.
+    /// Returns how far back a window may start: the first of the fewest instructions before `index`
+    /// that fill it, or of those that can be displaced.
     fn furthest_start(&self, index: usize) -> usize {
         let mut first = index;
         while let Some(before) = first.checked_sub(1)
@@ -479,7 +485,7 @@ impl Look<'_> {
         first
     }
 
-    /// Bytes of the instructions from `first` to before `index`.
+    /// Returns the bytes of the instructions from `first` to before `index`.
     fn bytes(&self, first: usize, index: usize) -> usize {
         let at = |i: usize| self.survey.instructions[i].ip();
         at(index).wrapping_sub(at(first)) as usize
@@ -498,7 +504,7 @@ impl Look<'_> {
     }
 }
 
-/// Does it store a zero somewhere else than on the stack?
+/// True if it stores a zero somewhere else than on the stack.
 fn stores_zero_for_others(instruction: &Instruction) -> bool {
     let on_stack = matches!(
         instruction.memory_base(),

@@ -18,7 +18,7 @@ pub(super) struct Code {
 pub(super) struct Gap(usize);
 
 impl Code {
-    /// None yet, to be placed at `at`.
+    /// Creates code without instructions yet, to be placed at `at`.
     pub fn new(at: u64) -> Self {
         Self {
             at,
@@ -35,13 +35,13 @@ impl Code {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// A word that is an address.
+    /// Writes a word that is an address.
     pub fn put_address(&mut self, address: u64) {
         self.addresses.push(self.bytes.len());
         self.put(&address.to_le_bytes());
     }
 
-    /// An instruction that ends in a displacement to an address that is not known yet.
+    /// Writes an instruction that ends in a displacement to an address that is not known yet.
     pub fn gap(&mut self, opcode: &[u8]) -> Gap {
         self.put(opcode);
         let gap = Gap(self.bytes.len());
@@ -49,13 +49,13 @@ impl Code {
         gap
     }
 
-    /// The gap's instruction leads here.
+    /// Makes the gap's instruction lead here.
     pub fn fill(&mut self, gap: Gap) {
         let value = (self.bytes.len() - gap.0 - 4) as u32;
         self.bytes[gap.0..gap.0 + 4].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// An instruction that ends in a displacement to `target`.
+    /// Writes an instruction that ends in a displacement to `target`.
     pub fn relative(&mut self, opcode: &[u8], target: u64) -> Result<(), EmitError> {
         let at = self.here();
         self.put(opcode);
@@ -88,7 +88,7 @@ impl Code {
         Ok(())
     }
 
-    /// The displaced instructions behind the call, and the jump back to `end`.
+    /// Writes the displaced instructions behind the call, and the jump back to `end`.
     pub fn rest(
         &mut self,
         code: &[Displaced],

@@ -1,8 +1,8 @@
 //! The code that all hooks of a process share.
 //!
-//! A stub comes here by a call, with the stack pointer lowered by [`FRAME`], its record in r11, and
-//! otherwise the registers that the system call has. Here the frame is filled with the kernel's `struct pt_regs`, the hook
-//! is called, and what the structure holds then is loaded.
+//! A stub enters it by a call, with the stack pointer lowered by [`FRAME`], its record in r11, and
+//! otherwise the registers that the system call has. The code fills the frame with the kernel's
+//! `struct pt_regs`, calls the hook, and loads the registers from the structure again.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -22,79 +22,92 @@ pub(super) const NUMBERS: i32 = 1024;
 pub const WATCHED_LEN: usize = 2 * NUMBERS as usize;
 /// In [`CallSpec::watched`]: [`CallSpec::enter`] or [`CallSpec::exit`] is called.
 pub const WATCHED: u8 = 1;
-/// In [`CallSpec::watched`]: [`CallSpec::compact_enter`] or [`CallSpec::compact_exit`] is called. Not for clone, vfork, clone3 and
-/// `rt_sigreturn`.
+/// In [`CallSpec::watched`]: [`CallSpec::compact_enter`] or [`CallSpec::compact_exit`] is called.
+/// Not for clone, vfork, clone3 and `rt_sigreturn`.
 pub const WATCHED_COMPACTLY: u8 = 2;
 
-/// What is called around system calls. All functions are of the System V calling convention and use general registers
-/// only: vector and x87 state is not kept for them. The direction flag is clear and the stack aligned when they are called;
-/// the 128 bytes below the process's stack pointer are not touched.
+/// The functions that are called around system calls.
+///
+/// All functions are of the System V calling convention and use general registers only: vector and
+/// x87 state is not kept for them. The direction flag is clear and the stack aligned when they are
+/// called; the 128 bytes below the process's stack pointer are not touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallSpec {
-    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor) -> u64`, called before the call is made.
+    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor) -> u64`, called before the call is
+    /// made.
     ///
-    /// `pt_regs` is the kernel's structure as a program at `raw_syscalls:sys_enter` has it: `orig_ax` is the call's number,
-    /// `ax` is `-ENOSYS`, `ip` and `cx` are the address behind the `syscall` instruction where it originally is; flags
-    /// and `r11` are those of a thread with no arithmetic flag set. With 0 the call is made, with the number in
-    /// `orig_ax` and the arguments in `di`, `si`, `dx`, `r10`, `r8` and `r9`; these registers keep what the function stores
-    /// there. Anything else says that the function has done all: no call is made, `exit` is not called, and
-    /// `ax` is the result. Changes to other registers have no effect.
+    /// `pt_regs` is the kernel's structure as a program at `raw_syscalls:sys_enter` has it:
+    /// `orig_ax` is the call's number, `ax` is `-ENOSYS`, `ip` and `cx` are the address behind the
+    /// `syscall` instruction where it originally is; flags and `r11` are those of a thread with no
+    /// arithmetic flag set. With 0 the call is made, with the number in `orig_ax` and the arguments
+    /// in `di`, `si`, `dx`, `r10`, `r8` and `r9`; these registers keep what the function stores
+    /// there. Anything else says that the function has done all: no call is made, `exit` is not
+    /// called, and `ax` is the result. Changes to other registers have no effect.
     pub enter: u64,
-    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor)`, called when the call has returned, with its result in
-    /// `ax`. What it leaves there is the process's result. Where a call returns twice it is called in both threads, also in
-    /// one that has just begun and whose thread pointer may still be its parent's or none.
+    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor)`, called when the call has
+    /// returned, with its result in `ax`.
+    ///
+    /// The value that it leaves there is the process's result. Where a call returns twice it is
+    /// called in both threads. This includes one that has just begun, with a thread pointer that
+    /// may still be its parent's or none.
     pub exit: u64,
-    /// Address of `extern "sysv64" fn(*const record, descriptor)`, called before the call is made in place of `enter`
-    /// where less has to be known: the record is eight words, of which the first is 0, the second the call's number with its
-    /// sign extended from 32 bits, and the others are the arguments. It must not change them.
+    /// Address of `extern "sysv64" fn(*const record, descriptor)`, called before the call is made
+    /// in place of `enter` where less has to be known.
+    ///
+    /// The record is eight words: the first is 0, the second the call's number with its sign
+    /// extended from 32 bits, and the others are the arguments. The function must not change them.
     pub compact_enter: u64,
-    /// Likewise, called in place of `exit`: the third word is the call's result, and what is behind that is of no meaning.
+    /// Likewise, called in place of `exit`: the third word is the call's result, and the words
+    /// behind that have no meaning.
     pub compact_exit: u64,
-    /// Address of a table of [`WATCHED_LEN`] bytes: 1024 for before the call, then 1024 for behind it, by the low ten bits of
-    /// the call's number. 0 where nothing is called; [`WATCHED`]; or [`WATCHED_COMPACTLY`].
+    /// Address of a table of [`WATCHED_LEN`] bytes, by the low ten bits of the call's number: 1024
+    /// for before the call, then 1024 for behind it. 0 where nothing is called; [`WATCHED`]; or
+    /// [`WATCHED_COMPACTLY`].
     pub watched: u64,
 }
 
 impl CallSpec {
-    /// Where the byte for `enter` is.
+    /// Returns the address of the byte for `enter`.
     pub(super) fn watched_enter(&self, number: u32) -> u64 {
         self.watched
             .wrapping_add(u64::from(number % NUMBERS as u32))
     }
 
-    /// Where the byte for `exit` is.
+    /// Returns the address of the byte for `exit`.
     pub(super) fn watched_exit(&self, number: u32) -> u64 {
         self.watched_enter(number).wrapping_add(NUMBERS as u64)
     }
 }
 
-/// What is common to the hooks of a process; must lie within 2 GiB of their stubs.
+/// The part that is common to the hooks of a process; it must lie within 2 GiB of their stubs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommonCode {
     /// To be placed at the address it was made for, readable and executable.
     pub bytes: Vec<u8>,
     pub(super) spec: CallSpec,
-    /// Reached with the zero flag set if the call is watched, clear if briefly. Calls what is to be called, and comes back
-    /// with the flag set if the call is to be made.
+    /// Reached with the zero flag set if the call is watched, clear if it is watched compactly.
+    /// Calls the functions, and comes back with the flag set if the call is to be made.
     pub(super) enter: u64,
-    /// Reached with the zero flag likewise, and the number in ecx. Calls what is to be called, and comes back with the flag
-    /// set.
+    /// Reached with the zero flag likewise, and the number in ecx. Calls the functions, and comes
+    /// back with the flag set.
     pub(super) exit: u64,
     /// Calls `exit`, with the number in ecx.
     pub(super) full_exit: u64,
-    /// Calls `enter` for what calls a cancellation point, with the arguments of that function; comes back likewise.
+    /// Calls `enter` for the caller of a cancellation point, with the arguments of that function;
+    /// comes back likewise.
     pub(super) cancellable: u64,
-    /// Makes a call whose number is known only now, with its place in the table in ecx. Comes back with the zero flag set
-    /// when it is done, else with r11 the address in the stub that makes it.
+    /// Makes a call with a number that is known only now, with its place in the table in ecx. Comes
+    /// back with the zero flag set when it is done, else with r11 the address in the stub that
+    /// makes it.
     pub(super) dynamic: u64,
     /// Addresses behind the `syscall` instructions by which calls with a frame are made.
     framed: [u64; 2],
 }
 
-/// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, the record's address, a word of the common
-/// code's, and one for flags that are wanted behind the call.
+/// Bytes that a stub lowers the stack pointer by: the red zone, `struct pt_regs`, the record's
+/// address, a word for the common code, and one for flags that are wanted behind the call.
 pub(super) const FRAME: i32 = RED_ZONE + REGS + 3 * WORD;
-/// Where in the frame that last one is for a stub, whose return address is not there yet.
+/// The offset of that last one in the frame for a stub, before the return address is there.
 pub(super) const KEPT_FLAGS: i32 = REGS + 2 * WORD;
 
 // Byte offsets in a stub's record.
@@ -107,7 +120,7 @@ pub(super) const BARE: [(u32, i32); 3] = [(CLONE, 24), (VFORK, 32), (CLONE3, 40)
 pub(super) const AT: i32 = WORD;
 pub(super) const RECORD: i32 = AT + REGS;
 pub(super) const FIRST_ARGUMENT: i32 = RECORD + WORD;
-/// What was on top of the stack.
+/// The top of the process's stack.
 const STACK: i32 = AT + FRAME;
 
 const AX: i32 = 10 * WORD;
@@ -123,7 +136,7 @@ const DI: i32 = 14 * WORD;
 
 const ENOSYS: i32 = 38;
 
-/// Registers that a system call keeps, and where they are in `struct pt_regs`.
+/// Registers that a system call keeps, and their offsets in `struct pt_regs`.
 const STORED: [(AsmRegister64, i32); 12] = [
     (r15, 0),
     (r14, 8),
@@ -150,8 +163,11 @@ const LOADED: [(AsmRegister64, i32); 7] = [
 ];
 
 impl CommonCode {
-    /// How far from `base` all lies that stubs lead to. Where this is the same, and the code that is hooked, the descriptor and the
-    /// stubs are as far from `base`, the stubs are the same but for their [addresses](super::CallStub::addresses).
+    /// Returns the distances from `base` of everything that stubs lead to.
+    ///
+    /// If these are the same, and the hooked code, the descriptor and the stubs are at the same
+    /// distances from `base`, then the stubs are the same except for their
+    /// [addresses](super::CallStub::addresses).
     pub fn layout(&self, base: u64) -> [u64; 6] {
         let places = [
             self.enter,
@@ -191,8 +207,9 @@ impl CommonCode {
         })
     }
 
-    /// Where threads are that wait in a call made with a frame: addresses, and how far above the stack pointer the call's
-    /// `struct pt_regs` is, whose `ip` and `sp` are those that it has without the hook.
+    /// Returns where threads wait in a call made with a frame: the addresses, and how far above the
+    /// stack pointer the call's `struct pt_regs` is. Its `ip` and `sp` are those that the thread
+    /// has without the hook.
     pub fn framed(&self) -> impl Iterator<Item = (u64, u64)> + use<> {
         self.framed.into_iter().map(|behind| (behind, AT as u64))
     }
@@ -301,10 +318,11 @@ fn write_dynamic(
     asm.ret()
 }
 
-/// Where the arguments of the function that calls are made by become those of a system call, and where they come from.
+/// The registers in which the arguments of the function that makes calls become those of a system
+/// call, and the registers that they come from.
 const ARGUMENTS: [(AsmRegister64, AsmRegister64); 4] =
     [(rdi, rdx), (rsi, rcx), (rdx, r8), (r10, r9)];
-/// Where they are in `struct pt_regs`.
+/// Their offsets in `struct pt_regs`.
 const SHOWN: [(AsmRegister64, i32); 4] = [(rdx, DI), (rcx, SI), (r8, DX), (r9, R10)];
 /// The last two are on the stack.
 const SHOWN_OF_STACK: [(i32, i32); 2] = [(STACK, R8), (STACK + WORD, R9)];
@@ -338,7 +356,7 @@ fn write_cancellable(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(), Ice
     asm.ret()
 }
 
-/// Jumps if nobody watches the call whose number the structure holds. Changes rax and rcx.
+/// Jumps if nobody watches the call with the number in the structure. Changes rax and rcx.
 fn jump_unwatched(
     asm: &mut CodeAssembler,
     spec: &CallSpec,
@@ -358,7 +376,7 @@ fn save_entered(asm: &mut CodeAssembler) -> Result<(), IcedError> {
     save(asm)
 }
 
-/// Fills the structure, but for the number and the result. Changes rcx.
+/// Fills the structure, except for the number and the result. Changes rcx.
 fn save(asm: &mut CodeAssembler) -> Result<(), IcedError> {
     for (register, offset) in STORED {
         asm.mov(qword_ptr(rsp + (AT + offset)), register)?;
@@ -379,7 +397,8 @@ fn save(asm: &mut CodeAssembler) -> Result<(), IcedError> {
     asm.mov(qword_ptr(rsp + (AT + SP)), rcx)
 }
 
-/// Calls `function(pt_regs, descriptor)`, with the record in r11. rbp is saved, and holds the stack pointer meanwhile.
+/// Calls `function(pt_regs, descriptor)`, with the record in r11. rbp is saved, and holds the stack
+/// pointer meanwhile.
 fn call(asm: &mut CodeAssembler, function: u64) -> Result<(), IcedError> {
     asm.lea(rdi, ptr(rsp + AT))?;
     asm.mov(rsi, qword_ptr(r11 + DESCRIPTOR))?;

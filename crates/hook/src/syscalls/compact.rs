@@ -1,5 +1,5 @@
-//! The common code for calls that are watched compactly: all that is saved is what a function may change, in the order in which
-//! it is shown.
+//! The common code for calls that are watched compactly. It saves only what a function may change,
+//! in the order in which it is shown.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -13,7 +13,7 @@ use super::common::{
 };
 use crate::trampoline::full::{IP, SP, WORD};
 
-// Where the record's words are: in place of the first eight of `struct pt_regs`.
+// The record's words are in place of the first eight of `struct pt_regs`.
 const NOTHING: i32 = AT;
 const NUMBER: i32 = AT + WORD;
 const RESULT: i32 = AT + 2 * WORD;
@@ -28,7 +28,8 @@ const ARGUMENTS: [(AsmRegister64, i32); 6] = [
 ];
 const BP: i32 = AT + 8 * WORD;
 
-// Whoever looks for a thread that waits in a call with a frame finds these where `struct pt_regs` has them.
+// A search for threads that wait in a call with a frame finds these where `struct pt_regs` has
+// them.
 const _: () = assert!(BP < AT + IP && BP < AT + SP);
 
 /// Calls `compact_enter`, and comes back with the zero flag set.
@@ -72,11 +73,12 @@ pub(super) fn write_exit(asm: &mut CodeAssembler, spec: &CallSpec) -> Result<(),
     asm.ret()
 }
 
-/// Makes a call whose number is known only now, with its place in the table in ecx, if it is watched compactly and in no other
-/// way; comes back with the zero flag set. Else what is written next is reached, with rcx changed.
+/// Makes a call with a number that is known only now, with its place in the table in ecx, if it is
+/// watched compactly and in no other way. Comes back with the zero flag set. Otherwise the code
+/// that is written next is reached, with rcx changed.
 ///
-/// That it is watched compactly is asked here although the stub has found it watched: that may have ended since, and special
-/// calls, which never are, must not be made with a frame.
+/// The check is made here although the stub has found the call watched. That may have ended since,
+/// and special calls, which are never watched compactly, must not be made with a frame.
 pub(super) fn write_dynamic(
     asm: &mut CodeAssembler,
     spec: &CallSpec,
@@ -119,7 +121,8 @@ pub(super) fn write_dynamic(
     asm.mov(r11, qword_ptr(rsp + RECORD))
 }
 
-/// Calls `function(record, descriptor)`, with the stub's record in r11. rbp holds the stack pointer meanwhile.
+/// Calls `function(record, descriptor)`, with the stub's record in r11. rbp holds the stack pointer
+/// meanwhile.
 fn call(asm: &mut CodeAssembler, function: u64) -> Result<(), IcedError> {
     asm.mov(qword_ptr(rsp + NOTHING), 0)?;
     asm.mov(qword_ptr(rsp + BP), rbp)?;

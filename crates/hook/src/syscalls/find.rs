@@ -1,4 +1,5 @@
-//! The `syscall` instructions of a text, and what branches near them, without decoding more than has to be.
+//! Finding the `syscall` instructions of a text, and the branches near them, without decoding more
+//! than necessary.
 
 use std::time::Instant;
 
@@ -13,30 +14,31 @@ use crate::incoming;
 use crate::plan::Function;
 use crate::survey::Survey;
 
-/// More bytes than a function has. To survey one takes some ten times its length of memory.
+/// The longest function. Surveying one takes some ten times its length of memory.
 pub const LONGEST_FUNCTION: usize = 4 << 20;
-/// Bytes of the functions of a text that are surveyed, together.
+/// The most bytes of the functions of a text that are surveyed, together.
 const MOST_SURVEYED: usize = 8 << 20;
 
-/// A function in which system calls are made.
+/// A function that makes system calls.
 struct Holder<'a> {
     function: Function<'a>,
     survey: Survey,
-    /// Where, rising.
+    /// The places, ascending.
     points: Vec<Point>,
 }
 
 impl CallSites {
-    /// Finds and plans all of a text, given as its functions, in any order. They should not overlap, and what belongs to
-    /// none of them is not looked at.
+    /// Finds and plans all of a text, given as its functions, in any order. They should not
+    /// overlap. Code that belongs to none of them is not looked at.
     ///
-    /// Only functions that hold the bytes of a `syscall` or seem to branch near one are decoded. What is longer than
-    /// [`LONGEST_FUNCTION`] is none, but code that nobody has named: that is looked through as [`Self::of_unknown`] does, and
-    /// for what leads from there into functions. So are functions once [`MOST_SURVEYED`] bytes of others have been surveyed.
+    /// Only functions that hold the bytes of a `syscall` or seem to branch near one are decoded.
+    /// Code that is longer than [`LONGEST_FUNCTION`] is not a function but unnamed code: it is
+    /// scanned as [`Self::of_unknown`] does, and for branches from there into functions. Functions
+    /// are treated in the same way once [`MOST_SURVEYED`] bytes of others have been surveyed.
     ///
-    /// `data` gives the bytes of the file from an address on, as far as they lie together, wherever they are mapped: the
-    /// tables of a `switch` are read, as any place that one leads to is left alone. Without them, some
-    /// sites in functions with such tables are unhookable.
+    /// `data` returns the bytes of the file from an address on, as far as they lie together,
+    /// wherever they are mapped: the tables of a `switch` are read, and every place that one leads
+    /// to is left alone. Without them, some sites in functions with such tables are unhookable.
     pub fn of<'a>(functions: &[Function], data: impl Fn(u64) -> Option<&'a [u8]> + 'a) -> Self {
         let sites = Self::find(functions, &data, &|| false);
         sites.unwrap_or_default()
@@ -105,8 +107,8 @@ impl CallSites {
     }
 }
 
-/// What leads from functions and from code that nobody has named to the ranges, rising, each with the address where. `None` if that
-/// took too long.
+/// Returns what leads from functions and from unnamed code to the ranges, ascending, each with the
+/// address of the instruction. `None` if that took too long.
 fn branches_into(
     near: &Ranges,
     functions: &[Function],
@@ -148,13 +150,14 @@ impl CallSites {
     }
 }
 
-/// Is there a `syscall` among the function's instructions? Looks no further than its bytes are found.
+/// True if there is a `syscall` among the function's instructions. The search stops where its bytes
+/// are found.
 fn may_hold_call(function: &Function, finder: &Finder) -> bool {
     calls_from(function, 0, finder).next().is_some()
 }
 
-/// The offsets of the `syscall` instructions from an offset on, where an instruction starts. Bytes that are none are left
-/// out.
+/// Returns the offsets of the `syscall` instructions from an offset on, where an instruction
+/// starts. Bytes that are none are left out.
 fn calls_from<'a>(
     function: &Function<'a>,
     start: usize,
@@ -178,7 +181,7 @@ fn calls_from<'a>(
         .map(move |call| start + call)
 }
 
-/// The cancellation points among the `syscall` instructions, which no longer count as such.
+/// Takes the cancellation points out of the `syscall` instructions, which no longer count as such.
 fn take_cancellation_points(holders: &mut [Holder]) -> Vec<CancellationPoint> {
     let mut found = Vec::new();
     for Holder {
@@ -198,8 +201,8 @@ fn take_cancellation_points(holders: &mut [Holder]) -> Vec<CancellationPoint> {
     found
 }
 
-/// Makes points of all instructions that call the function of a cancellation point; false if there is none, and `None` if it
-/// took too long.
+/// Makes points of all instructions that call the function of a cancellation point. Returns false
+/// if there is none, and `None` if it took too long.
 fn add_callers<'a>(
     point: &CancellationPoint,
     functions: &[Function<'a>],
@@ -236,7 +239,7 @@ fn add_callers<'a>(
     Some(is_called)
 }
 
-/// Does code that nobody has named seem to call a cancellation point? `None` if it took too long.
+/// True if unnamed code seems to call a cancellation point. `None` if it took too long.
 fn is_called_from(
     code: &[Function],
     point: &CancellationPoint,
@@ -253,7 +256,7 @@ fn is_called_from(
     Some(false)
 }
 
-/// Do bytes of the function look like a call of one of the addresses?
+/// True if bytes of the function look like a call of one of the addresses.
 fn calls_one_of(function: &Function, addresses: &[u64]) -> bool {
     const CALL_REL32: u8 = 0xe8;
     memchr::memchr_iter(CALL_REL32, function.code)
@@ -261,7 +264,7 @@ fn calls_one_of(function: &Function, addresses: &[u64]) -> bool {
         .any(|target| addresses.contains(&target))
 }
 
-/// Where a branch leads whose 32-bit displacement is at that offset.
+/// Returns the target of a branch with its 32-bit displacement at that offset.
 fn far_target(function: &Function, at: usize) -> Option<u64> {
     let field = function.code.get(at..at + 4)?.try_into().ok()?;
     let end = function.start.wrapping_add(at as u64 + 4);
@@ -269,7 +272,7 @@ fn far_target(function: &Function, at: usize) -> Option<u64> {
 }
 
 impl<'a> Holder<'a> {
-    /// With its `syscall` instructions.
+    /// Collects a function's `syscall` instructions.
     fn of(function: Function<'a>) -> Self {
         let survey = Survey::of(&function);
         let is_call = |index: &usize| survey.instructions[*index].mnemonic() == Mnemonic::Syscall;
@@ -284,7 +287,8 @@ impl<'a> Holder<'a> {
         }
     }
 
-    /// `others` are what other functions lead to, rising, each with the address where.
+    /// Plans the function. `others` are the addresses that other functions lead to, ascending, each
+    /// with the address of the instruction.
     fn plan(&self, others: &[(u64, u64)], data: &Data, sites: &mut CallSites) {
         let Function { start, code } = self.function;
         let first = others.partition_point(|(target, _)| *target <= start);
@@ -305,28 +309,30 @@ impl<'a> Holder<'a> {
     }
 }
 
-/// Where it matters what branches there: around the `syscall` instructions.
+/// The ranges around `syscall` instructions that must be checked for branches into them.
 struct Ranges {
-    /// First and last address; rising, and apart.
+    /// First and last address; ascending, and apart.
     ranges: Vec<(u64, u64)>,
-    /// A bit for each [`GRANULE`] that one is in, by the low bits of its number.
+    /// A bit for each [`GRANULE`] that contains one, by the low bits of its number.
     granules: Vec<u64>,
-    /// What holds all of them: the low half of the first address, and how far the last is from it.
+    /// Ranges that contain all of them: the low half of the first address, and the distance to the
+    /// last.
     clusters: Vec<(u32, u32)>,
 }
 
-/// Bytes that are looked at together.
+/// Bytes that are checked together.
 const BLOCK: usize = 64;
-/// At most so many clusters: each is a comparison for each byte of the text.
+/// The most clusters: each is a comparison for each byte of the text.
 const CLUSTERS: usize = 4;
-/// Bytes between two clusters, at least: few displacements lead into so little by chance.
+/// The least number of bytes between two clusters: few displacements lead into so small a range by
+/// chance.
 const GAP: u64 = 1 << 16;
 
 const GRANULE: u32 = 6;
-/// Granules that are told apart: 64 MB of text.
+/// The number of granules that can be distinguished: 64 MB of text.
 const GRANULES: u64 = 1 << 20;
 
-/// How far a branch with an 8-bit displacement reaches, itself included.
+/// The reach of a branch with an 8-bit displacement, itself included.
 const SHORT_REACH: u64 = 130;
 
 impl Ranges {
@@ -334,7 +340,7 @@ impl Ranges {
         let mut all = Vec::new();
         for holder in holders {
             let Function { start, code } = holder.function;
-            // A branch to the function's first byte harms nobody.
+            // A branch to the function's first byte does no harm.
             let last = start.saturating_add((code.len() as u64).saturating_sub(1));
             all.extend(holder.points.iter().map(|point| {
                 let call = holder.survey.instructions[point.index].ip();
@@ -380,17 +386,19 @@ impl Ranges {
         }
     }
 
-    /// Do bytes of the function look like an instruction that leads from it to one of the ranges?
+    /// True if bytes of the function look like an instruction that leads from it to one of the
+    /// ranges.
     fn may_be_target(&self, function: &Function) -> bool {
         self.far(function) || self.short(function)
     }
 
-    /// By a 32-bit displacement: in a jump, a conditional jump, a call or an address that is loaded.
+    /// Checks for 32-bit displacements: in a jump, a conditional jump, a call or an address that is
+    /// loaded.
     fn far(&self, function: &Function) -> bool {
         self.far_targets(function).next().is_some()
     }
 
-    /// Where these bytes lead, each with its address.
+    /// Returns where these bytes lead, each with its address.
     fn far_targets(&self, function: &Function) -> impl Iterator<Item = (u64, u64)> {
         let Function { start, code } = *function;
         let leads = move |at: usize| {
@@ -416,14 +424,15 @@ impl Ranges {
             .filter_map(target)
     }
 
-    /// Adds where bytes of unnamed code seem to lead, without decoding: what is none can only make the answer more careful.
+    /// Adds where bytes of unnamed code seem to lead, without decoding: a false target can only
+    /// make the answer more careful.
     fn collect(&self, function: &Function, targets: &mut Vec<(u64, u64)>) {
         targets.extend(self.far_targets(function));
         targets.extend(self.short_targets(function));
     }
 
-    /// Could the four bytes from some place in the block on lead into a cluster of ranges? Looks at all of them at once,
-    /// whatever instruction they are in.
+    /// True if the four bytes from some place in the block on could lead into a cluster of ranges.
+    /// Checks all of them at once, whatever instruction they are in.
     fn may_hold_displacement(&self, function: &Function, block: usize) -> bool {
         const LANES: usize = BLOCK / 4;
         let Some(bytes) = function.code.get(block..block + BLOCK + 3) else {
@@ -446,12 +455,12 @@ impl Ranges {
         outside.contains(&0)
     }
 
-    /// By an 8-bit displacement.
+    /// Checks for 8-bit displacements.
     fn short(&self, function: &Function) -> bool {
         self.short_targets(function).next().is_some()
     }
 
-    /// Where these bytes lead, each with its address.
+    /// Returns where these bytes lead, each with its address.
     fn short_targets(&self, function: &Function) -> impl Iterator<Item = (u64, u64)> {
         let Function { start, code } = *function;
         let end = start.saturating_add(code.len() as u64);
@@ -485,7 +494,8 @@ impl Ranges {
     }
 }
 
-/// Parts the ranges at the widest gaps. A part of 4 GB or more becomes one that holds every address.
+/// Splits the ranges at the widest gaps. A part of 4 GB or more becomes one that holds every
+/// address.
 fn clusters(ranges: &[(u64, u64)]) -> Vec<(u32, u32)> {
     let gap = |after: &usize| ranges[*after].0 - ranges[after - 1].1;
     let mut gaps: Vec<usize> = (1..ranges.len()).filter(|after| gap(after) > GAP).collect();
@@ -503,7 +513,7 @@ fn clusters(ranges: &[(u64, u64)]) -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// In the same order, but signed: what every processor can compare several of at once.
+/// Maps to the same order in signed numbers, several of which every processor can compare at once.
 fn signed(value: u32) -> i32 {
     (value ^ 1 << 31).cast_signed()
 }

@@ -8,13 +8,13 @@ use super::choose::Targets;
 use crate::plan::ends_flow;
 use crate::survey::Survey;
 
-/// How many bytes before a `syscall` are looked at, at most.
+/// The most bytes before a `syscall` that are looked at.
 pub(super) const LOOKED_AT: u64 = 96;
 
-/// What general registers hold, where it is known, by the numbers of the processor's encoding.
+/// The known contents of general registers, by the numbers of the processor's encoding.
 type Known = [Option<u64>; 16];
 
-/// What eax holds whenever the instruction of that index is reached.
+/// Returns what eax holds whenever the instruction of that index is reached.
 pub(super) fn before(survey: &Survey, index: usize, targets: &Targets) -> Option<u32> {
     let site = survey.instructions.get(index)?.ip();
     let first = survey
@@ -36,7 +36,8 @@ pub(super) fn before(survey: &Survey, index: usize, targets: &Targets) -> Option
     known[0].map(|value| value as u32)
 }
 
-/// Follows one instruction; takes and gives the constant that is on top of the stack, if the last instruction pushed one.
+/// Follows one instruction. Takes and returns the constant that is on top of the stack, if the last
+/// instruction pushed one.
 fn step(
     instruction: &Instruction,
     known: &mut Known,
@@ -75,7 +76,7 @@ fn step(
     None
 }
 
-/// What the instruction puts into its first operand, a whole register.
+/// Returns the value that the instruction puts into its first operand, a whole register.
 fn value_of(instruction: &Instruction, known: &Known, pushed: Option<u64>) -> Option<u64> {
     if instruction.op_count() == 0 || instruction.op0_kind() != OpKind::Register {
         return None;
@@ -101,7 +102,7 @@ fn value_of(instruction: &Instruction, known: &Known, pushed: Option<u64>) -> Op
     }
 }
 
-/// The number of a 32-bit or 64-bit general register.
+/// Returns the number of a 32-bit or 64-bit general register.
 fn number(register: Register) -> Option<usize> {
     matches!(register.size(), 4 | 8)
         .then(|| whole(register))
@@ -112,7 +113,7 @@ fn slot(known: &mut Known, register: Register) -> Option<&mut Option<u64>> {
     known.get_mut(whole(register)?)
 }
 
-/// The number of the general register that it is, or is a part of.
+/// Returns the number of the general register that it is, or is a part of.
 fn whole(register: Register) -> Option<usize> {
     let full = register.full_register();
     full.is_gpr64().then(|| full.number())

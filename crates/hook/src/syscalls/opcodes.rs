@@ -1,4 +1,4 @@
-//! The instructions of which stubs consist, but for what they are about.
+//! The instructions that stubs consist of, without their operands.
 
 pub const JMP: &[u8] = &[0xe9];
 pub const CALL: &[u8] = &[0xe8];

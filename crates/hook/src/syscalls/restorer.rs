@@ -1,8 +1,8 @@
-//! The code that a signal handler returns to, whose only call is `rt_sigreturn`.
+//! The code that a signal handler returns to, with `rt_sigreturn` as its only call.
 //!
-//! An unwinder in a handler has to tell it from a function. Where the file's unwind information says what it is
-//! (a description with the augmentation `S`) nobody looks at its bytes, and they may be a jump. Elsewhere they are
-//! what it is known by: `mov rax, 15; syscall`.
+//! An unwinder in a handler has to distinguish it from a function. Where the file's unwind
+//! information identifies it (a description with the augmentation `S`) nobody looks at its bytes,
+//! and they may be a jump. Elsewhere it is recognized by its bytes: `mov rax, 15; syscall`.
 
 use super::{CallPlan, CallSites, RT_SIGRETURN, SYSCALL, Shape, Window};
 use crate::plan::Function;
@@ -12,9 +12,10 @@ use crate::survey::Survey;
 const MOVES: [&[u8]; 2] = [b"\x48\xc7\xc0\x0f\0\0\0", b"\xb8\x0f\0\0\0"];
 
 impl CallSites {
-    /// Hooks the calls of restorers that unwind information describes, given with their code. A call is made in place,
-    /// and [`CallSpec::exit`](super::CallSpec::exit) is not called for it: nothing runs behind it. What does not look as
-    /// restorers do is left as it is.
+    /// Hooks the calls of restorers that unwind information describes, given with their code.
+    ///
+    /// A call is made in place, and [`CallSpec::exit`](super::CallSpec::exit) is not called for it,
+    /// because nothing runs behind it. Code that does not look like a restorer is left as it is.
     pub fn hook_restorers<'a>(&mut self, restorers: impl IntoIterator<Item = Function<'a>>) {
         for plan in restorers.into_iter().filter_map(|one| plan(&one)) {
             self.unhookable
@@ -42,7 +43,7 @@ fn plan(restorer: &Function) -> Option<CallPlan> {
     Some(CallPlan {
         call: start.wrapping_add(original.len() as u64),
         number: Some(RT_SIGRETURN),
-        // Those of the frame come into force.
+        // The flags of the frame come into force.
         keeps_flags: false,
         shape: Shape::InPlace {
             entry: Window {

@@ -1,7 +1,8 @@
 //! A site's own code.
 //!
-//! Behind the code is the stub's *record*, which [`common`](super::common) reads: the descriptor, the address behind the
-//! `syscall`, and, where the number is not known, the addresses of the instructions that make special calls.
+//! Behind the code is the stub's *record*, which [`common`](super::common) reads: the descriptor,
+//! the address behind the `syscall`, and, where the number is not known, the addresses of the
+//! instructions that make special calls.
 
 use std::ops::Range;
 
@@ -18,39 +19,43 @@ use crate::trampoline::EmitError;
 pub struct CallStub {
     /// To be placed at the address it was made for, readable and executable.
     pub bytes: Vec<u8>,
-    /// Offsets in `bytes` of words of eight bytes that hold addresses. By the same number that the code, the common code with its
-    /// table, the descriptor and the stub are all placed higher, these words are greater, and all else is the same.
+    /// Offsets in `bytes` of words of eight bytes that hold addresses. If the code, the common code
+    /// with its table, the descriptor and the stub are all placed higher by one number, these words
+    /// grow by that number, and all else is the same.
     pub addresses: Vec<usize>,
     /// One, or two for a call that stays in place. All are stored, or none.
     pub patches: Vec<CallPatch>,
-    /// Addresses behind the stub's own `syscall` instructions, with the address behind the site's: a thread that is asleep
-    /// at one can be set to the other when the patches are taken back. [`CommonCode::framed`] are two more.
+    /// Addresses behind the stub's own `syscall` instructions, each with the address behind the
+    /// site's. When the patches are removed, a thread that is asleep at one can be set to the
+    /// other. [`CommonCode::framed`] are two more.
     pub moves: Vec<(u64, u64)>,
 }
 
-/// What is written over a site, once the stub is in its place.
+/// The bytes that are written over a site, once the stub is in its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallPatch {
     /// Address of the first overwritten byte.
     pub site: u64,
-    /// What is there, to be compared and to be restored.
+    /// The bytes that are there, to be compared and to be restored.
     pub original: Vec<u8>,
-    /// What is stored there: as many bytes.
+    /// The bytes to store there: as many.
     pub bytes: Vec<u8>,
-    /// Where no thread may be when the patch is there: the overwritten bytes but the first, and the address behind a
-    /// `syscall` that moves, as the kernel may go back from there to make the call again. Threads asleep in the call
-    /// are there.
+    /// The range where no thread may be when the patch is there: the overwritten bytes but the
+    /// first, and the address behind a `syscall` that moves, as the kernel may go back from there
+    /// to make the call again. Threads asleep in the call are there.
     pub inside: Range<u64>,
-    /// Each displaced instruction's original address and its address in the stub, rising; then, unless the last one
-    /// never goes on, the address behind the window and that of the jump back. A thread that is [`inside`](Self::inside), or
-    /// whose signal frame leads there, is set from one to the other. What is behind a moved `syscall` is listed twice:
-    /// to go there the first counts, which is right behind the `syscall` in the stub too; to come back, both.
+    /// Each displaced instruction's original address and its address in the stub, ascending; then,
+    /// unless the last one never goes on, the address behind the window and that of the jump back.
+    ///
+    /// A thread that is [`inside`](Self::inside), or has a signal frame that leads there, is set
+    /// from one to the other. The address behind a moved `syscall` is listed twice: to go there the
+    /// first counts, which is right behind the `syscall` in the stub too; to come back, both.
     pub resume_map: Vec<(u64, u64)>,
 }
 
 impl CallPlan {
-    /// Writes the stub, to be placed at `at` within 2 GiB of `common`. Choose `at` by [`CallPlan::reach`]. Both functions get
-    /// `descriptor`.
+    /// Writes the stub, to be placed at `at` within 2 GiB of `common`. Choose `at` by
+    /// [`CallPlan::reach`]. Both functions get `descriptor`.
     pub fn emit(
         &self,
         at: u64,
@@ -98,7 +103,7 @@ impl CallPlan {
 }
 
 impl CallStub {
-    /// Do the bytes of a jump look like a `syscall` to whoever looks for one in the text?
+    /// True if the bytes of a jump look like a `syscall` to a search for one in the text.
     pub fn feigns_a_call(&self) -> bool {
         let mut jumps = self.patches.iter().map(|patch| &patch.bytes[..JUMP_LEN]);
         jumps.any(|jump| memchr::memmem::find(jump, &SYSCALL).is_some())
@@ -106,8 +111,9 @@ impl CallStub {
 }
 
 impl CommonCode {
-    /// Writes code, to be placed at `at`, for a thread that is behind a call which it has not made by this process's code:
-    /// a program's first instruction is behind its `execve`. Calls `exit`, and goes on at `back`.
+    /// Writes code, to be placed at `at`, for a thread behind a call that was not made by this
+    /// process's code: a program's first instruction is behind its `execve`. The code calls `exit`,
+    /// and goes on at `back`.
     pub fn behind(
         &self,
         at: u64,
@@ -200,9 +206,12 @@ impl Stub<'_> {
         self.finish(descriptor, &[], [entry].into_iter().chain(exit).collect())
     }
 
-    /// When a kernel uprobe at the entry's jump goes, the file's first byte comes back: the jump's distance is moved into eax then, and the
-    /// kernel knows no such call. After such an answer the call is made once more, here, if the first byte says so: the kernel may
-    /// not know the right number, either. `known` is behind the call, `done` behind what sees its end.
+    /// Writes code that makes a call once more if a kernel uprobe has spoiled its number.
+    ///
+    /// When a kernel uprobe at the entry's jump goes, the file's first byte comes back. The jump's
+    /// distance is then moved into eax, and the kernel knows no such call. After such an answer the
+    /// call is made once more, here, if the first byte says so: the kernel may not know the right
+    /// number, either. `known` is behind the call, `done` behind the code that sees its end.
     fn make_anew(
         &mut self,
         number: u32,
@@ -211,7 +220,7 @@ impl Stub<'_> {
         done: u64,
     ) -> Result<(), EmitError> {
         let at = self.code.here();
-        // What is compared with stands behind the displacement.
+        // The compared value stands behind the displacement.
         let end = at.wrapping_add(CMP_AT_RIP.len() as u64 + 5);
         let site = displacement(end, entry.start);
         let site = site.map_err(|source| EmitError::JumpBack { at, source })?;
@@ -291,9 +300,11 @@ impl Stub<'_> {
         self.finish(descriptor, &places, vec![patch])
     }
 
-    /// The windows are around a call of the function that makes the system call. Until that function returns, the words in
-    /// the red zone are nobody's: it stores nothing there, and signal handlers go below. They hold the number, and
-    /// the stub's address to tell it from whatever is there when a call returns that began before the patch.
+    /// Writes the windows around a call of the function that makes the system call.
+    ///
+    /// Until that function returns, the words in the red zone are free: it stores nothing there,
+    /// and signal handlers go below. They hold the number, and the stub's address, which
+    /// distinguishes it from whatever is there when a call returns that began before the patch.
     fn caller(
         mut self,
         descriptor: u64,
@@ -342,7 +353,7 @@ impl Stub<'_> {
         self.finish(descriptor, &[], patches)
     }
 
-    /// The number in eax or ecx becomes its place in the table at r11.
+    /// Turns the number in eax or ecx into its place in the table at r11.
     fn mask_number(&mut self, and: &[u8]) {
         const LOW_TEN_BITS: u32 = 1023;
         self.code.put(and);
@@ -351,13 +362,13 @@ impl Stub<'_> {
         self.code.put_address(self.common.spec.watched);
     }
 
-    /// Goes on if the byte there is zero; else jumps, with the zero flag set if it is [`WATCHED`](super::WATCHED), or,
-    /// where flags are to be kept, with the byte in ecx.
+    /// Goes on if the byte there is zero. Otherwise jumps, with the zero flag set if it is
+    /// [`WATCHED`](super::WATCHED), or, where flags are to be kept, with the byte in ecx.
     fn check(&mut self, watched: u64) -> Gap {
         if self.plan.keeps_flags {
             return self.check_by_register(watched);
         }
-        // What is compared with stands behind the displacement.
+        // The compared value stands behind the displacement.
         let end = self.code.here().wrapping_add(CMP_AT_RIP.len() as u64 + 5);
         match displacement(end, watched) {
             Ok(near) => {
@@ -392,7 +403,7 @@ impl Stub<'_> {
         self.code.gap(JMP)
     }
 
-    /// The moved `syscall`; gives its address.
+    /// Writes the moved `syscall`, and returns its address.
     fn make(&mut self, resume_map: &mut Vec<(u64, u64)>) -> u64 {
         let make = self.code.here();
         resume_map.push((self.plan.call, make));
@@ -406,13 +417,13 @@ impl Stub<'_> {
         self.moves.push((self.code.here(), self.behind()));
     }
 
-    /// What comes after the moved call.
+    /// Writes the code after the moved call.
     fn rest(&mut self, window: &Moved, resume_map: &mut Vec<(u64, u64)>) -> Result<(), EmitError> {
         let end = window.start.wrapping_add(window.original.len() as u64);
         self.code.rest(window.behind, end, resume_map)
     }
 
-    /// Address behind the original `syscall`.
+    /// Returns the address behind the original `syscall`.
     fn behind(&self) -> u64 {
         self.plan.call.wrapping_add(SYSCALL_LEN)
     }
@@ -446,7 +457,7 @@ impl Stub<'_> {
         self.code.jump(done)
     }
 
-    /// Calls the common code below a frame. Keeps the flags that it comes to, and comes back with.
+    /// Calls the common code below a frame. Keeps the flags on the way in and on the way back.
     fn ask(&mut self, common: u64) -> Result<(), EmitError> {
         self.begin_frame();
         self.call_below_frame(common)?;
@@ -454,7 +465,8 @@ impl Stub<'_> {
         Ok(())
     }
 
-    /// Begins a frame that remembers the flags; and sets them as [`check`](Self::check) does elsewhere.
+    /// Begins a frame that remembers the flags, and sets them as [`check`](Self::check) does
+    /// elsewhere.
     fn frame_with_flags(&mut self) {
         self.begin_frame();
         self.code.put(STORE_FLAGS);

@@ -1,29 +1,31 @@
-//! Where a function's indirect jumps lead: the tables that compilers make of a `switch`.
+//! The targets of a function's indirect jumps: the tables that compilers make of a `switch`.
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::plan::{Function, ends_flow};
 use crate::survey::Survey;
 
-/// The bytes of a file from an address on, as many as there are; `None` if nothing of the file is there.
+/// Returns the bytes of a file from an address on, as many as there are; `None` if nothing of the
+/// file is there.
 pub(super) type Data<'a> = dyn Fn(u64) -> Option<&'a [u8]> + 'a;
 
-/// What is known of a function's indirect jumps.
+/// The known facts about a function's indirect jumps.
 #[derive(Default)]
 pub(super) struct Jumps {
-    /// Where tables lead, in the function.
+    /// The targets of tables, in the function.
     pub targets: Vec<u64>,
     /// The first jump that may lead to anywhere in the function.
     pub unknown: Option<u64>,
 }
 
-/// Instructions before a jump in which it loads its target.
+/// The number of instructions before a jump within which it loads its target.
 const LOADED_WITHIN: usize = 12;
-/// More entries than a table has.
+/// An upper bound for the entries of a table.
 const ENTRIES: usize = 2048;
 
 impl Jumps {
-    /// Follows all jumps. What is loaded from nothing that looks like a table is the address of another function.
+    /// Follows all jumps. An address that is loaded from nothing that looks like a table is that of
+    /// another function.
     pub fn of(function: &Function, survey: &Survey, data: &Data) -> Self {
         let mut jumps = Self::default();
         for (index, instruction) in survey.instructions.iter().enumerate() {
@@ -39,7 +41,8 @@ impl Jumps {
         jumps
     }
 
-    /// Adds where the table leads that the instruction loads from; false if that cannot be told.
+    /// Adds the targets of the table that the instruction loads from. Returns false if they cannot
+    /// be found.
     fn follow(
         &mut self,
         load: &Instruction,
@@ -70,7 +73,8 @@ impl Jumps {
     }
 }
 
-/// The instruction by which a jump gets its target from a table: itself, or one of those before it.
+/// Returns the instruction by which a jump gets its target from a table: itself, or one of those
+/// before it.
 fn table_load(survey: &Survey, jump: usize) -> Option<&Instruction> {
     let is_load = |instruction: &&Instruction| {
         let loads = matches!(
@@ -93,7 +97,7 @@ fn table_load(survey: &Survey, jump: usize) -> Option<&Instruction> {
         .find(is_load)
 }
 
-/// All that the function ever loads into the register as an address near its code.
+/// Returns all addresses near its code that the function ever loads into the register.
 fn loaded_addresses(survey: &Survey, register: Register) -> impl Iterator<Item = u64> {
     survey
         .instructions

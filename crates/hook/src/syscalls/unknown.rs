@@ -1,9 +1,12 @@
-//! The `syscall` instructions of code of which nobody says where its functions begin: what was written at run time, what
-//! a file held that is gone, or a file's that has been stripped of all that would say so; and of functions that hold data.
+//! The `syscall` instructions of code with unknown function starts. Such code was written at run
+//! time, or comes from a file that is gone or has been stripped of everything that names its
+//! functions; functions that hold data are treated in the same way.
 //!
-//! Where instructions begin is not certain there, nor what branches to them, and some bytes are data. Hooked is what
-//! cannot be anything else, and so that it does not matter who branches there: `mov eax, NUMBER; syscall`, by a jump in place
-//! of the `mov`. The `syscall` stays behind it for whoever comes to it in another way; that call is made, and not seen.
+//! It is not certain where instructions begin there, nor what branches to them, and some bytes are
+//! data. Only bytes that cannot be anything else are hooked, and in such a way that it does not
+//! matter what branches there: `mov eax, NUMBER; syscall`, by a jump in place of the `mov`. The
+//! `syscall` stays behind it for code that reaches it in another way; that call is made, and not
+//! seen.
 
 use std::ops::RangeInclusive;
 
@@ -25,16 +28,16 @@ const PREFIXES: RangeInclusive<u8> = 0x40..=0x4f;
 const NARROW: u8 = 0x66;
 /// Bytes of a number.
 const NUMBER: usize = 4;
-/// Numbers of system calls are below: that the bytes are something else is out of the question.
+/// Numbers of system calls are below this: the bytes can then hardly be anything else.
 const NUMBERS: u32 = 512;
-/// Calls that are found in one piece of code, at the most: each takes some hundreds of bytes of memory.
+/// The most calls that are found in one piece of code. Each takes some hundreds of bytes of memory.
 const MOST_CALLS: usize = 1 << 16;
-/// Bytes behind a `syscall` that are looked at for who wants the flags.
+/// Bytes behind a `syscall` that are checked for a use of the flags.
 const LOOKED_AT: usize = 64;
 
 impl CallSites {
-    /// Finds and plans the system calls in bytes that are mapped at `start`. What is not hooked is listed only if it is a call
-    /// as certainly.
+    /// Finds and plans the system calls in bytes that are mapped at `start`. A call that is not
+    /// hooked is listed only if it is as certainly a call.
     pub fn of_unknown(start: u64, code: &[u8]) -> Self {
         let mut sites = Self::default();
         for call in memmem::find_iter(code, &SYSCALL) {
@@ -47,7 +50,8 @@ impl CallSites {
         sites
     }
 
-    /// Adds the bytes of a `syscall` at that offset, be they hooked or not, if they are certainly an instruction; else false.
+    /// Adds the bytes of a `syscall` at that offset, hooked or not, if they are certainly an
+    /// instruction. Returns false otherwise.
     pub(super) fn add_unknown(&mut self, start: u64, code: &[u8], call: usize) -> bool {
         let Some((first, number)) = number_before(code, call) else {
             return false;
@@ -63,7 +67,8 @@ impl CallSites {
     }
 }
 
-/// Where the instruction right before begins, if it loads the number of a call; and the number.
+/// Returns the start of the instruction right before, if it loads the number of a call, and the
+/// number.
 fn number_before(code: &[u8], call: usize) -> Option<(usize, u32)> {
     let at = call.checked_sub(NUMBER)?;
     let number = u32::from_le_bytes(code.get(at..call)?.try_into().ok()?);
@@ -87,7 +92,7 @@ fn plan(
 ) -> Result<CallPlan, Unhookable> {
     match number {
         RT_SIGRETURN => return Err(Unhookable::Restorer),
-        // The thread may have no stack then, and nobody can tell.
+        // The thread may have no stack then, and that is unknown.
         EXIT | MUNMAP => return Err(Unhookable::WithoutStack),
         _ => {}
     }

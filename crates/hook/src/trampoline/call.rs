@@ -8,8 +8,8 @@ use iced_x86::{IcedError, Mnemonic};
 use super::{EmitError, Head, RED_ZONE, assemble};
 use crate::plan::Plan;
 
-/// A function that is asked first at a `syscall` instruction: `(first, second, third argument, data) -> result`, by the
-/// System V ABI, with general registers only.
+/// A function that is asked first at a `syscall` instruction: `(first, second, third argument,
+/// data) -> result`, by the System V ABI, with general registers only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SystemCall {
     /// The number of the call that it is asked about.
@@ -18,7 +18,7 @@ pub struct SystemCall {
     pub function: u64,
     /// Its last argument.
     pub data: u64,
-    /// The result by which it declines: then the call is made.
+    /// The result by which it declines. The call is made then.
     pub declined: i64,
 }
 
@@ -27,7 +27,7 @@ const SYSCALL_LEN: u8 = 2;
 /// Bytes of `mov eax, imm32`.
 const MOV_EAX_LEN: u8 = 5;
 
-/// Writes the head for a site, whose body follows it at once.
+/// Writes the head for a site. The body follows it at once.
 pub(super) fn head(plan: &Plan, at: u64, spec: &SystemCall) -> Result<Head, EmitError> {
     let first = plan
         .window
@@ -43,7 +43,7 @@ pub(super) fn head(plan: &Plan, at: u64, spec: &SystemCall) -> Result<Head, Emit
     })
 }
 
-/// The kernel changes rax, rcx and r11 only; so does this.
+/// Writes the head. The kernel changes only rax, rcx and r11, and so does this code.
 fn write_head(asm: &mut CodeAssembler, spec: &SystemCall) -> Result<(), IcedError> {
     let (mut decline, mut body) = (asm.create_label(), asm.create_label());
     let saved = [rdi, rsi, rdx, r8, r9, r10, rbp];

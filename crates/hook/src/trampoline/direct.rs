@@ -8,12 +8,13 @@ use super::{EmitError, Head, RED_ZONE, Registers, assemble};
 use crate::flags::Flags;
 use crate::plan::Plan;
 
-/// A hook without arguments. Vector and x87 state is not kept for it; the direction flag is clear when it is called.
+/// A hook without arguments. Vector and x87 state is not kept for it; the direction flag is clear
+/// when it is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Direct {
     /// Address of the code, entered by a call.
     pub entry: u64,
-    /// The general registers that it does not leave as they were. Flags need not be named.
+    /// The general registers that it does not preserve. Flags need not be named.
     pub clobbers: Registers,
 }
 

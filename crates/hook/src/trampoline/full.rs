@@ -10,25 +10,29 @@ use super::{EmitError, Head, RED_ZONE, assemble};
 use crate::flags::Flags;
 use crate::plan::Plan;
 
-/// A hook written as a function of the System V calling convention that uses general registers only: vector and
-/// x87 state is not kept for it. The direction flag is clear when it is called.
+/// A hook written as a function of the System V calling convention that uses general registers
+/// only: vector and x87 state is not kept for it. The direction flag is clear when it is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full {
     /// The second argument of both functions: an address that stands for the site.
     pub descriptor: u64,
-    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor) -> u64`, called when the site is reached. `pt_regs` is
-    /// the kernel's structure as a uprobe program sees it. Changes to the registers that a call may change
-    /// (rax, rcx, rdx, rsi, rdi, r8 to r11) take effect; changes to others do not.
+    /// Address of `extern "sysv64" fn(*mut pt_regs, descriptor) -> u64`, called when the site is
+    /// reached.
     ///
-    /// With `leave`, anything but 0 says that this call's return is wanted, and that the function has saved the
-    /// return address, which is at `pt_regs.sp`. The slot there will hold another one while the call runs.
+    /// `pt_regs` is the kernel's structure as a uprobe program sees it. Changes to the registers
+    /// that a call may change (rax, rcx, rdx, rsi, rdi, r8 to r11) take effect; changes to others
+    /// do not.
+    ///
+    /// With `leave`, anything but 0 says that this call's return is wanted, and that the function
+    /// has saved the return address, which is at `pt_regs.sp`. The slot there will hold another one
+    /// while the call runs.
     pub enter: u64,
-    /// Address of a function of the same signature, called when such a call has returned: `pt_regs.ip` is 0,
-    /// `sp` is that after the return (8 above the slot), `ax` and `dx` hold the result. It gives back the
-    /// saved return address. Only for sites at a function's start.
+    /// Address of a function of the same signature, called when such a call has returned.
+    /// `pt_regs.ip` is 0, `sp` is that after the return (8 above the slot), `ax` and `dx` hold the
+    /// result. The function returns the saved return address. Only for sites at a function's start.
     pub leave: Option<u64>,
-    /// Do the functions look at other registers than `sp`? If not, `pt_regs.cs` is 0 and what calls keep is not shown,
-    /// nor are the flags and `ip`.
+    /// True if the functions look at other registers than `sp`. If not, `pt_regs.cs` is 0, and the
+    /// registers that calls keep are not shown, nor are the flags and `ip`.
     pub shows_registers: bool,
 }
 
@@ -51,7 +55,8 @@ pub(crate) const USER_CS: i32 = 0x33;
 pub(crate) const USER_SS: i32 = 0x2b;
 /// Not in a system call.
 const NO_SYSCALL: i32 = -1;
-/// Interrupts on, and the bit that is always set: what a program sees where the flags mean nothing.
+/// Interrupts on, and the bit that is always set: a program sees these where the flags mean
+/// nothing.
 pub(crate) const PLAIN_FLAGS: i32 = 0x202;
 const INTERRUPTS_ON: i32 = 0x200;
 const OVERFLOW_BIT: i32 = 11;
@@ -101,8 +106,8 @@ fn write_head(
     asm.test(rax, rax)?;
     asm.je(plain)?;
     restore(asm, plan.flags)?;
-    // The return address is dropped and a call puts another in its place: arguments on the stack stay where they are,
-    // and the processor's prediction of returns stays right.
+    // The return address is dropped and a call puts another in its place: arguments on the stack
+    // stay where they are, and the processor's prediction of returns stays right.
     asm.lea(rsp, ptr(rsp + (below + WORD)))?;
     asm.call(body)?;
     asm.set_label(&mut return_entry)?;
@@ -116,7 +121,8 @@ fn write_head(
     Ok(Some(return_entry))
 }
 
-/// The watched call has returned; the stack pointer is above the slot of its return address.
+/// Writes the code for a watched call that has returned. The stack pointer is above the slot of its
+/// return address.
 fn write_return(asm: &mut CodeAssembler, leave: u64, spec: &Full) -> Result<(), IcedError> {
     save(asm, REGS + WORD, 0, Flags::Dead, spec.shows_registers)?;
     call(asm, leave, spec.descriptor)?;
@@ -126,8 +132,8 @@ fn write_return(asm: &mut CodeAssembler, leave: u64, spec: &Full) -> Result<(), 
     asm.ret()
 }
 
-/// Moves the stack pointer down by `below` and builds `struct pt_regs` there; if nobody looks at it, no more of it than
-/// has to be restored.
+/// Moves the stack pointer down by `below` and builds `struct pt_regs` there. If nobody looks at
+/// it, only what has to be restored is stored.
 fn save(
     asm: &mut CodeAssembler,
     below: i32,
@@ -177,8 +183,8 @@ fn save_flags(asm: &mut CodeAssembler, flags: Flags) -> Result<(), IcedError> {
     }
 }
 
-/// Calls `function(pt_regs, descriptor)`. The stack pointer is a multiple of 16 here where it is so on calls at
-/// the site.
+/// Calls `function(pt_regs, descriptor)`. The stack pointer is a multiple of 16 here where it is so
+/// on calls at the site.
 fn call(asm: &mut CodeAssembler, function: u64, descriptor: u64) -> Result<(), IcedError> {
     asm.mov(rdi, rsp)?;
     asm.mov(rsi, descriptor)?;
@@ -214,7 +220,7 @@ fn restore_flags(asm: &mut CodeAssembler, flags: Flags) -> Result<(), IcedError>
     }
 }
 
-/// Loads the overflow flag from bit 0 of `al`, whose other bits are zero, and the rest from `ah`.
+/// Loads the overflow flag from bit 0 of `al`, which has no other bit set, and the rest from `ah`.
 pub(super) fn load_flags(asm: &mut CodeAssembler) -> Result<(), IcedError> {
     // 1 + 127 overflows a signed byte, 0 + 127 does not.
     asm.add(al, 127)?;

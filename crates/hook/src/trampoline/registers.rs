@@ -23,17 +23,17 @@ impl Registers {
     /// All that a System V function may change: rax, rcx, rdx, rsi, rdi, r8 to r11.
     pub const CALLER_SAVED: Self = Self(0b0000_1111_1100_0111);
 
-    /// The one that a general register is part of.
+    /// Returns the set of the register that a general register is part of.
     pub(crate) fn of(register: Register) -> Self {
         Self(1 << register.full_register().number())
     }
 
-    /// Are all of `other` in the set?
+    /// True if all of `other` are in the set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The registers in the order of their numbers.
+    /// Returns the registers in the order of their numbers.
     pub(super) fn iter(self) -> impl Iterator<Item = Register> {
         BY_NUMBER
             .into_iter()
