@@ -1,17 +1,17 @@
-//! Arrays: values one after the other; an index that is in range always has its element.
+//! Arrays: values one after the other. An index that is in range always has its element.
 
 use beeline_uapi::Errno;
 
 use crate::{Map, flags};
 
 impl Map {
-    /// The element's index. `ENOENT` or `E2BIG` for one out of range is the caller's to say.
+    /// Returns the element's index. For one out of range the caller chooses `ENOENT` or `E2BIG`.
     #[inline]
     pub(crate) fn array_index(&self, key: u32) -> Option<u32> {
         (key < self.spec.max_entries).then_some(key)
     }
 
-    /// The checks of an update, in the kernel's order.
+    /// Makes the checks of an update, in the kernel's order.
     pub(crate) fn array_admits(&self, key: u32, flags: u64) -> Result<u32, Errno> {
         if flags > flags::EXIST {
             return Err(Errno::EINVAL);

@@ -1,15 +1,16 @@
-//! Many elements at once: what stands behind `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH`.
+//! Many elements at once: the operations behind `BPF_MAP_LOOKUP_BATCH` and
+//! `BPF_MAP_LOOKUP_AND_DELETE_BATCH`.
 
 use beeline_uapi::Errno;
 
 use crate::{Caller, Kind, Map};
 
-/// What one call of [`Map::read_batch`] has done.
+/// The result of one call of [`Map::read_batch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batch {
     /// Elements that were read.
     pub count: u32,
-    /// The cursor to go on from; none at the end of the map.
+    /// The cursor to go on from; `None` at the end of the map.
     pub next: Option<u32>,
 }
 
@@ -24,7 +25,8 @@ pub(crate) struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// The places for the next element; none if there is no room for it. It counts once [`Room::count`] does.
+    /// Returns the places for the next element, or `None` if there is no room for it. It counts
+    /// once [`Room::count`] does.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<(&mut [u8], &mut [u8])> {
         let at = self.count as usize;
@@ -39,20 +41,24 @@ impl Room<'_> {
 }
 
 impl Map {
-    /// Copies elements out, from `cursor` on, for as long as `keys` and `values` have room: keys of `key_size`
-    /// bytes and values of [`Map::value_len`] (all CPUs' in a per-CPU map). With `delete` they are deleted.
+    /// Copies elements out, from `cursor` on, for as long as `keys` and `values` have room: keys of
+    /// `key_size` bytes and values of [`Map::value_len`] (all CPUs' in a per-CPU map). With
+    /// `delete` they are deleted.
     ///
-    /// The first call has cursor 0, the following ones that of [`Batch::next`]. Of a hash it is the number of
-    /// a bucket, as in the kernel, and a bucket is read as a whole or not at all; of an array it is the index
-    /// of the first element. Elements that are there all the time are read once, whatever comes and goes.
+    /// The first call has cursor 0, the following ones that of [`Batch::next`]. For a hash it is
+    /// the number of a bucket, as in the kernel, and a bucket is read as a whole or not at all; for
+    /// an array it is the index of the first element. Elements that are there all the time are read
+    /// once, whatever comes and goes.
     ///
-    /// To the system calls, an end ([`Batch::next`] is none) is `ENOENT`, together with the count. The batch
-    /// cursor of an array is the *last* key that was read there: its successor is to be given here.
+    /// To the system calls, an end ([`Batch::next`] is `None`) is `ENOENT`, together with the
+    /// count. The batch cursor of an array is the *last* key that was read there: pass its
+    /// successor here.
     ///
     /// # Errors
-    /// `ENOSPC` if there is no room for the first bucket that is not empty: nothing was read. `ENOTSUPP` for a
-    /// type without such calls, and for `delete` in an array. `EBUSY` as for [`Map::update`], if nothing was
-    /// read.
+    ///
+    /// `ENOSPC` if there is no room for the first bucket that is not empty: nothing was read.
+    /// `ENOTSUPP` for a type without such calls, and for `delete` in an array. `EBUSY` as for
+    /// [`Map::update`], if nothing was read.
     pub fn read_batch(
         &self,
         cursor: u32,

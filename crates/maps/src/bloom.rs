@@ -1,7 +1,8 @@
-//! Bloom filters: a set that can say "perhaps" of a value that was never added, and never "no" of one that was.
+//! Bloom filters: sets that may say "perhaps" of a value that was never added, but never "no" of
+//! one that was.
 //!
-//! There is no lock: bits are only ever set, each by an atomic instruction. Of a value whose writer dies half-way
-//! some bits are set, which is as if it had not been added.
+//! There is no lock: bits are only ever set, each by an atomic instruction. If a writer dies
+//! half-way, some bits of its value are set, as if it had not been added.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -13,11 +14,12 @@ use beeline_uapi::Errno;
 
 use crate::{Map, Spec, flags, hash::hash_wide, words};
 
-/// Hash functions of a filter that does not say how many.
+/// The number of hash functions of a filter that does not say how many.
 const DEFAULT_FUNCTIONS: u32 = 5;
 
-/// Bits of a filter, a power of two, by the kernel's rule: 7/5 of a bit (about 1/ln 2) for each hash function of
-/// each element, and at least a word; all there can be if that is too much.
+/// Returns the number of bits of a filter, a power of two, by the kernel's rule: 7/5 of a bit
+/// (about 1/ln 2) for each hash function of each element, and at least a word; if that is too much,
+/// the largest possible number.
 pub(crate) fn bits(spec: &Spec) -> u64 {
     let wanted = spec
         .max_entries
@@ -37,13 +39,16 @@ fn functions(spec: &Spec) -> u32 {
 }
 
 impl Map {
+    /// Adds a value.
+    ///
     /// # Safety
+    ///
     /// `value` is readable for `value_size` bytes.
     pub(crate) unsafe fn bloom_push(&self, value: *const u8, flags: u64) -> Result<(), Errno> {
         if flags != flags::ANY {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `value` is readable for `value_size` bytes.
         unsafe {
             self.bloom_bits(value, |word, bit| {
                 word.fetch_or(bit, Release);
@@ -53,24 +58,29 @@ impl Map {
         Ok(())
     }
 
+    /// Fails with `ENOENT` if a value was never added.
+    ///
     /// # Safety
+    ///
     /// `value` is readable for `value_size` bytes.
     pub(crate) unsafe fn bloom_peek(&self, value: *const u8) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `value` is readable for `value_size` bytes.
         let all = unsafe { self.bloom_bits(value, |word, bit| word.load(Relaxed) & bit != 0) };
         fence(core::sync::atomic::Ordering::Acquire);
         if all { Ok(()) } else { Err(Errno::ENOENT) }
     }
 
-    /// Gives every bit that stands for the value to `each`, with its word, until it says false. Whether it never did.
+    /// Passes every bit that stands for the value to `each`, with its word, until it returns false.
+    /// Returns true if it never did.
     ///
-    /// The hash functions are sums of two halves of one hash: as good as independent ones (Kirsch and
-    /// Mitzenmacher, 2006).
+    /// The hash functions are sums of two halves of one hash: as good as independent ones (Kirsch
+    /// and Mitzenmacher, 2006).
     ///
     /// # Safety
+    ///
     /// `value` is readable for `value_size` bytes.
     unsafe fn bloom_bits(&self, value: *const u8, each: impl Fn(&AtomicU64, u64) -> bool) -> bool {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `value` is readable for `value_size` bytes.
         let hash = unsafe { hash_wide(value, self.spec.value_size as usize) };
         let step = (hash >> 32) as u32 | 1;
         let mut number = hash as u32;

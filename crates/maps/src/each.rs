@@ -1,19 +1,22 @@
-//! Every element in turn, for a program's callback.
+//! Iteration over every element, for a program's callback.
 
 use beeline_uapi::Errno;
 
 use crate::{Kind, Map};
 
 impl Map {
-    /// `bpf_for_each_map_elem`: calls `each` with a pointer to the key and one to the value (of CPU slot `cpu`, in a
-    /// per-CPU map) of every element, until it returns false. Gives the number of calls.
+    /// `bpf_for_each_map_elem`: calls `each` with a pointer to the key and one to the value (of CPU
+    /// slot `cpu`, in a per-CPU map) of every element, until it returns false. Returns the number
+    /// of calls.
     ///
-    /// No lock is held meanwhile: `each` may change the map, and delete the element that it was given, as others may. What
-    /// is there from the beginning to the end is seen once; what comes or goes meanwhile is seen or not. The key must not
-    /// be written; it stays for as long as its element does.
+    /// No lock is held meanwhile: `each` may change the map, and delete the element that it was
+    /// given, as others may. An element that is there from the beginning to the end is seen once;
+    /// one that comes or goes meanwhile may be seen or not. The key must not be written; it stays
+    /// for as long as its element does.
     ///
     /// # Errors
-    /// `EINVAL` for flags, `ENOTSUPP` for a type that the kernel does not go through.
+    ///
+    /// `EINVAL` for flags, `ENOTSUPP` for a type that the kernel does not iterate over.
     pub fn for_each(
         &self,
         flags: u64,
@@ -29,7 +32,8 @@ impl Map {
             Some(Kind::Array | Kind::PercpuArray) if flags == 0 => {
                 let mut index = 0_u32;
                 while index < self.spec.max_entries {
-                    // A copy, so that a callback which writes to its key ends no later for it.
+                    // A copy, so that a callback which writes to its key does not make the
+                    // iteration end later.
                     let key = index;
                     index = index.wrapping_add(1);
                     if !each((&raw const key).cast(), self.value(key, cpu)) {

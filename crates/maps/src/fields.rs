@@ -1,11 +1,12 @@
 //! Fields of values that belong to the kernel: a `struct bpf_spin_lock`, a `struct bpf_timer`.
 //!
-//! An update leaves them as they are, a look-up shows zeros in their place, and a new element's are zero. Where they are
-//! is no part of a [`Spec`]: the kernel, too, learns it from the type of the value.
+//! An update leaves them as they are, a look-up shows zeros in their place, and a new element's are
+//! zero. Their offsets are not part of a [`Spec`]: the kernel, too, learns them from the type of
+//! the value.
 //!
-//! A lock's word holds the tag of its holder's process, as the locks of maps do ([`Caller`]), so a dead holder's is
-//! freed. That is found by looking at all elements that were ever used, since any pointer into a value may be locked;
-//! only maps with locks pay for it.
+//! A lock's word holds the tag of its holder's process, as the locks of maps do ([`Caller`]), so a
+//! dead holder's is freed. Finding it means looking at all elements that were ever used, since any
+//! pointer into a value may be locked. Only maps with locks pay for it.
 
 use core::sync::atomic::AtomicU32;
 
@@ -22,7 +23,7 @@ const TIMER_ALIGN: u32 = 8;
 /// In place of an offset: the value has no such field.
 const NONE: u32 = u32::MAX;
 
-/// Where the special fields of a map's values are.
+/// The offsets of the special fields in a map's values.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fields {
@@ -31,18 +32,19 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// A value without any.
+    /// The fields of a value that has none.
     pub const EMPTY: Self = Self {
         spin_lock: NONE,
         timer: NONE,
     };
 
-    /// Fields at these bytes of the value.
+    /// Creates fields at these bytes of the value.
     ///
     /// # Errors
-    /// The kernel's: `EINVAL` for an offset that is not aligned, `EFAULT` for one that is outside the value or where the
-    /// fields overlap, `EACCES` for a map that programs only read or only write, `EOPNOTSUPP` for a type of map that may
-    /// not have such a field.
+    ///
+    /// The kernel's: `EINVAL` for an offset that is not aligned, `EFAULT` for one that is outside
+    /// the value or where the fields overlap, `EACCES` for a map that programs only read or only
+    /// write, `EOPNOTSUPP` for a type of map that may not have such a field.
     pub fn new(spec: &Spec, spin_lock: Option<u32>, timer: Option<u32>) -> Result<Self, Errno> {
         let check = |offset: Option<u32>, size: u32, align: u32| match offset {
             Some(offset) if !offset.is_multiple_of(align) => Err(Errno::EINVAL),
@@ -74,12 +76,12 @@ impl Fields {
         })
     }
 
-    /// Offset of the lock in a value.
+    /// Returns the offset of the lock in a value.
     pub fn spin_lock(&self) -> Option<u32> {
         (self.spin_lock != NONE).then_some(self.spin_lock)
     }
 
-    /// Offset of the timer in a value.
+    /// Returns the offset of the timer in a value.
     pub fn timer(&self) -> Option<u32> {
         (self.timer != NONE).then_some(self.timer)
     }
@@ -89,7 +91,7 @@ impl Fields {
         self.spin_lock & self.timer == NONE
     }
 
-    /// Is the byte at this offset one of a special field's?
+    /// True if the byte at this offset belongs to a special field.
     fn holds(&self, at: u32) -> bool {
         let within = |field: u32, size| field != NONE && at.wrapping_sub(field) < size;
         within(self.spin_lock, SPIN_LOCK) || within(self.timer, TIMER)
@@ -97,13 +99,13 @@ impl Fields {
 }
 
 impl Map {
-    /// The same map, whose values have special fields.
+    /// The same map, with special fields in its values.
     pub fn with_fields(mut self, fields: Fields) -> Self {
         self.fields = fields;
         self
     }
 
-    /// Where the special fields of its values are.
+    /// Returns the special fields of its values.
     pub fn fields(&self) -> &Fields {
         &self.fields
     }
@@ -111,14 +113,17 @@ impl Map {
     /// Copies a value in, the special fields left as they are.
     ///
     /// # Safety
+    ///
     /// As for [`words::store`], with `to` a value of this map.
     #[inline]
     pub(crate) unsafe fn store_value(&self, to: *mut u8, from: *const u8, len: usize) {
         if self.fields.is_empty() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `from` is readable, and `to` 8-aligned and writable,
+            // for `len` bytes.
             unsafe { words::store(to, from, len) };
         } else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `from` is readable, and `to` 8-aligned and writable,
+            // for `len` bytes.
             unsafe { words::store_where(to, from, len, |at| !self.fields.holds(at as u32)) };
         }
     }
@@ -126,6 +131,7 @@ impl Map {
     /// Zeroes the special fields in a copy of a value.
     ///
     /// # Safety
+    ///
     /// `copy` is writable for `value_size` bytes.
     pub(crate) unsafe fn hide_fields(&self, copy: *mut u8) {
         let fields = [
@@ -144,6 +150,7 @@ impl Map {
     /// Zeroes the special fields of a new element's value.
     ///
     /// # Safety
+    ///
     /// `value` is a value of this map that nobody else has.
     pub(crate) unsafe fn clear_fields(&self, value: *mut u8) {
         let fields = [
@@ -159,9 +166,10 @@ impl Map {
         }
     }
 
-    /// Takes `BPF_F_LOCK` out of flags, and says whether it was there.
+    /// Takes `BPF_F_LOCK` out of flags, and returns whether it was there.
     ///
     /// # Errors
+    ///
     /// `EINVAL` if it was and the values have no lock.
     pub(crate) fn lock_flag(&self, flags: u64) -> Result<(u64, bool), Errno> {
         let is_locked = flags & flags::LOCK != 0;
@@ -171,10 +179,12 @@ impl Map {
         Ok((flags & !flags::LOCK, is_locked))
     }
 
-    /// Does something to an element's value, under its lock if that is wanted (and then it has one).
+    /// Does something to an element's value, under its lock if that is wanted (and then it has
+    /// one).
     ///
     /// # Errors
-    /// `EBUSY` if the lock does not become free, and what `work` gives.
+    ///
+    /// `EBUSY` if the lock does not become free, and the errors of `work`.
     #[inline]
     pub(crate) fn guarded(
         &self,
@@ -190,14 +200,14 @@ impl Map {
         work()
     }
 
-    /// The lock of an element.
+    /// Returns the lock of an element.
     fn value_lock(&self, index: u32) -> Option<&AtomicU32> {
         let at = self.fields.spin_lock()? as usize;
         // SAFETY: in the element's value, 4-aligned as `Fields::new` checked.
         Some(unsafe { words::half(self.value(index, 0).wrapping_add(at)) })
     }
 
-    /// Frees the locks of values that the dead held, of the first `used` elements.
+    /// Frees the locks of values that dead processes held, in the first `used` elements.
     pub(crate) fn release_values(&self, used: u32, dead: &dyn Fn(u32) -> bool) {
         for index in 0..used.min(self.layout.entries) {
             let Some(lock) = self.value_lock(index) else {
@@ -208,12 +218,14 @@ impl Map {
     }
 }
 
-/// `bpf_spin_lock`: takes the lock at an address in a value, and says whether it got it.
+/// `bpf_spin_lock`: takes the lock at an address in a value, and returns whether it got it.
 ///
 /// # Safety
+///
 /// `lock` is a 4-aligned `struct bpf_spin_lock` in the value of a map that is mapped here.
 pub unsafe fn spin_lock(lock: *mut u8, caller: &Caller) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `lock` is a 4-aligned `struct bpf_spin_lock` in the value of
+    // a map that is mapped here.
     match lock::acquire(unsafe { words::half(lock) }, caller) {
         Ok(guard) => {
             Guard::keep(guard);
@@ -226,8 +238,10 @@ pub unsafe fn spin_lock(lock: *mut u8, caller: &Caller) -> bool {
 /// `bpf_spin_unlock`: frees the lock at an address in a value, if it is the caller's.
 ///
 /// # Safety
+///
 /// As for [`spin_lock`].
 pub unsafe fn spin_unlock(lock: *mut u8, caller: &Caller) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `lock` is a 4-aligned `struct bpf_spin_lock` in the value of
+    // a map that is mapped here.
     lock::free_if(unsafe { words::half(lock) }, &|tag| tag == caller.owner);
 }

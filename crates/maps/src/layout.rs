@@ -1,4 +1,4 @@
-//! Where the parts of a map lie in its file.
+//! The layout of a map in its file.
 
 use beeline_uapi::Errno;
 
@@ -7,27 +7,29 @@ use crate::{Kind, Spec};
 /// Bytes of a page; every part that a tool maps by itself begins on one.
 pub const PAGE: u64 = 4096;
 
-/// The largest file that a map may have. Files are sparse, so this bounds address space rather than memory.
+/// The largest file that a map may have. Files are sparse, so this bounds address space rather than
+/// memory.
 const MAX_FILE: u64 = 1 << 36;
-/// Chains grow beyond this many buckets, so that looking through all of them stays affordable.
+/// The most buckets. Beyond this chains grow, so that looking through all buckets stays affordable.
 const MAX_BUCKETS: u32 = 1 << 22;
 /// Free lists of a hash: one for each CPU up to this many.
 const MAX_SHARDS: u32 = 32;
-/// Tasks that a task storage has room for. The kernel's has no limit; memory is taken only for those there are.
+/// The most tasks that a task storage has room for. The kernel's has no limit. Memory is taken only
+/// for existing ones.
 const TASKS: u32 = 1 << 16;
-/// Bytes of a trie's nodes at the most: its creator may name any number of elements, as the kernel takes memory
-/// for them one by one. What would not fit is `ENOMEM` on update.
+/// The most bytes of a trie's nodes. Its creator may name any number of elements, as the kernel
+/// takes memory for them one by one. An element that would not fit is `ENOMEM` on update.
 const MAX_TRIE: u64 = 1 << 32;
 
-/// Where the parts of a map lie in its file. All offsets and strides are bytes; what a type lacks is 0.
+/// The positions of the parts of a map in its file. All offsets and strides are bytes; parts that a
+/// type lacks are 0.
 ///
 /// | type | file |
 /// | --- | --- |
 /// | array; program array, cgroup array, array of maps | values |
-/// | per-CPU array | values of CPU 0, values of CPU 1, ... (each on its own pages: CPUs share no cache
-/// line) |
-/// | hash, LRU hash; hash of maps, task storage | control area, buckets, nodes (with the value inside) |
-/// | per-CPU hash, per-CPU LRU hash | control area, buckets, nodes, then values as in a per-CPU array |
+/// | per-CPU array | values of CPU 0, values of CPU 1, ..., each on its own pages |
+/// | hash, LRU hash; hash of maps, task storage | control area, buckets, nodes with values inside |
+/// | per-CPU hash, per-CPU LRU hash | control area, buckets, nodes; values as in a per-CPU array |
 /// | stack trace | table of slot states, instruction pointers of every slot |
 /// | trie | control page, nodes (with key and value inside) |
 /// | queue, stack | control page, values and one more |
@@ -35,10 +37,11 @@ const MAX_TRIE: u64 = 1 << 32;
 /// | ring buffer, user ring buffer | consumer page, producer page, data twice, control page |
 /// | perf event array | one page, unused |
 ///
-/// A ring buffer's data has room for a second copy, as tools map it: a record that begins before the end
-/// of the
-/// first copy runs on into the second, so that both sides see it in one piece and nothing need be mapped
-/// twice.
+/// Per-CPU values are on pages of their own so that CPUs share no cache line.
+///
+/// A ring buffer's data has room for a second copy, as tools map it. A record that begins before
+/// the end of the first copy runs on into the second, so that both sides see it in one piece and
+/// nothing needs to be mapped twice.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
@@ -64,7 +67,7 @@ pub struct Layout {
     pub shard_mask: u32,
     /// CPUs that per-CPU values are kept for.
     pub cpus: u32,
-    /// Elements or nodes that there is room for.
+    /// The number of elements or nodes that there is room for.
     pub entries: u32,
 }
 
@@ -72,6 +75,7 @@ impl Layout {
     /// Checks `spec` and lays the map out for `cpus` CPUs (the count of possible ones).
     ///
     /// # Errors
+    ///
     /// Those of [`Spec::check`]; `EINVAL` for no CPUs; `ENOMEM` for a file larger than 64 GiB.
     pub fn new(spec: &Spec, cpus: u32) -> Result<Self, Errno> {
         let kind = spec.check()?;
@@ -127,7 +131,7 @@ impl Layout {
     }
 
     fn hash(mut self, spec: &Spec, kind: Kind) -> Option<Self> {
-        // Two buckets for each element, so that most chains have one node at the most.
+        // Two buckets for each element, so that most chains have at most one node.
         let buckets = self
             .entries
             .checked_next_power_of_two()?
@@ -170,7 +174,8 @@ impl Layout {
         Some(self)
     }
 
-    /// Intermediate nodes have two children each, so there is at least one less than there are elements.
+    /// Intermediate nodes have two children each, so there is at least one less than there are
+    /// elements.
     fn trie(mut self, spec: &Spec) -> Option<Self> {
         let key_end = crate::trie::NODE_DATA + round_up(spec.key_size.checked_sub(4)?.into(), 8)?;
         self.nodes = PAGE;
@@ -184,7 +189,8 @@ impl Layout {
         Some(self)
     }
 
-    /// One value more than there are elements: what is written there does not show until it is published.
+    /// One value more than there are elements: a value that is written there does not show until it
+    /// is published.
     fn queue(mut self, spec: &Spec) -> Option<Self> {
         self.values = PAGE;
         self.stride = round_up(spec.value_size.into(), 8)?;
@@ -221,7 +227,7 @@ impl Layout {
     }
 }
 
-/// `n` rounded up to a multiple of `to`, a power of two.
+/// Returns `n` rounded up to a multiple of `to`, a power of two.
 pub(crate) fn round_up(n: u64, to: u64) -> Option<u64> {
     Some(n.checked_add(to - 1)? & !(to - 1))
 }

@@ -1,34 +1,37 @@
-//! A lock word that says who holds it, so that a dead holder's can be taken away.
+//! A lock word that names its holder, so that a dead holder's can be taken away.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use beeline_uapi::Errno;
 
-/// Who works on a map.
+/// A user of a map.
 #[derive(Debug, Clone, Copy)]
 pub struct Caller {
-    /// The tag of the process (not 0, and below [`Caller::MAX_OWNER`]; its pid will do): what
-    /// [`crate::Map::release_owner`] is told when it is gone. Two processes that live at the same time
-    /// have different tags.
+    /// The tag of the process (not 0, and below [`Caller::MAX_OWNER`]; its pid will do).
+    /// [`crate::Map::release_owner`] gets it when the process is gone. Two processes that live at
+    /// the same time have different tags.
     pub owner: u32,
-    /// The CPU slot that the caller has leased, and nobody else uses meanwhile: per-CPU values are those of
-    /// this slot, and what a dead caller held is found by it. [`Caller::NO_SLOT`] for one that has none.
+    /// The CPU slot that the caller has leased, and nobody else uses meanwhile: per-CPU values are
+    /// those of this slot, and what a dead caller held is found by it. [`Caller::NO_SLOT`] for a
+    /// caller without one.
     pub cpu: u32,
-    /// Called while waiting for a lock: lets others run. A sleep of some 50 us does that best; waiters
-    /// that only
-    /// yield keep the CPU busy for each other, and the holder waits for its next turn of some ms.
+    /// Called while waiting for a lock, to let others run. A sleep of some 50 us does that best:
+    /// waiters that only yield keep the CPU busy for each other, and the holder waits for its next
+    /// turn of some ms.
     ///
-    /// False if the caller must not wait, as what it interrupts may be the holder: the operation gives up with `EBUSY`.
+    /// Returns false if the caller must not wait because the program that it interrupts may be the
+    /// holder. The operation gives up with `EBUSY` then.
     pub relax: fn(&Self) -> bool,
-    /// Whatever `relax` needs to know.
+    /// Any context that `relax` needs.
     pub context: usize,
 }
 
 impl Caller {
     /// The first number that is no owner's tag.
     pub const MAX_OWNER: u32 = 0x7fff_fff0;
-    /// The CPU slot of a caller that has none, such as a system call's. Of a process whose threads have none,
-    /// what one thread held when all died is found at once, and what others held when somebody waits for it.
+    /// The CPU slot of a caller that has none, such as a system call's. If the threads of a process
+    /// have none, what one thread held when all died is found at once, and what others held when
+    /// somebody waits for it.
     pub const NO_SLOT: u32 = u32::MAX;
 
     fn is_valid(&self) -> bool {
@@ -38,14 +41,15 @@ impl Caller {
 
 /// Rounds of waiting with the CPU's pause instruction, before giving the CPU away.
 const SPINS: u32 = 128;
-/// Rounds of giving the CPU away, at the most; the bound where there is no cheap clock.
+/// The most rounds of giving the CPU away; the bound where there is no cheap clock.
 const YIELDS: u32 = 1 << 20;
-/// Cycles of the time-stamp counter to wait at the most, 0.2 to 0.3 s. Long enough for a holder that lost
-/// its CPU on a
-/// busy machine to get it back. A dead one's lock is freed much sooner, as long as there is a runtime.
+/// The most cycles of the time-stamp counter to wait, 0.2 to 0.3 s. That is long enough for a
+/// holder that lost its CPU on a busy machine to get it back. A dead one's lock is freed much
+/// sooner, as long as there is a runtime.
 const CYCLES: u64 = 600_000_000;
 
-/// Set in a lock word by one who waited in vain: the others need not wait that long until the lock is freed.
+/// Set in a lock word by a caller that waited in vain: the others need not wait that long until the
+/// lock is freed.
 const SUSPECT: u32 = 1 << 31;
 
 /// Holds a lock until dropped.
@@ -68,13 +72,21 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// Takes `lock` for the caller. Errors: `EBUSY` if it does not become free, `EINVAL` for an impossible tag.
+/// Takes `lock` for the caller.
+///
+/// # Errors
+///
+/// `EBUSY` if it does not become free, `EINVAL` for an impossible tag.
 #[inline]
 pub(crate) fn acquire<'a>(lock: &'a AtomicU32, caller: &Caller) -> Result<Guard<'a>, Errno> {
     acquire_telling(lock, caller, || ())
 }
 
-/// Takes `lock` if it is free at once. Errors: `EINVAL` for an impossible tag.
+/// Takes `lock` if it is free at once.
+///
+/// # Errors
+///
+/// `EINVAL` for an impossible tag.
 #[inline]
 pub(crate) fn attempt<'a>(
     lock: &'a AtomicU32,
@@ -86,7 +98,7 @@ pub(crate) fn attempt<'a>(
     Ok(exchange(lock, 0, caller.owner).then(|| Guard { lock }))
 }
 
-/// As [`acquire`]; while it waits it tells so from time to time, by `tell`.
+/// As [`acquire`]. While it waits, it calls `tell` from time to time.
 #[inline]
 pub(crate) fn acquire_telling<'a>(
     lock: &'a AtomicU32,
@@ -99,8 +111,8 @@ pub(crate) fn acquire_telling<'a>(
     }
 }
 
-/// Takes `lock` also from a holder that is `dead`: from hand to hand, so that nobody else sees what it
-/// guards before it is repaired.
+/// Takes `lock` even from a holder that is `dead`: from hand to hand, so that nobody else sees what
+/// it guards before it is repaired.
 pub(crate) fn steal<'a>(
     lock: &'a AtomicU32,
     dead: &dyn Fn(u32) -> bool,
@@ -119,29 +131,30 @@ pub(crate) fn inherit<'a>(
     caller: &Caller,
 ) -> Option<Guard<'a>> {
     let word = lock.load(Ordering::Relaxed);
-    // Somebody may give up on it meanwhile.
+    // Another caller may give up on it meanwhile.
     let take = |word| exchange(lock, word, caller.owner);
     let taken = word != 0 && dead(word & !SUSPECT) && (take(word) || take(word | SUSPECT));
     taken.then(|| Guard { lock })
 }
 
-/// Frees `lock` if its holder is `dead`; says whether it was.
+/// Frees `lock` if its holder is `dead`, and returns whether it was.
 pub(crate) fn free_if(lock: &AtomicU32, dead: &dyn Fn(u32) -> bool) -> bool {
     let word = lock.load(Ordering::Relaxed);
-    // Somebody may give up on it meanwhile.
+    // Another caller may give up on it meanwhile.
     word != 0
         && dead(word & !SUSPECT)
         && (exchange(lock, word, 0) || exchange(lock, word | SUSPECT, 0))
 }
 
-/// What was written before, such as that this lock is about to be taken, is seen by whoever sees it taken.
+/// Exchanges the lock word. A process that sees the lock taken also sees what was written before,
+/// such as that this lock is about to be taken.
 #[inline]
 fn exchange(lock: &AtomicU32, from: u32, to: u32) -> bool {
     lock.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
         .is_ok()
 }
 
-/// Whether to wait on.
+/// The decision whether to wait on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     Again,
@@ -151,7 +164,7 @@ pub(crate) enum Wait {
     Forbidden,
 }
 
-/// How much longer to wait for somebody.
+/// The remaining time to wait for a holder.
 pub(crate) struct Patience {
     start: u64,
     round: u32,
@@ -165,7 +178,7 @@ impl Patience {
         }
     }
 
-    /// Waits a little, if there is any more to be waited.
+    /// Waits a little, if any time is left.
     pub(crate) fn wait(&mut self, caller: &Caller) -> Wait {
         self.round = self.round.saturating_add(1);
         if self.round <= SPINS {
@@ -181,7 +194,7 @@ impl Patience {
         }
     }
 
-    /// Is it more than a moment already?
+    /// True if it is more than a moment already.
     fn is_long(&self) -> bool {
         self.round >= SPINS
     }
@@ -203,7 +216,7 @@ fn wait<'a>(lock: &'a AtomicU32, caller: &Caller, tell: impl Fn()) -> Result<Gua
         }
         match patience.wait(caller) {
             Wait::Again => {}
-            // That one cannot wait says nothing of the holder.
+            // A caller that cannot wait says nothing of the holder.
             Wait::Forbidden => return Err(Errno::EBUSY),
             Wait::InVain => {
                 if word != 0 {
@@ -221,7 +234,7 @@ fn cycles() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Without a cheap clock the number of rounds is the bound.
+/// Returns a constant. Without a cheap clock the number of rounds is the bound.
 #[cfg(not(target_arch = "x86_64"))]
 fn cycles() -> u64 {
     0

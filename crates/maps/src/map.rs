@@ -1,4 +1,5 @@
-//! The handle on a map, and its operations: those of programs first, then those of the system calls.
+//! The handle on a map, and its operations: those of programs first, then those of the system
+//! calls.
 
 use beeline_uapi::Errno;
 
@@ -6,11 +7,11 @@ use crate::{Caller, Fields, Kind, Layout, Spec, flags, words};
 
 /// A map as one process has mapped it.
 ///
-/// It is plain data without pointers to anything but the map's own memory, so a handle for another address
-/// space can be made here and copied there ([`Map::as_bytes`]).
+/// It is plain data without pointers to anything but the map's own memory, so a handle for another
+/// address space can be made here and copied there ([`Map::as_bytes`]).
 ///
-/// The operations that take pointers are those that programs call through helpers; the ones that take slices
-/// stand behind the system calls, and give the errors that those give.
+/// Operations that take pointers are those that programs call through helpers. Operations that take
+/// slices stand behind the system calls, and return the errors of those.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Map {
@@ -25,23 +26,26 @@ pub struct Map {
 const _: () = assert!(size_of::<Map>() == 8 + size_of::<Spec>() + 8 + 4 + size_of::<Layout>());
 const _: () = assert!(size_of::<Layout>() == 8 * 8 + 4 * 4);
 
-// SAFETY: the memory behind `base` is shared between processes, so all access to it is by atomic words.
+// SAFETY: the memory behind `base` is shared between processes, so all access to it is by atomic
+// words.
 unsafe impl Send for Map {}
-// SAFETY: as above.
+// SAFETY: the memory behind `base` is shared between processes, so all access to it is by atomic
+// words.
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// A handle on the map whose file is mapped at `base`. A fresh, zeroed file is an empty map.
+    /// Creates a handle on the map with its file mapped at `base`. A fresh, zeroed file is an empty
+    /// map.
     ///
     /// # Errors
+    ///
     /// Those of [`Layout::new`].
     ///
     /// # Safety
+    ///
     /// For as long as the handle or a copy of it is used, the file is mapped shared, readable and
-    /// writable, at
-    /// `base`, a page's start, for [`Layout::len`] bytes. A handle for another address space is only used
-    /// there.
-    /// All handles on one file are made from the same `spec` and `cpus`.
+    /// writable, at `base`, a page's start, for [`Layout::len`] bytes. A handle for another address
+    /// space is only used there. All handles on one file are made from the same `spec` and `cpus`.
     pub unsafe fn attach(spec: &Spec, cpus: u32, base: *mut u8) -> Result<Self, Errno> {
         Ok(Self {
             base,
@@ -55,41 +59,44 @@ impl Map {
     /// The same map in an address space where it is mapped at `base`.
     ///
     /// # Safety
+    ///
     /// As for [`Map::attach`].
     pub unsafe fn rebased(&self, base: *mut u8) -> Self {
         Self { base, ..*self }
     }
 
-    /// Makes this a handle for where the map is mapped at `base`.
+    /// Makes this a handle for the place where the map is mapped at `base`.
     ///
     /// # Safety
+    ///
     /// As for [`Map::attach`].
     pub unsafe fn rebase(&mut self, base: *mut u8) {
         self.base = base;
     }
 
-    /// The handle as bytes, to be copied to an 8-aligned place in another process.
+    /// Returns the handle as bytes, to be copied to an 8-aligned place in another process.
     pub fn as_bytes(&self) -> &[u8; size_of::<Map>()] {
         // SAFETY: plain data without padding, as the assertions above say.
         unsafe { &*core::ptr::from_ref(self).cast() }
     }
 
-    /// What the map is.
+    /// Returns the map's description.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Where its parts lie.
+    /// Returns the positions of its parts.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Where it is mapped.
+    /// Returns the address where it is mapped.
     pub fn base(&self) -> *mut u8 {
         self.base
     }
 
-    /// The first value of an array: the base of `BPF_PSEUDO_MAP_VALUE`. Null for other types.
+    /// Returns the first value of an array: the base of `BPF_PSEUDO_MAP_VALUE`. Null for other
+    /// types.
     pub fn direct_values(&self) -> *mut u8 {
         if self.kind() == Some(Kind::Array) {
             self.value(0, 0)
@@ -98,8 +105,8 @@ impl Map {
         }
     }
 
-    /// Bytes of a value as the system calls see it: `value_size`, or for per-CPU maps
-    /// `cpus * round_up(value_size, 8)`.
+    /// Returns the size in bytes of a value as the system calls see it: `value_size`, or for
+    /// per-CPU maps `cpus * round_up(value_size, 8)`.
     pub fn value_len(&self) -> usize {
         let (copies, each) = self.copies();
         each.wrapping_mul(copies as usize)
@@ -111,25 +118,27 @@ impl Map {
     }
 }
 
-/// What programs do. The program has leased the CPU slot that it names; nobody else writes that slot's
-/// values.
+/// The operations of programs. The program has leased the CPU slot that it names; nobody else
+/// writes that slot's values.
 impl Map {
     /// `bpf_map_lookup_elem`: the value (of CPU slot `cpu`, in a per-CPU map) or null.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline]
     pub unsafe fn lookup(&self, key: *const u8, cpu: u32) -> *mut u8 {
-        // SAFETY: the caller's promise; only asked of types whose keys have 4 bytes.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes; this is only
+        // called for types with keys of 4 bytes.
         let index = || unsafe { key.cast::<u32>().read_unaligned() };
         let found = match self.kind() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
             Some(Kind::Hash | Kind::PercpuHash | Kind::TaskStorage) => unsafe {
                 self.hash_find(key)
             },
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
             Some(Kind::LruHash | Kind::LruPercpuHash) => unsafe { self.lru_find(key) },
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
             Some(Kind::LpmTrie) => unsafe { self.trie_find(key) },
             Some(Kind::Array | Kind::PercpuArray) => self.array_index(index()),
             _ => None,
@@ -143,25 +152,27 @@ impl Map {
     /// `bpf_map_lookup_percpu_elem`: the value of one CPU slot; null in maps that are not per CPU.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     pub unsafe fn lookup_percpu(&self, key: *const u8, cpu: u32) -> *mut u8 {
         if self.layout.cpu_stride == 0 {
             return core::ptr::null_mut();
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         unsafe { self.lookup(key, cpu) }
     }
 
-    /// `bpf_map_update_elem`. In a per-CPU map only the caller's CPU slot gets the value; if the element is
-    /// new the others are zero.
+    /// `bpf_map_update_elem`. In a per-CPU map only the caller's CPU slot gets the value; if the
+    /// element is new the others are zero.
     ///
     /// # Errors
-    /// `EINVAL` for unknown flags or a type without such updates, `EEXIST`, `ENOENT` as the flags say,
-    /// `E2BIG` when
-    /// the map is full (an LRU hash never is) or an array's index out of range, `EBUSY` when another holds the element's lock for
-    /// too long.
+    ///
+    /// `EINVAL` for unknown flags or a type without such updates, `EEXIST`, `ENOENT` as the flags
+    /// say, `E2BIG` when the map is full (an LRU hash never is) or an array's index is out of
+    /// range, `EBUSY` when another holds the element's lock for too long.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes, `value` for `value_size`.
     pub unsafe fn update(
         &self,
@@ -173,7 +184,8 @@ impl Map {
         match self.kind() {
             Some(Kind::Hash | Kind::PercpuHash | Kind::LruHash | Kind::LruPercpuHash) => {
                 let (flags, locked) = self.lock_flag(flags)?;
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that `key` is readable for `key_size` bytes, `value`
+                // for `value_size`.
                 unsafe {
                     self.hash_update(key, flags, caller, |index, new| {
                         self.guarded(locked && !new, index, caller, || {
@@ -183,7 +195,8 @@ impl Map {
                 }
             }
             Some(Kind::Array | Kind::PercpuArray) => {
-                // SAFETY: the caller's promise; keys of arrays have 4 bytes.
+                // SAFETY: the caller promises that `key` is readable for `key_size` bytes, `value`
+                // for `value_size`; keys of arrays have 4 bytes.
                 let key = unsafe { key.cast::<u32>().read_unaligned() };
                 let index = self.array_admits(key, flags & !flags::LOCK)?;
                 let (_, locked) = self.lock_flag(flags)?;
@@ -191,9 +204,11 @@ impl Map {
                     self.put_one(index, false, value, caller.cpu)
                 })
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes, `value` for
+            // `value_size`.
             Some(Kind::LpmTrie) => unsafe { self.trie_update(key, value, flags, caller) },
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes, `value` for
+            // `value_size`.
             Some(Kind::TaskStorage) => unsafe {
                 let (flags, locked) = self.lock_flag(flags)?;
                 self.storage_update(key, flags, caller, |index, new| {
@@ -210,17 +225,20 @@ impl Map {
     /// `bpf_map_delete_elem`.
     ///
     /// # Errors
+    ///
     /// `ENOENT` if there is no such element, `EINVAL` for arrays, `EBUSY` as for [`Map::update`].
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     pub unsafe fn delete(&self, key: *const u8, caller: &Caller) -> Result<(), Errno> {
-        // SAFETY: the caller's promise; only asked of types whose keys have 4 bytes.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes; this is only
+        // called for types with keys of 4 bytes.
         let index = || unsafe { key.cast::<u32>().read_unaligned() };
         match self.kind() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
             Some(kind) if kind.is_hash() => unsafe { self.hash_delete(key, caller, |_| Ok(())) },
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
             Some(Kind::LpmTrie) => unsafe { self.trie_delete(key, caller) },
             Some(Kind::StackTrace) => self.stack_delete(index(), caller),
             Some(Kind::ProgArray | Kind::CgroupArray | Kind::ArrayOfMaps) => {
@@ -237,15 +255,16 @@ impl Map {
     }
 }
 
-/// What system calls do. Keys must have `key_size` bytes and values [`Map::value_len`], else it is `EINVAL`.
+/// The operations of system calls. Keys must have `key_size` bytes and values [`Map::value_len`];
+/// otherwise the result is `EINVAL`.
 impl Map {
-    /// `BPF_MAP_LOOKUP_ELEM`: copies the value out; of a per-CPU map all CPUs' values, of a map of objects the id.
-    /// Without keys it is [`Map::peek_elem`].
+    /// `BPF_MAP_LOOKUP_ELEM`: copies the value out. For a per-CPU map these are all CPUs' values,
+    /// for a map of objects the id. For a map without keys this is [`Map::peek_elem`].
     ///
     /// # Errors
-    /// `ENOENT` if there is no such element, `EINVAL` for flags, `ENOTSUPP` for a type without look-ups,
-    /// `EBUSY` as for
-    /// [`Map::update`].
+    ///
+    /// `ENOENT` if there is no such element, `EINVAL` for flags, `ENOTSUPP` for a type without
+    /// look-ups, `EBUSY` as for [`Map::update`].
     pub fn lookup_copy(
         &self,
         key: &[u8],
@@ -289,11 +308,13 @@ impl Map {
         }
     }
 
-    /// `BPF_MAP_UPDATE_ELEM`; a per-CPU map's value holds all CPUs' values. In a map of objects it is the
-    /// object's id ([`Map::object`]). Without keys it is [`Map::push_elem`]. The elements of a perf event array are descriptors, which are not kept
-    /// here: that is `EINVAL`.
+    /// `BPF_MAP_UPDATE_ELEM`. A per-CPU map's value holds all CPUs' values. In a map of objects it
+    /// is the object's id ([`Map::object`]). For a map without keys this is [`Map::push_elem`]. The
+    /// elements of a perf event array are descriptors, which are not kept here: the result is
+    /// `EINVAL`.
     ///
     /// # Errors
+    ///
     /// As for [`Map::update`].
     pub fn update_copy(
         &self,
@@ -357,6 +378,7 @@ impl Map {
     /// `BPF_MAP_DELETE_ELEM`.
     ///
     /// # Errors
+    ///
     /// As for [`Map::delete`].
     pub fn delete_key(&self, key: &[u8], caller: &Caller) -> Result<(), Errno> {
         self.check_key(key)?;
@@ -364,11 +386,12 @@ impl Map {
         unsafe { self.delete(key.as_ptr(), caller) }
     }
 
-    /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM`: of hashes, stack maps, queues and stacks.
+    /// `BPF_MAP_LOOKUP_AND_DELETE_ELEM`, for hashes, stack maps, queues and stacks.
     ///
     /// # Errors
-    /// `ENOENT` if there is no such element, `EINVAL` for flags, `ENOTSUPP` for other types, `EBUSY` as
-    /// for [`Map::update`].
+    ///
+    /// `ENOENT` if there is no such element, `EINVAL` for flags, `ENOTSUPP` for other types,
+    /// `EBUSY` as for [`Map::update`].
     pub fn lookup_and_delete(
         &self,
         key: &[u8],
@@ -395,10 +418,11 @@ impl Map {
         }
     }
 
-    /// `BPF_MAP_GET_NEXT_KEY`: the key after `key` in the map's own order; the first one if that is none or
-    /// no longer there.
+    /// `BPF_MAP_GET_NEXT_KEY`: returns the key after `key` in the map's own order; the first one if
+    /// `key` is `None` or no longer there.
     ///
     /// # Errors
+    ///
     /// `ENOENT` after the last, `ENOTSUPP` for a type without keys, `EBUSY` as for [`Map::update`].
     pub fn next_key(
         &self,
@@ -441,19 +465,22 @@ impl Map {
         Ok(())
     }
 
-    /// Frees everything that processes held which are gone: those whose tag `dead` says yes to. Locks are
-    /// released,
-    /// nodes in hand go back, and ring buffer records in the making are discarded; says whether a ring
-    /// buffer's consumer is to be woken for that.
+    /// Frees everything that dead processes held: those with a tag for which `dead` returns true.
     ///
-    /// To be called after a process has died or has replaced itself by `exec`, and may be called as
-    /// often as one likes. Of a hash, the time does not depend on the size. `dead` may answer "nobody I know":
-    /// that frees locks which were overwritten, too, once somebody has waited for them.
+    /// Locks are released, nodes in hand go back, and ring buffer records in the making are
+    /// discarded. Returns whether a ring buffer's consumer must be woken for that.
     ///
-    /// The CPU slots of the dead are given to others only after this was successful for all maps.
+    /// Call it after a process has died or has replaced itself by `exec`; it may be called any
+    /// number of times. For a hash, the time does not depend on the size. `dead` may also return
+    /// true for every unknown tag: that frees overwritten locks, too, once somebody has waited for
+    /// them.
+    ///
+    /// The CPU slots of the dead may be given to others only after this was successful for all
+    /// maps.
     ///
     /// # Errors
-    /// `EBUSY` if a process that is not `dead` does not let go of a lock: to be called again later.
+    ///
+    /// `EBUSY` if a process that is not `dead` does not let go of a lock. Call it again later.
     pub fn release(&self, dead: &dyn Fn(u32) -> bool, caller: &Caller) -> Result<bool, Errno> {
         match self.kind() {
             Some(kind) if kind.is_hash() => {
@@ -485,10 +512,11 @@ impl Map {
         }
     }
 
-    /// [`Map::release`] for one process.
+    /// Calls [`Map::release`] for one process.
     ///
     /// # Errors
-    /// As [`Map::release`].
+    ///
+    /// As for [`Map::release`].
     pub fn release_owner(&self, owner: u32, caller: &Caller) -> Result<bool, Errno> {
         self.release(&|tag| tag == owner, caller)
     }
@@ -504,7 +532,7 @@ impl Map {
 
 /// Values, by an element's index (always below `max_entries`).
 impl Map {
-    /// Where a value lies; null if the CPU slot is out of range.
+    /// Returns where a value lies; null if the CPU slot is out of range.
     #[inline]
     pub(crate) fn value(&self, index: u32, cpu: u32) -> *mut u8 {
         let layout = &self.layout;
@@ -517,7 +545,8 @@ impl Map {
         self.at(offset.wrapping_add(layout.cpu_stride.wrapping_mul(cpu.into())))
     }
 
-    /// The address of a place in the file. The callers' offsets come from the layout and checked indexes.
+    /// Returns the address of a place in the file. The callers' offsets come from the layout and
+    /// checked indexes.
     #[inline]
     pub(crate) fn at(&self, offset: u64) -> *mut u8 {
         self.base.wrapping_add(offset as usize)
@@ -527,7 +556,8 @@ impl Map {
         (self.spec.value_size as usize).wrapping_add(7) & !7
     }
 
-    /// A program's update: one CPU's value; of a `new` element the other CPUs' are zeroed.
+    /// Makes a program's update: one CPU's value. For a `new` element the other CPUs' values are
+    /// zeroed.
     pub(crate) fn put_one(
         &self,
         index: u32,
@@ -545,7 +575,8 @@ impl Map {
                 unsafe { words::clear(self.value(index, other), self.word_size()) };
             }
         }
-        // SAFETY: `to` has value_size bytes, and so has `value`: all callers got it with that promise.
+        // SAFETY: `to` has value_size bytes, and so has `value`, as the callers of all operations
+        // that pass it promise.
         unsafe {
             if new {
                 self.clear_fields(to);
@@ -555,7 +586,7 @@ impl Map {
         Ok(())
     }
 
-    /// A system call's update: all CPUs' values.
+    /// Makes a system call's update: all CPUs' values.
     pub(crate) fn put_value(&self, index: u32, new: bool, value: &[u8]) -> Result<(), Errno> {
         if value.len() != self.value_len() {
             return Err(Errno::EINVAL);
@@ -573,7 +604,7 @@ impl Map {
         Ok(())
     }
 
-    /// A system call's look-up: all CPUs' values.
+    /// Makes a system call's look-up: all CPUs' values.
     pub(crate) fn get_value(&self, index: u32, out: &mut [u8]) -> Result<(), Errno> {
         if out.len() != self.value_len() {
             return Err(Errno::EINVAL);
@@ -583,7 +614,8 @@ impl Map {
             let to = out
                 .as_mut_ptr()
                 .wrapping_add(each.wrapping_mul(cpu as usize));
-            // SAFETY: `out` has room for `copies` values of `each` bytes, and the element holds them.
+            // SAFETY: `out` has room for `copies` values of `each` bytes, and the element holds
+            // them.
             unsafe { words::load(to, self.value(index, cpu), each) };
         }
         // SAFETY: `out` has at least value_size bytes. Per-CPU values have no special fields.
@@ -591,7 +623,8 @@ impl Map {
         Ok(())
     }
 
-    /// How many values an element has, and the bytes of each, as the system calls see them.
+    /// Returns the number of values that an element has, and the bytes of each, as the system calls
+    /// see them.
     fn copies(&self) -> (u32, usize) {
         if self.layout.cpu_stride == 0 {
             (1, self.spec.value_size as usize)

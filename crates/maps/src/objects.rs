@@ -1,7 +1,8 @@
-//! Maps whose elements are objects: programs, maps, cgroups.
+//! Maps of objects: programs, maps, cgroups.
 //!
-//! An element is the object's id, one 32-bit word that is stored and cleared at once; 0 is an empty element. What an
-//! id stands for in a process, and which objects fit into a map, is the runtime's to say.
+//! An element is the object's id, one 32-bit word that is stored and cleared at once; 0 is an empty
+//! element. The runtime decides what an id stands for in a process, and which objects fit into a
+//! map.
 
 use core::sync::atomic::{
     AtomicU32,
@@ -13,18 +14,21 @@ use beeline_uapi::Errno;
 use crate::{Kind, Map, flags, words};
 
 impl Map {
-    /// The id of the object that the element holds: what a program's look-up in a map of maps, a tail call or a
-    /// test of a cgroup starts from. None if the element is empty or not there, and in maps without objects.
+    /// Returns the id of the object that the element holds. A program's look-up in a map of maps, a
+    /// tail call or a test of a cgroup starts from it. `None` if the element is empty or not there,
+    /// and in maps without objects.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline]
     pub unsafe fn object(&self, key: *const u8) -> Option<u32> {
         let index = match self.kind()? {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
             Kind::HashOfMaps => unsafe { self.hash_find(key) },
             Kind::ProgArray | Kind::CgroupArray | Kind::ArrayOfMaps => {
-                // SAFETY: the caller's promise; keys of arrays have 4 bytes.
+                // SAFETY: the caller promises that `key` is readable for `key_size` bytes; keys of
+                // arrays have 4 bytes.
                 self.array_index(unsafe { key.cast::<u32>().read_unaligned() })
             }
             _ => None,
@@ -32,7 +36,11 @@ impl Map {
         self.object_at(index?)
     }
 
-    /// Sets an element of an array. Errors: as for an update of the kernel's arrays of descriptors.
+    /// Sets an element of an array.
+    ///
+    /// # Errors
+    ///
+    /// As for an update of the kernel's arrays of descriptors.
     pub(crate) fn array_set_object(&self, key: u32, value: &[u8], flags: u64) -> Result<(), Errno> {
         if flags != flags::ANY {
             return Err(Errno::EINVAL);

@@ -1,12 +1,11 @@
-//! The perf ring of one CPU, as `perf_event_open` and `mmap` give it to a tool, in a memory file of its
-//! own: a
-//! control page (`struct perf_event_mmap_page`, `linux/perf_event.h`) and a power of two of data pages.
+//! The perf ring of one CPU, as a tool gets it from `perf_event_open` and `mmap`, in a memory file
+//! of its own: a control page (`struct perf_event_mmap_page`, `linux/perf_event.h`) and a power of
+//! two of data pages.
 //!
-//! Records are `PERF_RECORD_SAMPLE` with `PERF_SAMPLE_RAW` alone, and `PERF_RECORD_LOST`. A record is
-//! written first, then
-//! the head moves past it, in one store: whoever dies, a consumer never sees half a record. The tool can
-//! write
-//! all of it: positions are masked, never believed.
+//! Records are `PERF_RECORD_SAMPLE` with `PERF_SAMPLE_RAW` alone, and `PERF_RECORD_LOST`. A record
+//! is written first, then the head moves past it, in one store, so a consumer never sees half a
+//! record, whichever process dies. The tool can write all of it: positions are masked, never
+//! trusted.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -22,7 +21,7 @@ const DATA_HEAD: u64 = 1024;
 const DATA_TAIL: u64 = 1032;
 const DATA_OFFSET: u64 = 1040;
 const DATA_SIZE: u64 = 1048;
-// Ours, in the part of the page that the kernel leaves unused.
+// Beeline's, in the part of the page that the kernel leaves unused.
 const LOCK: u64 = 2048;
 const ENABLED: u64 = 2052;
 const WAKEUP_EVENTS: u64 = 2056;
@@ -46,15 +45,18 @@ pub struct Ring {
     size: u64,
 }
 
-// SAFETY: the memory behind `base` is shared between processes, so all access to it is by atomic words.
+// SAFETY: the memory behind `base` is shared between processes, so all access to it is by atomic
+// words.
 unsafe impl Send for Ring {}
-// SAFETY: as above.
+// SAFETY: the memory behind `base` is shared between processes, so all access to it is by atomic
+// words.
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// Bytes of the file of a ring with that many data pages.
+    /// Returns the size in bytes of the file of a ring with that many data pages.
     ///
     /// # Errors
+    ///
     /// `EINVAL` if `pages` is not a power of two, `ENOMEM` above 4 GiB.
     pub fn file_len(pages: u32) -> Result<u64, Errno> {
         if !pages.is_power_of_two() {
@@ -67,15 +69,17 @@ impl Ring {
         }
     }
 
-    /// A handle on the ring with `pages` data pages whose file is mapped at `base`.
+    /// Creates a handle on the ring with `pages` data pages and its file mapped at `base`.
     ///
     /// # Errors
+    ///
     /// Those of [`Ring::file_len`].
     ///
     /// # Safety
-    /// For as long as the handle or a copy of it is used the file is mapped shared, readable and writable,
-    /// at `base`,
-    /// a page's start, for [`Ring::file_len`] bytes. A handle for another address space is only used there.
+    ///
+    /// For as long as the handle or a copy of it is used the file is mapped shared, readable and
+    /// writable, at `base`, a page's start, for [`Ring::file_len`] bytes. A handle for another
+    /// address space is only used there.
     pub unsafe fn attach(pages: u32, base: *mut u8) -> Result<Self, Errno> {
         Ok(Self {
             base,
@@ -83,16 +87,16 @@ impl Ring {
         })
     }
 
-    /// The handle as bytes, to be copied to an 8-aligned place in another process.
+    /// Returns the handle as bytes, to be copied to an 8-aligned place in another process.
     pub fn as_bytes(&self) -> &[u8; size_of::<Ring>()] {
         const { assert!(size_of::<Ring>() == 16) };
-        // SAFETY: plain data without padding.
+        // SAFETY: the structure is plain data without padding.
         unsafe { &*core::ptr::from_ref(self).cast() }
     }
 
-    /// Fills in the control page of a fresh, zeroed file. `id` is that of the event, for lost records;
-    /// the tool is woken after every `wakeup_events` samples (0: only when the ring is half full). The
-    /// ring is not enabled.
+    /// Fills in the control page of a fresh, zeroed file. `id` is that of the event, for lost
+    /// records; the tool is woken after every `wakeup_events` samples (0: only when the ring is
+    /// half full). The ring is not enabled.
     pub fn init(&self, id: u64, wakeup_events: u32) {
         self.word(DATA_OFFSET).store(PAGE, Relaxed);
         self.word(DATA_SIZE).store(self.size, Relaxed);
@@ -105,13 +109,13 @@ impl Ring {
         self.half(ENABLED).store(on.into(), Release);
     }
 
-    /// `bpf_perf_event_output`: a sample with `data`, padded as the kernel pads it. Says whether the tool
-    /// is to be woken.
+    /// `bpf_perf_event_output`: writes a sample with `data`, padded as the kernel pads it. Returns
+    /// whether the tool must be woken.
     ///
     /// # Errors
+    ///
     /// `ENOSPC`, counted, when there is no room; `E2BIG` for more than a record can hold (64 KiB);
-    /// `EOPNOTSUPP` when
-    /// the ring is not enabled; `EBUSY` if another holds the ring for too long.
+    /// `EOPNOTSUPP` when the ring is not enabled; `EBUSY` if another holds the ring for too long.
     pub fn output(&self, data: &[u8], caller: &Caller) -> Result<bool, Errno> {
         let raw = (data.len() as u64).wrapping_add(4 + 7) & !7;
         let len = raw.wrapping_add(8);
@@ -146,23 +150,24 @@ impl Ring {
         Ok(self.wakes(head))
     }
 
-    /// Samples that found no room so far.
+    /// Returns the number of samples that found no room so far.
     pub fn lost(&self) -> u64 {
         self.word(LOST_TOTAL).load(Relaxed)
     }
 
-    /// After a death: frees the lock of a producer that is `dead`. Nothing else need be done.
+    /// Frees the lock of a producer that is `dead`, after its death. Nothing else has to be done.
     pub fn release(&self, dead: &dyn Fn(u32) -> bool) {
         lock::free_if(self.half(LOCK), dead);
     }
 
-    /// Bytes free: one less than the ring holds, as in the kernel, so that full and empty differ.
+    /// Returns the bytes free: one less than the ring holds, as in the kernel, so that full and
+    /// empty differ.
     fn room(&self, head: u64) -> u64 {
         let tail = self.word(DATA_TAIL).load(Acquire);
         tail.wrapping_sub(head).wrapping_sub(1) & (self.size - 1)
     }
 
-    /// Whether this record completes a batch, or half the ring was filled since the last waking.
+    /// True if this record completes a batch, or half the ring was filled since the last waking.
     fn wakes(&self, head: u64) -> bool {
         let every = self.half(WAKEUP_EVENTS).load(Relaxed);
         let events = self.half(EVENTS).load(Relaxed).wrapping_add(1);
@@ -179,16 +184,17 @@ impl Ring {
     /// Writes a 32-bit size and `data`, padded with zeros to the size. Returns the new head.
     fn put_raw(&self, head: u64, data: &[u8], size: u64) -> u64 {
         let end = head.wrapping_add(4).wrapping_add(size);
-        // The last word first: what it has beside data are the zeros.
+        // The last word first, since its part beside data are the zeros.
         self.put(end.wrapping_sub(8), 0);
         self.half(PAGE.wrapping_add(head & (self.size - 1)))
             .store(size as u32, Relaxed);
         let start = head.wrapping_add(4) & (self.size - 1);
-        // What does not fit before the data's end goes to its start.
+        // Bytes that do not fit before the data's end go to its start.
         let (first, rest) = data.split_at(data.len().min((self.size - start) as usize));
         for (at, part) in [(start, first), (0, rest)] {
             let to = self.base.wrapping_add(PAGE.wrapping_add(at) as usize);
-            // SAFETY: both parts lie in the ring's data, as a record is shorter than that; the head is behind them.
+            // SAFETY: both parts lie in the ring's data, as a record is shorter than that; the head
+            // is behind them.
             unsafe { words::store_unpublished(to, part.as_ptr(), part.len()) };
         }
         end

@@ -1,8 +1,8 @@
 //! Queues and stacks: values in a circle, with one more place than there may be values.
 //!
-//! One word says where the next value goes and where the oldest lies. A value is written to the place that this word
-//! leaves out, then the word is replaced: whoever dies, the queue is as it was before or after. Freeing the lock is
-//! all the repair there is.
+//! One word says where the next value goes and where the oldest lies. A value is written to the
+//! place that this word leaves out, then the word is replaced. So whichever process dies, the queue
+//! is as it was before or after. The only repair is to free the lock.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -33,7 +33,10 @@ impl Ends {
 }
 
 impl Map {
+    /// Adds a value.
+    ///
     /// # Safety
+    ///
     /// `value` is readable for `value_size` bytes.
     pub(crate) unsafe fn queue_push(
         &self,
@@ -53,15 +56,18 @@ impl Map {
             }
             tail = self.after(tail);
         }
-        // SAFETY: the value is the caller's promise; the place has as much room, 8-aligned.
+        // SAFETY: the caller promises that `value` is readable for `value_size` bytes; the place
+        // has as much room, 8-aligned.
         unsafe { words::store(self.value(head, 0), value, self.spec.value_size as usize) };
         self.publish(Ends { head: next, tail });
         Ok(())
     }
 
-    /// Copies the next value out, and removes it if it is to be taken. `ENOENT` if there is none: then `out` is zero.
+    /// Copies the next value out, and removes it if it is to be taken. Fails with `ENOENT` if there
+    /// is none: then `out` is zero.
     ///
     /// # Safety
+    ///
     /// `out` is writable for `value_size` bytes.
     pub(crate) unsafe fn queue_get(
         &self,
@@ -73,7 +79,7 @@ impl Map {
         let _guard = lock::acquire(self.queue_lock(), caller)?;
         let ends = self.ends();
         if ends.is_empty() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `out` is writable for `value_size` bytes.
             words::blank(unsafe { core::slice::from_raw_parts_mut(out, len) });
             return Err(Errno::ENOENT);
         }
@@ -88,7 +94,8 @@ impl Map {
             let tail = self.after(ends.tail);
             (ends.tail, Ends { tail, ..ends })
         };
-        // SAFETY: `out` is the caller's promise; the place holds as much, 8-aligned.
+        // SAFETY: the caller promises that `out` is writable for `value_size` bytes; the place
+        // holds as much, 8-aligned.
         unsafe { words::load(out, self.value(place, 0), len) };
         if take {
             self.publish(rest);
@@ -100,7 +107,7 @@ impl Map {
         lock::free_if(self.queue_lock(), dead);
     }
 
-    /// The ends, in range. Memory that somebody wrote over is an empty queue.
+    /// Returns the ends, in range. Memory that was overwritten is an empty queue.
     fn ends(&self) -> Ends {
         let word = self.ends_word().load(Acquire);
         let (head, tail) = (word as u32, (word >> 32) as u32);

@@ -1,14 +1,14 @@
 //! The BPF ring buffer: records of many producers to one consumer, in the kernel's format.
 //!
-//! A record is a header (32-bit length with the bits [`BUSY`] and [`DISCARD`], and 32 bits that consumers
-//! ignore; here the producer's tag) and data, all 8-aligned. Positions only grow. A producer takes room under
-//! the ring's lock: it writes a busy header, then moves the producer position past it, so that a consumer
-//! that sees
-//! the position sees the header, and waits there. The lock is held for a few instructions; the data is
-//! written without it.
+//! A record is a header (32-bit length with the bits [`BUSY`] and [`DISCARD`], and 32 bits that
+//! consumers ignore; here the producer's tag) and data, all 8-aligned. Positions only grow. A
+//! producer takes room under the ring's lock: it writes a busy header, then moves the producer
+//! position past it, so that a consumer that sees the position sees the header, and waits there.
+//! The lock is held for a few instructions; the data is written without it.
 //!
-//! A producer that dies in the lock has not moved the position, or is done: freeing the lock is enough.
-//! One that dies later leaves a busy record with its tag, which [`Map::release`] turns into a discarded one.
+//! A producer that dies in the lock has not moved the position, or is done: freeing the lock is
+//! enough. One that dies later leaves a busy record with its tag, which [`Map::release`] turns into
+//! a discarded one.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -36,16 +36,18 @@ pub struct Ring<'m> {
 }
 
 impl<'m> Ring<'m> {
-    /// The ring in `map`, if it is one.
+    /// Returns the ring in `map`, if it is one.
     pub fn of(map: &'m Map) -> Option<Self> {
         (map.kind() == Some(Kind::Ringbuf)).then_some(Self { map })
     }
 
-    /// `bpf_ringbuf_reserve`: room for a record of `size` bytes, 8-aligned, to be given to [`Ring::commit`].
+    /// `bpf_ringbuf_reserve`: returns room for a record of `size` bytes, 8-aligned, to be passed to
+    /// [`Ring::commit`].
     ///
     /// # Errors
-    /// `EINVAL` for flags; `EAGAIN`, counted in [`Ring::dropped`], when there is no room or the lock is
-    /// not to be had.
+    ///
+    /// `EINVAL` for flags; `EAGAIN`, counted in [`Ring::dropped`], when there is no room or the
+    /// lock is not available.
     pub fn reserve(&self, size: u64, flags: u64, caller: &Caller) -> Result<*mut u8, Errno> {
         if flags != 0 {
             return Err(Errno::EINVAL);
@@ -76,17 +78,20 @@ impl<'m> Ring<'m> {
         Ok(header.data)
     }
 
-    /// Whether `sample` points into this ring's data: programs hand a record back without naming its ring.
+    /// True if `sample` points into this ring's data: programs hand a record back without naming
+    /// its ring.
     pub fn owns(&self, sample: *const u8) -> bool {
         let data = self.map.base as u64 + self.map.layout.values;
         let offset = (sample as u64).wrapping_sub(data);
         offset.wrapping_sub(HEADER) <= self.mask() && offset.is_multiple_of(8)
     }
 
-    /// `bpf_ringbuf_submit` and, with `discard`, `bpf_ringbuf_discard`: hands the record to the consumer.
-    /// Says
-    /// whether the consumer is to be woken, by the kernel's rule: forced by `flags`, or not forbidden and the
-    /// consumer has got as far as this record. What this ring does not own is left alone.
+    /// `bpf_ringbuf_submit` and, with `discard`, `bpf_ringbuf_discard`: hands the record to the
+    /// consumer.
+    ///
+    /// Returns whether the consumer must be woken, by the kernel's rule: forced by `flags`, or not
+    /// forbidden and the consumer has got as far as this record. A record that this ring does not
+    /// own is left alone.
     pub fn commit(&self, sample: *mut u8, discard: bool, flags: u64) -> bool {
         if !self.owns(sample) {
             return false;
@@ -95,9 +100,9 @@ impl<'m> Ring<'m> {
         let position = (sample as u64).wrapping_sub(data).wrapping_sub(HEADER);
         let header = self.header(position);
         let len = header.len.load(Relaxed) & !BUSY;
-        // Sequentially consistent, as the kernel's: the consumer, who stores its position and then looks for
-        // a finished record, and we, who finish one and then look at its position, cannot both miss the
-        // other.
+        // Sequentially consistent, as the kernel's. The consumer stores its position and then looks
+        // for a finished record; this function finishes one and then looks at the consumer's
+        // position. They cannot both miss the other.
         header
             .len
             .swap(if discard { len | DISCARD } else { len }, SeqCst);
@@ -105,9 +110,11 @@ impl<'m> Ring<'m> {
         flags & flags::RB_FORCE_WAKEUP != 0 || (caught_up && flags & flags::RB_NO_WAKEUP == 0)
     }
 
-    /// `bpf_ringbuf_output`: a record with a copy of `data`. Says whether the consumer is to be woken.
+    /// `bpf_ringbuf_output`: writes a record with a copy of `data`. Returns whether the consumer
+    /// must be woken.
     ///
     /// # Errors
+    ///
     /// `EINVAL` for unknown flags, `EAGAIN` as for [`Ring::reserve`].
     pub fn output(&self, data: &[u8], flags: u64, caller: &Caller) -> Result<bool, Errno> {
         if flags & !(flags::RB_NO_WAKEUP | flags::RB_FORCE_WAKEUP) != 0 {
@@ -119,7 +126,7 @@ impl<'m> Ring<'m> {
         Ok(self.commit(record, false, flags))
     }
 
-    /// The consumer's position, if there is a finished record at it.
+    /// Returns the consumer's position, if there is a finished record at it.
     pub fn readable(&self) -> Option<u64> {
         let (consumer, producer) = (self.consumer().load(Acquire), self.producer().load(Acquire));
         let waits = consumer != producer && consumer.is_multiple_of(8);
@@ -128,11 +135,12 @@ impl<'m> Ring<'m> {
         (waits && !is_busy(consumer)).then_some(consumer)
     }
 
-    /// The next record for the consumer that is finished and not discarded. To be given to [`Ring::consumed`] when it
-    /// has been read.
+    /// Returns the next record for the consumer that is finished and not discarded. Pass it to
+    /// [`Ring::consumed`] when it has been read.
     pub fn next_record(&self) -> Option<Record> {
         let size = self.mask().wrapping_add(1);
-        // As many records as there can be: no walk through memory that is overwritten goes on for ever.
+        // As many records as there can be: no walk through memory that is overwritten goes on
+        // forever.
         for _ in 0..size / HEADER {
             let position = self.readable()?;
             if self.query(0) > size {
@@ -158,7 +166,8 @@ impl<'m> Ring<'m> {
         None
     }
 
-    /// No producer of ours writes such a header or position: nothing after it can be told apart.
+    /// Skips everything: none of Beeline's producers writes such a header or position, so nothing
+    /// after it can be recognized.
     fn skip_all(&self) {
         self.consumer()
             .store(self.producer().load(Acquire) & !7, SeqCst);
@@ -169,8 +178,8 @@ impl<'m> Ring<'m> {
         self.consumer().store(record.end, SeqCst);
     }
 
-    /// `bpf_ringbuf_query`: 0 bytes not consumed, 1 bytes of the ring, 2 the consumer's position, 3 the
-    /// producers'; else 0.
+    /// `bpf_ringbuf_query`: 0 bytes not consumed, 1 bytes of the ring, 2 the consumer's position, 3
+    /// the producers'; else 0.
     pub fn query(&self, what: u64) -> u64 {
         let (consumer, producer) = (self.consumer().load(Acquire), self.producer().load(Acquire));
         match what {
@@ -182,7 +191,7 @@ impl<'m> Ring<'m> {
         }
     }
 
-    /// Records that found no room so far.
+    /// Returns the number of records that found no room so far.
     pub fn dropped(&self) -> u64 {
         self.dropped_count().load(Relaxed)
     }
@@ -211,7 +220,7 @@ impl<'m> Ring<'m> {
         unsafe { words::word(self.map.at(self.map.layout.control.wrapping_add(8))) }
     }
 
-    /// The record at a position, a multiple of 8.
+    /// Returns the record at a position, a multiple of 8.
     fn header(&self, position: u64) -> Header<'m> {
         let at = self
             .map
@@ -243,14 +252,14 @@ struct Header<'m> {
     data: *mut u8,
 }
 
-/// Bytes that a record of `size` takes.
+/// Returns the bytes that a record of `size` takes.
 fn record_len(size: u64) -> u64 {
     (size + HEADER + 7) & !7
 }
 
 impl Map {
-    /// Discards the records that the dead have begun. Says whether there were any: the consumer may wait
-    /// at one.
+    /// Discards the records that dead processes have begun. Returns whether there were any: the
+    /// consumer may wait at one.
     pub(crate) fn ring_release(
         &self,
         dead: &dyn Fn(u32) -> bool,
@@ -259,7 +268,8 @@ impl Map {
         let Some(ring) = Ring::of(self) else {
             return Ok(false);
         };
-        // With the lock nobody begins a record, so all between the positions stays where it is.
+        // With the lock nobody begins a record, so everything between the positions stays where it
+        // is.
         let _guard = lock::steal(ring.lock(), dead, caller)?;
         let end = ring.producer().load(Acquire) & !7;
         let mut position = ring.consumer().load(Acquire) & !7;

@@ -1,4 +1,4 @@
-//! What a map is: the arguments of `BPF_MAP_CREATE`, and the kernel's rules for them.
+//! The description of a map: the arguments of `BPF_MAP_CREATE`, and the kernel's rules for them.
 
 use beeline_uapi::{Errno, MapType};
 
@@ -43,7 +43,7 @@ pub mod flags {
     pub const RB_FORCE_WAKEUP: u64 = 1 << 1;
 }
 
-/// The map types that are served.
+/// The supported map types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)] // The names are the kernel's.
 pub enum Kind {
@@ -69,7 +69,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Are the elements objects (programs, maps, cgroups), kept as their ids? See [`Map::object`].
+    /// True if the elements are objects (programs, maps, cgroups), kept as their ids. See
+    /// [`Map::object`].
     ///
     /// [`Map::object`]: crate::Map::object
     pub fn holds_objects(self) -> bool {
@@ -79,7 +80,7 @@ impl Kind {
         )
     }
 
-    /// Are the elements kept in a hash?
+    /// True if the elements are kept in a hash.
     pub const fn is_hash(self) -> bool {
         matches!(
             self,
@@ -92,12 +93,13 @@ impl Kind {
         )
     }
 
-    /// A hash that makes room for a new element, when it is full, by dropping one that was not used for long.
+    /// True for a hash that, when it is full, makes room for a new element by dropping one that was
+    /// not used for long.
     pub const fn is_lru(self) -> bool {
         matches!(self, Self::LruHash | Self::LruPercpuHash)
     }
 
-    /// Every CPU has values of its own.
+    /// True if every CPU has values of its own.
     pub const fn is_percpu(self) -> bool {
         matches!(
             self,
@@ -106,7 +108,7 @@ impl Kind {
     }
 }
 
-/// What a map is: the arguments of `BPF_MAP_CREATE`.
+/// The description of a map: the arguments of `BPF_MAP_CREATE`.
 ///
 /// Packed so that it has no padding: it is part of a handle, which is copied as bytes.
 #[repr(C, packed(4))]
@@ -122,21 +124,24 @@ pub struct Spec {
     pub max_entries: u32,
     /// `BPF_F_*`; see [`flags`].
     pub flags: u32,
-    /// How many hash functions a Bloom filter uses, or 0 for the kernel's default; 0 for other types.
+    /// The number of hash functions of a Bloom filter, or 0 for the kernel's default; 0 for other
+    /// types.
     pub map_extra: u64,
 }
 
 /// Frames of the deepest stack that the kernel records by default (`kernel.perf_event_max_stack`).
 const MAX_STACK_FRAMES: u32 = 127;
-/// The largest block the kernel allocates for a hash element, and what the element's header takes of it.
+/// The largest block that the kernel allocates for a hash element, less the element's header.
 const MAX_HASH_ELEMENT: u64 = (4 << 20) - 48;
 /// The largest per-CPU value (the kernel's `PCPU_MIN_UNIT_SIZE`).
 const MAX_PERCPU_VALUE: u32 = 32 << 10;
-/// The largest block the kernel allocates (`KMALLOC_MAX_SIZE`): the largest value of queues and filters.
+/// The largest block the kernel allocates (`KMALLOC_MAX_SIZE`): the largest value of queues and
+/// filters.
 const MAX_BLOCK: u32 = 4 << 20;
 /// The sizes that a trie's key may have: the prefix's length, and 1 to 256 bytes.
 const TRIE_KEY: core::ops::RangeInclusive<u32> = 5..=260;
-/// The largest value of a trie: a node's header and the data of the largest key are in the same block.
+/// The largest value of a trie: a node's header and the data of the largest key are in the same
+/// block.
 const MAX_TRIE_VALUE: u32 = MAX_BLOCK - 256 - 24;
 /// The largest value of a task storage: with the element's header it fits a 16-bit length.
 const MAX_STORED_VALUE: u32 = u16::MAX as u32 - 128;
@@ -144,7 +149,7 @@ const MAX_STORED_VALUE: u32 = u16::MAX as u32 - 128;
 const MAX_HASH_FUNCTIONS: u64 = 15;
 
 impl Spec {
-    /// The type of the map, if it is one that is served.
+    /// Returns the type of the map, if it is supported.
     pub fn kind(&self) -> Option<Kind> {
         Some(match self.map_type {
             MapType::HASH => Kind::Hash,
@@ -170,20 +175,24 @@ impl Spec {
         })
     }
 
-    /// Checks the arguments as the kernel does, and says which type it is.
+    /// Checks the arguments as the kernel does, and returns the type.
+    ///
+    /// Checks of things that are not part of a spec are left to the caller: a map of maps has an
+    /// inner map, and a task storage has BTF types for its key and value; otherwise the result is
+    /// `EINVAL`.
     ///
     /// # Errors
-    /// The kernel's for the same arguments: `EINVAL` for what makes no sense or has an unknown flag, `E2BIG`
-    /// for what is too large. A type that is not served is `EINVAL`, as on a kernel without it.
-    /// What is not part of a spec is the caller's to check: a map of maps has an inner map, and a task
-    /// storage has BTF types for its key and value, else it is `EINVAL`.
+    ///
+    /// The kernel's for the same arguments: `EINVAL` for arguments that make no sense or have an
+    /// unknown flag, `E2BIG` for those that are too large. A type that is not supported is
+    /// `EINVAL`, as on a kernel without it.
     pub fn check(&self) -> Result<Kind, Errno> {
         let kind = self.kind().ok_or(Errno::EINVAL)?;
         let both = |a, b| self.flags & (a | b) == a | b;
         if both(flags::RDONLY, flags::WRONLY) {
             return Err(Errno::EINVAL);
         }
-        // Of a filter the kernel checks this before all else.
+        // For a filter the kernel checks this before all else.
         if kind == Kind::BloomFilter && self.value_size > MAX_BLOCK {
             return Err(Errno::E2BIG);
         }
@@ -208,7 +217,7 @@ impl Spec {
             Kind::LpmTrie => self.check_trie()?,
             Kind::TaskStorage => self.check_storage()?,
         }
-        // As in the kernel the token is asked for last, and there is none.
+        // As in the kernel the token is checked last, and there is none.
         if self.flags & flags::TOKEN_FD != 0 {
             return Err(Errno::EINVAL);
         }
@@ -288,7 +297,7 @@ impl Spec {
         Ok(())
     }
 
-    /// Queues, stacks and Bloom filters: values without keys.
+    /// Checks queues, stacks and Bloom filters: values without keys.
     fn check_queue(&self) -> Result<(), Errno> {
         if self.max_entries == 0 || self.key_size != 0 || self.value_size == 0 {
             return Err(Errno::EINVAL);

@@ -1,8 +1,8 @@
-//! Stack maps: a table of slots that hash values choose; the slot's number is the stack's id.
+//! Stack maps: a table of slots that hash values choose. The slot's number is the stack's id.
 //!
-//! A slot's count of frames says whether it holds a stack: it is 0 before the frames are written and set
-//! after, under
-//! the slot's lock. A writer that dies in between leaves an empty slot, one that dies outside a whole stack.
+//! A slot's count of frames says whether it holds a stack: it is 0 before the frames are written
+//! and set after, under the slot's lock. A writer that dies in between leaves an empty slot; one
+//! that dies at another time leaves a whole stack.
 
 use core::sync::atomic::{
     AtomicU32,
@@ -17,10 +17,10 @@ use crate::{Caller, Kind, Map, flags, hash::hash_words, lock, words};
 /// Bytes of a slot's state: lock, count of frames, hash, 32 bits each, and 32 unused.
 pub(crate) const SLOT: u64 = 16;
 
-/// How often a reader tries again because the stack was replaced under it.
+/// The number of times that a reader tries again because the stack was replaced meanwhile.
 const RETRIES: u32 = 100;
 
-/// A slot; its state may have been written by anybody, so the count of frames is checked before use.
+/// A slot. Any process may have written its state, so the count of frames is checked before use.
 struct Slot<'m> {
     lock: &'m AtomicU32,
     frames: &'m AtomicU32,
@@ -30,7 +30,7 @@ struct Slot<'m> {
 }
 
 impl Slot<'_> {
-    /// The count of frames, if there is a stack.
+    /// Returns the count of frames, if there is a stack.
     fn count(&self) -> Option<u32> {
         let count = self.frames.load(Acquire);
         (count != 0 && count <= self.depth).then_some(count)
@@ -44,7 +44,8 @@ impl Slot<'_> {
         if fast {
             return true;
         }
-        // SAFETY: `ips` is readable; the slot has room for `depth` words, which `ips` does not exceed.
+        // SAFETY: `ips` is readable; the slot has room for `depth` words, which `ips` does not
+        // exceed.
         let same = || unsafe {
             words::all(ips.as_ptr().cast(), size_of_val(ips), |at, ip| {
                 words::word(self.ips.wrapping_add(at)).load(Relaxed) == ip
@@ -58,14 +59,16 @@ impl Slot<'_> {
 }
 
 impl Map {
-    /// `bpf_get_stackid`: the id under which this stack is kept. `ips` is the whole stack, innermost frame
-    /// first:
-    /// the frames to skip, as `flags` say, and those deeper than the map records are cut off here.
+    /// `bpf_get_stackid`: returns the id under which this stack is kept.
+    ///
+    /// `ips` is the whole stack, innermost frame first. The frames to skip, as `flags` say, and
+    /// those deeper than the map records are cut off here.
     ///
     /// # Errors
-    /// `EEXIST` if another stack has the slot and may not be replaced, `EFAULT` if nothing is left after
-    /// skipping, `EINVAL`
-    /// for unknown flags or another type of map, `EBUSY` if another holds the slot's lock for too long.
+    ///
+    /// `EEXIST` if another stack has the slot and may not be replaced, `EFAULT` if nothing is left
+    /// after skipping, `EINVAL` for unknown flags or another type of map, `EBUSY` if another holds
+    /// the slot's lock for too long.
     pub fn stack_id(&self, ips: &[u64], flags: u64, caller: &Caller) -> Result<u32, Errno> {
         let known = flags::STACK_SKIP_MASK
             | flags::USER_STACK
@@ -119,7 +122,8 @@ impl Map {
             let count = slot.count().ok_or(Errno::ENOENT)?;
             words::blank(out);
             let stack = out.get_mut(..count as usize * 8).ok_or(Errno::EINVAL)?;
-            // SAFETY: the slot has room for `depth` words, 8-aligned, and `count` does not exceed that.
+            // SAFETY: the slot has room for `depth` words, 8-aligned, and `count` does not exceed
+            // that.
             unsafe { words::load(stack.as_mut_ptr(), slot.ips, stack.len()) };
             fence(Acquire);
             if slot.count() == Some(count) && slot.hash.load(Relaxed) == hash {
@@ -146,7 +150,8 @@ impl Map {
         Ok(())
     }
 
-    /// The next id in use. As the kernel does, a key that is not in use begins again with the first.
+    /// Returns the next id in use. As in the kernel, a key that is not in use begins again with the
+    /// first.
     pub(crate) fn stack_next(&self, key: Option<u32>) -> Result<u32, Errno> {
         let in_use = |id: u32| self.slot(id).is_some_and(|slot| slot.count().is_some());
         let mut id = match key {
@@ -170,7 +175,7 @@ impl Map {
         }
     }
 
-    /// Frames that a slot has room for.
+    /// Returns the number of frames that a slot has room for.
     fn depth(&self) -> u32 {
         self.spec.value_size / 8
     }

@@ -1,9 +1,10 @@
-//! The user ring buffer: samples of the tool's to programs, in the kernel's format.
+//! The user ring buffer: samples from the tool to programs, in the kernel's format.
 //!
-//! The tool writes a sample's header, its data, and moves the producer's position (the second page); all of that is
-//! checked as the kernel checks it, and nothing read twice. Programs drain it one at a time: who does holds a lock
-//! with its tag, and moves the consumer's position (the first page) past each sample after the program has seen it. If
-//! it dies before that, the sample is seen again.
+//! The tool writes a sample's header and its data, and moves the producer's position (the second
+//! page). All of that is checked as the kernel checks it, and nothing is read twice. Programs drain
+//! it one at a time: a program that does so holds a lock with its tag, and moves the consumer's
+//! position (the first page) past each sample after it has seen it. If it dies before that, the
+//! sample is seen again.
 
 use core::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -30,15 +31,17 @@ pub struct UserRing<'m> {
 }
 
 impl<'m> UserRing<'m> {
-    /// The ring in `map`, if it is one.
+    /// Returns the ring in `map`, if it is one.
     pub fn of(map: &'m Map) -> Option<Self> {
         (map.kind() == Some(Kind::UserRingbuf)).then_some(Self { map })
     }
 
-    /// Begins to drain the ring, for `bpf_user_ringbuf_drain`: until the result is dropped nobody else does.
+    /// Begins to drain the ring, for `bpf_user_ringbuf_drain`: until the result is dropped nobody
+    /// else does.
     ///
     /// # Errors
-    /// `EBUSY` if somebody else does, `EINVAL` for an impossible tag.
+    ///
+    /// `EBUSY` if another caller does, `EINVAL` for an impossible tag.
     pub fn drain(&self, caller: &Caller) -> Result<Drain<'m>, Errno> {
         Ok(Drain {
             ring: *self,
@@ -46,7 +49,7 @@ impl<'m> UserRing<'m> {
         })
     }
 
-    /// The consumer's position: where programs have got to.
+    /// Returns the consumer's position, which is how far programs have got.
     pub fn consumed(&self) -> u64 {
         self.consumer().load(Acquire)
     }
@@ -70,7 +73,7 @@ impl<'m> UserRing<'m> {
         unsafe { words::half(self.map.at(self.map.layout.control)) }
     }
 
-    /// The address of the data's byte at a position.
+    /// Returns the address of the data's byte at a position.
     fn data(&self, position: u64) -> *mut u8 {
         let offset = position & self.mask();
         self.map.at(self.map.layout.values.wrapping_add(offset))
@@ -80,7 +83,7 @@ impl<'m> UserRing<'m> {
 /// A sample in the ring's memory, which the tool can still write to.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// Where it is, 8-aligned and in one piece.
+    /// Its address, 8-aligned and in one piece.
     pub data: *mut u8,
     /// Its bytes.
     pub len: u32,
@@ -94,12 +97,13 @@ pub struct Drain<'m> {
 }
 
 impl Drain<'_> {
-    /// The next sample. It stays the next one until it is [released](Self::release).
+    /// Returns the next sample. It stays the next one until it is [released](Self::release).
     ///
     /// # Errors
-    /// `ENODATA` if there is none, or the tool has not finished it; `EAGAIN` if it was discarded: it is skipped now;
-    /// `EINVAL` for a producer's position that is not aligned or does not cover the sample; `E2BIG` for a sample
-    /// larger than the ring or than a dynptr can be.
+    ///
+    /// `ENODATA` if there is none, or the tool has not finished it; `EAGAIN` if it was discarded:
+    /// it is skipped now; `EINVAL` for a producer's position that is not aligned or does not cover
+    /// the sample; `E2BIG` for a sample larger than the ring or than a dynptr can be.
     pub fn peek(&self) -> Result<Sample, Errno> {
         let ring = self.ring;
         let producer = ring.producer().load(Acquire);
@@ -153,7 +157,7 @@ impl Map {
     }
 }
 
-/// Bytes that a sample of `len` takes.
+/// Returns the bytes that a sample of `len` takes.
 fn total_len(len: u64) -> u64 {
     len.wrapping_add(HEADER + 7) & !7
 }

@@ -1,11 +1,12 @@
-//! Memory that several processes write at once: all of it is read and written as atomic words, relaxed, so
-//! that a reader may see an old or a new word but the compiler never invents one.
+//! Memory that several processes write at once. All of it is read and written as atomic words,
+//! relaxed, so that a reader may see an old or a new word but the compiler never invents one.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Copies `len` bytes into shared memory, eight at a time.
 ///
 /// # Safety
+///
 /// `from` is readable for `len` bytes; `to` is 8-aligned and writable for `len` bytes.
 #[inline]
 pub(crate) unsafe fn store(to: *mut u8, from: *const u8, len: usize) {
@@ -23,16 +24,18 @@ pub(crate) unsafe fn store(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes into shared memory that nobody looks at before it is published: not word by word, but as the
-/// processor does it fastest.
+/// Copies `len` bytes into shared memory that nobody looks at before it is published: not word by
+/// word, but as fast as the processor can.
 ///
 /// # Safety
-/// `from` is readable and `to` is writable for `len` bytes; who reads or writes `to` at the same time is another process
-/// that takes what it gets.
+///
+/// `from` is readable and `to` is writable for `len` bytes. Anything that reads or writes `to` at
+/// the same time is another process that accepts what it gets.
 #[inline]
 pub(crate) unsafe fn store_unpublished(to: *mut u8, from: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's promise; the direction flag is clear wherever Rust code runs.
+    // SAFETY: the caller promises that `from` is readable and `to` is writable for `len` bytes; the
+    // direction flag is clear wherever Rust code runs.
     unsafe {
         core::arch::asm!("rep movsb", inout("rdi") to => _, inout("rsi") from => _, inout("rcx") len => _,
             options(nostack, preserves_flags));
@@ -44,9 +47,10 @@ pub(crate) unsafe fn store_unpublished(to: *mut u8, from: *const u8, len: usize)
     }
 }
 
-/// As [`store`], of those runs of four bytes whose offset is one to copy.
+/// As [`store`], for those runs of four bytes with an offset that is one to copy.
 ///
 /// # Safety
+///
 /// As for [`store`].
 pub(crate) unsafe fn store_where(
     to: *mut u8,
@@ -76,6 +80,7 @@ pub(crate) unsafe fn store_where(
 /// Copies `len` bytes out of shared memory, eight at a time.
 ///
 /// # Safety
+///
 /// `from` is 8-aligned and readable for `len` bytes; `to` is writable for `len` bytes.
 #[inline]
 pub(crate) unsafe fn load(to: *mut u8, from: *mut u8, len: usize) {
@@ -103,6 +108,7 @@ pub(crate) unsafe fn load(to: *mut u8, from: *mut u8, len: usize) {
 /// Zeroes `len` bytes of shared memory, rounded up to whole words.
 ///
 /// # Safety
+///
 /// `to` is 8-aligned and writable for `len` rounded up to a multiple of 8.
 #[inline]
 pub(crate) unsafe fn clear(to: *mut u8, len: usize) {
@@ -122,10 +128,11 @@ pub(crate) fn blank(out: &mut [u8]) {
     }
 }
 
-/// The `len` bytes at `from` as little-endian words, the last one padded with zeros, one after the other to
-/// `each`, until it says false. Returns whether it never did.
+/// Passes the `len` bytes at `from` as little-endian words, the last one padded with zeros, one
+/// after the other to `each`, until it returns false. Returns true if it never did.
 ///
 /// # Safety
+///
 /// `from` is readable for `len` bytes.
 #[inline]
 pub(crate) unsafe fn all(
@@ -155,7 +162,10 @@ pub(crate) unsafe fn all(
     at == len || each(at, unsafe { tail(from.add(at), len & 7) })
 }
 
+/// Reads the last bytes of a key as a word, padded with zeros.
+///
 /// # Safety
+///
 /// `from` is readable for `len` bytes, and `len` is below 8.
 #[inline]
 unsafe fn tail(from: *const u8, len: usize) -> u64 {
@@ -177,12 +187,13 @@ unsafe fn tail(from: *const u8, len: usize) -> u64 {
     value
 }
 
-/// Asks for the cache line at `at`, wherever that leads: nothing is read that a program could notice.
+/// Prefetches the cache line at `at`, wherever that leads: nothing is read that a program could
+/// notice.
 #[inline]
 pub(crate) fn prefetch(at: *mut u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction never faults and changes nothing but the cache. (The intrinsic is not there for a
-    // target without vector registers.)
+    // SAFETY: the instruction never faults and changes nothing but the cache. (The intrinsic is not
+    // there for a target without vector registers.)
     unsafe {
         core::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
     }
@@ -190,18 +201,26 @@ pub(crate) fn prefetch(at: *mut u8) {
     let _ = at;
 }
 
+/// Returns the word at an address.
+///
 /// # Safety
+///
 /// `at` is 8-aligned and valid for reads and writes for as long as the result is used.
 #[inline]
 pub(crate) unsafe fn word<'a>(at: *mut u8) -> &'a AtomicU64 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `at` is 8-aligned and valid for reads and writes for as long
+    // as the result is used.
     unsafe { AtomicU64::from_ptr(at.cast()) }
 }
 
+/// Returns the half word at an address.
+///
 /// # Safety
+///
 /// `at` is 4-aligned and valid for reads and writes for as long as the result is used.
 #[inline]
 pub(crate) unsafe fn half<'a>(at: *mut u8) -> &'a AtomicU32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `at` is 4-aligned and valid for reads and writes for as long
+    // as the result is used.
     unsafe { AtomicU32::from_ptr(at.cast()) }
 }

@@ -1,7 +1,7 @@
 //! A site's own code.
 //!
 //! Behind the code is the stub's *record*, which [`common`](super::common) reads: the descriptor,
-//! the address behind the `syscall`, and, where the number is not known, the addresses of the
+//! the address behind the `syscall`, and, if the number is not known, the addresses of the
 //! instructions that make special calls.
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Reading, and emptying, bucket after bucket.
+//! Reading, and emptying, one bucket after the other.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -7,11 +7,12 @@ use beeline_uapi::Errno;
 use super::Bucket;
 use crate::{Caller, Map, batch::Room, words};
 
-/// How many buckets take about as long to read as a cache miss does.
+/// The number of buckets that take about as long to read as a cache miss does.
 const AHEAD: u32 = 8;
 
 impl Map {
-    /// Reads whole buckets from number `cursor` on; the number of the first that did not fit, if any.
+    /// Reads whole buckets from number `cursor` on. Returns the number of the first that did not
+    /// fit, if any.
     pub(crate) fn hash_batch(
         &self,
         cursor: u32,
@@ -39,7 +40,11 @@ impl Map {
         Ok(None)
     }
 
-    /// Error: `ENOSPC` if there is no room for all of them.
+    /// Reads a bucket.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if there is no room for all of its elements.
     #[inline]
     fn read_bucket(
         &self,
@@ -81,8 +86,8 @@ impl Map {
         }
     }
 
-    /// Asks for the memory of what will be read soon: of a bucket far ahead, of the first node of a nearer one
-    /// and of the second node of one nearer still, so that each of these reads what has arrived.
+    /// Prefetches memory that will be read soon: a bucket far ahead, the first node of a nearer one
+    /// and the second node of one nearer still, so that each of these reads what has arrived.
     #[inline]
     fn prefetch(&self, number: u32) {
         words::prefetch(self.bucket_at(number.wrapping_add(4 * AHEAD)));

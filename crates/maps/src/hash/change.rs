@@ -19,6 +19,7 @@ impl Map {
     /// Creates or replaces an element; `put(index, is_new)` writes its value.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline]
     pub(crate) unsafe fn hash_update(
@@ -31,18 +32,18 @@ impl Map {
         if flags > flags::EXIST {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         let hash = unsafe { hash_words(key, self.spec.key_size as usize) };
         let bucket = self.bucket(hash);
         let is_lru = self.kind().is_some_and(Kind::is_lru);
         let mut patience = None;
         loop {
             let guard = match self.lock_bucket(bucket, caller) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
                 Err(Errno::EBUSY) => return unsafe { self.overwrite(key, flags, put) },
                 locked => locked?,
             };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
             match unsafe { self.find_in(bucket, hash, key) } {
                 Some(_) if flags == flags::NOEXIST => return Err(Errno::EEXIST),
                 Some((node, _)) => {
@@ -63,7 +64,7 @@ impl Map {
                     self.give_node(node, caller);
                     return Err(error);
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
                 unsafe { self.link_node(bucket, node, hash, key) };
                 return Ok(());
             }
@@ -74,11 +75,14 @@ impl Map {
         }
     }
 
-    /// Replaces an element whose bucket is locked by one who is not to be waited for: mostly the program that this
-    /// thread has interrupted by a signal, and then nothing moves meanwhile. So no count is lost for it. Only for values
-    /// that two writers cannot mix: each CPU's own, or one word.
+    /// Replaces an element in a bucket that is locked by a holder that must not be waited for.
+    /// Mostly that is the program that this thread has interrupted by a signal, and then nothing
+    /// moves meanwhile. So no count is lost for it.
+    ///
+    /// It is only for values that two writers cannot mix: each CPU's own, or one word.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[cold]
     unsafe fn overwrite(
@@ -90,7 +94,7 @@ impl Map {
         if self.layout.cpu_stride == 0 && self.spec.value_size > 8 {
             return Err(Errno::EBUSY);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         match unsafe { self.find(key) } {
             Some(_) if flags == flags::NOEXIST => Err(Errno::EEXIST),
             Some(node) => put(node.index, false),
@@ -101,6 +105,7 @@ impl Map {
     /// Deletes an element after `last(index)` has looked at its value.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     pub(crate) unsafe fn hash_delete(
         &self,
@@ -108,11 +113,11 @@ impl Map {
         caller: &Caller,
         last: impl FnOnce(u32) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         let hash = unsafe { hash_words(key, self.spec.key_size as usize) };
         let bucket = self.bucket(hash);
         let guard = self.lock_bucket(bucket, caller)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         let (node, place) = unsafe { self.find_in(bucket, hash, key) }.ok_or(Errno::ENOENT)?;
         last(node.index)?;
         self.unlink(place, node, caller);
@@ -121,9 +126,10 @@ impl Map {
         Ok(())
     }
 
-    /// Gives the element's index to `read`, with the bucket locked.
+    /// Passes the element's index to `read`, with the bucket locked.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     pub(crate) unsafe fn hash_with(
         &self,
@@ -131,18 +137,20 @@ impl Map {
         caller: &Caller,
         read: impl FnOnce(u32) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         let hash = unsafe { hash_words(key, self.spec.key_size as usize) };
         let bucket = self.bucket(hash);
         let _guard = self.lock_bucket(bucket, caller)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         let (node, _) = unsafe { self.find_in(bucket, hash, key) }.ok_or(Errno::ENOENT)?;
         read(node.index)
     }
 
-    /// The node with this key in a bucket that the caller has locked, and the word that links to it.
+    /// Returns the node with this key in a bucket that the caller has locked, and the word that
+    /// links to it.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline]
     pub(super) unsafe fn find_in<'m>(
@@ -155,7 +163,7 @@ impl Map {
         let mut place = bucket.head;
         for _ in 0..self.longest_walk() {
             let node = self.node_of(place.load(Acquire))?;
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
             if node.hash().load(Acquire) == hash && unsafe { node.has_key(key, key_size) } {
                 return Some((node, place));
             }
@@ -164,7 +172,8 @@ impl Map {
         None
     }
 
-    /// The word that links to this node in a bucket that the caller has locked; none if it is not there.
+    /// Returns the word that links to this node in a bucket that the caller has locked; `None` if
+    /// the node is not there.
     #[inline]
     pub(super) fn word_to<'m>(
         &'m self,
@@ -182,17 +191,21 @@ impl Map {
         None
     }
 
-    /// Takes a node out of a chain that the caller has locked, into the caller's hands. `place` links to it.
+    /// Takes a node out of a chain that the caller has locked, into the caller's hands. `place`
+    /// links to it.
     #[inline]
     pub(super) fn unlink(&self, place: &AtomicU32, node: Node<'_>, caller: &Caller) {
-        // Stamped first: whenever we die, either the node is still linked or its stamp says whose it is.
+        // Stamped first: at whatever moment this process dies, either the node is still linked or
+        // its stamp names its owner.
         self.stamp_node(node, caller);
         place.store(node.next.load(Acquire), Release);
     }
 
-    /// Makes a node, whose value is already there, the first of its bucket, which the caller has locked.
+    /// Makes a node the first of its bucket, which the caller has locked. Its value is already
+    /// there.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     unsafe fn link_node(&self, bucket: Bucket<'_>, node: Node<'_>, hash: u32, key: *const u8) {
         let first = bucket.head.load(Acquire);
@@ -200,7 +213,8 @@ impl Map {
             .store(if first == 0 { bucket.end() } else { first }, Release);
         node.hash().store(hash, Release);
         node.mark().store(0, Relaxed);
-        // SAFETY: the caller's promise; a node has room for its key in whole words, 8-aligned.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes; a node has room
+        // for its key in whole words, 8-aligned.
         unsafe {
             words::all(key, self.spec.key_size as usize, |at, word| {
                 words::word(node.key().wrapping_add(at)).store(word, Relaxed);

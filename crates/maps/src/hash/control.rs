@@ -1,4 +1,4 @@
-//! The control area of a hash: what is not an element.
+//! The control area of a hash: everything that is not an element.
 //!
 //! | bytes from its start | |
 //! | --- | --- |
@@ -18,19 +18,20 @@ const SHARDS: u64 = 192;
 const RECORDS: u64 = SHARDS + 32 * LINE;
 const LINE: u64 = 64;
 
-/// Places on the waits board, a power of two.
+/// The number of places on the waits board, a power of two.
 pub(super) const WAITERS: u32 = 16;
 
-/// Records of callers that have no CPU slot, a power of two. Each process has one, which its threads share, and
-/// with other processes if there are many.
+/// The number of records for callers without a CPU slot, a power of two. Each process has one,
+/// which its threads share, and other processes too if there are many.
 const SLOTLESS: u32 = 8;
 
-/// Bytes of the control area.
+/// Returns the size of the control area in bytes.
 pub(crate) fn len(cpus: u32) -> u64 {
     RECORDS + LINE * (u64::from(cpus) + u64::from(SLOTLESS))
 }
 
-/// What belongs to the callers of some CPUs: a free list, and how far they have gone in their run of the clock.
+/// The part that belongs to the callers of some CPUs: a free list, and their position in their run
+/// of the clock.
 #[derive(Clone, Copy)]
 pub(super) struct Shard<'m> {
     pub(super) lock: &'m AtomicU32,
@@ -39,9 +40,9 @@ pub(super) struct Shard<'m> {
     pub(super) index: &'m AtomicU32,
 }
 
-/// What the caller on a CPU slot may have in hand: written before it is taken, and not cleared, as the lock
-/// word or stamp of what is named says whether it still is. So a death is repaired without looking
-/// through the map.
+/// The things that the caller on a CPU slot may have in hand. They are written before they are
+/// taken, and not cleared, as the lock word or stamp of the named thing says whether it still is in
+/// hand. So a death is repaired without searching the map.
 #[derive(Clone, Copy)]
 pub(super) struct Record<'m> {
     /// The number of the bucket that it works on.
@@ -53,23 +54,24 @@ pub(super) struct Record<'m> {
 }
 
 impl Map {
-    /// The number of nodes, from the first on, that were ever used.
+    /// Returns the number of nodes, from the first on, that were ever used.
     pub(super) fn used_mark(&self) -> &AtomicU32 {
         self.control_half(0)
     }
 
-    /// Not 0 if a process could not give a node back, which is in no record then.
+    /// Returns a word that is not 0 if a process could not give a node back, which is in no record
+    /// then.
     pub(super) fn left_behind(&self) -> &AtomicU32 {
         self.control_half(4)
     }
 
-    /// How many nodes the clock's hand has passed, since ever.
+    /// Returns the number of nodes that the clock's hand has ever passed.
     pub(super) fn clock(&self) -> &AtomicU64 {
         // SAFETY: 8-aligned, and in the control area.
         unsafe { words::word(self.at(self.layout.control.wrapping_add(CLOCK))) }
     }
 
-    /// Numbers of buckets whose locks are waited for, or were.
+    /// Returns the number of a bucket with a lock that is or was waited for.
     pub(super) fn wait(&self, place: u32) -> &AtomicU32 {
         self.control_half(WAITS + 4 * u64::from(place & (WAITERS - 1)))
     }
@@ -96,12 +98,12 @@ impl Map {
         })
     }
 
-    /// How many records there are.
+    /// Returns the number of records.
     pub(super) fn records(&self) -> u32 {
         self.layout.cpus.wrapping_add(SLOTLESS)
     }
 
-    /// A record, by a number below that of all.
+    /// Returns a record, by its number.
     #[inline]
     pub(super) fn record(&self, number: u32) -> Record<'_> {
         let at = RECORDS.wrapping_add(LINE * u64::from(number));
@@ -112,7 +114,7 @@ impl Map {
         }
     }
 
-    /// Callers' offsets are multiples of 4 below [`len`].
+    /// Returns a half word. Callers' offsets are multiples of 4 below [`len`].
     #[inline]
     fn control_half(&self, offset: u64) -> &AtomicU32 {
         // SAFETY: 4-aligned, and in the control area.

@@ -1,4 +1,4 @@
-//! Going through all elements of a hash while anybody changes it.
+//! Iterating over all elements of a hash while others change it.
 
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::Acquire;
@@ -6,8 +6,9 @@ use core::sync::atomic::Ordering::Acquire;
 use super::{Bucket, Node, RESTARTS, nodes::IN_USE};
 use crate::Map;
 
-/// Links to nodes of one bucket, read before the first of them is shown: a node that is deleted then does not lead astray.
-/// Chains are mostly much shorter; a longer one is read in parts.
+/// Links to nodes of one bucket, read before the first of them is shown, so that a node that is
+/// deleted then does not lead astray. Chains are mostly much shorter; a longer one is read in
+/// parts.
 type Links = [MaybeUninit<u32>; 32];
 
 /// A part of a chain, in [`Links`].
@@ -15,12 +16,13 @@ struct Part {
     count: usize,
     /// The first link that there was no room for.
     rest: Option<u32>,
-    /// The walk did not stay in the chain.
+    /// True if the walk did not stay in the chain.
     strayed: bool,
 }
 
 impl Map {
-    /// Shows every element's key and value; gives how many, the one with which `each` said false included.
+    /// Shows every element's key and value. Returns their number, including the one for which
+    /// `each` returned false.
     pub(crate) fn hash_for_each(
         &self,
         cpu: u32,
@@ -31,7 +33,7 @@ impl Map {
         for number in 0..=self.layout.mask {
             let bucket = self.bucket(number);
             let mut from = None;
-            // A walk in a map that is overwritten all the time has an end, too.
+            // Even in a map that is overwritten all the time a walk must end.
             while seen < self.longest_walk() {
                 let (read, rest) = self.read_links(bucket, from, &mut links);
                 for link in read {
@@ -53,8 +55,8 @@ impl Map {
         seen
     }
 
-    /// The links of a bucket's chain, from its head or from a link on, as far as there is room; and the link to go on
-    /// from.
+    /// Returns the links of a bucket's chain, from its head or from a link on, as far as there is
+    /// room, and the link to go on from.
     fn read_links<'a>(
         &self,
         bucket: Bucket<'_>,
@@ -101,7 +103,8 @@ impl Map {
         }
     }
 
-    /// Is the node in this bucket's chain, and not deleted since its link was read?
+    /// True if the node is in this bucket's chain, and has not been deleted since its link was
+    /// read.
     fn is_in(&self, node: Node<'_>, bucket: Bucket<'_>) -> bool {
         node.stamp().load(Acquire) == IN_USE
             && node.hash().load(Acquire) & self.layout.mask == bucket.number

@@ -1,29 +1,30 @@
-//! Which element makes room for a new one in a full LRU hash.
+//! Eviction: the choice of the element that makes room for a new one in a full LRU hash.
 //!
-//! A clock: a look-up or a replacement raises a node's mark, up to 3; the hand goes round over all nodes, lowers
-//! the marks, and takes the first node that bears none. A new element bears none, but lies behind the hand,
-//! so it has a whole turn to be used in. What is used often so outlives what was used once.
+//! It is a clock. A look-up or a replacement raises a node's mark, up to 3; the hand goes round
+//! over all nodes, lowers the marks, and takes the first node that bears none. A new element bears
+//! none, but lies behind the hand, so it has a whole turn to be used in. Thus elements that are
+//! used often outlive those that were used once.
 //!
-//! CPUs do not fight for the hand: each takes it on by a run of nodes, and goes through that by itself. A run
-//! that was begun more than a turn ago is dropped, as what it leads to may be new.
+//! CPUs do not compete for the hand: each advances it by a run of nodes, and goes through that run
+//! by itself. A run that was begun more than a turn ago is dropped, as its nodes may be new.
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::{Bucket, MAX_MARK, Node, control::Shard, nodes::IN_USE};
 use crate::{Caller, Map, lock};
 
-/// Nodes of a run, at most.
+/// The most nodes of a run.
 const RUN: u32 = 16;
-/// After so many nodes the next one is taken although it is marked: when nearly all are, it matters little
-/// which one goes, and it matters that an update ends soon.
+/// The number of nodes after which the next one is taken although it is marked. When nearly all are
+/// marked, it matters little which one goes, and it matters that an update ends soon.
 const LONGEST_SEARCH: u32 = 8192;
 
 impl Map {
-    /// Takes an element out of the map, which is full, while the caller holds the lock of `held`. Its node is
-    /// stamped as the caller's then.
+    /// Takes an element out of the map, which is full, while the caller holds the lock of `held`.
+    /// The element's node is then stamped as the caller's.
     ///
-    /// None if all buckets that were tried are locked by others: to be tried again without holding a lock, as
-    /// those may be waiting for ours in the same way.
+    /// Returns `None` if all buckets that were tried are locked by others. Try again without
+    /// holding a lock, as those may be waiting for this one in the same way.
     pub(super) fn evict(&self, held: Bucket<'_>, caller: &Caller) -> Option<Node<'_>> {
         let shard = self.shard(caller.cpu);
         let entries = self.layout.entries;
@@ -47,7 +48,8 @@ impl Map {
         None
     }
 
-    /// Takes this node out of its chain; none if that is locked by another, or the node is in none.
+    /// Takes this node out of its chain. Returns `None` if that is locked by another, or the node
+    /// is in none.
     fn take_linked(&self, node: Node<'_>, held: Bucket<'_>, caller: &Caller) -> Option<()> {
         let bucket = self.bucket(node.hash().load(Acquire));
         let _guard = if bucket.number == held.number {
@@ -64,7 +66,7 @@ impl Map {
         Some(())
     }
 
-    /// The link to the next node that the clock's hand comes to.
+    /// Returns the link to the next node that the clock's hand reaches.
     fn candidate(&self, shard: Shard<'_>) -> u32 {
         let entries = self.layout.entries;
         let (mut position, mut index) = (shard.position.load(Relaxed), shard.index.load(Relaxed));
@@ -82,7 +84,8 @@ impl Map {
         link
     }
 
-    /// Nodes of a run, a power of two: few enough that all shards' runs together are a part of the map.
+    /// Returns the number of nodes of a run, a power of two: few enough that all shards' runs
+    /// together are a part of the map.
     fn run(&self) -> u32 {
         let share = self.layout.entries >> (2 + self.layout.shard_mask.count_ones());
         1 << share.clamp(1, RUN).ilog2()

@@ -1,5 +1,5 @@
-//! Hash maps: buckets of linked nodes. Look-ups here; changes, the nodes' supply and the repair after a
-//! death in the modules below.
+//! Hash maps: buckets of linked nodes. Look-ups here; changes, the nodes' supply and the repair
+//! after a death in the modules below.
 
 mod batch;
 mod change;
@@ -29,20 +29,19 @@ pub(crate) const NODE_KEY: u64 = 16;
 const NODE_HASH: usize = 4;
 const NODE_STAMP: usize = 8;
 const NODE_MARK: usize = 12;
-/// The highest mark: how often an element's uses count at the most. More bring hits no further.
+/// The highest mark: the most uses of an element that count. More would not improve the hit rate.
 const MAX_MARK: u32 = 3;
 
-/// A link to a node is its index plus one. The end of a chain is this bit with its bucket's number; 0, the
-/// state of
-/// fresh memory, means an empty chain in a bucket, and the end of a free list in a node.
+/// A link to a node is its index plus one. The end of a chain is this bit with its bucket's number;
+/// 0, the state of fresh memory, means an empty chain in a bucket, and the end of a free list in a
+/// node.
 const END: u32 = 1 << 31;
 
-/// How often a look-up may begin again because a node that it stood on was moved.
+/// The number of times that a look-up may begin again because a node that it stood on was moved.
 ///
-/// It misses nothing that stays: nodes are added at the front of a chain only, so whichever node of its own
-/// chain a reader strays onto, what was there before that node was added comes after it; and what it
-/// strays onto in other
-/// chains and free lists ends in another mark.
+/// It misses no element that stays. Nodes are added only at the front of a chain. So whichever node
+/// of its own chain a reader strays onto, the nodes that were there before come after it. If it
+/// strays onto other chains and free lists, it ends in another mark.
 const RESTARTS: u32 = 1000;
 
 /// A bucket: two words that share a cache line.
@@ -54,7 +53,7 @@ struct Bucket<'m> {
     lock: &'m AtomicU32,
 }
 
-/// A node. Its key is written only while nobody else can be led to it by a chain.
+/// A node. Its key is written only while no chain leads to it.
 #[derive(Clone, Copy)]
 struct Node<'m> {
     index: u32,
@@ -84,7 +83,7 @@ impl<'m> Node<'m> {
         unsafe { words::half(self.at.wrapping_add(NODE_STAMP)) }
     }
 
-    /// In an LRU hash: how much the element has been used lately.
+    /// In an LRU hash: the mark of the element's recent uses.
     fn mark(&self) -> &'m AtomicU32 {
         // SAFETY: inside the node, which is 8-aligned.
         unsafe { words::half(self.at.wrapping_add(NODE_MARK)) }
@@ -107,11 +106,15 @@ impl<'m> Node<'m> {
         self.index.wrapping_add(1)
     }
 
+    /// True if the node has this key.
+    ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline]
     unsafe fn has_key(&self, key: *const u8, key_size: usize) -> bool {
-        // SAFETY: the caller's promise; a node has room for its key in whole words, 8-aligned.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes; a node has room
+        // for its key in whole words, 8-aligned.
         unsafe {
             words::all(key, key_size, |at, word| {
                 words::word(self.key().wrapping_add(at)).load(Relaxed) == word
@@ -121,43 +124,50 @@ impl<'m> Node<'m> {
 }
 
 impl Map {
-    /// The index of the element with this key. Takes no lock.
+    /// Returns the index of the element with this key. Takes no lock.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline]
     pub(crate) unsafe fn hash_find(&self, key: *const u8) -> Option<u32> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         unsafe { self.find(key) }.map(|node| node.index)
     }
 
     /// As [`Map::hash_find`], in an LRU hash: the element is marked as used.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline]
     pub(crate) unsafe fn lru_find(&self, key: *const u8) -> Option<u32> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         let node = unsafe { self.find(key) }?;
         node.touch();
         Some(node.index)
     }
 
+    /// Finds the node with this key.
+    ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline]
     unsafe fn find(&self, key: *const u8) -> Option<Node<'_>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         unsafe { self.find_sized(key, self.spec.key_size as usize) }
     }
 
     /// As [`Map::find`], for a size that the compiler may know.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes, which is the size of the map's keys.
     #[inline(always)]
     unsafe fn find_sized(&self, key: *const u8, key_size: usize) -> Option<Node<'_>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes, which is the
+        // size of the map's keys.
         let hash = unsafe { hash_words(key, key_size) };
         let bucket = self.bucket(hash);
         let mut steps = self.longest_walk();
@@ -167,14 +177,16 @@ impl Map {
                 return None;
             }
             while let Some(node) = self.node_of(link) {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that `key` is readable for `key_size` bytes, which is
+                // the size of the map's keys.
                 if node.hash().load(Acquire) == hash && unsafe { node.has_key(key, key_size) } {
                     return Some(node);
                 }
                 link = node.next.load(Acquire);
                 steps = steps.checked_sub(1)?;
             }
-            // Any other end, the 0 of a free list included, says that a node was taken away under us.
+            // Any other end, including the 0 of a free list, says that a node was taken away
+            // meanwhile.
             if link == bucket.end() {
                 return None;
             }
@@ -191,7 +203,7 @@ impl Map {
         })
     }
 
-    /// The bucket for a hash.
+    /// Returns the bucket for a hash.
     #[inline]
     fn bucket(&self, hash: u32) -> Bucket<'_> {
         let number = hash & self.layout.mask;
@@ -207,7 +219,8 @@ impl Map {
         self.at(self.layout.table.wrapping_add(number * 8))
     }
 
-    /// The node that a link leads to; none at a chain's end, or if the link is out of range.
+    /// Returns the node that a link leads to; `None` at a chain's end, or if the link is out of
+    /// range.
     #[inline]
     fn node_of(&self, link: u32) -> Option<Node<'_>> {
         let index = link.wrapping_sub(1);
@@ -223,20 +236,21 @@ impl Map {
         Some(Node { index, at, next })
     }
 
-    /// More steps than any look-up takes in a map that nobody overwrote.
+    /// Returns more steps than any look-up takes in a map that nobody overwrote.
     #[inline]
     fn longest_walk(&self) -> u32 {
         self.layout.entries.saturating_add(1 << 16)
     }
 }
 
-/// A hash of the key's words: each is folded in by a 64x64-bit multiplication, high half onto low.
+/// Hashes the key's words: each is folded in by a 64x64-bit multiplication, high half onto low.
 ///
 /// # Safety
+///
 /// `key` is readable for `len` bytes.
 #[inline]
 pub(crate) unsafe fn hash_words(key: *const u8, len: usize) -> u32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `key` is readable for `len` bytes.
     let state = unsafe { hash_wide(key, len) };
     (state ^ (state >> 32)) as u32
 }
@@ -244,6 +258,7 @@ pub(crate) unsafe fn hash_words(key: *const u8, len: usize) -> u32 {
 /// [`hash_words`] before it is folded to 32 bits.
 ///
 /// # Safety
+///
 /// `key` is readable for `len` bytes.
 #[inline]
 pub(crate) unsafe fn hash_wide(key: *const u8, len: usize) -> u64 {
@@ -255,7 +270,7 @@ pub(crate) unsafe fn hash_wide(key: *const u8, len: usize) -> u64 {
         state = (product as u64) ^ ((product >> 64) as u64);
         true
     };
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that `key` is readable for `len` bytes.
     unsafe { words::all(key, len, fold) };
     state
 }

@@ -1,11 +1,11 @@
 //! The supply of nodes.
 //!
-//! A node's stamp says where it is: never used (0), on a free list, in use, or in the hands of the process
-//! whose tag it is. Nodes come from the free list of the caller's CPU, then from those never used, then from
-//! the other lists. A list is changed under its lock, and a node is stamped before it leaves the list and
-//! until after
-//! it is back, so at a death only the first node of a list can be both listed and stamped. Which node a caller has
-//! in hand is written in his record before it is stamped.
+//! A node's stamp says where it is: never used (0), on a free list, in use, or in the hands of the
+//! process with that tag. Nodes come from the free list of the caller's CPU, then from those never
+//! used, then from the other lists. A list is changed under its lock. A node is stamped from before
+//! it leaves the list until after it is back, so at a death only the first node of a list can be
+//! both listed and stamped. The node that a caller has in hand is written in its record before it
+//! is stamped.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -22,8 +22,11 @@ pub(super) const FREE: u32 = u32::MAX - 1;
 pub(super) const UNUSED: u32 = 0;
 
 impl Map {
-    /// A node, stamped as the caller's. Errors: `E2BIG` if there is none, `EBUSY` if a list is locked for
-    /// too long.
+    /// Takes a node and stamps it as the caller's.
+    ///
+    /// # Errors
+    ///
+    /// `E2BIG` if there is none, `EBUSY` if a list is locked for too long.
     pub(super) fn take_node(&self, caller: &Caller) -> Result<Node<'_>, Errno> {
         let own = caller.cpu & self.layout.shard_mask;
         let mut failure = Errno::E2BIG;
@@ -45,14 +48,16 @@ impl Map {
         Err(failure)
     }
 
-    /// Stamps a node as the caller's, who takes it into his hands.
+    /// Stamps a node as the caller's, which takes it in hand.
     pub(super) fn stamp_node(&self, node: Node<'_>, caller: &Caller) {
         self.record_of(caller).node.store(node.link(), Release);
         node.stamp().store(caller.owner, Release);
     }
 
-    /// Puts a node that is stamped as the caller's on a free list. If all lists are locked for too long it
-    /// stays the caller's, until that is dead, and is left to a look through the whole map.
+    /// Puts a node that is stamped as the caller's on a free list.
+    ///
+    /// If all lists are locked for too long it stays the caller's, until that is dead, and is left
+    /// to a search of the whole map.
     pub(super) fn give_node(&self, node: Node<'_>, caller: &Caller) {
         for attempt in 0..=self.layout.shard_mask {
             let shard = self.shard(caller.cpu.wrapping_add(attempt));
@@ -75,7 +80,7 @@ impl Map {
             return Ok(None);
         };
         if node.stamp().load(Relaxed) != FREE {
-            // Somebody wrote over the list. What is on it cannot be told from what is in use: give it up.
+            // The list was overwritten. Its nodes cannot be told from those in use: give it up.
             shard.head.store(0, Relaxed);
             return Ok(None);
         }
@@ -84,8 +89,8 @@ impl Map {
         Ok(Some(node))
     }
 
-    /// A node that was never used. Stamping it is taking it; the mark below which all are taken follows, and
-    /// whoever finds it behind moves it on.
+    /// Takes a node that was never used. Stamping it is taking it; the mark below which all are
+    /// taken follows, and a caller that finds it behind moves it on.
     fn take_unused(&self, caller: &Caller) -> Option<Node<'_>> {
         let mark = self.used_mark();
         for _ in 0..=self.layout.entries {
@@ -104,7 +109,8 @@ impl Map {
         None
     }
 
-    /// How many elements, from the first on, may ever have had a value: the one at the mark may be taken already.
+    /// Returns how many elements, from the first on, may ever have had a value: the one at the mark
+    /// may be taken already.
     pub(crate) fn used_nodes(&self) -> u32 {
         self.used_mark().load(Acquire).saturating_add(1)
     }

@@ -1,4 +1,5 @@
-//! After a death: free the locks of the dead, and find the nodes that they had in hand.
+//! Repair after a death: it frees the locks of dead processes, and finds the nodes that they had in
+//! hand.
 
 use core::sync::atomic::{
     AtomicU32,
@@ -11,20 +12,21 @@ use super::{Node, control::WAITERS, nodes};
 use crate::{Caller, Map, lock};
 
 impl Map {
-    /// Frees what the `dead` held: what their records lead to, in a time that the map's size has no part in.
+    /// Frees what the `dead` held: everything that their records lead to, in a time that does not
+    /// depend on the map's size.
     pub(crate) fn hash_release(
         &self,
         dead: &dyn Fn(u32) -> bool,
         caller: &Caller,
     ) -> Result<(), Errno> {
-        // A chain is whole at every instruction, so a bucket needs no more than its lock freed.
+        // A chain is whole at every instruction, so for a bucket only its lock has to be freed.
         for number in 0..self.records() {
             let record = self.record(number);
             self.free_bucket(record.bucket, dead);
             self.free_bucket(record.victim, dead);
         }
-        // A lock that is waited for and was in no record: somebody wrote over one or the other. Then all that
-        // there is must be looked at.
+        // A lock that is waited for and was in no record: one or the other was overwritten. Then
+        // everything must be looked at.
         let mut is_lost = false;
         for place in 0..WAITERS {
             is_lost |= self.free_bucket(self.wait(place), dead);
@@ -63,12 +65,14 @@ impl Map {
         Ok(())
     }
 
-    /// Frees the lock of the bucket with this number, if a dead process holds it; says whether it did.
+    /// Frees the lock of the bucket with this number if a dead process holds it, and returns
+    /// whether it did.
     fn free_bucket(&self, number: &AtomicU32, dead: &dyn Fn(u32) -> bool) -> bool {
         lock::free_if(self.bucket(number.load(Acquire)).lock, dead)
     }
 
-    /// Looks through all nodes for those that a dead process had in hand; says whether nobody alive has any.
+    /// Searches all nodes for those that a dead process had in hand. Returns whether no living
+    /// process has any.
     fn settle_all(&self, dead: &dyn Fn(u32) -> bool, caller: &Caller) -> Result<bool, Errno> {
         let mut is_all = true;
         let mut link = 1;
@@ -86,8 +90,8 @@ impl Map {
         Ok(is_all)
     }
 
-    /// Decides what becomes of a node that a dead process had in hand: if it is in the chain that its hash
-    /// leads to it was linked already, or not yet unlinked; else it is free.
+    /// Decides the fate of a node that a dead process had in hand. If it is in the chain that its
+    /// hash leads to, it was linked already, or not yet unlinked; else it is free.
     fn settle(
         &self,
         node: Node<'_>,

@@ -6,11 +6,13 @@ use super::{NODE_KEY, Node, hash_words};
 use crate::Map;
 
 impl Map {
-    /// [`Map::lookup`] in a hash whose keys have `KEY` bytes: a per-CPU one or not, an LRU one or not.
+    /// [`Map::lookup`] in a hash with keys of `KEY` bytes: a per-CPU one or not, an LRU one or not.
     ///
-    /// Most elements are the first of their bucket, and are found without a frame; the rest is left to [`Map::look_on`].
+    /// Most elements are the first of their bucket, and are found without a frame; the rest is left
+    /// to [`Map::look_on`].
     ///
     /// # Safety
+    ///
     /// The map is of that kind, and `key` is readable for `KEY` bytes.
     #[inline(always)]
     pub unsafe fn lookup_hash<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
@@ -18,22 +20,25 @@ impl Map {
         key: *const u8,
         cpu: u32,
     ) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that the map is of that kind, and `key` is readable for `KEY`
+        // bytes.
         let hash = unsafe { hash_words(key, KEY) };
         let bucket = self.bucket(hash);
         let link = bucket.head.load(Acquire);
         match self.node_of(link) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the map is of that kind, and `key` is readable for
+            // `KEY` bytes.
             Some(node) if unsafe { node.has_key(key, KEY) } => {
                 self.used::<KEY, PER_CPU, LRU>(node, cpu)
             }
             None if link == 0 || link == bucket.end() => core::ptr::null_mut(),
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller promises that the map is of that kind, and `key` is readable for
+            // `KEY` bytes.
             _ => unsafe { self.look_on::<KEY, PER_CPU, LRU>(key, cpu) },
         }
     }
 
-    /// Looks through the whole bucket.
+    /// Searches the whole bucket.
     #[cold]
     #[inline(never)]
     unsafe fn look_on<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
@@ -41,14 +46,14 @@ impl Map {
         key: *const u8,
         cpu: u32,
     ) -> *mut u8 {
-        // SAFETY: the promise of `lookup_hash`'s caller.
+        // SAFETY: the caller of `lookup_hash` promises that `key` is readable for `KEY` bytes.
         match unsafe { self.find_sized(key, KEY) } {
             Some(node) => self.used::<KEY, PER_CPU, LRU>(node, cpu),
             None => core::ptr::null_mut(),
         }
     }
 
-    /// A node's value.
+    /// Returns a node's value.
     #[inline(always)]
     fn used<const KEY: usize, const PER_CPU: bool, const LRU: bool>(
         &self,
@@ -61,7 +66,7 @@ impl Map {
         if PER_CPU {
             return self.value(node.index, cpu);
         }
-        // Behind the key, as the layout has it.
+        // The value is behind the key, as the layout has it.
         let key_end = const { NODE_KEY as usize + KEY.next_multiple_of(8) };
         node.at.wrapping_add(key_end)
     }

@@ -1,4 +1,4 @@
-//! Going through all keys of a hash.
+//! Iterating over all keys of a hash.
 
 use core::sync::atomic::Ordering::Acquire;
 
@@ -8,7 +8,8 @@ use super::{Bucket, hash_words};
 use crate::{Caller, Map, words};
 
 impl Map {
-    /// The key after `key`, in the order of the buckets; the first one if `key` is none or not there.
+    /// Returns the key after `key`, in the order of the buckets; the first one if `key` is `None`
+    /// or not there.
     pub(crate) fn hash_next(
         &self,
         key: Option<&[u8]>,
@@ -21,7 +22,7 @@ impl Map {
             let hash = unsafe { hash_words(key.as_ptr(), key.len()) };
             let bucket = self.bucket(hash);
             let _guard = self.lock_bucket(bucket, caller)?;
-            // SAFETY: as above.
+            // SAFETY: the caller has checked that the key has key_size bytes.
             if let Some((node, _)) = unsafe { self.find_in(bucket, hash, key.as_ptr()) } {
                 if self.copy_key(node.next.load(Acquire), out) {
                     return Ok(());
@@ -51,12 +52,14 @@ impl Map {
         Ok(self.copy_key(bucket.head.load(Acquire), out))
     }
 
-    /// Copies the key of the node that `link` leads to, if it does. The caller holds the bucket's lock.
+    /// Copies the key of the node that `link` leads to, if it does. The caller holds the bucket's
+    /// lock.
     fn copy_key(&self, link: u32, out: &mut [u8]) -> bool {
         let Some(node) = self.node_of(link) else {
             return false;
         };
-        // SAFETY: a node has room for a key, 8-aligned, and `out` has the same size: all callers checked it.
+        // SAFETY: a node has room for a key, 8-aligned, and `out` has the same size: all callers
+        // checked it.
         unsafe { words::load(out.as_mut_ptr(), node.key(), out.len()) };
         true
     }

@@ -10,11 +10,12 @@ use beeline_uapi::Errno;
 use super::{ELEMENT, INTERMEDIATE, Node, Prefix, bit};
 use crate::{Caller, Map, flags, lock, words};
 
-/// Where the way of a key ends.
+/// The end of a key's path.
 struct Place<'m> {
     /// The link to `node`.
     slot: &'m AtomicU32,
-    /// The first node that parts from the key or is as long; none if the way ends with a link to nothing.
+    /// The first node that parts from the key or is as long; `None` if the path ends with a link to
+    /// nothing.
     node: Option<Node>,
     /// The bits that `node` has in common with the key.
     common: u32,
@@ -23,10 +24,15 @@ struct Place<'m> {
 }
 
 impl Map {
-    /// Creates or replaces an element. Errors: `EINVAL`, `EEXIST`, `ENOENT` as the flags say; `ENOSPC` for a full
-    /// trie, `ENOMEM` if it could not be laid out for as many elements as it may have.
+    /// Creates or replaces an element.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, `EEXIST`, `ENOENT` as the flags say; `ENOSPC` for a full trie, `ENOMEM` if it
+    /// could not be laid out for as many elements as it may have.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes, `value` for `value_size`.
     #[inline(never)]
     pub(crate) unsafe fn trie_update(
@@ -39,7 +45,8 @@ impl Map {
         if flags > flags::EXIST {
             return Err(Errno::EINVAL);
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes, `value` for
+        // `value_size`.
         let key = unsafe { self.prefix(key)? };
         let _guard = lock::acquire(self.trie_lock(), caller)?;
         let place = self.place_of(key);
@@ -51,7 +58,8 @@ impl Map {
                 } else if flags == flags::NOEXIST {
                     return Err(Errno::EEXIST);
                 }
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that `key` is readable for `key_size` bytes, `value`
+                // for `value_size`.
                 unsafe { self.fill(node, key, value) };
                 if !node.is_element() {
                     self.count(1);
@@ -61,7 +69,8 @@ impl Map {
             }
             _ => {
                 self.check_room(flags)?;
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller promises that `key` is readable for `key_size` bytes, `value`
+                // for `value_size`.
                 unsafe { self.insert(&place, key, value) }
             }
         }
@@ -70,10 +79,11 @@ impl Map {
     /// Adds a node at a place that has none with the same prefix.
     ///
     /// # Safety
+    ///
     /// `value` is readable for `value_size` bytes.
     unsafe fn insert(&self, place: &Place<'_>, key: Prefix, value: *const u8) -> Result<(), Errno> {
         let new = self.trie_take()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `value` is readable for `value_size` bytes.
         unsafe { self.fill(new, key, value) };
         self.clear(new, key.len, ELEMENT);
         let top = match place.node {
@@ -102,14 +112,18 @@ impl Map {
         Ok(())
     }
 
-    /// Deletes an element. Errors: `ENOENT` if there is none with exactly this prefix, `EINVAL` for one that is too
-    /// long.
+    /// Deletes an element.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if there is none with exactly this prefix, `EINVAL` for one that is too long.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     #[inline(never)]
     pub(crate) unsafe fn trie_delete(&self, key: *const u8, caller: &Caller) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         let key = unsafe { self.prefix(key)? };
         let _guard = lock::acquire(self.trie_lock(), caller)?;
         let place = self.place_of(key);
@@ -123,7 +137,7 @@ impl Map {
         let right = node.child(true).load(Relaxed);
         match place.parent {
             _ if left != 0 && right != 0 => node.state().store(INTERMEDIATE, Release),
-            // Without it its parent has one child, and is there for nothing.
+            // Without it its parent has one child, and serves no purpose.
             Some((parent, slot)) if left == 0 && right == 0 && !parent.is_element() => {
                 let is_left = parent.child(false).load(Relaxed) == node.link();
                 slot.store(parent.child(is_left).load(Relaxed), Release);
@@ -140,9 +154,11 @@ impl Map {
         Ok(())
     }
 
-    /// Gives the index of the node with the longest prefix of the key to `read`, with the trie locked.
+    /// Passes the index of the node with the longest prefix of the key to `read`, with the trie
+    /// locked.
     ///
     /// # Safety
+    ///
     /// `key` is readable for `key_size` bytes.
     pub(crate) unsafe fn trie_with(
         &self,
@@ -151,7 +167,7 @@ impl Map {
         read: impl FnOnce(u32) -> Result<(), Errno>,
     ) -> Result<(), Errno> {
         let _guard = lock::acquire(self.trie_lock(), caller)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises that `key` is readable for `key_size` bytes.
         read(unsafe { self.trie_find(key) }.ok_or(Errno::ENOENT)?)
     }
 
@@ -178,7 +194,8 @@ impl Map {
         place
     }
 
-    /// May an element be added? In the kernel's order: `ENOENT` if it had to be there, `ENOSPC` for a full trie.
+    /// Fails if no element may be added. In the kernel's order: `ENOENT` if it had to be there,
+    /// `ENOSPC` for a full trie.
     fn check_room(&self, flags: u64) -> Result<(), Errno> {
         if flags == flags::EXIST {
             Err(Errno::ENOENT)
@@ -194,7 +211,7 @@ impl Map {
         self.elements().store(elements, Relaxed);
     }
 
-    /// Makes a node that is not linked yet one without children.
+    /// Initializes a node that is not linked yet as one without children.
     fn clear(&self, node: Node, len: u32, state: u32) {
         node.child(false).store(0, Relaxed);
         node.child(true).store(0, Relaxed);
@@ -205,9 +222,11 @@ impl Map {
     /// Stores an element's prefix and value.
     ///
     /// # Safety
+    ///
     /// `value` is readable for `value_size` bytes.
     unsafe fn fill(&self, node: Node, key: Prefix, value: *const u8) {
-        // SAFETY: the key has the bytes of the longest prefix; a node has room for a value, 8-aligned.
+        // SAFETY: the key has the bytes of the longest prefix; a node has room for a value,
+        // 8-aligned.
         unsafe {
             self.put_data(node, key.data);
             words::store(
@@ -218,10 +237,14 @@ impl Map {
         }
     }
 
+    /// Stores a prefix's bytes.
+    ///
     /// # Safety
+    ///
     /// `data` is readable for the bytes of the longest prefix.
     unsafe fn put_data(&self, node: Node, data: *const u8) {
-        // SAFETY: the caller's promise; a node has as much room, in whole words.
+        // SAFETY: the caller promises that `data` is readable for the bytes of the longest prefix;
+        // a node has as much room, in whole words.
         unsafe {
             words::all(data, self.data_len(), |at, word| {
                 words::word(node.data().wrapping_add(at)).store(word, Relaxed);

@@ -12,12 +12,16 @@ use super::{Node, Prefix, bit};
 use crate::{Caller, Map, lock};
 
 impl Map {
-    /// A node that is in nobody's way. Errors: `ENOMEM` if there is none.
+    /// Takes a node that is not in use.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM` if there is none.
     pub(super) fn trie_take(&self) -> Result<Node, Errno> {
         if let Some(node) = self.trie_node(self.free_head().load(Relaxed)) {
             self.free_head()
                 .store(node.next_free().load(Relaxed), Relaxed);
-            // Seen by whoever sees what the node becomes.
+            // A reader that sees what the node becomes also sees this.
             let reuses = self.reuses().load(Relaxed).wrapping_add(1);
             self.reuses().store(reuses, Release);
             fence(Release);
@@ -30,15 +34,16 @@ impl Map {
         Ok(node)
     }
 
-    /// Takes back a node that is not linked any more. Nothing of it changes but the link that only we follow.
+    /// Takes back a node that is not linked any more. Nothing of it changes except the link that
+    /// only the free list follows.
     pub(super) fn trie_give(&self, node: Node) {
         node.next_free()
             .store(self.free_head().load(Relaxed), Relaxed);
         self.free_head().store(node.link(), Relaxed);
     }
 
-    /// Frees the trie's lock if its holder is dead, and makes the list of free nodes and the count of elements anew
-    /// from what is linked.
+    /// Frees the trie's lock if its holder is dead, and rebuilds the list of free nodes and the
+    /// count of elements from what is linked.
     pub(crate) fn trie_release(&self, dead: &dyn Fn(u32) -> bool, caller: &Caller) {
         let Some(_guard) = lock::inherit(self.trie_lock(), dead, caller) else {
             return;
@@ -58,7 +63,7 @@ impl Map {
         self.elements().store(elements, Relaxed);
     }
 
-    /// Does the way that its prefix goes lead to this node?
+    /// True if the path of its prefix leads to this node.
     fn is_linked(&self, wanted: Node) -> bool {
         let len = self.node_len(wanted);
         let prefix = Prefix {
@@ -82,17 +87,17 @@ impl Map {
         false
     }
 
-    /// How many elements there are.
+    /// Returns the number of elements.
     pub(super) fn elements(&self) -> &AtomicU32 {
         self.trie_word(16)
     }
 
-    /// The first free node's link.
+    /// Returns the first free node's link.
     fn free_head(&self) -> &AtomicU32 {
         self.trie_word(12)
     }
 
-    /// The number of nodes, from the first on, that were ever used.
+    /// Returns the number of nodes, from the first on, that were ever used.
     fn trie_used(&self) -> &AtomicU32 {
         self.trie_word(20)
     }

@@ -1,4 +1,5 @@
-//! Going through all keys of a trie, in the kernel's order: what is below a node, 0 before 1, then the node.
+//! Iterating over all keys of a trie, in the kernel's order: the nodes below a node, 0 before 1,
+//! then the node.
 
 use core::sync::atomic::Ordering::Acquire;
 
@@ -8,7 +9,7 @@ use super::{Node, Prefix, bit};
 use crate::{Caller, Map, lock, words};
 
 impl Map {
-    /// The key after `key`; the first one if `key` is none or not there.
+    /// Returns the key after `key`; the first one if `key` is `None` or not there.
     pub(crate) fn trie_next(
         &self,
         key: Option<&[u8]>,
@@ -26,15 +27,18 @@ impl Map {
         };
         let (len, data) = out.split_first_chunk_mut().ok_or(Errno::EINVAL)?;
         *len = self.node_len(next).to_ne_bytes();
-        // SAFETY: a node has the bytes of the longest prefix, which is what a key has after its length.
+        // SAFETY: a node has the bytes of the longest prefix, which is what a key has after its
+        // length.
         unsafe { words::load(data.as_mut_ptr(), next.data(), data.len()) };
         Ok(())
     }
 
-    /// The element after the one with this key, if there is one; none if there is no such key.
+    /// Returns the element after the one with this key, if there is one; `None` if there is no such
+    /// key.
     fn successor(&self, root: Node, key: Prefix) -> Option<Option<Node>> {
         let mut node = root;
-        // The nearest node above that is still to come, or below whose other child the next one is.
+        // The nearest node above that is still to come, or that has the next one below its other
+        // child.
         let mut next = None;
         for _ in 0..=self.longest_prefix() {
             let (len, common) = (self.node_len(node), self.common(node, key));
@@ -56,7 +60,8 @@ impl Map {
         None
     }
 
-    /// The first element at or below a node: the one that is reached by going left where there is a left.
+    /// Returns the first element at or below a node: the one that is reached by going left where
+    /// there is a left.
     fn leftmost(&self, top: Node) -> Node {
         let mut node = top;
         for _ in 0..=self.longest_prefix() {
