@@ -1,4 +1,4 @@
-//! What a program is attached to, by the name of its section, as libbpf does it.
+//! Attaching programs by the names of their sections, as libbpf does.
 
 use std::sync::Arc;
 
@@ -13,18 +13,19 @@ use crate::symbols;
 
 /// `BPF_F_KPROBE_MULTI_RETURN`.
 const RETURNS: u32 = 1;
-/// Functions that one link may have here: more would be a mistake in a pattern.
+/// The most functions that one link may have here: more would be a mistake in a pattern.
 const MOST_FUNCTIONS: usize = 1 << 16;
 
-/// What sections' names leave open.
+/// Settings that sections' names leave open.
 #[derive(Debug, Clone)]
 pub struct Attachment {
-    /// Samples a second of each CPU's time, for programs in `perf_event` sections; libbpf attaches those to nothing by itself.
+    /// Samples per second of each CPU's time, for programs in `perf_event` sections. libbpf
+    /// attaches those to nothing by itself.
     pub frequency: u64,
 }
 
 impl Default for Attachment {
-    /// 49 samples a second, out of step with what happens at round numbers.
+    /// Returns 49 samples a second, out of step with events at round numbers.
     fn default() -> Self {
         Self { frequency: 49 }
     }
@@ -40,7 +41,7 @@ pub struct Attached {
     _links: Vec<Handle>,
 }
 
-/// What to attach to.
+/// The place to attach to.
 #[derive(Debug, PartialEq, Eq)]
 enum Place<'a> {
     Tracepoint {
@@ -48,7 +49,7 @@ enum Place<'a> {
         name: &'a str,
     },
     RawTracepoint(&'a str),
-    /// What it was loaded for: the kernel knows.
+    /// The place that it was loaded for: the kernel knows it.
     Loaded,
     Kprobe {
         function: String,
@@ -68,8 +69,11 @@ enum Place<'a> {
 }
 
 impl Loaded {
-    /// Attaches the programs, by their sections' names. Those that such names attach to nothing (sockets, packets, `syscall`, ...) are
-    /// left alone, and named in the error if none of all is attached; so are their names in [`Self::unattached`].
+    /// Attaches the programs, by their sections' names.
+    ///
+    /// Programs with names that attach to nothing (sockets, packets, `syscall`, ...) are left
+    /// alone; [`Self::unattached`] lists them. If no program at all is attached, the error names
+    /// them.
     pub fn attach(&mut self, attachment: &Attachment) -> Result<(), Error> {
         let machine = self.guest.welcome().machine.clone();
         for program in &self.programs {
@@ -100,12 +104,12 @@ impl Loaded {
         self.attached.clear();
     }
 
-    /// What is attached.
+    /// Returns the attached programs.
     pub fn attached(&self) -> &[Attached] {
         &self.attached
     }
 
-    /// Programs that are loaded and not attached, with their sections.
+    /// Returns the programs that are loaded and not attached, with their sections.
     pub fn unattached(&self) -> Vec<String> {
         let is_attached = |name: &str| self.attached.iter().any(|it| it.program == name);
         let programs = self.programs.iter();
@@ -116,7 +120,8 @@ impl Loaded {
     }
 }
 
-/// `None` for sections that nothing is attached by. An error for those whose place is missing or wrong.
+/// Returns the place of a section, or `None` for a section that nothing is attached by. Fails if
+/// the place is missing or wrong.
 fn place<'a>(section: &'a str, machine: &str) -> Result<Option<Place<'a>>, &'static str> {
     let (kind, at) = section.split_once('/').unwrap_or((section, ""));
     let needs = |what| if at.is_empty() { Err(what) } else { Ok(at) };
@@ -179,7 +184,7 @@ fn place<'a>(section: &'a str, machine: &str) -> Result<Option<Place<'a>>, &'sta
     }))
 }
 
-/// A name, and bytes behind it: `vfs_read+0x10`.
+/// Splits a name and the bytes behind it: `vfs_read+0x10`.
 fn with_offset(at: &str) -> Result<(&str, u64), &'static str> {
     let Some((name, offset)) = at.split_once('+') else {
         return Ok((at, 0));
@@ -188,7 +193,7 @@ fn with_offset(at: &str) -> Result<(&str, u64), &'static str> {
     Ok((name, offset.ok_or("behind + stands a number")?))
 }
 
-/// The function of a system call: kernels since 4.17 wrap them.
+/// Returns the function of a system call: kernels since 4.17 wrap them.
 fn system_call(machine: &str, call: &str) -> String {
     match machine {
         "x86_64" => format!("__x64_sys_{call}"),
@@ -285,7 +290,7 @@ fn refused<T>(why: impl Into<String>) -> Result<T, Refusal> {
     })
 }
 
-/// Without a name, what the program was loaded for.
+/// Attaches to a raw tracepoint; without a name, to the one that the program was loaded for.
 fn raw_tracepoint(line: &Arc<Line>, program: &LoadedProgram, name: Option<&str>) -> Answer<Handle> {
     let attr = Attr::new(24).with(8, program.handle.number).bytes();
     let parts = name.map(|name| given(0, name.as_bytes()));
@@ -329,7 +334,8 @@ fn kprobe_multi(
     line.make(Command::LINK_CREATE, attr, vec![given(24, names)])
 }
 
-/// Functions that can be traced and match, each once: where several have one name the kernel would take neither.
+/// Returns the functions that can be traced and match, each once. Of several with one name the
+/// kernel would take none.
 fn matching(functions: &str, pattern: &str) -> Vec<String> {
     let names = functions.lines().filter_map(|line| {
         // The second word is a module's name.
@@ -353,9 +359,9 @@ fn matching(functions: &str, pattern: &str) -> Vec<String> {
     once.map(|(name, _)| name).collect()
 }
 
-/// `?` is a character, `*` any number of them.
+/// True if a name fits a pattern: `?` is a character, `*` any number of them.
 fn fits(pattern: &[u8], name: &[u8]) -> bool {
-    // Where the last star stands, and how much of the name it has taken.
+    // The place of the last star, and how much of the name it has taken.
     let (mut at, mut in_name, mut star) = (0, 0, None);
     while in_name < name.len() {
         match pattern.get(at) {

@@ -1,18 +1,22 @@
-//! Bytes as the values that their type says they are.
+//! Decoding bytes into the values that their type describes.
 
 use beeline_btf::{Btf, Type, kind};
 use serde_json::{Map, Value, json};
 
-/// How deep structures are followed, and how many values one record may have: types of a file may hold each other many times over.
+/// The depth to which structures are followed, and the most values of one record: types of a file
+/// may hold each other many times over.
 const DEEPEST: u32 = 16;
 const MOST: u32 = 4096;
 /// Bits of an integer's encoding.
 const SIGNED: u32 = 1;
 const BOOL: u32 = 4;
 
-/// The value that the bytes are by a type. Structures are objects, by their members' names; characters that end with a zero, texts;
-/// enumerators, their names; pointers, `"0x..."`. `None` if the type has no size or another one than the bytes: one that is shorter
-/// by less than 8 bytes fits, as records of perf events have zeros behind them.
+/// Returns the value that the bytes have by a type.
+///
+/// Structures become objects, by their members' names; characters that end with a zero, texts;
+/// enumerators, their names; pointers, `"0x..."`. Returns `None` if the type has no size or a size
+/// that does not fit the bytes. A type that is shorter by less than 8 bytes fits, as records of
+/// perf events have zeros behind them.
 pub fn decode(types: &Btf<'_>, type_id: u32, bytes: &[u8]) -> Option<Value> {
     let size = types.size(type_id)? as usize;
     if size == 0 || size > bytes.len() || bytes.len() - size >= 8 {
@@ -21,7 +25,7 @@ pub fn decode(types: &Btf<'_>, type_id: u32, bytes: &[u8]) -> Option<Value> {
     Decoder { types, left: MOST }.value(type_id, &bytes[..size], 0)
 }
 
-/// The number of a structure, union or type's name.
+/// Returns the number of a structure, union or type's name.
 pub fn named(types: &Btf<'_>, name: &str) -> Option<u32> {
     let kinds = [kind::STRUCT, kind::TYPEDEF, kind::UNION];
     let found = types.find(kinds.map(|kind| (kind, name)));
@@ -106,7 +110,7 @@ impl<'a> Decoder<'a, '_> {
                 self.value(member.type_id, bytes, depth + 1)?
             };
             match (member.name, value) {
-                // Members of an anonymous one are the outer one's.
+                // Members of an anonymous structure belong to the outer one.
                 (b"", Value::Object(inner)) => members.extend(inner),
                 (b"", _) => {}
                 (name, value) => {
@@ -117,7 +121,7 @@ impl<'a> Decoder<'a, '_> {
         Some(members)
     }
 
-    /// A field of at most 64 bits, of a little-endian machine's.
+    /// Returns a field of at most 64 bits, of a little-endian machine's.
     fn bits(&self, type_id: u32, bytes: &[u8], offset: u32, count: u32) -> Value {
         let (first, shift) = (offset as usize / 8, offset % 8);
         if count > 64 {
@@ -176,7 +180,7 @@ fn float(bytes: &[u8]) -> Value {
     }
 }
 
-/// Little-endian, of 1 to 8 bytes.
+/// Returns a little-endian number of 1 to 8 bytes.
 fn unsigned(bytes: &[u8]) -> Option<u64> {
     if bytes.is_empty() || bytes.len() > 8 {
         return None;
@@ -185,7 +189,7 @@ fn unsigned(bytes: &[u8]) -> Option<u64> {
     Some(bytes.fold(0, |word, byte| word << 8 | u64::from(*byte)))
 }
 
-/// What ends with a zero, or is full, and is to be read.
+/// Returns bytes as text if they end with a zero, or are full, and are readable.
 fn as_text(bytes: &[u8]) -> Option<Value> {
     let end = bytes.iter().position(|byte| *byte == 0);
     let shown = &bytes[..end.unwrap_or(bytes.len())];
@@ -198,7 +202,7 @@ fn text(name: &[u8]) -> Value {
     String::from_utf8_lossy(name).into()
 }
 
-/// Two digits a byte.
+/// Returns two digits per byte.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -319,7 +323,7 @@ mod tests {
             "count": 7, "less": -1, "text": "sh", "is": true, "pair": [3, 4], "color": "BLUE", "inside": 9, "at": "0x1000",
         });
         assert_eq!(decoded(&types, record, &bytes), Some(expected.clone()));
-        // What is stored in whole 8 bytes has zeros behind it.
+        // Data that are stored in whole 8 bytes have zeros behind them.
         bytes.extend([0; 4]);
         assert_eq!(decoded(&types, record, &bytes), Some(expected));
         bytes.extend([0; 4]);

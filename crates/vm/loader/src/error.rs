@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of the loader.
 
 use std::fmt;
 
@@ -6,16 +6,17 @@ use beeline_vm_protocol::channel;
 use beeline_vm_protocol::client::GreetError;
 use beeline_vm_protocol::messages::Refused;
 
-/// Why something is not done.
+/// The reason why something is not done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The guest cannot be reached.
     #[error(transparent)]
     Channel(#[from] channel::Error),
-    /// What answers there does not talk to us.
+    /// The program that answers there does not speak this protocol.
     #[error(transparent)]
     Greet(#[from] GreetError),
-    /// The connection has ended: the guest was stopped or rebooted, the proxy has ended, or the line has broken.
+    /// The connection has ended: the guest was stopped or rebooted, the proxy has ended, or the
+    /// line has broken.
     #[error("the guest is lost: {0}")]
     Lost(String),
     /// The object file.
@@ -28,7 +29,7 @@ pub enum Error {
         kind: &'static str,
         /// The name.
         name: String,
-        /// What there is.
+        /// The existing names.
         has: Vec<String>,
     },
     /// A map cannot be made.
@@ -36,7 +37,7 @@ pub enum Error {
     Map {
         /// Its name.
         name: String,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
     /// A program cannot be loaded.
@@ -44,9 +45,9 @@ pub enum Error {
     Program {
         /// Its name.
         name: String,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
-        /// The end of what the guest's verifier says.
+        /// The end of the guest's verifier log.
         log: String,
     },
     /// A program cannot be attached.
@@ -56,10 +57,10 @@ pub enum Error {
         name: String,
         /// Its section.
         section: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Nothing of the object is attached by its section's name.
+    /// No section name of the object attaches to anything.
     #[error("no program of the object can be attached to anything: {}", list(.0))]
     NothingToAttach(Vec<String>),
     /// A key or value is not as long as the map's.
@@ -79,15 +80,15 @@ pub enum Error {
     File {
         /// Its path.
         path: String,
-        /// Why it cannot be read.
+        /// The reason why it cannot be read.
         refusal: Refusal,
     },
-    /// The guest says what makes no sense.
+    /// The guest's answer makes no sense.
     #[error("the guest says what makes no sense: {0}")]
     Nonsense(&'static str),
 }
 
-/// The guest, or its kernel, says no.
+/// A refusal by the guest, or by its kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// Linux's, positive.

@@ -1,4 +1,5 @@
-//! What programs in the guest write to rings, and what changes in their maps, one after the other.
+//! Events from the guest: the records that programs write to rings, and the changes in their maps,
+//! one after the other.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::RecvTimeoutError;
@@ -13,12 +14,12 @@ use crate::load::Loaded;
 use crate::map::{Elements, Map};
 use crate::rings::{self, Ring};
 
-/// What is watched.
+/// The selection of what is watched.
 #[derive(Debug, Clone)]
 pub struct Watching {
-    /// Maps, by their names; if it is empty, all rings and all maps whose elements can change.
+    /// Maps, by their names. If it is empty, all rings and all maps with elements that can change.
     pub maps: Vec<String>,
-    /// Between two looks at maps' elements.
+    /// The interval between two looks at maps' elements.
     pub interval: Duration,
 }
 
@@ -32,16 +33,17 @@ impl Default for Watching {
     }
 }
 
-/// Something that happened in the guest. Maps are named by their places in [`Loaded::maps`].
+/// An event in the guest. Maps are named by their places in [`Loaded::maps`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A program wrote a record.
     Record {
         /// The ring.
         map: usize,
-        /// Of a perf event array: the CPU that it was written on.
+        /// For a perf event array: the CPU that it was written on.
         cpu: Option<u32>,
-        /// What was written; of a perf event array perhaps some zeros behind it, as it is stored in whole 8 bytes.
+        /// The record. For a perf event array some zeros may follow it, as it is stored in whole 8
+        /// bytes.
         data: Vec<u8>,
     },
     /// Records of a perf event array had no room.
@@ -50,7 +52,7 @@ pub enum Event {
         map: usize,
         /// The CPU that they were written on.
         cpu: u32,
-        /// How many.
+        /// Their number.
         count: u64,
     },
     /// An element is new, or has another value than at the last look.
@@ -75,10 +77,10 @@ pub enum Event {
     },
 }
 
-/// What is watched, and what has been seen of it.
+/// The watched objects, and what has been seen of them.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    /// By their handles.
+    /// Rings by their handles.
     rings: HashMap<u32, Ring>,
     /// Maps by their places, and their elements at the last look.
     looks: Vec<(usize, Elements)>,
@@ -88,8 +90,11 @@ pub(crate) struct Watch {
 }
 
 impl Loaded {
-    /// What is watched from now on: of rings all records, of other maps what changes from what they hold now. Once, and best before
-    /// anything is attached. An error if a map is named that there is not, or that has nothing to watch.
+    /// Selects what is watched from now on: all records of rings, and of other maps whatever
+    /// changes from what they hold now.
+    ///
+    /// Call it once, preferably before anything is attached. It is an error to name a map that does
+    /// not exist, or that has nothing to watch.
     pub fn watch(&mut self, watching: &Watching) -> Result<(), Error> {
         let maps: Vec<usize> = match watching.maps.as_slice() {
             [] => (0..self.maps.len())
@@ -132,8 +137,8 @@ impl Loaded {
         })
     }
 
-    /// The next event; `None` if there is none until the deadline, or somebody has [interrupted](crate::Interrupter) the wait. Maps are
-    /// looked at meanwhile when it is time.
+    /// Returns the next event; `None` if there is none until the deadline, or the wait has been
+    /// [interrupted](crate::Interrupter). Maps are looked at meanwhile when it is time.
     pub fn next_event(&mut self, deadline: Option<Instant>) -> Result<Option<Event>, Error> {
         loop {
             if let Some(event) = self.watch.ready.pop_front() {
@@ -176,7 +181,7 @@ impl Loaded {
         }
     }
 
-    /// Looks at the watched maps now; what has changed are the next events.
+    /// Looks at the watched maps now. Their changes are the next events.
     pub fn look(&mut self) -> Result<(), Error> {
         for (place, known) in &mut self.watch.looks {
             let now = self.maps[*place].elements()?;
@@ -187,7 +192,7 @@ impl Loaded {
         Ok(())
     }
 
-    /// Takes what was heard in. Was it an interruption?
+    /// Takes in a message. Returns whether it was an interruption.
     fn take(&mut self, heard: Heard) -> Result<bool, Error> {
         match heard {
             Heard::Records(handle, data) => {
@@ -208,7 +213,7 @@ impl Loaded {
     }
 }
 
-/// From one look to the next, in the order of keys.
+/// Returns the changes from one look to the next, in the order of keys.
 fn changes(map: usize, before: &Elements, now: &Elements) -> Vec<Event> {
     let mut changes = Vec::new();
     for (key, value) in now {

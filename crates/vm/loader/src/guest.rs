@@ -17,7 +17,7 @@ use crate::handle::Line;
 use crate::inbox::{Heard, Inbox};
 use crate::load::{Loaded, Selection};
 
-/// More than any file of the kernel's.
+/// An upper bound for the size of the kernel's files.
 const LONGEST_FILE: usize = 256 << 20;
 
 /// A guest that was greeted.
@@ -34,15 +34,16 @@ pub struct Guest {
 pub struct Interrupter(Sender<Heard>);
 
 impl Interrupter {
-    /// The wait that goes on, or the next one, ends with no event.
+    /// Ends the current wait, or the next one, without an event.
     pub fn interrupt(&self) {
-        // Nobody waits where it fails.
+        // If it fails, nobody waits.
         let _ = self.0.send(Heard::Interrupt);
     }
 }
 
 impl Guest {
-    /// Connects to the proxy at an address and greets it; `who` is told to the guest's audit log. `tls`: for `tcp:` addresses.
+    /// Connects to the proxy at an address and greets it. `who` is told to the guest's audit log;
+    /// `tls` is for `tcp:` addresses.
     pub fn connect(address: &Address, tls: Option<&Tls>, who: &str) -> Result<Self, Error> {
         let channel_to_guest = Channel::connect(address, tls)?;
         let end = Arc::new(OnceLock::new());
@@ -52,7 +53,7 @@ impl Guest {
             channel_to_guest,
             who,
             Box::new(move |why| {
-                // The first reason is the one.
+                // Only the first reason counts.
                 let _ = lost_end.set(why.to_owned());
                 let _ = lost.send(Heard::Lost);
             }),
@@ -68,12 +69,13 @@ impl Guest {
         })
     }
 
-    /// What the proxy said of its kernel.
+    /// Returns the proxy's description of its kernel.
     pub fn welcome(&self) -> &Welcome {
         self.line.client.welcome()
     }
 
-    /// The guest's kernel, for [`Object::parse`]: its types and its configuration are fetched when they are first asked for.
+    /// Returns the guest's kernel, for [`Object::parse`]. Its types and its configuration are
+    /// fetched when they are first asked for.
     pub fn kernel(&self) -> impl Kernel + use<> {
         let line = Arc::clone(&self.line);
         FileKernel::new(move |path: &str| read(&line, path).ok())
@@ -84,17 +86,18 @@ impl Guest {
         Ok(Object::parse(data, &self.kernel())?)
     }
 
-    /// Has an object's maps and its selected programs made in the guest. For another object there is another connection.
+    /// Makes an object's maps and its selected programs in the guest. Another object needs another
+    /// connection.
     pub fn load(self, object: &Object, selection: &Selection) -> Result<Loaded, Error> {
         Loaded::new(self, object, selection)
     }
 
-    /// What ends waits for events.
+    /// Returns a handle that ends waits for events.
     pub fn interrupter(&self) -> Interrupter {
         self.interrupter.clone()
     }
 
-    /// A file of the guest's kernel, of those that its proxy shows (see `docs/guests.md`).
+    /// Reads a file of the guest's kernel, if its proxy shows it (see `docs/guests.md`).
     pub fn read(&self, path: &str) -> Result<Vec<u8>, Error> {
         read(&self.line, path)
     }
@@ -128,7 +131,7 @@ pub(crate) fn read(line: &Line, path: &str) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// A file of one line of text.
+/// Reads a file of one line of text.
 pub(crate) fn read_line(line: &Line, path: &str) -> Result<String, Error> {
     let content = read(line, path)?;
     Ok(String::from_utf8_lossy(&content).trim().to_owned())

@@ -1,4 +1,4 @@
-//! Objects of the guest's kernel, and calls that make them.
+//! Objects of the guest's kernel, and the calls that make them.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,22 +10,22 @@ use beeline_vm_protocol::messages::{Bpf, BpfDone, Part, Release};
 
 use crate::error::{Error, Refusal};
 
-/// The line to the guest, shared by all that is there.
+/// The line to the guest, shared by everything that is there.
 #[derive(Debug)]
 pub(crate) struct Line {
     pub(crate) client: Arc<Client>,
-    /// Why it has ended.
+    /// The reason why it has ended.
     pub(crate) end: Arc<OnceLock<String>>,
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        // What the guest has not detached by then it will all the same.
+        // Anything that the guest has not detached by then, it will detach all the same.
         self.client.close();
     }
 }
 
-/// An answer, or the guest's no.
+/// An answer, or the guest's refusal.
 pub(crate) type Answer<T> = Result<Result<T, Refusal>, Error>;
 
 impl Line {
@@ -42,7 +42,7 @@ impl Line {
         }
     }
 
-    /// A `bpf(2)` command that may fail, with what it wrote all the same.
+    /// Runs a `bpf(2)` command that may fail, and returns what it wrote all the same.
     pub(crate) fn bpf_done(
         &self,
         command: Command,
@@ -62,7 +62,7 @@ impl Line {
         })
     }
 
-    /// A `bpf(2)` command that succeeds, or is refused.
+    /// Runs a `bpf(2)` command that succeeds, or is refused.
     pub(crate) fn bpf(&self, command: Command, attr: Vec<u8>, parts: Vec<Part>) -> Answer<BpfDone> {
         let done = self.bpf_done(command, attr, parts)?;
         Ok(done.and_then(|done| match done.errno {
@@ -71,7 +71,7 @@ impl Line {
         }))
     }
 
-    /// A `bpf(2)` command that makes an object.
+    /// Runs a `bpf(2)` command that makes an object.
     pub(crate) fn make(
         self: &Arc<Self>,
         command: Command,
@@ -96,7 +96,7 @@ impl Line {
     }
 }
 
-/// Why the guest's kernel did not do it.
+/// Returns the reason why the guest's kernel did not do it.
 pub(crate) fn refusal(done: &BpfDone) -> Refusal {
     Refusal {
         errno: i32::try_from(done.errno).unwrap_or(libc::EIO),
@@ -104,7 +104,7 @@ pub(crate) fn refusal(done: &BpfDone) -> Refusal {
     }
 }
 
-/// An object of the guest's kernel; given back with this.
+/// An object of the guest's kernel, which is given back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) line: Arc<Line>,
@@ -119,7 +119,7 @@ impl Drop for Handle {
     }
 }
 
-/// `union bpf_attr`, of zeros at first. Offsets are those of `linux/bpf.h`.
+/// `union bpf_attr`, initially zeros. Offsets are those of `linux/bpf.h`.
 pub(crate) struct Attr(Vec<u8>);
 
 impl Attr {
@@ -137,7 +137,7 @@ impl Attr {
         self
     }
 
-    /// A name as kernels take it: 15 characters of letters, digits, `_` and `.`.
+    /// Adds a name as kernels take it: 15 characters of letters, digits, `_` and `.`.
     pub(crate) fn with_name(mut self, at: usize, name: &str) -> Self {
         let known = |it: &u8| it.is_ascii_alphanumeric() || matches!(it, b'_' | b'.');
         let name = name.bytes().filter(known).take(15);
@@ -152,7 +152,7 @@ impl Attr {
     }
 }
 
-/// What a pointer at an offset leads to, for the kernel to read.
+/// Returns the data behind a pointer at an offset, for the kernel to read.
 pub(crate) fn given(at: u32, data: impl Into<Vec<u8>>) -> Part {
     Part {
         at,

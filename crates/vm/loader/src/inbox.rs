@@ -1,4 +1,5 @@
-//! What the guest sends on its own: taken in at once, and no more of it than was asked for.
+//! The inbox for what the guest sends on its own. Data are taken in at once, but no more than were
+//! asked for.
 
 use std::collections::HashMap;
 use std::sync::mpsc::Sender;
@@ -6,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 
-/// What came.
+/// A received message.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     /// Records of a ring, by its handle.
@@ -15,25 +16,26 @@ pub(crate) enum Heard {
     Excess,
     /// The connection has ended.
     Lost,
-    /// Somebody here wants the wait to end.
+    /// The user wants the wait to end.
     Interrupt,
 }
 
-/// What the guest may still send, by the ring's handle, in bytes. Who sends more would fill our memory.
+/// The number of bytes that the guest may still send, by the ring's handle. A guest that sends more
+/// would fill the host's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     allowed: Mutex<HashMap<u32, u64>>,
 }
 
 impl Inbox {
-    /// So many bytes more.
+    /// Allows this many more bytes.
     pub(crate) fn allow(&self, handle: u32, bytes: u64) {
         let mut allowed = self.allowed();
         let room = allowed.entry(handle).or_default();
         *room = room.saturating_add(bytes);
     }
 
-    /// Takes in what comes; on the thread that receives, so nothing waits here.
+    /// Takes in what comes. It is called on the thread that receives, so nothing waits here.
     pub(crate) fn take(&self, said: Said, to: &Sender<Heard>) {
         let Said::Records(records) = said else {
             return;
@@ -52,7 +54,7 @@ impl Inbox {
                 Heard::Excess
             }
         };
-        // Nobody waits where it fails.
+        // If it fails, nobody waits.
         let _ = to.send(heard);
     }
 

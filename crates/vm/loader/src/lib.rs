@@ -1,4 +1,5 @@
-//! eBPF programs for the kernel of a virtual machine's guest, loaded and read by a service of its host.
+//! eBPF programs for the kernel of a virtual machine's guest, loaded and read by a service of its
+//! host.
 //!
 //! ```no_run
 //! # fn visit(file: &[u8]) -> Result<(), beeline_vm_loader::Error> {
@@ -18,15 +19,18 @@
 //! # }
 //! ```
 //!
-//! [`Guest::connect`] greets the proxy (`beeline guest`) in the guest. [`Guest::parse`] reads an object file for the guest's kernel: its
-//! types and configuration are fetched, and what the file wants to know of them (CO-RE) is resolved here. [`Guest::load`] has maps and
-//! programs made there, [`Loaded::attach`] attaches them by the names of their sections as libbpf does, [`Loaded::next_event`] gives
-//! what they write to rings and what changes in their maps, and [`Map`] is for single elements. All that is in the guest goes
-//! with the values here, and at the latest with the connection.
+//! [`Guest::connect`] greets the proxy (`beeline guest`) in the guest. [`Guest::parse`] reads an
+//! object file for the guest's kernel: its types and configuration are fetched, and the file's
+//! references to them (CO-RE) are resolved here. [`Guest::load`] makes maps and programs there,
+//! [`Loaded::attach`] attaches them by the names of their sections as libbpf does,
+//! [`Loaded::next_event`] returns the records of rings and the changes in maps, and [`Map`] is for
+//! single elements. Everything in the guest goes with the values here, and at the latest with the
+//! connection.
 //!
-//! A guest is not trusted: whatever it says, the worst is an [`Error`], or false data.
+//! A guest is not trusted: whatever it says, the worst outcome is an [`Error`], or false data.
 //!
-//! Not here: programs for packets, sockets and cgroups (they are attached to descriptors of the guest's), iterators, USDT, pinning.
+//! Not supported: programs for packets, sockets and cgroups (they are attached to descriptors of
+//! the guest's), iterators, USDT, pinning.
 
 #![forbid(unsafe_code)]
 

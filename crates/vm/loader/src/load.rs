@@ -16,7 +16,8 @@ use crate::map::Map;
 /// `BPF_PSEUDO_MAP_FD` and `BPF_PSEUDO_MAP_VALUE`.
 const PSEUDO_MAP_FD: u8 = 1;
 const PSEUDO_MAP_VALUE: u8 = 2;
-/// What is asked of a verifier that says no, and how much of it is kept: its reason stands at the end.
+/// The verbosity for a verifier that refuses, and how much of its log is kept: its reason stands at
+/// the end.
 const LOG: usize = 1 << 20;
 const LOG_LINES: usize = 12;
 /// Offsets of `BPF_PROG_LOAD` that are pointers.
@@ -28,10 +29,11 @@ mod at {
     pub(super) const LINES: u32 = 96;
 }
 
-/// Which programs of an object are loaded.
+/// The selection of an object's programs to load.
 #[derive(Debug, Clone, Default)]
 pub struct Selection {
-    /// By their functions' names; if it is empty, all whose section's name does not begin with `?`.
+    /// Programs by their functions' names. If it is empty, all with a section name that does not
+    /// begin with `?`.
     pub programs: Vec<String>,
 }
 
@@ -44,10 +46,10 @@ pub(crate) struct LoadedProgram {
     pub(crate) attach_type: AttachType,
 }
 
-/// What is loaded in a guest, and the connection to it. All of it goes when this is dropped.
+/// The objects loaded in a guest, and the connection to it. All of them go when this is dropped.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Dropped in this order: what is attached, programs, maps, the connection.
+    /// Dropped in this order: the attached programs, programs, maps, the connection.
     pub(crate) attached: Vec<Attached>,
     pub(crate) programs: Vec<LoadedProgram>,
     pub(crate) watch: Watch,
@@ -84,12 +86,12 @@ impl Loaded {
         })
     }
 
-    /// In the order of the object's maps.
+    /// Returns the maps, in the order of the object's maps.
     pub fn maps(&self) -> &[Map] {
         &self.maps
     }
 
-    /// The map of a name.
+    /// Returns the map of a name.
     pub fn map(&self, name: &str) -> Result<&Map, Error> {
         let found = self.maps.iter().find(|map| map.name() == name);
         found.ok_or_else(|| Error::NoSuch {
@@ -99,7 +101,7 @@ impl Loaded {
         })
     }
 
-    /// Where it is loaded.
+    /// Returns the guest that holds them.
     pub fn guest(&self) -> &Guest {
         &self.guest
     }
@@ -121,7 +123,8 @@ fn selected<'a>(object: &'a Object, selection: &Selection) -> Result<Vec<&'a Pro
     }
 }
 
-/// The object's types in the guest's kernel; none where that does not take them, as with libbpf.
+/// Loads the object's types into the guest's kernel. Returns `None` if the kernel does not take
+/// them, as with libbpf.
 fn types(line: &Arc<Line>, object: &Object) -> Result<Option<Handle>, Error> {
     if object.btf.is_empty() {
         return Ok(None);
@@ -131,7 +134,7 @@ fn types(line: &Arc<Line>, object: &Object) -> Result<Option<Handle>, Error> {
     Ok(made.ok())
 }
 
-/// Elements that are maps or programs.
+/// Sets elements that are maps or programs.
 fn put_elements(object: &Object, maps: &[Map], programs: &[LoadedProgram]) -> Result<(), Error> {
     for (definition, map) in object.maps.iter().zip(maps) {
         let put = |index: &u32, handle: &Handle| {
@@ -148,7 +151,7 @@ fn put_elements(object: &Object, maps: &[Map], programs: &[LoadedProgram]) -> Re
             }
             Contents::Programs(elements) => {
                 for (index, name) in elements {
-                    // One that was not selected leaves its place empty.
+                    // A program that was not selected leaves its place empty.
                     if let Some(program) = programs.iter().find(|it| it.name == *name) {
                         put(index, &program.handle)?;
                     }
@@ -182,7 +185,7 @@ impl Loader<'_> {
             .types
             .as_ref()
             .filter(|_| !program.func_info.is_empty());
-        // Types that the kernel does not like for this program are left out, as with libbpf.
+        // Types that the kernel does not accept for this program are left out, as with libbpf.
         let mut first = self.try_load(program, &insns, types, 0)?;
         if first.is_err() && types.is_some() {
             first = self.try_load(program, &insns, None, 0)?;
@@ -205,7 +208,11 @@ impl Loader<'_> {
         })
     }
 
-    /// Errors: the kernel's, and the end of its verifier's log.
+    /// Tries to load a program.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's, and the end of its verifier's log.
     #[allow(clippy::type_complexity, reason = "an answer that has two parts")]
     fn try_load(
         &self,
@@ -258,7 +265,7 @@ impl Loader<'_> {
         })
     }
 
-    /// The instructions with handles in the place of maps' places.
+    /// Returns the instructions with handles in place of the maps' positions.
     fn with_handles(&self, insns: &[Insn]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(insns.len() * 8);
         let mut second = false;
@@ -293,7 +300,7 @@ fn bytes<const N: usize>(records: &[[u32; N]]) -> Vec<u8> {
     words.flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// The last lines of a log that are no statistics.
+/// Returns the last lines of a log that are not statistics.
 fn end(log: &[u8]) -> String {
     let log = String::from_utf8_lossy(log);
     let lines = log.trim_end_matches('\0').lines();

@@ -15,10 +15,11 @@ use crate::handle::{Answer, Attr, Handle, Line, given, room};
 
 /// `BPF_F_RDONLY_PROG`.
 const RDONLY_PROG: u32 = 1 << 7;
-/// Bytes of an address in a stack trace, and frames where the file leaves that open (`kernel.perf_event_max_stack`).
+/// Bytes of an address in a stack trace, and frames where the file leaves that open
+/// (`kernel.perf_event_max_stack`).
 const FRAME: u32 = 8;
 const FRAMES: u32 = 127;
-/// Elements of one answer.
+/// The number of elements of one answer.
 const STEP: u32 = 4096;
 
 /// Keys and values of a map.
@@ -34,7 +35,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// Makes it, with what it begins with but for maps and programs.
+    /// Makes the map with its initial content, except for maps and programs.
     pub(crate) fn new(
         line: &Arc<Line>,
         definition: &MapDefinition,
@@ -79,7 +80,7 @@ impl Map {
                 .with(48, types.number)
                 .with(52, definition.key_type)
                 .with(56, definition.value_type);
-            // Not every type of map takes types, and then it does without, as with libbpf.
+            // Not every type of map takes types; such a map does without, as with libbpf.
             made = make(attr)?.ok();
         }
         let made = match made {
@@ -98,28 +99,29 @@ impl Map {
         })
     }
 
-    /// Its variable's name, or that of the section whose variables it holds.
+    /// Returns its variable's name, or that of the section with the variables that it holds.
     pub fn name(&self) -> &str {
         &self.definition.name
     }
 
-    /// As the object describes it, with the types of keys and values.
+    /// Returns its description in the object, with the types of keys and values.
     pub fn definition(&self) -> &MapDefinition {
         &self.definition
     }
 
-    /// Bytes of a key.
+    /// Returns the size of a key in bytes.
     pub fn key_len(&self) -> usize {
         self.facts.key_size as usize
     }
 
-    /// Bytes of a value as [`Self::get`] gives it: of per-CPU maps, those of all possible CPUs one behind the other, each in whole
-    /// 8 bytes.
+    /// Returns the size of a value in bytes as [`Self::get`] returns it. For per-CPU maps that is
+    /// the values of all possible CPUs one behind the other, each in whole 8 bytes.
     pub fn value_len(&self) -> usize {
         self.facts.value_len(self.cpus)
     }
 
-    /// Bytes from one CPU's value to the next one's, if there is one for each.
+    /// Returns the distance in bytes from one CPU's value to the next one's, if there is one for
+    /// each.
     pub fn stride(&self) -> Option<usize> {
         let per_cpu = matches!(
             self.facts.map_type,
@@ -128,12 +130,12 @@ impl Map {
         per_cpu.then(|| (self.facts.value_size as usize).next_multiple_of(8))
     }
 
-    /// Is it a ring that programs write records to?
+    /// True if it is a ring that programs write records to.
     pub fn is_ring(&self) -> bool {
         self.facts.is_ring() || self.facts.map_type == MapType::PERF_EVENT_ARRAY
     }
 
-    /// Is it one ring, and not one for each CPU?
+    /// True if it is one ring, and not one for each CPU.
     pub(crate) fn ring_is_one(&self) -> bool {
         self.facts.is_ring()
     }
@@ -142,7 +144,8 @@ impl Map {
         self.facts.max_entries.into()
     }
 
-    /// Has it elements that can be watched? Not rings, maps of objects, queues; nor what nobody can change.
+    /// True if it has elements that can be watched. That excludes rings, maps of objects, queues,
+    /// and maps that nobody can change.
     pub fn can_change(&self) -> bool {
         let has_elements = matches!(
             self.facts.map_type,
@@ -157,7 +160,7 @@ impl Map {
         has_elements && self.facts.flags & RDONLY_PROG == 0
     }
 
-    /// The value of a key; `None` if there is no such element.
+    /// Returns the value of a key; `None` if there is no such element.
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         self.check("key", key.len(), self.key_len())?;
         let parts = vec![given(8, key), room(16, self.value_len())];
@@ -181,7 +184,7 @@ impl Map {
         self.told(done).map(drop)
     }
 
-    /// Takes an element out. Was it there?
+    /// Deletes an element. Returns whether it was there.
     pub fn delete(&self, key: &[u8]) -> Result<bool, Error> {
         self.check("key", key.len(), self.key_len())?;
         match self.bpf(Command::MAP_DELETE_ELEM, vec![given(8, key)])? {
@@ -190,7 +193,7 @@ impl Map {
         }
     }
 
-    /// All elements. One that comes or goes meanwhile may be missing.
+    /// Returns all elements. One that comes or goes meanwhile may be missing.
     pub fn elements(&self) -> Result<Elements, Error> {
         let mut elements = Elements::new();
         let (mut last, mut seen) = (Vec::new(), 0);
@@ -248,7 +251,7 @@ impl Map {
     }
 }
 
-/// What libbpf asks the kernel for where the file leaves it open.
+/// Returns what libbpf requests from the kernel where the file leaves it open.
 fn facts(definition: &MapDefinition, welcome: &Welcome) -> MapFacts {
     let number = |given: u32, otherwise: u32| if given == 0 { otherwise } else { given };
     let map_type = definition.map_type;

@@ -11,7 +11,8 @@ use crate::error::Error;
 use crate::guest::read_line;
 use crate::handle::{Answer, Handle, Line};
 
-/// Bytes of `struct perf_event_attr` that all kernels know that can be guests (`PERF_ATTR_SIZE_VER5`), and offsets in it.
+/// Bytes of `struct perf_event_attr` that all kernels know that can be guests
+/// (`PERF_ATTR_SIZE_VER5`), and offsets in it.
 const ATTR: usize = 112;
 const TYPE: usize = 0;
 const SIZE: usize = 4;
@@ -27,7 +28,7 @@ const TRACEPOINT: u32 = 2;
 /// `PERF_COUNT_SW_*`.
 const CPU_CLOCK: u64 = 0;
 const BPF_OUTPUT: u64 = 10;
-/// `PERF_SAMPLE_RAW`, and the flag that makes of the period a frequency.
+/// `PERF_SAMPLE_RAW`, and the flag that turns the period into a frequency.
 const SAMPLE_RAW: u64 = 1 << 10;
 const FREQUENCY: u64 = 1 << 10;
 /// `PERF_EVENT_IOC_*`.
@@ -36,7 +37,7 @@ const SET_BPF: u32 = 0x4004_2408;
 /// All processes.
 const ANY: i32 = -1;
 
-/// What an event is of.
+/// The source of an event.
 pub(crate) struct Event {
     attr: Vec<u8>,
     name: String,
@@ -58,12 +59,12 @@ impl Event {
         }
     }
 
-    /// A tracepoint by its number.
+    /// Describes a tracepoint by its number.
     pub(crate) fn tracepoint(id: u64) -> Self {
         Self::new(TRACEPOINT, id)
     }
 
-    /// A probe of a source (`kprobe`, `uprobe`), at a place of a function or file.
+    /// Describes a probe of a source (`kprobe`, `uprobe`), at a place of a function or file.
     pub(crate) fn probe(source: &Source, at: &str, offset: u64, build_id: Vec<u8>) -> Self {
         let mut event = Self::new(source.kind, source.config);
         put_long(&mut event.attr, CONFIG2, offset);
@@ -72,7 +73,7 @@ impl Event {
         event
     }
 
-    /// A sample so many times a second of a CPU's time.
+    /// Describes a sample at a frequency per second of a CPU's time.
     pub(crate) fn clock(cpu: u32, frequency: u64) -> Self {
         let mut event = Self::new(SOFTWARE, CPU_CLOCK);
         put_long(&mut event.attr, PERIOD, frequency);
@@ -98,14 +99,14 @@ impl Event {
     }
 }
 
-/// A source of probes, as the guest's kernel numbers it.
+/// A source of probes, by its number in the guest's kernel.
 pub(crate) struct Source {
     kind: u32,
     config: u64,
 }
 
 impl Source {
-    /// `kprobe` or `uprobe`, of returns or not.
+    /// Finds `kprobe` or `uprobe`, of returns or not.
     pub(crate) fn of(line: &Line, name: &str, returns: bool) -> Result<Self, Error> {
         let path = |file| format!("/sys/bus/event_source/devices/{name}/{file}");
         let kind = read_line(line, &path("type"))?;
@@ -123,7 +124,7 @@ impl Source {
     }
 }
 
-/// An event whose ring programs write to, on a CPU.
+/// Opens an event with a ring that programs write to, on a CPU.
 pub(crate) fn output(line: &Arc<Line>, cpu: u32) -> Answer<Handle> {
     let mut event = Event::new(SOFTWARE, BPF_OUTPUT);
     put_long(&mut event.attr, PERIOD, 1);
@@ -133,7 +134,7 @@ pub(crate) fn output(line: &Arc<Line>, cpu: u32) -> Answer<Handle> {
     event.open(line)
 }
 
-/// Has a program run at an event, from now on.
+/// Makes a program run at an event from now on.
 pub(crate) fn run_at(event: &Handle, program: &Handle) -> Answer<()> {
     match control(event, SET_BPF, program.number)? {
         Ok(()) => enable(event),
@@ -155,13 +156,13 @@ fn control(event: &Handle, command: u32, argument: u32) -> Answer<()> {
     Ok(event.line.ask(request)?.map(drop))
 }
 
-/// The guest's CPUs that are online.
+/// Returns the guest's CPUs that are online.
 pub(crate) fn online_cpus(line: &Line) -> Result<Vec<u32>, Error> {
     let list = read_line(line, "/sys/devices/system/cpu/online")?;
     cpus(&list).ok_or(Error::Nonsense("a list of CPUs that is none"))
 }
 
-/// `0-2,5`. More than any machine has are none.
+/// Parses `0-2,5`. A list with more CPUs than any machine has is none.
 fn cpus(list: &str) -> Option<Vec<u32>> {
     const MOST: u32 = 8192;
     let mut cpus = Vec::new();

@@ -1,4 +1,4 @@
-//! Rings in the guest, whose records come over the wire.
+//! Rings in the guest with records that come over the wire.
 
 use beeline_vm_protocol::layout::number_at;
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -24,11 +24,11 @@ const HEADER: usize = 8;
 #[derive(Debug)]
 pub(crate) struct Ring {
     map: usize,
-    /// Of a perf event array: the CPU, and the event that is its ring.
+    /// For a perf event array: the CPU, and the event that is its ring.
     event: Option<(u32, Handle)>,
 }
 
-/// Has the guest send what comes into a map's rings.
+/// Makes the guest send the content of a map's rings.
 pub(crate) fn open(place: usize, map: &Map, guest: &Guest) -> Result<Vec<Ring>, Error> {
     let refused = |refusal| Error::Map {
         name: map.name().into(),
@@ -57,7 +57,7 @@ pub(crate) fn open(place: usize, map: &Map, guest: &Guest) -> Result<Vec<Ring>, 
     Ok(rings)
 }
 
-/// The guest may send as much as the ring holds.
+/// Watches a ring. The guest may send as much as the ring holds.
 fn watch(guest: &Guest, handle: u32, pages: u32, bytes: u64) -> Result<Result<(), Refusal>, Error> {
     guest.inbox.allow(handle, bytes);
     let request = Asked::Watch(Watch {
@@ -75,13 +75,13 @@ fn watch(guest: &Guest, handle: u32, pages: u32, bytes: u64) -> Result<Result<()
 }
 
 impl Ring {
-    /// By which the guest names it.
+    /// Returns the handle by which the guest names it.
     pub(crate) fn handle(&self, map: &Map) -> u32 {
         let event = self.event.as_ref();
         event.map_or(map.handle.number, |(_, event)| event.number)
     }
 
-    /// The records in what came, each as it was in the ring.
+    /// Returns the records in the data received, each as it was in the ring.
     pub(crate) fn records(&self, data: &[u8]) -> Result<Vec<Event>, Error> {
         let cpu = self.event.as_ref().map(|(cpu, _)| *cpu);
         let split = match cpu {
@@ -92,7 +92,8 @@ impl Ring {
     }
 }
 
-/// Of a ring buffer: 4 bytes with the length, 4 that are the kernel's, the record, up to whole 8 bytes.
+/// Parses a ring buffer's data: 4 bytes with the length, 4 that are the kernel's, the record, up to
+/// whole 8 bytes.
 fn of_buffer(map: usize, mut data: &[u8]) -> Option<Vec<Event>> {
     let mut events = Vec::new();
     while !data.is_empty() {
@@ -109,7 +110,8 @@ fn of_buffer(map: usize, mut data: &[u8]) -> Option<Vec<Event>> {
     Some(events)
 }
 
-/// Of a perf event: `struct perf_event_header`; then a sample is a length and so many bytes, and a loss an id and a count.
+/// Parses a perf event's data: `struct perf_event_header`; then a sample is a length and as many
+/// bytes, and a loss an id and a count.
 fn of_event(map: usize, cpu: u32, mut data: &[u8]) -> Option<Vec<Event>> {
     let mut events = Vec::new();
     while !data.is_empty() {
@@ -127,7 +129,7 @@ fn of_event(map: usize, cpu: u32, mut data: &[u8]) -> Option<Vec<Event>> {
                 let count = u64::from_ne_bytes(*body.get(8..)?.first_chunk()?);
                 events.push(Event::Lost { map, cpu, count });
             }
-            // Of others there are none without being asked for; whoever adds one means it for others.
+            // Other records do not appear unless requested; they are meant for other readers.
             _ => {}
         }
         data = &data[size..];

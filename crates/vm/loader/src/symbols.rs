@@ -1,7 +1,7 @@
 //! Functions of files that a guest and its host both have.
 //!
-//! A guest shows none of its programs' files. A function's place is looked up in the host's file of the same path, and the guest
-//! refuses the probe if its own file is of another build.
+//! A guest shows none of its programs' files. A function's place is looked up in the host's file of
+//! the same path, and the guest refuses the probe if its own file is of another build.
 
 use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
 
@@ -10,11 +10,11 @@ use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
 pub(crate) struct Found {
     /// Bytes from the file's start.
     pub(crate) offset: u64,
-    /// Of the file here; empty if the offset is not from a file here.
+    /// The build id of the file here; empty if the offset is not from a file here.
     pub(crate) build_id: Vec<u8>,
 }
 
-/// A number as C writes it.
+/// Parses a number as C writes it.
 pub(crate) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -22,7 +22,7 @@ pub(crate) fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// A function of a file, perhaps with `+OFFSET` behind it; or an offset in the file itself.
+/// Finds a function of a file, perhaps with `+OFFSET` behind it; or an offset in the file itself.
 pub(crate) fn find(path: &str, function: &str) -> Result<Found, String> {
     if let Some(offset) = number(function) {
         return Ok(Found {

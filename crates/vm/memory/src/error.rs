@@ -1,7 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a machine's memory cannot be reached.
+/// The reason why a machine's memory cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The monitor.
@@ -12,13 +12,13 @@ pub enum Error {
     File {
         /// Its path.
         path: PathBuf,
-        /// What happened.
+        /// The cause.
         source: io::Error,
     },
     /// The monitor named no memory.
     #[error("QEMU names no memory of its machine")]
     NoMemory,
-    /// Nobody but QEMU has the memory.
+    /// The memory is not shared with any process but QEMU.
     #[error(
         "QEMU's memory at {address:#x} is not shared: it takes -object memory-backend-file,share=on (or memory-backend-memfd) and -machine memory-backend=ID"
     )]
@@ -31,26 +31,26 @@ pub enum Error {
     Process {
         /// Its number.
         pid: i32,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Of a file as long as that it has to be said where its parts are.
+    /// The file is so long that the positions of its parts have to be given.
     #[error(
         "{} is longer than 2 GiB, so machines have parts of it behind a gap: name each part, as {}@ADDRESS,LENGTH,OFFSET",
         path.display(), path.display()
     )]
     NeedsParts {
-        /// Of the file.
+        /// The path of the file.
         path: PathBuf,
     },
     /// A part is not in its file, or not in whole pages, or two have the same addresses.
     #[error("{}: no good part of memory at {address:#x}: {why}", path.display())]
     BadPart {
-        /// Of the file.
+        /// The path of the file.
         path: PathBuf,
         /// Guest-physical.
         address: u64,
-        /// What is wrong.
+        /// The defect.
         why: &'static str,
     },
     /// A ring or an array is smaller than a page of the file.

@@ -13,18 +13,20 @@ use beeline_vm_qmp::Monitor;
 use crate::tree;
 use crate::{Error, Part};
 
-/// Bytes of a page, and what addresses, lengths and offsets are multiples of.
+/// Bytes of a page. Addresses, lengths and offsets are multiples of it.
 pub const PAGE: u64 = 4096;
-/// Machines with no more have all of it from address 0 on: the gap for devices begins there, or above (q35's the lowest).
+/// The most memory of machines that have all of it from address 0 on: the gap for devices begins
+/// there, or above (q35's the lowest).
 const BELOW_EVERY_GAP: u64 = 2 << 30;
 
-/// Of `linux/magic.h`.
+/// From `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
 
-/// What QEMU reports when the guest's memory is no longer what it was, or soon will not be.
+/// QEMU's events that report that the guest's memory is no longer what it was, or soon will not be.
 const ENDS: [&str; 3] = ["RESET", "SHUTDOWN", "GUEST_PANICKED"];
 
-/// Waits until the machine is reset or ends; what it was, in QEMU's words. `None` if the monitor ended before.
+/// Waits until the machine is reset or ends. Returns the event in QEMU's words, or `None` if the
+/// monitor ended before.
 pub fn wait_for_the_end(mut monitor: Monitor) -> Option<String> {
     loop {
         let event = monitor.next_event().ok()?;
@@ -34,7 +36,8 @@ pub fn wait_for_the_end(mut monitor: Monitor) -> Option<String> {
     }
 }
 
-/// A file of memory, opened twice: who may only read gets a descriptor by which nobody can write.
+/// A file of memory, opened twice: a caller that may only read gets a descriptor by which nothing
+/// can be written.
 #[derive(Debug)]
 struct Backing {
     writable: File,
@@ -42,11 +45,11 @@ struct Backing {
     device: u64,
     inode: u64,
     len: u64,
-    /// Its pages are huge, and no part of one can be mapped.
+    /// True if its pages are huge, and no part of one can be mapped.
     huge: bool,
 }
 
-/// Guest-physical addresses, and where they are.
+/// Guest-physical addresses, and their location.
 #[derive(Debug, Clone)]
 struct Range {
     start: u64,
@@ -66,7 +69,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// So many bytes of it, from an offset on; both are within it.
+    /// Returns `len` bytes of it, from an offset on; both must be within it.
     #[must_use]
     pub fn part(&self, from: u64, len: u64) -> Self {
         Self {
@@ -76,12 +79,12 @@ impl Place {
         }
     }
 
-    /// Is that a mapping of its file?
+    /// True if the region is a mapping of its file.
     pub fn is_mapped_by(&self, region: &Region) -> bool {
         self.backing.is_mapped_by(region)
     }
 
-    /// The file; one that can only be read if that is all that is asked for.
+    /// Returns the file; a read-only one if `writable` is false.
     pub fn file(&self, writable: bool) -> BorrowedFd<'_> {
         match writable {
             true => self.backing.writable.as_fd(),
@@ -90,14 +93,18 @@ impl Place {
     }
 }
 
-/// All memory of a machine's that is shared.
+/// All shared memory of a machine.
 #[derive(Debug)]
 pub struct GuestMemory {
     ranges: Vec<Range>,
 }
 
 impl GuestMemory {
-    /// As the user says. Errors: what is not there, or makes no sense.
+    /// Describes the memory as the user says.
+    ///
+    /// # Errors
+    ///
+    /// A part that is not there, or makes no sense.
     pub fn of_parts(parts: &[Part]) -> Result<Self, Error> {
         let mut opened: Vec<(PathBuf, Arc<Backing>)> = Vec::new();
         let mut ranges = Vec::new();
@@ -131,8 +138,12 @@ impl GuestMemory {
         Ok(Self { ranges })
     }
 
-    /// As QEMU says: it is asked for the addresses that are memory, for where it has mapped them, and the system for what is mapped
-    /// there. Errors: memory that is not shared; a QEMU that may not be looked at.
+    /// Describes the memory as QEMU says. QEMU is asked for the addresses that are memory and for
+    /// where it has mapped them, and the system for what is mapped there.
+    ///
+    /// # Errors
+    ///
+    /// Memory that is not shared; a QEMU that may not be looked at.
     pub fn of_qemu(monitor: &mut Monitor) -> Result<Self, Error> {
         let pid = monitor.process()?;
         let failed = |source| Error::Process { pid, source };
@@ -147,7 +158,7 @@ impl GuestMemory {
             let host = tree::host_address(&said);
             let host = host.ok_or_else(|| failed(io::Error::other(said.trim().to_owned())))?;
             let region = regions.iter().find(|region| region.contains(host));
-            // Video memory, say, is QEMU's own, and no program's in the guest.
+            // Video memory, for example, is QEMU's own, and not available to programs in the guest.
             let Some(region) = region.filter(|region| has_shared(region, host, len)) else {
                 private = private.or(Some(start));
                 continue;
@@ -168,8 +179,12 @@ impl GuestMemory {
         }
     }
 
-    /// Where pages are, each given by the guest-physical number of the first of several and how many they are. Neighbours are put
-    /// together. Errors: [`Error::Elsewhere`], [`Error::HugePages`].
+    /// Returns where pages are. Each run is given by the guest-physical number of its first page
+    /// and the number of pages. Neighbours are joined.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Elsewhere`], [`Error::HugePages`].
     pub fn places(&self, runs: impl IntoIterator<Item = (u64, u64)>) -> Result<Vec<Place>, Error> {
         let mut places: Vec<Place> = Vec::new();
         for (first, count) in runs {
@@ -197,7 +212,7 @@ impl GuestMemory {
         Ok(places)
     }
 
-    /// The part of a run that one range has.
+    /// Returns the part of a run that one range has.
     fn place(&self, start: u64, len: u64) -> Option<Place> {
         let has = |range: &&Range| start >= range.start && start - range.start < range.len;
         let range = self.ranges.iter().find(has)?;
@@ -209,30 +224,30 @@ impl GuestMemory {
         })
     }
 
-    /// Is that a mapping of the memory?
+    /// True if the region is a mapping of the memory.
     pub fn is_mapped_by(&self, region: &Region) -> bool {
         let mut ranges = self.ranges.iter();
         ranges.any(|range| range.backing.is_mapped_by(region))
     }
 
-    /// Bytes.
+    /// Returns its size in bytes.
     pub fn len(&self) -> u64 {
         self.ranges.iter().map(|range| range.len).sum()
     }
 
-    /// Is there none?
+    /// True if there is none.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 }
 
-/// Is that part of a process's memory a file, mapped so that writing changes the file?
+/// True if that part of a process's memory is a file, mapped so that writing changes the file.
 fn has_shared(region: &Region, start: u64, len: u64) -> bool {
     let permissions = region.permissions;
     permissions.shared && permissions.write && region.inode != 0 && region.end - start >= len
 }
 
-/// Puts a place behind others, or makes the last one longer.
+/// Adds a place behind others, or makes the last one longer.
 fn join(places: &mut Vec<Place>, place: Place) {
     match places.last_mut() {
         Some(last)
@@ -298,7 +313,7 @@ impl Backing {
     }
 }
 
-/// The files that a process has open: what is mapped may have no path any more.
+/// The files that a process has open: a mapped file may have no path any more.
 struct Files {
     pid: i32,
     opened: Vec<Arc<Backing>>,

@@ -1,27 +1,27 @@
-//! What a user says of a machine's memory.
+//! Parts of a machine's memory as the user describes them.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// `PATH[@ADDRESS[,LENGTH[,OFFSET]]]`: a file holds guest-physical memory from an address on, or a part of the file does. Numbers
-/// are decimal, or hexadecimal behind `0x`.
+/// `PATH[@ADDRESS[,LENGTH[,OFFSET]]]`: a file holds guest-physical memory from an address on, or a
+/// part of the file does. Numbers are decimal, or hexadecimal behind `0x`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Of the file.
     pub path: PathBuf,
-    /// Where the guest has it; `None` if nothing was said.
+    /// The address where the guest has it; `None` if none was given.
     pub address: Option<u64>,
-    /// Bytes; `None` for all that the file has.
+    /// Bytes; `None` for everything that the file has.
     pub len: Option<u64>,
-    /// Where the file has it, in bytes.
+    /// The offset of the part in the file, in bytes.
     pub offset: u64,
 }
 
 impl FromStr for Part {
     type Err = String;
 
-    /// What stands behind an `@` that no number follows belongs to the path.
+    /// Parses a part. Text behind an `@` without a number belongs to the path.
     fn from_str(text: &str) -> Result<Self, String> {
         let whole = |path: &str| Part {
             path: path.into(),

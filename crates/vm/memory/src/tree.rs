@@ -1,4 +1,5 @@
-//! QEMU's words on a machine's addresses: `info mtree -f`, the *flat* tree, in which regions neither overlap nor nest.
+//! QEMU's words on a machine's addresses: `info mtree -f`, the *flat* tree, in which regions
+//! neither overlap nor nest.
 //!
 //! A view of it has a line for each address space that sees it so, and a line for each range:
 //!
@@ -13,11 +14,11 @@
 
 use std::ops::RangeInclusive;
 
-/// What processors and devices see.
+/// The address space that processors and devices see.
 const SYSTEM: &str = "AS \"memory\",";
 
-/// The guest-physical addresses that are plain memory, in the tree's order; neither ROM, nor devices, nor non-volatile memory. Lines that
-/// make no sense are left out.
+/// Returns the guest-physical addresses that are plain memory, in the tree's order: neither ROM,
+/// nor devices, nor non-volatile memory. Lines that make no sense are left out.
 pub fn memory(tree: &str) -> Vec<RangeInclusive<u64>> {
     let mut found = Vec::new();
     let mut is_system = false;
@@ -46,7 +47,8 @@ fn range(line: &str) -> Option<RangeInclusive<u64>> {
     (kind == "ram" && !range.is_empty()).then_some(range)
 }
 
-/// The address in QEMU's own memory that `gpa2hva` answers: `Host virtual address for 0x0 (mem0) is 0x7fa463fff000`.
+/// Returns the address in QEMU's own memory from the answer of `gpa2hva`: `Host virtual address for
+/// 0x0 (mem0) is 0x7fa463fff000`.
 pub fn host_address(answer: &str) -> Option<u64> {
     let (_, address) = answer.trim().rsplit_once(" is 0x")?;
     u64::from_str_radix(address, 16).ok()

@@ -1,4 +1,5 @@
-//! Where a guest is: `vsock:3`, `uds:/run/vm3.vsock`, `unix:/run/guest.sock`, `tcp:10.0.0.7:8790`, `serial:/run/vm3.port`.
+//! The address of a guest: `vsock:3`, `uds:/run/vm3.vsock`, `unix:/run/guest.sock`,
+//! `tcp:10.0.0.7:8790`, `serial:/run/vm3.port`.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ pub const ANY_CID: u32 = u32::MAX;
 /// The host's own address, as its guests see it (`VMADDR_CID_HOST`).
 pub const HOST_CID: u32 = 2;
 
-/// Where a guest is, or where it listens.
+/// The address of a guest, or the one it listens to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// The kernel's `AF_VSOCK`.
@@ -22,8 +23,8 @@ pub enum Address {
         /// A port of it.
         port: u32,
     },
-    /// A Unix socket of a virtual machine monitor (Firecracker, Cloud Hypervisor, vhost-device-vsock) that leads to the guest's
-    /// vsock ports after a line `CONNECT PORT`.
+    /// A Unix socket of a virtual machine monitor (Firecracker, Cloud Hypervisor,
+    /// vhost-device-vsock) that leads to the guest's vsock ports after a line `CONNECT PORT`.
     Uds {
         /// The socket.
         path: PathBuf,
@@ -39,18 +40,19 @@ pub enum Address {
     Tcp {
         /// Address and port.
         at: SocketAddr,
-        /// Without TLS: whoever reaches the port may do everything, and whoever is in between may read everything.
+        /// Without TLS: anybody that reaches the port may do everything, and anybody in between may
+        /// read everything.
         insecure: bool,
     },
-    /// A serial line of a virtual machine: a character device in the guest; on the host the Unix socket that the virtual machine
-    /// monitor made of it, or a character device.
+    /// A serial line of a virtual machine: a character device in the guest; on the host the Unix
+    /// socket that the virtual machine monitor made of it, or a character device.
     Serial {
         /// The device or the socket.
         path: PathBuf,
     },
 }
 
-/// What is no address.
+/// A text that is no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is no address of a guest: {why}; there are vsock:CID[:PORT], uds:PATH[:PORT], unix:PATH, tcp:ADDRESS:PORT, \

@@ -1,4 +1,4 @@
-//! A connection to a guest, or of a host: a stream of bytes in both directions, whatever carries it.
+//! A connection to a guest, or of a host: a stream of bytes in both directions, on any carrier.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,13 +14,13 @@ use crate::serial;
 use crate::stream::Stream;
 use crate::tls::{self, Tls};
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
 #[error("{address}: {what}: {cause}{hint}")]
 pub struct Error {
     address: String,
     what: &'static str,
-    /// Part of the message, and so not told as what is behind it.
+    /// Part of the message, and so not repeated as the source.
     cause: io::Error,
     hint: &'static str,
 }
@@ -37,13 +37,13 @@ impl Error {
         }
     }
 
-    /// The errno or its like behind it.
+    /// Returns the errno or its like behind it.
     pub fn kind(&self) -> io::ErrorKind {
         self.cause.kind()
     }
 }
 
-/// What the user can do about it.
+/// Returns advice for the user.
 fn hint(address: &Address, kind: io::ErrorKind, what: &str) -> &'static str {
     use io::ErrorKind::*;
     match (address, kind) {
@@ -84,7 +84,7 @@ pub struct Channel {
     again: Option<Address>,
 }
 
-/// What the bytes are wrapped in.
+/// The wrapping of the bytes.
 #[derive(Debug)]
 pub(crate) enum Coat {
     Plain,
@@ -103,7 +103,8 @@ impl Channel {
         }
     }
 
-    /// Connects to a guest. TCP wants certificates unless its address says that it shall be insecure.
+    /// Connects to a guest. TCP needs certificates unless its address says that it shall be
+    /// insecure.
     pub fn connect(address: &Address, tls: Option<&Tls>) -> Result<Self, Error> {
         let failed = |error| Error::new(address, CONNECTING, error);
         let peer = address.to_string();
@@ -157,18 +158,18 @@ impl Channel {
         .map_err(failed)
     }
 
-    /// Who is at the other end, for messages and logs.
+    /// Returns the name of the other end, for messages and logs.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// Where another connection to the same guest can be made whose bytes are nothing but the protocol's; `None` where there is one
-    /// only, as on a serial line, or what travels is encrypted.
+    /// Returns where another connection to the same guest can be made with only the protocol's
+    /// bytes. `None` if there can be only one, as on a serial line, or if the data are encrypted.
     pub fn again(&self) -> Option<&Address> {
         self.again.as_ref()
     }
 
-    /// Its two directions, for two threads.
+    /// Splits it into its two directions, for two threads.
     pub fn split(self) -> (Reader, Writer) {
         let (read, write) = match self.coat {
             Coat::Plain => (In::Plain, Out::Plain),
@@ -190,7 +191,7 @@ impl Channel {
     }
 }
 
-/// What comes in. A read ends with an error after 5 s without a byte.
+/// The incoming direction. A read ends with an error after 5 s without a byte.
 #[derive(Debug)]
 pub struct Reader {
     stream: Arc<Stream>,
@@ -205,7 +206,11 @@ enum In {
 }
 
 impl Reader {
-    /// Reads wait for ever from now on. Error: `Unsupported` for what is no socket.
+    /// Lets reads wait forever from now on.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` for a stream that is no socket.
     pub fn bear_silence(&self) -> io::Result<()> {
         self.stream.bear_silence()
     }
@@ -221,7 +226,7 @@ impl Read for Reader {
     }
 }
 
-/// What goes out. A write ends with an error after 5 s in which nothing of it was taken.
+/// The outgoing direction. A write ends with an error after 5 s in which nothing of it was taken.
 #[derive(Debug)]
 pub struct Writer {
     stream: Arc<Stream>,
@@ -250,28 +255,28 @@ impl Write for Writer {
 }
 
 impl Writer {
-    /// Is there room for some bytes?
+    /// True if there is room for some bytes.
     pub fn is_ready(&self) -> bool {
         self.stream.is_ready()
     }
 
-    /// What ends the connection, from any thread.
+    /// Returns a handle that ends the connection, from any thread.
     pub fn cutter(&self) -> Cutter {
         Cutter(self.stream.clone())
     }
 }
 
-/// Ends a connection: whoever reads or writes gets the end or an error, here and at the other side.
+/// Ends a connection: readers and writers get the end or an error, here and at the other side.
 #[derive(Debug, Clone)]
 pub struct Cutter(Arc<Stream>);
 
 impl Cutter {
-    /// What the bytes go by, whatever they are wrapped in.
+    /// Returns the stream below the wrapping.
     pub(crate) fn stream(&self) -> &Stream {
         &self.0
     }
 
-    /// Ends it. Once more does nothing.
+    /// Ends the connection. A second call does nothing.
     pub fn cut(&self) {
         self.0.end();
     }
@@ -281,7 +286,7 @@ pub(crate) fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let fd = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     let address = SocketAddrUnix::new(path)?;
-    // Where as many wait as may, it waits to be one of them.
+    // If the queue is full, it waits to get into it.
     sockopt::set_socket_timeout(&fd, Timeout::Send, Some(crate::stream::PATIENCE))?;
     loop {
         match connect(&fd, &address) {
@@ -306,16 +311,16 @@ pub(crate) mod vsock_option {
     pub(super) const CONNECT_TIMEOUT: i32 = 6;
 }
 
-/// A vsock socket, and the address in the kernel's form.
+/// Returns a vsock socket, and the address in the kernel's form.
 pub(crate) fn vsock(cid: u32, port: u32) -> io::Result<(OwnedFd, libc::sockaddr_vm)> {
-    // SAFETY: takes numbers, gives a descriptor of ours or -1.
+    // SAFETY: the call takes integers, and returns a new descriptor or -1.
     let fd = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor was just made, and belongs to nobody else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: integers, for which zero is good.
+    // SAFETY: the structure consists of integers, for which zero is valid.
     let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
     address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
     address.svm_cid = cid;
@@ -329,7 +334,8 @@ fn connect_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
         tv_sec: crate::stream::PATIENCE.as_secs() as libc::time_t,
         tv_usec: 0,
     };
-    // A machine that does not answer keeps nobody waiting. Where the option is missing the kernel's own 2 s hold.
+    // A machine that does not answer keeps nobody waiting. Where the option is missing the kernel's
+    // own 2 s hold.
     let _ = set_vsock(&fd, vsock_option::CONNECT_TIMEOUT, &patience);
     // SAFETY: the address is a live structure of that size.
     let connected = unsafe {
@@ -368,7 +374,7 @@ fn ask_for_port(stream: &Stream, port: u32) -> io::Result<()> {
     stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
     let mut answer = Vec::new();
     let mut byte = [0];
-    // One by one: what is behind the line is the guest's.
+    // Byte by byte: the bytes behind the line are the guest's.
     while answer.len() < 64 && stream.read(&mut byte)? == 1 {
         if byte[0] == b'\n' {
             if answer.starts_with(b"OK") {

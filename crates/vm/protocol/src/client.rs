@@ -1,4 +1,5 @@
-//! The host's end of a conversation: requests with their answers, and what the guest says on its own.
+//! The host's end of a conversation: requests with their answers, and messages that the guest sends
+//! on its own.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,7 +19,7 @@ use crate::messages::host_message::Body as Asked;
 use crate::messages::{Done, GuestMessage, Hello, HostMessage, Refused, Release, Welcome};
 use crate::stream::PATIENCE;
 
-/// Why nobody could be greeted.
+/// The reason why no proxy could be greeted.
 #[derive(Debug, thiserror::Error)]
 pub enum GreetError {
     /// A thread could not be started.
@@ -34,7 +35,7 @@ pub enum GreetError {
         sent(.0)
     )]
     Nobody(
-        /// Why it could not even be sent.
+        /// The reason why it could not even be sent.
         Option<io::Error>,
     ),
     /// Another version of the protocol.
@@ -45,12 +46,12 @@ pub enum GreetError {
     /// The proxy's words.
     #[error("{0}")]
     Refused(String),
-    /// What answers speaks another protocol.
+    /// The answering program speaks another protocol.
     #[error("whoever answers there is no `beeline guest`")]
     Stranger,
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no answer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Failure {
     /// The guest does not carry it out.
@@ -59,46 +60,48 @@ pub enum Failure {
     Lost,
 }
 
-/// A proxy that was greeted. Everything that it holds for us goes with the connection, which lasts until [`Self::close`].
+/// A proxy that was greeted. Everything that it holds for this host goes with the connection, which
+/// lasts until [`Self::close`].
 pub struct Client {
-    /// Locked from a request's id to its sending: the guest serves them in the order in which they come.
+    /// Locked from a request's id to its sending: the guest serves requests in the order in which
+    /// they come.
     sender: Mutex<Sender>,
     /// The same, to end it while a request waits to be sent.
     ender: Sender,
     waiting: Mutex<Waiting>,
     welcome: Welcome,
-    /// Where other connections lead to the same guest.
+    /// The address by which other connections lead to the same guest.
     again: Option<Address>,
-    /// Gets what the guest says on its own, until the connection ends.
+    /// Gets the messages that the guest sends on its own, until the connection ends.
     hear: Mutex<Option<Hear>>,
     lost: Lost,
 }
 
-/// Takes what the guest says of rings and arrays, in the order in which it comes. Nothing else is received meanwhile: it must not wait
-/// for the guest. Dropped when the connection ends.
+/// Takes the guest's messages on rings and arrays, in the order in which they come. Nothing else is
+/// received meanwhile, so it must not wait for the guest. Dropped when the connection ends.
 pub type Hear = Box<dyn Fn(Said) + Send>;
 
-/// Is told why the connection has ended.
+/// Gets the reason why the connection has ended.
 pub type Lost = Box<dyn Fn(&str) + Send + Sync>;
 
 struct Waiting {
     last_id: u64,
-    /// Nobody wants to know of its loss any more.
+    /// True if the loss of the connection is of no interest any more.
     is_closing: bool,
     /// `None` once the connection is lost or closed.
     answers: Option<HashMap<u64, Waiter>>,
 }
 
-/// Who gets an answer.
+/// The receiver of an answer.
 enum Waiter {
     /// A thread that sleeps.
     Thread(SyncSender<Said>),
-    /// Nobody sleeps.
+    /// A callback; no thread sleeps.
     Then(Then),
 }
 
-/// What is done with an answer, which is none of [`Said::Refused`], by the thread that receives it: nothing else is received meanwhile, so
-/// it must not wait for the guest, nor panic.
+/// The callback for an answer, which is none of [`Said::Refused`]. The receiving thread runs it,
+/// and nothing else is received meanwhile, so it must not wait for the guest, nor panic.
 pub type Then = Box<dyn FnOnce(Result<Said, Failure>) + Send>;
 
 impl Waiter {
@@ -110,7 +113,7 @@ impl Waiter {
         }
     }
 
-    /// The connection is lost: a channel's other end is told by the end of this one.
+    /// Handles the loss of the connection: dropping this end tells the channel's other end.
     fn lose(self) {
         if let Self::Then(then) = self {
             then(Err(Failure::Lost));
@@ -125,12 +128,12 @@ fn answered(said: Said) -> Result<Said, Failure> {
     }
 }
 
-/// That of the greeting.
+/// The id of the greeting.
 pub(crate) const FIRST_ID: u64 = 1;
 
 impl Client {
-    /// Greets the proxy at the other end; `tool` is told to the guest's log. `lost` is called if the connection ends before
-    /// [`Self::close`], with the reason.
+    /// Greets the proxy at the other end. `tool` is told to the guest's log. `lost` is called with
+    /// the reason if the connection ends before [`Self::close`].
     pub fn greet(channel: Channel, tool: &str, lost: Lost) -> Result<Arc<Self>, GreetError> {
         let again = channel.again().cloned();
         let conversation = conversation::begin(channel);
@@ -161,25 +164,32 @@ impl Client {
         Ok(client)
     }
 
-    /// What the proxy said of its kernel.
+    /// Returns the proxy's description of its kernel.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
     }
 
-    /// Can there be another connection to the guest?
+    /// True if there can be another connection to the guest.
     pub fn may_join(&self) -> bool {
         self.again.is_some()
     }
 
-    /// Another connection to the guest, for look-ups with what this one has. Errors: `Unsupported` where there can be only one, or what
-    /// travels is encrypted; those of connecting.
+    /// Makes another connection to the guest, for look-ups in what this one has.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` if there can be only one connection, or if the data are encrypted; the errors
+    /// of connecting.
     pub fn join(&self) -> io::Result<LookupChannel> {
         let address = self.again.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         LookupChannel::join(address, &self.welcome.token)
     }
 
-    /// Ends it once the guest has done all that it was told, so that what was released is gone: what is left would be given back as well,
-    /// but who looks at the guest then could still find it. False if that takes longer than [`PATIENCE`].
+    /// Ends the connection once the guest has done everything that it was told, so that released
+    /// objects are gone. Without this they would be given back as well, but somebody looking at the
+    /// guest then could still find them.
+    ///
+    /// Returns false if that takes longer than [`PATIENCE`].
     pub fn close(&self) -> bool {
         self.waiting().is_closing = true;
         let (sender, answer) = sync_channel(1);
@@ -193,7 +203,8 @@ impl Client {
         is_done
     }
 
-    /// The guest is lost, if that was not known: ends the connection and says why, as if it had ended by itself.
+    /// Notes that the guest is lost, if that was not known: ends the connection and reports the
+    /// reason, as if it had ended by itself.
     pub fn lose(&self, why: &str) {
         let is_closing = self.waiting().is_closing;
         if let Some(left) = self.disconnect() {
@@ -205,33 +216,36 @@ impl Client {
         }
     }
 
-    /// Sends a request and waits for its answer, which is none of [`Said::Refused`]. An array's first content is heard, and the answer
-    /// to the wish to see it is then [`Said::Done`].
+    /// Sends a request and waits for its answer, which is none of [`Said::Refused`]. An array's
+    /// first content is passed to the listener, and the answer to the request for it is then
+    /// [`Said::Done`].
     pub fn ask(&self, request: Asked) -> Result<Said, Failure> {
         let (sender, answer) = sync_channel(1);
         self.send(request, Some(Waiter::Thread(sender)))?;
         answer.recv().map_err(|_| Failure::Lost).and_then(answered)
     }
 
-    /// Sends a request, and has something done with its answer when there is one: no other thread is woken for that. `before_waiting` is
-    /// called if others are sending, or the line is full.
+    /// Sends a request, and runs a callback on its answer: no other thread is woken for that.
+    /// `before_waiting` is called if others are sending, or the line is full.
     pub fn ask_then(&self, request: Asked, then: Then, before_waiting: &dyn Fn()) {
         let free = self.sender.try_lock().ok();
         let sender = free.filter(|sender| sender.is_ready()).unwrap_or_else(|| {
             before_waiting();
             self.sender()
         });
-        // What cannot be sent has been dealt with: whoever waits is told when the connection is lost.
+        // A request that cannot be sent is handled by then: its waiter is told when the connection
+        // is lost.
         let _ = self.send_by(&sender, request, Some(Waiter::Then(then)));
     }
 
-    /// Sends a request whose answer does not matter.
+    /// Sends a request with an answer that does not matter.
     pub fn tell(&self, request: Asked) {
-        // If it is lost, there is nobody to be told.
+        // If the connection is lost, nobody is left to be told.
         let _ = self.send(request, None);
     }
 
-    /// Whom to tell from now on what the guest says of rings and arrays; what it said before nobody wanted.
+    /// Sets the listener for the guest's messages on rings and arrays. Earlier messages were of no
+    /// interest.
     pub fn heard_by(&self, hear: Hear) {
         if self.waiting().answers.is_some() {
             *self.hear() = Some(hear);
@@ -242,7 +256,7 @@ impl Client {
         self.send_by(&self.sender(), request, answer)
     }
 
-    /// Requests are sent in the order of their numbers: `sender` is locked.
+    /// Sends a request. Requests are sent in the order of their numbers: `sender` is locked.
     fn send_by(
         &self,
         sender: &Sender,
@@ -267,7 +281,8 @@ impl Client {
             id,
             body: Some(request),
         };
-        // Should it fail, the conversation has ended: the other thread sees that, and says why.
+        // If it fails, the conversation has ended: the other thread sees that, and reports the
+        // reason.
         sender.send(&message).map_err(|_| Failure::Lost)
     }
 
@@ -275,7 +290,7 @@ impl Client {
         self.sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what comes until there is no more; says why not.
+    /// Takes messages until there are no more, and returns the reason.
     fn listen(&self, receiver: &mut Receiver) -> String {
         loop {
             let message: GuestMessage = match receiver.receive() {
@@ -286,7 +301,7 @@ impl Client {
             let Some(body) = message.body else {
                 return "the guest answers in a way that this version does not know".into();
             };
-            // An array's content is the answer to the wish to see it; what changed later comes later.
+            // An array's content is the answer to the request for it; later changes come later.
             let body = match body {
                 Said::Changed(_) | Said::Records(_) | Said::Readable(_) => {
                     if let Some(hear) = &*self.hear() {
@@ -298,13 +313,14 @@ impl Client {
             };
             let answers = |waiting: &mut Waiting| waiting.answers.as_mut()?.remove(&message.id);
             let waiter = answers(&mut self.waiting());
-            // A fault behind it must not end the thread that receives.
+            // A panic in a callback must not end the thread that receives.
             let give = || waiter.map(|waiter| waiter.give(body));
             let _ = catch_unwind(AssertUnwindSafe(give));
         }
     }
 
-    /// No thread waits any more. Gives who is still to be told; `None` if that was known.
+    /// Ends all waits. Returns the callbacks that still have to be told; `None` if the loss was
+    /// known.
     fn disconnect(&self) -> Option<Vec<Waiter>> {
         let answers = self.waiting().answers.take();
         *self.hear() = None;
@@ -323,7 +339,7 @@ impl Client {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not all that it said: the token is nobody else's business.
+        // Not everything that it said: the token must not be shown.
         let release = &self.welcome.release;
         f.debug_struct("Client")
             .field("release", release)
@@ -339,7 +355,7 @@ fn greet(receiver: &mut Receiver, sender: &Sender, tool: &str) -> Result<Welcome
             tool: tool.into(),
         })),
     };
-    // Whoever does not take it may have said why before.
+    // A proxy that does not take it may have said why before.
     let sent = sender.send_first(&hello);
     let answer: Option<GuestMessage> = match (receiver.receive(), sent) {
         (Ok(answer), Ok(())) => answer,
@@ -357,7 +373,7 @@ fn greet(receiver: &mut Receiver, sender: &Sender, tool: &str) -> Result<Welcome
     }
 }
 
-/// Has the other side ended the connection?
+/// True if the other side has ended the connection.
 fn is_of_an_end(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)

@@ -10,12 +10,13 @@ use prost::Message;
 use crate::channel::{Channel, Cutter, Reader, Writer};
 use crate::frame;
 
-/// Each side says something at least so often, be it an empty message: who is not heard for
-/// [`PATIENCE`](crate::stream::PATIENCE) is gone.
+/// The longest silence of each side: it then sends something, if only an empty message. A side that
+/// is not heard for [`PATIENCE`](crate::stream::PATIENCE) is gone.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 const BUFFER: usize = 64 << 10;
 
-/// Begins a conversation: who receives, and who sends. It ends when either says so, or a stream does.
+/// Begins a conversation, and returns its receiver and its sender. It ends when either says so, or
+/// a stream does.
 pub fn begin(channel: Channel) -> io::Result<(Receiver, Sender)> {
     let (reader, writer) = channel.split();
     let sender = Sender {
@@ -38,7 +39,8 @@ pub fn begin(channel: Channel) -> io::Result<(Receiver, Sender)> {
     Ok((receiver, sender))
 }
 
-/// Until nobody sends any more. A message that is on its way is a sign of life as well.
+/// Gives signs of life until the sender is gone. A message that is on its way is a sign of life as
+/// well.
 fn say_so(shared: &Weak<Shared>, cutter: &Cutter) {
     loop {
         std::thread::sleep(SIGN_OF_LIFE);
@@ -65,22 +67,30 @@ fn say_so(shared: &Weak<Shared>, cutter: &Cutter) {
 #[derive(Debug)]
 pub struct Receiver {
     reader: BufReader<Reader>,
-    /// Bytes of a message.
+    /// The longest message in bytes.
     longest: usize,
 }
 
 impl Receiver {
-    /// From now on the other side may be silent for as long as it likes. Error: that is not to be had of such a stream.
+    /// Lets the other side be silent forever from now on.
+    ///
+    /// # Errors
+    ///
+    /// The stream does not support that.
     pub fn bear_silence(&self) -> io::Result<()> {
         self.reader.get_ref().bear_silence()
     }
 
-    /// Takes no messages of more bytes from now on.
+    /// Refuses longer messages from now on.
     pub fn limit(&mut self, longest: usize) {
         self.longest = longest;
     }
 
-    /// The next message; `None` if the other side has ended the conversation. Errors also where nothing has been heard for 5 s.
+    /// Returns the next message; `None` if the other side has ended the conversation.
+    ///
+    /// # Errors
+    ///
+    /// Also if nothing has been heard for 5 s.
     pub fn receive<M: Message + Default + PartialEq>(&mut self) -> Result<Option<M>, frame::Error> {
         loop {
             match frame::read_up_to::<M>(self.longest, &mut self.reader)? {
@@ -90,8 +100,8 @@ impl Receiver {
         }
     }
 
-    /// What `take` makes of the next message's bytes, where they came in. `None` if they have not come in one piece, or it makes nothing of
-    /// them: [`Receiver::receive`] gives the message then.
+    /// Returns the result of `take` on the next message's bytes, in place. `None` if they have not
+    /// come in one piece, or `take` returns `None`: [`Receiver::receive`] returns the message then.
     pub fn receive_in_place<T>(
         &mut self,
         take: impl FnOnce(&[u8]) -> Option<T>,
@@ -117,14 +127,14 @@ pub struct Sender {
 #[derive(Debug)]
 struct Shared {
     writer: Mutex<Writer>,
-    /// No signs of life are given any more.
+    /// True if no signs of life are given any more.
     is_silent: AtomicBool,
-    /// Why nothing could be sent.
+    /// The reason why nothing could be sent.
     broken: OnceLock<String>,
 }
 
 impl Shared {
-    /// The first reason is the one: what was tried later met with what came of that.
+    /// Records the first reason only: later attempts fail as a consequence of it.
     fn is_broken(&self, error: &io::Error) {
         let _ = self.broken.set(match error.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
@@ -136,24 +146,25 @@ impl Shared {
 }
 
 impl Sender {
-    /// Sends a message whole. After an error the conversation has ended.
+    /// Sends a whole message. After an error the conversation has ended.
     pub fn send<M: Message>(&self, message: &M) -> io::Result<()> {
         let sent = frame::write(&mut *self.writer(), message);
         sent.inspect_err(|error| self.fail(error))
     }
 
-    /// As [`Self::send`], but after an error what the other side has said before may still be received.
+    /// As [`Self::send`], but after an error earlier messages of the other side may still be
+    /// received.
     pub(crate) fn send_first<M: Message>(&self, message: &M) -> io::Result<()> {
         frame::write(&mut *self.writer(), message)
     }
 
-    /// Why nothing could be sent, if that was what ended the conversation.
+    /// Returns the reason why nothing could be sent, if that ended the conversation.
     pub(crate) fn broken(&self) -> Option<String> {
         self.shared.broken.get().cloned()
     }
 
     fn fail(&self, error: &io::Error) {
-        // Where it had been ended on purpose there is nothing to tell.
+        // If it was ended on purpose there is nothing to report.
         if error.kind() != io::ErrorKind::ConnectionAborted {
             self.shared.is_broken(error);
         }
@@ -166,13 +177,13 @@ impl Sender {
         sent.inspect_err(|error| self.fail(error))
     }
 
-    /// Would a short message be on its way at once? It may not any more in a moment.
+    /// True if a short message would be on its way at once. That may change at any moment.
     pub fn is_ready(&self) -> bool {
         let writer = self.shared.writer.try_lock();
         writer.is_ok_and(|writer| writer.is_ready())
     }
 
-    /// Gives no signs of life from now on: the other side does not listen all the time.
+    /// Gives no signs of life from now on, because the other side does not listen all the time.
     pub fn be_silent(&self) {
         let _writer = self.writer();
         self.shared.is_silent.store(true, Relaxed);

@@ -1,5 +1,6 @@
-//! Frames: a message's length in bytes, the CRC-32 of that length, and the CRC-32 of the message, each as 32 bits, little-endian; then
-//! the message. A byte that changed on its way ends the connection, where a wrong length would have both sides wait for the rest.
+//! Frames. A frame is the length of a message in bytes, the CRC-32 of that length, and the CRC-32
+//! of the message, each as 32 bits, little-endian; then the message. A byte that changed on its way
+//! ends the connection; a wrong length would otherwise make both sides wait for the rest.
 
 use std::io::{self, Read, Write};
 
@@ -10,15 +11,16 @@ use prost::bytes::Bytes;
 pub const LONGEST: usize = 32 << 20;
 /// Bytes before a message.
 pub const HEAD: usize = 12;
-/// At most so many bytes are written at once: some virtual machines' vsock devices drop what is longer.
+/// The most bytes that are written at once: some virtual machines' vsock devices drop longer
+/// writes.
 const PIECE: usize = 16 << 10;
-/// Memory is taken for a message as it comes in, at most so much ahead.
+/// The most memory that is taken ahead for a message that is coming in.
 const AHEAD: usize = 1 << 20;
 
-/// Why no message came.
+/// The reason why no message came.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The stream, also when it ends inside a message.
+    /// The stream failed, or ended inside a message.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The other side does not speak this protocol.
@@ -59,21 +61,21 @@ pub fn write_framed(stream: &mut impl Write, frame: &[u8]) -> io::Result<()> {
     stream.flush()
 }
 
-/// A frame around a message's bytes.
+/// Returns a frame around a message's bytes.
 pub fn framed(message: &[u8]) -> Vec<u8> {
     let mut frame = [&[0; HEAD], message].concat();
     fill_head(&mut frame);
     frame
 }
 
-/// Writes what stands before a message into the room for it.
+/// Writes a frame's head into the room for it.
 pub(crate) fn fill_head(frame: &mut [u8]) {
     if let Some((head, message)) = frame.split_first_chunk_mut::<HEAD>() {
         *head = head_of(message.len() as u32, crc32fast::hash(message));
     }
 }
 
-/// The numbers before a message.
+/// Returns the numbers before a message.
 fn numbers(head: &[u8; HEAD]) -> [u32; 3] {
     let mut numbers = head
         .chunks_exact(4)
@@ -81,7 +83,7 @@ fn numbers(head: &[u8; HEAD]) -> [u32; 3] {
     std::array::from_fn(|_| u32::from_le_bytes(numbers.next().copied().unwrap_or_default()))
 }
 
-/// The bytes before a message.
+/// Returns the bytes before a message.
 fn head_of(len: u32, sum: u32) -> [u8; HEAD] {
     let len = len.to_le_bytes();
     let [len_sum, sum] = [crc32fast::hash(&len), sum].map(u32::to_le_bytes);
@@ -96,7 +98,7 @@ pub fn read<M: Message + Default>(stream: &mut impl Read) -> Result<Option<M>, E
     read_up_to(LONGEST, stream)
 }
 
-/// As [`read`], of at most so many bytes.
+/// As [`read`], for at most this many bytes.
 pub fn read_up_to<M: Message + Default>(
     longest: usize,
     stream: &mut impl Read,
@@ -122,11 +124,12 @@ pub fn read_up_to<M: Message + Default>(
     if crc32fast::hash(&bytes) != sum {
         return Err(Error::Changed);
     }
-    // Of a slice prost would copy each field twice.
+    // From a slice, prost would copy each field twice.
     Ok(Some(M::decode(Bytes::from(bytes))?))
 }
 
-/// The message, of at most so many bytes, of the frame that bytes begin with; `None` if that has not come whole.
+/// Returns the message, of at most `longest` bytes, in the frame that the bytes begin with; `None`
+/// if that is not complete.
 pub fn first(longest: usize, bytes: &[u8]) -> Result<Option<&[u8]>, Error> {
     let Some((head, rest)) = bytes.split_first_chunk() else {
         return Ok(None);
@@ -138,7 +141,7 @@ pub fn first(longest: usize, bytes: &[u8]) -> Result<Option<&[u8]>, Error> {
     }
 }
 
-/// The length and the sum of the message behind a head.
+/// Returns the length and the sum of the message behind a head.
 fn announced(head: &[u8; HEAD], longest: usize) -> Result<(usize, u32), Error> {
     let [len, _, sum] = numbers(head);
     if *head != head_of(len, sum) {

@@ -2,7 +2,7 @@
 
 use crate::layout::{Buffer, Flow, Holds, Len, number_at};
 
-/// What a handle stands for.
+/// The kind of object that a handle stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `struct bpf_map_info`.
@@ -15,11 +15,11 @@ pub enum Kind {
     Link,
     /// A perf event, which has no information.
     Event,
-    /// What `BPF_ITER_CREATE` and `BPF_ENABLE_STATS` give.
+    /// An object made by `BPF_ITER_CREATE` and `BPF_ENABLE_STATS`.
     Other,
 }
 
-/// The longest of these structures, with room for what later kernels add.
+/// The longest of these structures, with room for additions by later kernels.
 pub const INFO_BYTES: usize = 512;
 
 const fn out(at: usize, len: Len) -> Buffer {
@@ -58,17 +58,17 @@ const PERF_EVENT: &[Buffer] = &[out(24, Len::Count(32))];
 /// `BPF_LINK_TYPE_PERF_EVENT`.
 const PERF: u32 = 7;
 
-/// Where a link's structure says which pointers are in it: offsets of numbers of 4 bytes.
+/// Returns the offsets of the 4-byte numbers that decide which pointers are in a link's structure.
 pub fn link_types(info: &[u8]) -> &'static [usize] {
     match number_at(info, 0) {
-        // Of the perf event as well; a pointer of others begins there.
+        // The perf event's type as well; in other links a pointer begins there.
         PERF => &[0, 16],
         _ => &[0],
     }
 }
 
-/// The pointers in the structure of such an object. A link's are known when it holds the link's type already, as the kernel told it at
-/// an earlier call.
+/// Returns the pointers in the structure of such an object. A link's are known once the structure
+/// holds the link's type, as the kernel told it at an earlier call.
 pub fn buffers(kind: Kind, info: &[u8]) -> &'static [Buffer] {
     // `enum bpf_link_type`, `enum bpf_perf_event_type`.
     const RAW_TRACEPOINT: u32 = 1;

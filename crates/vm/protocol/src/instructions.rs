@@ -1,4 +1,4 @@
-//! Where instructions name objects by descriptors.
+//! The places where instructions name objects by descriptors.
 
 use sha2::{Digest, Sha256};
 
@@ -6,14 +6,16 @@ use crate::layout::{number_at, put_number};
 
 /// Bytes of an instruction.
 const INSN: usize = 8;
-/// `BPF_LD | BPF_IMM | BPF_DW`, of two slots, and what its source register makes of its constant (`BPF_PSEUDO_*`).
+/// `BPF_LD | BPF_IMM | BPF_DW`, of two slots, and the meanings that its source register gives its
+/// constant (`BPF_PSEUDO_*`).
 const LD_IMM64: u8 = 0x18;
 const MAP_FD: u8 = 1;
 const MAP_VALUE: u8 = 2;
 const BTF_ID: u8 = 3;
 const MAP_INDEX: u8 = 5;
 const MAP_INDEX_VALUE: u8 = 6;
-/// `BPF_JMP | BPF_CALL`, and of its source register: a function of the kernel's, whose module is named by an index in `off`.
+/// `BPF_JMP | BPF_CALL`, and its source register for a kernel function. An index in `off` names the
+/// function's module.
 const CALL: u8 = 0x85;
 const KERNEL_FUNCTION: u8 = 2;
 
@@ -39,7 +41,7 @@ fn named(insns: &[u8]) -> impl Iterator<Item = Named> + '_ {
             (LD_IMM64, MAP_INDEX | MAP_INDEX_VALUE) => {
                 Some(Named::Index(number_at(insns, start + 4)))
             }
-            // Of a module's variable; 0 is the kernel itself.
+            // For a module's variable; 0 is the kernel itself.
             (LD_IMM64, BTF_ID) => {
                 let at = start + INSN + 4;
                 (number_at(insns, at) != 0).then_some(Named::Descriptor(at))
@@ -53,7 +55,7 @@ fn named(insns: &[u8]) -> impl Iterator<Item = Named> + '_ {
     })
 }
 
-/// What an instruction calls, of that which is none of the program's.
+/// A call of an instruction to something outside of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Called {
     /// A helper, by its number.
@@ -62,12 +64,13 @@ pub enum Called {
     Function {
         /// The number of its type.
         id: u32,
-        /// Whose types: 0 for the kernel's own, else an index into the array of descriptors.
+        /// The module with the type: 0 for the kernel's own, else an index into the array of
+        /// descriptors.
         module: u32,
     },
 }
 
-/// What the instructions call, as often as they do.
+/// Returns the calls of the instructions, as often as they occur.
 pub fn calls(insns: &[u8]) -> impl Iterator<Item = Called> + '_ {
     let mut second_half = false;
     insns.chunks_exact(INSN).filter_map(move |insn| {
@@ -86,14 +89,15 @@ pub fn calls(insns: &[u8]) -> impl Iterator<Item = Called> + '_ {
     })
 }
 
-/// What a signature of a program is made over: the SHA-256 of its instructions, with 0 in place of each descriptor and handle.
+/// Returns the digest that a program's signature is made over: the SHA-256 of its instructions,
+/// with 0 in place of each descriptor and handle.
 pub fn digest(insns: &[u8]) -> [u8; 32] {
     let mut insns = insns.to_vec();
     let Ok(()) = replace_objects(&mut insns, |_| Ok::<_, std::convert::Infallible>(0));
     Sha256::digest(&insns).into()
 }
 
-/// Replaces every descriptor by what `other` gives for it.
+/// Replaces every descriptor by the result of `other` for it.
 pub fn replace_objects<E>(
     insns: &mut [u8],
     mut other: impl FnMut(u32) -> Result<u32, E>,
@@ -111,7 +115,7 @@ pub fn replace_objects<E>(
     Ok(())
 }
 
-/// How many descriptors the array has to have, given the indices into it.
+/// Returns the length that the array of descriptors must have, given the indices into it.
 pub fn array_len(insns: &[u8]) -> usize {
     let indices = named(insns).filter_map(|named| match named {
         Named::Index(index) => Some(index as usize + 1),

@@ -1,8 +1,9 @@
-//! Which fields of `union bpf_attr` are pointers and descriptors, and what they lead to, for every command that is carried out in a
-//! guest: the one table that both sides go by. Offsets and sizes are those of `linux/bpf.h` (Linux 6.18).
+//! The fields of `union bpf_attr` that are pointers and descriptors, and what they lead to, for
+//! every command that is carried out in a guest. It is the one table that both sides use. Offsets
+//! and sizes are those of `linux/bpf.h` (Linux 6.18).
 //!
-//! The host takes an attribute apart by it, the guest puts one together. Neither believes the other: a length is worked out from the
-//! attribute and from what is known of the map, on both sides.
+//! The host takes an attribute apart by it, and the guest puts one together. Neither trusts the
+//! other: both sides compute a length from the attribute and from the known facts of the map.
 
 use beeline_uapi::{AttachType, Command, MapType};
 
@@ -10,20 +11,20 @@ use Flow::{In, InOut, Out};
 use Holds::{Bytes, Element, Instructions, Objects, Texts};
 use Len::{Count, Cursor, Items, Key, Keys, Records, Text, Value, Values};
 
-/// What a command's attribute looks like.
+/// The layout of a command's attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// In messages to the user.
+    /// Its name in messages to the user.
     pub name: &'static str,
-    /// Bytes of the attribute that are known; those behind them have to be 0.
+    /// Known bytes of the attribute; those behind them have to be 0.
     pub size: usize,
-    /// Where there are descriptors.
+    /// The places of descriptors.
     pub objects: &'static [Object],
-    /// Where there are pointers.
+    /// The places of pointers.
     pub buffers: &'static [Buffer],
     /// Fields that the kernel writes: offset and bytes.
     pub written: &'static [(usize, usize)],
-    /// Does it return a descriptor?
+    /// True if it returns a descriptor.
     pub makes: bool,
 }
 
@@ -32,11 +33,11 @@ pub struct Layout {
 pub struct Object {
     /// Offset in bytes.
     pub at: usize,
-    /// When it is one. Otherwise it is a plain number.
+    /// The condition under which it is one. Otherwise it is a plain number.
     pub when: When,
 }
 
-/// When a field is a descriptor.
+/// The condition under which a field is a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum When {
     /// Always.
@@ -49,29 +50,29 @@ pub enum When {
     Given(usize, usize),
 }
 
-/// A field with a pointer, of 8 bytes. Null is none.
+/// A field with a pointer, of 8 bytes. Null stands for no buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
     /// Offset in bytes.
     pub at: usize,
-    /// How much it points to.
+    /// The size of the buffer that it points to.
     pub len: Len,
-    /// Who writes it.
+    /// The writer of the buffer.
     pub flow: Flow,
-    /// What is in it.
+    /// The content of the buffer.
     pub holds: Holds,
 }
 
-/// Bytes of a buffer.
+/// The size of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Len {
     /// The number at an offset, in bytes.
     Count(usize),
-    /// The number at an offset, times so many bytes.
+    /// The number at an offset, times this many bytes.
     Items(usize, usize),
     /// The number at one offset, times the number at another.
     Records(usize, usize),
-    /// A text that ends with a zero, at most so many bytes with it.
+    /// A text that ends with a zero, at most this many bytes including it.
     Text(usize),
     /// A key of the map.
     Key,
@@ -81,11 +82,11 @@ pub enum Len {
     Keys(usize),
     /// As many values.
     Values(usize),
-    /// Where a walk in batches stands: a key, but 4 bytes at the least.
+    /// The position of a walk in batches: a key, but at least 4 bytes.
     Cursor,
 }
 
-/// Who writes a buffer.
+/// The writer of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     /// The tool; the kernel reads it.
@@ -96,16 +97,17 @@ pub enum Flow {
     InOut,
 }
 
-/// What a buffer holds.
+/// The content of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holds {
-    /// What needs no change.
+    /// Bytes that need no change.
     Bytes,
     /// Instructions, which name maps and BTF by descriptors.
     Instructions,
     /// Descriptors, 4 bytes each.
     Objects,
-    /// Addresses of texts; across the wire, the texts themselves, each with a zero at its end.
+    /// Addresses of texts. Across the wire, the texts themselves are sent, each with a zero at its
+    /// end.
     Texts,
     /// A value of a map: a descriptor, if it is a map of objects.
     Element,
@@ -113,13 +115,14 @@ pub enum Holds {
 
 /// The longest attribute.
 pub const ATTR_BYTES: usize = 168;
-/// In a part's `at`: not in the attribute, but in the first structure that it points to (`BPF_OBJ_GET_INFO_BY_FD`).
+/// In a part's `at`: not in the attribute, but in the first structure that it points to
+/// (`BPF_OBJ_GET_INFO_BY_FD`).
 pub const INSIDE: u32 = 1 << 16;
-/// The most bytes of one buffer: what a message has room for.
+/// The most bytes of one buffer: a message has room for them.
 pub const BUFFER_BYTES: usize = 24 << 20;
 
-/// Is a command for single elements of maps, or batches of them? There may be very many of these, and what else the tool or its programs
-/// have written need not be elsewhere when they are answered.
+/// True for a command for single elements of maps, or batches of them. There may be very many of
+/// these, and other data of the tool or its programs need not have arrived when they are answered.
 pub fn is_for_elements(command: Command) -> bool {
     matches!(
         command,
@@ -131,7 +134,7 @@ pub fn is_for_elements(command: Command) -> bool {
     ) || is_batch(command)
 }
 
-/// Is a command for many elements of a map?
+/// True for a command for many elements of a map.
 pub fn is_batch(command: Command) -> bool {
     matches!(
         command,
@@ -142,7 +145,7 @@ pub fn is_batch(command: Command) -> bool {
     )
 }
 
-/// Does a command change elements of a map?
+/// True for a command that changes elements of a map.
 pub fn changes_elements(command: Command) -> bool {
     is_for_elements(command)
         && !matches!(
@@ -243,7 +246,7 @@ const REPLACED: Object = flagged(12, 8, 1 << 2);
 const BATCHED: Object = always(36);
 const KEY: Buffer = buffer(8, Key, In);
 const NEXT_KEY: Buffer = buffer(16, Key, Out);
-/// A Bloom filter is asked about a value.
+/// The value that a Bloom filter is asked about.
 const VALUE_ASKED: Buffer = buffer(16, Value, InOut);
 const VALUE_GIVEN: Buffer = buffer(16, Value, Out);
 const VALUE_SET: Buffer = holding(16, Value, Element);
@@ -270,7 +273,7 @@ const PROG_LOAD: Layout = Layout {
         buffer(32, Count(28), Out),
         buffer(80, Records(88, 76), In),
         buffer(96, Records(104, 92), In),
-        // Longer than the instructions need it only if a length is given; see `array_len`.
+        // It may be longer than the instructions need only if a length is given; see `array_len`.
         holding(120, Items(148, 4), Objects),
         buffer(128, Records(116, 136), In),
     ],
@@ -389,8 +392,8 @@ const UPROBE_MULTI: Layout = link(
 /// A program for another program, for a type of the kernel's, or for a perf event.
 const ON_OBJECT: Layout = link(&[always(0), not_zero(4)], &[]);
 
-/// The layout of a command's attribute; that of `BPF_LINK_CREATE` depends on its attach type. `None` for what is not carried out in
-/// guests.
+/// Returns the layout of a command's attribute; that of `BPF_LINK_CREATE` depends on its attach
+/// type. `None` for a command that is not carried out in guests.
 pub fn layout(command: Command, attr: &[u8]) -> Option<Layout> {
     Some(match command {
         Command::MAP_CREATE => MAP_CREATE,
@@ -486,7 +489,7 @@ fn link_layout(attach_type: AttachType) -> Option<Layout> {
     }
 }
 
-/// What is known of a map, and lengths depend on.
+/// The facts of a map that lengths depend on.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MapFacts {
     /// Its type.
@@ -502,7 +505,7 @@ pub struct MapFacts {
 }
 
 impl MapFacts {
-    /// From the attribute of `BPF_MAP_CREATE`.
+    /// Reads them from the attribute of `BPF_MAP_CREATE`.
     pub fn of_attr(attr: &[u8]) -> Self {
         Self {
             map_type: MapType(number_at(attr, 0)),
@@ -513,7 +516,7 @@ impl MapFacts {
         }
     }
 
-    /// From `struct bpf_map_info`.
+    /// Reads them from `struct bpf_map_info`.
     pub fn of_info(info: &[u8]) -> Self {
         Self {
             map_type: MapType(number_at(info, 0)),
@@ -524,20 +527,21 @@ impl MapFacts {
         }
     }
 
-    /// Bytes of a value as system calls see it, on a machine with so many possible CPUs.
+    /// Returns the size of a value as system calls see it, on a machine with this many possible
+    /// CPUs.
     pub fn value_len(&self, cpus: u32) -> usize {
         let value = self.value_size as usize;
         if self.map_type.is_per_cpu() {
             value.next_multiple_of(8).saturating_mul(cpus as usize)
         } else if self.holds_objects() {
-            // Whatever their values' size: read as ids.
+            // Regardless of their values' size, they are read as ids.
             4
         } else {
             value
         }
     }
 
-    /// Are its elements set to descriptors?
+    /// True if its elements are set to descriptors.
     pub fn holds_objects(&self) -> bool {
         matches!(
             self.map_type,
@@ -548,17 +552,17 @@ impl MapFacts {
         )
     }
 
-    /// Are its elements bytes under keys, and no more to it? What tools look values up in.
+    /// True if its elements are only bytes under keys. Tools look values up in such maps.
     pub fn has_plain_elements(&self) -> bool {
         self.is_gone_through() || matches!(self.map_type, MapType::ARRAY | MapType::PERCPU_ARRAY)
     }
 
-    /// Is it one of the maps that tools go through from key to key?
+    /// True if it is one of the maps that tools iterate over from key to key.
     pub fn is_gone_through(&self) -> bool {
         self.is_hash() || self.map_type == MapType::LPM_TRIE
     }
 
-    /// Is it a hash table of values?
+    /// True if it is a hash table of values.
     pub fn is_hash(&self) -> bool {
         matches!(
             self.map_type,
@@ -566,20 +570,20 @@ impl MapFacts {
         )
     }
 
-    /// Is it a ring that programs write and tools read (`BPF_MAP_TYPE_RINGBUF`)?
+    /// True if it is a ring that programs write and tools read (`BPF_MAP_TYPE_RINGBUF`).
     pub fn is_ring(&self) -> bool {
         self.map_type == MapType::RINGBUF
     }
 
-    /// Can a tool map its values (`BPF_F_MMAPABLE` of an array)?
+    /// True if a tool can map its values (`BPF_F_MMAPABLE` of an array).
     pub fn is_mappable_array(&self) -> bool {
         self.map_type == MapType::ARRAY && self.flags & 1 << 10 != 0
     }
 }
 
 impl Len {
-    /// The bytes of a buffer; `None` if they are no reasonable number, or if there is no map where one is needed. Texts are as long as
-    /// they are.
+    /// Returns the size of a buffer; `None` if it is no reasonable number, or if there is no map
+    /// where one is needed. Texts are as long as they are.
     pub fn bytes(self, attr: &[u8], map: Option<(&MapFacts, u32)>) -> Option<usize> {
         let count = |at| number_at(attr, at) as usize;
         let key = || map.map(|(map, _)| map.key_size as usize);
@@ -600,7 +604,7 @@ impl Len {
 }
 
 impl When {
-    /// Is the field with this value a descriptor?
+    /// True if the field with this value is a descriptor.
     pub fn holds(self, attr: &[u8], value: u32) -> bool {
         match self {
             When::Always => true,
@@ -611,13 +615,13 @@ impl When {
     }
 }
 
-/// The 32 bits at an offset; 0 behind the end.
+/// Returns the 32 bits at an offset; 0 behind the end.
 pub fn number_at(bytes: &[u8], at: usize) -> u32 {
     let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
     u32::from_ne_bytes(field.copied().unwrap_or_default())
 }
 
-/// The 64 bits at an offset; 0 behind the end.
+/// Returns the 64 bits at an offset; 0 behind the end.
 pub fn long_at(bytes: &[u8], at: usize) -> u64 {
     let field = bytes.get(at..).and_then(|rest| rest.first_chunk());
     u64::from_ne_bytes(field.copied().unwrap_or_default())

@@ -1,9 +1,12 @@
-//! What `beeline run --guest` on a host and `beeline guest` in a virtual machine say to each other: the [`messages`] (Protocol Buffers,
-//! described in `proto/guest.proto`), how they are framed on a stream ([`frame`]), and the table of the `bpf(2)` commands that travel in
-//! them ([`layout`], [`instructions`], [`info`]). What carries them is a [`channel`] to an [`address`], [`listen`]ed to by the guest; a
-//! [`conversation`] is the messages on one, and a [`client`] the host's end of it, and a [`lookup_channel`] a further one for look-ups, which the
-//! guest reads and answers in place ([`look_up`]); [`content`] is what is sent once only. No system call is made here but those of the
-//! stream.
+//! The protocol between `beeline run --guest` on a host and `beeline guest` in a virtual machine.
+//!
+//! It consists of the [`messages`] (Protocol Buffers, described in `proto/guest.proto`), their
+//! framing on a stream ([`frame`]), and the table of the `bpf(2)` commands that travel in them
+//! ([`layout`], [`instructions`], [`info`]). A [`channel`] to an [`address`] carries them; the
+//! guest [`listen`]s there. A [`conversation`] is the messages on a channel, and a [`client`] is
+//! the host's end of it. A [`lookup_channel`] is a further connection for look-ups, which the guest
+//! reads and answers in place ([`look_up`]). [`content`] is what is sent only once. The crate makes
+//! no system calls except those of the stream.
 
 pub mod address;
 pub mod channel;
@@ -31,7 +34,8 @@ pub mod messages {
     include!(concat!(env!("OUT_DIR"), "/beeline.guest.v1.rs"));
 }
 
-/// Of the protocol. A host and a guest of different versions do not speak to each other.
+/// The version of the protocol. A host and a guest of different versions do not speak to each
+/// other.
 pub const VERSION: u32 = 6;
 /// The port that a guest listens to unless it is told another.
 pub const PORT: u32 = 8790;

@@ -20,7 +20,8 @@ use crate::serial;
 use crate::stream::Stream;
 use crate::tls::{Server, Tls};
 
-/// The buffer of a vsock connection in bytes: with the kernel's 256 KiB, many small messages at once reset it on Linux 6.12.
+/// The buffer of a vsock connection in bytes: with the kernel's 256 KiB, many small messages at
+/// once reset it on Linux 6.12.
 const VSOCK_BUFFER: u64 = 4 << 20;
 const BACKLOG: i32 = 16;
 const LISTENING: &str = "cannot be listened to";
@@ -73,7 +74,7 @@ impl Listener {
         })
     }
 
-    /// The address, with the port that the kernel chose where it was 0.
+    /// Returns the address, with the port that the kernel chose where it was 0.
     pub fn address(&self) -> Address {
         match (&self.kind, &self.address) {
             (Kind::Tcp(listener, _), Address::Tcp { at, insecure }) => Address::Tcp {
@@ -84,7 +85,8 @@ impl Listener {
         }
     }
 
-    /// Waits for the next connection, which is not yet believed to be a host's: [`Waiting::accept`] may take a while.
+    /// Waits for the next connection, which is not yet known to be a host's: [`Waiting::accept`]
+    /// may take a while.
     pub fn wait(&self) -> Result<Waiting, Error> {
         let failed = |error: io::Error| Error::new(&self.address, LISTENING, error);
         match &self.kind {
@@ -93,7 +95,7 @@ impl Listener {
                 .accept()
                 .map(|(stream, _)| Waiting::plain(unix_peer(&stream), stream.into())),
             Kind::Tcp(listener, server) => listener.accept().map(|(stream, peer)| {
-                // A connection without it is slow, and works.
+                // Without this option a connection is slow, but works.
                 let _ = stream.set_nodelay(true);
                 Waiting {
                     peer: format!("tcp:{peer}"),
@@ -115,7 +117,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Kind::Unix(_, path) = &self.kind {
-            // Whoever has removed it already has done what we would do.
+            // Another process may have removed it already.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -133,7 +135,7 @@ enum Step {
     Plain(OwnedFd),
     Tls(OwnedFd, Server),
     Serial(Arc<Stream>, serial::Session),
-    /// Not to be spoken to.
+    /// A peer that is not served.
     Stranger(&'static str),
 }
 
@@ -145,7 +147,7 @@ impl Waiting {
         }
     }
 
-    /// Who has connected, for messages and logs.
+    /// Returns the name of the peer, for messages and logs.
     pub fn peer(&self) -> &str {
         &self.peer
     }
@@ -167,7 +169,8 @@ impl Waiting {
         Ok(Channel::new(stream, coat, self.peer))
     }
 
-    /// Tells it why it is not served, and ends it, without waiting for anybody. Who has to be agreed with on a channel first is told nothing.
+    /// Tells the peer why it is not served, and ends the connection, without waiting for anything.
+    /// A peer that first has to agree on a channel is told nothing.
     pub fn refuse(self, errno: i32, why: &str) {
         let Step::Plain(fd) = self.step else {
             return;
@@ -182,7 +185,7 @@ impl Waiting {
             body: Some(Said::Refused(refused)),
         };
         let mut frame = Vec::new();
-        // A connection that has just come in has room for it; else it is ended without a word.
+        // A connection that has just come in has room for it; otherwise it is ended without a word.
         if frame::write(&mut frame, &message).is_ok() {
             let _ = send(&fd, &frame, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
         }
@@ -201,7 +204,7 @@ fn listen_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
             size_of_val(&address) as libc::socklen_t,
         )
     };
-    // SAFETY: takes numbers.
+    // SAFETY: the call takes only integers.
     if bound < 0 || unsafe { libc::listen(fd.as_raw_fd(), BACKLOG) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -209,10 +212,10 @@ fn listen_vsock(cid: u32, port: u32) -> io::Result<OwnedFd> {
 }
 
 fn accept_vsock(listener: &OwnedFd) -> io::Result<Waiting> {
-    // SAFETY: integers, for which zero is good.
+    // SAFETY: the structure consists of integers, for which zero is valid.
     let mut peer: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
     let mut len = size_of_val(&peer) as libc::socklen_t;
-    // SAFETY: both are live and of the sizes that are given.
+    // SAFETY: both are live and of the given sizes.
     let fd = unsafe {
         libc::accept4(
             listener.as_raw_fd(),
@@ -224,10 +227,11 @@ fn accept_vsock(listener: &OwnedFd) -> io::Result<Waiting> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: the descriptor was just made, and belongs to nobody else.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let name = format!("vsock:{}:{}", peer.svm_cid, peer.svm_port);
-    // Processes of the machine itself, which need not be root to connect, and other machines' must not get what is the host's.
+    // Processes of the machine itself, which need not be root to connect, and those of other
+    // machines must not get what is the host's.
     if peer.svm_cid != HOST_CID {
         return Ok(Waiting {
             peer: name,
@@ -237,7 +241,8 @@ fn accept_vsock(listener: &OwnedFd) -> io::Result<Waiting> {
     Ok(Waiting::plain(name, fd))
 }
 
-/// A socket that its owner alone can connect to. What an earlier process left behind is replaced.
+/// Makes a socket that only its owner can connect to. A socket that an earlier process left behind
+/// is replaced.
 fn listen_unix(path: &Path) -> io::Result<UnixListener> {
     let stale = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
         && UnixStream::connect(path)

@@ -1,12 +1,12 @@
-//! A look-up and its answer, where they lie: [`LookUp`](crate::messages::LookUp) is read in the bytes that came, and
-//! [`Content`](crate::messages::Content) written around the value.
+//! Look-ups and their answers, handled in place: [`LookUp`](crate::messages::LookUp) is read in the
+//! received bytes, and [`Content`](crate::messages::Content) is written around the value.
 //!
-//! It is little that is done for a look-up, so it matters of how much memory, and of how much code: most of it is cold when the next one
-//! comes, above all where the processor is emulated.
+//! A look-up takes little work, so the amount of memory and of code that it touches matters: most
+//! of it is cold when the next one comes, above all where the processor is emulated.
 
 use crate::frame;
 
-// What stands before each field: its number and its kind, as in `proto/guest.proto`.
+// The bytes before each field: its number and its kind, as in `proto/guest.proto`.
 const ID: &[u8] = &[1 << 3];
 const LOOK_UP: &[u8] = &[(22 << 3 | 2) as u8 | 0x80, 1];
 const HANDLE: &[u8] = &[1 << 3];
@@ -14,27 +14,28 @@ const KEY: &[u8] = &[2 << 3 | 2];
 const CONTENT: &[u8] = &[(21 << 3 | 2) as u8 | 0x80, 1];
 const DATA: &[u8] = &[1 << 3 | 2];
 
-/// The most that a message has before the value: three keys and numbers, of which the id has ten bytes, and lengths of a frame five.
+/// The most bytes that a message has before the value: three keys and numbers. The id has ten
+/// bytes, and lengths of a frame five.
 const MESSAGE_HEAD: usize = (1 + 10) + (2 + 5) + (1 + 5);
 /// The longest value that an answer has room for.
 pub const LONGEST_VALUE: usize = frame::LONGEST - MESSAGE_HEAD;
-/// The frame's head, and that.
+/// The frame's head and the message's.
 const BEFORE: usize = frame::HEAD + MESSAGE_HEAD;
 
 /// `HostMessage { id, look_up: LookUp { handle, key } }`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked<'a> {
-    /// Of the request.
+    /// The id of the request.
     pub id: u64,
-    /// Of the map.
+    /// The handle of the map.
     pub handle: u32,
-    /// In it.
+    /// The key in it.
     pub key: &'a [u8],
 }
 
 impl<'a> Asked<'a> {
-    /// Reads a message whose fields are all there, and in order, as hosts write them. `None`: it is another one, written otherwise, or has
-    /// the id 0.
+    /// Reads a message with all fields there, and in order, as hosts write them. Returns `None` if
+    /// it is another one, is written otherwise, or has the id 0.
     pub fn read(mut message: &'a [u8]) -> Option<Self> {
         let id = number(&mut message, ID)?;
         let mut inner = bytes(&mut message, LOOK_UP)?;
@@ -75,17 +76,18 @@ fn varint(from: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Bytes of room that is kept for the next value.
+/// Bytes of room that are kept for the next value.
 const KEPT: usize = 64 << 10;
 
-/// Room for a value, around which its answer is written.
+/// Room for a value, with space around it for the answer.
 #[derive(Debug, Default)]
 pub struct Answer {
     bytes: Vec<u8>,
 }
 
 impl Answer {
-    /// Room for a value of so many bytes, at most [`LONGEST_VALUE`], with whatever is in it.
+    /// Returns room for a value of this many bytes, at most [`LONGEST_VALUE`], with arbitrary
+    /// content.
     pub fn value(&mut self, len: usize) -> &mut [u8] {
         if self.bytes.len() > BEFORE + KEPT {
             self.bytes = Vec::new();
@@ -94,7 +96,8 @@ impl Answer {
         self.bytes.get_mut(BEFORE..).unwrap_or_default()
     }
 
-    /// The frame of `GuestMessage { id, content: Content { data, end: false } }`, where the data is the value in the room. `id` is not 0.
+    /// Returns the frame of `GuestMessage { id, content: Content { data, end: false } }` with the
+    /// value in the room as the data. `id` is not 0.
     pub fn framed(&mut self, id: u64) -> &[u8] {
         if self.bytes.is_empty() {
             self.value(0);
@@ -105,7 +108,7 @@ impl Answer {
             bytes: &mut self.bytes,
             at: BEFORE,
         };
-        // As all who write such messages leave out what is empty.
+        // Empty fields are left out, as all writers of such messages do.
         if len > 0 {
             to.field(DATA, len);
         }
@@ -119,14 +122,14 @@ impl Answer {
     }
 }
 
-/// Writes from behind.
+/// Writes from the end.
 struct Backwards<'a> {
     bytes: &'a mut [u8],
     at: usize,
 }
 
 impl Backwards<'_> {
-    /// A field that is a number, or the head of one of so many bytes.
+    /// Writes a field that is a number, or the head of one of this many bytes.
     fn field(&mut self, field: &[u8], number: u64) {
         let bits = (number | 1).ilog2();
         for group in (0..=bits / 7).rev() {
@@ -170,7 +173,7 @@ mod tests {
                 }),
             );
             let read = Asked::read(&message);
-            // An empty key is left out by who writes it, and is nothing to look up.
+            // A writer leaves out an empty key, and there is nothing to look up.
             let wanted = Asked {
                 id,
                 handle,

@@ -1,4 +1,5 @@
-//! A further connection of a tool's, for look-ups by whoever has its socket: the tool itself, without the way through Beeline.
+//! Look-up channels: a further connection of a tool, for look-ups by any process that has its
+//! socket. The tool itself can use it, without going through Beeline.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,19 +11,24 @@ use crate::messages::guest_message::Body as Said;
 use crate::messages::host_message::Body as Asked;
 use crate::messages::{GuestMessage, HostMessage, Join};
 
-/// The connection. It ends when this is dropped, for all that have its socket, and when the proxy ends the one that it has joined.
+/// The connection. It ends when this is dropped, for all that have its socket, and when the proxy
+/// ends the connection that it has joined.
 #[derive(Debug)]
 pub struct LookupChannel(Cutter);
 
-/// Messages that may come before the answer: signs of life, until the proxy knows that it is to give none.
+/// The number of messages that may come before the answer: signs of life, until the proxy knows
+/// that it is to give none.
 const BEFORE: usize = 8;
 
-/// Bytes of each.
+/// The most bytes of each.
 const LONGEST: usize = 4 << 10;
 
 impl LookupChannel {
-    /// Joins the connection whose [`Welcome`](crate::messages::Welcome) had the token. Errors: those of connecting, and of a proxy that
-    /// refuses it.
+    /// Joins the connection with the token from its [`Welcome`](crate::messages::Welcome).
+    ///
+    /// # Errors
+    ///
+    /// Those of connecting, and of a proxy that refuses it.
     pub fn join(address: &Address, token: &[u8]) -> io::Result<Self> {
         let channel = Channel::connect(address, None).map_err(io::Error::other)?;
         let (mut reader, mut writer) = channel.split();
@@ -43,7 +49,8 @@ impl LookupChannel {
     }
 }
 
-/// What messages are sent and received by, in frames. One call that reads or writes takes 5 s at the most.
+/// The socket that messages are sent and received by, in frames. One call that reads or writes
+/// takes 5 s at the most.
 impl AsFd for LookupChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.stream().as_fd()

@@ -1,8 +1,10 @@
-//! A serial line of a virtual machine: one connection at a time on a stream without beginning or end.
+//! A serial line of a virtual machine: one connection at a time on a stream without beginning or
+//! end.
 //!
-//! Whoever connects sends zeros, a sign and a random number until it gets the sign and the number back. From then on bytes travel in
-//! chunks, each with the number, so that what is left of an earlier connection is not taken for part of this one: a host that was
-//! killed inside a chunk is followed by one whose zeros fill that chunk up, and the zeros behind it are no chunk's beginning.
+//! The connecting side sends zeros, a sign and a random number until it gets the sign and the
+//! number back. From then on bytes travel in chunks, each with the number, so that leftovers of an
+//! earlier connection are not taken for part of this one. If a host was killed inside a chunk, the
+//! next one's zeros fill that chunk up, and the zeros behind it do not begin a chunk.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,15 +18,16 @@ use crate::stream::{PATIENCE, Stream};
 
 const SIGN: [u8; 8] = *b"BEELINE\x01";
 const ANSWER: [u8; 8] = *b"BEELINE\x02";
-/// Of a chunk's bytes, without its head.
+/// The most bytes of a chunk, without its head.
 const CHUNK: usize = 8 << 10;
 /// The connection's number and the chunk's length, 4 bytes each.
 const HEAD: usize = 8;
-/// What may be left of an earlier connection's chunk, with its head.
+/// The most bytes that may be left of an earlier connection's chunk, with its head.
 const ZEROS: usize = CHUNK + 2 * HEAD;
-/// A sign that was lost (the guest had not opened the line) is sent again.
+/// The interval at which the sign is sent again. It is lost if the guest has not opened the line.
 const AGAIN: Duration = Duration::from_millis(500);
-/// How often a line is looked at that nobody is connected to: it can be waited for by looking only.
+/// The interval of looks at a line without a connection: there is no way to wait for one but to
+/// look.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// One connection on the line.
@@ -48,9 +51,10 @@ impl Session {
 #[derive(Debug)]
 pub(crate) struct Unwrap {
     number: u32,
-    /// Of the current chunk.
+    /// Bytes left of the current chunk.
     left: usize,
-    /// No chunk has come yet: the sign may come once more, if it had been sent again before it was answered.
+    /// True if no chunk has come yet: the sign may come once more, if it had been sent again before
+    /// it was answered.
     fresh: bool,
 }
 
@@ -108,7 +112,7 @@ impl Wrap {
     }
 }
 
-/// Fills the buffer; false if the stream ends before.
+/// Fills the buffer. Returns false if the stream ends before.
 fn fill(stream: &Stream, mut buffer: &mut [u8]) -> io::Result<bool> {
     while !buffer.is_empty() {
         match stream.read(buffer)? {
@@ -126,7 +130,8 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
         .write(true)
         .open(path)?;
     let fd = OwnedFd::from(file);
-    // SAFETY: integers, for which zero is good; filled by the call, which fails for what is no terminal.
+    // SAFETY: the structure consists of integers, for which zero is valid. The call fills it, or
+    // fails if this is no terminal.
     unsafe {
         let mut mode: libc::termios = std::mem::zeroed();
         if libc::tcgetattr(fd.as_raw_fd(), &raw mut mode) == 0 {
@@ -137,7 +142,7 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The host's side: gives the sign until it is answered.
+/// Connects from the host's side: gives the sign until it is answered.
 pub(crate) fn connect(path: &Path) -> io::Result<(Arc<Stream>, Session)> {
     let socket = std::fs::metadata(path)?.file_type().is_socket();
     let fd = if socket {
@@ -148,7 +153,7 @@ pub(crate) fn connect(path: &Path) -> io::Result<(Arc<Stream>, Session)> {
     let stream = Arc::new(Stream::new(fd)?);
     let mut random = [0; 4];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
-    // 0 would look like what stands before a sign.
+    // 0 would look like the bytes before a sign.
     let number = u32::from_ne_bytes(random) | 1;
     let mut answer = ANSWER.to_vec();
     answer.extend(number.to_ne_bytes());
@@ -233,7 +238,7 @@ impl Port {
         })
     }
 
-    /// Waits until the line is free, and somebody gives the sign.
+    /// Waits until the line is free and a host gives the sign.
     pub(crate) fn wait(&self) -> io::Result<(Arc<Stream>, Session)> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         while current.strong_count() > 0 {

@@ -1,6 +1,8 @@
-//! A descriptor as a stream of bytes whose reads and writes give up after a while, and can be ended from another thread.
+//! A descriptor as a stream of bytes, with reads and writes that give up after a while and can be
+//! ended from another thread.
 //!
-//! A socket does that by itself: reads and writes are one system call each. Devices have to be polled.
+//! A socket does that by itself: reads and writes are one system call each. Devices have to be
+//! polled.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,24 +16,26 @@ use rustix::net::{
     RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt, sockopt::Timeout,
 };
 
-/// A peer that is heard nothing of for so long, or takes nothing for so long, is gone.
+/// The longest silence of a peer, and the longest time in which it takes nothing, before it counts
+/// as gone.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// At most so many bytes are written at once: some virtual machines' vsock devices drop what is longer.
+/// The most bytes that are written at once: some virtual machines' vsock devices drop longer
+/// writes.
 pub const PIECE: usize = 16 << 10;
 
 /// The stream. Any number of threads may read, write and end it.
 #[derive(Debug)]
 pub struct Stream {
     fd: OwnedFd,
-    /// Its calls wait by themselves, for [`PATIENCE`] at most, or until it is shut down.
+    /// True if its calls wait by themselves, for [`PATIENCE`] at most, or until it is shut down.
     is_socket: bool,
     over: AtomicBool,
-    /// Readable once it is over, for whoever waits.
+    /// Readable once the stream is over, for waiting threads.
     ended: OwnedFd,
 }
 
 impl Stream {
-    /// Of a connected socket or an open character device.
+    /// Creates a stream of a connected socket or an open character device.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         let is_socket = sockopt::socket_type(&fd).is_ok();
@@ -52,8 +56,11 @@ impl Stream {
         })
     }
 
-    /// At most `buffer.len()` bytes, 0 at the end. Errors: `TimedOut` after [`PATIENCE`] without any, `ConnectionAborted` once it
-    /// has been ended here.
+    /// Reads at most `buffer.len()` bytes, 0 at the end.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` after [`PATIENCE`] without any, `ConnectionAborted` once it has been ended here.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.patiently(PollFlags::IN, "nothing has been heard", |fd| {
             match self.is_socket {
@@ -63,19 +70,27 @@ impl Stream {
         })
     }
 
-    /// At least one byte of `bytes` is written, if there is one. Errors: as for [`Stream::read`].
+    /// Writes at least one byte of `bytes`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Stream::read`].
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let piece = &bytes[..bytes.len().min(PIECE)];
         self.patiently(PollFlags::OUT, "nothing has been taken", |fd| {
             match self.is_socket {
-                // A socket whose peer has gone must not raise a signal.
+                // A socket must not raise a signal if its peer has gone.
                 true => send(fd, piece, SendFlags::NOSIGNAL),
                 false => rustix::io::write(fd, piece),
             }
         })
     }
 
-    /// Reads wait for ever from now on. Error: `Unsupported` for what is no socket.
+    /// Lets reads wait forever from now on.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` for a stream that is no socket.
     pub fn bear_silence(&self) -> io::Result<()> {
         match self.is_socket {
             true => Ok(sockopt::set_socket_timeout(&self.fd, Timeout::Recv, None)?),
@@ -83,14 +98,14 @@ impl Stream {
         }
     }
 
-    /// Could something be written at once?
+    /// True if something could be written at once.
     pub fn is_ready(&self) -> bool {
         let mut polled = [PollFd::new(&self.fd, PollFlags::OUT)];
         let ready = poll(&mut polled, Some(&Timespec::default()));
         ready.is_ok_and(|count| count > 0)
     }
 
-    /// All bytes are written.
+    /// Writes all bytes.
     pub fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let written = self.write(bytes)?;
@@ -99,17 +114,18 @@ impl Stream {
         Ok(())
     }
 
-    /// Both sides' reads and writes end.
+    /// Ends both sides' reads and writes.
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
         // It can only be full, and then it is readable as well.
         let _ = rustix::io::write(&self.ended, &1_u64.to_ne_bytes());
-        // What is no socket has no other side to be told.
+        // A stream that is no socket has no other side to be told.
         let _ = shutdown(&self.fd, Shutdown::Both);
     }
 
-    /// Ends what is written, and leaves it to the other side to end the rest, so that it still hears what was written last: a socket
-    /// that is closed before all has been read is reset. What comes meanwhile is thrown away, up to some length.
+    /// Ends the outgoing direction, and leaves it to the other side to end the rest, so that it
+    /// still gets the last bytes: a socket that is closed before everything has been read is reset.
+    /// Incoming bytes are discarded, up to some length.
     pub(crate) fn end_politely(&self) {
         const MOST: usize = 64;
         let _ = shutdown(&self.fd, Shutdown::Write);
@@ -148,7 +164,8 @@ impl Stream {
         }
     }
 
-    /// Waits until something can be done, or it is over. False if that was not so before the deadline.
+    /// Waits until something can be done, or the stream is over. Returns false if neither happened
+    /// before the deadline.
     fn poll(&self, until: PollFlags, deadline: Instant) -> io::Result<bool> {
         let mut polled = [
             PollFd::new(&self.fd, until),
@@ -194,10 +211,11 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::thread::{JoinHandle, spawn, yield_now};
 
-    /// Streams that wait by themselves and one that is polled, each with what keeps its other end open.
+    /// Returns streams that wait by themselves and one that is polled, each with something that
+    /// keeps its other end open.
     fn streams() -> Vec<(Arc<Stream>, OwnedFd)> {
         let (unix, other) = UnixStream::pair().unwrap();
-        // Whoever had it before may not have wanted to wait.
+        // The previous owner may not have wanted to wait.
         unix.set_nonblocking(true).unwrap();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let tcp = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -212,7 +230,7 @@ mod tests {
         pairs.map(stream).into()
     }
 
-    /// A thread that does something, once it sleeps or has done it.
+    /// Returns a thread that does something, once it sleeps or has done it.
     fn asleep<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         let (tell, told) = channel();
         let works = spawn(move || {
@@ -265,7 +283,7 @@ mod tests {
         for (stream, _other) in streams().drain(..2) {
             let writer = Arc::clone(&stream);
             let writes = asleep(move || {
-                // Nobody reads: it comes to wait.
+                // Nobody reads, so it gets to wait.
                 loop {
                     if let Err(error) = writer.write_all(&[0; PIECE]) {
                         return error.kind();

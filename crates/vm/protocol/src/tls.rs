@@ -21,9 +21,9 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// The authority that the other side's certificate has to be signed by.
+    /// The authority that must have signed the other side's certificate.
     pub authority: PathBuf,
-    /// The name that the guest's certificate has to be for, where that is not its address. For hosts.
+    /// The name that the guest's certificate must be for, if that is not its address. For hosts.
     pub name: Option<String>,
 }
 
@@ -89,7 +89,7 @@ impl Tls {
     }
 }
 
-/// What connects.
+/// The connecting side.
 #[derive(Debug)]
 pub(crate) struct Client {
     config: Arc<ClientConfig>,
@@ -107,7 +107,7 @@ impl Client {
     }
 }
 
-/// What is connected to.
+/// The listening side.
 #[derive(Debug, Clone)]
 pub(crate) struct Server(Arc<ServerConfig>);
 
@@ -119,14 +119,14 @@ impl Server {
     }
 }
 
-/// One connection's keys and what has been decrypted of it. A thread that reads waits for the stream without holding anything, so
-/// that another can write.
+/// One connection's keys and its decrypted data. A thread that reads waits for the stream without
+/// holding anything, so that another can write.
 #[derive(Debug)]
 pub(crate) struct Session {
     tls: Mutex<Connection>,
     /// Held from encrypting a record until it has been written: records must go out in their order.
     order: Mutex<()>,
-    /// What has come and is not yet decrypted; for the thread that reads.
+    /// Data that have come and are not yet decrypted; for the thread that reads.
     waiting: Mutex<Vec<u8>>,
 }
 
@@ -140,7 +140,8 @@ impl Session {
         loop {
             session.send_what_is_due(stream)?;
             let tls = session.lock();
-            // The client is done before the server has looked at its certificate, and then hears of it at the first read.
+            // The client is done before the server has looked at its certificate, and learns the
+            // outcome at the first read.
             if !tls.is_handshaking() && !tls.wants_write() {
                 break;
             }
@@ -160,7 +161,7 @@ impl Session {
         self.tls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Decrypts some of what has come. False at the end of the stream.
+    /// Decrypts some of the received data. Returns false at the end of the stream.
     fn take_in(&self, stream: &Stream) -> io::Result<bool> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.is_empty() {
@@ -171,7 +172,8 @@ impl Session {
         }
         let mut tls = self.lock();
         let mut rest = &waiting[..];
-        // No more than has room: whoever reads takes what has been decrypted before it comes here again.
+        // No more than there is room for: the reader takes the decrypted data before it gets here
+        // again.
         let taken = tls.read_tls(&mut rest)?;
         waiting.drain(..taken);
         let mut outcome = tls.process_new_packets().map(drop).map_err(refused);

@@ -1,11 +1,14 @@
-//! A client of QEMU's machine protocol (`docs/interop/qmp-spec.rst` of QEMU): commands and their answers, lines of JSON on a Unix socket.
+//! A client of QEMU's machine protocol (`docs/interop/qmp-spec.rst` of QEMU): commands and their
+//! answers, lines of JSON on a Unix socket.
 //!
-//! [`Monitor::connect`] leaves the greeting and the negotiation behind; [`Monitor::execute`] runs a command. Events come in between and are
-//! passed over; [`Monitor::next_event`] waits for one. QEMU serves one client of a monitor at a time, so whoever only asks should not stay connected; give a machine
-//! several monitors where several programs stay.
+//! [`Monitor::connect`] does the greeting and the negotiation; [`Monitor::execute`] runs a command.
+//! Events come in between and are skipped; [`Monitor::next_event`] waits for one. QEMU serves one
+//! client of a monitor at a time, so a program that only asks should not stay connected. A machine
+//! needs several monitors if several programs stay.
 //!
-//! What answers is not trusted: lines have a longest length, everything has a time limit, and what makes no sense is an error. After an
-//! [`Error`] other than [`Error::Refused`] the connection is of no use any more.
+//! The answering program is not trusted: lines have a longest length, everything has a time limit,
+//! and answers that make no sense are errors. After an [`Error`] other than [`Error::Refused`] the
+//! connection is of no use any more.
 
 #![forbid(unsafe_code)]
 
@@ -24,10 +27,11 @@ pub use vcpus::Vcpu;
 
 use lines::Lines;
 
-/// What any one command is given. QEMU answers between two turns of its main loop, which may wait for a disk.
+/// The time limit of any one command. QEMU answers between two turns of its main loop, which may
+/// wait for a disk.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The socket.
@@ -35,7 +39,7 @@ pub enum Error {
     Connect {
         /// The socket.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
     /// It is connected, and does not greet.
@@ -57,7 +61,7 @@ pub enum Error {
     /// No answer within [`PATIENCE`].
     #[error("QEMU does not answer {0}")]
     Timeout(String),
-    /// What comes is no line of JSON, or a longer one than is taken.
+    /// The answer is no line of JSON, or a longer one than is accepted.
     #[error("QEMU's monitor says what is no QMP: {0}")]
     Garbage(String),
     /// QEMU does not carry out the command.
@@ -70,12 +74,12 @@ pub enum Error {
         /// QEMU's words.
         description: String,
     },
-    /// The answer is not what the command is described to give.
+    /// The answer is not what the command is documented to return.
     #[error("QEMU's answer to {command} is not understood: {what}")]
     Unexpected {
         /// The command.
         command: &'static str,
-        /// What is wrong with it.
+        /// The defect.
         what: String,
     },
 }
@@ -89,7 +93,8 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Connects to the Unix socket at a path, and asks for none of the capabilities that it may offer.
+    /// Connects to the Unix socket at a path, and requests none of the capabilities that it may
+    /// offer.
     pub fn connect(path: &Path) -> Result<Self, Error> {
         Self::connect_with(path, PATIENCE)
     }
@@ -118,7 +123,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Runs a command with arguments (an object); what it returns.
+    /// Runs a command with arguments (an object), and returns its result.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> Result<Value, Error> {
         self.last_id += 1;
         let line = json!({ "execute": command, "arguments": arguments, "id": self.last_id });
@@ -136,7 +141,8 @@ impl Monitor {
                 Error::Timeout(_) => Error::Timeout(command.into()),
                 error => error,
             })?;
-            // What QEMU could not read has no number; all else that has not ours is an event.
+            // A request that QEMU could not read has no number; everything else without this one's
+            // number is an event.
             let is_ours = answer.get("id").and_then(Value::as_u64) == Some(self.last_id);
             if let Some(error) = answer.get("error")
                 && (is_ours || answer.get("id").is_none())
@@ -160,7 +166,7 @@ impl Monitor {
         }
     }
 
-    /// What a command for people answers, in their words (`human-monitor-command`).
+    /// Returns the answer of a command for people, as text (`human-monitor-command`).
     pub fn ask(&mut self, line: &str) -> Result<String, Error> {
         const COMMAND: &str = "human-monitor-command";
         let answer = self.execute(COMMAND, &json!({ "command-line": line }))?;
@@ -171,7 +177,8 @@ impl Monitor {
         })
     }
 
-    /// The name of the next event, however long that takes. Those that came while a command was answered are gone.
+    /// Returns the name of the next event, however long that takes. Events that came while a
+    /// command was answered are gone.
     pub fn next_event(&mut self) -> Result<String, Error> {
         loop {
             let said = match self.lines.next(Instant::now() + self.patience) {
@@ -184,13 +191,14 @@ impl Monitor {
         }
     }
 
-    /// The process that listens at the socket.
+    /// Returns the process that listens at the socket.
     pub fn process(&self) -> Result<i32, Error> {
         let peer = socket_peercred(self.lines.socket()).map_err(|error| Error::Io(error.into()))?;
         Ok(peer.pid.as_raw_nonzero().get())
     }
 
-    /// The virtual CPUs and the threads of this machine that they run on, in the order of their numbers (`query-cpus-fast`).
+    /// Returns the virtual CPUs and the threads of this machine that they run on, in the order of
+    /// their numbers (`query-cpus-fast`).
     pub fn vcpus(&mut self) -> Result<Vec<Vcpu>, Error> {
         let answer = self.execute(vcpus::COMMAND, &json!({}))?;
         vcpus::read(&answer)

@@ -8,17 +8,18 @@ use serde_json::Value;
 
 use crate::Error;
 
-/// Longer than any answer: descriptions of a machine's whole memory or device tree have some hundred KiB.
+/// An upper bound for an answer: descriptions of a machine's whole memory or device tree have some
+/// hundred KiB.
 const LONGEST: usize = 16 << 20;
 const STEP: usize = 4096;
-/// Of what is quoted in an error.
+/// The most characters that are quoted in an error.
 const QUOTED: usize = 80;
 
 /// The lines that come from a socket.
 #[derive(Debug)]
 pub(crate) struct Lines {
     stream: UnixStream,
-    /// What came and is no whole line yet, or belongs to the lines after.
+    /// Received bytes that are no whole line yet, or belong to the lines after.
     pending: Vec<u8>,
     /// Bytes of `pending` that have no end of a line.
     searched: usize,
@@ -37,13 +38,13 @@ impl Lines {
         &self.stream
     }
 
-    /// To write to, until a moment.
+    /// Returns the stream for writing, until a deadline.
     pub(crate) fn stream(&self, deadline: Instant) -> io::Result<&UnixStream> {
         self.stream.set_write_timeout(Some(left(deadline)))?;
         Ok(&self.stream)
     }
 
-    /// The next line that is not empty, if it has come by the deadline.
+    /// Returns the next line that is not empty, if it has come by the deadline.
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Value, Error> {
         loop {
             let line = self.line(deadline)?;
@@ -96,13 +97,13 @@ impl Lines {
     }
 }
 
-/// Never 0, which a socket takes for no limit.
+/// Returns the time left. Never 0, which a socket takes for no limit.
 fn left(deadline: Instant) -> Duration {
     let left = deadline.saturating_duration_since(Instant::now());
     left.max(Duration::from_millis(1))
 }
 
-/// The beginning of what is quoted in an error.
+/// Returns the beginning of a text that is quoted in an error.
 pub(crate) fn shortened(text: &str) -> String {
     text.chars().take(QUOTED).collect()
 }

@@ -1,4 +1,4 @@
-//! `query-cpus-fast`: virtual CPUs, and the threads that they are here.
+//! `query-cpus-fast`: virtual CPUs, and the threads that run them here.
 
 use std::collections::HashSet;
 
@@ -11,14 +11,15 @@ pub(crate) const COMMAND: &str = "query-cpus-fast";
 /// A virtual CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Vcpu {
-    /// QEMU's number of it, from 0 on; a guest that was started with all of them numbers them alike.
+    /// QEMU's number for it, from 0 on. A guest that was started with all of them numbers them
+    /// alike.
     pub index: u32,
     /// The thread of QEMU's process that runs it, as this machine's kernel numbers threads.
     pub thread: i32,
 }
 
-/// In the order of their numbers. No number and no thread comes twice: under `-accel tcg,thread=single` one thread runs all, which is
-/// an error here.
+/// Reads the virtual CPUs in the order of their numbers. No number and no thread comes twice: under
+/// `-accel tcg,thread=single` one thread runs all, which is an error here.
 pub(crate) fn read(answer: &Value) -> Result<Vec<Vcpu>, Error> {
     let entries = answer.as_array().ok_or_else(|| unexpected("no list"))?;
     let vcpus: Option<Vec<Vcpu>> = entries.iter().map(vcpu).collect();

@@ -1,18 +1,18 @@
-//! Sets of CPUs, and how a machine's CPUs share cores.
+//! Sets of CPUs, and the machine's CPUs that share cores.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::str::FromStr;
 
-/// More than a kernel's masks have here (`CPU_SETSIZE`).
+/// An upper bound for the CPUs in a kernel's masks here (`CPU_SETSIZE`).
 const MOST: u32 = 1024;
 
 /// Host CPUs in the order in which virtual ones are put on them, each once: `2-5`, `0,2,4`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuList(pub Vec<u32>);
 
-/// What is no list of CPUs.
+/// A text that is no list of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no list of CPUs: {why}; lists are as 2-5 or 0,2,4")]
 pub struct NoList {
@@ -65,8 +65,9 @@ impl fmt::Display for CpuList {
 /// A core's hardware threads.
 pub type Core = Vec<u32>;
 
-/// The cores that CPUs of a list belong to, each with those of its threads that are in the list; in the order of the list. A CPU of
-/// which the kernel does not tell the core is one for itself.
+/// Returns the cores that CPUs of a list belong to, each with those of its threads that are in the
+/// list, in the order of the list. A CPU with a core that the kernel does not tell is one for
+/// itself.
 pub fn cores(cpus: &CpuList) -> Vec<Core> {
     let siblings = |cpu: &u32| {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");

@@ -1,13 +1,17 @@
-//! A guest's wishes for its CPUs, carried out on the threads that run them.
+//! Pinning of virtual CPUs: a guest's wishes for its CPUs, carried out on the threads that run
+//! them.
 //!
-//! A thread in a guest that binds itself to a CPU (`sched_setaffinity`) means a core with its caches and its neighbours; but the virtual
-//! CPU behind it is a thread of QEMU's that the host's scheduler moves about. Here the host has programs of its own in the guest
-//! ([`beeline_vm_loader`]) which keep the masks that threads there have, asks QEMU which thread runs which virtual CPU ([`beeline_vm_qmp`]),
-//! and pins those threads as a [`Plan`] says: onto CPUs that the operator gave, and no others. What is pinned is undone when the guest's
-//! thread ends or is free again, when the connection to the guest ends (it is rebooted, say), and when the [`Pinner`] is dropped.
+//! A thread in a guest that binds itself to a CPU (`sched_setaffinity`) means a core with its
+//! caches and its neighbours. But the virtual CPU behind it is a thread of QEMU's that the host's
+//! scheduler moves about. Here the host has programs of its own in the guest
+//! ([`beeline_vm_loader`]), which keep the masks of threads there. It asks QEMU which thread runs
+//! which virtual CPU ([`beeline_vm_qmp`]), and pins those threads as a [`Plan`] says: onto CPUs
+//! that the operator gave, and no others. A pin is undone when the guest's thread ends or is free
+//! again, when the connection to the guest ends (after a reboot, for example), and when the
+//! [`Pinner`] is dropped.
 //!
-//! A guest cannot make the host spin: it is looked at [`PACE`] at most, whatever happens in it. What a guest says can be a lie; the worst
-//! of it is pins that the operator allows.
+//! A guest cannot make the host spin: it is looked at only every [`PACE`], whatever happens in it.
+//! A guest may lie; the worst outcome is pins that the operator allows.
 
 #![forbid(unsafe_code)]
 
@@ -29,25 +33,25 @@ pub use threads::Change;
 use cpus::CpuList;
 use threads::Threads;
 
-/// Between two looks at a guest, at the least: 50 a second.
+/// The shortest pause between two looks at a guest: 50 a second.
 pub const PACE: Duration = Duration::from_millis(20);
-/// The same at the most: a bell that was not heard is made up for.
+/// The longest pause: it makes up for a bell that was not heard.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Rings of the bell that are taken before a look. The ring that they come through holds 256.
 const RINGS: usize = 256;
 
-/// Why nothing is pinned.
+/// The reason why nothing is pinned.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The guest.
     #[error(transparent)]
     Guest(#[from] beeline_vm_loader::Error),
-    /// What QEMU names is no thread, or has ended.
+    /// The thread that QEMU names does not exist, or has ended.
     #[error("virtual CPU {vcpu} has no thread {thread} on this host")]
     NoThread {
         /// The virtual CPU.
         vcpu: u32,
-        /// What QEMU says.
+        /// The number that QEMU says.
         thread: i32,
     },
     /// QEMU names threads of several processes.
@@ -55,14 +59,14 @@ pub enum Error {
         "the virtual CPUs' threads are not of one process; is that the virtual machine's own monitor?"
     )]
     Strangers,
-    /// The host's kernel says no.
+    /// The host's kernel refuses.
     #[error("virtual CPU {vcpu} (thread {thread}): {cause}")]
     Affinity {
         /// The virtual CPU.
         vcpu: u32,
         /// Its thread on the host.
         thread: i32,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
     /// CPUs were given on which the virtual machine may not run.
@@ -72,40 +76,41 @@ pub enum Error {
     NotAllowed(CpuList),
 }
 
-/// What is to be done.
+/// The settings.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The policy.
     pub policy: Policy,
-    /// The host's CPUs that virtual ones may be pinned to, in this order; none given: those that all of them may run on.
+    /// The host's CPUs that virtual ones may be pinned to, in this order. If none are given: those
+    /// that all of them may run on.
     pub cpus: Option<CpuList>,
 }
 
-/// What a look has shown.
+/// The outcome of a look.
 #[derive(Debug)]
 pub enum Report {
-    /// A thread of the guest is bound to CPUs of the guest's.
+    /// A thread of the guest is bound to CPUs of the guest.
     Wish {
         /// Its number in the guest.
         thread: u32,
         /// The guest's CPUs.
         vcpus: Vec<u32>,
     },
-    /// It is not any more.
+    /// It is not bound any more.
     Free {
         /// Its number in the guest.
         thread: u32,
     },
     /// A virtual CPU was pinned, or released.
     Done(Change),
-    /// It could not be.
+    /// A pin or a release has failed.
     Failed(Error),
 }
 
 /// Pins a guest's virtual CPUs until it is dropped.
 #[derive(Debug)]
 pub struct Pinner {
-    /// Dropped first: whatever the guest does, the threads are as they were.
+    /// Dropped first: whatever the guest does, the threads are restored.
     threads: Threads,
     plan: Plan,
     loaded: Loaded,
@@ -146,13 +151,14 @@ impl Pinner {
         })
     }
 
-    /// What is pinned where.
+    /// Returns the plan that says which virtual CPU is pinned where.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Waits until the guest has news, a second at the most, or somebody [interrupts](beeline_vm_loader::Interrupter); then does what is to
-    /// be done. After an error there is no guest any more: drop this, and what was pinned is restored.
+    /// Waits until the guest has news, a second at the most, or an
+    /// [interruption](beeline_vm_loader::Interrupter); then pins and releases as needed. After an
+    /// error there is no guest any more: drop this, and all pins are undone.
     pub fn step(&mut self) -> Result<Vec<Report>, Error> {
         let sweep = self
             .last_look

@@ -1,26 +1,27 @@
-//! Which virtual CPUs are pinned, and where: a function of what the guest wishes and of what the operator allows, and of nothing else.
+//! The policy: which virtual CPUs are pinned, and where. It is a function only of the guest's
+//! wishes and of what the operator allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cpus::{Core, CpuList};
 
-/// What is done with a guest's wishes.
+/// The treatment of a guest's wishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
     /// Guest CPU n runs on the n-th CPU that was given.
     #[default]
     Mirror,
-    /// As [`Policy::Mirror`], with the CPUs in such an order that guest CPUs 2n and 2n + 1 are threads of one core, as long as there are
-    /// such pairs.
+    /// As [`Policy::Mirror`], with the CPUs in such an order that guest CPUs 2n and 2n + 1 are
+    /// threads of one core, as long as there are such pairs.
     Remap,
-    /// Nothing is pinned; wishes are only told.
+    /// Nothing is pinned; wishes are only reported.
     Deny,
 }
 
 /// Guest CPUs, a bit each: bit n of byte n / 8, as `sched_setaffinity` has them.
 pub type Mask = Vec<u8>;
 
-/// Where virtual CPUs may run, by their numbers.
+/// The CPUs where virtual CPUs may run, by their numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     hosts: Vec<u32>,
@@ -29,7 +30,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// For a guest with CPUs of these numbers, on what was given: CPUs and the cores that they belong to ([`crate::cpus::cores`]).
+    /// Creates a plan for a guest with CPUs of these numbers, on the given CPUs and the cores that
+    /// they belong to ([`crate::cpus::cores`]).
     pub fn new(
         policy: Policy,
         vcpus: impl IntoIterator<Item = u32>,
@@ -48,23 +50,26 @@ impl Plan {
         }
     }
 
-    /// Where each virtual CPU that is to be pinned is to run, when the guest's threads have such masks. One that a thread is bound to is
-    /// pinned; a thread that may run on all of the guest's CPUs, or on none that there is, binds nothing. Never on a CPU that was
-    /// not given, and never two on one: those for which there is none stay as they are.
+    /// Returns where each virtual CPU that is to be pinned is to run, when the guest's threads have
+    /// these masks.
+    ///
+    /// A virtual CPU is pinned if a thread is bound to it. A thread that may run on all of the
+    /// guest's CPUs, or on none that exists, binds nothing. No virtual CPU is pinned to a CPU that
+    /// was not given, and no two to one. Those for which there is none stay as they are.
     pub fn pins<'a>(&self, masks: impl IntoIterator<Item = &'a Mask>) -> BTreeMap<u32, u32> {
         let wanted = masks.into_iter().flat_map(|mask| self.bound(mask));
         let pins = wanted.filter_map(|vcpu| Some((vcpu, self.host(vcpu)?)));
         pins.collect()
     }
 
-    /// The CPU that a virtual one is pinned to.
+    /// Returns the CPU that a virtual one is pinned to.
     pub fn host(&self, vcpu: u32) -> Option<u32> {
         let place = usize::try_from(vcpu).ok()?;
         let host = self.hosts.get(place).copied();
         host.filter(|_| self.vcpus.contains(&vcpu))
     }
 
-    /// The guest's CPUs that a mask binds a thread to; none if it is free.
+    /// Returns the guest's CPUs that a mask binds a thread to; none if it is free.
     pub fn bound(&self, mask: &Mask) -> Vec<u32> {
         let in_mask = |vcpu: &u32| {
             let byte = usize::try_from(*vcpu / 8).ok().and_then(|at| mask.get(at));
@@ -77,13 +82,13 @@ impl Plan {
         }
     }
 
-    /// The policy.
+    /// Returns the policy.
     pub fn policy(&self) -> Policy {
         self.policy
     }
 }
 
-/// Whole pairs of threads first, then what is left of cores.
+/// Returns whole pairs of threads first, then the rest of the cores.
 fn in_pairs(cores: &[Core]) -> Vec<u32> {
     let pairs = cores.iter().flat_map(|core| core.chunks_exact(2)).flatten();
     let single = cores
@@ -192,7 +197,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a guest says: only CPUs that were given, each for one virtual CPU, and only for those that there are.
+        /// Whatever a guest says, it gets only CPUs that were given, each for one virtual CPU, and
+        /// only for existing ones.
         #[test]
         fn a_hostile_guest_gets_what_was_given_and_no_more(
             vcpus in 0u32..70,
@@ -211,7 +217,7 @@ mod tests {
             prop_assert_eq!(used.len(), pins.len());
             for (vcpu, host) in &pins {
                 prop_assert!(*vcpu < vcpus && given.contains(host));
-                // Somebody asked for it.
+                // A thread asked for it.
                 prop_assert!(masks.iter().any(|mask| plan.bound(mask).contains(vcpu)));
             }
         }

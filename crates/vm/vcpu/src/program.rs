@@ -1,9 +1,11 @@
-//! What runs in the guest: it keeps, for each thread that has called `sched_setaffinity`, the mask that it has, and rings a bell when
-//! that changes. The masks are the truth, and the bell only says when to look: one that is not heard loses nothing.
+//! The programs that run in the guest. They keep the mask of each thread that has called
+//! `sched_setaffinity`, and ring a bell when that changes. The masks are the truth, and the bell
+//! only says when to look: one that is not heard loses nothing.
 //!
-//! Four programs at tracepoints. At a call's entry its arguments are kept, as they are not there at its end; at its end, if it
-//! succeeded, they become the thread's mask. A thread's end takes its mask out. One that runs another program while it is not its process's
-//! first thread takes that one's number, and its mask along.
+//! They are four programs at tracepoints. At a call's entry its arguments are kept, as they are not
+//! there at its end. At its end, if it succeeded, they become the thread's mask. A thread's end
+//! removes its mask. A thread that runs another program while it is not its process's first thread
+//! takes the first one's number, and its mask along.
 
 use beeline_isa::{Insn, opcode};
 use beeline_object::{MapDefinition, Object, Program, SectionKind};
@@ -11,7 +13,7 @@ use beeline_uapi::MapType;
 
 /// Bytes of a mask: 1,024 CPUs.
 pub(crate) const MASK: usize = 128;
-/// Threads whose masks are kept; those of more are not followed.
+/// The number of threads with masks that are kept; further ones are not followed.
 pub(crate) const THREADS: u32 = 512;
 /// The map of masks, by threads' numbers, and the bell.
 pub(crate) const WISHES: &str = "wishes";
@@ -21,9 +23,10 @@ pub(crate) const BELL: &str = "bell";
 const WISHES_AT: i32 = 0;
 const CALLS_AT: i32 = 1;
 const BELL_AT: i32 = 2;
-/// The smallest ring: what does not fit is one ring of a bell more.
+/// The smallest ring. A record that does not fit only means that a bell rings again.
 const BELL_BYTES: u32 = 4096;
-/// Bytes before the mask in what is kept of a call: the thread's number, and room that aligns the mask.
+/// Bytes before the mask in what is kept of a call: the thread's number, and room that aligns the
+/// mask.
 const CALL_HEAD: i16 = 8;
 
 /// Helpers, by the numbers of `linux/bpf.h`.
@@ -34,20 +37,20 @@ const GET_CURRENT_PID_TGID: i32 = 14;
 const PROBE_READ_USER: i32 = 112;
 const RINGBUF_OUTPUT: i32 = 130;
 
-/// Where tracepoints of system calls have arguments, and the result, 8 bytes each.
+/// The offsets of arguments in tracepoints of system calls, and of the result, 8 bytes each.
 const ARGUMENT: [i16; 3] = [16, 24, 32];
 const RESULT: i16 = 16;
-/// Where `sched_process_exec` has a thread's number and the one that it had.
+/// The offsets in `sched_process_exec` of a thread's number and the one that it had.
 const NEW_NUMBER: i16 = 12;
 const OLD_NUMBER: i16 = 16;
 
-/// Places in the stack frame, below r10: a key, another one, and what is kept of a call.
+/// Offsets in the stack frame, below r10: a key, another one, and what is kept of a call.
 const KEY: i16 = -8;
 const OTHER_KEY: i16 = -16;
 const CALL: i16 = OTHER_KEY - CALL_HEAD - MASK as i16;
 const CALL_MASK: i16 = CALL + CALL_HEAD;
 
-/// The object, as if it came from a file.
+/// Returns the object, as if it came from a file.
 pub(crate) fn object() -> Object {
     let map = |name: &str, map_type, key_size, value_size, max_entries| MapDefinition {
         name: name.into(),
@@ -86,7 +89,7 @@ pub(crate) fn object() -> Object {
             map("calls", MapType::HASH, 8, mask + CALL_HEAD as u32, THREADS),
             map(BELL, MapType::RINGBUF, 0, 0, BELL_BYTES),
         ],
-        // Reading a process's memory wants a license of this kind.
+        // Reading a process's memory needs a license of this kind.
         license: "Dual MIT/GPL".into(),
         ..Object::default()
     }
@@ -103,7 +106,7 @@ fn program(name: &str, section: &str, code: Code) -> Program {
     }
 }
 
-/// `sched_setaffinity(pid, len, mask)` begins.
+/// The program for the entry of `sched_setaffinity(pid, len, mask)`.
 fn begins() -> Code {
     let mut code = Code::default();
     code.copy(6, 1);
@@ -119,7 +122,8 @@ fn begins() -> Code {
     for at in (0..MASK as i16).step_by(8) {
         code.store(opcode::DW, CALL_MASK + at, 1);
     }
-    // As the kernel: a short mask has zeros behind it, and of a long one the rest does not matter.
+    // As in the kernel: a short mask has zeros behind it, and the rest of a long one does not
+    // matter.
     code.load(opcode::W, 2, 6, ARGUMENT[1]);
     code.skip_if(opcode::JLE, 2, MASK as i32, "short");
     code.number(2, MASK as i32);
@@ -136,7 +140,7 @@ fn begins() -> Code {
     code.end()
 }
 
-/// It ends.
+/// The program for its return.
 fn ends() -> Code {
     let mut code = Code::default();
     code.copy(6, 1);
@@ -226,7 +230,7 @@ impl Code {
         self.push(opcode::ALU64 | opcode::MOV | opcode::X, dst, src, 0, 0);
     }
 
-    /// The low 32 bits.
+    /// Copies the low 32 bits.
     fn copy_low(&mut self, dst: u8, src: u8) {
         self.push(opcode::ALU | opcode::MOV | opcode::X, dst, src, 0, 0);
     }
@@ -239,13 +243,13 @@ impl Code {
         self.push(opcode::ALU64 | opcode::ADD | opcode::K, dst, 0, 0, number);
     }
 
-    /// Of a place in the stack frame.
+    /// Loads the address of a place in the stack frame.
     fn address(&mut self, dst: u8, place: i16) {
         self.copy(dst, FRAME);
         self.add(dst, place.into());
     }
 
-    /// By its place in the object.
+    /// Loads a map, by its place in the object.
     fn map(&mut self, dst: u8, map: i32) {
         self.push(opcode::LD_IMM64, dst, opcode::PSEUDO_MAP_FD, 0, map);
         self.push(0, 0, 0, 0, 0);
@@ -255,7 +259,7 @@ impl Code {
         self.push(opcode::LDX | opcode::MEM | size, dst, src, off, 0);
     }
 
-    /// Into the stack frame.
+    /// Stores into the stack frame.
     fn store(&mut self, size: u8, place: i16, src: u8) {
         self.push(opcode::STX | opcode::MEM | size, FRAME, src, place, 0);
     }
@@ -284,7 +288,7 @@ impl Code {
         self.labels.push((name, self.insns.len()));
     }
 
-    /// With the 8 bytes at [`KEY`], which nobody reads.
+    /// Sends the 8 bytes at [`KEY`], which nobody reads.
     fn ring_the_bell(&mut self) {
         self.map(1, BELL_AT);
         self.address(2, KEY);
@@ -329,7 +333,7 @@ mod tests {
             for (at, insn) in insns.iter().enumerate() {
                 if let Ok(Op::Branch { off, .. }) = insn.op() {
                     jumps += 1;
-                    // Each leads behind itself: a label that was not found would be the next instruction.
+                    // Each leads forward: a label that was not found would be the next instruction.
                     assert!(off > 0, "{}: {at}", program.name);
                     assert!(
                         at + 1 + (off as usize) < insns.len(),
@@ -343,7 +347,7 @@ mod tests {
         }
     }
 
-    /// The kernel of this machine takes them, where it lets us ask.
+    /// The kernel of this machine takes them, if it may be asked.
     #[test]
     fn a_kernel_accepts_the_programs() {
         let object = object();

@@ -14,21 +14,22 @@ use crate::cpus::CpuList;
 #[derive(Debug, Clone)]
 struct Thread {
     pid: Pid,
-    /// When it was started, in the kernel's ticks: another thread with its number has another.
+    /// When it was started, in the kernel's ticks: another thread with its number has another start
+    /// time.
     started: u64,
-    /// Where it could run before.
+    /// The CPUs where it could run before.
     before: CpuSet,
-    /// Where it is pinned.
+    /// The CPU where it is pinned.
     pinned: Option<u32>,
 }
 
-/// All of a virtual machine's. Dropped, they are as they were before.
+/// All threads of a virtual machine's CPUs. When dropped, they are as they were before.
 #[derive(Debug)]
 pub(crate) struct Threads {
     threads: BTreeMap<u32, Thread>,
 }
 
-/// What has been done with a virtual CPU.
+/// A change to a virtual CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// It runs on one CPU of the host from now on.
@@ -79,7 +80,7 @@ impl Threads {
         Ok(Self { threads })
     }
 
-    /// Where all of them may run.
+    /// Returns the CPUs where all of them may run.
     pub(crate) fn common(&self) -> CpuList {
         let is_common = |cpu: &u32| {
             let mut threads = self.threads.values();
@@ -89,8 +90,8 @@ impl Threads {
         CpuList(cpus.collect())
     }
 
-    /// Pins these virtual CPUs, and no others. What cannot be done is told, and the rest is done; a virtual CPU that cannot be pinned
-    /// stays where it may run.
+    /// Pins these virtual CPUs, and no others. Failures are reported, and the rest is done. A
+    /// virtual CPU that cannot be pinned stays where it may run.
     pub(crate) fn apply(&mut self, pins: &BTreeMap<u32, u32>) -> Vec<Result<Change, Error>> {
         let mut changes = Vec::new();
         for (vcpu, thread) in &mut self.threads {
@@ -105,7 +106,7 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        // What cannot be restored has ended.
+        // A thread that cannot be restored has ended.
         let _ = self.apply(&BTreeMap::new());
     }
 }
@@ -148,7 +149,7 @@ impl Thread {
     }
 }
 
-/// The start time in a thread's `stat`, whose second field may hold any character.
+/// Returns the start time in a thread's `stat`. Its second field may hold any character.
 fn started(pid: Pid) -> Option<u64> {
     const START: usize = 22;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -157,7 +158,7 @@ fn started(pid: Pid) -> Option<u64> {
     rest.split_whitespace().nth(START - 3)?.parse().ok()
 }
 
-/// The process that a thread belongs to.
+/// Returns the process that a thread belongs to.
 fn process_of(pid: Pid) -> Option<i32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let mut lines = status.lines();
