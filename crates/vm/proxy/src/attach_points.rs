@@ -1,5 +1,6 @@
-//! The places that programs are attached to, by names that a policy can have patterns of: `kprobe:vfs_read`,
-//! `uprobe:/usr/bin/bash:0x1234`, `tracepoint:sched:sched_switch`, `raw_tracepoint:sched_switch`, `fentry:vfs_read`.
+//! The places that programs are attached to, by names that a policy can have patterns of:
+//! `kprobe:vfs_read`, `uprobe:/usr/bin/bash:0x1234`, `tracepoint:sched:sched_switch`,
+//! `raw_tracepoint:sched_switch`, `fentry:vfs_read`.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -16,7 +17,7 @@ use crate::handles::Object;
 use crate::info;
 use crate::refusal::Refusal;
 
-/// What the names of places begin with, before a `:`.
+/// The prefixes of the names of places, before a `:`.
 pub const KINDS: [&str; 13] = [
     "kprobe",
     "uprobe",
@@ -33,7 +34,8 @@ pub const KINDS: [&str; 13] = [
     "program",
 ];
 
-/// The name of a type as policies have it: the kernel's in small letters, without what all begin with.
+/// Returns the name of a type as policies have it: the kernel's in small letters, without the
+/// common prefix.
 pub fn program_type(of: ProgramType) -> String {
     let name = of
         .name()
@@ -49,7 +51,8 @@ mod load {
     pub(super) const ATTACH_OBJECT: usize = 112;
 }
 
-/// The name of a type of the kernel's by its number; `None` if there is none, or the kernel does not describe its types.
+/// Returns the name of a kernel type by its number; `None` if there is none, or the kernel does not
+/// describe its types.
 pub fn kernel_type_name(id: u32) -> Option<String> {
     static TYPES: OnceLock<Option<OwnedBtf>> = OnceLock::new();
     let types = TYPES.get_or_init(|| {
@@ -63,7 +66,8 @@ pub fn kernel_type_name(id: u32) -> Option<String> {
     std::str::from_utf8(name).ok().map(str::to_owned)
 }
 
-/// What a program is for, as far as it is loaded for one place. `attr` has descriptors in it.
+/// Returns the place that a program is for, if it is loaded for a single one. `attr` has
+/// descriptors in it.
 pub fn of_program(call: &Call) -> Option<String> {
     let attr = call.attr();
     let kind = match (
@@ -85,7 +89,7 @@ pub fn of_program(call: &Call) -> Option<String> {
     // The kernel's own types are the same named and unnamed.
     let object = object.filter(|object| !object.is_some_and(|object| info::is_kernels_own(object)));
     if let Some(object) = object {
-        // A module's, or a program's, whose types have numbers of their own.
+        // Types of a module or a program have numbers of their own.
         let whose = match object.map(|object| object.kind) {
             Some(Kind::Btf) => "module",
             _ => "program",
@@ -103,8 +107,8 @@ pub fn of_program(call: &Call) -> Option<String> {
     Some(format!("{kind}:{name}"))
 }
 
-/// The places that `BPF_LINK_CREATE` or `BPF_RAW_TRACEPOINT_OPEN` attaches to. Also replaces the path of an executable by the one that
-/// it leads to.
+/// Returns the places that `BPF_LINK_CREATE` or `BPF_RAW_TRACEPOINT_OPEN` attaches to. Also
+/// replaces the path of an executable by the one that it leads to.
 pub fn of_link(command: Command, call: &mut Call) -> Result<Vec<String>, Refusal> {
     let of_object = |object: Option<&std::sync::Arc<Object>>, unknown: &str| {
         let place = object.and_then(|object| object.place.clone());
@@ -153,7 +157,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).into_owned()
 }
 
-/// The file that a path leads to, without links, so that a pattern cannot be led astray.
+/// Returns the file that a path leads to, without links, so that a pattern cannot be led astray.
 pub fn executable(path: &str) -> Result<String, Refusal> {
     let found = std::fs::canonicalize(path).map_err(|error| {
         let mut refusal = Refusal::from(error);
@@ -167,13 +171,13 @@ pub fn executable(path: &str) -> Result<String, Refusal> {
     found.map_err(|_| Refusal::new(libc::EINVAL, "the path that it leads to is no text"))
 }
 
-/// The place of a tracepoint by its number.
+/// Returns the place of a tracepoint by its number.
 pub fn of_tracepoint(id: u64) -> String {
     static KNOWN: Mutex<Option<HashMap<u64, String>>> = Mutex::new(None);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let name = known.as_ref().and_then(|known| known.get(&id));
     let name = name.cloned().or_else(|| {
-        // The first, or one that a module has brought along since.
+        // The first call, or a tracepoint that a module has brought along since.
         let fresh = known.insert(tracepoints().unwrap_or_default());
         fresh.get(&id).cloned()
     });

@@ -1,4 +1,5 @@
-//! What hosts did, a line of JSON each: every connection, load, attach and refusal.
+//! The audit log of the actions of hosts, a line of JSON each: every connection, load, attach and
+//! refusal.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,15 +9,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-/// Longest text of a host's that is written down, in bytes.
+/// The longest text of a host that is written down, in bytes.
 const TEXT: usize = 1024;
 
-/// Where the lines go.
+/// The destination of the lines.
 #[derive(Debug)]
 pub struct Audit(Mutex<Option<File>>);
 
 impl Audit {
-    /// To the end of a file, or to stderr.
+    /// Writes to the end of a file, or to stderr.
     pub fn new(path: Option<&Path>) -> io::Result<Self> {
         let file = path.map(|path| {
             use std::os::unix::fs::OpenOptionsExt;
@@ -26,7 +27,7 @@ impl Audit {
         Ok(Self(Mutex::new(file.transpose()?)))
     }
 
-    /// One line, with more fields. A log that cannot be written stops nobody.
+    /// Writes one line, with more fields. A log that cannot be written stops nothing.
     pub fn line(&self, peer: &str, tool: &str, event: &str, what: Value) {
         let mut line = json!({
             "time": time(SystemTime::now()),
@@ -46,12 +47,12 @@ impl Audit {
     }
 }
 
-/// The beginning of a text that a host has chosen.
+/// Returns the beginning of a text that a host has chosen.
 pub fn short(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT)]
 }
 
-/// As RFC 3339 has it, in UTC, with milliseconds.
+/// Formats a time as in RFC 3339, in UTC, with milliseconds.
 fn time(now: SystemTime) -> String {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = since.as_secs();
@@ -66,7 +67,8 @@ fn time(now: SystemTime) -> String {
     )
 }
 
-/// Year, month and day of a day since 1970, by the Gregorian calendar: years begin in March, so that the leap day is the last.
+/// Returns year, month and day of a day since 1970, by the Gregorian calendar. Years begin in
+/// March, so that the leap day is the last.
 fn date(days: u64) -> (u64, u64, u64) {
     const ERA: u64 = 146_097;
     let days = days + 719_468;

@@ -1,4 +1,4 @@
-//! `bpf(2)` for a host: what the policy says, the call, and the new object.
+//! `bpf(2)` for a host: the policy check, the call, and the new object.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -21,12 +21,12 @@ use crate::sys::{self, Attr};
 /// Offsets in the attribute of `BPF_PROG_LOAD`.
 const INSNS: u32 = 8;
 const NAME: std::ops::Range<usize> = 48..64;
-/// Of `struct bpf_btf_info`: is it the kernel's own?
+/// In `struct bpf_btf_info`: nonzero if it is the kernel's own.
 const KERNEL_BTF: usize = 28;
-/// A program for more places than this is not written down with all of them.
+/// The most places of a program that are written to the log.
 const PLACES: usize = 16;
 
-/// Where `union bpf_attr` has `map_ifindex` and `prog_ifindex`.
+/// The offsets of `map_ifindex` and `prog_ifindex` in `union bpf_attr`.
 const MAP_IFINDEX: usize = 44;
 const PROG_IFINDEX: usize = 64;
 
@@ -146,7 +146,7 @@ fn check_program(session: &Session, request: &mut Bpf) -> Result<(), Refusal> {
     session.host.policy.program(kind, insns, &signature)
 }
 
-/// What a new map will take, if the request makes one.
+/// Returns the memory that a new map will take, if the request makes one.
 fn made_map(session: &Session, request: &Bpf) -> Result<Option<Share>, Refusal> {
     if Command(request.command) != Command::MAP_CREATE {
         return Ok(None);
@@ -160,9 +160,9 @@ fn made_map(session: &Session, request: &Bpf) -> Result<Option<Share>, Refusal> 
         .map(Some)
 }
 
-/// About what a map takes when it is full.
+/// Returns about how many bytes a map takes when it is full.
 pub fn map_bytes(facts: &MapFacts, cpus: u32) -> u64 {
-    /// What the kernel keeps for each element beside key and value, about.
+    /// The approximate number of bytes that the kernel keeps for each element beside key and value.
     const ELEMENT: u64 = 48;
     const PAGE: u64 = 4096;
     let entries = u64::from(facts.max_entries);
@@ -183,7 +183,7 @@ pub fn map_bytes(facts: &MapFacts, cpus: u32) -> u64 {
     entries.saturating_mul(element)
 }
 
-/// The kind of objects whose ids a command lists.
+/// Returns the kind of objects with ids that a command lists.
 fn listed(command: Command) -> Option<Kind> {
     match command {
         Command::PROG_GET_NEXT_ID => Some(Kind::Program),
@@ -194,7 +194,7 @@ fn listed(command: Command) -> Option<Kind> {
     }
 }
 
-/// The next id of what the host may open.
+/// Returns the next id of an object that the host may open.
 fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Refusal> {
     const START: usize = 0;
     const NEXT: usize = 4;
@@ -203,7 +203,7 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
     let size = request.attr.len().min(12);
     let own = ownership::ids(&session.handles, kind);
     loop {
-        // SAFETY: these commands take numbers only.
+        // SAFETY: these commands take only integers.
         match unsafe { sys::bpf(Command(request.command), &mut attr, size) } {
             Err(errno) => {
                 done.errno = errno.raw_os_error() as u32;
@@ -223,10 +223,10 @@ fn next_own(session: &Session, request: &Bpf, kind: Kind) -> Result<BpfDone, Ref
     Ok(done)
 }
 
-/// Are these types the kernel's own, or a module's?
+/// True if these types are the kernel's own, or a module's.
 fn is_kernels(id: u32) -> bool {
     let mut attr = Attr::new(&[]).with(0, id);
-    // SAFETY: the command takes numbers only, and returns a descriptor.
+    // SAFETY: the command takes only integers, and returns a descriptor.
     let opened = unsafe {
         sys::bpf(Command::BTF_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value))
     };
@@ -234,7 +234,8 @@ fn is_kernels(id: u32) -> bool {
     info.is_ok_and(|info| number_at(&info, KERNEL_BTF) != 0)
 }
 
-/// May the host have what it has named by an id? Types of the kernel are in a file as well.
+/// Fails unless the host may have the object that it has named by an id. Types of the kernel are in
+/// a file as well.
 fn check_foreign(session: &Session, command: Command, object: &Object) -> Result<(), Refusal> {
     let by_id = matches!(
         command,
@@ -261,7 +262,7 @@ fn check_foreign(session: &Session, command: Command, object: &Object) -> Result
     Err(Refusal::forbidden("objects.foreign", why))
 }
 
-/// An element of a map. `key` and `value` are as long as the map's.
+/// Runs a command on an element of a map. `key` and `value` must be as long as the map's.
 pub fn element(
     command: Command,
     map: &Object,
@@ -275,26 +276,28 @@ pub fn element(
         attr.point(8, key);
     }
     attr.point(16, value);
-    // SAFETY: null or buffers that the caller has made as long as the map's keys and values.
+    // SAFETY: the pointers are null or buffers that the caller has made as long as the map's keys
+    // and values.
     unsafe { sys::bpf(command, &mut attr, SIZE) }.map(drop)
 }
 
 /// Room for elements of a hash table.
 #[derive(Debug)]
 pub struct Batch<'a> {
-    /// Where the kernel begins; nowhere for the first element.
+    /// The place where the kernel begins; `None` for the first element.
     pub from: Option<&'a mut [u8; 8]>,
-    /// Where it has ended.
+    /// The place where it has ended.
     pub to: &'a mut [u8; 8],
     /// Room for `count` keys.
     pub keys: &'a mut [u8],
-    /// And as many values.
+    /// Room for as many values.
     pub values: &'a mut [u8],
-    /// At most so many.
+    /// The most elements.
     pub count: u32,
 }
 
-/// `BPF_MAP_LOOKUP_BATCH`. How many elements there were, also where it fails with `ENOENT`, which is the map's end.
+/// `BPF_MAP_LOOKUP_BATCH`. Returns the number of elements, even if it fails with `ENOENT`, which is
+/// the map's end.
 pub fn batch(map: &Object, batch: Batch<'_>) -> (u32, Result<(), Errno>) {
     const COUNT: usize = 32;
     const MAP: usize = 36;
@@ -308,7 +311,8 @@ pub fn batch(map: &Object, batch: Batch<'_>) -> (u32, Result<(), Errno>) {
     attr.point(8, batch.to);
     attr.point(16, batch.keys);
     attr.point(24, batch.values);
-    // SAFETY: null or buffers of the caller's: a place in a hash table has 4 bytes, and there is room for as many keys and values.
+    // SAFETY: the pointers are null or buffers of the caller's: a place in a hash table has 4
+    // bytes, and there is room for as many keys and values.
     let done = unsafe { sys::bpf(Command::MAP_LOOKUP_BATCH, &mut attr, SIZE) }.map(drop);
     let given = match done {
         Ok(()) | Err(Errno::NOENT) => number_at(attr.bytes(), COUNT),

@@ -1,4 +1,5 @@
-//! Build ids of executables: is a file of the guest's the one that the host's tool has looked at?
+//! Build ids of executables. They tell whether a file of the guest's is the one that the host's
+//! tool has looked at.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,15 +9,19 @@ use beeline_vm_protocol::layout::{long_at, number_at};
 
 use crate::refusal::Refusal;
 
-/// Of an ELF file's headers and notes as much is read as any has.
+/// The most bytes of an ELF file's headers and notes that are read; no file has more.
 const HEADERS: usize = 128;
 const NOTES: usize = 64 << 10;
 const HEADER_BYTES: usize = 56;
 const PT_NOTE: u32 = 4;
 const NT_GNU_BUILD_ID: u32 = 3;
 
-/// Compares the id that the host has of its file with the guest's file's. Where the host has none there is nothing to compare.
-/// Error: `ENOEXEC`.
+/// Compares the id that the host has of its file with the guest's file's. If the host has none
+/// there is nothing to compare.
+///
+/// # Errors
+///
+/// `ENOEXEC` if they differ.
 pub fn compare(path: &str, host: &[u8]) -> Result<(), Refusal> {
     if host.is_empty() {
         return Ok(());
@@ -45,7 +50,7 @@ fn digits(id: &[u8]) -> String {
         .collect()
 }
 
-/// The build id in a 64-bit ELF file's notes.
+/// Returns the build id in a 64-bit ELF file's notes.
 pub fn of(path: &Path) -> Option<Vec<u8>> {
     let file = File::open(path).ok()?;
     let head = read(&file, 0, 64)?;
@@ -92,7 +97,7 @@ mod tests {
     #[test]
     fn a_files_id_is_found_and_compared() {
         let me = std::env::current_exe().unwrap();
-        // Made by the linker, or it has none.
+        // The linker made it, or there is none.
         let id = of(Path::new("/bin/bash")).unwrap();
         assert_eq!(id.len(), 20);
         assert_eq!(compare("/bin/bash", &id), Ok(()));

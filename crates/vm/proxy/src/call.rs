@@ -1,7 +1,9 @@
-//! A `bpf(2)` call that a host has sent: put together with descriptors and buffers of our own, made, and taken apart again.
+//! A `bpf(2)` call that a host has sent: put together with descriptors and buffers of the proxy's
+//! own, made, and taken apart again.
 //!
-//! Nothing of what the host says is used as an address or as a descriptor. Where the table has a pointer there is null or a buffer of
-//! ours, as long as the table says; where it has a descriptor there is one of the connection's objects.
+//! Nothing that the host says is used as an address or as a descriptor. Where the table has a
+//! pointer there is null or a buffer of the proxy's, as long as the table says; where it has a
+//! descriptor there is one of the connection's objects.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -19,19 +21,19 @@ use crate::handles::{Handles, Object, returned_fd};
 use crate::refusal::Refusal;
 use crate::sys::{self, Attr};
 
-/// A call with all that it needs.
+/// A call with everything that it needs.
 #[derive(Debug)]
 pub struct Call {
     command: Command,
     layout: Layout,
     attr: Attr,
-    /// As the tool said.
+    /// The size that the tool gave.
     size: usize,
     buffers: Vec<Given>,
     /// The objects that the attribute and the buffers name: they stay open until the call is over.
     named: Vec<Arc<Object>>,
     map: Option<MapFacts>,
-    /// The handle of what an iterator may go over.
+    /// The handle of the object that an iterator may go over.
     iterated: u32,
     cpus: u32,
 }
@@ -41,24 +43,24 @@ pub struct Call {
 struct Given {
     field: Buffer,
     bytes: Vec<u8>,
-    /// Of which so many can go back.
+    /// The number of its bytes that may be returned.
     room: usize,
     /// Texts that `bytes` points to.
     _texts: Vec<u8>,
 }
 
-/// What the kernel said.
+/// The outcome in the kernel.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What it returned, or the error.
+    /// The returned value, or the error.
     pub returned: Result<Returned, Errno>,
     /// The attribute, without pointers and descriptors.
     pub attr: Vec<u8>,
-    /// What it wrote.
+    /// The buffers that it wrote.
     pub parts: Vec<Part>,
 }
 
-/// What a call has returned.
+/// The result of a call.
 #[derive(Debug)]
 pub enum Returned {
     /// A number.
@@ -72,7 +74,7 @@ fn invalid(why: impl Into<String>) -> Refusal {
 }
 
 impl Call {
-    /// Puts the call together. `cpus`: possible ones.
+    /// Puts the call together. `cpus` is the number of possible CPUs.
     pub fn new(
         request: Bpf,
         layout: Layout,
@@ -112,7 +114,8 @@ impl Call {
         Ok(call)
     }
 
-    /// The instructions come first: the array of descriptors is as long as they want it.
+    /// Sorts the parts. The instructions come first, since they determine the length of the array
+    /// of descriptors.
     fn in_order(&self, parts: &mut [Part]) {
         parts.sort_by_key(|part| part.at);
     }
@@ -243,7 +246,8 @@ impl Call {
         }
     }
 
-    /// Is every buffer as long as the kernel takes it to be? For fuzzing: another answer is a mistake of this file's.
+    /// Checks that every buffer is as long as the kernel takes it to be. For fuzzing: a failure is
+    /// a bug in this file.
     pub(crate) fn check(&self) {
         for given in &self.buffers {
             let expected = match given.field.len {
@@ -258,16 +262,18 @@ impl Call {
 
     /// Makes the call.
     pub fn make(mut self) -> Outcome {
-        // An empty one stays null: where a length of 0 means that nobody knows it, the kernel writes as much as it has.
+        // An empty buffer stays null: where a length of 0 means that it is unknown, the kernel
+        // writes as much as it has.
         let buffers = self.buffers.iter_mut();
         for given in buffers.filter(|given| !given.bytes.is_empty()) {
             self.attr.point(given.field.at, &mut given.bytes);
         }
-        // SAFETY: the table says which fields are addresses. All of them are null or have just been set to a buffer, which is as long
-        // as the table says that the command reads and writes; nobody else has it. What the table does not know is 0.
+        // SAFETY: the table says which fields are addresses. All of them are null or have just been
+        // set to a buffer, which is as long as the table says that the command reads and writes;
+        // nobody else has it. Fields that the table does not know are 0.
         let returned = unsafe { sys::bpf(self.command, &mut self.attr, self.size) };
         let returned = returned.map(|value| match self.layout.makes {
-            // SAFETY: the command returns a descriptor, and we are the ones who called.
+            // SAFETY: the command returns a descriptor, and this call is its only owner.
             true => Returned::Made(unsafe { returned_fd(value) }),
             false => Returned::Value(value),
         });
@@ -290,14 +296,14 @@ impl Call {
         self.attr.bytes()[..self.size].to_vec()
     }
 
-    /// What the kernel wrote, as far as it did.
+    /// Returns the buffers that the kernel wrote, as far as it did.
     fn parts(self, error: Option<Errno>) -> Vec<Part> {
         let partly = is_log(self.command) || self.command == Command::PROG_TEST_RUN;
         let is_written = match error {
             None => true,
-            // A name that is longer than the room is given as far as there is any.
+            // A name that is longer than the room is returned as far as there is any.
             Some(error) if self.command == Command::TASK_FD_QUERY => error == Errno::NOSPC,
-            // Batches end so.
+            // This is how batches end.
             Some(error) => error == Errno::NOENT && !is_element(self.command),
         };
         if !partly && !is_written {
@@ -307,7 +313,7 @@ impl Call {
         let written = self.buffers.into_iter().filter(|given| given.room > 0);
         let written = written.map(|mut given| {
             let count = match given.field.len {
-                // The count is now of what there was.
+                // The count is now that of the existing elements.
                 len @ (Len::Keys(_) | Len::Values(_)) => {
                     let map = map.as_ref().map(|map| (map, cpus));
                     len.bytes(attr.bytes(), map).unwrap_or(0)
@@ -330,19 +336,19 @@ impl Call {
             .collect()
     }
 
-    /// The attribute, with descriptors in it.
+    /// Returns the attribute, with descriptors in it.
     pub fn attr(&self) -> &[u8] {
         self.attr.bytes()
     }
 
-    /// Bytes behind a field.
+    /// Returns the bytes behind a field.
     pub fn buffer(&self, at: usize) -> Option<&[u8]> {
         let mut buffers = self.buffers.iter();
         let given = buffers.find(|given| given.field.at == at)?;
         Some(&given.bytes)
     }
 
-    /// The texts behind a field, one after the other, each with a zero.
+    /// Returns the texts behind a field, one after the other, each with a zero.
     pub fn texts(&self, at: usize) -> Option<&[u8]> {
         let mut buffers = self.buffers.iter();
         let given = buffers.find(|given| given.field.at == at)?;
@@ -358,13 +364,13 @@ impl Call {
         }
     }
 
-    /// The object that a field of the attribute names.
+    /// Returns the object that a field of the attribute names.
     pub fn object(&self, fd: u32) -> Option<&Arc<Object>> {
         let mut named = self.named.iter();
         named.find(|object| object.fd.as_raw_fd() as u32 == fd)
     }
 
-    /// What the call makes.
+    /// Returns the kind of object that the call makes.
     pub fn kind(&self) -> Kind {
         match self.command {
             Command::MAP_CREATE | Command::MAP_GET_FD_BY_ID => Kind::Map,
@@ -383,10 +389,10 @@ fn is_element(command: Command) -> bool {
         || command == Command::MAP_LOOKUP_AND_DELETE_ELEM
 }
 
-/// Where `BPF_LINK_CREATE` points to what an iterator goes over.
+/// The offset in `BPF_LINK_CREATE` of the pointer to the object that an iterator goes over.
 const ITERATED: usize = 16;
 
-/// `union bpf_iter_link_info`: what it begins with depends on the iterator.
+/// Names the objects in `union bpf_iter_link_info`, which begins differently for each iterator.
 fn name_iterated(
     iterator: Option<&str>,
     info: &mut [u8],
@@ -403,7 +409,7 @@ fn name_iterated(
         // `cgroup_fd`, and `pid_fd`.
         Some("iter:cgroup") => &[4],
         Some("iter:task" | "iter:task_file" | "iter:task_vma") => &[8],
-        // Nobody knows which of it the kernel takes for a descriptor.
+        // It is unknown which part of it the kernel takes for a descriptor.
         _ => &[0, 4, 8],
     };
     if descriptors.iter().any(|at| number_at(info, *at) != 0) {
@@ -414,12 +420,12 @@ fn name_iterated(
     Ok(())
 }
 
-/// Which calls write a text that ends with a zero, as much of it as there is room for.
+/// True for a call that writes a text that ends with a zero, as much of it as there is room for.
 fn is_text(command: Command) -> bool {
     is_log(command) || command == Command::TASK_FD_QUERY
 }
 
-/// Which calls write a log.
+/// True for a call that writes a log.
 fn is_log(command: Command) -> bool {
     matches!(command, Command::PROG_LOAD | Command::BTF_LOAD)
 }
@@ -443,7 +449,7 @@ fn each(
     Ok(())
 }
 
-/// Addresses of so many texts, each with a zero at its end.
+/// Returns the addresses of this many texts, each with a zero at its end.
 fn pointers(texts: &mut [u8], count: usize) -> Result<Vec<u8>, Refusal> {
     let ends = texts.iter().filter(|byte| **byte == 0).count();
     if ends != count || texts.last().is_some_and(|last| *last != 0) {
@@ -458,8 +464,8 @@ fn pointers(texts: &mut [u8], count: usize) -> Result<Vec<u8>, Refusal> {
     Ok(pointers)
 }
 
-/// Are the map's keys or values, or parts of them, descriptors? Of maps whose elements are, and that the wire knows, see
-/// [`MapFacts::holds_objects`].
+/// True if the map's keys or values, or parts of them, are descriptors. For maps of objects that
+/// the protocol knows, see [`MapFacts::holds_objects`].
 fn takes_descriptors(map: &MapFacts) -> bool {
     matches!(
         map.map_type,
@@ -483,7 +489,8 @@ fn takes_descriptors(map: &MapFacts) -> bool {
 mod tests {
     use super::*;
 
-    /// Whatever the kernel may take for a descriptor would be one of ours, or of another host.
+    /// A number that the kernel took for a descriptor would be one of the proxy's, or of another
+    /// host.
     #[test]
     fn no_number_of_a_host_becomes_a_descriptor() {
         let handles = Handles::default();

@@ -1,6 +1,8 @@
-//! Digests of large contents, so that a host that has one already is not sent it again: it says what it has by its sum.
+//! Digests of large contents, so that a host that has one already is not sent it again: the host
+//! gives the sum of what it has.
 //!
-//! A sum that was taken once is used again for as long as the content cannot have changed, as these files take the kernel long to make.
+//! A sum is used again for as long as the content cannot have changed, as the kernel takes long to
+//! make these files.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +19,8 @@ use crate::fs_roots::Root;
 pub const TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// The functions that can be traced: the same until a module comes or goes.
 pub const FUNCTIONS: &str = "/sys/kernel/tracing/available_filter_functions";
-/// A module that has come is listed before it is at rest: the kernel still drops the functions that only start it.
+/// The time after which a new module is at rest: it is listed before that, and the kernel still
+/// drops the functions that only start it.
 const REST: Duration = Duration::from_secs(1);
 
 /// The sums of the kernel's files.
@@ -31,17 +34,17 @@ struct Known {
     sum: Option<Sum>,
 }
 
-/// What a content depends on: it is another one when that has changed.
+/// The state that a content depends on: when it has changed, the content is a different one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp(Sum);
 
 impl Stamp {
-    /// What it depends on now. `None` if that cannot be told.
+    /// Returns the current state; `None` if it is unknown.
     fn now(name: &str) -> Option<Self> {
         if name == TYPES {
             return Some(Self(Sum::default()));
         }
-        // The number counts each module that comes or goes, be it the same one again.
+        // The number counts each module that comes or goes, even if it is the same one again.
         let number = Root::Sys.read("kernel/uevent_seqnum").ok()?;
         let modules = Root::Proc.read_all("modules").ok()?;
         let modules = loaded(&String::from_utf8_lossy(&modules));
@@ -50,7 +53,8 @@ impl Stamp {
     }
 }
 
-/// The lines of `/proc/modules` without how many use each module, and who: each connection by vsock is one more.
+/// Returns the lines of `/proc/modules` without the users of each module and their number: each
+/// connection by vsock is one more.
 fn loaded(modules: &str) -> String {
     let users = 2..4;
     let without_users = |line: &str| {
@@ -70,7 +74,8 @@ impl Digests {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The content's sum, if it was taken and still is right. To be asked before the content is read.
+    /// Returns the content's sum, if it was taken and is still right. Call it before the content is
+    /// read.
     pub fn now(&self, name: &'static str) -> Option<Sum> {
         let stamp = Stamp::now(name)?;
         let mut known = self.known();
@@ -81,7 +86,7 @@ impl Digests {
         known.sum
     }
 
-    /// The sum of a content that was read after `begun`, when it was asked for in vain.
+    /// Takes the sum of a content that was read after `begun`, when there was no sum for it.
     pub fn take(&self, name: &'static str, begun: Instant, content: &[u8]) -> Sum {
         let sum = sum(content);
         let stamp = Stamp::now(name);
@@ -94,11 +99,11 @@ impl Digests {
         sum
     }
 
-    /// Takes all sums in a thread that only works when nobody else does.
+    /// Takes all sums in a thread that runs only when nothing else does.
     pub fn prepare(self: &Arc<Self>) {
         let digests = Arc::clone(self);
         let prepare = move || {
-            // Of this thread alone, which Linux has for a process here.
+            // Only for this thread: Linux sets it per thread.
             let _ = nice(19);
             for name in [TYPES, FUNCTIONS] {
                 let _ = digests.now(name);
@@ -143,7 +148,7 @@ mod tests {
         assert_eq!(digests.now(TYPES), Some(first));
         digests.known().get_mut(TYPES).unwrap().stamp = other;
         assert_eq!(digests.now(TYPES), None);
-        // What was read before the change is not taken for what is there after it.
+        // A content that was read before the change is not taken for the one after it.
         digests.known().get_mut(TYPES).unwrap().stamp = other;
         digests.take(TYPES, Instant::now(), b"types");
         digests.known().get_mut(TYPES).unwrap().stamp = Stamp(Sum::default());
@@ -179,7 +184,7 @@ mod tests {
         digests.take(FUNCTIONS, begun + REST / 2, b"early");
         assert_eq!(digests.known()[FUNCTIONS].sum, None);
         digests.take(FUNCTIONS, begun + REST, b"late");
-        // Unless a module came in the very moment.
+        // Unless a module came at this very moment.
         if Stamp::now(FUNCTIONS) == Some(stamp) {
             assert_eq!(digests.known()[FUNCTIONS].sum, Some(sum(b"late")));
         }

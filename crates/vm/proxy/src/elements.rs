@@ -15,14 +15,22 @@ use crate::refusal::Refusal;
 /// Bytes of one answer's keys and values.
 const MOST: usize = 8 << 20;
 
-/// One value. Errors: those of [`look_up_into`].
+/// Looks up one value.
+///
+/// # Errors
+///
+/// Those of [`look_up_into`].
 pub fn look_up(mut request: LookUp, handles: &Handles, cpus: u32) -> Result<Content, Refusal> {
     let mut data = Vec::new();
     look_up_into(request.handle, &mut request.key, handles, cpus, &mut data)?;
     Ok(Content { data, end: false })
 }
 
-/// One value, put into the room given. Errors: `ENOENT`, and what else the kernel says; `EOPNOTSUPP` for a map of another type than the
+/// Looks up one value and puts it into the given room.
+///
+/// # Errors
+///
+/// `ENOENT`, and other errors of the kernel; `EOPNOTSUPP` for a map of another type than the
 /// message is for, `E2BIG` for a value that no message has room for.
 pub fn look_up_into(
     handle: u32,
@@ -47,9 +55,9 @@ pub fn look_up_into(
     Ok(element(Command::MAP_LOOKUP_ELEM, &map, Some(key), value)?)
 }
 
-/// Where a value is to be put.
+/// The destination of a value.
 pub trait Room {
-    /// So many bytes, with whatever is in them.
+    /// Returns room for this many bytes, with arbitrary content.
     fn of(&mut self, len: usize) -> &mut [u8];
 }
 
@@ -74,13 +82,13 @@ fn check_key(key: &[u8], len: usize) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Are so many system calls made for a walk that other requests should not wait for it?
+/// True if a walk makes so many system calls that other requests should not wait for it.
 pub fn takes_long(request: &Walk, handles: &Handles) -> bool {
     let map = handles.get(request.handle);
     map.is_ok_and(|map| !has_batches(&map))
 }
 
-/// Keys behind one, with their values. An element that is deleted meanwhile is left out.
+/// Returns the keys after one, with their values. An element that is deleted meanwhile is left out.
 pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refusal> {
     let map = handles.of_kind(request.handle, Kind::Map)?;
     let facts = map.facts.unwrap_or_default();
@@ -110,8 +118,9 @@ pub fn walk(request: &Walk, handles: &Handles, cpus: u32) -> Result<Walked, Refu
     }
 }
 
-/// Elements that a map may have to be gone through by batches. While the kernel looks for the next bucket that is not empty, no programs at
-/// kprobes and tracepoints run on that CPU: among so many buckets that takes microseconds.
+/// The most elements of a map that is iterated over in batches. While the kernel looks for the next
+/// bucket that is not empty, no programs at kprobes and tracepoints run on that CPU: among so many
+/// buckets that takes microseconds.
 const LARGEST: u32 = 16 << 10;
 
 fn has_batches(map: &Object) -> bool {
@@ -119,16 +128,16 @@ fn has_batches(map: &Object) -> bool {
         .is_some_and(|facts| facts.is_hash() && facts.max_entries <= LARGEST)
 }
 
-/// Where a batch has ended.
+/// The place where a batch has ended.
 #[derive(Debug)]
 pub struct Cursor {
-    /// The last that it gave.
+    /// The last key that it returned.
     key: Vec<u8>,
-    /// By which the kernel goes on: the number of a bucket.
+    /// The kernel's cursor: the number of a bucket.
     bucket: [u8; 8],
 }
 
-/// So many elements of a map.
+/// A number of elements of a map.
 struct Steps<'a> {
     map: &'a Object,
     key_len: usize,
@@ -137,8 +146,8 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// By one system call for all; `None` if there is no such call for the map, or it cannot begin behind that key. The order is that of
-    /// going from key to key.
+    /// Reads all by one system call. Returns `None` if there is no such call for the map, or it
+    /// cannot begin behind that key. The order is that of going from key to key.
     fn by_batch(&self, after: &[u8]) -> Option<Walked> {
         if !has_batches(self.map) {
             return None;
@@ -162,7 +171,7 @@ impl Steps<'_> {
         let (count, end) = match batch(self.map, room) {
             (count, Ok(())) if count > 0 => (count, false),
             (count, Err(Errno::NOENT)) => (count, true),
-            // Not even one bucket has room, or the kernel has none of this.
+            // There is not even room for one bucket, or the kernel does not have this call.
             _ => return None,
         };
         keys.truncate(count as usize * self.key_len);
@@ -196,7 +205,7 @@ impl Steps<'_> {
                 Some(&mut next),
                 &mut value,
             ) {
-                // The one before was deleted, and the kernel has begun anew.
+                // The previous key was deleted, and the kernel has begun anew.
                 Ok(()) if !given.insert(next.clone()) => break,
                 Ok(()) => {
                     walked.keys.extend(&next);

@@ -1,4 +1,4 @@
-//! The guest's kernel, as hosts need to know it.
+//! Facts about the guest's kernel that hosts need.
 
 use std::io;
 
@@ -7,16 +7,20 @@ use beeline_vm_protocol::messages::Welcome;
 
 use crate::fs_roots::Root;
 
-/// What does not change until the next boot.
+/// Facts that do not change until the next boot.
 #[derive(Debug, Clone)]
 pub struct Facts {
-    /// CPUs that per-CPU values are given for.
+    /// The number of CPUs that per-CPU values are given for.
     pub possible_cpus: u32,
     boot_id: String,
 }
 
 impl Facts {
-    /// Asks the kernel. Error: how many CPUs there can be is not told.
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    ///
+    /// The number of possible CPUs is not available.
     pub fn new() -> io::Result<Self> {
         let possible = Root::Sys.read("devices/system/cpu/possible")?;
         let possible_cpus = cpus(possible.trim()).ok_or_else(|| {
@@ -30,7 +34,7 @@ impl Facts {
         })
     }
 
-    /// The answer to a host's first message.
+    /// Returns the answer to a host's first message.
     pub fn welcome(&self, policy: String, token: &[u8]) -> Welcome {
         let names = rustix::system::uname();
         let text = |name: &std::ffi::CStr| name.to_string_lossy().into_owned();
@@ -50,7 +54,8 @@ impl Facts {
     }
 }
 
-/// One more than the last of a list such as `0-3,8-11`: per-CPU values have room for those in between as well.
+/// Returns one more than the last of a list such as `0-3,8-11`: per-CPU values have room for those
+/// in between as well.
 fn cpus(list: &str) -> Option<u32> {
     let mut ends = list
         .split([',', '-'])

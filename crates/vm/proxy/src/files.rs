@@ -1,4 +1,5 @@
-//! The files that a guest serves: those of its kernel that eBPF tools read. One table says which; nothing else can be reached.
+//! The files that a guest serves: those of its kernel that eBPF tools read. One table lists them;
+//! nothing else can be reached.
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
@@ -11,13 +12,13 @@ use crate::fs_roots::Root;
 use crate::glob;
 use crate::refusal::Refusal;
 
-/// Where paths lead.
+/// A group of served files.
 struct Served {
-    /// Begins the path.
+    /// The beginning of the path.
     at: &'static str,
     root: Root,
-    /// What of it is served, by patterns of its components; `**` at the end is everything below. A component in angle brackets is,
-    /// with all before it, where symbolic links may be followed.
+    /// The served files, by patterns of their components; `**` at the end is everything below.
+    /// Symbolic links may be followed up to and including a component in angle brackets.
     files: &'static [&'static str],
 }
 
@@ -49,7 +50,7 @@ const TRACING: &[&str] = &[
     "uprobe_profile",
 ];
 
-/// Longer beginnings stand before those that begin them.
+/// A longer beginning stands before one that it starts with.
 const SERVED: &[Served] = &[
     Served {
         at: "/sys/kernel/tracing",
@@ -161,11 +162,11 @@ struct Place {
     components: Vec<String>,
 }
 
-/// How far a path fits a pattern.
+/// The degree to which a path fits a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fit {
     No,
-    /// It is a directory above what the pattern names.
+    /// It is a directory above the file that the pattern names.
     Above,
     Whole,
 }
@@ -193,7 +194,7 @@ fn bare(part: &str) -> &str {
 }
 
 impl Place {
-    /// `None` for what is not served.
+    /// Returns `None` for a path that is not served.
     fn of(path: &str) -> Option<Self> {
         if path.len() > LONGEST_PATH || path.contains('\0') {
             return None;
@@ -218,7 +219,7 @@ impl Place {
         good.then_some(place)
     }
 
-    /// How far it fits, with one more component if there is one.
+    /// Returns how far it fits, with one more component if there is one.
     fn fit(&self, entry: Option<&str>) -> Fit {
         let mut components: Vec<&str> = self.components.iter().map(String::as_str).collect();
         components.extend(entry);
@@ -229,7 +230,7 @@ impl Place {
         fits.max_by_key(|fit| *fit as u8).unwrap_or(Fit::No)
     }
 
-    /// Do both lead to one file?
+    /// True if both lead to one file.
     fn is_same(&self, other: &Self) -> bool {
         self.root == other.root && self.components == other.components
     }
@@ -237,7 +238,7 @@ impl Place {
     fn open(&self, flags: OFlags) -> Result<OwnedFd, rustix::io::Errno> {
         let path = self.components.join("/");
         let components: Vec<&str> = self.components.iter().map(String::as_str).collect();
-        // Behind how many components links have come to an end.
+        // The number of components after which links have come to an end.
         let links = self.patterns.iter().find_map(|pattern| {
             let links = 1 + pattern.split('/').position(|part| part.starts_with('<'))?;
             let fits = components.len() >= links && fit(pattern, &components) != Fit::No;
@@ -267,7 +268,7 @@ impl Place {
             let fit = self.fit(Some(name));
             let is_directory = match entry.file_type() {
                 FileType::Directory => true,
-                // To a directory, where links may be followed.
+                // Links to a directory, where they may be followed.
                 FileType::Symlink => fit == Fit::Above,
                 _ => false,
             };
@@ -283,26 +284,26 @@ impl Place {
     }
 }
 
-/// Is the path one of the table's, or above one?
+/// True if the path is one of the table's, or above one.
 pub fn is_served(path: &str) -> bool {
     Place::of(path).is_some()
 }
 
-/// The name by which a large file that lasts is known, wherever it is looked at.
+/// Returns the name by which a large file that lasts is known, wherever it is looked at.
 fn lasting(place: &Place) -> Option<&'static str> {
     [digests::TYPES, digests::FUNCTIONS]
         .into_iter()
         .find(|name| Place::of(name).is_some_and(|of| of.is_same(place)))
 }
 
-/// The whole of a file, if it is served and no longer than one answer.
+/// Returns the whole of a file, if it is served and no longer than one answer.
 pub fn whole(path: &str) -> Option<Vec<u8>> {
     let opened = Place::of(path)?.open(OFlags::RDONLY).ok()?;
     let (content, more) = content(&opened, 0).ok()?;
     (!more).then_some(content)
 }
 
-/// Reads it, but if it is known to be what the host has.
+/// Reads the file, unless the host is known to have it.
 fn read_lasting(
     place: &Place,
     name: &'static str,
@@ -325,7 +326,7 @@ fn read_lasting(
     Ok(())
 }
 
-/// Looks at a file or a directory. What the host holds of lasting files is compared by `sums`.
+/// Looks at a file or a directory. `sums` tells which lasting files the host holds.
 pub fn look(request: &Look, digests: &Digests) -> Result<File, Refusal> {
     if request.path.rsplit('/').next() == Some("trace_pipe") {
         let why = "trace_pipe takes lines away from whoever else reads it, and is not served";
@@ -370,8 +371,9 @@ pub fn look(request: &Look, digests: &Digests) -> Result<File, Refusal> {
     Ok(file)
 }
 
-/// The content from an offset on, and if there is more than fits. Of most of these files a read gives a page at the most, however
-/// much room there is: so room is not filled with zeros for each.
+/// Returns the content from an offset on, and whether there is more than fits. For most of these
+/// files a read returns at most a page, however much room there is, so the room is not zeroed for
+/// each.
 fn content(file: &OwnedFd, from: u64) -> Result<(Vec<u8>, bool), Refusal> {
     const STEP: usize = 256 << 10;
     let mut bytes = Vec::new();

@@ -1,7 +1,7 @@
-//! The kernel's file systems, wherever they are mounted, and also where nobody has mounted them.
+//! The kernel's file systems, wherever they are mounted, and even if nobody has mounted them.
 //!
-//! What is not mounted is mounted without a place: a file system that only this process's descriptor leads to. So a guest is left as
-//! it was, and needs no mount namespace.
+//! A file system that is not mounted is mounted without a place, so that only this process's
+//! descriptor leads to it. So a guest is left as it was, and needs no mount namespace.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,7 +36,7 @@ const DEBUG: u64 = 0x6462_6720;
 const SECURITY: u64 = 0x7363_6673;
 
 impl Root {
-    /// Where it is by custom, its name and its magic number.
+    /// Returns its customary place, its name and its magic number.
     fn facts(self) -> (&'static str, Option<(&'static CStr, u64)>) {
         match self {
             Root::Proc => ("/proc", Some((c"proc", PROC))),
@@ -48,7 +48,11 @@ impl Root {
         }
     }
 
-    /// Its directory. Error: that it is neither there nor can be mounted.
+    /// Returns its directory.
+    ///
+    /// # Errors
+    ///
+    /// It is not there and cannot be mounted.
     fn directory(self) -> Result<BorrowedFd<'static>, Errno> {
         static OPENED: [OnceLock<Result<OwnedFd, Errno>>; 6] = [const { OnceLock::new() }; 6];
         let opened = OPENED[self as usize].get_or_init(|| self.open_directory());
@@ -73,12 +77,13 @@ impl Root {
         rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     }
 
-    /// Opens what is below it, and nothing else: no step leads out of it, over a symbolic link, or into another file system.
+    /// Opens a file below it, and nothing else: no step leads out of it, over a symbolic link, or
+    /// into another file system.
     pub fn open(self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         beneath(self.directory()?, path, flags, ResolveFlags::NO_SYMLINKS)
     }
 
-    /// The same, where a first part of the path may be or hold symbolic links.
+    /// The same, if a first part of the path may be or hold symbolic links.
     pub fn open_behind(self, link: &str, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let directory = beneath(
             self.directory()?,
@@ -89,13 +94,13 @@ impl Root {
         beneath(directory.as_fd(), path, flags, ResolveFlags::NO_SYMLINKS)
     }
 
-    /// A small file's content.
+    /// Reads a small file's content.
     pub fn read(self, path: &str) -> Result<String, Errno> {
         let bytes = self.read_all(path)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// A file's content, which should not be large.
+    /// Reads a file's content, which should not be large.
     pub fn read_all(self, path: &str) -> Result<Vec<u8>, Errno> {
         const STEP: usize = 64 << 10;
         let file = self.open(path, OFlags::RDONLY)?;
@@ -117,7 +122,7 @@ fn beneath(
 ) -> Result<OwnedFd, Errno> {
     let path = if path.is_empty() { "." } else { path };
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | also;
-    // What is only looked at is not opened, and takes no flags of opening.
+    // A file that is only looked at is not opened, and takes no flags of opening.
     let opening = match flags.contains(OFlags::PATH) {
         true => OFlags::empty(),
         false => OFlags::NOCTTY | OFlags::NONBLOCK,

@@ -1,5 +1,5 @@
-//! What is done with a host's bytes before the kernel is asked, for fuzzing: everything is taken apart and put together, and no call is
-//! made.
+//! Entry points for fuzzing: they do everything that is done with a host's bytes before the kernel
+//! is asked. All is taken apart and put together, and no call is made.
 
 use std::os::fd::OwnedFd;
 
@@ -19,8 +19,8 @@ use crate::{attach_points, files, glob, perf};
 /// Possible CPUs.
 const CPUS: u32 = 4;
 
-/// A table whose objects are no kernel's: handles 1 to 4 are a hash, an array per CPU, a program array and a ring; 5 a program, 6 types, 7
-/// an event.
+/// Returns a table with objects that are not the kernel's: handles 1 to 4 are a hash, an array per
+/// CPU, a program array and a ring; 5 a program, 6 types, 7 an event.
 fn pretended() -> std::io::Result<Handles> {
     let handles = Handles::default();
     let map = |map_type, key_size, value_size| MapFacts {
@@ -47,7 +47,7 @@ fn pretended() -> std::io::Result<Handles> {
     Ok(handles)
 }
 
-/// A host's message.
+/// Handles a host's message.
 pub fn host_message(data: &[u8]) {
     let message = HostMessage::decode(data);
     if let Some(Asked { id, handle, key }) = Asked::read(data) {
@@ -68,7 +68,7 @@ pub fn host_message(data: &[u8]) {
                 return;
             };
             for part in &request.parts {
-                // What the verdict is does not matter here.
+                // The verdict does not matter here.
                 let _ =
                     Policy::default().program(ProgramType::KPROBE, &part.data, &request.signature);
                 beeline_vm_protocol::instructions::digest(&part.data);
@@ -80,7 +80,7 @@ pub fn host_message(data: &[u8]) {
             }
         }
         Some(Body::PerfEventOpen(mut request)) => {
-            // Which files there are is this machine's business.
+            // The existing files depend on this machine.
             request.name.retain(|letter| letter != '/');
             let _ = perf::Event::new(request);
         }
@@ -91,7 +91,7 @@ pub fn host_message(data: &[u8]) {
     }
 }
 
-/// A policy's text; then a pattern and what it is held against.
+/// Parses a policy's text; then matches a pattern with a text.
 pub fn policy(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;

@@ -1,15 +1,17 @@
 //! Patterns of names: `?` is a character, `*` any number of them but no `/`, `**` any number.
 
-/// Does the pattern fit all of the text?
+/// True if the pattern fits all of the text.
 pub fn fits(pattern: &str, text: &str) -> bool {
     fits_bytes(pattern.as_bytes(), text.as_bytes())
 }
 
-/// Where a star stands: the pattern behind it, the text that is tried behind it, and if it takes slashes.
+/// The state of a star: the pattern behind it, the text that is tried behind it, and whether it
+/// takes slashes.
 type Star<'a> = (&'a [u8], &'a [u8], bool);
 
 fn fits_bytes<'a>(mut pattern: &'a [u8], mut text: &'a [u8]) -> bool {
-    // The last star of each kind may take one character more; earlier ones need not, as what is between has been found already.
+    // The last star of each kind may take one character more. Earlier ones need not, as the text in
+    // between has been found already.
     let mut stars: [Option<Star<'a>>; 2] = [None; 2];
     loop {
         match (pattern, text) {

@@ -22,29 +22,30 @@ use crate::sys::{self, Attr};
 pub struct Object {
     /// Its descriptor, here and nowhere else.
     pub fd: OwnedFd,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Of a map.
+    /// The facts of a map.
     pub facts: Option<MapFacts>,
-    /// The kernel's number; 0 for what has none.
+    /// The kernel's number; 0 for an object without one.
     pub id: u32,
-    /// Of a program, or of an event: the place it is for, as the policy names it.
+    /// For a program or an event: the place it is for, as the policy names it.
     pub place: Option<String>,
-    /// Of a map that was made here: what it takes of all that maps may take.
+    /// For a map that was made here: its share of the memory that maps may take.
     pub share: Option<Share>,
-    /// Of a map that a host goes through.
+    /// For a map that a host iterates over.
     cursor: Mutex<Option<Cursor>>,
     /// Its pages, once they have been mapped.
     ring: Mutex<Option<Arc<Ring>>>,
-    /// By another process as well, once the host knows where its pages are.
+    /// Set if another process holds it as well, once the host knows where its pages are.
     held: Mutex<Option<Held>>,
 }
 
-/// The longest of the structures that are asked for here: `struct bpf_prog_info` has its id at 4, the others at 4 or 8.
+/// The longest of the structures that are asked for here: `struct bpf_prog_info` has its id at 4,
+/// the others at 4 or 8.
 const INFO: usize = 256;
 
 impl Object {
-    /// Asks the kernel what the object is.
+    /// Asks the kernel about the object.
     pub fn new(fd: OwnedFd, kind: Kind, place: Option<String>) -> Result<Self, Errno> {
         let mut id = 0;
         let mut facts = None;
@@ -67,7 +68,7 @@ impl Object {
         })
     }
 
-    /// One that the kernel has not been asked about.
+    /// Creates an object that the kernel has not been asked about.
     pub(crate) fn pretended(fd: OwnedFd, kind: Kind, facts: Option<MapFacts>) -> Self {
         Self {
             fd,
@@ -82,42 +83,45 @@ impl Object {
         }
     }
 
-    /// Where a host is that goes through it.
+    /// Returns the position of a host that iterates over it.
     pub fn cursor(&self) -> MutexGuard<'_, Option<Cursor>> {
         self.cursor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its second hold.
+    /// Returns its second hold.
     pub fn held(&self) -> MutexGuard<'_, Option<Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the ring's pages are mapped as, if they have been.
+    /// Returns the mapping of the ring's pages, if there is one.
     pub fn ring(&self) -> MutexGuard<'_, Option<Arc<Ring>>> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The beginning of an object's information; the kernel fills no buffers.
+/// Returns the beginning of an object's information; the kernel fills no buffers.
 pub fn info(fd: BorrowedFd<'_>) -> Result<[u8; INFO], Errno> {
     let mut info = [0; INFO];
     let mut attr = Attr::new(&[]).with_fd(0, fd).with(4, INFO as u32);
     attr.point(8, &mut info);
-    // SAFETY: it leads to a buffer of the length that it says, in which all pointers are null.
+    // SAFETY: the attribute leads to a buffer of the length that it says, in which all pointers are
+    // null.
     unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
     Ok(info)
 }
 
-/// A descriptor that `bpf(2)` has just returned.
+/// Takes ownership of a descriptor that `bpf(2)` has just returned.
 ///
 /// # Safety
-/// It is, and nobody else has taken it.
+///
+/// `value` is such a descriptor, and nobody else has taken it.
 pub unsafe fn returned_fd(value: u64) -> OwnedFd {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises that this is a descriptor that `bpf(2)` has just returned, and
+    // that nobody else has taken it.
     unsafe { OwnedFd::from_raw_fd(value as i32) }
 }
 
-/// The objects by their handles. What has been taken out lives as long as somebody works with it.
+/// The objects by their handles. An object that has been taken out lives as long as it is in use.
 #[derive(Debug, Default)]
 pub struct Handles(RwLock<Table>);
 
@@ -127,7 +131,8 @@ struct Table {
     last: u32,
 }
 
-/// Of handles, which count up: no host chooses them, so a product spreads them as well as a hash.
+/// A hash of handles, which count up: no host chooses them, so a product spreads them as well as a
+/// hash.
 #[derive(Debug, Default)]
 struct Spread(u64);
 
@@ -149,7 +154,7 @@ impl Hasher for Spread {
 }
 
 impl Handles {
-    /// The new object's handle.
+    /// Adds an object, and returns its handle.
     pub fn add(&self, object: Object) -> Result<u32, Refusal> {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let handle = table.last.checked_add(1).ok_or_else(|| {
@@ -160,7 +165,11 @@ impl Handles {
         Ok(handle)
     }
 
-    /// The object behind a handle. Error: `EBADF`.
+    /// Returns the object behind a handle.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF`.
     pub fn get(&self, handle: u32) -> Result<Arc<Object>, Refusal> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         table.objects.get(&handle).cloned().ok_or_else(|| {
@@ -171,7 +180,11 @@ impl Handles {
         })
     }
 
-    /// The object behind a handle of that kind. Error: `EBADF`, or `EINVAL` for another kind.
+    /// Returns the object of that kind behind a handle.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF`, or `EINVAL` for another kind.
     pub fn of_kind(&self, handle: u32, kind: Kind) -> Result<Arc<Object>, Refusal> {
         let object = self.get(handle)?;
         if object.kind != kind {
@@ -187,7 +200,7 @@ impl Handles {
         table.objects.remove(&handle)
     }
 
-    /// All of them.
+    /// Returns all of them.
     pub fn all(&self) -> Vec<Arc<Object>> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         table.objects.values().cloned().collect()

@@ -1,8 +1,9 @@
-//! Memory that a host has mapped is given to nobody else before the host has let go of it: not when the host's connection breaks, and not
-//! when this process is killed. So the objects are held a second time, by a process that does nothing else.
+//! A second process that holds objects with memory that hosts have mapped.
 //!
-//! It is made before there are threads. Descriptors go to it in messages, each of which it answers; when this process has ended it waits
-//! for as long as hosts may take to notice, and ends.
+//! Such memory must be given to nobody else before the host has let go of it: not when the host's
+//! connection breaks, and not when this process is killed. The second process does nothing else. It
+//! is made before there are threads. Descriptors go to it in messages, each of which it answers.
+//! When this process has ended, it waits for as long as hosts may take to notice, and ends.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,10 +20,10 @@ use rustix::net::{
 
 use crate::shared::Shared;
 
-/// Longer than it takes hosts to notice that a connection is lost (5 s), and to let go.
+/// Longer than hosts take to notice that a connection is lost (5 s), and to let go.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// What is to be done with an object.
+/// An order for an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 enum Order {
@@ -42,7 +43,8 @@ pub struct Holder {
     last: AtomicU64,
 }
 
-/// An object that is held there: until this is dropped and [`LINGER`] has passed, or until [`Self::release`].
+/// An object that is held there: until this is dropped and [`LINGER`] has passed, or until
+/// [`Self::release`].
 #[derive(Debug)]
 pub struct Held {
     holder: Arc<Holder>,
@@ -51,18 +53,20 @@ pub struct Held {
 }
 
 impl Holder {
-    /// Makes the process. To be called while there is one thread.
+    /// Makes the process. Call it while there is one thread.
     pub fn start() -> io::Result<Arc<Self>> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        // SAFETY: there is one thread, so the child may do all that this process may; it never returns from here.
+        // SAFETY: there is one thread, so the child may do all that this process may; it never
+        // returns from here.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 drop(ours);
                 outlive_signals();
                 hold(&theirs);
-                // SAFETY: ends the child without what the parent has registered for its own end.
+                // SAFETY: this ends the child without running what the parent has registered for
+                // its own end.
                 unsafe { libc::_exit(0) }
             }
             _ => Ok(Arc::new(Self {
@@ -72,7 +76,8 @@ impl Holder {
         }
     }
 
-    /// Has an object held, with a mapping of its first bytes if there are to be any (a perf event's ring goes with its last mapping).
+    /// Makes the process hold an object, with a mapping of its first bytes if `mapped` is not 0 (a
+    /// perf event's ring goes with its last mapping).
     pub fn hold(self: &Arc<Self>, fd: BorrowedFd<'_>, mapped: usize) -> io::Result<Held> {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         self.order(number, Order::Hold, mapped, Some(fd))?;
@@ -115,7 +120,7 @@ impl Holder {
 }
 
 impl Held {
-    /// The host has let go of it.
+    /// Lets go of the object, because the host has.
     pub fn release(mut self) {
         self.is_released = true;
     }
@@ -127,15 +132,15 @@ impl Drop for Held {
             true => Order::Drop,
             false => Order::DropLater,
         };
-        // If the other process has been killed, nobody holds it any more.
+        // If the other process has been killed, nobody holds the object any more.
         let _ = self.holder.order(self.number, order, 0, None);
     }
 }
 
-/// What ends the proxy from a terminal or a service manager is not for this process.
+/// Ignores the signals by which a terminal or a service manager ends the proxy.
 fn outlive_signals() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
-        // SAFETY: sets a disposition; no handler is involved.
+        // SAFETY: the call sets a disposition; no handler is involved.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
@@ -148,7 +153,7 @@ struct Object {
     until: Option<Instant>,
 }
 
-/// Carries out orders until nobody gives any, and then holds what is left for a while.
+/// Carries out orders until there are no more, and then holds the rest for a while.
 fn hold(socket: &OwnedFd) {
     let mut objects: Vec<Object> = Vec::new();
     loop {
@@ -176,7 +181,7 @@ fn hold(socket: &OwnedFd) {
     }
 }
 
-/// The errno, 0 for none.
+/// Returns the errno, 0 for none.
 fn carry_out(
     [number, order, mapped]: Message,
     fd: Option<OwnedFd>,
@@ -209,7 +214,7 @@ fn carry_out(
     0
 }
 
-/// The next order; `None` if there will be no more.
+/// Returns the next order; `None` if there will be no more.
 fn receive(socket: &OwnedFd) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
     let mut bytes = [0; size_of::<Message>()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -242,14 +247,14 @@ mod tests {
     use std::io::Read;
     use std::os::unix::net::UnixStream;
 
-    /// Is the other end of a socket pair closed?
+    /// True if the other end of a socket pair is closed.
     fn is_closed(end: &mut UnixStream) -> bool {
         end.set_read_timeout(Some(Duration::from_millis(200)))
             .unwrap();
         matches!(end.read(&mut [0]), Ok(0))
     }
 
-    /// The other side in a thread of this process, as tests have many.
+    /// Returns a holder with the other side in a thread of this process, as tests have many.
     fn holder() -> Arc<Holder> {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) =
@@ -276,7 +281,7 @@ mod tests {
         });
         assert!(is_closed(&mut first));
         assert!(!is_closed(&mut second));
-        // Nor does it go with who had it held.
+        // Nor does it go with the session that had it held.
         drop(holder);
         assert!(!is_closed(&mut second));
     }

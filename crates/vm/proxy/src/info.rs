@@ -1,4 +1,4 @@
-//! `BPF_OBJ_GET_INFO_BY_FD`, whose pointers stand in the structure that it points to.
+//! `BPF_OBJ_GET_INFO_BY_FD`, which has its pointers in the structure that it points to.
 
 use std::os::fd::AsFd;
 
@@ -15,12 +15,13 @@ use crate::sys::{self, Attr};
 /// Offsets in the attribute.
 const LEN: usize = 4;
 const POINTER: usize = 8;
-/// What `struct bpf_btf_info` points to first.
+/// The first buffer that `struct bpf_btf_info` points to.
 const TYPES_PART: u32 = INSIDE;
-/// How long that is, in the structure.
+/// The offset in the structure of its length.
 const TYPES_LEN: usize = 8;
 
-/// Asks the kernel what an object is. The kernel's types are left out if the host holds them, by `sums`.
+/// Asks the kernel for an object's information. The kernel's types are left out if the host holds
+/// them, by `sums`.
 pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone, Refusal> {
     let object = handles.get(number_at(&request.attr, 0))?;
     let mut parts = request.parts;
@@ -45,7 +46,8 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
     if structure.iter().skip(INFO_BYTES).any(|byte| *byte != 0) {
         return Err(Refusal::new(libc::E2BIG, ""));
     }
-    // What a link's structure holds depends on its type, which the host may not know, or know wrongly.
+    // The content of a link's structure depends on its type, which the host may not know, or know
+    // wrongly.
     let asked = info(object.fd.as_fd())?;
     let table = buffers(object.kind, &asked);
     let mut structure = counts(table, &structure, len.min(INFO_BYTES));
@@ -58,8 +60,9 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
         .with(LEN, structure.len() as u32);
     attr.point(POINTER, &mut structure);
     let size = request.attr.len();
-    // SAFETY: the attribute leads to the structure, of the length that it says. All of that is 0 but the counts and the pointers that
-    // the table knows; each of these is null or leads to a buffer of the length that the structure says.
+    // SAFETY: the attribute leads to the structure, of the length that it says. All of that is 0
+    // except for the counts and the pointers that the table knows; each of these is null or leads
+    // to a buffer of the length that the structure says.
     let returned = unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, size) };
     for buffer in table {
         put_long(&mut structure, buffer.at, 0);
@@ -86,7 +89,7 @@ pub fn get(request: Bpf, handles: &Handles, digests: &Digests) -> Result<BpfDone
     Ok(done)
 }
 
-/// Are these the types of the kernel itself, those in [`digests::TYPES`]?
+/// True if these are the types of the kernel itself, those in [`digests::TYPES`].
 pub fn is_kernels_own(object: &Object) -> bool {
     const NAME: &[u8] = b"vmlinux\0";
     const STRUCTURE: usize = 32;
@@ -105,8 +108,9 @@ pub fn is_kernels_own(object: &Object) -> bool {
         .with_fd(0, object.fd.as_fd())
         .with(LEN, STRUCTURE as u32);
     attr.point(POINTER, &mut structure);
-    // SAFETY: it leads to a structure of the length that it says, all of which is 0 but for the pointer to a name, which leads to a
-    // buffer of the length that the structure says.
+    // SAFETY: the attribute leads to a structure of the length that it says. All of that is 0
+    // except for the pointer to a name, which leads to a buffer of the length that the structure
+    // says.
     let told = unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) };
     let is_kernels = number_at(&structure, 28) != 0;
     told.is_ok() && is_kernels && name == NAME
@@ -116,7 +120,7 @@ fn part(at: u32, data: Vec<u8>) -> Part {
     Part { at, data, room: 0 }
 }
 
-/// A structure of which only these fields are set that say how long buffers are.
+/// Returns a structure with only those fields set that say how long buffers are.
 fn counts(table: &[Buffer], given: &[u8], len: usize) -> Vec<u8> {
     let mut structure = vec![0; len];
     let fields = table.iter().flat_map(|buffer| match buffer.len {

@@ -1,4 +1,5 @@
-//! What a tool reads by a descriptor: what iterators write, the values of perf events, and what the kernel says of an object's descriptor.
+//! Data that a tool reads from a descriptor: the output of iterators, the values of perf events,
+//! and the kernel's facts about an object's descriptor.
 
 use std::os::fd::AsRawFd;
 
@@ -13,20 +14,20 @@ use crate::refusal::Refusal;
 
 /// Bytes of one answer.
 const MOST: usize = 256 << 10;
-/// Lines of fdinfo that are of the descriptor, not of its object.
+/// Lines of fdinfo about the descriptor, not about its object.
 const OF_DESCRIPTOR: [&str; 4] = ["pos:", "flags:", "mnt_id:", "ino:"];
 
-/// The next bytes of an iterator, or the values of an event.
+/// Returns the next bytes of an iterator, or the values of an event.
 pub fn read(request: &Read, handles: &Handles) -> Result<Content, Refusal> {
     let object = handles.get(request.handle)?;
     if object.kind != Kind::Event {
         return match request.room {
             0 => read_iterator(request.handle, handles),
-            // Only for events: it may take long, and would be waited for.
+            // Only for events: other reads may take long, and would be waited for.
             _ => Err(Errno::INVAL.into()),
         };
     }
-    // Whatever the room is: the kernel says if it is too little, and has no more than that.
+    // The room is only a limit: the kernel reports if it is too little, and has no more than that.
     let mut data = Vec::with_capacity((request.room as usize).min(MOST));
     let room = rustix::buffer::spare_capacity(&mut data);
     rustix::io::read(&object.fd, room)?;
@@ -42,7 +43,8 @@ fn read_iterator(handle: u32, handles: &Handles) -> Result<Content, Refusal> {
             Ok(0) => return Ok(Content { data, end: true }),
             Ok(_) if data.len() == MOST => return Ok(Content { data, end: false }),
             Ok(_) => {}
-            // It has gone by very many objects that its program wrote nothing for, or there is no room for the next.
+            // It has passed very many objects without output by its program, or there is no room
+            // for the next.
             Err(Errno::AGAIN) => return Ok(Content { data, end: false }),
             Err(_) if !data.is_empty() => return Ok(Content { data, end: false }),
             Err(errno) => return Err(errno.into()),
@@ -50,7 +52,7 @@ fn read_iterator(handle: u32, handles: &Handles) -> Result<Content, Refusal> {
     }
 }
 
-/// The lines on an object.
+/// Returns the lines on an object.
 pub fn describe(handle: u32, handles: &Handles) -> Result<Described, Refusal> {
     let object = handles.get(handle)?;
     let name = object.fd.as_raw_fd().to_string();

@@ -1,10 +1,13 @@
-//! What runs in a virtual machine, so that eBPF tools on its host can use its kernel: `beeline guest`.
+//! The part that runs in a virtual machine, so that eBPF tools on its host can use its kernel:
+//! `beeline guest`.
 //!
-//! It takes connections from hosts ([`beeline_vm_protocol::listen`]), and does for each what it asks, in messages, of the guest's kernel, as
-//! far as the guest's owner allows it ([`policy`]). It needs a kernel with eBPF and nothing else, changes nothing of the guest but what
-//! a tool asks for, and gives everything back when a tool's connection ends.
+//! It takes connections from hosts ([`beeline_vm_protocol::listen`]), and carries out the requests
+//! in their messages on the guest's kernel, as far as the guest's owner allows it ([`policy`]). It
+//! needs a kernel with eBPF and nothing else. It changes nothing of the guest except for what a
+//! tool asks for, and gives everything back when a tool's connection ends.
 //!
-//! Hosts are not trusted with this process: whatever bytes come, at most their connection is closed. See `docs/guests.md`.
+//! Hosts are not trusted with this process: whatever bytes come, the worst outcome is that their
+//! connection is closed. See `docs/guests.md`.
 
 mod attach_points;
 pub mod audit;
@@ -54,13 +57,14 @@ use crate::lookup_channel::LookupChannels;
 use crate::policy::Policy;
 use crate::session::Host;
 
-/// Connections at once: each has some threads.
+/// The most connections at once: each has some threads.
 const CONNECTIONS: usize = 64 + lookup_channel::MOST_OF_ALL;
 
 /// How to serve.
 #[derive(Debug, clap::Args)]
 pub struct Options {
-    /// Where hosts connect (may be repeated): vsock:any[:PORT], unix:PATH, tcp:ADDRESS:PORT, serial:DEVICE
+    /// Where hosts connect (may be repeated): vsock:any[:PORT], unix:PATH, tcp:ADDRESS:PORT,
+    /// serial:DEVICE
     #[arg(long, value_name = "ADDRESS", default_value = "vsock:any:8790")]
     pub listen: Vec<Address>,
     /// What hosts may do (TOML); without it everything, but with objects of others
@@ -91,7 +95,11 @@ impl Options {
     }
 }
 
-/// Serves hosts, for ever. `say` is for lines to the user. To be called while there is one thread. Errors: what of the options is of no use.
+/// Serves hosts forever. `say` is for lines to the user. Call it while there is one thread.
+///
+/// # Errors
+///
+/// An option is of no use.
 pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
     let holder = Holder::start().context("no process can be made")?;
     let policy = match &options.policy {
@@ -126,7 +134,7 @@ pub fn serve(options: &Options, say: fn(&str)) -> anyhow::Result<()> {
 }
 
 fn listen(listener: &Listener, host: &Arc<Host>, present: &Arc<AtomicUsize>, say: fn(&str)) {
-    // For whoever looks at the threads.
+    // A name for people that look at the threads.
     let _ = rustix::thread::set_name(c"beeline-listen");
     loop {
         match listener.wait() {
@@ -179,7 +187,8 @@ fn welcome(waiting: Waiting, host: &Arc<Host>, present: &Arc<AtomicUsize>) {
     }
 }
 
-/// Each object of a tool's is a descriptor, and old kernels count maps as locked memory.
+/// Raises limits: each object of a tool is a descriptor, and old kernels count maps as locked
+/// memory.
 fn raise_limits() {
     let files = getrlimit(Resource::Nofile);
     let all = Rlimit {
@@ -190,7 +199,7 @@ fn raise_limits() {
         current: None,
         maximum: None,
     };
-    // With less it works as well, for less.
+    // It also works with lower limits, for fewer objects.
     let _ = setrlimit(Resource::Nofile, all);
     let _ = setrlimit(Resource::Memlock, unlimited);
 }

@@ -1,4 +1,5 @@
-//! Further connections of a session, by which its tool looks up elements of maps, and does nothing else.
+//! Look-up channels: further connections of a session, by which its tool only looks up elements of
+//! maps.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,32 +15,33 @@ use crate::elements;
 use crate::handles::Handles;
 use crate::refusal::Refusal;
 
-/// Channels of one session, at the most: a host has one for each of some processes of its tool, and those of some that have just ended.
+/// The most channels of one session: a host has one for each of some processes of its tool, and
+/// those of some that have just ended.
 const MOST: usize = 16;
-/// Channels of all sessions.
+/// The most channels of all sessions.
 pub const MOST_OF_ALL: usize = 32;
-/// Bytes of a channel's message: hosts look up short keys by channels.
+/// The most bytes of a channel's message: hosts look up short keys by channels.
 const LONGEST: usize = 4 << 10;
 /// Bytes of a token; nobody guesses it.
 const TOKEN: usize = 16;
 
-/// What a channel's host must know.
+/// The secret that a channel's host must know.
 pub type Token = [u8; TOKEN];
 
 /// The sessions that channels may join.
 #[derive(Debug, Default)]
 pub struct LookupChannels(Mutex<HashMap<Token, Joined>>);
 
-/// Of one session.
+/// The channels of one session.
 #[derive(Debug)]
 struct Joined {
     handles: Arc<Handles>,
-    /// By numbers that are used once.
+    /// Senders by numbers that are used once.
     channels: HashMap<u64, Sender>,
     last: u64,
 }
 
-/// That a session may be joined, as long as this lives; its channels end with it.
+/// Permission to join a session, as long as this lives; its channels end with it.
 #[derive(Debug)]
 pub struct Open<'a> {
     channels: &'a LookupChannels,
@@ -47,7 +49,11 @@ pub struct Open<'a> {
 }
 
 impl LookupChannels {
-    /// Lets a session be joined. Error: there are no random numbers to be had.
+    /// Lets a session be joined.
+    ///
+    /// # Errors
+    ///
+    /// Random numbers are not available.
     pub fn open(&self, handles: &Arc<Handles>) -> std::io::Result<Open<'_>> {
         let mut token = Token::default();
         getrandom(&mut token, GetRandomFlags::empty())?;
@@ -63,7 +69,8 @@ impl LookupChannels {
         })
     }
 
-    /// Serves a channel until it ends, or its session. `id` is its first message's. Gives the reason.
+    /// Serves a channel until it ends, or its session. `id` is its first message's. Returns the
+    /// reason.
     pub fn serve(
         &self,
         id: u64,
@@ -74,7 +81,7 @@ impl LookupChannels {
     ) -> String {
         let _ends = Ends(sender);
         receiver.limit(LONGEST);
-        // Before the answer: nobody listens behind it but for what was asked.
+        // Before the answer: after it nobody listens except for answers.
         sender.be_silent();
         let joined = receiver
             .bear_silence()
@@ -117,7 +124,8 @@ impl LookupChannels {
     }
 }
 
-/// Answers a channel's first message, whose id is given, and then its look-ups. Gives the reason for which it has ended.
+/// Answers a channel's first message, with the given id, and then its look-ups. Returns the reason
+/// for which it has ended.
 fn look_up(
     first: u64,
     receiver: &mut Receiver,
@@ -159,7 +167,7 @@ fn look_up(
     }
 }
 
-/// Of a channel among its session's, until it ends.
+/// The place of a channel among its session's, until it ends.
 struct Place<'a> {
     channels: &'a LookupChannels,
     token: Token,
@@ -175,7 +183,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Ends a channel if the thread that has it ends, also by a panic: the host would wait for its answer.
+/// Ends a channel if its thread ends, even by a panic: the host would wait for its answer.
 struct Ends<'a>(&'a Sender);
 
 impl Drop for Ends<'_> {
@@ -185,7 +193,7 @@ impl Drop for Ends<'_> {
 }
 
 impl Open<'_> {
-    /// What a channel has to say to join.
+    /// Returns the token that a channel needs to join.
     pub fn token(&self) -> &Token {
         &self.token
     }

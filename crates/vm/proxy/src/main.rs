@@ -1,5 +1,6 @@
-//! `beeline-guest`: the guest's part of Beeline in a file of its own, which is linked statically and needs nothing but a kernel. It
-//! takes `guest` as its first argument as well, so that it can be installed as `beeline` in a guest.
+//! `beeline-guest`: the guest's part of Beeline in a file of its own, which is linked statically
+//! and needs only a kernel. It also takes `guest` as its first argument, so that it can be
+//! installed as `beeline` in a guest.
 
 use std::process::ExitCode;
 
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
     if let Err(error) = beeline_vm_proxy::serve(&options, say) {
         say(&format!("{error:#}"));
     }
-    // It serves for ever, or not at all.
+    // It serves forever, or not at all.
     ExitCode::FAILURE
 }
 

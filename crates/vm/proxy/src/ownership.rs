@@ -1,5 +1,6 @@
-//! Which of the kernel's objects a tool may have by their numbers: those that it holds, and what these hold. A program that is all that a
-//! tool has kept still leads it to the program's maps and types.
+//! The kernel objects that a tool may have by their numbers: those that it holds, and those that
+//! these hold. If a tool has kept only a program, that still leads it to the program's maps and
+//! types.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +18,7 @@ mod program {
     pub(super) const MAP_COUNT: usize = 52;
     pub(super) const MAP_IDS: usize = 56;
     pub(super) const BTF: usize = 128;
-    /// Of what is asked here.
+    /// The length of the part that is read here.
     pub(super) const LEN: usize = 132;
 }
 /// In `struct bpf_map_info`.
@@ -25,14 +26,14 @@ const MAP_BTF: usize = 64;
 /// In `struct bpf_link_info`.
 const LINK_PROGRAM: usize = 8;
 
-/// The numbers of a tool's own objects of a kind.
+/// Returns the numbers of a tool's own objects of a kind.
 pub fn ids(handles: &Handles, kind: Kind) -> HashSet<u32> {
     let mut ids = HashSet::new();
     for object in handles.all() {
         if object.kind == kind {
             ids.insert(object.id);
         }
-        // What is gone by now leads nowhere.
+        // An object that is gone by now leads nowhere.
         let _ = add_held(&object, kind, &mut ids);
     }
     ids.remove(&0);
@@ -71,11 +72,12 @@ fn add_programs(program: BorrowedFd<'_>, kind: Kind, ids: &mut HashSet<u32>) -> 
 
 fn open_program(id: u32) -> Result<OwnedFd, Errno> {
     let mut attr = Attr::new(&[]).with(0, id);
-    // SAFETY: the command takes numbers only, and returns a descriptor.
+    // SAFETY: the command takes only integers, and returns a descriptor.
     unsafe { sys::bpf(Command::PROG_GET_FD_BY_ID, &mut attr, 12).map(|value| returned_fd(value)) }
 }
 
-/// The maps that a program uses. Between the two questions it may bind more, which are left out.
+/// Returns the maps that a program uses. Between the two questions it may bind more, which are left
+/// out.
 fn maps_of(fd: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
     const NUMBER: usize = 4;
     let count = number_at(&info(fd)?, program::MAP_COUNT);
@@ -86,8 +88,8 @@ fn maps_of(fd: BorrowedFd<'_>) -> Result<Vec<u32>, Errno> {
     }
     let mut attr = Attr::new(&[]).with_fd(0, fd).with(4, program::LEN as u32);
     attr.point(8, asked.bytes_mut());
-    // SAFETY: it leads to a structure that is longer than it says, and in which the one pointer that is not null leads to as many numbers
-    // as are asked for.
+    // SAFETY: the attribute leads to a structure that is longer than it says. The one pointer in it
+    // that is not null leads to as many numbers as are asked for.
     unsafe { sys::bpf(Command::OBJ_GET_INFO_BY_FD, &mut attr, 16) }?;
     let there = number_at(asked.bytes(), program::MAP_COUNT).min(count) as usize;
     let numbers = numbers.chunks_exact(NUMBER).take(there);

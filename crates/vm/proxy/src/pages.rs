@@ -1,4 +1,5 @@
-//! Where an object's memory is in the guest's, so that the host can map it: the kernel tells root in `/proc/self/pagemap`.
+//! The location of an object's memory in the guest's, so that the host can map it. The kernel tells
+//! root in `/proc/self/pagemap`.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -17,12 +18,13 @@ use crate::refusal::Refusal;
 use crate::rings::{self, Ring};
 use crate::shared::Shared;
 
-/// Of an entry: the page is there, and the number of its frame.
+/// In an entry: the page is present, and the number of its frame.
 const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 
-/// The page runs of a ring buffer (the consumer's page, the producer's, the data once), a perf event's ring, or an array; which are
-/// held from now on. With them what is to be dropped when the host has its answer: unmapping takes its time.
+/// Returns the page runs of a ring buffer (the consumer's page, the producer's, the data once), a
+/// perf event's ring, or an array. They are held from now on. Also returns what is to be dropped
+/// when the host has its answer, as unmapping takes time.
 pub fn pages(
     request: &Pages,
     handles: &Handles,
@@ -37,7 +39,8 @@ pub fn pages(
         add(&mapped, mapped.len(), &mut frames)?;
         left = Some(mapped);
     } else if let Some(facts) = object.facts.filter(MapFacts::is_ring) {
-        // The data once, and no longer than it is looked at: it takes as long as it is big, and it is the host that reads it.
+        // The data once, and for no longer than it is looked at: the time grows with its size, and
+        // the host is the one that reads it.
         let page = rustix::param::page_size();
         let len = 2 * page + facts.max_entries as usize;
         let consumer = Shared::new(&object.fd, 0, page, false)?;
@@ -57,7 +60,7 @@ pub fn pages(
     Ok((PageRuns { runs }, left))
 }
 
-/// A page with content that a host chose, and where it is.
+/// Makes a page with content that a host chose, and returns where it is.
 pub fn mark(content: &[u8]) -> Result<(Shared, PageRuns), Refusal> {
     let page = rustix::param::page_size();
     if content.len() > page {
@@ -100,7 +103,7 @@ fn add(mapped: &Shared, len: usize, frames: &mut Vec<u64>) -> Result<(), Refusal
     Ok(())
 }
 
-/// What the kernel says of the first pages of a mapping.
+/// Returns the kernel's entries for the first pages of a mapping.
 fn entries(mapped: &Shared, pages: usize) -> Result<Vec<u64>, Refusal> {
     let mut bytes = vec![0; pages * 8];
     let own = format!("{}/pagemap", std::process::id());

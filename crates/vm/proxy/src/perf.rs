@@ -21,16 +21,17 @@ const SIZE: usize = 4;
 const CONFIG: usize = 8;
 const CONFIG1: usize = 56;
 const CONFIG2: usize = 64;
-/// `PERF_ATTR_SIZE_VER0`, and more than any version has.
+/// `PERF_ATTR_SIZE_VER0`, and an upper bound for every version.
 const LENGTHS: std::ops::RangeInclusive<usize> = 64..=256;
 
 /// `PERF_TYPE_*`.
 const TRACEPOINT: u32 = 2;
 const BREAKPOINT: u32 = 5;
-/// `PERF_FLAG_FD_NO_GROUP`, `PERF_FLAG_FD_OUTPUT` and `PERF_FLAG_FD_CLOEXEC`; `PERF_FLAG_PID_CGROUP` takes a descriptor.
+/// `PERF_FLAG_FD_NO_GROUP`, `PERF_FLAG_FD_OUTPUT` and `PERF_FLAG_FD_CLOEXEC`;
+/// `PERF_FLAG_PID_CGROUP` takes a descriptor.
 const FLAGS: u64 = 1 | 2 | 8;
 
-/// What an event of a type is.
+/// The source of an event of a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Kprobe,
@@ -40,7 +41,7 @@ enum Source {
     Counter,
 }
 
-/// The number that the kernel has given to a source of probes.
+/// Returns the number that the kernel has given to a source of probes.
 fn probe_type(name: &str) -> Option<u32> {
     let path = format!("bus/event_source/devices/{name}");
     let file = Root::Sys.open_behind(&path, "type", rustix::fs::OFlags::RDONLY);
@@ -73,12 +74,12 @@ pub struct Event {
     source: Source,
     name: Option<CString>,
     request: PerfEventOpen,
-    /// As the policy names it.
+    /// Its name in the policy.
     pub place: String,
 }
 
 impl Event {
-    /// Looks at what a host asks for.
+    /// Checks a host's request.
     pub fn new(mut request: PerfEventOpen) -> Result<Self, Refusal> {
         let mut attr = std::mem::take(&mut request.attr);
         if !LENGTHS.contains(&attr.len()) || number_at(&attr, SIZE) as usize != attr.len() {
@@ -136,10 +137,10 @@ impl Event {
             put_long(&mut self.attr, CONFIG1, address);
         }
         let (pid, cpu, flags) = (self.request.pid, self.request.cpu, self.request.flags);
-        // The kernel writes its own length if it does not like this one.
+        // The kernel writes its own length if it does not accept this one.
         self.attr.resize(*LENGTHS.end(), 0);
-        // SAFETY: the attribute is at least as long as its size says. A probe's name, the only address that there is, is null or leads
-        // to a text of ours that ends.
+        // SAFETY: the attribute is at least as long as its size says. The only address in it, a
+        // probe's name, is null or leads to a terminated text of this value's.
         let opened = unsafe {
             let group = group.as_ref().map(|group| group.fd.as_fd());
             sys::perf_event_open(&mut self.attr, pid, cpu, group, flags)
@@ -170,7 +171,7 @@ pub mod control {
     pub const PAUSE_OUTPUT: u32 = 0x4004_2409;
 }
 
-/// Carries out a command; the event's number where that is asked for.
+/// Carries out a command. Returns the event's number where that is asked for.
 pub fn control(
     request: &PerfEventControl,
     event: &Object,
@@ -191,7 +192,7 @@ pub fn control(
             let program = handles.of_kind(handle()?, Kind::Program)?;
             sys::ioctl(fd, command, program.fd.as_raw_fd() as u64)?;
         }
-        // None: it goes its own way again.
+        // No event: its output is separate again.
         control::SET_OUTPUT if argument == 0 => sys::ioctl(fd, command, u64::MAX)?,
         control::SET_OUTPUT => {
             let other = handles.of_kind(handle()?, Kind::Event)?;

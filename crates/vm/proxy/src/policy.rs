@@ -1,4 +1,5 @@
-//! What the guest's owner lets hosts do: a TOML file. What it does not mention is allowed, but objects of others.
+//! The guest owner's policy for hosts: a TOML file. Everything that it does not mention is allowed,
+//! except for objects of others.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,22 +15,22 @@ use crate::attach_points;
 use crate::glob;
 use crate::refusal::Refusal;
 
-/// More numbers than helpers have.
+/// An upper bound for the numbers of helpers.
 const HELPERS: u32 = 1024;
 
 /// The file's content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Policy {
-    /// For messages to hosts' users.
+    /// Its name in messages to hosts' users.
     pub name: String,
-    /// What may be loaded.
+    /// The programs that may be loaded.
     pub programs: Programs,
-    /// What it may be attached to.
+    /// The places that they may be attached to.
     pub attach: Attach,
-    /// What memory it may take.
+    /// The memory that maps may take.
     pub maps: Maps,
-    /// Objects that another made.
+    /// Objects made by others.
     pub objects: Objects,
 }
 
@@ -41,7 +42,7 @@ pub struct Programs {
     pub types: Option<Vec<String>>,
     /// Patterns of helpers' names without `bpf_`, and of the kernel's functions as `kfunc:NAME`.
     pub helpers: Option<Vec<String>>,
-    /// Those that are not allowed, whatever `helpers` says.
+    /// Helpers that are not allowed, whatever `helpers` says.
     pub deny_helpers: Vec<String>,
     /// Ed25519 public keys, 64 hexadecimal digits each: a program needs a signature by one of them.
     pub signed_by: Vec<String>,
@@ -53,7 +54,7 @@ pub struct Programs {
 pub struct Attach {
     /// Patterns of places, such as `kprobe:vfs_*`.
     pub allow: Option<Vec<String>>,
-    /// Those that are not allowed, whatever `allow` says.
+    /// Places that are not allowed, whatever `allow` says.
     pub deny: Vec<String>,
 }
 
@@ -61,9 +62,9 @@ pub struct Attach {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Maps {
-    /// Of one map.
+    /// The most bytes of one map.
     pub bytes: Option<u64>,
-    /// Of all maps of all hosts together.
+    /// The most bytes of all maps of all hosts together.
     pub total_bytes: Option<u64>,
 }
 
@@ -71,33 +72,38 @@ pub struct Maps {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub struct Objects {
-    /// May hosts see and open programs, maps and links that are not their tool's own, by their ids?
+    /// True if hosts may see and open, by their ids, programs, maps and links that are not their
+    /// tool's own.
     pub foreign: bool,
 }
 
-/// Why a policy cannot be used.
+/// The reason why a policy cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its file.
+    /// Its file cannot be read.
     #[error("the policy {0} cannot be read: {1}")]
     Unreadable(String, std::io::Error),
-    /// Its text; says where.
+    /// Its text is malformed; the error says where.
     #[error("the policy makes no sense: {0}")]
     Malformed(toml::de::Error),
-    /// A word of it.
+    /// A word of it is wrong.
     #[error("the policy makes no sense: {0}")]
     Word(String),
 }
 
 impl Policy {
-    /// From a file.
+    /// Reads a policy from a file.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let text = std::fs::read_to_string(path)
             .map_err(|error| Error::Unreadable(path.display().to_string(), error))?;
         Self::parse(&text)
     }
 
-    /// From its text. Errors name the line, or the word.
+    /// Parses a policy's text.
+    ///
+    /// # Errors
+    ///
+    /// The error names the line, or the word.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let policy: Self = toml::from_str(text).map_err(Error::Malformed)?;
         let known: Vec<_> = ProgramType::ALL
@@ -111,7 +117,7 @@ impl Policy {
                 return Err(Error::Word(why));
             }
         }
-        // One that fits nothing is mistyped, and would deny nothing.
+        // A pattern that fits nothing is mistyped, and would deny nothing.
         let helpers = policy.programs.helpers.iter().flatten();
         for pattern in helpers.chain(&policy.programs.deny_helpers) {
             if !is_for_helpers(pattern) {
@@ -138,7 +144,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Its name, or that it has rules; empty if it allows all.
+    /// Returns its name, or that it has rules; empty if it allows all.
     pub fn title(&self) -> String {
         match self.name.as_str() {
             "" if *self == Self::default() => String::new(),
@@ -147,7 +153,7 @@ impl Policy {
         }
     }
 
-    /// May a program of that type, with these instructions, be loaded?
+    /// Fails unless a program of that type, with these instructions, may be loaded.
     pub fn program(
         &self,
         program_type: ProgramType,
@@ -187,7 +193,7 @@ impl Policy {
         Ok(())
     }
 
-    /// May programs be attached there?
+    /// Fails unless programs may be attached there.
     pub fn attach(&self, place: &str) -> Result<(), Refusal> {
         let any = |patterns: &[String]| patterns.iter().any(|pattern| glob::fits(pattern, place));
         if any(&self.attach.deny) {
@@ -201,7 +207,8 @@ impl Policy {
         Ok(())
     }
 
-    /// May a map of that many bytes be made? What it takes is counted until the result is dropped.
+    /// Fails unless a map of that many bytes may be made. Its memory is counted until the result is
+    /// dropped.
     pub fn map(&self, bytes: u64, taken: &Arc<AtomicU64>) -> Result<Share, Refusal> {
         if let Some(most) = self.maps.bytes
             && bytes > most
@@ -223,7 +230,7 @@ impl Policy {
     }
 }
 
-/// Bytes that a map takes of what all may take.
+/// A map's share, in bytes, of the memory that all may take.
 #[derive(Debug)]
 pub struct Share(Arc<AtomicU64>, u64);
 
@@ -233,7 +240,7 @@ impl Drop for Share {
     }
 }
 
-/// Is there a helper that the pattern fits, or may it fit a function of the kernel's?
+/// True if the pattern fits a helper, or may fit a kernel function.
 fn is_for_helpers(pattern: &str) -> bool {
     let mut known = (0..HELPERS).filter_map(helper::name);
     let is_other = ["kfunc:", "helper:"]
@@ -242,7 +249,7 @@ fn is_for_helpers(pattern: &str) -> bool {
     is_other || known.any(|name| glob::fits(pattern, name))
 }
 
-/// Is there a kind of places that the pattern begins with?
+/// True if the pattern begins with a kind of places.
 fn is_for_places(pattern: &str) -> bool {
     let (kind, rest) = match pattern.split_once(':') {
         Some((kind, rest)) => (kind, rest),
@@ -254,7 +261,7 @@ fn is_for_places(pattern: &str) -> bool {
     !rest.is_empty() && kinds.any(|known| glob::fits(kind, known))
 }
 
-/// The helpers and the functions of the kernel that instructions call.
+/// Returns the helpers and the kernel functions that instructions call.
 fn called(insns: &[u8]) -> Vec<String> {
     instructions::calls(insns)
         .map(|called| match called {
@@ -268,7 +275,7 @@ fn called(insns: &[u8]) -> Vec<String> {
                     None => format!("kfunc:#{id}"),
                 }
             }
-            // Named by types that the host has chosen the descriptor of.
+            // Named by types with a descriptor that the host has chosen.
             instructions::Called::Function { id, .. } => format!("kfunc:module:#{id}"),
         })
         .collect()

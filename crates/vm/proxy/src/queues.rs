@@ -1,4 +1,5 @@
-//! Requests that wait to be carried out, in the order in which they came, with a limit to their bytes: who sends more waits.
+//! Requests that wait to be carried out, in the order in which they came, with a limit to their
+//! bytes: a host that sends more waits.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -34,7 +35,7 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request, when there is room. False if the lane is closed.
+    /// Adds a request, when there is room. Returns false if the queue is closed.
     pub fn push(&self, request: HostMessage) -> bool {
         let len = request.encoded_len();
         let state = self.changed.wait_while(self.state(), |state| {
@@ -50,7 +51,7 @@ impl Queue {
         true
     }
 
-    /// The next request, when there is one; `None` once the lane is closed.
+    /// Returns the next request, when there is one; `None` once the queue is closed.
     pub fn pop(&self) -> Option<HostMessage> {
         let state = self.changed.wait_while(self.state(), |state| {
             !state.closed && state.waiting.is_empty()
@@ -65,7 +66,7 @@ impl Queue {
         Some(next.request)
     }
 
-    /// Whoever waits need not any more; what waits is dropped.
+    /// Closes the queue: all waits end, and waiting requests are dropped.
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;

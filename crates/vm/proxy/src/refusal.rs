@@ -1,4 +1,4 @@
-//! Why a request is not carried out.
+//! The reason why a request is not carried out.
 
 use beeline_vm_protocol::messages::Refused;
 
@@ -9,12 +9,12 @@ pub struct Refusal {
     pub errno: i32,
     /// Empty where the errno says it all.
     pub why: String,
-    /// The policy's, by its key; empty if no rule forbids it.
+    /// The policy's rule, by its key; empty if no rule forbids it.
     pub rule: String,
 }
 
 impl Refusal {
-    /// For a reason that is none of the policy's.
+    /// Creates a refusal for a reason other than the policy.
     pub fn new(errno: i32, why: impl Into<String>) -> Self {
         Self {
             errno,
@@ -23,7 +23,7 @@ impl Refusal {
         }
     }
 
-    /// What the guest's owner does not want.
+    /// Creates a refusal by the guest owner's policy.
     pub fn forbidden(rule: &str, why: impl Into<String>) -> Self {
         Self {
             errno: libc::EPERM,

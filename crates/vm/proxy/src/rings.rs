@@ -1,4 +1,5 @@
-//! Rings that programs write: a ring buffer map, and the ring of a perf event. Records are taken out as any other reader would.
+//! Rings that programs write: a ring buffer map, and the ring of a perf event. Records are taken
+//! out as any other reader would.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,16 +18,16 @@ use crate::shared::Shared;
 pub enum Ring {
     /// `BPF_MAP_TYPE_RINGBUF`.
     Buffer {
-        /// How far it has been read: written here.
+        /// The position up to which it has been read: written here.
         consumer: Shared,
-        /// How far it has been written, then the data, twice.
+        /// The position up to which it has been written, then the data, twice.
         data: Shared,
         /// Bytes of data.
         size: usize,
         /// Bytes of a page.
         page: usize,
     },
-    /// Of a perf event: a page with positions, then the data.
+    /// The ring of a perf event: a page with positions, then the data.
     Event {
         /// All of it.
         pages: Shared,
@@ -35,16 +36,16 @@ pub enum Ring {
     },
 }
 
-/// Why no more was taken.
+/// The reason why no more was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// There is nothing to read.
     Empty,
-    /// The next record is longer than what is left.
+    /// The next record is longer than the room left.
     Full,
 }
 
-/// Of a record's first word in a ring buffer: being written, and given up.
+/// In a record's first word in a ring buffer: it is being written, or was given up.
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER: usize = 8;
@@ -53,7 +54,8 @@ const HEAD: usize = 1024;
 const TAIL: usize = 1032;
 
 impl Ring {
-    /// Maps an object's ring; the same one each time. `pages`: of data, for perf events, a power of two.
+    /// Maps an object's ring; the same one each time. `pages` is the number of pages of data, for
+    /// perf events, a power of two.
     pub fn of(object: &Object, pages: u32) -> Result<Arc<Self>, Refusal> {
         let page = rustix::param::page_size();
         let mut mapped = object.ring();
@@ -94,8 +96,8 @@ impl Ring {
         Ok(ring)
     }
 
-    /// How far an object's ring is written and read, and of a ring buffer nothing else: its data is not mapped, so nothing can be
-    /// [taken](Self::take).
+    /// Maps only the positions of an object's ring. The data of a ring buffer is not mapped, so
+    /// nothing can be [taken](Self::take).
     pub fn positions_of(object: &Object, pages: u32) -> Result<Arc<Self>, Refusal> {
         let Some(facts) = object.facts.filter(MapFacts::is_ring) else {
             return Self::of(object, pages);
@@ -109,7 +111,7 @@ impl Ring {
         }))
     }
 
-    /// Bytes of data.
+    /// Returns the bytes of data.
     pub fn bytes(&self) -> usize {
         match self {
             Ring::Buffer { size, .. } => *size,
@@ -117,7 +119,7 @@ impl Ring {
         }
     }
 
-    /// How far it has been written.
+    /// Returns the position up to which it has been written.
     pub fn written(&self) -> u64 {
         match self {
             Ring::Buffer { data, .. } => data.load(0),
@@ -125,7 +127,7 @@ impl Ring {
         }
     }
 
-    /// How far it has been read, by whoever reads it.
+    /// Returns the position up to which it has been read, by its reader.
     pub fn read(&self) -> u64 {
         match self {
             Ring::Buffer { consumer, .. } => consumer.load(0),
@@ -133,7 +135,8 @@ impl Ring {
         }
     }
 
-    /// Moves records to the end of `to`, as long as all of them together are no longer than `room`; the first may be alone.
+    /// Moves records to the end of `to`, as long as all of them together are no longer than `room`.
+    /// The first may have up to `alone` bytes.
     pub fn take(&self, room: usize, alone: usize, to: &mut Vec<u8>) -> Stop {
         loop {
             let (read, written) = (self.read(), self.written());
@@ -164,7 +167,7 @@ impl Ring {
         };
         let at = page + (read as usize & (size - 1) & !7);
         let head = data.load_half(at);
-        // Whoever finishes the record that stands next in line says so.
+        // The program that finishes the next record announces it.
         if head & BUSY != 0 {
             return Err(Stop::Empty);
         }
@@ -179,8 +182,8 @@ impl Ring {
             data.copy(at, len, to);
         }
         consumer.store(0, read + len as u64);
-        // A record that is finished from here on finds the new position, or is found finished: whoever writes it does the same the
-        // other way round.
+        // A record that is finished from here on finds the new position, or is found finished: its
+        // writer does the same the other way round.
         fence(Ordering::SeqCst);
         Ok(())
     }
@@ -222,7 +225,7 @@ pub fn array(object: &Object, writable: bool) -> Result<Shared, Refusal> {
     Shared::new(object.fd.as_fd(), 0, len, writable).map_err(|error: io::Error| error.into())
 }
 
-/// Bytes of such an array's values, in whole pages.
+/// Returns the bytes of such an array's values, in whole pages.
 pub fn array_len(value_size: u32, max_entries: u32) -> usize {
     let value = (value_size as usize).next_multiple_of(8);
     let page = rustix::param::page_size();

@@ -1,4 +1,5 @@
-//! One connection: a tool on the host, and all that it has here. It ends with the connection.
+//! One connection: a tool on the host, and everything that it has here. It ends with the
+//! connection.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -32,20 +33,20 @@ use crate::shared::Shared;
 use crate::watch::{Watched, Watches};
 use crate::{bpf, elements, files, iterators, pages, rings};
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 pub struct Host {
-    /// What hosts may do.
+    /// The rules for hosts.
     pub policy: Policy,
-    /// What they did.
+    /// The log of their actions.
     pub audit: Audit,
     /// The kernel.
     pub facts: Facts,
     /// Bytes of all maps.
     pub taken: Arc<AtomicU64>,
-    /// Holds what hosts have mapped.
+    /// Holds memory that hosts have mapped.
     pub holder: Arc<Holder>,
-    /// Of its large files.
+    /// The digests of the kernel's large files.
     pub digests: Arc<Digests>,
     /// Further connections.
     pub lookup_channels: LookupChannels,
@@ -54,7 +55,7 @@ pub struct Host {
 /// A connection.
 #[derive(Debug)]
 pub struct Session {
-    /// What it shares with others.
+    /// The state that it shares with others.
     pub host: Arc<Host>,
     /// Its objects.
     pub handles: Arc<Handles>,
@@ -64,15 +65,16 @@ pub struct Session {
     sender: Sender,
     peer: String,
     tool: OnceLock<String>,
-    /// What its look-up channels have to know.
+    /// The secret that its look-up channels must know.
     token: Token,
     slow: Queue,
 }
 
-/// What has come of a wish for a message.
+/// The outcome of receiving a message.
 type Received = Result<Option<HostMessage>, frame::Error>;
 
-/// Ends the connection if the thread that has it ends, also by a panic: the host would wait for its answer for ever.
+/// Ends the connection if its thread ends, even by a panic: the host would wait for its answer
+/// forever.
 struct Ends<'a>(&'a Session);
 
 impl Drop for Ends<'_> {
@@ -141,13 +143,13 @@ pub fn serve(channel: Channel, host: Arc<Host>) -> std::io::Result<()> {
 }
 
 impl Session {
-    /// A line for the owner.
+    /// Writes a line for the owner.
     pub fn audit(&self, event: &str, what: Value) {
         let tool = self.tool.get().map_or("", String::as_str);
         self.host.audit.line(&self.peer, tool, event, what);
     }
 
-    /// Why it has ended.
+    /// Receives requests, and returns the reason for the end.
     fn receive(&self, first: Received, receiver: &mut Receiver) -> String {
         let mut first = Some(first);
         loop {
@@ -197,8 +199,9 @@ impl Session {
                 id,
                 body: Some(body),
             };
-            // What takes long begins when all is done that was asked before, and is overtaken by what is asked later. All else is
-            // done here: handing it to another thread costs more than most of it.
+            // A slow request begins when everything that was asked before is done, and is overtaken
+            // by later requests. All others are done here: handing them to another thread costs
+            // more than most of them.
             let goes_on = match long {
                 true => self.slow.push(request),
                 false => self.carry_out(request).is_ok(),
@@ -225,7 +228,7 @@ impl Session {
         let Some(body) = request.body else {
             return Ok(());
         };
-        // What is watched is told from behind the answer on.
+        // The host is told of a watched object only after the answer.
         if let Request::Watch(watch) = &body {
             let watched = Watched::new(watch, &self.handles);
             let free = watched.and_then(|watched| self.watches.check(watched));
@@ -349,14 +352,14 @@ impl Session {
         Ok(())
     }
 
-    /// Calls that may take seconds, while others are answered.
+    /// True for calls that may take seconds. Others are answered meanwhile.
     fn takes_long(&self, body: &Request) -> bool {
         match body {
             Request::Bpf(request) => matches!(
                 Command(request.command),
                 Command::PROG_LOAD | Command::PROG_TEST_RUN | Command::LINK_CREATE
             ),
-            // What has a room is an event's value.
+            // A read with a room is one of an event's value.
             Request::Read(read) => read.room == 0,
             Request::Walk(walk) => elements::takes_long(walk, &self.handles),
             Request::Look(_) => true,
@@ -364,7 +367,8 @@ impl Session {
         }
     }
 
-    /// After which a tool that has mapped arrays finds in them what its programs have written, and what it has changed itself.
+    /// True for a call after which a tool that has mapped arrays finds in them what its programs
+    /// have written, and what it has changed itself.
     fn settles(&self, body: &Request) -> bool {
         match body {
             Request::Bpf(request) if is_for_elements(Command(request.command)) => {
@@ -375,7 +379,7 @@ impl Session {
         }
     }
 
-    /// Is a command on elements for those of a map that can be mapped?
+    /// True if a command on elements is for a map that can be mapped.
     fn is_mappable_array(&self, request: &Bpf) -> bool {
         let layout = layout(Command(request.command), &request.attr);
         let map = layout.and_then(|layout| layout.objects.first());

@@ -1,4 +1,5 @@
-//! Memory that the kernel, programs or a host change while it is read: all accesses are atomic words.
+//! Memory that the kernel, programs or a host change while it is read: all accesses are atomic
+//! words.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,7 +18,7 @@ pub struct Shared {
 
 // SAFETY: it owns its mapping, and every access to it is atomic.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: the value owns its mapping, and every access to it is atomic.
 unsafe impl Sync for Shared {}
 
 impl Shared {
@@ -29,7 +30,7 @@ impl Shared {
     fn map(fd: BorrowedFd<'_>, offset: u64, len: usize, writable: bool) -> io::Result<Self> {
         let mut protection = ProtFlags::READ;
         protection.set(ProtFlags::WRITE, writable);
-        // SAFETY: at a place that the kernel chooses, where nothing else is.
+        // SAFETY: this maps at a place that the kernel chooses, where nothing else is.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -48,12 +49,12 @@ impl Shared {
         })
     }
 
-    /// Bytes.
+    /// Returns its length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Its address here.
+    /// Returns its address here.
     pub fn address(&self) -> usize {
         self.start.addr().get()
     }
@@ -63,28 +64,30 @@ impl Shared {
             at.is_multiple_of(8) && at + 8 <= self.len,
             "outside of the memory"
         );
-        // SAFETY: inside the mapping and aligned, as checked; whoever else accesses it is not of this program's, or does so through
-        // this very function. Writing needs `writable`, which callers check.
+        // SAFETY: the word is inside the mapping and aligned, as checked. Other accesses come from
+        // outside of this program, or through this very function. Writing needs `writable`, which
+        // callers check.
         unsafe { self.start.add(at).cast::<AtomicU64>().as_ref() }
     }
 
-    /// The 8 bytes at an offset, and all that was written before them.
+    /// Returns the 8 bytes at an offset, and makes everything visible that was written before them.
     pub fn load(&self, at: usize) -> u64 {
         self.word(at).load(Ordering::Acquire)
     }
 
-    /// The 4 bytes at an offset, likewise.
+    /// Returns the 4 bytes at an offset, likewise.
     pub fn load_half(&self, at: usize) -> u32 {
         assert!(
             at.is_multiple_of(4) && at + 4 <= self.len,
             "outside of the memory"
         );
-        // SAFETY: as for words.
+        // SAFETY: the half word is inside the mapping and aligned, as checked. Other accesses come
+        // from outside of this program, or through this very function.
         let half = unsafe { self.start.add(at).cast::<AtomicU32>().as_ref() };
         half.load(Ordering::Acquire)
     }
 
-    /// Sets the 8 bytes at an offset, after all that was read before.
+    /// Sets the 8 bytes at an offset, after everything that was read before.
     pub fn store(&self, at: usize, value: u64) {
         assert!(self.writable, "mapped for reading only");
         self.word(at).store(value, Ordering::Release);
@@ -107,7 +110,7 @@ impl Shared {
             "outside of the memory"
         );
         for (offset, byte) in bytes.iter().enumerate() {
-            // SAFETY: inside the mapping, as checked.
+            // SAFETY: the place is inside the mapping, as checked.
             let place = unsafe {
                 self.start
                     .add(at + offset)
@@ -121,7 +124,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody has a reference any more.
+        // SAFETY: `new` mapped the memory, and nobody has a reference any more.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }

@@ -1,4 +1,4 @@
-//! The system calls that no library has, all of them with buffers of our own.
+//! The system calls that no library has, all of them with buffers of this process's own.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -13,7 +13,7 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// The first bytes are given, the others are 0.
+    /// Creates an attribute that starts with the given bytes; the others are 0.
     pub fn new(bytes: &[u8]) -> Self {
         let mut attr = Self::zeroed();
         let len = bytes.len().min(ATTR_BYTES);
@@ -21,19 +21,21 @@ impl Attr {
         attr
     }
 
-    /// As the kernel sees it.
+    /// Returns the attribute as the kernel sees it.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the words of this very array, as long as it is borrowed; any byte is good.
+        // SAFETY: these are the words of this very array, borrowed for as long; any bytes are
+        // valid.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), ATTR_BYTES) }
     }
 
     /// Likewise.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and borrowed alone.
+        // SAFETY: these are the words of this very array, borrowed exclusively for as long; any
+        // bytes are valid.
         unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), ATTR_BYTES) }
     }
 
-    /// All bytes are 0.
+    /// Creates an attribute with all bytes 0.
     pub const fn zeroed() -> Self {
         Self {
             words: [0; ATTR_BYTES / 8],
@@ -58,21 +60,23 @@ impl Attr {
         self.with(at, fd.as_raw_fd() as u32)
     }
 
-    /// Has a field of 8 bytes point to a buffer.
+    /// Makes a field of 8 bytes point to a buffer.
     pub fn point(&mut self, at: usize, buffer: &mut [u8]) {
         let address = buffer.as_mut_ptr().expose_provenance() as u64;
         put_long(self.bytes_mut(), at, address);
     }
 }
 
-/// `bpf(2)`; what it returns.
+/// `bpf(2)`. Returns its result.
 ///
 /// # Safety
-/// Every field that the command takes for an address is 0 or leads to as many bytes as the command reads and writes there, which
-/// nobody else has borrowed.
+///
+/// Every field that the command takes for an address is 0 or leads to as many bytes as the command
+/// reads and writes there, which nobody else has borrowed.
 pub unsafe fn bpf(command: Command, attr: &mut Attr, size: usize) -> Result<u64, Errno> {
     let size = size.min(ATTR_BYTES);
-    // SAFETY: the attribute is live and at least that long; what it leads to is the caller's promise.
+    // SAFETY: the attribute is live and at least that long; the caller promises the same of
+    // everything that it leads to.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -84,10 +88,11 @@ pub unsafe fn bpf(command: Command, attr: &mut Attr, size: usize) -> Result<u64,
     result(returned)
 }
 
-/// `perf_event_open(2)`, the event closed on exec.
+/// `perf_event_open(2)`, with the event closed on exec.
 ///
 /// # Safety
-/// Fields of `attr` that the event's type takes for addresses lead to texts that end.
+///
+/// Fields of `attr` that the event's type takes for addresses lead to terminated texts.
 pub unsafe fn perf_event_open(
     attr: &mut [u8],
     pid: i32,
@@ -97,8 +102,8 @@ pub unsafe fn perf_event_open(
 ) -> Result<OwnedFd, Errno> {
     const CLOSE_ON_EXEC: u64 = 1 << 3;
     let group = group.map_or(-1, |group| group.as_raw_fd());
-    // SAFETY: the kernel reads as many bytes as the structure's own `size` says, which the caller has checked; it writes that field
-    // at most.
+    // SAFETY: the kernel reads as many bytes as the structure's own `size` says, which the caller
+    // has checked; it writes that field at most.
     let returned = unsafe {
         libc::syscall(
             libc::SYS_perf_event_open,
@@ -109,7 +114,7 @@ pub unsafe fn perf_event_open(
             flags | CLOSE_ON_EXEC,
         )
     };
-    // SAFETY: a descriptor that was made just now is nobody else's.
+    // SAFETY: the descriptor was just made, and belongs to nobody else.
     result(returned).map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
@@ -141,7 +146,7 @@ pub fn ioctl_with_number(fd: BorrowedFd<'_>, command: u32, number: u64) -> Resul
     result(returned.into()).map(drop)
 }
 
-/// `ioctl(2)` that gives a number.
+/// `ioctl(2)` that returns a number.
 pub fn ioctl_number(fd: BorrowedFd<'_>, command: u32) -> Result<u64, Errno> {
     let mut number = 0_u64;
     // SAFETY: only called with a command of perf events that writes 8 bytes.

@@ -1,4 +1,5 @@
-//! What comes into rings and changes in arrays is told to the host: one thread for each connection that watches anything.
+//! Watching rings and arrays: their new records and changes are sent to the host. One thread serves
+//! each connection that watches anything.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,27 +19,31 @@ use crate::refusal::Refusal;
 use crate::rings::{self, Ring, Stop};
 use crate::shared::Shared;
 
-/// Records are sent when there are so many bytes of them, or nothing more to read.
+/// The number of bytes of records that are sent together. Fewer are sent if there is nothing more
+/// to read.
 const BATCH: usize = 16 << 10;
-/// Messages of one ring before others have their turn.
+/// The number of messages of one ring before others have their turn.
 const TURN: usize = 32;
-/// The longest record, and the longest array, that is sent: what a message has room for. A longer record stays where it is.
+/// The longest record, and the longest array, that is sent: a message has room for it. A longer
+/// record stays where it is.
 const LONGEST: usize = 24 << 20;
-/// Rings are looked at so often whoever says nothing: programs may leave the reader asleep (`BPF_RB_NO_WAKEUP`).
+/// The interval at which rings are looked at without a wake-up: programs may leave the reader
+/// asleep (`BPF_RB_NO_WAKEUP`).
 const SWEEP: Duration = Duration::from_millis(100);
-/// Bytes that are equal between two changes and are sent with them, rather than in messages of their own.
+/// The most equal bytes between two changes that are sent with them, rather than splitting the
+/// message.
 const GAP: usize = 64;
-/// Bytes of one message's changes.
+/// The most bytes of one message's changes.
 const CHANGE: usize = 1 << 20;
 const SHORTEST_INTERVAL: u32 = 1;
-/// What the thread's own eventfd is called in the epoll set: no handle.
+/// The key of the thread's own eventfd in the epoll set: no handle.
 const WAKE: u64 = 0;
 
 /// One watched object.
 #[derive(Debug)]
 pub struct Watched {
     handle: u32,
-    /// Stays open.
+    /// Kept open.
     object: Arc<Object>,
     what: What,
 }
@@ -48,24 +53,24 @@ enum What {
     Records {
         ring: Arc<Ring>,
         credit: AtomicU64,
-        /// There is more than has been sent.
+        /// True if there is more than has been sent.
         hungry: AtomicBool,
     },
     Readable {
         ring: Arc<Ring>,
-        /// How far it was written when the host was told last.
+        /// The position up to which it was written when the host was last told.
         told: AtomicU64,
     },
     Changes {
         memory: Shared,
-        /// As the host has it, and when it is to be looked at next.
+        /// The content as the host has it, and when to look at it next.
         known: Mutex<(Vec<u8>, Instant)>,
         interval: Duration,
     },
 }
 
 impl Watched {
-    /// Looks at what is asked for, and maps it.
+    /// Checks a request, and maps its object.
     pub fn new(request: &Watch, handles: &Handles) -> Result<Self, Refusal> {
         let object = handles.get(request.handle)?;
         let manner = Manner::try_from(request.manner);
@@ -103,7 +108,7 @@ impl Watched {
         })
     }
 
-    /// All that an array holds; `None` for rings.
+    /// Returns the whole content of an array; `None` for rings.
     pub fn content(&self) -> Option<Changed> {
         let What::Changes { known, .. } = &self.what else {
             return None;
@@ -120,7 +125,7 @@ impl Watched {
         })
     }
 
-    /// Sends what there is. True if there may be more already.
+    /// Sends what there is. Returns true if there may be more already.
     fn tell(&self, sender: &Sender) -> io::Result<bool> {
         match &self.what {
             What::Records {
@@ -149,8 +154,8 @@ impl Watched {
         }
     }
 
-    /// Sends what has changed in an array. When it is done the host has been sent all that the array held when it began, also what
-    /// another thread has found.
+    /// Sends what has changed in an array. When it is done, the host has been sent everything that
+    /// the array held when it began, including changes that another thread has found.
     fn tell_changes(&self, sender: &Sender) -> io::Result<()> {
         let What::Changes {
             memory,
@@ -210,7 +215,7 @@ impl Watched {
         })
     }
 
-    /// When it is to be looked at whatever happens.
+    /// Returns when to look at it in any case.
     fn due(&self) -> Option<Instant> {
         match &self.what {
             What::Changes { known, .. } => {
@@ -221,7 +226,7 @@ impl Watched {
     }
 }
 
-/// What differs from `known`, which then is as the memory is.
+/// Returns the differences from `known`, which is then updated to the memory's content.
 fn changes(memory: &Shared, known: &mut [u8]) -> Vec<(u64, Vec<u8>)> {
     let mut now = Vec::new();
     memory.copy(0, known.len(), &mut now);
@@ -229,7 +234,7 @@ fn changes(memory: &Shared, known: &mut [u8]) -> Vec<(u64, Vec<u8>)> {
     if now == known {
         return found;
     }
-    // Word by word: a counter comes over as it was at one moment.
+    // Word by word: a counter is sent as it was at one moment.
     for (number, (new, old)) in now.chunks(8).zip(known.chunks(8)).enumerate() {
         if new == old {
             continue;
@@ -249,7 +254,7 @@ fn changes(memory: &Shared, known: &mut [u8]) -> Vec<(u64, Vec<u8>)> {
     found
 }
 
-/// All that a connection watches.
+/// Everything that a connection watches.
 #[derive(Debug)]
 pub struct Watches {
     sender: Sender,
@@ -277,7 +282,7 @@ impl Table {
 }
 
 impl Watches {
-    /// None yet.
+    /// Creates an empty set.
     pub fn new(sender: Sender) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -295,7 +300,7 @@ impl Watches {
         })
     }
 
-    /// Is it not watched yet?
+    /// Fails if it is watched already.
     pub fn check(&self, watched: Watched) -> Result<Watched, Refusal> {
         if self.shared.watched().contains_key(&watched.handle) {
             return Err(Refusal::new(libc::EBUSY, "it is watched already"));
@@ -303,7 +308,7 @@ impl Watches {
         Ok(watched)
     }
 
-    /// From now on what comes into it is told.
+    /// Watches the object from now on.
     pub fn add(&self, watched: Watched) -> io::Result<()> {
         let handle = watched.handle;
         let table = &self.shared;
@@ -328,7 +333,7 @@ impl Watches {
         Ok(())
     }
 
-    /// No more of it.
+    /// Stops watching an object.
     pub fn remove(&self, handle: u32) {
         let watched = self.shared.watched().remove(&handle);
         if let Some(watched) = watched {
@@ -337,14 +342,14 @@ impl Watches {
         }
     }
 
-    /// Sends what has changed in arrays since it was looked at last.
+    /// Sends the changes in arrays since the last look.
     pub fn settle(&self) -> io::Result<()> {
         let all: Vec<Arc<Watched>> = self.shared.watched().values().cloned().collect();
         all.iter()
             .try_for_each(|watched| watched.tell_changes(&self.sender))
     }
 
-    /// So many more bytes of records may be sent.
+    /// Allows this many more bytes of records.
     pub fn credit(&self, handle: u32, bytes: u64) {
         let watched = self.shared.watched().get(&handle).cloned();
         if let Some(What::Records { credit, hungry, .. }) = watched.as_deref().map(|it| &it.what) {
@@ -355,7 +360,7 @@ impl Watches {
         }
     }
 
-    /// What the host has stored itself is no news to it.
+    /// Records that the host has stored data itself, which is no news to it.
     pub fn stored(&self, handle: u32, offset: usize, data: &[u8]) {
         let watched = self.shared.watched().get(&handle).cloned();
         if let Some(What::Changes { known, .. }) = watched.as_deref().map(|it| &it.what) {
@@ -411,7 +416,7 @@ fn next(table: &Table) -> Option<Instant> {
     table.watched().values().filter_map(|it| it.due()).min()
 }
 
-/// Waits until something can be read, until then at most.
+/// Waits until something can be read, but not longer than `until`.
 fn wait(table: &Table, until: Option<Instant>) -> io::Result<Vec<u32>> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let left = left.map(|left| Timespec {
@@ -431,7 +436,7 @@ fn wait(table: &Table, until: Option<Instant>) -> io::Result<Vec<u32>> {
     for event in events {
         match event.data.u64() {
             WAKE => {
-                // Whoever writes next wakes it again.
+                // The next writer wakes it again.
                 let _ = rustix::io::read(&table.wake, &mut [0; 8]);
             }
             handle => ready.push(handle as u32),
