@@ -82,7 +82,8 @@ fn enter_running(
 /// For trampolines only: `regs` are the registers after the return, `site` is the trampoline's own.
 #[unsafe(no_mangle)]
 pub unsafe extern "sysv64" fn beeline_leave(regs: *mut PtRegs, site: *const Site) -> u64 {
-    // SAFETY: as in `beeline_enter`; the trampoline's registers are writable.
+    // SAFETY: the runtime laid the site and its target out for this trampoline, and the
+    // trampoline's registers are writable.
     let (regs, site, target) = unsafe { (&mut *regs, &*site, &*(*site).target) };
     let key = (regs.sp as usize).wrapping_sub(8);
     // SAFETY: this is private memory of the target (or its copy in a forked child), mapped as long

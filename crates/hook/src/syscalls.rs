@@ -190,11 +190,11 @@ pub struct CallPlan {
 /// The place where a hooked `syscall` instruction runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CallForm {
-    /// Where it always did.
+    /// In its original place.
     InPlace,
     /// In the stub.
     Moved,
-    /// Where it always did, in a function that makes all calls for others. The callers of that
+    /// In its original place, in a function that makes all calls for others. The callers of that
     /// function are hooked.
     Caller,
 }

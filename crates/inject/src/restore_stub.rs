@@ -76,10 +76,11 @@ pub(crate) struct Values {
     rcx: u64,
     r12: u64,
     rsp: u64,
-    /// Where it goes on, with this value in `rax`, if its call (should it be in one) is made anew.
+    /// The address at which it goes on, with this value in `rax`, if its call (should it be in one)
+    /// is made anew.
     rip: u64,
     rax: u64,
-    /// Where it goes on, with EINTR in `rax`, if its call ends.
+    /// The address at which it goes on, with EINTR in `rax`, if its call ends.
     behind: u64,
     /// The `rax` that it was held with.
     held_rax: u64,

@@ -179,8 +179,7 @@ impl Map {
         Ok((flags & !flags::LOCK, is_locked))
     }
 
-    /// Does something to an element's value, under its lock if that is wanted (and then it has
-    /// one).
+    /// Runs `work` on an element's value, under its lock if that is wanted (and then it has one).
     ///
     /// # Errors
     ///

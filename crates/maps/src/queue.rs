@@ -16,9 +16,9 @@ use crate::{Caller, Kind, Map, flags, lock, words};
 /// The used part of the circle.
 #[derive(Clone, Copy)]
 struct Ends {
-    /// Where the next value goes.
+    /// The place of the next value.
     head: u32,
-    /// The oldest value, unless that is `head` too.
+    /// The place of the oldest value, unless that is `head` too.
     tail: u32,
 }
 

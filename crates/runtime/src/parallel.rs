@@ -5,7 +5,7 @@ use std::thread::{Builder, scope};
 
 const NAME: &str = "beeline-reads";
 
-/// Does both, `aside` by another thread if there can be one.
+/// Runs both functions, `aside` on another thread if there can be one.
 pub fn both<A: Send, B>(aside: impl Fn() -> A + Sync, here: impl FnOnce() -> B) -> (A, B) {
     scope(|scope| {
         let thread = Builder::new().name(NAME.into());

@@ -173,7 +173,8 @@ macro_rules! sized_reads {
         $(
             unsafe extern "sysv64" fn $helper(to: u64, _: u64, from: u64, _: u64, _: u64, run: *const Run) -> u64 {
                 const BYTES: u64 = size_of::<$type>() as u64;
-                // SAFETY: as in `probe_read`; the assembly changes no other registers.
+                // SAFETY: called by a program with its own run; the program answers for room at
+                // `to`. A fault at `from` is caught, and the assembly changes no other registers.
                 unsafe {
                     if is_fresh(context(run), from, BYTES) {
                         let (value, failed): (u64, u64);
@@ -227,7 +228,8 @@ pub unsafe extern "sysv64" fn probe_read_str(
     if size == 0 {
         return 0;
     }
-    // SAFETY: as in `probe_read`.
+    // SAFETY: called by a program with its own run; the program answers for `size` bytes at `to`. A
+    // fault at `from` is caught.
     unsafe {
         if let Some(length) = copy_string(context(run), to as *mut u8, from, size) {
             return length;

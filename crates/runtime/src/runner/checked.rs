@@ -34,8 +34,8 @@ impl Checked {
         })
     }
 
-    /// Does something while a link leads to the interpreter. A program that tail-calls leaves for
-    /// the next one's code.
+    /// Runs `work` while a link leads to the interpreter. A program that tail-calls leaves for the
+    /// next one's code.
     pub fn instead<T>(&self, link: &Link, work: impl FnOnce() -> T) -> Result<T, Error> {
         let entry = interpret as *const () as usize;
         let before = link.entry.swap(entry, SeqCst);

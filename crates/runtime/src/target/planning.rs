@@ -165,7 +165,7 @@ impl Target {
                 probed,
                 beneath,
             }),
-            // What was there has come or gone since.
+            // The code there has come or gone since.
             Some(i) if self.process.read_memory(start, &mut again).is_ok() && again != seen => {
                 let (pid, address) = (self.process.pid(), start + i as u64);
                 Err(Error::Changed { pid, address })

@@ -454,7 +454,7 @@ impl Target {
         let gives_way = here.follows && here.links.is_empty();
         let manifest = self.environment()?.manifest();
         manifest.gives_way.store(gives_way.into(), SeqCst);
-        // What runs behind a return from a signal handler has to run before it.
+        // Programs behind a return from a signal handler have to run before it.
         let behind_all = |one: &Attached| one.link.edge == Edge::Exit && one.link.number.is_none();
         let is_return_seen = here.links.iter().any(behind_all);
         for (edge, index) in [(Edge::Enter, ENTER), (Edge::Exit, EXIT)] {

@@ -23,7 +23,7 @@ impl Tracees {
         self.scope != Scope::All
     }
 
-    /// Does something with each named process.
+    /// Runs `attempt` for each named process.
     ///
     /// If there are several, those that fail are left out and reported. It is an error if all of
     /// them fail.

@@ -202,7 +202,7 @@ impl Tracees {
         };
         for pid in candidates {
             let is_unknown = || !lock(&self.targets).contains_key(&pid);
-            // What cannot be hooked now may be later. A process that was named is not kept waiting.
+            // A failure to hook now may pass later. A process that was named is not kept waiting.
             if young.contains(&pid) || self.is_narrow() || is_second && is_unknown() {
                 let _ = self
                     .hook_calls(pid)

@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// part of the file does. Numbers are decimal, or hexadecimal behind `0x`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Of the file.
+    /// The path of the file.
     pub path: PathBuf,
     /// The address where the guest has it; `None` if none was given.
     pub address: Option<u64>,
