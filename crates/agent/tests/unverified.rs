@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use beeline_agent::helpers;
 use beeline_codegen::{Engine, Interpreter, Program};
-use beeline_isa::helper::{Argument, accepts, signature};
+use beeline_isa::helper::{Argument, signature};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_maps::{Fields, Spec};
-use beeline_uapi::MapType;
+use beeline_uapi::helper::maps::suits;
+use beeline_uapi::{HelperId, MapType};
 
 use common::maps::{Ours, seed, soak, spec};
 use common::{Environment, Random};
@@ -285,7 +286,7 @@ fn call_helper(random: &mut Random, insns: &mut Vec<Insn>, places: &mut Vec<usiz
     };
     let specs = specs();
     let fitting: Vec<usize> = (0..specs.len())
-        .filter(|&map| accepts(helper, specs[map].map_type.0))
+        .filter(|&map| suits(HelperId(helper), specs[map].map_type))
         .collect();
     for (register, argument) in (1..).zip(known.arguments) {
         let slot = -8 * (1 + random.below(32) as i32);

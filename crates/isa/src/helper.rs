@@ -4,7 +4,7 @@ mod signature;
 
 use beeline_uapi::HelperId;
 
-pub use signature::{Argument, Returned, Signature, accepts, signature};
+pub use signature::{Argument, Returned, Signature, signature};
 
 /// The name of a helper without its `bpf_` prefix, or `None` where Linux (as of 6.18) has no such helper.
 pub fn name(id: u32) -> Option<&'static str> {

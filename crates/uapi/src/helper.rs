@@ -1,4 +1,6 @@
-//! The helpers' numbers and names: `enum bpf_func_id`.
+//! Helpers: their numbers and names (`enum bpf_func_id`), and the maps that they work on.
+
+pub mod maps;
 
 use core::fmt;
 

@@ -19,7 +19,7 @@
 
 mod bpf;
 mod errno;
-mod helper;
+pub mod helper;
 mod open_enum;
 pub mod signal;
 

@@ -5,6 +5,8 @@ use std::ptr;
 
 use beeline_isa::abi::{Entry, HELPER_SLOTS, Helper, Run, TAIL_CALL};
 use beeline_isa::helper::{self, Argument, Signature};
+use beeline_uapi::helper::maps::suits;
+use beeline_uapi::{HelperId, MapType};
 
 use super::Decoded;
 use super::arguments::map_at;
@@ -35,13 +37,30 @@ pub(super) struct Callee {
 
 impl Callee {
     pub fn new(id: u32) -> Self {
-        let map_types = (0..64).filter(|&map_type| helper::accepts(id, map_type));
+        let map_types = (0..64).filter(|&map_type| takes(HelperId(id), MapType(map_type)));
         Self {
             id,
             signature: helper::signature(id),
             map_types: map_types.fold(0, |set, map_type| set | 1 << map_type),
         }
     }
+}
+
+/// May a map of this type be the helper's argument? The kernel iterates only over hashes and arrays, and refuses to load a
+/// program that has others iterated over.
+fn takes(helper: HelperId, map_type: MapType) -> bool {
+    let is_iterable = || {
+        matches!(
+            map_type,
+            MapType::HASH
+                | MapType::PERCPU_HASH
+                | MapType::LRU_HASH
+                | MapType::LRU_PERCPU_HASH
+                | MapType::ARRAY
+                | MapType::PERCPU_ARRAY
+        )
+    };
+    suits(helper, map_type) && (helper != HelperId::FOR_EACH_MAP_ELEM || is_iterable())
 }
 
 /// What helpers have given to a program.

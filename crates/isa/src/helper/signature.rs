@@ -18,7 +18,7 @@ pub enum Argument {
     Any,
     /// The program's context.
     Context,
-    /// A map; [`accepts`] says of which types.
+    /// A map; [`suits`](beeline_uapi::helper::maps::suits) says of which types.
     Map,
     /// A key of the map, to be read.
     Key,
@@ -187,38 +187,6 @@ fn result_of(name: &str) -> Returned {
         "get_current_task_btf" => Returned::Task,
         "task_pt_regs" | "this_cpu_ptr" | "per_cpu_ptr" => Returned::Kernel,
         _ => Returned::Number,
-    }
-}
-
-/// May a helper be called with a map of this type (`BPF_MAP_TYPE_*`)?
-pub fn accepts(id: u32, map_type: u32) -> bool {
-    const HASHES: [u32; 4] = [1, 5, 9, 10];
-    const ARRAYS: [u32; 2] = [2, 6];
-    const LPM_TRIE: u32 = 11;
-    const MAPS: [u32; 2] = [12, 13];
-    const QUEUES: [u32; 2] = [22, 23];
-    const BLOOM_FILTER: u32 = 30;
-    let keyed = HASHES.contains(&map_type) || ARRAYS.contains(&map_type);
-    match name(id) {
-        Some("map_lookup_elem") => keyed || map_type == LPM_TRIE || MAPS.contains(&map_type),
-        Some("map_update_elem" | "map_delete_elem") => keyed || map_type == LPM_TRIE,
-        Some("for_each_map_elem") => keyed,
-        Some("map_lookup_percpu_elem") => matches!(map_type, 5 | 6 | 10),
-        Some("tail_call") => map_type == 3,
-        Some("perf_event_read" | "perf_event_read_value" | "perf_event_output") => map_type == 4,
-        Some("get_stackid") => map_type == 7,
-        Some("current_task_under_cgroup") => map_type == 8,
-        Some("map_push_elem" | "map_peek_elem") => {
-            QUEUES.contains(&map_type) || map_type == BLOOM_FILTER
-        }
-        Some("map_pop_elem") => QUEUES.contains(&map_type),
-        Some("ringbuf_output" | "ringbuf_reserve" | "ringbuf_query" | "ringbuf_reserve_dynptr") => {
-            map_type == 27
-        }
-        Some("task_storage_get" | "task_storage_delete") => map_type == 29,
-        Some("user_ringbuf_drain") => map_type == 31,
-        Some("timer_init") => matches!(map_type, 1 | 2 | 9),
-        _ => false,
     }
 }
 

@@ -1,6 +1,9 @@
 //! References: what a program has taken and must give back (`acquire_reference`, `release_reference`), packet pointers that
 //! are void, constant texts, and owned pointers in maps.
 
+use beeline_uapi::HelperId;
+use beeline_uapi::helper::maps::suits;
+
 use super::helper::{Meta, SNPRINTF};
 use super::{Check, Explorer, no};
 use crate::helpers::helper;
@@ -80,8 +83,8 @@ impl Explorer<'_> {
     /// `check_map_func_compatibility`.
     pub(super) fn check_map_suits(&self, map: crate::state::MapId, number: u32) -> Check {
         let map_type = self.map(map).map_type;
-        if super::maps::suits(map_type, number)
-            && super::maps::may_update(&self.program.kind, map_type, number)
+        let helper = HelperId(number);
+        if suits(helper, map_type) && super::maps::may_update(&self.program.kind, map_type, helper)
         {
             return Ok(());
         }
