@@ -1,9 +1,9 @@
 //! What helpers are given (`check_func_arg`, `check_reg_type`, `check_helper_mem_access`).
 
-use beeline_uapi::MapType;
+use beeline_uapi::{HelperId, MapType};
 
 use super::alu::MOST_OFFSET;
-use super::helper::{KPTR_XCHG, Meta};
+use super::helper::Meta;
 use super::memory::By;
 use super::print::type_name;
 use super::stack::Range;
@@ -13,9 +13,6 @@ use crate::helpers::{Arg, Dynptr, Helper};
 use crate::program::Map;
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{Byte, Flags, Reg, Type, place};
-
-/// `BPF_MAP_TYPE_BLOOM_FILTER`.
-const MAP_PEEK_ELEM: u32 = 89;
 
 impl Explorer<'_> {
     pub(super) fn check_argument(
@@ -66,7 +63,9 @@ impl Explorer<'_> {
                 release: false,
                 or_null: false,
             },
-            Some(MapType::BLOOM_FILTER) if is_value && meta.id == MAP_PEEK_ELEM => Arg::Value,
+            Some(MapType::BLOOM_FILTER) if is_value && meta.id == HelperId::MAP_PEEK_ELEM => {
+                Arg::Value
+            }
             _ => arg,
         }
     }
@@ -518,7 +517,7 @@ fn is_release(arg: Arg) -> bool {
 }
 
 /// The types that an argument takes (`compatible_reg_types`).
-fn suits(reg: &Reg, arg: Arg, number: u8, helper: u32) -> bool {
+fn suits(reg: &Reg, arg: Arg, number: u8, helper: HelperId) -> bool {
     let mut flags = reg.flags;
     let read_only = matches!(
         arg,
@@ -534,7 +533,7 @@ fn suits(reg: &Reg, arg: Arg, number: u8, helper: u32) -> bool {
     if accepts_null(arg) {
         flags = flags.without(Flags::MAYBE_NULL);
     }
-    if helper == KPTR_XCHG && number == 2 {
+    if helper == HelperId::KPTR_XCHG && number == 2 {
         flags = flags.without(Flags::ALLOC).without(Flags::PERCPU);
     }
     flags = flags.without(Flags::DYNPTR_SLICE);

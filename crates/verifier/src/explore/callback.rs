@@ -4,25 +4,23 @@
 //! until its states are alike (`push_callback_call`).
 
 use beeline_isa::Op;
+use beeline_uapi::HelperId;
 
 use super::{Check, Explorer, no};
 use crate::program::Program;
 use crate::reject::EINVAL;
 use crate::state::{DynptrKind, Flags, Frame, MapId, Reg, Type};
 
-pub(super) const FOR_EACH_MAP_ELEM: u32 = 164;
-pub(super) const TIMER_SET_CALLBACK: u32 = 170;
-pub(super) const FIND_VMA: u32 = 180;
-pub(super) const LOOP: u32 = 181;
-pub(super) const USER_RINGBUF_DRAIN: u32 = 209;
-
 /// Does this call functions of the program in its own course?
 pub(super) fn is_synchronous(program: &Program<'_>, op: &Op) -> bool {
     match op {
         Op::CallHelper { id } => {
             matches!(
-                *id,
-                FOR_EACH_MAP_ELEM | FIND_VMA | LOOP | USER_RINGBUF_DRAIN
+                HelperId(*id),
+                HelperId::FOR_EACH_MAP_ELEM
+                    | HelperId::FIND_VMA
+                    | HelperId::LOOP
+                    | HelperId::USER_RINGBUF_DRAIN
             )
         }
         Op::CallKernel { btf_id } => super::kernel_call::calls_back(program, *btf_id),
@@ -33,7 +31,7 @@ pub(super) fn is_synchronous(program: &Program<'_>, op: &Op) -> bool {
 /// Does this have a function of the program called later?
 pub(super) fn is_asynchronous(program: &Program<'_>, op: &Op) -> bool {
     match op {
-        Op::CallHelper { id } => *id == TIMER_SET_CALLBACK,
+        Op::CallHelper { id } => HelperId(*id) == HelperId::TIMER_SET_CALLBACK,
         Op::CallKernel { btf_id } => super::kernel_call::calls_back_later(program, *btf_id),
         _ => false,
     }
@@ -57,7 +55,12 @@ impl Callback {
 
 impl Explorer<'_> {
     /// A helper that takes a function was called; `function` is that one, `map` the map that it was given, if any.
-    pub(super) fn call_back(&mut self, helper: u32, function: usize, map: Option<MapId>) -> Check {
+    pub(super) fn call_back(
+        &mut self,
+        helper: HelperId,
+        function: usize,
+        map: Option<MapId>,
+    ) -> Check {
         let regs = self.cur.frame().regs;
         let number = Reg::UNKNOWN;
         let map = map.unwrap_or(MapId {
@@ -66,7 +69,7 @@ impl Explorer<'_> {
             unique: 0,
         });
         match helper {
-            LOOP => {
+            HelperId::LOOP => {
                 self.mark_precise(1)?;
                 let done = u64::from(self.cur.frame().callback_depth) >= regs[1].var.umax;
                 if done {
@@ -75,7 +78,7 @@ impl Explorer<'_> {
                 }
                 self.put_off_callback(function, Callback::of(&[number, regs[3]], (0, 1)))
             }
-            FOR_EACH_MAP_ELEM => {
+            HelperId::FOR_EACH_MAP_ELEM => {
                 let args = [
                     Reg::pointer(Type::Map(map)),
                     Reg::pointer(Type::MapKey(map)),
@@ -84,13 +87,13 @@ impl Explorer<'_> {
                 ];
                 self.put_off_callback(function, Callback::of(&args, (0, 1)))
             }
-            FIND_VMA => {
+            HelperId::FIND_VMA => {
                 let task = regs[1];
                 let area = self.structure("vm_area_struct");
                 let args = [task, Reg::pointer(Type::Btf(area)), regs[4]];
                 self.put_off_callback(function, Callback::of(&args, (0, 1)))
             }
-            USER_RINGBUF_DRAIN => {
+            HelperId::USER_RINGBUF_DRAIN => {
                 let id = self.fresh_id();
                 let record = Reg {
                     id,
@@ -98,7 +101,7 @@ impl Explorer<'_> {
                 };
                 self.put_off_callback(function, Callback::of(&[record, regs[3]], (0, 1)))
             }
-            TIMER_SET_CALLBACK => {
+            HelperId::TIMER_SET_CALLBACK => {
                 let args = [
                     Reg::pointer(Type::Map(timer_map(&regs[1]))),
                     Reg::pointer(Type::MapKey(timer_map(&regs[1]))),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use beeline_isa::Op;
-use beeline_uapi::ProgramType;
+use beeline_uapi::{HelperId, ProgramType};
 
 use super::{Check, Explorer, no};
 use crate::flow::MAX_FRAMES;
@@ -15,7 +15,9 @@ const MOST: u32 = 512;
 const WORTH_OWN_STACK: u32 = 64;
 /// Above a function that makes a tail call there may be less than this.
 const MOST_ABOVE_TAIL_CALL: u32 = 256;
-const TAIL_CALL: Op = Op::CallHelper { id: 12 };
+const TAIL_CALL: Op = Op::CallHelper {
+    id: HelperId::TAIL_CALL.0,
+};
 
 impl Explorer<'_> {
     /// Chain by chain, all of one length at once: of a function matters how much may be above it at the most.

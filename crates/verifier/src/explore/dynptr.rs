@@ -1,5 +1,7 @@
 //! Dynptrs: two slots of stack that only helpers may look into (`process_dynptr_func`, `mark_stack_slots_dynptr`).
 
+use beeline_uapi::HelperId;
+
 use super::helper::Meta;
 use super::kernel_call::Initialised;
 use super::{Check, Explorer, no};
@@ -9,7 +11,6 @@ use crate::state::{Byte, DynptrKind, Flags, HeldKind, LockPlace, Object, Reg, Sl
 
 /// Slots.
 const SIZE: usize = 2;
-const DYNPTR_DATA: u32 = 203;
 
 impl Explorer<'_> {
     /// The frame and the upper slot of the dynptr that a register points to: it lies there and in the slot below.
@@ -66,7 +67,7 @@ impl Explorer<'_> {
         }
         meta.dynptr = Some(kind);
         meta.dynptr_id = id;
-        if meta.id == DYNPTR_DATA || wanted == Dynptr::ReleaseRingbuf {
+        if meta.id == HelperId::DYNPTR_DATA || wanted == Dynptr::ReleaseRingbuf {
             meta.ref_id = ref_id;
         }
         Ok(())

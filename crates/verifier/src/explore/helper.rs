@@ -1,6 +1,6 @@
 //! Calls of helpers (`check_helper_call`).
 
-use beeline_uapi::MapType;
+use beeline_uapi::{HelperId, MapType};
 
 use super::memory::RDONLY_PROG;
 use super::{Check, Explorer, Next, no};
@@ -10,48 +10,10 @@ use crate::reject::{EACCES, EINVAL};
 use crate::scalar::Scalar;
 use crate::state::{DynptrKind, Flags, HeldKind, LockPlace, MapId, Reg, Type};
 
-/// Numbers of helpers that have rules of their own.
-mod id {
-    pub(super) const MAP_LOOKUP_ELEM: u32 = 1;
-    pub(super) const MAP_UPDATE_ELEM: u32 = 2;
-    pub(super) const MAP_DELETE_ELEM: u32 = 3;
-    pub(super) const GET_SMP_PROCESSOR_ID: u32 = 8;
-    pub(super) const TAIL_CALL: u32 = 12;
-    pub(super) const PROBE_READ_STR: u32 = 45;
-    pub(super) const GET_STACK: u32 = 67;
-    pub(super) const GET_LOCAL_STORAGE: u32 = 81;
-    pub(super) const SK_LOOKUP_TCP: u32 = 84;
-    pub(super) const SK_LOOKUP_UDP: u32 = 85;
-    pub(super) const MAP_PUSH_ELEM: u32 = 87;
-    pub(super) const MAP_POP_ELEM: u32 = 88;
-    pub(super) const SK_FULLSOCK: u32 = 95;
-    pub(super) const TCP_SOCK: u32 = 96;
-    pub(super) const SKC_LOOKUP_TCP: u32 = 99;
-    pub(super) const PROBE_READ_USER_STR: u32 = 114;
-    pub(super) const PROBE_READ_KERNEL_STR: u32 = 115;
-    pub(super) const RINGBUF_RESERVE: u32 = 131;
-    pub(super) const SKC_TO_TCP6_SOCK: u32 = 136;
-    pub(super) const SKC_TO_TCP_SOCK: u32 = 137;
-    pub(super) const SKC_TO_TCP_TIMEWAIT_SOCK: u32 = 138;
-    pub(super) const SKC_TO_TCP_REQUEST_SOCK: u32 = 139;
-    pub(super) const SKC_TO_UDP6_SOCK: u32 = 140;
-    pub(super) const GET_TASK_STACK: u32 = 141;
-    pub(super) const GET_FUNC_IP: u32 = 173;
-    pub(in super::super) const SNPRINTF: u32 = 165;
-    pub(in super::super) const KPTR_XCHG: u32 = 194;
-    pub(super) const SKC_TO_UNIX_SOCK: u32 = 178;
-    pub(super) const SKC_TO_MPTCP_SOCK: u32 = 196;
-    pub(super) const DYNPTR_FROM_MEM: u32 = 197;
-    pub(super) const DYNPTR_WRITE: u32 = 202;
-    pub(super) const DYNPTR_DATA: u32 = 203;
-}
-
-pub(super) use id::{KPTR_XCHG, SNPRINTF};
-
 /// What the arguments of a call tell (`struct bpf_call_arg_meta`).
 #[derive(Debug, Default)]
 pub(super) struct Meta {
-    pub id: u32,
+    pub id: HelperId,
     pub packet_access: bool,
     pub map: Option<MapId>,
     /// The key, if it is a constant.
@@ -79,7 +41,7 @@ pub(super) struct Meta {
 }
 
 impl Explorer<'_> {
-    pub(super) fn call_helper(&mut self, number: u32) -> Check<Next> {
+    pub(super) fn call_helper(&mut self, number: HelperId) -> Check<Next> {
         let helper = self.find_helper(number)?;
         let mut meta = Meta {
             id: number,
@@ -92,7 +54,7 @@ impl Explorer<'_> {
         if let Some(map) = meta.map {
             self.check_may_change(map, number)?;
             self.check_map_suits(map, number)?;
-            if number == id::TAIL_CALL {
+            if number == HelperId::TAIL_CALL {
                 self.note_constant_index(map)?;
             }
         }
@@ -104,8 +66,8 @@ impl Explorer<'_> {
         let depth = self.cur.depth();
         self.forget_caller_saved(depth);
         self.set_result(helper, &meta)?;
-        self.deeds.helpers.insert(number);
-        if number == id::TAIL_CALL {
+        self.deeds.helpers.insert(number.0);
+        if number == HelperId::TAIL_CALL {
             // Where the call fails nothing has changed; else all may have, and the called program's end is this function's.
             return self.return_early(Reg::UNKNOWN, true);
         }
@@ -116,12 +78,12 @@ impl Explorer<'_> {
     }
 
     /// A map that programs may only read is not changed by helpers either (`record_func_map`).
-    fn check_may_change(&self, map: MapId, number: u32) -> Check {
+    fn check_may_change(&self, map: MapId, number: HelperId) -> Check {
         let changes = [
-            id::MAP_UPDATE_ELEM,
-            id::MAP_DELETE_ELEM,
-            id::MAP_PUSH_ELEM,
-            id::MAP_POP_ELEM,
+            HelperId::MAP_UPDATE_ELEM,
+            HelperId::MAP_DELETE_ELEM,
+            HelperId::MAP_PUSH_ELEM,
+            HelperId::MAP_POP_ELEM,
         ];
         if changes.contains(&number) && self.map(map).flags & RDONLY_PROG != 0 {
             return no(EACCES, "write into map forbidden");
@@ -139,10 +101,11 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    fn find_helper(&self, number: u32) -> Check<&'static Helper> {
-        let name = beeline_isa::helper::name(number).unwrap_or("unknown");
+    fn find_helper(&self, id: HelperId) -> Check<&'static Helper> {
+        let HelperId(number) = id;
+        let name = id.name().unwrap_or("unknown");
         let served = self.program.helpers.is_none_or(|serves| serves(number));
-        let found = match helper(number, &self.program.kind, self.target_name()) {
+        let found = match helper(id, &self.program.kind, self.target_name()) {
             Ok(found) if served => found,
             Err(Missing::Unknown) => {
                 return no(
@@ -206,7 +169,7 @@ impl Explorer<'_> {
         let released = if is_dynptr {
             self.release_dynptr(&reg)?;
             true
-        } else if meta.id == id::KPTR_XCHG && meta.ref_id != 0 {
+        } else if meta.id == HelperId::KPTR_XCHG && meta.ref_id != 0 {
             self.hand_over(meta.ref_id)
         } else if meta.ref_id != 0 {
             self.release(meta.ref_id)
@@ -216,35 +179,33 @@ impl Explorer<'_> {
         if released {
             return Ok(());
         }
-        let name = beeline_isa::helper::name(helper.id).unwrap_or("unknown");
         no(
             EINVAL,
             format!(
-                "func bpf_{name}#{} reference has not been acquired before",
-                helper.id
+                "func {}#{} reference has not been acquired before",
+                helper.id, helper.id.0
             ),
         )
     }
 
     /// What single helpers ask for, or do. `true` if packet pointers are void afterwards.
     fn special_rules(&mut self, meta: &mut Meta) -> Check<bool> {
-        use super::callback as back;
         match meta.id {
-            id::TAIL_CALL => self.check_nothing_is_held(true, "tail_call")?,
-            id::GET_FUNC_IP => self.check_func_ip()?,
-            id::GET_LOCAL_STORAGE if !self.cur.reg(2).is_null() => {
+            HelperId::TAIL_CALL => self.check_nothing_is_held(true, "tail_call")?,
+            HelperId::GET_FUNC_IP => self.check_func_ip()?,
+            HelperId::GET_LOCAL_STORAGE if !self.cur.reg(2).is_null() => {
                 return no(EINVAL, "get_local_storage() doesn't support non-zero flags");
             }
-            back::FOR_EACH_MAP_ELEM
-            | back::FIND_VMA
-            | back::LOOP
-            | back::USER_RINGBUF_DRAIN
-            | back::TIMER_SET_CALLBACK => {
+            HelperId::FOR_EACH_MAP_ELEM
+            | HelperId::FIND_VMA
+            | HelperId::LOOP
+            | HelperId::USER_RINGBUF_DRAIN
+            | HelperId::TIMER_SET_CALLBACK => {
                 let function = meta.function.unwrap_or(0);
                 self.call_back(meta.id, function, meta.map)?;
             }
-            id::SNPRINTF => self.check_format()?,
-            id::DYNPTR_FROM_MEM => {
+            HelperId::SNPRINTF => self.check_format()?,
+            HelperId::DYNPTR_FROM_MEM => {
                 let reg = *self.cur.reg(1);
                 if !matches!(reg.kind, Type::MapValue(_)) {
                     let name = super::print::type_name(&reg);
@@ -254,7 +215,7 @@ impl Explorer<'_> {
                     );
                 }
             }
-            id::DYNPTR_WRITE => {
+            HelperId::DYNPTR_WRITE => {
                 return Ok(matches!(
                     meta.dynptr,
                     Some(DynptrKind::Skb | DynptrKind::SkbMeta)
@@ -321,7 +282,7 @@ impl Explorer<'_> {
         if result.may_be_null() {
             result.id = self.fresh_id();
         }
-        if matches!(meta.id, id::DYNPTR_DATA) {
+        if matches!(meta.id, HelperId::DYNPTR_DATA) {
             result.ref_id = meta.ref_id;
             // Slices go with their dynptr: it is told by this.
             result.range = meta.dynptr_id.cast_signed();
@@ -347,7 +308,7 @@ impl Explorer<'_> {
         };
         let map = self.map(id);
         let is_array = matches!(map.map_type, MapType::ARRAY | MapType::PERCPU_ARRAY);
-        let is_there = meta.id == id::MAP_LOOKUP_ELEM
+        let is_there = meta.id == HelperId::MAP_LOOKUP_ELEM
             && is_array
             && meta.key.is_some_and(|key| key < map.max_entries.into());
         let or_null = or_null && !is_there;
@@ -396,12 +357,12 @@ impl Explorer<'_> {
     /// `is_acquire_function`.
     fn acquires(&self, meta: &Meta) -> bool {
         match meta.id {
-            id::SK_LOOKUP_TCP
-            | id::SK_LOOKUP_UDP
-            | id::SKC_LOOKUP_TCP
-            | id::RINGBUF_RESERVE
-            | id::KPTR_XCHG => true,
-            id::MAP_LOOKUP_ELEM => meta.map.is_some_and(|map| {
+            HelperId::SK_LOOKUP_TCP
+            | HelperId::SK_LOOKUP_UDP
+            | HelperId::SKC_LOOKUP_TCP
+            | HelperId::RINGBUF_RESERVE
+            | HelperId::KPTR_XCHG => true,
+            HelperId::MAP_LOOKUP_ELEM => meta.map.is_some_and(|map| {
                 matches!(self.map(map).map_type, MapType::SOCKMAP | MapType::SOCKHASH)
             }),
             _ => false,
@@ -410,18 +371,18 @@ impl Explorer<'_> {
 }
 
 /// `is_ptr_cast_function`: the result is what the argument is, by another name.
-fn is_cast(number: u32) -> bool {
+fn is_cast(helper: HelperId) -> bool {
     matches!(
-        number,
-        id::TCP_SOCK
-            | id::SK_FULLSOCK
-            | id::SKC_TO_TCP_SOCK
-            | id::SKC_TO_TCP6_SOCK
-            | id::SKC_TO_UDP6_SOCK
-            | id::SKC_TO_MPTCP_SOCK
-            | id::SKC_TO_TCP_TIMEWAIT_SOCK
-            | id::SKC_TO_TCP_REQUEST_SOCK
-            | id::SKC_TO_UNIX_SOCK
+        helper,
+        HelperId::TCP_SOCK
+            | HelperId::SK_FULLSOCK
+            | HelperId::SKC_TO_TCP_SOCK
+            | HelperId::SKC_TO_TCP6_SOCK
+            | HelperId::SKC_TO_UDP6_SOCK
+            | HelperId::SKC_TO_MPTCP_SOCK
+            | HelperId::SKC_TO_TCP_TIMEWAIT_SOCK
+            | HelperId::SKC_TO_TCP_REQUEST_SOCK
+            | HelperId::SKC_TO_UNIX_SOCK
     )
 }
 
@@ -430,17 +391,17 @@ fn refine_result(result: &mut Reg, meta: &Meta) {
     const MOST_ERRNO: i64 = 4095;
     let var: &mut Scalar = &mut result.var;
     match meta.id {
-        id::GET_STACK
-        | id::GET_TASK_STACK
-        | id::PROBE_READ_STR
-        | id::PROBE_READ_KERNEL_STR
-        | id::PROBE_READ_USER_STR => {
+        HelperId::GET_STACK
+        | HelperId::GET_TASK_STACK
+        | HelperId::PROBE_READ_STR
+        | HelperId::PROBE_READ_KERNEL_STR
+        | HelperId::PROBE_READ_USER_STR => {
             var.smax = meta.most.cast_signed();
             var.smax32 = meta.most as i32;
             var.smin = -MOST_ERRNO;
             var.smin32 = -MOST_ERRNO as i32;
         }
-        id::GET_SMP_PROCESSOR_ID => {
+        HelperId::GET_SMP_PROCESSOR_ID => {
             let last = super::cpus() - 1;
             var.umax = last.into();
             var.umax32 = last;
@@ -454,62 +415,4 @@ fn refine_result(result: &mut Reg, meta: &Meta) {
         _ => return,
     }
     var.sync();
-}
-
-#[cfg(test)]
-mod tests {
-    use beeline_isa::helper::name;
-
-    use super::id;
-
-    #[test]
-    fn numbers_are_those_of_the_names() {
-        let known = [
-            (id::MAP_LOOKUP_ELEM, "map_lookup_elem"),
-            (id::GET_SMP_PROCESSOR_ID, "get_smp_processor_id"),
-            (id::TAIL_CALL, "tail_call"),
-            (id::PROBE_READ_STR, "probe_read_str"),
-            (id::GET_STACK, "get_stack"),
-            (id::GET_LOCAL_STORAGE, "get_local_storage"),
-            (id::SK_LOOKUP_TCP, "sk_lookup_tcp"),
-            (id::SK_LOOKUP_UDP, "sk_lookup_udp"),
-            (id::SK_FULLSOCK, "sk_fullsock"),
-            (id::TCP_SOCK, "tcp_sock"),
-            (id::SKC_LOOKUP_TCP, "skc_lookup_tcp"),
-            (id::PROBE_READ_USER_STR, "probe_read_user_str"),
-            (id::PROBE_READ_KERNEL_STR, "probe_read_kernel_str"),
-            (id::RINGBUF_RESERVE, "ringbuf_reserve"),
-            (id::SKC_TO_TCP6_SOCK, "skc_to_tcp6_sock"),
-            (id::SKC_TO_TCP_SOCK, "skc_to_tcp_sock"),
-            (id::SKC_TO_TCP_TIMEWAIT_SOCK, "skc_to_tcp_timewait_sock"),
-            (id::SKC_TO_TCP_REQUEST_SOCK, "skc_to_tcp_request_sock"),
-            (id::SKC_TO_UDP6_SOCK, "skc_to_udp6_sock"),
-            (id::GET_FUNC_IP, "get_func_ip"),
-            (id::GET_TASK_STACK, "get_task_stack"),
-            (id::SNPRINTF, "snprintf"),
-            (id::KPTR_XCHG, "kptr_xchg"),
-            (id::SKC_TO_UNIX_SOCK, "skc_to_unix_sock"),
-            (id::SKC_TO_MPTCP_SOCK, "skc_to_mptcp_sock"),
-            (id::DYNPTR_FROM_MEM, "dynptr_from_mem"),
-            (id::DYNPTR_WRITE, "dynptr_write"),
-            (id::DYNPTR_DATA, "dynptr_data"),
-            (
-                super::super::callback::FOR_EACH_MAP_ELEM,
-                "for_each_map_elem",
-            ),
-            (super::super::callback::FIND_VMA, "find_vma"),
-            (super::super::callback::LOOP, "loop"),
-            (
-                super::super::callback::TIMER_SET_CALLBACK,
-                "timer_set_callback",
-            ),
-            (
-                super::super::callback::USER_RINGBUF_DRAIN,
-                "user_ringbuf_drain",
-            ),
-        ];
-        for (number, expected) in known {
-            assert_eq!(name(number), Some(expected));
-        }
-    }
 }

@@ -17,6 +17,7 @@ mod sections;
 mod work;
 
 use beeline_isa::Op;
+use beeline_uapi::HelperId;
 
 use super::{Check, Explorer, Next, no};
 use crate::program::{MapField, Program};
@@ -226,7 +227,7 @@ impl<'a> Explorer<'a> {
         if call.is(RBTREE_ADD) {
             self.compare_in_tree(function, meta)
         } else if call.is(WQ_SET_CALLBACK) {
-            self.call_back(super::callback::TIMER_SET_CALLBACK, function, meta.map)?;
+            self.call_back(HelperId::TIMER_SET_CALLBACK, function, meta.map)?;
             self.callback_may_sleep();
             Ok(())
         } else if is_task_work(call.function) {

@@ -3,15 +3,13 @@
 use std::collections::BTreeSet;
 
 use beeline_isa::{Imm64, Op};
-use beeline_uapi::MapType;
+use beeline_uapi::{HelperId, MapType};
 
 use super::helper::Meta;
 use super::{Check, Explorer, no};
 use crate::program::{FieldKind, Map};
 use crate::reject::{EACCES, EINVAL};
 use crate::state::{HeldKind, LockPlace, Reg, Type};
-
-const SPIN_LOCK: u32 = 93;
 
 /// Is there a lock in the map's values?
 pub(super) fn has_lock(map: &Map) -> bool {
@@ -24,13 +22,13 @@ pub(super) fn has_lock(map: &Map) -> bool {
 }
 
 impl Explorer<'_> {
-    pub(super) fn spin_lock(&mut self, number: u8, helper: u32) -> Check {
+    pub(super) fn spin_lock(&mut self, number: u8, helper: HelperId) -> Check {
         if self.in_tree_callback() {
             return no(EACCES, "can't spin_{lock,unlock} in rbtree cb");
         }
         let reg = *self.cur.reg(number);
         let place = self.lock_place(number, &reg, FieldKind::SpinLock)?;
-        if helper == SPIN_LOCK {
+        if helper == HelperId::SPIN_LOCK {
             return self.take_lock(&reg, place);
         }
         self.give_lock_back(&reg, place)

@@ -3,12 +3,13 @@
 //! if they agree on these; other numbers may differ (`mark_chain_precision`, `backtrack_insn`).
 
 use beeline_isa::{FRAME_POINTER, Op, Operand};
+use beeline_uapi::HelperId;
 
 use super::{Check, Explorer};
 use crate::flow::Odd;
 use crate::state::{Linked, State, StateId, Step, Type};
 
-const TAIL_CALL: u32 = 12;
+const TAIL_CALL: u32 = HelperId::TAIL_CALL.0;
 /// r1 to r5.
 const ARGUMENTS: u16 = 0b11_1110;
 

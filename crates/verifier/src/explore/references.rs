@@ -4,7 +4,7 @@
 use beeline_uapi::HelperId;
 use beeline_uapi::helper::maps::suits;
 
-use super::helper::{Meta, SNPRINTF};
+use super::helper::Meta;
 use super::{Check, Explorer, no};
 use crate::helpers::helper;
 use crate::program::{FieldKind, MapField};
@@ -70,8 +70,7 @@ impl Explorer<'_> {
         &self,
         found: &'static crate::helpers::Helper,
     ) -> Check<&'static crate::helpers::Helper> {
-        const SPIN_UNLOCK: u32 = 94;
-        if self.cur.locks > 0 && found.id != SPIN_UNLOCK {
+        if self.cur.locks > 0 && found.id != HelperId::SPIN_UNLOCK {
             return no(
                 EINVAL,
                 "function calls are not allowed while holding a lock",
@@ -81,19 +80,17 @@ impl Explorer<'_> {
     }
 
     /// `check_map_func_compatibility`.
-    pub(super) fn check_map_suits(&self, map: crate::state::MapId, number: u32) -> Check {
+    pub(super) fn check_map_suits(&self, map: crate::state::MapId, helper: HelperId) -> Check {
         let map_type = self.map(map).map_type;
-        let helper = HelperId(number);
         if suits(helper, map_type) && super::maps::may_update(&self.program.kind, map_type, helper)
         {
             return Ok(());
         }
-        let name = beeline_isa::helper::name(number).unwrap_or("unknown");
         no(
             EINVAL,
             format!(
-                "cannot pass map_type {} into func bpf_{name}#{number}",
-                map_type.0
+                "cannot pass map_type {} into func {helper}#{}",
+                map_type.0, helper.0
             ),
         )
     }
@@ -136,7 +133,7 @@ impl Explorer<'_> {
 
     /// The format of `bpf_snprintf` (`check_bpf_snprintf_call`).
     pub(super) fn check_format(&mut self) -> Check {
-        debug_assert!(helper(SNPRINTF, &self.program.kind, None).is_ok());
+        debug_assert!(helper(HelperId::SNPRINTF, &self.program.kind, None).is_ok());
         let reg = *self.cur.reg(3);
         let text = self.constant_text(3, &reg)?;
         let Some(bytes) = self.cur.reg(5).constant() else {

@@ -3,19 +3,20 @@
 //! `probe_write_user`, which lockdown takes away, and `override_return`, which needs a kernel built for injecting errors, have
 //! only programs of which [`Kind::destructive`] says that they may.
 
-use beeline_uapi::{AttachType, ProgramType};
+use beeline_uapi::helper::Helper;
+use beeline_uapi::helper::cgroup::*;
+use beeline_uapi::helper::general::*;
+use beeline_uapi::helper::packet::*;
+use beeline_uapi::helper::socket::*;
+use beeline_uapi::helper::tracing::*;
+use beeline_uapi::{AttachType, HelperId, ProgramType};
 
-use super::cgroup::*;
-use super::general::*;
-use super::packet::*;
-use super::socket::*;
-use super::table::Set;
-use super::tracing::*;
-use super::{Helper, hooks};
+use super::hooks;
+use super::set::Set;
 use crate::program::Kind;
 
 /// The form of a helper that programs of this kind call.
-pub(super) fn find(id: u32, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {
+pub(super) fn find(id: HelperId, kind: &Kind, target: Option<&str>) -> Option<&'static Helper> {
     let sets = sets(kind, target).iter().chain(intruding(kind));
     sets.into_iter().find_map(|set| set.get(id))
 }
@@ -38,8 +39,8 @@ fn intruding(kind: &Kind) -> &'static [&'static Set] {
 /// May it be called from programs at this target (`allowed` of `struct bpf_func_proto`)?
 pub(super) fn is_allowed(helper: &'static Helper, kind: &Kind, target: Option<&str>) -> bool {
     match helper.id {
-        id if id == D_PATH.id => is_path_readable(kind, target),
-        id if id == IMA_INODE_HASH.id || id == IMA_FILE_HASH.id => {
+        HelperId::D_PATH => is_path_readable(kind, target),
+        HelperId::IMA_INODE_HASH | HelperId::IMA_FILE_HASH => {
             target.is_none_or(hooks::is_sleepable_hook)
         }
         // A program in the middle of the storage's own work would deadlock there.
@@ -534,8 +535,14 @@ mod tests {
     #[test]
     fn no_such_numbers() {
         let kind = at(ProgramType::KPROBE, AttachType::UNSPECIFIED);
-        assert_eq!(helper(0, &kind, None), Err(Missing::NotForThisType));
-        assert_eq!(helper(212, &kind, None), Err(Missing::Unknown));
-        assert_eq!(helper(u32::MAX, &kind, None), Err(Missing::Unknown));
+        assert_eq!(
+            helper(HelperId(0), &kind, None),
+            Err(Missing::NotForThisType)
+        );
+        assert_eq!(helper(HelperId(212), &kind, None), Err(Missing::Unknown));
+        assert_eq!(
+            helper(HelperId(u32::MAX), &kind, None),
+            Err(Missing::Unknown)
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use beeline_isa::{Insn, imm64, opcode::*};
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType};
 use beeline_verifier::helpers::{Arg, Dynptr, Helper, helper};
 
 use crate::load::{self, Subject};
@@ -25,11 +25,6 @@ const UNWRITTEN: i32 = -160;
 /// Bytes of the map's value that [`MEMORY`] points to.
 const MEMORY_BYTES: u32 = 64;
 
-const LOOKUP: u32 = 1;
-const PRANDOM: u32 = 7;
-const CURRENT_TASK: u32 = 158;
-const DYNPTR_FROM_MEM: u32 = 197;
-
 pub fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
     Insn {
         code,
@@ -40,8 +35,8 @@ pub fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
     }
 }
 
-pub fn call(id: u32) -> Insn {
-    insn(JMP | CALL, 0, HELPER_CALL, 0, id as i32)
+pub fn call(id: HelperId) -> Insn {
+    insn(JMP | CALL, 0, HELPER_CALL, 0, id.0.cast_signed())
 }
 
 pub fn number(dst: u8, value: i32) -> Insn {
@@ -57,7 +52,7 @@ pub fn end() -> Insn {
 }
 
 /// A call with the context in r1 and nothing in r2 to r5.
-pub fn bare(id: u32) -> Vec<Insn> {
+pub fn bare(id: HelperId) -> Vec<Insn> {
     vec![number(0, 0), call(id), number(0, 0), end()]
 }
 
@@ -155,11 +150,14 @@ impl<'a> Call<'a> {
 
     fn prologue(&self) -> Vec<Insn> {
         let mut insns = self.zeros();
-        insns.extend([call(PRANDOM), insn(STX | MEM | DW, FRAME, 0, UNKNOWN, 0)]);
-        insns.extend([call(CURRENT_TASK), copy(TASK, 0)]);
+        insns.extend([
+            call(HelperId::GET_PRANDOM_U32),
+            insn(STX | MEM | DW, FRAME, 0, UNKNOWN, 0),
+        ]);
+        insns.extend([call(HelperId::GET_CURRENT_TASK_BTF), copy(TASK, 0)]);
         insns.extend(imm64(1, PSEUDO_MAP_FD, load::number(&self.memory)));
         insns.extend(frame(2, -64));
-        insns.extend([call(LOOKUP), copy(MEMORY, 0)]);
+        insns.extend([call(HelperId::MAP_LOOKUP_ELEM), copy(MEMORY, 0)]);
         insns.extend(self.unless_null(MEMORY));
         insns.extend(self.socket());
         if self.helper.args.contains(&Arg::Dynptr(Dynptr::Any)) {
@@ -169,7 +167,7 @@ impl<'a> Call<'a> {
                 number(3, 0),
             ]);
             insns.extend(frame(4, DYNPTR));
-            insns.push(call(DYNPTR_FROM_MEM));
+            insns.push(call(HelperId::DYNPTR_FROM_MEM));
         }
         insns
     }
@@ -316,8 +314,8 @@ fn frame(register: u8, off: i32) -> [Insn; 2] {
 }
 
 /// A map that this helper takes, or an array.
-fn map_for(id: u32, sleepable: bool) -> Option<File> {
-    let name = beeline_isa::helper::name(id)?;
+fn map_for(id: HelperId, sleepable: bool) -> Option<File> {
+    let name = id.name()?;
     // Programs that may sleep have few types of maps; what is wrong with this one comes after the arguments.
     let name = if sleepable && !name.starts_with("ringbuf") {
         ""
@@ -352,7 +350,11 @@ fn map_for(id: u32, sleepable: bool) -> Option<File> {
 
 /// Does a type of programs have what every program here does first?
 pub fn has_prologue(subject: &Subject) -> bool {
-    [LOOKUP, PRANDOM, CURRENT_TASK]
-        .iter()
-        .all(|&id| helper(id, &subject.kind, subject.target).is_ok())
+    [
+        HelperId::MAP_LOOKUP_ELEM,
+        HelperId::GET_PRANDOM_U32,
+        HelperId::GET_CURRENT_TASK_BTF,
+    ]
+    .iter()
+    .all(|&id| helper(id, &subject.kind, subject.target).is_ok())
 }

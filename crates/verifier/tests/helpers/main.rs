@@ -7,15 +7,19 @@ mod memory;
 use std::collections::HashSet;
 
 use beeline_isa::Insn;
+use beeline_uapi::HelperId;
 use beeline_verifier::helpers::{Arg, Helper, Missing, Ret, helper};
 
 use call::{Call, Given};
 use load::{GPL, Loaded, PROPRIETARY, Subject, subjects};
 
-/// Numbers to try: all that there are, and some more.
-const IDS: std::ops::Range<u32> = 0..215;
-/// `probe_write_user` and `override_return`: a kernel may have them that is not locked down, or is built for it.
-const ELSEWHERE: [u32; 2] = [36, 58];
+/// Helpers to try: all that there are, and some more.
+fn ids() -> impl Iterator<Item = HelperId> {
+    (0..215).map(HelperId)
+}
+
+/// A kernel may have them that is not locked down, or is built for it.
+const ELSEWHERE: [HelperId; 2] = [HelperId::PROBE_WRITE_USER, HelperId::OVERRIDE_RETURN];
 
 /// The types of programs here; says why there are none, or fewer than there could be.
 fn usable() -> Vec<Subject> {
@@ -41,7 +45,7 @@ fn forms(subjects: &[Subject]) -> Vec<(&Subject, &'static Helper)> {
         .iter()
         .filter(|subject| call::has_prologue(subject))
     {
-        for found in IDS.filter_map(|id| helper(id, &subject.kind, subject.target).ok()) {
+        for found in ids().filter_map(|id| helper(id, &subject.kind, subject.target).ok()) {
             if (!found.might_sleep || subject.kind.is_sleepable())
                 && seen.insert((subject.kind.prog_type, std::ptr::from_ref(found)))
             {
@@ -65,7 +69,7 @@ impl Differences {
     }
 
     fn about(&mut self, subject: &Subject, found: &Helper, at: usize, words: &str) {
-        let name = beeline_isa::helper::name(found.id).unwrap_or_default();
+        let name = found.id.name().unwrap_or_default();
         let (subject, arg) = (&subject.name, found.args.get(at));
         self.note(format!(
             "{subject} {name}, argument {}, {arg:?}: {words}",
@@ -84,7 +88,7 @@ fn who_may_call_what() {
     let mut differences = Differences::default();
     let subjects = usable();
     for subject in &subjects {
-        for id in IDS.filter(|id| !ELSEWHERE.contains(id)) {
+        for id in ids().filter(|id| !ELSEWHERE.contains(id)) {
             let kernel = subject.load(&call::bare(id), GPL);
             let theirs = match kernel.reason() {
                 words if words.starts_with("program of this type cannot use helper") => {
@@ -96,11 +100,14 @@ fn who_may_call_what() {
             };
             let ours = helper(id, &subject.kind, subject.target).map(drop);
             if ours != theirs {
-                differences.note(format!("{} #{id}: {theirs:?}, not {ours:?}", subject.name));
+                differences.note(format!(
+                    "{} #{}: {theirs:?}, not {ours:?}",
+                    subject.name, id.0
+                ));
             }
         }
     }
-    differences.report(subjects.len() * IDS.len());
+    differences.report(subjects.len() * ids().count());
 }
 
 #[test]
@@ -108,8 +115,8 @@ fn licences_and_sleep() {
     let mut differences = Differences::default();
     let mut tried = 0;
     for subject in &usable() {
-        for found in IDS.filter_map(|id| helper(id, &subject.kind, subject.target).ok()) {
-            let name = beeline_isa::helper::name(found.id).unwrap_or_default();
+        for found in ids().filter_map(|id| helper(id, &subject.kind, subject.target).ok()) {
+            let name = found.id.name().unwrap_or_default();
             let unfree = subject.load(&call::bare(found.id), PROPRIETARY);
             let gpl_only = unfree
                 .log
@@ -242,10 +249,10 @@ fn arguments() {
     let mut tried = 0;
     for (subject, found) in forms(&subjects) {
         let Some(call) = Call::new(subject, found) else {
-            differences.note(format!("no map for #{}", found.id));
+            differences.note(format!("no map for #{}", found.id.0));
             continue;
         };
-        let name = beeline_isa::helper::name(found.id).unwrap_or_default();
+        let name = found.id.name().unwrap_or_default();
         let name = format!("{} {name}", subject.name);
         for at in 0..found.args.len() {
             let Some(before) = right(&call, at) else {
@@ -289,7 +296,7 @@ fn counts_and_results() {
     let mut differences = Differences::default();
     let mut tried = 0;
     for (subject, found) in forms(&subjects) {
-        let name = beeline_isa::helper::name(found.id).unwrap_or_default();
+        let name = found.id.name().unwrap_or_default();
         let count = found.args.len();
         let call = Call::new(subject, found).expect("a map");
         let Some(all) = right(&call, count) else {
@@ -323,11 +330,11 @@ fn counts_and_results() {
 }
 
 /// What the log says of r0 after the last call of a helper.
-fn returned(log: &str, id: u32) -> Option<&str> {
+fn returned(log: &str, id: HelperId) -> Option<&str> {
     let lines: Vec<&str> = log.lines().collect();
     let is_call =
         |line: &&str| line.contains("(85) call bpf_") && !line.starts_with("mark_precise");
-    let called = format!("#{id} ");
+    let called = format!("#{} ", id.0);
     let at = lines
         .iter()
         .rposition(|line| is_call(line) && format!("{line} ").contains(&called))?;
