@@ -5,8 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use beeline_agent::helpers;
-use beeline_isa::helper;
-use beeline_uapi::ProgramType;
+use beeline_uapi::{HelperId, ProgramType};
 use common::maps::kernel::{insn, is_missing, move_imm, try_load};
 
 /// Program types: kprobe (and uprobe), tracepoint, perf event, raw tracepoint.
@@ -54,7 +53,7 @@ fn what_is_served_is_there_and_what_is_not_is_not() {
 #[test]
 fn names_are_the_kernels() {
     for (number, (name, _)) in table() {
-        assert_eq!(helper::name(number), Some(&*name), "{number}");
+        assert_eq!(HelperId(number).name(), Some(&*name), "{number}");
     }
 }
 
@@ -79,7 +78,7 @@ fn all_that_the_kernel_offers_is_in_it() {
                 assert!(
                     table.contains_key(&number),
                     "{number} {:?}",
-                    helper::name(number)
+                    HelperId(number).name()
                 );
                 offered += 1;
             }

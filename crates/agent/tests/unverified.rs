@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use beeline_agent::helpers;
 use beeline_codegen::{Engine, Interpreter, Program};
-use beeline_isa::helper::{Argument, signature};
+use beeline_isa::helper::{Argument, returns, signature};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
 use beeline_maps::{Fields, Spec};
 use beeline_uapi::helper::maps::suits;
@@ -280,15 +280,15 @@ fn anything(random: &mut Random) -> Insn {
 
 /// Loads arguments that are good more often than not, calls, and keeps the result in r7 unless it is null.
 fn call_helper(random: &mut Random, insns: &mut Vec<Insn>, places: &mut Vec<usize>) {
-    let helper = helpers::ALL[random.below(helpers::ALL.len())].number;
+    let helper = HelperId(helpers::ALL[random.below(helpers::ALL.len())].number);
     let Some(known) = signature(helper) else {
         return;
     };
     let specs = specs();
     let fitting: Vec<usize> = (0..specs.len())
-        .filter(|&map| suits(HelperId(helper), specs[map].map_type))
+        .filter(|&map| suits(helper, specs[map].map_type))
         .collect();
-    for (register, argument) in (1..).zip(known.arguments) {
+    for (register, argument) in (1..).zip(known.arguments()) {
         let slot = -8 * (1 + random.below(32) as i32);
         let stack = [
             insn(ALU64 | MOV | X, register, 10, 0, 0),
@@ -339,8 +339,8 @@ fn call_helper(random: &mut Random, insns: &mut Vec<Insn>, places: &mut Vec<usiz
             _ => insns.extend(stack),
         }
     }
-    insns.push(insn(JMP | CALL, 0, 0, 0, helper.cast_signed()));
-    if beeline_isa::helper::returns(helper) {
+    insns.push(insn(JMP | CALL, 0, 0, 0, helper.0.cast_signed()));
+    if returns(helper) {
         insns.extend([
             insn(JMP | JEQ | K, 0, 0, 1, 0),
             insn(ALU64 | MOV | X, 7, 0, 0, 0),

@@ -26,6 +26,7 @@ use std::mem::MaybeUninit;
 
 use beeline_isa::Op;
 use beeline_isa::abi::{HELPER_SLOTS, Run, TAIL_CALL};
+use beeline_uapi::HelperId;
 use beeline_verifier::Flow;
 
 use crate::code::{Code, Error};
@@ -109,7 +110,10 @@ impl Decoded {
             steps: steps::steps(program.insns, &flow, &helpers),
             is_all_written: written::are_all_written(&flow, &uses),
             uses,
-            callees: helpers.into_iter().map(Callee::new).collect(),
+            callees: helpers
+                .into_iter()
+                .map(|id| Callee::new(HelperId(id)))
+                .collect(),
             starts: flow.functions().iter().map(|one| one.start).collect(),
             stack_bytes,
         })

@@ -2,8 +2,10 @@
 
 use core::fmt;
 
+use beeline_uapi::HelperId;
+
 use crate::op::{Alu, Atomic, Cond, Imm64, Op, Operand, Size, Swap};
-use crate::{Insn, helper, opcode};
+use crate::{Insn, opcode};
 
 impl fmt::Display for Insn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -141,7 +143,7 @@ impl fmt::Display for Op {
                 write!(f, " goto pc{off:+}")
             }
             Self::MayGoto { off } => write!(f, "may_goto pc{off:+}"),
-            Self::CallHelper { id } => match helper::name(id) {
+            Self::CallHelper { id } => match HelperId(id).name() {
                 Some(name) => write!(f, "call bpf_{name}#{id}"),
                 None => write!(f, "call unknown#{}", id.cast_signed()),
             },

@@ -1,8 +1,7 @@
 //! Verdicts for people and for scripts.
 
-use beeline_isa::helper;
 use beeline_object::{AttachTarget, Line, Object, Program};
-use beeline_uapi::{MapType, ProgramType};
+use beeline_uapi::{HelperId, MapType, ProgramType};
 use beeline_verifier::verdict::ProgramSummary;
 use serde_json::{Value, json};
 
@@ -249,7 +248,11 @@ fn print_facts(judged: &Judged<'_>, facts: &ProgramSummary) {
 }
 
 fn helpers(facts: &ProgramSummary) -> Vec<String> {
-    let name = |id: &u32| helper::name(*id).map_or_else(|| format!("#{id}"), str::to_owned);
+    let name = |id: &u32| {
+        HelperId(*id)
+            .name()
+            .map_or_else(|| format!("#{id}"), str::to_owned)
+    };
     facts.helpers.iter().map(name).collect()
 }
 

@@ -2,10 +2,11 @@
 
 use std::ptr;
 
-use beeline_isa::helper::{self, Argument, Returned, Signature};
+use beeline_isa::helper::{Argument, Returned, Signature};
 use beeline_maps::{Kind, Map, flags};
+use beeline_uapi::HelperId;
 
-use super::helper_calls::{Callee, DYNPTR_BYTES, Dynptr, SPIN_UNLOCK};
+use super::helper_calls::{Callee, DYNPTR_BYTES, Dynptr};
 use super::machine::{Machine, Registers, Stop, fault};
 use super::memory::{Span, What};
 
@@ -43,8 +44,8 @@ impl Machine<'_> {
                     ));
                 }
                 let changes = matches!(
-                    helper::name(callee.id),
-                    Some("map_update_elem" | "map_delete_elem" | "map_push_elem")
+                    callee.id,
+                    HelperId::MAP_UPDATE_ELEM | HelperId::MAP_DELETE_ELEM | HelperId::MAP_PUSH_ELEM
                 );
                 if changes && spec.flags & flags::RDONLY_PROG != 0 {
                     return refuse("is a map that programs only read");
@@ -112,9 +113,9 @@ impl Machine<'_> {
         Err("is not a string that ends".to_owned())
     }
 
-    fn check_lock(&mut self, helper: u32, at: u64) -> Result<(), String> {
+    fn check_lock(&mut self, helper: HelperId, at: u64) -> Result<(), String> {
         let refuse = |what: &str| Err(what.to_owned());
-        if helper == SPIN_UNLOCK {
+        if helper == HelperId::SPIN_UNLOCK {
             return match self.held.lock {
                 Some(lock) if lock == at => Ok(()),
                 _ => refuse("bpf_spin_unlock without taking a lock"),

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::ptr;
 
-use beeline_isa::abi::{Entry, HELPER_SLOTS, Helper, Run, TAIL_CALL};
+use beeline_isa::abi::{Entry, HELPER_SLOTS, Helper, Run};
 use beeline_isa::helper::{self, Argument, Signature};
 use beeline_uapi::helper::maps::suits;
 use beeline_uapi::{HelperId, MapType};
@@ -14,21 +14,13 @@ use super::machine::{Machine, Registers, Stop, Tail, fault};
 use super::memory::{Span, What};
 use super::written::{ARGUMENTS, bit};
 
-const SPIN_LOCK: u32 = 93;
-pub(super) const SPIN_UNLOCK: u32 = 94;
-const PROBE_READ_KERNEL: u32 = 113;
-const RINGBUF_DISCARD: u32 = 133;
-const FOR_EACH_MAP_ELEM: u32 = 164;
-const RINGBUF_DISCARD_DYNPTR: u32 = 200;
-const USER_RINGBUF_DRAIN: u32 = 209;
-
 /// Of a `struct bpf_dynptr`; it is 8-aligned.
 pub(super) const DYNPTR_BYTES: usize = 16;
 
 /// A helper that a program calls.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Callee {
-    pub id: u32,
+    pub id: HelperId,
     /// `None`: it cannot be called, as nothing is known of its arguments.
     signature: Option<Signature>,
     /// Bit n: it takes maps of type n.
@@ -36,8 +28,8 @@ pub(super) struct Callee {
 }
 
 impl Callee {
-    pub fn new(id: u32) -> Self {
-        let map_types = (0..64).filter(|&map_type| takes(HelperId(id), MapType(map_type)));
+    pub fn new(id: HelperId) -> Self {
+        let map_types = (0..64).filter(|&map_type| takes(id, MapType(map_type)));
         Self {
             id,
             signature: helper::signature(id),
@@ -94,7 +86,7 @@ pub(super) struct Dynptr {
 #[derive(Debug, Clone, Copy)]
 struct Callback {
     start: usize,
-    helper: u32,
+    helper: HelperId,
     map: u64,
 }
 
@@ -125,10 +117,10 @@ impl Machine<'_> {
         let Some(signature) = callee.signature else {
             return Err(fault(
                 slot,
-                format!("the arguments of helper {} are not known", callee.id),
+                format!("the arguments of helper {} are not known", callee.id.0),
             ));
         };
-        if self.held.lock.is_some() && callee.id != SPIN_UNLOCK {
+        if self.held.lock.is_some() && callee.id != HelperId::SPIN_UNLOCK {
             return Err(fault(
                 slot,
                 "function calls are not allowed while holding a lock",
@@ -136,7 +128,7 @@ impl Machine<'_> {
         }
         let mut arguments = [r[1], r[2], r[3], r[4], r[5]];
         let mut map = 0;
-        for (at, &argument) in signature.arguments.iter().enumerate() {
+        for (at, &argument) in signature.arguments().iter().enumerate() {
             let value = arguments[at];
             let size = arguments.get(at + 1).copied().unwrap_or(0);
             self.check(&callee, argument, value, size, &mut map)
@@ -158,12 +150,12 @@ impl Machine<'_> {
         if let Some(stop) = self.held.stopped.take() {
             return Err(stop);
         }
-        for (at, &argument) in signature.arguments.iter().enumerate() {
+        for (at, &argument) in signature.arguments().iter().enumerate() {
             self.settle(argument, r[1 + at]);
         }
         match callee.id {
-            SPIN_LOCK => self.held.lock = Some(r[1]),
-            SPIN_UNLOCK => self.held.lock = None,
+            HelperId::SPIN_LOCK => self.held.lock = Some(r[1]),
+            HelperId::SPIN_UNLOCK => self.held.lock = None,
             _ => {}
         }
         self.take(&signature, r, map, result);
@@ -171,7 +163,13 @@ impl Machine<'_> {
     }
 
     /// Calls a helper by its number.
-    fn invoke(&mut self, slot: usize, id: u32, [a, b, c, d, e]: [u64; 5]) -> Result<u64, Stop> {
+    fn invoke(
+        &mut self,
+        slot: usize,
+        helper: HelperId,
+        [a, b, c, d, e]: [u64; 5],
+    ) -> Result<u64, Stop> {
+        let HelperId(id) = helper;
         let run = self.run;
         // SAFETY: the run is whole, and its table has so many entries.
         let address = unsafe { *(*run).helpers.add(id as usize % HELPER_SLOTS) };
@@ -199,7 +197,7 @@ impl Machine<'_> {
         let run = self.run.cast_mut();
         // SAFETY: the run is whole.
         let (tables, context) = unsafe { (run.read_volatile(), (*run).context) };
-        let next = self.invoke(slot, TAIL_CALL, [r[1], r[2], r[3], r[4], r[5]])?;
+        let next = self.invoke(slot, HelperId::TAIL_CALL, [r[1], r[2], r[3], r[4], r[5]])?;
         if next == 0 {
             return Ok(Tail::GoesOn);
         }
@@ -236,7 +234,7 @@ impl Machine<'_> {
             self.return_frame();
         }
         self.memory.forget(|span| span.what == What::Given(depth));
-        if callback.helper == USER_RINGBUF_DRAIN {
+        if callback.helper == HelperId::USER_RINGBUF_DRAIN {
             self.forget_dynptr(arguments[0]);
         }
         outcome.unwrap_or_else(|stop| {
@@ -251,7 +249,7 @@ impl Machine<'_> {
     fn give(&mut self, callback: &Callback, [first, key, value, ..]: [u64; 5]) -> u16 {
         let two = bit(1) | bit(2);
         match callback.helper {
-            FOR_EACH_MAP_ELEM => {
+            HelperId::FOR_EACH_MAP_ELEM => {
                 let spec = *map_at(callback.map).spec();
                 self.take_value(callback.map, value);
                 self.memory.add(Span {
@@ -262,7 +260,7 @@ impl Machine<'_> {
                 });
                 ARGUMENTS & !bit(5)
             }
-            USER_RINGBUF_DRAIN => {
+            HelperId::USER_RINGBUF_DRAIN => {
                 self.know_dynptr(first, false);
                 two
             }
@@ -278,7 +276,7 @@ impl Machine<'_> {
         }
         let mut value = 0_u64;
         let to = (&raw mut value).expose_provenance() as u64;
-        let read = self.invoke(0, PROBE_READ_KERNEL, [to, bytes, address, 0, 0]);
+        let read = self.invoke(0, HelperId::PROBE_READ_KERNEL, [to, bytes, address, 0, 0]);
         matches!(read, Ok(0)).then_some(value).or(Some(0))
     }
 
@@ -286,17 +284,17 @@ impl Machine<'_> {
     pub fn release(&mut self) -> bool {
         let was_anything = self.held.is_anything();
         for record in std::mem::take(&mut self.held.records) {
-            let _ = self.invoke(0, RINGBUF_DISCARD, [record, 0, 0, 0, 0]);
+            let _ = self.invoke(0, HelperId::RINGBUF_DISCARD, [record, 0, 0, 0, 0]);
         }
         for dynptr in std::mem::take(&mut self.held.dynptrs) {
             if dynptr.is_record {
                 let copy = Aligned(dynptr.bytes);
                 let at = (&raw const copy).expose_provenance() as u64;
-                let _ = self.invoke(0, RINGBUF_DISCARD_DYNPTR, [at, 0, 0, 0, 0]);
+                let _ = self.invoke(0, HelperId::RINGBUF_DISCARD_DYNPTR, [at, 0, 0, 0, 0]);
             }
         }
         if let Some(lock) = self.held.lock.take() {
-            let _ = self.invoke(0, SPIN_UNLOCK, [lock, 0, 0, 0, 0]);
+            let _ = self.invoke(0, HelperId::SPIN_UNLOCK, [lock, 0, 0, 0, 0]);
         }
         was_anything
     }

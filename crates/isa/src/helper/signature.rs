@@ -1,14 +1,22 @@
-//! What helpers take and give, in the words of the kernel's `struct bpf_func_proto`.
+//! Signatures of helpers: what can be checked of a call at run time, without types.
 
-use super::name;
+use beeline_uapi::HelperId;
+use beeline_uapi::helper::{Arg, Dynptr, Ret, prototype};
 
-/// A helper's arguments, r1 first, and its result.
+/// A helper's arguments and its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signature {
-    /// At most five.
-    pub arguments: &'static [Argument],
+    arguments: [Argument; 5],
+    count: usize,
     /// What r0 is afterwards.
     pub result: Returned,
+}
+
+impl Signature {
+    /// The arguments, r1 first; at most five.
+    pub fn arguments(&self) -> &[Argument] {
+        &self.arguments[..self.count]
+    }
 }
 
 /// One argument.
@@ -87,106 +95,97 @@ pub enum Returned {
     Kernel,
 }
 
-/// The signature of a helper; `None` where this table has none.
-pub fn signature(id: u32) -> Option<Signature> {
-    let arguments = arguments_of(name(id)?)?;
+/// The signature of a helper; `None` where there is no such helper, or where it takes something that only the kernel has, such
+/// as a socket.
+pub fn signature(id: HelperId) -> Option<Signature> {
+    let helper = prototype(id)?;
+    let mut arguments = [Argument::Any; 5];
+    let mut count = helper.args.len();
+    for (to, arg) in arguments.iter_mut().zip(helper.args) {
+        *to = argument(*arg)?;
+    }
+    match id {
+        // The prototype ends before the values to print, which the kernel does not check.
+        HelperId::TRACE_PRINTK => count = 5,
+        // The prototype allows any memory, and the verifier refuses all but values of maps.
+        HelperId::DYNPTR_FROM_MEM => arguments[0] = Argument::Stored,
+        _ => {}
+    }
     Some(Signature {
         arguments,
-        result: result_of(name(id)?),
+        count,
+        result: result(helper.ret),
     })
 }
 
-fn arguments_of(name: &str) -> Option<&'static [Argument]> {
-    use Argument::*;
-    Some(match name {
-        "ktime_get_ns"
-        | "ktime_get_boot_ns"
-        | "ktime_get_coarse_ns"
-        | "ktime_get_tai_ns"
-        | "jiffies64"
-        | "get_prandom_u32"
-        | "get_smp_processor_id"
-        | "get_numa_node_id"
-        | "get_current_pid_tgid"
-        | "get_current_uid_gid"
-        | "get_current_task"
-        | "get_current_task_btf"
-        | "get_current_cgroup_id" => &[],
-        "get_func_ip" | "get_attach_cookie" | "get_func_arg_cnt" => &[Context],
-        "send_signal" | "send_signal_thread" | "get_current_ancestor_cgroup_id" => &[Any],
-        "spin_lock" | "spin_unlock" => &[Lock],
-        "timer_cancel" => &[Timer],
-        "this_cpu_ptr" => &[Kernel],
-        "task_pt_regs" => &[Task],
-        "map_lookup_elem" | "map_delete_elem" => &[Map, Key],
-        "map_pop_elem" | "map_peek_elem" => &[Map, ValueRoom],
-        "get_current_comm" => &[Write, Size],
-        "perf_event_read" | "current_task_under_cgroup" | "ringbuf_query" => &[Map, Any],
-        "override_return" => &[Context, Any],
-        "ringbuf_submit" | "ringbuf_discard" => &[Record, Any],
-        "per_cpu_ptr" => &[Kernel, Any],
-        "ringbuf_submit_dynptr" | "ringbuf_discard_dynptr" => &[RecordDynptr, Any],
-        "task_storage_delete" => &[Map, Task],
-        "timer_set_callback" => &[Timer, Callback],
-        "get_func_ret" => &[Context, Long],
-        "probe_read"
-        | "probe_read_str"
-        | "probe_read_user"
-        | "probe_read_user_str"
-        | "probe_read_kernel"
-        | "probe_read_kernel_str"
-        | "copy_from_user" => &[Write, SizeOrZero, Any],
-        "probe_write_user" => &[Any, Read, Size],
-        "tail_call" | "get_stackid" => &[Context, Map, Any],
-        "map_push_elem" => &[Map, Value, Any],
-        "ringbuf_reserve" => &[Map, Any, Any],
-        "perf_prog_read_value" => &[Context, Write, Size],
-        "strncmp" => &[Read, Size, Text],
-        "get_func_arg" => &[Context, Any, Long],
-        "dynptr_data" => &[Dynptr, Any, Any],
-        "timer_init" => &[Timer, Map, Any],
-        "timer_start" => &[Timer, Any, Any],
-        "map_lookup_percpu_elem" => &[Map, Key, Any],
-        "map_update_elem" => &[Map, Key, Value, Any],
-        "get_stack" => &[Context, Write, SizeOrZero, Any],
-        "get_task_stack" => &[Task, Write, SizeOrZero, Any],
-        "perf_event_read_value" => &[Map, Any, Write, Size],
-        "ringbuf_output" => &[Map, Read, SizeOrZero, Any],
-        "get_ns_current_pid_tgid" => &[Any, Any, Write, Size],
-        "for_each_map_elem" | "user_ringbuf_drain" => &[Map, Callback, Any, Any],
-        "task_storage_get" => &[Map, Task, ValueOrNull, Any],
-        "loop" => &[Any, Callback, Any, Any],
-        "trace_vprintk" => &[Read, Size, ReadOrNull, SizeOrZero],
-        "strtol" | "strtoul" => &[Read, Size, Any, Long],
-        "dynptr_from_mem" => &[Stored, SizeOrZero, Any, NewDynptr],
-        "ringbuf_reserve_dynptr" => &[Map, Any, Any, NewRecordDynptr],
-        "trace_printk" => &[Read, Size, Any, Any, Any],
-        "perf_event_output" => &[Context, Map, Any, Read, SizeOrZero],
-        "seq_printf" => &[Kernel, Read, Size, ReadOrNull, SizeOrZero],
-        "snprintf" => &[WriteOrNull, SizeOrZero, Text, ReadOrNull, SizeOrZero],
-        "snprintf_btf" => &[Write, Size, Read, Size, Any],
-        "dynptr_read" => &[Write, SizeOrZero, Dynptr, Any, Any],
-        "dynptr_write" => &[Dynptr, Any, Read, SizeOrZero, Any],
-        "copy_from_user_task" => &[Write, SizeOrZero, Any, Task, Any],
-        _ => return None,
+fn argument(arg: Arg) -> Option<Argument> {
+    /// Bytes.
+    const LONG: u32 = 8;
+    Some(match arg {
+        // Sizes of what is reserved have to be constants for the verifier. The helpers check their values.
+        Arg::Any | Arg::AllocSizeOrZero => Argument::Any,
+        // A callback gets it, and nothing else reads it.
+        Arg::Stack { .. } => Argument::Any,
+        Arg::Context => Argument::Context,
+        Arg::Map => Argument::Map,
+        Arg::Key => Argument::Key,
+        Arg::Value => Argument::Value,
+        Arg::ValueOrNull => Argument::ValueOrNull,
+        Arg::UninitValue => Argument::ValueRoom,
+        Arg::Mem {
+            fixed: Some(LONG),
+            write: true,
+            ..
+        } => Argument::Long,
+        Arg::Mem { fixed: Some(_), .. } => return None,
+        Arg::Mem { write, or_null, .. } => match (write, or_null) {
+            (false, false) => Argument::Read,
+            (false, true) => Argument::ReadOrNull,
+            (true, false) => Argument::Write,
+            (true, true) => Argument::WriteOrNull,
+        },
+        Arg::Size => Argument::Size,
+        Arg::SizeOrZero => Argument::SizeOrZero,
+        Arg::ConstStr => Argument::Text,
+        Arg::SpinLock => Argument::Lock,
+        Arg::Timer => Argument::Timer,
+        Arg::RingbufMem => Argument::Record,
+        Arg::Func => Argument::Callback,
+        Arg::Dynptr(Dynptr::Any) => Argument::Dynptr,
+        Arg::Dynptr(Dynptr::NewLocal) => Argument::NewDynptr,
+        Arg::Dynptr(Dynptr::NewRingbuf) => Argument::NewRecordDynptr,
+        Arg::Dynptr(Dynptr::ReleaseRingbuf) => Argument::RecordDynptr,
+        Arg::Btf {
+            name: "task_struct",
+            ..
+        } => Argument::Task,
+        Arg::Btf { .. } | Arg::PerCpuBtf => Argument::Kernel,
+        Arg::ContextOrNull
+        | Arg::SockCommon
+        | Arg::Socket { .. }
+        | Arg::BtfSockCommon { .. }
+        | Arg::KptrXchgDest
+        | Arg::KptrXchgSource => return None,
     })
 }
 
-fn result_of(name: &str) -> Returned {
-    match name {
-        "tail_call"
-        | "spin_lock"
-        | "spin_unlock"
-        | "ringbuf_submit"
-        | "ringbuf_discard"
-        | "ringbuf_submit_dynptr"
-        | "ringbuf_discard_dynptr" => Returned::Nothing,
-        "map_lookup_elem" | "map_lookup_percpu_elem" | "task_storage_get" => Returned::ValueOrNull,
-        "ringbuf_reserve" => Returned::RecordOrNull,
-        "dynptr_data" => Returned::PartOrNull,
-        "get_current_task_btf" => Returned::Task,
-        "task_pt_regs" | "this_cpu_ptr" | "per_cpu_ptr" => Returned::Kernel,
-        _ => Returned::Number,
+fn result(ret: Ret) -> Returned {
+    match ret {
+        Ret::Integer => Returned::Number,
+        Ret::Void => Returned::Nothing,
+        Ret::Value { .. } => Returned::ValueOrNull,
+        Ret::RingbufMemOrNull => Returned::RecordOrNull,
+        Ret::DynptrMemOrNull => Returned::PartOrNull,
+        Ret::Btf {
+            name: "task_struct",
+            ..
+        } => Returned::Task,
+        Ret::Btf { .. }
+        | Ret::MemOrBtf { .. }
+        | Ret::KptrOrNull
+        | Ret::SocketOrNull
+        | Ret::SockCommonOrNull
+        | Ret::TcpSockOrNull => Returned::Kernel,
     }
 }
 
@@ -194,27 +193,24 @@ fn result_of(name: &str) -> Returned {
 mod tests {
     use super::*;
 
+    fn signatures() -> impl Iterator<Item = (HelperId, Signature)> {
+        let ids = (0..HelperId::COUNT).map(HelperId);
+        ids.filter_map(|id| Some((id, signature(id)?)))
+    }
+
     #[test]
     fn every_size_follows_what_it_is_the_size_of() {
         use Argument::*;
-        for id in 0..256 {
-            let Some(signature) = signature(id) else {
-                continue;
-            };
-            assert!(signature.arguments.len() <= 5);
-            for (at, argument) in signature.arguments.iter().enumerate() {
-                let before = at.checked_sub(1).and_then(|at| signature.arguments.get(at));
-                let sized = matches!(
+        for (id, signature) in signatures() {
+            let mut before = None;
+            for &argument in signature.arguments() {
+                let is_sized = matches!(
                     before,
                     Some(Read | ReadOrNull | Write | WriteOrNull | Stored)
                 );
-                assert_eq!(
-                    matches!(argument, Size | SizeOrZero),
-                    sized,
-                    "{:?} of {:?}",
-                    argument,
-                    name(id)
-                );
+                let is_size = matches!(argument, Size | SizeOrZero);
+                assert_eq!(is_size, is_sized, "{argument:?} of {id}");
+                before = Some(argument);
             }
         }
     }
@@ -222,12 +218,28 @@ mod tests {
     #[test]
     fn keys_and_values_have_a_map_before_them() {
         use Argument::*;
-        for signature in (0..256).filter_map(signature) {
-            let keyed =
-                |argument: &Argument| matches!(argument, Key | Value | ValueOrNull | ValueRoom);
-            if signature.arguments.iter().any(keyed) {
-                assert_eq!(signature.arguments.first(), Some(&Map));
+        for (id, signature) in signatures() {
+            let mut has_map = false;
+            for argument in signature.arguments() {
+                has_map |= *argument == Map;
+                let is_keyed = matches!(argument, Key | Value | ValueOrNull | ValueRoom);
+                assert!(has_map || !is_keyed, "{argument:?} of {id}");
             }
         }
+    }
+
+    #[test]
+    fn prototypes_do_not_say_everything() {
+        use Argument::*;
+        let arguments = |id| signature(id).map(|signature| signature.arguments);
+        assert_eq!(
+            arguments(HelperId::TRACE_PRINTK),
+            Some([Read, Size, Any, Any, Any])
+        );
+        assert_eq!(
+            arguments(HelperId::DYNPTR_FROM_MEM),
+            Some([Stored, SizeOrZero, Any, NewDynptr, Any])
+        );
+        assert_eq!(arguments(HelperId::SK_RELEASE), None);
     }
 }

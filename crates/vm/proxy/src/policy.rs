@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use beeline_isa::helper;
-use beeline_uapi::ProgramType;
+use beeline_uapi::{HelperId, ProgramType};
 use beeline_vm_protocol::instructions;
 use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::Deserialize;
@@ -14,9 +13,6 @@ use serde::Deserialize;
 use crate::attach_points;
 use crate::glob;
 use crate::refusal::Refusal;
-
-/// An upper bound for the numbers of helpers.
-const HELPERS: u32 = 1024;
 
 /// The file's content.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -242,7 +238,7 @@ impl Drop for Share {
 
 /// True if the pattern fits a helper, or may fit a kernel function.
 fn is_for_helpers(pattern: &str) -> bool {
-    let mut known = (0..HELPERS).filter_map(helper::name);
+    let mut known = (0..HelperId::COUNT).filter_map(|id| HelperId(id).name());
     let is_other = ["kfunc:", "helper:"]
         .iter()
         .any(|kind| pattern.starts_with(kind));
@@ -265,7 +261,7 @@ fn is_for_places(pattern: &str) -> bool {
 fn called(insns: &[u8]) -> Vec<String> {
     instructions::calls(insns)
         .map(|called| match called {
-            instructions::Called::Helper(id) => match helper::name(id) {
+            instructions::Called::Helper(id) => match HelperId(id).name() {
                 Some(name) => name.to_owned(),
                 None => format!("helper:{id}"),
             },
