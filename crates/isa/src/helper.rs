@@ -1,6 +1,6 @@
-//! The helpers as a program without types sees them: what each takes and gives, in the form that tracing programs call.
+//! Helpers as an engine without types sees them: what each takes and gives, in the form that tracing programs call.
 //!
-//! All of it follows from the kernel's [prototypes](beeline_uapi::helper::prototype).
+//! All of it is derived from the kernel's [prototypes](beeline_uapi::helper::prototype).
 
 mod signature;
 
@@ -20,7 +20,7 @@ pub fn arguments(id: HelperId) -> Option<(u8, u8)> {
     Some((least, most))
 }
 
-/// Does a helper leave anything in r0? Of a helper that nobody knows, yes.
+/// Does a helper leave anything in r0? An unknown helper is taken to.
 pub fn returns(id: HelperId) -> bool {
     prototype(id).is_none_or(|helper| helper.ret != Ret::Void)
 }

@@ -1,7 +1,7 @@
 //! Helpers: their numbers, what each takes and gives (`struct bpf_func_proto`), and the maps they work on.
 //!
-//! The tables hold every helper of Linux 6.18, as a kernel with all capabilities and lockdown at integrity has them. A helper
-//! whose arguments differ with the type of the program stands there once for each form.
+//! The tables hold every helper of Linux 6.18. A helper whose arguments differ with the type of the program has an entry for
+//! each form.
 
 mod id;
 mod prototype;

@@ -12,6 +12,7 @@
 //! | [`AttachType`] | `enum bpf_attach_type` |
 //! | [`LinkType`] | `enum bpf_link_type` |
 //! | [`HelperId`] | `enum bpf_func_id` |
+//! | [`helper::Helper`] | `struct bpf_func_proto` |
 //! | [`Errno`] | `errno(3)` |
 //! | [`signal`] | `asm-generic/siginfo.h` |
 #![no_std]

@@ -95,8 +95,8 @@ pub enum Returned {
     Kernel,
 }
 
-/// The signature of a helper; `None` where there is no such helper, or where it takes something that only the kernel has, such
-/// as a socket.
+/// The signature of a helper; `None` for an unknown one, and for one with an argument that no [`Argument`] describes, such as a
+/// socket.
 pub fn signature(id: HelperId) -> Option<Signature> {
     let helper = prototype(id)?;
     let mut arguments = [Argument::Any; 5];
@@ -119,7 +119,7 @@ pub fn signature(id: HelperId) -> Option<Signature> {
 }
 
 fn argument(arg: Arg) -> Option<Argument> {
-    /// Bytes.
+    /// Bytes of a `long`.
     const LONG: u32 = 8;
     Some(match arg {
         // Sizes of what is reserved have to be constants for the verifier. The helpers check their values.
