@@ -476,6 +476,7 @@ const RARE: &[(&str, &str)] = &[
         include_str!("../crates/object/tests/programs/externs.c"),
     ),
     ("iterated", include_str!("verdicts/iterated.c")),
+    ("callbacks", include_str!("verdicts/callbacks.c")),
 ];
 
 #[test]

@@ -4,11 +4,11 @@
 //! until its states are alike (`push_callback_call`).
 
 use beeline_isa::Op;
-use beeline_uapi::HelperId;
+use beeline_uapi::{HelperId, MapType};
 
 use super::{Check, Explorer, no};
 use crate::program::Program;
-use crate::reject::EINVAL;
+use crate::reject::{EINVAL, ENOTSUPP};
 use crate::state::{DynptrKind, Flags, Frame, MapId, Reg, Type};
 
 /// Does this call functions of the program in its own course?
@@ -79,6 +79,10 @@ impl Explorer<'_> {
                 self.put_off_callback(function, Callback::of(&[number, regs[3]], (0, 1)))
             }
             HelperId::FOR_EACH_MAP_ELEM => {
+                // The one type among those that come here without `map_set_for_each_callback_args`.
+                if self.map(map).map_type == MapType::LPM_TRIE {
+                    return no(ENOTSUPP, "callback function not allowed for map");
+                }
                 let args = [
                     Reg::pointer(Type::Map(map)),
                     Reg::pointer(Type::MapKey(map)),
