@@ -110,12 +110,11 @@ impl Tracees {
             self.clear_dead(process)?;
         }
         let mut target = lock(&target);
+        let was_hooked = target.hooks_calls();
         unless_changed(|| target.hook_calls(wanted, hold))?;
-        tracing::info!(
-            pid = process.pid(),
-            is_new = !is_known,
-            "hooked system calls"
-        );
+        if !was_hooked {
+            tracing::info!(pid = process.pid(), "hooked system calls");
+        }
         self.tell_late_code(&mut target);
         // Nothing could be read from a process that has ended meanwhile.
         if !wanted.links.is_empty()
