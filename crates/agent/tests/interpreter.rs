@@ -5,8 +5,9 @@ mod common;
 use beeline_agent::helpers;
 use beeline_codegen::{Engine, Interpreter, Program};
 use beeline_isa::{Insn, Listing, imm64, opcode::*};
-use beeline_maps::{Fields, flags};
+use beeline_maps::Fields;
 use beeline_uapi::MapType;
+use beeline_uapi::flags;
 
 use common::Environment;
 use common::maps::{Ours, spec};

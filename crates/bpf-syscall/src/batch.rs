@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use beeline_supervisor::attr::{BpfAttr, u32_at};
 use beeline_supervisor::{Answer, Mode, Reply};
-use beeline_uapi::{Errno, MapType};
+use beeline_uapi::{Errno, MapType, flags};
 
 use crate::attr::Batch;
 use crate::elements::holds_objects;
 use crate::local::Handler;
-use crate::map::{BPF_F_LOCK, check_lock_flag, is_hash};
+use crate::map::{check_lock_flag, is_hash};
 use crate::objects::Map;
 
 const ENOTSUPP: Errno = Errno::ENOTSUPP;
@@ -352,7 +352,7 @@ impl Handler<'_> {
         if !allowed(mode, commands(map.spec.map_type))? {
             return Err(ENOTSUPP);
         }
-        if batch.element_flags & !BPF_F_LOCK != 0 {
+        if batch.element_flags & !flags::LOCK != 0 {
             return Err(EINVAL);
         }
         check_lock_flag(&map, batch.element_flags)?;

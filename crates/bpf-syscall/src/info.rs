@@ -3,7 +3,7 @@
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Info};
 use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
 use beeline_supervisor::{Answer, Reply};
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, PerfEventType};
 
 use crate::local::Handler;
 use crate::objects::{Btf, Link, LinkTo, Map, Object, Program};
@@ -19,14 +19,6 @@ const MAP_INFO_PADDING: usize = 4;
 const PROG_INFO: usize = 232;
 const BTF_INFO: usize = 32;
 const LINK_INFO: usize = 64;
-
-// `enum bpf_perf_event_type`.
-const PERF_EVENT_UPROBE: u32 = 1;
-const PERF_EVENT_URETPROBE: u32 = 2;
-const PERF_EVENT_KPROBE: u32 = 3;
-const PERF_EVENT_KRETPROBE: u32 = 4;
-const PERF_EVENT_TRACEPOINT: u32 = 5;
-const PERF_EVENT_EVENT: u32 = 6;
 
 /// An answer. It begins as what the tool passed, since some fields are the addresses of buffers to
 /// fill and the room in them.
@@ -216,7 +208,7 @@ impl Handler<'_> {
         match point {
             AttachPoint::Timer { .. } => {
                 let (kind, config) = SOFTWARE_CPU_CLOCK;
-                info.put_u32(16, PERF_EVENT_EVENT);
+                info.put_u32(16, PerfEventType::EVENT.0);
                 info.put_u64(24, config);
                 info.put_u32(32, kind);
                 info.put_u64(40, cookie);
@@ -232,11 +224,11 @@ impl Handler<'_> {
                 info.put_u64(40, cookie);
                 info.put_u64(48, 0);
                 let kind = if *retprobe {
-                    PERF_EVENT_URETPROBE
+                    PerfEventType::URETPROBE
                 } else {
-                    PERF_EVENT_UPROBE
+                    PerfEventType::UPROBE
                 };
-                info.put_u32(16, kind);
+                info.put_u32(16, kind.0);
                 self.name_into(info, (24, 32), path.as_os_str().as_encoded_bytes())
             }
             AttachPoint::SystemCall {
@@ -246,15 +238,15 @@ impl Handler<'_> {
                 ..
             } => {
                 if let Some(tracepoint) = Tracepoint::of_point(point) {
-                    info.put_u32(16, PERF_EVENT_TRACEPOINT);
+                    info.put_u32(16, PerfEventType::TRACEPOINT.0);
                     info.put_u64(40, cookie);
                     return self.name_into(info, (24, 32), tracepoint.name().as_bytes());
                 }
                 info.put_u32(
                     16,
                     match edge {
-                        Edge::Enter => PERF_EVENT_KPROBE,
-                        Edge::Exit => PERF_EVENT_KRETPROBE,
+                        Edge::Enter => PerfEventType::KPROBE.0,
+                        Edge::Exit => PerfEventType::KRETPROBE.0,
                     },
                 );
                 // At the function's start; its address is nobody's business; no run was missed.

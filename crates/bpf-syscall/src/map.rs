@@ -8,7 +8,7 @@ use beeline_runtime::backend::{MapSpec, SpecialFields, ValueType};
 use beeline_supervisor::attr::BpfAttr;
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Mode, Reply};
-use beeline_uapi::{Errno, MapType};
+use beeline_uapi::{Errno, MapType, flags};
 
 use crate::attr::{Element, MapCreate};
 use crate::elements::holds_objects;
@@ -22,13 +22,6 @@ const EINVAL: Errno = Errno(libc::EINVAL);
 const EBADF: Errno = Errno(libc::EBADF);
 
 // The flags of BPF_MAP_CREATE.
-const BPF_F_NO_COMMON_LRU: u32 = 1 << 1;
-const BPF_F_NUMA_NODE: u32 = 1 << 2;
-pub(crate) const BPF_F_RDONLY_PROG: u32 = 1 << 7;
-pub(crate) const BPF_F_MMAPABLE: u32 = 1 << 10;
-const BPF_F_TOKEN_FD: u32 = 1 << 16;
-/// Of look-ups and updates.
-pub(crate) const BPF_F_LOCK: u64 = 4;
 
 /// The BTF of a map, and the types of key and value in it.
 type MapTypes = Option<(Arc<Btf>, u32, u32)>;
@@ -53,11 +46,11 @@ impl Handler<'_> {
     /// information.
     pub(crate) fn map_create(&self, attr: &BpfAttr) -> Answer {
         let mut wanted = MapCreate::parse(attr)?;
-        let token = wanted.flags & BPF_F_TOKEN_FD != 0;
-        wanted.flags &= !BPF_F_TOKEN_FD;
+        let token = wanted.flags & flags::TOKEN_FD != 0;
+        wanted.flags &= !flags::TOKEN_FD;
         wanted.check()?;
         let mode = Mode::of_map_flags(wanted.flags)?;
-        let numa = wanted.flags & BPF_F_NUMA_NODE != 0;
+        let numa = wanted.flags & flags::NUMA_NODE != 0;
         if numa && !wanted.may_be_on(wanted.numa_node) {
             return Err(EINVAL);
         }
@@ -95,7 +88,7 @@ impl Handler<'_> {
         }
         let mut checked = spec.clone();
         if wanted.is_on_each_cpu() {
-            checked.flags &= !BPF_F_NUMA_NODE; // Of which nothing is left but the flag.
+            checked.flags &= !flags::NUMA_NODE; // Of which nothing is left but the flag.
         }
         let created = match (self.local.backend.map_create(&checked), inner) {
             // Of an inner map that there is none the backend speaks after all else, and the descriptor says why.
@@ -166,7 +159,7 @@ impl Handler<'_> {
 
     pub(crate) fn map_lookup(&self, attr: &BpfAttr) -> Answer {
         let element = Element::parse(attr, 32)?;
-        if element.flags & !BPF_F_LOCK != 0 {
+        if element.flags & !flags::LOCK != 0 {
             return Err(EINVAL);
         }
         let (map, mode) = self.local.fds.map_and_mode(self.tid, element.map_fd)?;
@@ -187,7 +180,7 @@ impl Handler<'_> {
 
     pub(crate) fn map_lookup_and_delete(&self, attr: &BpfAttr) -> Answer {
         let element = Element::parse(attr, 32)?;
-        if element.flags & !BPF_F_LOCK != 0 {
+        if element.flags & !flags::LOCK != 0 {
             return Err(EINVAL);
         }
         let (map, mode) = self.local.fds.map_and_mode(self.tid, element.map_fd)?;
@@ -287,7 +280,7 @@ impl Handler<'_> {
         attr.ends_at(4)?;
         let (map, mode) = self.local.fds.map_and_mode(self.tid, attr.i32(0))?;
         mode.may_write()?;
-        if map.spec.flags & BPF_F_MMAPABLE != 0 || is_ring_buffer(map.spec.map_type) {
+        if map.spec.flags & flags::MMAPABLE != 0 || is_ring_buffer(map.spec.map_type) {
             let file = key_of(&self.local.backend.memory(map.held.id)?).map_err(errno)?;
             if is_mapped_writable(self.tid, file) {
                 return Err(Errno(libc::EBUSY));
@@ -351,7 +344,7 @@ impl MapCreate {
     /// A NUMA node that has memory, or the kernel's "any": the only one for what is on each CPU.
     fn may_be_on(&self, node: u32) -> bool {
         let nodes = Path::new("/sys/devices/system/node");
-        let own_lists = is_hash(self.map_type) && self.flags & BPF_F_NO_COMMON_LRU != 0;
+        let own_lists = is_hash(self.map_type) && self.flags & flags::NO_COMMON_LRU != 0;
         let any_only = self.is_on_each_cpu() || own_lists;
         node == u32::MAX
             || (!any_only
@@ -381,7 +374,7 @@ fn check_by_key(map: &Map) -> Result<(), Errno> {
 
 /// `BPF_F_LOCK` is for values with a lock in them.
 pub(crate) fn check_lock_flag(map: &Map, flags: u64) -> Result<(), Errno> {
-    if flags & BPF_F_LOCK != 0 && map.spec.fields.spin_lock.is_none() {
+    if flags & flags::LOCK != 0 && map.spec.fields.spin_lock.is_none() {
         Err(EINVAL)
     } else {
         Ok(())

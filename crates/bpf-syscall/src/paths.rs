@@ -9,9 +9,6 @@ use beeline_uapi::Errno;
 use crate::local::Handler;
 use crate::objects::Object;
 
-/// Of `linux/magic.h`.
-const TRACE_FS_MAGIC: u64 = 0x7472_6163;
-
 impl Handler<'_> {
     /// Does a path lead to nothing that any handler looks at? What cannot be read leads nowhere.
     pub(crate) fn is_elsewhere(&self, directory: u64, path: u64) -> bool {
@@ -64,7 +61,7 @@ impl Handler<'_> {
         let path = self.memory.string(path, libc::PATH_MAX as usize);
         let place = path.ok().and_then(|path| self.local.tracefs.place(&path));
         match place {
-            Some(_) => self.write_statfs(buffer, TRACE_FS_MAGIC),
+            Some(_) => self.write_statfs(buffer, libc::TRACEFS_MAGIC as u64),
             None => Ok(Reply::Continue),
         }
     }

@@ -8,6 +8,7 @@ use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
 use beeline_supervisor::attr::{PerfAttr, Sampling};
 use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
+use beeline_uapi::perf::*;
 
 use crate::functions::{self, Leading};
 use crate::local::Handler;
@@ -23,37 +24,11 @@ const ESRCH: Errno = Errno(libc::ESRCH);
 const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 const EFAULT: Errno = Errno(libc::EFAULT);
 
-// `enum perf_type_id` and `enum perf_sw_ids`.
-const PERF_TYPE_HARDWARE: u32 = 0;
-const PERF_TYPE_SOFTWARE: u32 = 1;
-const PERF_TYPE_TRACEPOINT: u32 = 2;
-const PERF_TYPE_BREAKPOINT: u32 = 5;
-const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
-const PERF_COUNT_SW_BPF_OUTPUT: u64 = 10;
-
-// Flags of perf_event_open.
-const PERF_FLAG_FD_CLOEXEC: u64 = 8;
-const PERF_FLAG_PID_CGROUP: u64 = 4;
-const ALL_FLAGS: u64 = 15;
+const ALL_FLAGS: u64 =
+    PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT | PERF_FLAG_PID_CGROUP | PERF_FLAG_FD_CLOEXEC;
 
 /// Of a probe's configuration: `PERF_PROBE_CONFIG_IS_RETPROBE`.
 const RETPROBE: u64 = 1;
-
-/// The commands of perf events, `linux/perf_event.h`.
-mod ioc {
-    pub(super) const ENABLE: u32 = 0x2400;
-    pub(super) const DISABLE: u32 = 0x2401;
-    pub(super) const REFRESH: u32 = 0x2402;
-    pub(super) const RESET: u32 = 0x2403;
-    pub(super) const PERIOD: u32 = 0x4008_2404;
-    pub(super) const SET_OUTPUT: u32 = 0x2405;
-    pub(super) const SET_FILTER: u32 = 0x4008_2406;
-    pub(super) const ID: u32 = 0x8008_2407;
-    pub(super) const SET_BPF: u32 = 0x4004_2408;
-    pub(super) const PAUSE_OUTPUT: u32 = 0x4004_2409;
-    pub(super) const QUERY_BPF: u32 = 0xc008_240a;
-    pub(super) const MODIFY_ATTRIBUTES: u32 = 0x4008_240b;
-}
 
 /// A `perf_event_open` after its attribute is read.
 struct Wanted {

@@ -10,11 +10,11 @@ use std::os::fd::AsFd;
 use beeline_supervisor::attr::{u32_at, u64_at};
 use beeline_supervisor::keys::{errno, key_of};
 use beeline_supervisor::{Answer, Mode, Reply};
-use beeline_uapi::{Errno, MapType};
+use beeline_uapi::{Errno, MapType, flags};
 use rustix::event::epoll::{self, EventData, EventFlags};
 
 use crate::local::Handler;
-use crate::map::{BPF_F_MMAPABLE, BPF_F_RDONLY_PROG, is_ring_buffer};
+use crate::map::is_ring_buffer;
 use crate::objects::{Map, Object, Ring};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
@@ -187,7 +187,7 @@ fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errn
     if writes && map.is_frozen() {
         return Err(Errno(libc::EPERM));
     }
-    if writes && spec.flags & BPF_F_RDONLY_PROG != 0 {
+    if writes && spec.flags & flags::RDONLY_PROG != 0 {
         return Err(Errno(libc::EACCES));
     }
     let end = offset.saturating_add(length.div_ceil(PAGE).saturating_mul(PAGE));
@@ -202,7 +202,7 @@ fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errn
         return Ok(());
     }
     let values = u64::from(spec.max_entries) * u64::from(spec.value_size).next_multiple_of(8);
-    if spec.flags & BPF_F_MMAPABLE == 0 || end > values.next_multiple_of(PAGE) {
+    if spec.flags & flags::MMAPABLE == 0 || end > values.next_multiple_of(PAGE) {
         return Err(EINVAL);
     }
     Ok(())

@@ -80,9 +80,11 @@ mod trie;
 pub mod user_ring;
 mod words;
 
+use beeline_uapi::flags;
+
 pub use batch::Batch;
 pub use fields::{Fields, spin_lock, spin_unlock};
 pub use layout::{Layout, PAGE};
 pub use lock::Caller;
 pub use map::Map;
-pub use spec::{Kind, Spec, flags};
+pub use spec::{Kind, Spec};

@@ -1,47 +1,8 @@
 //! The description of a map: the arguments of `BPF_MAP_CREATE`, and the kernel's rules for them.
 
-use beeline_uapi::{Errno, MapType};
+use beeline_uapi::{Errno, MapType, flags};
 
 use crate::layout::PAGE;
-
-/// `BPF_F_*` flags, with the kernel's values: of map creation, of updates, and of single helpers.
-#[allow(missing_docs)] // The names are the kernel's.
-pub mod flags {
-    pub const NO_PREALLOC: u32 = 1 << 0;
-    pub const NO_COMMON_LRU: u32 = 1 << 1;
-    pub const NUMA_NODE: u32 = 1 << 2;
-    pub const RDONLY: u32 = 1 << 3;
-    pub const WRONLY: u32 = 1 << 4;
-    pub const ZERO_SEED: u32 = 1 << 6;
-    pub const RDONLY_PROG: u32 = 1 << 7;
-    pub const WRONLY_PROG: u32 = 1 << 8;
-    pub const CLONE: u32 = 1 << 9;
-    pub const MMAPABLE: u32 = 1 << 10;
-    pub const PRESERVE_ELEMS: u32 = 1 << 11;
-    pub const INNER_MAP: u32 = 1 << 12;
-    pub const TOKEN_FD: u32 = 1 << 16;
-
-    /// Update: create or replace.
-    pub const ANY: u64 = 0;
-    /// Update: create only.
-    pub const NOEXIST: u64 = 1;
-    /// Update: replace only.
-    pub const EXIST: u64 = 2;
-
-    /// Update and look-up: under the value's own lock.
-    pub const LOCK: u64 = 4;
-
-    /// `bpf_get_stackid`: frames to leave out.
-    pub const STACK_SKIP_MASK: u64 = 0xff;
-    pub const USER_STACK: u64 = 1 << 8;
-    pub const FAST_STACK_CMP: u64 = 1 << 9;
-    pub const REUSE_STACKID: u64 = 1 << 10;
-
-    /// Ring buffer: do not wake the consumer.
-    pub const RB_NO_WAKEUP: u64 = 1 << 0;
-    /// Ring buffer: wake the consumer in any case.
-    pub const RB_FORCE_WAKEUP: u64 = 1 << 1;
-}
 
 /// The supported map types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -70,14 +70,14 @@ impl Map {
     /// after skipping, `EINVAL` for unknown flags or another type of map, `EBUSY` if another holds
     /// the slot's lock for too long.
     pub fn stack_id(&self, ips: &[u64], flags: u64, caller: &Caller) -> Result<u32, Errno> {
-        let known = flags::STACK_SKIP_MASK
+        let known = flags::SKIP_FIELD_MASK
             | flags::USER_STACK
             | flags::FAST_STACK_CMP
             | flags::REUSE_STACKID;
         if flags & !known != 0 || self.kind() != Some(Kind::StackTrace) {
             return Err(Errno::EINVAL);
         }
-        let skip = (flags & flags::STACK_SKIP_MASK) as usize;
+        let skip = (flags & flags::SKIP_FIELD_MASK) as usize;
         let ips = ips
             .get(skip..)
             .filter(|ips| !ips.is_empty())

@@ -2,7 +2,8 @@
 
 mod common;
 
-use beeline_maps::{Layout, Spec, flags};
+use beeline_maps::{Layout, Spec};
+use beeline_uapi::flags;
 use beeline_uapi::{Errno, MapType};
 use common::{HASHES, LRU_HASHES, Ours, caller, kernel, kernel::KernelMap, spec};
 use proptest::prelude::*;

@@ -4,8 +4,8 @@ mod common;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use beeline_maps::{Fields, Map, flags, spin_lock, spin_unlock};
-use beeline_uapi::{Errno, MapType};
+use beeline_maps::{Fields, Map, spin_lock, spin_unlock};
+use beeline_uapi::{Errno, MapType, flags};
 use common::{Ours, caller, spec};
 
 /// Bytes of a value: two counters, and the lock in the last four of the third word.

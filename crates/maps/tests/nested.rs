@@ -5,7 +5,8 @@ mod common;
 
 use std::{cell::Cell, sync::atomic::AtomicU32, sync::atomic::Ordering::Relaxed};
 
-use beeline_maps::{Caller, flags};
+use beeline_maps::Caller;
+use beeline_uapi::flags;
 use beeline_uapi::{Errno, MapType};
 use common::{Ours, caller, spec};
 

@@ -4,8 +4,8 @@ mod common;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use beeline_maps::{Layout, flags, perf, ring, ring::Ring};
-use beeline_uapi::{Errno, MapType};
+use beeline_maps::{Layout, perf, ring, ring::Ring};
+use beeline_uapi::{Errno, MapType, flags};
 use common::{Consumer, Memory, Ours, caller, kernel, kernel::KernelMap, spec};
 
 const SIZE: u64 = 4096;

@@ -4,7 +4,8 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use beeline_maps::{Kind, Layout, Spec, flags};
+use beeline_maps::{Kind, Layout, Spec};
+use beeline_uapi::flags;
 use beeline_uapi::{Errno, MapType};
 use common::{
     Ours, caller, kernel,

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use beeline_maps::{Caller, Map, Spec, flags, user_ring::UserRing};
-use beeline_uapi::{Errno, MapType};
+use beeline_maps::{Caller, Map, Spec, user_ring::UserRing};
+use beeline_uapi::{Errno, MapType, flags};
 use common::{
     Ours, Producer, caller,
     children::{kill, random, spawn},

@@ -4,8 +4,8 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use beeline_maps::{Caller, Spec, flags, user_ring::UserRing};
-use beeline_uapi::{Errno, MapType};
+use beeline_maps::{Caller, Spec, user_ring::UserRing};
+use beeline_uapi::{Errno, MapType, flags};
 use common::{
     Ours, caller, spec,
     step::{DEAD, each_step},

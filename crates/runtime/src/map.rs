@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use beeline_codegen::MapShape;
 use beeline_maps::user_ring::UserRing;
-use beeline_maps::{Caller, Fields, Kind, Layout, Map, Spec, flags, ring};
-use beeline_uapi::Errno;
+use beeline_maps::{Caller, Fields, Kind, Layout, Map, Spec, ring};
+use beeline_uapi::{Errno, flags};
 use beeline_verifier::program;
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
 

@@ -11,7 +11,8 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use beeline_maps::{Kind, flags};
+use beeline_maps::Kind;
+use beeline_uapi::flags;
 use beeline_uapi::{AttachType, Errno, MapType, ProgramType};
 
 use crate::backend::{Id, MapSpec};

@@ -5,6 +5,7 @@
 //! system call.
 //! `bpf` and `perf_event_open` through the i386 and x32 entries do not exist, as on a kernel built without.
 
+use beeline_uapi::perf::ioc;
 use libc::{c_long, sock_filter};
 
 use crate::Options;
@@ -13,9 +14,6 @@ const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const X32_BIT: u32 = 0x4000_0000;
 const I386_BPF: u32 = 357;
 const I386_PERF_EVENT_OPEN: u32 = 336;
-/// The commands of perf events are `_IO*('$', n)`: their second byte is `$`.
-const PERF_IOCTL_TYPE: u32 = 0x2400;
-const IOCTL_TYPE_MASK: u32 = 0xff00;
 
 /// Offsets in `struct seccomp_data`.
 const NR: u32 = 0;
@@ -131,8 +129,8 @@ fn x32_entry() -> Vec<sock_filter> {
 fn perf_ioctls() -> Vec<sock_filter> {
     vec![
         load(arg_low(1)),
-        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, IOCTL_TYPE_MASK),
-        skip_unless_equal(PERF_IOCTL_TYPE, 1),
+        statement(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, ioc::TYPE_MASK),
+        skip_unless_equal(ioc::TYPE, 1),
         ret(NOTIFY),
         ret(ALLOW),
     ]

@@ -5,11 +5,8 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, flags};
 use rustix::fs::OFlags;
-
-const BPF_F_RDONLY: u32 = 1 << 3;
-const BPF_F_WRONLY: u32 = 1 << 4;
 
 /// For system calls; programs may read and write all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +19,7 @@ pub struct Mode {
 
 impl Mode {
     /// Those of `BPF_MAP_CREATE` that are for the descriptor it gives.
-    pub const FLAGS: u32 = BPF_F_RDONLY | BPF_F_WRONLY;
+    pub const FLAGS: u32 = flags::RDONLY | flags::WRONLY;
 
     /// All is allowed.
     pub const BOTH: Mode = Mode {
@@ -34,11 +31,11 @@ impl Mode {
     pub fn of_flags(flags: u32) -> Result<Mode, Errno> {
         match flags {
             0 => Ok(Mode::BOTH),
-            BPF_F_RDONLY => Ok(Mode {
+            flags::RDONLY => Ok(Mode {
                 write: false,
                 ..Mode::BOTH
             }),
-            BPF_F_WRONLY => Ok(Mode {
+            flags::WRONLY => Ok(Mode {
                 read: false,
                 ..Mode::BOTH
             }),
@@ -88,7 +85,7 @@ mod tests {
 
     #[test]
     fn flags_and_links_say_the_mode() {
-        for flags in [0, BPF_F_RDONLY, BPF_F_WRONLY] {
+        for flags in [0, flags::RDONLY, flags::WRONLY] {
             let mode = Mode::of_flags(flags).unwrap();
             let file = rustix::fs::memfd_create("mode", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             let opened = mode.open(file).unwrap();
@@ -96,7 +93,7 @@ mod tests {
             let seen = rustix::fs::lstat(link).unwrap();
             assert_eq!(Mode::of_link(seen.st_mode), mode);
         }
-        let both = BPF_F_RDONLY | BPF_F_WRONLY;
+        let both = flags::RDONLY | flags::WRONLY;
         assert_eq!(Mode::of_flags(both), Err(Errno(libc::EINVAL)));
         assert_eq!(Mode::of_map_flags(both), Err(Errno(libc::EINVAL)));
         assert_eq!(Mode::of_flags(1), Err(Errno(libc::EINVAL)));

@@ -222,3 +222,15 @@ open_enum! {
     NETKIT = 13,
     SOCKMAP = 14,
 }
+
+open_enum! {
+    /// `enum bpf_perf_event_type`: the kind of a perf event that a link is at.
+    pub struct PerfEventType(u32) = "BPF_PERF_EVENT_";
+    UNSPEC = 0,
+    UPROBE = 1,
+    URETPROBE = 2,
+    KPROBE = 3,
+    KRETPROBE = 4,
+    TRACEPOINT = 5,
+    EVENT = 6,
+}

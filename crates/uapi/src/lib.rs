@@ -11,20 +11,25 @@
 //! | [`ProgramType`] | `enum bpf_prog_type` |
 //! | [`AttachType`] | `enum bpf_attach_type` |
 //! | [`LinkType`] | `enum bpf_link_type` |
+//! | [`PerfEventType`] | `enum bpf_perf_event_type` |
 //! | [`HelperId`] | `enum bpf_func_id` |
 //! | [`helper::Helper`] | `struct bpf_func_proto` |
 //! | [`Errno`] | `errno(3)` |
+//! | [`flags`] | `BPF_F_*` |
+//! | [`perf`] | `linux/perf_event.h` |
 //! | [`signal`] | `asm-generic/siginfo.h` |
 #![no_std]
 #![forbid(unsafe_code)]
 
 mod bpf;
 mod errno;
+pub mod flags;
 pub mod helper;
 mod open_enum;
+pub mod perf;
 pub mod signal;
 
-pub use bpf::{AttachType, Command, LinkType, MapType, ProgramType};
+pub use bpf::{AttachType, Command, LinkType, MapType, PerfEventType, ProgramType};
 pub use errno::Errno;
 pub use helper::HelperId;
 pub(crate) use open_enum::open_enum;

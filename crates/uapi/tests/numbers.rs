@@ -3,9 +3,14 @@
 use std::fmt::Debug;
 use std::fs;
 
-use aya_obj::generated::{bpf_attach_type, bpf_link_type, bpf_map_type, bpf_prog_type};
+use aya_obj::generated as theirs;
+use aya_obj::generated::{
+    bpf_attach_type, bpf_link_type, bpf_map_type, bpf_perf_event_type, bpf_prog_type,
+};
 use beeline_btf::{Btf, kind};
-use beeline_uapi::{AttachType, Command, HelperId, LinkType, MapType, ProgramType};
+use beeline_uapi::{
+    AttachType, Command, HelperId, LinkType, MapType, PerfEventType, ProgramType, flags, perf,
+};
 
 /// Higher than any number in use.
 const BEYOND: u32 = 1000;
@@ -32,6 +37,63 @@ fn numbers_are_those_of_other_bindings() {
     compare::<bpf_prog_type>(|number| ProgramType(number).name(), 33);
     compare::<bpf_attach_type>(|number| AttachType(number).name(), 56);
     compare::<bpf_link_type>(|number| LinkType(number).name(), 14);
+    compare::<bpf_perf_event_type>(|number| PerfEventType(number).name(), 7);
+}
+
+#[test]
+fn flags_are_those_of_other_bindings() {
+    macro_rules! same {
+        ($($module:ident :: $name:ident = $theirs:ident,)*) => {
+            $(assert_eq!(u64::from($module::$name), u64::from(theirs::$theirs), stringify!($name));)*
+        };
+    }
+    same! {
+        flags::NO_PREALLOC = BPF_F_NO_PREALLOC,
+        flags::NO_COMMON_LRU = BPF_F_NO_COMMON_LRU,
+        flags::NUMA_NODE = BPF_F_NUMA_NODE,
+        flags::RDONLY = BPF_F_RDONLY,
+        flags::WRONLY = BPF_F_WRONLY,
+        flags::ZERO_SEED = BPF_F_ZERO_SEED,
+        flags::RDONLY_PROG = BPF_F_RDONLY_PROG,
+        flags::WRONLY_PROG = BPF_F_WRONLY_PROG,
+        flags::CLONE = BPF_F_CLONE,
+        flags::MMAPABLE = BPF_F_MMAPABLE,
+        flags::PRESERVE_ELEMS = BPF_F_PRESERVE_ELEMS,
+        flags::INNER_MAP = BPF_F_INNER_MAP,
+        flags::PATH_FD = BPF_F_PATH_FD,
+        flags::TOKEN_FD = BPF_F_TOKEN_FD,
+        flags::LOCK = BPF_F_LOCK,
+        flags::SKIP_FIELD_MASK = BPF_F_SKIP_FIELD_MASK,
+        flags::USER_STACK = BPF_F_USER_STACK,
+        flags::FAST_STACK_CMP = BPF_F_FAST_STACK_CMP,
+        flags::REUSE_STACKID = BPF_F_REUSE_STACKID,
+        flags::USER_BUILD_ID = BPF_F_USER_BUILD_ID,
+        flags::INDEX_MASK = BPF_F_INDEX_MASK,
+        flags::CURRENT_CPU = BPF_F_CURRENT_CPU,
+        perf::PERF_FLAG_FD_NO_GROUP = PERF_FLAG_FD_NO_GROUP,
+        perf::PERF_FLAG_FD_OUTPUT = PERF_FLAG_FD_OUTPUT,
+        perf::PERF_FLAG_PID_CGROUP = PERF_FLAG_PID_CGROUP,
+        perf::PERF_FLAG_FD_CLOEXEC = PERF_FLAG_FD_CLOEXEC,
+    }
+    let commands = [
+        (perf::ioc::ENABLE, theirs::PERF_EVENT_IOC_ENABLE),
+        (perf::ioc::DISABLE, theirs::PERF_EVENT_IOC_DISABLE),
+        (perf::ioc::REFRESH, theirs::PERF_EVENT_IOC_REFRESH),
+        (perf::ioc::RESET, theirs::PERF_EVENT_IOC_RESET),
+        (perf::ioc::PERIOD, theirs::PERF_EVENT_IOC_PERIOD),
+        (perf::ioc::SET_OUTPUT, theirs::PERF_EVENT_IOC_SET_OUTPUT),
+        (perf::ioc::SET_FILTER, theirs::PERF_EVENT_IOC_SET_FILTER),
+        (perf::ioc::ID, theirs::PERF_EVENT_IOC_ID),
+        (perf::ioc::SET_BPF, theirs::PERF_EVENT_IOC_SET_BPF),
+        (perf::ioc::PAUSE_OUTPUT, theirs::PERF_EVENT_IOC_PAUSE_OUTPUT),
+        (perf::ioc::QUERY_BPF, theirs::PERF_EVENT_IOC_QUERY_BPF),
+    ];
+    for (ours, theirs) in commands {
+        assert_eq!(
+            (ours, ours & perf::ioc::TYPE_MASK),
+            (theirs, perf::ioc::TYPE)
+        );
+    }
 }
 
 #[test]

@@ -4,9 +4,9 @@
 //! lock or a reference to the run's context while the program runs in it.
 
 use beeline_isa::abi::{Helper, Run};
-use beeline_maps::flags;
 use beeline_maps::user_ring::{Drain, UserRing};
 use beeline_uapi::Errno;
+use beeline_uapi::flags;
 
 use super::dynptr::{Dynptr, Kind};
 use super::maps::caller;

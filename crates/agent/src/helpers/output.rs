@@ -1,5 +1,6 @@
 //! Records for the tool: perf event arrays and ring buffers.
 
+use beeline_uapi::flags;
 use core::slice;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
@@ -15,8 +16,6 @@ const ENOENT: i32 = 2;
 const E2BIG: i32 = 7;
 const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
-const BPF_F_INDEX_MASK: u64 = 0xffff_ffff;
-const BPF_F_CURRENT_CPU: u64 = BPF_F_INDEX_MASK;
 const FUTEX_WAKE: u64 = 1;
 
 /// `bpf_perf_event_output(ctx, map, flags, data, size)`.
@@ -28,7 +27,7 @@ pub unsafe extern "sysv64" fn perf_event_output(
     size: u64,
     run: *const Run,
 ) -> u64 {
-    if flags & !BPF_F_INDEX_MASK != 0 {
+    if flags & !flags::INDEX_MASK != 0 {
         return failed(EINVAL);
     }
     // SAFETY: called by a program with its own run, one of its own maps, and readable data.
@@ -36,7 +35,7 @@ pub unsafe extern "sysv64" fn perf_event_output(
         let data = slice::from_raw_parts(data as *const u8, size as usize & 0xffff_ffff);
         (context(run), &*(map as *const MapHandle), data)
     };
-    let index = if flags == BPF_F_CURRENT_CPU {
+    let index = if flags == flags::CURRENT_CPU {
         u64::from(context.cpu)
     } else {
         flags

@@ -1,6 +1,7 @@
 //! Stack traces: the frame-pointer walk that the kernel does for user stacks.
 
 use beeline_isa::abi::Run;
+use beeline_uapi::flags;
 
 use super::maps::caller;
 use super::{context, failed, read};
@@ -9,9 +10,6 @@ use crate::sys;
 
 const EFAULT: i32 = 14;
 const EINVAL: i32 = 22;
-const BPF_F_SKIP_FIELD_MASK: u64 = 0xff;
-const BPF_F_USER_STACK: u64 = 1 << 8;
-const BPF_F_USER_BUILD_ID: u64 = 1 << 11;
 /// `kernel.perf_event_max_stack`'s default.
 const MAX_DEPTH: usize = 127;
 
@@ -25,7 +23,7 @@ pub unsafe extern "sysv64" fn get_stackid(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    if flags & BPF_F_USER_STACK == 0 {
+    if flags & flags::USER_STACK == 0 {
         return failed(EFAULT);
     }
     // SAFETY: called by a program with its own run; the map argument is a handle of the program's
@@ -49,19 +47,19 @@ pub unsafe extern "sysv64" fn get_stack(
     _: u64,
     run: *const Run,
 ) -> u64 {
-    if flags & !(BPF_F_SKIP_FIELD_MASK | BPF_F_USER_STACK) != 0
-        || flags & BPF_F_USER_BUILD_ID != 0
+    if flags & !(flags::SKIP_FIELD_MASK | flags::USER_STACK) != 0
+        || flags & flags::USER_BUILD_ID != 0
         || !size.is_multiple_of(8)
     {
         return failed(EINVAL);
     }
     let buf = buf as *mut u8;
     let size = size as usize & 0xffff_ffff;
-    let skip = (flags & BPF_F_SKIP_FIELD_MASK) as usize;
+    let skip = (flags & flags::SKIP_FIELD_MASK) as usize;
     // SAFETY: called by a program with its own run, which answers for `size` bytes at `buf`.
     unsafe {
         let context = context(run);
-        let frames = if flags & BPF_F_USER_STACK == 0 {
+        let frames = if flags & flags::USER_STACK == 0 {
             0
         } else {
             walk(context, size / 8 + skip)

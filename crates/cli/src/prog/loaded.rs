@@ -1,5 +1,6 @@
 //! An object's programs in a session of their own, with the maps that they need.
 
+use beeline_uapi::flags;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
@@ -16,7 +17,6 @@ use beeline_runtime::{Runtime, Scope};
 
 use crate::say;
 
-const BPF_F_RDONLY_PROG: u32 = 1 << 7;
 /// Characters of an object's name that `bpf()` takes.
 const NAME: usize = 15;
 
@@ -145,7 +145,7 @@ impl<'a> Loaded<'a> {
             }
             Contents::Programs(_) | Contents::Empty => {}
         }
-        if definition.flags & BPF_F_RDONLY_PROG != 0 {
+        if definition.flags & flags::RDONLY_PROG != 0 {
             let frozen = self.runtime.map_freeze(id);
             frozen.map_err(system).with_context(named)?;
         }

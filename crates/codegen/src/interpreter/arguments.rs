@@ -3,8 +3,9 @@
 use std::ptr;
 
 use beeline_isa::helper::{Argument, Returned, Signature};
-use beeline_maps::{Kind, Map, flags};
+use beeline_maps::{Kind, Map};
 use beeline_uapi::HelperId;
+use beeline_uapi::flags;
 
 use super::helper_calls::{Callee, DYNPTR_BYTES, Dynptr};
 use super::machine::{Machine, Registers, Stop, fault};

@@ -45,7 +45,7 @@ pub fn subjects(entries: u32) -> Vec<Subject> {
     let value = VALUE as u32;
     let sized = |map_type, key| spec(map_type, key, value, entries);
     let mut trie = sized(MapType::LPM_TRIE, 8);
-    trie.flags = beeline_maps::flags::NO_PREALLOC;
+    trie.flags = beeline_uapi::flags::NO_PREALLOC;
     let ring = spec(MapType::RINGBUF, 0, 0, RING);
     let stacks = spec(MapType::STACK_TRACE, 4, FRAMES as u32 * 8, entries);
     vec![

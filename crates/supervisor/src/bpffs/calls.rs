@@ -12,9 +12,6 @@ use super::{BpfFsCall, HasBpfFs, Place, errno};
 use crate::call::{Answer, Call, HERE};
 use crate::notify::Reply;
 
-/// Of `linux/magic.h`.
-const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-
 const EXDEV: Errno = Errno(libc::EXDEV);
 const EINVAL: Errno = Errno(libc::EINVAL);
 
@@ -99,7 +96,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
                 .is_some()
         });
         if inside {
-            self.write_statfs(buffer, BPF_FS_MAGIC)
+            self.write_statfs(buffer, libc::BPF_FS_MAGIC as u64)
         } else {
             Ok(Reply::Continue)
         }
@@ -110,7 +107,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         let place = self.owner.bpffs().place(inside)?;
         rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
             .map_err(errno)?;
-        self.write_statfs(buffer, BPF_FS_MAGIC)
+        self.write_statfs(buffer, libc::BPF_FS_MAGIC as u64)
     }
 }
 

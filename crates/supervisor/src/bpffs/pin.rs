@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use beeline_uapi::Errno;
+use beeline_uapi::{Errno, flags};
 
 use super::{BpfFsCall, HasBpfFs};
 use crate::attr::BpfAttr;
@@ -13,8 +13,6 @@ use crate::notify::Reply;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);
-/// The path is relative to the descriptor in the attribute.
-const BPF_F_PATH_FD: u32 = 1 << 14;
 
 /// Where a path leads.
 enum Named {
@@ -28,7 +26,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     /// The errors are in the kernel's order: the attribute, the object, the path.
     pub fn obj_pin(&self, attr: &BpfAttr) -> Answer {
         let flags = attr.ends_at(20)?.u32(12);
-        if flags & !BPF_F_PATH_FD != 0 {
+        if flags & !flags::PATH_FD != 0 {
             return Err(EINVAL);
         }
         let path_at = relative_to(attr, flags)?;
@@ -48,7 +46,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
             return Err(EINVAL);
         }
         let path_at = relative_to(attr, flags)?;
-        let mode = Mode::of_flags(flags & !BPF_F_PATH_FD)?;
+        let mode = Mode::of_flags(flags & !flags::PATH_FD)?;
         match self.named(path_at, attr.u64(0))? {
             Named::Inside(path) => Ok((self.owner.bpffs().get(&path)?, mode)),
             Named::Outside(path) => Err(why_not_found(&path)),
@@ -78,7 +76,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
 /// The descriptor that the path is relative to, which is only allowed with its flag.
 fn relative_to(attr: &BpfAttr, flags: u32) -> Result<i32, Errno> {
     let fd = attr.i32(16);
-    match flags & BPF_F_PATH_FD {
+    match flags & flags::PATH_FD {
         0 if fd != 0 => Err(EINVAL),
         0 => Ok(libc::AT_FDCWD),
         _ => Ok(fd),

@@ -6,6 +6,10 @@ use std::sync::Arc;
 use beeline_supervisor::attr::PerfAttr;
 use beeline_supervisor::{Answer, Reply};
 use beeline_uapi::Errno;
+use beeline_uapi::perf::{
+    PERF_COUNT_SW_BPF_OUTPUT, PERF_FLAG_FD_CLOEXEC, PERF_TYPE_HARDWARE, PERF_TYPE_HW_CACHE,
+    PERF_TYPE_MAX, PERF_TYPE_RAW, PERF_TYPE_SOFTWARE, ioc,
+};
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{long_at, number_at, put_long, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
@@ -25,26 +29,15 @@ const TYPE: usize = 0;
 const CONFIG: usize = 8;
 const CONFIG1: usize = 56;
 
-/// `PERF_TYPE_HARDWARE`, `PERF_TYPE_SOFTWARE`, `PERF_TYPE_HW_CACHE` and `PERF_TYPE_RAW`.
-const COUNTERS: [u32; 4] = [0, PERF_TYPE_SOFTWARE, 3, 4];
-const PERF_TYPE_SOFTWARE: u32 = 1;
-/// The first type that the kernel assigns as it boots: those before it are in the ABI.
-const PERF_TYPE_MAX: u32 = 6;
-const PERF_COUNT_SW_BPF_OUTPUT: u64 = 10;
-const PERF_FLAG_FD_CLOEXEC: u64 = 8;
+/// Types of counters.
+const COUNTERS: [u32; 4] = [
+    PERF_TYPE_HARDWARE,
+    PERF_TYPE_SOFTWARE,
+    PERF_TYPE_HW_CACHE,
+    PERF_TYPE_RAW,
+];
 /// The longest name of a function or path of a file.
 const NAME: usize = 4096;
-
-/// The commands of perf events whose argument is not a plain number, `linux/perf_event.h`.
-mod ioc {
-    pub(super) const PERIOD: u32 = 0x4008_2404;
-    pub(super) const SET_OUTPUT: u32 = 0x2405;
-    pub(super) const SET_FILTER: u32 = 0x4008_2406;
-    pub(super) const ID: u32 = 0x8008_2407;
-    pub(super) const SET_BPF: u32 = 0x4004_2408;
-    pub(super) const QUERY_BPF: u32 = 0xc008_240a;
-    pub(super) const MODIFY_ATTRIBUTES: u32 = 0x4008_240b;
-}
 
 /// Does such an event wake its reader for each record, and keep what that has not read?
 fn wakes_for_each(attr: &[u8]) -> bool {

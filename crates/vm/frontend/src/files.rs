@@ -62,7 +62,6 @@ const TRACE_PIPES: [&str; 2] = [
 ];
 
 // Of `linux/magic.h`.
-const TRACE_FS_MAGIC: u64 = 0x7472_6163;
 
 /// What has been fetched.
 #[derive(Default)]
@@ -353,7 +352,7 @@ impl Handler<'_> {
             return Ok(Reply::Continue);
         }
         self.about(&path)?;
-        self.write_statfs(buffer, TRACE_FS_MAGIC)
+        self.write_statfs(buffer, libc::TRACEFS_MAGIC as u64)
     }
 
     /// `readlink(path, buffer, size)` of the tool's own descriptors: what tools know an object's kind by.

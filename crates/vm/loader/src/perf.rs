@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use beeline_uapi::perf::*;
 use beeline_vm_protocol::layout::{put_long, put_number};
 use beeline_vm_protocol::messages::guest_message::Body as Said;
 use beeline_vm_protocol::messages::host_message::Body as Asked;
@@ -22,18 +23,8 @@ const SAMPLE_TYPE: usize = 24;
 const FLAGS: usize = 40;
 const WAKEUP: usize = 48;
 const CONFIG2: usize = 64;
-/// `PERF_TYPE_*`.
-const SOFTWARE: u32 = 1;
-const TRACEPOINT: u32 = 2;
-/// `PERF_COUNT_SW_*`.
-const CPU_CLOCK: u64 = 0;
-const BPF_OUTPUT: u64 = 10;
-/// `PERF_SAMPLE_RAW`, and the flag that turns the period into a frequency.
-const SAMPLE_RAW: u64 = 1 << 10;
+/// The flag that turns the period into a frequency.
 const FREQUENCY: u64 = 1 << 10;
-/// `PERF_EVENT_IOC_*`.
-const ENABLE: u32 = 0x2400;
-const SET_BPF: u32 = 0x4004_2408;
 /// All processes.
 const ANY: i32 = -1;
 
@@ -61,7 +52,7 @@ impl Event {
 
     /// Describes a tracepoint by its number.
     pub(crate) fn tracepoint(id: u64) -> Self {
-        Self::new(TRACEPOINT, id)
+        Self::new(PERF_TYPE_TRACEPOINT, id)
     }
 
     /// Describes a probe of a source (`kprobe`, `uprobe`), at a place of a function or file.
@@ -75,7 +66,7 @@ impl Event {
 
     /// Describes a sample at a frequency per second of a CPU's time.
     pub(crate) fn clock(cpu: u32, frequency: u64) -> Self {
-        let mut event = Self::new(SOFTWARE, CPU_CLOCK);
+        let mut event = Self::new(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK);
         put_long(&mut event.attr, PERIOD, frequency);
         put_long(&mut event.attr, FLAGS, FREQUENCY);
         event.cpu = cpu;
@@ -126,9 +117,9 @@ impl Source {
 
 /// Opens an event with a ring that programs write to, on a CPU.
 pub(crate) fn output(line: &Arc<Line>, cpu: u32) -> Answer<Handle> {
-    let mut event = Event::new(SOFTWARE, BPF_OUTPUT);
+    let mut event = Event::new(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_BPF_OUTPUT);
     put_long(&mut event.attr, PERIOD, 1);
-    put_long(&mut event.attr, SAMPLE_TYPE, SAMPLE_RAW);
+    put_long(&mut event.attr, SAMPLE_TYPE, PERF_SAMPLE_RAW);
     put_number(&mut event.attr, WAKEUP, 1);
     event.cpu = cpu;
     event.open(line)
@@ -136,14 +127,14 @@ pub(crate) fn output(line: &Arc<Line>, cpu: u32) -> Answer<Handle> {
 
 /// Makes a program run at an event from now on.
 pub(crate) fn run_at(event: &Handle, program: &Handle) -> Answer<()> {
-    match control(event, SET_BPF, program.number)? {
+    match control(event, ioc::SET_BPF, program.number)? {
         Ok(()) => enable(event),
         refused => Ok(refused),
     }
 }
 
 pub(crate) fn enable(event: &Handle) -> Answer<()> {
-    control(event, ENABLE, 0)
+    control(event, ioc::ENABLE, 0)
 }
 
 fn control(event: &Handle, command: u32, argument: u32) -> Answer<()> {

@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 
+use beeline_uapi::perf::*;
 use beeline_vm_protocol::info::Kind;
 use beeline_vm_protocol::layout::{long_at, number_at, put_long};
 use beeline_vm_protocol::messages::{PerfEventControl, PerfEventOpen};
@@ -24,12 +25,9 @@ const CONFIG2: usize = 64;
 /// `PERF_ATTR_SIZE_VER0`, and an upper bound for every version.
 const LENGTHS: std::ops::RangeInclusive<usize> = 64..=256;
 
-/// `PERF_TYPE_*`.
-const TRACEPOINT: u32 = 2;
-const BREAKPOINT: u32 = 5;
 /// `PERF_FLAG_FD_NO_GROUP`, `PERF_FLAG_FD_OUTPUT` and `PERF_FLAG_FD_CLOEXEC`;
 /// `PERF_FLAG_PID_CGROUP` takes a descriptor.
-const FLAGS: u64 = 1 | 2 | 8;
+const FLAGS: u64 = PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT | PERF_FLAG_FD_CLOEXEC;
 
 /// The source of an event of a type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,8 +52,8 @@ fn source(number: u32) -> Result<Source, Refusal> {
     static PROBES: OnceLock<[Option<u32>; 2]> = OnceLock::new();
     let [kprobe, uprobe] = PROBES.get_or_init(|| ["kprobe", "uprobe"].map(probe_type));
     Ok(match number {
-        TRACEPOINT => Source::Tracepoint,
-        BREAKPOINT => Source::Breakpoint,
+        PERF_TYPE_TRACEPOINT => Source::Tracepoint,
+        PERF_TYPE_BREAKPOINT => Source::Breakpoint,
         _ if *kprobe == Some(number) => Source::Kprobe,
         _ if *uprobe == Some(number) => Source::Uprobe,
         // Hardware, software, cache and raw.
@@ -156,21 +154,6 @@ impl Event {
     }
 }
 
-/// `PERF_EVENT_IOC_*`.
-pub mod control {
-    #![allow(missing_docs)] // The names are the kernel's.
-    pub const ENABLE: u32 = 0x2400;
-    pub const DISABLE: u32 = 0x2401;
-    pub const REFRESH: u32 = 0x2402;
-    pub const RESET: u32 = 0x2403;
-    pub const PERIOD: u32 = 0x4008_2404;
-    pub const SET_OUTPUT: u32 = 0x2405;
-    pub const SET_FILTER: u32 = 0x4008_2406;
-    pub const ID: u32 = 0x8008_2407;
-    pub const SET_BPF: u32 = 0x4004_2408;
-    pub const PAUSE_OUTPUT: u32 = 0x4004_2409;
-}
-
 /// Carries out a command. Returns the event's number where that is asked for.
 pub fn control(
     request: &PerfEventControl,
@@ -181,24 +164,22 @@ pub fn control(
     let (command, argument) = (request.command, request.argument);
     let handle = || u32::try_from(argument).map_err(|_| Refusal::new(libc::EBADF, ""));
     match command {
-        control::ENABLE
-        | control::DISABLE
-        | control::REFRESH
-        | control::RESET
-        | control::PAUSE_OUTPUT => sys::ioctl(fd, command, argument)?,
-        control::PERIOD => sys::ioctl_with_number(fd, command, argument)?,
-        control::ID => return Ok(Some(sys::ioctl_number(fd, command)?)),
-        control::SET_BPF => {
+        ioc::ENABLE | ioc::DISABLE | ioc::REFRESH | ioc::RESET | ioc::PAUSE_OUTPUT => {
+            sys::ioctl(fd, command, argument)?
+        }
+        ioc::PERIOD => sys::ioctl_with_number(fd, command, argument)?,
+        ioc::ID => return Ok(Some(sys::ioctl_number(fd, command)?)),
+        ioc::SET_BPF => {
             let program = handles.of_kind(handle()?, Kind::Program)?;
             sys::ioctl(fd, command, program.fd.as_raw_fd() as u64)?;
         }
         // No event: its output is separate again.
-        control::SET_OUTPUT if argument == 0 => sys::ioctl(fd, command, u64::MAX)?,
-        control::SET_OUTPUT => {
+        ioc::SET_OUTPUT if argument == 0 => sys::ioctl(fd, command, u64::MAX)?,
+        ioc::SET_OUTPUT => {
             let other = handles.of_kind(handle()?, Kind::Event)?;
             sys::ioctl(fd, command, other.fd.as_raw_fd() as u64)?;
         }
-        control::SET_FILTER => {
+        ioc::SET_FILTER => {
             let text = CString::new(request.text.as_str());
             let text = text.map_err(|_| Refusal::new(libc::EINVAL, ""))?;
             sys::ioctl_text(fd, command, &text)?;

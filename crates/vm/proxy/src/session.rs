@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use beeline_uapi::Command;
+use beeline_uapi::perf::ioc;
 use beeline_vm_protocol::VERSION;
 use beeline_vm_protocol::channel::Channel;
 use beeline_vm_protocol::conversation::{self, Receiver, Sender};
@@ -25,7 +26,7 @@ use crate::facts::Facts;
 use crate::handles::Handles;
 use crate::holder::Holder;
 use crate::lookup_channel::{LookupChannels, Token};
-use crate::perf::{self, control};
+use crate::perf;
 use crate::policy::Policy;
 use crate::queues::Queue;
 use crate::refusal::Refusal;
@@ -319,7 +320,7 @@ impl Session {
     fn control_event(&self, request: &PerfEventControl) -> Result<Answer, Refusal> {
         let event = self.handles.of_kind(request.handle, Kind::Event)?;
         let done = perf::control(request, &event, &self.handles);
-        if request.command == control::SET_BPF {
+        if request.command == ioc::SET_BPF {
             let program = u32::try_from(request.argument).unwrap_or(0);
             let program = self.handles.get(program).map(|program| program.id);
             let errno = done.as_ref().err().map_or(0, |refusal| refusal.errno);

@@ -1,0 +1,46 @@
+//! `perf_event_open(2)`: types of events, flags and commands, as in `linux/perf_event.h`.
+
+#![allow(missing_docs, reason = "the names are the kernel's")]
+
+/// `enum perf_type_id`.
+pub const PERF_TYPE_HARDWARE: u32 = 0;
+pub const PERF_TYPE_SOFTWARE: u32 = 1;
+pub const PERF_TYPE_TRACEPOINT: u32 = 2;
+pub const PERF_TYPE_HW_CACHE: u32 = 3;
+pub const PERF_TYPE_RAW: u32 = 4;
+pub const PERF_TYPE_BREAKPOINT: u32 = 5;
+/// The first type that the kernel assigns as it boots.
+pub const PERF_TYPE_MAX: u32 = 6;
+
+/// `enum perf_sw_ids`.
+pub const PERF_COUNT_SW_CPU_CLOCK: u64 = 0;
+pub const PERF_COUNT_SW_BPF_OUTPUT: u64 = 10;
+
+/// `enum perf_event_sample_format`.
+pub const PERF_SAMPLE_RAW: u64 = 1 << 10;
+
+/// Flags of the system call.
+pub const PERF_FLAG_FD_NO_GROUP: u64 = 1;
+pub const PERF_FLAG_FD_OUTPUT: u64 = 2;
+pub const PERF_FLAG_PID_CGROUP: u64 = 4;
+pub const PERF_FLAG_FD_CLOEXEC: u64 = 8;
+
+/// `PERF_EVENT_IOC_*`: commands for `ioctl`.
+pub mod ioc {
+    pub const ENABLE: u32 = 0x2400;
+    pub const DISABLE: u32 = 0x2401;
+    pub const REFRESH: u32 = 0x2402;
+    pub const RESET: u32 = 0x2403;
+    pub const PERIOD: u32 = 0x4008_2404;
+    pub const SET_OUTPUT: u32 = 0x2405;
+    pub const SET_FILTER: u32 = 0x4008_2406;
+    pub const ID: u32 = 0x8008_2407;
+    pub const SET_BPF: u32 = 0x4004_2408;
+    pub const PAUSE_OUTPUT: u32 = 0x4004_2409;
+    pub const QUERY_BPF: u32 = 0xc008_240a;
+    pub const MODIFY_ATTRIBUTES: u32 = 0x4008_240b;
+    /// The type of all of them.
+    pub const TYPE: u32 = 0x24 << 8;
+    /// The bits of a command that say its type.
+    pub const TYPE_MASK: u32 = 0xff << 8;
+}
