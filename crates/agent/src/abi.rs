@@ -36,7 +36,7 @@ pub struct EntryPoints {
     pub signal: u64,
     /// [`crate::helpers::beeline_helpers`].
     pub helpers: u64,
-    /// [`crate::natives::beeline_sigaction`].
+    /// [`crate::builtin_probes::beeline_sigaction`].
     pub sigaction: u64,
     /// [`crate::unwinding::beeline_find_object`].
     pub find_object: u64,

@@ -11,7 +11,7 @@ use crate::abi::{
     Slot, TID_UNKNOWN, Target,
 };
 use crate::helpers::signal;
-use crate::{helpers, room, sys};
+use crate::{helpers, stack_check, sys};
 
 /// Runs the programs of a hooked address that was reached. Returns 1 if the trampoline shall watch
 /// the function's return, else 0.
@@ -244,7 +244,7 @@ pub(crate) unsafe fn call_with_room(
 ) {
     if target.flags.load(Relaxed) & ROOMY_STACKS != 0 {
         // SAFETY: the caller promises that it has leased the slot.
-        if unsafe { !room::has_room(target, slot, argument as usize) } {
+        if unsafe { !stack_check::has_room(target, slot, argument as usize) } {
             return miss(target);
         }
         // SAFETY: the caller promises that the argument is what the function takes.

@@ -19,15 +19,15 @@
 extern crate std;
 
 pub mod abi;
+pub mod builtin_probes;
 pub mod enter;
 pub mod fast_path;
+pub mod fault_fixup;
 pub mod helpers;
-pub mod loads;
-pub mod natives;
 pub mod objects;
 pub mod returns;
-mod room;
 pub mod signals;
+mod stack_check;
 mod sys;
 pub mod syscalls;
 pub mod unwinding;

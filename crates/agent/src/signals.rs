@@ -11,8 +11,8 @@ use crate::abi::{
     Target, saved_at,
 };
 use crate::enter::{beeline_enter, links_of, miss};
+use crate::fault_fixup;
 use crate::helpers::fault_fixup;
-use crate::loads;
 use crate::sys::{self, nr};
 
 pub(crate) const SIGTRAP: u32 = 5;
@@ -117,12 +117,14 @@ pub fn mirrored(own: &SignalAction, handler: u64, restorer: u64) -> SignalAction
 /// programs, of `len` bytes. Nothing else there loads from addresses that a program has made up.
 pub fn skip_load(registers: &mut UserContext, pool: usize, len: usize) -> bool {
     let (address, end) = (registers.ip as usize, pool.wrapping_add(len));
-    let last = address.checked_add(loads::LONGEST);
+    let last = address.checked_add(fault_fixup::LONGEST);
     if address < pool || last.is_none_or(|last| last > end) {
         return false;
     }
     // SAFETY: the address is in the pool, which is mapped as long as the handler is.
-    let Some(load) = loads::decode(unsafe { &*(address as *const [u8; loads::LONGEST]) }) else {
+    let Some(load) =
+        fault_fixup::decode(unsafe { &*(address as *const [u8; fault_fixup::LONGEST]) })
+    else {
         return false;
     };
     registers.ip = registers.ip.wrapping_add(load.len);

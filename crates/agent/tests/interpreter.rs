@@ -441,7 +441,7 @@ fn records_are_handed_back() {
     ];
     refused(here, &[&reserve, &after], "not the program's memory");
     // None of those that faulted keeps the ring busy: each was submitted or discarded.
-    let ring = beeline_maps::ring::Ring::of(&maps.ring.map).expect("a ring");
+    let ring = beeline_maps::ringbuf::Ring::of(&maps.ring.map).expect("a ring");
     let record = ring
         .reserve(8, 0, &common::maps::caller(2, 0))
         .expect("room");

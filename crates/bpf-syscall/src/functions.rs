@@ -11,7 +11,7 @@ use beeline_runtime::backend::Argument::{
 };
 use beeline_runtime::backend::Function;
 
-use crate::syscalls::SystemCall;
+use crate::syscall_table::SystemCall;
 
 /// A call that leads to a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use beeline_uapi::{Errno, PerfEventType};
 
 use crate::local::Handler;
 use crate::objects::{Btf, Link, LinkTo, Map, Object, Program};
-use crate::syscalls::SystemCall;
+use crate::syscall_table::SystemCall;
 use crate::tracepoints::Tracepoint;
 
 const EINVAL: Errno = Errno(libc::EINVAL);

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 
 use crate::functions;
-use crate::syscalls::SystemCall;
+use crate::syscall_table::SystemCall;
 
 const PATH: &str = "/proc/kallsyms";
 /// What the kernel writes in place of an address.

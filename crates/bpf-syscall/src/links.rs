@@ -12,7 +12,7 @@ use crate::attr::{LinkCreate, RawTracepointOpen};
 use crate::functions;
 use crate::local::Handler;
 use crate::objects::{Event, Link, LinkTo, Object, Program, attach};
-use crate::syscalls::SystemCall;
+use crate::syscall_table::SystemCall;
 use crate::sysfs::printable;
 use crate::tracepoints::Tracepoint;
 

@@ -13,7 +13,7 @@ use beeline_uapi::perf::*;
 use crate::functions::{self, Leading};
 use crate::local::Handler;
 use crate::objects::{Event, Held, Object, Ring};
-use crate::syscalls::SystemCall;
+use crate::syscall_table::SystemCall;
 use crate::sysfs::printable;
 use crate::tracefs::MOUNTS;
 use crate::tracepoints::Tracepoint;

@@ -18,7 +18,7 @@ use beeline_supervisor::bpffs::{Place, lexically_normal};
 use rustix::fs::{Access, AtFlags, Mode, OFlags};
 
 use crate::functions;
-use crate::syscalls::SystemCall;
+use crate::syscall_table::SystemCall;
 use crate::tracepoints::{GROUPS, Tracepoint};
 
 /// Where tools look for it.

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge};
 
-use crate::syscalls::SystemCall;
+use crate::syscall_table::SystemCall;
 use crate::tracefs::{MOUNTS, is_readable};
 
 /// A tracepoint on system calls.

@@ -6,13 +6,13 @@ mod ending;
 mod engines;
 mod fallback;
 mod fatal;
-mod guest;
-mod inject;
+mod guest_load;
 mod log;
 mod memory;
 mod prog;
 mod ps;
 mod run;
+mod run_guest;
 mod start;
 mod vcpu_pin;
 mod verify;
@@ -52,7 +52,7 @@ enum Command {
         #[command(flatten)]
         memory: memory::Options,
         #[command(flatten)]
-        place: guest::Where,
+        place: run_guest::Where,
         /// The tool and its arguments
         #[arg(required = true, trailing_var_arg = true)]
         tool: Vec<OsString>,
@@ -91,7 +91,7 @@ enum Command {
     /// In a virtual machine: serve tools that its host runs with `beeline run --guest`
     Guest(beeline_vm_proxy::Options),
     /// Run programs of an object file in a virtual machine's kernel, and print what they write and what changes in their maps
-    Inject(inject::Arguments),
+    Inject(guest_load::Arguments),
     /// Let pass the calls of what a tool has left behind: started by `beeline run`
     #[command(hide = true, name = fallback::COMMAND)]
     Fallback,
@@ -116,7 +116,7 @@ fn main() -> ExitCode {
             place,
             tool,
         } => match &place.guest {
-            Some(address) => guest::run(&tool, address, &place),
+            Some(address) => run_guest::run(&tool, address, &place),
             None => run::run(tool, all, pid, destructive, &engines, &memory),
         },
         Command::Start { wait, command } => start::start(&command, Duration::from_millis(wait)),
@@ -135,7 +135,7 @@ fn main() -> ExitCode {
         }
         Command::Detach { pid: Some(pid), .. } => detach::detach(pid),
         Command::Detach { pid: None, .. } => detach::detach_dead(),
-        Command::Inject(arguments) => inject::inject(&arguments),
+        Command::Inject(arguments) => guest_load::inject(&arguments),
         Command::Fallback => fallback::serve(),
         Command::VcpuPin(arguments) => vcpu_pin::pin(&arguments),
         Command::Guest(options) => {

@@ -13,7 +13,7 @@ use beeline_vm_vcpu::cpus::CpuList;
 use beeline_vm_vcpu::{Change, Options, Pinner, Policy, Report};
 use clap::{Args, ValueEnum};
 
-use crate::guest::Certificates;
+use crate::run_guest::Certificates;
 use crate::{ending, say};
 
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@
 #[path = "../../codegen/tests/common/mod.rs"]
 mod common;
 
-use beeline_agent::loads::{LONGEST, decode};
+use beeline_agent::fault_fixup::{LONGEST, decode};
 use beeline_codegen::{Baseline, Compiler, Executable, Machine, Program};
 use beeline_codegen_llvm::Llvm;
 use beeline_isa::{Insn, Listing, opcode::*};

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use beeline_isa::abi::{hash_lookup, sized_read};
 use beeline_verifier::Flow;
 
+use crate::constant_arguments::{self, Arguments};
 use crate::engine::{MapShape, Program};
-use crate::known::{self, Arguments};
 
 const MAP_LOOKUP_ELEM: u32 = 1;
 const PROBE_READ: u32 = 4;
@@ -73,7 +73,7 @@ pub enum Inline {
 /// The calls of a program's helpers that need not be made, by slot.
 pub fn inlines(program: &Program<'_>, flow: &Flow) -> HashMap<usize, Inline> {
     let mut found = HashMap::new();
-    known::at_calls(flow, |index, helper, arguments| {
+    constant_arguments::at_calls(flow, |index, helper, arguments| {
         if let Some(inline) = inline(program, helper, arguments) {
             found.insert(index, inline);
         }

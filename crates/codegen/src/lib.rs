@@ -15,17 +15,17 @@
 pub mod aot;
 mod baseline;
 mod code;
+mod constant_arguments;
 pub mod container;
 pub mod cpu;
-pub mod decision;
 mod digest;
 mod engine;
 mod executable;
 mod inline;
 mod interpreter;
-mod known;
 mod registers;
 mod store;
+pub mod switch;
 pub mod worker;
 
 pub use baseline::Baseline;

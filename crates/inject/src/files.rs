@@ -11,9 +11,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::Error;
+use crate::fd_limit::Room;
+use crate::held_threads::HeldThreads;
 use crate::regions::PAGE;
-use crate::room::Room;
-use crate::session::Session;
 
 /// A part of a file that is to be mapped into a target.
 #[derive(Debug, Clone, Copy)]
@@ -126,7 +126,7 @@ fn is_at_limit(error: &Error) -> bool {
     matches!(error, Error::DescriptorLimit { .. }) || is_short(error)
 }
 
-impl Session {
+impl HeldThreads {
     /// Maps all of them or none, and returns their addresses. `scratch` is memory for it, of
     /// [`SCRATCH`] bytes.
     pub fn map_files(

@@ -8,10 +8,10 @@ use object::elf::{FileHeader64, PF_X, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
 
 use crate::frames;
+use crate::held_threads::{HeldThreads, State};
 use crate::ptrace;
 use crate::regions::PAGE;
 use crate::restore_stub::{self, BorrowedThread, CELL, SYSCALL_LEN};
-use crate::session::{Session, State};
 use crate::{Error, Region};
 
 /// The `syscall` instruction that threads of a target are sent through.
@@ -38,7 +38,7 @@ impl Gate {
 /// when it is written.
 const VDSO: &str = "[vdso]";
 
-impl Session {
+impl HeldThreads {
     /// Returns the gate.
     pub fn gate(&mut self) -> Result<Gate, Error> {
         if let Some(gate) = self.gate {

@@ -15,7 +15,7 @@
 //! cannot continue (`epoll_wait`, see [`Stopped`]) starts its timeout anew.
 //!
 //! The same holds if Beeline is killed at any instruction. Threads that are borrowed at that moment
-//! find their way home by themselves (`home`), and a target is changed in steps that each leave it
+//! find their way home by themselves (`restore_stub`), and a target is changed in steps that each leave it
 //! whole.
 //!
 //! This crate does not choose what to patch (the `hook` crate does) or what to map (the runtime
@@ -34,10 +34,12 @@ compile_error!(
 
 mod alarm;
 mod error;
+mod fd_limit;
 mod files;
 mod frames;
 mod gate;
 mod held;
+mod held_threads;
 mod holds;
 mod loader;
 mod masks;
@@ -48,8 +50,6 @@ mod ptrace;
 mod regions;
 mod remote;
 mod restore_stub;
-mod room;
-mod session;
 mod start;
 mod stopped;
 mod watch;

@@ -1,6 +1,6 @@
 //! The signals that held threads block.
 
-use crate::session::State;
+use crate::held_threads::State;
 use crate::{Error, Stopped, ptrace};
 
 /// A thread that no longer blocks a signal.

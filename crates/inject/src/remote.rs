@@ -13,9 +13,9 @@ use libc::{c_int, user_regs_struct};
 use rustix::io::Errno;
 
 use crate::Error;
+use crate::held_threads::{HeldThreads, State, is_esrch};
 use crate::ptrace::{self, Event, Go, SyscallDispatch};
 use crate::restore_stub::{NO_CALL, SYSCALL_LEN};
-use crate::session::{Session, State, is_esrch};
 
 /// The state that a borrowed thread gets back after its system calls, besides its registers.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ const RSEQ_CS: u64 = 8;
 /// The trap flag: one instruction at a time.
 const TRAP_FLAG: u64 = 1 << 8;
 
-impl Session {
+impl HeldThreads {
     /// Runs a system call and returns its result, including negative error numbers.
     pub fn call_raw(&mut self, number: i64, arguments: [u64; 6]) -> Result<i64, Error> {
         self.run_call(number, arguments).map_err(|error| {
@@ -306,7 +306,7 @@ impl Session {
     /// Beeline died, it would be told in the middle of the way home.
     fn agent(&self) -> Result<usize, Error> {
         let pid = self.process.pid();
-        let able = |tracee: &&crate::session::Tracee| {
+        let able = |tracee: &&crate::held_threads::Tracee| {
             tracee.state == State::Held && tracee.regs.cs == CODE_64
         };
         if let Some(at) = self

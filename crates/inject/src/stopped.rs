@@ -9,8 +9,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::alarm::PATIENCE;
 use crate::files::{self, parcels_of};
 use crate::held::Held;
+use crate::held_threads::{HeldThreads, State, Tracee};
 use crate::ptrace;
-use crate::session::{Session, State, Tracee};
 use crate::worker::{self, Worker};
 use crate::{Error, Mapping, Process, Region};
 
@@ -33,7 +33,7 @@ pub struct Stopped {
     process: Process,
     threads: Vec<Thread>,
     held: Arc<Held>,
-    worker: Worker<Session>,
+    worker: Worker<HeldThreads>,
 }
 
 const PAGE: u64 = 4096;
@@ -82,7 +82,7 @@ impl Stopped {
     pub(crate) fn new(process: &Process) -> Result<Self, Error> {
         let attempt = || {
             let of = process.clone();
-            Self::around(process, move || Session::stop(&of))
+            Self::around(process, move || HeldThreads::stop(&of))
         };
         let mut stopped = until_not_stuck(attempt)?;
         stopped.refresh();
@@ -96,7 +96,7 @@ impl Stopped {
     ) -> Result<R, Error> {
         let mut work = Some(work);
         until_not_stuck(|| {
-            let make = || Session::stop(process);
+            let make = || HeldThreads::stop(process);
             let work = &mut work;
             let on_it = move |session| {
                 let mut stopped = Self::here(process, session);
@@ -118,7 +118,7 @@ impl Stopped {
 
     /// Wraps threads that the calling thread holds, which has to do all work on them. None outlives
     /// its work.
-    pub(crate) fn here(process: &Process, session: Session) -> Self {
+    pub(crate) fn here(process: &Process, session: HeldThreads) -> Self {
         Self {
             process: process.clone(),
             threads: Vec::new(),
@@ -135,7 +135,7 @@ impl Stopped {
         release: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Error> {
         let of = process.clone();
-        let stop = move || Session::stop_one(&of, tid, release);
+        let stop = move || HeldThreads::stop_one(&of, tid, release);
         let mut stopped = Self::around(process, stop)?;
         stopped.refresh();
         Ok(stopped)
@@ -148,14 +148,14 @@ impl Stopped {
         release: impl FnOnce() + Send + 'static,
     ) -> Result<Self, Error> {
         let of = process.clone();
-        let mut stopped = Self::around(process, move || Session::stop_all(&of, release))?;
+        let mut stopped = Self::around(process, move || HeldThreads::stop_all(&of, release))?;
         stopped.refresh();
         Ok(stopped)
     }
 
     pub(crate) fn around(
         process: &Process,
-        make: impl FnOnce() -> Result<Session, Error> + Send + 'static,
+        make: impl FnOnce() -> Result<HeldThreads, Error> + Send + 'static,
     ) -> Result<Self, Error> {
         let worker = Worker::start(make, clearing(process)).map_err(no_thread)??;
         Ok(Self {
@@ -184,7 +184,7 @@ impl Stopped {
     /// Runs `work` on the thread that traces.
     pub(crate) fn run<R: Send + 'static>(
         &mut self,
-        work: impl FnOnce(&mut Session) -> R + Send + 'static,
+        work: impl FnOnce(&mut HeldThreads) -> R + Send + 'static,
     ) -> R {
         self.worker.run(work)
     }
@@ -216,7 +216,7 @@ impl Stopped {
     ///
     /// [`Error::Exited`] if it has been killed in the meantime.
     pub fn resume(mut self) -> Result<Duration, Error> {
-        self.run(Session::let_go)
+        self.run(HeldThreads::let_go)
     }
 
     /// Makes a thread go on at `ip`. If the thread [restarts](Thread::restarts) a call, `ip` is the

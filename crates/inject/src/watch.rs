@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use libc::c_int;
 
 use crate::alarm::PATIENCE;
+use crate::held_threads::{HeldThreads, State};
 use crate::holds::Hold;
 use crate::loader::{self, Rendezvous};
 use crate::ptrace::{self, Event, Go};
 use crate::regions::PAGE;
 use crate::restore_stub::NO_CALL;
-use crate::session::{Session, State};
 use crate::{Error, MapFlags, Process, ProtFlags, Stopped};
 
 /// A process that is going to run `execve`, followed until its new program is ready to be worked
@@ -45,7 +45,7 @@ impl Watched {
     pub fn seize(process: &Process, tid: i32) -> Result<Self, Error> {
         let of = process.clone();
         let make = move || {
-            let mut session = Session::seize_running(&of, tid, ptrace::TRACE_EXEC)?;
+            let mut session = HeldThreads::seize_running(&of, tid, ptrace::TRACE_EXEC)?;
             // It may be a long way to there.
             session.tracees.iter_mut().for_each(|one| one.hold = None);
             Ok(session)
@@ -56,7 +56,7 @@ impl Watched {
     /// As [`Self::seize`], by the calling thread itself. That thread must do everything else with
     /// the process, which is quicker, and must end afterwards.
     pub fn seize_from_here(process: &Process, tid: i32) -> Result<Self, Error> {
-        let session = Session::seize_running(process, tid, ptrace::TRACE_EXEC)?;
+        let session = HeldThreads::seize_running(process, tid, ptrace::TRACE_EXEC)?;
         Ok(Self(Stopped::here(process, session)))
     }
 
@@ -140,7 +140,7 @@ impl Watched {
             if let ControlFlow::Break(result) = begun(&mut self.0) {
                 return Ok(Loaded::Ready(result));
             }
-            reached = self.0.run(Session::run_until_loaded);
+            reached = self.0.run(HeldThreads::run_until_loaded);
         }
         match reached {
             Ok(Reached::Exec | Reached::Mark) => {}
@@ -240,7 +240,7 @@ enum Reached {
     Nothing,
 }
 
-impl Session {
+impl HeldThreads {
     /// Returns false if the process was given up, and is held where it is.
     fn run_until_exec(&mut self, given_up: Arc<AtomicBool>) -> Result<bool, Error> {
         self.given_up = given_up;

@@ -6,7 +6,7 @@ mod common;
 
 use std::{hint::black_box, time::Instant};
 
-use beeline_maps::{Caller, Layout, Map, Spec, ring::Ring};
+use beeline_maps::{Caller, Layout, Map, Spec, ringbuf::Ring};
 use beeline_uapi::MapType;
 use common::kernel::{self, KernelMap};
 

@@ -72,12 +72,12 @@ mod map;
 mod objects;
 pub mod perf;
 mod queue;
-pub mod ring;
+pub mod ringbuf;
 mod spec;
 mod stack;
 mod storage;
 mod trie;
-pub mod user_ring;
+pub mod user_ringbuf;
 mod words;
 
 use beeline_uapi::flags;

@@ -6,7 +6,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use beeline_maps::{Caller, ring, ring::Ring};
+use beeline_maps::{Caller, ringbuf, ringbuf::Ring};
 use beeline_uapi::{Errno, MapType};
 use common::{
     HASHES, LRU_HASHES, Ours, caller, spec,
@@ -212,7 +212,7 @@ fn ring_output() {
         assert_eq!(ring.query(0), 0);
     });
     assert!(steps > 50 && ring.query(3) == 28 + 4 + 48);
-    assert_eq!(ring::HEADER, 8);
+    assert_eq!(ringbuf::HEADER, 8);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use beeline_maps::{Caller, Map, ring::Ring};
+use beeline_maps::{Caller, Map, ringbuf::Ring};
 use beeline_uapi::{Errno, MapType};
 use common::{
     Consumer, Ours, caller,

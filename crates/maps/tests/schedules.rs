@@ -12,7 +12,7 @@ use std::{
     sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed},
 };
 
-use beeline_maps::{Caller, Map, ring::Ring};
+use beeline_maps::{Caller, Map, ringbuf::Ring};
 use beeline_uapi::Errno;
 use common::{
     Consumer, Ours, caller,

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use beeline_maps::{Caller, Map, ring::Ring};
+use beeline_maps::{Caller, Map, ringbuf::Ring};
 use common::{
     Memory, Ours, caller,
     children::{kill, random},

@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use beeline_maps::ring::Ring;
+use beeline_maps::ringbuf::Ring;
 use beeline_uapi::{Errno, MapType};
 use common::{Ours, caller, spec};
 use proptest::prelude::*;

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use beeline_maps::{Caller, Map, Spec, user_ring::UserRing};
+use beeline_maps::{Caller, Map, Spec, user_ringbuf::UserRing};
 use beeline_uapi::{Errno, MapType, flags};
 use common::{
     Ours, Producer, caller,

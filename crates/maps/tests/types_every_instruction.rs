@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use beeline_maps::{Caller, Spec, user_ring::UserRing};
+use beeline_maps::{Caller, Spec, user_ringbuf::UserRing};
 use beeline_uapi::{Errno, MapType, flags};
 use common::{
     Ours, caller, spec,

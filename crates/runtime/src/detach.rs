@@ -24,10 +24,10 @@ use beeline_uapi::Errno;
 use libc::user_regs_struct;
 
 use crate::error::Error;
+use crate::kernel_uprobes::{Text, beside, kernel_uprobes};
 use crate::liveness::SessionId;
 use crate::proc::{self, all_processes};
 use crate::sigaction::{self, Handler, Removal};
-use crate::uprobes::{Text, beside, kernel_uprobes};
 use crate::{patch, retry_open};
 
 use find::is_a;

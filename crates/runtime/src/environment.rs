@@ -22,9 +22,9 @@ use crate::engines::Compiled;
 use crate::error::{Error, os};
 use crate::liveness::SessionId;
 use crate::map::MapObject;
+use crate::perf_ring::Ring;
 use crate::private::Private;
 use crate::program::Program;
-use crate::ring::Ring;
 use crate::shared::Shared;
 use crate::sigaction;
 use crate::tasks::Tasks;
@@ -642,7 +642,7 @@ pub fn manifest(shared: &Shared, target: Option<(&Private, u32)>) -> abi::Manife
 
 #[cfg(test)]
 mod tests {
-    use beeline_agent::loads::{LONGEST, decode};
+    use beeline_agent::fault_fixup::{LONGEST, decode};
     use beeline_codegen::{Baseline, Compiler, Machine};
     use iced_x86::{Code, Decoder, OpKind};
 

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use beeline_codegen::MapShape;
-use beeline_maps::user_ring::UserRing;
-use beeline_maps::{Caller, Fields, Kind, Layout, Map, Spec, ring};
+use beeline_maps::user_ringbuf::UserRing;
+use beeline_maps::{Caller, Fields, Kind, Layout, Map, Spec, ringbuf};
 use beeline_uapi::{Errno, flags};
 use beeline_verifier::program;
 use beeline_verifier::types::{KernelTypes, ProgramTypes};
@@ -22,7 +22,7 @@ use crate::liveness::SessionId;
 use crate::memory::Memory;
 use crate::notifier::{Source, wakeup_fd};
 use crate::objects::{self, Elements, Object, ProgramKind};
-use crate::ring::Ring;
+use crate::perf_ring::Ring;
 
 /// The owner's tag of Beeline itself in a map's locks; targets' tags begin above it.
 pub const RUNTIME_OWNER: u32 = 1;
@@ -226,7 +226,7 @@ impl MapObject {
 
     /// True if it is a ring buffer that has something to read.
     pub fn is_readable(&self) -> bool {
-        ring::Ring::of(&self.map).is_some_and(|ring| ring.readable().is_some())
+        ringbuf::Ring::of(&self.map).is_some_and(|ring| ring.readable().is_some())
     }
 
     /// True if its elements are objects.
@@ -269,7 +269,7 @@ impl Source for MapObject {
             let position = ring.consumed();
             return self.seen.swap(position, Relaxed) != position;
         }
-        let Some(ring) = ring::Ring::of(&self.map) else {
+        let Some(ring) = ringbuf::Ring::of(&self.map) else {
             return false;
         };
         // Once for each position that the tool has got to: whatever is finished behind it is read

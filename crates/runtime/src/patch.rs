@@ -11,8 +11,8 @@ use beeline_inject::{Stopped, signal_frames};
 
 use crate::detach::Layers;
 use crate::error::Error;
+use crate::kernel_uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 use crate::proc;
-use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 
 /// Bytes that are stored over code.
 #[derive(Debug, Clone)]

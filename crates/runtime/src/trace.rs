@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use beeline_agent::abi::TraceLine;
-use beeline_maps::ring::{self, Record};
+use beeline_maps::ringbuf::{self, Record};
 use beeline_uapi::{Errno, MapType};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::OFlags;
@@ -196,8 +196,8 @@ impl Shared {
         }
     }
 
-    fn ring(&self) -> Option<ring::Ring<'_>> {
-        ring::Ring::of(self.map.here())
+    fn ring(&self) -> Option<ringbuf::Ring<'_>> {
+        ringbuf::Ring::of(self.map.here())
     }
 
     fn pipes(&self) -> std::sync::MutexGuard<'_, Vec<OwnedFd>> {
@@ -310,7 +310,7 @@ mod tests {
         }
 
         fn print(&self, record: &[u8]) {
-            let ring = ring::Ring::of(self.trace.map().here()).unwrap();
+            let ring = ringbuf::Ring::of(self.trace.map().here()).unwrap();
             ring.output(record, 0, &MapObject::caller()).unwrap();
         }
 
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn what_is_lost_is_counted() {
         let setting = Setting::new();
-        let ring = ring::Ring::of(setting.trace.map().here()).unwrap();
+        let ring = ringbuf::Ring::of(setting.trace.map().here()).unwrap();
         let mut fits = 0;
         while ring.output(&[b'x'; 1000], 0, &MapObject::caller()).is_ok() {
             fits += 1;

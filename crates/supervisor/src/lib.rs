@@ -17,7 +17,6 @@
 pub mod attr;
 pub mod bpffs;
 mod call;
-mod filter;
 mod hot_sites;
 pub mod keys;
 mod memory;
@@ -25,6 +24,7 @@ mod mode;
 mod notify;
 mod root;
 mod scratch;
+mod seccomp_filter;
 mod server;
 mod spawn;
 

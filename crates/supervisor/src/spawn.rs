@@ -24,7 +24,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::notify::{Listener, Reply};
 use crate::server::{Answers, Fallback, Server};
-use crate::{Error, Options, filter};
+use crate::{Error, Options, seccomp_filter};
 
 /// A tool that runs under the supervisor.
 ///
@@ -68,7 +68,7 @@ impl Tool {
         let mut command = Command::new(program);
         command.args(arguments);
         let name = program.to_string_lossy().into_owned();
-        let filter = filter::program(options);
+        let filter = seccomp_filter::program(options);
         let options = options.clone();
 
         let (started, start) = mpsc::sync_channel(1);

@@ -34,16 +34,16 @@ mod log_text;
 mod loops;
 mod maps;
 mod memory;
+mod memory_estimate;
 mod oracle;
 mod precision;
 mod print;
 mod print_all;
+mod prune;
 mod references;
 mod shape;
 mod stack;
 mod step;
-mod visited;
-mod weight;
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

@@ -3,7 +3,7 @@
 
 #[cfg(target_os = "none")]
 mod freestanding {
-    use beeline_agent::{enter, fast_path, helpers, natives, signals, syscalls, unwinding};
+    use beeline_agent::{builtin_probes, enter, fast_path, helpers, signals, syscalls, unwinding};
 
     // The blob starts with the offsets of its entry points, in the order of
     // `beeline_agent::abi::EntryPoints`.
@@ -29,7 +29,7 @@ mod freestanding {
         leave = sym enter::beeline_leave,
         signal = sym signals::beeline_signal,
         helpers = sym helpers::beeline_helpers,
-        sigaction = sym natives::beeline_sigaction,
+        sigaction = sym builtin_probes::beeline_sigaction,
         find_object = sym unwinding::beeline_find_object,
         iterate_objects = sym unwinding::beeline_iterate_objects,
         landing = sym unwinding::beeline_landing,

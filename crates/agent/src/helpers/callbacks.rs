@@ -4,7 +4,7 @@
 //! lock or a reference to the run's context while the program runs in it.
 
 use beeline_isa::abi::{Helper, Run};
-use beeline_maps::user_ring::{Drain, UserRing};
+use beeline_maps::user_ringbuf::{Drain, UserRing};
 use beeline_uapi::Errno;
 use beeline_uapi::flags;
 

@@ -5,7 +5,7 @@
 //! into a program make their own.
 
 use beeline_isa::abi::Run;
-use beeline_maps::ring;
+use beeline_maps::ringbuf;
 
 use super::maps::caller;
 use super::output::commit;
@@ -147,7 +147,7 @@ pub unsafe extern "sysv64" fn ringbuf_reserve_dynptr(
     if size > Dynptr::MOST {
         return failed(E2BIG);
     }
-    let record = ring::Ring::of(&handle.map)
+    let record = ringbuf::Ring::of(&handle.map)
         .and_then(|ring| ring.reserve(size.into(), 0, &caller(context)).ok())
         .and_then(|record| Dynptr::new(record, size, Kind::Ringbuf));
     match record {

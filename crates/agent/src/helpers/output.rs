@@ -5,7 +5,7 @@ use core::slice;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use beeline_isa::abi::Run;
-use beeline_maps::{perf, ring};
+use beeline_maps::{perf, ringbuf};
 
 use super::maps::caller;
 use super::{context, failed};
@@ -81,7 +81,7 @@ pub unsafe extern "sysv64" fn ringbuf_output(
             slice::from_raw_parts(data as *const u8, size as usize),
         )
     };
-    let Some(ring) = ring::Ring::of(&handle.map) else {
+    let Some(ring) = ringbuf::Ring::of(&handle.map) else {
         return failed(EINVAL);
     };
     match ring.output(data, flags, &caller(context)) {
@@ -104,7 +104,7 @@ pub unsafe extern "sysv64" fn ringbuf_reserve(
 ) -> u64 {
     // SAFETY: called by a program with its own run and one of its own maps.
     let (context, handle) = unsafe { (context(run), &*(map as *const MapHandle)) };
-    let Some(ring) = ring::Ring::of(&handle.map) else {
+    let Some(ring) = ringbuf::Ring::of(&handle.map) else {
         return 0;
     };
     ring.reserve(size, flags, &caller(context))
@@ -148,7 +148,7 @@ pub unsafe extern "sysv64" fn ringbuf_query(
 ) -> u64 {
     // SAFETY: called by a program with one of its own maps.
     let handle = unsafe { &*(map as *const MapHandle) };
-    ring::Ring::of(&handle.map).map_or(0, |ring| ring.query(what))
+    ringbuf::Ring::of(&handle.map).map_or(0, |ring| ring.query(what))
 }
 
 /// Hands a record back to the ring that it lies in: one of the program's own maps.
@@ -160,7 +160,8 @@ pub unsafe fn commit(context: &Context, data: u64, discard: bool, flags: u64) ->
     for i in 0..context.run.map_count {
         // SAFETY: the run's table has `map_count` handles.
         let handle = unsafe { &*(*context.run.maps.add(i) as *const MapHandle) };
-        if let Some(ring) = ring::Ring::of(&handle.map).filter(|ring| ring.owns(data as *const u8))
+        if let Some(ring) =
+            ringbuf::Ring::of(&handle.map).filter(|ring| ring.owns(data as *const u8))
         {
             let wake = ring.commit(data as *mut u8, discard, flags);
             ring_doorbell(context, wake);

@@ -12,7 +12,7 @@ use core::mem::size_of;
 use core::sync::atomic::Ordering::Acquire;
 
 use beeline_isa::abi::Run;
-use beeline_maps::ring;
+use beeline_maps::ringbuf;
 
 use super::maps::caller;
 use super::{context, failed, identity, output, time};
@@ -134,7 +134,7 @@ unsafe fn print_line(
     // SAFETY: the context's target outlives the run, and its trace buffer's handle lies in the same
     // pool.
     let handle = unsafe { ((*context.target).trace.load(Acquire) as *const MapHandle).as_ref() };
-    let Some(ring) = handle.and_then(|handle| ring::Ring::of(&handle.map)) else {
+    let Some(ring) = handle.and_then(|handle| ringbuf::Ring::of(&handle.map)) else {
         return Ok(len);
     };
     let line = TraceLine {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use beeline_codegen::Error;
-use beeline_codegen::decision::{Decision, Decisions, Leaf};
+use beeline_codegen::switch::{Decision, Decisions, Leaf};
 use beeline_isa::abi::TAIL_CALL;
 use beeline_isa::{Cond, FRAME_POINTER, MAY_GOTO_LIMIT, Op, Operand, Size};
 use beeline_verifier::Function;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::decision::{Decision, Leaf};
+use crate::switch::{Decision, Leaf};
 
 /// Fewer values are found as fast by comparing.
 const MIN_CASES: usize = 8;

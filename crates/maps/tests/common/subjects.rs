@@ -1,6 +1,6 @@
 //! The map types as data, for tests that do the same with each.
 
-use beeline_maps::{Caller, Map, Spec, ring::Ring};
+use beeline_maps::{Caller, Map, Spec, ringbuf::Ring};
 use beeline_uapi::{Errno, MapType};
 
 use super::{Consumer, Ours, caller, children::random, spec};

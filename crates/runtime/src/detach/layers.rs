@@ -8,8 +8,8 @@ use beeline_inject::Process;
 
 use super::{Presence, SiteFacts, presences};
 use crate::error::Error;
+use crate::kernel_uprobes::Stored;
 use crate::liveness::SessionId;
-use crate::uprobes::Stored;
 
 /// The patch that a new one is to lie over.
 #[derive(Debug, Clone)]

@@ -12,10 +12,10 @@ use beeline_inject::{Process, Region, Stopped};
 use super::{INT3, read};
 use crate::environment::AGENT;
 use crate::error::Error;
+use crate::kernel_uprobes::Stored;
 use crate::liveness::PREFIX;
 use crate::patch::Going;
 use crate::private::Private;
-use crate::uprobes::Stored;
 
 /// The most programs at one site, and in all. More than this is taken for garbage.
 const MAX_PROGRAMS: usize = 1 << 10;

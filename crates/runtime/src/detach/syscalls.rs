@@ -9,7 +9,7 @@ use beeline_inject::{Process, Stopped, signal_frames};
 
 use super::{INT3, JUMP, Presence};
 use crate::error::Error;
-use crate::uprobes::{beside, kernel_uprobes};
+use crate::kernel_uprobes::{beside, kernel_uprobes};
 
 /// The length of a `syscall` instruction. The kernel moves back by it to restart a call.
 const SYSCALL_LEN: u64 = 2;

@@ -10,10 +10,10 @@ use beeline_inject::Region;
 use super::{Body, Hold, Hooked, NATIVE, Request, Target};
 use crate::backend::Id;
 use crate::error::Error;
+use crate::kernel_uprobes::Stored;
 use crate::link::FilePlace;
 use crate::patch;
 use crate::sigaction::{self, Handler};
-use crate::uprobes::Stored;
 
 impl Target {
     /// Installs the agent's handler for those of the signals that have none yet.

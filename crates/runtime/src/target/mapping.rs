@@ -18,9 +18,9 @@ use crate::environment::{Bases, Environment, manifest, pid_namespace};
 use crate::error::{Error, os};
 use crate::map::MapObject;
 use crate::objects::{Object, Reachable};
+use crate::perf_ring::Ring;
 use crate::private::{Private, find_tid_offset};
 use crate::proc;
-use crate::ring::Ring;
 use crate::trampoline_pool::{ARENA_BYTES, Pool};
 
 impl Target {

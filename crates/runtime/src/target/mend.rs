@@ -18,8 +18,8 @@ use beeline_hook::{Kind, Reason};
 use super::{Hold, Hooked, Target};
 use crate::detach::Layers;
 use crate::error::Error;
+use crate::kernel_uprobes::{Stored, Text, beside, kernel_uprobes};
 use crate::patch;
-use crate::uprobes::{Stored, Text, beside, kernel_uprobes};
 
 /// The pause between looks at sites beside kernel uprobes, as those go without notice.
 const AGAIN: Duration = Duration::from_secs(1);

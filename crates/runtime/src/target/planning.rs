@@ -9,9 +9,9 @@ use beeline_hook::{Function, Kind, Plan, Reason};
 use super::{Cover, Hold, Landing, Request, Target};
 use crate::detach::{Beneath, presences};
 use crate::error::Error;
+use crate::kernel_uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 use crate::liveness::SessionId;
 use crate::patch;
-use crate::uprobes::{Stored, Text, beside, is_call_of_kernels, kernel_uprobes};
 
 /// The plan for a new site, and the code that was there when it was made.
 #[derive(Debug, Clone)]

@@ -13,8 +13,8 @@ use super::planning::Planned;
 use super::{Attached, Body, Hold, Hooked, Landing, Request, TRAMPOLINE_BYTES, Target};
 use crate::detach::{Beneath, Layers};
 use crate::error::{Error, os};
+use crate::kernel_uprobes::{Stored, Text, beside};
 use crate::patch;
-use crate::uprobes::{Stored, Text, beside};
 
 impl Hooked {
     /// Returns where its trampoline may be.

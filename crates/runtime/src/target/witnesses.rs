@@ -22,8 +22,8 @@ use super::{Hold, Target};
 use crate::detach::still_there;
 use crate::environment::Environment;
 use crate::error::{Error, os};
+use crate::kernel_uprobes::{open_mapped, stored_by_kernel};
 use crate::memory::PAGE;
-use crate::uprobes::{open_mapped, stored_by_kernel};
 
 /// Bytes between a target's program and the witnesses, as long as there is room. What is nearer is
 /// left to trampolines and the heap.

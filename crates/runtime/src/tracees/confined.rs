@@ -12,10 +12,10 @@ use libc::user_regs_struct;
 
 use super::serve_upcalls::thread_that_asks;
 use super::{Tracees, lock};
-use crate::confine;
 use crate::detach;
 use crate::error::Error;
 use crate::liveness::SessionId;
+use crate::seccomp_analysis;
 use crate::target::Target;
 
 /// The time that a process that was let go gets to install its filter. After that the kernel says
@@ -110,7 +110,8 @@ fn harms_us(process: &Process, regs: &PtRegs) -> bool {
         false => (regs.di == u64::from(libc::SECCOMP_SET_MODE_STRICT), regs.dx),
     };
     is_strict
-        || confine::filter_at(process, filter).is_some_and(|filter| !confine::lets_us_pass(&filter))
+        || seccomp_analysis::filter_at(process, filter)
+            .is_some_and(|filter| !seccomp_analysis::lets_us_pass(&filter))
 }
 
 /// Returns the registers for a thread that is to make again a call that it has begun: it stands at

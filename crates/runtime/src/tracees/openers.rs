@@ -15,7 +15,7 @@ use beeline_inject::{Hold as Held, Loaded, Watched, holds, regions_of};
 use super::candidates::is_part_of_us;
 use super::{Tracees, lock};
 use crate::error::Error;
-use crate::opens::{Gate, HeldOpen, Inode, Opens};
+use crate::fanotify::{Gate, HeldOpen, Inode, Opens};
 use crate::proc;
 use crate::retry_open;
 use crate::scope::Scope;

@@ -15,8 +15,8 @@ use crate::baseline::liveness::{Liveness, Loops};
 use crate::baseline::outline::{Labels, Outline};
 use crate::baseline::walk::Target;
 use crate::code::Error;
-use crate::decision::Decisions;
 use crate::registers::RegisterSet;
+use crate::switch::Decisions;
 
 /// A program on its way to machine code.
 pub(crate) struct Emitter<'a> {

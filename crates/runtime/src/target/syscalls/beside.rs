@@ -14,9 +14,9 @@ use beeline_inject::Process;
 
 use super::stubs::Stored;
 use crate::error::Error;
+use crate::kernel_uprobes::kernel_uprobes;
 use crate::memory::PAGE;
 use crate::target::{Hold, Target};
-use crate::uprobes::kernel_uprobes;
 
 /// The pause between looks.
 const PAUSE: Duration = Duration::from_secs(5);

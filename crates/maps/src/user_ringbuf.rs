@@ -17,7 +17,7 @@ use crate::{
     Caller, Kind, Map,
     layout::PAGE,
     lock,
-    ring::{BUSY, DISCARD, HEADER},
+    ringbuf::{BUSY, DISCARD, HEADER},
     words,
 };
 

@@ -28,7 +28,7 @@ const SLEEPS: u32 = 64;
 /// Holds threads of one process. It must stay on the thread that made it. Dropping it lets them all
 /// go.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct HeldThreads {
     pub process: Process,
     pub tracees: Vec<Tracee>,
     /// When the first thread was asked to stop.
@@ -67,7 +67,7 @@ pub(crate) enum State {
     Gone,
 }
 
-impl Session {
+impl HeldThreads {
     /// Stops every thread of the process.
     ///
     /// If this fails the caller's thread must end: that is the only way to let go of a thread of
@@ -497,7 +497,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for HeldThreads {
     fn drop(&mut self) {
         // Whatever could not be put back or let go has ended, or is let go by the kernel when this
         // thread ends.

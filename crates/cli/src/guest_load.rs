@@ -15,7 +15,7 @@ use beeline_vm_loader::{Attachment, Guest, Loaded, Selection, Watching};
 use beeline_vm_protocol::address::Address;
 use clap::Args;
 
-use crate::guest::Certificates;
+use crate::run_guest::Certificates;
 use crate::{ending, say};
 use lines::Printer;
 
