@@ -188,11 +188,17 @@ pub(crate) fn guards(window: &[Displaced], padding: &[Displaced], live: Live) ->
         .map(|way| whole(way, &code))
         .unwrap_or_default();
     if let Some(way) = ways.first_mut() {
-        way.stands_two = whole.is_empty();
+        way.stands_two |= whole.is_empty();
     }
     ways.splice(0..0, whole);
     ways.iter_mut().for_each(|way| trap_further(way, window));
-    ways.dedup();
+    ways.dedup_by(|next, way| {
+        let as_other = Guard {
+            stands_two: way.stands_two,
+            ..next.clone()
+        };
+        as_other == *way
+    });
     ways
 }
 
@@ -227,7 +233,7 @@ fn short(first: &Displaced, code: &[Displaced]) -> Vec<Guard> {
             tail,
             traps: Vec::new(),
             inner: inner(code),
-            stands_two: false,
+            stands_two: true,
         };
         return if relocate::is_call(&first.instruction) {
             Vec::new()

@@ -59,7 +59,7 @@ pub use error::{Error, Refusal, is_of_too_many_files, with_remedy};
 pub use files::Mapping;
 pub use frames::{SignalFrame, signal_frames};
 pub use holds::{Hold, Holds, holds};
-pub use masks::Unblocked;
+pub use masks::{Unblocked, Unblocking};
 pub use proc::Asleep;
 pub use process::{Options, Process, Seccomp};
 pub use regions::{Permissions, Region, regions_of};

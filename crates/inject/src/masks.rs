@@ -1,47 +1,63 @@
 //! The signals that held threads block.
 
+use std::collections::BTreeSet;
+
 use crate::held_threads::State;
 use crate::{Error, Stopped, ptrace};
 
 /// A thread that no longer blocks a signal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unblocked {
     tid: i32,
     /// The mask that it has now.
     mask: u64,
 }
 
+/// The outcome of [`Stopped::unblock`].
+#[derive(Debug, Default)]
+pub struct Unblocking {
+    /// The threads that were changed.
+    pub changed: Vec<Unblocked>,
+    /// A thread that blocks the signal still.
+    pub blocking: Option<i32>,
+}
+
 impl Stopped {
-    /// Unblocks `signal` in the threads that block it, and returns those threads.
+    /// Unblocks `signal` in the threads that block it.
     ///
-    /// A thread that waits in a call with a mask of its own (`sigsuspend`, `ppoll`) is left as it
-    /// is, and so is one for which the signal is pending.
+    /// A thread that waits in a call with another mask than its own (`sigsuspend`, `ppoll`) is left
+    /// as it is, and so is one for which the signal is pending.
     ///
     /// # Errors
     ///
     /// [`Error::Exited`] if the target has been killed.
-    pub fn unblock(&mut self, signal: i32) -> Result<Vec<Unblocked>, Error> {
-        self.run(move |session| {
-            let held = |at: &usize| session.tracees[*at].state == State::Held;
-            let mut unblocked = Vec::new();
-            for at in (0..session.tracees.len()).filter(held) {
-                let tracee = &session.tracees[at];
-                let mask = ptrace::signal_mask(tracee.tid)?;
-                let without = mask & !bit(signal);
-                if mask == without || tracee.waits_with_other_mask() {
+    pub fn unblock(&mut self, signal: i32) -> Result<Unblocking, Error> {
+        let signal = bit(signal);
+        self.run(move |held| {
+            let mut outcome = Unblocking::default();
+            let threads = held.tracees.iter();
+            for thread in threads.filter(|one| one.state == State::Held) {
+                let tid = thread.tid;
+                // In a call with another mask this is the one that the thread has afterwards.
+                let mask = ptrace::signal_mask(tid)?;
+                let waits = thread.waits_with_other_mask();
+                if mask & signal == 0 && !waits {
                     continue;
                 }
-                let status = session.process.thread_status(tracee.tid)?;
-                if status.pending & bit(signal) != 0 {
+                let status = held.process.thread_status(tid).unwrap_or_default();
+                let is_other = waits && status.blocked != mask;
+                if (mask | status.blocked) & signal == 0 {
                     continue;
                 }
-                ptrace::set_signal_mask(tracee.tid, without)?;
-                unblocked.push(Unblocked {
-                    tid: tracee.tid,
-                    mask: without,
-                });
+                if is_other || status.pending & signal != 0 {
+                    outcome.blocking = Some(tid);
+                    continue;
+                }
+                let mask = mask & !signal;
+                ptrace::set_signal_mask(tid, mask)?;
+                outcome.changed.push(Unblocked { tid, mask });
             }
-            Ok(unblocked)
+            Ok(outcome)
         })
     }
 
@@ -51,20 +67,19 @@ impl Stopped {
     /// # Errors
     ///
     /// [`Error::Exited`] if the target has been killed.
-    pub fn block_again(&mut self, signal: i32, unblocked: Vec<Unblocked>) -> Result<(), Error> {
-        self.run(move |session| {
-            for tracee in session
-                .tracees
-                .iter()
-                .filter(|one| one.state == State::Held)
-            {
-                let is_it = |one: &&Unblocked| one.tid == tracee.tid;
-                let known = unblocked.iter().rfind(is_it);
-                let is_free = !tracee.waits_with_other_mask();
-                if let Some(one) = known.filter(|_| is_free)
-                    && ptrace::signal_mask(one.tid)? == one.mask
-                {
-                    ptrace::set_signal_mask(one.tid, one.mask | bit(signal))?;
+    pub fn block_again(
+        &mut self,
+        signal: i32,
+        unblocked: BTreeSet<Unblocked>,
+    ) -> Result<(), Error> {
+        self.run(move |held| {
+            let threads = held.tracees.iter();
+            for thread in threads.filter(|one| one.state == State::Held) {
+                let tid = thread.tid;
+                let mask = ptrace::signal_mask(tid)?;
+                let is_ours = unblocked.contains(&Unblocked { tid, mask });
+                if is_ours && !thread.waits_with_other_mask() {
+                    ptrace::set_signal_mask(tid, mask | bit(signal))?;
                 }
             }
             Ok(())

@@ -376,8 +376,8 @@ impl Presence {
         let mut now = vec![0; site.patch.len()];
         !site.is_breakpoint
             && read(site.address, &mut now)
-            && now[1..] == site.patch[1..]
-            && site.patch[1..] != site.file[1..]
+            && now.get(1..) == site.patch.get(1..)
+            && site.patch.get(1..) != site.file.get(1..)
             && self.jumps_here(site.address, &now)
     }
 

@@ -301,17 +301,20 @@ pub struct Blocking {
     pub is_running: bool,
 }
 
-/// Returns a thread of the process that has the signal blocked.
-pub fn thread_blocking(pid: i32, signal: i32) -> Option<Blocking> {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    threads.flatten().find_map(|thread| {
+/// Returns the threads of the process that have the signal blocked, and have not ended.
+pub fn threads_blocking(pid: i32, signal: i32) -> Vec<Blocking> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return Vec::new();
+    };
+    let blocking = threads.flatten().filter_map(|thread| {
         let status = proc::text(thread.path().join("status")).ok()?;
-        let blocked = status
-            .lines()
-            .find_map(|line| line.strip_prefix("SigBlk:"))?;
-        let mask = u64::from_str_radix(blocked.trim(), 16).ok()?;
-        let is_running = status.lines().any(|line| line.starts_with("State:\tR"));
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+        let state = field("State:")?.trim_start();
+        let mask = u64::from_str_radix(field("SigBlk:")?.trim(), 16).ok()?;
         let tid = thread.file_name().to_str()?.parse().ok()?;
-        (mask >> (signal - 1) & 1 == 1).then_some(Blocking { tid, is_running })
-    })
+        let is_running = state.starts_with('R');
+        let blocks = mask >> (signal - 1) & 1 == 1 && !state.starts_with(['Z', 'X']);
+        blocks.then_some(Blocking { tid, is_running })
+    });
+    blocking.collect()
 }

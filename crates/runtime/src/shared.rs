@@ -1,6 +1,6 @@
 //! The state that all targets of a session share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::sync::atomic::AtomicU64;
@@ -40,7 +40,7 @@ pub struct Shared {
     /// detached. Each may put something out of reach.
     pub removals: AtomicU64,
     /// Threads by process that are to block SIGTRAP again when the session leaves.
-    unblocked: Mutex<BTreeMap<i32, Vec<Unblocked>>>,
+    unblocked: Mutex<BTreeMap<i32, BTreeSet<Unblocked>>>,
     /// See [`Self::task_layout`].
     task_layout: OnceLock<Option<TaskLayout>>,
     /// See [`Self::kernel_types`].
@@ -77,12 +77,17 @@ impl Shared {
         }
     }
 
+    /// The processes that [`Self::note_unblocked`] has noted threads of.
+    pub fn processes_unblocked(&self) -> Vec<i32> {
+        self.unblocked().keys().copied().collect()
+    }
+
     /// Takes the threads that [`Self::note_unblocked`] has noted for a process.
-    pub fn take_unblocked(&self, pid: i32) -> Vec<Unblocked> {
+    pub fn take_unblocked(&self, pid: i32) -> BTreeSet<Unblocked> {
         self.unblocked().remove(&pid).unwrap_or_default()
     }
 
-    fn unblocked(&self) -> std::sync::MutexGuard<'_, BTreeMap<i32, Vec<Unblocked>>> {
+    fn unblocked(&self) -> std::sync::MutexGuard<'_, BTreeMap<i32, BTreeSet<Unblocked>>> {
         let unblocked = self.unblocked.lock();
         unblocked.unwrap_or_else(PoisonError::into_inner)
     }

@@ -156,22 +156,23 @@ impl Target {
     pub(super) fn check_trap_unblocked(&self, hold: &mut Hold<'_>) -> Result<(), Error> {
         // While Beeline holds it, no other session does; another session's calls are made with all
         // signals blocked.
-        let blocking = hold.with(&self.process, |stopped| {
+        let outcome = hold.with(&self.process, |stopped| {
             stopped.restore_threads()?;
-            let unblocked = stopped.unblock(libc::SIGTRAP)?;
-            self.shared.note_unblocked(self.process.pid(), unblocked);
-            Ok(self.thread_blocking_traps())
+            Ok(stopped.unblock(libc::SIGTRAP)?)
         })?;
-        match blocking {
+        let pid = self.process.pid();
+        self.shared.note_unblocked(pid, outcome.changed);
+        match outcome.blocking {
             None => Ok(()),
-            Some(patch::Blocking { tid, .. }) => Err(self.error(format!(
+            Some(tid) => Err(self.error(format!(
                 "the site can only be hooked by a breakpoint, and thread {tid} blocks SIGTRAP: it would be killed there"
             ))),
         }
     }
 
-    pub(super) fn thread_blocking_traps(&self) -> Option<patch::Blocking> {
-        patch::thread_blocking(self.process.pid(), libc::SIGTRAP)
+    /// The threads that block SIGTRAP.
+    pub(super) fn threads_blocking_traps(&self) -> Vec<patch::Blocking> {
+        patch::threads_blocking(self.process.pid(), libc::SIGTRAP)
     }
 
     /// Turns jumps into breakpoints at sites where a breakpoint was not possible when they were
@@ -199,21 +200,31 @@ impl Target {
 
     /// True if a site is hooked by a jump that some kernel uprobe would make lead astray.
     fn is_unguarded(&self, site: &Hooked) -> bool {
-        let is_bare = matches!(site.plan.kind, Kind::Jump)
-            && site
-                .landing
-                .as_ref()
-                .is_none_or(|landing| !landing.is_whole)
+        let landing = site.landing.as_ref();
+        landing.is_none_or(|landing| !landing.is_whole) && self.may_be_demoted(site)
+    }
+
+    /// True if a breakpoint may take the place of a site's jump: not where that lies over another
+    /// session's patch or over a system call's jump, nor where the agent needs a jump.
+    pub(super) fn may_be_demoted(&self, site: &Hooked) -> bool {
+        matches!(site.plan.kind, Kind::Jump)
             && site.beneath.is_none()
-            && !site.runs(NATIVE);
-        // Over a system call's jump a breakpoint is no better.
-        is_bare
+            && !site.runs(NATIVE)
             && self.environment.as_ref().is_some_and(|environment| {
                 // SAFETY: the record was placed in the home pool as a `Site`.
                 let record = unsafe { environment.home.get::<Site>(site.record) };
                 let Stored { original, file, .. } = Stored::of(record);
                 original == file
             })
+    }
+
+    /// True if one more site can be hooked by a breakpoint.
+    pub(super) fn has_room_for_breakpoint(&self) -> bool {
+        let environment = self.environment.as_ref();
+        environment.is_some_and(|environment| {
+            let mut table = environment.record().breakpoints.iter();
+            table.any(|place| place.load(SeqCst) == 0)
+        })
     }
 
     /// Replaces one entry of the breakpoint table. Returns false if `old` is not in it.

@@ -6,7 +6,7 @@
 //! further inside, the site becomes a breakpoint, so that the kernel sees its instruction run where
 //! it is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
@@ -53,6 +53,10 @@ pub(super) struct Neighbours {
     blocked: Option<Instant>,
     /// When threads that have begun to block it were last looked for.
     unblocked: Option<Instant>,
+    /// The threads that blocked it then.
+    blocking: BTreeSet<i32>,
+    /// Jumps that could not be made breakpoints, and when that was tried.
+    refused: BTreeMap<u64, Instant>,
 }
 
 impl Neighbours {
@@ -157,13 +161,14 @@ impl Target {
         self.neighbours.is_uncovered = false;
         let found = self.store_again()?;
         self.neighbours.seen = disturbances;
-        for address in found.inside {
-            self.demote(address, Reason::AnotherProbe, &mut Hold::Brief)?;
-        }
-        for address in found.fragile {
-            self.demote(address, Reason::Unguarded, &mut Hold::Brief)?;
-        }
-        Ok(())
+        let inside = found.inside.into_iter();
+        let inside = inside.map(|address| (address, Reason::AnotherProbe));
+        let fragile = found.fragile.into_iter();
+        let fragile = fragile.map(|address| (address, Reason::Unguarded));
+        // One that fails keeps no other from it.
+        let outcomes = inside.chain(fragile).collect::<Vec<_>>().into_iter();
+        let outcomes = outcomes.map(|(at, reason)| self.demote(at, reason, &mut Hold::Brief));
+        outcomes.fold(Ok(()), Result::and)
     }
 
     /// Looks for kernel uprobes that no thread reports, and returns what is new as text for people.
@@ -195,7 +200,12 @@ impl Target {
         // A failure is tried again.
         self.neighbours.has_failed = probed.is_err();
         let probed = probed.unwrap_or_default();
-        let jumps = ranges.into_iter().filter(|one| !blind.contains(&one.start));
+        let is_jump = |one: &&Range<u64>| !blind.contains(&one.start);
+        // Threads come to its traps from now on.
+        let mut jumps = ranges.iter().filter(is_jump);
+        self.neighbours.is_uncovered |= jumps.any(|jump| probed.contains(&jump.start));
+        let jumps: Vec<_> = ranges.iter().filter(is_jump).cloned().collect();
+        let jumps = jumps.into_iter();
         for jump in jumps.filter(|jump| is_only_inside(jump, &probed)) {
             let reason = Reason::AnotherProbe;
             if self.demote(jump.start, reason, &mut Hold::Brief).is_err() {
@@ -248,18 +258,19 @@ impl Target {
         at.is_some_and(|at| self.process.read_memory(at, &mut word).is_ok()) && word != [0; 4]
     }
 
-    /// Is a site hooked by a jump that would lead a thread astray if, beside a kernel uprobe at the site, another one inside the jump
-    /// went?
+    /// Returns whether a site is hooked by a jump that would lead a thread astray if, beside a
+    /// kernel uprobe at the site, another one inside the jump went.
     fn is_fragile(&self, address: u64) -> bool {
         let site = self.sites.get(&address);
         site.is_some_and(|site| {
             let landing = site.landing.as_ref();
             let stands = landing.is_some_and(|one| one.is_whole && one.guard.stands_two);
-            matches!(site.plan.kind, Kind::Jump) && site.beneath.is_none() && !stands
+            !stands && self.may_be_demoted(site)
         })
     }
 
-    /// Stores the patches again that kernel uprobes have left incomplete. Gives the jumps that are to become breakpoints.
+    /// Stores the patches again that kernel uprobes have left incomplete. Returns the jumps that are
+    /// to become breakpoints.
     fn store_again(&mut self) -> Result<Found, Error> {
         let disturbed_at = self.disturbed_at();
         let sites = self.patches(|_| true)?;
@@ -398,10 +409,12 @@ impl Target {
             return;
         }
         self.neighbours.unblocked = Some(Instant::now());
-        let blocking = self.thread_blocking_traps();
-        if blocking.is_some_and(|one| !one.is_running)
-            && self.check_trap_unblocked(&mut Hold::Brief).is_err()
-        {
+        let blocking = self.threads_blocking_traps();
+        let before = &self.neighbours.blocking;
+        let lasts = |one: &patch::Blocking| !one.is_running || before.contains(&one.tid);
+        let is_due = blocking.iter().any(lasts);
+        self.neighbours.blocking = blocking.iter().map(|one| one.tid).collect();
+        if is_due && self.check_trap_unblocked(&mut Hold::Brief).is_err() {
             self.neighbours.blocked = Some(Instant::now());
         }
     }
@@ -409,8 +422,12 @@ impl Target {
     /// Waits until no thread blocks SIGTRAP. Returns false if one seems to do so for good.
     fn wait_for_unblocking(&self) -> bool {
         let since = Instant::now();
-        while let Some(blocking) = self.thread_blocking_traps() {
-            let patience = match blocking.is_running {
+        loop {
+            let blocking = self.threads_blocking_traps();
+            if blocking.is_empty() {
+                return true;
+            }
+            let patience = match blocking.iter().all(|one| one.is_running) {
                 true => RUNNING,
                 false => ASLEEP,
             };
@@ -419,7 +436,6 @@ impl Target {
             }
             std::thread::sleep(MOMENT);
         }
-        true
     }
 
     /// Has a site hooked by a breakpoint in place of a jump.
@@ -433,7 +449,16 @@ impl Target {
             Some(site) if matches!(site.plan.kind, Kind::Jump) => {
                 let pid = self.process.pid();
                 tracing::debug!(pid, address = %format_args!("{address:#x}"), "a jump becomes a breakpoint");
-                self.make_breakpoint(address, reason, hold)
+                let refused = self.neighbours.refused.get(&address);
+                if refused.is_some_and(|since| since.elapsed() < FAILED) {
+                    return Err(self.error("a site could not be hooked by a breakpoint just now"));
+                }
+                let outcome = self.make_breakpoint(address, reason, hold);
+                match &outcome {
+                    Ok(()) => self.neighbours.refused.remove(&address),
+                    Err(_) => self.neighbours.refused.insert(address, Instant::now()),
+                };
+                outcome
             }
             _ => Ok(()),
         }

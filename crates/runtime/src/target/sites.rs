@@ -143,10 +143,15 @@ impl Target {
     ) -> Result<(), Error> {
         self.check_trap_unblocked(hold)?;
         self.catch(&[libc::SIGTRAP], hold)?;
+        let is_kind = |site: &Hooked| matches!(site.plan.kind, Kind::Breakpoint { .. });
+        let has_slot = self.sites.get(&at).is_some_and(is_kind);
+        if !has_slot && !self.has_room_for_breakpoint() {
+            return Err(self.error("there are too many sites that only a breakpoint can hook"));
+        }
         let Some(mut site) = self.sites.remove(&at) else {
             return Ok(());
         };
-        let (old, plan) = (site.record, site.plan.clone());
+        let (old, plan, direct) = (site.record, site.plan.clone(), site.direct);
         let landing = site.landing.take();
         let was_breakpoint = matches!(plan.kind, Kind::Breakpoint { .. });
         site.plan = plan.clone().into_breakpoint(reason);
@@ -177,6 +182,7 @@ impl Target {
         if outcome.is_err() {
             self.set_breakpoint(site.record, if was_breakpoint { old } else { 0 });
             (site.record, site.plan, site.landing) = (old, plan, landing);
+            site.direct = direct;
         }
         self.sites.insert(at, site);
         outcome

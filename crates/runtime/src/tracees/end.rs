@@ -143,11 +143,7 @@ impl Tracees {
                 break;
             }
             for presence in found {
-                let outcome = presence.detach();
-                if presence.session == own && outcome.is_ok() {
-                    self.block_traps_again(presence.pid);
-                }
-                let Err(error) = outcome else {
+                let Err(error) = presence.detach() else {
                     continue;
                 };
                 failed.insert(presence.pid);
@@ -165,20 +161,25 @@ impl Tracees {
                 self.tell_why_not_left(*pid, &error);
             }
         }
+        for pid in self.shared.processes_unblocked() {
+            self.block_traps_again(pid);
+        }
     }
 
-    /// Makes the threads block SIGTRAP again that did so when the session came.
+    /// Makes the threads block SIGTRAP again that did so when the session came, unless another
+    /// session is there, which may need breakpoints.
     ///
     /// A process that cannot be held any more has ended, or goes on well without this.
     fn block_traps_again(&self, pid: i32) {
         let unblocked = self.shared.take_unblocked(pid);
-        if unblocked.is_empty() {
-            return;
-        }
-        let again = |process: beeline_inject::Process| {
-            process.stopped(|stopped| stopped.block_again(libc::SIGTRAP, unblocked.clone()))
+        let again = |stopped: &mut beeline_inject::Stopped| {
+            let is_alone = detach::presences(stopped.process()).is_ok_and(|all| all.is_empty());
+            match is_alone {
+                true => stopped.block_again(libc::SIGTRAP, unblocked.clone()),
+                false => Ok(()),
+            }
         };
-        let _ = detach::open(pid).map(again);
+        let _ = detach::open(pid).map(|process| process.stopped(again));
     }
 
     fn tell_why_not_left(&self, pid: i32, error: &Error) {

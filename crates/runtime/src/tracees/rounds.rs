@@ -268,6 +268,8 @@ impl Tracees {
 
     /// Forgets everything about processes that run other programs now, unless they have ended.
     fn is_new_again(&self, pids: &[i32]) {
+        pids.iter()
+            .for_each(|pid| drop(self.shared.take_unblocked(*pid)));
         if !pids.is_empty() {
             lock(&self.failures).retain(|(pid, _), _| !pids.contains(pid));
             lock(&self.processes).renew(pids);
