@@ -1,8 +1,8 @@
 //! `union bpf_attr` and `struct perf_event_attr`, parsed from a tool's bytes.
 //!
-//! Layouts are those of the kernel's UAPI (`linux/bpf.h`, `linux/perf_event.h`): fields sit at
-//! fixed offsets and later kernels only append. Bytes that a tool did not pass are zero; bytes
-//! behind the last field that a command knows must be zero, or the tool asks for something that
+//! The layouts are the kernel's UAPI (`linux/bpf.h`, `linux/perf_event.h`): fields sit at fixed
+//! offsets, and later kernels only append. Bytes that a tool did not pass are zero. Bytes behind
+//! the last field that a command knows must be zero; otherwise the tool asks for something that
 //! this kernel does not have.
 
 use beeline_uapi::Errno;
@@ -10,23 +10,26 @@ use beeline_uapi::Errno;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const E2BIG: Errno = Errno(libc::E2BIG);
 
-/// Longest `bpf_attr` or `perf_event_attr` that the kernel looks at: a page.
+/// The longest `bpf_attr` or `perf_event_attr` that the kernel looks at: a page.
 pub const ATTR_LIMIT: usize = 4096;
-/// Bytes of `union bpf_attr` known here (Linux 6.18).
+/// The bytes of `union bpf_attr` that are known here (Linux 6.18).
 const BPF_ATTR: usize = 168;
-/// A name's bytes with its NUL.
+/// The bytes of a name, with its NUL.
 const NAME: usize = 16;
 
 /// A `union bpf_attr`, zero-extended.
 #[derive(Debug, Clone)]
 pub struct BpfAttr {
     bytes: [u8; BPF_ATTR],
-    /// Bytes that the tool has for answers; a field beyond them is not written back.
+    /// The bytes that the tool has for answers. A field beyond them is not written back.
     pub size: usize,
 }
 
 impl BpfAttr {
-    /// From all the bytes that the tool passed. E2BIG if those beyond the known ones are not zero.
+    /// Parses all the bytes that the tool passed.
+    ///
+    /// # Errors
+    /// E2BIG if the bytes beyond the known ones are not zero.
     pub fn parse(passed: &[u8]) -> Result<Self, Errno> {
         if passed.len() > ATTR_LIMIT {
             return Err(E2BIG);
@@ -43,7 +46,10 @@ impl BpfAttr {
         Ok(BpfAttr { bytes, size: known })
     }
 
-    /// EINVAL if there is anything at or behind `end`, where the command's last field ends.
+    /// Checks that nothing is set at or behind `end`, where the command's last field ends.
+    ///
+    /// # Errors
+    /// EINVAL if something is.
     pub fn ends_at(&self, end: usize) -> Result<&Self, Errno> {
         if self.bytes.iter().skip(end).any(|&byte| byte != 0) {
             Err(EINVAL)
@@ -52,22 +58,22 @@ impl BpfAttr {
         }
     }
 
-    /// The 32 bits at an offset.
+    /// Returns the 32 bits at an offset.
     pub fn u32(&self, offset: usize) -> u32 {
         u32_at(&self.bytes, offset)
     }
 
-    /// The same, signed: a descriptor.
+    /// Returns the 32 bits at an offset as a signed number: a descriptor.
     pub fn i32(&self, offset: usize) -> i32 {
         self.u32(offset) as i32
     }
 
-    /// The 64 bits at an offset.
+    /// Returns the 64 bits at an offset.
     pub fn u64(&self, offset: usize) -> u64 {
         u64_at(&self.bytes, offset)
     }
 
-    /// An object's name: letters, digits, `_` and `.`, and a NUL within the field.
+    /// Returns an object's name: letters, digits, `_` and `.`, and a NUL within the field.
     pub fn name(&self, offset: usize) -> Result<String, Errno> {
         let field = self.bytes.get(offset..offset + NAME).ok_or(EINVAL)?;
         let end = field.iter().position(|&byte| byte == 0).ok_or(EINVAL)?;
@@ -80,41 +86,44 @@ impl BpfAttr {
     }
 }
 
-/// `perf_event_open`.
+/// The attribute of `perf_event_open`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PerfAttr {
     /// `PERF_TYPE_*`, or a number from sysfs.
     pub event_type: u32,
-    /// Says which event it is, by its type.
+    /// Selects the event; the meaning depends on the type.
     pub config: u64,
-    /// The event begins disabled.
+    /// True if the event starts disabled.
     pub disabled: bool,
-    /// Its samples.
+    /// How often the event is sampled.
     pub sampling: Sampling,
-    /// Of a probe: address of the path or the function's name.
+    /// For a probe: the address of the path or of the function's name.
     pub config1: u64,
-    /// Of a probe: offset.
+    /// For a probe: the offset.
     pub config2: u64,
 }
 
 /// `sample_period` or `sample_freq`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sampling {
-    /// For the CPU clock: nanoseconds.
+    /// For the CPU clock: a period in nanoseconds.
     Period(u64),
-    /// Hertz.
+    /// A frequency in hertz.
     Frequency(u64),
 }
 
 impl PerfAttr {
-    /// The oldest layout's bytes, which an attribute without a size has.
+    /// The size of the oldest layout, which an attribute without a size has.
     pub const SIZE_VER0: u32 = 64;
-    /// Bytes known here, `PERF_ATTR_SIZE_VER8`.
+    /// The bytes that are known here, `PERF_ATTR_SIZE_VER8`.
     pub const SIZE: u32 = 136;
-    /// Where the attribute's own size is.
+    /// The offset of the attribute's own size.
     pub const SIZE_AT: u64 = 4;
 
-    /// The bytes to read, given the attribute's own size; E2BIG if no attribute has that size.
+    /// Returns the number of bytes to read, given the attribute's own size.
+    ///
+    /// # Errors
+    /// E2BIG if no attribute has that size.
     pub fn len(size: u32) -> Result<usize, Errno> {
         match size {
             0 => Ok(Self::SIZE_VER0 as usize),
@@ -123,7 +132,7 @@ impl PerfAttr {
         }
     }
 
-    /// From as many bytes as [`Self::len`] says.
+    /// Parses as many bytes as [`Self::len`] returns.
     pub fn parse(bytes: &[u8]) -> Result<Self, Errno> {
         const DISABLED: u64 = 1;
         const FREQ: u64 = 1 << 10;
@@ -150,12 +159,12 @@ impl PerfAttr {
     }
 }
 
-/// Little- or big-endian as the machine; bytes that are not there count as 0.
+/// Returns 32 bits in the machine's byte order; bytes that are not there count as 0.
 pub fn u32_at(bytes: &[u8], offset: usize) -> u32 {
     u32::from_ne_bytes(array_at(bytes, offset))
 }
 
-/// As [`u32_at`], 64 bits.
+/// Like [`u32_at`], for 64 bits.
 pub fn u64_at(bytes: &[u8], offset: usize) -> u64 {
     u64::from_ne_bytes(array_at(bytes, offset))
 }

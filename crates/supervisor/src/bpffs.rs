@@ -1,9 +1,12 @@
-//! The session's own BPF file system: what the tool finds at `/sys/fs/bpf`, whether or not the machine has one there and
-//! whatever is in it. It begins empty and ends with the session, and the objects pinned in it with it.
+//! The session's own BPF file system, which the tool finds at `/sys/fs/bpf`.
 //!
-//! It is a directory of the user's, private to the session, in which a pinned object is an empty file. The supervisor
-//! answers the system calls that name a path under `/sys/fs/bpf` by the same ones on that directory ([`calls`]), also where the path
-//! is relative to a directory there that the tool has opened, which is the real one.
+//! The tool finds it whether or not the machine has a BPF file system there, and whatever is in
+//! that one. It starts empty and ends with the session; objects pinned in it end with it.
+//!
+//! It is a directory of the user's, private to the session, in which a pinned object is an empty
+//! file. When a system call names a path under `/sys/fs/bpf`, the supervisor makes the same call on
+//! that directory ([`calls`]). This includes paths relative to a directory there that the tool has
+//! opened, because that descriptor is of the real directory.
 
 mod calls;
 mod pin;
@@ -22,24 +25,24 @@ use beeline_uapi::Errno;
 use crate::call::Call;
 use crate::scratch::Scratch;
 
-/// Where the tool sees it.
+/// The path at which the tool sees it.
 const MOUNT: &str = "/sys/fs/bpf";
-/// How the names of the directories begin.
+/// The prefix of the directories' names.
 const NAME: &str = "beeline-bpffs-";
 
 const EPERM: Errno = Errno(libc::EPERM);
 const EEXIST: Errno = Errno(libc::EEXIST);
 const EACCES: Errno = Errno(libc::EACCES);
 
-/// An owner of such a file system.
+/// The owner of a session's BPF file system.
 pub trait HasBpfFs {
-    /// What is pinned in it, with all that keeps it alive.
+    /// A pinned object, with all that keeps it alive.
     type Pinned: Clone;
 
-    /// Its file system.
+    /// Returns its file system.
     fn bpffs(&self) -> &BpfFs<Self::Pinned>;
 
-    /// What a thread's descriptor stands for, if it is of a kind that can be pinned.
+    /// Returns the object behind a thread's descriptor, if its kind can be pinned.
     fn to_be_pinned(&self, tid: i32, fd: i32) -> Option<Self::Pinned>;
 }
 
@@ -50,7 +53,7 @@ pub struct BpfFsCall<'a, D> {
 }
 
 impl<'a, D: HasBpfFs> BpfFsCall<'a, D> {
-    /// A call to an owner of such a file system.
+    /// Pairs a call with the owner of such a file system.
     pub fn new(owner: &'a D, call: &'a Call<'a>) -> Self {
         Self { owner, call }
     }
@@ -64,14 +67,14 @@ impl<'a, D> std::ops::Deref for BpfFsCall<'a, D> {
     }
 }
 
-/// The file system, of objects of one kind or another. It is made when it is first looked at.
+/// The file system, for objects of type `P`. It is created on first use.
 pub struct BpfFs<P> {
     tree: OnceLock<Option<Scratch>>,
-    /// By inode.
+    /// The pinned objects by inode.
     pins: Mutex<HashMap<u64, Pin<P>>>,
 }
 
-/// An object and its file, by which is known whether it still has a name.
+/// An object and its file. The file shows whether the object still has a name.
 struct Pin<P> {
     object: P,
     file: OwnedFd,
@@ -86,7 +89,7 @@ impl<P> Default for BpfFs<P> {
     }
 }
 
-/// A path in the file system: the directory that it is in, and its last name. The root's own name is `.`.
+/// A path in the file system: its directory and its last name. The root's own name is `.`.
 pub struct Place {
     /// The directory.
     pub directory: OwnedFd,
@@ -95,7 +98,8 @@ pub struct Place {
 }
 
 impl<P: Clone> BpfFs<P> {
-    /// The path below the root, if an absolute path of the tool's leads into this file system.
+    /// Returns the path below the root, if an absolute path of the tool's leads into this file
+    /// system.
     pub fn inside(&self, path: &[u8]) -> Option<PathBuf> {
         let path = lexically_normal(Path::new(OsStr::from_bytes(path)));
         let own = self.tree.get().and_then(Option::as_ref);
@@ -105,8 +109,10 @@ impl<P: Clone> BpfFs<P> {
             .map(Path::to_owned)
     }
 
-    /// Finds the directory of a path below the root. Names with a dot are EPERM, as in the kernel, which keeps them for
-    /// itself.
+    /// Finds the directory of a path below the root.
+    ///
+    /// # Errors
+    /// EPERM for names with a dot: like the kernel, it keeps those for itself.
     pub fn place(&self, inside: &Path) -> Result<Place, Errno> {
         let tree = self
             .tree
@@ -138,7 +144,10 @@ impl<P: Clone> BpfFs<P> {
         }
     }
 
-    /// Gives an object a name. EEXIST if there is one.
+    /// Gives an object a name.
+    ///
+    /// # Errors
+    /// EEXIST if the name is taken.
     pub fn pin(&self, inside: &Path, object: P) -> Result<(), Errno> {
         let place = self.place(inside)?;
         if place.name == Path::new(".") {
@@ -153,7 +162,10 @@ impl<P: Clone> BpfFs<P> {
         Ok(())
     }
 
-    /// The object with a name. EACCES if the name is a directory's.
+    /// Returns the object with a name.
+    ///
+    /// # Errors
+    /// EACCES if the name is a directory's.
     pub fn get(&self, inside: &Path) -> Result<P, Errno> {
         let place = self.place(inside)?;
         let stat = rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)
@@ -163,7 +175,7 @@ impl<P: Clone> BpfFs<P> {
         Ok(pin.object.clone())
     }
 
-    /// Removes a name, and lets the object go.
+    /// Removes a name and drops the object.
     pub fn unlink(&self, inside: &Path, flags: AtFlags) -> Result<(), Errno> {
         let place = self.place(inside)?;
         rustix::fs::unlinkat(&place.directory, &place.name, flags).map_err(errno)?;
@@ -171,7 +183,7 @@ impl<P: Clone> BpfFs<P> {
         Ok(())
     }
 
-    /// `renameat2` within the file system.
+    /// Does `renameat2` within the file system.
     pub fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Result<(), Errno> {
         let (from, to) = (self.place(from)?, self.place(to)?);
         rustix::fs::renameat_with(&from.directory, &from.name, &to.directory, &to.name, flags)
@@ -180,7 +192,10 @@ impl<P: Clone> BpfFs<P> {
         Ok(())
     }
 
-    /// Opens a directory. Pinned objects are not for reading: EIO, as in the kernel.
+    /// Opens a directory.
+    ///
+    /// # Errors
+    /// EIO for pinned objects, which cannot be read, as in the kernel.
     pub fn open(&self, inside: &Path, flags: u64) -> Result<OwnedFd, Errno> {
         let place = self.place(inside)?;
         let kept = libc::O_DIRECTORY | libc::O_PATH | libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -201,19 +216,20 @@ impl<P: Clone> BpfFs<P> {
         }
     }
 
-    /// Objects with a name.
+    /// Returns the objects that have a name.
     pub fn pinned(&self) -> Vec<P> {
         self.forget_unnamed();
         self.pins().values().map(|pin| pin.object.clone()).collect()
     }
 
-    /// Lets go of all.
+    /// Drops all pins and returns the objects.
     pub fn clear(&self) -> Vec<P> {
         let pins = std::mem::take(&mut *self.pins());
         pins.into_values().map(|pin| pin.object).collect()
     }
 
-    /// Lets go of objects whose last name is gone: by `unlink` here, or relative to a directory of the tool's.
+    /// Drops objects whose last name is gone: removed by `unlink` here, or relative to a directory
+    /// that the tool has opened.
     fn forget_unnamed(&self) {
         let mut gone = Vec::new();
         self.pins().retain(|_, pin| {
@@ -223,17 +239,18 @@ impl<P: Clone> BpfFs<P> {
             }
             named
         });
-        // Not under the lock: detaching takes its time.
+        // Dropped outside the lock, because detaching takes time.
         drop(gone);
     }
 
-    /// Each change is a single one, so it is whole whenever the lock is free.
+    /// Locks the pins. Each change is a single step, so the map is consistent whenever the lock is
+    /// free.
     fn pins(&self) -> MutexGuard<'_, HashMap<u64, Pin<P>>> {
         self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Without `.`, `..` and doubled slashes.
+/// Returns the path without `.`, `..` and doubled slashes.
 pub fn lexically_normal(path: &Path) -> PathBuf {
     let mut normal = PathBuf::new();
     for component in path.components() {

@@ -1,4 +1,4 @@
-//! One system call of the tool: its process, its descriptors, its paths.
+//! One system call of the tool, with its process, descriptors and paths.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,10 +13,10 @@ use crate::notify::{Listener, Reply};
 
 const ENOENT: Errno = Errno(libc::ENOENT);
 
-/// The directory argument of calls that have none: the tool's own directory.
+/// The directory argument for calls that have none: the tool's own directory.
 pub const HERE: u64 = libc::AT_FDCWD as u64;
 
-/// The reply to a call, or the errno that it fails with.
+/// The reply to a call, or the errno with which it fails.
 pub type Answer = Result<Reply, Errno>;
 
 /// One system call of the tool.
@@ -24,25 +24,26 @@ pub type Answer = Result<Reply, Errno>;
 pub struct Call<'a> {
     /// The memory of the calling thread.
     pub memory: Memory<'a>,
-    /// The listener that the call has come from.
+    /// The listener that the call came from.
     pub listener: &'a Listener,
     /// The kernel's cookie for the call.
     pub id: u64,
     /// The calling thread.
     pub tid: i32,
-    /// The arguments, not to be trusted.
+    /// The arguments, which are not to be trusted.
     pub args: [u64; 6],
     /// See [`Self::let_others_lead`].
     pub let_lead: &'a dyn Fn(),
 }
 
 impl Call<'_> {
-    /// To be called before the call waits for anything: another thread takes the tool's next call, if none does yet.
+    /// Lets another thread take the tool's next call, if none is waiting for it yet. Must be called
+    /// before this call waits for anything.
     pub fn let_others_lead(&self) {
         (self.let_lead)();
     }
 
-    /// Is a descriptor of the tool's closed on `execve`?
+    /// Returns whether a descriptor of the tool's is closed on `execve`.
     pub fn closes_on_exec(&self, fd: i32) -> bool {
         let text = std::fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", self.tid));
         let text = text.unwrap_or_default();
@@ -51,7 +52,7 @@ impl Call<'_> {
         flags.is_none_or(|flags| flags & libc::O_CLOEXEC != 0)
     }
 
-    /// One of the tool's open files.
+    /// Opens one of the tool's open files here.
     pub fn tool_file(&self, fd: i32) -> Result<OwnedFd, Errno> {
         let process = Pid::from_raw(self.process()?).ok_or(Errno(libc::ESRCH))?;
         let pidfd = pidfd_open(process, PidfdFlags::empty())
@@ -60,7 +61,7 @@ impl Call<'_> {
             .map_err(|error| Errno(error.raw_os_error()))
     }
 
-    /// The process of the calling thread.
+    /// Returns the process of the calling thread.
     pub fn process(&self) -> Result<i32, Errno> {
         let status = procfs::status(self.tid).map_err(|_| Errno(libc::ESRCH))?;
         let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
@@ -68,7 +69,8 @@ impl Call<'_> {
             .ok_or(Errno(libc::ESRCH))
     }
 
-    /// The number in a path `/proc/self/DIRECTORY/NUMBER`, however the tool names itself.
+    /// Returns the number in a path `/proc/self/DIRECTORY/NUMBER`, in any of the forms by which the
+    /// tool can name itself.
     pub fn own_descriptor(&self, path: &[u8], directory: &str) -> Option<i32> {
         let path = std::str::from_utf8(path).ok()?;
         let (process, rest) = path.strip_prefix("/proc/")?.split_once('/')?;
@@ -80,9 +82,10 @@ impl Call<'_> {
         own.then(|| number.parse().ok()).flatten()
     }
 
-    /// Writes a structure as the kernel has it.
+    /// Writes a structure in the kernel's layout.
     pub fn write_struct<T>(&self, buffer: u64, value: &T) -> Answer {
-        // SAFETY: a structure that the kernel filled, padding included, as plain bytes.
+        // SAFETY: the kernel filled the structure, padding included, so all of its bytes are
+        // initialized and can be read as plain bytes.
         let bytes = unsafe {
             std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>())
         };
@@ -90,7 +93,8 @@ impl Call<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// The absolute path that a path of the tool's stands for, given the directory that it is relative to.
+    /// Returns the absolute path for a path of the tool's, given the directory that it is relative
+    /// to.
     pub fn absolute(&self, directory: i32, path: &[u8]) -> Result<PathBuf, Errno> {
         let path = Path::new(std::ffi::OsStr::from_bytes(path));
         if path.is_absolute() {
@@ -104,7 +108,8 @@ impl Call<'_> {
         Ok(base.join(path))
     }
 
-    /// A path of the tool's, which may be relative to its directory or name the tool itself.
+    /// Translates a path of the tool's, which may be relative to its directory or name the tool
+    /// itself.
     pub fn path_as_seen_here(&self, path: Vec<u8>) -> Result<PathBuf, Errno> {
         let path = PathBuf::from(std::ffi::OsString::from_vec(path));
         if path.as_os_str().is_empty() {
@@ -126,7 +131,7 @@ impl Call<'_> {
         Ok(directory.join(path))
     }
 
-    /// `struct statfs` as the kernel's file systems in memory fill it.
+    /// Writes a `struct statfs` as the kernel's in-memory file systems fill it.
     pub fn write_statfs(&self, buffer: u64, magic: u64) -> Answer {
         const PAGE: u64 = 4096;
         const NAME_MAX: u64 = 255;
@@ -141,7 +146,7 @@ impl Call<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// The answer of `readlink`: as much of the text as there is room for.
+    /// Writes the answer of `readlink`: as much of the text as there is room for.
     pub fn write_link(&self, text: &str, buffer: u64, size: u64) -> Answer {
         if (size as i32) <= 0 {
             return Err(Errno(libc::EINVAL));

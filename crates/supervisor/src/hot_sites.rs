@@ -1,20 +1,21 @@
-//! Which of the tool's `syscall` instructions ask for map operations often enough to be given a fast path.
+//! Finds the tool's `syscall` instructions that ask for map operations often enough to deserve a
+//! fast path.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Calls before it is worth stopping the process for a moment.
+/// The number of calls before it is worth stopping the process for a moment.
 const OFTEN: u32 = 32;
-/// Instructions that are counted at a time; with more, counting begins again.
+/// The number of instructions counted at a time; with more, counting starts again.
 const COUNTED: usize = 256;
 
-/// Calls by thread and instruction.
+/// Counts of calls by thread and instruction.
 #[derive(Default)]
 pub struct HotSites(Mutex<HashMap<(i32, u64), Count>>);
 
 struct Count {
     left: u32,
-    /// What the count begins with next time: twice as much each time, as a fast path may not be possible.
+    /// The next count's starting value. It doubles each time, as a fast path may not be possible.
     next: u32,
 }
 

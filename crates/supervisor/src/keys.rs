@@ -1,4 +1,4 @@
-//! Files behind descriptors, by device and inode.
+//! Identifies the files behind descriptors by device and inode.
 
 use std::fs::File;
 use std::io;
@@ -19,13 +19,15 @@ pub struct Key {
     pub inode: u64,
 }
 
-/// The file behind a descriptor of a thread; EBADF if it has no such descriptor.
+/// Returns the key of the file behind a thread's descriptor.
+///
+/// # Errors
+/// EBADF if the thread has no such descriptor.
 pub fn key_of_descriptor(tid: i32, fd: i32) -> Result<Key, Errno> {
     if fd < 0 {
         return Err(EBADF);
     }
-    // Without asking a file system behind a network that may not answer: none of ours is on
-    // one.
+    // Does not ask a network file system, which may not answer: none of our files are on one.
     let path = format!("/proc/{tid}/fd/{fd}");
     let file = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::INO).map_err(|_| EBADF)?;
     let device = makedev(file.stx_dev_major, file.stx_dev_minor);
@@ -35,7 +37,7 @@ pub fn key_of_descriptor(tid: i32, fd: i32) -> Result<Key, Errno> {
     })
 }
 
-/// Our end and the tool's.
+/// Creates an anchor: our end and the tool's.
 pub fn anchor() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(
         AddressFamily::UNIX,
@@ -45,7 +47,10 @@ pub fn anchor() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// The key of an open file. Errors are `fstat`'s.
+/// Returns the key of an open file.
+///
+/// # Errors
+/// Those of `fstat`.
 pub fn key_of(file: impl AsFd) -> io::Result<Key> {
     let stat = rustix::fs::fstat(file)?;
     Ok(Key {
@@ -54,7 +59,7 @@ pub fn key_of(file: impl AsFd) -> io::Result<Key> {
     })
 }
 
-/// The number that tells one eventfd from another, as all are the same file.
+/// Returns the number that distinguishes eventfds, which are all the same file otherwise.
 pub fn eventfd_number(process: &str, fd: i32) -> Option<u32> {
     let text = std::fs::read_to_string(format!("/proc/{process}/fdinfo/{fd}")).ok()?;
     let mut lines = text.lines();
@@ -62,12 +67,12 @@ pub fn eventfd_number(process: &str, fd: i32) -> Option<u32> {
     number.trim().parse().ok()
 }
 
-/// The kernel's number of an I/O error; EIO if it has none.
+/// Returns the kernel's number for an I/O error; EIO if it has none.
 pub fn errno(error: io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// An empty or filled memory file that behaves like a small file of sysfs or tracefs.
+/// Creates a memory file, empty or filled, that behaves like a small file of sysfs or tracefs.
 pub fn memory_file(name: &str, content: &[u8]) -> Result<OwnedFd, Errno> {
     use std::io::{Seek, Write};
     let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)

@@ -1,18 +1,15 @@
-//! The system calls of an eBPF tool, intercepted.
+//! Intercepts the system calls of an eBPF tool.
 //!
 //! A tool runs as an ordinary child process under a seccomp filter with user notification
 //! (seccomp_unotify(2)): the kernel hands each of the few system calls by which tools speak to eBPF
-//! to the supervisor. Nothing is loaded into the tool, so it may be dynamic, static or Go, may fork,
-//! and needs no privilege. No `bpf(2)` and no `perf_event_open(2)` of the tool or of its children
-//! reaches the kernel.
+//! to the supervisor. Nothing is loaded into the tool, so it may be dynamic, static or Go, may
+//! fork, and needs no privilege. No `bpf(2)` and no `perf_event_open(2)` of the tool or of its
+//! children reaches the kernel.
 //!
-//! A call travels so: [`Tool::spawn`] starts the tool under the filter of `filter`. `server` receives
-//! its notifications on a few threads and hands each, as a [`Call`], to an implementation of
-//! [`Answers`]: `beeline-bpf-syscall` for this machine, `beeline-vm-frontend` for a guest. These
-//! read the arguments from the tool's memory ([`Memory`], [`attr`]) and put real descriptors into
-//! the tool ([`Reply`]). [`bpffs`] is a BPF file system of the session's own, which the tool finds at
-//! `/sys/fs/bpf`. It needs no mount and no privilege, shows nothing of the machine's, and ends with
-//! the session.
+//! [`Tool::spawn`] starts the tool under the filter of `filter`. `server` receives its notifications on a few threads and hands each, as a [`Call`], to an implementation of [`Answers`]: `beeline-bpf-syscall` for this machine, `beeline-vm-frontend` for a guest. These read the arguments from the tool's memory ([`Memory`], [`attr`]) and put real descriptors into the tool ([`Reply`]).
+//!
+//! [`bpffs`] is a BPF file system of the session's own, which the tool finds at `/sys/fs/bpf`. It
+//! needs no mount and no privilege, shows nothing of the machine's, and ends with the session.
 
 pub mod attr;
 pub mod bpffs;
@@ -37,19 +34,21 @@ pub use scratch::Scratch;
 pub use server::Answers;
 pub use spawn::{Tool, let_pass};
 
-/// Options of a tool's run.
+/// Options for running a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Options {
-    /// `geteuid()` says 0 to the tool, for tools that refuse to start otherwise. It gets no more rights by it. What a process
-    /// starts that makes eBPF calls is told the truth.
+    /// Makes `geteuid()` return 0 to the tool, for tools that refuse to start otherwise.
+    ///
+    /// The tool gains no rights by it. Processes that are started by a process which makes eBPF
+    /// calls are told the truth.
     pub pretend_root: bool,
-    /// The tool's calls are for a guest's kernel.
+    /// True if the tool's calls are for a guest's kernel.
     pub is_for_guest: bool,
     /// A signal that Beeline ignores and the tool does not.
     pub ignored_here: Option<i32>,
 }
 
-/// Why a tool could not be run.
+/// The reasons why a tool could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The command is empty.
@@ -61,9 +60,9 @@ pub enum Error {
     /// There is such a file, but it cannot be run.
     #[error("{name}: cannot be run: {source}")]
     NotExecutable {
-        /// The tool as it was named.
+        /// The tool as the command named it.
         name: String,
-        /// What `execve` said.
+        /// The error of `execve`.
         source: std::io::Error,
     },
     /// The kernel did not take the filter.
@@ -75,16 +74,18 @@ pub enum Error {
     /// Some other call that the supervisor needs failed.
     #[error("{what} failed: {}", beeline_inject::with_remedy(source))]
     System {
-        /// The thing that was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// The exit code that a shell gives for the same failure: 127 for a tool that is not there, 126
-    /// for one that cannot be run, 125 for a failure of the supervisor itself.
+    /// Returns the exit code that a shell gives for the same failure.
+    ///
+    /// It is 127 for a tool that is not there, 126 for one that cannot be run, and 125 for a
+    /// failure of the supervisor itself.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::NotFound(_) => 127,
@@ -93,13 +94,14 @@ impl Error {
         }
     }
 
-    /// A failure of a call, named by what was tried.
+    /// Wraps the failure of a call, named by the operation.
     pub fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
         move |source| Error::System { what, source }
     }
 }
 
-/// A name without a slash was looked for in PATH; one with a slash was not.
+/// Returns a hint for the message: a name without a slash was looked for in PATH, one with a slash
+/// was not.
 fn path_hint(name: &str) -> &'static str {
     if name.contains('/') {
         "; check the path"

@@ -1,4 +1,4 @@
-//! Reading and writing the memory of a tool that waits in a system call.
+//! Reads and writes the memory of a tool that waits in a system call.
 
 use std::fs::File;
 use std::io;
@@ -10,29 +10,33 @@ use crate::notify::{Listener, Request};
 
 const PAGE: u64 = 4096;
 
-/// The memory of the thread that made one call. Every access ends with a check that the call still
-/// waits, so never is another process's memory taken for the tool's when a thread id is used again.
+/// The memory of the thread that made one call.
+///
+/// Every access ends with a check that the call still waits. Without it, another process's memory
+/// could be taken for the tool's when a thread id is reused.
 #[derive(Clone, Copy)]
 pub struct Memory<'a>(Of<'a>);
 
-/// Whose memory it is.
+/// The owner of the memory.
 #[derive(Clone, Copy)]
 enum Of<'a> {
     Thread {
         listener: &'a Listener,
         request: &'a Request,
     },
-    /// Nobody's: bytes that begin at an address, and zeros up to the end of their last page. What is written there is lost.
+    /// Memory without an owner: bytes that begin at an address, and zeros up to the end of their
+    /// last page. Writes to it are lost.
     Nobody { start: u64, bytes: &'a [u8] },
 }
 
 impl<'a> Memory<'a> {
-    /// The memory of the thread that makes a call.
+    /// Refers to the memory of the thread that makes a call.
     pub fn new(listener: &'a Listener, request: &'a Request) -> Self {
         Memory(Of::Thread { listener, request })
     }
 
-    /// By what it can be written later, while the call still waits; `None` of nobody.
+    /// Returns a handle for writing later, while the call still waits; `None` for memory without an
+    /// owner.
     pub fn of_call(&self) -> Option<(Listener, Request)> {
         match self.0 {
             Of::Thread { listener, request } => Some((listener.clone(), *request)),
@@ -40,8 +44,10 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Can bytes be written there without waiting for anybody but the kernel? Pages of files, pages that are not there, and those whose
-    /// writes somebody watches, may be somebody's to bring.
+    /// Returns whether bytes can be written there without waiting for anything but the kernel.
+    ///
+    /// Another process may have to bring in pages of files, pages that are not present, and pages
+    /// whose writes are watched.
     pub fn is_ready(&self, address: u64, len: usize) -> bool {
         match self.0 {
             Of::Thread { request, .. } => are_plain(request.tid, address, len).unwrap_or(false),
@@ -54,7 +60,10 @@ impl<'a> Memory<'a> {
         Memory(Of::Nobody { start, bytes })
     }
 
-    /// Fills `buffer` from `address`, or EFAULT.
+    /// Fills `buffer` from `address`.
+    ///
+    /// # Errors
+    /// EFAULT where there is no such memory.
     pub fn read(&self, address: u64, buffer: &mut [u8]) -> Result<(), Errno> {
         if buffer.is_empty() {
             return Ok(());
@@ -75,22 +84,26 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// `len` bytes from `address`. The caller has bounded `len`.
+    /// Returns `len` bytes from `address`. The caller has bounded `len`.
     pub fn bytes(&self, address: u64, len: usize) -> Result<Vec<u8>, Errno> {
         let mut buffer = vec![0; len];
         self.read(address, &mut buffer)?;
         Ok(buffer)
     }
 
-    /// Reads 32 bits. EFAULT where there is no such memory.
+    /// Reads 32 bits.
+    ///
+    /// # Errors
+    /// EFAULT where there is no such memory.
     pub fn read_u32(&self, address: u64) -> Result<u32, Errno> {
         let mut buffer = [0; 4];
         self.read(address, &mut buffer)?;
         Ok(u32::from_ne_bytes(buffer))
     }
 
-    /// The bytes before the first NUL, at most `limit`; a longer string is cut there. Never reads
-    /// into a page behind the string's.
+    /// Returns the bytes before the first NUL, at most `limit`.
+    ///
+    /// A longer string is cut there. Never reads into a page behind the string's.
     pub fn string(&self, address: u64, limit: usize) -> Result<Vec<u8>, Errno> {
         let mut text = Vec::new();
         while text.len() < limit {
@@ -110,7 +123,10 @@ impl<'a> Memory<'a> {
         Ok(text)
     }
 
-    /// Writes `bytes` to `address`, or EFAULT.
+    /// Writes `bytes` to `address`.
+    ///
+    /// # Errors
+    /// EFAULT where there is no such memory.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         if bytes.is_empty() {
             return Ok(());
@@ -127,19 +143,22 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Writes 32 bits. EFAULT where there is no such memory.
+    /// Writes 32 bits.
+    ///
+    /// # Errors
+    /// EFAULT where there is no such memory.
     pub fn write_u32(&self, address: u64, value: u32) -> Result<(), Errno> {
         self.write(address, &value.to_ne_bytes())
     }
 }
 
-/// Of an entry of `/proc/PID/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`).
+/// Flags of an entry of `/proc/PID/pagemap` (`Documentation/admin-guide/mm/pagemap.rst`).
 const PRESENT: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 61;
 /// Write-protected by a userfaultfd.
 const WATCHED: u64 = 1 << 57;
 
-/// Are the pages that some bytes are in there, and nobody's but the kernel's to bring?
+/// Returns whether all pages of a range are present, and only the kernel can have to bring them in.
 fn are_plain(tid: i32, address: u64, len: usize) -> Option<bool> {
     const ENTRY: u64 = 8;
     let end = address.checked_add(len as u64)?;
@@ -154,7 +173,7 @@ fn are_plain(tid: i32, address: u64, len: usize) -> Option<bool> {
 }
 
 fn still_waits(listener: &Listener, request: &Request) -> Result<(), Errno> {
-    // Nobody is there to see the number.
+    // No caller is left to see the number.
     if listener.waits(request.id) {
         Ok(())
     } else {
@@ -162,7 +181,8 @@ fn still_waits(listener: &Listener, request: &Request) -> Result<(), Errno> {
     }
 }
 
-/// Where an address is in bytes from `start` on, if so many can be there before the end of their last page.
+/// Returns the offset of an address in bytes that begin at `start`, if `len` bytes fit there before
+/// the end of their last page.
 fn offset(start: u64, bytes: &[u8], address: u64, len: usize) -> Result<usize, Errno> {
     let place = || {
         let from = usize::try_from(address.checked_sub(start)?).ok()?;
@@ -181,8 +201,8 @@ fn read_process(tid: i32, address: u64, buffer: &mut [u8]) -> Result<(), Errno> 
         iov_base: address as *mut _,
         iov_len: buffer.len(),
     };
-    // SAFETY: `local` is the whole of `buffer`, exclusively borrowed; `remote` is an address in the
-    // other process, checked by the kernel.
+    // SAFETY: `local` covers exactly `buffer`, which is exclusively borrowed; `remote` is an
+    // address in the other process, which the kernel checks.
     let done = unsafe { libc::process_vm_readv(tid, &raw const local, 1, &raw const remote, 1, 0) };
     if done >= 0 || !forbidden() {
         return all(done, buffer.len());
@@ -202,8 +222,8 @@ fn write_process(tid: i32, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         iov_base: address as *mut _,
         iov_len: bytes.len(),
     };
-    // SAFETY: `local` is the whole of `bytes`, which the call only reads; `remote` is an address in
-    // the other process, checked by the kernel.
+    // SAFETY: `local` covers exactly `bytes`, which the call only reads; `remote` is an address in
+    // the other process, which the kernel checks.
     let done =
         unsafe { libc::process_vm_writev(tid, &raw const local, 1, &raw const remote, 1, 0) };
     if done >= 0 || !forbidden() {
@@ -218,8 +238,8 @@ fn write_process(tid: i32, address: u64, bytes: &[u8]) -> Result<(), Errno> {
         .map_err(|_| Errno(libc::EFAULT))
 }
 
-/// Was the call itself refused (a kernel built without it, a sandbox around Beeline) rather than
-/// the address?
+/// Returns whether the call itself was refused (a kernel built without it, a sandbox around
+/// Beeline) rather than the address.
 fn forbidden() -> bool {
     matches!(
         io::Error::last_os_error().raw_os_error(),
@@ -227,7 +247,8 @@ fn forbidden() -> bool {
     )
 }
 
-/// Was it all? Not if some of it is not mapped; or for a reason of the kernel's own, such as too little memory.
+/// Checks that everything was transferred. Some of it is missing where memory is not mapped, or for
+/// a reason of the kernel's own, such as too little memory.
 fn all(done: isize, wanted: usize) -> Result<(), Errno> {
     match usize::try_from(done) {
         Ok(done) if done == wanted => Ok(()),
@@ -266,7 +287,8 @@ mod tests {
         const LEN: usize = 2 * PAGE as usize;
         static OF_A_FILE: [u8; 8] = *b"constant";
         let touched = vec![1_u8; LEN];
-        // SAFETY: a new mapping at an address of the kernel's choice, which nobody else has; it is unmapped once, and not used.
+        // SAFETY: this is a new mapping at an address that the kernel chooses, so it overlaps
+        // nothing; it is never accessed, and unmapped once.
         let fresh = unsafe {
             let (may, how) = (libc::PROT_READ, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             libc::mmap(std::ptr::null_mut(), LEN, may, how, -1, 0)
@@ -277,7 +299,7 @@ mod tests {
         assert_eq!(OF_A_FILE[0], b'c');
         assert_eq!(is_plain(OF_A_FILE.as_ptr() as u64, 8), Some(false));
         assert_eq!(is_plain(u64::MAX - 4, 8), None);
-        // SAFETY: as above.
+        // SAFETY: `fresh` is the mapping of `LEN` bytes made here, and nothing points into it.
         unsafe { libc::munmap(fresh, LEN) };
     }
 

@@ -1,7 +1,7 @@
-//! What may be done with a map by one descriptor: `BPF_F_RDONLY` and `BPF_F_WRONLY`.
+//! The access that a descriptor gives to a map: `BPF_F_RDONLY` and `BPF_F_WRONLY`.
 //!
-//! As in the kernel the mode is that of the open file, so copies of a descriptor have it, and the kernel itself keeps
-//! a tool from mapping what it may not write.
+//! As in the kernel, the mode is that of the open file. Copies of a descriptor share it, and the
+//! kernel itself keeps a tool from mapping memory that it may not write.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -11,9 +11,9 @@ use rustix::fs::OFlags;
 /// For system calls; programs may read and write all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mode {
-    /// Elements may be read.
+    /// True if elements may be read.
     pub read: bool,
-    /// Elements may be changed.
+    /// True if elements may be changed.
     pub write: bool,
 }
 
@@ -21,13 +21,16 @@ impl Mode {
     /// Those of `BPF_MAP_CREATE` that are for the descriptor it gives.
     pub const FLAGS: u32 = flags::RDONLY | flags::WRONLY;
 
-    /// All is allowed.
+    /// Full access.
     pub const BOTH: Mode = Mode {
         read: true,
         write: true,
     };
 
-    /// From the flags of commands that give descriptors. EINVAL for any other flag, and for both.
+    /// Parses the flags of commands that return descriptors.
+    ///
+    /// # Errors
+    /// EINVAL for any other flag, and for both together.
     pub fn of_flags(flags: u32) -> Result<Mode, Errno> {
         match flags {
             0 => Ok(Mode::BOTH),
@@ -43,12 +46,13 @@ impl Mode {
         }
     }
 
-    /// From the flags of `BPF_MAP_CREATE`, which has others too.
+    /// Parses the flags of `BPF_MAP_CREATE`, which has others too.
     pub fn of_map_flags(flags: u32) -> Result<Mode, Errno> {
         Mode::of_flags(flags & Mode::FLAGS)
     }
 
-    /// The mode of a descriptor, from what `lstat` says of its link in `/proc/TID/fd`.
+    /// Returns the mode of a descriptor, from the permissions that `lstat` reports for its link in
+    /// `/proc/TID/fd`.
     pub fn of_link(permissions: u32) -> Mode {
         Mode {
             read: permissions & libc::S_IRUSR != 0,
@@ -56,17 +60,23 @@ impl Mode {
         }
     }
 
-    /// EPERM if reading is not allowed.
+    /// Checks that reading is allowed.
+    ///
+    /// # Errors
+    /// EPERM if it is not.
     pub fn may_read(self) -> Result<(), Errno> {
         self.read.then_some(()).ok_or(Errno(libc::EPERM))
     }
 
-    /// EPERM if writing is not allowed.
+    /// Checks that writing is allowed.
+    ///
+    /// # Errors
+    /// EPERM if it is not.
     pub fn may_write(self) -> Result<(), Errno> {
         self.write.then_some(()).ok_or(Errno(libc::EPERM))
     }
 
-    /// The same memory file, opened in this mode.
+    /// Opens the same memory file in this mode.
     pub fn open(self, file: OwnedFd) -> Result<OwnedFd, Errno> {
         let access = match self {
             Mode::BOTH => return Ok(file),

@@ -1,4 +1,4 @@
-//! The kernel's side of the conversation: a seccomp listener, the calls it delivers, and their
+//! The kernel's side of the conversation: a seccomp listener, the calls that it delivers, and their
 //! answers.
 
 use std::fs::File;
@@ -19,16 +19,16 @@ pub struct Request {
     pub id: u64,
     /// The calling thread.
     pub tid: i32,
-    /// System call number, x86-64's.
+    /// The system call number, x86-64's.
     pub nr: i64,
     /// The instruction after the one that made the call.
     pub ip: u64,
-    /// The arguments, not to be trusted.
+    /// The arguments, which are not to be trusted.
     pub args: [u64; 6],
 }
 
 impl Request {
-    /// The process that the thread belongs to; the thread's own number if it is gone.
+    /// Returns the process that the thread belongs to; the thread's own number if it is gone.
     pub fn process(&self) -> i32 {
         let status = procfs::status(self.tid);
         let status = status.unwrap_or_default();
@@ -38,14 +38,14 @@ impl Request {
             .unwrap_or(self.tid)
     }
 
-    /// Is the thread about to run another program?
+    /// Returns whether the thread is about to run another program.
     fn runs_program(&self) -> bool {
         matches!(self.nr, libc::SYS_execve | libc::SYS_execveat)
     }
 
-    /// Writes its cookie.
+    /// Writes its cookie to a file.
     fn write_to(&self, file: &File) {
-        // A memory file takes 8 bytes.
+        // A memory file always takes 8 bytes.
         let _ = file.write_all_at(&self.id.to_ne_bytes(), 0);
     }
 }
@@ -54,16 +54,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the tool gets for a call.
+/// The answer to a call.
 #[derive(Debug)]
 pub enum Reply {
-    /// The call returns this.
+    /// The call returns this value.
     Value(i64),
     /// The call returns a new descriptor of this file.
     Descriptor {
         /// The file.
         file: OwnedFd,
-        /// Closed on `execve`.
+        /// True if the descriptor is closed on `execve`.
         cloexec: bool,
     },
     /// The kernel makes the call as if there were no supervisor.
@@ -72,30 +72,34 @@ pub enum Reply {
     Answered,
 }
 
-/// The descriptor that seccomp gave for the filter, and its copies.
+/// The descriptor that seccomp returned for the filter, and its copies.
 #[derive(Debug, Clone)]
 pub struct Listener {
     fd: Arc<OwnedFd>,
-    /// Where the last call's cookie is written, for who takes over should this process be killed.
+    /// The file that receives the last call's cookie, for the process that takes over should this
+    /// one be killed.
     last: Option<Arc<File>>,
-    /// A call that was taken already, and is the next.
+    /// A call that was taken already and comes next.
     first: Arc<Mutex<Option<Request>>>,
-    /// An eventfd; readable when no more calls are to be taken.
+    /// An eventfd that is readable when no more calls are to be taken.
     stop: Arc<OwnedFd>,
-    /// Bytes that this kernel writes for a request, which may be more than this program knows.
+    /// The bytes that this kernel writes for a request, which may be more than this program knows.
     request_len: usize,
 }
 
 impl Listener {
-    /// Listens at a descriptor that seccomp(2) has given. Errors: this process has no descriptors left.
+    /// Listens on a descriptor that seccomp(2) returned.
+    ///
+    /// # Errors
+    /// This process has no descriptors left.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let mut sizes = libc::seccomp_notif_sizes {
             seccomp_notif: 0,
             seccomp_notif_resp: 0,
             seccomp_data: 0,
         };
-        // SAFETY: GET_NOTIF_SIZES writes one seccomp_notif_sizes to its third argument, which is
-        // one.
+        // SAFETY: GET_NOTIF_SIZES writes one seccomp_notif_sizes to its third argument, which
+        // points to one.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_seccomp,
@@ -120,8 +124,8 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The tool sleeps until it is answered, so the supervisor may take its CPU at once (Linux 6.6 on;
-    /// else nothing changes).
+    /// Asks the kernel to wake the supervisor on the tool's CPU (Linux 6.6 on; nothing changes on
+    /// others). The tool sleeps until it is answered, so the supervisor may take its CPU at once.
     fn wake_on_the_same_cpu(&self) {
         const SYNC_WAKE_UP: libc::c_ulong = 1;
         // SAFETY: SET_FLAGS takes its argument by value.
@@ -134,7 +138,9 @@ impl Listener {
         };
     }
 
-    /// Writes the cookie of each call that is taken to a file, before the call is looked at: 8 bytes.
+    /// Writes the cookie of each call that is taken to a file.
+    ///
+    /// It writes the 8 bytes before it looks at the call.
     pub fn write_last_to(&mut self, file: File) {
         let file = self.last.insert(Arc::new(file));
         if let Some(first) = &*lock(&self.first) {
@@ -142,8 +148,10 @@ impl Listener {
         }
     }
 
-    /// Has the kernel run the program that is the first under the filter, until `begun` hangs up, which says that it has begun, or
-    /// cannot. A call that it makes itself meanwhile waits for [`Self::receive`].
+    /// Lets the kernel run the first program under the filter, until `begun` hangs up.
+    ///
+    /// The hang-up says that the program has started, or cannot. A call that the program itself
+    /// makes meanwhile waits for [`Self::receive`].
     pub fn let_begin(&self, begun: BorrowedFd<'_>) {
         loop {
             let mut ready = [
@@ -172,43 +180,48 @@ impl Listener {
         }
     }
 
-    /// Has the kernel make the calls that somebody else has taken until the one with this cookie, and not answered. Cookies rise by
-    /// one.
+    /// Lets the kernel make the calls up to this cookie that another process took and did not
+    /// answer.
+    ///
+    /// Cookies rise by one.
     pub fn let_pass_until(&self, last: u64) {
         const TAKEN_AT_ONCE: u64 = 1 << 20;
-        // It may have been killed before it could write.
+        // The process may have been killed before it could write.
         let last = last.wrapping_add(1);
         for back in (0..TAKEN_AT_ONCE).rev() {
             self.answer(last.wrapping_sub(back), Ok(Reply::Continue));
         }
     }
 
-    /// What makes [`Self::receive`] end when 8 bytes are written to it, in a signal handler if need be.
+    /// Returns an eventfd that ends [`Self::receive`] when 8 bytes are written to it.
+    ///
+    /// A signal handler may do that.
     pub fn stopper(&self) -> io::Result<OwnedFd> {
         self.stop.try_clone()
     }
 
-    /// Makes [`Self::receive`] end.
+    /// Ends [`Self::receive`].
     pub fn stop(&self) {
-        // Fails only when it is readable enough.
+        // Fails only when the eventfd is readable already.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 
-    /// Waits for [`Self::stop`]; false if nobody has said so in time.
+    /// Waits for [`Self::stop`]; returns false if the time passes first.
     pub fn is_stopped_within(&self, time: Duration) -> bool {
         let time = Timespec::try_from(time).ok();
         let mut stop = [PollFd::new(&*self.stop, PollFlags::IN)];
         poll(&mut stop, time.as_ref()).is_ok_and(|ready| ready > 0)
     }
 
-    /// Is there still a process under the filter?
+    /// Returns whether there is still a process under the filter.
     pub fn has_callers(&self) -> bool {
         let mut fd = [PollFd::new(&*self.fd, PollFlags::empty())];
         let now = Timespec::default();
         poll(&mut fd, Some(&now)).is_ok() && !fd[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Waits for the hang-up of `lifeline`; false if no process is left under the filter before.
+    /// Waits for the hang-up of `lifeline`; returns false if no process is left under the filter
+    /// before.
     pub fn waits_for_hang_up(&self, lifeline: &OwnedFd) -> io::Result<bool> {
         loop {
             let mut ready = [
@@ -228,12 +241,13 @@ impl Listener {
         }
     }
 
-    /// The kernel's descriptor, for another process.
+    /// Returns a copy of the kernel's descriptor, for another process.
     pub fn share(&self) -> io::Result<OwnedFd> {
         self.fd.try_clone()
     }
 
-    /// Waits for the next call; `None` when no process is left under the filter, or after [`Self::stop`].
+    /// Waits for the next call; returns `None` when no process is left under the filter, or after
+    /// [`Self::stop`].
     pub fn receive(&self) -> Option<Request> {
         if let Some(first) = lock(&self.first).take() {
             return Some(first);
@@ -261,10 +275,10 @@ impl Listener {
         }
     }
 
-    /// Takes one request; `None` if its thread was killed or interrupted meanwhile.
+    /// Takes one request; returns `None` if its thread was killed or interrupted meanwhile.
     fn take(&self) -> Option<Request> {
         let mut buffer = vec![0u64; self.request_len.div_ceil(8)];
-        // SAFETY: the buffer is zeroed, as the kernel demands, and has the bytes that the kernel
+        // SAFETY: the buffer is zeroed, as the kernel demands, and has as many bytes as the kernel
         // said it writes.
         let result = unsafe {
             libc::ioctl(
@@ -288,8 +302,10 @@ impl Listener {
         })
     }
 
-    /// Is the call still waiting? Until it is seen to be after reading the thread's memory, what
-    /// was read may be another's.
+    /// Returns whether the call still waits.
+    ///
+    /// Data read from the thread's memory may be another's until this has returned true after the
+    /// read.
     pub fn waits(&self, id: u64) -> bool {
         // SAFETY: ID_VALID reads one u64.
         unsafe {
@@ -301,7 +317,7 @@ impl Listener {
         }
     }
 
-    /// Answers a call; `false` if the caller is not there any more to take it.
+    /// Answers a call; returns `false` if the caller is no longer there to take the answer.
     pub fn answer(&self, id: u64, reply: Result<Reply, Errno>) -> bool {
         match reply {
             Ok(Reply::Answered) => true,
@@ -312,7 +328,7 @@ impl Listener {
             Ok(Reply::Descriptor { file, cloexec }) => {
                 match self.install(id, file.as_fd(), cloexec) {
                     Ok(()) => true,
-                    // The tool is gone, or has too many files open and wants to know.
+                    // The tool is gone, or it has too many files open and must be told.
                     Err(Errno(errno)) => {
                         self.send(id, 0, -errno, 0);
                         false
@@ -340,7 +356,7 @@ impl Listener {
         }
     }
 
-    /// Puts a file in the place of a descriptor of the tool, whose call goes on waiting.
+    /// Replaces a descriptor of the tool, whose call keeps waiting, with a file.
     pub fn replace(
         &self,
         id: u64,
@@ -357,8 +373,7 @@ impl Listener {
         })
     }
 
-    /// Puts a file into the tool and answers with its number, in one step that either happens or
-    /// does not.
+    /// Puts a file into the tool and answers with its number, in one atomic step.
     fn install(&self, id: u64, file: BorrowedFd<'_>, cloexec: bool) -> Result<(), Errno> {
         self.add(libc::seccomp_notif_addfd {
             id,

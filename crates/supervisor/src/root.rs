@@ -1,26 +1,27 @@
-//! The processes of an ordinary user's session that are told that they are root.
+//! Selects the processes that are told that they are root, in an ordinary user's session.
 //!
-//! Tools look at `geteuid()` before they make any eBPF call, so nobody knows yet that they are tools. Until then all are told
-//! that they are root. What a process that makes eBPF calls has started is told the truth: there are programs that refuse to run as
-//! root, and some that act on it.
+//! Tools look at `geteuid()` before they make any eBPF call, so at that time nothing marks them as
+//! tools. Until they make one, all processes are told that they are root. Processes started by one
+//! that makes eBPF calls are told the truth: some programs refuse to run as root, and some act on
+//! it.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use beeline_inject::procfs::Stat;
 
-/// Processes that are remembered to have made eBPF calls.
+/// The number of processes remembered to have made eBPF calls.
 const MOST_TOOLS: usize = 1024;
 
-/// Ancestors that are looked at; there are more only where something goes round in circles.
+/// The number of ancestors looked at; there are more only if the chain has a cycle.
 const MOST_ANCESTORS: usize = 1024;
 
-/// A process that made an eBPF call, as it was then.
+/// A process that made an eBPF call, as it was at that time.
 #[derive(Clone, Copy)]
 struct Known {
-    /// With the number, a name that is not used again.
+    /// Together with the number, this is a name that is not reused.
     start_time: Option<u64>,
-    /// Another one since it runs another program; 0 if it may not be known.
+    /// Changes when the process runs another program; 0 if it may not be read.
     stack_start: Option<u64>,
 }
 
@@ -38,7 +39,7 @@ impl Known {
 pub(crate) struct Tools(Mutex<HashMap<i32, Known>>);
 
 impl Tools {
-    /// A process makes eBPF calls.
+    /// Records that a process makes eBPF calls.
     pub(crate) fn found(&self, process: i32) {
         let Some(stat) = Stat::of(process) else {
             return;
@@ -50,7 +51,7 @@ impl Tools {
         known.insert(process, Known::new(&stat));
     }
 
-    /// Is a process to be told that it is root: a tool, or one that may become one?
+    /// Returns whether a process is to be told that it is root: it is a tool, or may become one.
     pub(crate) fn takes_for_root(&self, process: i32) -> bool {
         let known = self
             .0
@@ -69,7 +70,7 @@ impl Tools {
             if let Some(tool) = known.get(&pid)
                 && tool.start_time == stat.start_time()
             {
-                // The tool itself, or a copy of it that goes on with the same program.
+                // This is the tool itself, or a copy of it that goes on with the same program.
                 let is_itself = pid == process && asking.stack_start.is_none();
                 let runs_the_same =
                     asking.stack_start.is_some() && asking.stack_start == tool.stack_start;
@@ -81,7 +82,8 @@ impl Tools {
             if parent == std::process::id() as i32 {
                 return true;
             }
-            // Whose parents have ended may be anybody's, as may what has come from elsewhere.
+            // A process whose parents have ended may be anyone's, as may one that came from
+            // elsewhere.
             let Some(next) = Stat::of(parent) else {
                 return false;
             };

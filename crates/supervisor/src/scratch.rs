@@ -1,6 +1,8 @@
-//! Directories of a session's own, which hold what the tool sees in place of the machine's file systems.
+//! Directories of a session's own, which hold the files that the tool sees in place of the
+//! machine's file systems.
 //!
-//! A directory is locked while its session lives, so one that a killed session left is known, and removed by a later one.
+//! A directory is locked while its session lives. A later session recognises the directory of a
+//! killed one by the missing lock, and removes it.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-/// A directory; it and all in it go with this.
+/// A directory. Dropping it removes it with all its contents.
 pub struct Scratch {
     /// The directory, open.
     pub root: OwnedFd,
@@ -17,7 +19,9 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// One whose name begins so, in memory where possible. `None` if there is no place where the user may write.
+    /// Creates a directory with this name prefix, in memory where possible.
+    ///
+    /// Returns `None` if there is no place where the user may write.
     pub fn new(name: &str) -> Option<Self> {
         let runtime_directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let places = [
@@ -27,7 +31,8 @@ impl Scratch {
         ];
         places.into_iter().flatten().find_map(|place| {
             remove_abandoned(&place, name);
-            // Another session that is just looking may take a new one for abandoned, until it is locked.
+            // Until the directory is locked, another session that is just looking may take it for
+            // abandoned.
             const TRIES: usize = 8;
             (0..TRIES).find_map(|_| {
                 let path = fresh_directory(&place, name)?;
@@ -38,7 +43,8 @@ impl Scratch {
     }
 }
 
-/// The directory, locked for the session: `None` if another has it, or if it is no directory of this user's.
+/// Opens the directory and locks it for the session; `None` if another session has it, or if it is
+/// not a directory of this user's.
 fn lock_directory(path: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty()).ok()?;
@@ -54,7 +60,7 @@ fn lock_directory(path: &Path) -> Option<OwnedFd> {
     there.then_some(directory)
 }
 
-/// Removes what sessions have left that were killed.
+/// Removes directories that killed sessions have left.
 fn remove_abandoned(place: &Path, name: &str) {
     let Ok(entries) = std::fs::read_dir(place) else {
         return;
@@ -63,7 +69,7 @@ fn remove_abandoned(place: &Path, name: &str) {
         if entry.file_name().as_bytes().starts_with(name.as_bytes()) {
             let path = entry.path();
             if let Some(_lock) = lock_directory(&path) {
-                // Nobody uses it; if it stays, a later session tries again.
+                // Nothing uses it; if it stays, a later session tries again.
                 let _ = std::fs::remove_dir_all(&path);
             }
         }
@@ -72,19 +78,19 @@ fn remove_abandoned(place: &Path, name: &str) {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is empty files in a directory of the user's own.
+        // On failure, only empty files stay, in a directory of the user's own.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
 
-/// A directory of a name that did not exist, for this user only.
+/// Creates a directory with a name that did not exist, for this user only.
 fn fresh_directory(place: &Path, name: &str) -> Option<PathBuf> {
     let mut template = place
         .join(format!("{name}XXXXXX"))
         .into_os_string()
         .into_vec();
     template.push(0);
-    // SAFETY: a path that ends in a NUL, which the call changes in place.
+    // SAFETY: `template` is a path that ends in a NUL, which the call changes in place.
     if unsafe { libc::mkdtemp(template.as_mut_ptr().cast()) }.is_null() {
         return None;
     }

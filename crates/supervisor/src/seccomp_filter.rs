@@ -1,9 +1,9 @@
-//! Which system calls of the tool come to the supervisor: a classic BPF program for seccomp.
+//! The classic BPF program for seccomp that selects the system calls which go to the supervisor.
 //!
-//! The filter sees numbers only, so it sorts coarsely; handlers let through (`Continue`) what turns
-//! out not to be theirs. The native x86-64 calls are sorted by a chain of blocks, one for each
-//! system call.
-//! `bpf` and `perf_event_open` through the i386 and x32 entries do not exist, as on a kernel built without.
+//! The filter sees numbers only, so it sorts coarsely; handlers let through (`Continue`) calls that
+//! turn out not to be theirs. The native x86-64 calls are sorted by a chain of blocks, one for each
+//! system call. `bpf` and `perf_event_open` through the i386 and x32 entries do not exist, as on a
+//! kernel built without them.
 
 use beeline_uapi::perf::ioc;
 use libc::{c_long, sock_filter};
@@ -31,7 +31,7 @@ const NO_SUCH_CALL: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
 /// An "error" of number 0 makes the call return 0 without being made.
 const SAY_ZERO: u32 = libc::SECCOMP_RET_ERRNO;
 
-/// The filter for a tool.
+/// Builds the filter for a tool.
 pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     let mut code = vec![load(ARCH)];
     code.extend(foreign_entry());
@@ -43,7 +43,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
         libc::SYS_epoll_ctl,
         libc::SYS_openat,
         libc::SYS_open,
-        // Of paths in the BPF file system, or of descriptors.
+        // Calls that take paths in the BPF file system, or descriptors.
         libc::SYS_mkdir,
         libc::SYS_mkdirat,
         libc::SYS_unlink,
@@ -81,7 +81,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code.extend(when(libc::SYS_prlimit64, &raising_own_memlock()));
     code.extend(when(libc::SYS_setrlimit, &setrlimit_memlock()));
     if !options.is_for_guest {
-        // A traced child has to be held before it runs another program.
+        // A traced child must be held before it runs another program.
         for call in [libc::SYS_execve, libc::SYS_execveat] {
             code.extend(when(call, &[ret(NOTIFY)]));
         }
@@ -97,7 +97,7 @@ pub(crate) fn program(options: &Options) -> Vec<sock_filter> {
     code
 }
 
-/// With the architecture loaded: decides the calls of another entry than x86-64's.
+/// Decides calls that come through another entry than x86-64's. The architecture is loaded.
 fn foreign_entry() -> Vec<sock_filter> {
     let mut block = vec![load(NR)];
     block.push(skip_unless_equal(I386_BPF, 1));
@@ -110,8 +110,8 @@ fn foreign_entry() -> Vec<sock_filter> {
     code
 }
 
-/// With the number loaded: decides the x32 calls, whose number for the two is the native one plus a
-/// bit.
+/// Decides x32 calls, whose number for the two calls is the native one plus a bit. The number is
+/// loaded.
 fn x32_entry() -> Vec<sock_filter> {
     let block = [
         skip_unless_equal(X32_BIT | libc::SYS_bpf as u32, 1),
@@ -125,7 +125,8 @@ fn x32_entry() -> Vec<sock_filter> {
     code
 }
 
-/// Only commands of type `$`, which no other kind of file uses for the numbers that matter.
+/// Selects commands of type `$` only; no other kind of file uses that type for the numbers that
+/// matter.
 fn perf_ioctls() -> Vec<sock_filter> {
     vec![
         load(arg_low(1)),
@@ -136,7 +137,8 @@ fn perf_ioctls() -> Vec<sock_filter> {
     ]
 }
 
-/// What is known of a perf event is a few numbers of 8 bytes. Who reads a file reads more at once, or a byte.
+/// Selects reads of a perf event's values, which are a few numbers of 8 bytes. Reads of ordinary
+/// files ask for more at once, or for a byte.
 fn reads_of_values() -> Vec<sock_filter> {
     const LEAST: u32 = 8;
     const TOO_MANY: u32 = 1024;
@@ -149,7 +151,8 @@ fn reads_of_values() -> Vec<sock_filter> {
     ]
 }
 
-/// To wait for no descriptors is to sleep. The kernel takes the count as an `int`.
+/// Lets calls with no descriptors through: these only sleep. The kernel takes the count as an
+/// `int`.
 fn with_any(count: u32) -> Vec<sock_filter> {
     vec![
         load(arg_low(count)),
@@ -159,7 +162,8 @@ fn with_any(count: u32) -> Vec<sock_filter> {
     ]
 }
 
-/// The C library makes every `fstat` a call without a path, and says so in the flags.
+/// Selects calls with a path. The C library makes every `fstat` a call without a path, and the
+/// flags say so.
 fn with_a_path(flags: u32) -> Vec<sock_filter> {
     vec![
         load(arg_low(flags)),
@@ -169,8 +173,9 @@ fn with_a_path(flags: u32) -> Vec<sock_filter> {
     ]
 }
 
-/// `MAP_SHARED` and `MAP_SHARED_VALIDATE` have bit 0, `MAP_PRIVATE` has not. `MAP_NORESERVE` marks what Beeline itself
-/// maps into a child of the tool that it traces: it means nothing for memory files, and tools do not use it.
+/// Selects shared mappings of files. `MAP_SHARED` and `MAP_SHARED_VALIDATE` have bit 0,
+/// `MAP_PRIVATE` does not. `MAP_NORESERVE` marks mappings that Beeline itself makes in a traced
+/// child of the tool: the flag means nothing for memory files, and tools do not use it.
 fn shared_file_mappings() -> Vec<sock_filter> {
     vec![
         load(arg_low(3)),
@@ -184,9 +189,10 @@ fn shared_file_mappings() -> Vec<sock_filter> {
     ]
 }
 
+/// Answers `prlimit64(0, RLIMIT_MEMLOCK, new, NULL)` with 0.
+///
 /// Tools raise the limit of locked memory for kernels that charged maps to it, and some give up
-/// when they may not:
-/// `prlimit64(0, RLIMIT_MEMLOCK, new, NULL)` says 0. A caller that also asks for the old limit gets the kernel's answer.
+/// when they may not. A caller that also asks for the old limit gets the kernel's answer.
 fn raising_own_memlock() -> Vec<sock_filter> {
     let allow = ret(ALLOW);
     let mut code = Vec::new();
@@ -224,7 +230,7 @@ fn say_zero_if_not_null(argument: u32) -> [sock_filter; 7] {
     ]
 }
 
-/// With the number loaded: `block`, which must return, if it is `call`.
+/// Runs `block`, which must return, if the call is `call`. The number is loaded.
 fn when(call: c_long, block: &[sock_filter]) -> Vec<sock_filter> {
     let mut code = vec![skip_unless_equal(call as u32, block.len())];
     code.extend_from_slice(block);

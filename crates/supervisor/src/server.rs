@@ -1,11 +1,14 @@
-//! Serving one tool: threads that take its calls, and hand them to whoever answers.
+//! Serves one tool: its threads take the tool's calls and hand them to the implementation of
+//! [`Answers`].
 //!
 //! One thread at a time leads: it waits for the next call, then lets another lead while it answers.
-//! There is always one that leads, made when needed, so a call that takes long (attaching to many
-//! processes) holds up no other; not even those that the supervisor itself causes when a target is a
-//! child of the tool. Changing threads costs more than all else, though. Most calls name a file that
-//! is none of the supervisor's: the leader sends those on to the kernel itself. And a call that may be
-//! answered at once is answered by the leader, who lets another lead only if it comes to wait.
+//! There is always one that leads, made when needed. So a call that takes long (attaching to many
+//! processes) holds up no other, not even those that the supervisor itself causes when a target is
+//! a child of the tool.
+//!
+//! Changing threads is the most expensive part, though. Most calls name a file that is none of the
+//! supervisor's: the leader sends those on to the kernel itself. The leader also answers calls that
+//! may be answered at once, and lets another thread lead only if it has to wait.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -24,47 +27,52 @@ use crate::memory::Memory;
 use crate::notify::{Listener, Reply, Request};
 use crate::root::Tools;
 
-/// Is given the calls of those who live on.
+/// Is handed the calls of the processes that live on.
 pub(crate) type Fallback = dyn Fn() + Send + Sync;
 
-/// Between two looks whether the session is used when the tool has ended.
+/// The time between two looks at whether the session is used, once the tool has ended.
 const LOOK_FOR_USE: Duration = Duration::from_millis(500);
 
-/// Threads that are remembered to have made eBPF calls.
+/// The number of threads remembered to have made eBPF calls.
 const MOST_CALLERS: usize = 1024;
 
-/// Threads kept for the next call; more come and go with need.
+/// The number of threads kept for the next call; more come and go with need.
 const SPARE_THREADS: usize = 2;
 
-/// The answers to a tool's calls.
+/// Answers a tool's calls.
 pub trait Answers: Sync + Sized {
-    /// The answer to a call of this number. Several threads may ask at a time.
+    /// Answers a call with this number. Several threads may ask at a time.
     fn answer(&self, call: &Call<'_>, nr: i64) -> Answer;
 
-    /// True for a call that is made often and is none of ours. Waits for nothing but the page that the path is in.
+    /// Returns true for a frequent call that the supervisor does not answer. Waits for nothing but
+    /// the page that holds the path.
     fn is_plainly_kernels(&self, call: &Call<'_>, nr: i64) -> bool;
 
-    /// True if the answer to such a call may be there at once. The thread that leads begins it, and has to
-    /// [let others lead](Call::let_others_lead) before it waits for anything but the tool's memory.
+    /// Returns true if the answer to such a call may be available at once.
+    ///
+    /// The leading thread begins the call. It must [let others lead](Call::let_others_lead) before
+    /// it waits for anything but the tool's memory.
     fn is_short(&self, request: &Request) -> bool;
 
-    /// Gives the tool its answer. `let_lead` is to be called before anything is waited for behind that, as in
+    /// Gives the tool its answer.
+    ///
+    /// `let_lead` must be called before waiting for anything after that, as with
     /// [`Call::let_others_lead`].
     fn deliver(&self, listener: &Listener, request: &Request, answer: Answer, let_lead: &dyn Fn());
 
-    /// A process makes eBPF calls; told once of each of its threads that does.
+    /// Records that a process makes eBPF calls; called once for each of its threads that does.
     fn found_tool(&self, pid: i32);
 
-    /// May someone whom the tool has started still use an object of the session?
+    /// Returns whether a process that the tool has started may still use an object of the session.
     fn is_in_use(&self) -> bool;
 
-    /// What is to be done beside the calls, in a thread of its own, until [`Self::stop`].
+    /// Does the work beside the calls, in a thread of its own, until [`Self::stop`].
     fn tend(&self);
 
-    /// There are no more calls.
+    /// Ends [`Self::tend`]: there are no more calls.
     fn stop(&self);
 
-    /// The tool's objects are no longer needed.
+    /// Releases the tool's objects, which are no longer needed.
     fn clear(&self);
 }
 
@@ -72,17 +80,17 @@ pub trait Answers: Sync + Sized {
 pub(crate) struct Server<D> {
     listener: Listener,
     answers: D,
-    /// The tool's process.
+    /// The tool's process id.
     tool: i32,
-    /// It has made eBPF calls itself, and not only started who does.
+    /// True if the tool has made eBPF calls itself, and not only started processes that do.
     tool_has_called: AtomicBool,
-    /// Threads that make eBPF calls.
+    /// The threads that make eBPF calls.
     callers: Mutex<HashSet<i32>>,
     /// Their processes.
     tools: Tools,
     /// Held by the thread that waits for the next call.
     lead: Mutex<()>,
-    /// Threads that lead or wait to.
+    /// The number of threads that lead or wait to lead.
     free: AtomicUsize,
 }
 
@@ -101,14 +109,15 @@ impl<D: Answers> Server<D> {
         }
     }
 
-    /// Returns when the last process under the filter is gone, or the rest has been left to `fallback`; and all that they had is
-    /// released.
+    /// Serves until the last process under the filter is gone, or the rest has been left to
+    /// `fallback`. Everything that the processes had is released by then.
     pub(crate) fn run(&self, fallback: Option<&Fallback>) {
         std::thread::scope(|outer| {
             let reaper = Builder::new().name("beeline-reaper".into());
             let reaper = reaper.spawn_scoped(outer, || self.answers.tend());
             std::thread::scope(|scope| self.work(scope));
-            // Before anything is done that those who are left may be stopped for: some wait for an answer.
+            // This comes before any operation that may stop the processes that are left: some of
+            // them wait for an answer.
             if let Some(fallback) = fallback
                 && self.listener.has_callers()
             {
@@ -116,14 +125,18 @@ impl<D: Answers> Server<D> {
             }
             self.listener.stop();
             self.answers.stop();
-            // Without a reaper, or if it panicked, objects stay until here; no harm to the tool.
+            // Without a reaper, or if it panicked, objects stay until here. That does the tool no
+            // harm.
             let _ = reaper.map(|thread| thread.join());
         });
         self.answers.clear();
     }
 
-    /// The tool has ended: no more calls are taken as soon as nobody whom it has started uses the session. If the tool was only
-    /// the one who started who does, a script say, they may use it later.
+    /// Stops taking calls once the tool has ended and no process that it has started uses the
+    /// session.
+    ///
+    /// If the tool only started the processes that make the calls, as a script does, they may still
+    /// use the session later.
     pub(crate) fn end_with_its_use(&self) {
         let is_in_use =
             || !self.tool_has_called.load(Ordering::Acquire) || self.answers.is_in_use();
@@ -139,7 +152,7 @@ impl<D: Answers> Server<D> {
         if !callers.insert(request.tid) {
             return;
         }
-        // Numbers are used again, and it does no harm to ask again.
+        // Thread ids are reused, and it does no harm to ask again.
         if callers.len() > MOST_CALLERS {
             callers.clear();
         }
@@ -152,7 +165,7 @@ impl<D: Answers> Server<D> {
         self.answers.found_tool(process);
     }
 
-    /// The answer to a process that asks if it is root.
+    /// Answers a process that asks whether it is root.
     fn say_who(&self, request: &Request) -> Reply {
         match self.tools.takes_for_root(request.process()) {
             true => Reply::Value(0),
@@ -160,7 +173,7 @@ impl<D: Answers> Server<D> {
         }
     }
 
-    /// Takes calls and answers them until there are none, or enough others do.
+    /// Takes calls and answers them until there are none, or enough other threads do.
     fn work<'scope, 'env>(&'scope self, scope: &'scope Scope<'scope, 'env>) {
         let mut lead = self.lead();
         while let Some(request) = self.receive() {
@@ -174,8 +187,9 @@ impl<D: Answers> Server<D> {
         self.free.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Is a thread that has answered a call kept for another one? One that goes is never counted among the free: whoever gives the
-    /// lead up would take it for one that takes it.
+    /// Returns whether a thread that has answered a call is kept for another one. A thread that
+    /// goes is never counted among the free ones: otherwise the thread that gives up the lead would
+    /// count on it to take over.
     fn stays(&self) -> bool {
         let more = |free| (free < SPARE_THREADS).then_some(free + 1);
         let (set, fetch) = (Ordering::AcqRel, Ordering::Acquire);
@@ -193,12 +207,12 @@ impl<D: Answers> Server<D> {
             .name("beeline-calls".into())
             .spawn_scoped(scope, move || self.work(scope));
         if started.is_err() {
-            // No threads to be had: the next call waits until this one is answered.
+            // No thread could be started: the next call waits until this one is answered.
             self.free.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    /// The next call that needs a thread; `None` when there are no more.
+    /// Returns the next call that needs a thread; `None` when there are no more.
     fn receive(&self) -> Option<Request> {
         loop {
             let request = self.listener.receive()?;
@@ -226,7 +240,7 @@ impl<D: Answers> Server<D> {
         }
     }
 
-    /// Answers a call. Gives the lead back unless another thread has it now.
+    /// Answers a call. Returns the lead unless another thread has it now.
     fn serve<'scope, 'env>(
         &'scope self,
         request: &Request,
@@ -247,7 +261,7 @@ impl<D: Answers> Server<D> {
             call.let_others_lead();
         }
         // A fault in a handler or the backend fails the call, and must not leave the tool waiting
-        // for ever.
+        // forever.
         let answer = catch_unwind(AssertUnwindSafe(|| self.answers.answer(&call, request.nr)))
             .unwrap_or(Err(Errno(libc::EIO)));
         self.answers
@@ -259,12 +273,14 @@ impl<D: Answers> Server<D> {
 /// The right to wait for the next call.
 type Lead<'a> = MutexGuard<'a, ()>;
 
-/// The supervisor holds a descriptor for each object of the tool, and the usual soft limit of 1024 is
-/// soon reached by one that attaches by wildcard. The tool runs already, and keeps the limit that
-/// it was started with.
+/// Raises the limit of open files.
+///
+/// The supervisor holds a descriptor for each object of the tool, and a tool that attaches by
+/// wildcard soon reaches the usual soft limit of 1024. The tool runs already and keeps the limit
+/// that it was started with.
 fn allow_many_files() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    // Raising to the hard limit needs no right; should it fail, there are fewer.
+    // Raising to the hard limit needs no right. If it fails, there are fewer descriptors.
     let _ = setrlimit(Resource::Nofile, limit);
 }

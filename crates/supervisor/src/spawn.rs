@@ -1,8 +1,8 @@
-//! Starting a tool under the filter, and learning how it ends.
+//! Starts a tool under the filter, and reports how it ends.
 //!
 //! A thread of its own, the *keeper*, starts the tool and then waits for it. The tool asks the
-//! kernel for SIGTERM at the death of its parent, which to the kernel is the thread that forked it:
-//! with the keeper as parent, the tool is told when Beeline dies, however it dies, and not when
+//! kernel for SIGTERM at the death of its parent, which to the kernel is the thread that forked it.
+//! With the keeper as parent, the tool is told when Beeline dies, however it dies, and not when
 //! some thread of the caller ends.
 
 use std::ffi::OsString;
@@ -28,13 +28,15 @@ use crate::{Error, Options, seccomp_filter};
 
 /// A tool that runs under the supervisor.
 ///
-/// It has been started when [`Tool::spawn`] returns, and waits at its first system call for the
-/// supervisor, until [`Tool::serve`]; dropped before that, it is killed. It shares Beeline's standard files, process group and terminal:
-/// Ctrl-C reaches it directly, so the caller has only to outlive it (ignore SIGINT), and to pass on
-/// other signals to [`Tool::pid`]. If Beeline dies, the tool gets SIGTERM; and if nobody [lets pass](let_pass) what would come
-/// to the supervisor, these calls fail with ENOSYS.
+/// It has been started when [`Tool::spawn`] returns, and waits at its first system call until
+/// [`Tool::serve`]; if it is dropped before that, it is killed. It shares Beeline's standard files,
+/// process group and terminal. Ctrl-C reaches it directly, so the caller only has to outlive it
+/// (ignore SIGINT), and to pass on other signals to [`Tool::pid`].
+///
+/// If Beeline dies, the tool gets SIGTERM. Unless another process then [lets the calls
+/// pass](let_pass) that would come to the supervisor, they fail with ENOSYS.
 pub struct Tool {
-    /// First, as it is to end before the listener is closed.
+    /// Comes first, because it must end before the listener is closed.
     unserved: Unserved,
     pid: i32,
     listener: Listener,
@@ -42,12 +44,14 @@ pub struct Tool {
     fallback: Option<Box<Fallback>>,
 }
 
-/// A tool that waits at its first call. Ends it when dropped: without a supervisor its calls would fail, and it would speak of that.
+/// A tool that waits at its first call. Dropping this kills it: without a supervisor its calls
+/// would fail, and it would report that.
 struct Unserved(i32);
 
 impl Drop for Unserved {
     fn drop(&mut self) {
-        // SAFETY: no memory is involved. The tool waits, and so has not ended and is not reaped.
+        // SAFETY: `kill` accesses no memory. The tool waits, so it has not ended and has not been
+        // reaped.
         unsafe { libc::kill(self.0, libc::SIGKILL) };
     }
 }
@@ -77,7 +81,7 @@ impl Tool {
             .spawn(move || {
                 let child = match start_under_filter(command, &name, filter, &options) {
                     Ok((child, listener)) => {
-                        // The receiver waits below, and holds on until it has this.
+                        // The receiver waits below, and waits until it has this.
                         let _ = started.send(Ok((child.id(), listener)));
                         child
                     }
@@ -103,35 +107,43 @@ impl Tool {
         })
     }
 
-    /// The tool's process id.
+    /// Returns the tool's process id.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Children that outlive a tool which has made eBPF calls itself, and use nothing of the session, are left to somebody else, who is
-    /// to [`let_pass`] their calls: without the supervisor these would fail. `fallback` is called for that when no more calls are
-    /// taken here. Without this they are served on, as are those of a script that has only started who makes such calls.
+    /// Leaves children that outlive the tool to another process, which [lets their calls
+    /// pass](let_pass).
     ///
-    /// `last` is given what is taken here, so that nobody has to wait for ever if this process is killed.
+    /// This applies if the tool has made eBPF calls itself and its children use nothing of the
+    /// session; without the supervisor their calls would fail. `fallback` is called when no more
+    /// calls are taken here. Without a fallback the children are served on, as are those of a
+    /// script that has only started processes which make such calls.
+    ///
+    /// `last` receives the cookie of each call that is taken here, so that no caller waits forever
+    /// if this process is killed.
     pub fn leave_to(mut self, last: File, fallback: impl Fn() + Send + Sync + 'static) -> Self {
         self.listener.write_last_to(last);
         self.fallback = Some(Box::new(fallback));
         self
     }
 
-    /// What calls come from, for [`let_pass`].
+    /// Returns the listener that calls come from, for [`let_pass`].
     pub fn listener(&self) -> io::Result<OwnedFd> {
         self.listener.share()
     }
 
-    /// Who has written 8 bytes to this, leaves the children to their fallback even if they use the session.
+    /// Returns an eventfd that forces the hand-over: once 8 bytes are written to it, the children
+    /// are left to their fallback even if they use the session.
     pub fn stopper(&self) -> io::Result<OwnedFd> {
         self.listener.stopper()
     }
 
-    /// Has `answers` answer the eBPF calls of the tool and its children until the last of them
-    /// has ended, or been [left to somebody else](Self::leave_to); then releases all they still had, and says how the tool
-    /// itself ended.
+    /// Answers the eBPF calls of the tool and its children by `answers`, and returns how the tool
+    /// ended.
+    ///
+    /// It serves until the last of them has ended or been [left to another
+    /// process](Self::leave_to), then releases everything that they still had.
     pub fn serve(self, answers: impl Answers) -> Result<ExitStatus, Error> {
         let server = Server::new(self.listener, answers, self.pid);
         let (keeper, fallback, unserved) = (self.keeper, self.fallback.as_deref(), self.unserved);
@@ -165,9 +177,11 @@ impl Tool {
     }
 }
 
-/// Waits until `lifeline`, a pipe's end, hangs up; from then on has the kernel make the calls of all that are left under a filter, as if
-/// they were under none. Returns when the last of them has ended. `listener` is a tool's, and `last` what it was
-/// [left](Tool::leave_to) with.
+/// Waits until `lifeline`, a pipe's end, hangs up, and then lets the kernel make the calls of all
+/// processes that are left under a filter.
+///
+/// The calls run as if there were no filter. Returns when the last of the processes has ended.
+/// `listener` is the tool's, and `last` is the file that it was [left](Tool::leave_to) with.
 pub fn let_pass(listener: OwnedFd, lifeline: &OwnedFd, last: &File) -> io::Result<()> {
     let listener = Listener::new(listener)?;
     if !listener.waits_for_hang_up(lifeline)? {
@@ -185,11 +199,12 @@ pub fn let_pass(listener: OwnedFd, lifeline: &OwnedFd, last: &File) -> io::Resul
 
 /// Waits for the end of a child that the calling thread started.
 ///
-/// Other threads of Beeline may trace the tool for a moment. A plain `wait` would be given the stops that are meant for
-/// them, and take the first for the end: `__WNOTHREAD` keeps it to what is this thread's. And it would sleep on where the
-/// tool ends while it is traced, as the kernel wakes nobody when a tracer of the parent's own process lets go.
+/// Other threads of Beeline may trace the tool for a moment. A plain `wait` would receive the stops
+/// that are meant for them, and take the first for the end; `__WNOTHREAD` restricts it to this
+/// thread's children. A blocking wait would also sleep on if the tool ends while it is traced: the
+/// kernel wakes nobody when a tracer in the parent's own process lets go.
 fn wait(child: &Child) -> io::Result<ExitStatus> {
-    /// For the tracer to let go of a tool that has ended.
+    /// The time for the tracer to let go of a tool that has ended.
     const MOMENT: Duration = Duration::from_millis(1);
     let pid = Pid::from_child(child);
     let process = pidfd_open(pid, PidfdFlags::empty())?;
@@ -207,7 +222,7 @@ fn wait(child: &Child) -> io::Result<ExitStatus> {
     }
 }
 
-/// Forks, installs the filter, executes; the child sends the listener's descriptor before it
+/// Forks, installs the filter, and executes; the child sends the listener's descriptor before it
 /// executes.
 fn start_under_filter(
     mut command: Command,
@@ -219,15 +234,16 @@ fn start_under_filter(
     let parent = std::process::id();
     let ignored_here = options.ignored_here;
     let not_ours = ours.as_raw_fd();
-    // SAFETY: between fork and exec only async-signal-safe system calls are made on memory prepared
-    // here: nothing allocates or locks.
+    // SAFETY: between fork and exec the closure only makes async-signal-safe system calls on memory
+    // prepared here: nothing allocates or locks.
     unsafe {
         command.pre_exec(move || {
             die_with_parent(parent)?;
             if let Some(signal) = ignored_here {
                 libc::signal(signal, libc::SIG_DFL);
             }
-            // Were the listener still open here or on its way, and not received there, the execution would wait for an answer for ever.
+            // If the listener were still open here or in transit, and not received there, the
+            // execution would wait for an answer forever.
             libc::close(not_ours);
             let listener = install(&filter)?;
             let sent = send_descriptor(theirs.as_raw_fd(), listener);
@@ -235,12 +251,12 @@ fn start_under_filter(
             sent
         });
     }
-    // To begin is a call under the filter already, which this thread waits for.
+    // The start itself is a call under the filter, which this thread waits for.
     let (begun, begins) = io::pipe().map_err(Error::system("creating a pipe"))?;
     let (spawned, listener) = std::thread::scope(|scope| {
         let hangs_up = begun.as_fd();
         let let_begin = move || {
-            // Closed also where nothing could be received, with a listener that is still on its way.
+            // Also closed if nothing could be received, with a listener that is still in transit.
             let ours = ours;
             let listener = Listener::new(await_descriptor(&ours, hangs_up)?)?;
             listener.let_begin(hangs_up);
@@ -262,24 +278,24 @@ fn start_under_filter(
             let _ = child.wait();
             Err(not_installed(error))
         }
-        // The listener came, so it was the execution that failed.
+        // The listener arrived, so it was the execution that failed.
         (Err(_), Ok(_)) if !exists(name) => Err(Error::NotFound(name.to_owned())),
         (Err(source), Ok(_)) => Err(Error::NotExecutable {
             name: name.to_owned(),
             source,
         }),
-        // Nothing was sent: the child says why, or why there is none.
+        // Nothing was sent: the child reports why, or why there is no child.
         (Err(failed), Err(error))
             if error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error().is_none() =>
         {
             Err(not_installed(failed))
         }
-        // It had come that far, and was to no avail.
+        // The child came that far, but to no avail.
         (Err(_), Err(error)) => Err(Error::system("preparing to serve the tool")(error)),
     }
 }
 
-/// Without descriptors it is not the filter that is wrong.
+/// Chooses the error: if there are no descriptors left, the filter is not to blame.
 fn not_installed(error: io::Error) -> Error {
     if is_of_too_many_files(&error) {
         return Error::system("preparing to serve the tool")(error);
@@ -287,8 +303,8 @@ fn not_installed(error: io::Error) -> Error {
     Error::Filter(error)
 }
 
-/// Is there a file of that name where it was looked for? `execvp` says EACCES also when it found
-/// none, if PATH has a directory that may not be searched.
+/// Returns whether a file of that name exists where it was looked for. `execvp` returns EACCES even
+/// when it found none, if PATH has a directory that may not be searched.
 fn exists(name: &str) -> bool {
     if name.contains('/') {
         return Path::new(name).exists();
@@ -303,7 +319,7 @@ fn die_with_parent(parent: u32) -> io::Result<()> {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
         libc::getppid() as u32 != parent
     };
-    // The parent may have died before it was asked to tell.
+    // The parent may have died before the child asked to be told.
     if orphaned {
         Err(io::Error::from_raw_os_error(libc::ECHILD))
     } else {
@@ -311,7 +327,7 @@ fn die_with_parent(parent: u32) -> io::Result<()> {
     }
 }
 
-/// Installs the filter on the calling thread, and gives the listener's descriptor.
+/// Installs the filter on the calling thread, and returns the listener's descriptor.
 fn install(filter: &[sock_filter]) -> io::Result<RawFd> {
     let program = libc::sock_fprog {
         len: filter.len() as u16,
@@ -333,8 +349,8 @@ fn install(filter: &[sock_filter]) -> io::Result<RawFd> {
 
 fn seccomp(program: &libc::sock_fprog) -> io::Result<RawFd> {
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    // A call that the supervisor has begun to serve is not to be broken off and begun again by every
-    // signal (Linux 5.19 on).
+    // Keeps a call that the supervisor has begun to serve from being interrupted and restarted by
+    // every signal (Linux 5.19 on).
     let steadily = listen | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     let mut error = io::Error::from_raw_os_error(libc::EINVAL);
     for flags in [steadily, listen] {
@@ -372,11 +388,11 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: both were just opened for us alone.
+    // SAFETY: `socketpair` has just opened both descriptors, and nothing else owns them.
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
-/// Room and alignment for a control message with one descriptor.
+/// The room and alignment for a control message with one descriptor.
 type Control = [u64; 4];
 
 fn send_descriptor(socket: RawFd, fd: RawFd) -> io::Result<()> {
@@ -403,7 +419,8 @@ fn send_descriptor(socket: RawFd, fd: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for what the child sends before it executes; no longer than until `begun` hangs up.
+/// Waits for the descriptor that the child sends before it executes; no longer than until `begun`
+/// hangs up.
 fn await_descriptor(socket: &OwnedFd, begun: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut ready = [
         PollFd::new(socket, PollFlags::IN),
@@ -421,7 +438,7 @@ fn receive_descriptor(socket: RawFd) -> io::Result<OwnedFd> {
     };
     let mut control: Control = [0; 4];
     let mut message = message_header(&mut part, &mut control);
-    // The child sent before it executed or failed, so there is something now or never.
+    // The child sent before it executed or failed, so the message is there now or never comes.
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the message and all it points to live through the call and are exclusively borrowed.
     if unsafe { libc::recvmsg(socket, &raw mut message, flags) } < 0 {

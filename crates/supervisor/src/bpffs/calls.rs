@@ -1,4 +1,6 @@
-//! System calls that name a path in the BPF file system, whoever has it: those that nobody else has an answer to as a whole, the others
+//! System calls that name a path in the BPF file system.
+//!
+//! Calls that need no owner-specific answer are answered here as a whole; the others are answered
 //! by the [`Place`] that a path leads to.
 
 use std::os::unix::ffi::OsStrExt;
@@ -16,13 +18,14 @@ const EXDEV: Errno = Errno(libc::EXDEV);
 const EINVAL: Errno = Errno(libc::EINVAL);
 
 impl<D: HasBpfFs> BpfFsCall<'_, D> {
-    /// The path at an address, below the root of the BPF file system; `None` for all paths that are not in it.
+    /// Returns the path at an address, below the root of the BPF file system; `None` for all paths
+    /// that are not in it.
     pub fn inside(&self, directory: u64, path: u64) -> Option<PathBuf> {
         let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
         self.inside_of(directory, &path)
     }
 
-    /// As [`Self::inside`], of a path that has been read.
+    /// Like [`Self::inside`], for a path that has been read already.
     pub fn inside_of(&self, directory: u64, path: &[u8]) -> Option<PathBuf> {
         if path.is_empty() {
             return None;
@@ -39,14 +42,15 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         let place = self.owner.bpffs().place(&inside)?;
         let mode = Mode::from_bits_truncate(mode as u32);
         rustix::fs::mkdirat(&place.directory, &place.name, mode).map_err(|error| match error {
-            // The root's name here.
+            // This is the root's name here.
             rustix::io::Errno::INVAL => Errno(libc::EEXIST),
             error => errno(error),
         })?;
         Ok(Reply::Value(0))
     }
 
-    /// `unlink(path)` and `rmdir(path)`, also relative to a descriptor of a directory there: the object is to go at once.
+    /// Answers `unlink(path)` and `rmdir(path)`, also relative to a directory's descriptor there:
+    /// the object must go at once.
     pub fn unlink(&self, at: u64, path: u64, flags: u64) -> Answer {
         let path = self.memory.string(path, libc::PATH_MAX as usize);
         let path = path.and_then(|path| match path.is_empty() {
@@ -75,7 +79,8 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         }
     }
 
-    /// `getxattr(path, name, ..)` and `listxattr(path, ..)`: files there have no attributes.
+    /// `getxattr(path, name, ..)` and `listxattr(path, ..)`: files in the BPF file system have no
+    /// attributes.
     pub fn xattr(&self, path: u64, answer: Result<i64, Errno>) -> Answer {
         let Some(inside) = self.inside(HERE, path) else {
             return Ok(Reply::Continue);
@@ -86,7 +91,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         answer.map(Reply::Value)
     }
 
-    /// `fstatfs(descriptor, buffer)` of a directory there.
+    /// `fstatfs(descriptor, buffer)` on a directory there.
     pub fn fstatfs(&self, fd: u64, buffer: u64) -> Answer {
         let link = std::fs::read_link(format!("/proc/{}/fd/{}", self.tid, fd as i32));
         let inside = link.is_ok_and(|to| {
@@ -102,7 +107,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         }
     }
 
-    /// `statfs(path, buffer)`: how tools know a BPF file system.
+    /// `statfs(path, buffer)`, by which tools recognise a BPF file system.
     pub fn statfs_inside(&self, inside: &Path, buffer: u64) -> Answer {
         let place = self.owner.bpffs().place(inside)?;
         rustix::fs::statat(&place.directory, &place.name, AtFlags::SYMLINK_NOFOLLOW)

@@ -1,4 +1,5 @@
-//! `BPF_OBJ_PIN` and `BPF_OBJ_GET`: giving an object a name in the BPF file system, and finding it by that.
+//! `BPF_OBJ_PIN` and `BPF_OBJ_GET`: give an object a name in the BPF file system, and find it by
+//! that name.
 
 use std::path::{Path, PathBuf};
 
@@ -14,16 +15,17 @@ use crate::notify::Reply;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);
 
-/// Where a path leads.
+/// The destination of a path.
 enum Named {
-    /// Into the BPF file system, to this path below its root.
+    /// A path into the BPF file system, relative to its root.
     Inside(PathBuf),
-    /// Elsewhere.
+    /// A path that leads elsewhere.
     Outside(PathBuf),
 }
 
 impl<D: HasBpfFs> BpfFsCall<'_, D> {
-    /// The errors are in the kernel's order: the attribute, the object, the path.
+    /// Does `BPF_OBJ_PIN`. The errors come in the kernel's order: the attribute, the object, the
+    /// path.
     pub fn obj_pin(&self, attr: &BpfAttr) -> Answer {
         let flags = attr.ends_at(20)?.u32(12);
         if flags & !flags::PATH_FD != 0 {
@@ -39,7 +41,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
         Ok(Reply::Value(0))
     }
 
-    /// What `BPF_OBJ_GET` names, and what may be done with it by the descriptor that it gives.
+    /// Returns the object that `BPF_OBJ_GET` names, and the mode of the descriptor that it returns.
     pub fn pinned(&self, attr: &BpfAttr) -> Result<(D::Pinned, Mode), Errno> {
         let flags = attr.ends_at(20)?.u32(12);
         if attr.u32(8) != 0 {
@@ -73,7 +75,7 @@ impl<D: HasBpfFs> BpfFsCall<'_, D> {
     }
 }
 
-/// The descriptor that the path is relative to, which is only allowed with its flag.
+/// Returns the descriptor that the path is relative to, which is only allowed with its flag.
 fn relative_to(attr: &BpfAttr, flags: u32) -> Result<i32, Errno> {
     let fd = attr.i32(16);
     match flags & flags::PATH_FD {
@@ -83,7 +85,8 @@ fn relative_to(attr: &BpfAttr, flags: u32) -> Result<i32, Errno> {
     }
 }
 
-/// No BPF file system: EPERM, unless the path itself is wrong.
+/// Returns the error for a path outside any BPF file system: EPERM, unless the path itself is
+/// wrong.
 fn why_not_pinned(path: &Path) -> Errno {
     match (path.symlink_metadata(), path.parent().map(Path::metadata)) {
         (Ok(_), _) => Errno(libc::EEXIST),
@@ -93,7 +96,7 @@ fn why_not_pinned(path: &Path) -> Errno {
     }
 }
 
-/// Other files are no objects: EACCES.
+/// Returns the error for a file that is not an object: EACCES.
 fn why_not_found(path: &Path) -> Errno {
     match path.metadata() {
         Ok(_) => Errno(libc::EACCES),
