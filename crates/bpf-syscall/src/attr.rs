@@ -12,9 +12,9 @@ pub(crate) struct MapCreate {
     pub(crate) max_entries: u32,
     pub(crate) flags: u32,
     pub(crate) numa_node: u32,
-    /// Of a map of maps.
+    /// For a map of maps.
     pub(crate) inner_map_fd: i32,
-    /// Or the error that a wrong one is, which others come before.
+    /// The name, or the error for a wrong one, which other errors take precedence over.
     pub(crate) name: Result<String, Errno>,
     pub(crate) ifindex: u32,
     pub(crate) btf_fd: i32,
@@ -23,7 +23,7 @@ pub(crate) struct MapCreate {
     pub(crate) btf_vmlinux_value_type: u32,
     pub(crate) extra: u64,
     pub(crate) token_fd: i32,
-    /// There is a digest of the one program that may use the map.
+    /// True if there is a digest of the one program that may use the map.
     pub(crate) exclusive: bool,
 }
 
@@ -51,19 +51,19 @@ impl MapCreate {
     }
 }
 
-/// The commands on one element of a map; the ends of their fields differ.
+/// The commands on one element of a map. The ends of their fields differ.
 #[derive(Debug)]
 pub(crate) struct Element {
     pub(crate) map_fd: i32,
-    /// Address.
+    /// The address of the key.
     pub(crate) key: u64,
-    /// Address of the value, or of the next key.
+    /// The address of the value, or of the next key.
     pub(crate) value: u64,
     pub(crate) flags: u64,
 }
 
 impl Element {
-    /// `end` is the end of the command's last field.
+    /// Parses the attribute; `end` is the end of the command's last field.
     pub(crate) fn parse(attr: &BpfAttr, end: usize) -> Result<Self, Errno> {
         attr.ends_at(end)?;
         Ok(Element {
@@ -78,13 +78,13 @@ impl Element {
 /// The commands on many elements of a map.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// Address of the cursor to go on from; 0 to begin.
+    /// The address of the cursor to continue from; 0 to start.
     pub(crate) from: u64,
-    /// Address for the cursor to go on from next time.
+    /// The address for the cursor to continue from next time.
     pub(crate) to: u64,
-    /// Address.
+    /// The address of the keys.
     pub(crate) keys: u64,
-    /// Address.
+    /// The address of the values.
     pub(crate) values: u64,
     pub(crate) count: u32,
     pub(crate) map_fd: i32,
@@ -93,7 +93,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Where [`Self::count`] is in the attribute, for writing it back.
+    /// The offset of [`Self::count`] in the attribute, for writing it back.
     pub(crate) const COUNT: u64 = 32;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
@@ -116,9 +116,9 @@ impl Batch {
 pub(crate) struct ProgLoad {
     pub(crate) prog_type: ProgramType,
     pub(crate) insn_count: u32,
-    /// Address.
+    /// The address of the instructions.
     pub(crate) insns: u64,
-    /// Address.
+    /// The address of the licence.
     pub(crate) license: u64,
     pub(crate) log: Log,
     pub(crate) name: String,
@@ -126,41 +126,41 @@ pub(crate) struct ProgLoad {
     pub(crate) expected_attach_type: AttachType,
     /// A type in the kernel's BTF, or in that of `attach_fd`.
     pub(crate) attach_btf_id: u32,
-    /// A program or BTF; 0 for none.
+    /// A program or BTF descriptor; 0 for none.
     pub(crate) attach_fd: i32,
-    /// Relocations that are left to the kernel.
+    /// The number of relocations that are left to the kernel.
     pub(crate) relocations: u32,
     pub(crate) btf_fd: i32,
-    /// `struct bpf_func_info`, for which `btf_fd` is needed.
+    /// Records of `struct bpf_func_info`, which need `btf_fd`.
     pub(crate) func_info: Records,
-    /// `struct bpf_line_info`, likewise.
+    /// Records of `struct bpf_line_info`, which need `btf_fd`.
     pub(crate) line_info: Records,
-    /// Address of descriptors; 0 for none.
+    /// The address of descriptors; 0 for none.
     pub(crate) fd_array: u64,
-    /// Entries of `fd_array` that the program keeps alive, used or not.
+    /// The number of entries of `fd_array` that the program keeps alive, used or not.
     pub(crate) fd_array_count: u32,
 }
 
 /// An array in the tool's memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Records {
-    /// Bytes of one.
+    /// The bytes of one record.
     pub(crate) size: u32,
     pub(crate) address: u64,
     pub(crate) count: u32,
 }
 
-/// Where a verifier's log goes.
+/// The destination of a verifier's log.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Log {
     pub(crate) level: u32,
     pub(crate) size: u32,
-    /// Address; 0 for none.
+    /// The address of the buffer; 0 for none.
     pub(crate) buffer: u64,
 }
 
 impl ProgLoad {
-    /// Where the length of the whole log is written back.
+    /// The offset at which the length of the whole log is written back.
     pub(crate) const LOG_TRUE_SIZE: usize = 140;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
@@ -203,16 +203,17 @@ impl ProgLoad {
 pub(crate) struct TestRun {
     pub(crate) prog_fd: i32,
     pub(crate) context_len: u32,
-    /// Address.
+    /// The address of the context.
     pub(crate) context: u64,
-    /// Packet data, an output context, repetitions: what programs without a packet do not take.
+    /// True for packet data, an output context or repetitions, which programs without a packet do
+    /// not take.
     pub(crate) has_packet: bool,
     pub(crate) flags: u32,
     pub(crate) cpu: u32,
 }
 
 impl TestRun {
-    /// Where the program's result is written back.
+    /// The offset at which the program's result is written back.
     pub(crate) const RETVAL: u64 = 4;
 
     pub(crate) fn parse(attr: &BpfAttr) -> Result<Self, Errno> {
@@ -234,7 +235,7 @@ impl TestRun {
 /// `BPF_BTF_LOAD`.
 #[derive(Debug)]
 pub(crate) struct BtfLoad {
-    /// Address.
+    /// The address of the data.
     pub(crate) data: u64,
     pub(crate) size: u32,
 }
@@ -256,11 +257,11 @@ pub(crate) struct LinkCreate {
     pub(crate) target_fd: i32,
     pub(crate) attach_type: AttachType,
     pub(crate) flags: u32,
-    /// Of a perf event link.
+    /// For a perf event link.
     pub(crate) cookie: u64,
-    /// Of a tracing program, in the same place.
+    /// For a tracing program; in the same place as the perf event's cookie.
     pub(crate) target_btf_id: u32,
-    /// Of a tracing program.
+    /// For a tracing program.
     pub(crate) tracing_cookie: u64,
 }
 
@@ -282,7 +283,7 @@ impl LinkCreate {
 /// `BPF_RAW_TRACEPOINT_OPEN`.
 #[derive(Debug)]
 pub(crate) struct RawTracepointOpen {
-    /// Address; 0 for programs that were loaded for their place.
+    /// The address of the name; 0 for programs that were loaded for their place.
     pub(crate) name: u64,
     pub(crate) prog_fd: i32,
     pub(crate) cookie: u64,

@@ -1,7 +1,8 @@
 //! The commands on many elements of a map.
 //!
-//! As in the kernel there are two kinds of reading. A hash is read bucket by bucket, and the tool's cursor is the
-//! number of the next bucket. Other maps are read key by key, and the cursor is the last key.
+//! As in the kernel, there are two kinds of reading. A hash is read bucket by bucket, and the
+//! tool's cursor is the number of the next bucket. Other maps are read key by key, and the cursor
+//! is the last key.
 
 use std::sync::Arc;
 
@@ -21,10 +22,10 @@ const ENOENT: Errno = Errno(libc::ENOENT);
 const EFAULT: Errno = Errno(libc::EFAULT);
 const ENOSPC: Errno = Errno(libc::ENOSPC);
 
-/// Bytes of keys and values that are moved at a time, unless one element or bucket has more.
+/// The bytes of keys and values that are moved at a time, unless one element or bucket has more.
 const PIECE: usize = 1 << 20;
 
-/// Which of the commands a type has.
+/// The batched commands that a map type has.
 struct Commands {
     read: bool,
     read_and_delete: bool,
@@ -52,11 +53,11 @@ fn commands(map_type: MapType) -> Commands {
     }
 }
 
-/// A batched command on a map that the tool may do it on.
+/// A batched command on a map, which the tool is allowed to make.
 struct Job {
     batch: Batch,
     map: Arc<Map>,
-    /// Bytes of a value as the tool sees it.
+    /// The bytes of a value as the tool sees it.
     value_len: usize,
 }
 
@@ -65,7 +66,7 @@ impl Job {
         self.map.spec.key_size as usize
     }
 
-    /// Elements that are moved at a time.
+    /// Returns the number of elements that are moved at a time.
     fn piece(&self) -> usize {
         let wanted = self.batch.count as usize;
         wanted.min((PIECE / (self.key_size() + self.value_len).max(1)).max(1))
@@ -79,14 +80,15 @@ impl Job {
     }
 }
 
-/// Elements on their way to the tool.
+/// Elements in transit to the tool.
 struct Elements {
     keys: Vec<u8>,
     values: Vec<u8>,
 }
 
 impl Handler<'_> {
-    /// `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH`: ENOENT at the map's end, with the count of what there was.
+    /// Does `BPF_MAP_LOOKUP_BATCH` and `BPF_MAP_LOOKUP_AND_DELETE_BATCH`. At the map's end it
+    /// returns ENOENT, with the count of elements that were read.
     pub(crate) fn lookup_batch(&self, attr: &BpfAttr, delete: bool) -> Answer {
         let job = self.job(attr, |mode, can| {
             mode.may_read()?;
@@ -115,14 +117,14 @@ impl Handler<'_> {
         }
     }
 
-    /// Reads a hash from the bucket of the cursor on, until there is no room for the next.
+    /// Reads a hash from the cursor's bucket on, until there is no room for the next bucket.
     fn read_buckets(&self, job: &Job, delete: bool) -> Answer {
         let mut cursor = match job.batch.from {
             0 => 0,
             address => self.memory.read_u32(address)?,
         };
         let room = job.batch.count as usize;
-        // Objects go one by one, each with what it keeps alive.
+        // Objects are moved one by one, each with the objects that it keeps alive.
         let each = delete && holds_objects(job.map.spec.map_type);
         let (mut piece, mut total) = (job.piece(), 0);
         let end = loop {
@@ -152,7 +154,7 @@ impl Handler<'_> {
                         break Ok(());
                     }
                 }
-                // A bucket of more elements than a piece.
+                // This bucket has more elements than a piece.
                 Err(ENOSPC) if count < room - total => piece = piece.saturating_mul(2),
                 Err(ENOSPC) if total > 0 => break Ok(()),
                 Err(error) => break Err(error),
@@ -185,7 +187,8 @@ impl Handler<'_> {
         end.map(|()| Reply::Value(0))
     }
 
-    /// Fills the room, or gives the error at which it ended, with the number of elements; `last` moves along.
+    /// Fills the room, or returns the error at which it ended, with the number of elements; `last`
+    /// moves along.
     fn read_piece(
         &self,
         job: &Job,
@@ -204,7 +207,7 @@ impl Handler<'_> {
         let keys = room.keys.chunks_exact_mut(job.key_size());
         let values = room.values.chunks_exact_mut(job.value_len);
         for (key, value) in keys.zip(values) {
-            // Those that were deleted since they were the next are passed over.
+            // Skips keys that were deleted after they were found as the next.
             loop {
                 if let Err(error) = backend.map_next_key(id, last.as_deref(), key) {
                     return (count, Err(error));
@@ -223,7 +226,7 @@ impl Handler<'_> {
         (count, Ok(()))
     }
 
-    /// [`Self::read_piece`] of an array.
+    /// Does [`Self::read_piece`] for an array.
     fn read_indexes(
         &self,
         job: &Job,
@@ -232,7 +235,7 @@ impl Handler<'_> {
     ) -> (usize, Result<(), Errno>) {
         let entries = job.map.spec.max_entries;
         let first = match last.as_deref().map(|key| u32_at(key, 0)) {
-            // What is no index is before the first.
+            // A key that is no index comes before the first.
             Some(index) if index < entries => index + 1,
             _ => 0,
         };
@@ -252,7 +255,7 @@ impl Handler<'_> {
         }
     }
 
-    /// Writes `count` elements to the tool, behind those that it has.
+    /// Writes `count` elements to the tool, behind those that it already has.
     fn give(
         &self,
         job: &Job,
@@ -289,7 +292,8 @@ impl Handler<'_> {
         self.each(&job, 0, |key, _| self.delete_element(&job.map, key))
     }
 
-    /// Does `one` for each of the tool's elements until it fails, and tells the tool how many were done.
+    /// Calls `one` for each of the tool's elements until it fails, and tells the tool how many were
+    /// done.
     fn each(
         &self,
         job: &Job,
@@ -309,7 +313,7 @@ impl Handler<'_> {
                 values: vec![0; count * value_len],
             };
             if let Err(error) = self.take(job, done, &mut taken, value_len) {
-                // Up to the one that cannot be read they count.
+                // Elements before the one that cannot be read count as done.
                 (piece, end) = (count / 2, if count > 1 { Ok(()) } else { Err(error) });
                 continue;
             }
@@ -326,7 +330,7 @@ impl Handler<'_> {
         end.map(|()| Reply::Value(0))
     }
 
-    /// Reads elements of the tool's, from the `from`-th on.
+    /// Reads elements of the tool's, starting at the `from`-th.
     fn take(
         &self,
         job: &Job,
@@ -340,8 +344,8 @@ impl Handler<'_> {
         self.memory.read(values, &mut taken.values)
     }
 
-    /// The checks of all batched commands, in the kernel's order; `allowed` says whether the descriptor's mode permits
-    /// the command, and whether the type has it.
+    /// Makes the checks of all batched commands, in the kernel's order; `allowed` says whether the
+    /// descriptor's mode permits the command, and whether the type has it.
     fn job(
         &self,
         attr: &BpfAttr,
@@ -369,12 +373,12 @@ impl Handler<'_> {
     }
 }
 
-/// The n-th of elements of `size` bytes.
+/// Returns the n-th of several elements of `size` bytes.
 fn nth(elements: &[u8], n: usize, size: usize) -> &[u8] {
     elements.get(n * size..(n + 1) * size).unwrap_or_default()
 }
 
-/// The address of the n-th of elements of `size` bytes.
+/// Returns the address of the n-th of several elements of `size` bytes.
 fn address_of(base: u64, n: usize, size: usize) -> Result<u64, Errno> {
     let offset = (n as u64).checked_mul(size as u64);
     offset

@@ -1,4 +1,4 @@
-//! `bpf(command, attribute, size)`: which command goes where, and those that are small.
+//! Dispatches `bpf(command, attribute, size)`, and answers the small commands.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);
 const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 
-/// Bytes of an object that has no memory for the tool, and of its anchor, here and in the kernel.
+/// The bytes of an object without memory for the tool, and of its anchor, here and in the kernel.
 const ANCHORED: u64 = 8 << 10;
-/// Longest BTF that the kernel takes.
+/// The longest BTF that the kernel takes.
 const BTF_LIMIT: u32 = 16 << 20;
 
 impl Handler<'_> {
@@ -66,7 +66,7 @@ impl Handler<'_> {
             Command::TASK_FD_QUERY => Err(ENOENT),
             Command::ENABLE_STATS => Err(Errno(libc::EPERM)),
             Command::TOKEN_CREATE => Err(EOPNOTSUPP),
-            // Attaching to cgroups, iterators, and whatever newer kernels have.
+            // Attaching to cgroups, iterators, and commands of newer kernels.
             _ => Err(EINVAL),
         }
     }
@@ -76,7 +76,7 @@ impl Handler<'_> {
         if wanted.size > BTF_LIMIT {
             return Err(Errno(libc::E2BIG));
         }
-        // It is copied once.
+        // The data is copied once.
         let mut charge = self.local.backend.charge(2 * u64::from(wanted.size))?;
         let data = self.memory.bytes(wanted.data, wanted.size as usize)?;
         check_btf(&data)?;
@@ -86,7 +86,7 @@ impl Handler<'_> {
         self.descriptor(Object::Btf(Arc::new(btf)))
     }
 
-    /// The smallest id greater than the one given.
+    /// Returns the smallest id greater than the one given.
     fn next_id(&self, attr: &BpfAttr, number: fn(&Object) -> Option<u32>) -> Answer {
         attr.ends_at(8)?;
         if attr.u32(0) >= i32::MAX as u32 {
@@ -97,7 +97,8 @@ impl Handler<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// A new descriptor of the object with an id. Those of maps have a mode, in the attribute's third field.
+    /// Returns a new descriptor of the object with an id. Maps' descriptors have a mode, in the
+    /// attribute's third field.
     fn fd_by_id(&self, attr: &BpfAttr, number: fn(&Object) -> Option<u32>, end: usize) -> Answer {
         attr.ends_at(end)?;
         let mode = Mode::of_flags(attr.u32(8))?;
@@ -110,7 +111,8 @@ impl Handler<'_> {
         self.another_descriptor(object, mode)
     }
 
-    /// The next object that the tool can reach by a descriptor, a pinned name or as an element of a map.
+    /// Returns the next object that the tool can reach by a descriptor, by a pinned name or as an
+    /// element of a map.
     fn next_object(
         &self,
         after: u32,
@@ -130,17 +132,17 @@ impl Handler<'_> {
         self.memory.write_u32(field, value)
     }
 
-    /// The descriptor of a new object.
+    /// Returns the descriptor of a new object.
     pub(crate) fn descriptor(&self, object: Object) -> Answer {
         self.given_descriptor(object, Mode::BOTH, true)
     }
 
-    /// One more descriptor of an object; the mode says what may be done with a map by it.
+    /// Returns another descriptor of an object; the mode is the access that it gives to a map.
     pub(crate) fn another_descriptor(&self, object: Object, mode: Mode) -> Answer {
         self.with_room(|| self.given_descriptor(object.clone(), mode, false))
     }
 
-    /// As both of these.
+    /// Returns a descriptor, the object's first or another.
     pub(crate) fn given_descriptor(&self, object: Object, mode: Mode, is_first: bool) -> Answer {
         let memory = match &object {
             Object::Map(map) if map.is_file() => Some(map.held.id),
@@ -197,8 +199,8 @@ fn btf_id(object: &Object) -> Option<u32> {
     }
 }
 
-/// The header of `struct btf_header`, and that both sections are within the data. What the types
-/// say is between the tool and those who show them; the supervisor only keeps them.
+/// Checks the header, `struct btf_header`, and that both sections are within the data. The content
+/// of the types is between the tool and those who show them; the supervisor only keeps them.
 fn check_btf(data: &[u8]) -> Result<(), Errno> {
     const MAGIC_AND_VERSION: [u8; 4] = [0x9f, 0xeb, 1, 0];
     const HEADER: u32 = 24;
@@ -226,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// An empty type section and a string section with one empty string.
+    /// Returns an empty type section and a string section with one empty string.
     fn smallest_btf() -> Vec<u8> {
         let mut btf = vec![0x9f, 0xeb, 1, 0];
         for field in [24u32, 0, 0, 0, 1] {

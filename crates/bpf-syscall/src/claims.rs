@@ -1,4 +1,4 @@
-//! Which program is attached where, for the places that take a program once only.
+//! Records the programs that are attached, for places that take a program once only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,15 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Id};
 use beeline_uapi::Errno;
 
-/// Programs on one tracepoint, at most: `BPF_TRACE_MAX_PROGS` of the kernel.
+/// The most programs on one tracepoint: the kernel's `BPF_TRACE_MAX_PROGS`.
 const PROGRAM_LIMIT: usize = 64;
 
-/// A place that knows its programs.
+/// A place that records its programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Spot {
-    /// Of a call, or of all of them. Every event of a tracepoint has the same programs.
+    /// The tracepoint of a call, or of all calls. Every event of a tracepoint has the same
+    /// programs.
     Tracepoint(Option<u32>, Edge),
-    /// Programs on the entry or exit of a function: each names its own, so it is itself the place.
+    /// Programs on the entry or exit of a function. Each program names its function, so the program
+    /// is the place.
     Trampoline(Id),
 }
 
@@ -39,7 +41,7 @@ impl Spot {
 #[derive(Debug, Default)]
 pub(crate) struct Claims(Mutex<HashMap<Spot, Vec<Id>>>);
 
-/// A program's place, given up with this.
+/// A program's place. Dropping this gives it up.
 pub(crate) struct Claim {
     claims: Arc<Claims>,
     spot: Spot,
@@ -47,8 +49,11 @@ pub(crate) struct Claim {
 }
 
 impl Claims {
-    /// The program's place at a point; `None` where any number of the same have place. EEXIST if it is on the tracepoint
-    /// already, E2BIG if that has too many, EBUSY if it is on its function already.
+    /// Claims the program's place at a point; returns `None` where any number of the same program
+    /// may be attached.
+    ///
+    /// Fails with EEXIST if the program is on the tracepoint already, E2BIG if the tracepoint has
+    /// too many, and EBUSY if the program is on its function already.
     pub(crate) fn claim(
         self: &Arc<Self>,
         program: Id,
@@ -77,7 +82,8 @@ impl Claims {
         }))
     }
 
-    /// Each change is a single one, so it is whole whenever the lock is free.
+    /// Locks the claims. Each change is a single step, so they are consistent whenever the lock is
+    /// free.
     fn lock(&self) -> MutexGuard<'_, HashMap<Spot, Vec<Id>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,5 @@
-//! Maps whose elements are objects: the tool passes descriptors, and the map keeps what is behind them.
+//! Maps with objects as elements: the tool passes descriptors, and the map keeps the objects behind
+//! them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::MetadataExt;
@@ -25,25 +26,27 @@ pub(crate) fn holds_objects(map_type: MapType) -> bool {
     matches!(map_type, MapType::PROG_ARRAY | MapType::CGROUP_ARRAY) || is_map_of_maps(map_type)
 }
 
-/// The objects that are elements of a map, by key. They live at least as long as they are: the tool may close its
-/// descriptor of an inner map, and ask for it later by the id that it reads from the element.
+/// The objects that are elements of a map, by key.
+///
+/// They live at least as long as they are elements: the tool may close its descriptor of an inner
+/// map, and ask for it later by the id that it reads from the element.
 #[derive(Default)]
 pub(crate) struct Elements(Mutex<BTreeMap<Vec<u8>, Object>>);
 
 impl Elements {
-    /// Each change is a single one, made after the backend's.
+    /// Locks the elements. Each change is a single step, made after the backend's.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Vec<u8>, Object>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Handler<'_> {
-    /// The map that inner maps of a new map of maps have to be like; `None` for other maps.
+    /// Returns the map that inner maps of a new map of maps must resemble; `None` for other maps.
     pub(crate) fn inner_map(&self, wanted: &MapCreate) -> Option<Result<Arc<Map>, Errno>> {
         is_map_of_maps(wanted.map_type).then(|| self.local.fds.map(self.tid, wanted.inner_map_fd))
     }
 
-    /// `BPF_MAP_UPDATE_ELEM` with a descriptor as value; the checks are in the kernel's order.
+    /// Does `BPF_MAP_UPDATE_ELEM` with a descriptor as value; the checks are in the kernel's order.
     pub(crate) fn set_object(
         &self,
         map: &Map,
@@ -100,7 +103,8 @@ impl Handler<'_> {
         Ok(())
     }
 
-    /// The kernel's id of the cgroup whose directory the tool has opened: one of version 2, else EBADF.
+    /// Returns the kernel's id of the cgroup that the tool has opened as a directory. It must be a
+    /// cgroup of version 2, else EBADF.
     fn cgroup(&self, fd: i32) -> Result<u64, Errno> {
         const CGROUP2_SUPER_MAGIC: u64 = 0x6367_7270;
         if fd < 0 {
@@ -116,7 +120,8 @@ impl Handler<'_> {
     }
 }
 
-/// All objects that were ever put into maps, as far as they live. The tool may know them by their ids alone.
+/// All objects that were ever put into maps and still live. The tool may know them by their ids
+/// alone.
 #[derive(Default)]
 pub(crate) struct Members(Mutex<HashMap<u32, Member>>);
 
@@ -142,7 +147,7 @@ impl Member {
 }
 
 impl Members {
-    /// Those that live.
+    /// Returns the objects that still live.
     pub(crate) fn alive(&self) -> Vec<Object> {
         self.lock().values().filter_map(Member::object).collect()
     }
@@ -188,8 +193,8 @@ impl Drop for Use {
     }
 }
 
-/// When the tool has no descriptor of a program array any more, its elements go, as programs may use the arrays that they
-/// are in: without this such a circle would never end.
+/// Removes the elements of a program array when the tool has no descriptor of it any more. Programs
+/// may use the arrays that they are in; without this, such a cycle would never end.
 fn clear_programs(map: &Map) {
     if map.spec.map_type != MapType::PROG_ARRAY {
         return;
@@ -197,7 +202,7 @@ fn clear_programs(map: &Map) {
     let mut elements = map.elements.lock();
     let all = std::mem::take(&mut *elements);
     for key in all.keys() {
-        // Nobody else can have deleted it: the lock is ours.
+        // Nothing else can have deleted it, because we hold the lock.
         let _ = map.held.backend().map_delete(map.held.id, key);
     }
     drop(elements);

@@ -1,4 +1,5 @@
-//! `/proc/self/fdinfo/N` of an object's descriptor, from which tools read what older kernels had no command for.
+//! `/proc/self/fdinfo/N` for an object's descriptor. Tools read from it what older kernels had no
+//! command for.
 
 use std::fmt::Write;
 
@@ -15,8 +16,8 @@ use crate::tracepoints::Tracepoint;
 const PAGE: u64 = 4096;
 
 impl Handler<'_> {
-    /// The text, if the path is that of an object of the tool's: the kernel's lines on the file, and behind them
-    /// those on the object.
+    /// Returns the text, if the path is that of an object of the tool's: the kernel's lines on the
+    /// file, followed by the lines on the object.
     pub(crate) fn fdinfo(&self, path: &[u8]) -> Option<String> {
         let fd = self.own_descriptor(path, "fdinfo")?;
         let object = self.local.fds.find(self.tid, fd).ok()??;

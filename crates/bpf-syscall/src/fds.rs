@@ -1,14 +1,14 @@
-//! Which object a descriptor of the tool stands for, and when the tool has none left.
+//! Maps the tool's descriptors to objects, and detects when the tool has no descriptor left.
 //!
-//! The tool gets real descriptors, and the table knows their files by device and inode, so that one
-//! that was duplicated, inherited or sent to another process is recognised wherever it turns up.
-//! There are two kinds:
+//! The tool gets real descriptors, and the table knows their files by device and inode. So it
+//! recognises a descriptor that was duplicated, inherited or sent to another process, wherever it
+//! turns up. There are two kinds:
 //!
-//! - The file of a map or a perf ring is its memory, for the tool to map. Nobody tells when it is closed, so
-//!   [`sweep`](crate::sweep) looks for it now and then. While a tool waits for a ring with `poll`, its descriptor is
-//!   the ring's eventfd instead ([`wait`](crate::wait)).
-//! - Any other object has an *anchor*: one end of a socket pair. The supervisor keeps the other, whose hang-up tells that the last
-//!   descriptor is closed, everywhere.
+//! - The file of a map or a perf ring is its memory, for the tool to map. Nothing reports when it
+//!   is closed, so [`sweep`](crate::sweep) looks for it now and then. While a tool waits for a ring
+//!   with `poll`, its descriptor is the ring's eventfd instead ([`wait`](crate::wait)).
+//! - Any other object has an *anchor*: one end of a socket pair. The supervisor keeps the other
+//!   end, whose hang-up tells that the last descriptor is closed, everywhere.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,7 +29,7 @@ use crate::objects::{Btf, Event, Map, Object, Program, Ring};
 const EBADF: Errno = Errno(libc::EBADF);
 const EINVAL: Errno = Errno(libc::EINVAL);
 
-/// What the table knows of a file.
+/// The table's entry for a file.
 struct Entry {
     object: Object,
     hold: Hold,
@@ -61,42 +61,43 @@ impl Drop for Transit<'_> {
     }
 }
 
-/// How the tool's hold on an object is known.
+/// The kind of hold that the tool has on an object.
 enum Hold {
-    /// By the hang-up of our end of the anchor, kept open here. `is_first`: the object came with it, and was not opened by it later.
+    /// Ends with the hang-up of our end of the anchor, kept open here. `is_first`: the anchor was
+    /// created with the object, not by opening it later.
     Anchor {
         _end: OwnedFd,
         is_first: bool,
         _charge: Charge,
     },
-    /// By looking. `installed`: the tool was given it. `waiter`: the number of the eventfd that some of its
-    /// descriptors are.
+    /// Ends when a look finds the file closed. `installed`: the tool was given it. `waiter`: the
+    /// number of the eventfd that replaces some of its descriptors.
     Memory {
         installed: bool,
         waiter: Option<u32>,
     },
 }
 
-/// The table.
+/// The table of the tool's descriptors.
 pub(crate) struct Descriptors {
     entries: Mutex<HashMap<Key, Entry>>,
     /// Watches our ends of the anchors; each event's data is the inode of the tool's end.
     hangups: OwnedFd,
-    /// Held while objects are dropped whose anchors hung up.
+    /// Held while objects with closed anchors are dropped.
     reaping: Mutex<()>,
-    /// Descriptors that the tool may have already, and of which there still is a copy here.
+    /// The number of descriptors that the tool may have already while a copy still exists here.
     in_transit: AtomicUsize,
     /// The device of all sockets.
     sockets: u64,
-    /// The file that all eventfds are to `stat`.
+    /// The file that `stat` shows for all eventfds.
     anonymous: Key,
-    /// Tools wait for some rings by `poll`.
+    /// True if tools wait for some rings by `poll`.
     has_waiters: AtomicBool,
-    /// There are rings to wait for.
+    /// True if there are rings to wait for.
     has_rings: AtomicBool,
-    /// Numbers for objects that the backend does not number: BTF, events, links.
+    /// The last number given to objects that the backend does not number: BTF, events, links.
     last_number: AtomicU32,
-    /// Has a number, and is there without a descriptor.
+    /// The kernel's own BTF. It has a number, and exists without a descriptor.
     kernels_btf: Option<Object>,
 }
 
@@ -124,7 +125,7 @@ impl Descriptors {
         self.last_number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// A descriptor for an object without memory, its first or another.
+    /// Returns a descriptor for an object without memory, its first or another.
     pub(crate) fn add_anchored(
         &self,
         object: Object,
@@ -134,8 +135,8 @@ impl Descriptors {
         let (ours, file) = anchor().map_err(errno)?;
         let key = key_of(&file).map_err(errno)?;
         let mut entries = self.lock();
-        // A hang-up is always reported; nothing is before the tool's end is closed, so the entry is
-        // there in time.
+        // A hang-up is always reported, and none happens before the tool's end is closed, so the
+        // entry is there in time.
         epoll::add(
             &self.hangups,
             &ours,
@@ -152,7 +153,7 @@ impl Descriptors {
         Ok(file)
     }
 
-    /// The descriptor of an object that has memory.
+    /// Returns the descriptor of an object that has memory.
     pub(crate) fn add_memory(&self, object: Object, file: OwnedFd) -> Result<OwnedFd, Errno> {
         let key = key_of(&file).map_err(errno)?;
         if object.wakeup().is_some() {
@@ -168,8 +169,8 @@ impl Descriptors {
         Ok(file)
     }
 
-    /// The tool got the descriptor, or not. What it did not get, and has no other descriptor of,
-    /// goes.
+    /// Records whether the tool got the descriptor. If it did not, and has no other descriptor of
+    /// the object, the object goes.
     pub(crate) fn installed(&self, key: Key, got: bool) {
         let mut entries = self.lock();
         let Some(Entry {
@@ -188,8 +189,8 @@ impl Descriptors {
         }
     }
 
-    /// The object behind a descriptor of a thread: EBADF if it has no such descriptor, `None` if it
-    /// is another's file.
+    /// Returns the object behind a thread's descriptor: EBADF if it has no such descriptor, `None`
+    /// if the file is not one of ours.
     pub(crate) fn find(&self, tid: i32, fd: i32) -> Result<Option<Object>, Errno> {
         let key = key_of_descriptor(tid, fd)?;
         if key == self.anonymous && self.has_waiters.load(Ordering::Acquire) {
@@ -198,7 +199,8 @@ impl Descriptors {
         Ok(self.lock().get(&key).map(|entry| entry.object.clone()))
     }
 
-    /// Did the object come with a descriptor of a thread's? The kernel has another name for a link's others.
+    /// Returns whether the object was created with this descriptor of a thread's. The kernel has
+    /// another name for a link's other descriptors.
     pub(crate) fn is_first(&self, tid: i32, fd: i32) -> bool {
         let key = key_of_descriptor(tid, fd);
         let is_other = |entry: &Entry| {
@@ -213,12 +215,12 @@ impl Descriptors {
         !key.is_ok_and(|key| self.lock().get(&key).is_some_and(is_other))
     }
 
-    /// Were there ever rings to wait for?
+    /// Returns whether there were ever rings to wait for.
     pub(crate) fn has_rings(&self) -> bool {
         self.has_rings.load(Ordering::Acquire)
     }
 
-    /// Some descriptors of the object with this memory are this eventfd from now on.
+    /// Records that some descriptors of the object with this memory are this eventfd from now on.
     pub(crate) fn set_waiter(&self, memory: Key, eventfd: &OwnedFd) -> Result<(), Errno> {
         let number = eventfd_number("self", eventfd.as_raw_fd()).ok_or(Errno(libc::EIO))?;
         if let Some(Entry {
@@ -232,7 +234,8 @@ impl Descriptors {
         Ok(())
     }
 
-    /// The object that a descriptor waits for, if it is such an eventfd, and the key of its memory.
+    /// Returns the object that a descriptor waits for, if it is such an eventfd, and the key of its
+    /// memory.
     pub(crate) fn waiter_of(&self, tid: i32, fd: i32) -> Option<(Key, Object)> {
         let number = eventfd_number(&tid.to_string(), fd)?;
         let entries = self.lock();
@@ -241,7 +244,7 @@ impl Descriptors {
         found.map(|(key, entry)| (*key, entry.object.clone()))
     }
 
-    /// The eventfds that stand for memory files, by their numbers.
+    /// Returns the eventfds that stand for memory files, by their numbers.
     pub(crate) fn waiters(&self) -> HashMap<u32, Key> {
         let entries = self.lock();
         let waiters = entries.iter();
@@ -257,7 +260,7 @@ impl Descriptors {
         }
     }
 
-    /// A map, and what this descriptor is good for now: nobody writes to a frozen one.
+    /// Returns a map and the access that this descriptor gives now: a frozen map cannot be written.
     pub(crate) fn map_and_mode(&self, tid: i32, fd: i32) -> Result<(Arc<Map>, Mode), Errno> {
         let map = self.map(tid, fd)?;
         let mut mode = self.mode(tid, fd)?;
@@ -265,7 +268,7 @@ impl Descriptors {
         Ok((map, mode))
     }
 
-    /// How a descriptor was opened.
+    /// Returns the mode in which a descriptor was opened.
     pub(crate) fn mode(&self, tid: i32, fd: i32) -> Result<Mode, Errno> {
         rustix::fs::lstat(format!("/proc/{tid}/fd/{fd}"))
             .map(|link| Mode::of_link(link.st_mode))
@@ -293,7 +296,8 @@ impl Descriptors {
         }
     }
 
-    /// For links and perf arrays: what is no perf event is a bad descriptor to the kernel.
+    /// Returns an event, for links and perf arrays. To the kernel, a descriptor of anything but a
+    /// perf event is a bad one there.
     pub(crate) fn event(&self, tid: i32, fd: i32) -> Result<Arc<Event>, Errno> {
         match self.find(tid, fd)? {
             Some(Object::Event(event)) => Ok(event),
@@ -310,8 +314,8 @@ impl Descriptors {
         }
     }
 
-    /// The object with the smallest number that `number` gives, and that is greater than `after`, among those with a
-    /// descriptor and `others`.
+    /// Returns the object with the smallest number greater than `after`, among those with a
+    /// descriptor and `others`. `number` returns an object's number.
     pub(crate) fn next(
         &self,
         after: u32,
@@ -329,8 +333,8 @@ impl Descriptors {
         next.map(|(id, object)| (id, object.clone()))
     }
 
-    /// Waits until anchors hang up or `wake` is readable; forgets the objects of the former.
-    /// `false` if it was `wake`.
+    /// Waits until anchors hang up or `wake` is readable; forgets the objects of closed anchors.
+    /// Returns `false` if `wake` was readable.
     pub(crate) fn reap(&self, wake: impl AsFd) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, poll};
         let mut ready = [
@@ -348,7 +352,8 @@ impl Descriptors {
         Ok(true)
     }
 
-    /// Forgets the objects whose anchors have hung up. When it returns they are gone, whoever found them closed.
+    /// Forgets the objects of closed anchors. When it returns they are gone, whichever thread found
+    /// them closed.
     pub(crate) fn reap_closed(&self) -> io::Result<()> {
         let _one = self.reaping.lock().unwrap_or_else(PoisonError::into_inner);
         let mut events = Vec::with_capacity(64);
@@ -375,14 +380,15 @@ impl Descriptors {
         }
     }
 
-    /// A descriptor goes to the tool, and its copy here is closed before this is dropped.
+    /// Marks that a descriptor is being sent to the tool. Its copy here must be closed before the
+    /// mark is dropped.
     pub(crate) fn transit(&self) -> Transit<'_> {
         self.in_transit.fetch_add(1, Ordering::AcqRel);
         Transit(&self.in_transit)
     }
 
-    /// Tries to take a place that something may have which the tool has closed just now: its errors are believed only
-    /// when all that is closed is gone.
+    /// Tries to take a place that may still be held by an object which the tool has just closed. An
+    /// error counts only once all closed objects are gone.
     pub(crate) fn after_closes<T>(&self, take: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         const TRIES: u32 = 100;
         const PAUSE: Duration = Duration::from_millis(1);
@@ -392,7 +398,7 @@ impl Descriptors {
             if !taken.as_ref().is_err_and(|&errno| is_taken(errno)) {
                 break;
             }
-            // While there is a copy of a descriptor here, its object does not look closed.
+            // While a copy of a descriptor exists here, its object does not look closed.
             let is_quiet = self.in_transit.load(Ordering::Acquire) == 0;
             self.reap_closed().map_err(errno)?;
             taken = take();
@@ -404,21 +410,21 @@ impl Descriptors {
         taken
     }
 
-    /// Drops the tool's hold on an object. Our end of the anchor closes, and leaves the epoll set
-    /// with that.
+    /// Drops the tool's hold on an object. This closes our end of the anchor, which removes it from
+    /// the epoll set.
     pub(crate) fn forget(&self, key: Key) {
         let gone = self.lock().remove(&key);
-        // Not under the lock: detaching takes its time.
+        // Dropped outside the lock, because detaching takes time.
         drop(gone);
     }
 
-    /// Are there objects whose anchors have not hung up?
+    /// Returns whether there are objects with anchors that have not hung up.
     pub(crate) fn has_anchored(&self) -> bool {
         let is_anchored = |entry: &Entry| matches!(entry.hold, Hold::Anchor { .. });
         self.lock().values().any(is_anchored)
     }
 
-    /// The memory files that the tool was given.
+    /// Returns the memory files that the tool was given.
     pub(crate) fn memory_files(&self) -> Vec<Key> {
         let given = |entry: &Entry| {
             matches!(
@@ -436,8 +442,8 @@ impl Descriptors {
             .collect()
     }
 
-    /// Drops everything, with the objects that the tool had pinned: links and events first, so that nothing fires into
-    /// what goes after.
+    /// Drops everything, with the objects that the tool had pinned. Links and events go first, so
+    /// that nothing fires into objects that go after them.
     pub(crate) fn clear(&self, pinned: Vec<Object>) {
         let entries = std::mem::take(&mut *self.lock());
         let objects = entries.into_values().map(|entry| entry.object);
@@ -447,7 +453,8 @@ impl Descriptors {
         drop(then);
     }
 
-    /// Each change of the table is a single one, so it is whole whenever the lock is free.
+    /// Locks the table. Each change is a single step, so the table is consistent whenever the lock
+    /// is free.
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }

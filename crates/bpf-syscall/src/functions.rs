@@ -1,7 +1,10 @@
-//! Functions of the kernel's that stand for system calls: nothing else leads to them, and their arguments follow from the
-//! call's. A program on one of them is attached to its calls, and sees the function's arguments.
+//! Kernel functions that stand for system calls.
 //!
-//! They are those of Linux 6.18; a test holds the arguments' number against the running kernel's types.
+//! Only these calls lead to them, and their arguments follow from the call's. A program on one of
+//! them is attached to its calls, and sees the function's arguments.
+//!
+//! They are those of Linux 6.18; a test compares the number of arguments with the running kernel's
+//! types.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -32,7 +35,8 @@ static ALL: LazyLock<BTreeMap<String, Calls>> = LazyLock::new(|| {
             calls.push((call.number, *arguments));
         }
     }
-    // What the entry of a call is made of: where compilers do not make one of all, these are functions of their own.
+    // The functions of which a call's entry is made: where compilers do not merge them into one,
+    // these are functions of their own.
     for call in SystemCall::all()
         .iter()
         .filter(|call| !call.arguments.is_empty())
@@ -48,13 +52,13 @@ static ALL: LazyLock<BTreeMap<String, Calls>> = LazyLock::new(|| {
     all
 });
 
-/// A call's first arguments, as they are.
+/// Returns a call's first arguments, unchanged.
 const fn first(count: usize) -> &'static [Argument] {
     const ALL: &[Argument] = &[Of(0), Of(1), Of(2), Of(3), Of(4), Of(5)];
     ALL.split_at(count).0
 }
 
-/// A function, the kernel's name of a call that leads to it, and what its arguments are.
+/// A function, the kernel's name of a call that leads to it, and the function's arguments.
 const FUNCTIONS: &[(&str, &str, &[Argument])] = &[
     ("__sys_accept4", "accept", &[Of(0), Of(1), Of(2), Zero]),
     ("__sys_accept4", "accept4", first(4)),
@@ -127,7 +131,7 @@ const FUNCTIONS: &[(&str, &str, &[Argument])] = &[
     ("ksys_write", "write", first(3)),
 ];
 
-/// The calls that lead to a function; none if it does not stand for calls.
+/// Returns the calls that lead to a function; none if it does not stand for calls.
 pub(crate) fn leading_to(name: &str) -> Vec<Leading> {
     let known = ALL.get_key_value(name).into_iter();
     let calls = known.flat_map(|(name, calls)| calls.iter().map(move |call| (name, call)));
@@ -138,17 +142,17 @@ pub(crate) fn leading_to(name: &str) -> Vec<Leading> {
     leading.collect()
 }
 
-/// Does a function stand for calls?
+/// Returns whether a function stands for calls.
 pub(crate) fn is_served(name: &str) -> bool {
     ALL.contains_key(name)
 }
 
-/// The names of the functions that stand for calls.
+/// Returns the names of the functions that stand for calls.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     ALL.keys().map(String::as_str)
 }
 
-/// What can be probed in place of a function that is not served, for people.
+/// Returns a hint for the user: the probes that can replace one on a function that is not served.
 pub(crate) fn advice(function: &str) -> String {
     const PREFIXES: [&str; 6] = ["ksys_", "vfs_", "do_sys_", "__sys_", "sys_", "do_"];
     let mut names = PREFIXES
@@ -210,7 +214,7 @@ mod tests {
         assert!(compared > 0, "none of them is in the kernel");
     }
 
-    /// How many parameters the kernel's function of that name has.
+    /// Returns the number of parameters of the kernel's function with that name.
     fn parameters(types: &Btf, name: &str) -> Option<usize> {
         const FUNC: u8 = 12;
         let [function] = types.find([(FUNC, name)]);

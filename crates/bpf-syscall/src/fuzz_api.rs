@@ -1,5 +1,5 @@
-//! The handlers of a tool's calls, for fuzzing: the calls of a tool whose memory is bytes at hand, and whose descriptors are
-//! this process's own.
+//! The handlers of a tool's calls, for fuzzing. The tool's memory is bytes in this process, and its
+//! descriptors are this process's own.
 
 use std::fs::File;
 use std::io;
@@ -14,18 +14,18 @@ use beeline_uapi::Errno;
 
 use crate::local::Local;
 
-/// A tool that does not run, and the handlers of its calls.
+/// A tool that does not run, with the handlers of its calls.
 pub struct Tool {
     local: Local,
-    /// Has no calls.
+    /// A listener that never has calls.
     listener: Listener,
 }
 
 impl Tool {
-    /// Where the tool's memory begins.
+    /// The address at which the tool's memory starts.
     pub const MEMORY: u64 = 0x10000;
 
-    /// One that this backend serves.
+    /// Creates a tool that this backend serves.
     pub fn new(backend: Arc<dyn Backend>) -> io::Result<Self> {
         Ok(Self {
             local: Local::new(backend)?,
@@ -33,7 +33,9 @@ impl Tool {
         })
     }
 
-    /// Makes a call of this number with `memory` at [`Self::MEMORY`]. The descriptor that it gives is closed again.
+    /// Makes the call with this number, with `memory` at [`Self::MEMORY`].
+    ///
+    /// The descriptor that it returns is closed again.
     pub fn call(&self, number: i64, arguments: [u64; 6], memory: &[u8]) -> Result<(), Errno> {
         let answer = self.answer(number, arguments, memory);
         let done = answer.map(|file| {
@@ -43,17 +45,17 @@ impl Tool {
                 self.local.fds.installed(key, false);
             }
         });
-        // Failing here means that the object stays until the next call.
+        // If this fails, the object stays until the next call.
         let _ = self.local.fds.reap_closed();
         done
     }
 
-    /// Lets everything go that was pinned, with its names.
+    /// Drops all pinned objects and their names.
     pub fn unpin_all(&mut self) {
         self.local.bpffs = BpfFs::default();
     }
 
-    /// Makes such a call, and gives the descriptor that the tool would get, which stays good.
+    /// Makes such a call, and returns the descriptor that the tool would get, which stays open.
     pub fn open(&self, number: i64, arguments: [u64; 6], memory: &[u8]) -> Result<OwnedFd, Errno> {
         let file = self.answer(number, arguments, memory)?;
         let file = file.ok_or(Errno(libc::EINVAL))?;

@@ -1,4 +1,4 @@
-//! `BPF_OBJ_GET_INFO_BY_FD`: what an object is.
+//! `BPF_OBJ_GET_INFO_BY_FD`: describes an object.
 
 use beeline_runtime::backend::{AttachPoint, CallContext, Edge, Info};
 use beeline_supervisor::attr::{ATTR_LIMIT, BpfAttr, u32_at, u64_at};
@@ -12,9 +12,9 @@ use crate::tracepoints::Tracepoint;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 
-/// Bytes of the kernel's answers (`linux/bpf.h`, Linux 6.18).
+/// The bytes of the kernel's answers (`linux/bpf.h`, Linux 6.18).
 const MAP_INFO: usize = 104;
-/// The last of them are no field, and must be zero.
+/// The last bytes are no field, and must be zero.
 const MAP_INFO_PADDING: usize = 4;
 const PROG_INFO: usize = 232;
 const BTF_INFO: usize = 32;
@@ -41,7 +41,7 @@ impl Answered {
         self.put(offset, &value.to_ne_bytes());
     }
 
-    /// A name of at most 15 bytes in its field of 16.
+    /// Puts a name of at most 15 bytes into its field of 16.
     fn put_name(&mut self, offset: usize, name: &str) {
         let mut field = [0; 16];
         for (to, from) in field.iter_mut().take(15).zip(name.bytes()) {
@@ -63,7 +63,7 @@ impl Handler<'_> {
     pub(crate) fn info_by_fd(&self, attr: &BpfAttr) -> Answer {
         attr.ends_at(16)?;
         let (fd, room, address) = (attr.i32(0), attr.u32(4) as usize, attr.u64(8));
-        // This command alone says EBADFD.
+        // Only this command returns EBADFD.
         let found = self.local.fds.find(self.tid, fd);
         let object = found.map_err(|_| Errno(libc::EBADFD))?.ok_or(EINVAL)?;
         let (known, padding) = match &object {
@@ -96,8 +96,8 @@ impl Handler<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// Fills the buffer that two fields of the answer tell of: its room, in items of `item` bytes, and its
-    /// address. The first then says how many there are in all.
+    /// Fills the buffer that two fields of the answer describe: its room, in items of `item` bytes,
+    /// and its address. The first field then receives the number of all items.
     fn fill(
         &self,
         info: &mut Answered,
@@ -133,7 +133,7 @@ impl Handler<'_> {
         info.put_name(64, &name);
         info.put_u32(84, if program.gpl { GPL_COMPATIBLE } else { 0 });
         info.put_u32(128, program.btf.as_ref().map_or(0, |btf| btf.id));
-        // Not counted: time, runs, and runs that were not to be.
+        // These are not counted: time, runs, and runs that were skipped.
         info.put(192, &[0; 24]);
         info.put_u32(216, (xlated.len() / 8) as u32);
         info.put_u64(220, 0);
@@ -143,7 +143,7 @@ impl Handler<'_> {
         check_record_sizes(info)?;
         self.fill(info, (20, 32), 1, &xlated)?;
         self.fill(info, (16, 24), 1, &jited)?;
-        // One function. Its address is another in each process.
+        // There is one function. Its address differs between processes.
         self.fill(info, (104, 112), 8, &[0; 8])?;
         self.fill(info, (108, 120), 4, &(jited.len() as u32).to_ne_bytes())?;
         self.fill(info, (144, 136), FUNC_INFO, &program.func_info)?;
@@ -197,7 +197,7 @@ impl Handler<'_> {
         }
     }
 
-    /// What `struct bpf_link_info` says of a perf event.
+    /// Fills the part of `struct bpf_link_info` on a perf event.
     fn event_link_info(
         &self,
         point: &AttachPoint,
@@ -249,7 +249,8 @@ impl Handler<'_> {
                         Edge::Exit => PerfEventType::KRETPROBE.0,
                     },
                 );
-                // At the function's start; its address is nobody's business; no run was missed.
+                // The probe is at the function's start, its address is not disclosed, and no run
+                // was missed.
                 info.put_u32(36, 0);
                 info.put(40, &[0; 16]);
                 info.put_u64(56, cookie);
@@ -263,8 +264,8 @@ impl Handler<'_> {
         }
     }
 
-    /// A name, into the buffer whose address and room two fields of the answer tell. One that does not fit is cut, and
-    /// ENOSPC.
+    /// Writes a name into the buffer that two fields of the answer give the address and the room
+    /// of. A name that does not fit is cut, with ENOSPC.
     fn name_into(
         &self,
         info: &mut Answered,
@@ -290,11 +291,12 @@ impl Handler<'_> {
     }
 }
 
-/// Bytes of `struct bpf_func_info` and `struct bpf_line_info`.
+/// The bytes of `struct bpf_func_info` and `struct bpf_line_info`.
 pub(crate) const FUNC_INFO: usize = 8;
 pub(crate) const LINE_INFO: usize = 16;
 
-/// The tool must know the sizes of the records that it has room for; then it is told them.
+/// Checks the record sizes that the tool has room for, which must be the known ones, and writes
+/// them back.
 fn check_record_sizes(info: &mut Answered) -> Result<(), Errno> {
     const JITED_LINE_INFO: usize = 8;
     for (count_at, size_at, size) in [
@@ -311,7 +313,8 @@ fn check_record_sizes(info: &mut Answered) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `struct bpf_map_info`. As in the kernel, what a map does not have stays as the tool passed it.
+/// Fills `struct bpf_map_info`. As in the kernel, fields that a map does not have stay as the tool
+/// passed them.
 fn map_info(map: &Map, info: &mut Answered) -> Result<(), Errno> {
     // A digest of the contents, which only maps of signed programs have.
     if info.u64(88) != 0 || info.u32(96) != 0 {

@@ -1,5 +1,7 @@
-//! `/proc/kallsyms` for those to whom the kernel does not show addresses: tools look there for the names of functions, and take
-//! one without an address for none. The functions that can be probed here have numbers of our own in place of addresses.
+//! `/proc/kallsyms` for users to whom the kernel does not show addresses.
+//!
+//! Tools look there for the names of functions, and ignore a function without an address. Functions
+//! that can be probed here get numbers of our own in place of addresses.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -9,14 +11,15 @@ use crate::functions;
 use crate::syscall_table::SystemCall;
 
 const PATH: &str = "/proc/kallsyms";
-/// What the kernel writes in place of an address.
+/// The kernel's replacement for an address.
 const HIDDEN: &str = "0000000000000000 ";
-/// The lowest of the numbers, in the kernel's part of the address space.
+/// The lowest number, in the kernel's part of the address space.
 const FIRST: u64 = 0xffff_ffff_8000_0000;
-/// Bytes between two functions, as compilers align them.
+/// The bytes between two functions, as compilers align them.
 const ALIGNED: u64 = 16;
 
-/// What the tool reads, if it is this file and the kernel hides its addresses.
+/// Returns the text that the tool reads, if the path is this file and the kernel hides its
+/// addresses.
 pub(crate) fn kallsyms(path: &[u8]) -> Option<String> {
     if path != PATH.as_bytes() {
         return None;
@@ -44,7 +47,7 @@ fn with_numbers(lines: impl Iterator<Item = String>) -> String {
     text
 }
 
-/// Of a symbol's kind and name: is it a function that can be probed?
+/// Returns whether a symbol, given by kind and name, is a function that can be probed.
 fn is_served(symbol: &str) -> bool {
     let function = symbol.split_once(' ').map(|(_, name)| name);
     function.is_some_and(|name| {

@@ -1,9 +1,10 @@
-//! `bpf(2)`, `perf_event_open(2)` and the calls around them, answered in place of the kernel.
+//! Answers `bpf(2)`, `perf_event_open(2)` and the calls around them in place of the kernel.
 //!
-//! [`Local`] answers the calls that [`beeline_supervisor`] intercepts, from a [`Backend`]. There is a
-//! module for each group of system calls (`bpf`, `map`, `batch`, `elements`, `program`, `links`,
+//! [`Local`] answers the calls that [`beeline_supervisor`] intercepts, from a [`Backend`]. There is
+//! a module for each group of system calls (`bpf`, `map`, `batch`, `elements`, `program`, `links`,
 //! `pin`, `info`; `perf`; `wait`; `paths`, `sysfs`). A handler finds the objects (`objects`) that
-//! descriptors stand for (`fds`) and asks the backend. `sweep` releases what the tool has closed.
+//! descriptors stand for (`fds`) and asks the backend. `sweep` releases the objects that the tool
+//! has closed.
 //!
 //! `syscalls` is the table of system calls that programs can be attached to. The `tracepoints` come
 //! from it and, where the tool may not read the kernel's, the files that describe them (`tracefs`,

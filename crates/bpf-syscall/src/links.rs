@@ -1,4 +1,5 @@
-//! `BPF_LINK_CREATE` and `BPF_RAW_TRACEPOINT_OPEN`: programs attached for as long as a descriptor lives.
+//! `BPF_LINK_CREATE` and `BPF_RAW_TRACEPOINT_OPEN`: attach programs for as long as a descriptor
+//! lives.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::tracepoints::Tracepoint;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const ENOENT: Errno = Errno(libc::ENOENT);
 
-/// Programs that attach to functions of the kernel, or of other programs.
+/// Types of programs that attach to functions of the kernel, or of other programs.
 const KERNELS_OWN: [ProgramType; 2] = [ProgramType::EXT, ProgramType::LSM];
 
 /// Types of programs that are attached to perf events.
@@ -29,7 +30,7 @@ const OF_EVENTS: [ProgramType; 3] = [
     ProgramType::PERF_EVENT,
 ];
 
-/// Bytes of context of both raw tracepoints on system calls: two words.
+/// The bytes of context of both raw tracepoints on system calls: two words.
 const RAW_CONTEXT: u32 = 16;
 
 impl Handler<'_> {
@@ -55,8 +56,8 @@ impl Handler<'_> {
                 }
                 self.link_traced(program, wanted.tracing_cookie)
             }
-            // Also for links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for them
-            // conclude that this kernel has none, and use one event for each probe.
+            // This includes links of many probes (BPF_TRACE_UPROBE_MULTI): tools that probe for
+            // them conclude that this kernel has none, and use one event for each probe.
             _ => Err(EINVAL),
         }
     }
@@ -78,7 +79,7 @@ impl Handler<'_> {
         let program = self.local.fds.program(self.tid, wanted.prog_fd)?;
         match program.prog_type {
             kind if kind == ProgramType::TRACING || KERNELS_OWN.contains(&kind) => {
-                // What they attach to was said when they were loaded.
+                // The place to attach to was given when the program was loaded.
                 if wanted.name != 0 {
                     return Err(EINVAL);
                 }
@@ -93,7 +94,7 @@ impl Handler<'_> {
         }
     }
 
-    /// A program whose type in the kernel's BTF says what it attaches to.
+    /// Links a program that attaches to a type in the kernel's BTF.
     fn link_traced(&self, program: Arc<Program>, cookie: u64) -> Answer {
         let Some(name) = self.attach_name(&program) else {
             return self.refuse_link("kernel tracing programs");
@@ -120,7 +121,7 @@ impl Handler<'_> {
         }
         let points: Vec<_> = functions::leading_to(&name)
             .into_iter()
-            // Nobody may change what they return.
+            // Programs may not change the return values of these.
             .filter(|_| program.expected_attach_type != AttachType::MODIFY_RETURN)
             .map(|one| at(one.number, CallContext::FunctionTrampoline(one.function)))
             .collect();
@@ -130,7 +131,8 @@ impl Handler<'_> {
         self.link_places(program, points, cookie)
     }
 
-    /// ENOENT for all tracepoints but those on all system calls; EINVAL if the program looks beyond the tracepoint's arguments.
+    /// Links a program to a raw tracepoint: ENOENT for all tracepoints but those on all system
+    /// calls; EINVAL if the program looks beyond the tracepoint's arguments.
     fn link_raw_tracepoint(&self, program: Arc<Program>, name: &str, cookie: u64) -> Answer {
         let Some(tracepoint) = Tracepoint::named("raw_syscalls", name) else {
             return self.refuse_link(&format!("rawtracepoint:{name}"));
@@ -169,7 +171,7 @@ impl Handler<'_> {
         self.descriptor(Object::Link(Arc::new(link)))
     }
 
-    /// [`Event::set_program`], once what the tool has closed before is out of the way.
+    /// Calls [`Event::set_program`], once objects that the tool closed before are out of the way.
     pub(crate) fn set_program(
         &self,
         event: &Event,
@@ -179,12 +181,12 @@ impl Handler<'_> {
         let take = || event.set_program(program, cookie);
         match event.point() {
             AttachPoint::SystemCall { .. } => self.local.fds.after_closes(take),
-            // No other event is in its way.
+            // No other event can be in its way.
             _ => take(),
         }
     }
 
-    /// The name of the type in the kernel's BTF that a program was loaded for.
+    /// Returns the name of the type in the kernel's BTF that a program was loaded for.
     fn attach_name(&self, program: &Program) -> Option<String> {
         let kernel = self.local.fds.kernels_btf()?;
         let types = Btf::parse(kernel.data())?;

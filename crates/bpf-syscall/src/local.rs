@@ -1,4 +1,4 @@
-//! A tool's calls, answered by a [`Backend`] on this machine.
+//! Answers a tool's calls from a [`Backend`] on this machine.
 
 use std::io;
 use std::ops::Deref;
@@ -31,13 +31,13 @@ pub struct Local {
     pub(crate) tracefs: TraceFs,
     pub(crate) tracepoint_ids: KernelIds,
     pub(crate) claims: Arc<Claims>,
-    /// Objects in maps.
+    /// The objects in maps.
     pub(crate) members: Members,
     /// Wakes the thread that releases objects.
     pub(crate) reaper: OwnedFd,
-    /// Memory files given to the tool since the last look for closed ones.
+    /// The number of memory files given to the tool since the last look for closed ones.
     pub(crate) unswept: AtomicU64,
-    /// The tool and its children are gone.
+    /// True when the tool and its children are gone.
     pub(crate) done: AtomicBool,
     pub(crate) hot_sites: HotSites,
 }
@@ -46,7 +46,7 @@ impl Local {
     /// Prepares to answer from a backend.
     ///
     /// # Errors
-    /// This process has no descriptors left.
+    /// Fails if this process has no descriptors left.
     pub fn new(backend: Arc<dyn Backend>) -> io::Result<Self> {
         Ok(Local {
             backend,
@@ -64,7 +64,7 @@ impl Local {
         })
     }
 
-    /// Makes the reaper look at what it has to do.
+    /// Makes the reaper look for work.
     pub(crate) fn wake_reaper(&self) {
         // Fails only when the count is full, and then the reaper wakes anyway.
         let _ = rustix::io::write(&self.reaper, &1u64.to_ne_bytes());
@@ -134,7 +134,8 @@ impl Answers for Local {
         }
     }
 
-    /// Any other call may wait: for the targets it stops, say, whose own calls may come here.
+    /// Any other call may wait: for example for the targets that it stops, which may make calls
+    /// themselves.
     fn is_short(&self, _: &Request) -> bool {
         false
     }
@@ -144,7 +145,7 @@ impl Answers for Local {
             Ok(Reply::Descriptor { file, .. }) => key_of(file).ok(),
             _ => None,
         };
-        // The tool cannot know that it is our files that are too many.
+        // The tool cannot know that our files are the ones that are too many.
         if matches!(answer, Err(Errno(libc::EMFILE))) {
             let why = with_remedy(&io::Error::from_raw_os_error(libc::EMFILE));
             self.backend
@@ -186,19 +187,20 @@ impl Answers for Local {
     }
 }
 
-/// A call, and the state that its handlers work on. The handlers are its methods, in a module for each group of system calls.
+/// A call, and the state that its handlers work on. The handlers are its methods, in a module for
+/// each group of system calls.
 pub(crate) struct Handler<'a> {
     pub(crate) local: &'a Local,
     call: &'a Call<'a>,
 }
 
 impl Handler<'_> {
-    /// The same call, for what it may name in the BPF file system.
+    /// Returns the same call, as a handler for paths in the BPF file system.
     pub(crate) fn files(&self) -> BpfFsCall<'_, Local> {
         BpfFsCall::new(self.local, self.call)
     }
 
-    /// `execve`. Whatever comes of it, the program begins.
+    /// Answers `execve`. The program starts whatever the outcome here.
     fn run_program(&self) -> Answer {
         if let Ok(pid) = self.process() {
             self.local.backend.begins_program(pid);
@@ -215,7 +217,7 @@ impl<'a> Deref for Handler<'a> {
     }
 }
 
-/// Is it a command on elements of a map?
+/// Returns whether it is a command on elements of a map.
 fn is_map_operation(request: &Request) -> bool {
     request.nr == libc::SYS_bpf && matches!(request.args[0], 1..=4 | 21 | 24..=27)
 }

@@ -1,4 +1,4 @@
-//! Maps: creating them, and the commands on one element.
+//! Creates maps, and does the commands on one element.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const EBADF: Errno = Errno(libc::EBADF);
 
 // The flags of BPF_MAP_CREATE.
 
-/// The BTF of a map, and the types of key and value in it.
+/// The BTF of a map, and the types of its key and value.
 type MapTypes = Option<(Arc<Btf>, u32, u32)>;
 
 pub(crate) fn is_ring_buffer(map_type: MapType) -> bool {
@@ -31,7 +31,8 @@ pub(crate) fn is_ring_buffer(map_type: MapType) -> bool {
 }
 
 impl Map {
-    /// Are its descriptors its memory? A program array's are not: when the last is closed matters, and is seen of others.
+    /// Returns whether its descriptors are its memory. A program array's are not: it matters when
+    /// the last one is closed, and that shows on other descriptors.
     pub(crate) fn is_file(&self) -> bool {
         self.spec.map_type != MapType::PROG_ARRAY
     }
@@ -42,8 +43,8 @@ impl Map {
 }
 
 impl Handler<'_> {
-    /// `BPF_MAP_CREATE`, with the kernel's checks in the kernel's order: the attribute, the type's own, the name, the type
-    /// information.
+    /// Does `BPF_MAP_CREATE`, with the kernel's checks in the kernel's order: the attribute, the
+    /// type's own, the name, the type information.
     pub(crate) fn map_create(&self, attr: &BpfAttr) -> Answer {
         let mut wanted = MapCreate::parse(attr)?;
         let token = wanted.flags & flags::TOKEN_FD != 0;
@@ -55,12 +56,12 @@ impl Handler<'_> {
             return Err(EINVAL);
         }
         let inner = self.inner_map(&wanted);
-        // It has to say what is kept for a task.
+        // The type information must describe the value that is kept for a task.
         let is_typed = wanted.btf_key_type != 0 && wanted.btf_value_type != 0;
         if wanted.map_type == MapType::TASK_STORAGE && !is_typed {
             return Err(EINVAL);
         }
-        // What is wrong with its types is told after what is wrong with the map itself.
+        // Errors in the map's types are reported after errors in the map itself.
         let typed = self.map_types(&wanted);
         let fields = typed.as_ref().map(|(_, fields)| *fields);
         let mut spec = MapSpec {
@@ -91,7 +92,8 @@ impl Handler<'_> {
             checked.flags &= !flags::NUMA_NODE; // Of which nothing is left but the flag.
         }
         let created = match (self.local.backend.map_create(&checked), inner) {
-            // Of an inner map that there is none the backend speaks after all else, and the descriptor says why.
+            // The backend reports a missing inner map after all other errors, and the descriptor
+            // gives the reason.
             (Err(Errno(libc::EBADF)), Some(Err(why))) => Err(why),
             (created, _) => created,
         };
@@ -110,7 +112,7 @@ impl Handler<'_> {
                 .unsupported("maps for one signed program only");
             return Err(EINVAL);
         }
-        // Which is the first descriptor's, not the map's.
+        // These flags are the first descriptor's, not the map's.
         spec.flags &= !Mode::FLAGS;
         let map = Map {
             held,
@@ -124,7 +126,8 @@ impl Handler<'_> {
         self.given_descriptor(Object::Map(Arc::new(map)), mode, true)
     }
 
-    /// There are no tokens here, so no descriptor is one.
+    /// Returns the error for a token's descriptor. There are no tokens here, so no descriptor is
+    /// one.
     fn no_token(&self, fd: i32) -> Errno {
         match self.local.fds.find(self.tid, fd) {
             Ok(_) => EINVAL,
@@ -132,7 +135,8 @@ impl Handler<'_> {
         }
     }
 
-    /// The type information that the tool gives for a map, and what it says of the value.
+    /// Returns the type information that the tool gives for a map, and the special fields of the
+    /// value.
     fn map_types(&self, wanted: &MapCreate) -> Result<(MapTypes, SpecialFields), Errno> {
         let btf = self.map_btf(wanted)?;
         let fields = match &btf {
@@ -142,8 +146,8 @@ impl Handler<'_> {
         Ok((btf, fields))
     }
 
-    /// The type information that the tool gives for a map. Tools probe with it, and go on without
-    /// where it is refused.
+    /// Returns the type information that the tool gives for a map. Tools probe with it, and go on
+    /// without it where it is refused.
     fn map_btf(&self, wanted: &MapCreate) -> Result<MapTypes, Errno> {
         if wanted.btf_key_type == 0 && wanted.btf_value_type == 0 {
             return Ok(None);
@@ -219,7 +223,7 @@ impl Handler<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// Puts a value into a map; where values are descriptors, the object behind it.
+    /// Puts a value into a map; for values that are descriptors, the object behind it.
     pub(crate) fn update_element(
         &self,
         map: &Map,
@@ -275,7 +279,7 @@ impl Handler<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// `BPF_MAP_FREEZE`: EBUSY while the tool has the map mapped to write to it.
+    /// Does `BPF_MAP_FREEZE`: EBUSY while the tool has a writable mapping of the map.
     pub(crate) fn map_freeze(&self, attr: &BpfAttr) -> Answer {
         attr.ends_at(4)?;
         let (map, mode) = self.local.fds.map_and_mode(self.tid, attr.i32(0))?;
@@ -291,7 +295,7 @@ impl Handler<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// A key from the tool. Maps without keys (queues) take none.
+    /// Reads a key from the tool. Maps without keys (queues) take none.
     pub(crate) fn key(&self, map: &Map, address: u64) -> Result<Vec<u8>, Errno> {
         match (map.spec.key_size, address) {
             (0, 0) => Ok(Vec::new()),
@@ -305,8 +309,8 @@ impl Handler<'_> {
         }
     }
 
-    /// The thread that a pidfd of the tool's is for: the key that tools name a task's value by. EBADF if it is no pidfd,
-    /// ENOENT if the thread has ended.
+    /// Returns the thread of a pidfd of the tool's. Tools name a task's value by such a key. EBADF
+    /// if it is no pidfd, ENOENT if the thread has ended.
     fn thread_of(&self, fd: i32) -> Result<u32, Errno> {
         let path = format!("/proc/{}/fdinfo/{fd}", self.tid);
         let info = std::fs::read_to_string(path).map_err(|_| EBADF)?;
@@ -321,7 +325,7 @@ impl Handler<'_> {
 }
 
 impl MapCreate {
-    /// What the kernel checks of any map before it looks at its type.
+    /// Makes the checks that the kernel makes of any map before it looks at its type.
     fn check(&self) -> Result<(), Errno> {
         let of_kernel = self.btf_vmlinux_value_type != 0;
         let key_only = self.btf_key_type != 0 && self.btf_value_type == 0;
@@ -333,7 +337,7 @@ impl MapCreate {
         Ok(())
     }
 
-    /// Has it memory of its own for each CPU?
+    /// Returns whether the map has separate memory for each CPU.
     fn is_on_each_cpu(&self) -> bool {
         matches!(
             self.map_type,
@@ -341,7 +345,8 @@ impl MapCreate {
         )
     }
 
-    /// A NUMA node that has memory, or the kernel's "any": the only one for what is on each CPU.
+    /// Returns whether a NUMA node is allowed: one that has memory, or the kernel's "any". Maps
+    /// with memory or lists for each CPU allow only the latter.
     fn may_be_on(&self, node: u32) -> bool {
         let nodes = Path::new("/sys/devices/system/node");
         let own_lists = is_hash(self.map_type) && self.flags & flags::NO_COMMON_LRU != 0;
@@ -363,7 +368,8 @@ fn is_queue_or_stack(map_type: MapType) -> bool {
     matches!(map_type, MapType::QUEUE | MapType::STACK)
 }
 
-/// ENOTSUPP for what is not done with the values of tasks, whoever they belong to.
+/// Returns ENOTSUPP for commands that cannot be done with the values of tasks, regardless of the
+/// task.
 fn check_by_key(map: &Map) -> Result<(), Errno> {
     if map.spec.map_type == MapType::TASK_STORAGE {
         Err(ENOTSUPP)
@@ -372,7 +378,7 @@ fn check_by_key(map: &Map) -> Result<(), Errno> {
     }
 }
 
-/// `BPF_F_LOCK` is for values with a lock in them.
+/// Checks `BPF_F_LOCK`, which is for values with a lock in them.
 pub(crate) fn check_lock_flag(map: &Map, flags: u64) -> Result<(), Errno> {
     if flags & flags::LOCK != 0 && map.spec.fields.spin_lock.is_none() {
         Err(EINVAL)

@@ -2,7 +2,7 @@
 //!
 //! Each is counted by `Arc`: the table of descriptors holds one count for as long as the tool has a
 //! descriptor, other objects hold more (an event its program, a link its event), and a call that is
-//! being served holds one for its time. With the last count goes the backend's object, by [`Held`].
+//! being served holds one for its time. The last count releases the backend's object, by [`Held`].
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -31,7 +31,7 @@ pub(crate) enum Object {
 }
 
 impl Object {
-    /// What a tool can wait for: rings of both kinds.
+    /// Returns the wakeup of an object that a tool can wait for: rings of both kinds.
     pub(crate) fn wakeup(&self) -> Option<(Id, &Wakeup)> {
         match self {
             Object::Ring(ring) => Some((ring.held.id, &ring.wakeup)),
@@ -43,7 +43,7 @@ impl Object {
     }
 }
 
-/// An object of the backend, released with this.
+/// An object of the backend. Dropping this releases it.
 pub(crate) struct Held {
     backend: Arc<dyn Backend>,
     pub(crate) id: Id,
@@ -71,12 +71,12 @@ impl Drop for Held {
 pub(crate) struct Map {
     pub(crate) held: Held,
     pub(crate) spec: MapSpec,
-    /// Type information: the BTF and the types of key and value in it.
+    /// The type information: the BTF, and the types of key and value in it.
     pub(crate) btf: Option<(Arc<Btf>, u32, u32)>,
     pub(crate) frozen: AtomicBool,
-    /// What the elements of a map of objects keep alive.
+    /// The objects that the elements of a map of objects keep alive.
     pub(crate) elements: Elements,
-    /// Descriptors that the tool has of it, as far as the table of them knows.
+    /// The number of descriptors that the tool has of it, as far as the table knows.
     pub(crate) uses: AtomicUsize,
     pub(crate) wakeup: Wakeup,
 }
@@ -85,23 +85,23 @@ pub(crate) struct Program {
     pub(crate) held: Held,
     pub(crate) prog_type: ProgramType,
     pub(crate) expected_attach_type: AttachType,
-    /// What it attaches to in the kernel's BTF.
+    /// The type in the kernel's BTF that it attaches to.
     pub(crate) attach_btf_id: u32,
     pub(crate) sleepable: bool,
     pub(crate) gpl: bool,
     pub(crate) btf: Option<Arc<Btf>>,
-    /// `struct bpf_func_info` and `struct bpf_line_info`, as the tool gave them.
+    /// The `struct bpf_func_info` and `struct bpf_line_info` records, as the tool gave them.
     pub(crate) func_info: Vec<u8>,
     pub(crate) line_info: Vec<u8>,
     pub(crate) _charge: Charge,
-    /// When, in nanoseconds since the machine started.
+    /// The time of loading, in nanoseconds since the machine started.
     pub(crate) loaded: u64,
-    /// By whom.
+    /// The user that loaded it.
     pub(crate) uid: u32,
 }
 
 impl Program {
-    /// The bytes from its context's start that some path of it looks at.
+    /// Returns the bytes from its context's start up to the furthest that any path of it looks at.
     pub(crate) fn context_end(&self) -> u32 {
         match self.held.backend().info(self.held.id) {
             Ok(Info::Program { context_end, .. }) => context_end,
@@ -111,32 +111,33 @@ impl Program {
 }
 
 pub(crate) struct Btf {
-    /// The supervisor's own number; the backend knows no BTF.
+    /// The supervisor's own number; the backend has no BTF.
     pub(crate) id: u32,
     source: BtfSource,
-    /// Of what a tool has loaded.
+    /// The charge for BTF that a tool has loaded.
     pub(crate) charge: Charge,
 }
 
 enum BtfSource {
     Tool(Arc<[u8]>),
-    /// Some megabytes, read when first asked for.
+    /// Some megabytes, read on first use.
     Kernel(OnceLock<Arc<[u8]>>),
 }
 
 impl Btf {
-    /// The number of the kernel's own, which is the first everywhere: tools go through all numbers to find it.
+    /// The number of the kernel's own BTF, which is the first everywhere: tools go through all
+    /// numbers to find it.
     pub(crate) const KERNELS: u32 = 1;
     const KERNELS_FILE: &str = "/sys/kernel/btf/vmlinux";
 
-    /// What a tool has loaded.
+    /// Creates BTF that a tool has loaded.
     pub(crate) fn of_tool(id: u32, data: Vec<u8>) -> Self {
         let source = BtfSource::Tool(data.into());
         let charge = Charge::default();
         Self { id, source, charge }
     }
 
-    /// The running kernel's; `None` if it has none.
+    /// Returns the running kernel's; `None` if it has none.
     pub(crate) fn of_kernel() -> Option<Self> {
         let is_there = std::fs::exists(Self::KERNELS_FILE).unwrap_or(false);
         is_there.then_some(Self {
@@ -158,7 +159,7 @@ impl Btf {
         }
     }
 
-    /// The kernel's has a name.
+    /// Returns the name. Only the kernel's BTF has one.
     pub(crate) fn name(&self) -> &'static str {
         match self.source {
             BtfSource::Tool(_) => "",
@@ -170,7 +171,7 @@ impl Btf {
 pub(crate) struct Ring {
     pub(crate) held: Held,
     pub(crate) wakeup: Wakeup,
-    /// Data pages, once the tool has mapped it.
+    /// The number of data pages, once the tool has mapped it.
     pages: Mutex<Option<u32>>,
 }
 
@@ -208,7 +209,7 @@ impl Ring {
 pub(crate) struct Wakeup(OnceLock<OwnedFd>);
 
 impl Wakeup {
-    /// The eventfd of `id`, asked for once.
+    /// Returns the eventfd of `id`, which is requested once.
     pub(crate) fn get(&self, backend: &dyn Backend, id: Id) -> Result<&OwnedFd, Errno> {
         if let Some(fd) = self.0.get() {
             return Ok(fd);
@@ -218,20 +219,20 @@ impl Wakeup {
     }
 }
 
-/// A link: while it lives, its program runs.
+/// A link. Its program runs while it lives.
 pub(crate) struct Link {
-    /// The supervisor's own number: an event that is disabled has no link in the backend.
+    /// The supervisor's own number: a disabled event has no link in the backend.
     pub(crate) id: u32,
     pub(crate) to: LinkTo,
     pub(crate) program: Arc<Program>,
-    /// What `bpf_get_attach_cookie` gives.
+    /// The value that `bpf_get_attach_cookie` returns.
     pub(crate) cookie: u64,
 }
 
-/// What a link leads to.
+/// The destination of a link.
 pub(crate) enum LinkTo {
     Event(Arc<Event>),
-    /// A place that the program itself or the call that attached it names.
+    /// A place that the program itself or the attaching call names.
     Place {
         point: AttachPoint,
         _held: Vec<Held>,
@@ -264,17 +265,20 @@ impl Drop for Link {
     }
 }
 
-/// A perf event with a place to attach to. Attached in the backend while it has a program, and is enabled or one of the
-/// kernel's: there programs run whether or not their event is enabled, as that is about the event's own records.
+/// A perf event with a place to attach to.
+///
+/// It is attached in the backend while it has a program, and is enabled or one of the kernel's. On
+/// the kernel's, programs run whether or not their event is enabled, as enabling concerns the
+/// event's own records.
 pub(crate) struct Event {
-    /// The supervisor's own number, what `PERF_EVENT_IOC_ID` gives.
+    /// The supervisor's own number, which `PERF_EVENT_IOC_ID` returns.
     pub(crate) id: u32,
     backend: Arc<dyn Backend>,
     claims: Arc<Claims>,
     point: AttachPoint,
-    /// Others of the same kind, which belong to it.
+    /// More places of the same kind, which belong to the event.
     more: Vec<AttachPoint>,
-    /// Nothing ever happens there, so nothing is attached.
+    /// True if nothing ever happens at the place, so nothing is attached.
     idle: bool,
     state: Mutex<EventState>,
 }
@@ -282,7 +286,7 @@ pub(crate) struct Event {
 struct EventState {
     enabled: bool,
     program: Option<(Arc<Program>, u64)>,
-    /// With no program it is empty.
+    /// Empty if there is no program.
     attached: Vec<Held>,
     claim: Option<Claim>,
 }
@@ -312,12 +316,12 @@ impl Event {
         }
     }
 
-    /// The same of a place of the point's kind where nothing ever happens.
+    /// Turns it into an event of a place of the point's kind where nothing ever happens.
     pub(crate) fn idle(self) -> Self {
         Self { idle: true, ..self }
     }
 
-    /// The same of several places.
+    /// Adds places to the event.
     pub(crate) fn with(self, more: Vec<AttachPoint>) -> Self {
         Self { more, ..self }
     }
@@ -326,8 +330,11 @@ impl Event {
         &self.point
     }
 
-    /// Gives the event its program. EEXIST if it has one, or if another event of the same tracepoint has this program, E2BIG
-    /// if that tracepoint has too many; EINVAL if the program does not fit the event, EACCES if it looks beyond the context.
+    /// Gives the event its program.
+    ///
+    /// Fails with EEXIST if it has one, or if another event of the same tracepoint has this
+    /// program; with E2BIG if that tracepoint has too many; with EINVAL if the program does not fit
+    /// the event; with EACCES if it looks beyond the context.
     pub(crate) fn set_program(&self, program: &Arc<Program>, cookie: u64) -> Result<(), Errno> {
         self.check_program(program)?;
         let mut state = self.lock();
@@ -365,12 +372,12 @@ impl Event {
         Ok(())
     }
 
-    /// Does its program run while it is disabled?
+    /// Returns whether its program runs while the event is disabled.
     fn runs_disabled(&self) -> bool {
         matches!(self.point, AttachPoint::SystemCall { .. })
     }
 
-    /// Takes the program away again.
+    /// Removes the program again.
     pub(crate) fn clear_program(&self) {
         let mut state = self.lock();
         state.attached.clear();
@@ -407,7 +414,8 @@ impl Event {
         points.map(attach).collect()
     }
 
-    /// Every step above leaves the state whole, so a panic of the backend in between does no harm.
+    /// Locks the state. Every step above leaves it consistent, so a panic of the backend in between
+    /// does no harm.
     fn lock(&self) -> MutexGuard<'_, EventState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,6 +1,9 @@
-//! System calls that name a file: those under `/sys/fs/bpf` are answered from the session's own BPF file system
-//! ([`crate::bpffs`]), those to tracepoints on system calls from the session's own tracefs where the kernel's cannot be read
-//! ([`crate::tracefs`]), and the links in `/proc/PID/fd` say what the tool's descriptors are to it. The kernel makes all others.
+//! System calls that name a file.
+//!
+//! Calls under `/sys/fs/bpf` are answered from the session's own BPF file system
+//! ([`crate::bpffs`]). Calls to tracepoints on system calls are answered from the session's own
+//! tracefs where the kernel's cannot be read ([`crate::tracefs`]). The links in `/proc/PID/fd` show
+//! the tool its descriptors as it expects them. The kernel makes all other calls.
 
 use beeline_supervisor::bpffs::Place;
 use beeline_supervisor::{Answer, HERE, Reply};
@@ -10,7 +13,8 @@ use crate::local::Handler;
 use crate::objects::Object;
 
 impl Handler<'_> {
-    /// Does a path lead to nothing that any handler looks at? What cannot be read leads nowhere.
+    /// Returns whether a path leads to nothing that any handler looks at. A path that cannot be
+    /// read leads nowhere.
     pub(crate) fn is_elsewhere(&self, directory: u64, path: u64) -> bool {
         const ANSWERED: [&[u8]; 2] = [b"/sys/", b"/proc/"];
         let Ok(path) = self.memory.string(path, libc::PATH_MAX as usize) else {
@@ -20,7 +24,8 @@ impl Handler<'_> {
             && self.files().inside_of(directory, &path).is_none()
     }
 
-    /// Where a path leads that is answered here, in the BPF file system or in tracefs; `None` for all others.
+    /// Returns the destination of a path that is answered here, in the BPF file system or in
+    /// tracefs; `None` for all others.
     fn served(&self, directory: u64, path: u64) -> Option<Result<Place, Errno>> {
         let path = self.memory.string(path, libc::PATH_MAX as usize).ok()?;
         match self.files().inside_of(directory, &path) {
@@ -53,7 +58,7 @@ impl Handler<'_> {
         self.statx_place(&place?, mask, buffer)
     }
 
-    /// `statfs(path, buffer)`: how tools know a BPF file system, and tracefs.
+    /// `statfs(path, buffer)`, by which tools recognise a BPF file system and tracefs.
     pub(crate) fn statfs(&self, path: u64, buffer: u64) -> Answer {
         if let Some(inside) = self.files().inside(HERE, path) {
             return self.files().statfs_inside(&inside, buffer);
@@ -66,7 +71,8 @@ impl Handler<'_> {
         }
     }
 
-    /// `readlink(path, buffer, size)` of the tool's own descriptors: what tools know an object's kind by.
+    /// `readlink(path, buffer, size)` on the tool's own descriptors, by which tools recognise an
+    /// object's kind.
     pub(crate) fn readlink(&self, path: u64, buffer: u64, size: u64) -> Answer {
         const LONGEST: usize = 64;
         let path = self.memory.string(path, LONGEST).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `perf_event_open`, and `ioctl` on what it gives.
+//! `perf_event_open`, and `ioctl` on the descriptors that it returns.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const EFAULT: Errno = Errno(libc::EFAULT);
 const ALL_FLAGS: u64 =
     PERF_FLAG_FD_NO_GROUP | PERF_FLAG_FD_OUTPUT | PERF_FLAG_PID_CGROUP | PERF_FLAG_FD_CLOEXEC;
 
-/// Of a probe's configuration: `PERF_PROBE_CONFIG_IS_RETPROBE`.
+/// A bit of a probe's configuration: `PERF_PROBE_CONFIG_IS_RETPROBE`.
 const RETPROBE: u64 = 1;
 
 /// A `perf_event_open` after its attribute is read.
@@ -84,7 +84,7 @@ impl Handler<'_> {
         parsed
     }
 
-    /// Everything on one CPU, or one process anywhere; and both must exist.
+    /// Checks the place: everything on one CPU, or one process anywhere; both must exist.
     fn check_place(&self, wanted: &Wanted) -> Result<(), Errno> {
         let Wanted { pid, cpu, .. } = *wanted;
         if pid < -1 || cpu < -1 || (pid == -1 && cpu == -1) {
@@ -110,7 +110,7 @@ impl Handler<'_> {
         self.event_descriptor(Object::Ring(Arc::new(Ring::new(ring))), wanted)
     }
 
-    /// The CPU clock on the first CPU is a timer to tools; on each, a profiler.
+    /// Opens the CPU clock. On the first CPU it is a timer to tools; on each, a profiler.
     fn open_timer(&self, wanted: &Wanted) -> Answer {
         if wanted.cpu != 0 || wanted.pid != -1 {
             return self.unsupported_event("profile probes", EOPNOTSUPP);
@@ -152,7 +152,8 @@ impl Handler<'_> {
         self.open_event(point, wanted)
     }
 
-    /// A tracepoint by its number. Its program runs whatever process and CPU the event is for, as in the kernel.
+    /// Opens a tracepoint by its number. Its program runs regardless of the event's process and
+    /// CPU, as in the kernel.
     fn open_tracepoint(&self, wanted: &Wanted) -> Answer {
         let id = wanted.attr.config;
         let served = Tracepoint::with_own_id(id).or_else(|| self.local.tracepoint_ids.find(id));
@@ -165,7 +166,8 @@ impl Handler<'_> {
         }
     }
 
-    /// A probe on a function of the kernel's: those that are the entries of system calls are served.
+    /// Opens a probe on a function of the kernel's. Functions that are the entries of system calls
+    /// are served.
     fn open_kprobe(&self, wanted: &Wanted) -> Answer {
         const LONGEST: usize = 511;
         let PerfAttr {
@@ -290,7 +292,7 @@ impl Handler<'_> {
     }
 }
 
-/// What the kernel says of a command that it knows, and of one that it does not.
+/// Returns the kernel's error for a command that it knows, or for one that it does not.
 fn not_for_this(command: u32) -> Errno {
     match command {
         ioc::REFRESH
@@ -305,7 +307,7 @@ fn not_for_this(command: u32) -> Errno {
     }
 }
 
-/// For the user: the tracepoint with an id, by name, if tracefs says.
+/// Returns the name of the tracepoint with an id for the user, if tracefs has it.
 fn tracepoint_name(id: u64) -> Option<String> {
     MOUNTS.into_iter().find_map(|mount| {
         let groups = std::fs::read_dir(Path::new(mount).join("events"))

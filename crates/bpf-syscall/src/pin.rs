@@ -14,7 +14,7 @@ use crate::objects::Object;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 
-/// An object of the session's with a name, which is a use of it.
+/// An object of the session's with a name, which counts as a use of it.
 #[derive(Clone)]
 pub struct Pinned {
     pub(crate) object: Object,

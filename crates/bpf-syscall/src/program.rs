@@ -1,4 +1,4 @@
-//! Programs: loading them, their maps, and running them once.
+//! Loads programs, finds their maps, and runs them once.
 
 use std::sync::Arc;
 
@@ -18,21 +18,22 @@ const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const EINVAL: Errno = Errno(libc::EINVAL);
 const E2BIG: Errno = Errno(libc::E2BIG);
 
-/// Instructions in one program, for a privileged user.
+/// The most instructions in one program, for a privileged user.
 const INSN_LIMIT: u32 = 1_000_000;
 const INSN: usize = 8;
-/// `prog_flags` that are served: all of Linux 6.18's but tokens and what is for network devices.
+/// The `prog_flags` that are served: all of Linux 6.18's but tokens and those for network devices.
 const FLAGS: u32 = 0xbf;
 /// `BPF_F_SLEEPABLE`.
 const SLEEPABLE: u32 = 0x10;
-/// Bytes of a record of type information, as a newer tool may have it.
+/// The most bytes of a record of type information that a newer tool may have.
 const LARGEST: usize = 252;
-/// Maps that one program may name.
+/// The most maps that one program may name.
 const MAP_LIMIT: u32 = 64;
-/// Bytes of context of a raw tracepoint: 12 arguments.
+/// The bytes of context of a raw tracepoint: 12 arguments.
 const CONTEXT_LIMIT: u32 = 12 * 8;
 
-// `BPF_LD | BPF_IMM | BPF_DW`, and what its source register makes of its constant (`BPF_PSEUDO_*`).
+// `BPF_LD | BPF_IMM | BPF_DW`, and the meanings that its source register gives to its constant
+// (`BPF_PSEUDO_*`).
 const LD_IMM64: u8 = 0x18;
 const MAP_FD: u8 = 1;
 const MAP_VALUE: u8 = 2;
@@ -74,11 +75,11 @@ impl Handler<'_> {
             license: String::from_utf8_lossy(&license).into_owned(),
             types,
             log_level: wanted.log.level,
-            // With the NUL at its end.
+            // Includes the NUL at its end.
             log_room: Some((wanted.log.size as usize).saturating_sub(1)),
         };
         let loaded = self.local.backend.program_load(&spec);
-        // From here it is the tool's: released again if anything below fails.
+        // From here on the program is the tool's: it is released again if anything below fails.
         let (loaded, log) = match loaded {
             Ok(Loaded { id, log }) => (Ok(Held::new(&self.local.backend, id)), log),
             Err(LoadError { errno, log, .. }) => (Err(errno), log),
@@ -106,7 +107,8 @@ impl Handler<'_> {
         })))
     }
 
-    /// An array of records of which `known` bytes are known here; what a newer tool appends to each is dropped.
+    /// Reads an array of records of which `known` bytes are known here; the bytes that a newer tool
+    /// appends to each are dropped.
     fn records(&self, records: &Records, known: usize) -> Result<Vec<u8>, Errno> {
         let size = records.size as usize;
         if records.count == 0 {
@@ -129,7 +131,7 @@ impl Handler<'_> {
         Ok(kept)
     }
 
-    /// The BTF that a program with type information names.
+    /// Returns the BTF that a program with type information names.
     fn program_btf(&self, wanted: &ProgLoad) -> Result<Option<Arc<Btf>>, Errno> {
         if wanted.func_info.count == 0 && wanted.line_info.count == 0 {
             return Ok(None);
@@ -141,7 +143,8 @@ impl Handler<'_> {
         Ok(Some(btf))
     }
 
-    /// Programs for other programs, and those that the kernel is to relocate, are not served.
+    /// Refuses programs for other programs, and programs that the kernel is to relocate: neither is
+    /// served.
     fn check_target(&self, wanted: &ProgLoad) -> Result<(), Errno> {
         if wanted.flags & !FLAGS != 0 {
             return Err(EINVAL);
@@ -164,8 +167,8 @@ impl Handler<'_> {
         }
     }
 
-    /// The descriptors of maps in the instructions, each once. An index into the tool's array of
-    /// descriptors is replaced by the descriptor, so the backend sees one form only.
+    /// Returns the descriptors of maps in the instructions, each once. An index into the tool's
+    /// array of descriptors is replaced by the descriptor, so the backend sees one form only.
     fn map_descriptors(&self, insns: &mut [u8], fd_array: u64) -> Result<Vec<i32>, Errno> {
         let mut found = Vec::new();
         let mut second_half = false;
@@ -201,14 +204,14 @@ impl Handler<'_> {
         Ok(found)
     }
 
-    /// Those of the descriptors that are maps. Of others the verifier speaks in its log.
+    /// Returns those of the descriptors that are maps. The verifier reports the others in its log.
     fn known_maps(&self, fds: &[i32]) -> Vec<(i32, Id)> {
         let known = |&fd: &i32| Some((fd, self.local.fds.map(self.tid, fd).ok()?.held.id));
         fds.iter().filter_map(known).collect()
     }
 
-    /// The maps in the array of descriptors, when the tool says how long it is: the program keeps
-    /// them all.
+    /// Returns the maps in the array of descriptors, if the tool gives its length: the program
+    /// keeps them all.
     fn kept_maps(&self, wanted: &ProgLoad) -> Result<Vec<Id>, Errno> {
         if wanted.fd_array_count > MAP_LIMIT {
             return Err(E2BIG);
@@ -253,7 +256,7 @@ impl Handler<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// Runs a program once. Those of packets are not run here.
+    /// Runs a program once. Programs for packets are not run here.
     pub(crate) fn prog_test_run(&self, attr: &BpfAttr) -> Answer {
         const RUN_ON_CPU: u32 = 1;
         let wanted = TestRun::parse(attr)?;
@@ -289,7 +292,8 @@ impl Handler<'_> {
 }
 
 impl ProgLoad {
-    /// Bytes that are read of the tool for it, records twice as they are also numbers.
+    /// Returns the bytes that are read from the tool for it. Records count twice, as they are also
+    /// kept as numbers.
     fn bytes(&self) -> u64 {
         let of = |records: &Records| {
             let is_read = records.size as usize <= LARGEST && records.count <= INSN_LIMIT;
@@ -313,8 +317,8 @@ fn index_address(fd_array: u64, index: u32) -> Result<u64, Errno> {
         .ok_or(Errno(libc::EFAULT))
 }
 
-/// A buffer needs a size and a level, and the other way round; a level alone asks only for the
-/// log's length.
+/// Checks the log's fields. A buffer needs a size and a level, and the other way round; a level
+/// alone asks only for the log's length.
 fn check_log(log: &Log) -> Result<(), Errno> {
     const LEVELS: u32 = 0xf;
     let has_buffer = log.buffer != 0;
@@ -327,8 +331,9 @@ fn check_log(log: &Log) -> Result<(), Errno> {
     Ok(())
 }
 
-/// ENOSPC if the text and its NUL did not fit at some time. If they still do not, the buffer has the text's end, or, if the tool
-/// asked for that (`BPF_LOG_FIXED`), its beginning.
+/// Writes the log. Returns ENOSPC if the text and its NUL did not fit at some time. If they still
+/// do not, the buffer receives the text's end, or, if the tool asked for that (`BPF_LOG_FIXED`),
+/// its beginning.
 fn write_log(memory: &Memory<'_>, log: &Log, said: &VerifierLog) -> Result<(), Errno> {
     if log.buffer == 0 {
         return Ok(());
@@ -344,7 +349,7 @@ fn write_log(memory: &Memory<'_>, log: &Log, said: &VerifierLog) -> Result<(), E
     }
 }
 
-/// The part of a log that fits into `room` bytes.
+/// Returns the part of a log that fits into `room` bytes.
 fn fitting(text: &[u8], room: usize, level: u32) -> &[u8] {
     const FIXED: u32 = 8;
     let cut = text.len().saturating_sub(room);
@@ -356,7 +361,7 @@ fn fitting(text: &[u8], room: usize, level: u32) -> &[u8] {
     part.unwrap_or_default()
 }
 
-/// Records of 32-bit numbers.
+/// Parses records of 32-bit numbers.
 fn numbers<const N: usize>(records: &[u8]) -> Vec<[u32; N]> {
     let record = |bytes: &[u8]| std::array::from_fn(|number| u32_at(bytes, number * 4));
     records.chunks_exact(N * 4).map(record).collect()

@@ -5,8 +5,8 @@ use beeline_uapi::Errno;
 use crate::local::Handler;
 
 impl Handler<'_> {
-    /// Makes something that takes memory. Where there is none left it is tried once more when all that the tool has closed is gone, as
-    /// that may be found much later else.
+    /// Makes something that takes memory. If there is none left, it tries once more when all
+    /// objects that the tool has closed are gone, as that may otherwise be noticed much later.
     pub(crate) fn with_room<T>(&self, make: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         let is_short = |made: &Result<T, Errno>| matches!(made, Err(Errno(libc::ENOMEM)));
         let made = make();

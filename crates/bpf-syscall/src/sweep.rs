@@ -1,9 +1,9 @@
-//! Releasing what the tool has closed: anchors that hang up, and memory files that no process has
-//! any more.
+//! Releases the objects that the tool has closed: anchors that hang up, and memory files that no
+//! process has any more.
 //!
-//! The close of a memory file cannot be seen, so after every so many new ones /proc is searched.
-//! One look is not atomic (a descriptor may move between processes behind its back), so a file is
-//! gone only when two looks in a row miss it.
+//! The close of a memory file cannot be seen, so /proc is searched after every so many new ones.
+//! One look is not atomic (a descriptor may move between processes behind its back), so a file
+//! counts as gone only when two looks in a row miss it.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -18,20 +18,21 @@ use beeline_supervisor::keys::{Key, eventfd_number};
 
 use crate::local::Local;
 
-/// New memory files between two searches.
+/// The number of new memory files between two searches.
 const SWEEP_AFTER: u64 = 64;
-/// Between the two looks of a search.
+/// The time between the two looks of a search.
 const SECOND_LOOK: Duration = Duration::from_millis(50);
 
 impl Local {
-    /// The reaper's work, until it is done and woken.
+    /// Does the reaper's work, until it is done and woken.
     pub(crate) fn reap(&self) {
         while !self.done.load(Ordering::Acquire) {
             match self.fds.reap(&self.reaper) {
                 Ok(true) => {}
                 Ok(false) => {
                     let mut count = [0; 8];
-                    // Sets the count back to 0; it is not blocking and the value does not matter.
+                    // Sets the count back to 0. The read does not block, and the value does not
+                    // matter.
                     let _ = rustix::io::read(&self.reaper, &mut count);
                     self.sweep_if_due();
                 }
@@ -59,9 +60,10 @@ impl Local {
         self.sweep();
     }
 
-    /// Releases all that the tool has closed so far.
+    /// Releases all objects that the tool has closed so far.
     pub(crate) fn release_closed(&self) {
-        // What cannot be asked for now is released by the reaper, or at the end. Programs first, which hold maps.
+        // Objects that cannot be examined now are released by the reaper, or at the end. Programs
+        // go first, because they hold maps.
         let _ = self.fds.reap_closed();
         self.sweep();
     }
@@ -79,7 +81,8 @@ impl Local {
         }
     }
 
-    /// Has any process a descriptor of the session's? Who has only memory of maps mapped may be a target.
+    /// Returns whether any process has a descriptor of the session's. A process that only has
+    /// memory of maps mapped may be a target.
     pub(crate) fn has_users(&self) -> bool {
         if self.fds.reap_closed().is_err() || self.fds.has_anchored() {
             return true;
@@ -101,8 +104,8 @@ impl Local {
     }
 }
 
-/// Those of `files` that no process but this has open or mapped. Processes that may not be looked
-/// into are none of the tool's: the supervisor could not read their memory either.
+/// Returns those of `files` that no process but this has open or mapped. Processes that may not be
+/// inspected are not the tool's: the supervisor could not read their memory either.
 fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<Key> {
     for process in others() {
         remove_open(&process, &mut files, waiters);
@@ -114,7 +117,7 @@ fn not_in_use(mut files: HashSet<Key>, waiters: &HashMap<u32, Key>) -> HashSet<K
     files
 }
 
-/// The directories of all processes but this one.
+/// Returns the directories of all processes but this one.
 fn others() -> impl Iterator<Item = PathBuf> {
     let own = std::process::id().to_string();
     let is_other = move |process: &fs::DirEntry| {
@@ -131,8 +134,8 @@ fn remove_open(process: &Path, files: &mut HashSet<Key>, waiters: &HashMap<u32, 
     };
     for descriptor in descriptors.flatten() {
         let path = descriptor.path();
-        // By name first: asking for the inode of a file on a dead network file system would wait
-        // for it.
+        // Looks at the name first: asking for the inode of a file on a dead network file system
+        // would wait for it.
         let Ok(link) = fs::read_link(&path) else {
             continue;
         };
@@ -151,7 +154,7 @@ fn remove_open(process: &Path, files: &mut HashSet<Key>, waiters: &HashMap<u32, 
     }
 }
 
-/// The memory file that an eventfd stands for.
+/// Returns the memory file that an eventfd stands for.
 fn waiting_for(process: &Path, fd: &OsStr, waiters: &HashMap<u32, Key>) -> Option<Key> {
     let number = eventfd_number(process.file_name()?.to_str()?, fd.to_str()?.parse().ok()?)?;
     waiters.get(&number).copied()
@@ -166,7 +169,7 @@ fn remove_mapped(process: &Path, files: &mut HashSet<Key>) {
     }
 }
 
-/// Has the process of a thread mapped a file to write to it?
+/// Returns whether the process of a thread has a writable mapping of a file.
 pub(crate) fn is_mapped_writable(tid: i32, file: Key) -> bool {
     let maps = proc::text(format!("/proc/{tid}/maps")).unwrap_or_default();
     maps.lines().any(|line| {
@@ -175,8 +178,8 @@ pub(crate) fn is_mapped_writable(tid: i32, file: Key) -> bool {
     })
 }
 
-/// The file in a line of `/proc/PID/maps`: `start-end perms offset major:minor inode path`. What is mapped for a fast path
-/// is not the tool's.
+/// Returns the file in a line of `/proc/PID/maps`: `start-end perms offset major:minor inode path`.
+/// Mappings for a fast path are not the tool's.
 fn mapped_file(line: &str) -> Option<Key> {
     let start = u64::from_str_radix(line.split_once('-')?.0, 16).ok()?;
     if beeline_runtime::fast_path::WINDOW.contains(&start) {

@@ -1,4 +1,4 @@
-//! The system calls of x86-64 as the kernel's tracing knows them, from a table.
+//! The table of x86-64's system calls as the kernel's tracing knows them.
 
 use std::sync::LazyLock;
 
@@ -6,26 +6,27 @@ use std::sync::LazyLock;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SystemCall {
     pub(crate) number: u32,
-    /// The kernel's name for it, which is not always the C library's: `newstat` is `stat`.
+    /// The kernel's name, which is not always the C library's: `newstat` is `stat`.
     pub(crate) name: &'static str,
     pub(crate) arguments: Vec<Argument>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Argument {
-    /// As the kernel's tracing writes it.
+    /// The type as the kernel's tracing writes it.
     pub(crate) type_name: &'static str,
     pub(crate) name: &'static str,
 }
 
-/// How the kernel's function for a system call is named, before the call's name.
+/// The prefix of the kernel's function for a system call, before the call's name.
 const FUNCTION: &str = "__x64_sys_";
 
-/// The same of calls without arguments: one function with two names, of which BTF knows this one. Of other calls it is a
-/// function that takes the arguments themselves.
+/// The prefix for calls without arguments: one function has two names, of which BTF has this one.
+/// For other calls, the function with this prefix takes the arguments themselves.
 const PLAIN_FUNCTION: &str = "__do_sys_";
 
-/// Functions with the prefix of [`FUNCTION`] that are entries of 32-bit calls only: no call of a 64-bit process leads there.
+/// Functions with the prefix of [`FUNCTION`] that are entries of 32-bit calls only: no call of a
+/// 64-bit process leads there.
 const NEVER_CALLED: [&str; 3] = ["stat", "fstat", "lstat"];
 
 static ALL: LazyLock<Vec<SystemCall>> = LazyLock::new(|| {
@@ -34,7 +35,7 @@ static ALL: LazyLock<Vec<SystemCall>> = LazyLock::new(|| {
 });
 
 impl SystemCall {
-    /// In the order of their numbers.
+    /// Returns all calls in the order of their numbers.
     pub(crate) fn all() -> &'static [SystemCall] {
         &ALL
     }
@@ -48,7 +49,7 @@ impl SystemCall {
         ALL.get(place.ok()?)
     }
 
-    /// The call that a function of the kernel's is the entry of.
+    /// Returns the call that a function of the kernel's is the entry of.
     pub(crate) fn of_function(function: &str) -> Option<&'static SystemCall> {
         if let Some(name) = function.strip_prefix(FUNCTION) {
             return Self::by_name(name);
@@ -57,18 +58,19 @@ impl SystemCall {
         call.arguments.is_empty().then_some(call)
     }
 
-    /// The function of the kernel's that is its entry.
+    /// Returns the function of the kernel's that is its entry.
     pub(crate) fn function(&self) -> String {
         format!("{FUNCTION}{}", self.name)
     }
 
-    /// Is it a function of the kernel's that is like the entries of calls, and to which no call leads?
+    /// Returns whether a function of the kernel's looks like the entry of a call, but no call leads
+    /// to it.
     pub(crate) fn is_never_called(function: &str) -> bool {
         let name = function.strip_prefix(FUNCTION);
         name.is_some_and(|name| NEVER_CALLED.contains(&name))
     }
 
-    /// `NUMBER NAME TYPE ARGUMENT, TYPE ARGUMENT`; `None` for a comment.
+    /// Parses `NUMBER NAME TYPE ARGUMENT, TYPE ARGUMENT`; returns `None` for a comment.
     fn parse(line: &'static str) -> Option<Self> {
         let (number, rest) = line.split_once(' ')?;
         let (name, arguments) = rest.split_once(' ').unwrap_or((rest, ""));

@@ -1,4 +1,4 @@
-//! The files by which tools learn of probes: `/sys/bus/event_source/devices/*` and tracefs.
+//! The files in which tools look for probes: `/sys/bus/event_source/devices/*` and tracefs.
 
 use std::fs;
 use std::path::Path;
@@ -14,17 +14,17 @@ use crate::tracepoints::Tracepoint;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 
-/// `perf_event_open`'s types for probes, which the kernel assigns as it boots.
+/// The types of `perf_event_open` for probes, which the kernel assigns as it boots.
 #[derive(Debug)]
 pub(crate) struct EventTypes {
-    /// User-space probes; a number of our own where the kernel has none.
+    /// The type of user-space probes; a number of our own where the kernel has none.
     pub(crate) uprobe: u32,
-    /// Kernel probes; likewise.
+    /// The type of kernel probes; a number of our own where the kernel has none.
     pub(crate) kprobe: u32,
 }
 
 impl EventTypes {
-    /// Far above all that kernels assign.
+    /// Far above all numbers that kernels assign.
     const OWN_UPROBE: u32 = 0x0bee_0000;
     const OWN_KPROBE: u32 = 0x0bee_0001;
 
@@ -55,7 +55,7 @@ fn event_type(device: &str) -> Option<u32> {
 impl Handler<'_> {
     /// `open` and `openat` of the path at an address.
     pub(crate) fn open(&self, at: u64, path: u64, flags: u64) -> Answer {
-        // What cannot be read here, the kernel has an answer to.
+        // If the path cannot be read here, the kernel has an answer to it.
         let Ok(path) = self.memory.string(path, libc::PATH_MAX as usize) else {
             return Ok(Reply::Continue);
         };
@@ -104,19 +104,19 @@ impl Handler<'_> {
     }
 }
 
-/// Does the tool open the trace pipe, to read?
+/// Returns whether the tool opens the trace pipe for reading.
 fn is_trace_pipe(path: &[u8], flags: u64) -> bool {
     flags & libc::O_ACCMODE as u64 == libc::O_RDONLY as u64
         && std::str::from_utf8(path).ok().and_then(in_tracefs) == Some("trace_pipe")
 }
 
-/// What a tool reads from a file that the supervisor answers for.
+/// Returns the text that a tool reads from a file which the supervisor answers for.
 fn content(path: &[u8], types: &EventTypes) -> Option<String> {
     let path = std::str::from_utf8(path)
         .ok()
         .filter(|path| path.starts_with("/sys/"))?;
-    // Tools look here for probes to remove. Those of the supervisor are not in it, and the kernel's are
-    // none of the tool's.
+    // Tools look here for probes to remove. The supervisor's probes are not listed here, and the
+    // kernel's are none of the tool's.
     if let Some("uprobe_events" | "kprobe_events") = in_tracefs(path) {
         return Some(String::new());
     }
@@ -136,15 +136,16 @@ fn content(path: &[u8], types: &EventTypes) -> Option<String> {
     }
 }
 
-/// The path within tracefs, wherever that is mounted.
+/// Returns the path within tracefs, wherever that is mounted.
 fn in_tracefs(path: &str) -> Option<&str> {
     MOUNTS
         .iter()
         .find_map(|mount| path.strip_prefix(mount)?.strip_prefix('/'))
 }
 
-/// The probe of the kernel that a tool is about to make or open, and that is not served. Its name here is the only one
-/// there is when the kernel does not have it, as the tool then fails before it says more.
+/// Returns the kernel probe that a tool is about to make or open, and that is not served. If the
+/// kernel does not have it, the tool fails before it says more, so this is the only place that sees
+/// the name.
 fn kernel_probe(path: &[u8], flags: u64) -> Option<String> {
     let file = in_tracefs(std::str::from_utf8(path).ok()?)?;
     if file == "kprobe_events" {
@@ -161,7 +162,7 @@ fn kernel_probe(path: &[u8], flags: u64) -> Option<String> {
     Some(format!("tracepoint:{group}:{name}"))
 }
 
-/// The name of a function or file at an address, for the user.
+/// Returns the name of a function or file at an address, for the user.
 pub(crate) fn printable(bytes: Result<Vec<u8>, Errno>) -> String {
     let bytes = bytes.unwrap_or_default();
     String::from_utf8_lossy(&bytes)

@@ -1,8 +1,9 @@
-//! What the tool finds in tracefs where it cannot read the kernel's: without root, or where it is not mounted.
+//! The session's tracefs, for tools that cannot read the kernel's: without root, or where it is not
+//! mounted.
 //!
-//! If the kernel's is mounted in another of its usual places, that is it. Otherwise it is a directory of the session's own
-//! that holds the tracepoints and functions which are served, with numbers of our own, and nothing else; each event is written when it is
-//! first looked at.
+//! If the kernel's is mounted in another of its usual places, that one is used. Otherwise it is a
+//! directory of the session's own that holds the tracepoints and functions which are served, with
+//! numbers of our own, and nothing else. Each event is written on first use.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -21,14 +22,14 @@ use crate::functions;
 use crate::syscall_table::SystemCall;
 use crate::tracepoints::{GROUPS, Tracepoint};
 
-/// Where tools look for it.
+/// The paths at which tools look for it.
 pub(crate) const MOUNTS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
-/// How the names of the directories begin.
+/// The prefix of the directories' names.
 const NAME: &str = "beeline-tracefs-";
-/// By this is known whether the kernel's can be read.
+/// The file that shows whether the kernel's tracefs can be read.
 const WITNESS: &str = "events/raw_syscalls/sys_enter/id";
 
-/// It is made when it is first looked at.
+/// The session's tracefs. It is created on first use.
 #[derive(Default)]
 pub(crate) struct TraceFs {
     tree: OnceLock<Option<Scratch>>,
@@ -36,23 +37,23 @@ pub(crate) struct TraceFs {
     writing: Mutex<()>,
 }
 
-/// Where functions that can be probed are listed.
+/// The file that lists functions which can be probed.
 const FUNCTIONS: &str = "available_filter_functions";
 
-/// Can the kernel's tracefs be read at this place?
+/// Returns whether the kernel's tracefs can be read at this place.
 pub(crate) fn is_readable(mount: &str) -> bool {
     rustix::fs::access(Path::new(mount).join(WITNESS), Access::READ_OK).is_ok()
 }
 
 impl TraceFs {
-    /// Where an absolute path of the tool's leads; `None` for all that the kernel has an answer to, and for what is not
-    /// served.
+    /// Returns the destination of an absolute path of the tool's; `None` for paths that the kernel
+    /// has an answer to, and for those that are not served.
     pub(crate) fn place(&self, path: &[u8]) -> Option<Place> {
         let path = lexically_normal(Path::new(OsStr::from_bytes(path)));
         let (mount, inside) = MOUNTS
             .into_iter()
             .find_map(|mount| Some((mount, path.strip_prefix(mount).ok()?)))?;
-        // A kernel that cannot trace functions may refuse to say which there are.
+        // A kernel that cannot trace functions may refuse to list them.
         let is_there = |mount: &&str| match inside == Path::new(FUNCTIONS) {
             true => fs::File::open(Path::new(mount).join(FUNCTIONS)).is_ok(),
             false => is_readable(mount),
@@ -81,7 +82,7 @@ impl TraceFs {
         })
     }
 
-    /// Opens a file or directory to read.
+    /// Opens a file or directory for reading.
     pub(crate) fn open(&self, path: &[u8], flags: u64) -> Option<rustix::io::Result<OwnedFd>> {
         if flags & libc::O_ACCMODE as u64 != libc::O_RDONLY as u64 {
             return None;
@@ -97,7 +98,8 @@ impl TraceFs {
         ))
     }
 
-    /// Writes what a path below the root leads to, and what is above it.
+    /// Writes the file or directory that a path below the root leads to, and the directories above
+    /// it.
     fn write(&self, root: &Path, inside: &Path) -> io::Result<()> {
         let _lock = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let events = root.join("events");
@@ -119,7 +121,7 @@ impl TraceFs {
     }
 }
 
-/// The lists of events and of functions that can be probed, and a directory for each group.
+/// Writes the lists of events and of functions that can be probed, and a directory for each group.
 fn write_root(root: &Path) -> io::Result<()> {
     let all = GROUPS.into_iter().flat_map(Tracepoint::of_group);
     let lines = all.map(|tracepoint| format!("{}:{}\n", tracepoint.group(), tracepoint.name()));
@@ -139,7 +141,7 @@ fn write_root(root: &Path) -> io::Result<()> {
 fn write_event(events: &Path, tracepoint: Tracepoint) -> io::Result<()> {
     let directory = events.join(tracepoint.group()).join(tracepoint.name());
     let (id, format) = (directory.join("id"), directory.join("format"));
-    // The last that is written.
+    // This file is written last.
     if format.exists() {
         return Ok(());
     }

@@ -1,5 +1,6 @@
-//! The tracepoints that are served: on each system call and on all, before and after. Their names, numbers, and the text that
-//! says what their programs see.
+//! The tracepoints that are served: on each system call and on all of them, before and after.
+//!
+//! They have names, numbers, and a text that describes the context of their programs.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -15,7 +16,7 @@ use crate::tracefs::{MOUNTS, is_readable};
 /// A tracepoint on system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tracepoint {
-    /// `None`: all calls.
+    /// The call; `None` for all calls.
     pub(crate) call: Option<&'static SystemCall>,
     pub(crate) edge: Edge,
 }
@@ -23,10 +24,10 @@ pub(crate) struct Tracepoint {
 /// The groups: of all calls, and of each.
 pub(crate) const GROUPS: [&str; 2] = ["raw_syscalls", "syscalls"];
 
-/// The first of the numbers that are given where the kernel's cannot be read: far above those.
+/// The first number used where the kernel's cannot be read: far above the kernel's.
 const OWN_IDS: u32 = 0x0bee_0000;
 
-/// What the kernel lays out before each event's own fields.
+/// The fields that the kernel lays out before each event's own.
 const COMMON_FIELDS: &str = "\
 \tfield:unsigned short common_type;\toffset:0;\tsize:2;\tsigned:0;
 \tfield:unsigned char common_flags;\toffset:2;\tsize:1;\tsigned:0;
@@ -34,11 +35,11 @@ const COMMON_FIELDS: &str = "\
 \tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;
 ";
 
-/// Where the arguments or the result are.
+/// The offset of the arguments or the result.
 const ARGUMENTS_AT: u32 = 16;
 
 impl Tracepoint {
-    /// All of a group.
+    /// Returns all tracepoints of a group.
     pub(crate) fn of_group(group: &str) -> Vec<Self> {
         let both = |call| [Edge::Enter, Edge::Exit].map(|edge| Self { call, edge });
         match group {
@@ -82,7 +83,7 @@ impl Tracepoint {
         }
     }
 
-    /// Its number where the kernel's cannot be read.
+    /// Returns the number used where the kernel's cannot be read.
     pub(crate) fn own_id(&self) -> u32 {
         let call = self.call.map_or(0, |call| call.number + 1);
         OWN_IDS + 2 * call + u32::from(self.edge == Edge::Exit)
@@ -101,7 +102,8 @@ impl Tracepoint {
         Some(Self { call, edge })
     }
 
-    /// The bytes of context that a program on it may look at: to the end of the last field, as the kernel counts.
+    /// Returns the bytes of context that a program on it may look at: to the end of the last field,
+    /// as the kernel counts.
     pub(crate) fn context_end(&self) -> u32 {
         const RAW_ARGUMENTS: u32 = 6;
         let words = match (self.edge, self.call) {
@@ -114,12 +116,12 @@ impl Tracepoint {
         ARGUMENTS_AT + 8 * words
     }
 
-    /// The one that an event's program is attached to.
+    /// Returns the tracepoint that an event's program is attached to.
     pub(crate) fn of_point(point: &AttachPoint) -> Option<Self> {
         Self::of(point, CallContext::Tracepoint)
     }
 
-    /// The raw one that a program is attached to.
+    /// Returns the raw tracepoint that a program is attached to.
     pub(crate) fn of_raw(point: &AttachPoint) -> Option<Self> {
         Self::of(point, CallContext::RawTracepoint)
     }
@@ -141,7 +143,7 @@ impl Tracepoint {
         (context == wanted).then_some(Self { call, edge })
     }
 
-    /// What the backend is to attach to.
+    /// Returns the point that the backend is to attach to.
     pub(crate) fn point(&self) -> AttachPoint {
         AttachPoint::SystemCall {
             number: self.call.map(|call| call.number),
@@ -151,7 +153,7 @@ impl Tracepoint {
         }
     }
 
-    /// The file `format` in tracefs, as Linux 6.18 writes it.
+    /// Returns the text of the file `format` in tracefs, as Linux 6.18 writes it.
     pub(crate) fn format(&self, id: u32) -> String {
         let mut text = format!(
             "name: {}\nID: {id}\nformat:\n{COMMON_FIELDS}\n",
@@ -208,18 +210,18 @@ print fmt: \"NR %ld = %ld\", REC->id, REC->ret\n"
     }
 }
 
-/// The kernel's numbers of these tracepoints, which are others on each kernel.
+/// The kernel's numbers of these tracepoints, which differ between kernels.
 #[derive(Default)]
 pub(crate) struct KernelIds(OnceLock<HashMap<u64, Tracepoint>>);
 
 impl KernelIds {
-    /// The tracepoint of a number, where the kernel's tracefs can be read.
+    /// Returns the tracepoint with a number, where the kernel's tracefs can be read.
     pub(crate) fn find(&self, id: u64) -> Option<Tracepoint> {
         if let Some(known) = self.0.get() {
             return known.get(&id).copied();
         }
         let read = Self::read();
-        // It may be mounted later.
+        // The file system may be mounted later.
         if read.is_empty() {
             return None;
         }
@@ -276,7 +278,8 @@ mod tests {
         }
     }
 
-    /// The kernel's files, from tracefs mounted where nobody else sees it; `None` if it cannot be.
+    /// Returns the kernel's files, from tracefs mounted where nothing else sees it; `None` if it
+    /// cannot be mounted.
     fn kernels_formats() -> Option<String> {
         let script = "test -e /sys/kernel/tracing/events || mount -t tracefs nodev /sys/kernel/tracing; \
                       cd /sys/kernel/tracing/events && \

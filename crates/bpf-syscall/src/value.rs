@@ -1,4 +1,5 @@
-//! What a tool's type information says of a map's value: its size, and where the fields are that belong to the kernel.
+//! Reads the type information that a tool gives for a map's value: its size, and the places of the
+//! fields that belong to the kernel.
 
 use beeline_runtime::backend::SpecialFields;
 use beeline_runtime::btf::{Btf, Type, kind};
@@ -7,12 +8,12 @@ use beeline_uapi::{Errno, MapType};
 use crate::attr::MapCreate;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
-/// Structures within structures that are looked into.
+/// The depth to which structures within structures are searched.
 const DEEPEST: u32 = 32;
-/// Members that are looked at: structures may hold each other many times over.
+/// The number of members that are looked at: structures may hold each other many times over.
 const MOST_MEMBERS: u32 = 100_000;
 
-/// Checks the types of key and value as the kernel does; finds a lock and a timer in the value.
+/// Checks the types of key and value as the kernel does, and finds a lock and a timer in the value.
 pub(crate) fn check(data: &[u8], wanted: &MapCreate) -> Result<SpecialFields, Errno> {
     if wanted.btf_value_type == 0 {
         return Ok(SpecialFields::default());
@@ -39,7 +40,8 @@ pub(crate) fn check(data: &[u8], wanted: &MapCreate) -> Result<SpecialFields, Er
         found: SpecialFields::default(),
         members: MOST_MEMBERS,
     };
-    // A value that is wrong in this is one without such fields: its map is made, and no program may lock it.
+    // A value with errors in these fields counts as one without them: its map is made, and no
+    // program may lock it.
     let found = search.within(value, 0, DEEPEST);
     Ok(found.map_or_else(SpecialFields::default, |()| search.found))
 }
@@ -51,8 +53,8 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Looks through a structure, or a section of variables, that begins at an offset of the value. None for fields that
-    /// cannot be.
+    /// Searches a structure, or a section of variables, that begins at an offset of the value.
+    /// Returns `None` for impossible fields.
     fn within(&mut self, of: Type<'a>, start: u32, depth: u32) -> Option<()> {
         let depth = depth.checked_sub(1)?;
         let btf = self.btf;

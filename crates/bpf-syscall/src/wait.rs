@@ -1,9 +1,10 @@
 //! Mapping and waiting: `mmap`, `epoll_ctl`, `poll` and `select` on maps and perf rings.
 //!
-//! A ring's descriptor is its memory, and memory cannot be waited for. An epoll set gets the ring's eventfd instead,
-//! once. With `poll` and `select` the tool shows its descriptors at each call; before the kernel makes the call, the
-//! eventfd takes the memory's place under the same number, readable if the ring has something to read. The kernel does the
-//! waiting, so signals and time-outs are as ever. Should the tool map the descriptor again, it is the memory again.
+//! A ring's descriptor is its memory, and memory cannot be waited for. An epoll set gets the ring's
+//! eventfd instead, once. With `poll` and `select` the tool shows its descriptors at each call.
+//! Before the kernel makes the call, the eventfd takes the memory's place under the same number,
+//! readable if the ring has something to read. The kernel does the waiting, so signals and
+//! time-outs work as usual. If the tool maps the descriptor again, it becomes the memory again.
 
 use std::os::fd::AsFd;
 
@@ -22,9 +23,9 @@ const ENOTSUPP: Errno = Errno::ENOTSUPP;
 const PAGE: u64 = 4096;
 
 impl Handler<'_> {
-    /// `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a file. The kernel maps:
-    /// the descriptor is the memory itself. Only what the kernel would refuse of a map or ring is
-    /// refused.
+    /// `mmap(address, length, protection, flags, descriptor, offset)`, shared and of a file. The
+    /// kernel makes the mapping: the descriptor is the memory itself. Only mappings that the kernel
+    /// would refuse for a map or ring are refused.
     pub(crate) fn mmap(&self) -> Answer {
         let [_, length, protection, _, fd, offset] = self.args;
         self.make_mappable(fd as i32)?;
@@ -32,10 +33,10 @@ impl Handler<'_> {
             Ok(Some(Object::Map(map))) => {
                 let writes = protection & libc::PROT_WRITE as u64 != 0;
                 let mode = self.local.fds.mode(self.tid, fd as i32)?;
-                // Otherwise the kernel says EACCES, before it looks at what is to be mapped.
+                // Otherwise the kernel returns EACCES, before it looks at what is to be mapped.
                 if mode.read && (mode.write || !writes) {
                     may_map(&map, length, writes, offset)?;
-                    // To the kernel a mapping that can never be written to is not shared.
+                    // To the kernel, a mapping that can never be written is not shared.
                     if !mode.write {
                         return Err(EINVAL);
                     }
@@ -47,7 +48,7 @@ impl Handler<'_> {
         Ok(Reply::Continue)
     }
 
-    /// The tool's mapping of a perf event decides the ring's size: a control page and 2^n of data.
+    /// Sizes a ring by the tool's mapping of the perf event: a control page and 2^n of data.
     fn size_ring(&self, ring: &Ring, length: u64, offset: u64) -> Result<(), Errno> {
         let pages = (length / PAGE)
             .checked_sub(1)
@@ -61,8 +62,9 @@ impl Handler<'_> {
         })
     }
 
-    /// `epoll_ctl(epoll, operation, descriptor, event)`. A memory file cannot be waited for, so the object's
-    /// eventfd goes into the tool's own epoll set, which then wakes the tool without the supervisor.
+    /// `epoll_ctl(epoll, operation, descriptor, event)`. A memory file cannot be waited for, so the
+    /// object's eventfd goes into the tool's own epoll set, which then wakes the tool without the
+    /// supervisor.
     pub(crate) fn epoll_ctl(&self) -> Answer {
         let [epoll, operation, fd, event, ..] = self.args;
         let object = self.local.fds.find(self.tid, fd as i32);
@@ -89,9 +91,9 @@ impl Handler<'_> {
         Ok(Reply::Value(0))
     }
 
-    /// The tool's `struct epoll_event` (packed: u32 events, u64 data), made edge-triggered as
-    /// nobody reads the eventfd back. If it was ever written before it is added, it reports at
-    /// once.
+    /// Reads the tool's `struct epoll_event` (packed: u32 events, u64 data), made edge-triggered
+    /// because nothing reads the eventfd. If the eventfd was ever written before it is added, it
+    /// reports at once.
     fn epoll_event(&self, address: u64) -> Result<(EventData, EventFlags), Errno> {
         let mut bytes = [0; 12];
         self.memory.read(address, &mut bytes)?;
@@ -106,7 +108,7 @@ impl Handler<'_> {
         if !self.local.fds.has_rings() || count > MOST {
             return Ok(Reply::Continue);
         }
-        // What is wrong with the array, the kernel says.
+        // If the array is wrong, the kernel reports it.
         let entries = self.memory.bytes(fds, count as usize * POLLFD);
         for entry in entries.unwrap_or_default().chunks_exact(POLLFD) {
             self.make_waitable(u32_at(entry, 0) as i32)?;
@@ -114,7 +116,7 @@ impl Handler<'_> {
         Ok(Reply::Continue)
     }
 
-    /// `select(count, readable, ..)` and `pselect6`: the same with a bit for each descriptor.
+    /// `select(count, readable, ..)` and `pselect6`: like `poll`, with a bit for each descriptor.
     pub(crate) fn select(&self, count: u64, readable: u64) -> Answer {
         const MOST: u64 = 1 << 16;
         if !self.local.fds.has_rings() || count > MOST || readable == 0 {
@@ -133,7 +135,7 @@ impl Handler<'_> {
         Ok(Reply::Continue)
     }
 
-    /// If the descriptor is a ring's: makes it the eventfd, readable or not as the ring is.
+    /// Replaces a ring's descriptor by its eventfd, readable or not as the ring is.
     fn make_waitable(&self, fd: i32) -> Result<(), Errno> {
         let Ok(Some(object)) = self.local.fds.find(self.tid, fd) else {
             return Ok(());
@@ -150,16 +152,17 @@ impl Handler<'_> {
             self.listener
                 .replace(self.id, fd, wakeup.as_fd(), cloexec)?;
         }
-        // In this order: what comes in between is found by the look, or has written the eventfd again.
+        // The order matters: a record that arrives in between is found by the look, or has written
+        // the eventfd again.
         let mut count = [0; 8];
-        let _ = rustix::io::read(wakeup, &mut count); // Not blocking, and the count does not matter.
+        let _ = rustix::io::read(wakeup, &mut count); // Does not block; the count is unused.
         if self.local.backend.readable(id)? {
-            let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes()); // Fails when it is readable enough.
+            let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes()); // Fails only if readable already.
         }
         Ok(())
     }
 
-    /// If the descriptor is a ring's eventfd: makes it the memory again.
+    /// Replaces a ring's eventfd by the memory again.
     fn make_mappable(&self, fd: i32) -> Result<(), Errno> {
         if !self.local.fds.has_rings() {
             return Ok(());
@@ -176,8 +179,9 @@ impl Handler<'_> {
     }
 }
 
-/// As the kernel: ring buffers and mappable arrays only, no more than there is, and no writing to what is
-/// frozen, constant for programs, or another's side of a ring.
+/// Checks a mapping as the kernel does: ring buffers and mappable arrays only, no more than there
+/// is, and no writing to a map that is frozen or constant for programs, or to the other side of a
+/// ring.
 fn may_map(map: &Map, length: u64, writes: bool, offset: u64) -> Result<(), Errno> {
     let spec = &map.spec;
     let ring = is_ring_buffer(spec.map_type);
