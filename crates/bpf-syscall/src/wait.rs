@@ -157,7 +157,7 @@ impl Handler<'_> {
         let mut count = [0; 8];
         let _ = rustix::io::read(wakeup, &mut count); // Does not block; the count is unused.
         if self.local.backend.readable(id)? {
-            let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes()); // Fails only if readable already.
+            let _ = rustix::io::write(wakeup, &1u64.to_ne_bytes()); // Fails only if readable.
         }
         Ok(())
     }
